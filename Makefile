@@ -1,0 +1,45 @@
+# Every target works on a machine with only python3, venv and pip; all of them share one .venv.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+# One stamp for each set of requirements, so that a second `make test` installs nothing.
+STAMPS := $(VENV)/.stamps
+INPUTS := pyproject.toml constraints.txt
+# pytest-xdist: one process a core, and torch may not start threads of its own in each of them.
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: demo test install lint bench clean
+
+demo: $(STAMPS)/run
+	$(BIN)/pbmvfl train digits
+
+test: $(STAMPS)/test
+	$(BIN)/python -m pytest -n auto --dist loadgroup
+
+install: $(STAMPS)/dev
+
+lint: $(STAMPS)/dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(STAMPS)/run
+	$(BIN)/python -m benchmarks
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache
+
+$(STAMPS)/run: $(INPUTS)
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	mkdir -p $(STAMPS) && touch $@
+
+$(STAMPS)/test: $(INPUTS)
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[test]"
+	mkdir -p $(STAMPS) && touch $@ $(STAMPS)/run
+
+$(STAMPS)/dev: $(INPUTS)
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[test,dev]"
+	mkdir -p $(STAMPS) && touch $@ $(STAMPS)/run $(STAMPS)/test

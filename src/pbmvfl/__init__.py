@@ -1,0 +1,1 @@
+"""Vertical federated learning with the Poisson binomial mechanism."""

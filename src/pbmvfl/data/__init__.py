@@ -1,0 +1,1 @@
+"""Aligned rows, columns split over the parties, labels at the server."""

@@ -1,0 +1,1 @@
+"""What a run costs in privacy. Imports neither torch nor anything that trains."""
