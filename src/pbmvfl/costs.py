@@ -1,0 +1,65 @@
+"""The bytes of a run, predicted exactly from the plan and measured on the way."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+from pbmvfl.data.schedule import Schedule
+from pbmvfl.plan import Plan
+from pbmvfl.secagg.keys import KEY_BYTES, NONCE_BYTES, SIGNATURE_BYTES
+from pbmvfl.wire.codecs import codec_for
+from pbmvfl.wire.messages import HEADER_BYTES
+from pbmvfl.wire.payloads import payload_format
+
+HASH_BYTES = 32
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes between the parties and the server; every party's copy of a message to all of them counts."""
+
+    bytes_setup: int = 0
+    bytes_up: int = 0
+    bytes_down: int = 0
+    rounds: int = 0
+
+    def __add__(self, other: Traffic) -> Traffic:
+        return Traffic(
+            self.bytes_setup + other.bytes_setup,
+            self.bytes_up + other.bytes_up,
+            self.bytes_down + other.bytes_down,
+            self.rounds + other.rounds,
+        )
+
+    @property
+    def total(self) -> int:
+        return self.bytes_setup + self.bytes_up + self.bytes_down
+
+    def to_dict(self) -> dict[str, int]:
+        return asdict(self)
+
+
+def predicted_traffic(plan: Plan) -> Traffic:
+    """What an undisturbed run of this plan moves, to the byte."""
+    schedule, payload, codec = Schedule(plan), payload_format(plan), codec_for(plan.gradient_codec)
+    parties = plan.num_parties
+    hello = HEADER_BYTES + HASH_BYTES + NONCE_BYTES
+    nonces = HEADER_BYTES + HASH_BYTES + parties * NONCE_BYTES
+    key = HEADER_BYTES + KEY_BYTES + SIGNATURE_BYTES
+    keys = HEADER_BYTES + parties * (KEY_BYTES + SIGNATURE_BYTES)
+    up = down = 0
+    epochs = [plan.num_epochs] * plan.rounds_per_epoch + [1] * plan.num_prediction_rounds
+    numbers = [*range(plan.rounds_per_epoch), *range(plan.num_rounds, len(schedule))]
+    for number, times in zip(numbers, epochs, strict=True):
+        rows = schedule.num_rows(number)
+        up += times * (HEADER_BYTES + payload.num_bytes(rows * plan.embedding_dim))
+        down += times * HEADER_BYTES  # asking for the round
+        if number < plan.num_rounds:
+            down += times * codec.num_bytes(rows, plan.embedding_dim)
+    down += plan.num_epochs * HEADER_BYTES  # the last gradient of an epoch travels alone
+    return Traffic(
+        bytes_setup=parties * (hello + nonces + key + keys),
+        bytes_up=parties * up,
+        bytes_down=parties * down,
+        rounds=len(schedule),
+    )

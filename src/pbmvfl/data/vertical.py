@@ -1,0 +1,233 @@
+"""Rows that every party shares, columns that each holds alone, and labels that only the server has.
+
+Shapes: N rows, M parties. Party m's features are one array (N, *shape_m); row i is the same person, picture or
+object in each of the M arrays. How a whole table or picture is cut into M parts is its *layout*, so that a data set
+can be cut again for another number of parties.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from pbmvfl.errors import DataError
+
+#: columns: contiguous blocks of a table. digits: 8x8 pictures as 64 columns. quadrants: (N, channels, H, W) pictures.
+#: views: (N, views, H, W) pictures of one object. assigned: the owner said who holds which column.
+Layout = Literal["columns", "digits", "quadrants", "views", "assigned"]
+
+Array = npt.NDArray[Any]
+
+_DIGIT_SIDE = 8
+_QUADRANTS = 4
+
+
+def require_party_count(num_parties: int) -> None:
+    """At least two parties: with one there is nobody to hide a value from, and a sum over parties hides nothing."""
+    if isinstance(num_parties, bool) or not isinstance(num_parties, int | np.integer) or num_parties < 2:
+        raise DataError(f"num_parties={num_parties!r} is not permitted; give an integer of at least 2")
+
+
+def column_blocks(layout: Layout, num_columns: int, num_parties: int) -> tuple[npt.NDArray[np.int64], ...]:
+    """The column numbers of each party: together they are 0..num_columns-1, each exactly once."""
+    require_party_count(num_parties)
+    if num_parties > num_columns:
+        raise DataError(
+            f"num_parties={num_parties} is more than the {num_columns} columns; "
+            f"each party needs one, so give 2 to {num_columns} parties"
+        )
+    columns = np.arange(num_columns, dtype=np.int64)
+    if layout == "digits" and num_parties == _QUADRANTS and num_columns == _DIGIT_SIDE**2:
+        picture = columns.reshape(1, 1, _DIGIT_SIDE, _DIGIT_SIDE)
+        return tuple(quadrant.reshape(-1) for quadrant in picture_quadrants(picture))
+    return tuple(np.array_split(columns, num_parties))
+
+
+def picture_quadrants(pictures: Array) -> tuple[Array, ...]:
+    """(N, channels, H, W) as four (N, channels, H/2, W/2): top left, top right, bottom left, bottom right."""
+    if pictures.ndim != 4 or pictures.shape[2] % 2 or pictures.shape[3] % 2:
+        raise DataError(
+            f"pictures of shape={pictures.shape} have no quadrants; give (N, channels, H, W) with even H and W"
+        )
+    top, left = pictures.shape[2] // 2, pictures.shape[3] // 2
+    rows, columns = (slice(None, top), slice(top, None)), (slice(None, left), slice(left, None))
+    return tuple(np.ascontiguousarray(pictures[:, :, r, c]) for r in rows for c in columns)
+
+
+def split_whole(whole: Array, *, layout: Layout, num_parties: int) -> tuple[Array, ...]:
+    """One array over all columns, views or pixels, cut into one array per party."""
+    require_party_count(num_parties)
+    if layout in ("columns", "digits"):
+        blocks = column_blocks(layout, whole.shape[1], num_parties)
+        return tuple(np.ascontiguousarray(whole[:, block]) for block in blocks)
+    if layout == "quadrants":
+        require_four_parties(num_parties)
+        return picture_quadrants(whole)
+    if layout == "views":
+        views = whole.shape[1]
+        if views % num_parties:
+            permitted = ", ".join(str(count) for count in range(2, views + 1) if views % count == 0)
+            raise DataError(
+                f"num_parties={num_parties} does not divide the {views} views; each party holds as many "
+                f"views as any other, so give one of {permitted}"
+            )
+        return tuple(np.ascontiguousarray(part) for part in np.split(whole, num_parties, axis=1))
+    raise DataError(
+        "the columns were assigned to the parties explicitly, so they cannot be split again; "
+        "load the table with another assignment instead"
+    )
+
+
+def require_four_parties(num_parties: int) -> None:
+    if num_parties != _QUADRANTS:
+        raise DataError(
+            f"num_parties={num_parties} is not permitted for pictures: each party holds one quadrant, "
+            f"so only num_parties={_QUADRANTS} is possible"
+        )
+
+
+def _join_parts(parts: Sequence[Array], layout: Layout) -> Array:
+    """The inverse of `split_whole` for tables and views."""
+    if layout == "views":
+        return np.concatenate(parts, axis=1)
+    whole = np.concatenate(parts, axis=1)
+    order = np.concatenate(column_blocks(layout, whole.shape[1], len(parts)))
+    return whole[:, np.argsort(order)]
+
+
+def numbered_parties(num_parties: int) -> tuple[str, ...]:
+    return tuple(f"party-{index}" for index in range(num_parties))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class VerticalDataset:
+    """Aligned training and test rows, one feature array per party, labels for the server.
+
+    Nothing in it was learned from private values: features are as their owners hold them, or scaled by public ranges.
+    """
+
+    name: str
+    party_names: tuple[str, ...]
+    train_features: tuple[Array, ...]
+    test_features: tuple[Array, ...]
+    train_labels: npt.NDArray[np.int64]
+    test_labels: npt.NDArray[np.int64]
+    class_names: tuple[str, ...]
+    default_encoder: str
+    layout: Layout = "assigned"
+    #: What a reader should know about these values, in whole sentences.
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if len(self.party_names) < 2:
+            raise DataError(f"{self._this}: {len(self.party_names)} parties; at least 2 are needed")
+        if len(set(self.party_names)) < len(self.party_names) or not all(self.party_names):
+            raise DataError(f"{self._this}: party_names={self.party_names} must be different and not empty")
+        if len(self.class_names) < 2:
+            raise DataError(f"{self._this}: class_names={self.class_names}; at least 2 classes are needed")
+        self._check_split("train", self.train_features, self.train_labels)
+        self._check_split("test", self.test_features, self.test_labels)
+        for party, train, test in zip(self.party_names, self.train_features, self.test_features, strict=True):
+            if train.shape[1:] != test.shape[1:] or train.dtype != test.dtype:
+                raise DataError(
+                    f"{self._this}, party={party!r}: training rows are {train.dtype}{train.shape[1:]} and test rows "
+                    f"{test.dtype}{test.shape[1:]}; both splits need the same columns and type"
+                )
+
+    @property
+    def num_parties(self) -> int:
+        return len(self.party_names)
+
+    @property
+    def num_samples(self) -> int:
+        return len(self.train_labels)
+
+    @property
+    def num_test_samples(self) -> int:
+        return len(self.test_labels)
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.class_names)
+
+    def split_features(self, *, num_parties: int) -> VerticalDataset:
+        """The same rows with the columns cut for another number of parties."""
+        require_party_count(num_parties)
+        if self.layout == "assigned":
+            raise DataError(
+                f"{self._this}: the columns were assigned to {', '.join(self.party_names)} explicitly, so they cannot "
+                f"be split again over num_parties={num_parties}; load the table with another assignment instead"
+            )
+        if self.layout == "quadrants":
+            require_four_parties(num_parties)
+        if num_parties == self.num_parties:
+            return self
+        train, test = (_join_parts(parts, self.layout) for parts in (self.train_features, self.test_features))
+        return replace(
+            self,
+            party_names=numbered_parties(num_parties),
+            train_features=split_whole(train, layout=self.layout, num_parties=num_parties),
+            test_features=split_whole(test, layout=self.layout, num_parties=num_parties),
+        )
+
+    @property
+    def _this(self) -> str:
+        return f"dataset={self.name!r}"
+
+    def _check_split(self, split: str, features: tuple[Array, ...], labels: Array) -> None:
+        if len(features) != len(self.party_names):
+            raise DataError(
+                f"{self._this}: {len(features)} arrays of {split} features for {len(self.party_names)} parties; "
+                "give one array per party"
+            )
+        num_rows = self._check_labels(split, labels)
+        for party, array in zip(self.party_names, features, strict=True):
+            where = f"{self._this}, party={party!r}, {split} features"
+            if not isinstance(array, np.ndarray) or array.dtype not in (np.float32, np.uint8):
+                kind = array.dtype if isinstance(array, np.ndarray) else type(array).__name__
+                raise DataError(f"{where}: dtype={kind}; give a numpy array of float32, or uint8 for pictures")
+            if array.ndim < 2 or 0 in array.shape[1:]:
+                raise DataError(f"{where}: shape={array.shape} has no columns; each party needs at least one")
+            if len(array) != num_rows:
+                raise DataError(
+                    f"{where}: {len(array)} rows, but there are {num_rows} labels; "
+                    "row i must be the same row at every party and in the labels"
+                )
+            if array.dtype == np.float32:
+                _require_finite(array, where)
+
+    def _check_labels(self, split: str, labels: Array) -> int:
+        where = f"{self._this}, {split} labels"
+        if labels is None or not isinstance(labels, np.ndarray) or labels.ndim != 1:
+            raise DataError(f"{where} are missing or not one-dimensional; give a numpy array of int64, one per row")
+        if labels.dtype == object or np.issubdtype(labels.dtype, np.floating):
+            missing = np.flatnonzero([label is None or label != label for label in labels.tolist()])
+            if len(missing):
+                raise DataError(f"{where}: row={missing[0]} (counted from 0) has no label; every row needs one")
+        if labels.dtype != np.int64:
+            raise DataError(f"{where}: dtype={labels.dtype}; give int64 class numbers")
+        if not len(labels):
+            raise DataError(f"{where}: there are no rows; at least one is needed")
+        outside = np.flatnonzero((labels < 0) | (labels >= self.num_classes))
+        if len(outside):
+            raise DataError(
+                f"{where}: row={outside[0]} (counted from 0) has label={labels[outside[0]]}; "
+                f"permitted are 0 to {self.num_classes - 1}"
+            )
+        return len(labels)
+
+
+def _require_finite(array: Array, where: str) -> None:
+    finite = np.isfinite(array)
+    if finite.all():
+        return
+    row, *column = (int(index) for index in np.argwhere(~finite)[0])
+    position = column[0] if len(column) == 1 else tuple(column)
+    raise DataError(
+        f"{where}: row={row}, column={position} (counted from 0) is NaN or infinite; "
+        "every value must be a finite number, so leave the row out or fill it in before loading"
+    )

@@ -1,0 +1,87 @@
+"""The Poisson binomial mechanism, in integers.
+
+    p = 1/2 + beta * x / C        success probability of one coordinate x in [-C, C]
+    q ~ Binomial(b, p)            what a party adds to the sum
+    h~ = C / (beta * b) * (sum of q - b * M / 2)
+
+p and beta are integers in units of 1/65536, and the sampler compares integers, so the account's worst case (p at
+1/2 -+ beta exactly) holds for the program and not only for real numbers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from pbmvfl.errors import NonFiniteError
+from pbmvfl.mechanisms import kernels
+from pbmvfl.mechanisms.entropy import Entropy
+from pbmvfl.privacy.events import PROBABILITY_ONE, PoissonBinomialRelease, fixed_point_beta
+
+#: Random bytes drawn at a time: they stay in the second-level cache between the cipher and the comparison.
+_BLOCK_BYTES = 1 << 19
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoissonBinomial:
+    """One party's mechanism and the server's estimator for it."""
+
+    num_trials: int
+    beta: float
+    bound: float
+    num_parties: int
+    embedding_dim: int
+    _random: list[npt.NDArray[np.uint16]] = field(default_factory=list, init=False, repr=False, compare=False)
+
+    @property
+    def event(self) -> PoissonBinomialRelease:
+        """What one row's release is, for the account."""
+        return PoissonBinomialRelease(
+            num_trials=self.num_trials,
+            beta=self.beta,
+            num_parties=self.num_parties,
+            embedding_dim=self.embedding_dim,
+        )
+
+    @property
+    def variance_upper_bound(self) -> float:
+        """Of one coordinate of the estimated sum, whatever the embeddings are: C^2 M / (4 beta^2 b)."""
+        return self.bound**2 * self.num_parties / (4 * self._true_beta**2 * self.num_trials)
+
+    @property
+    def _true_beta(self) -> float:
+        return fixed_point_beta(self.beta) / PROBABILITY_ONE
+
+    def randomize(self, embedding: npt.NDArray[np.float32], entropy: Entropy) -> npt.NDArray[np.uint16]:
+        """A fresh q for every value of the embedding. NaN and infinity raise; they never become a probability."""
+        values = np.ascontiguousarray(embedding, dtype=np.float32).reshape(-1)
+        num_trials = self.num_trials
+        beta_16 = fixed_point_beta(self.beta)
+        scale = np.float32(beta_16 / self.bound)
+        counts = np.empty(values.size, dtype=np.uint16)
+        step = max(1, _BLOCK_BYTES // (2 * num_trials))
+        random = self._buffer(min(step, values.size) * num_trials)
+        for start in range(0, values.size, step):
+            part = values[start : start + step]
+            drawn = random[: part.size * num_trials]
+            entropy.fill(drawn)
+            if not kernels.count_successes(part, scale, beta_16, num_trials, drawn, counts[start : start + step]):
+                raise NonFiniteError(
+                    "the embedding holds NaN or infinity, so nothing was released; "
+                    "check the learning rate and the columns"
+                )
+        return counts.reshape(embedding.shape)
+
+    def _buffer(self, size: int) -> npt.NDArray[np.uint16]:
+        # A fresh 50 kB array every round costs page faults; the buffer is reused and holds only spent randomness.
+        if not self._random or self._random[0].size < size:
+            self._random[:] = [np.empty(size, dtype=np.uint16)]
+        return self._random[0]
+
+    def estimate(self, quantized_sum: npt.NDArray[np.uint16]) -> npt.NDArray[np.float32]:
+        """The unbiased estimate of the sum of the embeddings."""
+        scale = self.bound * PROBABILITY_ONE / (fixed_point_beta(self.beta) * self.num_trials)
+        centre = self.num_trials * self.num_parties / 2
+        return ((quantized_sum.astype(np.float32) - np.float32(centre)) * np.float32(scale)).astype(np.float32)

@@ -1,0 +1,73 @@
+"""Whose values an epsilon protects, from whom, and how the releases behind it were counted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from pbmvfl.errors import PlanError
+
+
+class Unit(StrEnum):
+    """What may be replaced between two neighbouring data sets. Labels are the same in both."""
+
+    CELL = "cell"
+    """One party's values of one row."""
+    RECORD = "record"
+    """One row, at every party that is not on the adversary's side."""
+    PARTY = "party"
+    """All of one party's values, in every row."""
+
+
+class Accounting(StrEnum):
+    """Which releases are charged to a unit."""
+
+    PAPER = "paper"
+    """Only the releases of the unit's own rows. Not a proof: weights trained on them carry them into other rows."""
+    STRICT = "strict"
+    """Every release that can depend on the unit: a theorem under the conditions printed with the number."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adversary:
+    """Who looks. A party knows what it added, so the noise of M - colluding_parties parties counts, whether or not
+    the server is on the same side."""
+
+    server: bool = True
+    colluding_parties: int = 0
+
+    def __post_init__(self) -> None:
+        if self.colluding_parties < 0:
+            raise PlanError(f"colluding_parties={self.colluding_parties}; permitted: 0 or more.")
+        if not self.server and self.colluding_parties == 0:
+            raise PlanError(
+                "server=False with colluding_parties=0 is nobody; permitted: server=True, or colluding_parties of 1 "
+                "or more (one curious party is colluding_parties=1)."
+            )
+
+    @property
+    def role(self) -> str:
+        """The word used in tables: "server" (alone or with parties) or "party" (without the server)."""
+        return "server" if self.server else "party"
+
+    def honest_parties(self, num_parties: int) -> int:
+        """Parties whose noise counts: M - t, at least one."""
+        if num_parties < 1:
+            raise PlanError(f"num_parties={num_parties}; permitted: 1 or more.")
+        if self.colluding_parties > num_parties - 1:
+            raise PlanError(
+                f"colluding_parties={self.colluding_parties} with num_parties={num_parties}; permitted: 0 to "
+                f"{num_parties - 1}: at least one party must be left to protect."
+            )
+        return num_parties - self.colluding_parties
+
+    def __str__(self) -> str:
+        t = self.colluding_parties
+        parties = f"{t} {'party' if t == 1 else 'parties'}"
+        if not self.server:
+            return parties
+        return "server" if t == 0 else f"server + {parties}"
+
+
+SERVER = Adversary()
+CURIOUS_PARTY = Adversary(server=False, colluding_parties=1)

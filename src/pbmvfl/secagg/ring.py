@@ -1,0 +1,47 @@
+"""The ring Z/2^k in which parties' integers are masked and summed.
+
+Over the integers a mask leaks at the edges: the largest possible y gives q away. In a ring a uniform mask makes y
+uniform whatever q is, and k = ceil(log2(b*M + 1)) bits hold every possible sum.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+
+@dataclass(frozen=True)
+class Ring:
+    """Integers modulo 2^bits, held in the smallest native type, whose own wrap-around does most of the reduction."""
+
+    bits: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.bits <= 16:
+            raise ValueError(f"bits={self.bits} must be in 1..16")
+
+    @classmethod
+    def for_sums_up_to(cls, largest: int) -> Ring:
+        """The smallest ring in which 0..largest are all different."""
+        return cls(largest.bit_length())
+
+    @property
+    def dtype(self) -> type[np.uint8] | type[np.uint16]:
+        return np.uint8 if self.bits <= 8 else np.uint16
+
+    @property
+    def itemsize(self) -> int:
+        return 1 if self.bits <= 8 else 2
+
+    def reduce(self, values: npt.NDArray[np.uint16]) -> npt.NDArray[np.uint16]:
+        """Modulo 2^bits, in place."""
+        values &= np.uint16((1 << self.bits) - 1)
+        return values
+
+    def add(self, values: npt.NDArray[Any], mask: npt.NDArray[Any]) -> npt.NDArray[np.uint16]:
+        """values + mask in the ring."""
+        total = np.add(values.reshape(-1), mask, dtype=np.uint16)
+        return self.reduce(total)

@@ -1,0 +1,104 @@
+"""The header that every message carries, and how a message is read back.
+
+    offset  bytes  field
+    0       4      magic "PBMV"
+    4       1      protocol version
+    5       1      message kind
+    6       2      sender: party index, or 65535 for the server
+    8       8      run: chosen by the server, the same after a resume
+    16      16     session: new at every start (zeros before it is agreed)
+    32      4      round number
+    36      4      payload length in bytes
+    40      1      round kind (0 outside rounds)
+    41      1      flags: 1 = the payload is a gradient
+    42      2      zero
+
+All integers are little-endian. The payload follows and its length must be exact.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+
+from pbmvfl.errors import TruncatedMessage, WrongVersion
+from pbmvfl.plan import PROTOCOL_VERSION
+
+_HEADER = struct.Struct("<4sBBH8s16sIIBBH")
+_MAGIC = b"PBMV"
+HEADER_BYTES = _HEADER.size
+SERVER = 0xFFFF
+NO_SESSION = bytes(16)
+NO_RUN = bytes(8)
+_CARRIES_GRADIENT = 1
+
+
+class MessageKind(IntEnum):
+    HELLO = 1  #: party: plan hash and nonce
+    NONCES = 2  #: server: plan hash and every party's nonce
+    KEY = 3  #: party: signed session key
+    KEYS = 4  #: server: every party's signed session key
+    ROUND = 5  #: server: asks for a round; carries the gradient of the one before
+    EMBEDDING = 6  #: party: its masked embedding
+    UPDATE = 7  #: server: a gradient alone, at the end of an epoch; no answer
+
+
+@dataclass(frozen=True)
+class Message:
+    """One message between a party and the server."""
+
+    kind: MessageKind
+    sender: int
+    run_id: bytes = NO_RUN
+    session_id: bytes = NO_SESSION
+    round_number: int = 0
+    round_kind: int = 0
+    carries_gradient: bool = False
+    payload: bytes | memoryview = b""
+
+    def to_bytes(self) -> bytes:
+        header = _HEADER.pack(
+            _MAGIC,
+            PROTOCOL_VERSION,
+            self.kind,
+            self.sender,
+            self.run_id,
+            self.session_id,
+            self.round_number,
+            len(self.payload),
+            self.round_kind,
+            _CARRIES_GRADIENT if self.carries_gradient else 0,
+            0,
+        )
+        return b"".join((header, self.payload))
+
+    @classmethod
+    def from_bytes(cls, data: bytes | memoryview) -> Message:
+        """Read a message, or refuse it. The payload is a view, not a copy."""
+        if len(data) < HEADER_BYTES:
+            raise TruncatedMessage(f"length={len(data)}: a message has at least {HEADER_BYTES} bytes")
+        magic, version, kind, sender, run, session, number, length, round_kind, flags, zero = _HEADER.unpack_from(data)
+        if magic != _MAGIC:
+            raise WrongVersion(f"magic={magic!r}: not a pbmvfl message (they begin with {_MAGIC!r})")
+        if version != PROTOCOL_VERSION:
+            raise WrongVersion(
+                f"version={version}: this program speaks version {PROTOCOL_VERSION}; update the older one"
+            )
+        if len(data) != HEADER_BYTES + length:
+            raise TruncatedMessage(f"length={len(data)}: the header announces {HEADER_BYTES + length} bytes")
+        if kind not in _KINDS or flags not in (0, _CARRIES_GRADIENT) or zero:
+            raise WrongVersion(f"kind={kind}, flags={flags}: unknown in protocol version {PROTOCOL_VERSION}")
+        return cls(
+            kind=MessageKind(kind),
+            sender=sender,
+            run_id=run,
+            session_id=session,
+            round_number=number,
+            round_kind=round_kind,
+            carries_gradient=bool(flags),
+            payload=memoryview(data)[HEADER_BYTES:],
+        )
+
+
+_KINDS = frozenset(MessageKind)

@@ -1,0 +1,71 @@
+"""k-bit integers one after the other, without gaps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pbmvfl.compiled import compiled
+
+
+def packed_bytes(count: int, bits: int) -> int:
+    """Exactly how many bytes `count` values of `bits` bits take."""
+    return (count * bits + 7) // 8
+
+
+def pack(values: npt.NDArray[Any], bits: int) -> bytes:
+    """The low `bits` bits of every value, least significant bit first."""
+    flat = values.reshape(-1)
+    if bits == 8:
+        return flat.astype(np.uint8).tobytes()
+    packed = np.empty(packed_bytes(flat.size, bits), dtype=np.uint8)
+    _pack(flat, bits, packed)
+    return packed.tobytes()
+
+
+def add_packed(payload: bytes | memoryview, bits: int, totals: npt.NDArray[np.uint16]) -> None:
+    """Add every packed value to its total, wrapping at 2^16."""
+    source = np.frombuffer(payload, dtype=np.uint8)
+    if bits == 8:
+        np.add(totals, source, out=totals)
+    else:
+        _unpack_add(source, bits, totals)
+
+
+@compiled
+def _pack(values: Any, bits: Any, packed: Any) -> None:
+    """Write the low `bits` bits of each value one after the other, least significant bit first."""
+    pending = np.uint64(0)
+    held = np.uint64(0)
+    width = np.uint64(bits)
+    position = 0
+    for i in range(values.size):
+        pending |= np.uint64(values[i]) << held
+        held += width
+        while held >= np.uint64(8):
+            packed[position] = np.uint8(pending & np.uint64(255))
+            pending >>= np.uint64(8)
+            held -= np.uint64(8)
+            position += 1
+    if held > np.uint64(0):
+        packed[position] = np.uint8(pending & np.uint64(255))
+
+
+@compiled
+def _unpack_add(packed: Any, bits: Any, totals: Any) -> None:
+    """Add each packed `bits`-bit value to its total (wrapping in the totals' own type)."""
+    pending = np.uint64(0)
+    held = np.uint64(0)
+    width = np.uint64(bits)
+    low = (np.uint64(1) << width) - np.uint64(1)
+    position = 0
+    for i in range(totals.size):
+        while held < width:
+            pending |= np.uint64(packed[position]) << held
+            held += np.uint64(8)
+            position += 1
+        totals[i] += pending & low
+        pending >>= width
+        held -= width

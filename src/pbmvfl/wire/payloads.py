@@ -1,0 +1,73 @@
+"""What one party sends in a round, as the plan has it: k-bit integers, or float32 for the mechanisms in clear."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from pbmvfl.plan import MechanismName, Plan
+from pbmvfl.secagg.ring import Ring
+from pbmvfl.wire.packing import add_packed, pack, packed_bytes
+
+
+class PayloadFormat(Protocol):
+    def num_bytes(self, count: int) -> int:
+        """Exactly how long the payload for `count` values is."""
+
+    def encode(self, values: npt.NDArray[Any]) -> bytes: ...
+
+    def total(self, payloads: Sequence[bytes | memoryview], count: int) -> npt.NDArray[Any]:
+        """The sum over the parties, in the order of their indices."""
+
+
+class PackedIntegers:
+    """Ring elements of k bits each. The sum is reduced into the ring, where it equals the sum of the integers."""
+
+    def __init__(self, *, bits: int, ring: Ring) -> None:
+        self.bits = bits
+        self.ring = ring
+
+    def num_bytes(self, count: int) -> int:
+        return packed_bytes(count, self.bits)
+
+    def encode(self, values: npt.NDArray[Any]) -> bytes:
+        return pack(values, self.bits)
+
+    def total(self, payloads: Sequence[bytes | memoryview], count: int) -> npt.NDArray[np.uint16]:
+        totals = np.zeros(count, dtype=np.uint16)
+        for payload in payloads:
+            add_packed(payload, self.bits, totals)
+        return self.ring.reduce(totals)
+
+
+class Floats:
+    """float32 in clear, for studies."""
+
+    def num_bytes(self, count: int) -> int:
+        return 4 * count
+
+    def encode(self, values: npt.NDArray[Any]) -> bytes:
+        return values.astype("<f4", copy=False).tobytes()
+
+    def total(self, payloads: Sequence[bytes | memoryview], count: int) -> npt.NDArray[np.float32]:
+        totals = np.zeros(count, dtype=np.float32)
+        for payload in payloads:
+            totals += np.frombuffer(payload, dtype="<f4")
+        return totals
+
+
+def sum_ring(plan: Plan) -> Ring:
+    """The ring that holds every possible sum of the plan's quantised values."""
+    return Ring.for_sums_up_to(plan.num_trials * plan.num_parties)
+
+
+def payload_format(plan: Plan) -> PayloadFormat:
+    if plan.mechanism is not MechanismName.PBM:
+        return Floats()
+    ring = sum_ring(plan)
+    # Without masks a party's value is at most b, and needs only the bits of b.
+    bits = ring.bits if plan.secure_aggregation else plan.num_trials.bit_length()
+    return PackedIntegers(bits=bits, ring=ring)
