@@ -147,9 +147,7 @@ class Plan:
         if not 0 <= self.momentum < 1:
             raise PlanError(f"momentum={self.momentum:g} must be in [0, 1)")
         if self.momentum and self.optimizer is not OptimizerName.SGD:
-            raise PlanError(
-                f"momentum={self.momentum:g} goes with optimizer=sgd; optimizer={self.optimizer} has its own"
-            )
+            raise PlanError(f"momentum={self.momentum:g} goes with optimizer=sgd, not optimizer={self.optimizer}")
         if self.evaluation is Evaluation.RELEASED and self.num_test_samples < 1:
             raise PlanError(
                 f"evaluation=released needs num_test_samples of at least 1, got {self.num_test_samples}; "

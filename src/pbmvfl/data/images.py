@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import tarfile
+import uuid
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -171,7 +172,7 @@ def _prepare(images: Sequence[tuple[str, Path]], target: Path, *, image_size: in
     paths = [target.with_name(f"{target.name}-{index}.npy") for index in range(4)]
     if not all(path.is_file() for path in paths):
         shape = (len(images), 3, half, half)
-        parts = [path.with_suffix(".npy.part") for path in paths]
+        parts = [path.with_name(f".{path.name}.{uuid.uuid4().hex}.part") for path in paths]
         try:
             quadrants = [np.lib.format.open_memmap(p, mode="w+", dtype=np.uint8, shape=shape) for p in parts]
             with (

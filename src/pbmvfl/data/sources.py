@@ -7,6 +7,7 @@ import os
 import sys
 import tempfile
 import urllib.request
+import uuid
 import warnings
 import zipfile
 import zlib
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
 
 import numpy as np
 import numpy.typing as npt
@@ -85,9 +87,7 @@ def written_at_once(target: Path) -> Iterator[Path]:
 
     A reader sees the whole file or none: an interrupted download never looks like a finished one.
     """
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part")
-    os.close(handle)
-    part = Path(name)
+    part = target.with_name(f".{target.name}.{uuid.uuid4().hex}.part")  # another process may be at it, too
     try:
         yield part
         os.replace(part, target)
@@ -168,6 +168,8 @@ def fetch(archive: Archive, *, progress: bool) -> Path:
                 advance(len(chunk))
             _check_archive(archive, received, digest.hexdigest())
     except (OSError, HTTPException) as error:
+        if isinstance(error, HTTPError):
+            error.close()  # it is also the open answer
         where = f"{archive.dataset}/{archive.file_name}"
         raise unavailable(archive.dataset, files=where, url=archive.url, reason=error) from error
     return target
@@ -197,15 +199,16 @@ def fetch_openml_table(
     from sklearn.datasets import fetch_openml
 
     try:
-        with warnings.catch_warnings():
+        # In a folder of its own the file is fetched once, so that the bytes checked are the bytes read.
+        with tempfile.TemporaryDirectory() as home, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a warning for every retry; the outcome is reported below, once
-            bunch = fetch_openml(data_id=data_id, as_frame=False, parser="liac-arff", cache=False, n_retries=1)
+            bunch = fetch_openml(data_id=data_id, as_frame=False, parser="liac-arff", data_home=home, n_retries=1)
         features = np.array(bunch.data, dtype=np.float64)
         for column, name in enumerate(bunch.feature_names):
             if categories := (bunch.categories or {}).get(name):
                 spelled = np.array([float(category) for category in categories])
                 features[:, column] = spelled[features[:, column].astype(np.int64)]
         return features, np.asarray(bunch.target).astype(np.float64).astype(np.int64)
-    except (OSError, HTTPException, ValueError, IndexError) as error:
+    except (OSError, HTTPException, ValueError, LookupError) as error:
         url = f"https://www.openml.org/d/{data_id}"
         raise unavailable(dataset, files=files, url=url, reason=error) from error

@@ -81,7 +81,7 @@ class SystemEntropy:
         self._left = _BYTES_PER_KEY
 
     def fill(self, buffer: npt.NDArray[Any]) -> None:
-        raw = memoryview(buffer).cast("B")
+        raw = buffer.data.cast("B")
         if self._generation != _generation or self._left < len(raw):
             self._rekey()
         self._left -= len(raw)
@@ -101,7 +101,7 @@ class _SeededEntropy:
         self._stream = fast_keystream(seed.ljust(32, b"\0")[:32])
 
     def fill(self, buffer: npt.NDArray[Any]) -> None:
-        raw = memoryview(buffer).cast("B")
+        raw = buffer.data.cast("B")
         self._stream.update_into(self._zeros(len(raw)), raw)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,7 +46,9 @@ class LocalGaussian:
         if not np.isfinite(embedding).all():
             raise NonFiniteError("the embedding holds NaN or infinity, so nothing was released")
         noise = standard_normal(entropy, embedding.size).reshape(embedding.shape)
-        return (np.clip(embedding, -self.bound, self.bound) + np.sqrt(self.noise_variance) * noise).astype(np.float32)
+        clipped = np.clip(embedding, -self.bound, self.bound)
+        noisy: npt.NDArray[np.float32] = (clipped + math.sqrt(self.noise_variance) * noise).astype(np.float32)
+        return noisy
 
     def estimate(self, total: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         return total

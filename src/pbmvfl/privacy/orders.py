@@ -1,7 +1,7 @@
 """The Renyi orders at which every curve is computed.
 
-The best order for a total divergence rho and a delta is near 1 + sqrt(ln(1/delta) / rho), so the grid starts in steps of
-.01 and then keeps the spacing proportional to order - 1: a miss by half a step then costs the same share everywhere.
+The best order for a total divergence rho and a delta is near 1 + sqrt(ln(1/delta) / rho), so the grid starts in steps
+of .01 and then keeps the spacing proportional to order - 1: a miss by half a step costs the same share everywhere.
 """
 
 from __future__ import annotations

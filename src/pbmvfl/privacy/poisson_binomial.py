@@ -1,8 +1,8 @@
 """The law of the sum that the server reads, in log space.
 
-A bit is Bernoulli(hi) or Bernoulli(lo) with hi = 1/2 + beta and lo = 1/2 - beta. F(n, j) is the law of the sum of n bits of
-which j are at hi. Replacing one party's embedding from one end to the other turns F(n, k) into F(n, k + b), where k counts
-the other parties' bits at hi: every worst case in this folder is a pair of rows of one table.
+A bit is Bernoulli(hi) or Bernoulli(lo) with hi = 1/2 + beta and lo = 1/2 - beta. F(n, j) is the law of the sum of n bits
+of which j are at hi. Replacing one party's embedding from one end to the other turns F(n, k) into F(n, k + b), where k
+counts the other parties' bits at hi: every worst case in this folder is a pair of rows of one table.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Matrix = NDArray[np.float64]
 #: Below this a product of two factors may have lost digits to underflow, so another tilt must supply the entry.
 _SMALLEST_TRUSTED = 1e-280
 #: Where the tilted mean of the sum is put, as a share of n; more of them are tried until every entry is trusted.
-_TILTS = ((0.5,), (0.08, 0.5, 0.92), (0.02, 0.1, 0.3, 0.5, 0.7, 0.9, 0.98), tuple(np.linspace(0.005, 0.995, 41)))
+_TILTS = ((0.5,), (0.2, 0.8), (0.02, 0.1, 0.3, 0.5, 0.7, 0.9, 0.98), tuple(np.linspace(0.005, 0.995, 41)))
 
 
 def check_bits(num_trials: int, beta_16: int) -> None:
@@ -29,8 +29,8 @@ def check_bits(num_trials: int, beta_16: int) -> None:
         raise PlanError(f"num_trials={num_trials}; permitted: 1 or more.")
     if not 1 <= beta_16 <= PROBABILITY_ONE // 4:
         raise PlanError(
-            f"beta_16={beta_16} (beta={beta_16 / PROBABILITY_ONE:.6f}); permitted: 1 to {PROBABILITY_ONE // 4}, that is "
-            f"beta from 1/{PROBABILITY_ONE} to 1/4."
+            f"beta_16={beta_16} (beta={beta_16 / PROBABILITY_ONE:.6f}); permitted: 1 to {PROBABILITY_ONE // 4}, that "
+            f"is beta from 1/{PROBABILITY_ONE} to 1/4."
         )
 
 
@@ -45,14 +45,17 @@ def log_binomial_pmf(num_bits: int, probability: float) -> NDArray[np.float64]:
     steps = np.arange(1, num_bits + 1)
     log_choose = np.concatenate(([0.0], np.cumsum(np.log((num_bits + 1 - steps) / steps))))
     successes = np.arange(num_bits + 1)
-    return log_choose + successes * math.log(probability) + (num_bits - successes) * math.log1p(-probability)
+    log_pmf: NDArray[np.float64] = (
+        log_choose + successes * math.log(probability) + (num_bits - successes) * math.log1p(-probability)
+    )
+    return log_pmf
 
 
 def _log_pmf_rows(num_bits: int, beta_16: int, high_bits: NDArray[np.int64]) -> Matrix:
     """log F(num_bits, j) for each j of high_bits, one row each, with relative accuracy in every entry.
 
-    Sums of products of positive numbers keep relative accuracy, but far tails underflow. Tilting by exp(theta * x) turns
-    Bernoulli bits into Bernoulli bits, so any part of the range can be moved to the middle and moved back in log space.
+    Sums of products of positive numbers keep relative accuracy, but far tails underflow. Tilting by exp(theta * x)
+    turns Bernoulli bits into Bernoulli bits, so any part of the range can be moved to the middle, and back in log space.
     """
     lo, hi = end_points(beta_16)
     sums = np.arange(num_bits + 1)

@@ -1,7 +1,7 @@
 """Exact Renyi divergence of one row's release, for each unit, over a grid of orders.
 
-Proofs in docs/theory.md. Every curve is an upper bound that is attained up to rounding; where exactness would cost too much
-time (more than 1,536 bits in a sum) noise is left out of the count, which can only raise the curve.
+Proofs in docs/theory.md. Every curve is an upper bound that is attained up to rounding; where exactness would take too
+long (more than 1,536 bits in a sum) some noise is left out of the count, which can only raise the curve.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pbmvfl.privacy.orders import ORDERS, Curve
 from pbmvfl.privacy.poisson_binomial import check_bits, end_points, log_sum_pmfs
 from pbmvfl.privacy.units import SERVER, Adversary, Unit
 
-#: Every curve is raised by this share, far above the rounding of its sums, so that rounding can only cost privacy budget.
+#: Every curve is raised by this share, far above the rounding of its sums, so that rounding can only cost budget.
 ROUNDING_MARGIN = 1e-9
 #: Up to here the maximum over the other parties' bits is taken over every k.
 LARGEST_EXACT_SUM = 1536
@@ -49,7 +49,7 @@ def _divergences(log_p: NDArray[np.float64], log_q: NDArray[np.float64], orders:
         loss = block - log_q[top : top + height]
         pmf, largest = np.exp(block), float(loss.max())
         for i, order in enumerate(orders):
-            # Nearly all of a moment sits in a few columns, and neighbouring rows (which differ by one bit) agree on which.
+            # Nearly all of a moment sits in a few columns, and rows that differ by few bits agree on which.
             tilted = block[[0, -1]] + (order - 1) * loss[[0, -1]]
             weighty = tilted > tilted.max(axis=1, keepdims=True) - _NEGLIGIBLE
             if (order - 1) * largest < _LARGEST_EXPONENT:

@@ -64,9 +64,9 @@ class Masks:
         for start in range(0, self._sums.size, step):
             part = self._sums[start : start + step]
             size = part.nbytes
-            streams[0].update_into(zeros[:size], memoryview(part).cast("B"))
+            streams[0].update_into(zeros[:size], part.data.cast("B"))
             drawn = self._scratch[:size]
-            target, values = memoryview(drawn), drawn.view(self._ring.dtype)
+            target, values = drawn.data, drawn.view(self._ring.dtype)
             for stream, (_, adds) in zip(streams[1:], self._peers[1:], strict=True):
                 stream.update_into(zeros[:size], target)
                 (np.add if adds or negate else np.subtract)(part, values, out=part)

@@ -88,9 +88,12 @@ class Int8:
 
 
 def codec_for(name: GradientCodecName) -> GradientCodec:
-    return {GradientCodecName.FLOAT32: Float32, GradientCodecName.BFLOAT16: BFloat16, GradientCodecName.INT8: Int8}[
-        name
-    ]()
+    codecs: dict[GradientCodecName, GradientCodec] = {
+        GradientCodecName.FLOAT32: Float32(),
+        GradientCodecName.BFLOAT16: BFloat16(),
+        GradientCodecName.INT8: Int8(),
+    }
+    return codecs[name]
 
 
 def _widen(halves: npt.NDArray[np.uint16]) -> _Floats:

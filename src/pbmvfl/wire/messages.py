@@ -82,9 +82,7 @@ class Message:
         if magic != _MAGIC:
             raise WrongVersion(f"magic={magic!r}: not a pbmvfl message (they begin with {_MAGIC!r})")
         if version != PROTOCOL_VERSION:
-            raise WrongVersion(
-                f"version={version}: this program speaks version {PROTOCOL_VERSION}; update the older one"
-            )
+            raise WrongVersion(f"version={version}: this program speaks {PROTOCOL_VERSION}; update the older one")
         if len(data) != HEADER_BYTES + length:
             raise TruncatedMessage(f"length={len(data)}: the header announces {HEADER_BYTES + length} bytes")
         if kind not in _KINDS or flags not in (0, _CARRIES_GRADIENT) or zero:

@@ -1,0 +1,272 @@
+"""Federation: all roles in one place, with real masks and real noise. The embedded default.
+
+Each party's columns go to that party's state machine alone and the labels to the server's; what passes between them is
+the bytes of the wire. Only the simulator's evaluation looks at exact sums, and it says so.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from pbmvfl.checkpoint import Progress, SessionLog, load_progress, load_weights, save_checkpoint
+from pbmvfl.costs import Traffic
+from pbmvfl.data.vertical import VerticalDataset
+from pbmvfl.driver import Meter, Tap, drive
+from pbmvfl.errors import PlanError
+from pbmvfl.links import InProcessLink, PartyInputs, PartyLink, ProcessLink
+from pbmvfl.metrics import classification_metrics
+from pbmvfl.plan import Evaluation, Plan
+from pbmvfl.results import Result
+from pbmvfl.secagg.keys import Identity
+from pbmvfl.server import Server
+
+#: Called after every round with (completed rounds, the last loss, traffic so far).
+OnRound = Callable[[int, float, Traffic], None]
+#: Called after every epoch with its line of the history.
+OnEpoch = Callable[[dict[str, Any]], None]
+
+
+class Parties(StrEnum):
+    """Where the parties run."""
+
+    IN_PROCESS = "in-process"
+    PROCESSES = "processes"
+
+
+class Federation:
+    """A whole federation. `fit` trains it and returns what came out and what it cost."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        *,
+        encoders: Sequence[nn.Module] | None = None,
+        parties: Parties = Parties.IN_PROCESS,
+    ) -> None:
+        self.plan = plan
+        self._encoders = encoders
+        self._parties = Parties(parties)
+        if encoders is not None:
+            if len(encoders) != plan.num_parties:
+                raise PlanError(f"{len(encoders)} encoders for num_parties={plan.num_parties}")
+            if self._parties is Parties.PROCESSES:
+                raise PlanError("parties=processes builds the plan's encoders; own networks need parties=in-process")
+        # Tests only: known bytes instead of secret ones, and a look at every message.
+        self._known_randomness: bytes | None = None
+        self._taps: list[Tap] = []
+
+    def fit(
+        self,
+        data: VerticalDataset,
+        *,
+        checkpoints: Path | None = None,
+        checkpoint_every: int = 1,
+        on_round: OnRound | None = None,
+        on_epoch: OnEpoch | None = None,
+    ) -> Result:
+        """Train to the end of the plan, from the checkpoint in `checkpoints` if there is one.
+
+        A checkpoint is written there after every `checkpoint_every` epochs and at the end.
+        """
+        self._check(data)
+        progress = load_progress(checkpoints, self.plan) if checkpoints is not None else None
+        run = _Run(self, data, progress, checkpoints, checkpoint_every, on_round, on_epoch)
+        try:
+            return run.finish()
+        finally:
+            run.close()
+
+    def _check(self, data: VerticalDataset) -> None:
+        for name in ("num_parties", "num_samples", "num_classes", "num_test_samples"):
+            mine, given = getattr(self.plan, name), getattr(data, name)
+            if mine != given:
+                raise PlanError(f"{name}={mine} in the plan, {given} in the data; make the plan with Plan.for_data")
+
+
+class _Run:
+    """One call of `fit`: a server, its links, and what is kept about them."""
+
+    def __init__(
+        self,
+        federation: Federation,
+        data: VerticalDataset,
+        progress: Progress | None,
+        checkpoints: Path | None,
+        checkpoint_every: int,
+        on_round: OnRound | None,
+        on_epoch: OnEpoch | None,
+    ) -> None:
+        self._plan = federation.plan
+        self._data = data
+        self._checkpoints = checkpoints
+        self._checkpoint_every = checkpoint_every
+        self._on_round, self._on_epoch = on_round, on_epoch
+        self._started = time.perf_counter() - (progress.seconds if progress else 0.0)
+        self._earlier = Traffic(**progress.traffic) if progress else Traffic()
+        self._history: list[dict[str, Any]] = list(progress.history) if progress else []
+        if checkpoints is not None:
+            checkpoints.mkdir(parents=True, exist_ok=True)
+        self._sessions = SessionLog(checkpoints)
+        self._noise_is_seeded = federation._known_randomness is not None
+        first_round = progress.completed_rounds if progress else 0
+        self._server = Server(
+            self._plan,
+            train_labels=data.train_labels,
+            run_id=bytes.fromhex(progress.run_id) if progress else None,
+            first_round=first_round,
+        )
+        if federation._known_randomness is not None:
+            self._server.run_id = federation._known_randomness.ljust(8, b"\0")[:8]
+        self._server.on_joint_round = self._joint_round
+        self._server.on_prediction = self._prediction
+        self._meter = Meter(taps=list(federation._taps))
+        self._links = _open_links(federation, data, first_round)
+        if progress is not None and checkpoints is not None:
+            server, parties = load_weights(checkpoints, self._plan)
+            self._server.load_state(server)
+            for link, state in zip(self._links, parties, strict=True):
+                link.load_state(state)
+        self._loss = float("nan")
+        self._losses: list[float] = []
+        self._seen: list[tuple[Tensor, Tensor]] = []  # this epoch's noisy scores, for evaluation=released
+        self._predicted: list[Tensor] = []
+
+    def close(self) -> None:
+        for link in self._links:
+            link.close()
+
+    def finish(self) -> Result:
+        drive(
+            self._server,
+            self._links,
+            self._meter,
+            on_open=self._open,
+            on_round=self._round,
+            on_epoch_end=self._epoch_end,
+        )
+        if self._predicted:
+            scores = torch.cat(self._predicted).numpy()
+            self._history[-1].update(classification_metrics(scores, self._data.test_labels, prefix="test"))
+        self._sessions.charge_until(self._server.completed_rounds)
+        kept = ("train_accuracy", "test_accuracy", "train_auprc", "test_auprc", "train_loss")
+        last = self._history[-1]
+        return Result(
+            plan=self._plan,
+            metrics={name: last[name] for name in kept if name in last},
+            history=self._history,
+            traffic=self._traffic(),
+            seconds=time.perf_counter() - self._started,
+            sessions=tuple(self._sessions.records),
+            row_uses=self._sessions.row_uses(self._plan),
+            noise_is_seeded=self._noise_is_seeded,
+        )
+
+    # --- what happens on the way ---
+
+    def _open(self) -> None:
+        assert self._server.session is not None
+        self._sessions.open(
+            self._server.session.id.hex(), first_round=self._server.completed_rounds, until=self._next_boundary()
+        )
+
+    def _next_boundary(self) -> int:
+        """The round after which the next checkpoint comes; until there, releases are charged ahead."""
+        epoch = self._server.completed_rounds // self._plan.rounds_per_epoch
+        epoch += self._checkpoint_every - epoch % self._checkpoint_every
+        if epoch >= self._plan.num_epochs:
+            return self._plan.num_rounds + self._plan.num_prediction_rounds
+        return epoch * self._plan.rounds_per_epoch
+
+    def _joint_round(self, loss: float, scores: Tensor, labels: Tensor) -> None:
+        self._loss = loss
+        self._losses.append(loss)
+        if self._plan.evaluation is Evaluation.RELEASED:
+            self._seen.append((scores, labels))
+
+    def _prediction(self, rows: npt.NDArray[np.int64], scores: Tensor) -> None:
+        del rows  # prediction rounds go through the test rows in order
+        self._predicted.append(scores)
+
+    def _round(self) -> None:
+        if self._on_round is not None:
+            self._on_round(self._server.completed_rounds, self._loss, self._traffic())
+
+    def _epoch_end(self) -> None:
+        epoch = self._server.completed_rounds // self._plan.rounds_per_epoch
+        traffic = self._traffic()
+        line: dict[str, Any] = {"epoch": epoch, "train_loss": float(np.mean(self._losses)), **self._evaluate()}
+        line |= {
+            "bytes_up": traffic.bytes_up,
+            "bytes_down": traffic.bytes_down,
+            "seconds": round(time.perf_counter() - self._started, 3),
+        }
+        self._history.append(line)
+        self._losses, self._seen = [], []
+        if self._checkpoints is not None and (epoch % self._checkpoint_every == 0 or epoch == self._plan.num_epochs):
+            self._save(self._checkpoints)
+        if self._on_epoch is not None:
+            self._on_epoch(line)
+
+    def _evaluate(self) -> dict[str, float]:
+        if self._plan.evaluation is Evaluation.RELEASED:
+            scores = torch.cat([scores for scores, _ in self._seen]).numpy()
+            labels = torch.cat([labels for _, labels in self._seen]).numpy()
+            return classification_metrics(scores, labels, prefix="train")
+        metrics: dict[str, float] = {}
+        for split, labels in (("train", self._data.train_labels), ("test", self._data.test_labels)):
+            if len(labels):
+                exact_sum = self._links[0].exact_embeddings(split)
+                for link in self._links[1:]:
+                    exact_sum = exact_sum + link.exact_embeddings(split)
+                scores = self._server.predict(torch.from_numpy(exact_sum)).numpy()
+                metrics |= classification_metrics(scores, labels, prefix=split)
+        return metrics
+
+    def _save(self, folder: Path) -> None:
+        progress = Progress(
+            completed_rounds=self._server.completed_rounds,
+            run_id=self._server.run_id.hex(),
+            seconds=time.perf_counter() - self._started,
+            traffic=self._traffic().to_dict(),
+            history=self._history,
+        )
+        states = [link.state() for link in self._links]
+        save_checkpoint(folder, self._plan, progress, server=self._server.state(), parties=states)
+        self._sessions.charge_until(self._next_boundary())
+
+    def _traffic(self) -> Traffic:
+        return self._earlier + self._meter.traffic()
+
+
+def _open_links(federation: Federation, data: VerticalDataset, first_round: int) -> list[PartyLink]:
+    plan = federation.plan
+    identities = [Identity.generate() for _ in range(plan.num_parties)]
+    if federation._known_randomness is not None:
+        identities = [Identity.from_private_bytes(bytes([i + 1]) * 32) for i in range(plan.num_parties)]
+    pinned = tuple(identity.public for identity in identities)
+    links: list[PartyLink] = []
+    for index, identity in enumerate(identities):
+        inputs = PartyInputs(
+            plan=plan,
+            index=index,
+            identity=identity.private_bytes(),
+            identities=pinned,
+            train_features=data.train_features[index],
+            test_features=data.test_features[index] if data.num_test_samples else None,
+            first_round=first_round,
+            known_randomness=federation._known_randomness,
+        )
+        if federation._parties is Parties.PROCESSES:
+            links.append(ProcessLink(inputs))
+        else:
+            links.append(InProcessLink(inputs, federation._encoders[index] if federation._encoders else None))
+    return links

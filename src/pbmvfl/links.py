@@ -1,0 +1,233 @@
+"""How a driver reaches a party: in the same process, or in a process of its own.
+
+Both carry the same bytes to the same state machine. Beside the protocol a link also fetches what only a simulator or
+the party's own checkpoint may have: exact embeddings and the party's state.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import multiprocessing
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from safetensors.torch import load, save
+from torch import Tensor, nn
+
+from pbmvfl.encoders import build_encoder
+from pbmvfl.errors import PbmvflError, ProtocolError
+from pbmvfl.mechanisms.entropy import _SeededEntropy
+from pbmvfl.party import Party
+from pbmvfl.plan import Plan
+from pbmvfl.secagg.keys import Identity
+
+#: Rows that are evaluated together.
+_EVALUATION_ROWS = 1000
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class PartyInputs:
+    """What makes a party, wherever it runs."""
+
+    plan: Plan
+    index: int
+    identity: bytes
+    identities: tuple[bytes, ...]
+    train_features: npt.NDArray[np.float32] | npt.NDArray[np.uint8]
+    test_features: npt.NDArray[np.float32] | npt.NDArray[np.uint8] | None
+    first_round: int = 0
+    #: The tests' private door; a run with it claims no privacy.
+    known_randomness: bytes | None = None
+
+    def build(self, encoder: nn.Module | None = None) -> Party:
+        if encoder is None:
+            encoder = build_encoder(self.plan, index=self.index, input_shape=self.train_features.shape[1:])
+        party = Party(
+            self.plan,
+            index=self.index,
+            train_features=self.train_features,
+            test_features=self.test_features,
+            encoder=encoder,
+            identity=Identity.from_private_bytes(self.identity),
+            identities=self.identities,
+            first_round=self.first_round,
+        )
+        if self.known_randomness is not None:
+            known = self.known_randomness + bytes([self.index])
+            secrets = _SeededEntropy(b"secret" + known)
+            party._use_known_randomness(_SeededEntropy(b"noise" + known), _known_secret(secrets))
+        return party
+
+
+def _known_secret(entropy: _SeededEntropy) -> Callable[[int], bytes]:
+    def draw(count: int) -> bytes:
+        buffer = np.empty(count, dtype=np.uint8)
+        entropy.fill(buffer)
+        return buffer.tobytes()
+
+    return draw
+
+
+class PartyLink(Protocol):
+    """A driver's end of the line to one party. `send` starts the work; `answer` waits for it."""
+
+    def hello(self) -> None: ...
+
+    def send(self, message: bytes) -> None: ...
+
+    def answer(self) -> bytes: ...
+
+    def exact_embeddings(self, split: str) -> npt.NDArray[np.float32]: ...
+
+    def state(self) -> dict[str, Tensor]: ...
+
+    def load_state(self, state: dict[str, Tensor]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class InProcessLink:
+    """The party is an object of this process."""
+
+    def __init__(self, inputs: PartyInputs, encoder: nn.Module | None = None) -> None:
+        self.party = inputs.build(encoder)
+        self._inputs = inputs
+        self._answer = b""
+
+    def hello(self) -> None:
+        self._answer = self.party.hello()
+
+    def send(self, message: bytes) -> None:
+        self._answer = self.party.receive(message)
+
+    def answer(self) -> bytes:
+        return self._answer
+
+    def exact_embeddings(self, split: str) -> npt.NDArray[np.float32]:
+        return exact_embeddings(self.party, self._inputs, split)
+
+    def state(self) -> dict[str, Tensor]:
+        return self.party.state()
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        self.party.load_state(state)
+
+    def close(self) -> None:
+        return None
+
+
+def exact_embeddings(party: Party, inputs: PartyInputs, split: str) -> npt.NDArray[np.float32]:
+    features = inputs.train_features if split == "train" else inputs.test_features
+    assert features is not None
+    whole = torch.from_numpy(features)
+    parts = [
+        party.exact_embeddings(whole[start : start + _EVALUATION_ROWS]).numpy()
+        for start in range(0, len(whole), _EVALUATION_ROWS)
+    ]
+    return np.concatenate(parts) if parts else np.empty((0, party.plan.embedding_dim), dtype=np.float32)
+
+
+# --- a process of its own ---
+
+_HELLO, _MESSAGE, _EMBEDDINGS, _STATE, _LOAD, _STOP = (bytes([code]) for code in range(6))
+_OK, _REFUSED = b"\0", b"\1"
+
+
+class ProcessLink:
+    """The party runs in a spawned process; both ends exchange bytes over a pipe, never pickled objects."""
+
+    def __init__(self, inputs: PartyInputs) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipe, other = context.Pipe()
+        self._index = inputs.index
+        self._process = context.Process(target=_serve, args=(other, inputs), daemon=True)
+        self._process.start()
+        other.close()
+
+    def hello(self) -> None:
+        self._pipe.send_bytes(_HELLO)
+
+    def send(self, message: bytes) -> None:
+        self._pipe.send_bytes(_MESSAGE + message)
+
+    def answer(self) -> bytes:
+        try:
+            reply = self._pipe.recv_bytes()
+        except (EOFError, ConnectionResetError):
+            raise ProtocolError(f"party={self._index}: its process ended without an answer") from None
+        if reply[:1] != _OK:
+            raise _rebuilt(reply[1:])
+        return reply[1:]
+
+    def exact_embeddings(self, split: str) -> npt.NDArray[np.float32]:
+        self._pipe.send_bytes(_EMBEDDINGS + split.encode())
+        return np.asarray(load(self.answer())["embeddings"].numpy(), dtype=np.float32)
+
+    def state(self) -> dict[str, Tensor]:
+        self._pipe.send_bytes(_STATE)
+        return load(self.answer())
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        self._pipe.send_bytes(_LOAD + save(state))
+        self.answer()
+
+    def close(self) -> None:
+        if self._process.is_alive():
+            with contextlib.suppress(OSError):
+                self._pipe.send_bytes(_STOP)
+            self._process.join(timeout=10)
+            if self._process.is_alive():
+                self._process.kill()
+                self._process.join()
+        self._pipe.close()
+
+
+def _rebuilt(text: bytes) -> PbmvflError:
+    """The error that the party raised, as its own type."""
+    name, message = json.loads(text)
+    known = {kind.__name__: kind for kind in _all_errors(PbmvflError)}
+    return known.get(name, ProtocolError)(message)
+
+
+def _all_errors(kind: type[PbmvflError]) -> Sequence[type[PbmvflError]]:
+    return [kind, *(deeper for child in kind.__subclasses__() for deeper in _all_errors(child))]
+
+
+def _serve(pipe: Connection, inputs: PartyInputs) -> None:
+    """The party's process: handle one request after the other until told to stop or the other end goes away."""
+    torch.set_num_threads(1)  # several parties share the machine; threads of each would fight
+    os.environ["OMP_NUM_THREADS"] = "1"
+    party: Party | None = None
+    while True:
+        try:
+            request = pipe.recv_bytes()
+        except (EOFError, OSError):
+            return
+        if request[:1] == _STOP:
+            return
+        try:
+            party = party or inputs.build()
+            reply = _OK + _handle(party, inputs, request[:1], request[1:])
+        except PbmvflError as error:
+            reply = _REFUSED + json.dumps([type(error).__name__, str(error)]).encode()
+        pipe.send_bytes(reply)
+
+
+def _handle(party: Party, inputs: PartyInputs, command: bytes, body: bytes) -> bytes:
+    if command == _HELLO:
+        return party.hello()
+    if command == _MESSAGE:
+        return party.receive(body)
+    if command == _EMBEDDINGS:
+        return save({"embeddings": torch.from_numpy(exact_embeddings(party, inputs, body.decode()))})
+    if command == _STATE:
+        return save(party.state())
+    party.load_state(load(body))
+    return b""

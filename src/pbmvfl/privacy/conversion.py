@@ -1,0 +1,98 @@
+"""From a curve or a loss distribution to (epsilon, delta). What cannot be computed becomes infinity, never 0."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from pbmvfl.errors import PlanError
+from pbmvfl.privacy.loss_distribution import (
+    LARGEST_BINOMIAL,
+    LARGEST_HULL_SUM,
+    NOTHING_RELEASED,
+    LossDistribution,
+    binomial_losses,
+    cell_losses,
+    compose,
+    smallest_epsilon,
+)
+from pbmvfl.privacy.orders import ORDERS, Curve
+
+#: The privacy-loss path is not used when its own error terms would eat more than this share of delta.
+_LARGEST_SLACK_SHARE = 0.1
+
+
+def check_delta(delta: float) -> None:
+    if not 0 < delta < 1:
+        raise PlanError(f"delta={delta}; permitted: above 0 and below 1 (1e-5 is usual; stay below 1/num_samples).")
+
+
+def epsilon_from_rdp(curve: Curve, delta: float, orders: tuple[float, ...] = ORDERS) -> tuple[float, float | None]:
+    """(epsilon, the order that gave it) by the rule of dp-accounting's RDP accountant.
+
+    Canonne, Kamath, Steinke, arXiv 2004.00010v4, Proposition 12, and epsilon = 0 where delta >= sqrt(1 - exp(-D)).
+    Written out because importing dp-accounting takes longer than everything here, and because its converter answers 0
+    for a curve with one NaN. Anything that is no divergence (NaN, infinite, negative) counts as infinity.
+    """
+    check_delta(delta)
+    if len(curve) != len(orders):
+        raise PlanError(f"{len(curve)} values of a curve for {len(orders)} orders; permitted: one for each.")
+    alpha = np.asarray(orders, dtype=np.float64)
+    if not np.all(alpha > 1):
+        raise PlanError(f"order={alpha.min()}; permitted: above 1.")
+    rdp = np.asarray(curve, dtype=np.float64)
+    rdp = np.where(np.isfinite(rdp) & (rdp >= 0), rdp, np.inf)
+    epsilons = np.maximum(rdp + np.log1p(-1 / alpha) - np.log(delta * alpha) / (alpha - 1), 0.0)
+    # As dp-accounting: the formula is not stable at 1.01 and below.
+    epsilons = np.where(alpha > 1.01, epsilons, np.inf)
+    epsilons = np.where(delta * delta + np.expm1(-rdp) > 0, 0.0, epsilons)
+    best = int(np.argmin(epsilons))
+    epsilon = float(epsilons[best])
+    return (epsilon, orders[best]) if math.isfinite(epsilon) else (math.inf, None)
+
+
+def epsilon_from_losses(losses: LossDistribution, gaussian_shift: float, delta: float, largest: float) -> float:
+    """The smallest epsilon up to `largest` of the losses composed with a Gaussian; infinity if there is none."""
+    check_delta(delta)
+    if not math.isfinite(largest) or not math.isfinite(gaussian_shift) or losses.slack > _LARGEST_SLACK_SHARE * delta:
+        return math.inf
+    return smallest_epsilon(lambda epsilon: losses.delta_with_gaussian(epsilon, gaussian_shift), delta, largest)
+
+
+def cell_epsilon_by_losses(
+    *,
+    num_trials: int,
+    beta_16: int,
+    noisy_parties: int,
+    coordinates: int,
+    gaussian_shift: float,
+    delta: float,
+    largest: float,
+) -> float:
+    """`coordinates` releases at the cell's rate; infinity where this path is too slow or too coarse to be of use."""
+    if coordinates == 0:
+        return epsilon_from_losses(NOTHING_RELEASED, gaussian_shift, delta, largest)
+    if noisy_parties == 1:
+        return record_epsilon_by_losses(
+            num_bits=num_trials * coordinates,
+            beta_16=beta_16,
+            gaussian_shift=gaussian_shift,
+            delta=delta,
+            largest=largest,
+        )
+    if num_trials * noisy_parties > LARGEST_HULL_SUM or not math.isfinite(largest):
+        return math.inf
+    losses = compose(cell_losses(num_trials, beta_16, noisy_parties), coordinates, delta)
+    return epsilon_from_losses(losses, gaussian_shift, delta, largest)
+
+
+def record_epsilon_by_losses(
+    *, num_bits: int, beta_16: int, gaussian_shift: float, delta: float, largest: float
+) -> float:
+    """num_bits bits that all move from lo to hi."""
+    if num_bits == 0:
+        return epsilon_from_losses(NOTHING_RELEASED, gaussian_shift, delta, largest)
+    if num_bits > LARGEST_BINOMIAL or not math.isfinite(largest):
+        return math.inf
+    return epsilon_from_losses(binomial_losses(num_bits, beta_16, delta), gaussian_shift, delta, largest)

@@ -1,0 +1,86 @@
+"""What a run gives back, and how it is written down."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from pbmvfl.checkpoint import SessionRecord
+from pbmvfl.costs import Traffic
+from pbmvfl.plan import Evaluation, Plan
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """Metrics, history and measured costs of a finished run."""
+
+    plan: Plan
+    metrics: dict[str, float]
+    history: list[dict[str, Any]]
+    traffic: Traffic
+    seconds: float
+    sessions: tuple[SessionRecord, ...]
+    row_uses: dict[str, int]
+    #: True only in tests: somebody knows the noise, so epsilon is infinite.
+    noise_is_seeded: bool = False
+
+    @property
+    def notes(self) -> list[str]:
+        """What a reader of the figures must know."""
+        notes = []
+        if self.plan.evaluation is Evaluation.SIMULATOR:
+            notes.append("metrics come from exact sums that no role of the protocol sees; they are outside the epsilon")
+        else:
+            notes.append(
+                "train metrics come from the training rounds' own noisy sums; "
+                "test metrics from one more noisy release of every test row"
+            )
+        if self.noise_is_seeded:
+            notes.append("the noise was seeded for a test: epsilon is infinite")
+        if len(self.sessions) > 1:
+            notes.append("the run was resumed: rounds that ran again count as further releases")
+        return notes
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "metrics": self.metrics,
+            "traffic": self.traffic.to_dict(),
+            "seconds": round(self.seconds, 3),
+            "row_uses": self.row_uses,
+            "sessions": [asdict(session) for session in self.sessions],
+            "noise_is_seeded": self.noise_is_seeded,
+            "notes": self.notes,
+            "plan": self.plan.to_dict(),
+            "plan_hash": self.plan.hash.hex(),
+            "history": self.history,
+        }
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_dict(), indent=2) + "\n"
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Result:
+        return cls(
+            plan=Plan.from_dict(values["plan"]),
+            metrics=values["metrics"],
+            history=values["history"],
+            traffic=Traffic(**values["traffic"]),
+            seconds=values["seconds"],
+            sessions=tuple(SessionRecord(**session) for session in values["sessions"]),
+            row_uses=values["row_uses"],
+            noise_is_seeded=values["noise_is_seeded"],
+        )
+
+
+def history_csv(history: Sequence[dict[str, Any]]) -> str:
+    """One line an epoch, with a column for everything that any epoch recorded."""
+    names = list(dict.fromkeys(name for row in history for name in row))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, names, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(history)
+    return text.getvalue()

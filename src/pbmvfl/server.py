@@ -1,0 +1,229 @@
+"""The server: labels, the head, and sums that it cannot take apart. Bytes in, bytes out, no I/O.
+
+A driver delivers every party's message with `receive` and then asks with `advance` what to send to all of them. One
+exchange a round: the request for round t carries the gradient of round t-1. At the end of an epoch the gradient goes
+alone, so that every network is complete there: that is where a run is evaluated and checkpointed.
+
+Shape suffixes: B rows of the batch, P embedding_dim.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from pbmvfl.data.schedule import Round, RoundKind, Schedule
+from pbmvfl.encoders import build_head
+from pbmvfl.errors import DuplicateMessage, OutOfOrder, TruncatedMessage, WrongPlan, WrongSender, WrongSession
+from pbmvfl.mechanisms import mechanism_for
+from pbmvfl.plan import Plan
+from pbmvfl.secagg.keys import KEY_BYTES, NONCE_BYTES, RUN_ID_BYTES, SIGNATURE_BYTES, Session
+from pbmvfl.training import build_optimizer, load_training_state, training_state
+from pbmvfl.wire.codecs import codec_for
+from pbmvfl.wire.messages import NO_RUN, NO_SESSION, SERVER, Message, MessageKind
+from pbmvfl.wire.payloads import payload_format
+
+
+class Server:
+    """The server's state machine for one session."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        *,
+        train_labels: npt.NDArray[np.int64],
+        head: nn.Module | None = None,
+        run_id: bytes | None = None,
+        first_round: int = 0,
+    ) -> None:
+        if len(train_labels) != plan.num_samples:
+            raise WrongPlan(f"the server has {len(train_labels)} labels, the plan has {plan.num_samples} rows")
+        self.plan = plan
+        self.head = head if head is not None else build_head(plan)
+        self._optimizer = build_optimizer(plan, self.head.parameters())
+        self._mechanism = mechanism_for(plan)
+        self._payload = payload_format(plan)
+        self._codec = codec_for(plan.gradient_codec)
+        self._schedule = Schedule(plan)
+        self._labels = torch.from_numpy(train_labels)
+        self.run_id = run_id if run_id is not None else os.urandom(RUN_ID_BYTES)
+        self.session: Session | None = None
+        self._expected: MessageKind | None = MessageKind.HELLO
+        self._inbox: dict[int, bytes | memoryview] = {}
+        self.round: Round | None = None  # asked for, or just finished
+        self.first_round = first_round
+        self._next_round = first_round
+        self._gradient: bytes | None = None  # of the last round, not sent yet
+        #: Called after every joint round with (loss, noisy class scores, labels): what the server itself may see.
+        self.on_joint_round: Callable[[float, Tensor, Tensor], None] | None = None
+        #: Called after every prediction round with (row numbers, noisy class scores).
+        self.on_prediction: Callable[[npt.NDArray[np.int64], Tensor], None] | None = None
+
+    # --- in ---
+
+    def receive(self, data: bytes) -> None:
+        """Take one party's message of the current stage, or refuse it and stay as it was."""
+        message = Message.from_bytes(data)
+        if not 0 <= message.sender < self.plan.num_parties:
+            raise WrongSender(f"sender={message.sender}: parties are 0 to {self.plan.num_parties - 1}")
+        if message.kind is not self._expected:
+            expected = self._expected.name if self._expected else "nothing"
+            raise OutOfOrder(f"kind={message.kind.name} from party {message.sender}: the server expects {expected}")
+        run_id, session_id = (self.run_id, self.session.id) if self.session else (NO_RUN, NO_SESSION)
+        if message.run_id != run_id or message.session_id != session_id:
+            raise WrongSession(f"session={message.session_id.hex()} from party {message.sender} is not this one")
+        if self._expected is MessageKind.EMBEDDING:
+            self._check_embedding(message)
+        length = self._expected_length()
+        if len(message.payload) != length:
+            raise TruncatedMessage(f"payload={len(message.payload)} bytes from party {message.sender}, not {length}")
+        if message.kind is MessageKind.HELLO and bytes(message.payload[:32]) != self.plan.hash:
+            raise WrongPlan(
+                f"party {message.sender} follows plan {bytes(message.payload[:8]).hex()}, "
+                f"the server {self.plan.hash[:8].hex()}"
+            )
+        if message.sender in self._inbox:
+            raise DuplicateMessage(f"party {message.sender} has sent its {message.kind.name} already")
+        self._inbox[message.sender] = message.payload
+
+    def _check_embedding(self, message: Message) -> None:
+        assert self.round is not None
+        if message.round_number != self.round.number:
+            raise OutOfOrder(f"round={message.round_number}: the server asked for round {self.round.number}")
+        if message.round_kind != self.round.kind:
+            raise WrongPlan(f"round kind {message.round_kind}: the server asked for {self.round.kind.name}")
+
+    def _expected_length(self) -> int:
+        if self._expected is MessageKind.HELLO:
+            return 32 + NONCE_BYTES
+        if self._expected is MessageKind.KEY:
+            return KEY_BYTES + SIGNATURE_BYTES
+        assert self.round is not None
+        return self._payload.num_bytes(self.round.num_rows * self.plan.embedding_dim)
+
+    # --- out ---
+
+    def advance(self) -> bytes | None:
+        """What to send to every party next; None when the plan is done. Every expected message must have arrived."""
+        if self._expected is not None:
+            missing = sorted(set(range(self.plan.num_parties)) - set(self._inbox))
+            if missing:
+                raise OutOfOrder(f"waiting for {self._expected.name} from parties {missing}")
+        if self._expected is MessageKind.HELLO:
+            return self._send_nonces()
+        if self._expected is MessageKind.KEY:
+            return self._send_keys()
+        if self._expected is MessageKind.EMBEDDING:
+            self._finish_round()
+            if self._gradient is not None and self._next_round % self.plan.rounds_per_epoch == 0:
+                return self._send_update()
+        if self._next_round >= len(self._schedule):
+            return None
+        return self._ask_round()
+
+    @property
+    def waits_for_answers(self) -> bool:
+        """Whether parties answer the message that `advance` returned last."""
+        return self._expected is not None
+
+    @property
+    def completed_rounds(self) -> int:
+        return self._next_round
+
+    @property
+    def at_epoch_end(self) -> bool:
+        """Whether every network has taken the last step of an epoch."""
+        return self._expected is None and self.round is not None and self.round.kind is RoundKind.JOINT
+
+    def _take_inbox(self) -> list[bytes | memoryview]:
+        """The payloads in the order of the parties, so that sums of floats do not depend on who was first."""
+        payloads = [self._inbox[i] for i in range(self.plan.num_parties)]
+        self._inbox = {}
+        return payloads
+
+    def _send_nonces(self) -> bytes:
+        nonces = [bytes(payload[32:]) for payload in self._take_inbox()]
+        self.session = Session.open(plan_hash=self.plan.hash, run_id=self.run_id, nonces=nonces)
+        self._expected = MessageKind.KEY
+        return self._message(MessageKind.NONCES, self.plan.hash + b"".join(nonces))
+
+    def _send_keys(self) -> bytes:
+        keys = b"".join(self._take_inbox())
+        self._expected = None
+        return self._message(MessageKind.KEYS, keys)
+
+    def _ask_round(self) -> bytes:
+        self.round = self._schedule[self._next_round]
+        self._expected = MessageKind.EMBEDDING
+        gradient, self._gradient = self._gradient, None
+        return self._message(MessageKind.ROUND, gradient)
+
+    def _send_update(self) -> bytes:
+        self._expected = None
+        gradient, self._gradient = self._gradient, None
+        return self._message(MessageKind.UPDATE, gradient)
+
+    def _message(self, kind: MessageKind, payload: bytes | None) -> bytes:
+        assert self.session is not None
+        in_round = self.round if kind in (MessageKind.ROUND, MessageKind.UPDATE) else None
+        return Message(
+            kind,
+            SERVER,
+            run_id=self.run_id,
+            session_id=self.session.id,
+            round_number=in_round.number if in_round else 0,
+            round_kind=in_round.kind if in_round else 0,
+            carries_gradient=in_round is not None and payload is not None,
+            payload=payload or b"",
+        ).to_bytes()
+
+    # --- learning ---
+
+    def _finish_round(self) -> None:
+        assert self.round is not None
+        shape = (self.round.num_rows, self.plan.embedding_dim)
+        quantized_sum = self._payload.total(self._take_inbox(), shape[0] * shape[1])
+        estimated_sum_BP = torch.from_numpy(self._mechanism.estimate(quantized_sum).reshape(shape))
+        if self.round.kind is RoundKind.JOINT:
+            self._learn(estimated_sum_BP, self._labels[torch.from_numpy(self.round.rows)])
+        elif self.on_prediction is not None:
+            self.on_prediction(self.round.rows, self.predict(estimated_sum_BP))
+        self._next_round = self.round.number + 1
+        self._expected = None
+
+    def _learn(self, estimated_sum_BP: Tensor, labels_B: Tensor) -> None:
+        assert self.round is not None
+        self.head.train()
+        estimated_sum_BP.requires_grad_()
+        scores = self.head(estimated_sum_BP)
+        loss = functional.cross_entropy(scores, labels_B)
+        self._optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        assert estimated_sum_BP.grad is not None
+        self._gradient = self._codec.encode(
+            estimated_sum_BP.grad.numpy(), seed=self.plan.seed, round_number=self.round.number
+        )
+        self._optimizer.step()
+        if self.on_joint_round is not None:
+            self.on_joint_round(loss.item(), scores.detach(), labels_B)
+
+    def predict(self, sums_BP: Tensor) -> Tensor:
+        """Class scores for sums of embeddings."""
+        self.head.eval()
+        with torch.no_grad():
+            scores: Tensor = self.head(sums_BP)
+        return scores
+
+    # --- beside the protocol ---
+
+    def state(self) -> dict[str, Tensor]:
+        return training_state(self.head, self._optimizer)
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        load_training_state(self.head, self._optimizer, state)

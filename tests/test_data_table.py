@@ -1,0 +1,300 @@
+"""A table of one's own: who holds which column, what the public schema does, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pbmvfl.data import VerticalDataset, load_table, parse_columns
+from pbmvfl.data.table import _encode, _read_schema
+from pbmvfl.errors import DataError
+
+ROWS = 20
+SCHEMA = {"columns": {"job": {"vocabulary": ["cook", "nurse"]}, "age": {"range": [0, 120]}}}
+COLUMNS = {"bank": ["age", "job"], "hospital": ["bmi"]}
+
+
+def values(**changes: Any) -> dict[str, Any]:
+    table: dict[str, Any] = {
+        "age": [float(6 * i) for i in range(ROWS)],
+        "job": ["cook", "nurse"] * (ROWS // 2),
+        "bmi": [20.0 + i for i in range(ROWS)],
+        "sick": ["yes", "no", "no", "yes"] * (ROWS // 4),
+    }
+    return table | changes
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Any:
+    def write_table(name: str = "people.parquet", **changes: Any) -> Path:
+        path = tmp_path / name
+        table = pa.table(values(**changes))
+        if path.suffix == ".csv":
+            import pyarrow.csv
+
+            pyarrow.csv.write_csv(table, path)
+        else:
+            pq.write_table(table, path)
+        return path
+
+    return write_table
+
+
+def load(path: Path, **changes: Any) -> VerticalDataset:
+    arguments: dict[str, Any] = {"label": "sick", "columns": COLUMNS, "schema": SCHEMA}
+    return load_table(path, **(arguments | changes))
+
+
+def replaced(column: str, row: int, value: Any) -> dict[str, Any]:
+    cells = list(values()[column])
+    cells[row] = value
+    return {column: cells}
+
+
+@pytest.mark.parametrize("name", ["people.parquet", "people.csv"])
+def test_a_table_is_cut_as_its_owners_say(write: Any, name: str) -> None:
+    data = load(write(name))
+    assert data.name == "people"
+    assert data.party_names == ("bank", "hospital")
+    assert [part.shape for part in data.train_features] == [(16, 3), (16, 1)]
+    assert (data.num_samples, data.num_test_samples, data.class_names) == (16, 4, ("no", "yes"))
+    assert data.default_encoder == "mlp"
+    # Rows stay together: bmi = 20 + i tells the row, and the others follow from it.
+    rows = (np.concatenate([data.train_features[1], data.test_features[1]])[:, 0] - 20).astype(int)
+    bank = np.concatenate([data.train_features[0], data.test_features[0]])
+    assert sorted(rows.tolist()) == list(range(ROWS))
+    np.testing.assert_allclose(bank[:, 0], rows * 6 / 60 - 1, atol=1e-6)
+    np.testing.assert_array_equal(bank[:, 2], rows % 2)
+    labels = np.concatenate([data.train_labels, data.test_labels])
+    np.testing.assert_array_equal(labels, np.isin(rows % 4, [0, 3]))
+
+
+def test_the_split_follows_the_public_seed(write: Any) -> None:
+    path = write()
+    rows = [load(path, seed=seed).test_features[1].tolist() for seed in (1, 1, 2)]
+    assert rows[0] == rows[1] != rows[2]
+
+
+def test_a_test_file_is_used_instead_of_a_split(write: Any) -> None:
+    data = load(write(), test=write("later.parquet", age=[200.0] * ROWS))
+    assert (data.num_samples, data.num_test_samples) == (ROWS, ROWS)
+    assert set(data.test_features[0][:, 0].tolist()) == {1.0}  # clipped to the range's end, not to the values seen
+
+
+def test_the_columns_can_be_one_text(write: Any) -> None:
+    assert parse_columns(" bank = age, job ; hospital=bmi; ") == {"bank": ("age", "job"), "hospital": ("bmi",)}
+    assert load(write(), columns="bank=age,job;hospital=bmi").party_names == ("bank", "hospital")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("bank=age", "at least 2"),
+        ("", "at least 2"),
+        ("bank;hospital=bmi", "not of the form"),
+        ("=age;hospital=bmi", "not of the form"),
+        ("bank=age;bank=job", "party='bank' occurs twice"),
+        ("bank=;hospital=bmi", "party='bank' has no columns"),
+        ("bank=age,age;hospital=bmi", r"column='age' is named twice \(party='bank'\)"),
+        ("bank=age;hospital=bmi,age", "column='age' is named twice .*'bank' and party='hospital'"),
+    ],
+)
+def test_a_wrong_assignment_is_refused(text: str, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        parse_columns(text)
+
+
+def test_a_column_named_twice_is_refused(write: Any) -> None:
+    with pytest.raises(DataError, match="column='age' is named twice"):
+        load(write(), columns={"bank": ["age"], "hospital": ["bmi", "age"]})
+
+
+def test_a_bare_word_in_place_of_a_list_of_columns_is_refused(write: Any) -> None:
+    with pytest.raises(DataError, match="is not a list of names"):
+        load(write(), columns={"bank": "age", "hospital": ["bmi"]})
+
+
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="does not exist"):
+        load(tmp_path / "nothing.csv")
+
+
+def test_another_kind_of_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"ends in '.xlsx'; permitted are .parquet and .csv"):
+        load(tmp_path / "people.xlsx")
+
+
+def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "people.parquet"
+    path.write_bytes(b"PAR1 and then nothing")
+    with pytest.raises(DataError, match="cannot be read as a table"):
+        load(path)
+
+
+def test_a_missing_column_is_refused_with_the_nearest_spelling(write: Any) -> None:
+    with pytest.raises(DataError, match="column='agee' is not in people.parquet .did you mean 'age'"):
+        load(write(), columns={"bank": ["agee"], "hospital": ["bmi"]})
+
+
+def test_a_missing_label_column_is_refused_with_the_nearest_spelling(write: Any) -> None:
+    with pytest.raises(DataError, match="column='sik' .*did you mean 'sick'"):
+        load(write(), label="sik")
+
+
+@pytest.mark.parametrize("name", ["people.parquet", "people.csv"])
+def test_a_row_without_label_is_refused(write: Any, name: str) -> None:
+    with pytest.raises(DataError, match="label='sick': row=5 .* has no label"):
+        load(write(name, **replaced("sick", 5, None)))
+
+
+def test_the_label_cannot_be_a_feature(write: Any) -> None:
+    with pytest.raises(DataError, match="label='sick' is also a column of party='hospital'"):
+        load(write(), columns={"bank": ["age"], "hospital": ["bmi", "sick"]})
+
+
+@pytest.mark.parametrize("name", ["people.parquet", "people.csv"])
+@pytest.mark.parametrize(("column", "value"), [("age", None), ("bmi", None), ("job", None), ("bmi", float("nan"))])
+def test_a_missing_value_is_refused_with_its_place(write: Any, name: str, column: str, value: Any) -> None:
+    with pytest.raises(DataError, match=f"column='{column}': row=7 .* has no value"):
+        load(write(name, **replaced(column, 7, value)))
+
+
+@pytest.mark.parametrize(("column", "value"), [("bmi", float("inf")), ("age", float("-inf")), ("bmi", 1e39)])
+def test_a_value_beyond_float32_is_refused_with_its_place(write: Any, column: str, value: float) -> None:
+    with pytest.raises(DataError, match=f"column='{column}': row=3 .* infinite or too large"):
+        load(write(**replaced(column, 3, value)))
+
+
+@pytest.mark.parametrize("fraction", [0, 1, 1.5, -0.2, float("nan"), True])
+def test_a_test_fraction_outside_zero_and_one_is_refused(write: Any, fraction: float) -> None:
+    with pytest.raises(DataError, match="test_fraction="):
+        load(write(), test_fraction=fraction)
+
+
+def test_words_without_a_vocabulary_are_refused_with_the_reason_and_the_remedy(write: Any) -> None:
+    with pytest.raises(DataError, match=r'is a release about private values.*\{"columns": \{"job": \{"vocabulary"'):
+        load(write(), schema=None)
+
+
+def test_a_word_outside_the_vocabulary_is_refused_and_shown_alone(write: Any) -> None:
+    with pytest.raises(DataError, match="column='job': row=4 .* the value 'pilot'") as caught:
+        load(write(job=["cook"] * 4 + ["pilot"] + ["sailor"] * 15))
+    assert "sailor" not in str(caught.value)
+
+
+def test_other_words_get_a_place_of_their_own(write: Any) -> None:
+    schema = {"columns": {"job": {"vocabulary": ["cook", "nurse"], "other": True}, "age": {"range": [0, 120]}}}
+    data = load(write(**replaced("job", 4, "pilot")), schema=schema)
+    jobs = np.concatenate([data.train_features[0], data.test_features[0]])[:, 1:]
+    assert jobs.shape == (ROWS, 3)
+    assert jobs.sum(axis=0).tolist() == [9, 10, 1]
+
+
+def test_numbers_without_a_range_are_used_as_they_are_and_noted(write: Any) -> None:
+    data = load(write())
+    assert data.train_features[1].max() > 1
+    assert len(data.notes) == 1
+    assert "hospital" in data.notes[0]
+    assert "bmi has no range" in data.notes[0]
+    ranged = {"columns": SCHEMA["columns"] | {"bmi": {"range": [10, 60]}}}
+    assert load(write(), schema=ranged).notes == ()
+
+
+def test_scaling_looks_at_the_range_and_never_at_other_rows(write: Any) -> None:
+    before = load(write(), test=write("test.parquet"))
+    after = load(write(**replaced("age", 0, 119.0)), test=write("test.parquet"))
+    np.testing.assert_array_equal(before.train_features[0][1:], after.train_features[0][1:])
+    assert before.train_features[0][0, 0] == -1
+    assert after.train_features[0][0, 0] == pytest.approx(119 / 60 - 1)
+
+
+def test_true_and_false_need_no_vocabulary_because_their_type_is_one(write: Any) -> None:
+    data = load(write(bmi=[True, False] * (ROWS // 2)))
+    assert data.train_features[1].shape == (16, 2)
+    assert data.notes == ()
+
+
+def test_dictionary_columns_and_integer_codes_are_words_too(write: Any) -> None:
+    job = pa.array(values()["job"]).dictionary_encode()
+    schema = {"columns": SCHEMA["columns"] | {"bmi": {"vocabulary": [1, 2, 3]}}}
+    data = load(write(job=job, bmi=pa.array([1, 3] * (ROWS // 2), pa.int8())), schema=schema)
+    assert [part.shape[1] for part in data.train_features] == [3, 3]
+    assert data.train_features[1].sum(axis=0)[1] == 0
+
+
+def test_a_csv_column_that_looks_like_numbers_stays_words_when_its_vocabulary_says_so(write: Any) -> None:
+    schema = {"columns": SCHEMA["columns"] | {"bmi": {"vocabulary": ["01", "02"]}}}
+    data = load(write("codes.csv", bmi=["01", "02"] * (ROWS // 2)), schema=schema)
+    assert data.train_features[1].shape == (16, 2)
+
+
+@pytest.mark.parametrize(
+    ("schema", "message"),
+    [
+        ({"colums": {}}, "unknown key 'colums' .did you mean 'columns'"),
+        ({"columns": {"age": {"rnge": [0, 1]}}}, "column='age' has the unknown key 'rnge' .did you mean 'range'"),
+        ({"columns": {"age": {}}}, "either a vocabulary or a range"),
+        ({"columns": {"age": {"range": [0, 1], "vocabulary": ["a"]}}}, "either a vocabulary or a range"),
+        ({"columns": {"age": {"range": [1, 1]}}}, "low less than high"),
+        ({"columns": {"age": {"range": [0, float("inf")]}}}, "must be finite"),
+        ({"columns": {"age": {"range": [0]}}}, "must be two numbers"),
+        ({"columns": {"age": {"range": [0, 1], "other": True}}}, "other belongs to a vocabulary"),
+        ({"columns": {"job": {"vocabulary": []}}}, "must be a list of words"),
+        ({"columns": {"job": {"vocabulary": ["a", 1]}}}, "must be a list of words"),
+        ({"columns": {"job": {"vocabulary": ["a", "a"]}}}, "has a word twice"),
+        ({"columns": {"job": {"vocabulary": ["a"], "other": "yes"}}}, "other='yes'"),
+        ({"columns": {"job": {"vocabulary": [1, 2]}}}, "its vocabulary is of int values"),
+        ({"columns": {"jop": {"vocabulary": ["a"]}}}, "column='jop', which is not in .*did you mean 'job'"),
+        ({"columns": ["age"]}, "must be of the form"),
+    ],
+)
+def test_a_schema_that_says_something_else_is_refused(write: Any, schema: Any, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        load(write(), schema=schema)
+
+
+def test_a_schema_file_is_read_and_a_repeated_key_in_it_refused(write: Any, tmp_path: Path) -> None:
+    path = tmp_path / "schema.json"
+    path.write_text(json.dumps(SCHEMA))
+    assert load(write(), schema=path).num_parties == 2
+    path.write_text('{"columns": {"age": {"range": [0, 1]}, "age": {"range": [0, 9]}}}')
+    with pytest.raises(DataError, match="'age' twice"):
+        load(write(), schema=path)
+    path.write_text("{")
+    with pytest.raises(DataError, match="is not JSON"):
+        load(write(), schema=path)
+    with pytest.raises(DataError, match="cannot be read"):
+        load(write(), schema=tmp_path / "none.json")
+
+
+@given(words=st.lists(st.sampled_from("abcdef"), min_size=1, max_size=30), other=st.booleans())
+def test_one_hot_can_be_read_back(words: list[str], other: bool) -> None:
+    vocabulary = list("fedcba")
+    rule = _read_schema({"columns": {"w": {"vocabulary": vocabulary, "other": other}}})["w"]
+    encoded = _encode(pa.table({"w": words}), "w", rule)
+    assert encoded.shape == (len(words), 6 + other)
+    np.testing.assert_array_equal(encoded.sum(axis=1), 1)
+    assert [vocabulary[slot] for slot in encoded.argmax(axis=1)] == words
+
+
+@given(
+    low=st.floats(-1e6, 1e6),
+    width=st.floats(1e-3, 1e6),
+    cells=st.lists(st.floats(-1e9, 1e9), min_size=1, max_size=20),
+)
+def test_scaled_numbers_stay_in_the_unit_interval_and_in_order(low: float, width: float, cells: list[float]) -> None:
+    rule = _read_schema({"columns": {"x": {"range": [low, low + width]}}})["x"]
+    scaled = _encode(pa.table({"x": cells}), "x", rule)[:, 0]
+    assert scaled.dtype == np.float32
+    assert np.abs(scaled).max() <= 1
+    assert (np.diff(scaled[np.argsort(cells)]) >= 0).all()
+    edges = _encode(pa.table({"x": [low, low + width]}), "x", rule)[:, 0]
+    np.testing.assert_array_equal(edges, [-1, 1])
