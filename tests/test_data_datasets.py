@@ -31,7 +31,9 @@ def local_copy(*files: str) -> Path:
 
 
 def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(DataError, match="name='mnist' .* digits, phishing, activity, cifar10, modelnet10, imagenet100"):
+    with pytest.raises(
+        DataError, match=r"name='mnist' .* digits, phishing, activity, cifar10, modelnet10, imagenet100"
+    ):
         load_dataset("mnist")
     assert DATASETS == ("digits", "phishing", "activity", "cifar10", "modelnet10", "imagenet100")
 
@@ -109,7 +111,7 @@ def test_the_data_folder_is_the_environments_else_beside_the_checkout(
     monkeypatch.setenv("PBMVFL_DATA", str(inside))
     assert data_root() == inside
     monkeypatch.setenv("PBMVFL_DATA", str(inside / "none"))
-    with pytest.raises(DataError, match="PBMVFL_DATA=.* is not a folder"):
+    with pytest.raises(DataError, match=r"PBMVFL_DATA=.* is not a folder"):
         data_root()
 
 

@@ -73,10 +73,10 @@ def test_a_batch_that_differs_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_pa
     changed[77] ^= 1
     path = tmp_path / "a.tar.gz"
     path.write_bytes(tar(contents | {"data_batch_3.bin": bytes(changed)}))
-    with pytest.raises(DataError, match="data_batch_3.bin is missing or differs"):
+    with pytest.raises(DataError, match=r"data_batch_3.bin is missing or differs"):
         images.read_cifar10_archive(path)
     path.write_bytes(tar({name: c for name, c in contents.items() if name != "test_batch.bin"}))
-    with pytest.raises(DataError, match="test_batch.bin is missing or differs"):
+    with pytest.raises(DataError, match=r"test_batch.bin is missing or differs"):
         images.read_cifar10_archive(path)
     path.write_bytes(b"no archive")
     with pytest.raises(DataError, match="damaged"):
@@ -107,7 +107,7 @@ def test_an_incomplete_copy_of_the_sheets_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="0 train pictures and 50000 labels"):
         load_dataset("cifar10", root=tmp_path)
     (folder / "train_00.webp").write_bytes(b"no picture")
-    with pytest.raises(DataError, match="train_00.webp cannot be read"):
+    with pytest.raises(DataError, match=r"train_00.webp cannot be read"):
         load_dataset("cifar10", root=tmp_path)
     Image.new("RGB", (8, 8)).save(folder / "train_00.webp", lossless=True)
     with pytest.raises(DataError, match="1600 pixels wide"):

@@ -220,7 +220,7 @@ def _load_activity(request: _Request) -> VerticalDataset:
             if _sha256(features) != _ACTIVITY_SHA256[split]:
                 raise DataError(f"{path.parent}: the {split} features differ from the known ones; copy them again")
         notes = (
-            "488 of the 561 features are recomputed from the raw signals; official rows that are public agree within 3e-5.",
+            "488 of the 561 features are recomputed from raw signals; the official rows that are public agree to 3e-5.",
         )
     parts = ((data[split][0][:, :_ACTIVITY_USED], data[split][1]) for split in ("train", "test"))
     return _cut(
@@ -281,7 +281,7 @@ def _load_imagenet100(request: _Request) -> VerticalDataset:
         path = request.explicit / "train"  # `root` may also name the tree itself
     if path is None:
         raise DataError(
-            "dataset='imagenet100' has no copy on this machine, and its licence permits no download by a program. Put "
+            "dataset='imagenet100' has no copy on this machine, and it needs a registration, so it is not fetched. Put "
             "imagenet100/train/<class>/<picture> and imagenet100/val/<class>/<picture> into a folder and name it in "
             "PBMVFL_DATA or root; get the pictures from https://www.image-net.org"
         )
@@ -308,7 +308,7 @@ def _load_modelnet10(request: _Request) -> VerticalDataset:
     folder = sources.cache_folder("modelnet10")
     checked, own, archive = "modelnet10_voxels30.npz", "from_meshes30.npz", sources.MODELNET10.file_name
     path = request.find(*(f"modelnet10/{name}" for name in (checked, own, archive)))
-    notes: tuple[str, ...] = ("The grids were made from the meshes here; they are near to the published ones.",)
+    notes: tuple[str, ...] = ("The grids were made from the meshes here and differ from the published ones.",)
     names = ("bits_train", "y_train", "bits_test", "y_test")
     if path is None or path.name == archive:
         path = path or sources.fetch(sources.MODELNET10, progress=request.progress)

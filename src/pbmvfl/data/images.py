@@ -31,7 +31,7 @@ Pictures = tuple[Quadrants, Labels, Quadrants, Labels]
 CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 CIFAR10_ROWS = {"train": 50_000, "test": 10_000}
 
-#: SHA-1 of the official binary batches, as several libraries publish them.
+#: SHA-1 of the official binary batches.
 CIFAR10_BATCHES = {
     "train": {
         "data_batch_1.bin": "aadd24acce27caa71bf4b10992e9e7b2d74c2540",

@@ -48,7 +48,7 @@ CIFAR10 = Archive(
     md5="c32a1d4ab5d03f1284b67883e8d87530",
 )
 
-#: No checksum is published: the size, each member's CRC and the class counts are checked instead.
+#: No published checksum is known: the size, each member's CRC and the class counts are checked instead.
 MODELNET10 = Archive(
     dataset="modelnet10",
     file_name="ModelNet10.zip",

@@ -150,8 +150,8 @@ def read_off(text: str) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]
 def voxelise(vertices: npt.NDArray[np.float64], triangles: npt.NDArray[np.int64]) -> Grids:
     """The cells that a surface touches: (30, 30, 30) of 0 and 1, axis 2 up, the longest side 24 cells, centred.
 
-    Each triangle is sampled on a lattice of at most half a cell. That is near to the grids that others have
-    published for the same meshes and not identical to them: thin walls may be one cell thicker or thinner.
+    Each triangle is sampled on a lattice of at most half a cell. Size and place in the grid follow the grids that
+    others have published; cells are not identical to theirs, where walls can be thicker or filled.
     """
     grid = np.zeros((GRID,) * 3, dtype=np.uint8)
     if not len(triangles):

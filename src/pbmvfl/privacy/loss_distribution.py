@@ -5,8 +5,8 @@ came in, so the composition is a single binomial and nothing is discretised.
 
 CELL: no single pair dominates. The receiver operating curve of a pair is the set of (false alarms, detections) of its
 tests; the hockey-stick divergence at epsilon is the largest detections - e^epsilon * false alarms. The envelope over k
-at every epsilon, negative ones included, therefore has as its curve the upper concave hull of all the pairs' points, and
-the edges of that hull are the atoms of a pair that dominates every k. Atoms are then moved onto a grid pessimistically
+at every epsilon, negative ones included, therefore has as its curve the upper concave hull of all the pairs' points,
+and the edges of that hull are the atoms of a pair that dominates every k. Atoms are then moved onto a grid pessimistically
 (connect the dots: each is split between its neighbours so that its mass under both laws is kept) and composed by FFT.
 
 Every approximation adds to delta: tails that are cut off, and a bound on the rounding of the FFT.

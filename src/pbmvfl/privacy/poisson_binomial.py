@@ -1,7 +1,7 @@
 """The law of the sum that the server reads, in log space.
 
-A bit is Bernoulli(hi) or Bernoulli(lo) with hi = 1/2 + beta and lo = 1/2 - beta. F(n, j) is the law of the sum of n bits
-of which j are at hi. Replacing one party's embedding from one end to the other turns F(n, k) into F(n, k + b), where k
+A bit is Bernoulli(hi) or Bernoulli(lo) with hi = 1/2 + beta and lo = 1/2 - beta. F(n, j) is the law of the sum of n
+bits of which j are at hi. Replacing one party's embedding from one end to the other turns F(n, k) into F(n, k + b), where k
 counts the other parties' bits at hi: every worst case in this folder is a pair of rows of one table.
 """
 
@@ -55,7 +55,7 @@ def _log_pmf_rows(num_bits: int, beta_16: int, high_bits: NDArray[np.int64]) -> 
     """log F(num_bits, j) for each j of high_bits, one row each, with relative accuracy in every entry.
 
     Sums of products of positive numbers keep relative accuracy, but far tails underflow. Tilting by exp(theta * x)
-    turns Bernoulli bits into Bernoulli bits, so any part of the range can be moved to the middle, and back in log space.
+    turns Bernoulli bits into Bernoulli bits, so any part of the range can be moved to the middle and back.
     """
     lo, hi = end_points(beta_16)
     sums = np.arange(num_bits + 1)

@@ -1,0 +1,41 @@
+"""The command line: thin; every command only reads options, calls the library and shows what came back."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from pbmvfl.cli.train import train
+from pbmvfl.errors import PbmvflError
+
+app = typer.Typer(
+    name="pbmvfl",
+    help="Vertical federated learning with the Poisson binomial mechanism: private columns, noisy sums, one model.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    rich_markup_mode="rich",
+)
+
+
+@app.callback()
+def _root() -> None:
+    """Vertical federated learning with the Poisson binomial mechanism: private columns, noisy sums, one model."""
+
+
+app.command()(train)
+
+
+def main() -> None:
+    """Run the command line. Bad input ends with code 2 and a message; a bug ends with its traceback."""
+    try:
+        app()
+    except PbmvflError as error:
+        from rich.console import Console
+
+        console = Console(stderr=True, highlight=False)
+        console.print("[bold red]error:[/]", end=" ")
+        console.print(str(error), markup=False)
+        sys.exit(2)

@@ -1,0 +1,273 @@
+"""`pbmvfl train`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from pbmvfl.errors import CheckpointError, DataError, RunFolderError
+from pbmvfl.plan import Activation, Evaluation, GradientCodecName, MechanismName, OptimizerName, Plan
+from pbmvfl.presets import preset, uses_pictures
+from pbmvfl.run_folder import RunFolder
+
+_DATA, _MECHANISM, _TRAINING, _RUN = "Data", "Privacy mechanism", "Training", "Run"
+
+
+def _choices(kind: Any) -> str:
+    return " | ".join(kind)
+
+
+def train(
+    dataset: Annotated[
+        str | None,
+        typer.Argument(
+            help="digits, phishing, activity, cifar10, modelnet10 or imagenet100; or give --data.", show_default=False
+        ),
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="Your own table, .parquet or .csv, instead of DATASET.", rich_help_panel=_DATA)
+    ] = None,
+    label: Annotated[str | None, typer.Option(help="The label column of --data.", rich_help_panel=_DATA)] = None,
+    columns: Annotated[
+        str | None,
+        typer.Option(help='Who holds what in --data: "bank=a,b,c;hospital=d,e".', rich_help_panel=_DATA),
+    ] = None,
+    schema: Annotated[
+        Path | None,
+        typer.Option(help="Public vocabularies and ranges of the columns of --data, JSON.", rich_help_panel=_DATA),
+    ] = None,
+    test_data: Annotated[
+        Path | None, typer.Option(help="Test rows for --data; else a part of it.", rich_help_panel=_DATA)
+    ] = None,
+    test_fraction: Annotated[
+        float, typer.Option(help="That part, chosen by the public seed.", rich_help_panel=_DATA)
+    ] = 0.2,
+    root: Annotated[
+        Path | None, typer.Option(help="Folder with local copies of the datasets.", rich_help_panel=_DATA)
+    ] = None,
+    num_parties: Annotated[
+        int | None, typer.Option(help="M: parties, each with its own columns.", rich_help_panel=_DATA)
+    ] = None,
+    mechanism: Annotated[
+        str | None,
+        typer.Option(
+            help=f"{_choices(MechanismName)}: pbm is private; ldp and none send numbers in clear, for studies.",
+            rich_help_panel=_MECHANISM,
+        ),
+    ] = None,
+    num_trials: Annotated[
+        int | None,
+        typer.Option(help="b: trials per coordinate. More: less noise, less privacy.", rich_help_panel=_MECHANISM),
+    ] = None,
+    beta: Annotated[
+        float | None, typer.Option(help="In [1/128, 1/4]. More: less noise, less privacy.", rich_help_panel=_MECHANISM)
+    ] = None,
+    embedding_dim: Annotated[
+        int | None,
+        typer.Option(help="P: length of an embedding. More: less privacy, more bytes.", rich_help_panel=_MECHANISM),
+    ] = None,
+    bound: Annotated[
+        float | None, typer.Option(help="C: embeddings lie in [-C, C].", rich_help_panel=_MECHANISM)
+    ] = None,
+    secure_aggregation: Annotated[
+        bool | None,
+        typer.Option(
+            help="Mask every party's message so that only sums can be read. Off: the server sees each party's.",
+            rich_help_panel=_MECHANISM,
+            show_default=False,
+        ),
+    ] = None,
+    evaluation: Annotated[
+        str | None,
+        typer.Option(
+            help=f"{_choices(Evaluation)}: exact sums outside the protocol, or the noisy ones the server sees.",
+            rich_help_panel=_MECHANISM,
+        ),
+    ] = None,
+    num_epochs: Annotated[int | None, typer.Option(help="E: uses of every row.", rich_help_panel=_TRAINING)] = None,
+    batch_size: Annotated[int | None, typer.Option(help="B: rows per round.", rich_help_panel=_TRAINING)] = None,
+    learning_rate: Annotated[float | None, typer.Option(help="Of every network.", rich_help_panel=_TRAINING)] = None,
+    optimizer: Annotated[str | None, typer.Option(help=_choices(OptimizerName), rich_help_panel=_TRAINING)] = None,
+    momentum: Annotated[float | None, typer.Option(help="Of sgd.", rich_help_panel=_TRAINING)] = None,
+    encoder: Annotated[
+        str | None,
+        typer.Option(
+            help="mlp | linear | multiview-conv | resnet18 | resnet18-batchnorm (couples the rows of a batch).",
+            rich_help_panel=_TRAINING,
+        ),
+    ] = None,
+    activation: Annotated[
+        str | None,
+        typer.Option(help=f"{_choices(Activation)}: keeps embeddings in [-C, C].", rich_help_panel=_TRAINING),
+    ] = None,
+    gradient_codec: Annotated[
+        str | None,
+        typer.Option(
+            help=f"{_choices(GradientCodecName)}: how the gradient goes down; coarser costs no privacy.",
+            rich_help_panel=_TRAINING,
+        ),
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Public: schedule and first weights. Never the noise.", rich_help_panel=_TRAINING)
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Run folder; must not exist. Default: a new one in runs/.", rich_help_panel=_RUN)
+    ] = None,
+    resume: Annotated[
+        Path | None, typer.Option(help="Continue the run in this folder from its checkpoint.", rich_help_panel=_RUN)
+    ] = None,
+    checkpoint_every: Annotated[int, typer.Option(help="Epochs between checkpoints.", min=1, rich_help_panel=_RUN)] = 1,
+    parties: Annotated[
+        str, typer.Option(help="in-process | processes: a process for each party.", rich_help_panel=_RUN)
+    ] = "in-process",
+    threads: Annotated[
+        int | None,
+        typer.Option(help="torch threads. Default: 1, or all cores for pictures.", min=1, rich_help_panel=_RUN),
+    ] = None,
+    json_: Annotated[
+        bool, typer.Option("--json", help="Print result.json to stdout and nothing else.", rich_help_panel=_RUN)
+    ] = False,
+) -> None:
+    """Train a federation: every party in its own state machine, real noise, real masks, real bytes.
+
+    [bold]Try[/]  pbmvfl train digits
+
+    [bold]Own data[/]  pbmvfl train --data people.csv --label churn --columns "bank=income,debt;shop=visits,basket"
+
+    The run folder gets plan.json, history.csv, result.json, curves.png and checkpoints/.
+    """
+    choices = {
+        "mechanism": mechanism,
+        "num_trials": num_trials,
+        "beta": beta,
+        "embedding_dim": embedding_dim,
+        "bound": bound,
+        "secure_aggregation": secure_aggregation,
+        "evaluation": evaluation,
+        "num_epochs": num_epochs,
+        "batch_size": batch_size,
+        "learning_rate": learning_rate,
+        "optimizer": optimizer,
+        "momentum": momentum,
+        "encoder": encoder,
+        "activation": activation,
+        "gradient_codec": gradient_codec,
+        "seed": seed,
+    }
+    given = {name: value for name, value in choices.items() if value is not None}
+    table = {
+        "data": _absolute(data),
+        "label": label,
+        "columns": columns,
+        "schema": _absolute(schema),
+        "test_data": _absolute(test_data),
+        "test_fraction": test_fraction,
+    }
+    from pbmvfl.cli.training_run import TrainingRun
+
+    if resume is not None:
+        run = _resumed(resume, dataset, data, num_parties, given, out)
+    else:
+        source = _source(dataset, table, num_parties, root, seed or 0)
+        run = _new(source, given, out)
+    TrainingRun(
+        run.folder,
+        run.plan,
+        run.data,
+        parties=parties,
+        threads=threads,
+        wide=uses_pictures(run.source.get("dataset")),
+        checkpoint_every=checkpoint_every,
+        json_only=json_,
+        resumed=resume is not None,
+    ).go()
+
+
+def _absolute(path: Path | None) -> str | None:
+    """Run folders may be resumed from elsewhere."""
+    return None if path is None else str(path.resolve())
+
+
+class _Prepared:
+    def __init__(self, folder: RunFolder, plan: Plan, data: Any, source: dict[str, Any]) -> None:
+        self.folder, self.plan, self.data, self.source = folder, plan, data, source
+
+
+def _source(
+    dataset: str | None, table: dict[str, Any], num_parties: int | None, root: Path | None, seed: int
+) -> dict[str, Any]:
+    """Where the data comes from, as data.json will say it."""
+    if (dataset is None) == (table["data"] is None):
+        raise DataError("give either a DATASET (digits, phishing, activity, ...) or --data TABLE")
+    if dataset is not None:
+        for option in ("label", "columns", "schema", "test_data"):
+            if table[option] is not None:
+                raise DataError(f"--{option.replace('_', '-')} goes with --data TABLE, not with DATASET={dataset}")
+        return {"dataset": dataset, "num_parties": num_parties, "root": _absolute(root)}
+    for option in ("label", "columns"):
+        if table[option] is None:
+            raise DataError(f"--data needs --{option}")
+    return {"dataset": None, "num_parties": num_parties, "seed": seed, **table}
+
+
+def _load(source: dict[str, Any]) -> Any:
+    from pbmvfl.data import load_dataset, load_table
+
+    if source["dataset"] is not None:
+        return load_dataset(source["dataset"], num_parties=source["num_parties"], root=source["root"])
+    data = load_table(
+        source["data"],
+        label=source["label"],
+        columns=source["columns"],
+        test=source["test_data"],
+        test_fraction=source["test_fraction"],
+        seed=source["seed"],
+        schema=source["schema"],
+    )
+    wanted = source["num_parties"]
+    if wanted is not None and wanted != data.num_parties:
+        raise DataError(
+            f"num_parties={wanted} but --columns names {data.num_parties} parties: {', '.join(data.party_names)}"
+        )
+    return data
+
+
+def _new(source: dict[str, Any], given: dict[str, Any], out: Path | None) -> _Prepared:
+    if out is not None and out.exists():
+        RunFolder.create(out, name="")  # refuses, before anything is loaded
+    chosen = {**preset(source["dataset"]), **given}
+    # Every number is checked before a long load or a download; the sizes come with the data.
+    Plan.from_dict(
+        {"num_samples": 1, "num_test_samples": 1, "num_classes": 2, **chosen, "num_parties": source["num_parties"] or 2}
+    )
+    data = _load(source)
+    plan = Plan.for_data(data, **chosen)
+    folder = RunFolder.create(out, name=data.name)
+    folder.write_start(plan, source)
+    return _Prepared(folder, plan, data, source)
+
+
+def _resumed(
+    path: Path, dataset: str | None, data: Path | None, num_parties: int | None, given: dict[str, Any], out: Path | None
+) -> _Prepared:
+    """The run as its folder has it; what was given again must agree."""
+    folder = RunFolder.existing(path)
+    if out is not None:
+        raise RunFolderError(f"--out {out} and --resume {path}: a resumed run stays in its folder")
+    plan, source = folder.read_plan(), folder.read_source()
+    if num_parties is not None:
+        given = {**given, "num_parties": num_parties}
+    for name, value in given.items():
+        kept = plan.to_dict()[name]
+        if plan.replace(**{name: value}).to_dict()[name] != kept:
+            raise CheckpointError(
+                f"{path} is a run of another plan: it has {name}={kept!r}, you gave {name}={value!r}; "
+                "leave the option out to continue it, or start a new run"
+            )
+    for name, wanted in (("dataset", dataset), ("data", _absolute(data))):
+        if wanted is not None and wanted != source.get(name):
+            raise CheckpointError(f"{path} is a run on {name}={source.get(name)!r}, you gave {wanted!r}")
+    loaded = _load(source)
+    return _Prepared(folder, plan, loaded, source)

@@ -1,0 +1,202 @@
+"""What a person sees of a training run: the plan before it, a bar during it, a table after it."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from pbmvfl.costs import Traffic
+from pbmvfl.data.vertical import VerticalDataset
+from pbmvfl.encoders import COUPLES_ROWS
+from pbmvfl.errors import PlanError
+from pbmvfl.federation import Federation, Parties
+from pbmvfl.mechanisms import mechanism_for
+from pbmvfl.plan import MechanismName, Plan
+from pbmvfl.report.curves import describe_mechanism
+from pbmvfl.results import Result
+from pbmvfl.run_folder import RunFolder
+
+
+def human_bytes(count: float) -> str:
+    """Three significant digits in powers of 1000."""
+    for unit in ("B", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} GB"
+
+
+class TrainingRun:
+    """One `pbmvfl train`, shown on the terminal, or silent with --json."""
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        plan: Plan,
+        data: VerticalDataset,
+        *,
+        parties: str,
+        threads: int | None,
+        wide: bool,
+        checkpoint_every: int,
+        json_only: bool,
+        resumed: bool,
+    ) -> None:
+        if parties not in tuple(Parties):
+            raise PlanError(f"parties={parties!r} is not one of {', '.join(Parties)}")
+        self._folder, self._plan, self._data = folder, plan, data
+        self._parties = Parties(parties)
+        self._threads = threads if threads is not None else (os.cpu_count() or 1) if wide else 1
+        self._checkpoint_every = checkpoint_every
+        self._json_only = json_only
+        self._resumed = resumed
+        self._console = Console(stderr=json_only, quiet=json_only, highlight=False)
+        self._history: list[dict[str, Any]] = []
+
+    def go(self) -> None:
+        import torch
+
+        torch.set_num_threads(self._threads)
+        finished = self._folder.read_result() if self._resumed else None
+        if finished is None:
+            self._show_plan()
+            finished = self._train()
+            self._folder.write_result(finished)
+        else:
+            self._console.print(f"{self._folder.path} is finished already; this is its result.")
+        if self._json_only:
+            print(finished.to_json(), end="")
+        else:
+            self._show_result(finished)
+
+    def _train(self) -> Result:
+        plan = self._plan
+        rounds = plan.num_rounds + plan.num_prediction_rounds
+        bar = Progress(
+            BarColumn(bar_width=18),
+            TextColumn("round {task.completed}/{task.total}  {task.fields[shown]}"),
+            TimeRemainingColumn(),
+            console=self._console,
+            disable=self._json_only,
+        )
+        with bar:
+            task = bar.add_task("training", total=rounds, shown="")
+            watch = _Watch(bar, task, plan)
+
+            def on_epoch(line: dict[str, Any]) -> None:
+                self._history.append(line)
+                watch.on_epoch(line)
+
+            try:
+                return Federation(plan, parties=self._parties).fit(
+                    self._data,
+                    checkpoints=self._folder.checkpoints,
+                    checkpoint_every=self._checkpoint_every,
+                    on_round=watch.on_round,
+                    on_epoch=on_epoch,
+                )
+            except KeyboardInterrupt:
+                self._console.print(f"stopped; continue with: pbmvfl train --resume {self._folder.path}")
+                raise SystemExit(130) from None
+
+    # --- tables ---
+
+    def _show_plan(self) -> None:
+        plan, data = self._plan, self._data
+        span = f"[-{plan.bound:g}, {plan.bound:g}]"
+        table = Table(show_header=False, box=None, padding=(0, 2))
+        table.add_row("data", f"{data.name}: {data.num_samples:,} training and {data.num_test_samples:,} test rows")
+        table.add_row("parties", _describe_parties(data))
+        table.add_row("mechanism", f"{describe_mechanism(plan)}, embeddings of {plan.embedding_dim} values in {span}")
+        noise = mechanism_for(plan).variance_upper_bound ** 0.5
+        if noise:
+            widest = plan.num_parties * plan.bound
+            table.add_row("noise", f"standard deviation {noise:.3g} on sums within [-{widest:g}, {widest:g}]")
+        rounds = f"{plan.num_epochs} epochs of {plan.rounds_per_epoch} rounds, {plan.batch_size} rows each"
+        table.add_row("training", f"{rounds}, {plan.optimizer} {plan.learning_rate:g}")
+        traffic = plan.traffic()
+        up, down = human_bytes(traffic.bytes_up), human_bytes(traffic.bytes_down)
+        table.add_row("bytes", f"{up} up, {down} down ({plan.gradient_codec} gradient)")
+        table.add_row("run folder", str(self._folder.path))
+        self._console.print(table)
+        for note in self._warnings():
+            self._console.print(f"[yellow]note:[/] {note}")
+
+    def _warnings(self) -> list[str]:
+        plan = self._plan
+        notes = list(self._data.notes)
+        if plan.mechanism is MechanismName.NONE:
+            notes.append("mechanism none protects nothing: every embedding goes to the server in clear")
+        elif plan.mechanism is MechanismName.LDP:
+            notes.append("mechanism ldp is the paper's baseline, for studies; embeddings go up one by one")
+        elif not plan.secure_aggregation:
+            notes.append("without secure aggregation the server reads every party's values, not only their sum")
+        if plan.encoder in COUPLES_ROWS:
+            notes.append(
+                f"encoder {plan.encoder} normalises over the batch, so an embedding depends on every row of its batch; "
+                "an epsilon per row does not hold with it"
+            )
+        return notes
+
+    def _show_result(self, result: Result) -> None:
+        table = Table(show_header=True, header_style="bold", box=None, padding=(0, 2))
+        table.add_column("")
+        table.add_column("train", justify="right")
+        table.add_column("test", justify="right")
+        for name, title in (("accuracy", "accuracy"), ("auprc", "AUPRC")):
+            values = [result.metrics.get(f"{split}_{name}") for split in ("train", "test")]
+            if any(value is not None for value in values):
+                table.add_row(title, *("" if value is None else f"{value:.4f}" for value in values))
+        self._console.print(table)
+        traffic = result.traffic
+        self._console.print(
+            f"{traffic.rounds:,} rounds in {result.seconds:.1f} s; measured {human_bytes(traffic.bytes_up)} up, "
+            f"{human_bytes(traffic.bytes_down)} down, {human_bytes(traffic.bytes_setup)} set-up"
+        )
+        self._console.print(f"every training row was released {result.row_uses['train']} times at most")
+        for note in result.notes:
+            self._console.print(f"[yellow]note:[/] {note}")
+        self._console.print(f"result.json, history.csv and curves.png are in {self._folder.path}")
+
+
+def _describe_parties(data: VerticalDataset) -> str:
+    shapes = ["x".join(map(str, part.shape[1:])) for part in data.train_features]
+    if len(set(shapes)) == 1:
+        return f"{data.num_parties}, each with {shapes[0]} columns"
+    return ", ".join(f"{name} ({shape})" for name, shape in zip(data.party_names, shapes, strict=True))
+
+
+class _Watch:
+    """Feeds the progress bar."""
+
+    def __init__(self, bar: Progress, task: Any, plan: Plan) -> None:
+        self._bar, self._task, self._plan = bar, task, plan
+        self._score = ""
+        self._since: tuple[float, int] | None = None
+        self._smooth: float | None = None
+        self._shown_at = 0.0
+
+    def on_round(self, completed: int, loss: float, traffic: Traffic) -> None:
+        now = time.perf_counter()
+        if self._since is None:
+            self._since = (now, completed)
+        self._smooth = loss if self._smooth is None else 0.95 * self._smooth + 0.05 * loss
+        if now - self._shown_at < 0.1 and completed < self._plan.num_rounds:
+            return
+        self._shown_at = now
+        started, first = self._since
+        speed = (completed - first) / (now - started) if completed > first else 0.0
+        moved = human_bytes(traffic.bytes_up + traffic.bytes_down)
+        shown = f"loss {self._smooth:.3f}{self._score}  {speed:.0f}/s  {moved}"
+        self._bar.update(self._task, completed=completed, shown=shown)
+
+    def on_epoch(self, line: dict[str, Any]) -> None:
+        for name, title in (("train_auprc", "AUPRC"), ("train_accuracy", "accuracy")):
+            if name in line:
+                self._score = f"  {title} {line[name]:.3f}"
+                return

@@ -1,0 +1,51 @@
+"""The picture of one run: loss and accuracy by epoch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pbmvfl.plan import MechanismName, Plan
+from pbmvfl.report.style import COLOURS, new_figure, save_figure
+from pbmvfl.results import Result
+
+
+def describe_mechanism(plan: Plan) -> str:
+    """The mechanism in a few words, for titles and tables."""
+    if plan.mechanism is MechanismName.NONE:
+        return "no privacy"
+    numbers = f"b={plan.num_trials}, beta={plan.beta:g}"
+    if plan.mechanism is MechanismName.LDP:
+        return f"local Gaussian, {numbers}"
+    return f"PBM {numbers}" + ("" if plan.secure_aggregation else ", sums not hidden")
+
+
+def draw_curves(result: Result, path: Path) -> None:
+    """Loss left, accuracy (and AUPRC for two classes) right, with the last values written at the curves."""
+    figure, (loss_axis, score_axis) = new_figure(2)
+    epochs = [line["epoch"] for line in result.history]
+    marker = "o" if len(epochs) < 3 else None
+    loss_axis.plot(epochs, [line["train_loss"] for line in result.history], color=COLOURS[0], marker=marker)
+    loss_axis.set(xlabel="epoch", ylabel="training loss, at noisy sums", title="Loss")
+    names = (
+        ("train_accuracy", "train accuracy", COLOURS[0], "-"),
+        ("test_accuracy", "test accuracy", COLOURS[1], "-"),
+        ("train_auprc", "train AUPRC", COLOURS[0], ":"),
+        ("test_auprc", "test AUPRC", COLOURS[1], ":"),
+    )
+    for name, label, colour, line_style in names:
+        points = [(line["epoch"], line[name]) for line in result.history if name in line]
+        if points:
+            x, y = zip(*points, strict=True)
+            single = "o" if len(points) < 3 else None
+            score_axis.plot(x, y, line_style, color=colour, marker=single, label=f"{label} {y[-1]:.3f}")
+    score_axis.set(xlabel="epoch", ylim=(0, 1.02), title=f"Evaluation: {result.plan.evaluation}")
+    score_axis.legend(loc="lower right")
+    for axis in (loss_axis, score_axis):
+        axis.set_xlim(0 if len(epochs) > 1 else 0.5, max(epochs) + (0 if len(epochs) > 1 else 0.5))
+        axis.xaxis.get_major_locator().set_params(integer=True)
+    plan = result.plan
+    figure.suptitle(
+        f"{plan.num_parties} parties, {plan.num_samples:,} rows, {describe_mechanism(plan)}, P={plan.embedding_dim}",
+        fontsize=11,
+    )
+    save_figure(figure, path)

@@ -1,0 +1,85 @@
+"""The folder of one run: plan.json, data.json, history.csv, result.json, curves.png and checkpoints/."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from pbmvfl.errors import RunFolderError
+from pbmvfl.files import write_atomically
+from pbmvfl.plan import Plan
+from pbmvfl.results import Result, history_csv
+
+RUNS = Path("runs")
+
+
+class RunFolder:
+    """Where a run writes, and what a resume reads. Never overwrites another run's folder."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def create(cls, path: Path | None, *, name: str) -> RunFolder:
+        """A new folder: the one asked for, which must not exist, or the next free runs/NAME-NNN."""
+        if path is not None:
+            try:
+                path.mkdir(parents=True)
+            except FileExistsError:
+                raise RunFolderError(
+                    f"out={str(path)!r} exists already and nothing in it was touched; "
+                    f"choose another folder, or continue that run with --resume {path}"
+                ) from None
+            except OSError as error:
+                raise RunFolderError(f"out={str(path)!r} cannot be made: {error}") from error
+            return cls(path)
+        for number in range(1, 1_000_000):
+            candidate = RUNS / f"{name}-{number:03d}"
+            try:
+                candidate.mkdir(parents=True)
+            except FileExistsError:
+                continue
+            except OSError as error:
+                raise RunFolderError(f"out={str(candidate)!r} cannot be made: {error}; use --out FOLDER") from error
+            return cls(candidate)
+        raise RunFolderError(f"{RUNS}/{name}-NNN are all taken; use --out FOLDER")
+
+    @classmethod
+    def existing(cls, path: Path) -> RunFolder:
+        if not (path / "plan.json").is_file():
+            raise RunFolderError(f"resume={str(path)!r} is not a run folder: it has no plan.json")
+        return cls(path)
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    def write_start(self, plan: Plan, source: dict[str, Any]) -> None:
+        """Everything that a resume needs, before the first round."""
+        write_atomically(self.path / "data.json", json.dumps(source, indent=2) + "\n")
+        write_atomically(self.path / "plan.json", plan.to_json())
+
+    def read_plan(self) -> Plan:
+        return Plan.from_json((self.path / "plan.json").read_text())
+
+    def read_source(self) -> dict[str, Any]:
+        try:
+            source: dict[str, Any] = json.loads((self.path / "data.json").read_text())
+        except (OSError, json.JSONDecodeError) as error:
+            raise RunFolderError(f"{self.path / 'data.json'} cannot be read: {error}") from error
+        return source
+
+    def read_result(self) -> Result | None:
+        path = self.path / "result.json"
+        return Result.from_dict(json.loads(path.read_text())) if path.exists() else None
+
+    def write_history(self, history: list[dict[str, Any]]) -> None:
+        write_atomically(self.path / "history.csv", history_csv(history))
+
+    def write_result(self, result: Result) -> None:
+        from pbmvfl.report.curves import draw_curves
+
+        self.write_history(result.history)
+        draw_curves(result, self.path / "curves.png")
+        write_atomically(self.path / "result.json", result.to_json())  # last: its presence means finished

@@ -1,0 +1,287 @@
+"""What is charged to which unit, and the figures that follow. No expected figure here comes from running the code."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pbmvfl.errors import PlanError
+from pbmvfl.privacy.accounting import (
+    CLIP_LAST,
+    LABELS_PUBLIC,
+    NO_SECURE_SUM,
+    NOT_A_PROOF,
+    WEIGHTS_STAY,
+    Charge,
+    TrainingRun,
+    bound,
+    bounds,
+    charge,
+    rdp_curve,
+)
+from pbmvfl.privacy.events import (
+    ExactRelease,
+    LocalGaussianRelease,
+    NoisyUpdate,
+    PoissonBinomialRelease,
+    ReleaseEvent,
+)
+from pbmvfl.privacy.rdp import cell_rdp
+from pbmvfl.privacy.units import CURIOUS_PARTY, SERVER, Accounting, Adversary, Unit
+
+DELTA = 1e-5
+
+
+def pbm_run(
+    num_parties: int,
+    num_trials: int,
+    beta: float,
+    embedding_dim: int,
+    num_epochs: int,
+    *,
+    num_samples: int = 1000,
+    batch_size: int = 100,
+    update: NoisyUpdate | None = None,
+    secure_aggregation: bool = True,
+) -> TrainingRun:
+    event = PoissonBinomialRelease(
+        num_trials=num_trials, beta=beta, num_parties=num_parties, embedding_dim=embedding_dim
+    )
+    return TrainingRun(
+        num_samples=num_samples,
+        batch_size=batch_size,
+        num_epochs=num_epochs,
+        event=event,
+        update=update,
+        secure_aggregation=secure_aggregation,
+    )
+
+
+CIFAR = pbm_run(4, 16, 0.1, 16, 41, num_samples=50_000)
+SMALL = pbm_run(5, 2, 0.05, 16, 9)
+
+
+def epsilons(run: TrainingRun, unit: Unit, accounting: Accounting = Accounting.PAPER) -> tuple[float, float]:
+    """(by RDP alone, as reported)."""
+    alone = bound(run, unit, accounting, delta=DELTA, pld=False)
+    assert alone.method == "rdp"
+    return alone.epsilon, bound(run, unit, accounting, delta=DELTA).epsilon
+
+
+@pytest.mark.parametrize(
+    ("run", "unit", "least", "most"),
+    [
+        (CIFAR, Unit.CELL, 319.9, 321),
+        (pbm_run(5, 8, 0.15, 16, 86), Unit.CELL, 588, 593),
+        (pbm_run(5, 1, 0.25, 1, 5), Unit.CELL, 5.475, 5.485),
+        (CIFAR, Unit.RECORD, 3788, 3796),
+    ],
+)
+def test_what_the_printed_settings_cost(run: TrainingRun, unit: Unit, least: float, most: float) -> None:
+    by_rdp, reported = epsilons(run, unit)
+    assert least <= by_rdp <= most
+    assert reported <= by_rdp
+
+
+def test_reported_epsilon_uses_a_law_that_dominates() -> None:
+    reported = bound(SMALL, Unit.CELL, Accounting.PAPER, delta=DELTA)
+    assert 7.25 <= reported.epsilon <= 7.41
+    assert reported.method == "pld"
+    assert reported.order is None
+
+
+def test_strict_cell_with_noisy_updates() -> None:
+    update = NoisyUpdate(clip_norm=1.0, noise_multiplier=6.3)
+    run = pbm_run(5, 1, 0.18, 1, 10, update=update)
+    by_rdp, reported = epsilons(run, Unit.CELL, Accounting.STRICT)
+    assert 7.9 <= by_rdp <= 8.0
+    assert reported <= by_rdp
+    # E * (P * rdp_pbm + 2 * alpha / sigma^2) with the curve of one coordinate
+    orders = (2.0, 5.0)
+    expected = 10 * (cell_rdp(1, 11796, 5, orders) + 2 * np.array(orders) / 6.3**2)
+    np.testing.assert_allclose(rdp_curve(run, Unit.CELL, Accounting.STRICT, orders=orders), expected, rtol=1e-8)
+
+
+def test_cell_grows_and_record_falls_with_colluders_until_they_agree() -> None:
+    for pld in (False, True):
+        cell, record = (
+            [
+                bound(SMALL, unit, Accounting.PAPER, Adversary(colluding_parties=t), delta=DELTA, pld=pld)
+                for t in range(5)
+            ]
+            for unit in (Unit.CELL, Unit.RECORD)
+        )
+        assert all(a.epsilon < b.epsilon for a, b in itertools.pairwise(cell))
+        assert all(a.epsilon > b.epsilon for a, b in itertools.pairwise(record))
+        assert cell[-1].epsilon == pytest.approx(record[-1].epsilon, rel=1e-9)
+
+
+def test_strict_agrees_between_units_when_one_honest_party_is_left() -> None:
+    run = pbm_run(3, 1, 0.1, 2, 4, update=NoisyUpdate(clip_norm=1.0, noise_multiplier=5.0))
+    alone = Adversary(colluding_parties=2)
+    cell, record = (bound(run, unit, Accounting.STRICT, alone, delta=DELTA) for unit in (Unit.CELL, Unit.RECORD))
+    assert cell.epsilon == pytest.approx(record.epsilon, rel=1e-9)
+
+
+def brute_force_count(num_samples: int, batch_size: int, num_epochs: int) -> tuple[int, int, int]:
+    """(own releases, releases from the unit's first use on with the first round's other rows left out, all)."""
+    own = dependent = everything = 0
+    touched = False
+    for _ in range(num_epochs):
+        rows = list(range(num_samples))
+        while rows:
+            batch, rows = rows[:batch_size], rows[batch_size:]
+            for row in batch:
+                everything += 1
+                own += row == 0
+                dependent += row == 0 or touched
+            touched = touched or 0 in batch
+    return own, dependent, everything
+
+
+@given(n=st.integers(1, 30), size=st.integers(1, 40), epochs=st.integers(0, 4))
+@settings(max_examples=100, deadline=None)
+def test_counts_equal_a_walk_through_the_schedule(n: int, size: int, epochs: int) -> None:
+    run = pbm_run(3, 1, 0.1, 1, epochs, num_samples=n, batch_size=size)
+    own, dependent, everything = brute_force_count(n, size, epochs)
+    for unit in (Unit.CELL, Unit.RECORD):
+        assert charge(run, unit, Accounting.PAPER) == Charge(releases=own)
+        assert charge(run, unit, Accounting.STRICT) == Charge(releases=dependent)
+    for accounting in Accounting:
+        assert charge(run, Unit.PARTY, accounting) == Charge(releases=everything)
+
+
+def test_full_batches_give_the_formula_of_the_theory() -> None:
+    # 1 + (T - 1) * B with T = 41 * 500 rounds of 100 rows
+    assert charge(CIFAR, Unit.CELL, Accounting.STRICT).releases == 1 + (41 * 500 - 1) * 100
+
+
+def test_evaluations_and_predictions_are_charged() -> None:
+    event = PoissonBinomialRelease(num_trials=1, beta=0.1, num_parties=3, embedding_dim=1)
+    update = NoisyUpdate(clip_norm=1.0, noise_multiplier=4.0)
+    common = {"num_samples": 20, "batch_size": 5, "num_epochs": 2, "event": event}
+    extra = {"extra_row_releases": 3, "extra_releases": 50}
+    plain, noisy = TrainingRun(**common, **extra), TrainingRun(**common, **extra, update=update)
+    assert charge(plain, Unit.CELL, Accounting.PAPER) == Charge(releases=5)
+    assert charge(plain, Unit.CELL, Accounting.STRICT) == Charge(releases=1 + 35 + 50)
+    assert charge(plain, Unit.PARTY, Accounting.STRICT) == Charge(releases=40 + 50)
+    assert charge(noisy, Unit.CELL, Accounting.STRICT) == Charge(releases=5, updates=2)
+    assert charge(noisy, Unit.RECORD, Accounting.STRICT) == Charge(releases=5, updates=6)
+    assert charge(noisy, Unit.RECORD, Accounting.STRICT, Adversary(colluding_parties=1)).updates == 4
+    # weights stay home: a party's updates are not seen, its releases are
+    assert charge(noisy, Unit.PARTY, Accounting.STRICT) == Charge(releases=90)
+
+
+def test_table_has_every_unit_and_accounting_for_each_adversary() -> None:
+    table = bounds(SMALL, delta=DELTA, adversaries=(SERVER, CURIOUS_PARTY))
+    assert len(table) == 12
+    assert len({(row.unit, row.accounting, row.adversary) for row in table}) == 12
+    by_key = {(row.unit, row.accounting, row.adversary): row for row in table}
+    for unit in (Unit.CELL, Unit.RECORD):
+        paper, strict = (by_key[unit, accounting, SERVER] for accounting in (Accounting.PAPER, Accounting.STRICT))
+        assert paper.epsilon < strict.epsilon
+        assert NOT_A_PROOF in paper.conditions
+        assert NOT_A_PROOF not in strict.conditions
+        assert WEIGHTS_STAY in strict.conditions
+    assert all(LABELS_PUBLIC in row.conditions and row.delta == DELTA for row in table)
+
+
+def test_conditions_follow_the_run() -> None:
+    update = NoisyUpdate(clip_norm=1.0, noise_multiplier=4.0)
+    noisy = bound(pbm_run(3, 1, 0.1, 1, 2, update=update), Unit.CELL, Accounting.STRICT, delta=DELTA)
+    assert CLIP_LAST in noisy.conditions
+    assert WEIGHTS_STAY not in noisy.conditions
+    clear = pbm_run(3, 1, 0.1, 1, 2, secure_aggregation=False)
+    assert NO_SECURE_SUM in bound(clear, Unit.CELL, Accounting.STRICT, delta=DELTA).conditions
+
+
+def test_without_secure_aggregation_a_cell_is_charged_as_if_all_others_colluded() -> None:
+    clear = pbm_run(5, 2, 0.05, 16, 9, secure_aggregation=False)
+    alone = Adversary(colluding_parties=4)
+    for accounting in Accounting:
+        expected = bound(SMALL, Unit.CELL, accounting, alone, delta=DELTA).epsilon
+        assert bound(clear, Unit.CELL, accounting, delta=DELTA).epsilon == expected
+        assert (
+            bound(clear, Unit.RECORD, accounting, delta=DELTA).epsilon
+            == bound(SMALL, Unit.RECORD, accounting, delta=DELTA).epsilon
+        )
+
+
+@pytest.mark.parametrize("accounting", list(Accounting))
+@pytest.mark.parametrize("unit", list(Unit))
+def test_exact_embeddings_are_infinite_for_every_unit(unit: Unit, accounting: Accounting) -> None:
+    event: ReleaseEvent = ExactRelease(num_parties=2, embedding_dim=4)
+    run = TrainingRun(num_samples=10, batch_size=5, num_epochs=1, event=event)
+    answer = bound(run, unit, accounting, delta=DELTA)
+    assert answer.epsilon == math.inf
+    assert answer.order is None
+
+
+def test_local_noise_of_the_paper_against_the_closed_form() -> None:
+    # shift mu: delta = Phi(mu/2 - eps/mu) - e^eps Phi(-mu/2 - eps/mu); at mu = 1 and eps = 1 it is 0.126936737506...
+    event = LocalGaussianRelease(variance=4.0, bound=1.0, num_parties=3, embedding_dim=1)
+    run = TrainingRun(num_samples=10, batch_size=10, num_epochs=1, event=event)
+    target = 0.5 * math.erfc(0.5 / math.sqrt(2)) - math.e * 0.5 * math.erfc(1.5 / math.sqrt(2))
+    assert bound(run, Unit.CELL, Accounting.PAPER, delta=target).epsilon == pytest.approx(1.0, rel=1e-5)
+
+
+def test_a_run_without_releases_costs_only_its_updates() -> None:
+    idle = pbm_run(3, 1, 0.1, 1, 0)
+    for row in bounds(idle, delta=DELTA):
+        assert row.epsilon == 0
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: pbm_run(3, 1, 0.1, 1, -1), r"num_epochs=-1; permitted: 0 or more"),
+        (lambda: pbm_run(3, 1, 0.1, 1, 1, num_samples=0), r"num_samples=0; permitted: 1 or more"),
+        (lambda: pbm_run(3, 1, 0.1, 1, 1, batch_size=0), r"batch_size=0; permitted: 1 or more"),
+        (lambda: Adversary(colluding_parties=-1), r"colluding_parties=-1; permitted: 0 or more"),
+        (lambda: Adversary(server=False), r"server=False with colluding_parties=0 is nobody; permitted"),
+        (lambda: Adversary(colluding_parties=3).honest_parties(3), r"colluding_parties=3 .*permitted: 0 to 2"),
+        (lambda: SERVER.honest_parties(0), r"num_parties=0; permitted: 1 or more"),
+        (
+            lambda: bound(pbm_run(3, 1, 0.1, 0, 1), Unit.CELL, Accounting.PAPER, delta=DELTA),
+            r"embedding_dim=0; permitted: 1 or more",
+        ),
+        (
+            lambda: TrainingRun(num_samples=1, batch_size=1, num_epochs=1, event=SMALL.event, extra_row_releases=2),
+            r"extra_releases=0 with extra_row_releases=2; permitted: at least as many",
+        ),
+        (
+            lambda: bound(
+                TrainingRun(
+                    num_samples=1,
+                    batch_size=1,
+                    num_epochs=1,
+                    event=LocalGaussianRelease(variance=0.0, bound=1.0, num_parties=1, embedding_dim=1),
+                ),
+                Unit.CELL,
+                Accounting.PAPER,
+                delta=DELTA,
+            ),
+            r"variance=0.0, bound=1.0; permitted: both above 0",
+        ),
+    ],
+)
+def test_bad_values_name_themselves_and_what_is_permitted(call: object, message: str) -> None:
+    with pytest.raises(PlanError, match=message):
+        call()  # type: ignore[operator]
+
+
+def test_adversaries_are_words() -> None:
+    assert [str(Adversary(colluding_parties=t)) for t in range(3)] == [
+        "server",
+        "server + 1 party",
+        "server + 2 parties",
+    ]
+    assert str(CURIOUS_PARTY) == "1 party"
+    assert (SERVER.role, CURIOUS_PARTY.role) == ("server", "party")
+    assert [unit.value for unit in Unit] == ["cell", "record", "party"]
+    assert [accounting.value for accounting in Accounting] == ["paper", "strict"]
