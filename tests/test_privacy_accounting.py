@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 
 import numpy as np
@@ -189,6 +190,15 @@ def test_table_has_every_unit_and_accounting_for_each_adversary() -> None:
         assert NOT_A_PROOF not in strict.conditions
         assert WEIGHTS_STAY in strict.conditions
     assert all(LABELS_PUBLIC in row.conditions and row.delta == DELTA for row in table)
+
+
+def test_a_bound_is_plain_values_for_machines() -> None:
+    row = bound(SMALL, Unit.RECORD, Accounting.STRICT, Adversary(server=False, colluding_parties=2), delta=DELTA)
+    plain = row.to_dict()
+    assert (plain["unit"], plain["accounting"], plain["adversary"]) == ("record", "strict", "party")
+    assert (plain["colluding_parties"], plain["epsilon"], plain["delta"]) == (2, row.epsilon, DELTA)
+    assert plain["method"] in ("rdp", "pld")
+    assert json.loads(json.dumps(plain)) == plain
 
 
 def test_conditions_follow_the_run() -> None:

@@ -130,7 +130,7 @@ def test_cell_losses_are_the_envelope_at_every_epsilon(b: int, beta_16: int, m: 
 
 
 def test_cell_losses_are_a_pair_of_laws() -> None:
-    for b, beta_16, m in [(1, 16384, 3), (16, 6553, 4), (64, 655, 10), (2, 3276, 4), (128, 16384, 5)]:
+    for b, m, beta_16 in itertools.product((1, 2, 8, 16, 32, 64), (2, 3, 4, 5, 7, 10), (64, 655, 3276, 9830, 16384)):
         losses = cell_losses(b, beta_16, m)
         assert losses.probs.sum() == pytest.approx(1, abs=1e-12)
         assert np.dot(losses.probs, np.exp(-losses.losses)) == pytest.approx(1, abs=1e-12)
@@ -167,7 +167,7 @@ def test_composed_envelope_dominates_every_choice_of_k(b: int, beta_16: int, m: 
             assert value >= hockey_stick(product([p for p, _ in chosen]), product([q for _, q in chosen]), ratio)
         # and it is the envelope's own composition, not merely something above it: the grid's step is below 1e-4
         truth = hockey_stick(product([first] * count), product([second] * count), ratio)
-        assert float(truth) <= value <= float(truth) * (1 + 1e-4)
+        assert float(truth) <= value <= float(truth) * (1 + 1e-4) + 1e-9
 
 
 def test_grid_law_is_dp_accountings_connect_the_dots() -> None:
@@ -224,7 +224,7 @@ def test_record_losses_are_exact(num_bits: int, beta_16: int) -> None:
     for epsilon in (-1.0, 0.0, 0.5, 2.0, 9.0):
         truth = float(hockey_stick(p, p[::-1], Fraction(math.exp(epsilon))))
         # beyond the largest loss only the share of delta that is given away for the cut tail is left
-        assert truth <= losses.delta(epsilon) <= truth * (1 + 1e-9) + 2e-6 * DELTA
+        assert truth <= losses.delta(epsilon) <= truth * (1 + 1e-9) + 3e-6 * DELTA
 
 
 def test_record_composition_equals_the_product_of_its_releases() -> None:

@@ -42,7 +42,7 @@ from pbmvfl.secagg.keys import (
     SignedKey,
 )
 from pbmvfl.secagg.masks import Masks
-from pbmvfl.training import build_optimizer, load_training_state, training_state
+from pbmvfl.training import Trainer
 from pbmvfl.wire.codecs import codec_for
 from pbmvfl.wire.messages import SERVER, Message, MessageKind
 from pbmvfl.wire.payloads import payload_format, sum_ring
@@ -75,7 +75,7 @@ class Party:
         self.plan = plan
         self.index = index
         self.encoder = check_encoder(encoder, plan, index=index)
-        self._optimizer = build_optimizer(plan, self.encoder.parameters())
+        self._trainer = Trainer(plan, self.encoder)
         self._mechanism = mechanism_for(plan)
         self._payload = payload_format(plan)
         self._ring = sum_ring(plan)
@@ -244,9 +244,10 @@ class Party:
         features = self._features[current.kind]
         if features is None:
             raise WrongPlan(f"party={self.index}: the plan asks for test rows and this party has none")
-        batch = features[torch.from_numpy(current.rows)]
+        batch = features.index_select(0, torch.from_numpy(current.rows))
         if current.kind is RoundKind.JOINT:
-            self.encoder.train()
+            if not self.encoder.training:  # asking costs nothing; setting it walks through the whole network
+                self.encoder.train()
             embedding_BP: Tensor = self.encoder(batch)
             self._pending, self._pending_rows = embedding_BP, current.num_rows
         else:
@@ -265,10 +266,8 @@ class Party:
         """Chain rule from the gradient of the sum (the sum passes it on unchanged), then one step."""
         if gradient_BP is None or self._pending is None:
             return
-        self._optimizer.zero_grad()
         # copy: the array may be a read-only view of the message
-        self._pending.backward(torch.from_numpy(gradient_BP.copy()))  # type: ignore[no-untyped-call]
-        self._optimizer.step()
+        self._trainer.step(self._pending, torch.from_numpy(gradient_BP.copy()))
         self._pending = None
 
     def _reply(self, kind: MessageKind, payload: bytes, current: Round | None = None) -> bytes:
@@ -287,10 +286,10 @@ class Party:
 
     def state(self) -> dict[str, Tensor]:
         """Weights and moments for this party's own checkpoint. No keys, no noise."""
-        return training_state(self.encoder, self._optimizer)
+        return self._trainer.state()
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        load_training_state(self.encoder, self._optimizer, state)
+        self._trainer.load_state(state)
 
     def exact_embeddings(self, features: Tensor) -> Tensor:
         """Noise-free embeddings, for a simulator's evaluation alone: no role of the protocol ever sees them."""

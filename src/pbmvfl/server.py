@@ -24,7 +24,7 @@ from pbmvfl.errors import DuplicateMessage, OutOfOrder, TruncatedMessage, WrongP
 from pbmvfl.mechanisms import mechanism_for
 from pbmvfl.plan import Plan
 from pbmvfl.secagg.keys import KEY_BYTES, NONCE_BYTES, RUN_ID_BYTES, SIGNATURE_BYTES, Session
-from pbmvfl.training import build_optimizer, load_training_state, training_state
+from pbmvfl.training import Trainer
 from pbmvfl.wire.codecs import codec_for
 from pbmvfl.wire.messages import NO_RUN, NO_SESSION, SERVER, Message, MessageKind
 from pbmvfl.wire.payloads import payload_format
@@ -46,7 +46,7 @@ class Server:
             raise WrongPlan(f"the server has {len(train_labels)} labels, the plan has {plan.num_samples} rows")
         self.plan = plan
         self.head = head if head is not None else build_head(plan)
-        self._optimizer = build_optimizer(plan, self.head.parameters())
+        self._trainer = Trainer(plan, self.head)
         self._mechanism = mechanism_for(plan)
         self._payload = payload_format(plan)
         self._codec = codec_for(plan.gradient_codec)
@@ -199,17 +199,13 @@ class Server:
 
     def _learn(self, estimated_sum_BP: Tensor, labels_B: Tensor) -> None:
         assert self.round is not None
-        self.head.train()
+        if not self.head.training:
+            self.head.train()
         estimated_sum_BP.requires_grad_()
         scores = self.head(estimated_sum_BP)
         loss = functional.cross_entropy(scores, labels_B)
-        self._optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        assert estimated_sum_BP.grad is not None
-        self._gradient = self._codec.encode(
-            estimated_sum_BP.grad.numpy(), seed=self.plan.seed, round_number=self.round.number
-        )
-        self._optimizer.step()
+        (gradient_BP,) = self._trainer.step(loss, inputs=[estimated_sum_BP])
+        self._gradient = self._codec.encode(gradient_BP.numpy(), seed=self.plan.seed, round_number=self.round.number)
         if self.on_joint_round is not None:
             self.on_joint_round(loss.item(), scores.detach(), labels_B)
 
@@ -223,7 +219,7 @@ class Server:
     # --- beside the protocol ---
 
     def state(self) -> dict[str, Tensor]:
-        return training_state(self.head, self._optimizer)
+        return self._trainer.state()
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        load_training_state(self.head, self._optimizer, state)
+        self._trainer.load_state(state)

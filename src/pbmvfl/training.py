@@ -1,8 +1,8 @@
-"""What party and server networks share: optimisers from the plan, and their state as named tensors."""
+"""What party and server networks share: taking a step as the plan says, and their state as named tensors."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -11,36 +11,72 @@ from pbmvfl.errors import CheckpointError
 from pbmvfl.plan import OptimizerName, Plan
 
 _MODEL = "model."
-_OPTIMIZER = "optimizer."
+_MOMENT = "moment."
 
 
-def build_optimizer(plan: Plan, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    """The plan's optimiser; the fused forms do one call for all weights, which is what counts for small networks."""
-    if plan.optimizer is OptimizerName.ADAM:
-        return torch.optim.Adam(parameters, lr=plan.learning_rate, fused=True)
-    return torch.optim.SGD(parameters, lr=plan.learning_rate, momentum=plan.momentum, fused=True)
+class Trainer:
+    """A network and its optimiser, stepped with gradients that were computed elsewhere.
 
+    Networks here are small enough that torch.optim's bookkeeping is a third of a step, so SGD is written out (two
+    calls for all weights together). Adam is torch's own.
+    """
 
-def training_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Weights, buffers and optimiser moments as flat named tensors: what a checkpoint holds of one role."""
-    state = {_MODEL + name: value.detach().clone().contiguous() for name, value in model.state_dict().items()}
-    for index, moments in optimizer.state_dict()["state"].items():
-        for name, value in moments.items():
-            if value is not None:
-                state[f"{_OPTIMIZER}{index}.{name}"] = torch.as_tensor(value).detach().clone().contiguous()
-    return state
+    def __init__(self, plan: Plan, network: nn.Module) -> None:
+        self.network = network
+        self.parameters: list[Tensor] = [parameter for parameter in network.parameters() if parameter.requires_grad]
+        self._learning_rate = plan.learning_rate
+        self._momentum = plan.momentum
+        self._velocity: list[Tensor] = []
+        self._adam: torch.optim.Adam | None = None
+        if plan.optimizer is OptimizerName.ADAM:
+            self._adam = torch.optim.Adam(self.parameters, lr=plan.learning_rate, fused=True)
+        elif plan.momentum:
+            self._velocity = [torch.zeros_like(parameter) for parameter in self.parameters]
 
+    def step(self, output: Tensor, gradient: Tensor | None = None, *, inputs: Sequence[Tensor] = ()) -> list[Tensor]:
+        """Chain rule from the gradient of `output`, then one step. Returns the gradients of `inputs`."""
+        wanted = [*inputs, *self.parameters]
+        found = torch.autograd.grad(output, wanted, gradient, allow_unused=True)
+        pairs = zip(wanted, found, strict=True)
+        complete = [torch.zeros_like(tensor) if slope is None else slope for tensor, slope in pairs]
+        with torch.no_grad():
+            self._apply(complete[len(inputs) :])
+        return complete[: len(inputs)]
 
-def load_training_state(model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Tensor]) -> None:
-    """Put a checkpointed state back; names and shapes must fit exactly."""
-    weights = {name.removeprefix(_MODEL): value for name, value in state.items() if name.startswith(_MODEL)}
-    moments: dict[int, dict[str, Tensor]] = {}
-    for key, value in state.items():
-        if key.startswith(_OPTIMIZER):
-            index, name = key.removeprefix(_OPTIMIZER).split(".", 1)
-            moments.setdefault(int(index), {})[name] = value.clone()
-    try:
-        model.load_state_dict(weights)
-        optimizer.load_state_dict({"state": moments, "param_groups": optimizer.state_dict()["param_groups"]})
-    except (RuntimeError, ValueError, KeyError) as error:
-        raise CheckpointError(f"the checkpoint does not fit the network: {error}") from error
+    def _apply(self, slopes: list[Tensor]) -> None:
+        if self._adam is not None:
+            for parameter, slope in zip(self.parameters, slopes, strict=True):
+                parameter.grad = slope
+            self._adam.step()
+            return
+        if self._momentum:
+            torch._foreach_mul_(self._velocity, self._momentum)
+            torch._foreach_add_(self._velocity, slopes)
+            slopes = self._velocity
+        torch._foreach_add_(self.parameters, slopes, alpha=-self._learning_rate)
+
+    def state(self) -> dict[str, Tensor]:
+        """Weights, buffers and moments as flat named tensors: what a checkpoint holds of one role."""
+        state = {_MODEL + name: value for name, value in self.network.state_dict().items()}
+        state |= {f"{_MOMENT}{index}.velocity": value for index, value in enumerate(self._velocity)}
+        if self._adam is not None:
+            for index, moments in self._adam.state_dict()["state"].items():
+                state |= {f"{_MOMENT}{index}.{name}": torch.as_tensor(value) for name, value in moments.items()}
+        return {name: value.detach().clone().contiguous() for name, value in state.items()}
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        """Put a checkpointed state back; names and shapes must fit exactly."""
+        weights = {name.removeprefix(_MODEL): value for name, value in state.items() if name.startswith(_MODEL)}
+        moments: dict[int, dict[str, Tensor]] = {}
+        for key, value in state.items():
+            if key.startswith(_MOMENT):
+                index, name = key.removeprefix(_MOMENT).split(".", 1)
+                moments.setdefault(int(index), {})[name] = value.clone()
+        try:
+            self.network.load_state_dict(weights)
+            if self._adam is not None:
+                self._adam.load_state_dict({"state": moments, "param_groups": self._adam.state_dict()["param_groups"]})
+            else:
+                self._velocity = [moments[index]["velocity"] for index in range(len(self._velocity))]
+        except (RuntimeError, ValueError, KeyError) as error:
+            raise CheckpointError(f"the checkpoint does not fit the network: {error}") from error

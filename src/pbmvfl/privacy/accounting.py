@@ -141,6 +141,20 @@ class Bound:
     """The Renyi order that gave epsilon; None for method "pld", and where epsilon is infinite."""
     conditions: tuple[str, ...]
 
+    def to_dict(self) -> dict[str, str | int | float | list[str] | None]:
+        """Plain values for JSON; an infinite epsilon stays a float, for the writer to spell."""
+        return {
+            "unit": self.unit.value,
+            "accounting": self.accounting.value,
+            "adversary": self.adversary.role,
+            "colluding_parties": self.adversary.colluding_parties,
+            "epsilon": self.epsilon,
+            "delta": self.delta,
+            "method": self.method,
+            "order": self.order,
+            "conditions": list(self.conditions),
+        }
+
 
 def _epsilon_by_losses(
     run: TrainingRun, unit: Unit, counted: Charge, adversary: Adversary, delta: float, largest: float

@@ -20,7 +20,7 @@ def fixed_point_beta(beta: float) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class PoissonBinomialRelease:
-    """The sum over the parties of Binomial(num_trials, p), p in 1/2 -+ beta, in each coordinate of a row's embedding."""
+    """The sum over the parties of Binomial(num_trials, p), p in 1/2 -+ beta, per coordinate of a row's embedding."""
 
     num_trials: int
     beta: float

@@ -6,8 +6,9 @@ came in, so the composition is a single binomial and nothing is discretised.
 CELL: no single pair dominates. The receiver operating curve of a pair is the set of (false alarms, detections) of its
 tests; the hockey-stick divergence at epsilon is the largest detections - e^epsilon * false alarms. The envelope over k
 at every epsilon, negative ones included, therefore has as its curve the upper concave hull of all the pairs' points,
-and the edges of that hull are the atoms of a pair that dominates every k. Atoms are then moved onto a grid pessimistically
-(connect the dots: each is split between its neighbours so that its mass under both laws is kept) and composed by FFT.
+and the edges of that hull are the atoms of a pair that dominates every k. Atoms are then moved onto a grid
+pessimistically (connect the dots: each is split between its neighbours so that its mass under both laws is kept) and
+composed by FFT.
 
 Every approximation adds to delta: tails that are cut off, and a bound on the rounding of the FFT.
 """
@@ -34,8 +35,7 @@ LARGEST_BINOMIAL = 10**9
 _GRID_POINTS = 1 << 17
 #: Share of delta given away for each cut tail.
 _TAIL_SHARE = 1e-6
-#: Atoms are differences of sums that are good to about 1e-13. Losses closer to 0 than this count as 0, and all losses
-#: and masses are raised by it before composition.
+#: Atoms are differences of sums that are good to about 1e-13; losses and masses are raised by this before composition.
 _ATOM_ROUNDING = 1e-10
 #: Higham, Accuracy and Stability of Numerical Algorithms (2nd ed.), Theorem 24.2: an FFT of N points has relative error
 #: log2(N) * eta in the 2-norm; eta is 6 to 7 units of rounding, 8 leaves room for the power and for other radices.
@@ -80,7 +80,7 @@ def binomial_losses(num_bits: int, beta_16: int, delta: float) -> LossDistributi
 
     lo, hi = end_points(beta_16)
     tail = _TAIL_SHARE * delta
-    # Hoeffding: each tail beyond mean +- width has at most this mass. Low losses add nothing, so one tail counts.
+    # Hoeffding: each tail beyond mean +- width has at most this mass, and adds at most its mass to any delta.
     width = math.sqrt(num_bits * math.log(1 / tail) / 2)
     first, last = max(0, math.floor(num_bits * hi - width)), min(num_bits, math.ceil(num_bits * hi + width))
     ones = np.arange(first, last + 1, dtype=np.float64)
@@ -89,11 +89,12 @@ def binomial_losses(num_bits: int, beta_16: int, delta: float) -> LossDistributi
     # gammaln is good to a few units of rounding of its value, here at most N ln N.
     rounding = 16 * 2.0**-53 * num_bits * math.log(num_bits + 1)
     probs = np.exp(log_probs + rounding)
-    return LossDistribution((2 * ones - num_bits) * math.log(hi / lo), probs, tail)
+    return LossDistribution((2 * ones - num_bits) * math.log(hi / lo), probs, 2 * tail)
 
 
 def _upper_hull(false_alarms: Vector, detections: Vector) -> tuple[Vector, Vector]:
-    """Vertices of the upper concave hull from (0, 0) to the last one that is reached by a slope above 1."""
+    """Vertices of the upper concave hull of a set that is its own mirror image in the antidiagonal, from (0, 0) to the
+    last one that is not beyond it. The edge that crosses the antidiagonal has slope 1."""
     order = np.lexsort((detections, false_alarms))
     hull_c, hull_a = [0.0], [0.0]
     for c, a in zip(false_alarms[order].tolist(), detections[order].tolist(), strict=True):
@@ -107,9 +108,9 @@ def _upper_hull(false_alarms: Vector, detections: Vector) -> tuple[Vector, Vecto
         hull_c.append(c)
         hull_a.append(a)
     vertices_c, vertices_a = np.array(hull_c), np.array(hull_a)
-    steep = np.diff(vertices_a) > np.diff(vertices_c) * (1 + _ATOM_ROUNDING)
-    last = len(steep) if steep.all() else int(np.argmin(steep))
-    return vertices_c[: last + 1], vertices_a[: last + 1]
+    # A vertex on the antidiagonal must not be lost to rounding: without it the hull would be too low.
+    near_side = vertices_c + vertices_a <= 1 + 1e-12
+    return vertices_c[near_side], vertices_a[near_side]
 
 
 @lru_cache(maxsize=64)
@@ -121,7 +122,8 @@ def cell_losses(num_trials: int, beta_16: int, noisy_parties: int) -> LossDistri
     detections = np.cumsum(np.exp(log_p[:, ::-1]), axis=1)
     false_alarms = np.cumsum(np.exp(log_q[:, ::-1]), axis=1)
     # The hull of a few k first: whatever lies below it can be no vertex, and that is nearly everything.
-    few = np.unique(np.linspace(0, len(log_p) - 1, 17).astype(np.int64))
+    few = np.linspace(0, len(log_p) - 1, 17).astype(np.int64)
+    few = np.union1d(few, len(log_p) - 1 - few)
     hull_c, hull_a = _upper_hull(false_alarms[few].ravel(), detections[few].ravel())
     keep = (false_alarms <= hull_c[-1]) & (detections >= np.interp(false_alarms, hull_c, hull_a) * (1 - 1e-12))
     keep |= (false_alarms > hull_c[-1]) & (detections - false_alarms >= (hull_a[-1] - hull_c[-1]) * (1 - 1e-12))

@@ -1,8 +1,8 @@
 """The law of the sum that the server reads, in log space.
 
 A bit is Bernoulli(hi) or Bernoulli(lo) with hi = 1/2 + beta and lo = 1/2 - beta. F(n, j) is the law of the sum of n
-bits of which j are at hi. Replacing one party's embedding from one end to the other turns F(n, k) into F(n, k + b), where k
-counts the other parties' bits at hi: every worst case in this folder is a pair of rows of one table.
+bits of which j are at hi. Replacing one party's embedding from one end to the other turns F(n, k) into F(n, k + b),
+where k counts the other parties' bits at hi: every worst case in this folder is a pair of rows of one table.
 """
 
 from __future__ import annotations

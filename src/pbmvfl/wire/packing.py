@@ -20,9 +20,9 @@ def pack(values: npt.NDArray[Any], bits: int) -> bytes:
     flat = values.reshape(-1)
     if bits == 8:
         return flat.astype(np.uint8).tobytes()
-    packed = np.empty(packed_bytes(flat.size, bits), dtype=np.uint8)
-    _pack(flat, bits, packed)
-    return packed.tobytes()
+    words = np.empty((flat.size * bits + 31) // 32, dtype="<u4")
+    _pack(flat, bits, words)
+    return words.view(np.uint8)[: packed_bytes(flat.size, bits)].tobytes()
 
 
 def add_packed(payload: bytes | memoryview, bits: int, totals: npt.NDArray[np.uint16]) -> None:
@@ -35,22 +35,23 @@ def add_packed(payload: bytes | memoryview, bits: int, totals: npt.NDArray[np.ui
 
 
 @compiled
-def _pack(values: Any, bits: Any, packed: Any) -> None:
-    """Write the low `bits` bits of each value one after the other, least significant bit first."""
+def _pack(values: Any, bits: Any, words: Any) -> None:
+    """Collect bits in a 64-bit register and write 32 of them whenever they are there."""
     pending = np.uint64(0)
     held = np.uint64(0)
     width = np.uint64(bits)
+    half = np.uint64(32)
     position = 0
     for i in range(values.size):
         pending |= np.uint64(values[i]) << held
         held += width
-        while held >= np.uint64(8):
-            packed[position] = np.uint8(pending & np.uint64(255))
-            pending >>= np.uint64(8)
-            held -= np.uint64(8)
+        if held >= half:
+            words[position] = np.uint32(pending & np.uint64(0xFFFFFFFF))
+            pending >>= half
+            held -= half
             position += 1
     if held > np.uint64(0):
-        packed[position] = np.uint8(pending & np.uint64(255))
+        words[position] = np.uint32(pending & np.uint64(0xFFFFFFFF))
 
 
 @compiled

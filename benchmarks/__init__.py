@@ -1,0 +1,1 @@
+"""Speed as ratios: two things measured in one run, alternating, on one thread."""

@@ -1,0 +1,59 @@
+"""`make bench`: every ratio of the goals in one table, with pass or fail."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks import kernels, steps
+from benchmarks.measure import Row
+
+GROUPS: tuple[Callable[[], Iterator[Row]], ...] = (
+    kernels.sampler,
+    kernels.masks,
+    kernels.packing,
+    steps.privacy_in_a_step,
+    steps.whole_rounds,
+)
+
+
+def main() -> int:
+    torch.set_num_threads(1)
+    console = Console(highlight=False)
+    console.width = max(console.width, 132)  # a table that is cut says nothing
+    table = Table(title="Speed, one thread", title_justify="left", box=None, padding=(0, 2), header_style="bold")
+    for title, justify in (("what", "left"), ("measured", "right"), ("goal", "right"), ("", "left"), ("", "left")):
+        table.add_column(title, justify=justify, no_wrap=True)  # type: ignore[arg-type]
+    rows: list[Row] = []
+    with console.status("measuring ...") as status:
+        for group in GROUPS:
+            for row in group():
+                rows.append(row)
+                status.update(f"measured: {row.name}")
+                verdict = "[green]pass[/]" if row.passed else "[bold red]FAIL[/]"
+                sign = "<=" if row.at_most else ">="
+                table.add_row(
+                    row.name, f"{row.measured:.2f} {row.unit}", f"{sign} {row.limit:g} {row.unit}", verdict, row.detail
+                )
+    console.print(table)
+    if len(sys.argv) > 1:
+        Path(sys.argv[1]).write_text(
+            json.dumps([asdict(row) | {"passed": row.passed} for row in rows], indent=1) + "\n"
+        )
+    failed = sum(not row.passed for row in rows)
+    console.print(f"{len(rows) - failed} passed, {failed} failed")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,213 @@
+"""A party's step and a whole round, with and without privacy, and against a plain loop."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional
+
+from benchmarks.measure import Row, alternate
+from pbmvfl.data.schedule import Schedule
+from pbmvfl.encoders import build_encoder, build_head
+from pbmvfl.links import InProcessLink, PartyInputs
+from pbmvfl.party import Party
+from pbmvfl.plan import Plan
+from pbmvfl.secagg.keys import Identity, KeyExchange, Session
+from pbmvfl.server import Server
+from pbmvfl.wire.messages import SERVER, Message, MessageKind
+
+ENDLESS = 1 << 20
+
+
+def activity_plan(**choices: object) -> Plan:
+    return Plan.from_dict(
+        {"num_parties": 5, "num_samples": 7352, "num_classes": 6, "num_epochs": ENDLESS // 74, "beta": 0.25, **choices}
+    )
+
+
+def modelnet_plan(**choices: object) -> Plan:
+    return Plan.from_dict(
+        {
+            "num_parties": 12,
+            "num_samples": 1008,
+            "num_classes": 10,
+            "embedding_dim": 4096,
+            "batch_size": 63,  # all batches alike: 1008 = 16 * 63
+            "num_epochs": 1000,
+            "beta": 0.15,
+            "encoder": "multiview-conv",
+            **choices,
+        }
+    )
+
+
+def open_party(plan: Plan, features: np.ndarray) -> tuple[Party, Session]:  # type: ignore[type-arg]
+    """Party 1 of the plan after a real handshake with peers that exist only as keys."""
+    identities = [Identity.generate() for _ in range(plan.num_parties)]
+    party = Party(
+        plan,
+        index=1,
+        train_features=features,
+        encoder=build_encoder(plan, index=1, input_shape=features.shape[1:]),
+        identity=identities[1],
+        identities=[identity.public for identity in identities],
+    )
+    nonces = [bytes([i]) * 32 for i in range(plan.num_parties)]
+    nonces[1] = bytes(Message.from_bytes(party.hello()).payload[32:])
+    session = Session.open(plan_hash=plan.hash, run_id=b"benchmrk", nonces=nonces)
+
+    def from_server(kind: MessageKind, payload: bytes) -> bytes:
+        return Message(kind, SERVER, run_id=session.run_id, session_id=session.id, payload=payload).to_bytes()
+
+    own = bytes(
+        Message.from_bytes(party.receive(from_server(MessageKind.NONCES, plan.hash + b"".join(nonces)))).payload
+    )
+    keys = [
+        own if i == 1 else KeyExchange(session=session, index=i, identity=identity).signed_key.to_bytes()
+        for i, identity in enumerate(identities)
+    ]
+    party.receive(from_server(MessageKind.KEYS, b"".join(keys)))
+    return party, session
+
+
+def party_step(plan: Plan, features: np.ndarray) -> Callable[[], object]:  # type: ignore[type-arg]
+    """One call is one exchange: gradient of the last round in, masked embedding of the next round out."""
+    party, session = open_party(plan, features)
+    schedule, rounds = Schedule(plan), itertools.count()
+    values = np.random.default_rng(0).normal(scale=1e-4, size=(plan.batch_size, plan.embedding_dim)).astype(np.float32)
+
+    def step() -> object:
+        number = next(rounds)
+        before = b"" if number == 0 else values[: schedule.num_rows(number - 1)].tobytes()
+        return party.receive(
+            Message(
+                MessageKind.ROUND,
+                SERVER,
+                run_id=session.run_id,
+                session_id=session.id,
+                round_number=number,
+                round_kind=1,
+                carries_gradient=number > 0,
+                payload=before,
+            ).to_bytes()
+        )
+
+    return step
+
+
+def privacy_in_a_step() -> Iterator[Row]:
+    """What quantising, masking and packing add to a party's own step."""
+    generator = np.random.default_rng(0)
+    features = generator.normal(size=(7352, 112)).astype(np.float32)
+    for num_trials, limit in ((2, 15), (16, 15), (64, 25), (128, 35)):
+        private = party_step(activity_plan(num_trials=num_trials), features)
+        plain = party_step(activity_plan(mechanism="none"), features)
+        ratio, slow, fast = alternate(private, plain, calls=60)
+        detail = f"{slow * 1e6:.0f} against {fast * 1e6:.0f} us"
+        yield Row(f"privacy in a party's step, Activity, b={num_trials}", (ratio - 1) * 100, limit, "%", detail=detail)
+    views = generator.integers(0, 256, size=(1008, 1, 32, 32)).astype(np.uint8)
+    for num_trials in (2, 16):
+        private = party_step(modelnet_plan(num_trials=num_trials), views)
+        plain = party_step(modelnet_plan(mechanism="none"), views)
+        ratio, slow, fast = alternate(private, plain, calls=2, blocks=11)
+        detail = f"{slow * 1e3:.1f} against {fast * 1e3:.1f} ms"
+        yield Row(f"privacy in a party's step, ModelNet, b={num_trials}", (ratio - 1) * 100, 6, "%", detail=detail)
+
+
+class Round:
+    """One call is one round of the whole federation in this process."""
+
+    def __init__(self, plan: Plan, features: list[np.ndarray], labels: np.ndarray) -> None:  # type: ignore[type-arg]
+        identities = [Identity.generate() for _ in range(plan.num_parties)]
+        pinned = tuple(identity.public for identity in identities)
+        self._links = [
+            InProcessLink(
+                PartyInputs(
+                    plan=plan,
+                    index=i,
+                    identity=identities[i].private_bytes(),
+                    identities=pinned,
+                    train_features=features[i],
+                    test_features=None,
+                )
+            )
+            for i in range(plan.num_parties)
+        ]
+        self._server = Server(plan, train_labels=labels)
+        for link in self._links:
+            link.hello()
+        for _ in range(2):
+            self._exchange()
+        self._pass_on()
+
+    def _exchange(self) -> None:
+        for link in self._links:
+            self._server.receive(link.answer())
+        self._pass_on()
+
+    def _pass_on(self) -> None:
+        message = self._server.advance()
+        assert message is not None
+        for link in self._links:
+            link.send(message)
+
+    def __call__(self) -> None:
+        self._exchange()
+        if not self._server.waits_for_answers:  # the gradient at the end of an epoch went alone
+            self._pass_on()
+
+
+class PlainLoop:
+    """The same training as a plain loop: every party's network runs twice, and torch draws the binomials."""
+
+    def __init__(self, plan: Plan, features: list[np.ndarray], labels: np.ndarray) -> None:  # type: ignore[type-arg]
+        self._plan = plan
+        self._features = [torch.from_numpy(part) for part in features]
+        self._labels = torch.from_numpy(labels)
+        self._encoders = [build_encoder(plan, index=i, input_shape=part.shape[1:]) for i, part in enumerate(features)]
+        self._head: nn.Module = build_head(plan)
+        networks = [*self._encoders, self._head]
+        self._optimizers = [torch.optim.SGD(network.parameters(), lr=plan.learning_rate) for network in networks]
+        self._rounds = itertools.count()
+        self._schedule = Schedule(plan)
+
+    def __call__(self) -> None:
+        plan = self._plan
+        rows = torch.from_numpy(self._schedule[next(self._rounds)].rows)
+        total = torch.zeros(len(rows), plan.embedding_dim)
+        for encoder, features in zip(self._encoders, self._features, strict=True):
+            with torch.no_grad():
+                probability = 0.5 + plan.beta * encoder(features[rows])
+                total += torch.distributions.Binomial(plan.num_trials, probability).sample()
+        estimate = (total - plan.num_trials * plan.num_parties / 2) / (plan.beta * plan.num_trials)
+        estimate.requires_grad_()
+        loss = functional.cross_entropy(self._head(estimate), self._labels[rows])
+        for optimizer in self._optimizers:
+            optimizer.zero_grad()
+        loss.backward()
+        for encoder, features in zip(self._encoders, self._features, strict=True):
+            encoder(features[rows]).backward(estimate.grad)
+        for optimizer in self._optimizers:
+            optimizer.step()
+
+
+def whole_rounds() -> Iterator[Row]:
+    generator = np.random.default_rng(0)
+    features = [generator.normal(size=(7352, 112)).astype(np.float32) for _ in range(5)]
+    labels = generator.integers(0, 6, size=7352).astype(np.int64)
+    plan = activity_plan(num_trials=16)
+    private, clear = (
+        Round(plan, features, labels),
+        Round(plan.replace(mechanism="none", secure_aggregation=None), features, labels),
+    )
+    ratio, slow, fast = alternate(private, clear, calls=30)
+    detail = f"{slow * 1e3:.2f} against {fast * 1e3:.2f} ms"
+    yield Row("whole round, 5 parties, b=16: times mechanism none", ratio, 1.35, "x", detail=detail)
+    plain = PlainLoop(plan, features, labels)
+    ratio, slow, fast = alternate(plain, private, calls=30)
+    detail = f"{100 / fast:,.0f} against {100 / slow:,.0f} rows/s"
+    yield Row("whole round, 5 parties, b=16: times a plain loop's speed", ratio, 1.8, "x", False, detail)
