@@ -11,6 +11,7 @@ p and beta are integers in units of 1/65536, and the sampler compares integers, 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -54,31 +55,41 @@ class PoissonBinomial:
     def _true_beta(self) -> float:
         return fixed_point_beta(self.beta) / PROBABILITY_ONE
 
+    @cached_property
+    def _constants(self) -> tuple[int, np.float32]:
+        """beta in units of 1/65536, and what turns an embedding into a shift of that many units."""
+        beta_16 = fixed_point_beta(self.beta)
+        return beta_16, np.float32(beta_16 / self.bound)
+
     def randomize(self, embedding: npt.NDArray[np.float32], entropy: Entropy) -> npt.NDArray[np.uint16]:
         """A fresh q for every value of the embedding. NaN and infinity raise; they never become a probability."""
         values = np.ascontiguousarray(embedding, dtype=np.float32).reshape(-1)
-        num_trials = self.num_trials
-        beta_16 = fixed_point_beta(self.beta)
-        scale = np.float32(beta_16 / self.bound)
         counts = np.empty(values.size, dtype=np.uint16)
-        step = max(1, _BLOCK_BYTES // (2 * num_trials))
-        random = self._buffer(min(step, values.size) * num_trials)
-        for start in range(0, values.size, step):
-            part = values[start : start + step]
-            drawn = random[: part.size * num_trials]
-            entropy.fill(drawn)
-            if not kernels.count_successes(part, scale, beta_16, num_trials, drawn, counts[start : start + step]):
-                raise NonFiniteError(
-                    "the embedding holds NaN or infinity, so nothing was released; "
-                    "check the learning rate and the columns"
-                )
+        step = max(1, _BLOCK_BYTES // (2 * self.num_trials))
+        if values.size <= step:
+            self._randomize_block(values, entropy, counts)
+        else:
+            for start in range(0, values.size, step):
+                self._randomize_block(values[start : start + step], entropy, counts[start : start + step])
         return counts.reshape(embedding.shape)
+
+    def _randomize_block(
+        self, values: npt.NDArray[np.float32], entropy: Entropy, counts: npt.NDArray[np.uint16]
+    ) -> None:
+        random = self._buffer(values.size * self.num_trials)
+        entropy.fill(random)
+        beta_16, scale = self._constants
+        if not kernels.count_successes(values, scale, beta_16, self.num_trials, random, counts):
+            raise NonFiniteError(
+                "the embedding holds NaN or infinity, so nothing was released; check the learning rate and the columns"
+            )
 
     def _buffer(self, size: int) -> npt.NDArray[np.uint16]:
         # A fresh 50 kB array every round costs page faults; the buffer is reused and holds only spent randomness.
         if not self._random or self._random[0].size < size:
             self._random[:] = [np.empty(size, dtype=np.uint16)]
-        return self._random[0]
+        buffer = self._random[0]
+        return buffer if buffer.size == size else buffer[:size]
 
     def estimate(self, quantized_sum: npt.NDArray[np.uint16]) -> npt.NDArray[np.float32]:
         """The unbiased estimate of the sum of the embeddings."""

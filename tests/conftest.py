@@ -1,0 +1,140 @@
+"""What the tests share: one thread, small aligned tables, roles driven by hand, and counter mode from its definition."""
+
+from __future__ import annotations
+
+import os
+
+os.environ["OMP_NUM_THREADS"] = "1"
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from hypothesis import settings
+
+from pbmvfl.data.vertical import VerticalDataset
+from pbmvfl.links import PartyInputs
+from pbmvfl.party import Party
+from pbmvfl.plan import Plan
+from pbmvfl.secagg.keys import Identity
+from pbmvfl.server import Server
+
+torch.set_num_threads(1)
+# Compilation on first use would trip any deadline.
+settings.register_profile("pbmvfl", deadline=None, print_blob=True)
+settings.load_profile("pbmvfl")
+
+
+def small_data(
+    *, num_parties: int = 3, num_samples: int = 37, num_test_samples: int = 13, num_classes: int = 3, columns: int = 4
+) -> VerticalDataset:
+    """A table that can be learned: the class moves every party's columns a little."""
+    random = np.random.default_rng(12345)
+    rows = num_samples + num_test_samples
+    labels = random.integers(0, num_classes, rows)
+    centres = random.normal(size=(num_classes, num_parties, columns))
+    features = (centres[labels] + 0.5 * random.normal(size=(rows, num_parties, columns))).astype(np.float32)
+    return VerticalDataset(
+        name="small",
+        party_names=tuple(f"party-{index}" for index in range(num_parties)),
+        train_features=tuple(np.ascontiguousarray(features[:num_samples, m]) for m in range(num_parties)),
+        test_features=tuple(np.ascontiguousarray(features[num_samples:, m]) for m in range(num_parties)),
+        train_labels=labels[:num_samples].astype(np.int64),
+        test_labels=labels[num_samples:].astype(np.int64),
+        class_names=tuple(f"class-{index}" for index in range(num_classes)),
+        default_encoder="linear",
+    )
+
+
+def small_plan(data: VerticalDataset, **choices: Any) -> Plan:
+    """Two epochs with a short last batch."""
+    usual = {"batch_size": 10, "num_epochs": 2, "embedding_dim": 3, "num_trials": 5, "learning_rate": 0.1, "seed": 7}
+    return Plan.for_data(data, **{**usual, **choices})
+
+
+class Cohort:
+    """A server and its parties driven by hand. Randomness is known, so that two of them are twins to the byte."""
+
+    def __init__(self, plan: Plan, data: VerticalDataset, *, head: torch.nn.Module | None = None) -> None:
+        self.plan = plan
+        identities = [Identity.from_private_bytes(bytes([100 + index]) * 32) for index in range(plan.num_parties)]
+        self.pinned = tuple(identity.public for identity in identities)
+        self.server = Server(plan, train_labels=data.train_labels, run_id=b"run-0001", head=head)
+        self.parties = [
+            PartyInputs(
+                plan=plan,
+                index=index,
+                identity=identity.private_bytes(),
+                identities=self.pinned,
+                train_features=data.train_features[index],
+                test_features=data.test_features[index],
+                known_randomness=b"twins",
+            ).build()
+            for index, identity in enumerate(identities)
+        ]
+        #: (direction, party, message) in the order of the wire.
+        self.transcript: list[tuple[str, int, bytes]] = []
+
+    def run(
+        self,
+        *,
+        until: Callable[[bytes], bool] = lambda _: False,
+        before_party: Callable[[Party, bytes], None] = lambda *_: None,
+        after_party: Callable[[Party, bytes, bytes], None] = lambda *_: None,
+        before_server: Callable[[Server, bytes], None] = lambda *_: None,
+        after_server: Callable[[Server, bytes], None] = lambda *_: None,
+    ) -> bytes | None:
+        """Run to the end, or to the first message of the server for which `until` holds, which is not delivered."""
+        answers = [party.hello() for party in self.parties]
+        while True:
+            for index, answer in enumerate(answers):
+                before_server(self.server, answer)
+                self.server.receive(answer)
+                after_server(self.server, answer)
+                self.transcript.append(("up", index, answer))
+            message = self.server.advance()
+            if message is None or until(message):
+                return message
+            answers = []
+            for index, party in enumerate(self.parties):
+                before_party(party, message)
+                answer = party.receive(message)
+                after_party(party, message, answer)
+                self.transcript.append(("down", index, message))
+                if answer:
+                    answers.append(answer)
+
+
+@pytest.fixture(scope="session")
+def make_data() -> Callable[..., VerticalDataset]:
+    return small_data
+
+
+@pytest.fixture(scope="session")
+def data() -> VerticalDataset:
+    return small_data()
+
+
+@pytest.fixture(scope="session")
+def make_plan() -> Callable[..., Plan]:
+    return small_plan
+
+
+@pytest.fixture(scope="session")
+def make_cohort() -> Callable[..., Cohort]:
+    return Cohort
+
+
+@pytest.fixture(scope="session")
+def counter_mode() -> Callable[..., bytes]:
+    """AES-256 in counter mode by its definition: each counter block encrypted by itself (NIST SP 800-38A, 6.5)."""
+
+    def stream(key: bytes, num_bytes: int, *, first_block: int = 0) -> bytes:
+        cipher = Cipher(algorithms.AES(key), modes.ECB()).encryptor()
+        blocks = range(first_block, first_block - (-num_bytes // 16))
+        return b"".join(cipher.update(block.to_bytes(16, "big")) for block in blocks)[:num_bytes]
+
+    return stream
