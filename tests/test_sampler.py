@@ -14,7 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from statistical import NUM_DRAWS
 
-from pbmvfl.errors import NonFiniteError
+from pbmvfl.errors import NonFiniteError, PlanError
 from pbmvfl.mechanisms import Exact, LocalGaussian, PoissonBinomial, kernels
 from pbmvfl.mechanisms.entropy import SystemEntropy, _SeededEntropy
 
@@ -113,14 +113,18 @@ def test_no_value_whatever_leaves_the_interval_of_the_account(values, beta):
     assert all(abs(p - 32768) <= beta_16 for p in program_probabilities(values, beta, 1.0))
 
 
-def test_zero_has_probability_one_half_for_every_bound_that_a_plan_accepts(make_data, make_plan):
-    data = make_data()
-    for exponent in range(-300, 301, 10):
-        try:
-            plan = make_plan(data, bound=10.0**exponent)
-        except ValueError:
-            continue
-        assert program_probabilities([0.0], plan.beta, plan.bound) == [32768], f"bound=1e{exponent}"
+@pytest.mark.parametrize("exponent", [-300, -41, -30, -3, 0, 3, 30, 41, 300])
+def test_every_bound_that_a_plan_accepts_gives_the_middle_and_the_end_points(exponent, data, make_plan):
+    bound = 10.0**exponent
+    try:
+        plan = make_plan(data, bound=bound)
+    except PlanError:
+        return  # a plan may refuse a bound; it must not accept one that the sampler cannot use
+    with np.errstate(over="ignore"):
+        end = float(np.float32(bound))
+        assert 0 < end < math.inf, "an encoder could not even output this bound"
+        found = program_probabilities([-end, 0.0, end], plan.beta, bound)
+    assert found == [32768 - plan.beta_16, 32768, 32768 + plan.beta_16]
 
 
 @settings(max_examples=60)

@@ -191,7 +191,7 @@ class Server:
         quantized_sum = self._payload.total(self._take_inbox(), shape[0] * shape[1])
         estimated_sum_BP = torch.from_numpy(self._mechanism.estimate(quantized_sum).reshape(shape))
         if self.round.kind is RoundKind.JOINT:
-            self._learn(estimated_sum_BP, self._labels[torch.from_numpy(self.round.rows)])
+            self._learn(estimated_sum_BP, self._labels.index_select(0, torch.from_numpy(self.round.rows)))
         elif self.on_prediction is not None:
             self.on_prediction(self.round.rows, self.predict(estimated_sum_BP))
         self._next_round = self.round.number + 1

@@ -37,11 +37,14 @@ class Trainer:
         """Chain rule from the gradient of `output`, then one step. Returns the gradients of `inputs`."""
         wanted = [*inputs, *self.parameters]
         found = torch.autograd.grad(output, wanted, gradient, allow_unused=True)
-        pairs = zip(wanted, found, strict=True)
-        complete = [torch.zeros_like(tensor) if slope is None else slope for tensor, slope in pairs]
+        slopes = list(found)
+        if any(slope is None for slope in found):  # weights that this output does not depend on
+            slopes = [
+                slope if slope is not None else torch.zeros_like(t) for slope, t in zip(found, wanted, strict=True)
+            ]
         with torch.no_grad():
-            self._apply(complete[len(inputs) :])
-        return complete[: len(inputs)]
+            self._apply(slopes[len(inputs) :])
+        return slopes[: len(inputs)]
 
     def _apply(self, slopes: list[Tensor]) -> None:
         if self._adam is not None:

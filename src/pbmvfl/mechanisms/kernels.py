@@ -31,13 +31,15 @@ def count_successes(values: Any, scale: Any, beta_16: Any, num_trials: Any, rand
     if not finite:
         return False
     probabilities = np.empty(_TILE, np.uint16)
+    tallies = np.empty(_TILE, np.uint16)
     limit = np.float32(beta_16)
     lowest = np.int32(32768 - beta_16)
     highest = np.int32(32768 + beta_16)
     for start in range(0, values.size, _TILE):
         width = min(_TILE, values.size - start)
         tile = values[start : start + width]
-        tally = counts[start : start + width]
+        tally = tallies[:width]
+        target = counts[start : start + width]
         probability = probabilities[:width]
         for i in range(width):
             shift = min(max(tile[i] * scale, -limit), limit)
@@ -50,4 +52,6 @@ def count_successes(values: Any, scale: Any, beta_16: Any, num_trials: Any, rand
             for i in range(width):
                 tally[i] += np.uint16(drawn[i] < probability[i])
             first += width
+        for i in range(width):
+            target[i] = tally[i]
     return True

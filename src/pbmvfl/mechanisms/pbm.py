@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +21,7 @@ from pbmvfl.errors import NonFiniteError
 from pbmvfl.mechanisms import kernels
 from pbmvfl.mechanisms.entropy import Entropy
 from pbmvfl.privacy.events import PROBABILITY_ONE, PoissonBinomialRelease, fixed_point_beta
+from pbmvfl.secagg.ring import Ring
 
 #: Random bytes drawn at a time: they stay in the second-level cache between the cipher and the comparison.
 _BLOCK_BYTES = 1 << 19
@@ -56,15 +58,22 @@ class PoissonBinomial:
         return fixed_point_beta(self.beta) / PROBABILITY_ONE
 
     @cached_property
+    def _dtype(self) -> type[np.uint8] | type[np.uint16]:
+        return Ring.for_sums_up_to(self.num_trials * self.num_parties).dtype
+
+    @cached_property
     def _constants(self) -> tuple[int, np.float32]:
         """beta in units of 1/65536, and what turns an embedding into a shift of that many units."""
         beta_16 = fixed_point_beta(self.beta)
         return beta_16, np.float32(beta_16 / self.bound)
 
-    def randomize(self, embedding: npt.NDArray[np.float32], entropy: Entropy) -> npt.NDArray[np.uint16]:
-        """A fresh q for every value of the embedding. NaN and infinity raise; they never become a probability."""
+    def randomize(self, embedding: npt.NDArray[np.float32], entropy: Entropy) -> npt.NDArray[Any]:
+        """A fresh q for every value of the embedding, in the ring's own type.
+
+        NaN and infinity raise; they never become a probability.
+        """
         values = np.ascontiguousarray(embedding, dtype=np.float32).reshape(-1)
-        counts = np.empty(values.size, dtype=np.uint16)
+        counts = np.empty(values.size, dtype=self._dtype)
         step = max(1, _BLOCK_BYTES // (2 * self.num_trials))
         if values.size <= step:
             self._randomize_block(values, entropy, counts)
@@ -73,9 +82,7 @@ class PoissonBinomial:
                 self._randomize_block(values[start : start + step], entropy, counts[start : start + step])
         return counts.reshape(embedding.shape)
 
-    def _randomize_block(
-        self, values: npt.NDArray[np.float32], entropy: Entropy, counts: npt.NDArray[np.uint16]
-    ) -> None:
+    def _randomize_block(self, values: npt.NDArray[np.float32], entropy: Entropy, counts: npt.NDArray[Any]) -> None:
         random = self._buffer(values.size * self.num_trials)
         entropy.fill(random)
         beta_16, scale = self._constants

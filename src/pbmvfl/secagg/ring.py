@@ -7,10 +7,12 @@ uniform whatever q is, and k = ceil(log2(b*M + 1)) bits hold every possible sum.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+
+_Unsigned = TypeVar("_Unsigned", np.uint8, np.uint16)
 
 
 @dataclass(frozen=True)
@@ -36,12 +38,12 @@ class Ring:
     def itemsize(self) -> int:
         return 1 if self.bits <= 8 else 2
 
-    def reduce(self, values: npt.NDArray[np.uint16]) -> npt.NDArray[np.uint16]:
+    def reduce(self, values: npt.NDArray[_Unsigned]) -> npt.NDArray[_Unsigned]:
         """Modulo 2^bits, in place."""
-        values &= np.uint16((1 << self.bits) - 1)
+        if self.bits != 8 * values.itemsize:
+            values &= values.dtype.type((1 << self.bits) - 1)
         return values
 
-    def add(self, values: npt.NDArray[Any], mask: npt.NDArray[Any]) -> npt.NDArray[np.uint16]:
-        """values + mask in the ring."""
-        total = np.add(values.reshape(-1), mask, dtype=np.uint16)
-        return self.reduce(total)
+    def add(self, values: npt.NDArray[Any], mask: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """values + mask in the ring, both in its own type."""
+        return self.reduce(np.add(values.reshape(-1), mask))

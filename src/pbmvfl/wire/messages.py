@@ -19,8 +19,8 @@ All integers are little-endian. The payload follows and its length must be exact
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 from pbmvfl.errors import TruncatedMessage, WrongVersion
 from pbmvfl.plan import PROTOCOL_VERSION
@@ -44,9 +44,8 @@ class MessageKind(IntEnum):
     UPDATE = 7  #: server: a gradient alone, at the end of an epoch; no answer
 
 
-@dataclass(frozen=True)
-class Message:
-    """One message between a party and the server."""
+class Message(NamedTuple):
+    """One message between a party and the server. A tuple, because making one is part of every round."""
 
     kind: MessageKind
     sender: int
