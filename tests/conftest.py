@@ -1,4 +1,4 @@
-"""What the tests share: one thread, small aligned tables, roles driven by hand, and counter mode from its definition."""
+"""What the tests share: one thread, small aligned tables, roles driven by hand, counter mode by its definition."""
 
 from __future__ import annotations
 

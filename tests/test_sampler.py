@@ -9,14 +9,14 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-import statistical
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from statistical import NUM_DRAWS
 
+import statistical
 from pbmvfl.errors import NonFiniteError, PlanError
 from pbmvfl.mechanisms import Exact, LocalGaussian, PoissonBinomial, kernels
 from pbmvfl.mechanisms.entropy import SystemEntropy, _SeededEntropy
+from statistical import NUM_DRAWS
 
 LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
 betas = st.floats(1 / 128, 1 / 4)
@@ -318,9 +318,7 @@ def test_the_estimate_is_unbiased_and_its_variance_is_within_the_bound(x, num_tr
     # Expectations over every outcome of every party, in fractions.
     mechanism = pbm(num_trials, beta, bound=bound, num_parties=len(x))
     x = [float32(value * bound) for value in x]
-    laws = [
-        statistical.binomial_pmf(num_trials, Fraction(p, 65536)) for p in program_probabilities(x, beta, bound)
-    ]
+    laws = [statistical.binomial_pmf(num_trials, Fraction(p, 65536)) for p in program_probabilities(x, beta, bound)]
     sums = np.arange(num_trials * len(x) + 1, dtype=np.uint16)
     estimates = [Fraction(float(value)) for value in mechanism.estimate(sums)]
     mean = square = Fraction(0)

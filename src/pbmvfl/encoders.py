@@ -139,8 +139,6 @@ ENCODERS: dict[str, Callable[[Sequence[int], int], nn.Module]] = {
     # one cell moves all of them: for reproducing tables, not for protecting rows.
     "resnet18-batchnorm": _resnet18(nn.BatchNorm2d),
 }
-#: Encoders whose embedding of a row depends on the other rows of its batch.
-COUPLES_ROWS = frozenset({"resnet18-batchnorm"})
 
 
 def _with_public_seed(build: Callable[[], nn.Module], *, seed: int, index: int) -> nn.Module:

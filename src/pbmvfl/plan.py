@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,8 @@ from pbmvfl.privacy.events import fixed_point_beta
 if TYPE_CHECKING:
     from pbmvfl.costs import Traffic
     from pbmvfl.data.vertical import VerticalDataset
+    from pbmvfl.privacy.table import PrivacyTable
+    from pbmvfl.privacy.units import Adversary
 
 #: Changes whenever the bytes on the wire or the meaning of a plan change.
 PROTOCOL_VERSION = 1
@@ -27,6 +30,10 @@ SMALLEST_BETA = 1 / 128
 LARGEST_BETA = 1 / 4
 #: The ring Z/2^k is held in 16-bit integers.
 LARGEST_SUM = 65535
+
+
+#: Encoders whose embedding of a row depends on the other rows of its batch.
+COUPLES_ROWS = frozenset({"resnet18-batchnorm"})
 
 
 class MechanismName(StrEnum):
@@ -89,6 +96,9 @@ class Plan:
     learning_rate: float = 0.01
     optimizer: OptimizerName = OptimizerName.SGD
     momentum: float = 0.0
+    #: Strict training: Gaussian noise of noise_multiplier * clip_norm on every party's clipped update; 0 means none.
+    noise_multiplier: float = 0.0
+    clip_norm: float = 1.0
     gradient_codec: GradientCodecName = GradientCodecName.FLOAT32
     evaluation: Evaluation = Evaluation.SIMULATOR
     encoder: str = "mlp"
@@ -101,7 +111,7 @@ class Plan:
             self._coerce(name, kind)
         if self.secure_aggregation is None:
             object.__setattr__(self, "secure_aggregation", self.mechanism is MechanismName.PBM)
-        for name in ("bound", "beta", "learning_rate", "momentum"):
+        for name in ("bound", "beta", "learning_rate", "momentum", "noise_multiplier", "clip_norm"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
                 raise PlanError(f"{name}={value!r} must be a finite number")
@@ -141,7 +151,9 @@ class Plan:
                 f"beta={self.beta:g} must be at least 1/128 = {SMALLEST_BETA}: probabilities are 16-bit integers, "
                 "and a smaller beta would round embeddings too coarsely; lower num_trials instead for more privacy"
             )
-        for name in ("bound", "learning_rate"):
+        if self.noise_multiplier < 0:
+            raise PlanError(f"noise_multiplier={self.noise_multiplier:g} must be 0 (no weight noise) or above")
+        for name in ("bound", "learning_rate", "clip_norm"):
             if getattr(self, name) <= 0:
                 raise PlanError(f"{name}={getattr(self, name):g} must be above 0")
         if not 0 <= self.momentum < 1:
@@ -199,6 +211,22 @@ class Plan:
         """SHA-256 of the canonical JSON form and the protocol version: what parties compare and sign."""
         text = json.dumps({"protocol": PROTOCOL_VERSION, **self.to_dict()}, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).digest()
+
+    def privacy(self, *, delta: float = 1e-5, adversaries: Iterable[Adversary] | None = None) -> PrivacyTable:
+        """What this plan will cost, for every unit, adversary and accounting, before anything runs."""
+        from pbmvfl.privacy.table import planned_privacy
+
+        return planned_privacy(self, delta=delta, adversaries=adversaries)
+
+    @classmethod
+    def for_budget(cls, *, epsilon: float, delta: float, unit: str, accounting: str, **sizes: Any) -> Plan:
+        """The plan with the least noise under a budget. `unit` and `accounting` say which epsilon is meant.
+
+        Give `data`, or `num_parties`, `num_samples` and `num_classes`; see `privacy.calibration.plan_for_budget`.
+        """
+        from pbmvfl.privacy.calibration import plan_for_budget
+
+        return plan_for_budget(epsilon=epsilon, delta=delta, unit=unit, accounting=accounting, **sizes).plan
 
     def traffic(self) -> Traffic:
         """The bytes that this plan will move, exactly, before anything runs."""

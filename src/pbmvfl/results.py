@@ -5,13 +5,15 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from pbmvfl.checkpoint import SessionRecord
 from pbmvfl.costs import Traffic
 from pbmvfl.plan import Evaluation, Plan
+from pbmvfl.privacy.table import PrivacyTable, spent_privacy
+from pbmvfl.privacy.units import Adversary
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +29,10 @@ class Result:
     row_uses: dict[str, int]
     #: True only in tests: somebody knows the noise, so epsilon is infinite.
     noise_is_seeded: bool = False
+
+    def privacy(self, *, delta: float = 1e-5, adversaries: Iterable[Adversary] | None = None) -> PrivacyTable:
+        """What the run spent, for every unit, adversary and accounting."""
+        return spent_privacy(self, delta=delta, adversaries=adversaries)
 
     @property
     def notes(self) -> list[str]:

@@ -12,11 +12,10 @@ from rich.table import Table
 
 from pbmvfl.costs import Traffic
 from pbmvfl.data.vertical import VerticalDataset
-from pbmvfl.encoders import COUPLES_ROWS
 from pbmvfl.errors import PlanError
 from pbmvfl.federation import Federation, Parties
 from pbmvfl.mechanisms import mechanism_for
-from pbmvfl.plan import MechanismName, Plan
+from pbmvfl.plan import COUPLES_ROWS, MechanismName, Plan
 from pbmvfl.report.curves import describe_mechanism
 from pbmvfl.results import Result
 from pbmvfl.run_folder import RunFolder

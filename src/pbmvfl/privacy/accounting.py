@@ -47,6 +47,7 @@ WEIGHTS_STAY = "weights never leave a party: exporting them is not covered"
 CLIP_LAST = "gradients are clipped after any preconditioning, and non-finite ones are zero before summing"
 FIXED_PLAN = "the plan was fixed before the first release"
 CLEAR_FLOATS = "Gaussian noise is continuous in the theory and 32-bit in the program: for studies only"
+COUPLED_ROWS = "rows of a batch are coupled by the encoder: each use of a row is charged as its whole batch"
 EXACT = "embeddings are sent exactly: nothing is protected"
 
 
@@ -64,6 +65,8 @@ class TrainingRun:
     extra_releases: int = 0
     """The same, over all rows together; at least extra_row_releases."""
     secure_aggregation: bool = True
+    couples_rows: bool = False
+    """Whether a row's embedding depends on the other rows of its batch, as with batch normalisation."""
 
     def __post_init__(self) -> None:
         for name, least in (("num_samples", 1), ("batch_size", 1), ("num_epochs", 0), ("extra_row_releases", 0)):
@@ -83,8 +86,9 @@ class TrainingRun:
 
     @property
     def own_releases(self) -> int:
-        """Row releases of the row that has the most."""
-        return self.num_epochs + self.extra_row_releases
+        """Row releases that depend on the row that has the most; with coupled rows, all of its batch each time."""
+        together = min(self.batch_size, self.num_samples) if self.couples_rows else 1
+        return (self.num_epochs + self.extra_row_releases) * together
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +110,8 @@ def charge(run: TrainingRun, unit: Unit, accounting: Accounting, adversary: Adve
         parties = adversary.honest_parties(run.event.num_parties) if unit is Unit.RECORD else 1
         return Charge(releases=run.own_releases, updates=run.num_epochs * parties)
     # In its first round only the unit's own release depends on it; then the weights do, and with them every row.
-    untouched = min(run.batch_size, run.num_samples) - 1 if run.num_epochs else 0
+    apart = run.num_epochs > 0 and not run.couples_rows
+    untouched = min(run.batch_size, run.num_samples) - 1 if apart else 0
     return Charge(releases=run.total_releases - untouched)
 
 
@@ -200,6 +205,8 @@ def _conditions(run: TrainingRun, unit: Unit, accounting: Accounting) -> tuple[s
             said.append(CLEAR_FLOATS)
         case ExactRelease():
             said.append(EXACT)
+    if run.couples_rows and unit is not Unit.PARTY:
+        said.append(COUPLED_ROWS)
     said += [IDEAL_RANDOMNESS, PUBLIC_SCHEDULE, ROW_ONCE, LABELS_PUBLIC, FIXED_PLAN]
     if run.update is not None and strict and unit is not Unit.PARTY:
         said.append(CLIP_LAST)

@@ -44,7 +44,7 @@ _FFT_ETA = 8 * 2.0**-53
 
 @dataclass(frozen=True)
 class LossDistribution:
-    """Atoms of the privacy loss under the first law of a dominating pair; `slack` adds to every delta."""
+    """Atoms of the privacy loss, rising, under the first law of a dominating pair; `slack` adds to every delta."""
 
     losses: Vector
     probs: Vector
@@ -52,8 +52,8 @@ class LossDistribution:
 
     def delta(self, epsilon: float) -> float:
         """An upper bound on the hockey-stick divergence at epsilon, any sign."""
-        above = self.losses > epsilon
-        return self.slack + float(np.dot(-np.expm1(epsilon - self.losses[above]), self.probs[above]))
+        first = int(np.searchsorted(self.losses, epsilon, side="right"))
+        return self.slack + float(np.dot(-np.expm1(epsilon - self.losses[first:]), self.probs[first:]))
 
     def delta_with_gaussian(self, epsilon: float, shift: float) -> float:
         """The same, composed with a Gaussian moved by `shift` standard deviations, without discretising it."""
@@ -202,7 +202,7 @@ def smallest_epsilon(delta_at: Callable[[float], float], delta: float, largest: 
     low, high = 0.0, largest
     if delta_at(low) <= delta:
         return low
-    while high - low > 1e-6 * high:
+    while high - low > 1e-5 * high:
         middle = (low + high) / 2
         if delta_at(middle) <= delta:
             high = middle

@@ -1,0 +1,265 @@
+"""From a budget to a plan: the inverse of the account.
+
+For fixed sizes the account leaves one trade: more trials b or a larger beta mean less noise and more epsilon. For each
+b the largest beta under the budget is found by bisection on the exact account (beta is an integer, so this ends), and
+the pair with the least noise wins. How many epochs, how large a batch and how long an embedding are choices about
+learning, not about privacy: rules of thumb below, each of which a caller can overrule.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from pbmvfl.errors import PlanError
+from pbmvfl.plan import LARGEST_BETA, LARGEST_SUM, SMALLEST_BETA, Evaluation, Plan
+from pbmvfl.privacy.accounting import bound, rdp_curve
+from pbmvfl.privacy.conversion import check_delta, epsilon_from_rdp
+from pbmvfl.privacy.events import PROBABILITY_ONE
+from pbmvfl.privacy.orders import ORDERS
+from pbmvfl.privacy.paper import estimator_variance
+from pbmvfl.privacy.table import format_epsilon, training_run
+from pbmvfl.privacy.units import SERVER, Accounting, Adversary, Unit
+
+if TYPE_CHECKING:
+    from pbmvfl.data.vertical import VerticalDataset
+
+#: Beyond this the gain in noise at equal epsilon is below one per cent, and bytes and time go on growing.
+_TRIALS = (1, 2, 3, 4, 6, 8, 12, 16)
+#: Steps of the networks after which more epochs were seen to cost more in noise than they gave.
+_STEPS = 350
+_BATCHES = (16, 32, 64, 100, 128, 256)
+_FEW_ORDERS = ORDERS[2::8]
+_SMALLEST_BETA_16 = int(SMALLEST_BETA * PROBABILITY_ONE)
+_LARGEST_BETA_16 = int(LARGEST_BETA * PROBABILITY_ONE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """The epsilon that is meant: how much, of what, against whom, counted how."""
+
+    epsilon: float
+    delta: float
+    unit: Unit
+    accounting: Accounting
+    adversary: Adversary = SERVER
+
+    def __post_init__(self) -> None:
+        check_delta(self.delta)
+        if not 0 < self.epsilon < math.inf:
+            raise PlanError(f"epsilon={self.epsilon!r} must be a finite number above 0")
+
+    def spent_by(self, plan: Plan) -> float:
+        """The plan's epsilon of exactly this kind."""
+        return bound(training_run(plan), self.unit, self.accounting, self.adversary, delta=self.delta).epsilon
+
+    def roughly_spent_by(self, plan: Plan) -> float:
+        """At least `spent_by`, at most some per cent above, and ten times faster: Renyi curves at few orders."""
+        curve = rdp_curve(training_run(plan), self.unit, self.accounting, self.adversary, orders=_FEW_ORDERS)
+        return epsilon_from_rdp(curve, self.delta, _FEW_ORDERS)[0]
+
+    def __str__(self) -> str:
+        return (
+            f"epsilon {self.epsilon:g} at delta {self.delta:g} for a {self.unit} against {self.adversary}, "
+            f"{self.accounting} accounting"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedBudget:
+    """A plan that meets a budget, what it spends of it, and its neighbours."""
+
+    plan: Plan
+    budget: Budget
+    epsilon: float
+    alternatives: tuple[tuple[Plan, float], ...]
+
+    @property
+    def noise(self) -> float:
+        return noise_deviation(self.plan)
+
+
+def noise_deviation(plan: Plan) -> float:
+    """Standard deviation of one coordinate of the estimated sum, at the most."""
+    return math.sqrt(
+        estimator_variance(
+            num_parties=plan.num_parties,
+            num_trials=plan.num_trials,
+            beta=plan.beta_16 / PROBABILITY_ONE,
+            bound=plan.bound,
+        )
+    )
+
+
+def plan_for_budget(
+    *,
+    epsilon: float,
+    delta: float,
+    unit: Unit | str,
+    accounting: Accounting | str,
+    colluding_parties: int = 0,
+    data: VerticalDataset | None = None,
+    num_parties: int | None = None,
+    num_samples: int | None = None,
+    num_classes: int | None = None,
+    num_test_samples: int = 0,
+    largest_bytes: int | None = None,
+    **choices: Any,
+) -> PlannedBudget:
+    """The plan with the least noise whose epsilon of the named kind is within the budget.
+
+    `choices` fixes any field of the plan; `largest_bytes` limits the whole run's traffic.
+    """
+    budget = Budget(
+        epsilon=epsilon,
+        delta=delta,
+        unit=_named(Unit, unit, "unit"),
+        accounting=_named(Accounting, accounting, "accounting"),
+        adversary=Adversary(colluding_parties=colluding_parties),
+    )
+    if data is not None:
+        choices = {"encoder": data.default_encoder, **choices}
+        num_parties, num_samples, num_classes = data.num_parties, data.num_samples, data.num_classes
+        num_test_samples = data.num_test_samples
+    if num_parties is None or num_samples is None or num_classes is None:
+        raise PlanError("give data, or num_parties, num_samples and num_classes")
+    sizes = {
+        "num_parties": num_parties,
+        "num_samples": num_samples,
+        "num_classes": num_classes,
+        "num_test_samples": num_test_samples,
+    }
+    base = Plan.from_dict({**sizes, **_rules_of_thumb(num_samples, num_classes, budget, choices), **choices})
+    budget.adversary.honest_parties(num_parties)  # names a colluding_parties that is too large
+    return _least_noise(base, budget, choices, largest_bytes)
+
+
+def _named(kind: Any, value: str, name: str) -> Any:
+    try:
+        return kind(value)
+    except ValueError:
+        raise PlanError(f"{name}={value!r} is not one of {', '.join(kind)}: say which epsilon is meant") from None
+
+
+def _rules_of_thumb(num_samples: int, num_classes: int, budget: Budget, choices: dict[str, Any]) -> dict[str, Any]:
+    """What learning needs: few coordinates, few epochs, and batches that leave enough steps."""
+    batch = choices.get("batch_size")
+    if not isinstance(batch, int):
+        batch = max(size for size in _BATCHES if size == _BATCHES[0] or num_samples / size >= _STEPS / 4)
+    epochs = min(max(round(_STEPS * batch / num_samples), 3), 30)
+    chosen: dict[str, Any] = {
+        "embedding_dim": 1 if num_classes == 2 else min(num_classes - 1, 6),
+        "batch_size": batch,
+        "num_epochs": epochs,
+        "optimizer": "adam",
+        "learning_rate": 0.003,
+        "gradient_codec": "int8",
+    }
+    if choices.get("optimizer") == "sgd":
+        chosen |= {"learning_rate": 0.05, "momentum": 0.9}
+    if budget.accounting is Accounting.STRICT and budget.unit is not Unit.PARTY:
+        chosen |= {"clip_norm": 1.0}
+    return chosen
+
+
+def _least_noise(base: Plan, budget: Budget, choices: dict[str, Any], largest_bytes: int | None) -> PlannedBudget:
+    trials: Sequence[int] = [choices["num_trials"]] if "num_trials" in choices else _TRIALS
+    trials = [b for b in trials if b * base.num_parties <= LARGEST_SUM]
+    found: list[Plan] = []
+    too_big: Plan | None = None
+    base = _with_update_noise(base, budget, choices)
+    for num_trials in trials:
+        plan = _largest_beta(base.replace(num_trials=num_trials), budget, choices)
+        if plan is None:
+            continue
+        if largest_bytes is not None and plan.traffic().total > largest_bytes:
+            too_big = plan
+            continue
+        found.append(plan)
+    if not found:
+        raise PlanError(_infeasible(base, budget, largest_bytes, too_big))
+    found.sort(key=noise_deviation)
+    # The smaller of two valid bounds is what gets reported, so the last per cents come from the slower one.
+    best = _refine(found[0], budget, choices)
+    others = tuple((plan, budget.spent_by(plan)) for plan in found[1:4])
+    return PlannedBudget(plan=best, budget=budget, epsilon=budget.spent_by(best), alternatives=others)
+
+
+def _with_update_noise(base: Plan, budget: Budget, choices: dict[str, Any]) -> Plan:
+    """Strict accounting of a cell or record is useless without weight noise: give it half of the squared budget."""
+    if budget.accounting is not Accounting.STRICT or budget.unit is Unit.PARTY or "noise_multiplier" in choices:
+        return base
+    half = replace(budget, epsilon=budget.epsilon / math.sqrt(2))
+    quiet = base.replace(num_trials=1, beta=SMALLEST_BETA)
+
+    def fits(hundredths: int) -> bool:
+        return half.roughly_spent_by(quiet.replace(noise_multiplier=hundredths / 100)) <= half.epsilon
+
+    smallest = 1
+    largest = 1 << 20
+    if not fits(largest):
+        return base.replace(noise_multiplier=largest / 100)
+    while largest - smallest > 1:
+        middle = (smallest + largest) // 2
+        smallest, largest = (smallest, middle) if fits(middle) else (middle, largest)
+    return base.replace(noise_multiplier=largest / 100)
+
+
+def _largest_beta(plan: Plan, budget: Budget, choices: dict[str, Any]) -> Plan | None:
+    def fits(beta_16: int) -> bool:
+        return budget.roughly_spent_by(plan.replace(beta=beta_16 / PROBABILITY_ONE)) <= budget.epsilon
+
+    if "beta" in choices:
+        return plan if budget.spent_by(plan) <= budget.epsilon else None
+    best = _largest(fits, _SMALLEST_BETA_16, _LARGEST_BETA_16)
+    return None if best is None else plan.replace(beta=best / PROBABILITY_ONE)
+
+
+def _refine(plan: Plan, budget: Budget, choices: dict[str, Any]) -> Plan:
+    """Raise beta as far as the smaller of the two methods allows; it starts from what RDP allows."""
+    if "beta" in choices:
+        return plan
+
+    def fits(beta_16: int) -> bool:
+        return budget.spent_by(plan.replace(beta=beta_16 / PROBABILITY_ONE)) <= budget.epsilon
+
+    top = min(_LARGEST_BETA_16, math.ceil(plan.beta_16 * 1.15))
+    best = _largest(fits, plan.beta_16, top)
+    return plan if best is None else plan.replace(beta=best / PROBABILITY_ONE)
+
+
+def _largest(fits: Callable[[int], bool], low: int, high: int) -> int | None:
+    """The largest integer in low..high that fits, for a condition that fails from some point on."""
+    if not fits(low):
+        return None
+    if fits(high):
+        return high
+    while high - low > max(1, low // 512):  # a fifth of a per cent of beta is below what anyone can see
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def _infeasible(base: Plan, budget: Budget, largest_bytes: int | None, too_big: Plan | None) -> str:
+    if too_big is not None and largest_bytes is not None:
+        return (
+            f"no plan within {budget} stays within {largest_bytes:,} bytes; the smallest found moves "
+            f"{too_big.traffic().total:,} (embedding_dim={too_big.embedding_dim}, num_epochs={too_big.num_epochs}): "
+            "allow more bytes, fewer epochs, or a shorter embedding"
+        )
+    least = base.replace(num_trials=1, beta=SMALLEST_BETA)
+    smallest = budget.spent_by(least)
+    way_out = [f"epsilon of at least {format_epsilon(smallest)} with these sizes"]
+    if base.num_epochs > 1 or base.embedding_dim > 1:
+        single = least.replace(num_epochs=1, embedding_dim=1)
+        way_out.append(f"num_epochs=1 and embedding_dim=1 (then from {format_epsilon(budget.spent_by(single))} on)")
+    if budget.accounting is Accounting.STRICT and budget.unit is not Unit.PARTY and not base.noise_multiplier:
+        way_out.append("weight noise (--noise-multiplier), without which strict accounting charges every release")
+    if base.evaluation is Evaluation.RELEASED and budget.accounting is Accounting.STRICT:
+        way_out.append("evaluation=simulator")
+    return (
+        f"no plan is within {budget}: even num_trials=1, beta=1/128, embedding_dim={base.embedding_dim}, "
+        f"num_epochs={base.num_epochs} costs {format_epsilon(smallest)}. It would take " + ", or ".join(way_out)
+    )

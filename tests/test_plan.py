@@ -1,0 +1,240 @@
+"""The plan: bad values are refused by name and range, and every field is part of what the parties sign."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import fields
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pbmvfl.errors import PlanError
+from pbmvfl.plan import Plan
+
+GOOD = {"num_parties": 3, "num_samples": 100, "num_classes": 4, "num_test_samples": 20, "num_trials": 8}
+
+#: field -> (values that must be refused, what the message must say is permitted)
+WHOLE = [1.0, 1.5, "3", None, True, math.nan]
+NUMBER = ["0.1", None, True, math.nan, math.inf, -math.inf]
+BAD = {
+    "num_parties": ([1, 0, -1, *WHOLE], "at least 2"),
+    "num_samples": ([0, -5, *WHOLE], "at least 1"),
+    "num_classes": ([1, 0, *WHOLE], "at least 2"),
+    "num_test_samples": ([-1, *WHOLE], "at least 0"),
+    "embedding_dim": ([0, -1, *WHOLE], "at least 1"),
+    "bound": ([0, 0.0, -1.0, *NUMBER], "above 0|finite number"),
+    "mechanism": (["PBM", "gauss", "", None, 3, []], "pbm, ldp, none"),
+    "num_trials": ([0, -1, *WHOLE], "at least 1"),
+    "beta": ([0, -0.1, 0.2500001, 1, *NUMBER], r"\(0, 1/4\]|finite number"),
+    "secure_aggregation": (["yes", 1, 0], "True or False"),
+    "num_epochs": ([0, -1, *WHOLE], "at least 1"),
+    "batch_size": ([0, -1, *WHOLE], "at least 1"),
+    "learning_rate": ([0, -0.1, *NUMBER], "above 0|finite number"),
+    "optimizer": (["sgdm", None, 1], "sgd, adam"),
+    "momentum": ([-0.1, 1, 1.5, *NUMBER], r"\[0, 1\)|finite number"),
+    "noise_multiplier": ([-1, -1e-9, *NUMBER], "0 .no weight noise. or above|finite number"),
+    "clip_norm": ([0, -1.0, *NUMBER], "above 0|finite number"),
+    "gradient_codec": (["fp8", None, 32], "float32, bfloat16, int8"),
+    "evaluation": (["none", None, True], "simulator, released"),
+    "encoder": ([None, 5, ""], ""),
+    "activation": (["relu", None, 1], "tanh, hardtanh, softsign"),
+    "seed": ([-1, 2**63, *WHOLE], r"0\.\.2\^63-1"),
+}
+
+#: field -> another permitted value
+OTHER = {
+    "num_parties": 4,
+    "num_samples": 101,
+    "num_classes": 5,
+    "num_test_samples": 21,
+    "embedding_dim": 17,
+    "bound": 1.5,
+    "mechanism": "none",
+    "num_trials": 9,
+    "beta": 0.2,
+    "secure_aggregation": False,
+    "num_epochs": 11,
+    "batch_size": 99,
+    "learning_rate": 0.02,
+    "optimizer": "adam",
+    "momentum": 0.5,
+    "noise_multiplier": 1.5,
+    "clip_norm": 2.0,
+    "gradient_codec": "int8",
+    "evaluation": "released",
+    "encoder": "linear",
+    "activation": "softsign",
+    "seed": 1,
+}
+
+
+def test_the_tables_of_these_tests_name_every_field():
+    names = {field.name for field in fields(Plan)}
+    assert set(BAD) == set(OTHER) == names
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [(name, value) for name, (values, _) in BAD.items() for value in values], ids=str
+)
+def test_a_bad_value_is_refused_with_its_name_its_value_and_what_is_permitted(name, value):
+    with pytest.raises(PlanError) as refusal:
+        Plan(**{**GOOD, name: value})
+    message = str(refusal.value)
+    assert message.startswith(f"{name}=")
+    shown = f"{value:g}" if isinstance(value, float) else repr(value)
+    assert shown in message or repr(value) in message
+    with pytest.raises(PlanError, match=BAD[name][1]):
+        Plan(**{**GOOD, name: value})
+
+
+@pytest.mark.parametrize(
+    ("choices", "words"),
+    [
+        ({"beta": 1 / 129}, "beta=.*at least 1/128"),
+        ({"num_trials": 21846}, "num_trials.num_parties=21846.3=65538 must be at most 65535"),
+        ({"num_trials": 1, "num_parties": 65535}, "num_parties=65535 must be at most 65534"),
+        ({"momentum": 0.5, "optimizer": "adam"}, "momentum=0.5 goes with optimizer=sgd"),
+        ({"evaluation": "released", "num_test_samples": 0}, "num_test_samples of at least 1"),
+        ({"mechanism": "none", "secure_aggregation": True}, "secure_aggregation=True with mechanism=none"),
+        ({"mechanism": "ldp", "secure_aggregation": True}, "secure_aggregation=True with mechanism=ldp"),
+        ({"activation": "relu", "bound": 2.0}, r"can leave \[-C, C\] = \[-2, 2\]"),
+    ],
+)
+def test_values_that_contradict_each_other_are_refused(choices, words):
+    with pytest.raises(PlanError, match=words):
+        Plan(**{**GOOD, **choices})
+
+
+@pytest.mark.parametrize(
+    "choices",
+    [
+        {"activation": "relu", "bound": "wide"},
+        {"learning_rate": 10**400},
+        {"bound": 10**400},
+    ],
+    ids=["two bad values at once", "a learning rate beyond floats", "a bound beyond floats"],
+)
+def test_bad_values_never_raise_anything_but_plan_errors(choices):
+    with pytest.raises(PlanError):
+        Plan(**{**GOOD, **choices})
+
+
+@pytest.mark.parametrize(
+    "choices",
+    [
+        {"num_samples": 2**33, "batch_size": 1, "num_epochs": 1},
+        {"num_samples": 2**20, "batch_size": 2**20, "embedding_dim": 2**12},
+    ],
+    ids=["more rounds than a header can number", "a gradient longer than a header can say"],
+)
+def test_a_plan_that_does_not_fit_the_wire_is_refused_before_it_runs(choices):
+    with pytest.raises(PlanError):
+        Plan(**{**GOOD, **choices})
+
+
+@pytest.mark.parametrize("choices", [{"beta": 1 / 128}, {"beta": 0.25}, {"num_trials": 21845}, {"seed": 2**63 - 1}])
+def test_values_at_the_ends_of_their_ranges_are_permitted(choices):
+    assert Plan(**{**GOOD, **choices})
+
+
+def test_a_plan_cannot_be_changed():
+    plan = Plan(**GOOD)
+    with pytest.raises(AttributeError):
+        plan.beta = 0.1  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("name", OTHER)
+def test_the_hash_changes_with_every_field(name):
+    plan = Plan(**GOOD)
+    changes = {name: OTHER[name]}
+    if name == "mechanism":  # off in both, so that the mechanism alone changes
+        plan, changes = plan.replace(secure_aggregation=False), {"mechanism": "none"}
+    other = plan.replace(**changes)
+    assert getattr(other, name) != getattr(plan, name)
+    assert {field.name for field in fields(Plan) if getattr(other, field.name) != getattr(plan, field.name)} == {name}
+    assert other.hash != plan.hash
+    assert len(plan.hash) == 32
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ({"bound": 1}, {"bound": 1.0}),
+        ({"mechanism": "pbm"}, {"secure_aggregation": True}),
+        ({"momentum": 0.0}, {"momentum": -0.0}),
+    ],
+)
+def test_equal_plans_have_equal_hashes(first, second):
+    one, other = Plan(**{**GOOD, **first}), Plan(**{**GOOD, **second})
+    assert one == other
+    assert one.hash == other.hash
+
+
+@given(
+    num_parties=st.integers(2, 50),
+    num_trials=st.integers(1, 1000),
+    beta=st.floats(1 / 128, 1 / 4),
+    bound=st.floats(1e-3, 1e3),
+    learning_rate=st.floats(1e-9, 1e3),
+    momentum=st.floats(0, 0.99),
+    seed=st.integers(0, 2**63 - 1),
+    mechanism=st.sampled_from(["pbm", "ldp", "none"]),
+    codec=st.sampled_from(["float32", "bfloat16", "int8"]),
+)
+def test_plans_survive_json(num_parties, num_trials, beta, bound, learning_rate, momentum, seed, mechanism, codec):
+    plan = Plan(
+        num_parties=num_parties,
+        num_samples=10,
+        num_classes=2,
+        num_trials=num_trials,
+        beta=beta,
+        bound=bound,
+        learning_rate=learning_rate,
+        momentum=momentum,
+        seed=seed,
+        mechanism=mechanism,
+        gradient_codec=codec,
+    )
+    again = Plan.from_json(plan.to_json())
+    assert again == plan
+    assert again.hash == plan.hash
+    assert json.loads(plan.to_json()) == plan.to_dict()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{", "not JSON"),
+        ("[1]", "JSON object"),
+        ('{"num_parties": 3}', "lacks num_classes, num_samples"),
+        (json.dumps({**GOOD, "betta": 0.1}), "unknown plan field 'betta'"),
+    ],
+)
+def test_text_that_is_not_a_plan_is_refused(text, words):
+    with pytest.raises(PlanError, match=words):
+        Plan.from_json(text)
+
+
+@given(beta=st.floats(1 / 128, 1 / 4))
+def test_beta_in_units_of_1_65536_is_rounded_down(beta):
+    beta_16 = Plan(**GOOD, beta=beta).beta_16
+    assert Fraction(beta_16, 65536) <= Fraction(beta) < Fraction(beta_16 + 1, 65536)
+
+
+def test_secure_aggregation_is_on_for_pbm_and_off_for_numbers_in_clear():
+    assert Plan(**GOOD).secure_aggregation is True
+    assert Plan(**GOOD, mechanism="none").secure_aggregation is False
+    assert Plan(**GOOD, mechanism="ldp").secure_aggregation is False
+    assert Plan(**GOOD, secure_aggregation=False).secure_aggregation is False
+
+
+@given(num_samples=st.integers(1, 500), batch_size=st.integers(1, 600), num_epochs=st.integers(1, 9))
+def test_round_counts_are_exact(num_samples, batch_size, num_epochs):
+    plan = Plan(**{**GOOD, "num_samples": num_samples}, batch_size=batch_size, num_epochs=num_epochs)
+    assert plan.rounds_per_epoch == math.ceil(Fraction(num_samples, batch_size))
+    assert plan.num_rounds == num_epochs * plan.rounds_per_epoch
+    assert plan.num_prediction_rounds == 0
+    assert plan.replace(evaluation="released").num_prediction_rounds == math.ceil(Fraction(20, batch_size))
