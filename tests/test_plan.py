@@ -25,7 +25,7 @@ BAD = {
     "num_classes": ([1, 0, *WHOLE], "at least 2"),
     "num_test_samples": ([-1, *WHOLE], "at least 0"),
     "embedding_dim": ([0, -1, *WHOLE], "at least 1"),
-    "bound": ([0, 0.0, -1.0, *NUMBER], "above 0|finite number"),
+    "bound": ([0, 0.0, -1.0, 1e-7, 1e7, *NUMBER], r"\[1e-06, 1e\+06\]|finite number"),
     "mechanism": (["PBM", "gauss", "", None, 3, []], "pbm, ldp, none"),
     "num_trials": ([0, -1, *WHOLE], "at least 1"),
     "beta": ([0, -0.1, 0.2500001, 1, *NUMBER], r"\(0, 1/4\]|finite number"),
@@ -39,7 +39,7 @@ BAD = {
     "clip_norm": ([0, -1.0, *NUMBER], "above 0|finite number"),
     "gradient_codec": (["fp8", None, 32], "float32, bfloat16, int8"),
     "evaluation": (["none", None, True], "simulator, released"),
-    "encoder": ([None, 5, ""], ""),
+    "encoder": ([None, 5, ""], "name of an encoder"),
     "activation": (["relu", None, 1], "tanh, hardtanh, softsign"),
     "seed": ([-1, 2**63, *WHOLE], r"0\.\.2\^63-1"),
 }

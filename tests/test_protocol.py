@@ -440,8 +440,12 @@ def test_an_embedding_that_is_not_finite_does_not_reach_the_server_s_weights(dat
     answers = [party.receive(request) for party in cohort.parties]
     before = cohort.server.state()
     spoiled = np.full(30, np.nan, dtype="<f4").tobytes()
-    with pytest.raises((NonFiniteError, ProtocolError)):
+
+    def deliver() -> None:
         for answer in (with_payload(answers[0], spoiled), *answers[1:]):
             cohort.server.receive(answer)
         cohort.server.advance()
+
+    with pytest.raises((NonFiniteError, ProtocolError)):
+        deliver()
     assert same_state(cohort.server.state(), before)

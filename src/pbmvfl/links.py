@@ -7,6 +7,7 @@ the party's own checkpoint may have: exact embeddings and the party's state.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import multiprocessing
 import os
@@ -60,9 +61,9 @@ class PartyInputs:
             first_round=self.first_round,
         )
         if self.known_randomness is not None:
-            known = self.known_randomness + bytes([self.index])
-            secrets = _SeededEntropy(b"secret" + known)
-            party._use_known_randomness(_SeededEntropy(b"noise" + known), _known_secret(secrets))
+            known = hashlib.sha256(self.known_randomness + self.index.to_bytes(2, "big")).digest()
+            noise, secrets = (_SeededEntropy(hashlib.sha256(use + known).digest()) for use in (b"noise", b"secret"))
+            party._use_known_randomness(noise, _known_secret(secrets))
         return party
 
 

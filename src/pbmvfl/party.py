@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -31,7 +32,7 @@ from pbmvfl.errors import (
 )
 from pbmvfl.mechanisms import mechanism_for
 from pbmvfl.mechanisms.entropy import Entropy, SystemEntropy
-from pbmvfl.plan import Plan
+from pbmvfl.plan import Evaluation, Plan
 from pbmvfl.secagg.keys import (
     KEY_BYTES,
     NONCE_BYTES,
@@ -50,6 +51,12 @@ from pbmvfl.wire.payloads import payload_format, sum_ring
 _Features = npt.NDArray[np.float32] | npt.NDArray[np.uint8]
 
 
+class ReleaseGuard(Protocol):
+    """Asked before every release; raises to refuse it. The party's own ledger is one."""
+
+    def charge(self, current: Round) -> None: ...
+
+
 class Party:
     """One party's state machine for one session."""
 
@@ -64,7 +71,10 @@ class Party:
         identities: Sequence[bytes],
         test_features: _Features | None = None,
         first_round: int = 0,
+        guard: ReleaseGuard | None = None,
     ) -> None:
+        if not 0 <= index < plan.num_parties:
+            raise WrongPlan(f"party={index}: the plan has parties 0 to {plan.num_parties - 1}")
         if len(identities) != plan.num_parties or identity.public != identities[index]:
             raise WrongPlan(
                 f"party={index}: {len(identities)} pinned identities for num_parties={plan.num_parties}, "
@@ -72,8 +82,12 @@ class Party:
             )
         if len(train_features) != plan.num_samples:
             raise WrongPlan(f"party={index}: has {len(train_features)} rows, the plan has {plan.num_samples}")
+        num_test = 0 if test_features is None else len(test_features)
+        if plan.evaluation is Evaluation.RELEASED and num_test != plan.num_test_samples:
+            raise WrongPlan(f"party={index}: has {num_test} test rows, the plan has {plan.num_test_samples}")
         self.plan = plan
         self.index = index
+        self._guard = guard
         self.encoder = check_encoder(encoder, plan, index=index)
         self._trainer = Trainer(plan, self.encoder)
         self._mechanism = mechanism_for(plan)
@@ -100,6 +114,7 @@ class Party:
         self._pending: Tensor | None = None  # this round's embedding with its graph, waiting for its gradient
         self._pending_rows = 0
         self._last: tuple[bytes, bytes] | None = None  # the last request and the bytes that answered it
+        self._stepped_for: bytes | None = None  # the last request whose gradient was used, answered or not
 
     def _use_known_randomness(self, entropy: Entropy, secret: Callable[[int], bytes]) -> None:
         """The tests' private door. A run that went through it claims no privacy."""
@@ -132,12 +147,10 @@ class Party:
         self._check_session(message)
         if self._last is not None and data == self._last[0]:
             raise DuplicateMessage(f"round={message.round_number}: handled already; `resend` repeats the same bytes")
-        gradient_BP = self._check_round(message)
-        if message.kind is MessageKind.UPDATE:
-            self._step(gradient_BP)
-            self._last = (bytes(data), b"")
-            return b""
-        answer = self._answer_round(message, gradient_BP)
+        if data != self._stepped_for:
+            self._step(self._check_round(message))
+            self._stepped_for = bytes(data)
+        answer = b"" if message.kind is MessageKind.UPDATE else self._answer_round(message)
         self._last = (bytes(data), answer)
         return answer
 
@@ -227,16 +240,19 @@ class Party:
     def _kind(self, number: int) -> RoundKind:
         return RoundKind.JOINT if number < self.plan.num_rounds else RoundKind.PREDICTION
 
-    def _answer_round(self, message: Message, gradient_BP: npt.NDArray[np.float32] | None) -> bytes:
-        if gradient_BP is not None:
-            self._step(gradient_BP)
+    def _answer_round(self, message: Message) -> bytes:
+        """Embed, randomise, have it charged, mask. Whatever raises leaves the round to be asked for again."""
         current = self._schedule[message.round_number]
         embedding_BP = self._embed(current)
         released_BP = self._mechanism.randomize(embedding_BP.detach().numpy(), self._entropy)
+        if self._guard is not None:
+            self._guard.charge(current)
         if self._masks is not None:
             mask = self._masks.for_round(current.number, released_BP.size)
             released_BP = self._ring.add(released_BP, mask)
         answer = self._reply(MessageKind.EMBEDDING, self._payload.encode(released_BP), current)
+        if current.kind is RoundKind.JOINT:
+            self._pending, self._pending_rows = embedding_BP, current.num_rows
         self._next_round = current.number + 1
         return answer
 
@@ -249,13 +265,11 @@ class Party:
             if not self.encoder.training:  # asking costs nothing; setting it walks through the whole network
                 self.encoder.train()
             embedding_BP: Tensor = self.encoder(batch)
-            self._pending, self._pending_rows = embedding_BP, current.num_rows
         else:
             self.encoder.eval()
             with torch.no_grad():
                 embedding_BP = self.encoder(batch)
         if embedding_BP.shape != (current.num_rows, self.plan.embedding_dim):
-            self._pending = None
             raise EncoderError(
                 f"party={self.index}: its encoder gives shape={tuple(embedding_BP.shape)}, "
                 f"the plan needs ({current.num_rows}, {self.plan.embedding_dim})"
@@ -267,7 +281,8 @@ class Party:
         if gradient_BP is None or self._pending is None:
             return
         # copy: the array may be a read-only view of the message
-        self._trainer.step(self._pending, torch.from_numpy(gradient_BP.copy()))
+        slopes = self._trainer.slopes(self._pending, torch.from_numpy(gradient_BP.copy()))
+        self._trainer.step(slopes)
         self._pending = None
 
     def _reply(self, kind: MessageKind, payload: bytes, current: Round | None = None) -> bytes:

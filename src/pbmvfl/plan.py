@@ -28,6 +28,9 @@ PROTOCOL_VERSION = 1
 #: Below this, rounding a probability to 16 bits would move an embedding by more than 1e-3 of its bound.
 SMALLEST_BETA = 1 / 128
 LARGEST_BETA = 1 / 4
+#: Far inside what float32 arithmetic on embeddings can hold.
+SMALLEST_BOUND = 1e-6
+LARGEST_BOUND = 1e6
 #: The ring Z/2^k is held in 16-bit integers.
 LARGEST_SUM = 65535
 
@@ -72,6 +75,16 @@ class Activation(StrEnum):
     SOFTSIGN = "softsign"
 
 
+def _finite(name: str, value: object) -> float:
+    try:
+        number = math.nan if isinstance(value, bool) or not isinstance(value, int | float) else float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise PlanError(f"{name}={value!r} must be a finite number")
+    return number + 0.0  # minus zero equals zero and must hash alike
+
+
 def _is_whole(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
@@ -107,15 +120,12 @@ class Plan:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        for name in ("bound", "beta", "learning_rate", "momentum", "noise_multiplier", "clip_norm"):
+            object.__setattr__(self, name, _finite(name, getattr(self, name)))
         for name, kind in _ENUMS.items():
             self._coerce(name, kind)
         if self.secure_aggregation is None:
             object.__setattr__(self, "secure_aggregation", self.mechanism is MechanismName.PBM)
-        for name in ("bound", "beta", "learning_rate", "momentum", "noise_multiplier", "clip_norm"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-                raise PlanError(f"{name}={value!r} must be a finite number")
-            object.__setattr__(self, name, float(value))
         self._check_counts()
         self._check_ranges()
         self._check_mechanism()
@@ -142,6 +152,17 @@ class Plan:
             raise PlanError(f"seed={self.seed!r} must be a whole number in 0..2^63-1")
         if self.num_parties > 0xFFFE:
             raise PlanError(f"num_parties={self.num_parties} must be at most {0xFFFE}")
+        # Round numbers and payload lengths are 32-bit fields of every message.
+        rounds = self.num_rounds + self.num_prediction_rounds
+        if rounds >= 1 << 32:
+            raise PlanError(f"num_epochs={self.num_epochs} makes {rounds} rounds; at most 2^32-1 can be numbered")
+        if 4 * self.full_batch * self.embedding_dim >= 1 << 32:
+            raise PlanError(
+                f"batch_size={self.batch_size} times embedding_dim={self.embedding_dim} makes a message of 4 GiB or "
+                "more; choose less"
+            )
+        if not isinstance(self.encoder, str) or not self.encoder:
+            raise PlanError(f"encoder={self.encoder!r} must be the name of an encoder, such as mlp")
 
     def _check_ranges(self) -> None:
         if not 0 < self.beta <= LARGEST_BETA:
@@ -153,7 +174,9 @@ class Plan:
             )
         if self.noise_multiplier < 0:
             raise PlanError(f"noise_multiplier={self.noise_multiplier:g} must be 0 (no weight noise) or above")
-        for name in ("bound", "learning_rate", "clip_norm"):
+        if not SMALLEST_BOUND <= self.bound <= LARGEST_BOUND:
+            raise PlanError(f"bound={self.bound:g} must be in [{SMALLEST_BOUND:g}, {LARGEST_BOUND:g}]")
+        for name in ("learning_rate", "clip_norm"):
             if getattr(self, name) <= 0:
                 raise PlanError(f"{name}={getattr(self, name):g} must be above 0")
         if not 0 <= self.momentum < 1:

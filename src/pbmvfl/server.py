@@ -204,8 +204,10 @@ class Server:
         estimated_sum_BP.requires_grad_()
         scores = self.head(estimated_sum_BP)
         loss = functional.cross_entropy(scores, labels_B)
-        (gradient_BP,) = self._trainer.step(loss, inputs=[estimated_sum_BP])
+        gradient_BP, *slopes = self._trainer.slopes(loss, inputs=[estimated_sum_BP])
+        # Encoding refuses NaN, and it comes before the step: bad numbers never reach the weights.
         self._gradient = self._codec.encode(gradient_BP.numpy(), seed=self.plan.seed, round_number=self.round.number)
+        self._trainer.step(slopes)
         if self.on_joint_round is not None:
             self.on_joint_round(loss.item(), scores.detach(), labels_B)
 

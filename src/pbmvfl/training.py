@@ -33,8 +33,8 @@ class Trainer:
         elif plan.momentum:
             self._velocity = [torch.zeros_like(parameter) for parameter in self.parameters]
 
-    def step(self, output: Tensor, gradient: Tensor | None = None, *, inputs: Sequence[Tensor] = ()) -> list[Tensor]:
-        """Chain rule from the gradient of `output`, then one step. Returns the gradients of `inputs`."""
+    def slopes(self, output: Tensor, gradient: Tensor | None = None, *, inputs: Sequence[Tensor] = ()) -> list[Tensor]:
+        """Chain rule from the gradient of `output` to `inputs` and then to every weight. Changes nothing."""
         wanted = [*inputs, *self.parameters]
         found = torch.autograd.grad(output, wanted, gradient, allow_unused=True)
         slopes = list(found)
@@ -42,11 +42,11 @@ class Trainer:
             slopes = [
                 slope if slope is not None else torch.zeros_like(t) for slope, t in zip(found, wanted, strict=True)
             ]
-        with torch.no_grad():
-            self._apply(slopes[len(inputs) :])
-        return slopes[: len(inputs)]
+        return slopes
 
-    def _apply(self, slopes: list[Tensor]) -> None:
+    @torch.no_grad()
+    def step(self, slopes: list[Tensor]) -> None:
+        """One step along the slopes of the weights."""
         if self._adam is not None:
             for parameter, slope in zip(self.parameters, slopes, strict=True):
                 parameter.grad = slope
@@ -80,6 +80,7 @@ class Trainer:
             if self._adam is not None:
                 self._adam.load_state_dict({"state": moments, "param_groups": self._adam.state_dict()["param_groups"]})
             else:
-                self._velocity = [moments[index]["velocity"] for index in range(len(self._velocity))]
+                for position, velocity in enumerate(self._velocity):
+                    velocity.copy_(moments[position]["velocity"])
         except (RuntimeError, ValueError, KeyError) as error:
             raise CheckpointError(f"the checkpoint does not fit the network: {error}") from error

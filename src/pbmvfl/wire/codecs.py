@@ -40,7 +40,7 @@ class Float32:
 
     def decode(self, payload: bytes | memoryview, rows: int, columns: int) -> _Floats:
         _require_length(payload, self.num_bytes(rows, columns))
-        return np.frombuffer(payload, dtype="<f4").reshape(rows, columns)
+        return _require_finite(np.frombuffer(payload, dtype="<f4")).reshape(rows, columns)
 
 
 class BFloat16:
@@ -60,7 +60,7 @@ class BFloat16:
 
     def decode(self, payload: bytes | memoryview, rows: int, columns: int) -> _Floats:
         _require_length(payload, self.num_bytes(rows, columns))
-        return _widen(np.frombuffer(payload, dtype="<u2")).reshape(rows, columns)
+        return _require_finite(_widen(np.frombuffer(payload, dtype="<u2"))).reshape(rows, columns)
 
 
 class Int8:
@@ -82,7 +82,7 @@ class Int8:
 
     def decode(self, payload: bytes | memoryview, rows: int, columns: int) -> _Floats:
         _require_length(payload, self.num_bytes(rows, columns))
-        scale = _widen(np.frombuffer(payload, dtype="<u2", count=rows))
+        scale = _require_finite(_widen(np.frombuffer(payload, dtype="<u2", count=rows)))
         steps = np.frombuffer(payload, dtype=np.int8, offset=2 * rows).reshape(rows, columns)
         return steps.astype(np.float32) * scale[:, None]
 
@@ -106,9 +106,10 @@ def _bfloat16_at_least(values: _Floats) -> npt.NDArray[np.uint16]:
     return ((words + np.uint32(0xFFFF)) >> np.uint32(16)).astype(np.uint16)
 
 
-def _require_finite(gradient: _Floats) -> None:
+def _require_finite(gradient: _Floats) -> _Floats:
     if not np.isfinite(gradient).all():
         raise NonFiniteError("the gradient holds NaN or infinity; lower the learning rate or raise num_trials and beta")
+    return gradient
 
 
 def _require_length(payload: bytes | memoryview, expected: int) -> None:

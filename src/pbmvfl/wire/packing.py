@@ -40,10 +40,11 @@ def _pack(values: Any, bits: Any, words: Any) -> None:
     pending = np.uint64(0)
     held = np.uint64(0)
     width = np.uint64(bits)
+    low = (np.uint64(1) << width) - np.uint64(1)
     half = np.uint64(32)
     position = 0
     for i in range(values.size):
-        pending |= np.uint64(values[i]) << held
+        pending |= (np.uint64(values[i]) & low) << held
         held += width
         if held >= half:
             words[position] = np.uint32(pending & np.uint64(0xFFFFFFFF))
