@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from pbmvfl.costs import Traffic
-from pbmvfl.errors import ProtocolError
+from pbmvfl.errors import PbmvflError, ProtocolError
 from pbmvfl.links import PartyLink
 from pbmvfl.server import Server
 
@@ -72,8 +72,16 @@ def drive(
 
 def _collect(server: Server, links: Sequence[PartyLink], meter: Meter, *, setup: bool) -> None:
     expected = server.waits_for_answers
-    for party, link in enumerate(links):
-        answer = link.answer()
+    answers: list[bytes] = []
+    refusal: PbmvflError | None = None
+    for link in links:  # all of them, also after a refusal: whoever was asked has an answer on the way
+        try:
+            answers.append(link.answer())
+        except PbmvflError as error:
+            refusal = refusal or error
+    if refusal is not None:
+        raise refusal
+    for party, answer in enumerate(answers):
         if not answer and not expected:
             continue
         if not expected:

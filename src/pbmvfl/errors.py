@@ -68,3 +68,11 @@ class DuplicateMessage(ProtocolError):
 
 class IdentityError(ProtocolError):
     """A key that its pinned identity did not sign: somebody between the parties swapped it."""
+
+
+class LedgerError(PbmvflError):
+    """A ledger that cannot be used: in use by another process, damaged, or asked for something it does not have."""
+
+
+class BudgetExceeded(PbmvflError):
+    """A release that would cross a limit that the party's owner set. Nothing was sent."""

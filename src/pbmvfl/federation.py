@@ -21,7 +21,7 @@ from pbmvfl.checkpoint import Progress, SessionLog, load_progress, load_weights,
 from pbmvfl.costs import Traffic
 from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.driver import Meter, Tap, drive
-from pbmvfl.errors import PlanError
+from pbmvfl.errors import BudgetExceeded, PlanError
 from pbmvfl.links import InProcessLink, PartyInputs, PartyLink, ProcessLink
 from pbmvfl.metrics import classification_metrics
 from pbmvfl.plan import Evaluation, Plan
@@ -62,6 +62,7 @@ class Federation:
                 raise PlanError("parties=processes builds the plan's encoders; own networks need parties=in-process")
         # Tests only: known bytes instead of secret ones, and a look at every message.
         self._known_randomness: bytes | None = None
+        self._ledger: Path | None = None
         self._taps: list[Tap] = []
 
     def fit(
@@ -70,14 +71,17 @@ class Federation:
         *,
         checkpoints: Path | None = None,
         checkpoint_every: int = 1,
+        ledger: Path | None = None,
         on_round: OnRound | None = None,
         on_epoch: OnEpoch | None = None,
     ) -> Result:
         """Train to the end of the plan, from the checkpoint in `checkpoints` if there is one.
 
-        A checkpoint is written there after every `checkpoint_every` epochs and at the end.
+        A checkpoint is written there after every `checkpoint_every` epochs and at the end. With `ledger`, a folder,
+        each party keeps its own book there and may end the run at a limit of its owner; the result says so.
         """
         self._check(data)
+        self._ledger = ledger
         progress = load_progress(checkpoints, self.plan) if checkpoints is not None else None
         run = _Run(self, data, progress, checkpoints, checkpoint_every, on_round, on_epoch)
         try:
@@ -86,6 +90,11 @@ class Federation:
             run.close()
 
     def _check(self, data: VerticalDataset) -> None:
+        if self.plan.noise_multiplier:
+            raise PlanError(
+                f"noise_multiplier={self.plan.noise_multiplier:g}: such a plan can be accounted for, but this version "
+                "does not train with noisy weight updates yet; plan with accounting=paper, or set noise_multiplier=0"
+            )
         for name in ("num_parties", "num_samples", "num_classes", "num_test_samples"):
             mine, given = getattr(self.plan, name), getattr(data, name)
             if mine != given:
@@ -145,18 +154,23 @@ class _Run:
             link.close()
 
     def finish(self) -> Result:
-        drive(
-            self._server,
-            self._links,
-            self._meter,
-            on_open=self._open,
-            on_round=self._round,
-            on_epoch_end=self._epoch_end,
-        )
-        if self._predicted:
+        stopped = ""
+        try:
+            drive(
+                self._server,
+                self._links,
+                self._meter,
+                on_open=self._open,
+                on_round=self._round,
+                on_epoch_end=self._epoch_end,
+            )
+            self._sessions.charge_until(self._server.completed_rounds)
+        except BudgetExceeded as refusal:
+            stopped = str(refusal)
+            self._stop_early()
+        if self._predicted and not stopped:
             scores = torch.cat(self._predicted).numpy()
             self._history[-1].update(classification_metrics(scores, self._data.test_labels, prefix="test"))
-        self._sessions.charge_until(self._server.completed_rounds)
         kept = ("train_accuracy", "test_accuracy", "train_auprc", "test_auprc", "train_loss")
         last = self._history[-1]
         return Result(
@@ -168,7 +182,18 @@ class _Run:
             sessions=tuple(self._sessions.records),
             row_uses=self._sessions.row_uses(self._plan),
             noise_is_seeded=self._noise_is_seeded,
+            stopped=stopped,
         )
+
+    def _stop_early(self) -> None:
+        """A party refused a round. Every network has taken the step before it, so what there is, is complete."""
+        completed = self._server.completed_rounds
+        if completed < self._plan.num_rounds and (self._losses or not self._history):
+            self._history.append(self._history_line(completed / self._plan.rounds_per_epoch))
+        if self._checkpoints is not None:
+            self._save(self._checkpoints)
+        # The refused round may have left the other parties, masked; it counts.
+        self._sessions.charge_until(completed + 1)
 
     # --- what happens on the way ---
 
@@ -202,13 +227,7 @@ class _Run:
 
     def _epoch_end(self) -> None:
         epoch = self._server.completed_rounds // self._plan.rounds_per_epoch
-        traffic = self._traffic()
-        line: dict[str, Any] = {"epoch": epoch, "train_loss": float(np.mean(self._losses)), **self._evaluate()}
-        line |= {
-            "bytes_up": traffic.bytes_up,
-            "bytes_down": traffic.bytes_down,
-            "seconds": round(time.perf_counter() - self._started, 3),
-        }
+        line = self._history_line(epoch)
         self._history.append(line)
         self._losses, self._seen = [], []
         if self._checkpoints is not None and (epoch % self._checkpoint_every == 0 or epoch == self._plan.num_epochs):
@@ -216,8 +235,21 @@ class _Run:
         if self._on_epoch is not None:
             self._on_epoch(line)
 
+    def _history_line(self, epoch: float) -> dict[str, Any]:
+        traffic = self._traffic()
+        return {
+            "epoch": int(epoch) if epoch == int(epoch) else round(epoch, 4),
+            "train_loss": float(np.mean(self._losses)) if self._losses else None,
+            **self._evaluate(),
+            "bytes_up": traffic.bytes_up,
+            "bytes_down": traffic.bytes_down,
+            "seconds": round(time.perf_counter() - self._started, 3),
+        }
+
     def _evaluate(self) -> dict[str, float]:
         if self._plan.evaluation is Evaluation.RELEASED:
+            if not self._seen:
+                return {}
             scores = torch.cat([scores for scores, _ in self._seen]).numpy()
             labels = torch.cat([labels for _, labels in self._seen]).numpy()
             return classification_metrics(scores, labels, prefix="train")
@@ -264,6 +296,8 @@ def _open_links(federation: Federation, data: VerticalDataset, first_round: int)
             test_features=data.test_features[index] if data.num_test_samples else None,
             first_round=first_round,
             known_randomness=federation._known_randomness,
+            ledger=None if federation._ledger is None else federation._ledger / f"party-{index}.sqlite",
+            dataset=data.name,
         )
         if federation._parties is Parties.PROCESSES:
             links.append(ProcessLink(inputs))

@@ -13,7 +13,9 @@ import multiprocessing
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from multiprocessing import connection
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -27,7 +29,8 @@ from pbmvfl.errors import PbmvflError, ProtocolError
 from pbmvfl.mechanisms.entropy import _SeededEntropy
 from pbmvfl.party import Party
 from pbmvfl.plan import Plan
-from pbmvfl.secagg.keys import Identity
+from pbmvfl.privacy.ledger import Ledger, LedgerSession
+from pbmvfl.secagg.keys import Identity, Session
 
 #: Rows that are evaluated together.
 _EVALUATION_ROWS = 1000
@@ -44,6 +47,9 @@ class PartyInputs:
     train_features: npt.NDArray[np.float32] | npt.NDArray[np.uint8]
     test_features: npt.NDArray[np.float32] | npt.NDArray[np.uint8] | None
     first_round: int = 0
+    #: This party's own ledger, and its name for these rows in it.
+    ledger: Path | None = None
+    dataset: str = ""
     #: The tests' private door; a run with it claims no privacy.
     known_randomness: bytes | None = None
 
@@ -59,12 +65,24 @@ class PartyInputs:
             identity=Identity.from_private_bytes(self.identity),
             identities=self.identities,
             first_round=self.first_round,
+            open_guard=self._open_ledger if self.ledger is not None else None,
         )
         if self.known_randomness is not None:
             known = hashlib.sha256(self.known_randomness + self.index.to_bytes(2, "big")).digest()
             noise, secrets = (_SeededEntropy(hashlib.sha256(use + known).digest()) for use in (b"noise", b"secret"))
             party._use_known_randomness(noise, _known_secret(secrets))
         return party
+
+    def _open_ledger(self, session: Session) -> LedgerSession:
+        assert self.ledger is not None
+        return Ledger(self.ledger).open_session(
+            dataset=self.dataset,
+            plan=self.plan,
+            run=session.run_id.hex(),
+            session=session.id.hex(),
+            first_round=self.first_round,
+            fingerprint=hashlib.sha256(np.ascontiguousarray(self.train_features).data).hexdigest(),
+        )
 
 
 def _known_secret(entropy: _SeededEntropy) -> Callable[[int], bytes]:
@@ -101,14 +119,20 @@ class InProcessLink:
         self.party = inputs.build(encoder)
         self._inputs = inputs
         self._answer = b""
+        self._refusal: PbmvflError | None = None  # raised when asked for, as from a process of its own
 
     def hello(self) -> None:
         self._answer = self.party.hello()
 
     def send(self, message: bytes) -> None:
-        self._answer = self.party.receive(message)
+        try:
+            self._answer, self._refusal = self.party.receive(message), None
+        except PbmvflError as error:
+            self._refusal = error
 
     def answer(self) -> bytes:
+        if self._refusal is not None:
+            raise self._refusal
         return self._answer
 
     def exact_embeddings(self, split: str) -> npt.NDArray[np.float32]:
@@ -121,7 +145,7 @@ class InProcessLink:
         self.party.load_state(state)
 
     def close(self) -> None:
-        return None
+        self.party.close()
 
 
 def exact_embeddings(party: Party, inputs: PartyInputs, split: str) -> npt.NDArray[np.float32]:
@@ -159,10 +183,14 @@ class ProcessLink:
         self._pipe.send_bytes(_MESSAGE + message)
 
     def answer(self) -> bytes:
+        # Waiting for the pipe alone could last for ever if the process dies while starting.
+        ready = connection.wait([self._pipe, self._process.sentinel])
         try:
-            reply = self._pipe.recv_bytes()
+            reply = self._pipe.recv_bytes() if self._pipe in ready or self._pipe.poll() else b""
         except (EOFError, ConnectionResetError):
-            raise ProtocolError(f"party={self._index}: its process ended without an answer") from None
+            reply = b""
+        if not reply:
+            raise ProtocolError(f"party={self._index}: its process ended without an answer")
         if reply[:1] != _OK:
             raise _rebuilt(reply[1:])
         return reply[1:]
@@ -212,6 +240,8 @@ def _serve(pipe: Connection, inputs: PartyInputs) -> None:
         except (EOFError, OSError):
             return
         if request[:1] == _STOP:
+            if party is not None:
+                party.close()
             return
         try:
             party = party or inputs.build()

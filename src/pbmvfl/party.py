@@ -56,6 +56,8 @@ class ReleaseGuard(Protocol):
 
     def charge(self, current: Round) -> None: ...
 
+    def close(self) -> None: ...
+
 
 class Party:
     """One party's state machine for one session."""
@@ -71,7 +73,7 @@ class Party:
         identities: Sequence[bytes],
         test_features: _Features | None = None,
         first_round: int = 0,
-        guard: ReleaseGuard | None = None,
+        open_guard: Callable[[Session], ReleaseGuard] | None = None,
     ) -> None:
         if not 0 <= index < plan.num_parties:
             raise WrongPlan(f"party={index}: the plan has parties 0 to {plan.num_parties - 1}")
@@ -87,7 +89,8 @@ class Party:
             raise WrongPlan(f"party={index}: has {num_test} test rows, the plan has {plan.num_test_samples}")
         self.plan = plan
         self.index = index
-        self._guard = guard
+        self._open_guard = open_guard
+        self._guard: ReleaseGuard | None = None
         self.encoder = check_encoder(encoder, plan, index=index)
         self._trainer = Trainer(plan, self.encoder)
         self._mechanism = mechanism_for(plan)
@@ -200,6 +203,9 @@ class Party:
                 pair_keys=pair_keys,
                 values_per_round=self.plan.full_batch * self.plan.embedding_dim,
             )
+        if self._open_guard is not None:
+            assert self._session is not None
+            self._guard = self._open_guard(self._session)
         self._exchange = None  # the secret half is gone
         self._keyed = True
         return b""
@@ -298,6 +304,11 @@ class Party:
         ).to_bytes()
 
     # --- beside the protocol ---
+
+    def close(self) -> None:
+        """End the session: the ledger learns that nothing more will be sent."""
+        if self._guard is not None:
+            self._guard.close()
 
     def state(self) -> dict[str, Tensor]:
         """Weights and moments for this party's own checkpoint. No keys, no noise."""

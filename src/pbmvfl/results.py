@@ -27,6 +27,8 @@ class Result:
     seconds: float
     sessions: tuple[SessionRecord, ...]
     row_uses: dict[str, int]
+    #: Why the run ended before its plan did; empty if it did not.
+    stopped: str = ""
     #: True only in tests: somebody knows the noise, so epsilon is infinite.
     noise_is_seeded: bool = False
 
@@ -45,6 +47,8 @@ class Result:
                 "train metrics come from the training rounds' own noisy sums; "
                 "test metrics from one more noisy release of every test row"
             )
+        if self.stopped:
+            notes.append(f"a party's ledger ended the run early: {self.stopped}")
         if self.noise_is_seeded:
             notes.append("the noise was seeded for a test: epsilon is infinite")
         if len(self.sessions) > 1:
@@ -59,6 +63,8 @@ class Result:
             "row_uses": self.row_uses,
             "sessions": [asdict(session) for session in self.sessions],
             "noise_is_seeded": self.noise_is_seeded,
+            "stopped": self.stopped,
+            "privacy": self.privacy().to_dicts(),
             "notes": self.notes,
             "plan": self.plan.to_dict(),
             "plan_hash": self.plan.hash.hex(),
@@ -79,6 +85,7 @@ class Result:
             sessions=tuple(SessionRecord(**session) for session in values["sessions"]),
             row_uses=values["row_uses"],
             noise_is_seeded=values["noise_is_seeded"],
+            stopped=values["stopped"],
         )
 
 

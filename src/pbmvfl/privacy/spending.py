@@ -1,0 +1,145 @@
+"""What a book's sessions add up to, for each of a dataset's rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from pbmvfl.data.schedule import RoundKind, Schedule
+from pbmvfl.privacy.conversion import epsilon_from_rdp
+from pbmvfl.privacy.filters import Limit, Rates
+from pbmvfl.privacy.orders import ORDERS
+from pbmvfl.privacy.units import Accounting, Unit
+
+if TYPE_CHECKING:
+    from pbmvfl.privacy.ledger import Ledger, SessionEntry
+
+_Numbers = npt.NDArray[np.int64]
+
+
+class RowNumbers:
+    """One number for each of the owner's row ids, over all lists that the dataset's sessions name."""
+
+    def __init__(self, ledger: Ledger, dataset: str) -> None:
+        self._ledger = ledger
+        self._known: dict[str | int, int] = {}
+        self._largest_range = 0
+        for entry in ledger.sessions(dataset):
+            for reference in (entry.train_ids, entry.test_ids):
+                self.numbers(reference)
+
+    @property
+    def count(self) -> int:
+        return self._largest_range + len(self._known)
+
+    def numbers(self, reference: str) -> _Numbers:
+        """Where the rows of a list stand. Numbered rows stand at their number times one; named rows after them."""
+        ids = self._ledger.read_ids(reference)
+        if isinstance(ids, range):
+            if ids.stop > self._largest_range:
+                if self._known:  # named rows move up to make room
+                    shift = ids.stop - self._largest_range
+                    self._known = {key: value + shift for key, value in self._known.items()}
+                self._largest_range = ids.stop
+            return np.arange(ids.start, ids.stop, dtype=np.int64)
+        for name in ids:
+            self._known.setdefault(name, self.count)
+        return np.fromiter((self._known[name] for name in ids), dtype=np.int64, count=len(ids))
+
+
+@dataclass
+class Spent:
+    """Divergence at one order: for each row by itself, and for all of them alike."""
+
+    rows: npt.NDArray[np.float64]
+    everywhere: float = 0.0
+    _worst: float = field(default=0.0, init=False)
+
+    def __post_init__(self) -> None:
+        self._worst = float(self.rows.max(initial=0.0))
+
+    @property
+    def worst(self) -> float:
+        """Of the row that has most."""
+        return self._worst + self.everywhere
+
+    def add(self, rows: _Numbers, own: float, everywhere: float) -> Callable[[], None]:
+        """Charge one round: `own` to each of its rows (different ones, as a schedule has them), `everywhere` to all.
+
+        Returns what takes it back, exactly.
+        """
+        before = self.rows[rows], self._worst, self.everywhere
+        if own:
+            charged = before[0] + own
+            self.rows[rows] = charged
+            self._worst = max(self._worst, float(charged.max()))
+        self.everywhere += everywhere
+
+        def take_back() -> None:
+            self.rows[rows], self._worst, self.everywhere = before
+
+        return take_back
+
+
+def spending(ledger: Ledger, dataset: str, limit: Limit, *, rows: RowNumbers | None = None) -> Spent:
+    """Everything that the book charges to a dataset, at a limit's order."""
+    rows = rows if rows is not None else RowNumbers(ledger, dataset)
+    spent = Spent(np.zeros(rows.count))
+    started: set[str] = set()
+    for entry in ledger.sessions(dataset):
+        rates = Rates.of(entry.plan, limit)
+        _add_session(spent, entry, rates, rows, first_of_run=entry.run not in started, limit=limit)
+        if entry.charged_until > entry.first_round:
+            started.add(entry.run)
+    return Spent(spent.rows, spent.everywhere)
+
+
+def _add_session(
+    spent: Spent, entry: SessionEntry, rates: Rates, rows: RowNumbers, *, first_of_run: bool, limit: Limit
+) -> None:
+    if entry.charged_until <= entry.first_round:
+        return
+    schedule = Schedule(entry.plan)
+    if rates.own or rates.update:
+        train, test = rows.numbers(entry.train_ids), rows.numbers(entry.test_ids)
+        number, per_epoch = entry.first_round, entry.plan.rounds_per_epoch
+        while number < entry.charged_until:
+            whole = number % per_epoch == 0 and number + per_epoch <= min(entry.charged_until, entry.plan.num_rounds)
+            if whole and not rates.couples_rows:  # every training row once
+                spent.rows[train] += rates.for_row(RoundKind.JOINT, 1)
+                number += per_epoch
+                continue
+            current = schedule[number]
+            where = (train if current.kind is RoundKind.JOINT else test)[current.rows]
+            spent.rows[where] += rates.for_row(current.kind, current.num_rows)
+            number += 1
+    if rates.everywhere:
+        first = rates.for_all(
+            schedule.num_rows(entry.first_round),
+            first_round_of_run=first_of_run,
+            party_unit=limit.unit is Unit.PARTY,
+        )
+        rest = entry.row_releases - schedule.num_rows(entry.first_round)
+        spent.everywhere += first + rates.everywhere * rest
+
+
+def fixed_plan_epsilon(
+    ledger: Ledger, dataset: str, *, unit: Unit, accounting: Accounting, colluding_parties: int, delta: float
+) -> float:
+    """The whole book's epsilon at the best order: a valid bound only if all its plans were fixed before the first run.
+
+    A limit never uses it. It is what the same releases would cost had nobody looked at results in between.
+    """
+    rows = RowNumbers(ledger, dataset)
+    orders = ORDERS[2::8]  # a subset gives a bound too, and the book is gone through once for each
+    worst = np.zeros(len(orders))
+    for i, order in enumerate(orders):
+        limit = Limit(
+            unit=unit, accounting=accounting, colluding_parties=colluding_parties, epsilon=1.0, delta=delta, order=order
+        )
+        worst[i] = spending(ledger, dataset, limit, rows=rows).worst
+    return epsilon_from_rdp(worst, delta, orders)[0]
