@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import wraps
 from typing import Any, TypeVar, cast
-
-import numba
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def compiled(function: _Function) -> _Function:
-    """Compile with Numba on first use and keep the result on disk: 2 s the first time, 0.4 s after that."""
-    return cast(_Function, numba.njit(cache=True, nogil=True)(function))
+    """Compile with Numba at the first call and keep the result on disk: 2 s the first time, 0.4 s after that.
+
+    Numba itself is imported then too: commands that only count bytes or epsilons never load it.
+    """
+    machine_code: Callable[..., Any] | None = None
+
+    @wraps(function)
+    def call(*arguments: Any) -> Any:
+        nonlocal machine_code
+        if machine_code is None:
+            import numba
+
+            machine_code = numba.njit(cache=True, nogil=True)(function)
+        return machine_code(*arguments)
+
+    return cast(_Function, call)

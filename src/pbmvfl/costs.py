@@ -63,3 +63,12 @@ def predicted_traffic(plan: Plan) -> Traffic:
         bytes_down=parties * down,
         rounds=len(schedule),
     )
+
+
+def human_bytes(count: float) -> str:
+    """Three significant digits in powers of 1000."""
+    for unit in ("B", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} GB"

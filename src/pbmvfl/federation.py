@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from pbmvfl.checkpoint import Progress, SessionLog, load_progress, load_weights, save_checkpoint
+from pbmvfl.checkpoint import Progress, load_progress, load_weights, save_checkpoint
 from pbmvfl.costs import Traffic
 from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.driver import Meter, Tap, drive
@@ -28,6 +28,7 @@ from pbmvfl.plan import Evaluation, Plan
 from pbmvfl.results import Result
 from pbmvfl.secagg.keys import Identity
 from pbmvfl.server import Server
+from pbmvfl.sessions import SessionLog
 
 #: Called after every round with (completed rounds, the last loss, traffic so far).
 OnRound = Callable[[int, float, Traffic], None]

@@ -9,11 +9,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from pbmvfl.checkpoint import SessionRecord
 from pbmvfl.costs import Traffic
 from pbmvfl.plan import Evaluation, Plan
 from pbmvfl.privacy.table import PrivacyTable, spent_privacy
 from pbmvfl.privacy.units import Adversary
+from pbmvfl.sessions import SessionRecord
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,6 +6,10 @@ import sys
 
 import typer
 
+from pbmvfl.cli import ledger
+from pbmvfl.cli.plan import plan
+from pbmvfl.cli.privacy import privacy
+from pbmvfl.cli.reproduce import reproduce
 from pbmvfl.cli.train import train
 from pbmvfl.errors import PbmvflError
 
@@ -26,6 +30,10 @@ def _root() -> None:
 
 
 app.command()(train)
+app.command()(reproduce)
+app.command()(plan)
+app.command()(privacy)
+app.add_typer(ledger.app, name="ledger")
 
 
 def main() -> None:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from pbmvfl.errors import CheckpointError, DataError, RunFolderError
+from pbmvfl.errors import CheckpointError, DataError, PlanError, RunFolderError
 from pbmvfl.plan import Activation, Evaluation, GradientCodecName, MechanismName, OptimizerName, Plan
 from pbmvfl.presets import preset, uses_pictures
+from pbmvfl.privacy.conversion import check_delta
 from pbmvfl.run_folder import RunFolder
 
 _DATA, _MECHANISM, _TRAINING, _RUN = "Data", "Privacy mechanism", "Training", "Run"
+
+
+#: What the data says and not the user.
+_SIZES = frozenset({"num_parties", "num_samples", "num_test_samples", "num_classes", "encoder"})
 
 
 def _choices(kind: Any) -> str:
@@ -118,6 +124,17 @@ def train(
     resume: Annotated[
         Path | None, typer.Option(help="Continue the run in this folder from its checkpoint.", rich_help_panel=_RUN)
     ] = None,
+    plan_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--plan", help="A plan made by `pbmvfl plan --out`; options given here win.", rich_help_panel=_RUN
+        ),
+    ] = None,
+    ledger: Annotated[
+        Path | None,
+        typer.Option(help="Folder where every party keeps its ledger and its limits.", rich_help_panel=_RUN),
+    ] = None,
+    delta: Annotated[float, typer.Option(help="Of the epsilons that are printed.", rich_help_panel=_RUN)] = 1e-5,
     checkpoint_every: Annotated[int, typer.Option(help="Epochs between checkpoints.", min=1, rich_help_panel=_RUN)] = 1,
     parties: Annotated[
         str, typer.Option(help="in-process | processes: a process for each party.", rich_help_panel=_RUN)
@@ -167,11 +184,14 @@ def train(
     }
     from pbmvfl.cli.training_run import TrainingRun
 
+    check_delta(delta)
     if resume is not None:
         run = _resumed(resume, dataset, data, num_parties, given, out)
     else:
-        source = _source(dataset, table, num_parties, root, seed or 0)
-        run = _new(source, given, out)
+        planned = {} if plan_file is None else _read_plan(plan_file)
+        wanted = num_parties if num_parties is not None else planned.get("num_parties")
+        source = _source(dataset, table, wanted, root, seed or 0)
+        run = _new(source, planned, given, out)
     TrainingRun(
         run.folder,
         run.plan,
@@ -182,6 +202,8 @@ def train(
         checkpoint_every=checkpoint_every,
         json_only=json_,
         resumed=resume is not None,
+        ledger=ledger,
+        delta=delta,
     ).go()
 
 
@@ -234,15 +256,32 @@ def _load(source: dict[str, Any]) -> Any:
     return data
 
 
-def _new(source: dict[str, Any], given: dict[str, Any], out: Path | None) -> _Prepared:
+def _read_plan(path: Path) -> dict[str, Any]:
+    """A plan's fields, from `pbmvfl plan --out` or from the whole of `pbmvfl plan --json`."""
+    try:
+        values = json.loads(path.read_text())
+    except (OSError, json.JSONDecodeError) as error:
+        raise PlanError(f"plan={str(path)!r} cannot be read: {error}") from error
+    if isinstance(values, dict) and isinstance(values.get("plan"), dict):
+        values = values["plan"]
+    if not isinstance(values, dict):
+        raise PlanError(f"plan={str(path)!r} must be a JSON object")
+    return Plan.from_dict(values).to_dict()
+
+
+def _new(source: dict[str, Any], planned: dict[str, Any], given: dict[str, Any], out: Path | None) -> _Prepared:
     if out is not None and out.exists():
         RunFolder.create(out, name="")  # refuses, before anything is loaded
-    chosen = {**preset(source["dataset"]), **given}
+    settings = {name: value for name, value in planned.items() if name not in _SIZES}
+    chosen = {**(settings or preset(source["dataset"])), **given}
     # Every number is checked before a long load or a download; the sizes come with the data.
     Plan.from_dict(
         {"num_samples": 1, "num_test_samples": 1, "num_classes": 2, **chosen, "num_parties": source["num_parties"] or 2}
     )
     data = _load(source)
+    for name in ("num_parties", "num_samples", "num_classes"):
+        if name in planned and planned[name] != getattr(data, name):
+            raise PlanError(f"the plan was made for {name}={planned[name]}, the data has {getattr(data, name)}")
     plan = Plan.for_data(data, **chosen)
     folder = RunFolder.create(out, name=data.name)
     folder.write_start(plan, source)

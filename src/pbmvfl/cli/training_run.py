@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import time
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from pbmvfl.costs import Traffic
+from pbmvfl.cli.tables import print_privacy
+from pbmvfl.costs import Traffic, human_bytes
 from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.errors import PlanError
 from pbmvfl.federation import Federation, Parties
@@ -20,14 +22,8 @@ from pbmvfl.report.curves import describe_mechanism
 from pbmvfl.results import Result
 from pbmvfl.run_folder import RunFolder
 
-
-def human_bytes(count: float) -> str:
-    """Three significant digits in powers of 1000."""
-    for unit in ("B", "kB", "MB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} GB"
+#: Exit code of a run that a party's ledger ended: not an error, and not a complete run.
+STOPPED_BY_LEDGER = 3
 
 
 class TrainingRun:
@@ -45,6 +41,8 @@ class TrainingRun:
         checkpoint_every: int,
         json_only: bool,
         resumed: bool,
+        ledger: Path | None,
+        delta: float,
     ) -> None:
         if parties not in tuple(Parties):
             raise PlanError(f"parties={parties!r} is not one of {', '.join(Parties)}")
@@ -54,6 +52,7 @@ class TrainingRun:
         self._checkpoint_every = checkpoint_every
         self._json_only = json_only
         self._resumed = resumed
+        self._ledger, self._delta = ledger, delta
         self._console = Console(stderr=json_only, quiet=json_only, highlight=False)
         self._history: list[dict[str, Any]] = []
 
@@ -72,6 +71,8 @@ class TrainingRun:
             print(finished.to_json(), end="")
         else:
             self._show_result(finished)
+        if finished.stopped:
+            raise SystemExit(STOPPED_BY_LEDGER)
 
     def _train(self) -> Result:
         plan = self._plan
@@ -96,6 +97,7 @@ class TrainingRun:
                     self._data,
                     checkpoints=self._folder.checkpoints,
                     checkpoint_every=self._checkpoint_every,
+                    ledger=self._ledger,
                     on_round=watch.on_round,
                     on_epoch=on_epoch,
                 )
@@ -123,6 +125,7 @@ class TrainingRun:
         table.add_row("bytes", f"{up} up, {down} down ({plan.gradient_codec} gradient)")
         table.add_row("run folder", str(self._folder.path))
         self._console.print(table)
+        print_privacy(self._console, plan.privacy(delta=self._delta), title="epsilon that this will cost")
         for note in self._warnings():
             self._console.print(f"[yellow]note:[/] {note}")
 
@@ -157,7 +160,7 @@ class TrainingRun:
             f"{traffic.rounds:,} rounds in {result.seconds:.1f} s; measured {human_bytes(traffic.bytes_up)} up, "
             f"{human_bytes(traffic.bytes_down)} down, {human_bytes(traffic.bytes_setup)} set-up"
         )
-        self._console.print(f"every training row was released {result.row_uses['train']} times at most")
+        print_privacy(self._console, result.privacy(delta=self._delta), title="epsilon that was spent")
         for note in result.notes:
             self._console.print(f"[yellow]note:[/] {note}")
         self._console.print(f"result.json, history.csv and curves.png are in {self._folder.path}")

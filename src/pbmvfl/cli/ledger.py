@@ -1,0 +1,171 @@
+"""`pbmvfl ledger`: a party's own book of what it has released."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pbmvfl.errors import LedgerError
+from pbmvfl.files import write_atomically
+from pbmvfl.privacy.filters import Limit, epsilon_at
+from pbmvfl.privacy.ledger import Ledger
+from pbmvfl.privacy.spending import fixed_plan_epsilon, spending
+from pbmvfl.privacy.table import format_epsilon
+from pbmvfl.privacy.units import Accounting, Unit
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="A party's own book: what it has released about its rows over all runs, and the limits it keeps.",
+)
+_BOOK = typer.Argument(help="A ledger file, or a folder of a simulation's ledgers (all its parties).")
+
+
+def _books(path: Path) -> list[Ledger]:
+    files = sorted(path.glob("*.sqlite")) if path.is_dir() else [path]
+    if not files:
+        raise LedgerError(f"ledger={str(path)!r} has no ledgers in it (*.sqlite)")
+    return [Ledger(file, must_exist=True) for file in files]
+
+
+@app.command()
+def show(
+    book: Annotated[Path, _BOOK],
+    delta: Annotated[float, typer.Option(help="For totals of data without a limit.")] = 1e-5,
+    json_: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+) -> None:
+    """What was spent on each dataset, what its limits leave, and every session behind it."""
+    books = _books(book)
+    if json_:
+        print(json.dumps({str(each.path): each.export() for each in books}, indent=2))
+        return
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    for each in books:
+        console.print(f"[bold]{each.path}[/]")
+        if not each.datasets():
+            console.print("  nothing yet")
+        for dataset in each.datasets():
+            _show_dataset(console, each, dataset, delta)
+    console.print(
+        "spent: at the order fixed with the limit, valid whatever is run next. "
+        "As one plan: at the best order, valid only if all runs were planned before the first",
+        style="dim",
+    )
+
+
+def _show_dataset(console, book: Ledger, dataset: str, delta: float) -> None:  # type: ignore[no-untyped-def]
+    from pbmvfl.cli.tables import plain_table
+
+    sessions = book.sessions(dataset)
+    releases = sum(entry.row_releases for entry in sessions)
+    console.print(
+        f"  {dataset}: {len({e.run for e in sessions})} runs, {len(sessions)} sessions, {releases:,} row releases"
+    )
+    prints = {entry.fingerprint for entry in sessions}
+    if len(prints) > 1:
+        console.print("  [yellow]note:[/] its values changed between runs; rows keep what was spent on them")
+    table = plain_table("  protects", "counting", "from", "limit", "spent", "as one plan", "delta")
+    limits = book.limits(dataset)
+    for limit in limits:
+        spent = epsilon_at(spending(book, dataset, limit).worst, limit.delta, limit.order)
+        whole = fixed_plan_epsilon(
+            book,
+            dataset,
+            unit=limit.unit,
+            accounting=limit.accounting,
+            colluding_parties=limit.colluding_parties,
+            delta=limit.delta,
+        )
+        adversary = "server" + (f" + {limit.colluding_parties}" if limit.colluding_parties else "")
+        row = (
+            limit.unit,
+            limit.accounting,
+            adversary,
+            f"{limit.epsilon:g}",
+            format_epsilon(spent),
+            format_epsilon(whole),
+        )
+        table.add_row("  " + row[0], *row[1:], f"{limit.delta:g}")
+    for unit, accounting in ((Unit.CELL, Accounting.PAPER), (Unit.CELL, Accounting.STRICT)):
+        if not any((limit.unit, limit.accounting) == (unit, accounting) for limit in limits):
+            whole = fixed_plan_epsilon(
+                book, dataset, unit=unit, accounting=accounting, colluding_parties=0, delta=delta
+            )
+            table.add_row("  " + unit, accounting, "server", "none", "", format_epsilon(whole), f"{delta:g}")
+    console.print(table)
+    for entry in sessions:
+        rounds = (
+            f"rounds {entry.first_round} to {entry.charged_until - 1}"
+            if entry.charged_until > entry.first_round
+            else "no round"
+        )
+        plan = entry.plan
+        console.print(
+            f"    {entry.opened}  run {entry.run}  {rounds}  {plan.mechanism} b={plan.num_trials} beta={plan.beta:g} "
+            f"P={plan.embedding_dim} M={plan.num_parties}",
+            style="dim",
+        )
+        for number, reason, at in book.refusals(entry.id):
+            console.print(f"    {at}  refused round {number}: {reason}", style="yellow")
+
+
+@app.command()
+def limit(
+    book: Annotated[Path, _BOOK],
+    dataset: Annotated[str, typer.Option(help="The owner's name for the data.")],
+    unit: Annotated[str, typer.Option(help="cell | record | party.")],
+    accounting: Annotated[str, typer.Option(help="paper (not a proof) | strict (a theorem).")],
+    epsilon: Annotated[float | None, typer.Option(help="The limit.")] = None,
+    delta: Annotated[float, typer.Option(help="Its delta.")] = 1e-5,
+    colluding_parties: Annotated[int, typer.Option(help="t: parties on the server's side.")] = 0,
+    order: Annotated[
+        float | None, typer.Option(help="Renyi order to count at; fixed from now on. Default: best for small releases.")
+    ] = None,
+    remove: Annotated[bool, typer.Option("--remove", help="Take this limit away.")] = False,
+) -> None:
+    """Set a limit. The round that would cross it is refused before anything is sent, also in a run under way."""
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    files = sorted(book.glob("*.sqlite")) if book.is_dir() else [book]
+    for ledger in [Ledger(file) for file in files] or _books(book):
+        if remove:
+            ledger.remove_limit(dataset, Unit(unit), Accounting(accounting), colluding_parties)
+            console.print(f"{ledger.path}: limit removed")
+            continue
+        if epsilon is None:
+            raise LedgerError("give --epsilon, or --remove")
+        chosen = Limit.choose(
+            unit=unit,
+            accounting=accounting,
+            epsilon=epsilon,
+            delta=delta,
+            colluding_parties=colluding_parties,
+            order=order,
+        )
+        ledger.set_limit(dataset, chosen)
+        spent = epsilon_at(spending(ledger, dataset, chosen).worst, delta, chosen.order)
+        console.print(
+            f"{ledger.path}: {dataset}: {chosen}, counted at order {chosen.order:g}; spent {format_epsilon(spent)}"
+        )
+        if spent > epsilon:
+            console.print("[yellow]note:[/] more than that is spent already: every further round will be refused")
+
+
+@app.command()
+def export(
+    book: Annotated[Path, _BOOK],
+    out: Annotated[Path | None, typer.Option(help="File to write; default stdout.")] = None,
+) -> None:
+    """The whole book as JSON, for a reviewer."""
+    text = json.dumps({str(each.path): each.export() for each in _books(book)}, indent=2) + "\n"
+    if out is None:
+        print(text, end="")
+        return
+    if out.exists():
+        raise LedgerError(f"out={str(out)!r} exists already and was not touched; choose another name")
+    write_atomically(out, text)

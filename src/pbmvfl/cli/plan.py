@@ -1,0 +1,152 @@
+"""`pbmvfl plan`: from a budget to a plan."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from pbmvfl.errors import RunFolderError
+from pbmvfl.files import write_atomically
+from pbmvfl.privacy.calibration import PlannedBudget, noise_deviation, plan_for_budget
+from pbmvfl.privacy.table import format_epsilon
+
+
+def plan(
+    epsilon: Annotated[float, typer.Option(help="The budget.")],
+    delta: Annotated[float, typer.Option(help="Its delta; stay below 1/N.")],
+    unit: Annotated[str, typer.Option(help="cell | record | party: what the epsilon protects. No default: say it.")],
+    accounting: Annotated[str, typer.Option(help="paper (not a proof) | strict (a theorem). No default: say it.")],
+    num_parties: Annotated[int, typer.Option(help="M: parties.")],
+    num_samples: Annotated[int, typer.Option(help="N: training rows.")],
+    num_classes: Annotated[int, typer.Option(help="Classes of the label.")],
+    colluding_parties: Annotated[int, typer.Option(help="t: parties on the server's side.")] = 0,
+    max_bytes: Annotated[int | None, typer.Option(help="Limit on the whole run's traffic.")] = None,
+    embedding_dim: Annotated[int | None, typer.Option(help="Fix P.")] = None,
+    num_trials: Annotated[int | None, typer.Option(help="Fix b.")] = None,
+    beta: Annotated[float | None, typer.Option(help="Fix beta.")] = None,
+    num_epochs: Annotated[int | None, typer.Option(help="Fix E.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Fix B.")] = None,
+    optimizer: Annotated[str | None, typer.Option(help="sgd | adam.")] = None,
+    learning_rate: Annotated[float | None, typer.Option(help="Fix it.")] = None,
+    gradient_codec: Annotated[str | None, typer.Option(help="float32 | bfloat16 | int8.")] = None,
+    noise_multiplier: Annotated[float | None, typer.Option(help="Fix the weight noise of strict plans.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the plan here, for train --plan.")] = None,
+    picture: Annotated[Path | None, typer.Option(help="Draw epsilon against epochs and noise, PNG.")] = None,
+    json_: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+) -> None:
+    """The plan with the least noise under a privacy budget, and a byte budget if you give one.
+
+    [bold]Try[/]  pbmvfl plan --epsilon 8 --delta 1e-5 --unit cell --accounting paper --num-parties 5 --num-samples 8844
+    --num-classes 2 --out plan.json  and then  pbmvfl train phishing --plan plan.json
+
+    The search over settings is not charged: choose before you look at private results.
+    """
+    choices: dict[str, Any] = {
+        "embedding_dim": embedding_dim,
+        "num_trials": num_trials,
+        "beta": beta,
+        "num_epochs": num_epochs,
+        "batch_size": batch_size,
+        "optimizer": optimizer,
+        "learning_rate": learning_rate,
+        "gradient_codec": gradient_codec,
+        "noise_multiplier": noise_multiplier,
+    }
+    if out is not None and out.exists():
+        raise RunFolderError(f"out={str(out)!r} exists already and was not touched; choose another name")
+    planned = plan_for_budget(
+        epsilon=epsilon,
+        delta=delta,
+        unit=unit,
+        accounting=accounting,
+        colluding_parties=colluding_parties,
+        num_parties=num_parties,
+        num_samples=num_samples,
+        num_classes=num_classes,
+        largest_bytes=max_bytes,
+        **{name: value for name, value in choices.items() if value is not None},
+    )
+    if out is not None:
+        write_atomically(out, planned.plan.to_json())
+    if picture is not None:
+        from pbmvfl.report.budget import draw_budget
+
+        draw_budget(planned, picture)
+    if json_:
+        print(json.dumps(_to_dict(planned), indent=2))
+    else:
+        _show(planned, out, picture)
+
+
+def _to_dict(planned: PlannedBudget) -> dict[str, Any]:
+    plan, traffic = planned.plan, planned.plan.traffic()
+    return {
+        "plan": plan.to_dict(),
+        "epsilon": planned.epsilon,
+        "budget": str(planned.budget),
+        "bounds": plan.privacy(delta=planned.budget.delta).to_dicts(),
+        "traffic": traffic.to_dict(),
+        "bytes_per_round": traffic.total // traffic.rounds,
+        "noise_deviation": planned.noise,
+        "largest_sum": plan.num_parties * plan.bound,
+        "alternatives": [
+            {
+                "num_trials": other.num_trials,
+                "beta": other.beta,
+                "epsilon": spent,
+                "noise_deviation": noise_deviation(other),
+                "bytes": other.traffic().total,
+            }
+            for other, spent in planned.alternatives
+        ],
+    }
+
+
+def _show(planned: PlannedBudget, out: Path | None, picture: Path | None) -> None:
+    from rich.console import Console
+
+    from pbmvfl.cli.tables import plain_table, print_privacy
+    from pbmvfl.costs import human_bytes
+
+    console = Console(highlight=False)
+    plan, traffic = planned.plan, planned.plan.traffic()
+    console.print(f"For {planned.budget}:")
+    table = plain_table("", "num_trials", "beta", "epsilon", "noise", "bytes")
+    for name, other, spent in (
+        ("chosen", plan, planned.epsilon),
+        *(("or", other, spent) for other, spent in planned.alternatives),
+    ):
+        table.add_row(
+            name,
+            str(other.num_trials),
+            f"{other.beta:.4f}",
+            format_epsilon(spent),
+            f"{noise_deviation(other):.3g}",
+            human_bytes(other.traffic().total),
+        )
+    console.print(table)
+    console.print(
+        f"embedding_dim={plan.embedding_dim}, num_epochs={plan.num_epochs}, batch_size={plan.batch_size}, "
+        f"{plan.optimizer} at {plan.learning_rate:g}, {plan.gradient_codec} gradient"
+        + (
+            f", noise_multiplier={plan.noise_multiplier:g}, clip_norm={plan.clip_norm:g}"
+            if plan.noise_multiplier
+            else ""
+        )
+    )
+    console.print(
+        f"noise: standard deviation {planned.noise:.3g} on sums within +-{plan.num_parties * plan.bound:g}; "
+        f"{human_bytes(traffic.total / traffic.rounds)} a round, {human_bytes(traffic.total)} in all"
+    )
+    print_privacy(console, plan.privacy(delta=planned.budget.delta), title="epsilon of the chosen plan")
+    if plan.noise_multiplier:
+        console.print(
+            "[yellow]note:[/] this version accounts for noisy weight updates but does not train with them yet"
+        )
+    if out is not None:
+        console.print(f"written to {out}; train it with: pbmvfl train DATASET --plan {out}")
+    if picture is not None:
+        console.print(f"drawn in {picture}")

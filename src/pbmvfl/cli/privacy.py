@@ -1,0 +1,71 @@
+"""`pbmvfl privacy`: what given numbers cost."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from pbmvfl.plan import MechanismName, Plan
+from pbmvfl.privacy.units import SERVER, Adversary
+
+
+def privacy(
+    num_parties: Annotated[int, typer.Option(help="M: parties.")],
+    num_trials: Annotated[int, typer.Option(help="b: trials per coordinate.")],
+    beta: Annotated[float, typer.Option(help="In [1/128, 1/4]; rounded down to 16 bits.")],
+    embedding_dim: Annotated[int, typer.Option(help="P: length of an embedding.")],
+    num_epochs: Annotated[int, typer.Option(help="E: uses of every row.")],
+    num_samples: Annotated[int, typer.Option(help="N: training rows.")],
+    batch_size: Annotated[int, typer.Option(help="B: rows per round.")] = 100,
+    delta: Annotated[float, typer.Option(help="Of every epsilon; stay below 1/N.")] = 1e-5,
+    colluding_parties: Annotated[
+        int | None,
+        typer.Option(
+            help="t: parties on the adversary's side. Default: a table of three adversaries.", show_default=False
+        ),
+    ] = None,
+    noise_multiplier: Annotated[
+        float, typer.Option(help="Noise on weight updates, as a multiple of the clip norm; 0 for none.")
+    ] = 0.0,
+    mechanism: Annotated[str, typer.Option(help=" | ".join(MechanismName))] = "pbm",
+    secure_aggregation: Annotated[
+        bool | None, typer.Option(help="Off: the server reads every party's integers.", show_default=False)
+    ] = None,
+    json_: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+) -> None:
+    """The exact epsilon of a plan, for every unit, adversary and way of counting.
+
+    [bold]paper[/] counts a unit's own releases only, as the paper does, and is not a proof.
+    [bold]strict[/] counts every release that can depend on the unit; a theorem under the conditions in --json.
+    """
+    plan = Plan.from_dict(
+        {
+            "num_parties": num_parties,
+            "num_samples": num_samples,
+            "num_classes": 2,
+            "num_trials": num_trials,
+            "beta": beta,
+            "embedding_dim": embedding_dim,
+            "num_epochs": num_epochs,
+            "batch_size": batch_size,
+            "noise_multiplier": noise_multiplier,
+            "mechanism": mechanism,
+            "secure_aggregation": secure_aggregation,
+        }
+    )
+    adversaries = None
+    if colluding_parties is not None:
+        chosen = Adversary(colluding_parties=colluding_parties)
+        alone = (Adversary(server=False, colluding_parties=colluding_parties),) if colluding_parties else ()
+        adversaries = tuple(dict.fromkeys((SERVER, chosen, *alone)))
+    table = plan.privacy(delta=delta, adversaries=adversaries)
+    if json_:
+        print(json.dumps({"bounds": table.to_dicts(), "beta": plan.beta_16 / 65536, "plan": plan.to_dict()}, indent=2))
+        return
+    from rich.console import Console
+
+    from pbmvfl.cli.tables import print_privacy
+
+    print_privacy(Console(highlight=False), table, title="epsilon")

@@ -1,0 +1,147 @@
+"""`pbmvfl reproduce`: the paper's tables and figures again, beside the printed values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from pbmvfl.reproduction.runner import OnProgress, StudyRunner
+
+
+class StudyName(StrEnum):
+    """What can be reproduced."""
+
+    TABLE1 = "table1"
+    TABLE4 = "table4"
+    TABLE6 = "table6"
+    FIGURE_ACTIVITY = "figure-activity"
+    FIGURE_PHISHING = "figure-phishing"
+    FIGURE_CIFAR = "figure-cifar"
+    FIGURE_MODELNET = "figure-modelnet"
+    FIGURE_IMAGENET = "figure-imagenet"
+    ALL = "all"
+
+
+class DeviceName(StrEnum):
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+def reproduce(
+    study: Annotated[StudyName, typer.Argument(help="A table or figure of the paper, or all of them.")],
+    quick: Annotated[bool, typer.Option("--quick", help="A smoke run of seconds on few rows, for CI.")] = False,
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Public seeds 0, 1, ...")] = 3,
+    device: Annotated[DeviceName, typer.Option("--device", help="Where to simulate.")] = DeviceName.CPU,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Runs, tables and figures go here; what is there already is not run.")
+    ] = None,
+    limit_epochs: Annotated[
+        int | None, typer.Option("--limit-epochs", min=1, help="Stop every run here; a larger limit continues.")
+    ] = None,
+    root: Annotated[Path | None, typer.Option("--root", help="Folder of local copies of the data.")] = None,
+    studies: Annotated[
+        Path | None, typer.Option("--studies", help="Folder of the configs; default reproduce/.")
+    ] = None,
+) -> None:
+    """Run what is missing of a table or figure and write our numbers beside the printed ones.
+
+    Noise is simulated: an epsilon in these results is that of the same plan in a deployment.
+    """
+    from rich.console import Console
+
+    from pbmvfl.reproduction.studies import STUDIES, studies_folder
+
+    console = Console(highlight=False)
+    folder = studies_folder(studies)
+    out = out or Path("runs") / ("reproduce-quick" if quick else "reproduce")
+    wanted = STUDIES if study is StudyName.ALL else (study.value,)
+    for name in wanted:
+        _reproduce(
+            console,
+            folder / f"{name}.json",
+            quick=quick,
+            seeds=1 if quick else seeds,
+            device=device.value,
+            out=out,
+            limit_epochs=limit_epochs,
+            root=root,
+        )
+
+
+def _reproduce(
+    console: Any,
+    path: Path,
+    *,
+    quick: bool,
+    seeds: int,
+    device: str,
+    out: Path,
+    limit_epochs: int | None,
+    root: Path | None,
+) -> None:
+    import torch
+
+    from pbmvfl.errors import DataError
+    from pbmvfl.reproduction.publish import Publisher
+    from pbmvfl.reproduction.runner import StudyRunner
+    from pbmvfl.reproduction.studies import read_study
+    from pbmvfl.reproduction.study_data import NO_DATA
+
+    study = read_study(path)
+    if quick:
+        study = study.quickened()
+    if study.dataset in ("activity", "phishing"):
+        torch.set_num_threads(1)  # small dense networks only lose time to threads
+    runner = StudyRunner(study, out=out, seeds=seeds, device=device, data_folder=root, limit_epochs=limit_epochs)
+    console.print(f"[bold]{study.name}[/]  {study.title}")
+    try:
+        missing = runner.missing()
+    except DataError as error:
+        if study.dataset == "imagenet100":
+            console.print(f"  {NO_DATA}")
+            return
+        raise error
+    if runner.uses_stand_in:
+        console.print("  made-up rows stand in for the data: there is no copy of it here")
+    total = len(list(runner.runs()))
+    console.print(f"  {total - len(missing)} of {total} runs are there, {len(missing)} to go")
+    with _progress(console, runner, len(missing)) as on_progress:
+        runner.run_missing(on_progress)
+    for written in Publisher(runner, out).publish():
+        console.print(f"  {written}")
+
+
+@contextmanager
+def _progress(console: Any, runner: StudyRunner, num_runs: int) -> Iterator[OnProgress]:
+    """A bar over epochs of all missing runs, with the time left; a run that stops early gives its rest back."""
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn("  {task.description}"),
+        BarColumn(),
+        TextColumn("{task.fields[done]} of {task.fields[runs]} runs"),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, transient=True, disable=not num_runs) as progress:
+        task = progress.add_task("", total=num_runs * runner.limit_epochs, done=0, runs=num_runs)
+        done = 0
+
+        def on_progress(run: Any, epochs: int, line: dict[str, Any] | None) -> None:
+            nonlocal done
+            if line is None:
+                done += 1
+                progress.update(task, advance=runner.limit_epochs - epochs, done=done)
+                return
+            metric = runner.study.metric
+            value = f", {metric} {line[metric]:.3f}" if metric in line else ""
+            progress.update(task, advance=1, description=f"{run.label}, epoch {epochs}{value}")
+
+        yield on_progress

@@ -1,0 +1,52 @@
+"""The exact epsilon of a simulated plan, were it deployed: cell, the paper's count, the server, delta 1e-5."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import lru_cache
+
+from pbmvfl.plan import MechanismName, Plan
+from pbmvfl.privacy.accounting import bound
+from pbmvfl.privacy.table import training_run
+from pbmvfl.privacy.units import SERVER, Accounting, Unit
+
+DELTA = 1e-5
+
+
+@lru_cache(maxsize=1024)
+def paper_epsilon(plan: Plan, num_epochs: int) -> float:
+    """As the paper counts: a cell's own releases only. Batch normalisation couples the rows of a batch, and the paper
+    does not count that either; `coupled_epsilon` does."""
+    run = replace(training_run(plan), num_epochs=num_epochs, couples_rows=False)
+    return bound(run, Unit.CELL, Accounting.PAPER, SERVER, delta=DELTA).epsilon
+
+
+def coupled_epsilon(plan: Plan, num_epochs: int) -> float:
+    """The same, with every row of a coupled batch counted."""
+    run = replace(training_run(plan), num_epochs=num_epochs)
+    return bound(run, Unit.CELL, Accounting.PAPER, SERVER, delta=DELTA).epsilon
+
+
+def calibrated_ldp(plan: Plan) -> Plan:
+    """The LDP plan with the least noise whose epsilon is at most that of this PBM plan.
+
+    A Gaussian plan's variance is 2M/(b beta^2), so b and beta only set a number: b is taken large enough to reach it
+    with a beta that is permitted, and beta is then bisected downwards.
+    """
+    goal = paper_epsilon(plan, plan.num_epochs)
+
+    def at(num_trials: int, beta: float) -> Plan:
+        return plan.replace(
+            mechanism=MechanismName.LDP, secure_aggregation=False, num_trials=num_trials, beta=beta
+        )
+
+    # Twice the trials halve the variance, and so does beta * sqrt(2): the answer lies in one such step.
+    num_trials, top = 1, max(plan.beta, 0.05)
+    while paper_epsilon(at(num_trials, top), plan.num_epochs) <= goal:
+        num_trials *= 2
+    low, high = top / 2, top
+    while high - low > 1e-6:
+        middle = (low + high) / 2
+        low, high = (middle, high) if paper_epsilon(at(num_trials, middle), plan.num_epochs) <= goal else (low, middle)
+    return at(num_trials, math.floor(low * 1e6) / 1e6)

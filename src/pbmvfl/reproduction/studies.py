@@ -1,0 +1,211 @@
+"""One study a table or figure: its settings, its configurations and the printed values, from `reproduce/NAME.json`.
+
+Imports nothing but the plan, so that a machine with torch and numpy alone can read a study.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from pbmvfl.errors import PlanError
+from pbmvfl.plan import Plan
+
+#: In the order of the paper.
+STUDIES = (
+    "table1",
+    "table4",
+    "table6",
+    "figure-activity",
+    "figure-phishing",
+    "figure-cifar",
+    "figure-modelnet",
+    "figure-imagenet",
+)
+Mechanism = Literal["pbm", "none", "ldp", "ldp-calibrated"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One configuration: a mechanism with its numbers, and what the paper prints for it."""
+
+    mechanism: Mechanism
+    num_parties: int
+    num_trials: int = 1
+    beta: float = 0.25
+    #: For `ldp-calibrated`: the (b, beta) of the PBM whose epsilon it has; its own two numbers only set its variance.
+    equal_to: tuple[int, float] | None = None
+    printed_epochs: int | None = None
+    printed_cost: float | None = None
+    #: Whether the table prints a row for it; an infinite one has printed_epochs None.
+    printed: bool = False
+
+    @property
+    def name(self) -> str:
+        """Part of a file name."""
+        if self.mechanism == "none":
+            return f"m{self.num_parties}-npq"
+        b, beta = self.equal_to or (self.num_trials, self.beta)
+        return f"m{self.num_parties}-{self.mechanism}-b{b}-beta{beta:g}"
+
+    def plan_fields(self) -> dict[str, Any]:
+        if self.mechanism == "none":
+            return {"mechanism": "none", "num_parties": self.num_parties}
+        kind = "pbm" if self.mechanism == "pbm" else "ldp"
+        return {
+            "mechanism": kind,
+            "num_parties": self.num_parties,
+            "num_trials": self.num_trials,
+            "beta": self.beta,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Panel:
+    """One panel of a figure: curves told apart by b or by beta."""
+
+    title: str
+    told_apart_by: Literal["num_trials", "beta"]
+    cells: tuple[Cell, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study:
+    """A table (cells with printed values) or a figure (panels); `metric` is what its curves show."""
+
+    name: str
+    title: str
+    dataset: str
+    plan: dict[str, Any]
+    limit_epochs: int
+    metric: str
+    #: Tables: training stops when this metric of the train set reaches this value.
+    target: tuple[str, float] | None = None
+    printed_unit: str = ""
+    cells: tuple[Cell, ...] = ()
+    figures: dict[str, tuple[Panel, ...]] = field(default_factory=dict)
+    #: Training rows to keep, chosen by the public seed; None for all of them.
+    num_samples: int | None = None
+    #: Random crop and flip of the whole picture before it is cut.
+    augment: bool = False
+    notes: tuple[str, ...] = ()
+    quick: bool = False
+
+    @property
+    def is_table(self) -> bool:
+        return self.target is not None
+
+    def all_cells(self) -> tuple[Cell, ...]:
+        """Every configuration once."""
+        found = list(self.cells)
+        for panels in self.figures.values():
+            found += [cell for panel in panels for cell in panel.cells]
+        return tuple(dict.fromkeys(found))
+
+    def make_plan(self, cell: Cell, *, seed: int, sizes: dict[str, int]) -> Plan:
+        """The plan of one configuration on data of these sizes."""
+        fields = {**self.plan, "num_epochs": self.limit_epochs, **cell.plan_fields(), **sizes, "seed": seed}
+        return Plan.from_dict(fields)
+
+    def quickened(self) -> Study:
+        """A smoke run in seconds: few rows, two epochs, the first and the last configuration of each kind."""
+        plan = {**self.plan, "batch_size": 20 if self.dataset in ("phishing", "activity") else 8}
+        if self.plan["embedding_dim"] > 16:
+            plan["embedding_dim"] = 16
+        pictures = self.dataset in ("cifar10", "imagenet100")
+        return replace(
+            self,
+            plan=plan,
+            limit_epochs=1 if pictures else 2,
+            num_samples=16 if pictures else 200,
+            cells=_ends(self.cells),
+            figures={
+                name: tuple(replace(panel, cells=_ends(panel.cells)) for panel in (panels[:1] if pictures else panels))
+                for name, panels in self.figures.items()
+            },
+            quick=True,
+        )
+
+
+def _ends(cells: tuple[Cell, ...]) -> tuple[Cell, ...]:
+    kept: list[Cell] = []
+    for kind in ("pbm", "none", "ldp", "ldp-calibrated"):
+        same = [cell for cell in cells if cell.mechanism == kind]
+        kept += same[:1] if kind != "pbm" else [*same[:1], *same[-1:]]
+    return tuple(dict.fromkeys(kept))
+
+
+def studies_folder(given: Path | None = None) -> Path:
+    """The folder of the configs: the one given, `reproduce/` here, or the one of the checkout this package is in."""
+    checkout = Path(__file__).resolve().parents[3]
+    candidates = [given] if given is not None else [Path("reproduce"), checkout / "reproduce"]
+    for folder in candidates:
+        if folder is not None and (folder / "table4.json").is_file():
+            return folder
+    raise PlanError(
+        "the folder reproduce/ with one config a table is not here; run the command in a checkout of the project, or "
+        "name the folder with --studies"
+    )
+
+
+def read_study(path: Path) -> Study:
+    values = json.loads(path.read_text())
+    parties = values.get("num_parties", 0)
+    figures = {
+        name: tuple(
+            Panel(
+                title=panel["title"],
+                told_apart_by=panel["told_apart_by"],
+                cells=tuple(_read_curves(panel)),
+            )
+            for panel in panels
+        )
+        for name, panels in values.get("figures", {}).items()
+    }
+    target = values.get("target")
+    return Study(
+        name=values["name"],
+        title=values["title"],
+        dataset=values["dataset"],
+        plan=values["plan"],
+        limit_epochs=values["limit_epochs"],
+        metric=values["metric"],
+        target=(target["metric"], target["value"]) if target else None,
+        printed_unit=values.get("printed_unit", ""),
+        cells=tuple(_read_cell(cell, parties) for cell in values.get("cells", [])),
+        figures=figures,
+        num_samples=values.get("num_samples"),
+        augment=values.get("augment", False),
+        notes=tuple(values.get("notes", [])),
+    )
+
+
+def _read_cell(values: dict[str, Any], parties: int) -> Cell:
+    if values.get("mechanism") == "none":
+        numbers: dict[str, Any] = {"mechanism": "none"}
+    else:
+        numbers = {"mechanism": "pbm", "num_trials": values["b"], "beta": values["beta"]}
+    return Cell(
+        **numbers,
+        num_parties=parties,
+        printed_epochs=values["printed_epochs"],
+        printed_cost=values["printed_cost"],
+        printed=True,
+    )
+
+
+def _read_curves(panel: dict[str, Any]) -> Iterator[Cell]:
+    """`pbm` and `ldp` list pairs (b, beta); `ldp_calibrated` lists (b, beta, b', beta'), its own numbers last."""
+    parties = panel["num_parties"]
+    for b, beta in panel["pbm"]:
+        yield Cell(mechanism="pbm", num_parties=parties, num_trials=b, beta=beta)
+    yield Cell(mechanism="none", num_parties=parties)
+    for b, beta in panel["ldp"]:
+        yield Cell(mechanism="ldp", num_parties=parties, num_trials=b, beta=beta)
+    for b, beta, own_b, own_beta in panel["ldp_calibrated"]:
+        yield Cell(
+            mechanism="ldp-calibrated", num_parties=parties, num_trials=own_b, beta=own_beta, equal_to=(b, beta)
+        )

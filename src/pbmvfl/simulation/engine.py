@@ -1,0 +1,185 @@
+"""One federation's training without its messages: rounds, epochs, evaluation, and stopping at a target.
+
+Same plan, same public schedule, same first weights, same estimator, same steps as `Party` and `Server`; the gradient
+travels in float32. `tests/test_simulation.py` holds the two equal.
+
+Shape suffixes: M parties, B rows, P embedding_dim, K classes.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from pbmvfl.data.schedule import Schedule
+from pbmvfl.data.vertical import VerticalDataset
+from pbmvfl.encoders import Bounded, build_head
+from pbmvfl.errors import PlanError
+from pbmvfl.metrics import classification_metrics
+from pbmvfl.plan import Evaluation, GradientCodecName, Plan
+from pbmvfl.simulation.dense import DENSE, DenseStack, stacked_features
+from pbmvfl.simulation.networks import Networks
+from pbmvfl.simulation.noise import SIMULATED, noisy_sum
+from pbmvfl.training import Trainer
+
+
+@dataclass(frozen=True)
+class Target:
+    """Training may stop at the first epoch whose metric is at least this value."""
+
+    metric: str
+    value: float
+
+    def reached(self, line: dict[str, Any]) -> bool:
+        return float(line[self.metric]) >= self.value
+
+
+def check_plan(plan: Plan) -> None:
+    """Refuse what the engine would silently do otherwise than a deployment."""
+    if plan.noise_multiplier:
+        raise PlanError(f"noise_multiplier={plan.noise_multiplier:g}: the simulation has no noisy updates; use 0")
+    if plan.gradient_codec is not GradientCodecName.FLOAT32:
+        raise PlanError(f"gradient_codec={plan.gradient_codec}: the simulation's gradient is float32; use float32")
+    if plan.evaluation is not Evaluation.SIMULATOR:
+        raise PlanError(f"evaluation={plan.evaluation}: a simulation evaluates on exact sums; use simulator")
+
+
+class _Features:
+    """A split's features in the form that the encoders want, gathered by row."""
+
+    def __init__(self, parts: Sequence[Any], *, dense: bool, device: torch.device) -> None:
+        self._stacked = stacked_features(parts) if dense else None
+        self._parts = [] if dense else [torch.from_numpy(np.ascontiguousarray(part)).to(device) for part in parts]
+
+    def rows(self, rows: Tensor) -> Any:
+        if self._stacked is not None:
+            return self._stacked.index_select(0, rows)
+        return [part.index_select(0, rows) for part in self._parts]
+
+    @property
+    def whole(self) -> Any:
+        return self._stacked if self._stacked is not None else self._parts
+
+
+class _Everything(nn.Module):
+    """Encoders and head as one module: every optimiser of a plan works element by element, so one may serve all."""
+
+    def __init__(self, encoders: DenseStack | Networks, head: nn.Module) -> None:
+        super().__init__()
+        self.encoders, self.head = encoders, head
+
+
+class Simulation:
+    """A plan on data, epoch by epoch."""
+
+    noise = SIMULATED
+
+    def __init__(self, plan: Plan, data: VerticalDataset, *, device: str | torch.device = "cpu") -> None:
+        check_plan(plan)
+        for name in ("num_parties", "num_samples", "num_classes", "num_test_samples"):
+            if getattr(plan, name) != getattr(data, name):
+                raise PlanError(f"{name}={getattr(plan, name)} in the plan, {getattr(data, name)} in the data")
+        self.plan = plan
+        self.device = torch.device(device)
+        dense = plan.encoder in DENSE and self.device.type == "cpu"
+        shapes = [part.shape[1:] for part in data.train_features]
+        self.encoders = (DenseStack if dense else Networks)(plan, shapes).to(self.device)
+        self.head = build_head(plan).to(self.device)
+        self._trainer = Trainer(plan, _Everything(self.encoders, self.head))
+        self._noisy_sum = noisy_sum(plan, self.device)
+        self._schedule = Schedule(plan)
+        self._train = _Features(data.train_features, dense=dense, device=self.device)
+        self._test = _Features(data.test_features, dense=dense, device=self.device)
+        self._labels = {"train": data.train_labels, "test": data.test_labels}
+        self._train_labels = torch.from_numpy(data.train_labels).to(self.device)
+        self.completed_epochs = 0
+        self.history: list[dict[str, Any]] = []
+
+    # --- learning ---
+
+    def run_round(self, number: int) -> float:
+        """One round of the schedule; the loss at the noisy sum."""
+        rows = torch.from_numpy(self._schedule[number].rows).to(self.device)
+        with torch.set_grad_enabled(isinstance(self.encoders, Networks)):
+            embedding_MBP = self.encoders(self._train.rows(rows))
+        estimated_sum_BP = self._noisy_sum(embedding_MBP)
+        loss, gradient_BP, head_slopes = self._head_slopes(estimated_sum_BP, self._train_labels.index_select(0, rows))
+        self._trainer.step([*self.encoders.slopes(gradient_BP), *head_slopes])
+        return loss
+
+    @torch.no_grad()
+    def _head_slopes(self, estimated_sum_BP: Tensor, labels_B: Tensor) -> tuple[float, Tensor, list[Tensor]]:
+        """Cross-entropy of one dense layer and its chain rule, written out."""
+        head: Any = self.head
+        scores_BK = torch.addmm(head.bias, estimated_sum_BP, head.weight.T)
+        log_BK = torch.log_softmax(scores_BK, 1)
+        rows = len(labels_B)
+        index_B1 = labels_B.unsqueeze(1)
+        loss = -log_BK.gather(1, index_B1).mean()
+        slope_BK = log_BK.exp_().scatter_add_(1, index_B1, torch.full_like(index_B1, -1, dtype=torch.float32))
+        slope_BK /= rows
+        return float(loss), slope_BK @ head.weight, [slope_BK.T @ estimated_sum_BP, slope_BK.sum(0)]
+
+    def run_epoch(self) -> float:
+        """All rounds of one epoch; the mean loss."""
+        first = self.completed_epochs * self.plan.rounds_per_epoch
+        losses = [self.run_round(first + position) for position in range(self.plan.rounds_per_epoch)]
+        self.completed_epochs += 1
+        return float(np.mean(losses))
+
+    @torch.no_grad()
+    def evaluate(self, splits: Sequence[str] = ("train", "test")) -> dict[str, float]:
+        """Metrics from exact sums, on all rows; no role of the protocol ever sees these."""
+        metrics: dict[str, float] = {}
+        for split in splits:
+            if len(self._labels[split]):
+                features = self._train if split == "train" else self._test
+                scores = self.head(self.encoders.exact_sums(features.whole)).cpu().numpy()
+                metrics |= classification_metrics(scores, self._labels[split], prefix=split)
+        return metrics
+
+    def fit(
+        self,
+        *,
+        limit_epochs: int | None = None,
+        stop: Target | None = None,
+        splits: Sequence[str] = ("train", "test"),
+        on_epoch: Callable[[dict[str, Any]], None] | None = None,
+    ) -> list[dict[str, Any]]:
+        """Train to the end of the plan, to `limit_epochs`, or to the target, whichever is first; the history."""
+        last = self.plan.num_epochs if limit_epochs is None else min(limit_epochs, self.plan.num_epochs)
+        while self.completed_epochs < last:
+            started = time.perf_counter()
+            loss = self.run_epoch()
+            line = {"epoch": self.completed_epochs, "train_loss": loss, **self.evaluate(splits)}
+            line["seconds"] = round(time.perf_counter() - started, 4)
+            self.history.append(line)
+            if on_epoch is not None:
+                on_epoch(line)
+            if (stop is not None and stop.reached(line)) or not math.isfinite(loss):
+                break
+        return self.history
+
+    # --- state ---
+
+    def networks(self, encoders: Sequence[Bounded]) -> tuple[Sequence[Bounded], nn.Module]:
+        """The trained weights, written into ordinary party networks, and the head."""
+        self.encoders.load_encoders(encoders)
+        return encoders, self.head
+
+    def state(self) -> dict[str, Tensor]:
+        """Weights, moments and the generator's place: continuing from here is the same run."""
+        return {**self._trainer.state(), "noise": self._noisy_sum.state(), "epochs": torch.tensor(self.completed_epochs)}
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        trainer = {name: value for name, value in state.items() if name not in ("noise", "epochs")}
+        self._trainer.load_state(trainer)
+        self._noisy_sum.load_state(state["noise"])
+        self.completed_epochs = int(state["epochs"])
