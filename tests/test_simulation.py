@@ -10,16 +10,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import statistical
 import torch
 from scipy import stats
 
+import statistical
 from pbmvfl.encoders import build_encoder
 from pbmvfl.errors import NonFiniteError, PlanError
 from pbmvfl.federation import Federation
 from pbmvfl.mechanisms.pbm import PoissonBinomial
 from pbmvfl.plan import Plan
-from pbmvfl.simulation import Simulation, Target
+from pbmvfl.simulation import Simulation, Target, cuda
+from pbmvfl.simulation.graphed import Execution, GraphedSimulation
 from pbmvfl.simulation.noise import (
     BinomialSum,
     CompiledBinomialSum,
@@ -29,6 +30,7 @@ from pbmvfl.simulation.noise import (
     noisy_sum,
     success_probability,
 )
+from pbmvfl.simulation.pictures import crop_and_flip, cut, joined
 
 CPU = torch.device("cpu")
 
@@ -111,9 +113,9 @@ def test_metrics_equal_a_federations(data, make_plan):
 
 
 # --- the law of the sums ---
-# Weights that hardly move (learning rate 1e-9) make every epoch's sums draws from one law per row and coordinate. All of
-# them together form one histogram a side; strata only make its cells vary less than a multinomial's, so the chi-square
-# of two such histograms is conservative. False alarm: at most 1e-9 (cells expect at least 500, nominal 1e-10).
+# Weights that hardly move (learning rate 1e-9) make every epoch's sums draws from one law per row and coordinate.
+# All of them together form one histogram a side; strata only make its cells vary less than a multinomial's, so the
+# chi-square of two such histograms is conservative. False alarm: at most 1e-9 (cells expect 500, nominal 1e-10).
 
 
 def two_histograms_differ(first: np.ndarray, second: np.ndarray, largest: int) -> bool:
@@ -188,7 +190,7 @@ def test_the_compiled_sampler_follows_the_binomial_law(num_trials):
     plan = Plan(num_parties=2, num_samples=1, num_classes=2, embedding_dim=1, num_trials=num_trials, beta=0.2)
     noise = noisy_sum(plan, CPU)
     assert isinstance(noise, CompiledBinomialSum)
-    # Both parties at one value: the sum is one binomial of twice the trials. Its law is checked as `statistical` states.
+    # Both parties at one value: the sum is one binomial of twice the trials. Checked as `statistical` states.
     embedding = torch.full((2, statistical.NUM_DRAWS, 1), 0.3)
     p_16 = int(success_probability(embedding[0, 0], plan)[0])
     counts = np.bincount(noise.quantized_sum(embedding).numpy().ravel(), minlength=2 * num_trials + 1)
@@ -200,7 +202,8 @@ def test_comparisons_on_a_device_follow_the_same_law():
     plan = Plan(num_parties=3, num_samples=1, num_classes=2, embedding_dim=1, num_trials=6, beta=0.1)
     p_16 = success_probability(torch.full((3, statistical.NUM_DRAWS, 1), -0.5), plan)
     total = compared_sum(p_16, 6, torch.Generator().manual_seed(1)).numpy().ravel()
-    assert not statistical.binomial_law_rejects(np.bincount(total, minlength=19), 18, Fraction(int(p_16[0, 0, 0]), 65536))
+    counts = np.bincount(total, minlength=19)
+    assert not statistical.binomial_law_rejects(counts, 18, Fraction(int(p_16[0, 0, 0]), 65536))
 
 
 def test_probabilities_equal_the_parties_own_integers():
@@ -326,3 +329,97 @@ def views(make_plan):
         default_encoder="multiview-conv",
     )
     return make_plan(data, mechanism="none", batch_size=4, learning_rate=0.01), data
+
+
+# --- the engine for a GPU, on the CPU ---
+
+
+def quadrants(num_samples: int = 10, side: int = 16):
+    from pbmvfl.data.vertical import VerticalDataset, picture_quadrants
+
+    random = np.random.default_rng(5)
+    rows = num_samples + 6
+    pictures = random.integers(0, 256, (rows, 3, side, side)).astype(np.uint8)
+    labels = np.arange(rows) % 3
+    return VerticalDataset(
+        name="pictures",
+        party_names=("a", "b", "c", "d"),
+        train_features=picture_quadrants(pictures[:num_samples]),
+        test_features=picture_quadrants(pictures[num_samples:]),
+        train_labels=labels[:num_samples],
+        test_labels=labels[num_samples:],
+        class_names=("0", "1", "2"),
+        default_encoder="resnet18",
+        layout="quadrants",
+    )
+
+
+def test_captured_rounds_equal_a_federation_without_noise(make_plan, tmp_path):
+    # 10 rows in batches of 4 leave a short round, which a GPU captures separately.
+    data = quadrants()
+    plan = make_plan(
+        data,
+        mechanism="none",
+        encoder="resnet18-batchnorm",
+        batch_size=4,
+        learning_rate=0.01,
+        num_epochs=1,
+        momentum=0.5,
+    )
+    parties, server = federation_weights(plan, data, tmp_path)
+    simulation = GraphedSimulation(plan, data, execution=Execution.on("cpu"))
+    simulation.run_epoch()
+    for network, state in [*zip(simulation.encoders, parties, strict=True), (simulation.head, server)]:
+        for name, value in network.state_dict().items():
+            if "num_batches" in name or "running" in name:
+                continue
+            assert (value - state["model." + name]).abs().max() < 1e-5, name
+    for encoder, state in zip(simulation.encoders, parties, strict=True):
+        for name, value in encoder.state_dict().items():
+            if "running" in name:  # evaluation on batch statistics leaves the running ones alone
+                assert torch.allclose(value, state["model." + name], rtol=1e-4, atol=1e-5), name
+
+
+def test_captured_rounds_with_noise_can_be_continued(make_plan, tmp_path):
+    data = quadrants(num_samples=8)
+    plan = make_plan(data, encoder="multiview-conv", batch_size=4, num_epochs=4)
+    whole = GraphedSimulation(plan, data, execution=Execution.on("cpu"), augment=True)
+    losses = [whole.run_epoch()["train_loss"] for _ in range(4)]
+    first = GraphedSimulation(plan, data, execution=Execution.on("cpu"), augment=True)
+    first.run_epoch()
+    first.run_epoch()
+    first.save(tmp_path / "state.npz")
+    second = GraphedSimulation(plan, data, execution=Execution.on("cpu"), augment=True)
+    second.load(tmp_path / "state.npz")
+    assert [second.run_epoch()["train_loss"] for _ in range(2)] == losses[2:]
+
+
+def test_quadrants_of_a_cropped_and_flipped_picture_fit_together():
+    data = quadrants(num_samples=7)
+    whole = joined(data.train_features)
+    for part, mine in zip(cut(whole), data.train_features, strict=True):
+        assert np.array_equal(part.permute(0, 3, 1, 2).numpy(), mine)
+    moved = crop_and_flip(whole, seed=3, epoch=1)
+    assert moved.shape == whole.shape
+    # By definition, picture by picture: pad, cut out, mirror; one of the possible results must be it.
+    pad = whole.shape[1] // 8
+    for picture, result in zip(whole.numpy(), moved.numpy(), strict=True):
+        padded = np.pad(picture, ((pad, pad), (pad, pad), (0, 0)))
+        side = picture.shape[0]
+        offsets = [(y, x) for y in range(2 * pad + 1) for x in range(2 * pad + 1)]
+        crops = [padded[y : y + side, x : x + side] for y, x in offsets]
+        assert any(np.array_equal(result, crop) or np.array_equal(result, crop[:, ::-1]) for crop in crops)
+    assert not torch.equal(moved, crop_and_flip(whole, seed=3, epoch=2))
+
+
+def test_the_program_for_a_gpu_runs_a_study_on_the_cpu(tmp_path, monkeypatch):
+    monkeypatch.setenv("PBMVFL_DATA", str(tmp_path))  # no copy of the data: made-up rows
+    monkeypatch.setenv("PBMVFL_CACHE", str(tmp_path / "cache"))
+    configs = Path(__file__).parents[1] / "reproduce"
+    arguments = ["--config", str(configs / "table1.json"), "--out", str(tmp_path / "out"), "--device", "cpu", "--quick"]
+    assert cuda.main([*arguments, "--only", "b16-beta0.15", "--checkpoints", str(tmp_path / "weights")]) == 0
+    (written,) = (tmp_path / "out" / "runs" / "cifar10").iterdir()
+    text = written.read_text()
+    assert '"noise": "simulation"' in text
+    assert '"stand_in": true' in text
+    assert "s an epoch each to train" in (tmp_path / "out" / "gpu.log").read_text()

@@ -131,8 +131,9 @@ def limit(
     from rich.console import Console
 
     console = Console(highlight=False)
-    files = sorted(book.glob("*.sqlite")) if book.is_dir() else [book]
-    for ledger in [Ledger(file) for file in files] or _books(book):
+    # A limit may come before the first run: a new file is made, if it is named like one.
+    books = [Ledger(book)] if book.suffix == ".sqlite" and not book.exists() else _books(book)
+    for ledger in books:
         if remove:
             ledger.remove_limit(dataset, Unit(unit), Accounting(accounting), colluding_parties)
             console.print(f"{ledger.path}: limit removed")

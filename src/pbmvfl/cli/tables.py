@@ -7,7 +7,7 @@ from rich.table import Table
 
 from pbmvfl.privacy.accounting import NOT_A_PROOF
 from pbmvfl.privacy.table import PrivacyTable, format_epsilon
-from pbmvfl.privacy.units import Accounting
+from pbmvfl.privacy.units import Accounting, Adversary
 
 _STAR = "paper *"
 
@@ -20,7 +20,12 @@ def plain_table(*titles: str) -> Table:
     return table
 
 
-def print_privacy(console: Console, table: PrivacyTable, *, title: str) -> None:
+def _against(adversary: Adversary) -> str:
+    name = str(adversary)
+    return "from " + (name.removesuffix(" parties").removesuffix(" party") if adversary.server else name)
+
+
+def print_privacy(console: Console, table: PrivacyTable, *, title: str, legend: bool = True) -> None:
     """One line for each unit and accounting, one column for each adversary."""
     adversaries = list(dict.fromkeys(row.adversary for row in table.bounds))
     delta = table.bounds[0].delta
@@ -30,7 +35,7 @@ def print_privacy(console: Console, table: PrivacyTable, *, title: str) -> None:
     for name in ("protects", "counting"):
         shown.add_column(name)
     for adversary in adversaries:
-        shown.add_column(f"from {adversary}", justify="right")
+        shown.add_column(_against(adversary), justify="right")
     kinds = list(dict.fromkeys((row.unit, row.accounting) for row in table.bounds))
     for unit, accounting in kinds:
         values = [
@@ -42,6 +47,8 @@ def print_privacy(console: Console, table: PrivacyTable, *, title: str) -> None:
         starred = accounting is Accounting.PAPER and NOT_A_PROOF in table.conditions and unit != "party"
         shown.add_row(unit, _STAR if starred else accounting, *values)
     console.print(shown)
+    if not legend:
+        return
     console.print(
         "cell: one party's values of one row; record: a whole row; party: all values of one party", style="dim"
     )

@@ -160,7 +160,7 @@ class TrainingRun:
             f"{traffic.rounds:,} rounds in {result.seconds:.1f} s; measured {human_bytes(traffic.bytes_up)} up, "
             f"{human_bytes(traffic.bytes_down)} down, {human_bytes(traffic.bytes_setup)} set-up"
         )
-        print_privacy(self._console, result.privacy(delta=self._delta), title="epsilon that was spent")
+        print_privacy(self._console, result.privacy(delta=self._delta), title="epsilon that was spent", legend=False)
         for note in result.notes:
             self._console.print(f"[yellow]note:[/] {note}")
         self._console.print(f"result.json, history.csv and curves.png are in {self._folder.path}")

@@ -26,7 +26,9 @@ def divergence_budget(epsilon: float, delta: float, order: float) -> float:
 
 
 def epsilon_at(divergence: float, delta: float, order: float) -> float:
-    """The epsilon of a divergence at a fixed order."""
+    """The epsilon of a divergence at a fixed order; nothing spent is 0, anything spent pays the conversion's share."""
+    if divergence == 0:
+        return 0.0
     return max(divergence + math.log1p(-1 / order) - math.log(delta * order) / (order - 1), 0.0)
 
 
@@ -70,7 +72,7 @@ class Limit:
         if not chosen > 1:
             raise PlanError(f"order={chosen!r} must be above 1")
         if divergence_budget(epsilon, delta, chosen) <= 0:
-            smallest = epsilon_at(0.0, delta, ORDERS[-1] if order is None else chosen)
+            smallest = epsilon_at(1e-12, delta, ORDERS[-1] if order is None else chosen)
             raise PlanError(
                 f"epsilon={epsilon:g} at delta={delta:g} leaves no room at order {chosen:g}; "
                 f"permitted: above {format_epsilon(smallest)}, or a larger delta"

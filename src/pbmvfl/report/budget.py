@@ -15,8 +15,8 @@ def draw_budget(planned: PlannedBudget, path: Path) -> None:
     """Two curves through the chosen plan, with the budget as a line."""
     plan, budget = planned.plan, planned.budget
     figure, (left, right) = new_figure(2, height=3.8)
-    epochs = sorted({*range(1, 6), *np.unique(np.geomspace(5, max(20, 5 * plan.num_epochs), 10).astype(int))})
-    left.plot(epochs, [budget.roughly_spent_by(plan.replace(num_epochs=int(e))) for e in epochs], color=COLOURS[0])
+    epochs = sorted({1, 2, plan.num_epochs, *np.linspace(1, 6 * plan.num_epochs, 10).astype(int).tolist()})
+    left.plot(epochs, [budget.spent_by(plan.replace(num_epochs=e)) for e in epochs], color=COLOURS[0])
     left.plot([plan.num_epochs], [planned.epsilon], "o", color=COLOURS[1], label=f"chosen: {plan.num_epochs} epochs")
     left.set(xlabel="epochs", ylabel=f"epsilon ({budget.unit}, {budget.accounting}, {budget.adversary})")
     strengths, epsilons = _by_strength(plan, planned)
@@ -24,12 +24,13 @@ def draw_budget(planned: PlannedBudget, path: Path) -> None:
     chosen = plan.num_trials * plan.beta**2
     right.plot([chosen], [planned.epsilon], "o", color=COLOURS[1], label=f"chosen: noise {planned.noise:.3g}")
     right.set(xlabel="num_trials * beta^2 (noise falls to the right)", xscale="log")
-    for axis in (left, right):
+    left.xaxis.get_major_locator().set_params(integer=True)
+    for axis, corner in ((left, "lower right"), (right, "upper left")):
         axis.axhline(
             budget.epsilon, color=COLOURS[6], linestyle="--", linewidth=1.2, label=f"budget {budget.epsilon:g}"
         )
         axis.set_ylim(0, 3 * budget.epsilon)
-        axis.legend(loc="upper left")
+        axis.legend(loc=corner, frameon=False)
     figure.suptitle(
         f"{plan.num_parties} parties, b={plan.num_trials}, beta={plan.beta:.4f}, P={plan.embedding_dim}, "
         f"delta={budget.delta:g}",
@@ -39,10 +40,9 @@ def draw_budget(planned: PlannedBudget, path: Path) -> None:
 
 
 def _by_strength(plan: Plan, planned: PlannedBudget) -> tuple[list[float], list[float]]:
-    betas = np.geomspace(SMALLEST_BETA, LARGEST_BETA, 24)
+    betas = sorted({*np.geomspace(SMALLEST_BETA, LARGEST_BETA, 16).tolist(), plan.beta})
     strengths, epsilons = [], []
     for beta in betas:
-        spent = planned.budget.roughly_spent_by(plan.replace(beta=float(beta)))
-        strengths.append(plan.num_trials * float(beta) ** 2)
-        epsilons.append(spent)
+        strengths.append(plan.num_trials * beta**2)
+        epsilons.append(planned.budget.spent_by(plan.replace(beta=beta)))
     return strengths, epsilons

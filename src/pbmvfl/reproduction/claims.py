@@ -55,7 +55,7 @@ class Claim:
 
 def _score(values: Sequence[float]) -> int:
     """Pairs in rising order less pairs in falling order."""
-    return sum((a < b) - (a > b) for a, b in itertools.combinations(values, 2))
+    return sum(int(a < b) - int(a > b) for a, b in itertools.combinations(values, 2))
 
 
 def trend_p_value(blocks: Sequence[Sequence[float]]) -> float:

@@ -37,9 +37,7 @@ def calibrated_ldp(plan: Plan) -> Plan:
     goal = paper_epsilon(plan, plan.num_epochs)
 
     def at(num_trials: int, beta: float) -> Plan:
-        return plan.replace(
-            mechanism=MechanismName.LDP, secure_aggregation=False, num_trials=num_trials, beta=beta
-        )
+        return plan.replace(mechanism=MechanismName.LDP, secure_aggregation=False, num_trials=num_trials, beta=beta)
 
     # Twice the trials halve the variance, and so does beta * sqrt(2): the answer lies in one such step.
     num_trials, top = 1, max(plan.beta, 0.05)

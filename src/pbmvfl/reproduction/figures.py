@@ -19,7 +19,7 @@ from pbmvfl.reproduction.records import Record
 from pbmvfl.reproduction.studies import Cell, Panel, Study
 
 _LABELS = {"test_accuracy": "test accuracy", "test_auprc": "test AUPRC", "train_accuracy": "train accuracy"}
-_STYLES = {"pbm": "-", "none": "-", "ldp": ":", "ldp-calibrated": "--"}
+_STYLES: dict[str, Any] = {"pbm": "-", "none": "-", "ldp": ":", "ldp-calibrated": "--"}
 _ROWS = (("ldp", "LDP with the printed noise"), ("ldp-calibrated", "LDP at the epsilon of PBM"))
 _BLACK = COLOURS[-1]
 
@@ -47,7 +47,7 @@ def _draw(study: Study, panels: Sequence[Panel], find: Find, path: Path, *, limi
 
     rows = [row for row in _ROWS if any(cell.mechanism == row[0] for panel in panels for cell in panel.cells)]
     rows = rows or [("none", "")]
-    style = {"axes.spines.right": False, "axes.spines.top": False, "font.size": 9, "figure.dpi": 150}
+    style: Any = {"axes.spines.right": False, "axes.spines.top": False, "font.size": 9, "figure.dpi": 150}
     with pyplot.rc_context(style):
         figure, axes = pyplot.subplots(
             len(rows),
@@ -90,7 +90,9 @@ def _draw_panel(axis: Any, study: Study, panel: Panel, find: Find, baseline: str
         epochs = np.arange(1, length + 1)
         colour, width = _colour(cell, panel), 1.2 if cell.mechanism == baseline else 1.7
         mean = values.mean(0)
-        axis.plot(epochs, mean, _STYLES[cell.mechanism], color=colour, linewidth=width, marker="." if length < 3 else "")
+        axis.plot(
+            epochs, mean, _STYLES[cell.mechanism], color=colour, linewidth=width, marker="." if length < 3 else ""
+        )
         if len(values) > 1:
             axis.fill_between(epochs, values.min(0), values.max(0), color=colour, alpha=0.13, linewidth=0)
         epsilon = "∞" if cell.mechanism == "none" else format_epsilon(paper_epsilon(records[0].plan, length))

@@ -63,7 +63,7 @@ class Publisher:
         results = [(cell, found) for cell in study.cells if (found := self._find(cell)) is not None]
         rows = table_rows(study, results, limit_epochs=self._runner.limit_epochs)
         page = table_markdown(study, rows, notes=notes) + _claims_markdown(claims)
-        lines = [row.to_dict() | {k: v for k, v in row.cost(study.printed_unit).items()} for row in rows]
+        lines = [row.to_dict() | row.cost(study.printed_unit) for row in rows]
         return self._write({f"{study.name}.csv": as_csv(lines), f"{study.name}.md": page}, claims, lines)
 
     def _figures(self, notes: list[str], claims: Sequence[Claim]) -> list[Path]:

@@ -57,7 +57,7 @@ class StudyRunner:
         self._seeds = range(seeds)
         self._device = device
         self._root = data_folder
-        self.limit_epochs = min(limit_epochs or study.limit_epochs, study.limit_epochs)
+        self.limit_epochs = limit_epochs or study.limit_epochs
         self._data: dict[int, tuple[VerticalDataset, bool]] = {}
 
     def data(self, num_parties: int) -> VerticalDataset:
@@ -79,7 +79,8 @@ class StudyRunner:
     def plan(self, cell: Cell, seed: int) -> Plan:
         data = self.data(cell.num_parties)
         sizes = {name: getattr(data, name) for name in ("num_samples", "num_test_samples", "num_classes")}
-        return self.study.make_plan(cell, seed=seed, sizes=sizes)
+        plan = self.study.make_plan(cell, seed=seed, sizes=sizes)
+        return plan if plan.num_epochs >= self.limit_epochs else plan.replace(num_epochs=self.limit_epochs)
 
     def runs(self) -> Iterator[Run]:
         """Every run of the study, all configurations of a seed before the next seed."""
@@ -110,7 +111,9 @@ class StudyRunner:
         target = self.study.target
         if target is None:
             return False
-        return all(epochs_to(history, *target) for history in histories) and mean_epochs_to(histories, *target) is not None
+        return (
+            all(epochs_to(history, *target) for history in histories) and mean_epochs_to(histories, *target) is not None
+        )
 
     def missing(self) -> list[Run]:
         short = {cell for cell in self.study.all_cells() if self.records_of(cell) is None}

@@ -206,6 +206,4 @@ def _read_curves(panel: dict[str, Any]) -> Iterator[Cell]:
     for b, beta in panel["ldp"]:
         yield Cell(mechanism="ldp", num_parties=parties, num_trials=b, beta=beta)
     for b, beta, own_b, own_beta in panel["ldp_calibrated"]:
-        yield Cell(
-            mechanism="ldp-calibrated", num_parties=parties, num_trials=own_b, beta=own_beta, equal_to=(b, beta)
-        )
+        yield Cell(mechanism="ldp-calibrated", num_parties=parties, num_trials=own_b, beta=own_beta, equal_to=(b, beta))

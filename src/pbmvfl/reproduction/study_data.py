@@ -10,7 +10,7 @@ import numpy as np
 from pbmvfl.data.datasets import data_root, load_dataset
 from pbmvfl.data.schedule import SPLIT_STREAM, public_permutation
 from pbmvfl.data.sources import cache_root
-from pbmvfl.data.vertical import Array, Layout, VerticalDataset, numbered_parties, split_whole
+from pbmvfl.data.vertical import Layout, VerticalDataset, numbered_parties, split_whole
 from pbmvfl.errors import DataError
 from pbmvfl.reproduction.studies import Study
 

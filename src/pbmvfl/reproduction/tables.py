@@ -55,14 +55,15 @@ class TableRow:
 
     @property
     def verdict(self) -> str:
-        """By the rule of the study; an unreached seed counts as just above the limit."""
+        """By the rule of the study. Where no seed got there within the limit there is no range to compare with."""
         printed = self.cell.printed_epochs
         if printed is None:
             if not self.reached:
                 return "agrees"
             return "reached" if self.all_reached else "reached by some"
-        if printed > self.limit_epochs and not self.reached:
-            return f"not reached in {self.limit_epochs}"
+        if not self.reached:
+            return "ours later" if printed <= self.limit_epochs else f"not reached in {self.limit_epochs}"
+        # A seed that did not get there lies above the limit, how far is unknown.
         ends = [self.limit_epochs + 1 if epoch is None else epoch for epoch in self.epochs]
         if agrees(printed, min(ends), max(ends)):
             return "agrees"
@@ -89,7 +90,9 @@ class TableRow:
             "ours_mean_curve": self._text(self.mean_curve),
             "difference": "" if ours is None or printed is None else f"{ours - printed:+.1f}",
             "verdict": self.verdict,
-            "epsilon": "" if self.compared_epochs is None else format_epsilon(paper_epsilon(plan, self.compared_epochs)),
+            "epsilon": ""
+            if self.compared_epochs is None
+            else format_epsilon(paper_epsilon(plan, self.compared_epochs)),
         }
         return values
 
@@ -184,30 +187,30 @@ def table_markdown(study: Study, rows: Sequence[TableRow], *, notes: Sequence[st
     finite = [row for row in rows if row.cell.printed_epochs is not None]
     good = sum(row.verdict == "agrees" for row in finite)
     bits = _PRINTED_BITS[study.printed_unit]
+    assert study.target is not None
     text = [
         f"# {study.title}",
         "",
         f"Epochs until the metric of the whole train set, without noise, first reaches {study.target[1]:g}; "
-        if study.target
-        else "",
-        f"{len(rows[0].epochs)} seeds, at most {rows[0].limit_epochs} epochs. *Mean curve*: the first epoch at which the "
-        "mean of the seeds' curves reaches it. *Difference*: our mean less the printed value. A printed value *agrees* "
-        f"within {SLACK_SHARE:.0%} or {SLACK_EPOCHS} epochs of the range of our seeds. *Epsilon*: of the same plan in a "
-        "deployment, for that many epochs of the mean curve; one party's values of one row, against the server, as the "
-        "paper counts, delta 1e-5. Noise: simulation.",
+        f"{len(rows[0].epochs)} seeds, at most {rows[0].limit_epochs} epochs. *Mean curve*: the first epoch at "
+        "which the mean of the seeds' curves reaches it. *Difference*: our mean less the printed value. A printed value "
+        f"*agrees* within {SLACK_SHARE:.0%} or {SLACK_EPOCHS} epochs of the range of our seeds. *Epsilon*: of the same "
+        "plan in a deployment, for as many epochs as the mean curve; one party's values of one row, against the server, "
+        "as the paper counts, delta 1e-5. Noise: simulation.",
         "",
         as_markdown(lines, _HEADINGS),
         f"{good} of {len(finite)} finite printed cells agree.",
         "",
         "## Communication",
         "",
-        f"The printed column is called {study.printed_unit} and contains units of 10^{math.log10(bits):.0f} bits by the "
-        "printed formula, with a natural logarithm. Beside it: the formula in Gbit, and the bytes of our messages in MB "
-        "(10^6 bytes; all parties, both directions, headers and set-up included) with float32 and with int8 gradients, "
-        "at the printed number of epochs and at that of our mean curve.",
+        f"The printed column is called {study.printed_unit} and contains units of 10^{math.log10(bits):.0f} bits by "
+        "the printed formula, with a natural logarithm. Beside it: the formula in Gbit, and the bytes of our messages "
+        "in MB (10^6 bytes; all parties, both directions, headers and set-up included) with float32 and with int8 "
+        "gradients, at the printed number of epochs and at that of our mean curve.",
         "",
         as_markdown([row.cost(study.printed_unit) for row in rows]),
         *([*(f"- {note}" for note in notes), ""] if notes else []),
+        "",
     ]
     return "\n".join(text)
 

@@ -117,6 +117,6 @@ class DenseStack(nn.Module):
     @torch.no_grad()
     def exact_sums(self, features_NMD: Tensor, *, rows_at_once: int = 512) -> Tensor:
         """Noise-free sums for evaluation, in pieces that stay in the cache."""
-        sums = [self(piece).sum(0) for piece in features_NMD.split(rows_at_once)]
+        sums = [self(piece).sum(0) for piece in torch.split(features_NMD, rows_at_once)]
         self._hidden = []
         return torch.cat(sums)

@@ -176,7 +176,11 @@ class Simulation:
 
     def state(self) -> dict[str, Tensor]:
         """Weights, moments and the generator's place: continuing from here is the same run."""
-        return {**self._trainer.state(), "noise": self._noisy_sum.state(), "epochs": torch.tensor(self.completed_epochs)}
+        return {
+            **self._trainer.state(),
+            "noise": self._noisy_sum.state(),
+            "epochs": torch.tensor(self.completed_epochs),
+        }
 
     def load_state(self, state: dict[str, Tensor]) -> None:
         trainer = {name: value for name, value in state.items() if name not in ("noise", "epochs")}

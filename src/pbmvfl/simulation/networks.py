@@ -44,7 +44,7 @@ class Networks(nn.Module):
     @torch.no_grad()
     def exact_sums(self, features: Sequence[Tensor], *, rows_at_once: int = 256) -> Tensor:
         self.eval()
-        pieces = zip(*(part.split(rows_at_once) for part in features), strict=True)
+        pieces = zip(*(torch.split(part, rows_at_once) for part in features), strict=True)
         sums = [self(list(piece)).sum(0) for piece in pieces]
         self._embeddings = []
         self.train()

@@ -170,6 +170,8 @@ def noisy_sum(plan: Plan, device: torch.device) -> NoisySum:
         return GaussianSum(plan, device)
     if device.type == "cpu":
         try:
+            import numba  # noqa: F401  (compilation waits for the first call; whether it can is asked here)
+
             from pbmvfl.simulation.compiled_noise import sum_of_binomials
         except ImportError:  # a machine with torch and numpy alone
             return BinomialSum(plan, device)

@@ -1,0 +1,350 @@
+"""One configuration on a GPU: a round of the whole federation captured once as a CUDA graph and replayed.
+
+Every party's network runs on a stream of its own inside the graph, because one ResNet on a hundred 16x16 pictures fills
+a fraction of the device; several configurations replay at once on theirs. Forward and backward are compiled, pictures
+are channels-last, arithmetic is bf16 (weights, sums, noise and steps stay float32). Counters stay on the device, so
+nothing waits for the host inside an epoch. On the CPU the same code runs without graphs, streams, compilation or bf16:
+that is what the tests compare with the Federation.
+
+Shape suffixes: M parties, B rows, P embedding_dim, K classes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from pbmvfl.data.schedule import SCHEDULE_STREAM, public_permutation
+from pbmvfl.data.vertical import VerticalDataset
+from pbmvfl.encoders import build_encoder, build_head
+from pbmvfl.errors import PlanError
+from pbmvfl.plan import OptimizerName, Plan
+from pbmvfl.simulation.engine import check_plan
+from pbmvfl.simulation.noise import SIMULATED, noisy_sum
+from pbmvfl.simulation.pictures import Rows
+from pbmvfl.training import Trainer
+
+#: Rows of one evaluation batch, about; batch statistics of so many rows are steadier than those of a round.
+_EVALUATION_ROWS = 1000
+_WARM_UP_ROUNDS = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Execution:
+    """How to run: nothing here changes what is computed beyond rounding."""
+
+    device: torch.device
+    bf16: bool = True
+    compiled: bool = True
+    graphs: bool = True
+    party_streams: bool = True
+
+    @classmethod
+    def on(cls, device: str, **choices: bool) -> Execution:
+        """Everything on a GPU, nothing of it on the CPU."""
+        if torch.device(device).type == "cpu":
+            return cls(device=torch.device(device), bf16=False, compiled=False, graphs=False, party_streams=False)
+        return cls(device=torch.device(device), **choices)
+
+
+def _stream(device: torch.device) -> Any:
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
+class _All(nn.Module):
+    def __init__(self, encoders: nn.ModuleList, head: nn.Module) -> None:
+        super().__init__()
+        self.encoders, self.head = encoders, head
+
+
+class GraphedSimulation:
+    """A plan on data, epoch by epoch, without waiting for the host between rounds."""
+
+    noise = SIMULATED
+
+    def __init__(self, plan: Plan, data: VerticalDataset, *, execution: Execution, augment: bool = False) -> None:
+        check_plan(plan)
+        if plan.optimizer is not OptimizerName.SGD and execution.graphs:
+            raise PlanError(f"optimizer={plan.optimizer}: the captured round steps with sgd; use sgd or device cpu")
+        self.plan, self._how = plan, execution
+        device = execution.device
+        encoders = nn.ModuleList(
+            build_encoder(plan, index=m, input_shape=part.shape[1:]) for m, part in enumerate(data.train_features)
+        )
+        self.encoders = encoders.to(device)
+        if data.train_features[0].ndim == 4:
+            self.encoders = self.encoders.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.head = build_head(plan).to(device)
+        self._run: list[Callable[[Tensor], Tensor]] = list(self.encoders)
+        if execution.compiled:
+            torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
+            self._run = [torch.compile(encoder, dynamic=False) for encoder in self.encoders]
+        self._trainer = Trainer(plan, _All(self.encoders, self.head))
+        self._noisy_sum = noisy_sum(plan, device)
+        self._train = Rows(
+            data.train_features, data.train_labels, batch_size=plan.batch_size, device=device, augment=augment
+        )
+        self._test: Rows | None = None
+        if data.num_test_samples:
+            rows = min(_EVALUATION_ROWS, data.num_test_samples)
+            self._test = Rows(data.test_features, data.test_labels, batch_size=rows, device=device)
+            self._test.fill()
+        self._grouped = next(k for k in range(10, 0, -1) if self._train.rounds % k == 0)
+        self._position = torch.zeros(1, dtype=torch.int64, device=device)
+        self._loss = torch.zeros((), dtype=torch.float64, device=device)
+        self._correct = torch.zeros((), dtype=torch.int64, device=device)
+        self.completed_epochs = 0
+        self.history: list[dict[str, Any]] = []
+        self.stream = _stream(device) if device.type == "cuda" else None
+        self._party_streams: list[Any] = []
+        if execution.party_streams:
+            self._party_streams = [_stream(device) for _ in range(plan.num_parties)]
+        self._graphs: dict[str, Any] = {}
+        self._pool: Any = None
+
+    # --- one round, as it is captured ---
+
+    @contextlib.contextmanager
+    def _on_party_stream(self, m: int) -> Iterator[None]:
+        """Party m's work after all that the main stream was given so far; `_join` ends it."""
+        if not self._party_streams:
+            yield
+            return
+        stream = self._party_streams[m]
+        stream.wait_stream(torch.cuda.current_stream(self._how.device))
+        with torch.cuda.stream(stream):
+            yield
+
+    def _join(self) -> None:
+        for stream in self._party_streams:
+            torch.cuda.current_stream(self._how.device).wait_stream(stream)
+
+    def _embed(self, batches: Sequence[Tensor], networks: Sequence[Callable[[Tensor], Tensor]]) -> list[Tensor]:
+        device = self._how.device.type
+        embeddings = []
+        for m, (network, batch) in enumerate(zip(networks, batches, strict=True)):
+            with self._on_party_stream(m), torch.autocast(device, torch.bfloat16, enabled=self._how.bf16):
+                embeddings.append(network(self._train.as_input(batch)).float())
+        self._join()
+        return embeddings
+
+    def _round(self, parts: Sequence[Tensor], labels: Tensor) -> None:
+        """The round at `_position`: read, embed, add noise, learn, step; move on."""
+        batches = [part.index_select(0, self._position)[0] for part in parts]
+        labels_B = labels.index_select(0, self._position)[0]
+        embeddings = self._embed(batches, self._run)
+        with torch.no_grad():
+            estimated_sum_BP = self._noisy_sum(torch.stack([e.detach() for e in embeddings]))
+        estimated_sum_BP.requires_grad_()
+        loss = functional.cross_entropy(self.head(estimated_sum_BP), labels_B)
+        gradient_BP, *head_slopes = torch.autograd.grad(loss, [estimated_sum_BP, *self.head.parameters()])
+        slopes: list[Tensor] = []
+        for m, (encoder, embedding) in enumerate(zip(self.encoders, embeddings, strict=True)):
+            with self._on_party_stream(m):
+                slopes += torch.autograd.grad(embedding, list(encoder.parameters()), gradient_BP)
+        self._join()
+        self._trainer.step([*slopes, *head_slopes])
+        with torch.no_grad():
+            self._loss += loss.detach() * len(labels_B)
+            self._position += 1
+
+    # --- evaluation, as it is captured ---
+
+    @torch.no_grad()
+    def _count_correct(self, batches: Sequence[Tensor], labels_B: Tensor) -> None:
+        """Add the rows that the exact sum classifies rightly. Not compiled: another batch size, another mode."""
+        embeddings = self._embed(batches, list(self.encoders))
+        scores_BK = self.head(torch.stack(embeddings).sum(0))
+        self._correct += (scores_BK.argmax(1) == labels_B).sum()
+
+    def _evaluate_train(self) -> None:
+        """Some rounds of the epoch's own (augmented) rows together, with statistics of the batch."""
+        first = self._position * self._grouped
+        rounds = first + torch.arange(self._grouped, device=self._how.device)
+        batches = [part.index_select(0, rounds).flatten(0, 1) for part in self._train.batches]
+        with self._batch_statistics():
+            self._count_correct(batches, self._train.labels.index_select(0, rounds).flatten())
+        with torch.no_grad():
+            self._position += 1
+
+    def _evaluate_rest(self) -> None:
+        with self._batch_statistics():
+            self._count_correct([part[0] for part in self._train.rest], self._train.rest_labels[0])
+
+    @contextlib.contextmanager
+    def _batch_statistics(self) -> Iterator[None]:
+        """Normalise by the batch and leave the running statistics alone."""
+        norms = [module for module in self.encoders.modules() if isinstance(module, nn.BatchNorm2d)]
+        kept = [
+            (norm.momentum, norm.num_batches_tracked.clone()) for norm in norms if norm.num_batches_tracked is not None
+        ]
+        for norm in norms:
+            norm.momentum = 0.0
+        yield
+        for norm, (momentum, tracked) in zip(norms, kept, strict=True):
+            norm.momentum = momentum
+            assert norm.num_batches_tracked is not None
+            norm.num_batches_tracked.copy_(tracked)
+
+    def _evaluate_test(self) -> None:
+        """Test rows with the running statistics, as a federation evaluates."""
+        assert self._test is not None
+        batches = [part.index_select(0, self._position)[0] for part in self._test.batches]
+        self.encoders.eval()
+        self._count_correct(batches, self._test.labels.index_select(0, self._position)[0])
+        self.encoders.train()
+        with torch.no_grad():
+            self._position += 1
+
+    def _evaluate_test_rest(self) -> None:
+        assert self._test is not None
+        self.encoders.eval()
+        self._count_correct([part[0] for part in self._test.rest], self._test.rest_labels[0])
+        self.encoders.train()
+
+    # --- capturing ---
+
+    def _steps(self) -> dict[str, Callable[[], None]]:
+        train, test = self._train, self._test
+        steps: dict[str, Callable[[], None]] = {
+            "round": lambda: self._round(train.batches, train.labels),
+            "train": self._evaluate_train,
+        }
+        if train.rest_rows:
+            steps["rest"] = lambda: self._round(train.rest, train.rest_labels)
+            steps["train-rest"] = self._evaluate_rest
+        if test is not None:
+            steps["test"] = self._evaluate_test
+            if test.rest_rows:
+                steps["test-rest"] = self._evaluate_test_rest
+        return steps
+
+    def prepare(self) -> None:
+        """Compile and capture. What the warm-up rounds did to weights and generator is undone."""
+        steps = self._steps()
+        if not self._how.graphs:
+            self._graphs = steps
+            return
+        assert self.stream is not None
+        self._fill_epoch()
+        before = {name: value.clone() for name, value in self._tensors().items()}
+        noise = self._noisy_sum.state()
+        self.stream.wait_stream(torch.cuda.current_stream(self._how.device))
+        self._pool = torch.cuda.graph_pool_handle()
+        for name, step in steps.items():
+            with torch.cuda.stream(self.stream):
+                for _ in range(_WARM_UP_ROUNDS):
+                    self._position.zero_()
+                    step()
+                self._position.zero_()
+            torch.cuda.synchronize(self._how.device)
+            graph = torch.cuda.CUDAGraph()
+            generator = getattr(self._noisy_sum, "generator", None)
+            if generator is not None:
+                graph.register_generator_state(generator)
+            with torch.cuda.graph(graph, pool=self._pool, stream=self.stream):
+                step()
+            self._graphs[name] = graph.replay
+        torch.cuda.synchronize(self._how.device)
+        with torch.no_grad():
+            for name, value in self._tensors().items():
+                value.copy_(before[name])
+        self._noisy_sum.load_state(noise)
+
+    def _tensors(self) -> dict[str, Tensor]:
+        """Everything that a round changes, in place."""
+        everything = self._trainer.network
+        found = {**dict(everything.named_parameters()), **dict(everything.named_buffers())}
+        found |= {f"velocity.{i}": value for i, value in enumerate(self._trainer._velocity)}
+        return found
+
+    # --- an epoch ---
+
+    def _fill_epoch(self) -> None:
+        plan, epoch = self.plan, self.completed_epochs
+        order = public_permutation(plan.num_samples, seed=plan.seed, stream=SCHEDULE_STREAM, index=epoch)
+        self._train.fill(order, seed=plan.seed, epoch=epoch)
+
+    @contextlib.contextmanager
+    def _on_stream(self) -> Iterator[None]:
+        if self.stream is None:
+            yield
+            return
+        with torch.cuda.stream(self.stream):
+            yield
+
+    def start_epoch(self) -> Iterator[None]:
+        """Give the device one round after another; a caller with several runs takes turns between the yields."""
+        if not self._graphs:
+            self.prepare()
+        with self._on_stream():
+            self._fill_epoch()
+            self._loss.zero_()
+            self._position.zero_()
+        for _ in range(self._train.rounds):
+            with self._on_stream():
+                self._graphs["round"]()
+            yield
+        with self._on_stream():
+            if self._train.rest_rows:
+                self._position.zero_()
+                self._graphs["rest"]()
+        self.completed_epochs += 1
+
+    def start_evaluation(self, split: str) -> None:
+        """Count right answers on the device; `finish_evaluation` reads the count."""
+        rows = self._train if split == "train" else self._test
+        assert rows is not None
+        with self._on_stream():
+            self._position.zero_()
+            self._correct.zero_()
+            for _ in range(rows.rounds // (self._grouped if split == "train" else 1)):
+                self._graphs[split]()
+            if rows.rest_rows:
+                self._graphs[f"{split}-rest"]()
+
+    def finish_evaluation(self, split: str) -> float:
+        rows = self._train if split == "train" else self._test
+        assert rows is not None
+        with self._on_stream():
+            return self._correct.item() / rows.count
+
+    def finish_epoch(self) -> dict[str, Any]:
+        """Wait for the epoch, evaluate, and write its line."""
+        line: dict[str, Any] = {"epoch": self.completed_epochs}
+        for split in ("train", "test"):
+            if split == "train" or self._test is not None:
+                self.start_evaluation(split)
+                line[f"{split}_accuracy"] = self.finish_evaluation(split)
+        with self._on_stream():
+            line["train_loss"] = self._loss.item() / self.plan.num_samples
+        self.history.append(line)
+        return line
+
+    def run_epoch(self) -> dict[str, Any]:
+        for _ in self.start_epoch():
+            pass
+        return self.finish_epoch()
+
+    # --- state ---
+
+    def save(self, path: Any) -> None:
+        """Weights, moments, running statistics and the generator's place, as plain arrays."""
+        arrays = {name: value.detach().cpu().numpy() for name, value in self._tensors().items()}
+        noise = self._noisy_sum.state().cpu().numpy()
+        with open(path, "wb") as file:
+            np.savez(file, noise=noise, epochs=np.int64(self.completed_epochs), allow_pickle=False, **arrays)
+
+    def load(self, path: Any) -> None:
+        with np.load(path, allow_pickle=False) as arrays, torch.no_grad():
+            for name, value in self._tensors().items():
+                value.copy_(torch.from_numpy(arrays[name]))
+            self._noisy_sum.load_state(torch.from_numpy(arrays["noise"]))
+            self.completed_epochs = int(arrays["epochs"])
