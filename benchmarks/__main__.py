@@ -24,6 +24,7 @@ GROUPS: tuple[Callable[[], Iterator[Row]], ...] = (
     kernels.packing,
     steps.privacy_in_a_step,
     steps.whole_rounds,
+    steps.ledgers,
 )
 
 

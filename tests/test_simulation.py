@@ -355,14 +355,14 @@ def quadrants(num_samples: int = 10, side: int = 16):
 
 
 def test_captured_rounds_equal_a_federation_without_noise(make_plan, tmp_path):
-    # 10 rows in batches of 4 leave a short round, which a GPU captures separately.
-    data = quadrants()
+    # 10 rows in batches of 6 leave a short round, which a GPU captures separately.
+    data = quadrants(num_samples=10, side=32)
     plan = make_plan(
         data,
         mechanism="none",
         encoder="resnet18-batchnorm",
-        batch_size=4,
-        learning_rate=0.01,
+        batch_size=6,
+        learning_rate=0.001,
         num_epochs=1,
         momentum=0.5,
     )

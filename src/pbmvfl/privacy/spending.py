@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,6 +17,8 @@ if TYPE_CHECKING:
     from pbmvfl.privacy.ledger import Ledger, SessionEntry
 
 _Numbers = npt.NDArray[np.int64]
+#: Rounds kept aside before they are added to the rows.
+_MANY = 256
 
 
 class RowNumbers:
@@ -51,51 +51,59 @@ class RowNumbers:
         return np.fromiter((self._known[name] for name in ids), dtype=np.int64, count=len(ids))
 
 
-@dataclass
 class Spent:
-    """Divergence at one order: for each row by itself, and for all of them alike."""
+    """Divergence at one order: for each row by itself, and for all of them alike.
 
-    rows: npt.NDArray[np.float64]
-    everywhere: float = 0.0
-    _worst: float = field(default=0.0, init=False)
+    Rounds are added to the rows in bulk, as long as even their sum on one row could not matter.
+    """
 
-    def __post_init__(self) -> None:
-        self._worst = float(self.rows.max(initial=0.0))
+    def __init__(self, num_rows: int) -> None:
+        self._rows = np.zeros(num_rows)
+        self._worst = 0.0
+        self._pending: list[tuple[_Numbers, float]] = []
+        self._pending_sum = 0.0
+        self.everywhere = 0.0
+
+    @property
+    def rows(self) -> npt.NDArray[np.float64]:
+        """What each row has by itself."""
+        for rows, own in self._pending:
+            self._rows[rows] += own  # rows of a round are different from each other
+        if self._pending:
+            self._worst = float(self._rows.max())
+        self._pending, self._pending_sum = [], 0.0
+        return self._rows
 
     @property
     def worst(self) -> float:
         """Of the row that has most."""
-        return self._worst + self.everywhere
+        return float(self.rows.max(initial=0.0)) + self.everywhere
 
-    def add(self, rows: _Numbers, own: float, everywhere: float) -> Callable[[], None]:
-        """Charge one round: `own` to each of its rows (different ones, as a schedule has them), `everywhere` to all.
-
-        Returns what takes it back, exactly.
-        """
-        before = self.rows[rows], self._worst, self.everywhere
+    def add(self, rows: _Numbers, own: float, everywhere: float) -> None:
+        """Charge one round: `own` to each of its rows, `everywhere` to all rows."""
         if own:
-            charged = before[0] + own
-            self.rows[rows] = charged
-            self._worst = max(self._worst, float(charged.max()))
+            self._pending.append((rows, own))
+            self._pending_sum += own
         self.everywhere += everywhere
 
-        def take_back() -> None:
-            self.rows[rows], self._worst, self.everywhere = before
-
-        return take_back
+    def within(self, budget: float) -> bool:
+        """Whether no row has more than the budget. False for anything that is not a number."""
+        if len(self._pending) < _MANY and self._worst + self._pending_sum + self.everywhere <= budget:
+            return True
+        return self.worst <= budget
 
 
 def spending(ledger: Ledger, dataset: str, limit: Limit, *, rows: RowNumbers | None = None) -> Spent:
     """Everything that the book charges to a dataset, at a limit's order."""
     rows = rows if rows is not None else RowNumbers(ledger, dataset)
-    spent = Spent(np.zeros(rows.count))
+    spent = Spent(rows.count)
     started: set[str] = set()
     for entry in ledger.sessions(dataset):
         rates = Rates.of(entry.plan, limit)
         _add_session(spent, entry, rates, rows, first_of_run=entry.run not in started, limit=limit)
         if entry.charged_until > entry.first_round:
             started.add(entry.run)
-    return Spent(spent.rows, spent.everywhere)
+    return spent
 
 
 def _add_session(
@@ -110,12 +118,12 @@ def _add_session(
         while number < entry.charged_until:
             whole = number % per_epoch == 0 and number + per_epoch <= min(entry.charged_until, entry.plan.num_rounds)
             if whole and not rates.couples_rows:  # every training row once
-                spent.rows[train] += rates.for_row(RoundKind.JOINT, 1)
+                spent.add(train, rates.for_row(RoundKind.JOINT, 1), 0.0)
                 number += per_epoch
                 continue
             current = schedule[number]
             where = (train if current.kind is RoundKind.JOINT else test)[current.rows]
-            spent.rows[where] += rates.for_row(current.kind, current.num_rows)
+            spent.add(where, rates.for_row(current.kind, current.num_rows), 0.0)
             number += 1
     if rates.everywhere:
         first = rates.for_all(

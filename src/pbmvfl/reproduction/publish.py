@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pbmvfl.files import write_atomically
+from pbmvfl.plan import COUPLES_ROWS
 from pbmvfl.privacy.table import format_epsilon
 from pbmvfl.reproduction.claims import FALSE_ALARM, Claim
 from pbmvfl.reproduction.epsilons import DELTA, coupled_epsilon, paper_epsilon
@@ -101,7 +102,7 @@ class Publisher:
             "score_min": f"{min(scores):.4f}",
             "score_max": f"{max(scores):.4f}",
             "epsilon": format_epsilon(epsilon),
-            **({"epsilon_with_coupled_rows": format_epsilon(coupled)} if coupled != epsilon else {}),
+            **({"epsilon_with_coupled_rows": format_epsilon(coupled)} if plan.encoder in COUPLES_ROWS else {}),
         }
 
     def _write(self, files: dict[str, str], claims: Sequence[Claim], lines: list[dict[str, Any]]) -> list[Path]:

@@ -193,10 +193,10 @@ def table_markdown(study: Study, rows: Sequence[TableRow], *, notes: Sequence[st
         "",
         f"Epochs until the metric of the whole train set, without noise, first reaches {study.target[1]:g}; "
         f"{len(rows[0].epochs)} seeds, at most {rows[0].limit_epochs} epochs. *Mean curve*: the first epoch at "
-        "which the mean of the seeds' curves reaches it. *Difference*: our mean less the printed value. A printed value "
-        f"*agrees* within {SLACK_SHARE:.0%} or {SLACK_EPOCHS} epochs of the range of our seeds. *Epsilon*: of the same "
-        "plan in a deployment, for as many epochs as the mean curve; one party's values of one row, against the server, "
-        "as the paper counts, delta 1e-5. Noise: simulation.",
+        "which the mean of the seeds' curves reaches it. *Difference*: our mean less the printed value. A printed "
+        f"value *agrees* within {SLACK_SHARE:.0%} or {SLACK_EPOCHS} epochs of the range of our seeds. *Epsilon*: of "
+        "the same plan in a deployment, for as many epochs as the mean curve; one party's values of one row, against "
+        "the server, as the paper counts, delta 1e-5. Noise: simulation.",
         "",
         as_markdown(lines, _HEADINGS),
         f"{good} of {len(finite)} finite printed cells agree.",

@@ -1,0 +1,205 @@
+"""The public names, and who may import what."""
+
+from __future__ import annotations
+
+import ast
+import os
+import pkgutil
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import pbmvfl
+import pbmvfl.privacy
+
+SOURCE = Path(pbmvfl.__file__).parent
+README = Path(__file__).parents[1] / "README.md"
+PRIVACY = sorted(f"pbmvfl.privacy.{module.name}" for module in pkgutil.iter_modules(pbmvfl.privacy.__path__))
+
+
+def python(code: str, cwd: Path, timeout: float = 60) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=cwd,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(), filename=str(path))
+
+
+def imported(path: Path) -> Iterator[str]:
+    """Every module that a file imports anywhere in it, and every name that it takes from one."""
+    for node in ast.walk(parsed(path)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative imports would slip through these tests"
+            yield node.module or ""
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name | ast.Attribute):
+            name = node.func.id if isinstance(node.func, ast.Name) else node.func.attr
+            if name in ("import_module", "__import__"):
+                yield from (argument.value for argument in node.args if isinstance(argument, ast.Constant))
+
+
+def concerns(name: str, module: str) -> bool:
+    return name == module or name.startswith(module + ".")
+
+
+# --- names ---
+
+
+def test_the_exported_names_are_exactly_these():
+    assert sorted(pbmvfl.__all__) == [
+        "Activation",
+        "Bounded",
+        "Evaluation",
+        "Federation",
+        "GradientCodecName",
+        "MechanismName",
+        "OptimizerName",
+        "PbmvflError",
+        "Plan",
+        "Result",
+        "VerticalDataset",
+        "load_dataset",
+        "load_table",
+    ]
+
+
+@pytest.mark.parametrize("name", pbmvfl.__all__)
+def test_every_exported_name_resolves_to_what_it_is_called(name):
+    assert getattr(pbmvfl, name).__name__ == name
+    assert name in dir(pbmvfl)
+
+
+def test_a_star_import_brings_the_exported_names_and_no_others(tmp_path):
+    code = "before = set(dir()); from pbmvfl import *; print(sorted(set(dir()) - before - {'before'}))"
+    assert ast.literal_eval(python(code, tmp_path)) == sorted(pbmvfl.__all__)
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="no attribute 'federation_of_everything'"):
+        _ = pbmvfl.federation_of_everything
+
+
+def test_the_version_is_that_of_the_installed_package():
+    from importlib.metadata import version
+
+    assert pbmvfl.__version__ == version("pbmvfl")
+
+
+# --- who imports what ---
+
+
+def test_planning_and_accounting_load_neither_torch_nor_numba(tmp_path):
+    code = f"""
+import importlib, sys
+import pbmvfl, pbmvfl.plan
+for module in {PRIVACY!r}:
+    importlib.import_module(module)
+plan = pbmvfl.Plan(num_parties=3, num_samples=10, num_classes=2)
+plan.privacy()
+print(sorted(name for name in ("torch", "numba", "sklearn") if name in sys.modules))
+"""
+    assert len(PRIVACY) >= 5
+    assert python(code, tmp_path).strip() == "[]"
+
+
+def test_the_check_of_loaded_modules_would_notice_torch(tmp_path):
+    assert python("import sys, pbmvfl; pbmvfl.Federation; print('torch' in sys.modules)", tmp_path).strip() == "True"
+
+
+FORBIDDEN_IN_PRIVACY = (
+    "torch",
+    "numba",
+    *(f"pbmvfl.{name}" for name in ("party", "server", "federation", "encoders", "training", "links", "driver")),
+    "pbmvfl.cli",
+)
+
+
+@pytest.mark.parametrize("path", sorted((SOURCE / "privacy").glob("*.py")), ids=lambda path: path.stem)
+def test_the_account_imports_nothing_that_trains(path):
+    names = set(imported(path))
+    assert not [name for name in names for module in FORBIDDEN_IN_PRIVACY if concerns(name, module)]
+
+
+def test_the_reader_of_imports_sees_them_wherever_they_are(tmp_path):
+    path = tmp_path / "module.py"
+    path.write_text(
+        "import torch.nn as n\n"
+        "from pbmvfl import party\n"
+        "def late():\n    from pbmvfl.server import Server\n"
+        "from importlib import import_module\nimport_module('pickle')\n"
+    )
+    assert {"torch.nn", "pbmvfl.party", "pbmvfl.server", "pbmvfl.server.Server", "pickle"} <= set(imported(path))
+
+
+MODULES = sorted(SOURCE.rglob("*.py"))
+
+
+def test_no_module_reads_or_writes_pickles():
+    assert len(MODULES) > 30
+    for path in MODULES:
+        found = [
+            name
+            for name in imported(path)
+            for module in ("pickle", "_pickle", "cPickle", "cloudpickle", "dill", "joblib", "shelve", "marshal")
+            if concerns(name, module)
+        ]
+        assert not found, path
+
+
+def test_no_module_loads_a_file_in_a_way_that_unpickles():
+    for path in MODULES:
+        for node in ast.walk(parsed(path)):
+            if not isinstance(node, ast.Call):
+                continue
+            called = ast.unparse(node.func)
+            assert called not in ("torch.load", "torch.save"), path
+            for keyword in node.keywords:
+                if keyword.arg == "allow_pickle":
+                    assert ast.unparse(keyword.value) == "False", path
+
+
+def test_commands_and_reports_are_never_imported_by_what_they_show():
+    shown = [path for path in MODULES if path.relative_to(SOURCE).parts[0] not in ("cli", "reproduction")]
+    assert len(shown) > 30
+    for path in shown:
+        assert not [name for name in imported(path) if concerns(name, "pbmvfl.cli")], path
+
+
+# --- the first screen ---
+
+
+def readme_blocks() -> list[str]:
+    text = README.read_text() if README.exists() else ""
+    return re.findall(r"^```python\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
+
+
+def test_the_code_of_the_readme_runs(tmp_path):
+    blocks = readme_blocks()
+    if not blocks:
+        pytest.skip("README.md has no block of Python code")
+    python("\n".join(blocks), tmp_path, timeout=120)
+
+
+def test_the_code_of_the_package_s_own_docstring_runs(tmp_path):
+    assert pbmvfl.__doc__ is not None
+    code = pbmvfl.__doc__[pbmvfl.__doc__.index("import pbmvfl") :].replace(
+        "embedding_dim=8)", "embedding_dim=8, num_epochs=1)"
+    )
+    assert "num_epochs=1" in code
+    assert python(code + "print(result.metrics['test_accuracy'])", tmp_path).strip()

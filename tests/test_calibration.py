@@ -1,0 +1,111 @@
+"""The planner: what it returns keeps the budget, uses it up, and says what would help when it cannot."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pbmvfl.errors import PlanError
+from pbmvfl.plan import Plan
+from pbmvfl.privacy.calibration import noise_deviation, plan_for_budget
+
+PHISHING = {"num_parties": 5, "num_samples": 8844, "num_classes": 2}
+
+
+def planned(**choices):
+    wanted = {"epsilon": 8, "delta": 1e-5, "unit": "cell", "accounting": "paper", **PHISHING, **choices}
+    return plan_for_budget(**wanted)
+
+
+@settings(max_examples=8, deadline=None)
+@given(
+    epsilon=st.floats(4, 40),
+    delta=st.sampled_from([1e-4, 1e-5, 1e-7]),
+    unit=st.sampled_from(["cell", "record"]),
+    num_parties=st.integers(2, 8),
+    num_samples=st.integers(500, 50_000),
+    num_classes=st.integers(2, 12),
+)
+def test_a_plan_keeps_its_budget_by_the_published_account(epsilon, delta, unit, num_parties, num_samples, num_classes):
+    found = plan_for_budget(
+        epsilon=epsilon,
+        delta=delta,
+        unit=unit,
+        accounting="paper",
+        num_parties=num_parties,
+        num_samples=num_samples,
+        num_classes=num_classes,
+    )
+    spent = found.plan.privacy(delta=delta).epsilon(unit, "paper")
+    assert spent == found.epsilon <= epsilon
+
+
+def test_the_budget_is_used_up_to_a_per_cent():
+    found = planned()
+    assert 0.99 * 8 <= found.epsilon <= 8
+
+
+def test_no_plan_of_the_same_sizes_has_less_noise_within_the_budget():
+    """Oracle: a scan over every b up to 16 and a grid of beta, by the published account."""
+    found = planned()
+    for num_trials in (1, 2, 4, 8, 16):
+        for step in range(1, 60):
+            other = found.plan.replace(num_trials=num_trials, beta=min(0.25, 0.008 + 0.25 * step / 60))
+            if noise_deviation(other) < 0.985 * found.noise:
+                assert other.privacy(delta=1e-5).epsilon("cell", "paper") > 8
+                break  # a larger beta only costs more
+
+
+def test_a_larger_budget_never_means_more_noise():
+    noises = [planned(epsilon=epsilon).noise for epsilon in (1, 2, 4, 8, 16)]
+    assert noises == sorted(noises, reverse=True)
+
+
+def test_strict_plans_have_weight_noise_and_keep_the_strict_budget():
+    found = planned(accounting="strict")
+    assert found.plan.noise_multiplier > 0
+    assert found.plan.privacy(delta=1e-5).epsilon("cell", "strict") <= 8
+
+
+def test_a_byte_budget_is_kept_or_refused_with_the_bytes_that_are_needed():
+    free = planned()
+    tight = planned(largest_bytes=free.plan.traffic().total - 1)
+    assert tight.plan.traffic().total < free.plan.traffic().total
+    assert tight.noise >= free.noise
+    with pytest.raises(PlanError, match=r"no plan within .* stays within 1,000 bytes; the smallest found moves"):
+        planned(largest_bytes=1000)
+
+
+def test_fixed_choices_are_kept():
+    found = planned(num_trials=4, num_epochs=3, embedding_dim=2, batch_size=64, optimizer="sgd")
+    kept = (found.plan.num_trials, found.plan.num_epochs, found.plan.embedding_dim, found.plan.batch_size)
+    assert kept == (4, 3, 2, 64)
+    assert found.plan.optimizer == "sgd"
+    with pytest.raises(PlanError, match="no plan is within"):
+        planned(num_trials=16, beta=0.25, num_epochs=50)
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ({"epsilon": 0.001}, r"no plan is within .* even num_trials=1, beta=1/128.*It would take epsilon of at least"),
+        ({"unit": "party", "accounting": "strict"}, "It would take"),
+        ({"unit": "row"}, "unit='row' is not one of cell, record, party"),
+        ({"accounting": "exact"}, "accounting='exact' is not one of paper, strict"),
+        ({"epsilon": -1}, "epsilon=-1"),
+        ({"delta": 2}, "delta=2"),
+        ({"colluding_parties": 5}, "colluding_parties=5"),
+        ({"num_parties": 1}, "num_parties=1"),
+        ({"beta": 0.3}, "beta=0.3"),
+    ],
+)
+def test_what_cannot_be_planned_is_refused_with_a_way_out(bad, message):
+    with pytest.raises(PlanError, match=message):
+        planned(**bad)
+
+
+def test_unit_and_accounting_have_no_default():
+    with pytest.raises(TypeError, match="unit"):
+        Plan.for_budget(epsilon=8, delta=1e-5, accounting="paper", **PHISHING)
+    with pytest.raises(TypeError, match="accounting"):
+        Plan.for_budget(epsilon=8, delta=1e-5, unit="cell", **PHISHING)
+    assert Plan.for_budget(epsilon=8, delta=1e-5, unit="cell", accounting="paper", **PHISHING) == planned().plan

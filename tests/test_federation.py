@@ -1,0 +1,542 @@
+"""A whole federation: what it learns, what it sends, what it says that it cost."""
+
+from __future__ import annotations
+
+import gc
+import math
+import struct
+import tracemalloc
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+from torch import nn
+
+import pbmvfl
+from pbmvfl.data.schedule import Schedule
+from pbmvfl.encoders import build_head
+from pbmvfl.errors import EncoderError, PlanError
+from pbmvfl.federation import Federation
+from pbmvfl.mechanisms import mechanism_for
+from pbmvfl.plan import Plan
+from pbmvfl.privacy.accounting import NO_SECURE_SUM
+from pbmvfl.privacy.table import SEEDED_NOISE, release_event
+from pbmvfl.privacy.units import Adversary
+from pbmvfl.report.curves import describe_mechanism
+
+HEADER = 44
+EMBEDDING = 6
+JOINT, PREDICTION = 1, 2
+
+
+class Wire:
+    """Everything that crossed the wire, read from the bytes alone: kind at 5, round at 32, round kind at 40."""
+
+    def __init__(self, federation: Federation) -> None:
+        self.messages: list[tuple[str, int, bytes]] = []
+        federation._taps.append(lambda *message: self.messages.append(message))
+
+    def embeddings(self, round_kind: int) -> list[tuple[int, int, bytes]]:
+        """(round, party, payload) of every release of this kind."""
+        return [
+            (struct.unpack_from("<I", message, 32)[0], party, message[HEADER:])
+            for direction, party, message in self.messages
+            if direction == "up" and message[5] == EMBEDDING and message[40] == round_kind
+        ]
+
+    def row_releases(self, plan: Plan, round_kind: int) -> Counter[tuple[int, int]]:
+        """How often each (party, row) was released."""
+        schedule, seen = Schedule(plan), Counter()
+        for number, party, _ in self.embeddings(round_kind):
+            seen.update((party, int(row)) for row in schedule[number].rows)
+        return seen
+
+
+def fitted(plan: Plan, data, **options):
+    federation = Federation(plan)
+    wire = Wire(federation)
+    return federation.fit(data, **options), wire
+
+
+def weights(checkpoints: Path) -> dict[str, dict[str, torch.Tensor]]:
+    return {path.stem: load_file(path) for path in sorted(checkpoints.glob("round-*/*.safetensors"))}
+
+
+def assert_same_weights(first: dict, second: dict) -> None:
+    assert first.keys() == second.keys()
+    assert len(first) > 2
+    for role, state in first.items():
+        assert state.keys() == second[role].keys()
+        for name, value in state.items():
+            assert torch.equal(value, second[role][name]), (role, name)
+
+
+# --- without secure aggregation ---
+
+
+def test_without_secure_aggregation_the_same_noise_teaches_the_same_weights(data, make_plan, tmp_path):
+    results, wires = [], []
+    for name, secure in (("masked", True), ("clear", False)):
+        federation = Federation(make_plan(data, secure_aggregation=secure))
+        federation._known_randomness = b"the same"
+        wires.append(Wire(federation))
+        results.append(federation.fit(data, checkpoints=tmp_path / name))
+    assert_same_weights(weights(tmp_path / "masked"), weights(tmp_path / "clear"))
+    assert results[0].metrics == results[1].metrics
+    masked, clear = (wire.embeddings(JOINT) for wire in wires)
+    assert len(masked) == len(clear)
+    assert [payload for *_, payload in masked] != [payload for *_, payload in clear]
+
+
+def test_other_noise_teaches_other_weights(data, make_plan, tmp_path):
+    for name in ("one", "two"):
+        federation = Federation(make_plan(data))
+        federation._known_randomness = name.encode()
+        federation.fit(data, checkpoints=tmp_path / name)
+    with pytest.raises(AssertionError, match="server|party"):
+        assert_same_weights(weights(tmp_path / "one"), weights(tmp_path / "two"))
+
+
+def test_a_run_without_secure_aggregation_is_labelled_everywhere(data, make_plan):
+    result, _ = fitted(make_plan(data, secure_aggregation=False, num_epochs=1), data)
+    assert "sums not hidden" in describe_mechanism(result.plan)
+    assert result.to_dict()["plan"]["secure_aggregation"] is False
+    assert all(NO_SECURE_SUM in row.conditions for row in result.privacy().bounds)
+    masked = result.plan.replace(secure_aggregation=True)
+    assert "sums not hidden" not in describe_mechanism(masked)
+    assert all(NO_SECURE_SUM not in row.conditions for row in masked.privacy().bounds)
+
+
+def test_without_secure_aggregation_a_cell_has_only_its_own_noise(make_data, make_plan):
+    data = make_data(num_parties=4)
+    plan = make_plan(data, num_epochs=1)
+    result, _ = fitted(plan.replace(secure_aggregation=False), data)
+    others = plan.num_parties - 1
+    alone = plan.privacy(adversaries=[Adversary(colluding_parties=others)])
+    for accounting in ("paper", "strict"):
+        own = alone.epsilon("cell", accounting, colluding_parties=others)
+        assert result.privacy().epsilon("cell", accounting) == own
+        assert own > plan.privacy().epsilon("cell", accounting)
+
+
+# --- evaluation=released ---
+
+
+def byte_plan(data, make_plan, **choices) -> Plan:
+    """b*M = 255: one byte a value, so that sums can be read off the wire without the package."""
+    usual = {"num_trials": 85, "beta": 1 / 16, "batch_size": 40, "num_epochs": 1, "evaluation": "released"}
+    return make_plan(data, **{**usual, **choices})
+
+
+def noisy_sums(plan: Plan, releases: list[tuple[int, int, bytes]], number: int) -> torch.Tensor:
+    parts = [np.frombuffer(payload, np.uint8) for at, _, payload in releases if at == number]
+    assert len(parts) == plan.num_parties
+    total = (sum(part.astype(np.int64) for part in parts) % 256).reshape(-1, plan.embedding_dim)
+    return torch.from_numpy((total - 255 / 2) * plan.bound / (plan.beta * plan.num_trials)).float()
+
+
+def accuracy(scores: torch.Tensor, labels: np.ndarray) -> float:
+    return float((scores.detach().numpy().argmax(1) == labels).mean())
+
+
+def test_released_train_metrics_come_from_the_training_rounds_own_noisy_sums(data, make_plan):
+    plan = byte_plan(data, make_plan)
+    result, wire = fitted(plan, data)
+    rows = Schedule(plan)[0].rows
+    scores = build_head(plan)(noisy_sums(plan, wire.embeddings(JOINT), 0))
+    assert result.metrics["train_accuracy"] == accuracy(scores, data.train_labels[rows])
+    loss = nn.functional.cross_entropy(scores, torch.from_numpy(data.train_labels[rows]))
+    assert result.metrics["train_loss"] == pytest.approx(loss.item(), rel=1e-5)
+
+
+def test_released_test_metrics_come_from_one_noisy_release_of_every_test_row(data, make_plan, tmp_path):
+    plan = byte_plan(data, make_plan, num_epochs=2)
+    result, wire = fitted(plan, data, checkpoints=tmp_path)
+    head = weights(tmp_path)["server"]
+    sums = noisy_sums(plan, wire.embeddings(PREDICTION), plan.num_rounds)
+    scores = sums @ head["model.weight"].T + head["model.bias"]
+    assert result.metrics["test_accuracy"] == accuracy(scores, data.test_labels)
+
+
+@pytest.mark.parametrize("mechanism", ["pbm", "ldp", "none"])
+def test_released_evaluation_adds_one_release_of_every_test_row_and_no_other(mechanism, data, make_plan):
+    plan = make_plan(data, evaluation="released", mechanism=mechanism, batch_size=5, num_epochs=3)
+    _, wire = fitted(plan, data)
+    train, test = (wire.row_releases(plan, kind) for kind in (JOINT, PREDICTION))
+    assert train == {(m, row): 3 for m in range(3) for row in range(data.num_samples)}
+    assert test == {(m, row): 1 for m in range(3) for row in range(data.num_test_samples)}
+    _, simulated = fitted(plan.replace(evaluation="simulator"), data)
+    assert simulated.row_releases(plan, JOINT) == train
+    assert not simulated.embeddings(PREDICTION)
+
+
+def test_released_metrics_of_two_classes_have_an_auprc_for_every_split(make_data, make_plan):
+    data = make_data(num_classes=2)
+    result, _ = fitted(make_plan(data, evaluation="released"), data)
+    assert {"train_accuracy", "test_accuracy", "train_auprc", "test_auprc"} <= result.metrics.keys()
+    assert any("one more noisy release of every test row" in note for note in result.notes)
+
+
+# --- evaluation=simulator ---
+
+
+def average_precision(labels: np.ndarray, scores: np.ndarray) -> float:
+    """By its definition: precision at every positive, from the best score down. No two scores may be equal."""
+    assert len(np.unique(scores)) == len(scores)
+    ranked = labels[np.argsort(-scores)]
+    return float(np.mean([ranked[: k + 1].mean() for k in np.flatnonzero(ranked)]))
+
+
+@pytest.mark.parametrize("num_classes", [2, 3])
+@pytest.mark.parametrize("bound", [1.0, 2.5])
+def test_simulated_metrics_of_every_epoch_follow_from_the_checkpointed_weights(
+    num_classes, bound, make_data, make_plan, tmp_path
+):
+    data = make_data(num_classes=num_classes)
+    plan = make_plan(data, num_epochs=3, bound=bound, num_trials=50)
+    lines: list[dict] = []
+
+    def recompute(line: dict) -> None:
+        state = weights(tmp_path)
+        head = {name: value.double().numpy() for name, value in state["server"].items()}
+        for split, labels in (("train", data.train_labels), ("test", data.test_labels)):
+            total = 0.0
+            for m, features in enumerate(data.train_features if split == "train" else data.test_features):
+                party = [value.double().numpy() for name, value in sorted(state[f"party-{m}"].items())]
+                bias, weight = party  # sorted by name
+                total = total + bound * np.tanh(features.astype(float) @ weight.T + bias)
+            scores = total @ head["model.weight"].T + head["model.bias"]
+            assert line[f"{split}_accuracy"] == (scores.argmax(1) == labels).mean()
+            if num_classes == 2:
+                expected = average_precision(labels, scores[:, 1] - scores[:, 0])
+                assert line[f"{split}_auprc"] == pytest.approx(expected, abs=1e-6)
+            else:
+                assert f"{split}_auprc" not in line
+        lines.append(line)
+
+    result = Federation(plan).fit(data, checkpoints=tmp_path, on_epoch=recompute)
+    assert [line["epoch"] for line in lines] == [1, 2, 3]
+    assert result.history == lines
+    assert result.metrics.items() <= lines[-1].items()
+    assert any("exact sums" in note for note in result.notes)
+
+
+# --- memory ---
+
+
+def peak_of_a_run(data, make_plan, num_epochs: int, *taps) -> tuple[int, list[int]]:
+    """Python's and numpy's memory at its highest, and the tensors alive after every epoch."""
+    federation = Federation(make_plan(data, num_epochs=num_epochs, batch_size=1, num_trials=2))
+    federation._taps.extend(taps)
+    alive: list[int] = []
+
+    def count(_: dict) -> None:
+        gc.collect()
+        alive.append(sum(issubclass(type(thing), torch.Tensor) for thing in gc.get_objects()))
+
+    gc.collect()
+    tracemalloc.start()
+    try:
+        federation.fit(data, on_epoch=count)
+        return tracemalloc.get_traced_memory()[1], alive
+    finally:
+        tracemalloc.stop()
+
+
+def test_memory_does_not_grow_with_the_number_of_rounds(make_data, make_plan):
+    data = make_data(num_parties=2, num_samples=150)
+    #: 600 more rounds; a kept message, or even its header, would be 50 kB a copy
+    allowed = 24_000
+    peak_of_a_run(data, make_plan, 1)  # first use fills caches
+    short, _ = peak_of_a_run(data, make_plan, 2)
+    long, alive = peak_of_a_run(data, make_plan, 6)
+    assert long - short < allowed
+    assert alive[-1] == alive[1]
+    kept: list[tuple] = []
+    hoarder, _ = peak_of_a_run(data, make_plan, 6, lambda *message: kept.append(message))
+    assert hoarder - short > allowed  # the measurement would notice
+
+
+# --- traffic ---
+
+
+@pytest.mark.parametrize(
+    "choices",
+    [
+        {},
+        {"num_trials": 1, "embedding_dim": 5},
+        {"num_trials": 21, "gradient_codec": "int8"},
+        {"num_trials": 22, "gradient_codec": "bfloat16", "evaluation": "released"},
+        {"num_trials": 21845, "batch_size": 1, "num_epochs": 1},
+        {"batch_size": 37},
+        {"batch_size": 1000, "evaluation": "released"},
+    ],
+)
+def test_measured_traffic_is_what_the_plan_predicts_and_what_k_bits_a_value_cost(choices, data, make_plan):
+    plan = make_plan(data, **choices)
+    result, wire = fitted(plan, data)
+    assert result.traffic == plan.traffic()
+    assert result.traffic.total == sum(len(message) for *_, message in wire.messages)
+    bits = math.ceil(math.log2(plan.num_trials * plan.num_parties + 1))
+    sizes = [min(plan.batch_size, plan.num_samples - at) for at in range(0, plan.num_samples, plan.batch_size)]
+    sizes *= plan.num_epochs
+    if plan.evaluation == "released":
+        sizes += [
+            min(plan.batch_size, plan.num_test_samples - at) for at in range(0, plan.num_test_samples, plan.batch_size)
+        ]
+    payload = plan.num_parties * sum(math.ceil(bits * rows * plan.embedding_dim / 8) for rows in sizes)
+    header, rest = divmod(result.traffic.bytes_up - payload, plan.num_parties * len(sizes))
+    assert rest == 0
+    assert 0 < header <= 48
+    assert result.traffic.rounds == len(sizes)
+
+
+@pytest.mark.parametrize("choices", [{"mechanism": "none"}, {"mechanism": "ldp"}, {"secure_aggregation": False}])
+def test_traffic_in_clear_is_what_the_plan_predicts(choices, data, make_plan):
+    plan = make_plan(data, evaluation="released", **choices)
+    result, wire = fitted(plan, data)
+    assert result.traffic == plan.traffic()
+    assert result.traffic.total == sum(len(message) for *_, message in wire.messages)
+
+
+def test_the_int8_codec_cuts_the_bytes_down_at_least_3_2_times(make_data, make_plan):
+    data = make_data(num_samples=300, num_parties=2)
+    sizes = {"batch_size": 100, "embedding_dim": 16, "num_epochs": 1}
+    down = {
+        codec: fitted(make_plan(data, gradient_codec=codec, **sizes), data)[0].traffic.bytes_down
+        for codec in ("float32", "int8")
+    }
+    assert down["float32"] >= 3.2 * down["int8"]
+
+
+def test_the_int8_codec_cuts_the_bytes_down_of_the_activity_shape_at_least_3_2_times():
+    sizes = {"num_parties": 5, "num_samples": 7352, "num_classes": 6, "embedding_dim": 16, "batch_size": 100}
+    full, small = (Plan(gradient_codec=codec, **sizes).traffic().bytes_down for codec in ("float32", "int8"))
+    assert full >= 3.2 * small
+
+
+# --- own encoders ---
+
+
+def own_networks(plan: Plan, data, *, bound: float | None = 1.0) -> list[nn.Module]:
+    torch.manual_seed(3)
+    networks = [nn.Linear(part.shape[1], plan.embedding_dim) for part in data.train_features]
+    return networks if bound is None else [pbmvfl.Bounded(network, bound=bound) for network in networks]
+
+
+def refused(plan: Plan, data, encoders: list[nn.Module]) -> str:
+    federation = Federation(plan, encoders=encoders)
+    wire = Wire(federation)
+    with pytest.raises(EncoderError) as error:
+        federation.fit(data)
+    assert not wire.messages
+    return str(error.value)
+
+
+def test_a_network_whose_output_can_leave_the_bound_is_refused(data, make_plan):
+    plan = make_plan(data, bound=2.5)
+    message = refused(plan, data, own_networks(plan, data, bound=None))
+    assert "Linear" in message
+    assert "[-C, C] = [-2.5, 2.5]" in message
+    assert "pbmvfl.Bounded(network, bound=2.5)" in message
+
+
+def test_a_network_that_only_ends_in_tanh_is_refused_too(data, make_plan):
+    plan = make_plan(data)
+    encoders = own_networks(plan, data)
+    encoders[2] = nn.Sequential(nn.Linear(4, plan.embedding_dim), nn.Tanh())
+    assert "party=2" in refused(plan, data, encoders)
+
+
+def test_an_encoder_with_another_bound_is_refused(data, make_plan):
+    plan = make_plan(data, bound=2.0)
+    message = refused(plan, data, own_networks(plan, data, bound=1.5))
+    assert "bound=1.5" in message
+    assert "bound=2" in message
+
+
+def test_bounded_networks_of_one_s_own_are_trained(data, make_plan):
+    plan = make_plan(data, bound=2.0, num_epochs=6, num_trials=100)
+    encoders = own_networks(plan, data, bound=2.0)
+    before = [encoder.network.weight.detach().clone() for encoder in encoders]
+    result = Federation(plan, encoders=encoders).fit(data)
+    assert all(not torch.equal(old, encoder.network.weight) for old, encoder in zip(before, encoders, strict=True))
+    assert result.metrics["train_accuracy"] > 0.8
+
+
+def test_one_encoder_for_each_party_is_needed(data, make_plan):
+    plan = make_plan(data)
+    with pytest.raises(PlanError, match="2 encoders for num_parties=3"):
+        Federation(plan, encoders=own_networks(plan, data)[:2])
+
+
+# --- plans that cannot be trained ---
+
+
+def test_a_plan_with_noisy_weight_updates_is_refused_before_anything_is_sent(data, make_plan, tmp_path):
+    federation = Federation(make_plan(data, noise_multiplier=1.5))
+    wire = Wire(federation)
+    with pytest.raises(PlanError, match=r"noise_multiplier=1\.5.*noise_multiplier=0"):
+        federation.fit(data, checkpoints=tmp_path / "checkpoints")
+    assert not wire.messages
+    assert not (tmp_path / "checkpoints").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("num_parties", 4), ("num_samples", 36), ("num_classes", 4), ("num_test_samples", 1)]
+)
+def test_a_plan_for_other_data_is_refused(name, value, data, make_plan):
+    with pytest.raises(PlanError, match=f"{name}={value} in the plan, {getattr(data, name)} in the data"):
+        Federation(make_plan(data, **{name: value})).fit(data)
+
+
+# --- what it cost ---
+
+
+@pytest.mark.parametrize(
+    "choices",
+    [
+        {},
+        {"evaluation": "released"},
+        {"secure_aggregation": False, "evaluation": "released"},
+        {"mechanism": "ldp"},
+        {"mechanism": "none"},
+    ],
+)
+def test_an_undisturbed_run_spends_what_its_plan_says(choices, data, make_plan):
+    plan = make_plan(data, **choices)
+    result, _ = fitted(plan, data)
+    assert result.privacy() == plan.privacy()
+    assert result.privacy(delta=1e-3) == plan.privacy(delta=1e-3) != plan.privacy()
+
+
+def test_exact_embeddings_have_an_infinite_epsilon_for_everyone(data, make_plan):
+    result, _ = fitted(make_plan(data, mechanism="none"), data)
+    assert {row.epsilon for row in result.privacy().bounds} == {math.inf}
+    assert {row["epsilon"] for row in result.to_dict()["privacy"]} == {"inf"}
+
+
+def test_seeded_noise_has_an_infinite_epsilon_and_says_why(data, make_plan):
+    federation = Federation(make_plan(data))
+    federation._known_randomness = b"known"
+    result = federation.fit(data)
+    assert {row.epsilon for row in result.privacy().bounds} == {math.inf}
+    assert {row.conditions for row in result.privacy().bounds} == {(SEEDED_NOISE,)}
+    assert any("seeded" in note for note in result.notes)
+    assert all(math.isfinite(row.epsilon) for row in result.plan.privacy().bounds)
+
+
+def test_an_unseeded_resume_of_a_seeded_run_still_has_an_infinite_epsilon(data, make_plan, tmp_path):
+    """The first session's noise is known whatever the second one draws."""
+    plan = make_plan(data)
+    seeded = Federation(plan)
+    seeded._known_randomness = b"known"
+    with pytest.raises(Killed):
+        seeded.fit(data, checkpoints=tmp_path, on_epoch=killer())
+    result = Federation(plan).fit(data, checkpoints=tmp_path)
+    assert {row.epsilon for row in result.privacy().bounds} == {math.inf}
+
+
+@given(
+    mechanism=st.sampled_from(["pbm", "ldp", "none"]),
+    num_trials=st.integers(1, 200),
+    beta=st.floats(1 / 128, 1 / 4),
+    bound=st.floats(0.01, 100),
+    num_parties=st.integers(2, 20),
+    embedding_dim=st.integers(1, 4096),
+)
+def test_every_mechanism_names_the_event_that_the_account_charges(mechanism, **sizes):
+    plan = Plan(num_samples=100, num_classes=2, mechanism=mechanism, **sizes)
+    assert mechanism_for(plan).event == release_event(plan)
+
+
+# --- no path around the count ---
+
+
+class Killed(Exception):
+    pass
+
+
+def killer():
+    def kill(*_: object) -> None:
+        raise Killed
+
+    return kill
+
+
+def released_until_killed(plan: Plan, data, folder: Path, every: int, at: int | None) -> tuple[Wire, object]:
+    """One session that ends just after its `at`-th embedding was sent, or at the end of the plan."""
+    federation = Federation(plan)
+    wire = Wire(federation)
+
+    def kill(direction: str, party: int, message: bytes) -> None:
+        del party
+        sent = len(wire.embeddings(JOINT)) + len(wire.embeddings(PREDICTION))
+        if direction == "up" and message[5] == EMBEDDING and sent == at:
+            raise Killed
+
+    federation._taps.append(kill)
+    try:
+        return wire, federation.fit(data, checkpoints=folder, checkpoint_every=every)
+    except Killed:
+        return wire, None
+
+
+@pytest.mark.parametrize(
+    ("every", "kills"),
+    [
+        (1, [1]),  # the first message of the first round
+        (1, [8]),  # the last message of the first epoch's last round
+        (1, [9]),
+        (1, [13, 1, 1]),  # again and again in the same epoch
+        (2, [15]),
+        (2, [17, 9]),
+        (1, [33]),  # a test row's first release
+        (1, [34, 1]),
+        (3, [31, 2]),
+        (4, []),
+    ],
+)
+def test_at_least_as_many_row_releases_are_charged_as_were_seen_on_the_wire(
+    every, kills, make_data, make_plan, tmp_path
+):
+    data = make_data(num_parties=2, num_samples=37, num_test_samples=13)
+    plan = make_plan(data, batch_size=10, num_epochs=4, evaluation="released", num_trials=1)
+    train, test = Counter(), Counter()
+    sessions = 0
+    result = None
+    for at in [*kills, None]:
+        wire, result = released_until_killed(plan, data, tmp_path, every, at)
+        assert (result is None) == (at is not None)
+        train += wire.row_releases(plan, JOINT)
+        test += wire.row_releases(plan, PREDICTION)
+        sessions += 1
+    assert len(result.sessions) == sessions
+    assert len({session.session for session in result.sessions}) == sessions
+    seen = {"train": max(train.values()), "test": max(test.values())}
+    assert seen["train"] >= plan.num_epochs
+    for split, count in result.row_uses.items():
+        # charged ahead, but never by more than what lies between two checkpoints
+        assert seen[split] <= count <= seen[split] + every * len(kills)
+    if not kills:
+        assert result.row_uses == {"train": 4, "test": 1}
+        assert result.privacy() == plan.privacy()
+    else:
+        assert result.privacy().epsilon("cell", "strict") > plan.privacy().epsilon("cell", "strict")
+        assert any("resumed" in note for note in result.notes)
+
+
+def test_the_count_of_a_run_is_the_count_of_the_wire_when_nothing_is_charged_ahead_in_vain(data, make_plan, tmp_path):
+    plan = make_plan(data, num_epochs=3)
+    with pytest.raises(Killed):
+        Federation(plan).fit(data, checkpoints=tmp_path, on_epoch=killer())  # right after the first checkpoint
+    federation = Federation(plan)
+    wire = Wire(federation)
+    result = federation.fit(data, checkpoints=tmp_path)
+    assert set(wire.row_releases(plan, JOINT).values()) == {2}  # the first epoch did not run again
+    assert result.row_uses["train"] <= 4

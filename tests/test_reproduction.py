@@ -1,0 +1,365 @@
+"""Studies: configs, resuming, tables, claims, equal epsilon, and the whole command as a smoke run."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pbmvfl.plan import Plan
+from pbmvfl.privacy.paper import communication_bits
+from pbmvfl.reproduction.claims import FALSE_ALARM, paired, paired_p_value, trend, trend_p_value
+from pbmvfl.reproduction.epsilons import calibrated_ldp, coupled_epsilon, paper_epsilon
+from pbmvfl.reproduction.publish import Publisher
+from pbmvfl.reproduction.records import Record, Records, epochs_to, mean_epochs_to
+from pbmvfl.reproduction.runner import StudyRunner
+from pbmvfl.reproduction.studies import STUDIES, Cell, read_study, studies_folder
+from pbmvfl.reproduction.tables import TableRow, agrees, as_csv, as_markdown, table_markdown
+from pbmvfl.simulation import Simulation
+
+CONFIGS = Path(__file__).parents[1] / "reproduce"
+COMMAND = (sys.executable, "-c", "from pbmvfl.cli import main; main()", "reproduce")
+TABLE_SIZES = {"table1": (50_000, 10), "table4": (7352, 6), "table6": (8844, 2)}
+
+
+@pytest.fixture
+def no_data(tmp_path, monkeypatch):
+    """A machine without any copy of the data."""
+    (tmp_path / "data").mkdir()
+    monkeypatch.setenv("PBMVFL_DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("PBMVFL_CACHE", str(tmp_path / "cache"))
+    return tmp_path
+
+
+# --- configs ---
+
+
+def test_there_is_one_config_a_table_and_figure_and_every_plan_in_it_is_valid():
+    assert studies_folder() in (Path("reproduce"), CONFIGS)
+    assert {path.stem for path in CONFIGS.glob("*.json")} == set(STUDIES)
+    for name in STUDIES:
+        study = read_study(CONFIGS / f"{name}.json")
+        assert study.name == name
+        assert study.is_table == name.startswith("table")
+        sizes = {"num_samples": 1000, "num_test_samples": 10, "num_classes": 10}
+        names = [cell.name for cell in study.all_cells()]
+        assert len(names) == len(set(names))
+        for cell in study.all_cells():
+            plan = study.make_plan(cell, seed=1, sizes=sizes)
+            assert plan.num_parties == cell.num_parties
+            assert (plan.mechanism == "none") == (cell.mechanism == "none")
+
+
+@pytest.mark.parametrize(("name", "cells", "finite"), [("table1", 10, 8), ("table4", 17, 14), ("table6", 17, 16)])
+def test_tables_hold_every_printed_cell(name, cells, finite):
+    study = read_study(CONFIGS / f"{name}.json")
+    assert len(study.cells) == cells
+    assert sum(cell.printed_epochs is not None for cell in study.cells) == finite
+
+
+@pytest.mark.parametrize("name", ["table4", "table6"])
+def test_printed_costs_are_the_printed_formula_in_bits(name):
+    """But for three cells, which the paper rounds down: they are off by less than one unit of the last digit."""
+    study = read_study(CONFIGS / f"{name}.json")
+    for cell in study.cells:
+        if cell.printed_epochs is None:
+            continue
+        bits = communication_bits(
+            num_epochs=cell.printed_epochs,
+            num_samples=TABLE_SIZES[name][0],
+            batch_size=100,
+            num_parties=5,
+            embedding_dim=16,
+            num_trials=None if cell.mechanism == "none" else cell.num_trials,
+        )
+        assert abs(bits / 1e9 - cell.printed_cost) < 0.01
+
+
+# --- equal epsilon ---
+
+
+def test_the_calibrated_baseline_of_every_figure_has_the_epsilon_of_its_pbm():
+    rows = {"activity": 7352, "phishing": 8844, "cifar10": 50_000, "modelnet10": 1008, "imagenet100": 100_000}
+    for name in STUDIES:
+        study = read_study(CONFIGS / f"{name}.json")
+        sizes = {"num_samples": rows[study.dataset], "num_test_samples": 0, "num_classes": 10}
+        for cell in study.all_cells():
+            if cell.mechanism != "ldp-calibrated":
+                continue
+            b, beta = cell.equal_to
+            pbm = Cell(mechanism="pbm", num_parties=cell.num_parties, num_trials=b, beta=beta)
+            ours, theirs = (
+                paper_epsilon(study.make_plan(each, seed=0, sizes=sizes), study.limit_epochs) for each in (cell, pbm)
+            )
+            assert 0.999 * theirs < ours <= theirs, cell
+
+
+def test_calibration_uses_as_little_noise_as_the_epsilon_permits():
+    plan = Plan(num_parties=5, num_samples=1000, num_classes=2, num_trials=4, beta=0.1, num_epochs=10)
+    equal = calibrated_ldp(plan)
+    assert paper_epsilon(equal, 10) <= paper_epsilon(plan, 10)
+    assert paper_epsilon(equal.replace(beta=equal.beta * 1.001), 10) > paper_epsilon(plan, 10)
+
+
+def test_epsilon_of_the_notes_is_met_and_coupled_rows_cost_more():
+    # 1173 by Renyi curves alone; the smaller of two valid bounds is at most that, and within 3% of it.
+    plan = Plan(num_parties=5, num_samples=7352, num_classes=6, num_trials=64, beta=0.1, num_epochs=100)
+    assert 1173 * 0.97 < paper_epsilon(plan, 56) < 1173
+    coupled = plan.replace(encoder="resnet18-batchnorm")
+    assert paper_epsilon(coupled, 56) == paper_epsilon(plan, 56)
+    assert coupled_epsilon(coupled, 2) > 20 * paper_epsilon(plan, 2)
+
+
+# --- records ---
+
+
+def history(*values: float) -> list[dict]:
+    return [{"epoch": i + 1, "train_loss": 0.5, "train_accuracy": value} for i, value in enumerate(values)]
+
+
+def test_records_survive_writing_and_reading(tmp_path):
+    plan = Plan(num_parties=2, num_samples=5, num_classes=2)
+    record = Record(plan=plan, dataset="phishing", history=history(0.25, 0.123456), engine="e", seconds=1.0)
+    records = Records(tmp_path)
+    records.write(record, "cell", 3)
+    found = records.read("phishing", "cell", 3)
+    assert found is not None
+    assert found.plan == plan
+    assert [line["train_accuracy"] for line in found.history] == [0.25, 0.12346]
+    values = json.loads(records.path("phishing", "cell", 3).read_text())
+    assert values["noise"] == "simulation"
+    assert "deployment" in values["note"]
+    records.path("phishing", "cell", 3).write_text("{")
+    assert records.read("phishing", "cell", 3) is None
+
+
+def test_the_epoch_of_a_mean_curve_is_not_the_mean_of_epochs():
+    curves = [history(0.9, 0.1, 0.1, 0.9), history(0.1, 0.9, 0.75, 0.8)]
+    assert [epochs_to(curve, "train_accuracy", 0.8) for curve in curves] == [1, 2]
+    assert mean_epochs_to(curves, "train_accuracy", 0.8) == 4
+    assert mean_epochs_to(curves, "train_accuracy", 0.95) is None
+
+
+def test_a_study_runs_what_is_missing_and_nothing_twice(no_data, monkeypatch):
+    study = read_study(CONFIGS / "table6.json").quickened()
+    ran: list[Plan] = []
+    start = Simulation.__init__
+
+    def counted(self, plan, data, **choices):
+        ran.append(plan)
+        start(self, plan, data, **choices)
+
+    monkeypatch.setattr(Simulation, "__init__", counted)
+
+    def runner(seeds: int = 1, limit: int | None = None) -> StudyRunner:
+        return StudyRunner(study, out=no_data / "out", seeds=seeds, limit_epochs=limit)
+
+    first = runner()
+    assert len(first.missing()) == len(study.cells) == 3
+    first.run_missing()
+    assert first.uses_stand_in
+    assert len(ran) == 3
+    runner().run_missing()
+    assert len(ran) == 3
+    # A file that is gone, or half written, is run again; and only that.
+    kept = sorted((no_data / "out" / "runs" / "phishing").glob("*.json"))
+    before = {path: path.read_text() for path in kept}
+    kept[0].unlink()
+    kept[1].write_text(before[kept[1]][:100])
+    runner().run_missing()
+    assert len(ran) == 5
+    seconds = '"seconds"'
+    for path, text in before.items():  # the same run again, but for its time
+        again = path.read_text().splitlines()
+        assert [a for a in again if seconds not in a] == [b for b in text.splitlines() if seconds not in b]
+    # Another seed is run beside it, and a larger limit runs longer.
+    runner(seeds=2).run_missing()
+    assert {plan.seed for plan in ran} == {0, 1}
+    longer = runner(limit=4)
+    longer.run_missing()
+    for cell in study.cells:
+        (record,) = longer.records_of(cell)
+        assert len(record.history) == 4 or epochs_to(record.history, *study.target)
+
+
+# --- tables ---
+
+
+def row(printed: int | None, *epochs: int | None, mechanism: str = "pbm") -> TableRow:
+    numbers = {} if mechanism == "none" else {"num_trials": 16, "beta": 0.2}
+    cell = Cell(mechanism=mechanism, num_parties=5, printed_epochs=printed, printed_cost=0.5, printed=True, **numbers)
+    plan = Plan(num_samples=7352, num_classes=6, num_epochs=100, **cell.plan_fields())
+    reached = [epoch for epoch in epochs if epoch is not None]
+    return TableRow(cell=cell, plan=plan, limit_epochs=100, epochs=epochs, mean_curve=max(reached, default=None))
+
+
+def test_a_printed_value_agrees_within_five_epochs_or_three_tenths():
+    assert agrees(10, 15, 20)
+    assert not agrees(9, 15, 20)
+    assert agrees(70, 100, 100)
+    assert not agrees(69, 100, 100)
+    assert agrees(26, 15, 20)
+    assert not agrees(27, 15, 20)
+
+
+@pytest.mark.parametrize(
+    ("made", "verdict", "mean", "highest", "difference"),
+    [
+        (row(54, 50, 61, 73), "agrees", "61.3", "73", "+7.3"),
+        (row(12, 20, 22, 27), "ours later", "23", "27", "+11.0"),
+        (row(86, 1, 4, 11), "ours earlier", "5.3", "11", "-80.7"),
+        (row(92, 95, None, None), "agrees", "> 100", "> 100", ""),
+        (row(92, None, None, None), "ours later", "> 100", "> 100", ""),
+        (row(411, None, None, None), "not reached in 100", "> 100", "> 100", ""),
+        (row(None, None, None, None), "agrees", "> 100", "> 100", ""),
+        (row(None, 60, 70, 80), "reached", "70", "80", ""),
+        (row(None, 60, None, 80), "reached by some", "> 100", "> 100", ""),
+    ],
+)
+def test_rows_say_how_printed_and_ours_compare(made, verdict, mean, highest, difference):
+    values = made.to_dict()
+    assert values["verdict"] == verdict
+    assert values["ours_mean"] == mean
+    assert values["ours_max"] == highest
+    assert values["difference"] == difference
+
+
+def test_communication_is_measured_in_bytes_of_real_messages():
+    made = row(10, 10, 10, 10)
+    cost = made.cost("GB")
+    expected = made.plan.replace(num_epochs=10).traffic().total / 1e6
+    assert cost["wire_float32_MB"] == f"{expected:.1f}"
+    assert float(cost["wire_int8_MB"]) < 0.5 * float(cost["wire_float32_MB"])
+    assert row(10, 10, mechanism="none").to_dict()["b"] == "NPQ"
+
+
+def test_tables_are_valid_markdown_and_csv():
+    study = read_study(CONFIGS / "table4.json")
+    rows = [row(54, 50, 61, 73), row(None, None, None, None), row(10, 12, 13, 15, mechanism="none")]
+    page = table_markdown(study, rows, notes=["A note."])
+    tables = [line for line in page.splitlines() if line.startswith("|")]
+    assert len({line.count("|") for line in tables[:5]}) == 1
+    assert "2 of 2 finite printed cells agree." in page
+    assert "infinity" in page
+    lines = [each.to_dict() for each in rows]
+    assert next(csv.DictReader(as_csv(lines).splitlines()))["verdict"] == "agrees"
+    assert as_markdown(lines).count("\n") == 5
+
+
+# --- claims ---
+
+
+def test_the_exact_law_of_a_trend_equals_brute_force():
+    # Two blocks of two: scores -2, 0, 0, 2 are equally likely.
+    assert trend_p_value([[1, 2], [3, 5]]) == 0.25
+    assert trend_p_value([[1, 2], [5, 3]]) == 0.75
+    assert trend_p_value([[2, 1], [5, 3]]) == 1.0
+    assert trend_p_value([[1, 2, 3, 4]]) == pytest.approx(1 / 24)
+    assert trend_p_value([[1, 1, 1]]) == 1.0
+
+
+def test_the_exact_law_of_paired_differences_equals_brute_force():
+    assert paired_p_value([1, 2, 3]) == 1 / 8
+    assert paired_p_value([3, -1, 2]) == 2 / 8  # 1+2+3 and 3+2-1
+    assert paired_p_value([0, 0]) == 1.0
+    assert paired_p_value([1.0] * 25) == pytest.approx(2.0**-25)
+
+
+def test_claims_hold_where_true_and_rarely_where_not():
+    """Under the null the rate of p <= 0.05 is at most 0.05: 2,000 tries stay below 0.05 + 5 standard deviations."""
+    random = np.random.default_rng(8)
+    limit = 0.05 + 5 * math.sqrt(0.05 * 0.95 / 2000)
+    null = [trend_p_value(random.normal(size=(3, 3)).tolist()) for _ in range(2000)]
+    assert np.mean(np.array(null) <= 0.05) < limit
+    null = [paired_p_value(random.normal(size=8).tolist()) for _ in range(2000)]
+    assert np.mean(np.array(null) <= 0.05) < limit
+    rising = [sorted(block) for block in random.normal(size=(6, 4)).tolist()]
+    assert trend("rises", rising).holds(5)
+    assert not trend("rises", [block[::-1] for block in rising]).holds(5)
+    assert paired("above", [2.0] * 9, [1.0] * 9).p_value <= FALSE_ALARM
+    assert not paired("above", [1.0] * 9, [2.0] * 9).holds(1)
+
+
+# --- the whole command ---
+
+
+def test_reproduce_all_quick_runs_without_data_and_says_so(no_data):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    started = time.perf_counter()
+    done = subprocess.run(
+        [*COMMAND, "all", "--quick", "--out", "out", "--studies", str(CONFIGS)],
+        cwd=no_data,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=170,
+        check=False,
+    )
+    seconds = time.perf_counter() - started
+    assert done.returncode == 0, done.stderr
+    assert "made-up rows stand in" in done.stdout
+    for name in STUDIES:
+        assert name in done.stdout
+        page = (no_data / "out" / f"{name}.md").read_text()
+        assert "say nothing about" in page
+        assert "deployment" in page
+    for picture in ("activity", "phishing-beta", "phishing-parties", "cifar", "modelnet-beta", "modelnet-parties"):
+        assert (no_data / "out" / f"{picture}.png").read_bytes().startswith(b"\x89PNG")
+    assert seconds < 90, f"{seconds:.0f} s"
+
+
+def test_imagenet_without_data_is_not_run_and_says_so(no_data):
+    done = subprocess.run(
+        [*COMMAND, "figure-imagenet", "--out", "out", "--studies", str(CONFIGS)],
+        cwd=no_data,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "not run here, no data" in done.stdout
+
+
+def test_imagenet_runs_from_a_tree_of_pictures(no_data):
+    from PIL import Image
+
+    random = np.random.default_rng(0)
+    for split, count in (("train", 4), ("val", 2)):
+        for label in ("cat", "dog"):
+            folder = no_data / "data" / "imagenet100" / split / label
+            folder.mkdir(parents=True)
+            for number in range(count):
+                pixels = random.integers(0, 256, (150, 160, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(folder / f"{number}.png")
+    study = read_study(CONFIGS / "figure-imagenet.json").quickened()
+    runner = StudyRunner(study, out=no_data / "out", seeds=1)
+    assert runner.missing()[0].plan.mechanism == "pbm"
+    assert runner.data(4).num_classes == 2
+    assert not runner.uses_stand_in
+    from pbmvfl.simulation.cuda import run_together
+
+    run_together(runner, runner.missing()[:1])
+    (written,) = (no_data / "out" / "runs" / "imagenet100").iterdir()
+    assert json.loads(written.read_text())["stand_in"] is False
+
+
+def test_figures_are_drawn_from_the_runs_that_are_there(no_data):
+    study = read_study(CONFIGS / "figure-activity.json").quickened()
+    runner = StudyRunner(study, out=no_data / "out", seeds=2)
+    runner.run_missing()
+    next((no_data / "out" / "runs" / "activity").glob("m10-ldp-b*seed1.json")).unlink()
+    paths = Publisher(runner, no_data / "out").publish()
+    assert no_data / "out" / "activity.png" in paths
+    page = (no_data / "out" / "figure-activity.md").read_text()
+    assert "1 of " in page
+    assert "have no finished runs yet" in page
+    assert "rises with beta" in page
