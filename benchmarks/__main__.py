@@ -15,7 +15,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import kernels, steps
+from benchmarks import kernels, simulation, steps
 from benchmarks.measure import Row
 
 GROUPS: tuple[Callable[[], Iterator[Row]], ...] = (
@@ -24,6 +24,7 @@ GROUPS: tuple[Callable[[], Iterator[Row]], ...] = (
     kernels.packing,
     steps.privacy_in_a_step,
     steps.whole_rounds,
+    simulation.epochs,
     steps.ledgers,
 )
 

@@ -194,12 +194,3 @@ def test_the_code_of_the_readme_runs(tmp_path):
     if not blocks:
         pytest.skip("README.md has no block of Python code")
     python("\n".join(blocks), tmp_path, timeout=120)
-
-
-def test_the_code_of_the_package_s_own_docstring_runs(tmp_path):
-    assert pbmvfl.__doc__ is not None
-    code = pbmvfl.__doc__[pbmvfl.__doc__.index("import pbmvfl") :].replace(
-        "embedding_dim=8)", "embedding_dim=8, num_epochs=1)"
-    )
-    assert "num_epochs=1" in code
-    assert python(code + "print(result.metrics['test_accuracy'])", tmp_path).strip()

@@ -98,7 +98,7 @@ def test_other_noise_teaches_other_weights(data, make_plan, tmp_path):
         federation = Federation(make_plan(data))
         federation._known_randomness = name.encode()
         federation.fit(data, checkpoints=tmp_path / name)
-    with pytest.raises(AssertionError, match="server|party"):
+    with pytest.raises(AssertionError, match=r"server|party"):
         assert_same_weights(weights(tmp_path / "one"), weights(tmp_path / "two"))
 
 
@@ -229,37 +229,40 @@ def test_simulated_metrics_of_every_epoch_follow_from_the_checkpointed_weights(
 # --- memory ---
 
 
-def peak_of_a_run(data, make_plan, num_epochs: int, *taps) -> tuple[int, list[int]]:
-    """Python's and numpy's memory at its highest, and the tensors alive after every epoch."""
-    federation = Federation(make_plan(data, num_epochs=num_epochs, batch_size=1, num_trials=2))
+def memory_of_epochs(data, plan: Plan, *taps) -> list[tuple[int, int, int]]:
+    """After every epoch: bytes that Python and numpy hold, the most they held during it, and the tensors alive."""
+    federation = Federation(plan)
     federation._taps.extend(taps)
-    alive: list[int] = []
+    seen: list[tuple[int, int, int]] = []
 
-    def count(_: dict) -> None:
+    def look(_: dict) -> None:
+        _, peak = tracemalloc.get_traced_memory()
         gc.collect()
-        alive.append(sum(issubclass(type(thing), torch.Tensor) for thing in gc.get_objects()))
+        held, _ = tracemalloc.get_traced_memory()
+        seen.append((held, peak, sum(issubclass(type(thing), torch.Tensor) for thing in gc.get_objects())))
+        tracemalloc.reset_peak()
 
-    gc.collect()
     tracemalloc.start()
     try:
-        federation.fit(data, on_epoch=count)
-        return tracemalloc.get_traced_memory()[1], alive
+        federation.fit(data, on_epoch=look)
     finally:
         tracemalloc.stop()
+    return seen
 
 
 def test_memory_does_not_grow_with_the_number_of_rounds(make_data, make_plan):
-    data = make_data(num_parties=2, num_samples=150)
-    #: 600 more rounds; a kept message, or even its header, would be 50 kB a copy
-    allowed = 24_000
-    peak_of_a_run(data, make_plan, 1)  # first use fills caches
-    short, _ = peak_of_a_run(data, make_plan, 2)
-    long, alive = peak_of_a_run(data, make_plan, 6)
-    assert long - short < allowed
-    assert alive[-1] == alive[1]
+    data = make_data(num_parties=2, num_samples=70)
+    plan = make_plan(data, num_epochs=4, batch_size=1, num_trials=2)
+    #: 140 more rounds; one message kept of each would be 18 kB, the history's two lines are 2 kB
+    allowed = 8_000
+    Federation(plan.replace(num_epochs=1)).fit(data)  # compiles, and fills caches
+    _, second, _, fourth = memory_of_epochs(data, plan)
+    assert fourth[0] - second[0] < allowed
+    assert fourth[1] - second[1] < allowed
+    assert fourth[2] == second[2]
     kept: list[tuple] = []
-    hoarder, _ = peak_of_a_run(data, make_plan, 6, lambda *message: kept.append(message))
-    assert hoarder - short > allowed  # the measurement would notice
+    _, second, _, fourth = memory_of_epochs(data, plan, lambda *message: kept.append(message))
+    assert fourth[0] - second[0] > allowed  # the measurement would notice
 
 
 # --- traffic ---

@@ -17,7 +17,7 @@ import pytest
 from pbmvfl.plan import Plan
 from pbmvfl.privacy.paper import communication_bits
 from pbmvfl.reproduction.claims import FALSE_ALARM, paired, paired_p_value, trend, trend_p_value
-from pbmvfl.reproduction.epsilons import calibrated_ldp, coupled_epsilon, paper_epsilon
+from pbmvfl.reproduction.epsilons import calibrated_ldp, coupled_epsilon, paper_epsilon, short_epsilon
 from pbmvfl.reproduction.publish import Publisher
 from pbmvfl.reproduction.records import Record, Records, epochs_to, mean_epochs_to
 from pbmvfl.reproduction.runner import StudyRunner
@@ -163,19 +163,21 @@ def test_a_study_runs_what_is_missing_and_nothing_twice(no_data, monkeypatch):
         return StudyRunner(study, out=no_data / "out", seeds=seeds, limit_epochs=limit)
 
     first = runner()
-    assert len(first.missing()) == len(study.cells) == 3
+    assert len(first.missing()) == len(study.cells) == 2
     first.run_missing()
     assert first.uses_stand_in
-    assert len(ran) == 3
+    assert len(ran) == 2
     runner().run_missing()
-    assert len(ran) == 3
+    assert len(ran) == 2
     # A file that is gone, or half written, is run again; and only that.
-    kept = sorted((no_data / "out" / "runs" / "phishing").glob("*.json"))
+    kept = sorted((no_data / "out" / "records" / "phishing").glob("*.json"))
     before = {path: path.read_text() for path in kept}
     kept[0].unlink()
+    runner().run_missing()
+    assert len(ran) == 3
     kept[1].write_text(before[kept[1]][:100])
     runner().run_missing()
-    assert len(ran) == 5
+    assert len(ran) == 4
     seconds = '"seconds"'
     for path, text in before.items():  # the same run again, but for its time
         again = path.read_text().splitlines()
@@ -348,7 +350,7 @@ def test_imagenet_runs_from_a_tree_of_pictures(no_data):
     from pbmvfl.simulation.cuda import run_together
 
     run_together(runner, runner.missing()[:1])
-    (written,) = (no_data / "out" / "runs" / "imagenet100").iterdir()
+    (written,) = (no_data / "out" / "records" / "imagenet100").iterdir()
     assert json.loads(written.read_text())["stand_in"] is False
 
 
@@ -356,10 +358,18 @@ def test_figures_are_drawn_from_the_runs_that_are_there(no_data):
     study = read_study(CONFIGS / "figure-activity.json").quickened()
     runner = StudyRunner(study, out=no_data / "out", seeds=2)
     runner.run_missing()
-    next((no_data / "out" / "runs" / "activity").glob("m10-ldp-b*seed1.json")).unlink()
+    next((no_data / "out" / "records" / "activity").glob("*-ldp-b*seed1.json")).unlink()
     paths = Publisher(runner, no_data / "out").publish()
     assert no_data / "out" / "activity.png" in paths
     page = (no_data / "out" / "figure-activity.md").read_text()
     assert "1 of " in page
     assert "have no finished runs yet" in page
-    assert "rises with beta" in page
+    assert "PBM is above LDP with equal epsilon" in page
+
+
+def test_epsilons_are_rounded_up_and_written_in_full():
+    assert short_epsilon(1978.04) == "1,980"
+    assert short_epsilon(15_301) == "15,400"
+    assert short_epsilon(100.0) == "100"
+    assert short_epsilon(12.341) == "12.4"
+    assert short_epsilon(math.inf) == "infinity"

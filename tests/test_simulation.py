@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from dataclasses import replace
@@ -18,6 +19,7 @@ from pbmvfl.encoders import build_encoder
 from pbmvfl.errors import NonFiniteError, PlanError
 from pbmvfl.federation import Federation
 from pbmvfl.mechanisms.pbm import PoissonBinomial
+from pbmvfl.metrics import classification_metrics
 from pbmvfl.plan import Plan
 from pbmvfl.simulation import Simulation, Target, cuda
 from pbmvfl.simulation.graphed import Execution, GraphedSimulation
@@ -31,6 +33,7 @@ from pbmvfl.simulation.noise import (
     success_probability,
 )
 from pbmvfl.simulation.pictures import crop_and_flip, cut, joined
+from pbmvfl.simulation.scores import simulated_metrics
 
 CPU = torch.device("cpu")
 
@@ -418,8 +421,37 @@ def test_the_program_for_a_gpu_runs_a_study_on_the_cpu(tmp_path, monkeypatch):
     configs = Path(__file__).parents[1] / "reproduce"
     arguments = ["--config", str(configs / "table1.json"), "--out", str(tmp_path / "out"), "--device", "cpu", "--quick"]
     assert cuda.main([*arguments, "--only", "b16-beta0.15", "--checkpoints", str(tmp_path / "weights")]) == 0
-    (written,) = (tmp_path / "out" / "runs" / "cifar10").iterdir()
+    (written,) = (tmp_path / "out" / "records" / "cifar10").iterdir()
     text = written.read_text()
     assert '"noise": "simulation"' in text
     assert '"stand_in": true' in text
     assert "s an epoch each to train" in (tmp_path / "out" / "gpu.log").read_text()
+
+
+@pytest.mark.parametrize("distinct", [3, 40, 10_000])
+def test_average_precision_equals_the_federations_metric(distinct):
+    random = np.random.default_rng(distinct)
+    labels = random.integers(0, 2, 500)
+    scores = (random.integers(0, distinct, (500, 2)) + 0.5 * labels[:, None] * [0, 1]).astype(np.float32)
+    ours, theirs = (metrics(scores, labels, prefix="x") for metrics in (simulated_metrics, classification_metrics))
+    assert ours == pytest.approx(theirs, abs=1e-12)
+
+
+def test_a_study_continues_from_its_checkpoints(tmp_path, monkeypatch):
+    monkeypatch.setenv("PBMVFL_DATA", str(tmp_path))
+    monkeypatch.setenv("PBMVFL_CACHE", str(tmp_path / "cache"))
+    config = Path(__file__).parents[1] / "reproduce" / "figure-activity.json"
+    arguments = ["--config", str(config), "--device", "cpu", "--quick", "--only", "pbm-", "--seeds", "2"]
+
+    def losses(out: str) -> dict[str, list[float]]:
+        files = sorted((tmp_path / out / "records" / "activity").iterdir())
+        return {path.name: json.loads(path.read_text())["history"]["train_loss"] for path in files}
+
+    cuda.main([*arguments, "--out", str(tmp_path / "whole")])
+    parts = [*arguments, "--out", str(tmp_path / "parts"), "--checkpoints", str(tmp_path / "weights")]
+    cuda.main([*parts, "--limit-epochs", "1"])
+    assert {len(column) for column in losses("parts").values()} == {1}
+    cuda.main(parts)
+    assert len(losses("whole")) == 2
+    assert losses("parts") == losses("whole")
+    assert "continues after epoch 1" in (tmp_path / "parts" / "gpu.log").read_text()

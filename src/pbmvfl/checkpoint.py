@@ -6,9 +6,10 @@ They hold no keys and no noise state: after a resume there are new session keys 
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,22 @@ from torch import Tensor
 
 from pbmvfl.errors import CheckpointError
 from pbmvfl.files import sync_folder, write_atomically
+from pbmvfl.json_files import Kinds, checked_object, read_object
 from pbmvfl.plan import Plan
+from pbmvfl.results import TRAFFIC_KINDS
 
 _INDEX = "checkpoint.json"
+_KINDS: Kinds = {
+    "plan": dict,
+    "plan_hash": str,
+    "weights": str,
+    "completed_rounds": int,
+    "run_id": str,
+    "seconds": int | float,
+    "traffic": dict,
+    "history": list,
+}
+_RUN_ID = re.compile("[0-9a-f]{16}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,14 +74,28 @@ def load_progress(folder: Path, plan: Plan) -> Progress | None:
     if not path.exists():
         return None
     index = _read_index(path)
-    if index.pop("plan_hash") != plan.hash.hex():
-        saved, now = index["plan"], plan.to_dict()
-        name = next(name for name in now if saved.get(name) != now[name])
-        raise CheckpointError(
-            f"{path} belongs to another plan: it has {name}={saved.get(name)!r}, this plan has {name}={now[name]!r}; "
-            "resume with the run's own plan, or start a new run"
-        )
-    return Progress(**{name: value for name, value in index.items() if name not in ("plan", "weights")})
+    if index["plan_hash"] != plan.hash.hex():
+        raise CheckpointError(f"{path} {_difference(index['plan'], plan.to_dict())}")
+    rounds = plan.num_rounds + plan.num_prediction_rounds
+    if not 0 <= index["completed_rounds"] <= rounds:
+        raise CheckpointError(f"{path} is damaged: completed_rounds={index['completed_rounds']} must be in 0..{rounds}")
+    if not _RUN_ID.fullmatch(index["run_id"]):
+        raise CheckpointError(f"{path} is damaged: run_id={index['run_id']!r} must be 16 hexadecimal digits")
+    return Progress(**{field.name: index[field.name] for field in fields(Progress)})
+
+
+def _difference(saved: dict[str, Any], now: dict[str, Any]) -> str:
+    """Why two plans have different hashes."""
+    for name, value in now.items():
+        if saved.get(name) != value:
+            return (
+                f"belongs to another plan: it has {name}={saved.get(name)!r}, this plan has {name}={value!r}; "
+                "resume with the run's own plan, or start a new run"
+            )
+    return (
+        "was written by another version of this program: the same plan has another hash there; "
+        "continue it with that version, or start a new run"
+    )
 
 
 def load_weights(folder: Path, plan: Plan) -> tuple[dict[str, Tensor], list[dict[str, Tensor]]]:
@@ -82,8 +110,8 @@ def load_weights(folder: Path, plan: Plan) -> tuple[dict[str, Tensor], list[dict
 
 
 def _read_index(path: Path) -> dict[str, Any]:
-    try:
-        index: dict[str, Any] = json.loads(path.read_text())
-    except (OSError, json.JSONDecodeError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}") from error
+    index = read_object(path, _KINDS, CheckpointError)
+    checked_object(index["traffic"], TRAFFIC_KINDS, path, CheckpointError)
+    for line in index["history"]:
+        checked_object(line, {"epoch": int | float}, path, CheckpointError)
     return index

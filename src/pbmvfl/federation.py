@@ -21,7 +21,8 @@ from pbmvfl.checkpoint import Progress, load_progress, load_weights, save_checkp
 from pbmvfl.costs import Traffic
 from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.driver import Meter, Tap, drive
-from pbmvfl.errors import BudgetExceeded, PlanError
+from pbmvfl.encoders import build_encoder
+from pbmvfl.errors import BudgetExceeded, EncoderError, PlanError
 from pbmvfl.links import InProcessLink, PartyInputs, PartyLink, ProcessLink
 from pbmvfl.metrics import classification_metrics
 from pbmvfl.plan import Evaluation, Plan
@@ -42,6 +43,13 @@ class Parties(StrEnum):
     IN_PROCESS = "in-process"
     PROCESSES = "processes"
 
+    @classmethod
+    def named(cls, name: str) -> Parties:
+        """As an option spells it."""
+        if name not in tuple(cls):
+            raise PlanError(f"parties={name!r} is not one of {', '.join(cls)}")
+        return cls(name)
+
 
 class Federation:
     """A whole federation. `fit` trains it and returns what came out and what it cost."""
@@ -55,7 +63,7 @@ class Federation:
     ) -> None:
         self.plan = plan
         self._encoders = encoders
-        self._parties = Parties(parties)
+        self._parties = Parties.named(parties)
         if encoders is not None:
             if len(encoders) != plan.num_parties:
                 raise PlanError(f"{len(encoders)} encoders for num_parties={plan.num_parties}")
@@ -81,7 +89,7 @@ class Federation:
         A checkpoint is written there after every `checkpoint_every` epochs and at the end. With `ledger`, a folder,
         each party keeps its own book there and may end the run at a limit of its owner; the result says so.
         """
-        self._check(data)
+        self.check(data)
         self._ledger = ledger
         progress = load_progress(checkpoints, self.plan) if checkpoints is not None else None
         run = _Run(self, data, progress, checkpoints, checkpoint_every, on_round, on_epoch)
@@ -90,7 +98,8 @@ class Federation:
         finally:
             run.close()
 
-    def _check(self, data: VerticalDataset) -> None:
+    def check(self, data: VerticalDataset) -> None:
+        """Refuse a plan that cannot be trained on this data, before anything is written."""
         if self.plan.noise_multiplier:
             raise PlanError(
                 f"noise_multiplier={self.plan.noise_multiplier:g}: such a plan can be accounted for, but this version "
@@ -100,6 +109,9 @@ class Federation:
             mine, given = getattr(self.plan, name), getattr(data, name)
             if mine != given:
                 raise PlanError(f"{name}={mine} in the plan, {given} in the data; make the plan with Plan.for_data")
+        if self._encoders is None:
+            for features in {(part.shape[1:], part.dtype): part for part in data.train_features}.values():
+                _check_encoder_takes(self.plan, features)
 
 
 class _Run:
@@ -125,7 +137,7 @@ class _Run:
         self._history: list[dict[str, Any]] = list(progress.history) if progress else []
         if checkpoints is not None:
             checkpoints.mkdir(parents=True, exist_ok=True)
-        self._sessions = SessionLog(checkpoints)
+        self._sessions = SessionLog(checkpoints, checkpointed_rounds=progress.completed_rounds if progress else None)
         self._noise_is_seeded = federation._known_randomness is not None
         first_round = progress.completed_rounds if progress else 0
         self._server = Server(
@@ -182,7 +194,7 @@ class _Run:
             seconds=time.perf_counter() - self._started,
             sessions=tuple(self._sessions.records),
             row_uses=self._sessions.row_uses(self._plan),
-            noise_is_seeded=self._noise_is_seeded,
+            noise_is_seeded=self._sessions.noise_is_seeded,
             stopped=stopped,
         )
 
@@ -201,7 +213,10 @@ class _Run:
     def _open(self) -> None:
         assert self._server.session is not None
         self._sessions.open(
-            self._server.session.id.hex(), first_round=self._server.completed_rounds, until=self._next_boundary()
+            self._server.session.id.hex(),
+            first_round=self._server.completed_rounds,
+            until=self._next_boundary(),
+            noise_is_seeded=self._noise_is_seeded,
         )
 
     def _next_boundary(self) -> int:
@@ -278,6 +293,23 @@ class _Run:
 
     def _traffic(self) -> Traffic:
         return self._earlier + self._meter.traffic()
+
+
+def _check_encoder_takes(plan: Plan, features: npt.NDArray[Any]) -> None:
+    """Build the plan's encoder without memory for its weights, and pass the shape of one row through it."""
+    shape = features.shape[1:]
+    kind = torch.from_numpy(features[:0]).dtype
+    try:
+        with torch.device("meta"), torch.no_grad():
+            encoder = build_encoder(plan, index=0, input_shape=shape).eval()
+            encoder(torch.empty((1, *shape), dtype=kind))
+    except (RuntimeError, ValueError) as error:
+        if isinstance(error, EncoderError):
+            raise
+        raise EncoderError(
+            f"encoder={plan.encoder} cannot take rows of shape={tuple(shape)} and type {kind}: {error}; "
+            "choose another encoder"
+        ) from error
 
 
 def _open_links(federation: Federation, data: VerticalDataset, first_round: int) -> list[PartyLink]:

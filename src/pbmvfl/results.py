@@ -7,13 +7,29 @@ import io
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from pbmvfl.costs import Traffic
+from pbmvfl.errors import RunFolderError
+from pbmvfl.json_files import Kinds, checked_object, read_object
 from pbmvfl.plan import Evaluation, Plan
 from pbmvfl.privacy.table import PrivacyTable, spent_privacy
 from pbmvfl.privacy.units import Adversary
 from pbmvfl.sessions import SessionRecord
+
+TRAFFIC_KINDS: Kinds = dict.fromkeys(("bytes_setup", "bytes_up", "bytes_down", "rounds"), int)
+_KINDS: Kinds = {
+    "plan": dict,
+    "metrics": dict,
+    "history": list,
+    "traffic": dict,
+    "seconds": int | float,
+    "sessions": list,
+    "row_uses": dict,
+    "noise_is_seeded": bool,
+    "stopped": str,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,15 +91,18 @@ class Result:
         return json.dumps(self.to_dict(), indent=2) + "\n"
 
     @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> Result:
+    def read(cls, path: Path) -> Result:
+        """What `to_json` wrote there."""
+        values = read_object(path, _KINDS, RunFolderError)
+        traffic = checked_object(values["traffic"], TRAFFIC_KINDS, path, RunFolderError)
         return cls(
             plan=Plan.from_dict(values["plan"]),
             metrics=values["metrics"],
             history=values["history"],
-            traffic=Traffic(**values["traffic"]),
+            traffic=Traffic(**{name: traffic[name] for name in TRAFFIC_KINDS}),
             seconds=values["seconds"],
-            sessions=tuple(SessionRecord(**session) for session in values["sessions"]),
-            row_uses=values["row_uses"],
+            sessions=tuple(SessionRecord.from_value(session, path, RunFolderError) for session in values["sessions"]),
+            row_uses=checked_object(values["row_uses"], {"train": int, "test": int}, path, RunFolderError),
             noise_is_seeded=values["noise_is_seeded"],
             stopped=values["stopped"],
         )

@@ -6,12 +6,25 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pbmvfl.errors import RunFolderError
+from pbmvfl.errors import PlanError, RunFolderError
 from pbmvfl.files import write_atomically
+from pbmvfl.json_files import Kinds, read_object
 from pbmvfl.plan import Plan
 from pbmvfl.results import Result, history_csv
 
 RUNS = Path("runs")
+_TEXT = str | None
+_SOURCE: Kinds = {"dataset": _TEXT, "num_parties": int | None, "ledger": _TEXT}
+_OF_DATASET: Kinds = {"root": _TEXT}
+_OF_TABLE: Kinds = {
+    "data": str,
+    "label": str,
+    "columns": str,
+    "schema": _TEXT,
+    "test_data": _TEXT,
+    "test_fraction": int | float,
+    "seed": int,
+}
 
 
 class RunFolder:
@@ -56,23 +69,21 @@ class RunFolder:
         return self.path / "checkpoints"
 
     def write_start(self, plan: Plan, source: dict[str, Any]) -> None:
-        """Everything that a resume needs, before the first round."""
+        """Everything that a resume needs, before the first round: the plan, the data and the ledgers' folder."""
         write_atomically(self.path / "data.json", json.dumps(source, indent=2) + "\n")
         write_atomically(self.path / "plan.json", plan.to_json())
 
     def read_plan(self) -> Plan:
-        return Plan.from_json((self.path / "plan.json").read_text())
+        return Plan.from_dict(read_object(self.path / "plan.json", {}, PlanError))
 
     def read_source(self) -> dict[str, Any]:
-        try:
-            source: dict[str, Any] = json.loads((self.path / "data.json").read_text())
-        except (OSError, json.JSONDecodeError) as error:
-            raise RunFolderError(f"{self.path / 'data.json'} cannot be read: {error}") from error
-        return source
+        path = self.path / "data.json"
+        source = read_object(path, _SOURCE, RunFolderError)
+        return read_object(path, _OF_TABLE if source["dataset"] is None else _OF_DATASET, RunFolderError)
 
     def read_result(self) -> Result | None:
         path = self.path / "result.json"
-        return Result.from_dict(json.loads(path.read_text())) if path.exists() else None
+        return Result.read(path) if path.exists() else None
 
     def write_history(self, history: list[dict[str, Any]]) -> None:
         write_atomically(self.path / "history.csv", history_csv(history))

@@ -9,11 +9,15 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
+from pbmvfl.errors import CheckpointError, PbmvflError
 from pbmvfl.files import write_atomically
+from pbmvfl.json_files import Kinds, checked_object, read_json
 from pbmvfl.plan import Plan
 
 _SESSIONS = "sessions.json"
+_KINDS: Kinds = {"session": str, "first_round": int, "charged_until": int, "noise_is_seeded": bool}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,19 +27,38 @@ class SessionRecord:
     session: str
     first_round: int
     charged_until: int
+    #: True only in tests: somebody knows the session's noise, and so does everyone who reads the run's later sessions.
+    noise_is_seeded: bool
+
+    @classmethod
+    def from_value(cls, value: object, path: Path, error: type[PbmvflError]) -> SessionRecord:
+        """One record of the JSON in `path`."""
+        record: dict[str, Any] = checked_object(value, _KINDS, path, error)
+        return cls(**{name: record[name] for name in _KINDS})
 
 
 class SessionLog:
     """Every session of a run, charged ahead: the file names a block of rounds before the first of them is sent."""
 
-    def __init__(self, folder: Path | None) -> None:
+    def __init__(self, folder: Path | None, *, checkpointed_rounds: int | None = None) -> None:
+        """`checkpointed_rounds` of the checkpoint beside it, all of which were released: the log must know of them."""
         self._path = None if folder is None else folder / _SESSIONS
         self.records: list[SessionRecord] = []
-        if self._path is not None and self._path.exists():
-            self.records = [SessionRecord(**record) for record in json.loads(self._path.read_text())]
+        if self._path is not None and (self._path.exists() or checkpointed_rounds is not None):
+            self.records = _read_records(self._path)
+            _check_covered(self.records, checkpointed_rounds or 0, self._path)
 
-    def open(self, session: str, *, first_round: int, until: int) -> None:
-        self.records.append(SessionRecord(session=session, first_round=first_round, charged_until=until))
+    @property
+    def noise_is_seeded(self) -> bool:
+        """Whether any session's noise is known: one is enough to know its rows."""
+        return any(record.noise_is_seeded for record in self.records)
+
+    def open(self, session: str, *, first_round: int, until: int, noise_is_seeded: bool) -> None:
+        self.records.append(
+            SessionRecord(
+                session=session, first_round=first_round, charged_until=until, noise_is_seeded=noise_is_seeded
+            )
+        )
         self._write()
 
     def charge_until(self, until: int) -> None:
@@ -56,3 +79,20 @@ class SessionLog:
             if record.charged_until > plan.num_rounds:
                 test += 1
         return {"train": train, "test": test}
+
+
+def _read_records(path: Path) -> list[SessionRecord]:
+    values = read_json(path, CheckpointError)
+    if not isinstance(values, list):
+        raise CheckpointError(f"{path} is damaged: it must be a list of sessions; restore it from a copy")
+    return [SessionRecord.from_value(value, path, CheckpointError) for value in values]
+
+
+def _check_covered(records: list[SessionRecord], completed_rounds: int, path: Path) -> None:
+    """Rounds are charged before they are sent, so a log that knows of fewer than the checkpoint is not this run's."""
+    charged = max((record.charged_until for record in records), default=0)
+    if charged < completed_rounds:
+        raise CheckpointError(
+            f"{path} counts releases of {charged} rounds, the checkpoint has {completed_rounds}: the epsilon would be "
+            "too small; restore the file from a copy, or start a new run"
+        )

@@ -63,12 +63,15 @@ class Trainer:
         state = {_MODEL + name: value for name, value in self.network.state_dict().items()}
         state |= {f"{_MOMENT}{index}.velocity": value for index, value in enumerate(self._velocity)}
         if self._adam is not None:
-            for index, moments in self._adam.state_dict()["state"].items():
-                state |= {f"{_MOMENT}{index}.{name}": torch.as_tensor(value) for name, value in moments.items()}
+            # Before its first step Adam has no moments. Zeros mean the same, and then their absence is always damage.
+            moments = self._adam.state_dict()["state"] or dict(enumerate(map(_no_moments, self.parameters)))
+            for index, of_weight in moments.items():
+                state |= {f"{_MOMENT}{index}.{name}": torch.as_tensor(value) for name, value in of_weight.items()}
         return {name: value.detach().clone().contiguous() for name, value in state.items()}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
         """Put a checkpointed state back; names and shapes must fit exactly."""
+        _check_same_shapes(state, self.state())
         weights = {name.removeprefix(_MODEL): value for name, value in state.items() if name.startswith(_MODEL)}
         moments: dict[int, dict[str, Tensor]] = {}
         for key, value in state.items():
@@ -84,3 +87,23 @@ class Trainer:
                     velocity.copy_(moments[position]["velocity"])
         except (RuntimeError, ValueError, KeyError) as error:
             raise CheckpointError(f"the checkpoint does not fit the network: {error}") from error
+
+
+def _no_moments(parameter: Tensor) -> dict[str, Tensor]:
+    """Adam's state of one weight before the first step."""
+    return {
+        "step": torch.zeros((), dtype=torch.float32),
+        "exp_avg": torch.zeros_like(parameter),
+        "exp_avg_sq": torch.zeros_like(parameter),
+    }
+
+
+def _check_same_shapes(given: dict[str, Tensor], mine: dict[str, Tensor]) -> None:
+    """Adam takes any moments, and none, without a word: it would start again from zero."""
+    for name in sorted(given.keys() | mine.keys()):
+        has, needs = (None if state.get(name) is None else tuple(state[name].shape) for state in (given, mine))
+        if has != needs:
+            raise CheckpointError(
+                f"the checkpoint does not fit the network: {name} has shape={has}, the network needs shape={needs} "
+                "(None: there is no such tensor); restore the checkpoint from a copy, or start a new run"
+            )

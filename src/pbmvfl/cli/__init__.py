@@ -45,5 +45,6 @@ def main() -> None:
 
         console = Console(stderr=True, highlight=False)
         console.print("[bold red]error:[/]", end=" ")
-        console.print(str(error), markup=False)
+        # Not broken into lines: messages and paths in a file or a pipe can be searched, and terminals wrap themselves.
+        console.print(str(error), markup=False, soft_wrap=True)
         sys.exit(2)

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from pbmvfl.cli.options import check_target
 from pbmvfl.errors import LedgerError
 from pbmvfl.files import write_atomically
 from pbmvfl.privacy.filters import Limit, epsilon_at
@@ -163,10 +164,9 @@ def export(
     out: Annotated[Path | None, typer.Option(help="File to write; default stdout.")] = None,
 ) -> None:
     """The whole book as JSON, for a reviewer."""
+    check_target("out", out)
     text = json.dumps({str(each.path): each.export() for each in _books(book)}, indent=2) + "\n"
     if out is None:
         print(text, end="")
         return
-    if out.exists():
-        raise LedgerError(f"out={str(out)!r} exists already and was not touched; choose another name")
     write_atomically(out, text)

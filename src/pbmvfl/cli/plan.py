@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from pbmvfl.errors import RunFolderError
+from pbmvfl.cli.options import check_target
 from pbmvfl.files import write_atomically
 from pbmvfl.privacy.calibration import PlannedBudget, noise_deviation, plan_for_budget
 from pbmvfl.privacy.table import format_epsilon
@@ -55,8 +55,8 @@ def plan(
         "gradient_codec": gradient_codec,
         "noise_multiplier": noise_multiplier,
     }
-    if out is not None and out.exists():
-        raise RunFolderError(f"out={str(out)!r} exists already and was not touched; choose another name")
+    check_target("out", out)
+    check_target("picture", picture, may_exist=True)
     planned = plan_for_budget(
         epsilon=epsilon,
         delta=delta,

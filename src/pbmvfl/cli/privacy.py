@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from pbmvfl.cli.options import on_or_off
 from pbmvfl.plan import MechanismName, Plan
 from pbmvfl.privacy.units import SERVER, Adversary
 
@@ -31,8 +32,11 @@ def privacy(
     ] = 0.0,
     mechanism: Annotated[str, typer.Option(help=" | ".join(MechanismName))] = "pbm",
     secure_aggregation: Annotated[
-        bool | None, typer.Option(help="Off: the server reads every party's integers.", show_default=False)
-    ] = None,
+        bool, typer.Option("--secure-aggregation", help="Only sums can be read; the default of pbm.")
+    ] = False,
+    no_secure_aggregation: Annotated[
+        bool, typer.Option("--no-secure-aggregation", help="The server reads every party's integers.")
+    ] = False,
     json_: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
 ) -> None:
     """The exact epsilon of a plan, for every unit, adversary and way of counting.
@@ -52,7 +56,7 @@ def privacy(
             "batch_size": batch_size,
             "noise_multiplier": noise_multiplier,
             "mechanism": mechanism,
-            "secure_aggregation": secure_aggregation,
+            "secure_aggregation": on_or_off("secure-aggregation", on=secure_aggregation, off=no_secure_aggregation),
         }
     )
     adversaries = None

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pbmvfl.cli.options import on_or_off
 from pbmvfl.errors import CheckpointError, DataError, PlanError, RunFolderError
+from pbmvfl.json_files import read_object
 from pbmvfl.plan import Activation, Evaluation, GradientCodecName, MechanismName, OptimizerName, Plan
 from pbmvfl.presets import preset, uses_pictures
 from pbmvfl.privacy.conversion import check_delta
 from pbmvfl.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from pbmvfl.federation import Parties
 
 _DATA, _MECHANISM, _TRAINING, _RUN = "Data", "Privacy mechanism", "Training", "Run"
 
 
 #: What the data says and not the user.
 _SIZES = frozenset({"num_parties", "num_samples", "num_test_samples", "num_classes", "encoder"})
+#: What a plan and the data it is used for must agree on; a plan may leave the test rows open.
+_SHARED_SIZES = ("num_parties", "num_samples", "num_classes")
+_TEST_FRACTION = 0.2
 
 
 def _choices(kind: Any) -> str:
@@ -48,8 +55,8 @@ def train(
         Path | None, typer.Option(help="Test rows for --data; else a part of it.", rich_help_panel=_DATA)
     ] = None,
     test_fraction: Annotated[
-        float, typer.Option(help="That part, chosen by the public seed.", rich_help_panel=_DATA)
-    ] = 0.2,
+        float | None, typer.Option(help="That part, chosen by the public seed. Default: 0.2.", rich_help_panel=_DATA)
+    ] = None,
     root: Annotated[
         Path | None, typer.Option(help="Folder with local copies of the datasets.", rich_help_panel=_DATA)
     ] = None,
@@ -78,13 +85,19 @@ def train(
         float | None, typer.Option(help="C: embeddings lie in [-C, C].", rich_help_panel=_MECHANISM)
     ] = None,
     secure_aggregation: Annotated[
-        bool | None,
+        bool,
         typer.Option(
-            help="Mask every party's message so that only sums can be read. Off: the server sees each party's.",
+            "--secure-aggregation",
+            help="Mask every party's message so that only sums can be read; the default of pbm.",
             rich_help_panel=_MECHANISM,
-            show_default=False,
         ),
-    ] = None,
+    ] = False,
+    no_secure_aggregation: Annotated[
+        bool,
+        typer.Option(
+            "--no-secure-aggregation", help="The server sees each party's message.", rich_help_panel=_MECHANISM
+        ),
+    ] = False,
     evaluation: Annotated[
         str | None,
         typer.Option(
@@ -161,7 +174,7 @@ def train(
         "beta": beta,
         "embedding_dim": embedding_dim,
         "bound": bound,
-        "secure_aggregation": secure_aggregation,
+        "secure_aggregation": on_or_off("secure-aggregation", on=secure_aggregation, off=no_secure_aggregation),
         "evaluation": evaluation,
         "num_epochs": num_epochs,
         "batch_size": batch_size,
@@ -183,26 +196,33 @@ def train(
         "test_fraction": test_fraction,
     }
     from pbmvfl.cli.training_run import TrainingRun
+    from pbmvfl.federation import Parties
 
     check_delta(delta)
+    where = Parties.named(parties)
+    planned = {} if plan_file is None else _read_plan(plan_file)
     if resume is not None:
-        run = _resumed(resume, dataset, data, num_parties, given, out)
+        if out is not None:
+            raise RunFolderError(f"--out {out} and --resume {resume}: a resumed run stays in its folder")
+        asked = {"dataset": dataset, **table, "root": _absolute(root), "ledger": _absolute(ledger)}
+        if num_parties is not None:
+            given["num_parties"] = num_parties
+        run = _resumed(resume, asked, planned, given)
     else:
-        planned = {} if plan_file is None else _read_plan(plan_file)
         wanted = num_parties if num_parties is not None else planned.get("num_parties")
-        source = _source(dataset, table, wanted, root, seed or 0)
-        run = _new(source, planned, given, out)
+        source = _source(dataset, table, wanted, root, seed or 0) | {"ledger": _absolute(ledger)}
+        run = _new(source, planned, given, out, where)
     TrainingRun(
         run.folder,
         run.plan,
         run.data,
-        parties=parties,
+        parties=where,
         threads=threads,
         wide=uses_pictures(run.source.get("dataset")),
         checkpoint_every=checkpoint_every,
         json_only=json_,
         resumed=resume is not None,
-        ledger=ledger,
+        ledger=None if run.source["ledger"] is None else Path(run.source["ledger"]),
         delta=delta,
     ).go()
 
@@ -224,14 +244,15 @@ def _source(
     if (dataset is None) == (table["data"] is None):
         raise DataError("give either a DATASET (digits, phishing, activity, ...) or --data TABLE")
     if dataset is not None:
-        for option in ("label", "columns", "schema", "test_data"):
+        for option in ("label", "columns", "schema", "test_data", "test_fraction"):
             if table[option] is not None:
                 raise DataError(f"--{option.replace('_', '-')} goes with --data TABLE, not with DATASET={dataset}")
         return {"dataset": dataset, "num_parties": num_parties, "root": _absolute(root)}
     for option in ("label", "columns"):
         if table[option] is None:
             raise DataError(f"--data needs --{option}")
-    return {"dataset": None, "num_parties": num_parties, "seed": seed, **table}
+    fraction = _TEST_FRACTION if table["test_fraction"] is None else table["test_fraction"]
+    return {"dataset": None, "num_parties": num_parties, "seed": seed, **table, "test_fraction": fraction}
 
 
 def _load(source: dict[str, Any]) -> Any:
@@ -258,18 +279,15 @@ def _load(source: dict[str, Any]) -> Any:
 
 def _read_plan(path: Path) -> dict[str, Any]:
     """A plan's fields, from `pbmvfl plan --out` or from the whole of `pbmvfl plan --json`."""
-    try:
-        values = json.loads(path.read_text())
-    except (OSError, json.JSONDecodeError) as error:
-        raise PlanError(f"plan={str(path)!r} cannot be read: {error}") from error
-    if isinstance(values, dict) and isinstance(values.get("plan"), dict):
-        values = values["plan"]
-    if not isinstance(values, dict):
-        raise PlanError(f"plan={str(path)!r} must be a JSON object")
-    return Plan.from_dict(values).to_dict()
+    values = read_object(path, {}, PlanError)
+    return Plan.from_dict(values["plan"] if isinstance(values.get("plan"), dict) else values).to_dict()
 
 
-def _new(source: dict[str, Any], planned: dict[str, Any], given: dict[str, Any], out: Path | None) -> _Prepared:
+def _new(
+    source: dict[str, Any], planned: dict[str, Any], given: dict[str, Any], out: Path | None, parties: Parties
+) -> _Prepared:
+    from pbmvfl.federation import Federation
+
     if out is not None and out.exists():
         RunFolder.create(out, name="")  # refuses, before anything is loaded
     settings = {name: value for name, value in planned.items() if name not in _SIZES}
@@ -279,34 +297,49 @@ def _new(source: dict[str, Any], planned: dict[str, Any], given: dict[str, Any],
         {"num_samples": 1, "num_test_samples": 1, "num_classes": 2, **chosen, "num_parties": source["num_parties"] or 2}
     )
     data = _load(source)
-    for name in ("num_parties", "num_samples", "num_classes"):
+    for name in _SHARED_SIZES:
         if name in planned and planned[name] != getattr(data, name):
             raise PlanError(f"the plan was made for {name}={planned[name]}, the data has {getattr(data, name)}")
     plan = Plan.for_data(data, **chosen)
+    Federation(plan, parties=parties).check(data)  # all that can be wrong with the input, while there is no folder yet
     folder = RunFolder.create(out, name=data.name)
     folder.write_start(plan, source)
     return _Prepared(folder, plan, data, source)
 
 
-def _resumed(
-    path: Path, dataset: str | None, data: Path | None, num_parties: int | None, given: dict[str, Any], out: Path | None
-) -> _Prepared:
+def _resumed(path: Path, asked: dict[str, Any], planned: dict[str, Any], given: dict[str, Any]) -> _Prepared:
     """The run as its folder has it; what was given again must agree."""
     folder = RunFolder.existing(path)
-    if out is not None:
-        raise RunFolderError(f"--out {out} and --resume {path}: a resumed run stays in its folder")
     plan, source = folder.read_plan(), folder.read_source()
-    if num_parties is not None:
-        given = {**given, "num_parties": num_parties}
-    for name, value in given.items():
-        kept = plan.to_dict()[name]
-        if plan.replace(**{name: value}).to_dict()[name] != kept:
+    settings = {name: value for name, value in planned.items() if name not in _SIZES or name in _SHARED_SIZES}
+    _check_same_plan(path, plan, {**settings, **given})
+    _check_same_source(path, source, asked)
+    return _Prepared(folder, plan, _load(source), source)
+
+
+def _check_same_plan(path: Path, plan: Plan, given: dict[str, Any]) -> None:
+    kept, wanted = plan.to_dict(), plan.replace(**given).to_dict()
+    for name in given:
+        if wanted[name] != kept[name]:
             raise CheckpointError(
-                f"{path} is a run of another plan: it has {name}={kept!r}, you gave {name}={value!r}; "
+                f"{path} is a run of another plan: it has {name}={kept[name]!r}, you gave {name}={given[name]!r}; "
                 "leave the option out to continue it, or start a new run"
             )
-    for name, wanted in (("dataset", dataset), ("data", _absolute(data))):
-        if wanted is not None and wanted != source.get(name):
-            raise CheckpointError(f"{path} is a run on {name}={source.get(name)!r}, you gave {wanted!r}")
-    loaded = _load(source)
-    return _Prepared(folder, plan, loaded, source)
+
+
+def _check_same_source(path: Path, source: dict[str, Any], asked: dict[str, Any]) -> None:
+    """The same rows, and the same ledgers: others would not know of the releases before."""
+    for name, wanted in asked.items():
+        kept = source.get(name)
+        if wanted is not None and _comparable(name, wanted) != _comparable(name, kept):
+            raise CheckpointError(
+                f"{path} is a run with {name}={kept!r}, you gave {name}={wanted!r}; "
+                "leave the option out to continue it, or start a new run"
+            )
+
+
+def _comparable(name: str, value: Any) -> Any:
+    """Who holds what may be spelled with other spaces."""
+    from pbmvfl.data.table import parse_columns
+
+    return list(parse_columns(value).items()) if name == "columns" and value is not None else value

@@ -14,7 +14,6 @@ from rich.table import Table
 from pbmvfl.cli.tables import print_privacy
 from pbmvfl.costs import Traffic, human_bytes
 from pbmvfl.data.vertical import VerticalDataset
-from pbmvfl.errors import PlanError
 from pbmvfl.federation import Federation, Parties
 from pbmvfl.mechanisms import mechanism_for
 from pbmvfl.plan import COUPLES_ROWS, MechanismName, Plan
@@ -35,7 +34,7 @@ class TrainingRun:
         plan: Plan,
         data: VerticalDataset,
         *,
-        parties: str,
+        parties: Parties,
         threads: int | None,
         wide: bool,
         checkpoint_every: int,
@@ -44,10 +43,8 @@ class TrainingRun:
         ledger: Path | None,
         delta: float,
     ) -> None:
-        if parties not in tuple(Parties):
-            raise PlanError(f"parties={parties!r} is not one of {', '.join(Parties)}")
         self._folder, self._plan, self._data = folder, plan, data
-        self._parties = Parties(parties)
+        self._parties = parties
         self._threads = threads if threads is not None else (os.cpu_count() or 1) if wide else 1
         self._checkpoint_every = checkpoint_every
         self._json_only = json_only

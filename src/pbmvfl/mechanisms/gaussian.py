@@ -11,6 +11,7 @@ import numpy.typing as npt
 from pbmvfl.errors import NonFiniteError
 from pbmvfl.mechanisms.entropy import Entropy, standard_normal
 from pbmvfl.privacy.events import LocalGaussianRelease
+from pbmvfl.privacy.paper import ldp_variance
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +27,8 @@ class LocalGaussian:
     @property
     def noise_variance(self) -> float:
         """Of one party's noise on one coordinate."""
-        return 2 * self.num_parties * self.bound**2 / (self.num_trials * self.beta**2)
+        # Spelled as in privacy.table.release_event: the account must charge this very number, to the last bit.
+        return self.bound**2 * ldp_variance(num_parties=self.num_parties, num_trials=self.num_trials, beta=self.beta)
 
     @property
     def event(self) -> LocalGaussianRelease:

@@ -181,8 +181,14 @@ def _least_noise(base: Plan, budget: Budget, choices: dict[str, Any], largest_by
             too_big = plan
             continue
         found.append(plan)
+    if not found and too_big is None:
+        # The search counts some per cent too much, so the quietest plan of all gets the exact account's word.
+        quietest = _quietest(base, choices)
+        if budget.spent_by(quietest) <= budget.epsilon:
+            fits_bytes = largest_bytes is None or quietest.traffic().total <= largest_bytes
+            found, too_big = ([quietest], None) if fits_bytes else ([], quietest)
     if not found:
-        raise PlanError(_infeasible(base, budget, largest_bytes, too_big))
+        raise PlanError(_infeasible(_quietest(base, choices), budget, largest_bytes, too_big))
     found.sort(key=noise_deviation)
     # The smaller of two valid bounds is what gets reported, so the last per cents come from the slower one.
     best = _refine(found[0], budget, choices)
@@ -190,12 +196,17 @@ def _least_noise(base: Plan, budget: Budget, choices: dict[str, Any], largest_by
     return PlannedBudget(plan=best, budget=budget, epsilon=budget.spent_by(best), alternatives=others)
 
 
+def _quietest(base: Plan, choices: dict[str, Any]) -> Plan:
+    """The least epsilon that is to be had with what the caller fixed."""
+    return base.replace(num_trials=choices.get("num_trials", 1), beta=choices.get("beta", SMALLEST_BETA))
+
+
 def _with_update_noise(base: Plan, budget: Budget, choices: dict[str, Any]) -> Plan:
     """Strict accounting of a cell or record is useless without weight noise: give it half of the squared budget."""
     if budget.accounting is not Accounting.STRICT or budget.unit is Unit.PARTY or "noise_multiplier" in choices:
         return base
     half = replace(budget, epsilon=budget.epsilon / math.sqrt(2))
-    quiet = base.replace(num_trials=1, beta=SMALLEST_BETA)
+    quiet = _quietest(base, choices)
 
     def fits(hundredths: int) -> bool:
         return half.roughly_spent_by(quiet.replace(noise_multiplier=hundredths / 100)) <= half.epsilon
@@ -245,24 +256,25 @@ def _largest(fits: Callable[[int], bool], low: int, high: int) -> int | None:
     return low
 
 
-def _infeasible(base: Plan, budget: Budget, largest_bytes: int | None, too_big: Plan | None) -> str:
+def _infeasible(least: Plan, budget: Budget, largest_bytes: int | None, too_big: Plan | None) -> str:
     if too_big is not None and largest_bytes is not None:
         return (
             f"no plan within {budget} stays within {largest_bytes:,} bytes; the smallest found moves "
             f"{too_big.traffic().total:,} (embedding_dim={too_big.embedding_dim}, num_epochs={too_big.num_epochs}): "
             "allow more bytes, fewer epochs, or a shorter embedding"
         )
-    least = base.replace(num_trials=1, beta=SMALLEST_BETA)
     smallest = budget.spent_by(least)
     way_out = [f"epsilon of at least {format_epsilon(smallest)} with these sizes"]
-    if base.num_epochs > 1 or base.embedding_dim > 1:
+    if least.num_epochs > 1 or least.embedding_dim > 1:
         single = least.replace(num_epochs=1, embedding_dim=1)
         way_out.append(f"num_epochs=1 and embedding_dim=1 (then from {format_epsilon(budget.spent_by(single))} on)")
-    if budget.accounting is Accounting.STRICT and budget.unit is not Unit.PARTY and not base.noise_multiplier:
+    if budget.accounting is Accounting.STRICT and budget.unit is not Unit.PARTY and not least.noise_multiplier:
         way_out.append("weight noise (--noise-multiplier), without which strict accounting charges every release")
-    if base.evaluation is Evaluation.RELEASED and budget.accounting is Accounting.STRICT:
+    if least.evaluation is Evaluation.RELEASED and budget.accounting is Accounting.STRICT:
         way_out.append("evaluation=simulator")
+    beta = "1/128" if least.beta == SMALLEST_BETA else f"{least.beta:g}"
     return (
-        f"no plan is within {budget}: even num_trials=1, beta=1/128, embedding_dim={base.embedding_dim}, "
-        f"num_epochs={base.num_epochs} costs {format_epsilon(smallest)}. It would take " + ", or ".join(way_out)
+        f"no plan is within {budget}: even num_trials={least.num_trials}, beta={beta}, "
+        f"embedding_dim={least.embedding_dim}, num_epochs={least.num_epochs} costs {format_epsilon(smallest)}. "
+        "It would take " + ", or ".join(way_out)
     )

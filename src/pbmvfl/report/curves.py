@@ -26,7 +26,8 @@ def draw_curves(result: Result, path: Path) -> None:
     marker = "o" if len(epochs) < 3 else None
     losses = [(line["epoch"], line["train_loss"]) for line in result.history if line["train_loss"] is not None]
     loss_axis.plot([x for x, _ in losses], [y for _, y in losses], color=COLOURS[0], marker=marker)
-    loss_axis.set(xlabel="epoch", ylabel="training loss, at noisy sums", title="Loss")
+    noisy = "" if result.plan.mechanism is MechanismName.NONE else ", at noisy sums"
+    loss_axis.set(xlabel="epoch", ylabel=f"training loss{noisy}", title="Loss")
     names = (
         ("train_accuracy", "train accuracy", COLOURS[0], "-"),
         ("test_accuracy", "test accuracy", COLOURS[1], "-"),

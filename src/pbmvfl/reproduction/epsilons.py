@@ -8,10 +8,18 @@ from functools import lru_cache
 
 from pbmvfl.plan import MechanismName, Plan
 from pbmvfl.privacy.accounting import bound
-from pbmvfl.privacy.table import training_run
+from pbmvfl.privacy.table import format_epsilon, training_run
 from pbmvfl.privacy.units import SERVER, Accounting, Unit
 
 DELTA = 1e-5
+
+
+def short_epsilon(epsilon: float) -> str:
+    """Three significant digits, rounded up, and large ones in full: 1,980 and not 1.98e+03."""
+    if not math.isfinite(epsilon) or epsilon < 100:
+        return format_epsilon(epsilon)
+    unit = 10 ** (math.floor(math.log10(epsilon)) - 2)
+    return f"{math.ceil(epsilon / unit - 1e-9) * unit:,.0f}"
 
 
 @lru_cache(maxsize=1024)

@@ -12,9 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from pbmvfl.privacy.table import format_epsilon
 from pbmvfl.report.style import COLOURS, save_figure
-from pbmvfl.reproduction.epsilons import paper_epsilon
+from pbmvfl.reproduction.epsilons import paper_epsilon, short_epsilon
 from pbmvfl.reproduction.records import Record
 from pbmvfl.reproduction.studies import Cell, Panel, Study
 
@@ -47,6 +46,8 @@ def _draw(study: Study, panels: Sequence[Panel], find: Find, path: Path, *, limi
 
     rows = [row for row in _ROWS if any(cell.mechanism == row[0] for panel in panels for cell in panel.cells)]
     rows = rows or [("none", "")]
+    found = [find(cell) or () for panel in panels for cell in panel.cells]
+    lengths = [min(limit_epochs, len(record.history)) for records in found for record in records]
     style: Any = {"axes.spines.right": False, "axes.spines.top": False, "font.size": 9, "figure.dpi": 150}
     with pyplot.rc_context(style):
         figure, axes = pyplot.subplots(
@@ -61,7 +62,7 @@ def _draw(study: Study, panels: Sequence[Panel], find: Find, path: Path, *, limi
         for row, (baseline, name) in enumerate(rows):
             for column, panel in enumerate(panels):
                 axis = axes[row, column]
-                _draw_panel(axis, study, panel, find, baseline, limit_epochs)
+                _draw_panel(axis, study, panel, find, baseline, limit_epochs, longest=max(lengths))
                 if row == 0:
                     axis.set_title(panel.title.replace("beta", "β"), fontsize=10)
                 if row == len(rows) - 1:
@@ -77,9 +78,10 @@ def _draw(study: Study, panels: Sequence[Panel], find: Find, path: Path, *, limi
         save_figure(figure, path)
 
 
-def _draw_panel(axis: Any, study: Study, panel: Panel, find: Find, baseline: str, limit_epochs: int) -> None:
+def _draw_panel(
+    axis: Any, study: Study, panel: Panel, find: Find, baseline: str, limit_epochs: int, *, longest: int
+) -> None:
     ends: list[tuple[float, str, str]] = []
-    longest = 1
     for cell in panel.cells:
         records = find(cell)
         if cell.mechanism not in ("pbm", "none", baseline) or not records:
@@ -95,10 +97,10 @@ def _draw_panel(axis: Any, study: Study, panel: Panel, find: Find, baseline: str
         )
         if len(values) > 1:
             axis.fill_between(epochs, values.min(0), values.max(0), color=colour, alpha=0.13, linewidth=0)
-        epsilon = "∞" if cell.mechanism == "none" else format_epsilon(paper_epsilon(records[0].plan, length))
+        epsilon = "∞" if cell.mechanism == "none" else short_epsilon(paper_epsilon(records[0].plan, length))
         ends.append((float(mean[-1]), epsilon, colour))
-        longest = max(longest, length)
-    axis.set_xlim(0, longest * 1.22)
+    axis.set_xlim(0, longest * 1.24)
+    axis.set_xticks([tick for tick in axis.get_xticks() if 0 <= tick <= longest])
     axis.grid(alpha=0.25)
     axis.margins(y=0.06)
     _write_ends(axis, ends, longest)

@@ -9,9 +9,8 @@ from typing import Any
 
 from pbmvfl.files import write_atomically
 from pbmvfl.plan import COUPLES_ROWS
-from pbmvfl.privacy.table import format_epsilon
 from pbmvfl.reproduction.claims import FALSE_ALARM, Claim
-from pbmvfl.reproduction.epsilons import DELTA, coupled_epsilon, paper_epsilon
+from pbmvfl.reproduction.epsilons import DELTA, coupled_epsilon, paper_epsilon, short_epsilon
 from pbmvfl.reproduction.figures import draw_study
 from pbmvfl.reproduction.records import EPSILON_NOTE, Record
 from pbmvfl.reproduction.runner import StudyRunner
@@ -101,8 +100,8 @@ class Publisher:
             "score_mean": f"{sum(scores) / len(scores):.4f}",
             "score_min": f"{min(scores):.4f}",
             "score_max": f"{max(scores):.4f}",
-            "epsilon": format_epsilon(epsilon),
-            **({"epsilon_with_coupled_rows": format_epsilon(coupled)} if plan.encoder in COUPLES_ROWS else {}),
+            "epsilon": short_epsilon(epsilon),
+            **({"epsilon_with_coupled_rows": short_epsilon(coupled)} if plan.encoder in COUPLES_ROWS else {}),
         }
 
     def _write(self, files: dict[str, str], claims: Sequence[Claim], lines: list[dict[str, Any]]) -> list[Path]:

@@ -94,10 +94,10 @@ class Record:
 
 
 class Records:
-    """The folder of runs: OUT/runs/DATASET/CELL-seedN.json."""
+    """The folder of runs: OUT/records/DATASET/CELL-seedN.json."""
 
     def __init__(self, out: Path) -> None:
-        self._folder = out / "runs"
+        self._folder = out / "records"
 
     def path(self, dataset: str, cell_name: str, seed: int) -> Path:
         return self._folder / dataset / f"{cell_name}-seed{seed}.json"

@@ -111,35 +111,28 @@ class Study:
         return Plan.from_dict(fields)
 
     def quickened(self) -> Study:
-        """A smoke run in seconds: few rows, two epochs, the first and the last configuration of each kind."""
+        """A smoke run in seconds: few rows, one or two epochs, one configuration of each kind, one panel a figure."""
         pictures = self.dataset in ("cifar10", "imagenet100")
+        kinds = ("pbm", "none", "ldp") if pictures else ("pbm", "none", "ldp", "ldp-calibrated")
         plan = {**self.plan, "batch_size": 4 if pictures else 40}
-        if self.plan["embedding_dim"] > 16:
-            plan["embedding_dim"] = 16
+        plan["embedding_dim"] = min(plan["embedding_dim"], 16)
         return replace(
             self,
             plan=plan,
-            limit_epochs=1 if pictures else 2,
-            num_samples=8 if pictures else 200,
-            cells=_ends(self.cells, few=pictures),
+            limit_epochs=2 if self.dataset in ("activity", "phishing") else 1,
+            num_samples=8 if pictures else 80 if self.dataset == "modelnet10" else 200,
+            cells=_last_of_each(self.cells, kinds),
             figures={
-                name: tuple(
-                    replace(panel, cells=_ends(panel.cells, few=pictures))
-                    for panel in (panels[:1] if pictures else panels)
-                )
+                name: tuple(replace(panel, cells=_last_of_each(panel.cells, kinds)) for panel in panels[-1:])
                 for name, panels in self.figures.items()
             },
             quick=True,
         )
 
 
-def _ends(cells: tuple[Cell, ...], *, few: bool) -> tuple[Cell, ...]:
-    """The last PBM and, unless few are wanted, the first one; one of every other kind."""
-    kept: list[Cell] = []
-    for kind in ("pbm", "none", "ldp", "ldp-calibrated"):
-        same = [cell for cell in cells if cell.mechanism == kind]
-        kept += same[-1:] if few or kind != "pbm" else [*same[:1], *same[-1:]]
-    return tuple(dict.fromkeys(kept))
+def _last_of_each(cells: tuple[Cell, ...], kinds: tuple[str, ...]) -> tuple[Cell, ...]:
+    same = ([cell for cell in cells if cell.mechanism == kind] for kind in kinds)
+    return tuple(found[-1] for found in same if found)
 
 
 def studies_folder(given: Path | None = None) -> Path:

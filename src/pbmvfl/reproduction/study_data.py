@@ -49,7 +49,7 @@ def load_study_data(study: Study, num_parties: int, *, root: Path | None = None)
         return _stand_in(study, num_parties), True
     if study.dataset == "imagenet100" and not has_copy("imagenet100", root):
         raise DataError(f"imagenet100: {NO_DATA}")
-    data = load_dataset(study.dataset, num_parties=num_parties, root=root, progress=not study.quick)
+    data = load_dataset(study.dataset, num_parties=num_parties, root=root, progress=False)
     return _fewer_rows(data, study), False
 
 

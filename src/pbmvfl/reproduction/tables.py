@@ -9,10 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pbmvfl.plan import GradientCodecName, MechanismName, Plan
+from pbmvfl.plan import GradientCodecName, Plan
 from pbmvfl.privacy.paper import communication_bits
-from pbmvfl.privacy.table import format_epsilon
-from pbmvfl.reproduction.epsilons import paper_epsilon
+from pbmvfl.reproduction.epsilons import paper_epsilon, short_epsilon
 from pbmvfl.reproduction.records import Record, epochs_to, mean_epochs_to
 from pbmvfl.reproduction.studies import Cell, Study
 
@@ -90,9 +89,7 @@ class TableRow:
             "ours_mean_curve": self._text(self.mean_curve),
             "difference": "" if ours is None or printed is None else f"{ours - printed:+.1f}",
             "verdict": self.verdict,
-            "epsilon": ""
-            if self.compared_epochs is None
-            else format_epsilon(paper_epsilon(plan, self.compared_epochs)),
+            "epsilon": "" if self.compared_epochs is None else short_epsilon(paper_epsilon(plan, self.compared_epochs)),
         }
         return values
 
@@ -213,10 +210,3 @@ def table_markdown(study: Study, rows: Sequence[TableRow], *, notes: Sequence[st
         "",
     ]
     return "\n".join(text)
-
-
-def describe(plan: Plan) -> str:
-    """For lists: the mechanism and its numbers."""
-    if plan.mechanism is MechanismName.NONE:
-        return "NPQ"
-    return f"{plan.mechanism} b={plan.num_trials} beta={plan.beta:g}"

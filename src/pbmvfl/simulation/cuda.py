@@ -3,7 +3,7 @@
     PYTHONPATH=src python3 -m pbmvfl.simulation.cuda --config reproduce/table1.json --data DIR --out DIR \\
         --limit-epochs 100
 
-Writes one JSON a run under OUT/runs, as `pbmvfl reproduce --out OUT` expects them, and the log of seconds an epoch.
+Writes one JSON a run under OUT/records, as `pbmvfl reproduce --out OUT` expects them, and the log of seconds an epoch.
 Runs that are there already are not run again. With --measure it times one configuration, eight at once, the plain loop
 in the authors' style and the matrix work alone, and trains nothing.
 """
@@ -25,7 +25,7 @@ from torch.nn import functional
 from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.encoders import build_encoder, build_head
 from pbmvfl.plan import Plan
-from pbmvfl.simulation.graphed import Execution, GraphedSimulation
+from pbmvfl.simulation.graphed import Execution, GraphedSimulation, evaluate_together, take_turns
 
 if TYPE_CHECKING:
     from pbmvfl.reproduction.runner import OnProgress, Run, StudyRunner
@@ -42,14 +42,6 @@ def set_up() -> None:
     """Fast products; convolutions tuned once, because every batch has the same shape."""
     torch.set_float32_matmul_precision("high")
     torch.backends.cudnn.benchmark = True
-
-
-def turns(simulations: Sequence[GraphedSimulation]) -> None:
-    """One epoch of each, round by round in turn: every stream always has work."""
-    waiting = [simulation.start_epoch() for simulation in simulations]
-    done = object()
-    while waiting:
-        waiting = [rounds for rounds in waiting if next(rounds, done) is not done]
 
 
 def _silent(text: str) -> None:
@@ -89,11 +81,11 @@ def run_together(
             active += [_Active(run, _open(runner, run, how, checkpoints, say)) for run in seeds]
             del queue[0]
         started = time.perf_counter()
-        turns([each.simulation for each in active])
+        take_turns([each.simulation for each in active])
         if how.device.type == "cuda":
             torch.cuda.synchronize(how.device)
         trained = time.perf_counter() - started
-        lines = [each.simulation.finish_epoch() for each in active]
+        lines = evaluate_together([each.simulation for each in active])
         whole = time.perf_counter() - started
         for each, line in zip(active, lines, strict=True):
             each.seconds += whole / len(active)
@@ -205,7 +197,7 @@ def matrix_seconds(plan: Plan, data: VerticalDataset, *, device: torch.device, s
             rows = torch.from_numpy(part[:2])
             torch.autograd.backward(network(rows).sum())
     flops = counter.get_total_flops() / 2 * plan.batch_size
-    a = torch.randn(size, size, device=device, dtype=torch.bfloat16)
+    a = torch.randn(size, size, device=device, dtype=torch.bfloat16 if device.type == "cuda" else torch.float32)
     a @ a
     _wait(device)
     started = time.perf_counter()
@@ -224,8 +216,6 @@ def _wait(device: torch.device) -> None:
 def measure(runner: StudyRunner, *, execution: Execution, together: int, epochs: int, log: Log) -> dict[str, float]:
     """Seconds an epoch: one configuration, several at once, the eager loop, and the matrix work alone."""
     device = execution.device
-    if device.type == "cuda":
-        set_up()
     run = next(run for run in runner.runs() if run.cell.mechanism == "pbm" and run.plan.num_trials == 16)
     data = runner.data(run.cell.num_parties)
     rounds = run.plan.rounds_per_epoch
@@ -233,22 +223,23 @@ def measure(runner: StudyRunner, *, execution: Execution, together: int, epochs:
         "eager": eager_seconds(run.plan, data, device=device, rounds=20 if device.type == "cuda" else 1) * rounds,
         "floor": matrix_seconds(run.plan, data, device=device, size=8192 if device.type == "cuda" else 256) * rounds,
     }
+    if device.type == "cuda":
+        set_up()  # after the eager loop, which is timed with torch's own defaults
     log(f"eager loop {found['eager']:.2f} s an epoch; matrix work alone {found['floor']:.3f} s an epoch")
     for count in (1, together):
         plans = [run.plan.replace(seed=seed) for seed in range(count)]
         several = [GraphedSimulation(p, data, execution=execution, augment=runner.study.augment) for p in plans]
         for simulation in several:
             simulation.prepare()
-        turns(several)
+        take_turns(several)
         _wait(device)
         started = time.perf_counter()
         for _ in range(epochs):
-            turns(several)
+            take_turns(several)
         _wait(device)
         found[f"{count}_at_once"] = (time.perf_counter() - started) / epochs / count
         started = time.perf_counter()
-        for simulation in several:
-            simulation.finish_epoch()
+        evaluate_together(several)
         found[f"evaluation_of_{count}"] = (time.perf_counter() - started) / count
         log(
             f"{count} at once: {found[f'{count}_at_once']:.3f} s an epoch each to train, "
@@ -273,7 +264,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--checkpoints", type=Path, default=None, help="keep weights here and continue from them")
     parser.add_argument("--quick", action="store_true", help="few rows and epochs")
     parser.add_argument("--measure", action="store_true", help="only time it")
-    parser.add_argument("--only", default="", help="configurations whose name contains this")
+    parser.add_argument("--only", default="", help="configurations whose name contains one of these, with commas")
     for name in ("bf16", "compiled", "graphs", "party-streams"):
         parser.add_argument(f"--no-{name}", action="store_true")
     given = parser.parse_args(arguments)
@@ -302,7 +293,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 found = measure(runner, execution=how, together=given.together, epochs=3, log=log)
                 (given.out / f"speed-{study.name}.json").write_text(json.dumps(found, indent=1) + "\n")
                 continue
-            missing = [run for run in runner.missing() if given.only in run.cell.name]
+            wanted = given.only.split(",")
+            missing = [run for run in runner.missing() if any(part in run.cell.name for part in wanted)]
             log(f"{study.name}: {len(missing)} runs to go")
             run_together(
                 runner, missing, execution=how, together=given.together, checkpoints=given.checkpoints, log=log

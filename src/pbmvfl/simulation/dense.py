@@ -115,7 +115,7 @@ class DenseStack(nn.Module):
         return self._slopes
 
     @torch.no_grad()
-    def exact_sums(self, features_NMD: Tensor, *, rows_at_once: int = 512) -> Tensor:
+    def exact_sums(self, features_NMD: Tensor, *, rows_at_once: int = 128) -> Tensor:
         """Noise-free sums for evaluation, in pieces that stay in the cache."""
         sums = [self(piece).sum(0) for piece in torch.split(features_NMD, rows_at_once)]
         self._hidden = []

@@ -19,14 +19,14 @@ import torch
 from torch import Tensor, nn
 
 from pbmvfl.data.schedule import Schedule
-from pbmvfl.data.vertical import VerticalDataset
+from pbmvfl.data.vertical import Array, VerticalDataset
 from pbmvfl.encoders import Bounded, build_head
 from pbmvfl.errors import PlanError
-from pbmvfl.metrics import classification_metrics
 from pbmvfl.plan import Evaluation, GradientCodecName, Plan
 from pbmvfl.simulation.dense import DENSE, DenseStack, stacked_features
 from pbmvfl.simulation.networks import Networks
 from pbmvfl.simulation.noise import SIMULATED, noisy_sum
+from pbmvfl.simulation.scores import simulated_metrics
 from pbmvfl.training import Trainer
 
 
@@ -54,9 +54,9 @@ def check_plan(plan: Plan) -> None:
 class _Features:
     """A split's features in the form that the encoders want, gathered by row."""
 
-    def __init__(self, parts: Sequence[Any], *, dense: bool, device: torch.device) -> None:
+    def __init__(self, parts: Sequence[Any], *, dense: bool) -> None:
         self._stacked = stacked_features(parts) if dense else None
-        self._parts = [] if dense else [torch.from_numpy(np.ascontiguousarray(part)).to(device) for part in parts]
+        self._parts = [] if dense else [torch.from_numpy(np.ascontiguousarray(part)) for part in parts]
 
     def rows(self, rows: Tensor) -> Any:
         if self._stacked is not None:
@@ -77,28 +77,29 @@ class _Everything(nn.Module):
 
 
 class Simulation:
-    """A plan on data, epoch by epoch."""
+    """A plan on data, epoch by epoch, on the CPU; `graphed` has the engine for a GPU."""
 
     noise = SIMULATED
 
-    def __init__(self, plan: Plan, data: VerticalDataset, *, device: str | torch.device = "cpu") -> None:
+    def __init__(self, plan: Plan, data: VerticalDataset) -> None:
         check_plan(plan)
         for name in ("num_parties", "num_samples", "num_classes", "num_test_samples"):
             if getattr(plan, name) != getattr(data, name):
                 raise PlanError(f"{name}={getattr(plan, name)} in the plan, {getattr(data, name)} in the data")
         self.plan = plan
-        self.device = torch.device(device)
-        dense = plan.encoder in DENSE and self.device.type == "cpu"
+        dense = plan.encoder in DENSE
         shapes = [part.shape[1:] for part in data.train_features]
-        self.encoders = (DenseStack if dense else Networks)(plan, shapes).to(self.device)
-        self.head = build_head(plan).to(self.device)
+        self.encoders = (DenseStack if dense else Networks)(plan, shapes)
+        self.head = build_head(plan)
+        head: Any = self.head
+        self._head_weight, self._head_bias = head.weight.detach().numpy(), head.bias.detach().numpy()  # the same memory
         self._trainer = Trainer(plan, _Everything(self.encoders, self.head))
-        self._noisy_sum = noisy_sum(plan, self.device)
+        self._noisy_sum = noisy_sum(plan, torch.device("cpu"))
         self._schedule = Schedule(plan)
-        self._train = _Features(data.train_features, dense=dense, device=self.device)
-        self._test = _Features(data.test_features, dense=dense, device=self.device)
+        self._train = _Features(data.train_features, dense=dense)
+        self._test = _Features(data.test_features, dense=dense)
         self._labels = {"train": data.train_labels, "test": data.test_labels}
-        self._train_labels = torch.from_numpy(data.train_labels).to(self.device)
+        self._numbers = np.arange(plan.batch_size)
         self.completed_epochs = 0
         self.history: list[dict[str, Any]] = []
 
@@ -106,26 +107,29 @@ class Simulation:
 
     def run_round(self, number: int) -> float:
         """One round of the schedule; the loss at the noisy sum."""
-        rows = torch.from_numpy(self._schedule[number].rows).to(self.device)
+        rows = self._schedule[number].rows
         with torch.set_grad_enabled(isinstance(self.encoders, Networks)):
-            embedding_MBP = self.encoders(self._train.rows(rows))
+            embedding_MBP = self.encoders(self._train.rows(torch.from_numpy(rows)))
         estimated_sum_BP = self._noisy_sum(embedding_MBP)
-        loss, gradient_BP, head_slopes = self._head_slopes(estimated_sum_BP, self._train_labels.index_select(0, rows))
+        loss, gradient_BP, head_slopes = self._head_slopes(estimated_sum_BP, self._labels["train"][rows])
         self._trainer.step([*self.encoders.slopes(gradient_BP), *head_slopes])
         return loss
 
-    @torch.no_grad()
-    def _head_slopes(self, estimated_sum_BP: Tensor, labels_B: Tensor) -> tuple[float, Tensor, list[Tensor]]:
-        """Cross-entropy of one dense layer and its chain rule, written out."""
-        head: Any = self.head
-        scores_BK = torch.addmm(head.bias, estimated_sum_BP, head.weight.T)
-        log_BK = torch.log_softmax(scores_BK, 1)
-        rows = len(labels_B)
-        index_B1 = labels_B.unsqueeze(1)
-        loss = -log_BK.gather(1, index_B1).mean()
-        slope_BK = log_BK.exp_().scatter_add_(1, index_B1, torch.full_like(index_B1, -1, dtype=torch.float32))
-        slope_BK /= rows
-        return float(loss), slope_BK @ head.weight, [slope_BK.T @ estimated_sum_BP, slope_BK.sum(0)]
+    def _head_slopes(self, estimated_sum_BP: Tensor, labels_B: Array) -> tuple[float, Tensor, list[Tensor]]:
+        """Cross-entropy of one dense layer and its chain rule, written out: a dozen calls on a hundred rows, where
+        numpy's are half the price of torch's."""
+        sum_BP = estimated_sum_BP.numpy()
+        scores_BK = sum_BP @ self._head_weight.T + self._head_bias
+        scores_BK -= scores_BK.max(1, keepdims=True)
+        slope_BK = np.exp(scores_BK)
+        total_B1 = slope_BK.sum(1, keepdims=True)
+        own = (self._numbers[: len(labels_B)], labels_B)
+        loss = float((np.log(total_B1[:, 0]) - scores_BK[own]).mean())
+        slope_BK /= total_B1
+        slope_BK[own] -= 1
+        slope_BK /= np.float32(len(labels_B))
+        head_slopes = [torch.from_numpy(slope_BK.T @ sum_BP), torch.from_numpy(slope_BK.sum(0))]
+        return loss, torch.from_numpy(slope_BK @ self._head_weight), head_slopes
 
     def run_epoch(self) -> float:
         """All rounds of one epoch; the mean loss."""
@@ -141,8 +145,8 @@ class Simulation:
         for split in splits:
             if len(self._labels[split]):
                 features = self._train if split == "train" else self._test
-                scores = self.head(self.encoders.exact_sums(features.whole)).cpu().numpy()
-                metrics |= classification_metrics(scores, self._labels[split], prefix=split)
+                scores = self.head(self.encoders.exact_sums(features.whole)).numpy()
+                metrics |= simulated_metrics(scores, self._labels[split], prefix=split)
         return metrics
 
     def fit(

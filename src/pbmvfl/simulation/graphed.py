@@ -234,7 +234,8 @@ class GraphedSimulation:
             return
         assert self.stream is not None
         self._fill_epoch()
-        before = {name: value.clone() for name, value in self._tensors().items()}
+        # detached: a graph held from here would tie the weights to the default stream, which cannot be captured
+        before = {name: value.detach().clone() for name, value in self._tensors().items()}
         noise = self._noisy_sum.state()
         self.stream.wait_stream(torch.cuda.current_stream(self._how.device))
         self._pool = torch.cuda.graph_pool_handle()
@@ -316,22 +317,21 @@ class GraphedSimulation:
         with self._on_stream():
             return self._correct.item() / rows.count
 
-    def finish_epoch(self) -> dict[str, Any]:
-        """Wait for the epoch, evaluate, and write its line."""
-        line: dict[str, Any] = {"epoch": self.completed_epochs}
-        for split in ("train", "test"):
-            if split == "train" or self._test is not None:
-                self.start_evaluation(split)
-                line[f"{split}_accuracy"] = self.finish_evaluation(split)
+    @property
+    def splits(self) -> tuple[str, ...]:
+        return ("train",) if self._test is None else ("train", "test")
+
+    def finish_epoch(self, metrics: dict[str, float]) -> dict[str, Any]:
+        """Wait for the epoch and write its line."""
         with self._on_stream():
-            line["train_loss"] = self._loss.item() / self.plan.num_samples
+            loss = self._loss.item() / self.plan.num_samples
+        line = {"epoch": self.completed_epochs, "train_loss": loss, **metrics}
         self.history.append(line)
         return line
 
     def run_epoch(self) -> dict[str, Any]:
-        for _ in self.start_epoch():
-            pass
-        return self.finish_epoch()
+        take_turns([self])
+        return evaluate_together([self])[0]
 
     # --- state ---
 
@@ -348,3 +348,24 @@ class GraphedSimulation:
                 value.copy_(torch.from_numpy(arrays[name]))
             self._noisy_sum.load_state(torch.from_numpy(arrays["noise"]))
             self.completed_epochs = int(arrays["epochs"])
+
+
+def take_turns(simulations: Sequence[GraphedSimulation]) -> None:
+    """One epoch of each, round by round in turn: every stream always has work."""
+    waiting = [simulation.start_epoch() for simulation in simulations]
+    done = object()
+    while waiting:
+        waiting = [rounds for rounds in waiting if next(rounds, done) is not done]
+
+
+def evaluate_together(simulations: Sequence[GraphedSimulation]) -> list[dict[str, Any]]:
+    """The lines of the epoch that each has just finished; all evaluate at once before anyone is waited for."""
+    metrics: list[dict[str, float]] = [{} for _ in simulations]
+    for split in ("train", "test"):
+        for simulation in simulations:
+            if split in simulation.splits:
+                simulation.start_evaluation(split)
+        for simulation, found in zip(simulations, metrics, strict=True):
+            if split in simulation.splits:
+                found[f"{split}_accuracy"] = simulation.finish_evaluation(split)
+    return [simulation.finish_epoch(found) for simulation, found in zip(simulations, metrics, strict=True)]

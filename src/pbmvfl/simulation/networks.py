@@ -1,4 +1,4 @@
-"""Any encoders, one network a party, by autograd: for convolutions, and for other devices than the CPU.
+"""Any encoders, one network a party, by autograd: for convolutions.
 
 Shape suffixes: M parties, B rows, P embedding_dim.
 """
