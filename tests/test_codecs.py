@@ -69,11 +69,16 @@ def test_bfloat16_rounds_as_torch_does_and_stays_finite(gradient, seed, number):
     assert BFLOAT16.decode(payload, *gradient.shape).tobytes() == expected.tobytes()
 
 
+#: The largest bfloat16 (8 significant bits) not above the largest float32 divided by 127.
+LARGEST_SCALE = float((Fraction(float(LARGEST_FLOAT32)) / 127 // 2**114) * 2**114)
+
+
 @settings(max_examples=200)
 @given(gradient=st.one_of(gradients, uneven), seed=seeds, number=rounds)
 @example(gradient=np.array([[LARGEST_FLOAT32, -LARGEST_FLOAT32, 1.0, 0.0]]), seed=0, number=0)
 @example(gradient=np.array([[TINY, -TINY], [0.0, -0.0]], dtype=np.float32), seed=0, number=0)
 @example(gradient=np.array([[127.0, -127.0, 1.0]], dtype=np.float32), seed=0, number=0)
+@example(gradient=np.array([[0.0, 0.0], [0.0, -3.4026162e38]], dtype=np.float32), seed=53_433_106_642, number=0)
 def test_int8_steps_fit_a_byte_and_err_by_at_most_one_step(gradient, seed, number):
     payload = INT8.encode(gradient, seed=seed, round_number=number)
     scales, steps = int8_parts(payload, *gradient.shape)
@@ -87,7 +92,8 @@ def test_int8_steps_fit_a_byte_and_err_by_at_most_one_step(gradient, seed, numbe
             continue
         # Rounded up: 127 steps reach the largest value (but for the last bit of a float32 quotient), and the scale is
         # at most one bfloat16 step, 1/128, or one subnormal bfloat16 step larger than needed.
-        assert scale * 127 >= largest * (1 - 2**-23) - 64 * TINY
+        # At the very end of float32 it is the largest one of which 127 steps are finite: half a step short at most.
+        assert scale * 127 >= largest * (1 - 2**-23) - 64 * TINY or scale == LARGEST_SCALE
         assert scale <= max(largest / 127 * (1 + 2**-7), largest / 127 + 2.0**-133)
         for column, step in enumerate(steps[row]):
             value = float(gradient[row, column])

@@ -16,6 +16,8 @@ from pbmvfl.errors import NonFiniteError, TruncatedMessage
 from pbmvfl.plan import GradientCodecName
 
 _Floats = npt.NDArray[np.float32]
+#: The largest bfloat16, as bits, of which 127 steps are still finite.
+_LARGEST_SCALE = np.uint16((np.finfo(np.float32).max / np.float32(127)).view(np.uint32) >> np.uint32(16))
 
 
 class GradientCodec(Protocol):
@@ -72,7 +74,7 @@ class Int8:
     def encode(self, gradient: _Floats, *, seed: int, round_number: int) -> bytes:
         _require_finite(gradient)
         rows, columns = gradient.shape
-        scale_16 = _bfloat16_at_least(np.abs(gradient).max(axis=1) / np.float32(127))
+        scale_16 = np.minimum(_bfloat16_at_least(np.abs(gradient).max(axis=1) / np.float32(127)), _LARGEST_SCALE)
         scale = _widen(scale_16)
         divisor = np.where(scale > 0, scale, np.float32(1))
         words = public_bits(-(-rows * columns // 2), seed=seed, stream=CODEC_STREAM, index=round_number)
@@ -82,7 +84,10 @@ class Int8:
 
     def decode(self, payload: bytes | memoryview, rows: int, columns: int) -> _Floats:
         _require_length(payload, self.num_bytes(rows, columns))
-        scale = _require_finite(_widen(np.frombuffer(payload, dtype="<u2", count=rows)))
+        halves = np.frombuffer(payload, dtype="<u2", count=rows)
+        if (halves > _LARGEST_SCALE).any():  # negative, NaN, infinite, or infinite after 127 steps
+            raise NonFiniteError("the gradient's scales are not numbers that 127 steps can reach")
+        scale = _widen(halves)
         steps = np.frombuffer(payload, dtype=np.int8, offset=2 * rows).reshape(rows, columns)
         return steps.astype(np.float32) * scale[:, None]
 
