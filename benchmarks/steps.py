@@ -110,14 +110,14 @@ def privacy_in_a_step() -> Iterator[Row]:
     for num_trials, limit in ((2, 15), (16, 15), (64, 25), (128, 35)):
         private = party_step(activity_plan(num_trials=num_trials), features)
         plain = party_step(activity_plan(mechanism="none"), features)
-        ratio, slow, fast = alternate(private, plain, calls=60)
+        ratio, slow, fast = alternate(private, plain, calls=10)
         detail = f"{slow * 1e6:.0f} against {fast * 1e6:.0f} us"
         yield Row(f"privacy in a party's step, Activity, b={num_trials}", (ratio - 1) * 100, limit, "%", detail=detail)
     views = generator.integers(0, 256, size=(1008, 1, 32, 32)).astype(np.uint8)
     for num_trials in (2, 16):
         private = party_step(modelnet_plan(num_trials=num_trials), views)
         plain = party_step(modelnet_plan(mechanism="none"), views)
-        ratio, slow, fast = alternate(private, plain, calls=2, blocks=11)
+        ratio, slow, fast = alternate(private, plain, calls=1, blocks=15)
         detail = f"{slow * 1e3:.1f} against {fast * 1e3:.1f} ms"
         yield Row(f"privacy in a party's step, ModelNet, b={num_trials}", (ratio - 1) * 100, 6, "%", detail=detail)
 
@@ -216,11 +216,11 @@ def whole_rounds() -> Iterator[Row]:
         Round(plan, features, labels),
         Round(plan.replace(mechanism="none", secure_aggregation=None), features, labels),
     )
-    ratio, slow, fast = alternate(private, clear, calls=30)
+    ratio, slow, fast = alternate(private, clear, calls=4)
     detail = f"{slow * 1e3:.2f} against {fast * 1e3:.2f} ms"
     yield Row("whole round, 5 parties, b=16: times mechanism none", ratio, 1.35, "x", detail=detail)
     plain = PlainLoop(plan, features, labels)
-    ratio, slow, fast = alternate(plain, private, calls=30)
+    ratio, slow, fast = alternate(plain, private, calls=3)
     detail = f"{100 / fast:,.0f} against {100 / slow:,.0f} rows/s"
     yield Row("whole round, 5 parties, b=16: times a plain loop's speed", ratio, 1.8, "x", False, detail)
 
@@ -241,6 +241,6 @@ def ledgers() -> Iterator[Row]:
                     book.set_limit("benchmark", limit)
                 book.close()
             charged = Round(plan, features, labels, Path(folder))
-            ratio, slow, fast = alternate(charged, without, calls=30)
+            ratio, slow, fast = alternate(charged, without, calls=4, blocks=301)
         detail = f"{slow * 1e3:.2f} against {fast * 1e3:.2f} ms"
         yield Row(f"ledgers of 5 parties in a round, {name}", (ratio - 1) * 100, 5, "%", detail=detail)

@@ -32,6 +32,9 @@ from pbmvfl.plan import Plan
 from pbmvfl.privacy.ledger import Ledger, LedgerSession
 from pbmvfl.secagg.keys import Identity, Session
 
+#: Rounds that a party of a simulation has charged in one transaction. One by one a charge takes a tenth of a round, and
+#: all that a killed process can lose by more is some rounds that are charged and were not sent.
+ROUNDS_AHEAD = 8
 #: Rows that are evaluated together.
 _EVALUATION_ROWS = 1000
 
@@ -81,6 +84,7 @@ class PartyInputs:
             run=session.run_id.hex(),
             session=session.id.hex(),
             first_round=self.first_round,
+            rounds_ahead=ROUNDS_AHEAD,
             fingerprint=hashlib.sha256(np.ascontiguousarray(self.train_features).data).hexdigest(),
         )
 

@@ -253,10 +253,8 @@ class Party:
         released_BP = self._mechanism.randomize(embedding_BP.detach().numpy(), self._entropy)
         if self._guard is not None:
             self._guard.charge(current)
-        if self._masks is not None:
-            mask = self._masks.for_round(current.number, released_BP.size)
-            released_BP = self._ring.add(released_BP, mask)
-        answer = self._reply(MessageKind.EMBEDDING, self._payload.encode(released_BP), current)
+        mask = None if self._masks is None else self._masks.for_round(current.number, released_BP.size)
+        answer = self._reply(MessageKind.EMBEDDING, self._payload.encode(released_BP, mask), current)
         if current.kind is RoundKind.JOINT:
             self._pending, self._pending_rows = embedding_BP, current.num_rows
         self._next_round = current.number + 1

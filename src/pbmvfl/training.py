@@ -24,6 +24,7 @@ class Trainer:
     def __init__(self, plan: Plan, network: nn.Module) -> None:
         self.network = network
         self.parameters: list[Tensor] = [parameter for parameter in network.parameters() if parameter.requires_grad]
+        self._weights = [parameter.detach() for parameter in self.parameters]  # the same numbers, unknown to autograd
         self._learning_rate = plan.learning_rate
         self._momentum = plan.momentum
         self._velocity: list[Tensor] = []
@@ -44,7 +45,6 @@ class Trainer:
             ]
         return slopes
 
-    @torch.no_grad()
     def step(self, slopes: list[Tensor]) -> None:
         """One step along the slopes of the weights."""
         if self._adam is not None:
@@ -56,7 +56,7 @@ class Trainer:
             torch._foreach_mul_(self._velocity, self._momentum)
             torch._foreach_add_(self._velocity, slopes)
             slopes = self._velocity
-        torch._foreach_add_(self.parameters, slopes, alpha=-self._learning_rate)
+        torch._foreach_add_(self._weights, slopes, alpha=-self._learning_rate)
 
     def state(self) -> dict[str, Tensor]:
         """Weights, buffers and moments as flat named tensors: what a checkpoint holds of one role."""

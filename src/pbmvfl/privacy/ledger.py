@@ -321,6 +321,7 @@ class LedgerSession:
         entry = next(entry for entry in ledger.sessions(dataset) if entry.id == number)
         self._rows = RowNumbers(ledger, dataset)
         self._train = self._rows.numbers(entry.train_ids)
+        self._train_is_numbered = entry.train_ids == f"range:0:{plan.num_samples}"  # then a row's number is its own
         self._test = self._rows.numbers(entry.test_ids)
         self.notes = self._look_for_changes(entry)
         self._version = -1
@@ -409,7 +410,9 @@ class LedgerSession:
                     )
 
     def _row_numbers(self, current: Round) -> npt.NDArray[np.int64]:
-        return (self._train if current.kind is RoundKind.JOINT else self._test)[current.rows]
+        if current.kind is RoundKind.JOINT:
+            return current.rows if self._train_is_numbered else self._train[current.rows]
+        return self._test[current.rows]
 
     def _write_refusal(self, number: int, reason: str) -> None:
         self._db.execute("INSERT INTO refusals VALUES (?, ?, ?, ?)", (self._number, number, reason, _now()))

@@ -15,13 +15,19 @@ def packed_bytes(count: int, bits: int) -> int:
     return (count * bits + 7) // 8
 
 
-def pack(values: npt.NDArray[Any], bits: int) -> bytes:
-    """The low `bits` bits of every value, least significant bit first."""
+def pack(values: npt.NDArray[Any], bits: int, mask: npt.NDArray[Any] | None = None) -> bytes:
+    """The low `bits` bits of every value, or of every value plus its mask, least significant bit first.
+
+    Cutting off the higher bits is the reduction modulo 2^bits, so adding a mask here is adding it in the ring.
+    """
     flat = values.reshape(-1)
     if bits == 8:
-        return flat.astype(np.uint8).tobytes()
+        return (flat if mask is None else flat + mask).astype(np.uint8).tobytes()
     words = np.empty((flat.size * bits + 31) // 32, dtype="<u4")
-    _pack(flat, bits, words)
+    if mask is None:
+        _pack(flat, bits, words)
+    else:
+        _pack_masked(flat, mask, bits, words)
     return words.view(np.uint8)[: packed_bytes(flat.size, bits)].tobytes()
 
 
@@ -45,6 +51,27 @@ def _pack(values: Any, bits: Any, words: Any) -> None:
     position = 0
     for i in range(values.size):
         pending |= (np.uint64(values[i]) & low) << held
+        held += width
+        if held >= half:
+            words[position] = np.uint32(pending & np.uint64(0xFFFFFFFF))
+            pending >>= half
+            held -= half
+            position += 1
+    if held > np.uint64(0):
+        words[position] = np.uint32(pending & np.uint64(0xFFFFFFFF))
+
+
+@compiled
+def _pack_masked(values: Any, mask: Any, bits: Any, words: Any) -> None:
+    """`_pack` of values + mask. Written out: one pass over the batch instead of three."""
+    pending = np.uint64(0)
+    held = np.uint64(0)
+    width = np.uint64(bits)
+    low = (np.uint64(1) << width) - np.uint64(1)
+    half = np.uint64(32)
+    position = 0
+    for i in range(values.size):
+        pending |= ((np.uint64(values[i]) + np.uint64(mask[i])) & low) << held
         held += width
         if held >= half:
             words[position] = np.uint32(pending & np.uint64(0xFFFFFFFF))

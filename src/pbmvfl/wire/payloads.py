@@ -17,7 +17,8 @@ class PayloadFormat(Protocol):
     def num_bytes(self, count: int) -> int:
         """Exactly how long the payload for `count` values is."""
 
-    def encode(self, values: npt.NDArray[Any]) -> bytes: ...
+    def encode(self, values: npt.NDArray[Any], mask: npt.NDArray[Any] | None = None) -> bytes:
+        """The bytes that leave: with a mask, of values + mask in the ring."""
 
     def total(self, payloads: Sequence[bytes | memoryview], count: int) -> npt.NDArray[Any]:
         """The sum over the parties, in the order of their indices."""
@@ -33,8 +34,8 @@ class PackedIntegers:
     def num_bytes(self, count: int) -> int:
         return packed_bytes(count, self.bits)
 
-    def encode(self, values: npt.NDArray[Any]) -> bytes:
-        return pack(values, self.bits)
+    def encode(self, values: npt.NDArray[Any], mask: npt.NDArray[Any] | None = None) -> bytes:
+        return pack(values, self.bits, mask)
 
     def total(self, payloads: Sequence[bytes | memoryview], count: int) -> npt.NDArray[np.uint16]:
         totals = np.zeros(count, dtype=np.uint16)
@@ -49,7 +50,8 @@ class Floats:
     def num_bytes(self, count: int) -> int:
         return 4 * count
 
-    def encode(self, values: npt.NDArray[Any]) -> bytes:
+    def encode(self, values: npt.NDArray[Any], mask: npt.NDArray[Any] | None = None) -> bytes:
+        assert mask is None, "masks are for integers; the plan refuses them for floats"
         return values.astype("<f4", copy=False).tobytes()
 
     def total(self, payloads: Sequence[bytes | memoryview], count: int) -> npt.NDArray[np.float32]:
