@@ -24,10 +24,7 @@ def pack(values: npt.NDArray[Any], bits: int, mask: npt.NDArray[Any] | None = No
     if bits == 8:
         return (flat if mask is None else flat + mask).astype(np.uint8).tobytes()
     words = np.empty((flat.size * bits + 31) // 32, dtype="<u4")
-    if mask is None:
-        _pack(flat, bits, words)
-    else:
-        _pack_masked(flat, mask, bits, words)
+    _pack(flat, np.zeros(flat.size, dtype=np.uint8) if mask is None else mask, bits, words)
     return words.view(np.uint8)[: packed_bytes(flat.size, bits)].tobytes()
 
 
@@ -41,29 +38,8 @@ def add_packed(payload: bytes | memoryview, bits: int, totals: npt.NDArray[np.ui
 
 
 @compiled
-def _pack(values: Any, bits: Any, words: Any) -> None:
-    """Collect bits in a 64-bit register and write 32 of them whenever they are there."""
-    pending = np.uint64(0)
-    held = np.uint64(0)
-    width = np.uint64(bits)
-    low = (np.uint64(1) << width) - np.uint64(1)
-    half = np.uint64(32)
-    position = 0
-    for i in range(values.size):
-        pending |= (np.uint64(values[i]) & low) << held
-        held += width
-        if held >= half:
-            words[position] = np.uint32(pending & np.uint64(0xFFFFFFFF))
-            pending >>= half
-            held -= half
-            position += 1
-    if held > np.uint64(0):
-        words[position] = np.uint32(pending & np.uint64(0xFFFFFFFF))
-
-
-@compiled
-def _pack_masked(values: Any, mask: Any, bits: Any, words: Any) -> None:
-    """`_pack` of values + mask. Written out: one pass over the batch instead of three."""
+def _pack(values: Any, mask: Any, bits: Any, words: Any) -> None:
+    """Add, cut off, and collect bits in a 64-bit register; write 32 of them whenever they are there."""
     pending = np.uint64(0)
     held = np.uint64(0)
     width = np.uint64(bits)
