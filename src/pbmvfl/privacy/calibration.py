@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 #: Beyond this the gain in noise at equal epsilon is below one per cent, and bytes and time go on growing.
 _TRIALS = (1, 2, 3, 4, 6, 8, 12, 16)
 #: Noise grows with the square root of the epochs and averages out over steps, so few epochs and small batches win, as
-#: long as the networks get enough steps. Seen on Phishing and digits at epsilon 8.
-_EPOCHS = 2
+#: long as the networks get enough steps; fewest where noise would drown the sums. Seen on two datasets at epsilon 8.
+_EPOCHS, _FEWEST_EPOCHS = 4, 2
 _STEPS = 350
 _BATCHES = (8, 16, 25, 32, 50, 64, 100, 128, 200, 256)
 _FEW_ORDERS = ORDERS[2::8]
@@ -133,7 +133,9 @@ def plan_for_budget(
         "num_classes": num_classes,
         "num_test_samples": num_test_samples,
     }
-    base = Plan.from_dict({**sizes, **_rules_of_thumb(num_samples, num_classes, budget, choices), **choices})
+    base = Plan.from_dict(
+        {**sizes, **_rules_of_thumb(num_parties, num_samples, num_classes, budget, choices), **choices}
+    )
     budget.adversary.honest_parties(num_parties)  # names a colluding_parties that is too large
     return _least_noise(base, budget, choices, largest_bytes)
 
@@ -145,15 +147,26 @@ def _named(kind: Any, value: str, name: str) -> Any:
         raise PlanError(f"{name}={value!r} is not one of {', '.join(kind)}: say which epsilon is meant") from None
 
 
-def _rules_of_thumb(num_samples: int, num_classes: int, budget: Budget, choices: dict[str, Any]) -> dict[str, Any]:
+def _drowned(num_parties: int, embedding_dim: int, budget: Budget) -> bool:
+    """Whether the noise of a full number of epochs would exceed the largest sum; to first order, in Gaussian terms."""
+    strength = budget.epsilon / math.sqrt(2 * math.log(1.25 / budget.delta))
+    cells = num_parties if budget.unit is Unit.RECORD else 1
+    return 2 * math.sqrt(max(1, embedding_dim) * _EPOCHS * cells) / strength > num_parties
+
+
+def _rules_of_thumb(
+    num_parties: int, num_samples: int, num_classes: int, budget: Budget, choices: dict[str, Any]
+) -> dict[str, Any]:
     """What learning needs: few coordinates, few epochs, and batches that leave enough steps."""
+    # Two classes need one number. More classes were learned better with a number each than with fewer.
+    embedding_dim = choices.get("embedding_dim", 1 if num_classes == 2 else min(num_classes, 16))
+    few = _FEWEST_EPOCHS if _drowned(num_parties, embedding_dim, budget) else _EPOCHS
     batch = choices.get("batch_size")
     if not isinstance(batch, int):
-        batch = max(size for size in _BATCHES if size == _BATCHES[0] or _EPOCHS * num_samples / size >= _STEPS)
-    epochs = min(max(round(_STEPS * batch / num_samples), _EPOCHS), 30)
+        batch = max(size for size in _BATCHES if size == _BATCHES[0] or few * num_samples / size >= _STEPS)
+    epochs = min(max(round(_STEPS * batch / num_samples), few), 30)
     chosen: dict[str, Any] = {
-        # Two classes need one number. More classes were learned better with a number each than with fewer.
-        "embedding_dim": 1 if num_classes == 2 else min(num_classes, 16),
+        "embedding_dim": embedding_dim,
         "batch_size": batch,
         "num_epochs": epochs,
         "optimizer": "adam",
