@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 
 os.environ["OMP_NUM_THREADS"] = "1"
 
@@ -15,6 +16,7 @@ import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from hypothesis import settings
 
+from pbmvfl.cli import main
 from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.links import PartyInputs
 from pbmvfl.party import Party
@@ -139,3 +141,19 @@ def counter_mode() -> Callable[..., bytes]:
         return b"".join(cipher.update(block.to_bytes(16, "big")) for block in blocks)[:num_bytes]
 
     return stream
+
+
+@pytest.fixture
+def run_main(monkeypatch, capsys):
+    """The command line in this process: exit code, stdout, stderr."""
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["pbmvfl", *map(str, arguments)])
+        code = 0
+        try:
+            main()
+        except SystemExit as exit:
+            code = exit.code or 0
+        return code, *capsys.readouterr()
+
+    return run

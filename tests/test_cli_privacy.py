@@ -14,24 +14,17 @@ from typing import Any
 
 import pytest
 
-from pbmvfl.cli import main
 from pbmvfl.plan import Plan
 
 
 @pytest.fixture
-def cli(monkeypatch, capsys, tmp_path) -> Callable[..., tuple[int, str, str]]:
+def cli(monkeypatch, run_main, tmp_path) -> Callable[..., tuple[int, str, str]]:
     """The command in this process: exit code, stdout and stderr."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "100")
 
     def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["pbmvfl", *map(str, arguments)])
-        code = 0
-        try:
-            main()
-        except SystemExit as exit:
-            code = exit.code or 0
-        return code, *capsys.readouterr()
+        return run_main(*arguments)
 
     return run
 

@@ -16,7 +16,6 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from pbmvfl.cli import main
 from pbmvfl.plan import Plan
 
 MAIN = "from pbmvfl.cli import main; main()"
@@ -37,19 +36,13 @@ Cli = Callable[..., Outcome]
 
 
 @pytest.fixture
-def cli(monkeypatch, capsys, tmp_path) -> Cli:
+def cli(monkeypatch, run_main, tmp_path) -> Cli:
     """The command in this process, in an empty folder. Anything but a clean exit is an exception of the test."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "100")
 
     def run(*arguments: object) -> Outcome:
-        monkeypatch.setattr(sys, "argv", ["pbmvfl", *map(str, arguments)])
-        code = 0
-        try:
-            main()
-        except SystemExit as exit:
-            code = exit.code or 0
-        return Outcome(code, *capsys.readouterr())
+        return Outcome(*run_main(*arguments))
 
     return run
 

@@ -17,7 +17,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from pbmvfl.cli import main
 from pbmvfl.driver import Meter
 from pbmvfl.plan import Plan
 from pbmvfl.privacy.ledger import Ledger
@@ -59,19 +58,13 @@ def command(*options: object, epochs: int = 6) -> list[str]:
 
 
 @pytest.fixture
-def cli(monkeypatch, capsys, tmp_path) -> Callable[..., tuple[int, str, str]]:
+def cli(monkeypatch, run_main, tmp_path) -> Callable[..., tuple[int, str, str]]:
     """The command in this process: exit code, stdout, and stderr without line breaks."""
     write_table(tmp_path)
     monkeypatch.chdir(tmp_path)
 
     def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["pbmvfl", *map(str, arguments)])
-        code = 0
-        try:
-            main()
-        except SystemExit as exit:
-            code = exit.code or 0
-        out, err = capsys.readouterr()
+        code, out, err = run_main(*arguments)
         return code, out, "".join(err.split())
 
     return run
