@@ -349,7 +349,7 @@ def test_imagenet_runs_from_a_tree_of_pictures(no_data):
     assert not runner.uses_stand_in
     from pbmvfl.simulation.cuda import run_together
 
-    run_together(runner, runner.missing()[:1])
+    run_together([(runner, runner.missing()[:1])])
     (written,) = (no_data / "out" / "records" / "imagenet100").iterdir()
     assert json.loads(written.read_text())["stand_in"] is False
 

@@ -124,7 +124,7 @@ class StudyRunner:
         if missing and self._is_graphed:
             from pbmvfl.simulation.cuda import run_together
 
-            run_together(self, missing, on_progress=on_progress)
+            run_together([(self, missing)], on_progress=on_progress)
             return
         cells = dict.fromkeys(run.cell for run in missing)
         for cell in cells:

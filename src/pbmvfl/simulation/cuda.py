@@ -15,6 +15,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 
 #: Configurations at once. Beyond eight the device is full.
 TOGETHER = 8
+#: A training accuracy so far below the target on some rows is not measured on all: seven standard errors of the share.
+_SCREEN_MARGIN = 0.03
 #: Epochs between two writings of an unfinished run, so that a run cut short leaves its curve.
 _WRITE_EVERY = 5
 
@@ -48,17 +51,48 @@ def _silent(text: str) -> None:
     del text
 
 
-class _Active:
-    """A run on the device."""
+class _Job:
+    """All seeds of one configuration, and the studies that want it."""
 
-    def __init__(self, run: Run, simulation: GraphedSimulation) -> None:
-        self.run, self.simulation = run, simulation
-        self.seconds = 0.0
+    def __init__(self, runner: StudyRunner, runs: list[Run]) -> None:
+        self.runner, self.runs = runner, runs
+        self.wanted_by = [runner]
+        self.simulations: list[GraphedSimulation] = []
+        self.seconds = [0.0] * len(runs)
+
+    @property
+    def is_done(self) -> bool:
+        histories = [simulation.history for simulation in self.simulations]
+        return all(runner.is_done(histories) for runner in self.wanted_by)
+
+    @property
+    def epoch(self) -> int:
+        return self.simulations[0].completed_epochs
+
+
+def _jobs(wanted: Sequence[tuple[StudyRunner, Sequence[Run]]]) -> list[_Job]:
+    """What is missing, every configuration once: a run that two studies want goes on until both have enough."""
+    found: dict[tuple[str, str], _Job] = {}
+    for runner, missing in wanted:
+        for cell in dict.fromkeys(run.cell for run in missing):
+            key = (runner.study.dataset, cell.name)
+            if key in found:
+                found[key].wanted_by.append(runner)
+            else:
+                found[key] = _Job(runner, [run for run in missing if run.cell == cell])
+    return list(found.values())
+
+
+def _screen(jobs: Sequence[_Job]) -> float:
+    """The training accuracy from which on all rows count."""
+    targets = [runner.study.target for job in jobs for runner in job.wanted_by]
+    return min((value for metric, value in filter(None, targets) if metric == "train_accuracy"), default=1.0) - (
+        _SCREEN_MARGIN
+    )
 
 
 def run_together(
-    runner: StudyRunner,
-    missing: Sequence[Run],
+    wanted: Sequence[tuple[StudyRunner, Sequence[Run]]],
     *,
     on_progress: OnProgress | None = None,
     execution: Execution | None = None,
@@ -66,84 +100,78 @@ def run_together(
     checkpoints: Path | None = None,
     log: Log | None = None,
 ) -> None:
-    """All missing runs of a study, `together` at a time; the seeds of a configuration start and stop together."""
-    how = execution or Execution.on(runner.device)
+    """Missing runs of one study or several, `together` at a time; seeds of a configuration start and stop together."""
+    queue = _jobs(wanted)
+    if not queue:
+        return
+    how = execution or Execution.on(queue[0].runner.device)
     if how.device.type == "cuda":
         set_up()
     say = log or _silent
-    queue = list(dict.fromkeys(run.cell for run in missing))
-    active: list[_Active] = []
+    active: list[_Job] = []
     while queue or active:
-        while queue:
-            seeds = [run for run in missing if run.cell == queue[0]]
-            if active and len(active) + len(seeds) > together:
-                break
-            active += [_Active(run, _open(runner, run, how, checkpoints, say)) for run in seeds]
-            del queue[0]
+        while queue and not (active and sum(len(job.runs) for job in (*active, queue[0])) > together):
+            job = queue.pop(0)
+            _open(job, how, checkpoints, say)
+            active.append(job)
+        simulations = [simulation for job in active for simulation in job.simulations]
+        count = len(simulations)
         started = time.perf_counter()
-        take_turns([each.simulation for each in active])
-        if how.device.type == "cuda":
-            torch.cuda.synchronize(how.device)
+        take_turns(simulations)
+        _wait(how.device)
         trained = time.perf_counter() - started
-        lines = evaluate_together([each.simulation for each in active])
+        lines = iter(evaluate_together(simulations, screen=_screen(active)))
         whole = time.perf_counter() - started
-        for each, line in zip(active, lines, strict=True):
-            each.seconds += whole / len(active)
-            if on_progress is not None:
-                on_progress(each.run, line["epoch"], line)
-            accuracy, loss = line["train_accuracy"], line["train_loss"]
-            say(f"{each.run.label} epoch {line['epoch']} train accuracy {accuracy:.4f} loss {loss:.4f}")
-        count = len(active)
+        for job in active:
+            for index, run in enumerate(job.runs):
+                line = next(lines)
+                job.seconds[index] += whole / count
+                if on_progress is not None:
+                    on_progress(run, line["epoch"], line)
+                values = (f"{name.replace('_', ' ')} {line[name]:.4f}" for name in line if name != "epoch")
+                say(f"{run.label} epoch {line['epoch']} {' '.join(values)}")
         say(f"{count} at once: {trained / count:.3f} s an epoch each to train, {whole / count:.3f} in all")
-        active = _keep_unfinished(runner, active, how, checkpoints, on_progress)
+        for job in active:
+            if job.is_done or job.epoch % _WRITE_EVERY == 0:
+                _write(job, how, checkpoints)
+            if job.is_done and on_progress is not None:
+                for run in job.runs:
+                    on_progress(run, job.epoch, None)
+        active = [job for job in active if not job.is_done]
 
 
-def _open(runner: StudyRunner, run: Run, how: Execution, checkpoints: Path | None, say: Log) -> GraphedSimulation:
-    data = runner.data(run.cell.num_parties)
-    simulation = GraphedSimulation(run.plan, data, execution=how, augment=runner.study.augment)
-    started = time.perf_counter()
-    simulation.prepare()
-    say(f"{run.label}: ready after {time.perf_counter() - started:.1f} s")
-    if checkpoints is not None and (path := _checkpoint(checkpoints, run)).is_file():
-        earlier = runner.records.read(runner.study.dataset, run.cell.name, run.seed)
-        simulation.load(path)
-        if earlier is not None and len(earlier.history) >= simulation.completed_epochs:
-            simulation.history = earlier.history[: simulation.completed_epochs]
-            say(f"{run.label}: continues after epoch {simulation.completed_epochs}")
-        else:  # weights without their curve are of no use
-            simulation = GraphedSimulation(run.plan, data, execution=how, augment=runner.study.augment)
-            simulation.prepare()
-    return simulation
+def _open(job: _Job, how: Execution, checkpoints: Path | None, say: Log) -> None:
+    runner = job.runner
+    data = runner.data(job.runs[0].cell.num_parties)
+    for index, run in enumerate(job.runs):
+        simulation = GraphedSimulation(run.plan, data, execution=how, augment=runner.study.augment)
+        started = time.perf_counter()
+        simulation.prepare()
+        say(f"{run.label}: ready after {time.perf_counter() - started:.1f} s")
+        if checkpoints is not None and (path := _checkpoint(checkpoints, run)).is_file():
+            earlier = runner.records.read(runner.study.dataset, run.cell.name, run.seed)
+            epochs = GraphedSimulation.epochs_in(path)
+            if earlier is not None and len(earlier.history) >= epochs:  # weights without their curve are of no use
+                simulation.load(path)
+                simulation.history = earlier.history[:epochs]
+                job.seconds[index] = earlier.seconds
+                say(f"{run.label}: continues after epoch {epochs}")
+        job.simulations.append(simulation)
 
 
 def _checkpoint(folder: Path, run: Run) -> Path:
     return folder / f"{run.cell.name}-seed{run.seed}.npz"
 
 
-def _keep_unfinished(
-    runner: StudyRunner, active: list[_Active], how: Execution, checkpoints: Path | None, on_progress: OnProgress | None
-) -> list[_Active]:
-    """Write what is due, and drop configurations all of whose seeds are done."""
-    kept: list[_Active] = []
-    for cell in dict.fromkeys(each.run.cell for each in active):
-        same = [each for each in active if each.run.cell == cell]
-        done = runner.is_done([each.simulation.history for each in same])
-        epoch = same[0].simulation.completed_epochs
-        if done or epoch % _WRITE_EVERY == 0:
-            name = torch.cuda.get_device_name(how.device) if how.device.type == "cuda" else "cpu"
-            number = "bf16" if how.bf16 else "float32"
-            for each in same:
-                engine = f"captured rounds, {name}, {number}, torch {torch.__version__}"
-                runner.save(each.run, each.simulation.history, seconds=each.seconds, engine=engine)
-                if checkpoints is not None:
-                    checkpoints.mkdir(parents=True, exist_ok=True)
-                    each.simulation.save(_checkpoint(checkpoints, each.run))
-        if not done:
-            kept += same
-        elif on_progress is not None:
-            for each in same:
-                on_progress(each.run, epoch, None)
-    return kept
+def _write(job: _Job, how: Execution, checkpoints: Path | None) -> None:
+    name = torch.cuda.get_device_name(how.device) if how.device.type == "cuda" else "cpu"
+    number = "bf16" if how.bf16 else "float32"
+    for run, simulation, seconds in zip(job.runs, job.simulations, job.seconds, strict=True):
+        engine = f"captured rounds, {name}, {number}, torch {torch.__version__}"
+        job.runner.save(run, simulation.history, seconds=seconds, engine=engine)
+        if checkpoints is not None:
+            checkpoints.mkdir(parents=True, exist_ok=True)
+            simulation.save(_checkpoint(checkpoints, run))
 
 
 # --- measuring ---
@@ -257,7 +285,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--config", type=Path, required=True, action="append", help="reproduce/NAME.json; may repeat")
     parser.add_argument("--data", type=Path, default=None, help="folder with cifar10/, modelnet10/, ...")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--limit-epochs", type=int, default=None)
+    parser.add_argument(
+        "--limit-epochs", type=int, default=[], action="append", help="of each config in turn; 0: what it says itself"
+    )
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--together", type=int, default=TOGETHER)
     parser.add_argument("--device", default="cuda")
@@ -279,7 +309,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(line, file=file, flush=True)
 
         log(f"torch {torch.__version__}, {how}")
-        for config in given.config:
+        wanted: list[tuple[StudyRunner, list[Run]]] = []
+        parts = given.only.split(",")
+        for config, limit in zip_longest(given.config, given.limit_epochs[: len(given.config)]):
             study = read_study(config)
             runner = StudyRunner(
                 study.quickened() if given.quick else study,
@@ -287,18 +319,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 seeds=given.seeds,
                 device=given.device,
                 data_folder=given.data,
-                limit_epochs=given.limit_epochs,
+                limit_epochs=limit,
             )
             if given.measure:
                 found = measure(runner, execution=how, together=given.together, epochs=3, log=log)
                 (given.out / f"speed-{study.name}.json").write_text(json.dumps(found, indent=1) + "\n")
                 continue
-            wanted = given.only.split(",")
-            missing = [run for run in runner.missing() if any(part in run.cell.name for part in wanted)]
-            log(f"{study.name}: {len(missing)} runs to go")
-            run_together(
-                runner, missing, execution=how, together=given.together, checkpoints=given.checkpoints, log=log
-            )
+            missing = [run for run in runner.missing() if any(part in run.cell.name for part in parts)]
+            log(f"{study.name}: {len(missing)} runs to go, {runner.limit_epochs} epochs at most")
+            wanted.append((runner, missing))
+        run_together(wanted, execution=how, together=given.together, checkpoints=given.checkpoints, log=log)
     return 0
 
 

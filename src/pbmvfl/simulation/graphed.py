@@ -33,6 +33,8 @@ from pbmvfl.training import Trainer
 
 #: Rows of one evaluation batch, about; batch statistics of so many rows are steadier than those of a round.
 _EVALUATION_ROWS = 1000
+#: Rows that tell whether measuring all of them is worth it: a share of them is off by less than 0.005 as a rule.
+SCREEN_ROWS = 10_000
 _WARM_UP_ROUNDS = 3
 
 
@@ -101,6 +103,8 @@ class GraphedSimulation:
         self._loss = torch.zeros((), dtype=torch.float64, device=device)
         self._correct = torch.zeros((), dtype=torch.int64, device=device)
         self.completed_epochs = 0
+        #: The epoch whose rows are in the buffers.
+        self._filled: int | None = None
         self.history: list[dict[str, Any]] = []
         self.stream = _stream(device) if device.type == "cuda" else None
         self._party_streams: list[Any] = []
@@ -165,7 +169,7 @@ class GraphedSimulation:
         self._correct += (scores_BK.argmax(1) == labels_B).sum()
 
     def _evaluate_train(self) -> None:
-        """Some rounds of the epoch's own (augmented) rows together, with statistics of the batch."""
+        """Some rounds of the coming epoch together, with statistics of the batch."""
         first = self._position * self._grouped
         rounds = first + torch.arange(self._grouped, device=self._how.device)
         batches = [part.index_select(0, rounds).flatten(0, 1) for part in self._train.batches]
@@ -269,9 +273,14 @@ class GraphedSimulation:
     # --- an epoch ---
 
     def _fill_epoch(self) -> None:
+        """The coming epoch's rows, cropped and flipped as nothing before them was: they are also what training
+        accuracy is measured on, because a network knows the very crops it has just been trained on too well."""
         plan, epoch = self.plan, self.completed_epochs
+        if self._filled == epoch:
+            return
         order = public_permutation(plan.num_samples, seed=plan.seed, stream=SCHEDULE_STREAM, index=epoch)
         self._train.fill(order, seed=plan.seed, epoch=epoch)
+        self._filled = epoch
 
     @contextlib.contextmanager
     def _on_stream(self) -> Iterator[None]:
@@ -299,17 +308,43 @@ class GraphedSimulation:
                 self._graphs["rest"]()
         self.completed_epochs += 1
 
-    def start_evaluation(self, split: str) -> None:
-        """Count right answers on the device; `finish_evaluation` reads the count."""
-        rows = self._train if split == "train" else self._test
-        assert rows is not None
+    @property
+    def screen_groups(self) -> int:
+        """Evaluation batches that hold SCREEN_ROWS training rows, at most all of them."""
+        groups = self._train.rounds // self._grouped
+        return min(groups, -(-SCREEN_ROWS // (self._grouped * self._train.batch_size)))
+
+    def start_screening(self) -> None:
+        """Count right answers among the first SCREEN_ROWS rows of the coming epoch, which its order has drawn."""
+        with self._on_stream():
+            self._fill_epoch()
+            self._position.zero_()
+            self._correct.zero_()
+            for _ in range(self.screen_groups):
+                self._graphs["train"]()
+
+    def finish_screening(self) -> float:
+        rows = self.screen_groups * self._grouped * self._train.batch_size
+        with self._on_stream():
+            return self._correct.item() / rows
+
+    def continue_evaluation(self) -> None:
+        """The training rows that the screening left out."""
+        with self._on_stream():
+            for _ in range(self._train.rounds // self._grouped - self.screen_groups):
+                self._graphs["train"]()
+            if self._train.rest_rows:
+                self._graphs["train-rest"]()
+
+    def start_test(self) -> None:
+        assert self._test is not None
         with self._on_stream():
             self._position.zero_()
             self._correct.zero_()
-            for _ in range(rows.rounds // (self._grouped if split == "train" else 1)):
-                self._graphs[split]()
-            if rows.rest_rows:
-                self._graphs[f"{split}-rest"]()
+            for _ in range(self._test.rounds):
+                self._graphs["test"]()
+            if self._test.rest_rows:
+                self._graphs["test-rest"]()
 
     def finish_evaluation(self, split: str) -> float:
         rows = self._train if split == "train" else self._test
@@ -318,8 +353,8 @@ class GraphedSimulation:
             return self._correct.item() / rows.count
 
     @property
-    def splits(self) -> tuple[str, ...]:
-        return ("train",) if self._test is None else ("train", "test")
+    def has_test_rows(self) -> bool:
+        return self._test is not None
 
     def finish_epoch(self, metrics: dict[str, float]) -> dict[str, Any]:
         """Wait for the epoch and write its line."""
@@ -342,12 +377,19 @@ class GraphedSimulation:
         with open(path, "wb") as file:
             np.savez(file, noise=noise, epochs=np.int64(self.completed_epochs), allow_pickle=False, **arrays)
 
+    @staticmethod
+    def epochs_in(path: Any) -> int:
+        """How many epochs the weights in this file have seen."""
+        with np.load(path, allow_pickle=False) as arrays:
+            return int(arrays["epochs"])
+
     def load(self, path: Any) -> None:
         with np.load(path, allow_pickle=False) as arrays, torch.no_grad():
             for name, value in self._tensors().items():
                 value.copy_(torch.from_numpy(arrays[name]))
             self._noisy_sum.load_state(torch.from_numpy(arrays["noise"]))
             self.completed_epochs = int(arrays["epochs"])
+        self._filled = None
 
 
 def take_turns(simulations: Sequence[GraphedSimulation]) -> None:
@@ -358,14 +400,24 @@ def take_turns(simulations: Sequence[GraphedSimulation]) -> None:
         waiting = [rounds for rounds in waiting if next(rounds, done) is not done]
 
 
-def evaluate_together(simulations: Sequence[GraphedSimulation]) -> list[dict[str, Any]]:
-    """The lines of the epoch that each has just finished; all evaluate at once before anyone is waited for."""
+def evaluate_together(simulations: Sequence[GraphedSimulation], *, screen: float = 0.0) -> list[dict[str, Any]]:
+    """The lines of the epoch that each has just finished; all evaluate at once before anyone is waited for.
+
+    A simulation whose accuracy on SCREEN_ROWS training rows is below `screen` is not measured on all of them.
+    """
     metrics: list[dict[str, float]] = [{} for _ in simulations]
-    for split in ("train", "test"):
-        for simulation in simulations:
-            if split in simulation.splits:
-                simulation.start_evaluation(split)
-        for simulation, found in zip(simulations, metrics, strict=True):
-            if split in simulation.splits:
-                found[f"{split}_accuracy"] = simulation.finish_evaluation(split)
+    for simulation in simulations:
+        simulation.start_screening()
+    for simulation, found in zip(simulations, metrics, strict=True):
+        found["train_accuracy"] = simulation.finish_screening()
+    near = [pair for pair in zip(simulations, metrics, strict=True) if pair[1]["train_accuracy"] >= screen]
+    for simulation, _ in near:
+        simulation.continue_evaluation()
+    for simulation, found in near:
+        found["train_accuracy"] = simulation.finish_evaluation("train")
+    tested = [pair for pair in zip(simulations, metrics, strict=True) if pair[0].has_test_rows]
+    for simulation, _ in tested:
+        simulation.start_test()
+    for simulation, found in tested:
+        found["test_accuracy"] = simulation.finish_evaluation("test")
     return [simulation.finish_epoch(found) for simulation, found in zip(simulations, metrics, strict=True)]
