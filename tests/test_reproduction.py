@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import math
 import os
@@ -13,11 +14,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pbmvfl.plan import Plan
 from pbmvfl.privacy.paper import communication_bits
 from pbmvfl.reproduction.claims import FALSE_ALARM, paired, paired_p_value, trend, trend_p_value
 from pbmvfl.reproduction.epsilons import calibrated_ldp, coupled_epsilon, paper_epsilon, short_epsilon
+from pbmvfl.reproduction.figures import spread
 from pbmvfl.reproduction.publish import Publisher
 from pbmvfl.reproduction.records import Record, Records, epochs_to, mean_epochs_to
 from pbmvfl.reproduction.runner import StudyRunner
@@ -83,6 +87,21 @@ def test_printed_costs_are_the_printed_formula_in_bits(name):
         assert abs(bits / 1e9 - cell.printed_cost) < 0.01
 
 
+def test_table_1_lost_a_factor_of_ten_in_every_row_but_that_without_privacy():
+    study = read_study(CONFIGS / "table1.json")
+    rows = []
+    for cell in study.cells:
+        plan = study.make_plan(cell, seed=0, sizes={"num_samples": 50_000, "num_test_samples": 0, "num_classes": 10})
+        rows.append(TableRow(cell=cell, plan=plan, limit_epochs=100, epochs=(None,), mean_curve=None))
+        if cell.printed_epochs is None:
+            continue
+        upload = math.log(cell.num_trials * 4) if cell.mechanism == "pbm" else 32
+        bits = cell.printed_epochs * 50_000 * 4 * 16 * (32 + upload)
+        factor = 1e7 if cell.mechanism == "pbm" else 1e6
+        assert bits / factor == pytest.approx(cell.printed_cost, abs=5), cell
+    assert "PBM rows are printed ten times too small" in table_markdown(study, rows, notes=[])
+
+
 # --- equal epsilon ---
 
 
@@ -97,7 +116,7 @@ def test_the_calibrated_baseline_of_every_figure_has_the_epsilon_of_its_pbm():
             b, beta = cell.equal_to
             pbm = Cell(mechanism="pbm", num_parties=cell.num_parties, num_trials=b, beta=beta)
             ours, theirs = (
-                paper_epsilon(study.make_plan(each, seed=0, sizes=sizes), study.limit_epochs) for each in (cell, pbm)
+                paper_epsilon(study.make_plan(each, seed=0, sizes=sizes), study.calibrated_at) for each in (cell, pbm)
             )
             assert 0.999 * theirs < ours <= theirs, cell
 
@@ -220,7 +239,7 @@ def test_a_printed_value_agrees_within_five_epochs_or_three_tenths():
         (row(86, 1, 4, 11), "ours earlier", "5.3", "11", "-80.7"),
         (row(92, 95, None, None), "agrees", "> 100", "> 100", ""),
         (row(92, None, None, None), "ours later", "> 100", "> 100", ""),
-        (row(411, None, None, None), "not reached in 100", "> 100", "> 100", ""),
+        (row(411, None, None, None), "both > 100", "> 100", "> 100", ""),
         (row(None, None, None, None), "agrees", "> 100", "> 100", ""),
         (row(None, 60, 70, 80), "reached", "70", "80", ""),
         (row(None, 60, None, 80), "reached by some", "> 100", "> 100", ""),
@@ -245,15 +264,21 @@ def test_communication_is_measured_in_bytes_of_real_messages():
 
 def test_tables_are_valid_markdown_and_csv():
     study = read_study(CONFIGS / "table4.json")
-    rows = [row(54, 50, 61, 73), row(None, None, None, None), row(10, 12, 13, 15, mechanism="none")]
+    rows = [
+        row(54, 50, 61, 73),
+        row(None, None, None, None),
+        row(411, None, None, None),
+        row(10, 12, 13, 15, mechanism="none"),
+    ]
     page = table_markdown(study, rows, notes=["A note."])
     tables = [line for line in page.splitlines() if line.startswith("|")]
     assert len({line.count("|") for line in tables[:5]}) == 1
-    assert "2 of 2 finite printed cells agree." in page
+    assert "2 of 2 finite printed cells agree. 1 printed beyond 100 epochs: not reached in 100." in page
+    assert "ten times too small" not in page
     assert "infinity" in page
     lines = [each.to_dict() for each in rows]
     assert next(csv.DictReader(as_csv(lines).splitlines()))["verdict"] == "agrees"
-    assert as_markdown(lines).count("\n") == 5
+    assert as_markdown(lines).count("\n") == 6
 
 
 # --- claims ---
@@ -365,6 +390,17 @@ def test_figures_are_drawn_from_the_runs_that_are_there(no_data):
     assert "1 of " in page
     assert "have no finished runs yet" in page
     assert "PBM is above LDP with equal epsilon" in page
+
+
+@given(wanted=st.lists(st.floats(0, 1), min_size=1, max_size=12), gap=st.floats(0.001, 0.08))
+def test_labels_are_apart_inside_the_panel_and_no_farther_than_needed(wanted, gap):
+    wanted = sorted(wanted)
+    places = spread(wanted, gap=gap, low=0.0, high=1.0)
+    assert all(b - a >= gap - 1e-9 for a, b in itertools.pairwise(places))
+    assert places[0] >= -1e-9
+    assert places[-1] <= 1 + 1e-9
+    if all(b - a >= gap for a, b in itertools.pairwise(wanted)):
+        assert places == pytest.approx(wanted, abs=1e-9)
 
 
 def test_epsilons_are_rounded_up_and_written_in_full():

@@ -15,14 +15,15 @@ import torch
 from scipy import stats
 
 import statistical
+from pbmvfl.data.schedule import SCHEDULE_STREAM, public_permutation
 from pbmvfl.encoders import build_encoder
 from pbmvfl.errors import NonFiniteError, PlanError
 from pbmvfl.federation import Federation
 from pbmvfl.mechanisms.pbm import PoissonBinomial
 from pbmvfl.metrics import classification_metrics
 from pbmvfl.plan import Plan
-from pbmvfl.simulation import Simulation, Target, cuda
-from pbmvfl.simulation.graphed import Execution, GraphedSimulation
+from pbmvfl.simulation import Simulation, Target, cuda, graphed
+from pbmvfl.simulation.graphed import Execution, GraphedSimulation, evaluate_together, take_turns
 from pbmvfl.simulation.noise import (
     BinomialSum,
     CompiledBinomialSum,
@@ -426,6 +427,51 @@ def test_the_program_for_a_gpu_runs_a_study_on_the_cpu(tmp_path, monkeypatch):
     assert '"noise": "simulation"' in text
     assert '"stand_in": true' in text
     assert "s an epoch each to train" in (tmp_path / "out" / "gpu.log").read_text()
+
+
+def test_training_accuracy_is_that_of_the_coming_epochs_crops(make_plan, monkeypatch):
+    """By hand: whole pictures as the next epoch will see them, cut, embedded, summed, classified."""
+    data = quadrants(num_samples=90)
+    plan = make_plan(data, mechanism="none", encoder="multiview-conv", batch_size=8, learning_rate=0.1, num_epochs=3)
+    simulation = GraphedSimulation(plan, data, execution=Execution.on("cpu"), augment=True)
+    for epoch in (1, 2, 3):
+        line = simulation.run_epoch()
+        pictures = crop_and_flip(joined(data.train_features), seed=plan.seed, epoch=epoch)
+        with torch.no_grad():
+            parts = [part.permute(0, 3, 1, 2) for part in cut(pictures)]
+            total = sum(encoder(part) for encoder, part in zip(simulation.encoders, parts, strict=True))
+            right = simulation.head(total).argmax(1).numpy() == data.train_labels
+        assert line["train_accuracy"] == pytest.approx(right.mean())
+    # Far from a target, the first rows of the next epoch's order are enough.
+    monkeypatch.setattr(graphed, "SCREEN_ROWS", 8)
+    order = public_permutation(90, seed=plan.seed, stream=SCHEDULE_STREAM, index=4)
+    take_turns([simulation])
+    (line,) = evaluate_together([simulation], screen=1.1)
+    pictures = crop_and_flip(joined(data.train_features), seed=plan.seed, epoch=4)
+    first = order[: simulation.screen_groups * simulation._grouped * 8]
+    assert 8 <= len(first) < 90
+    with torch.no_grad():
+        parts = [part.permute(0, 3, 1, 2)[first] for part in cut(pictures)]
+        total = sum(encoder(part) for encoder, part in zip(simulation.encoders, parts, strict=True))
+        right = simulation.head(total).argmax(1).numpy() == data.train_labels[first]
+    assert line["train_accuracy"] == pytest.approx(right.mean())
+
+
+def test_studies_share_a_run_until_each_has_enough(tmp_path, monkeypatch):
+    monkeypatch.setenv("PBMVFL_DATA", str(tmp_path))
+    monkeypatch.setenv("PBMVFL_CACHE", str(tmp_path / "cache"))
+    configs = Path(__file__).parents[1] / "reproduce"
+    named = [part for name in ("table1", "figure-cifar") for part in ("--config", str(configs / f"{name}.json"))]
+    limits = ["--limit-epochs", "2", "--limit-epochs", "1"]
+    cuda.main([*named, *limits, "--out", str(tmp_path / "out"), "--device", "cpu", "--quick"])
+    lengths = {
+        path.name: json.loads(path.read_text())["epochs"]
+        for path in (tmp_path / "out" / "records" / "cifar10").iterdir()
+    }
+    assert set(lengths.values()) == {1, 2}
+    assert lengths["m4-ldp-b16-beta0.15-seed0.json"] == 1  # the figure's own
+    assert lengths["m4-pbm-b16-beta0.15-seed0.json"] == 2  # of both
+    assert (tmp_path / "out" / "gpu.log").read_text().count("ready after") == len(lengths)
 
 
 @pytest.mark.parametrize("distinct", [3, 40, 10_000])

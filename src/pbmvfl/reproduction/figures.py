@@ -21,6 +21,8 @@ _LABELS = {"test_accuracy": "test accuracy", "test_auprc": "test AUPRC", "train_
 _STYLES: dict[str, Any] = {"pbm": "-", "none": "-", "ldp": ":", "ldp-calibrated": "--"}
 _ROWS = (("ldp", "LDP with the printed noise"), ("ldp-calibrated", "LDP at the epsilon of PBM"))
 _BLACK = COLOURS[-1]
+#: Room for the labels at the right, as a share of the epochs, by the number of panels in a row.
+_ROOM = {1: 0.15, 2: 0.24, 3: 0.42}
 
 #: The finished runs of a configuration, or None.
 Find = Callable[[Cell], Sequence[Record] | None]
@@ -62,7 +64,9 @@ def _draw(study: Study, panels: Sequence[Panel], find: Find, path: Path, *, limi
         for row, (baseline, name) in enumerate(rows):
             for column, panel in enumerate(panels):
                 axis = axes[row, column]
-                _draw_panel(axis, study, panel, find, baseline, limit_epochs, longest=max(lengths))
+                _draw_panel(
+                    axis, study, panel, find, baseline, limit_epochs, longest=max(lengths), room=_ROOM[len(panels)]
+                )
                 if row == 0:
                     axis.set_title(panel.title.replace("beta", "β"), fontsize=10)
                 if row == len(rows) - 1:
@@ -79,7 +83,7 @@ def _draw(study: Study, panels: Sequence[Panel], find: Find, path: Path, *, limi
 
 
 def _draw_panel(
-    axis: Any, study: Study, panel: Panel, find: Find, baseline: str, limit_epochs: int, *, longest: int
+    axis: Any, study: Study, panel: Panel, find: Find, baseline: str, limit_epochs: int, *, longest: int, room: float
 ) -> None:
     ends: list[tuple[float, str, str]] = []
     for cell in panel.cells:
@@ -98,8 +102,9 @@ def _draw_panel(
         if len(values) > 1:
             axis.fill_between(epochs, values.min(0), values.max(0), color=colour, alpha=0.13, linewidth=0)
         epsilon = "∞" if cell.mechanism == "none" else short_epsilon(paper_epsilon(records[0].plan, length))
-        ends.append((float(mean[-1]), epsilon, colour))
-    axis.set_xlim(0, longest * 1.24)
+        name = "NPQ " if cell.mechanism == "none" else "LDP " if cell.mechanism == baseline else ""
+        ends.append((float(mean[-1]), f"{name}ε {epsilon}", colour))
+    axis.set_xlim(0, longest * (1 + room))
     axis.set_xticks([tick for tick in axis.get_xticks() if 0 <= tick <= longest])
     axis.grid(alpha=0.25)
     axis.margins(y=0.06)
@@ -107,35 +112,45 @@ def _draw_panel(
 
 
 def _write_ends(axis: Any, ends: list[tuple[float, str, str]], longest: int) -> None:
-    """Labels beside the last points, moved apart so that none covers another, each tied to its curve."""
-    if not ends:
-        return
+    """Labels beside the last points, inside the panel, moved apart so that none covers another, each tied to its
+    curve."""
     low, high = axis.get_ylim()
     gap = (high - low) * 0.07
     ends = sorted(ends, key=lambda end: end[0])
-    places = [end[0] for end in ends]
-    for _ in range(200):  # push neighbours apart until nothing moves
-        moved = False
-        for i in range(len(places) - 1):
-            overlap = gap - (places[i + 1] - places[i])
-            if overlap > 1e-9:
-                places[i] -= overlap / 2
-                places[i + 1] += overlap / 2
-                moved = True
-        if not moved:
-            break
-    shift = max(0.0, low + gap / 2 - places[0])
-    for place, (value, epsilon, colour) in zip(places, ends, strict=True):
+    places = spread([end[0] for end in ends], gap=gap, low=low + gap / 2, high=high - gap / 2)
+    for place, (value, text, colour) in zip(places, ends, strict=True):
         axis.annotate(
-            f"ε {epsilon}",
+            text,
             xy=(longest, value),
-            xytext=(longest * 1.06, place + shift),
+            xytext=(longest * 1.06, place),
             color=colour,
             fontsize=7.5,
             va="center",
-            arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.5, "shrinkA": 0, "shrinkB": 1},
+            arrowprops={
+                "arrowstyle": "-",
+                "color": colour,
+                "linewidth": 0.5,
+                "shrinkA": 1,
+                "shrinkB": 1,
+                "relpos": (0, 0.5),
+            },
             annotation_clip=False,
         )
+
+
+def spread(wanted: Sequence[float], *, gap: float, low: float, high: float) -> list[float]:
+    """Places nearest to the wanted ones (in order) that are a gap apart and within the limits, if they fit there.
+
+    With u_i = place_i - i*gap this is isotonic regression: pool neighbours that are out of order, then clip.
+    """
+    pools: list[list[float]] = []
+    for index, value in enumerate(wanted):
+        pools.append([value - index * gap])
+        while len(pools) > 1 and np.mean(pools[-2]) > np.mean(pools[-1]):
+            pools[-2:] = [pools[-2] + pools[-1]]
+    flat = [float(np.mean(pool)) for pool in pools for _ in pool]
+    top = max(low, high - (len(wanted) - 1) * gap)
+    return [min(max(value, low), top) + index * gap for index, value in enumerate(flat)]
 
 
 def _values(panel: Panel) -> list[float]:

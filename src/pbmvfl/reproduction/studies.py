@@ -87,6 +87,8 @@ class Study:
     printed_unit: str = ""
     cells: tuple[Cell, ...] = ()
     figures: dict[str, tuple[Panel, ...]] = field(default_factory=dict)
+    #: The epochs after which LDP at equal epsilon has the epsilon of its PBM: the paper's, where we show fewer.
+    calibrated_at: int = 0
     #: Training rows to keep, chosen by the public seed; None for all of them.
     num_samples: int | None = None
     #: Random crop and flip of the whole picture before it is cut.
@@ -174,6 +176,7 @@ def read_study(path: Path) -> Study:
         printed_unit=values.get("printed_unit", ""),
         cells=tuple(_read_cell(cell, parties) for cell in values.get("cells", [])),
         figures=figures,
+        calibrated_at=values.get("calibrated_at", values["limit_epochs"]),
         num_samples=values.get("num_samples"),
         augment=values.get("augment", False),
         notes=tuple(values.get("notes", [])),

@@ -53,6 +53,12 @@ class TableRow:
         return sum(self.reached) / len(self.reached) if self.reached and self.all_reached else None
 
     @property
+    def is_beyond(self) -> bool:
+        """Printed beyond the limit, and not reached within it: nothing to compare."""
+        printed = self.cell.printed_epochs
+        return printed is not None and printed > self.limit_epochs and not self.reached
+
+    @property
     def verdict(self) -> str:
         """By the rule of the study. Where no seed got there within the limit there is no range to compare with."""
         printed = self.cell.printed_epochs
@@ -60,8 +66,10 @@ class TableRow:
             if not self.reached:
                 return "agrees"
             return "reached" if self.all_reached else "reached by some"
+        if self.is_beyond:
+            return f"both > {self.limit_epochs}"
         if not self.reached:
-            return "ours later" if printed <= self.limit_epochs else f"not reached in {self.limit_epochs}"
+            return "ours later"
         # A seed that did not get there lies above the limit, how far is unknown.
         ends = [self.limit_epochs + 1 if epoch is None else epoch for epoch in self.epochs]
         if agrees(printed, min(ends), max(ends)):
@@ -179,9 +187,23 @@ _HEADINGS = {
 }
 
 
+def _lost_factor(rows: Sequence[TableRow], bits: float) -> str:
+    """What the page says where the printed PBM rows are a tenth of the formula (Table 1)."""
+    ratios = [
+        float(row.cost("")["formula_Gbit"]) * 1e9 / bits / row.cell.printed_cost
+        for row in rows
+        if row.cell.mechanism == "pbm" and row.cell.printed_epochs and row.cell.printed_cost
+    ]
+    if not ratios or not all(9.5 < ratio < 10.5 for ratio in ratios):
+        return ""
+    return "; the PBM rows are printed ten times too small, the NPQ row is not"
+
+
 def table_markdown(study: Study, rows: Sequence[TableRow], *, notes: Sequence[str]) -> str:
     lines = [row.to_dict() for row in rows]
-    finite = [row for row in rows if row.cell.printed_epochs is not None]
+    beyond = [row for row in rows if row.is_beyond]
+    finite = [row for row in rows if row.cell.printed_epochs is not None and not row.is_beyond]
+    seeds, limit = len(rows[0].epochs), rows[0].limit_epochs
     good = sum(row.verdict == "agrees" for row in finite)
     bits = _PRINTED_BITS[study.printed_unit]
     assert study.target is not None
@@ -189,21 +211,22 @@ def table_markdown(study: Study, rows: Sequence[TableRow], *, notes: Sequence[st
         f"# {study.title}",
         "",
         f"Epochs until the metric of the whole train set, without noise, first reaches {study.target[1]:g}; "
-        f"{len(rows[0].epochs)} seeds, at most {rows[0].limit_epochs} epochs. *Mean curve*: the first epoch at "
+        f"{seeds} seed{'s' * (seeds != 1)}, at most {limit} epochs. *Mean curve*: the first epoch at "
         "which the mean of the seeds' curves reaches it. *Difference*: our mean less the printed value. A printed "
         f"value *agrees* within {SLACK_SHARE:.0%} or {SLACK_EPOCHS} epochs of the range of our seeds. *Epsilon*: of "
         "the same plan in a deployment, for as many epochs as the mean curve; one party's values of one row, against "
         "the server, as the paper counts, delta 1e-5. Noise: simulation.",
         "",
         as_markdown(lines, _HEADINGS),
-        f"{good} of {len(finite)} finite printed cells agree.",
+        f"{good} of {len(finite)} finite printed cells agree."
+        + (f" {len(beyond)} printed beyond {limit} epochs: not reached in {limit}." if beyond else ""),
         "",
         "## Communication",
         "",
         f"The printed column is called {study.printed_unit} and contains units of 10^{math.log10(bits):.0f} bits by "
-        "the printed formula, with a natural logarithm. Beside it: the formula in Gbit, and the bytes of our messages "
-        "in MB (10^6 bytes; all parties, both directions, headers and set-up included) with float32 and with int8 "
-        "gradients, at the printed number of epochs and at that of our mean curve.",
+        f"the printed formula, with a natural logarithm{_lost_factor(rows, bits)}. Beside it: the formula in Gbit, "
+        "and the bytes of our messages in MB (10^6 bytes; all parties, both directions, headers and set-up included) "
+        "with float32 and with int8 gradients, at the printed number of epochs and at that of our mean curve.",
         "",
         as_markdown([row.cost(study.printed_unit) for row in rows]),
         *([*(f"- {note}" for note in notes), ""] if notes else []),
