@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pbmvfl.errors import CheckpointError, PlanError
 from pbmvfl.plan import Plan
 from pbmvfl.privacy.paper import communication_bits
 from pbmvfl.reproduction.claims import FALSE_ALARM, paired, paired_p_value, trend, trend_p_value
@@ -201,14 +202,70 @@ def test_a_study_runs_what_is_missing_and_nothing_twice(no_data, monkeypatch):
     for path, text in before.items():  # the same run again, but for its time
         again = path.read_text().splitlines()
         assert [a for a in again if seconds not in a] == [b for b in text.splitlines() if seconds not in b]
-    # Another seed is run beside it, and a larger limit runs longer.
+    # Another seed is run beside it: alone, where the first is there to the limit, and else with it.
+    whole = sum(len(runner()._record(cell, 0).history) == study.limit_epochs for cell in study.cells)
     runner(seeds=2).run_missing()
-    assert {plan.seed for plan in ran} == {0, 1}
+    assert [plan.seed for plan in ran[4:]].count(1) == 2
+    assert len(ran) == 4 + 2 + (2 - whole)
     longer = runner(limit=4)
     longer.run_missing()
     for cell in study.cells:
         (record,) = longer.records_of(cell)
         assert len(record.history) == 4 or epochs_to(record.history, *study.target)
+
+
+def test_a_figure_with_more_seeds_runs_only_the_new_ones(no_data):
+    study = read_study(CONFIGS / "figure-activity.json").quickened()
+    StudyRunner(study, out=no_data / "out", seeds=1).run_missing()
+    more = StudyRunner(study, out=no_data / "out", seeds=3)
+    assert {run.seed for run in more.missing()} == {1, 2}
+    assert len(more.missing()) == 2 * len(study.all_cells())
+
+
+def test_a_longer_run_is_kept_and_a_foreign_one_is_named(no_data):
+    study = read_study(CONFIGS / "figure-activity.json").quickened()
+    runner = StudyRunner(study, out=no_data / "out", seeds=1)
+    runner.run_missing()
+    run = next(iter(runner.runs()))
+    path = runner.records.path(study.dataset, run.cell.name, run.seed)
+    before = path.read_text()
+    history = runner.records.read(study.dataset, run.cell.name, run.seed).history
+    runner.save(run, history[:1], seconds=1.0, engine="a second run, cut short")
+    assert path.read_text() == before
+    path.write_text(before.replace('"beta"', '"alpha"'))
+    with pytest.raises(CheckpointError, match=path.name):
+        runner.missing()
+
+
+@pytest.mark.parametrize("name", ["table6", "figure-phishing"])
+def test_what_the_gpu_engine_cannot_measure_runs_elsewhere_or_is_refused(name, no_data):
+    from pbmvfl.simulation.cuda import run_together
+    from pbmvfl.simulation.graphed import Execution
+
+    study = read_study(CONFIGS / f"{name}.json").quickened()
+    runner = StudyRunner(study, out=no_data / "out", seeds=1, device="cuda")
+    runner.run_missing()  # there is no GPU here: only the CPU's engine can have run
+    assert runner.missing() == []
+    again = StudyRunner(study, out=no_data / "other", seeds=1)
+    with pytest.raises(PlanError, match="auprc"):
+        run_together([(again, again.missing())], execution=Execution.on("cpu"))
+
+
+def test_an_accuracy_of_some_rows_never_decides_a_table(no_data):
+    study = read_study(CONFIGS / "table1.json").quickened()
+    runner = StudyRunner(study, out=no_data / "out", seeds=1)
+    rows = runner.data(4).num_samples
+
+    def is_done(*values: tuple[float, int]) -> bool:
+        line = {"train_loss": 1.0, "test_accuracy": 0.1}
+        return runner.is_done([[line | {"train_accuracy": value, "train_rows": count} for value, count in values]])
+
+    target = study.target[1]
+    assert is_done((target, rows))
+    assert not is_done((target, rows // 2))
+    assert not is_done((target - 0.01, rows // 2))
+    assert is_done((target - 0.1, rows // 2))
+    assert is_done((target, rows), (target, rows // 2))
 
 
 # --- tables ---

@@ -384,9 +384,10 @@ def test_captured_rounds_equal_a_federation_without_noise(make_plan, tmp_path):
                 assert torch.allclose(value, state["model." + name], rtol=1e-4, atol=1e-5), name
 
 
-def test_captured_rounds_with_noise_can_be_continued(make_plan, tmp_path):
+@pytest.mark.parametrize("choices", [{}, {"momentum": 0.9}, {"optimizer": "adam", "learning_rate": 0.001}], ids=str)
+def test_captured_rounds_with_noise_can_be_continued(choices, make_plan, tmp_path):
     data = quadrants(num_samples=8)
-    plan = make_plan(data, encoder="multiview-conv", batch_size=4, num_epochs=4)
+    plan = make_plan(data, encoder="multiview-conv", batch_size=4, num_epochs=4, **choices)
     whole = GraphedSimulation(plan, data, execution=Execution.on("cpu"), augment=True)
     losses = [whole.run_epoch()["train_loss"] for _ in range(4)]
     first = GraphedSimulation(plan, data, execution=Execution.on("cpu"), augment=True)

@@ -77,7 +77,7 @@ class Trainer:
         for key, value in state.items():
             if key.startswith(_MOMENT):
                 index, name = key.removeprefix(_MOMENT).split(".", 1)
-                moments.setdefault(int(index), {})[name] = value.clone()
+                moments.setdefault(int(index), {})[name] = _laid_out_like(self.parameters[int(index)], value)
         try:
             self.network.load_state_dict(weights)
             if self._adam is not None:
@@ -87,6 +87,13 @@ class Trainer:
                     velocity.copy_(moments[position]["velocity"])
         except (RuntimeError, ValueError, KeyError) as error:
             raise CheckpointError(f"the checkpoint does not fit the network: {error}") from error
+
+
+def _laid_out_like(parameter: Tensor, moment: Tensor) -> Tensor:
+    """A copy in the parameter's memory order, which a fused step takes for granted."""
+    if moment.shape != parameter.shape:  # a counter
+        return moment.clone()
+    return torch.empty_like(parameter, requires_grad=False).copy_(moment)
 
 
 def _no_moments(parameter: Tensor) -> dict[str, Tensor]:

@@ -15,7 +15,7 @@ from pbmvfl.reproduction.figures import draw_study
 from pbmvfl.reproduction.records import EPSILON_NOTE, Record
 from pbmvfl.reproduction.runner import StudyRunner
 from pbmvfl.reproduction.studies import Cell
-from pbmvfl.reproduction.study_claims import study_claims
+from pbmvfl.reproduction.study_claims import score, study_claims
 from pbmvfl.reproduction.tables import as_csv, as_markdown, table_markdown, table_rows
 from pbmvfl.simulation.noise import SIMULATED
 
@@ -82,8 +82,7 @@ class Publisher:
 
     def _curve_line(self, cell: Cell, records: Sequence[Record]) -> dict[str, Any]:
         study, limit = self._runner.study, self._runner.limit_epochs
-        tails = [[line[study.metric] for line in record.history[:limit][-10:]] for record in records]
-        scores = [sum(tail) / len(tail) for tail in tails]
+        scores = [score(record, study.metric, limit) for record in records]
         epochs = min(limit, *(len(record.history) for record in records))
         plan = records[0].plan
         b, beta = cell.equal_to or (cell.num_trials, cell.beta)

@@ -1,4 +1,4 @@
-"""One JSON file a run, so that a study runs only what is missing. Imports nothing heavy.
+"""One JSON file a run, so that a study runs only what is missing.
 
 A file serves every table and figure that needs the same run: a longer history serves where a shorter one would.
 """
@@ -11,11 +11,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pbmvfl.errors import CheckpointError
 from pbmvfl.files import write_atomically
 from pbmvfl.plan import Plan
 from pbmvfl.simulation.noise import SIMULATED
 
 _METRICS = ("train_accuracy", "test_accuracy", "train_auprc", "test_auprc")
+#: How many rows the training metrics of an epoch were measured on; absent where it was all of them.
+TRAIN_ROWS = "train_rows"
+#: A training accuracy so far below a target on 10,000 rows is below it on all: seven standard errors of the share.
+SCREEN_MARGIN = 0.03
 _DIGITS = 5
 EPSILON_NOTE = (
     "simulated noise protects nobody: an epsilon shown with this run is that of the same plan in a deployment"
@@ -25,6 +30,16 @@ EPSILON_NOTE = (
 def epochs_to(history: Sequence[dict[str, Any]], metric: str, value: float) -> int | None:
     """The first epoch whose metric is at least the value."""
     return next((line["epoch"] for line in history if line[metric] >= value), None)
+
+
+def is_measured_near(history: Sequence[dict[str, Any]], value: float, num_rows: int) -> bool:
+    """Whether every training accuracy near the value was measured on all rows, up to the first that reaches it."""
+    for line in history:
+        if line["train_accuracy"] >= value - SCREEN_MARGIN and line.get(TRAIN_ROWS, num_rows) < num_rows:
+            return False
+        if line["train_accuracy"] >= value:
+            return True
+    return True
 
 
 def mean_epochs_to(histories: Sequence[Sequence[dict[str, Any]]], metric: str, value: float) -> int | None:
@@ -56,6 +71,8 @@ class Record:
         for name in ("train_loss", *_METRICS):
             if self.history and name in self.history[0]:
                 columns[name] = [round(float(line[name]), _DIGITS) for line in self.history]
+        if any(TRAIN_ROWS in line for line in self.history):
+            columns[TRAIN_ROWS] = [line.get(TRAIN_ROWS, self.plan.num_samples) for line in self.history]
         values = {
             "noise": SIMULATED,
             "note": EPSILON_NOTE,
@@ -103,13 +120,16 @@ class Records:
         return self._folder / dataset / f"{cell_name}-seed{seed}.json"
 
     def read(self, dataset: str, cell_name: str, seed: int) -> Record | None:
+        """A run that is there; None also for half a file, which is worth nothing and is run again."""
         path = self.path(dataset, cell_name, seed)
         try:
             return Record.from_json(path.read_text())
-        except FileNotFoundError:
+        except (FileNotFoundError, json.JSONDecodeError):
             return None
-        except (ValueError, KeyError, TypeError):  # damaged or of an older form: run it again
-            return None
+        except (ValueError, KeyError, TypeError) as error:
+            raise CheckpointError(
+                f"{path} is no record that this version can read ({error}); move it away to run it again"
+            ) from error
 
     def write(self, record: Record, cell_name: str, seed: int) -> None:
         path = self.path(record.dataset, cell_name, seed)

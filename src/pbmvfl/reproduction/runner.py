@@ -15,8 +15,9 @@ from typing import Any
 import torch
 
 from pbmvfl.data.vertical import VerticalDataset
+from pbmvfl.errors import PlanError
 from pbmvfl.plan import Plan
-from pbmvfl.reproduction.records import Record, Records, epochs_to, mean_epochs_to
+from pbmvfl.reproduction.records import Record, Records, epochs_to, is_measured_near, mean_epochs_to
 from pbmvfl.reproduction.studies import Cell, Study
 from pbmvfl.reproduction.study_data import load_study_data
 from pbmvfl.simulation import Simulation
@@ -88,17 +89,18 @@ class StudyRunner:
             for cell in self.study.all_cells():
                 yield Run(cell=cell, seed=seed, plan=self.plan(cell, seed))
 
+    def _record(self, cell: Cell, seed: int) -> Record | None:
+        """A run of this configuration on this data, however long."""
+        record = self.records.read(self.study.dataset, cell.name, seed)
+        if record is None or not record.is_of(self.plan(cell, seed)):
+            return None
+        return record if record.stand_in == self._loaded(cell.num_parties)[1] else None
+
     def records_of(self, cell: Cell) -> list[Record] | None:
         """The finished runs of a configuration, one a seed, if together they serve this study."""
-        found = []
-        for seed in self._seeds:
-            record = self.records.read(self.study.dataset, cell.name, seed)
-            if record is None or not record.is_of(self.plan(cell, seed)):
-                return None
-            if record.stand_in != self._loaded(cell.num_parties)[1]:
-                return None
-            found.append(record)
-        return found if self.is_done([record.history for record in found]) else None
+        found = [self._record(cell, seed) for seed in self._seeds]
+        records = [record for record in found if record is not None]
+        return records if len(records) == len(found) and self.is_done([r.history for r in records]) else None
 
     def is_done(self, histories: Sequence[list[dict[str, Any]]]) -> bool:
         """Whether runs of one configuration are long enough: to the limit, or until every seed and their mean curve
@@ -106,9 +108,13 @@ class StudyRunner:
         length = min(len(history) for history in histories)
         if length == 0 or any(self.study.metric not in history[0] for history in histories):
             return False
+        target = self.study.target
+        if target is not None and target[0] == "train_accuracy":
+            num_rows = next(data.num_samples for data, _ in self._data.values())
+            if not all(is_measured_near(history, target[1], num_rows) for history in histories):
+                return False
         if length >= self.limit_epochs:
             return True
-        target = self.study.target
         if target is None:
             return False
         return (
@@ -116,8 +122,20 @@ class StudyRunner:
         )
 
     def missing(self) -> list[Run]:
+        """Runs to make. What is there to the limit stays; shorter ones of a configuration that is not done go again,
+        because the mean of all its seeds decides where they stop."""
         short = {cell for cell in self.study.all_cells() if self.records_of(cell) is None}
-        return [run for run in self.runs() if run.cell in short]
+        return [run for run in self.runs() if run.cell in short and not self._is_whole(run)]
+
+    def _is_whole(self, run: Run) -> bool:
+        record = self._record(run.cell, run.seed)
+        return record is not None and len(record.history) >= self.limit_epochs and self.is_done([record.history])
+
+    def others(self, runs: Sequence[Run]) -> list[list[dict[str, Any]]]:
+        """Curves of the configuration's other seeds, which are there to the limit."""
+        cell, ours = runs[0].cell, {run.seed for run in runs}
+        found = (self._record(cell, seed) for seed in self._seeds if seed not in ours)
+        return [record.history for record in found if record is not None]
 
     def run_missing(self, on_progress: OnProgress | None = None) -> None:
         missing = self.missing()
@@ -132,8 +150,16 @@ class StudyRunner:
 
     @property
     def _is_graphed(self) -> bool:
-        """Pictures that are augmented before they are cut, and everything on a GPU, run in the other engine."""
-        return self.study.augment or self._device != "cpu"
+        """Pictures that are augmented before they are cut, and everything on a GPU, run in the other engine; but it
+        measures accuracy alone, and what needs another metric is small and runs on the CPU anyway."""
+        return self.study.augment or (self._device != "cpu" and self.study.metric.endswith("accuracy"))
+
+    def check_line(self, line: dict[str, Any]) -> None:
+        """Refuse to go on with an engine that does not measure what this study needs."""
+        needed = {self.study.metric} | ({self.study.target[0]} if self.study.target else set())
+        if not needed <= line.keys():
+            lacking = ", ".join(sorted(needed - line.keys()))
+            raise PlanError(f"{self.study.name} needs {lacking}, which this engine does not measure; use --device cpu")
 
     @property
     def device(self) -> str:
@@ -145,7 +171,8 @@ class StudyRunner:
         simulations = [Simulation(run.plan, data) for run in runs]
         seconds = [0.0] * len(runs)
         histories = [simulation.history for simulation in simulations]
-        while not self.is_done(histories):
+        others = self.others(runs)
+        while not self.is_done([*histories, *others]):
             for index, (run, simulation) in enumerate(zip(runs, simulations, strict=True)):
                 started = time.perf_counter()
                 simulation.fit(
@@ -153,6 +180,7 @@ class StudyRunner:
                     splits=("train",) if self.study.is_table else ("train", "test"),
                 )
                 seconds[index] += time.perf_counter() - started
+                self.check_line(simulation.history[-1])
                 if on_progress is not None:
                     on_progress(run, simulation.completed_epochs, simulation.history[-1])
         engine = f"batched parties, {platform.machine()}, torch {torch.__version__}"
@@ -162,6 +190,10 @@ class StudyRunner:
                 on_progress(run, len(history), None)
 
     def save(self, run: Run, history: Sequence[dict[str, Any]], *, seconds: float, engine: str) -> None:
+        """Write a run, unless what is there is a longer one of the same."""
+        there = self._record(run.cell, run.seed)
+        if there is not None and len(there.history) > len(history) and there.history[0].keys() >= history[0].keys():
+            return
         data, made_up = self._loaded(run.cell.num_parties)
         record = Record(
             plan=run.plan,

@@ -16,6 +16,11 @@ _LAST = 10
 CLOSE = 0.02
 
 
+def score(record: Record, metric: str, limit_epochs: int) -> float:
+    """The mean of the metric over the last ten epochs."""
+    return float(np.mean([line[metric] for line in record.history[:limit_epochs][-_LAST:]]))
+
+
 def study_claims(study: Study, find: Find, *, limit_epochs: int) -> list[Claim]:
     """Claims of the paper that this study has runs for."""
     cells = [cell for cell in study.all_cells() if find(cell)]
@@ -51,10 +56,7 @@ def _table_claims(study: Study, cells: list[Cell], find: Find, limit: int) -> It
 
 def _figure_claims(study: Study, cells: list[Cell], find: Find, limit: int) -> Iterable[Claim]:
     def scores(cell: Cell) -> list[float]:
-        return [
-            float(np.mean([line[study.metric] for line in record.history[:limit][-_LAST:]]))
-            for record in find(cell) or ()
-        ]
+        return [score(record, study.metric, limit) for record in find(cell) or ()]
 
     for vary, fixed, sign in (("num_trials", "beta", "b"), ("beta", "num_trials", "beta")):
         groups = [np.array([scores(cell) for cell in group]).T for group in _blocks(cells, vary, fixed)]

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
 
 #: Configurations at once. Beyond eight the device is full.
 TOGETHER = 8
-#: A training accuracy so far below the target on some rows is not measured on all: seven standard errors of the share.
-_SCREEN_MARGIN = 0.03
 #: Epochs between two writings of an unfinished run, so that a run cut short leaves its curve.
 _WRITE_EVERY = 5
 
@@ -63,7 +62,7 @@ class _Job:
     @property
     def is_done(self) -> bool:
         histories = [simulation.history for simulation in self.simulations]
-        return all(runner.is_done(histories) for runner in self.wanted_by)
+        return all(runner.is_done([*histories, *runner.others(self.runs)]) for runner in self.wanted_by)
 
     @property
     def epoch(self) -> int:
@@ -85,10 +84,11 @@ def _jobs(wanted: Sequence[tuple[StudyRunner, Sequence[Run]]]) -> list[_Job]:
 
 def _screen(jobs: Sequence[_Job]) -> float:
     """The training accuracy from which on all rows count."""
+    from pbmvfl.reproduction.records import SCREEN_MARGIN
+
     targets = [runner.study.target for job in jobs for runner in job.wanted_by]
-    return min((value for metric, value in filter(None, targets) if metric == "train_accuracy"), default=1.0) - (
-        _SCREEN_MARGIN
-    )
+    values = [value for metric, value in filter(None, targets) if metric == "train_accuracy"]
+    return min(values, default=math.inf) - SCREEN_MARGIN
 
 
 def run_together(
@@ -125,10 +125,13 @@ def run_together(
         for job in active:
             for index, run in enumerate(job.runs):
                 line = next(lines)
+                for runner in job.wanted_by:
+                    runner.check_line(line)
                 job.seconds[index] += whole / count
                 if on_progress is not None:
                     on_progress(run, line["epoch"], line)
-                values = (f"{name.replace('_', ' ')} {line[name]:.4f}" for name in line if name != "epoch")
+                shown = (name for name in ("train_loss", "train_accuracy", "test_accuracy") if name in line)
+                values = (f"{name.replace('_', ' ')} {line[name]:.4f}" for name in shown)
                 say(f"{run.label} epoch {line['epoch']} {' '.join(values)}")
         say(f"{count} at once: {trained / count:.3f} s an epoch each to train, {whole / count:.3f} in all")
         for job in active:

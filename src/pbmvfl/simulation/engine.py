@@ -24,7 +24,7 @@ from pbmvfl.encoders import Bounded, build_head
 from pbmvfl.errors import PlanError
 from pbmvfl.plan import Evaluation, GradientCodecName, Plan
 from pbmvfl.simulation.dense import DENSE, DenseStack, stacked_features
-from pbmvfl.simulation.networks import Networks
+from pbmvfl.simulation.networks import Everything, Networks
 from pbmvfl.simulation.noise import SIMULATED, noisy_sum
 from pbmvfl.simulation.scores import simulated_metrics
 from pbmvfl.training import Trainer
@@ -68,14 +68,6 @@ class _Features:
         return self._stacked if self._stacked is not None else self._parts
 
 
-class _Everything(nn.Module):
-    """Encoders and head as one module: every optimiser of a plan works element by element, so one may serve all."""
-
-    def __init__(self, encoders: DenseStack | Networks, head: nn.Module) -> None:
-        super().__init__()
-        self.encoders, self.head = encoders, head
-
-
 class Simulation:
     """A plan on data, epoch by epoch, on the CPU; `graphed` has the engine for a GPU."""
 
@@ -93,7 +85,7 @@ class Simulation:
         self.head = build_head(plan)
         head: Any = self.head
         self._head_weight, self._head_bias = head.weight.detach().numpy(), head.bias.detach().numpy()  # the same memory
-        self._trainer = Trainer(plan, _Everything(self.encoders, self.head))
+        self._trainer = Trainer(plan, Everything(self.encoders, self.head))
         self._noisy_sum = noisy_sum(plan, torch.device("cpu"))
         self._schedule = Schedule(plan)
         self._train = _Features(data.train_features, dense=dense)

@@ -12,8 +12,10 @@ Shape suffixes: M parties, B rows, P embedding_dim, K classes.
 from __future__ import annotations
 
 import contextlib
+import io
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,8 +27,10 @@ from pbmvfl.data.schedule import SCHEDULE_STREAM, public_permutation
 from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.encoders import build_encoder, build_head
 from pbmvfl.errors import PlanError
+from pbmvfl.files import write_atomically
 from pbmvfl.plan import OptimizerName, Plan
 from pbmvfl.simulation.engine import check_plan
+from pbmvfl.simulation.networks import Everything
 from pbmvfl.simulation.noise import SIMULATED, noisy_sum
 from pbmvfl.simulation.pictures import Rows
 from pbmvfl.training import Trainer
@@ -60,12 +64,6 @@ def _stream(device: torch.device) -> Any:
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
-class _All(nn.Module):
-    def __init__(self, encoders: nn.ModuleList, head: nn.Module) -> None:
-        super().__init__()
-        self.encoders, self.head = encoders, head
-
-
 class GraphedSimulation:
     """A plan on data, epoch by epoch, without waiting for the host between rounds."""
 
@@ -88,7 +86,7 @@ class GraphedSimulation:
         if execution.compiled:
             torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
             self._run = [torch.compile(encoder, dynamic=False) for encoder in self.encoders]
-        self._trainer = Trainer(plan, _All(self.encoders, self.head))
+        self._trainer = Trainer(plan, Everything(self.encoders, self.head))
         self._noisy_sum = noisy_sum(plan, device)
         self._train = Rows(
             data.train_features, data.train_labels, batch_size=plan.batch_size, device=device, augment=augment
@@ -191,27 +189,35 @@ class GraphedSimulation:
         ]
         for norm in norms:
             norm.momentum = 0.0
-        yield
-        for norm, (momentum, tracked) in zip(norms, kept, strict=True):
-            norm.momentum = momentum
-            assert norm.num_batches_tracked is not None
-            norm.num_batches_tracked.copy_(tracked)
+        try:
+            yield
+        finally:
+            for norm, (momentum, tracked) in zip(norms, kept, strict=True):
+                norm.momentum = momentum
+                assert norm.num_batches_tracked is not None
+                norm.num_batches_tracked.copy_(tracked)
 
     def _evaluate_test(self) -> None:
         """Test rows with the running statistics, as a federation evaluates."""
         assert self._test is not None
         batches = [part.index_select(0, self._position)[0] for part in self._test.batches]
-        self.encoders.eval()
-        self._count_correct(batches, self._test.labels.index_select(0, self._position)[0])
-        self.encoders.train()
+        with self._running_statistics():
+            self._count_correct(batches, self._test.labels.index_select(0, self._position)[0])
         with torch.no_grad():
             self._position += 1
 
     def _evaluate_test_rest(self) -> None:
         assert self._test is not None
+        with self._running_statistics():
+            self._count_correct([part[0] for part in self._test.rest], self._test.rest_labels[0])
+
+    @contextlib.contextmanager
+    def _running_statistics(self) -> Iterator[None]:
         self.encoders.eval()
-        self._count_correct([part[0] for part in self._test.rest], self._test.rest_labels[0])
-        self.encoders.train()
+        try:
+            yield
+        finally:
+            self.encoders.train()
 
     # --- capturing ---
 
@@ -314,6 +320,10 @@ class GraphedSimulation:
         groups = self._train.rounds // self._grouped
         return min(groups, -(-SCREEN_ROWS // (self._grouped * self._train.batch_size)))
 
+    @property
+    def screen_rows(self) -> int:
+        return self.screen_groups * self._grouped * self._train.batch_size
+
     def start_screening(self) -> None:
         """Count right answers among the first SCREEN_ROWS rows of the coming epoch, which its order has drawn."""
         with self._on_stream():
@@ -324,9 +334,8 @@ class GraphedSimulation:
                 self._graphs["train"]()
 
     def finish_screening(self) -> float:
-        rows = self.screen_groups * self._grouped * self._train.batch_size
         with self._on_stream():
-            return self._correct.item() / rows
+            return self._correct.item() / self.screen_rows
 
     def continue_evaluation(self) -> None:
         """The training rows that the screening left out."""
@@ -356,7 +365,7 @@ class GraphedSimulation:
     def has_test_rows(self) -> bool:
         return self._test is not None
 
-    def finish_epoch(self, metrics: dict[str, float]) -> dict[str, Any]:
+    def finish_epoch(self, metrics: dict[str, Any]) -> dict[str, Any]:
         """Wait for the epoch and write its line."""
         with self._on_stream():
             loss = self._loss.item() / self.plan.num_samples
@@ -370,23 +379,24 @@ class GraphedSimulation:
 
     # --- state ---
 
-    def save(self, path: Any) -> None:
+    def save(self, path: Path) -> None:
         """Weights, moments, running statistics and the generator's place, as plain arrays."""
-        arrays = {name: value.detach().cpu().numpy() for name, value in self._tensors().items()}
+        arrays = {name: value.cpu().numpy() for name, value in self._trainer.state().items()}
         noise = self._noisy_sum.state().cpu().numpy()
-        with open(path, "wb") as file:
-            np.savez(file, noise=noise, epochs=np.int64(self.completed_epochs), allow_pickle=False, **arrays)
+        buffer = io.BytesIO()
+        np.savez(buffer, noise=noise, epochs=np.int64(self.completed_epochs), allow_pickle=False, **arrays)
+        write_atomically(path, buffer.getvalue())
 
     @staticmethod
-    def epochs_in(path: Any) -> int:
+    def epochs_in(path: Path) -> int:
         """How many epochs the weights in this file have seen."""
         with np.load(path, allow_pickle=False) as arrays:
             return int(arrays["epochs"])
 
-    def load(self, path: Any) -> None:
-        with np.load(path, allow_pickle=False) as arrays, torch.no_grad():
-            for name, value in self._tensors().items():
-                value.copy_(torch.from_numpy(arrays[name]))
+    def load(self, path: Path) -> None:
+        with np.load(path, allow_pickle=False) as arrays:
+            values = {name: torch.from_numpy(arrays[name]) for name in arrays.files if name not in ("noise", "epochs")}
+            self._trainer.load_state(values)
             self._noisy_sum.load_state(torch.from_numpy(arrays["noise"]))
             self.completed_epochs = int(arrays["epochs"])
         self._filled = None
@@ -405,16 +415,18 @@ def evaluate_together(simulations: Sequence[GraphedSimulation], *, screen: float
 
     A simulation whose accuracy on SCREEN_ROWS training rows is below `screen` is not measured on all of them.
     """
-    metrics: list[dict[str, float]] = [{} for _ in simulations]
+    metrics: list[dict[str, Any]] = [{} for _ in simulations]
     for simulation in simulations:
         simulation.start_screening()
     for simulation, found in zip(simulations, metrics, strict=True):
         found["train_accuracy"] = simulation.finish_screening()
+        found["train_rows"] = simulation.screen_rows
     near = [pair for pair in zip(simulations, metrics, strict=True) if pair[1]["train_accuracy"] >= screen]
     for simulation, _ in near:
         simulation.continue_evaluation()
     for simulation, found in near:
         found["train_accuracy"] = simulation.finish_evaluation("train")
+        found["train_rows"] = simulation.plan.num_samples
     tested = [pair for pair in zip(simulations, metrics, strict=True) if pair[0].has_test_rows]
     for simulation, _ in tested:
         simulation.start_test()

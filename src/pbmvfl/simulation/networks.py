@@ -14,6 +14,14 @@ from pbmvfl.encoders import Bounded, build_encoder
 from pbmvfl.plan import Plan
 
 
+class Everything(nn.Module):
+    """Encoders and head as one module: every optimiser of a plan works element by element, so one may serve all."""
+
+    def __init__(self, encoders: nn.Module, head: nn.Module) -> None:
+        super().__init__()
+        self.encoders, self.head = encoders, head
+
+
 class Networks(nn.Module):
     """All parties' encoders side by side."""
 
