@@ -400,6 +400,25 @@ def test_reproduce_all_quick_runs_without_data_and_says_so(no_data):
     assert seconds < 90, f"{seconds:.0f} s"
 
 
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (("--device", "cuda"), "device=cuda"),
+        (("--out", "a-file"), "a-file"),
+        (("--studies", "nowhere"), "--studies"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line_and_no_traceback(options, named, no_data):
+    (no_data / "a-file").write_text("something")
+    done = subprocess.run(
+        [*COMMAND, "table4", "--quick", *options], cwd=no_data, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 2
+    assert named in done.stderr
+    assert "Traceback" not in done.stderr
+    assert (no_data / "a-file").read_text() == "something"
+
+
 def test_imagenet_without_data_is_not_run_and_says_so(no_data):
     done = subprocess.run(
         [*COMMAND, "figure-imagenet", "--out", "out", "--studies", str(CONFIGS)],

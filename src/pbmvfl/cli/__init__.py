@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -24,8 +25,20 @@ app = typer.Typer(
 )
 
 
+def _show_version(asked: bool) -> None:
+    if asked:
+        from pbmvfl import __version__
+
+        print(f"pbmvfl {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def _root() -> None:
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_show_version, help="Show the version and leave.")
+    ] = False,
+) -> None:
     """Vertical federated learning with the Poisson binomial mechanism: private columns, noisy sums, one model."""
 
 
@@ -41,10 +54,18 @@ def main() -> None:
     try:
         app()
     except PbmvflError as error:
-        from rich.console import Console
+        _fail(str(error))
+    except OSError as error:  # a folder that cannot be written, a full disk
+        if error.filename is None and error.strerror is None:
+            raise
+        _fail(": ".join(str(part) for part in (error.filename, error.strerror) if part))
 
-        console = Console(stderr=True, highlight=False)
-        console.print("[bold red]error:[/]", end=" ")
-        # Not broken into lines: messages and paths in a file or a pipe can be searched, and terminals wrap themselves.
-        console.print(str(error), markup=False, soft_wrap=True)
-        sys.exit(2)
+
+def _fail(message: str) -> NoReturn:
+    from rich.console import Console
+
+    console = Console(stderr=True, highlight=False)
+    console.print("[bold red]error:[/]", end=" ")
+    # Not broken into lines: messages and paths in a file or a pipe can be searched, and terminals wrap themselves.
+    console.print(message, markup=False, soft_wrap=True)
+    sys.exit(2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
@@ -11,7 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from pbmvfl.reproduction.runner import OnProgress, StudyRunner
+    from rich.console import Console
+
+    from pbmvfl.reproduction.runner import OnProgress, Run, StudyRunner
 
 
 class StudyName(StrEnum):
@@ -58,6 +61,7 @@ def reproduce(
     from pbmvfl.reproduction.studies import STUDIES, studies_folder
 
     console = Console(highlight=False)
+    _check_device(device)
     folder = studies_folder(studies)
     out = out or Path("runs") / ("reproduce-quick" if quick else "reproduce")
     wanted = STUDIES if study is StudyName.ALL else (study.value,)
@@ -74,8 +78,17 @@ def reproduce(
         )
 
 
+def _check_device(device: DeviceName) -> None:
+    import torch
+
+    from pbmvfl.errors import PlanError
+
+    if device is DeviceName.CUDA and not torch.cuda.is_available():
+        raise PlanError("device=cuda: torch finds no CUDA device here; use --device cpu")
+
+
 def _reproduce(
-    console: Any,
+    console: Console,
     path: Path,
     *,
     quick: bool,
@@ -112,14 +125,19 @@ def _reproduce(
     total = len(list(runner.runs()))
     console.print(f"  {total - len(missing)} of {total} runs are there, {len(missing)} to go")
     with _progress(console, runner, len(missing)) as on_progress:
-        runner.run_missing(on_progress)
+        try:
+            runner.run_missing(on_progress)
+        except KeyboardInterrupt:
+            console.print("  stopped; finished runs are kept, and the same command goes on with the others")
+            raise SystemExit(130) from None
     for written in Publisher(runner, out).publish():
-        console.print(f"  {written}")
+        console.print(f"  {written}", markup=False, soft_wrap=True)
 
 
 @contextmanager
-def _progress(console: Any, runner: StudyRunner, num_runs: int) -> Iterator[OnProgress]:
-    """A bar over epochs of all missing runs, with the time left; a run that stops early gives its rest back."""
+def _progress(console: Console, runner: StudyRunner, num_runs: int) -> Iterator[OnProgress]:
+    """A bar over epochs of all missing runs, with the time left; a run that stops early gives its rest back. In a
+    file or a pipe, a line a run instead."""
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
     columns = (
@@ -130,15 +148,21 @@ def _progress(console: Any, runner: StudyRunner, num_runs: int) -> Iterator[OnPr
         TextColumn("left"),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=console, transient=True, disable=not num_runs) as progress:
+    started = time.perf_counter()
+    with Progress(
+        *columns, console=console, transient=True, disable=not (num_runs and console.is_terminal)
+    ) as progress:
         task = progress.add_task("", total=num_runs * runner.limit_epochs, done=0, runs=num_runs)
         done = 0
 
-        def on_progress(run: Any, epochs: int, line: dict[str, Any] | None) -> None:
+        def on_progress(run: Run, epochs: int, line: dict[str, Any] | None) -> None:
             nonlocal done
             if line is None:
                 done += 1
                 progress.update(task, advance=runner.limit_epochs - epochs, done=done)
+                if not console.is_terminal:
+                    spent = time.perf_counter() - started
+                    console.print(f"  {done} of {num_runs} runs after {spent:.0f} s: {run.label}, {epochs} epochs")
                 return
             metric = runner.study.metric
             value = f", {metric} {line[metric]:.3f}" if metric in line else ""
