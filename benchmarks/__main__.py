@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import sys
@@ -30,6 +31,13 @@ GROUPS: tuple[Callable[[], Iterator[Row]], ...] = (
 
 
 def main() -> int:
+    names = [group.__name__ for group in GROUPS]
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("groups", nargs="*", metavar="group", help=f"only these: {', '.join(names)}")
+    parser.add_argument("--json", type=Path, help="write the rows here as well")
+    given = parser.parse_args()
+    if unknown := set(given.groups) - set(names):
+        parser.error(f"unknown group {', '.join(sorted(unknown))}; there are {', '.join(names)}")
     torch.set_num_threads(1)
     console = Console(highlight=False)
     console.width = max(console.width, 132)  # a table that is cut says nothing
@@ -39,6 +47,8 @@ def main() -> int:
     rows: list[Row] = []
     with console.status("measuring ...") as status:
         for group in GROUPS:
+            if given.groups and group.__name__ not in given.groups:
+                continue
             for row in group():
                 rows.append(row)
                 status.update(f"measured: {row.name}")
@@ -48,10 +58,8 @@ def main() -> int:
                     row.name, f"{row.measured:.2f} {row.unit}", f"{sign} {row.limit:g} {row.unit}", verdict, row.detail
                 )
     console.print(table)
-    if len(sys.argv) > 1:
-        Path(sys.argv[1]).write_text(
-            json.dumps([asdict(row) | {"passed": row.passed} for row in rows], indent=1) + "\n"
-        )
+    if given.json:
+        given.json.write_text(json.dumps([asdict(row) | {"passed": row.passed} for row in rows], indent=1) + "\n")
     failed = sum(not row.passed for row in rows)
     console.print(f"{len(rows) - failed} passed, {failed} failed")
     return 1 if failed else 0
