@@ -15,6 +15,7 @@ import pytest
 
 import pbmvfl
 import pbmvfl.privacy
+from pbmvfl.errors import PlanError
 
 SOURCE = Path(pbmvfl.__file__).parent
 README = Path(__file__).parents[1] / "README.md"
@@ -63,16 +64,23 @@ def concerns(name: str, module: str) -> bool:
 
 def test_the_exported_names_are_exactly_these():
     assert sorted(pbmvfl.__all__) == [
+        "Accounting",
         "Activation",
+        "Adversary",
         "Bounded",
         "Evaluation",
         "Federation",
         "GradientCodecName",
+        "Ledger",
+        "Limit",
         "MechanismName",
         "OptimizerName",
+        "Parties",
         "PbmvflError",
         "Plan",
+        "PrivacyTable",
         "Result",
+        "Unit",
         "VerticalDataset",
         "load_dataset",
         "load_table",
@@ -93,6 +101,89 @@ def test_a_star_import_brings_the_exported_names_and_no_others(tmp_path):
 def test_an_unknown_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match="no attribute 'federation_of_everything'"):
         _ = pbmvfl.federation_of_everything
+
+
+#: A program as a user writes it. A line that a type checker must refuse says why.
+USER_PROGRAM = """
+from pathlib import Path
+
+import pbmvfl
+
+data = pbmvfl.load_dataset("digits")
+plan = pbmvfl.Plan.for_data(data, num_trials=16, beta=0.25)
+plan = pbmvfl.Plan(num_parties=3, num_samples=9, num_classes=2, mechanism="pbm", optimizer=pbmvfl.OptimizerName.ADAM)
+mechanism: pbmvfl.MechanismName = plan.mechanism
+table: pbmvfl.PrivacyTable = plan.privacy(adversaries=[pbmvfl.Adversary(colluding_parties=1)])
+epsilon: float = table.epsilon("cell", pbmvfl.Accounting.PAPER, colluding_parties=1)
+result: pbmvfl.Result = pbmvfl.Federation(plan, parties=pbmvfl.Parties.PROCESSES).fit(data)
+limit = pbmvfl.Limit.choose(unit=pbmvfl.Unit.CELL, accounting="paper", epsilon=8, delta=1e-5)
+pbmvfl.Ledger(Path("party.sqlite")).set_limit("digits", limit)
+pbmvfl.Federatoin(plan)  # attr-defined
+pbmvfl.Plan(num_parties=3, num_samples=9, num_classes=2, mechanism=3)  # arg-type
+pbmvfl.Plan(num_parties=3, num_samples=9, num_classes=2, betta=0.1)  # call-arg
+"""
+
+
+def test_a_users_program_is_checked_name_by_name(tmp_path):
+    pytest.importorskip("mypy")
+    program, packages = tmp_path / "program.py", tmp_path / "packages"
+    program.write_text(USER_PROGRAM)
+    packages.mkdir()
+    (packages / "pbmvfl").symlink_to(SOURCE)  # alone: without the types of numpy and torch it takes three seconds
+    options = [
+        "--strict",
+        "--config-file=",
+        "--no-site-packages",
+        "--ignore-missing-imports",
+        "--follow-imports=silent",
+    ]
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", *options, program.name],
+        cwd=tmp_path,
+        env={**os.environ, "MYPYPATH": str(packages)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    found = re.findall(r"^program\.py:(\d+): error: .*\[(.*)\]$", done.stdout, flags=re.MULTILINE)
+    lines = enumerate(USER_PROGRAM.splitlines(), start=1)
+    assert found == [(str(number), line.split("  # ")[1]) for number, line in lines if "  # " in line], done.stdout
+
+
+def test_a_checker_sees_every_name_that_is_loaded_when_first_used():
+    seen = {
+        alias.name: node.module
+        for block in parsed(SOURCE / "__init__.py").body
+        if isinstance(block, ast.If) and ast.unparse(block.test) == "TYPE_CHECKING"
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert seen == pbmvfl._LAZY
+
+
+def test_importing_the_package_loads_no_array_library(tmp_path):
+    code = "import sys, pbmvfl; print(sorted({'numpy', 'torch', 'scipy', 'pyarrow'} & set(sys.modules)))"
+    assert python(code, tmp_path).strip() == "[]"
+
+
+# --- refusals ---
+
+
+@pytest.mark.parametrize(
+    ("question", "words"),
+    [
+        ({"unit": "row"}, "unit='row' is not one of cell, record, party"),
+        ({"accounting": "loose"}, "accounting='loose' is not one of paper, strict"),
+        ({"colluding_parties": 1}, "no row for server + 1 party; it has server, 1 party, server + 2 parties"),
+        ({"server": False}, "nobody"),
+    ],
+)
+def test_a_question_that_the_table_cannot_answer_is_refused_with_what_it_can(question, words):
+    table = pbmvfl.Plan(num_parties=3, num_samples=10, num_classes=2).privacy()
+    with pytest.raises(PlanError, match=re.escape(words)):
+        table.epsilon(**{"unit": "cell", "accounting": "paper", **question})
 
 
 def test_the_version_is_that_of_the_installed_package():

@@ -96,6 +96,19 @@ def test_fixed_choices_are_kept():
         ({"colluding_parties": 5}, "colluding_parties=5"),
         ({"num_parties": 1}, "num_parties=1"),
         ({"beta": 0.3}, "beta=0.3"),
+        ({"num_samples": 0}, "num_samples=0 must be a whole number of at least 1"),
+        ({"num_samples": 8844.0}, "num_samples=8844.0 must be a whole number"),
+        ({"batch_size": 0}, "batch_size=0 must be a whole number of at least 1"),
+        ({"embedding_dim": "2"}, "embedding_dim='2' must be a whole number"),
+        ({"epsilon": "8"}, "epsilon='8' is of type str; permitted: a number above 0"),
+        ({"epsilon": True}, "epsilon=True is of type bool"),
+        ({"epsilon": None}, "epsilon=None is of type NoneType"),
+        ({"delta": "1e-5"}, "delta='1e-5' is of type str"),
+        ({"num_trials": 10**8}, "num_trials=100000000 must be at most 32767"),
+        (
+            {"accounting": "strict", "encoder": "resnet18-batchnorm"},
+            "It would take .*an encoder other than resnet18-batchnorm, and with it weight noise",
+        ),
     ],
 )
 def test_what_cannot_be_planned_is_refused_with_a_way_out(bad, message):

@@ -1,10 +1,11 @@
-"""`pbmvfl privacy` and `pbmvfl plan`: figures, refusals, help, and that neither loads what trains."""
+"""`pbmvfl privacy`, `pbmvfl plan` and `pbmvfl ledger`: figures, refusals, help, and that none loads what trains."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
+import sqlite3
 import struct
 import subprocess
 import sys
@@ -14,7 +15,10 @@ from typing import Any
 
 import pytest
 
+from pbmvfl.data.schedule import Schedule
+from pbmvfl.errors import RunFolderError
 from pbmvfl.plan import Plan
+from pbmvfl.privacy.ledger import Ledger
 
 
 @pytest.fixture
@@ -128,7 +132,8 @@ def test_a_person_sees_that_the_paper_s_count_is_not_a_proof(cli):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"beta": 0.3}, ("beta=0.3", "(0, 1/4]")),
+        ({"beta": 0.3}, ("beta=0.3", "[1/128, 1/4]")),
+        ({"beta": 0}, ("beta=0", "[1/128, 1/4]")),
         ({"beta": 0.001}, ("beta=0.001", "1/128")),
         ({"num_parties": 1}, ("num_parties=1", "at least 2")),
         ({"num_trials": 0}, ("num_trials=0", "at least 1")),
@@ -256,7 +261,8 @@ def test_which_epsilon_is_meant_must_be_said(missing, cli):
         ({"epsilon": "inf"}, ("epsilon=inf", "finite")),
         ({"delta": 2}, ("delta=2",)),
         ({"num_parties": 1}, ("num_parties=1", "at least 2")),
-        ({"beta": 0.5}, ("beta=0.5", "(0, 1/4]")),
+        ({"beta": 0.5}, ("beta=0.5", "[1/128, 1/4]")),
+        ({"num_samples": 0}, ("num_samples=0", "at least 1")),
         ({"colluding_parties": 4}, ("colluding_parties=4", "0 to 3")),
     ],
 )
@@ -265,6 +271,242 @@ def test_a_bad_budget_is_refused_by_name(change, words, cli):
     assert (code, out) == (2, "")
     for word in words:
         assert word in " ".join(err.split())
+
+
+SMALL = {**SIZES, "num_samples": 200, "num_epochs": 2, "num_trials": 2, "embedding_dim": 1}
+
+
+@pytest.mark.parametrize("name", ["x.foo", "x", "x.json"])
+def test_a_picture_of_a_kind_that_cannot_be_drawn_is_refused_before_anything_is_written(name, cli, tmp_path):
+    code, out, err = cli("plan", *options(**BUDGET, **SMALL, out="plan.json", picture=name))
+    assert (code, out) == (2, "")
+    assert f"picture='{name}' must end in one of .png, .pdf, .svg" in " ".join(err.split())
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("kind", ["pdf", "svg", "PNG"])
+def test_pictures_of_the_other_permitted_kinds_are_drawn(kind, cli, tmp_path):
+    code, _, err = cli("plan", *options(**BUDGET, **SMALL, picture=f"x.{kind}"))
+    assert (code, err) == (0, "")
+    assert (tmp_path / f"x.{kind}").stat().st_size > 1000
+
+
+def test_one_file_cannot_be_the_plan_and_its_picture(cli, tmp_path):
+    code, _, err = cli("plan", *options(**BUDGET, **SMALL, out="x.png", picture="./x.png"))
+    assert code == 2
+    assert "are one file; name two" in err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("option", ["out", "picture"])
+def test_a_folder_without_the_right_to_write_is_refused_before_the_search(option, cli, tmp_path, monkeypatch):
+    # Asked of the system and not made by chmod: tests may run as root, who may write anywhere.
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    code, out, err = cli("plan", *options(**BUDGET, **SMALL, **{option: "x.png"}))
+    assert (code, out) == (2, "")
+    assert f"{option}='x.png' cannot be written: you have no right to write there" in " ".join(err.split())
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_picture_that_fails_leaves_no_plan_behind(cli, tmp_path, monkeypatch):
+    def fails(*_):
+        raise RunFolderError("the disk is full")
+
+    monkeypatch.setattr("pbmvfl.report.budget.draw_budget", fails)
+    code, _, _ = cli("plan", *options(**BUDGET, **SMALL, out="plan.json", picture="x.png"))
+    assert code == 2
+    assert not list(tmp_path.iterdir())
+
+
+def test_square_brackets_in_names_are_shown_as_they_are_and_the_command_can_be_copied(cli, tmp_path):
+    (tmp_path / "a [").mkdir()
+    code, out, err = cli("plan", *options(**BUDGET, **SMALL, out="plan [jan].json", picture="a [/bold] [red].png"))
+    assert (code, err) == (0, "")
+    assert "written to plan [jan].json; train it with: pbmvfl train DATASET --plan 'plan [jan].json'" in out
+    assert "drawn in a [/bold] [red].png" in out
+
+
+def test_a_strict_plan_that_cannot_be_trained_is_not_offered_for_training(cli):
+    given = {**BUDGET, **SMALL, "accounting": "strict", "epsilon": 40}
+    code, out, _ = cli("plan", *options(**given, out="plan.json"))
+    assert code == 0
+    words = " ".join(out.split())
+    assert "does not train with them yet" in words
+    assert "written to plan.json" in words
+    assert "pbmvfl train" not in words
+    _, out, _ = cli("plan", *options(**given), "--json")
+    assert any("does not train with them yet" in note for note in json.loads(out)["notes"])
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["plan", *options(**{**BUDGET, **SIZES, "epsilon": 900, "delta": 1e-7})],
+        ["plan", *options(**{**BUDGET, **SIZES, "num_parties": 12, "num_samples": 60_000})],
+        ["privacy", *sizes(12, 16, 0.25, 16, 30)],
+    ],
+    ids=["plan", "plan with parties", "privacy"],
+)
+def test_nothing_of_a_table_is_lost_on_a_narrow_terminal(arguments, cli, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    _, wide, _ = cli(*arguments)
+    monkeypatch.setenv("COLUMNS", "60")
+    _, narrow, _ = cli(*arguments)
+    assert "…" not in narrow
+    assert max(map(len, narrow.splitlines())) <= 60
+    tables = [line for line in narrow.splitlines() if re.match(r"(chosen|or|cell|record|party) +[\dps]", line)]
+    assert len(tables) == (10 if arguments[0] == "plan" else 6)
+    whole = [line for line in wide.splitlines() if re.match(r"(chosen|or|cell|record|party) +[\dps]", line)]
+    assert [line.split() for line in tables] == [line.split() for line in whole]  # every number on its line, in full
+    for title in ("num_trials", "beta", "epsilon", "noise", "bytes") if arguments[0] == "plan" else ():
+        assert title in narrow
+
+
+@pytest.mark.parametrize(
+    ("delta", "beta", "wanted"),
+    [(1e-5, 0.01, ()), (0.01, 0.01, ("delta",)), (1e-5, 0.25, ("epsilon",)), (0.02, 0.25, ("delta", "epsilon"))],
+)
+def test_numbers_that_protect_nobody_are_noted_for_people_and_in_json(delta, beta, wanted, cli):
+    given = [*sizes(4, 16, beta, 8, 8, 100), "--delta", delta]
+    code, out, _ = cli("privacy", *given, "--json")
+    assert code == 0
+    notes = json.loads(out)["notes"]
+    assert [re.match(r"\w+", note)[0] for note in notes] == list(wanted)
+    code, out, _ = cli("privacy", *given)
+    assert code == 0
+    assert out.count("note:") == len(wanted)
+    words = " ".join(out.split())
+    assert ("publishing a row outright" in words) is ("delta" in wanted)
+    assert ("protects nobody in practice; see pbmvfl plan --epsilon 8" in words) is ("epsilon" in wanted)
+
+
+def test_a_plan_has_the_same_notes(cli):
+    given = options(**{**BUDGET, **SMALL, "epsilon": 90, "delta": 0.005, "num_trials": 16, "embedding_dim": 8})
+    _, out, _ = cli("plan", *given, "--json")
+    first, second = json.loads(out)["notes"]
+    assert first.startswith("delta=0.005 is not below 1/num_samples = 1/200")
+    assert "protects nobody" in second
+    _, out, _ = cli("plan", *given)
+    assert out.count("note:") == 2
+
+
+# --- pbmvfl ledger ---
+
+
+LIMIT = {"dataset": "people", "unit": "cell", "accounting": "paper", "epsilon": 50}
+
+
+def charged_book(path: Path, *fingerprints: str) -> Path:
+    """A book with one short run for each fingerprint."""
+    plan = Plan.from_dict({"num_parties": 3, "num_samples": 20, "num_classes": 2, "batch_size": 5, "num_epochs": 1})
+    for run, fingerprint in enumerate(fingerprints):
+        session = Ledger(path).open_session(
+            dataset="people", plan=plan, run=str(run), session="s", fingerprint=fingerprint
+        )
+        session.charge(Schedule(plan)[0])
+        session.close()
+    return path
+
+
+def on_disk(folder: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"unit": "row"}, ("unit='row'", "cell, record, party")),
+        ({"accounting": "lenient"}, ("accounting='lenient'", "paper, strict")),
+        ({"order": "inf"}, ("order=inf", "finite number above 1")),
+        ({"order": "nan"}, ("order=nan", "finite number above 1")),
+        ({"order": 1}, ("order=1.0", "finite number above 1")),
+        ({"delta": 0}, ("delta=0.0",)),
+        ({"epsilon": "inf"}, ("epsilon=inf", "finite")),
+        ({"colluding_parties": -1}, ("colluding_parties=-1", "0 or more")),
+        ({"epsilon": None}, ("--epsilon, or --remove",)),
+    ],
+)
+def test_a_bad_limit_is_refused_by_name_and_nothing_is_made(change, words, cli, tmp_path):
+    given = {name: value for name, value in {**LIMIT, **change}.items() if value is not None}
+    code, out, err = cli("ledger", "limit", "books/x.sqlite", *options(**given))
+    assert (code, out) == (2, "")
+    for word in words:
+        assert word in " ".join(err.split())
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"unit": "row"}, ("unit='row'", "cell, record, party")),
+        ({"accounting": "lenient"}, ("accounting='lenient'", "paper, strict")),
+        ({}, ("x.sqlite", "does not exist")),
+    ],
+)
+def test_removing_a_limit_makes_no_book_and_names_what_is_wrong(change, words, cli, tmp_path):
+    given = {name: value for name, value in {**LIMIT, **change}.items() if name != "epsilon"}
+    code, out, err = cli("ledger", "limit", "x.sqlite", *options(**given), "--remove")
+    assert (code, out) == (2, "")
+    for word in words:
+        assert word in " ".join(err.split())
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_limit_can_be_set_before_the_first_run_and_removed_again(cli, tmp_path):
+    names = options(**{name: value for name, value in LIMIT.items() if name != "epsilon"})
+    assert cli("ledger", "limit", "x.sqlite", *names, "--epsilon", 50)[0] == 0
+    assert [limit.epsilon for limit in Ledger(tmp_path / "x.sqlite").limits("people")] == [50]
+    assert cli("ledger", "limit", "x.sqlite", *names, "--remove")[0] == 0
+    assert Ledger(tmp_path / "x.sqlite").limits("people") == []
+    code, _, err = cli("ledger", "limit", "x.sqlite", *names, "--remove")
+    assert code == 2
+    assert "has no limit" in err
+
+
+@pytest.mark.parametrize("command", [("show",), ("show", "--json"), ("export",)], ids=" ".join)
+def test_looking_at_books_leaves_every_byte_as_it_is(command, cli, tmp_path):
+    charged_book(tmp_path / "books/party-0.sqlite", "values")
+    charged_book(tmp_path / "books/party-1.sqlite", "values")
+    before = on_disk(tmp_path)
+    code, out, err = cli("ledger", command[0], "books", *command[1:])
+    assert (code, err) == (0, "")
+    assert "people" in out
+    assert on_disk(tmp_path) == before
+
+
+@pytest.mark.parametrize("command", ["show", "export"])
+def test_another_program_s_database_is_no_book(command, cli, tmp_path):
+    theirs = sqlite3.connect(tmp_path / "x.sqlite")
+    theirs.execute("CREATE TABLE shelf (title TEXT)")
+    theirs.close()
+    before = on_disk(tmp_path)
+    code, out, err = cli("ledger", command, "x.sqlite")
+    assert (code, out) == (2, "")
+    assert "another program's database" in err
+    assert on_disk(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    ("fingerprints", "noted"), [(("before", "after"), True), (("before", "before"), False), ((), False)]
+)
+def test_show_notes_that_a_dataset_s_values_changed(fingerprints, noted, cli, tmp_path):
+    path = charged_book(tmp_path / "x.sqlite", *fingerprints)
+    Ledger(path).close()
+    code, out, err = cli("ledger", "show", path)
+    assert (code, err) == (0, "")
+    assert ("note: its values changed between runs (2 different" in " ".join(out.split())) is noted
+    for command in (("show", path, "--json"), ("export", path)):
+        code, out, _ = cli("ledger", *command)
+        assert code == 0
+        datasets = json.loads(out)[str(path)]["datasets"].values()
+        assert [bool(dataset["notes"]) for dataset in datasets] == ([noted] if fingerprints else [])
+
+
+def test_a_folder_named_like_a_book_is_refused(cli, tmp_path):
+    (tmp_path / "books/party-0.sqlite").mkdir(parents=True)
+    code, out, err = cli("ledger", "show", "books")
+    assert (code, out) == (2, "")
+    assert "is a folder" in err
 
 
 # --- light, and with help ---
@@ -286,9 +528,10 @@ finally:
         ["privacy", *sizes(5, 2, 0.05, 16, 9), "--json"],
         ["privacy", *sizes(5, 2, 0.05, 16, 9)],
         ["plan", *options(**BUDGET, **SIZES, picture="plan.png")],
+        ["ledger", "limit", "x.sqlite", *options(**LIMIT)],
         ["train", "--help"],
     ],
-    ids=["privacy --json", "privacy", "plan", "train --help"],
+    ids=["privacy --json", "privacy", "plan", "ledger limit", "train --help"],
 )
 def test_commands_that_do_not_train_load_no_torch_and_no_numba(arguments, tmp_path):
     done = subprocess.run(

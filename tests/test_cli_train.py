@@ -9,6 +9,7 @@ import os
 import struct
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -16,7 +17,17 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
+from pbmvfl.cli.training_run import TrainingRun
+from pbmvfl.data import load_table
+from pbmvfl.federation import Parties
 from pbmvfl.plan import Plan
+from pbmvfl.privacy.accounting import rdp_curve
+from pbmvfl.privacy.filters import Limit
+from pbmvfl.privacy.ledger import Ledger
+from pbmvfl.privacy.spending import spending
+from pbmvfl.privacy.table import training_run
+from pbmvfl.privacy.units import Accounting, Unit
+from pbmvfl.run_folder import RunFolder
 
 MAIN = "from pbmvfl.cli import main; main()"
 
@@ -135,6 +146,7 @@ def test_a_run_folder_has_its_plan_history_result_picture_and_checkpoint(cli, tm
         "history.csv",
         "result.json",
         "curves.png",
+        "sessions.json",
         "checkpoints",
     }
     result = strict_json((folder / "result.json").read_text())
@@ -252,18 +264,120 @@ def test_a_plan_file_is_followed_and_options_win(cli, tmp_path):
     assert (trained["num_trials"], trained["beta"], trained["embedding_dim"]) == (9, 0.1, 1)
 
 
+def test_a_plan_file_s_seed_also_splits_the_table(cli, tmp_path):
+    write_table(tmp_path / "people.csv")
+    plan = Plan(num_parties=2, num_samples=48, num_classes=2, num_epochs=1, embedding_dim=1, seed=7)
+    (tmp_path / "plan.json").write_text(plan.to_json())
+    command = ("train", "--data", "people.csv", *TABLE, "--plan", "plan.json", "--json")
+    for name, options, seed in (("of-plan", (), 7), ("of-option", ("--seed", 4), 4)):
+        done = cli(*command, *options, "--out", name)
+        assert done.code == 0, done.err
+        assert strict_json(done.out)["plan"]["seed"] == seed
+        assert strict_json((tmp_path / name / "data.json").read_text())["seed"] == seed
+
+
+def test_the_epsilons_of_a_result_are_at_the_delta_that_was_asked_for(cli, tmp_path):
+    write_table(tmp_path / "people.csv")
+    command = ("train", "--data", "people.csv", *TABLE, *QUICK, "--json")
+    usual, asked = (cli(*command, *options) for options in ((), ("--delta", 0.001)))
+    assert {row["delta"] for row in strict_json(usual.out)["privacy"]} == {1e-5}
+    assert {row["delta"] for row in strict_json(asked.out)["privacy"]} == {1e-3}
+    assert (tmp_path / "runs/people-002/result.json").read_text() == asked.out
+    plan = Plan.from_dict(strict_json(asked.out)["plan"])
+    assert strict_json(asked.out)["privacy"] == plan.privacy(delta=1e-3).to_dicts()
+
+
+# --- ledgers ---
+
+
+def test_a_ledger_knows_a_person_whatever_the_split(cli, tmp_path):
+    """Runs with other seeds and other test rows: the book has as many uses of each person as there were."""
+    write_table(tmp_path / "people.csv")
+    uses: Counter[float] = Counter()
+    people = np.loadtxt(tmp_path / "people.csv", delimiter=",", skiprows=1, usecols=2, dtype=np.float32)
+    for seed, fraction in ((1, 0.2), (2, 0.5), (3, 0.5)):
+        options = ("--seed", seed, "--test-fraction", fraction, "--ledger", "books", "--num-epochs", 1, "--json")
+        done = cli("train", "--data", "people.csv", *TABLE, *QUICK, *options)
+        assert done.code == 0, done.err
+        data = load_table("people.csv", label=TABLE[1], columns=TABLE[3], seed=seed, test_fraction=fraction)
+        uses.update(data.train_features[1][:, 0].tolist())  # visits, which tell a person
+    limit = Limit.choose(unit="cell", accounting="paper", epsilon=1000.0, delta=1e-5, order=4.0)
+    plan = Plan.from_dict(strict_json(done.out)["plan"])
+    one = rdp_curve(training_run(plan), Unit.CELL, Accounting.PAPER, orders=(limit.order,))[0]
+    spent = spending(Ledger("books/party-0.sqlite", must_exist=True), "people", limit).rows / one
+    assert len(set(people.tolist())) == 60
+    assert sorted(np.round(spent, 6)) == sorted(uses[visits] for visits in people.tolist())
+    assert max(uses.values()) == 3
+
+
+@pytest.mark.parametrize("evaluation", ["simulator", "released"])
+def test_a_run_whose_first_round_is_refused_shows_what_there_is_and_returns_3(evaluation, cli, tmp_path):
+    write_table(tmp_path / "people.csv")
+    limit = ("ledger", "limit", "books/party-1.sqlite", "--dataset", "people", "--unit", "cell")
+    assert cli(*limit, "--accounting", "paper", "--epsilon", 0.1).code == 0
+    command = ("train", "--data", "people.csv", *TABLE, *QUICK, "--ledger", "books", "--evaluation", evaluation)
+    shown = cli(*command, "--out", "shown")
+    assert (shown.code, shown.err) == (3, "")
+    assert "None" not in shown.out
+    assert "ledger ended the run early" in " ".join(shown.out.split())
+    done = cli(*command, "--out", "run", "--json")
+    assert (done.code, done.err) == (3, "")
+    result = strict_json(done.out)
+    assert "train_loss" not in result["metrics"]
+    assert all(isinstance(value, float) for value in result["metrics"].values())
+    with open(tmp_path / "run/history.csv", newline="") as file:
+        assert [line["epoch"] for line in csv.DictReader(file)] == ["0"]
+    assert png_size(tmp_path / "run/curves.png")
+
+
+@pytest.mark.parametrize("path", ["people.csv", "people.csv/books"])
+def test_a_ledger_that_cannot_be_a_folder_is_refused_and_leaves_nothing(path, cli, tmp_path):
+    write_table(tmp_path / "people.csv")
+    before = tree(tmp_path)
+    done = cli("train", "--data", "people.csv", *TABLE, *QUICK, "--ledger", path)
+    assert done.code == 2
+    assert f"ledger='{tmp_path / path}'isnotafolder" in done.words
+    assert tree(tmp_path) == before
+
+
+# --- what a person is told ---
+
+
+def test_an_encoder_that_couples_rows_is_said_to_be_charged_for_whole_batches(make_data):
+    data = make_data()
+    plan = Plan.for_data(data, encoder="resnet18-batchnorm", batch_size=10)
+    run = TrainingRun(
+        RunFolder(Path("nowhere")),
+        plan,
+        data,
+        parties=Parties.IN_PROCESS,
+        threads=1,
+        wide=True,
+        checkpoint_every=1,
+        json_only=True,
+        resumed=False,
+        ledger=None,
+        delta=1e-5,
+    )
+    (note,) = run._warnings()
+    assert "charged as its whole batch" in note
+    assert "does not hold" not in note
+    apart = plan.replace(encoder="linear").privacy()
+    assert plan.privacy().epsilon("cell", "paper") > apart.epsilon("cell", "paper")
+
+
 # --- bad input ---
 
 BAD_NUMBERS = [
-    (("--beta", "0"), ("beta=0", "(0, 1/4]")),
-    (("--beta", "-0.1"), ("beta=-0.1", "(0, 1/4]")),
-    (("--beta", "0.3"), ("beta=0.3", "(0, 1/4]")),
-    (("--beta", "0.001"), ("beta=0.001", "at least 1/128")),
+    (("--beta", "0"), ("beta=0", "[1/128, 1/4]")),
+    (("--beta", "-0.1"), ("beta=-0.1", "[1/128, 1/4]")),
+    (("--beta", "0.3"), ("beta=0.3", "[1/128, 1/4]")),
+    (("--beta", "0.001"), ("beta=0.001", "[1/128, 1/4]", "lower num_trials")),
     (("--beta", "nan"), ("beta=nan", "finite")),
     (("--beta", "much"), ("--beta", "number")),
     (("--num-trials", "0"), ("num_trials=0", "at least 1")),
     (("--num-trials", "1.5"), ("--num-trials", "integer")),
-    (("--num-trials", "40000"), ("num_trials*num_parties=40000*2=80000", "at most 65535")),
+    (("--num-trials", "40000"), ("num_trials=40000", "at most 32767")),
     (("--num-parties", "1"), ("num_parties=1", "at least 2")),
     (("--num-parties", "3"), ("num_parties=3", "2 parties")),
     (("--embedding-dim", "0"), ("embedding_dim=0", "at least 1")),
@@ -463,7 +577,7 @@ def test_the_same_options_may_be_given_again_with_resume(cli, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("train", "digits", "--beta", "0.3"), "beta=0.3 must be in (0, 1/4]"),
+        (("train", "digits", "--beta", "0.3"), "beta=0.3 must be in [1/128, 1/4]"),
         (("train", "digitz"), "name='digitz' is not a known data set"),
     ],
 )

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 import statistical
-from pbmvfl.errors import NonFiniteError, TruncatedMessage
+from pbmvfl.errors import NonFiniteError, NonFiniteMessage, ProtocolError, TruncatedMessage
 from pbmvfl.plan import GradientCodecName
 from pbmvfl.wire.codecs import codec_for
 
@@ -185,8 +185,31 @@ def test_sizes_are_exact_and_every_other_length_is_refused(codec, size):
 def test_a_gradient_that_is_not_finite_raises(codec, bad):
     gradient = np.zeros((3, 4), dtype=np.float32)
     gradient[2, 1] = bad
-    with pytest.raises(NonFiniteError):
+    with pytest.raises(NonFiniteError) as refusal:
         codec.encode(gradient, seed=0, round_number=0)
+    assert not isinstance(refusal.value, ProtocolError)  # one's own numbers, not somebody's message
+
+
+#: The upper halves of numbers that are none, and where each codec keeps such a half of its row 2.
+NOT_NUMBERS = {"infinity": 0x7F80, "-infinity": 0xFF80, "NaN": 0x7FC0, "another NaN": 0xFFFF}
+
+
+@pytest.mark.parametrize(("codec", "offset"), [(FLOAT32, 4 * 9 + 2), (BFLOAT16, 2 * 9), (INT8, 2 * 2)])
+@pytest.mark.parametrize("half", NOT_NUMBERS.values(), ids=NOT_NUMBERS)
+def test_a_gradient_that_arrives_and_is_not_finite_is_a_refused_message(codec, offset, half):
+    payload = bytearray(codec.encode(np.ones((3, 4), dtype=np.float32), seed=0, round_number=0))
+    payload[offset : offset + 2] = half.to_bytes(2, "little")
+    with pytest.raises(NonFiniteMessage):
+        codec.decode(bytes(payload), 3, 4)
+
+
+def test_a_scale_of_which_127_steps_are_infinite_is_a_refused_message():
+    payload = bytearray(INT8.encode(np.ones((1, 4), dtype=np.float32), seed=0, round_number=0))
+    payload[:2] = struct.pack("<f", LARGEST_SCALE)[2:]
+    assert np.isfinite(INT8.decode(bytes(payload), 1, 4)).all()
+    payload[:2] = (int.from_bytes(payload[:2], "little") + 1).to_bytes(2, "little")
+    with pytest.raises(NonFiniteMessage):
+        INT8.decode(bytes(payload), 1, 4)
 
 
 @pytest.mark.parametrize("codec", [FLOAT32, BFLOAT16, INT8])

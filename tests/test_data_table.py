@@ -83,6 +83,31 @@ def test_the_split_follows_the_public_seed(write: Any) -> None:
     assert rows[0] == rows[1] != rows[2]
 
 
+def numbers_by_id(data: VerticalDataset) -> dict[str, int]:
+    """Which row of the file stands behind each id: bmi = 20 + i tells it."""
+    rows = (np.concatenate([data.train_features[1], data.test_features[1]])[:, 0] - 20).astype(int)
+    return dict(zip((*data.train_ids, *data.test_ids), rows.tolist(), strict=True))
+
+
+@pytest.mark.parametrize("name", ["people.parquet", "people.csv"])
+def test_a_row_has_the_same_id_whatever_the_split(write: Any, name: str) -> None:
+    path = write(name)
+    loads = [load(path), load(path, seed=1), load(path, seed=1, test_fraction=0.5)]
+    loads.append(load(path, test=write("later.parquet", bmi=[99.0] * ROWS)))
+    for data in loads[:3]:
+        assert numbers_by_id(data) == {str(row): row for row in range(ROWS)}
+    assert loads[3].train_ids == tuple(str(row) for row in range(ROWS))
+    assert len({data.train_ids for data in loads}) == 4
+
+
+def test_rows_of_a_test_file_are_others_than_those_of_the_training_file(write: Any) -> None:
+    path = write()
+    data = load(path, test=write("later.parquet"))
+    assert data.test_ids == tuple(f"later:{row}" for row in range(ROWS))
+    assert not {*data.train_ids} & {*data.test_ids}
+    assert load(path, test=path).test_ids == load(path, test=path).train_ids  # the same people, so the same ids
+
+
 def test_a_test_file_is_used_instead_of_a_split(write: Any) -> None:
     data = load(write(), test=write("later.parquet", age=[200.0] * ROWS))
     assert (data.num_samples, data.num_test_samples) == (ROWS, ROWS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -196,6 +197,34 @@ def test_views_are_shared_out_by_divisors_of_twelve() -> None:
     for count in (5, 7, 8, 24):
         with pytest.raises(DataError, match=r"give one of 2, 3, 4, 6, 12"):
             split_whole(whole, layout="views", num_parties=count)
+
+
+def test_rows_keep_their_ids_when_the_columns_are_cut_again() -> None:
+    ids = {"train_ids": ("ann", "bob", "cat"), "test_ids": ("dan", "eve", "fay")}
+    data = dataclasses.replace(numbered(64, layout="digits", num_parties=2), **ids)
+    for again in (data.split_features(num_parties=4), data.split_features(num_parties=2)):
+        assert (again.train_ids, again.test_ids) == (ids["train_ids"], ids["test_ids"])
+    assert make().train_ids is make().test_ids is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"train_ids": ("a", "b", "c")}, "train_ids: 3 ids for 4 rows; give one per row"),
+        ({"test_ids": ("a", "b", "c")}, "test_ids: 3 ids for 2 rows"),
+        ({"train_ids": ("a", "b", "c", "b")}, "train_ids: 'b' occurs more than once"),
+        ({"test_ids": (1, 2)}, r"test_ids must be a tuple of texts; give str\(number\)"),
+        ({"test_ids": "ab"}, "test_ids must be a tuple of texts"),
+        ({"test_ids": range(2)}, "test_ids must be a tuple of texts"),
+    ],
+)
+def test_ids_that_do_not_name_each_row_once_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        make(**changes)
+
+
+def test_the_same_person_may_be_a_training_row_and_a_test_row() -> None:
+    assert make(train_ids=("a", "b", "c", "d"), test_ids=("c", "b")).test_ids == ("c", "b")
 
 
 def test_assigned_columns_are_not_split_again() -> None:

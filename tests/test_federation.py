@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import gc
+import json
 import math
+import multiprocessing
+import os
+import signal
 import struct
+import subprocess
+import sys
 import tracemalloc
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,19 +21,31 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 import pbmvfl
 from pbmvfl.data.schedule import Schedule
 from pbmvfl.encoders import build_head
-from pbmvfl.errors import EncoderError, PlanError
-from pbmvfl.federation import Federation
+from pbmvfl.errors import (
+    BudgetExceeded,
+    CheckpointError,
+    DataError,
+    EncoderError,
+    LedgerError,
+    PlanError,
+    ProtocolError,
+    WrongSender,
+)
+from pbmvfl.federation import Federation, Parties
+from pbmvfl.links import InProcessLink, PartyInputs, ProcessLink, _rebuilt
 from pbmvfl.mechanisms import mechanism_for
 from pbmvfl.plan import Plan
-from pbmvfl.privacy.accounting import NO_SECURE_SUM
-from pbmvfl.privacy.table import SEEDED_NOISE, release_event
-from pbmvfl.privacy.units import Adversary
+from pbmvfl.privacy.accounting import NO_SECURE_SUM, rdp_curve
+from pbmvfl.privacy.filters import Limit, epsilon_at
+from pbmvfl.privacy.ledger import Ledger
+from pbmvfl.privacy.table import SEEDED_NOISE, release_event, training_run
+from pbmvfl.privacy.units import Accounting, Adversary, Unit
 from pbmvfl.report.curves import describe_mechanism
 
 HEADER = 44
@@ -543,3 +562,374 @@ def test_the_count_of_a_run_is_the_count_of_the_wire_when_nothing_is_charged_ahe
     result = federation.fit(data, checkpoints=tmp_path)
     assert set(wire.row_releases(plan, JOINT).values()) == {2}  # the first epoch did not run again
     assert result.row_uses["train"] <= 4
+
+
+def test_two_runs_do_not_share_a_folder_of_checkpoints(data, make_plan, tmp_path):
+    """Each would write down its own releases and forget the other's."""
+    plan = make_plan(data)
+
+    def second(*_: object) -> None:
+        with pytest.raises(CheckpointError, match="training in this folder"):
+            Federation(plan).fit(data, checkpoints=tmp_path)
+
+    result = Federation(plan).fit(data, checkpoints=tmp_path, on_epoch=second)
+    assert {session.plan_hash for session in result.sessions} == {plan.hash.hex()}
+    assert len(Federation(plan).fit(data, checkpoints=tmp_path).sessions) == 2  # the first has let go of it
+
+
+def test_a_checkpoint_of_another_plan_is_refused_by_what_differs(data, make_plan, tmp_path):
+    with pytest.raises(Killed):
+        Federation(make_plan(data)).fit(data, checkpoints=tmp_path, on_epoch=killer())
+    with pytest.raises(CheckpointError, match="num_trials=5, this plan has num_trials=6"):
+        Federation(make_plan(data, num_trials=6)).fit(data, checkpoints=tmp_path)
+
+
+# --- links ---
+
+
+def recorded_links(monkeypatch, base: type = InProcessLink) -> list:
+    """Every link that a federation opens from now on; `closed` says whether it was closed."""
+    links: list = []
+
+    class Recorded(base):
+        closed = False
+
+        def __init__(self, inputs: PartyInputs, *others: object) -> None:
+            super().__init__(inputs, *others)
+            links.append(self)
+
+        def close(self) -> None:
+            self.closed = True
+            super().close()
+
+    monkeypatch.setattr(f"pbmvfl.federation.{base.__name__}", Recorded)
+    return links
+
+
+def fails_to_close(link: object) -> None:
+    close = link.close
+
+    def fail() -> None:
+        close()
+        raise RuntimeError("this one cannot be closed")
+
+    link.close = fail
+
+
+def test_every_link_is_closed_although_one_fails_to(data, make_plan, monkeypatch):
+    links = recorded_links(monkeypatch)
+    with pytest.raises(RuntimeError, match="cannot be closed"):
+        Federation(make_plan(data)).fit(data, on_round=lambda number, *_: number == 1 and fails_to_close(links[1]))
+    assert [link.closed for link in links] == [True] * 3
+
+
+def test_what_ended_a_run_is_raised_and_not_what_closing_it_adds(data, make_plan, monkeypatch):
+    links = recorded_links(monkeypatch)
+
+    def kill(*_: object) -> None:
+        fails_to_close(links[0])
+        fails_to_close(links[2])
+        raise Killed
+
+    with pytest.raises(Killed) as error:
+        Federation(make_plan(data)).fit(data, on_round=kill)
+    assert [link.closed for link in links] == [True] * 3
+    assert len([note for note in error.value.__notes__ if "cannot be closed" in note]) == 2
+
+
+@pytest.mark.parametrize("role", ["server", "party-1"])
+def test_links_are_closed_if_a_checkpoint_does_not_fit_them(role, data, make_plan, monkeypatch, tmp_path):
+    plan = make_plan(data)
+    with pytest.raises(Killed):
+        Federation(plan).fit(data, checkpoints=tmp_path, on_epoch=killer())
+    (path,) = tmp_path.glob(f"round-*/{role}.safetensors")
+    save_file({name: torch.zeros(7, 7) for name in load_file(path)}, path)
+    links = recorded_links(monkeypatch)
+    with pytest.raises(CheckpointError):
+        Federation(plan).fit(data, checkpoints=tmp_path)
+    assert [link.closed for link in links] == [True] * 3
+
+
+def test_links_are_closed_if_a_later_party_cannot_be_made(data, make_plan, monkeypatch):
+    links = recorded_links(monkeypatch)
+    plan = make_plan(data)
+    encoders = own_networks(plan, data)
+    encoders[2] = nn.Linear(4, plan.embedding_dim)
+    with pytest.raises(EncoderError, match="party=2"):
+        Federation(plan, encoders=encoders).fit(data)
+    assert [link.closed for link in links] == [True] * 2
+
+
+def test_a_party_cannot_speak_in_another_s_name(data, make_plan, monkeypatch):
+    """Two parties exchange their lines: every header is right, and comes from somebody else."""
+    links = recorded_links(monkeypatch)
+    federation = Federation(make_plan(data))
+
+    def swap(*_: object) -> None:
+        links[0].answer, links[1].answer = links[1].answer, links[0].answer
+
+    with pytest.raises(WrongSender, match="sender=1: the message came from party 0"):
+        federation.fit(data, on_epoch=swap)
+
+
+@pytest.mark.parametrize("kind", [BudgetExceeded, LedgerError, PlanError, WrongSender, DataError])
+def test_an_error_of_a_party_s_process_comes_back_as_its_own_kind(kind):
+    error = _rebuilt(json.dumps([kind.__name__, "round=7 was refused"]).encode())
+    assert type(error) is kind
+    assert str(error) == "round=7 was refused"
+
+
+def test_an_error_that_nobody_knows_comes_back_as_a_protocol_error():
+    assert type(_rebuilt(b'["KeyError", "7"]')) is ProtocolError
+
+
+# --- parties in processes of their own ---
+
+
+def no_process_is_left() -> bool:
+    return not multiprocessing.active_children()
+
+
+def test_a_party_killed_between_rounds_ends_the_run_by_its_name_and_the_others_in_order(
+    make_data, make_plan, monkeypatch, tmp_path
+):
+    data = make_data(num_parties=2)
+    plan = make_plan(data, num_epochs=6)
+    links = recorded_links(monkeypatch, ProcessLink)
+
+    def kill(completed: int, *_: object) -> None:
+        if completed != 5:
+            return
+        victim = links[1]
+        os.kill(victim._process.pid, signal.SIGKILL)
+        victim._process.join()
+        attempts = (
+            victim.hello,
+            victim.state,
+            lambda: victim.send(b"anything"),
+            lambda: victim.exact_embeddings("train"),
+            lambda: victim.load_state({"weight": torch.zeros(2)}),
+        )
+        for attempt in attempts:
+            with pytest.raises(ProtocolError, match="party=1: its process ended"):
+                attempt()
+
+    federation = Federation(plan, parties=Parties.PROCESSES)
+    with pytest.raises(ProtocolError, match="party=1: its process ended"):
+        federation.fit(data, on_round=kill, ledger=tmp_path)
+    assert [link.closed for link in links] == [True] * 2
+    assert no_process_is_left()
+    # party 0 may have answered round 5, and gave back what it had charged ahead; the killed one could not
+    charged = [Ledger(tmp_path / f"party-{m}.sqlite").sessions(data.name)[0].charged_until for m in range(2)]
+    assert charged[0] in (5, 6)
+    assert charged[1] == 8
+
+
+def limit_of(plan: Plan, uses: float) -> Limit:
+    """Room for so many uses of every row."""
+    one = training_run(plan.replace(num_epochs=1))
+    divergence = uses * rdp_curve(one, Unit.CELL, Accounting.PAPER, orders=(4.0,))[0]
+    epsilon = epsilon_at(divergence, 1e-5, 4.0)
+    return Limit.choose(unit="cell", accounting="paper", epsilon=epsilon, delta=1e-5, order=4.0)
+
+
+def set_limit(path: Path, dataset: str, limit: Limit) -> None:
+    book = Ledger(path)
+    book.set_limit(dataset, limit)
+    book.close()
+
+
+def test_ledgers_count_the_same_in_processes_as_in_one_process(make_data, make_plan, tmp_path):
+    data = make_data(num_parties=2)
+    plan = make_plan(data, num_epochs=4)
+    rounds, stopped = [], []
+    for where in Parties:
+        set_limit(tmp_path / where / "party-1.sqlite", data.name, limit_of(plan, 2.5))
+        result = Federation(plan, parties=where).fit(data, ledger=tmp_path / where)
+        books = [Ledger(tmp_path / where / f"party-{m}.sqlite") for m in range(2)]
+        rounds.append([entry.charged_until for book in books for entry in book.sessions(data.name)])
+        stopped.append(result.stopped)
+        assert result.row_uses["train"] == 3
+    assert rounds[0] == rounds[1] == [2 * plan.rounds_per_epoch + 1, 2 * plan.rounds_per_epoch]
+    assert stopped[0] == stopped[1] != ""
+    assert no_process_is_left()
+
+
+#: A federation of processes that gets Ctrl-C, as a terminal sends it, to its whole group.
+INTERRUPTED = """
+import os, signal, sys
+from pathlib import Path
+import numpy as np
+import pbmvfl.federation
+from pbmvfl.data.vertical import VerticalDataset
+from pbmvfl.federation import Federation, Parties
+from pbmvfl.links import ProcessLink
+from pbmvfl.plan import Plan
+
+processes = []
+
+def interrupt():
+    os.killpg(os.getpgid(0), signal.SIGINT)
+
+class Link(ProcessLink):
+    def __init__(self, inputs):
+        if processes and sys.argv[2] == "starting":
+            interrupt()  # the first party is on its way
+        super().__init__(inputs)
+        processes.append(self._process)
+
+def main():
+    x, y = np.zeros((40, 3), np.float32), np.arange(40) % 2
+    data = VerticalDataset(
+        name="small", party_names=("a", "b"), train_features=(x, x), test_features=(x, x), train_labels=y,
+        test_labels=y, class_names=("no", "yes"), default_encoder="linear",
+    )
+    plan = Plan.for_data(data, num_epochs=50, batch_size=10, num_trials=2)
+    pbmvfl.federation.ProcessLink = Link
+    stop = lambda completed, *_: completed == 3 and interrupt()
+    try:
+        Federation(plan, parties=Parties.PROCESSES).fit(data, ledger=Path(sys.argv[1]), on_round=stop)
+    except KeyboardInterrupt:
+        print([process.exitcode for process in processes])
+        sys.exit(130)
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+@pytest.mark.parametrize("when", ["starting", "training"])
+def test_ctrl_c_ends_every_party_without_a_traceback_and_gives_back_what_was_charged_ahead(when, tmp_path):
+    script = tmp_path / "interrupted.py"
+    script.write_text(INTERRUPTED)
+    done = subprocess.run(
+        [sys.executable, script, tmp_path / "books", when],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        start_new_session=True,  # Ctrl-C is for this group alone
+    )
+    assert (done.returncode, done.stderr) == (130, "")
+    codes = json.loads(done.stdout)
+    if when == "starting":  # one that takes too long to start is ended by the parent
+        assert codes in ([0], [-signal.SIGKILL])
+    else:
+        assert codes == [0, 0]
+    books = sorted((tmp_path / "books").glob("*.sqlite"))
+    charged = [entry.charged_until for book in books for entry in Ledger(book).sessions("small")]
+    assert charged == ([] if when == "starting" else [3, 3])
+
+
+# --- ledgers ---
+
+
+def test_two_fits_of_one_federation_keep_to_their_own_ledgers(data, make_plan, monkeypatch, tmp_path):
+    federation = Federation(make_plan(data, num_epochs=1))
+    load = pbmvfl.federation.load_progress
+
+    def another_fit_first(*arguments: object) -> object:
+        monkeypatch.setattr("pbmvfl.federation.load_progress", load)
+        federation.fit(data, ledger=tmp_path / "two")
+        return load(*arguments)
+
+    monkeypatch.setattr("pbmvfl.federation.load_progress", another_fit_first)
+    federation.fit(data, ledger=tmp_path / "one", checkpoints=tmp_path / "checkpoints")
+    for name in ("one", "two"):
+        assert len(Ledger(tmp_path / name / "party-0.sqlite", must_exist=True).sessions(data.name)) == 1
+
+
+def test_ledgers_are_told_the_ids_of_the_rows(data, make_plan, tmp_path):
+    train = tuple(f"person {number}" for number in reversed(range(data.num_samples)))
+    test = tuple(f"guest {number}" for number in range(data.num_test_samples))
+    plan = make_plan(data, num_epochs=1)
+    Federation(plan).fit(replace(data, train_ids=train, test_ids=test), ledger=tmp_path)
+    book = Ledger(tmp_path / "party-2.sqlite", must_exist=True)
+    (entry,) = book.sessions(data.name)
+    assert tuple(book.read_ids(entry.train_ids)) == train
+    assert tuple(book.read_ids(entry.test_ids)) == test
+
+
+def test_another_order_of_the_same_people_is_no_change_of_values(data, make_plan, tmp_path):
+    ids = tuple(str(number) for number in range(data.num_samples))
+    named = replace(data, train_ids=ids, test_ids=tuple(f"t{number}" for number in range(data.num_test_samples)))
+    order = np.random.default_rng(1).permutation(data.num_samples)
+    moved = replace(
+        named,
+        train_features=tuple(part[order] for part in data.train_features),
+        train_labels=data.train_labels[order],
+        train_ids=tuple(ids[row] for row in order),
+    )
+    changed = replace(named, train_features=tuple(part + 1 for part in data.train_features))
+    for each in (named, moved, changed):
+        Federation(make_plan(data, num_epochs=1)).fit(each, ledger=tmp_path)
+    prints = [entry.fingerprint for entry in Ledger(tmp_path / "party-0.sqlite").sessions(data.name)]
+    assert prints[0] == prints[1] != prints[2]
+
+
+def test_a_ledger_that_cannot_be_a_folder_is_refused_before_anything_is_sent(data, make_plan, tmp_path):
+    (tmp_path / "file").write_text("mine")
+    for path in (tmp_path / "file", tmp_path / "file" / "books"):
+        federation = Federation(make_plan(data))
+        wire = Wire(federation)
+        with pytest.raises(LedgerError, match=r"file.* is not a folder and cannot be made one"):
+            federation.fit(data, ledger=path)
+        assert not wire.messages
+
+
+@pytest.mark.parametrize("missing", ["*", "party-1.sqlite*"])
+def test_a_run_is_not_continued_with_ledgers_that_do_not_know_it(missing, data, make_plan, tmp_path):
+    plan = make_plan(data)
+    books = tmp_path / "books"
+    with pytest.raises(Killed):
+        Federation(plan).fit(data, checkpoints=tmp_path / "checkpoints", ledger=books, on_epoch=killer())
+    for path in books.glob(missing):
+        path.unlink()
+    federation = Federation(plan)
+    wire = Wire(federation)
+    with pytest.raises(LedgerError, match=r"party-\d.sqlite' does not exist, but this run has released rounds"):
+        federation.fit(data, checkpoints=tmp_path / "checkpoints", ledger=books)
+    assert not wire.messages
+
+
+def test_a_run_whose_first_round_is_refused_has_metrics_that_are_numbers(data, make_plan, tmp_path):
+    plan = make_plan(data)
+    set_limit(tmp_path / "party-1.sqlite", data.name, limit_of(plan, 0.5))
+    result = Federation(plan).fit(data, ledger=tmp_path)
+    assert result.stopped
+    assert result.metrics
+    assert "train_loss" not in result.metrics
+    assert all(isinstance(value, float) for value in result.metrics.values())
+    assert [line["epoch"] for line in result.history] == [0]
+
+
+def test_a_run_that_a_ledger_ended_among_the_test_rows_asks_for_all_of_them_again(make_data, make_plan, tmp_path):
+    data = make_data(num_test_samples=52)
+    plan = make_plan(data, batch_size=13, evaluation="released")
+    assert (plan.num_rounds, plan.num_prediction_rounds) == (6, 4)
+    book = tmp_path / "books" / "party-1.sqlite"
+    folders = {"ledger": tmp_path / "books", "checkpoints": tmp_path / "checkpoints"}
+
+    def strike(completed: int, *_: object) -> None:
+        if completed == 8:
+            set_limit(book, data.name, limit_of(plan, 0.5))
+
+    first = Federation(plan).fit(data, on_round=strike, **folders)
+    assert "round=8" in first.stopped
+    assert "test_accuracy" not in first.metrics
+    set_limit(book, data.name, limit_of(plan, 10))
+    second = Federation(plan).fit(data, **folders)
+    assert not second.stopped
+    assert 0 <= second.metrics["test_accuracy"] <= 1
+    assert second.row_uses == {"train": 2, "test": 2}
+
+
+@pytest.mark.parametrize("every", [0, -1, 1.5, True])
+def test_a_distance_of_checkpoints_below_one_epoch_is_refused_before_anything_is_sent(every, data, make_plan, tmp_path):
+    federation = Federation(make_plan(data))
+    wire = Wire(federation)
+    with pytest.raises(PlanError, match=f"checkpoint_every={every} must be an integer of at least 1"):
+        federation.fit(data, checkpoints=tmp_path / "checkpoints", checkpoint_every=every)
+    assert not wire.messages
+    assert not (tmp_path / "checkpoints").exists()

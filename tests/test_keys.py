@@ -12,7 +12,8 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pbmvfl.errors import IdentityError
+from pbmvfl.errors import IdentityError, ProtocolError
+from pbmvfl.mechanisms import entropy
 from pbmvfl.secagg.keys import Identity, KeyExchange, Session, SignedKey
 
 NUM_PARTIES = 4
@@ -184,3 +185,12 @@ def test_an_identity_survives_being_written_down():
     identity = Identity.generate()
     again = Identity.from_private_bytes(identity.private_bytes())
     assert again.public == identity.public != Identity.generate().public
+
+
+def test_a_forked_child_cannot_finish_its_parent_s_key_agreement(handshake, monkeypatch):
+    before = handshake.pair_keys(0)
+    monkeypatch.setattr(entropy, "_generation", entropy._generation + 1)  # what a fork does in the child
+    with pytest.raises(ProtocolError, match=r"party=0: its session key belongs to the process that forked this one"):
+        handshake.pair_keys(0)
+    monkeypatch.undo()
+    assert handshake.pair_keys(0) == before

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import tracemalloc
 
 import numpy as np
@@ -11,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import statistical
-from pbmvfl.errors import OutOfOrder
+from pbmvfl.errors import OutOfOrder, ProtocolError
 from pbmvfl.secagg.masks import Masks
 from pbmvfl.secagg.ring import Ring
+from pbmvfl.wire.payloads import PackedIntegers
 from statistical import NUM_DRAWS
 
 
@@ -30,6 +32,14 @@ def pair_keys(num_parties: int, seed: int) -> list[dict[int, bytes]]:
 def all_masks(num_parties: int, bits: int, values: int, seed: int = 0) -> list[Masks]:
     keys = pair_keys(num_parties, seed)
     return [Masks(ring=Ring(bits), index=me, pair_keys=keys[me], values_per_round=values) for me in range(num_parties)]
+
+
+def unpacked(payload: bytes, bits: int, count: int) -> np.ndarray:
+    """What travels, read by the documented layout: k bits a value, least significant first, zeros at the end."""
+    stream = np.unpackbits(np.frombuffer(payload, dtype=np.uint8), bitorder="little")
+    assert 0 <= stream.size - bits * count < 8
+    assert not stream[bits * count :].any()
+    return stream[: bits * count].reshape(count, bits) @ (1 << np.arange(bits, dtype=np.int64))
 
 
 sizes = st.one_of(st.integers(1, 40), st.integers(1, 3000), st.sampled_from([32_767, 32_768, 70_000, 140_000]))
@@ -86,12 +96,14 @@ def test_a_masked_sum_is_the_sum_of_the_integers(num_parties, num_trials, count,
     values = np.random.default_rng(seed).integers(0, num_trials + 1, (num_parties, count)).astype(ring.dtype)
     if extreme != "any":
         values[:] = 0 if extreme == "all zero" else num_trials
-    total = np.zeros(count, dtype=np.int64)
-    for value, mask in zip(values, all_masks(num_parties, ring.bits, count, seed), strict=True):
-        masked = ring.add(value, mask.for_round(3, count))
-        assert masked.max() < 2**ring.bits
-        total += masked
-    assert np.array_equal(total % 2**ring.bits, values.sum(axis=0, dtype=np.int64))
+    form = PackedIntegers(bits=ring.bits, ring=ring)
+    sent = [
+        form.encode(value, mask.for_round(3, count))
+        for value, mask in zip(values, all_masks(num_parties, ring.bits, count, seed), strict=True)
+    ]
+    expected = values.sum(axis=0, dtype=np.int64)
+    assert np.array_equal(sum(unpacked(payload, ring.bits, count) for payload in sent) % 2**ring.bits, expected)
+    assert np.array_equal(form.total(sent, count), expected)
 
 
 @given(largest=st.integers(1, 65535))
@@ -106,23 +118,48 @@ def test_rings_of_other_sizes_are_refused(bits):
         Ring(bits)
 
 
-def residues(bits: int, index: int, num_parties: int) -> np.ndarray:
-    """Counts of what one party sends when every value is the largest: q = b hides as well as any other."""
+#: Every branch of the packing and both types, with the ends of each.
+WIDTHS = [1, 3, 7, 8, 9, 16]
+#: How many of the low bits a test looks at, each look at FALSE_ALARM. A ring of more than 8 bits has too few draws for
+#: each residue, so neighbours are counted together; that would hide a low bit in clear, and the low byte is a second
+#: look.
+LOOKS = [(bits, low) for bits in WIDTHS for low in sorted({bits, min(bits, 8)})]
+
+
+def travels(bits: int, index: int, num_parties: int, value: int, *, change_mask=lambda mask: mask) -> np.ndarray:
+    """What one party really sends, read back from its payloads, when every q is the same."""
     random = np.random.default_rng()
+    ring, count = Ring(bits), NUM_DRAWS // 100
     keys = {peer: random.bytes(32) for peer in range(num_parties) if peer != index}
-    masks = Masks(ring=Ring(bits), index=index, pair_keys=keys, values_per_round=NUM_DRAWS // 100)
-    value = np.full(NUM_DRAWS // 100, 2**bits - 1, dtype=Ring(bits).dtype)
-    sent = [Ring(bits).add(value, masks.for_round(number, value.size)) for number in range(100)]
-    return np.bincount(np.concatenate(sent), minlength=2**bits)
+    masks = Masks(ring=ring, index=index, pair_keys=keys, values_per_round=count)
+    form, values = PackedIntegers(bits=bits, ring=ring), np.full(count, value, dtype=ring.dtype)
+    sent = [form.encode(values, change_mask(masks.for_round(number, count))) for number in range(100)]
+    return np.concatenate([unpacked(payload, bits, count) for payload in sent])
 
 
-@pytest.mark.parametrize("bits", [1, 3, 5, 8, 9, 12])
+def looks_wrong(sent: np.ndarray, low: int) -> bool:
+    return statistical.uniform_law_rejects(np.bincount(sent % 2**low, minlength=2**low))
+
+
+@pytest.mark.parametrize(("bits", "low"), LOOKS)
 @pytest.mark.parametrize(("index", "num_parties"), [(0, 2), (1, 2), (2, 5)])
-def test_masked_values_are_uniform_over_the_whole_ring(bits, index, num_parties):
-    counts = residues(bits, index, num_parties)
-    assert len(counts) == 2**bits
-    assert counts.sum() == NUM_DRAWS
-    assert not statistical.uniform_law_rejects(counts)
+@pytest.mark.parametrize("extreme", ["smallest", "largest"])
+def test_what_travels_is_uniform_over_the_whole_ring_whatever_was_drawn(bits, low, index, num_parties, extreme):
+    sent = travels(bits, index, num_parties, 0 if extreme == "smallest" else 2**bits - 1)
+    assert sent.size == NUM_DRAWS
+    assert not looks_wrong(sent, low)
+
+
+@pytest.mark.parametrize("bits", WIDTHS)
+@pytest.mark.parametrize(
+    "change_mask",
+    [lambda mask: 2 * mask, lambda mask: mask & ~mask.dtype.type(1), np.zeros_like],
+    ids=["twice the mask", "a mask without its low bit", "no mask"],
+)
+def test_a_packing_that_sends_a_bit_in_clear_is_caught(bits, change_mask):
+    # Twice the mask still cancels in the sum, so only this look at what travels can find it.
+    sent = travels(bits, 1, 3, 2**bits - 1, change_mask=change_mask)
+    assert any(looks_wrong(sent, low) for width, low in LOOKS if width == bits)
 
 
 @pytest.mark.parametrize("bits", [1, 3, 5, 8, 9, 12])
@@ -159,6 +196,36 @@ def test_a_round_is_used_once_and_never_again(values):
     masks.for_round(6, 1)
     with pytest.raises(OutOfOrder):
         masks.for_round(6, values)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_cannot_use_its_parent_s_masks():
+    # With the same mask on two different draws the difference of the two messages has no mask at all.
+    inherited = all_masks(2, 8, 50)[0]
+    inherited.for_round(0, 50)  # the next rounds are expanded already
+
+    def answers() -> bytes:
+        try:
+            inherited.for_round(1, 50)
+        except ProtocolError as refusal:
+            return str(refusal).encode()
+        return b"a mask"
+
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:  # nothing but the attempt, and no way back into the test runner
+        try:
+            all_masks(2, 8, 50)[0].for_round(0, 50)  # a session of its own is permitted
+            os.write(writer, answers())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as pipe:
+        found = pipe.read().decode()
+    assert os.waitpid(child, 0) == (child, 0)
+    assert found.startswith("round=1: these masks belong to the process that forked this one")
+    assert "start a new session" in found
+    assert answers() == b"a mask"  # the parent goes on
 
 
 def test_a_refused_round_changes_nothing():

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
+import pickle
+import re
 from dataclasses import fields
 from fractions import Fraction
 
@@ -28,7 +31,7 @@ BAD = {
     "bound": ([0, 0.0, -1.0, 1e-7, 1e7, *NUMBER], r"\[1e-06, 1e\+06\]|finite number"),
     "mechanism": (["PBM", "gauss", "", None, 3, []], "pbm, ldp, none"),
     "num_trials": ([0, -1, *WHOLE], "at least 1"),
-    "beta": ([0, -0.1, 0.2500001, 1, *NUMBER], r"\(0, 1/4\]|finite number"),
+    "beta": ([0, -0.1, 0.2500001, 1, *NUMBER], r"\[1/128, 1/4\]|finite number"),
     "secure_aggregation": (["yes", 1, 0], "True or False"),
     "num_epochs": ([0, -1, *WHOLE], "at least 1"),
     "batch_size": ([0, -1, *WHOLE], "at least 1"),
@@ -93,8 +96,13 @@ def test_a_bad_value_is_refused_with_its_name_its_value_and_what_is_permitted(na
 @pytest.mark.parametrize(
     ("choices", "words"),
     [
-        ({"beta": 1 / 129}, "beta=.*at least 1/128"),
+        ({"beta": 1 / 129}, r"beta=.* must be in \[1/128, 1/4\]: .*below 1/128.*lower num_trials"),
         ({"num_trials": 21846}, "num_trials.num_parties=21846.3=65538 must be at most 65535"),
+        ({"num_trials": 10**8}, "num_trials=100000000 must be at most 32767, and at most 65535 divided by the number"),
+        (
+            {"noise_multiplier": 1.5, "encoder": "resnet18-batchnorm"},
+            "noise_multiplier=1.5 with encoder=resnet18-batchnorm.*use encoder=resnet18, .*or noise_multiplier=0",
+        ),
         ({"num_trials": 1, "num_parties": 65535}, "num_parties=65535 must be at most 65534"),
         ({"momentum": 0.5, "optimizer": "adam"}, "momentum=0.5 goes with optimizer=sgd"),
         ({"evaluation": "released", "num_test_samples": 0}, "num_test_samples of at least 1"),
@@ -135,15 +143,40 @@ def test_a_plan_that_does_not_fit_the_wire_is_refused_before_it_runs(choices):
         Plan(**{**GOOD, **choices})
 
 
-@pytest.mark.parametrize("choices", [{"beta": 1 / 128}, {"beta": 0.25}, {"num_trials": 21845}, {"seed": 2**63 - 1}])
+@pytest.mark.parametrize(
+    "choices",
+    [
+        {"beta": 1 / 128},
+        {"beta": 0.25},
+        {"num_trials": 21845},
+        {"num_trials": 32767, "num_parties": 2},
+        {"seed": 2**63 - 1},
+        {"noise_multiplier": 0.0, "encoder": "resnet18-batchnorm"},
+        {"noise_multiplier": 1.5, "encoder": "resnet18"},
+    ],
+)
 def test_values_at_the_ends_of_their_ranges_are_permitted(choices):
     assert Plan(**{**GOOD, **choices})
 
 
-def test_a_plan_cannot_be_changed():
+@pytest.mark.parametrize("name", ["beta", "mechanism"])
+def test_a_plan_cannot_be_changed(name):
     plan = Plan(**GOOD)
     with pytest.raises(AttributeError):
-        plan.beta = 0.1  # type: ignore[misc]
+        setattr(plan, name, OTHER[name])
+    with pytest.raises(AttributeError):
+        delattr(plan, name)
+    assert plan == Plan(**GOOD)
+
+
+@pytest.mark.parametrize("name", ["mechanism", "optimizer", "gradient_codec", "evaluation", "activation"])
+def test_a_choice_given_by_its_spelling_reads_as_its_enum_also_in_a_copy(name):
+    plan = Plan(**{**GOOD, name: OTHER[name]})
+    default = {field.name: field.default for field in fields(Plan)}[name]
+    for one in (plan, pickle.loads(pickle.dumps(plan)), copy.deepcopy(plan)):
+        assert one == plan
+        assert getattr(one, name) is type(default)(OTHER[name])
+    assert getattr(Plan(**GOOD), name) is default
 
 
 @pytest.mark.parametrize("name", OTHER)
@@ -216,6 +249,20 @@ def test_plans_survive_json(num_parties, num_trials, beta, bound, learning_rate,
 def test_text_that_is_not_a_plan_is_refused(text, words):
     with pytest.raises(PlanError, match=words):
         Plan.from_json(text)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("betta", "unknown plan field 'betta'; did you mean beta?"),
+        ("learning_rat", "did you mean learning_rate?"),
+        ("nope", "unknown plan field 'nope'; fields are activation, batch_size, beta, "),
+    ],
+)
+def test_a_field_that_is_not_one_is_refused_with_the_nearest_that_is(name, words):
+    for make in (Plan(**GOOD).replace, lambda **changes: Plan.from_dict({**GOOD, **changes})):
+        with pytest.raises(PlanError, match=re.escape(words)):
+            make(**{name: 1})
 
 
 @given(beta=st.floats(1 / 128, 1 / 4))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,11 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pbmvfl.errors import PlanError
+from pbmvfl.plan import Plan
 from pbmvfl.privacy.accounting import (
     CLIP_LAST,
+    COUPLED_ROWS,
     LABELS_PUBLIC,
     NO_SECURE_SUM,
     NOT_A_PROOF,
+    OWN_ROW,
     WEIGHTS_STAY,
     Charge,
     TrainingRun,
@@ -208,6 +212,30 @@ def test_conditions_follow_the_run() -> None:
     assert WEIGHTS_STAY not in noisy.conditions
     clear = pbm_run(3, 1, 0.1, 1, 2, secure_aggregation=False)
     assert NO_SECURE_SUM in bound(clear, Unit.CELL, Accounting.STRICT, delta=DELTA).conditions
+
+
+@pytest.mark.parametrize("unit", list(Unit))
+def test_every_bound_says_whether_a_row_s_embedding_is_its_own(unit: Unit) -> None:
+    for accounting in Accounting:
+        apart = bound(SMALL, unit, accounting, delta=DELTA, pld=False).conditions
+        coupled = bound(replace(SMALL, couples_rows=True), unit, accounting, delta=DELTA, pld=False).conditions
+        assert OWN_ROW in apart
+        assert COUPLED_ROWS not in apart
+        assert OWN_ROW not in coupled
+        assert (COUPLED_ROWS in coupled) == (unit is not Unit.PARTY)
+
+
+def test_noisy_updates_of_an_encoder_that_couples_rows_have_no_account() -> None:
+    """One row moves every clipped gradient of its batch: the sum by up to 2cB, where the noise is for 2c."""
+    update = NoisyUpdate(clip_norm=1.0, noise_multiplier=5.0)
+    words = r"noise_multiplier=5 .*couples the rows.*use encoder=resnet18, which normalises by groups"
+    with pytest.raises(PlanError, match=words):
+        replace(SMALL, update=update, couples_rows=True)
+    sizes = {"num_parties": 4, "num_samples": 1000, "num_classes": 10, "num_trials": 1, "beta": 0.05, "num_epochs": 1}
+    with pytest.raises(PlanError, match="noise_multiplier=5"):
+        Plan(**sizes, noise_multiplier=5.0, encoder="resnet18-batchnorm").privacy()
+    assert Plan(**sizes, noise_multiplier=5.0, encoder="resnet18").privacy().epsilon("cell", "strict") < 10
+    assert Plan(**sizes, encoder="resnet18-batchnorm").privacy().epsilon("cell", "strict") < math.inf
 
 
 def test_without_secure_aggregation_a_cell_is_charged_as_if_all_others_colluded() -> None:

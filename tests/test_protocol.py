@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from pbmvfl.encoders import Bounded
@@ -17,6 +17,7 @@ from pbmvfl.errors import (
     EncoderError,
     IdentityError,
     NonFiniteError,
+    NonFiniteMessage,
     OutOfOrder,
     ProtocolError,
     TruncatedMessage,
@@ -70,6 +71,16 @@ def kind_of(message: bytes) -> int:
     return field(message, "kind")
 
 
+#: The upper halves of infinities and NaNs.
+NOT_NUMBERS = (0x7F80, 0xFF80, 0x7FC0, 0xFFFF)
+
+
+def not_finite(payload: bytes, codec: str, index: int, half: int) -> bytes:
+    """The payload with one number that is none: value `index`, or with int8 the scale of row `index`."""
+    offset = 4 * index + 2 if codec == "float32" else 2 * index
+    return payload[:offset] + half.to_bytes(2, "little") + payload[offset + 2 :]
+
+
 def common(message: bytes) -> Iterator[Disturbance]:
     """What nobody accepts at any time."""
     for length in (0, 1, HEADER - 1, len(message) - 1):
@@ -119,6 +130,9 @@ def for_a_party(party: Party, message: bytes) -> Iterator[Disturbance]:
             yield "a short gradient", with_payload(message, payload[:-1]), TruncatedMessage
             yield "a long gradient", with_payload(message, payload + b"\0"), TruncatedMessage
             yield "an empty gradient", with_payload(message, b""), TruncatedMessage
+            for half in NOT_NUMBERS:
+                spoiled = not_finite(payload, party.plan.gradient_codec, 0, half)
+                yield f"a gradient with {half:#x}", with_payload(message, spoiled), NonFiniteMessage
         else:
             yield "a gradient too many", with_payload(edited(message, flags=1), bytes(120)), OutOfOrder
             yield "a payload too many", with_payload(message, bytes(120)), TruncatedMessage
@@ -149,7 +163,14 @@ def for_a_server(server: Server, message: bytes) -> Iterator[Disturbance]:
             yield f"round {other}", edited(message, round=other), OutOfOrder
         for round_kind in (0, 3 - field(message, "round kind")):
             yield f"round kind {round_kind}", edited(message, round_kind=round_kind), WrongPlan
+        if server.plan.mechanism != "pbm":
+            for half in NOT_NUMBERS:
+                spoiled = not_finite(payload, "float32", 0, half)
+                yield f"an embedding with {half:#x}", with_payload(message, spoiled), NonFiniteMessage
 
+
+#: What both roles refuse.
+COMMON = {TruncatedMessage, WrongVersion, WrongSession, WrongPlan, WrongSender, OutOfOrder}
 
 PLANS = [
     {"evaluation": "released"},
@@ -206,8 +227,7 @@ def test_a_party_refuses_what_does_not_fit_and_stays_as_it_was(choices, data, ma
                 party.receive(old)
 
     disturbed.run(before_party=disturb)
-    expected = {TruncatedMessage, WrongVersion, WrongSession, WrongPlan, WrongSender, OutOfOrder, IdentityError}
-    assert refused == expected
+    assert refused == {*COMMON, IdentityError, NonFiniteMessage}
     assert_twins(calm, disturbed)
 
 
@@ -234,8 +254,38 @@ def test_a_server_refuses_what_does_not_fit_and_stays_as_it_was(choices, data, m
                 server.receive(again)
 
     disturbed.run(before_server=disturb, after_server=repeat)
-    assert refused == {TruncatedMessage, WrongVersion, WrongSession, WrongPlan, WrongSender, OutOfOrder}
+    assert refused == {*COMMON, NonFiniteMessage} if plan.mechanism != "pbm" else COMMON
     assert_twins(calm, disturbed)
+
+
+@pytest.mark.parametrize("choices", PLANS, ids=str)
+def test_a_party_cannot_speak_in_another_s_name_on_a_line_that_is_known(choices, data, make_plan, make_cohort):
+    plan = make_plan(data, **choices)
+    calm, disturbed = make_cohort(plan, data), make_cohort(plan, data)
+    calm.run()
+    kinds = set()
+
+    def disturb(server: Server, message: bytes) -> None:
+        own = field(message, "sender")
+        for line in {*range(plan.num_parties), plan.num_parties, 0xFFFF} - {own}:
+            with pytest.raises(WrongSender, match=f"sender={own}: the message came from party {line}"):
+                server.receive(message, sender=line)
+        kinds.add(kind_of(message))
+
+    def repeat(server: Server, message: bytes) -> None:
+        with pytest.raises(DuplicateMessage):  # on its own line the sender is right, and the rest is looked at
+            server.receive(message, sender=field(message, "sender"))
+
+    disturbed.run(before_server=disturb, after_server=repeat)
+    assert kinds == {HELLO, KEY, EMBEDDING}
+    assert_twins(calm, disturbed)
+
+
+def test_a_message_on_its_sender_s_own_line_is_taken(data, make_plan, make_cohort):
+    cohort = make_cohort(make_plan(data), data)
+    for line, party in enumerate(cohort.parties):
+        cohort.server.receive(party.hello(), sender=line)
+    assert kind_of(cohort.server.advance()) == NONCES
 
 
 @pytest.mark.parametrize("choices", PLANS, ids=str)
@@ -295,10 +345,10 @@ def test_nothing_is_accepted_after_the_end(choices, data, make_plan, make_cohort
         assert same_state(party.state(), state)
 
 
-@pytest.fixture(scope="module")
-def in_the_middle(data, make_plan, make_cohort):
+@pytest.fixture(scope="module", params=["float32", "bfloat16", "int8"])
+def in_the_middle(request, data, make_plan, make_cohort):
     """A cohort that has been asked for round 2 and has not heard it yet, with that request."""
-    cohort = make_cohort(make_plan(data), data)
+    cohort = make_cohort(make_plan(data, gradient_codec=request.param), data)
     return cohort, cohort.run(until=lambda message: kind_of(message) == ROUND and field(message, "round") == 2)
 
 
@@ -312,18 +362,30 @@ def test_every_bit_of_a_request_s_header_counts(in_the_middle, position, bit):
         cohort.parties[0].receive(bytes(changed))
 
 
-@given(noise=st.binary(max_size=300), start=st.integers(0, HEADER), payload=st.booleans())
+@given(
+    noise=st.binary(max_size=300),
+    start=st.integers(0, HEADER),
+    what=st.sampled_from(["bytes", "a payload", "a gradient"]),
+    spoiled=st.lists(st.tuples(st.integers(0, 9), st.sampled_from(NOT_NUMBERS)), min_size=1, max_size=3),
+)
 @settings(max_examples=300)
-def test_random_bytes_never_raise_anything_but_protocol_errors(in_the_middle, noise, start, payload):
+def test_random_bytes_never_raise_anything_but_protocol_errors(in_the_middle, noise, start, what, spoiled):
     cohort, request = in_the_middle
     wrong = request[:start] + noise
-    if payload:
+    if what == "a payload":
         wrong = with_payload((wrong + request[len(wrong) :])[:HEADER], noise)
-    if wrong == request:
-        return
+    if what == "a gradient":  # of the right length, so that everything fits but some of its numbers, which are none
+        gradient = (noise * len(request))[: len(request) - HEADER] or request[HEADER:]
+        for index, half in spoiled:
+            gradient = not_finite(gradient, cohort.plan.gradient_codec, index, half)
+        wrong = request[:HEADER] + gradient
+    # A finite gradient of the right length is a gradient: there is nothing wrong with it.
+    assume(what == "a gradient" or wrong[:HEADER] != request[:HEADER] or len(wrong) != len(request))
     for role in (cohort.parties[1], cohort.server):
-        with pytest.raises(ProtocolError):
+        with pytest.raises(ProtocolError) as refusal:
             role.receive(wrong)
+        if what == "a gradient":
+            assert type(refusal.value) is (NonFiniteMessage if role is cohort.parties[1] else WrongSender)
 
 
 def test_after_all_that_the_middle_still_accepts_the_right_request(in_the_middle, data, make_cohort):
@@ -429,7 +491,7 @@ def test_a_gradient_that_is_not_finite_does_not_reach_the_weights(data, make_pla
     request = cohort.run(until=lambda message: kind_of(message) == ROUND and field(message, "round") == 1)
     party = cohort.parties[0]
     before = party.state()
-    with pytest.raises((NonFiniteError, ProtocolError)):
+    with pytest.raises(NonFiniteMessage):
         party.receive(with_payload(request, np.full(30, np.nan, dtype="<f4").tobytes()))
     assert same_state(party.state(), before)
 
@@ -439,13 +501,9 @@ def test_an_embedding_that_is_not_finite_does_not_reach_the_server_s_weights(dat
     request = cohort.run(until=lambda message: kind_of(message) == ROUND and field(message, "round") == 1)
     answers = [party.receive(request) for party in cohort.parties]
     before = cohort.server.state()
-    spoiled = np.full(30, np.nan, dtype="<f4").tobytes()
-
-    def deliver() -> None:
-        for answer in (with_payload(answers[0], spoiled), *answers[1:]):
-            cohort.server.receive(answer)
-        cohort.server.advance()
-
-    with pytest.raises((NonFiniteError, ProtocolError)):
-        deliver()
+    with pytest.raises(NonFiniteMessage):
+        cohort.server.receive(with_payload(answers[0], np.full(30, np.nan, dtype="<f4").tobytes()))
     assert same_state(cohort.server.state(), before)
+    for answer in answers:  # the refused one left no trace, and its sender may still send the right one
+        cohort.server.receive(answer)
+    assert kind_of(cohort.server.advance()) == ROUND

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,9 +18,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from pbmvfl.checkpoint import Progress, load_progress, load_weights, save_checkpoint
 from pbmvfl.driver import Meter
+from pbmvfl.files import write_atomically
 from pbmvfl.plan import Plan
+from pbmvfl.privacy.accounting import rdp_curve
+from pbmvfl.privacy.filters import Limit, epsilon_at
 from pbmvfl.privacy.ledger import Ledger
+from pbmvfl.privacy.table import training_run
+from pbmvfl.privacy.units import Accounting, Unit
 
 MAIN = "from pbmvfl.cli import main; main()"
 #: The command in a process that ends itself, as kill -9 does, when its n-th embedding crosses the wire.
@@ -257,7 +264,6 @@ def test_checkpoints_hold_weights_and_no_keys_and_no_noise(interrupted):
     }
     assert {path.name for path in (interrupted / "checkpoints").iterdir()} == {
         "checkpoint.json",
-        "sessions.json",
         "round-0000008",
     }
     index = json.loads((interrupted / "checkpoints/checkpoint.json").read_text())
@@ -271,8 +277,9 @@ def test_checkpoints_hold_weights_and_no_keys_and_no_noise(interrupted):
         "traffic",
         "history",
     }
-    sessions = json.loads((interrupted / "checkpoints/sessions.json").read_text())
-    assert [set(session) for session in sessions] == [{"session", "first_round", "charged_until", "noise_is_seeded"}]
+    sessions = json.loads((interrupted / "sessions.json").read_text())
+    known = {"session", "first_round", "charged_until", "noise_is_seeded", "plan_hash"}
+    assert [set(session) for session in sessions] == [known]
 
 
 def test_a_finished_run_prints_its_result_again_and_trains_nothing(cli, monkeypatch, tmp_path):
@@ -313,9 +320,218 @@ def test_a_killed_run_that_never_reached_a_checkpoint_starts_again_and_counts_bo
 
 def test_a_run_with_a_ledger_is_not_continued_around_it(cli, monkeypatch, tmp_path):
     interrupted_at(21, monkeypatch, cli, command("--ledger", "books", "--out", "run"))
-    code, _, _ = cli("train", "--resume", "run", "--json")
+    code, _, err = cli("train", "--resume", "run", "--json")
+    assert code == 0, err
     charged = Ledger(tmp_path / "books/party-0.sqlite", must_exist=True).sessions("table")
-    assert code == 2 or len(charged) == 2
+    assert len(charged) == 2
+
+
+@pytest.mark.parametrize("missing", ["all of them", "one of them"])
+def test_a_run_whose_ledgers_are_gone_is_refused_and_says_where_they_were(missing, cli, monkeypatch, tmp_path):
+    interrupted_at(21, monkeypatch, cli, command("--ledger", "books", "--out", "run"))
+    path = tmp_path / ("books" if missing == "all of them" else "books/party-1.sqlite")
+    path.rename(tmp_path / "elsewhere")
+    before = tree(tmp_path)
+    code, out, words = cli("train", "--resume", "run", "--json")
+    assert (code, out) == (2, "")
+    assert f"ledger='{path}'" in words
+    assert "back" in words
+    assert tree(tmp_path) == before
+    (tmp_path / "elsewhere").rename(path)
+    assert cli("train", "--resume", "run", "--json")[0] == 0
+
+
+def test_a_finished_run_shows_its_result_although_its_ledgers_are_gone(cli, tmp_path):
+    _, first, _ = cli(*command("--ledger", "books", "--out", "run", epochs=1))
+    shutil.rmtree(tmp_path / "books")
+    assert cli("train", "--resume", "run", "--json") == (0, first, "")
+
+
+# --- ended by a ledger ---
+
+
+def set_limit(folder: Path, plan: Plan, uses: float) -> None:
+    """Party 1 permits so many uses of every row."""
+    one = training_run(plan.replace(num_epochs=1))
+    divergence = uses * rdp_curve(one, Unit.CELL, Accounting.PAPER, orders=(4.0,))[0]
+    choice = {"unit": "cell", "accounting": "paper", "delta": 1e-5, "order": 4.0}
+    book = Ledger(folder / "books/party-1.sqlite")
+    book.set_limit("table", Limit.choose(epsilon=epsilon_at(divergence, 1e-5, 4.0), **choice))
+    book.close()
+
+
+@pytest.fixture
+def stopped(cli, tmp_path) -> Plan:
+    """A run of six epochs that a limit of two and a half uses a row ended after two."""
+    assert cli(*command("--out", "probe"))[0] == 0
+    plan = Plan.from_json((tmp_path / "probe/plan.json").read_text())
+    set_limit(tmp_path, plan, 2.5)
+    code, out, err = cli(*command("--ledger", "books", "--out", "run"))
+    assert code == 3, err
+    assert [line["epoch"] for line in json.loads(out)["history"]] == [1, 2]
+    return plan
+
+
+def test_a_run_that_a_limit_ended_goes_on_when_the_limit_is_raised(stopped, cli, tmp_path):
+    set_limit(tmp_path, stopped, 10)
+    code, out, err = cli("train", "--resume", "run")
+    assert code == 0, err
+    assert "ended by a party's ledger; it goes on" in " ".join(out.split())
+    result = json.loads((tmp_path / "run/result.json").read_text())
+    assert result["stopped"] == ""
+    assert [line["epoch"] for line in result["history"]] == [1, 2, 3, 4, 5, 6]
+    assert [session["first_round"] for session in result["sessions"]] == [0, 2 * ROUNDS_PER_EPOCH]
+    # the refused round may have left party 0, so its rows were used once more
+    assert result["row_uses"] == {"train": 7, "test": 0}
+    charged = [
+        [(entry.first_round, entry.charged_until) for entry in Ledger(book, must_exist=True).sessions("table")]
+        for book in (tmp_path / "books/party-0.sqlite", tmp_path / "books/party-1.sqlite")
+    ]
+    assert charged == [[(0, 9), (8, 24)], [(0, 8), (8, 24)]]
+    again = cli("train", "--resume", "run", "--json")
+    assert again == (0, (tmp_path / "run/result.json").read_text(), "")
+
+
+def test_a_run_goes_on_from_the_middle_of_an_epoch(cli, monkeypatch, tmp_path):
+    """The limit comes with the sixth round, so the seventh is refused: one and a half epochs are kept."""
+    assert cli(*command("--out", "probe"))[0] == 0
+    plan = Plan.from_json((tmp_path / "probe/plan.json").read_text())
+    record, seen = Meter.record, []
+
+    def strike(self: Meter, direction: str, party: int, data: bytes, *, setup: bool) -> None:
+        record(self, direction, party, data, setup=setup)
+        seen.append(data[5] == EMBEDDING)
+        if sum(seen) == 6 * PARTIES and seen[-1]:
+            set_limit(tmp_path, plan, 0.5)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Meter, "record", strike)
+        code, out, err = cli(*command("--ledger", "books", "--out", "run"))
+    assert code == 3, err
+    assert [line["epoch"] for line in json.loads(out)["history"]] == [1, 1.5]
+    set_limit(tmp_path, plan, 10)
+    code, out, err = cli("train", "--resume", "run", "--json")
+    assert code == 0, err
+    result = json.loads(out)
+    assert [line["epoch"] for line in result["history"]] == [1, 1.5, 2, 3, 4, 5, 6]
+    assert [(session["first_round"], session["charged_until"]) for session in result["sessions"]] == [(0, 7), (6, 24)]
+    assert result["row_uses"]["train"] == 7
+
+
+def test_a_run_that_is_refused_again_loses_nothing_even_if_it_is_killed_then(stopped, cli, monkeypatch, tmp_path):
+    """Its second checkpoint is of the same round as its first."""
+    kept = states(tmp_path / "run")
+    writes = []
+
+    def killed(path: Path, data: str | bytes) -> None:
+        if path.suffix == ".safetensors":
+            writes.append(path)
+            if len(writes) == 2:
+                raise KeyboardInterrupt
+        write_atomically(path, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("pbmvfl.checkpoint.write_atomically", killed)
+        assert cli("train", "--resume", "run", "--json")[0] == 130
+    assert len(writes) == 2
+    index = json.loads((tmp_path / "run" / INDEX).read_text())
+    named = tmp_path / "run/checkpoints" / index["weights"]
+    assert_same_states({path.stem: load_file(path) for path in named.iterdir()}, kept)
+    set_limit(tmp_path, stopped, 20)
+    code, out, err = cli("train", "--resume", "run", "--json")
+    assert code == 0, err
+    assert [line["epoch"] for line in json.loads(out)["history"]] == [1, 2, 3, 4, 5, 6]
+    assert len(states(tmp_path / "run")) == 3
+    assert len(list((tmp_path / "run/checkpoints").glob("round-*"))) == 1
+
+
+@pytest.mark.parametrize("crash_at", range(1, 6))
+def test_a_second_checkpoint_of_one_round_leaves_the_first_or_is_whole(crash_at, monkeypatch, tmp_path):
+    plan = Plan(num_parties=2, num_samples=32, num_classes=2, batch_size=8)
+    traffic = {"bytes_setup": 1, "bytes_up": 1, "bytes_down": 1, "rounds": 5}
+    progress = Progress(completed_rounds=5, run_id="ab" * 8, seconds=1.0, traffic=traffic, history=[{"epoch": 1}])
+
+    def save_all(value: float, later: Progress) -> None:
+        weights = [{"weight": torch.full((2,), value + role)} for role in range(3)]
+        save_checkpoint(tmp_path, plan, later, server=weights[0], parties=weights[1:])
+
+    class Crash(Exception):
+        pass
+
+    def crashing(path: Path, data: str | bytes) -> None:
+        count.append(path)
+        if len(count) == crash_at:
+            raise Crash
+        write_atomically(path, data)
+
+    count: list[Path] = []
+    save_all(0.0, progress)
+    monkeypatch.setattr("pbmvfl.checkpoint.write_atomically", crashing)
+    survived = crash_at > 4  # three roles and the index
+    if survived:
+        save_all(10.0, replace(progress, seconds=2.0))
+    else:
+        with pytest.raises(Crash):
+            save_all(10.0, replace(progress, seconds=2.0))
+    server, parties = load_weights(tmp_path, plan)
+    found = [float(state["weight"][0]) for state in (server, *parties)]
+    assert found == ([10.0, 11.0, 12.0] if survived else [0.0, 1.0, 2.0])
+    assert load_progress(tmp_path, plan) == replace(progress, seconds=2.0 if survived else 1.0)
+    monkeypatch.undo()
+    save_all(20.0, progress)
+    assert float(load_weights(tmp_path, plan)[0]["weight"][0]) == 20.0
+    assert len(list(tmp_path.glob("round-*"))) == 1
+
+
+# --- what a resumed run says of itself ---
+
+
+def notes_about_traffic(result: dict) -> list[str]:
+    return [note for note in result["notes"] if "bytes of up to" in note]
+
+
+def test_a_resumed_run_says_how_many_rounds_bytes_it_does_not_know(cli, monkeypatch, tmp_path):
+    interrupted_at(21, monkeypatch, cli, command("--out", "run"))
+    code, out, err = cli("train", "--resume", "run", "--json")
+    assert code == 0, err
+    result = json.loads(out)
+    (note,) = notes_about_traffic(result)
+    assert f"up to {ROUNDS_PER_EPOCH} rounds" in note  # of the third epoch
+    plan = Plan.from_dict(result["plan"])
+    assert result["traffic"]["bytes_up"] == plan.traffic().bytes_up  # as if nothing had been sent twice
+    assert cli(*command("--out", "whole"))[0] == 0
+    assert not notes_about_traffic(json.loads((tmp_path / "whole/result.json").read_text()))
+
+
+def test_a_resumed_run_that_sent_nothing_twice_does_not_say_so(cli, tmp_path):
+    assert cli(*command("--out", "run"))[0] == 0
+    (tmp_path / "run/result.json").unlink()
+    code, out, _ = cli("train", "--resume", "run", "--json")
+    assert code == 0
+    assert len(json.loads(out)["sessions"]) == 2
+    assert not notes_about_traffic(json.loads(out))
+
+
+def deltas(text: str) -> set[float]:
+    return {row["delta"] for row in json.loads(text)["privacy"]}
+
+
+def test_a_resumed_run_keeps_the_delta_that_it_was_started_with(cli, monkeypatch, tmp_path):
+    interrupted_at(21, monkeypatch, cli, command("--out", "run", "--delta", 1e-3))
+    code, out, err = cli("train", "--resume", "run", "--json")
+    assert code == 0, err
+    assert deltas(out) == {1e-3}
+    assert (tmp_path / "run/result.json").read_text() == out
+    assert cli("train", "--resume", "run", "--json") == (0, out, "")  # finished
+    assert deltas(cli("train", "--resume", "run", "--json", "--delta", 1e-7)[1]) == {1e-7}
+    assert (tmp_path / "run/result.json").read_text() == out
+
+
+def test_a_run_folder_of_an_earlier_version_has_the_usual_delta(interrupted, cli):
+    without("delta")(interrupted / "data.json")
+    code, out, err = cli("train", "--resume", "run", "--json")
+    assert code == 0, err
+    assert deltas(out) == {1e-5}
 
 
 # --- damage ---
@@ -360,7 +576,7 @@ def of_another_protocol(path: Path) -> None:
     path.write_text(json.dumps({**values, "plan_hash": "00" * 32}))
 
 
-INDEX, SESSIONS = "checkpoints/checkpoint.json", "checkpoints/sessions.json"
+INDEX, SESSIONS = "checkpoints/checkpoint.json", "sessions.json"
 SERVER, PARTY = "checkpoints/round-0000008/server.safetensors", "checkpoints/round-0000008/party-1.safetensors"
 DAMAGE = [
     (INDEX, cut_short),

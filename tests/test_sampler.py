@@ -9,13 +9,23 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import statistical
 from pbmvfl.errors import NonFiniteError, PlanError
-from pbmvfl.mechanisms import Exact, LocalGaussian, PoissonBinomial, kernels
+from pbmvfl.mechanisms import Exact, LocalGaussian, PoissonBinomial, kernels, mechanism_for
 from pbmvfl.mechanisms.entropy import SystemEntropy, _SeededEntropy
+from pbmvfl.plan import Plan
+from pbmvfl.privacy.events import (
+    ExactRelease,
+    LocalGaussianRelease,
+    PoissonBinomialRelease,
+    local_gaussian_variance,
+)
+from pbmvfl.privacy.table import training_run
+from pbmvfl.simulation.noise import GaussianSum
 from statistical import NUM_DRAWS
 
 LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
@@ -33,6 +43,14 @@ def float32(value: float) -> float:
 
 def pbm(num_trials: int, beta: float, *, bound: float = 1.0, num_parties: int = 2) -> PoissonBinomial:
     return PoissonBinomial(num_trials=num_trials, beta=beta, bound=bound, num_parties=num_parties, embedding_dim=1)
+
+
+def local_gaussian(variance: float, *, bound: float = 1.0, num_parties: int = 2) -> LocalGaussian:
+    event = LocalGaussianRelease(variance=variance, bound=bound, num_parties=num_parties, embedding_dim=1)
+    return LocalGaussian(event=event)
+
+
+EXACT = Exact(event=ExactRelease(num_parties=2, embedding_dim=1))
 
 
 def exact_probability(x: float, beta: float, bound: float) -> Fraction:
@@ -176,11 +194,13 @@ def test_randomize_spends_the_stream_in_order_across_blocks_and_tiles(num_trials
 def test_nan_and_infinity_raise_and_nothing_is_counted(values, where, bad):
     x = np.array(values, dtype=np.float32)
     x[where % x.size] = bad
-    for mechanism in (pbm(3, 0.2), LocalGaussian(num_trials=3, beta=0.2, bound=1.0, num_parties=2, embedding_dim=1)):
-        with pytest.raises(NonFiniteError, match="NaN or infinity"):
+    for mechanism in (pbm(3, 0.2), local_gaussian(33.0)):
+        with pytest.raises(
+            NonFiniteError, match="NaN or infinity, so this round was not released; start a new run with"
+        ):
             mechanism.randomize(x, SystemEntropy())
-    with pytest.raises(NonFiniteError, match="NaN or infinity"):
-        Exact(num_parties=2, embedding_dim=1).randomize(x, SystemEntropy())
+    with pytest.raises(NonFiniteError, match="NaN or infinity, so this round was not released; start a new run with"):
+        EXACT.randomize(x, SystemEntropy())
     counts = np.full(x.size, 9, dtype=np.uint16)
     assert not kernels.count_successes(x, np.float32(9), 9, 1, np.zeros(x.size, dtype=np.uint16), counts)
     assert counts.tolist() == [9] * x.size
@@ -351,7 +371,8 @@ def test_the_variance_bound_is_the_papers_and_is_attained_in_the_middle():
 
 @pytest.mark.parametrize(("x", "mean"), [(0.25, 0.25), (2.0, 2.0), (9.0, 2.0), (-9.0, -2.0)])
 def test_the_local_baseline_adds_the_papers_gaussian_to_the_clamped_value(x, mean):
-    mechanism = LocalGaussian(num_trials=8, beta=0.2, bound=2.0, num_parties=3, embedding_dim=1)
+    plan = Plan(num_samples=1, num_classes=2, mechanism="ldp", num_trials=8, beta=0.2, bound=2.0, num_parties=3)
+    mechanism = mechanism_for(plan)
     variance = 2 * 3 / (8 * 0.2**2) * 2.0**2  # NOTES: 2M/(b beta^2), in units of C^2
     drawn = mechanism.randomize(np.full(NUM_DRAWS, x, dtype=np.float32), SystemEntropy()).astype(np.float64)
     assert not statistical.normal_law_rejects(drawn, mean=mean, variance=variance)
@@ -368,7 +389,39 @@ def test_a_gaussian_whose_variance_is_wrong_by_five_percent_is_caught(wrong):
 @given(values=st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1))
 def test_the_exact_mechanism_passes_values_through(values):
     x = np.array(values, dtype=np.float32)
-    mechanism = Exact(num_parties=2, embedding_dim=1)
-    released = mechanism.estimate(mechanism.randomize(x, SystemEntropy()))
+    released = EXACT.estimate(EXACT.randomize(x, SystemEntropy()))
     assert released.tobytes() == x.tobytes()
-    assert mechanism.variance_upper_bound == 0
+    assert EXACT.variance_upper_bound == 0
+
+
+# --- one event for the account and the sampler ---
+
+
+def test_the_account_charges_the_variance_that_is_drawn():
+    plan = Plan(num_samples=1, num_classes=2, mechanism="ldp", num_trials=7, beta=0.21, bound=1.7, num_parties=3)
+    event, mechanism = training_run(plan).event, mechanism_for(plan)
+    assert event.variance == pytest.approx(2 * 3 * 1.7**2 / (7 * 0.21**2), rel=1e-12)  # 2 M C^2 / (b beta^2)
+    assert mechanism.event == event
+    assert local_gaussian_variance(num_parties=3, num_trials=7, beta=0.21, bound=1.7) == event.variance
+    drawn = mechanism.randomize(np.zeros(NUM_DRAWS, dtype=np.float32), SystemEntropy()).astype(np.float64)
+    assert not statistical.normal_law_rejects(drawn, mean=0, variance=event.variance)
+
+
+def test_a_mechanism_draws_by_the_event_that_the_account_has(monkeypatch):
+    # Whatever the account is told, the sampler follows: there is no second place where the numbers are made.
+    plan = Plan(num_samples=1, num_classes=2, num_trials=7, beta=0.2, num_parties=3)
+    told = PoissonBinomialRelease(num_trials=4, beta=0.1, num_parties=3, embedding_dim=16)
+    monkeypatch.setattr("pbmvfl.mechanisms.release_event", lambda _: told)
+    drawn = mechanism_for(plan).randomize(np.ones(NUM_DRAWS, dtype=np.float32), SystemEntropy())
+    assert not statistical.binomial_law_rejects(np.bincount(drawn, minlength=5), 4, exact_probability(1.0, 0.1, 1.0))
+    wide = LocalGaussianRelease(variance=9.0, bound=0.5, num_parties=3, embedding_dim=16)
+    monkeypatch.setattr("pbmvfl.mechanisms.release_event", lambda _: wide)
+    drawn = mechanism_for(plan).randomize(np.ones(NUM_DRAWS, dtype=np.float32), SystemEntropy())
+    assert not statistical.normal_law_rejects(drawn.astype(np.float64), mean=0.5, variance=9.0)
+
+
+@pytest.mark.parametrize("bound", [1.0, 2.5])
+def test_the_simulated_baseline_has_the_deviation_of_the_mechanism_that_is_charged(bound, data, make_plan):
+    plan = make_plan(data, mechanism="ldp", bound=bound)
+    simulated = GaussianSum(plan, torch.device("cpu")).deviation
+    assert simulated == math.sqrt(mechanism_for(plan).variance_upper_bound)

@@ -9,7 +9,7 @@ result = pbmvfl.Federation(plan).fit(data)
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pbmvfl.errors import PbmvflError
 from pbmvfl.plan import Activation, Evaluation, GradientCodecName, MechanismName, OptimizerName, Plan
@@ -17,42 +17,62 @@ from pbmvfl.plan import Activation, Evaluation, GradientCodecName, MechanismName
 if TYPE_CHECKING:
     from pbmvfl.data import VerticalDataset, load_dataset, load_table
     from pbmvfl.encoders import Bounded
-    from pbmvfl.federation import Federation
+    from pbmvfl.federation import Federation, Parties
+    from pbmvfl.privacy.filters import Limit
+    from pbmvfl.privacy.ledger import Ledger
+    from pbmvfl.privacy.table import PrivacyTable
+    from pbmvfl.privacy.units import Accounting, Adversary, Unit
     from pbmvfl.results import Result
 
 __version__ = "0.1.0"
 
-#: Names that need torch or data readers are loaded when first used: planning and accounting stay light.
+#: Names that need numpy, torch or data readers are loaded when first used: `import pbmvfl` and planning stay light.
 _LAZY = {
+    "Accounting": "pbmvfl.privacy.units",
+    "Adversary": "pbmvfl.privacy.units",
     "Bounded": "pbmvfl.encoders",
     "Federation": "pbmvfl.federation",
+    "Ledger": "pbmvfl.privacy.ledger",
+    "Limit": "pbmvfl.privacy.filters",
+    "Parties": "pbmvfl.federation",
+    "PrivacyTable": "pbmvfl.privacy.table",
     "Result": "pbmvfl.results",
+    "Unit": "pbmvfl.privacy.units",
     "VerticalDataset": "pbmvfl.data",
     "load_dataset": "pbmvfl.data",
     "load_table": "pbmvfl.data",
 }
 
 __all__ = [
+    "Accounting",
     "Activation",
+    "Adversary",
     "Bounded",
     "Evaluation",
     "Federation",
     "GradientCodecName",
+    "Ledger",
+    "Limit",
     "MechanismName",
     "OptimizerName",
+    "Parties",
     "PbmvflError",
     "Plan",
+    "PrivacyTable",
     "Result",
+    "Unit",
     "VerticalDataset",
     "load_dataset",
     "load_table",
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name in _LAZY:
-        return getattr(import_module(_LAZY[name]), name)
-    raise AttributeError(f"module 'pbmvfl' has no attribute {name!r}")
+if not TYPE_CHECKING:  # a type checker that saw this would find every misspelt name in it
+
+    def __getattr__(name):
+        if name in _LAZY:
+            return getattr(import_module(_LAZY[name]), name)
+        raise AttributeError(f"module 'pbmvfl' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

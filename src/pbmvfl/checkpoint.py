@@ -5,6 +5,7 @@ They hold no keys and no noise state: after a resume there are new session keys 
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import shutil
@@ -53,10 +54,8 @@ def save_checkpoint(
 ) -> None:
     """Write a complete checkpoint, then make it the current one in a single step, then drop the older one."""
     folder.mkdir(parents=True, exist_ok=True)
-    name = f"round-{progress.completed_rounds:07d}"
+    name = _free_name(folder, progress.completed_rounds)
     target = folder / name
-    if target.exists():
-        shutil.rmtree(target)
     target.mkdir()
     for role, state in (("server", server), *((f"party-{i}", state) for i, state in enumerate(parties))):
         write_atomically(target / f"{role}.safetensors", save(state))
@@ -66,6 +65,13 @@ def save_checkpoint(
     for other in folder.glob("round-*"):
         if other.name != name:
             shutil.rmtree(other)
+
+
+def _free_name(folder: Path, completed_rounds: int) -> str:
+    """A name of its own also for a second checkpoint of one round: the first is what there is until the other is."""
+    name = f"round-{completed_rounds:07d}"
+    others = (f"{name}-{number}" for number in itertools.count(2))
+    return next(free for free in itertools.chain([name], others) if not (folder / free).exists())
 
 
 def load_progress(folder: Path, plan: Plan) -> Progress | None:

@@ -87,4 +87,4 @@ def _collect(server: Server, links: Sequence[PartyLink], meter: Meter, *, setup:
         if not expected:
             raise ProtocolError(f"party={party} answered a message that has no answer")
         meter.record("up", party, answer, setup=setup)
-        server.receive(answer)
+        server.receive(answer, sender=party)  # a link has one party at its other end, whatever a header says

@@ -1,20 +1,24 @@
 """Party networks whose output cannot leave [-C, C], and the server's head.
 
 The privacy account assumes that every coordinate of an embedding lies in [-C, C] whatever the weights and the data
-are. `Bounded` is that promise in code; a network that is not one is refused.
+are. `Bounded` is that promise in code; a network that is not one is refused. It also assumes that a row's embedding
+depends on that row and on the party's own weights alone: networks that break this are refused as far as it shows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import copy
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parameter import is_lazy
 
 from pbmvfl.data.schedule import WEIGHTS_STREAM, public_bits
 from pbmvfl.errors import EncoderError
-from pbmvfl.plan import Activation, Plan
+from pbmvfl.plan import COUPLES_ROWS, Activation, Plan
 
 _ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     Activation.TANH: torch.tanh,
@@ -22,6 +26,8 @@ _ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     Activation.SOFTSIGN: functional.softsign,
 }
 HIDDEN = 64
+#: Rows of the batches that look for a row which moves others: one that changes, and some that must not.
+_PROBE_ROWS = 4
 
 
 class Bounded(nn.Module):
@@ -166,8 +172,12 @@ def build_head(plan: Plan) -> nn.Module:
     )
 
 
-def check_encoder(encoder: nn.Module, plan: Plan, *, index: int) -> Bounded:
-    """Refuse a network whose output can leave [-C, C], whatever it did on the data it has seen."""
+def check_encoder(encoder: nn.Module, plan: Plan, *, index: int, rows: Tensor | None = None) -> Bounded:
+    """Refuse a network for which the privacy account would not hold, whatever it did on the data it has seen.
+
+    `rows` are a few of the party's own: with them the network is also tried, to see whether one row moves another's
+    embedding. Nothing about them is kept, and the network itself is left as it is.
+    """
     if not isinstance(encoder, Bounded):
         raise EncoderError(
             f"party={index}: the output of {type(encoder).__name__} can leave [-C, C] = "
@@ -176,4 +186,99 @@ def check_encoder(encoder: nn.Module, plan: Plan, *, index: int) -> Bounded:
         )
     if encoder.bound != plan.bound:
         raise EncoderError(f"party={index}: its encoder has bound={encoder.bound:g}, the plan has bound={plan.bound:g}")
+    if plan.encoder not in COUPLES_ROWS:  # with those each use of a row is charged as its whole batch
+        _check_rows_apart(encoder, index, rows)
     return encoder
+
+
+def check_distinct(encoders: Sequence[nn.Module]) -> None:
+    """Refuse networks of different parties that share a weight: each party's must be a function of its own columns."""
+    seen: dict[int, tuple[int, str]] = {}
+    for party, encoder in enumerate(encoders):
+        for name, value in (*encoder.named_parameters(), *encoder.named_buffers()):
+            if is_lazy(value) or not value.untyped_storage().data_ptr():
+                continue  # nothing there that could be shared
+            other, other_name = seen.setdefault(value.untyped_storage().data_ptr(), (party, name))
+            if other != party:
+                raise EncoderError(
+                    f"party={party} and party={other} share a weight, {name!r} and {other_name!r}: columns of one "
+                    "would move embeddings of the other, which no epsilon here counts; give each party a network of "
+                    "its own, such as copy.deepcopy(network)"
+                )
+
+
+# --- one row must not move another's embedding ---
+
+
+def _check_rows_apart(encoder: Bounded, index: int, rows: Tensor | None) -> None:
+    for name, module in encoder.named_modules():
+        if isinstance(module, _BatchNorm) or getattr(module, "track_running_stats", False):
+            raise EncoderError(
+                f"party={index}: {name} ({type(module).__name__}) takes statistics over the rows of a batch, so one "
+                "row would move every embedding of its batch, and the privacy account charges it for its own alone; "
+                "use GroupNorm or LayerNorm, which normalise each row by itself"
+            )
+    if rows is not None and _one_row_moves_others(encoder, index, rows):
+        raise EncoderError(
+            f"party={index}: when one row of a batch changes, its encoder changes embeddings of other rows, or "
+            "something that it keeps for later batches; the privacy account charges a row for its own embedding alone; "
+            "treat each row by itself (GroupNorm and LayerNorm do), and draw dropout from torch's own generator"
+        )
+
+
+def _one_row_moves_others(encoder: Bounded, index: int, rows: Tensor) -> bool:
+    failure: Exception | None = None
+    for batch, changed in _probes(rows):
+        try:
+            return _differ(_traces(encoder, batch), _traces(encoder, changed))
+        except Exception as error:  # whatever a network of somebody else raises for values that it cannot take
+            failure = error
+    raise EncoderError(
+        f"party={index}: its encoder cannot take rows of shape={tuple(rows.shape[1:])} and type {rows.dtype}: "
+        f"{failure}; give a network for the shape and type of the party's rows"
+    ) from failure
+
+
+def _probes(rows: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Pairs of batches that differ in their first row: noise, which shows most; then the party's own rows, for a
+    network that takes only some values, such as category numbers."""
+    known = torch.Generator().manual_seed(0)
+    shape = (2 * _PROBE_ROWS, *rows.shape[1:])
+    if rows.dtype.is_floating_point:
+        noise = torch.randn(shape, generator=known, dtype=rows.dtype)
+        noise[-1] *= 1000
+    else:
+        noise = torch.randint(0, 256, shape, generator=known).to(rows.dtype)
+    yield noise[:_PROBE_ROWS], torch.cat((noise[-1:], noise[1:_PROBE_ROWS]))
+    if not len(rows):
+        return
+    own = rows[torch.arange(_PROBE_ROWS) % len(rows)]
+    different = rows[(rows != rows[:1]).flatten(1).any(1)]
+    yield own, torch.cat((different[:1] if len(different) else own[:1], own[1:]))
+
+
+def _traces(encoder: Bounded, batch: Tensor) -> list[Tensor]:
+    """All that must not depend on the first row of `batch`: the other rows' embeddings, the next batch's, the state.
+
+    Of a copy in training mode, with the same dropout every time, and before the squashing: what saturates hides moves.
+    """
+    network = copy.deepcopy(encoder).train()
+    network._squash = _unsquashed
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(0)
+        others = network(batch)[1:]
+        later = network(batch[1:])
+    return [others, later, *network.buffers()]
+
+
+def _unsquashed(embedding: Tensor) -> Tensor:
+    return embedding
+
+
+def _differ(first: list[Tensor], second: list[Tensor]) -> bool:
+    """By more than the order of additions could explain."""
+    return any(
+        not torch.equal(a, b)
+        and not (a.is_floating_point() and torch.allclose(a, b, rtol=1e-6, atol=1e-6, equal_nan=True))
+        for a, b in zip(first, second, strict=True)
+    )

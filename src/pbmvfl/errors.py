@@ -55,7 +55,11 @@ class WrongPlan(ProtocolError):
 
 
 class WrongSender(ProtocolError):
-    """A message from a role that may not send it, or a party index that does not exist."""
+    """A message from a role that may not send it, a party index that does not exist, or one in another's name."""
+
+
+class NonFiniteMessage(NonFiniteError, ProtocolError):
+    """NaN or infinity in a message: the sender must not have sent it, and nothing of it was used."""
 
 
 class OutOfOrder(ProtocolError):

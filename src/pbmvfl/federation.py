@@ -6,8 +6,11 @@ the bytes of the wire. Only the simulator's evaluation looks at exact sums, and 
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -21,8 +24,8 @@ from pbmvfl.checkpoint import Progress, load_progress, load_weights, save_checkp
 from pbmvfl.costs import Traffic
 from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.driver import Meter, Tap, drive
-from pbmvfl.encoders import build_encoder
-from pbmvfl.errors import BudgetExceeded, EncoderError, PlanError
+from pbmvfl.encoders import build_encoder, check_distinct
+from pbmvfl.errors import BudgetExceeded, EncoderError, LedgerError, PlanError
 from pbmvfl.links import InProcessLink, PartyInputs, PartyLink, ProcessLink
 from pbmvfl.metrics import classification_metrics
 from pbmvfl.plan import Evaluation, Plan
@@ -59,44 +62,53 @@ class Federation:
         plan: Plan,
         *,
         encoders: Sequence[nn.Module] | None = None,
-        parties: Parties = Parties.IN_PROCESS,
+        parties: Parties | str = Parties.IN_PROCESS,
     ) -> None:
         self.plan = plan
         self._encoders = encoders
+        self._first_weights: list[dict[str, Any]] = []
         self._parties = Parties.named(parties)
         if encoders is not None:
             if len(encoders) != plan.num_parties:
                 raise PlanError(f"{len(encoders)} encoders for num_parties={plan.num_parties}")
             if self._parties is Parties.PROCESSES:
                 raise PlanError("parties=processes builds the plan's encoders; own networks need parties=in-process")
+            check_distinct(encoders)
+            self._first_weights = [copy.deepcopy(encoder.state_dict()) for encoder in encoders]
         # Tests only: known bytes instead of secret ones, and a look at every message.
         self._known_randomness: bytes | None = None
-        self._ledger: Path | None = None
         self._taps: list[Tap] = []
 
     def fit(
         self,
         data: VerticalDataset,
         *,
-        checkpoints: Path | None = None,
+        checkpoints: Path | str | None = None,
         checkpoint_every: int = 1,
-        ledger: Path | None = None,
+        sessions: Path | str | None = None,
+        ledger: Path | str | None = None,
         on_round: OnRound | None = None,
         on_epoch: OnEpoch | None = None,
     ) -> Result:
         """Train to the end of the plan, from the checkpoint in `checkpoints` if there is one.
 
-        A checkpoint is written there after every `checkpoint_every` epochs and at the end. With `ledger`, a folder,
-        each party keeps its own book there and may end the run at a limit of its owner; the result says so.
+        A checkpoint is written there after every `checkpoint_every` epochs and at the end; the count of releases in
+        the folder `sessions`, by default beside it. With `ledger`, a folder, each party keeps its own book there and
+        may end the run at a limit of its owner; the result says so.
         """
+        checkpoints, sessions, ledger = (
+            None if folder is None else Path(folder) for folder in (checkpoints, sessions or checkpoints, ledger)
+        )
         self.check(data)
-        self._ledger = ledger
-        progress = load_progress(checkpoints, self.plan) if checkpoints is not None else None
-        run = _Run(self, data, progress, checkpoints, checkpoint_every, on_round, on_epoch)
-        try:
+        if isinstance(checkpoint_every, bool) or not isinstance(checkpoint_every, int) or checkpoint_every < 1:
+            raise PlanError(f"checkpoint_every={checkpoint_every!r} must be an integer of at least 1, in epochs")
+        if checkpoints is not None:
+            load_progress(checkpoints, self.plan)  # names what differs in another plan; the log has only hashes
+        for encoder, first in zip(self._encoders or (), self._first_weights, strict=True):
+            encoder.load_state_dict(first)  # a second fit starts where the first one did
+        with contextlib.ExitStack() as opened:
+            run = _Run(self, data, checkpoints, sessions, checkpoint_every, ledger, on_round, on_epoch, opened)
             return run.finish()
-        finally:
-            run.close()
 
     def check(self, data: VerticalDataset) -> None:
         """Refuse a plan that cannot be trained on this data, before anything is written."""
@@ -121,25 +133,33 @@ class _Run:
         self,
         federation: Federation,
         data: VerticalDataset,
-        progress: Progress | None,
         checkpoints: Path | None,
+        sessions: Path | None,
         checkpoint_every: int,
+        ledger: Path | None,
         on_round: OnRound | None,
         on_epoch: OnEpoch | None,
+        opened: contextlib.ExitStack,
     ) -> None:
         self._plan = federation.plan
         self._data = data
         self._checkpoints = checkpoints
         self._checkpoint_every = checkpoint_every
         self._on_round, self._on_epoch = on_round, on_epoch
+        self._sessions = SessionLog(sessions, plan_hash=self._plan.hash.hex(), moved_from=checkpoints)
+        opened.callback(self._sessions.close)
+        # Only now: whoever has the log is alone with the checkpoints.
+        progress = load_progress(checkpoints, self._plan) if checkpoints is not None else None
+        if progress is not None:
+            self._sessions.must_cover(progress.completed_rounds)
+        if ledger is not None:
+            _check_ledgers(ledger, self._plan, released=bool(self._sessions.records))
         self._started = time.perf_counter() - (progress.seconds if progress else 0.0)
         self._earlier = Traffic(**progress.traffic) if progress else Traffic()
         self._history: list[dict[str, Any]] = list(progress.history) if progress else []
-        if checkpoints is not None:
-            checkpoints.mkdir(parents=True, exist_ok=True)
-        self._sessions = SessionLog(checkpoints, checkpointed_rounds=progress.completed_rounds if progress else None)
         self._noise_is_seeded = federation._known_randomness is not None
-        first_round = progress.completed_rounds if progress else 0
+        # Scores of test rows are not kept: a run that ended among them asks for all of them again.
+        first_round = min(progress.completed_rounds, self._plan.num_rounds) if progress else 0
         self._server = Server(
             self._plan,
             train_labels=data.train_labels,
@@ -151,20 +171,17 @@ class _Run:
         self._server.on_joint_round = self._joint_round
         self._server.on_prediction = self._prediction
         self._meter = Meter(taps=list(federation._taps))
-        self._links = _open_links(federation, data, first_round)
+        self._loss = float("nan")
+        self._losses: list[float] = []
+        self._seen: list[tuple[Tensor, Tensor]] = []  # this epoch's noisy scores, for evaluation=released
+        self._predicted: list[Tensor] = []
+        links = _open_links(federation, data, first_round, ledger)
+        self._links = [opened.enter_context(_closed_at_the_end(link)) for link in links]
         if progress is not None and checkpoints is not None:
             server, parties = load_weights(checkpoints, self._plan)
             self._server.load_state(server)
             for link, state in zip(self._links, parties, strict=True):
                 link.load_state(state)
-        self._loss = float("nan")
-        self._losses: list[float] = []
-        self._seen: list[tuple[Tensor, Tensor]] = []  # this epoch's noisy scores, for evaluation=released
-        self._predicted: list[Tensor] = []
-
-    def close(self) -> None:
-        for link in self._links:
-            link.close()
 
     def finish(self) -> Result:
         stopped = ""
@@ -188,7 +205,7 @@ class _Run:
         last = self._history[-1]
         return Result(
             plan=self._plan,
-            metrics={name: last[name] for name in kept if name in last},
+            metrics={name: last[name] for name in kept if last.get(name) is not None},
             history=self._history,
             traffic=self._traffic(),
             seconds=time.perf_counter() - self._started,
@@ -255,7 +272,7 @@ class _Run:
         traffic = self._traffic()
         return {
             "epoch": int(epoch) if epoch == int(epoch) else round(epoch, 4),
-            "train_loss": float(np.mean(self._losses)) if self._losses else None,
+            **({"train_loss": float(np.mean(self._losses))} if self._losses else {}),
             **self._evaluate(),
             "bytes_up": traffic.bytes_up,
             "bytes_down": traffic.bytes_down,
@@ -312,13 +329,44 @@ def _check_encoder_takes(plan: Plan, features: npt.NDArray[Any]) -> None:
         ) from error
 
 
-def _open_links(federation: Federation, data: VerticalDataset, first_round: int) -> list[PartyLink]:
+def make_ledger_folder(folder: Path) -> None:
+    """Make the folder of the parties' ledgers, or refuse what cannot be one, before anything is released."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise LedgerError(
+            f"ledger={str(folder)!r} is not a folder and cannot be made one ({error.strerror}); give another folder"
+        ) from error
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise LedgerError(f"ledger={str(folder)!r} cannot be written to; give another folder, or allow writing there")
+
+
+def _ledger_of(folder: Path, index: int) -> Path:
+    return folder / f"party-{index}.sqlite"
+
+
+def _check_ledgers(folder: Path, plan: Plan, *, released: bool) -> None:
+    """A run that has released something goes on with the books that know of it."""
+    if not released:
+        make_ledger_folder(folder)
+        return
+    for index in range(plan.num_parties):
+        if not (path := _ledger_of(folder, index)).is_file():
+            raise LedgerError(
+                f"ledger={str(path)!r} does not exist, but this run has released rounds, and a new ledger would not "
+                "know of them; put it back where it was, or start a new run"
+            )
+
+
+def _open_links(
+    federation: Federation, data: VerticalDataset, first_round: int, ledger: Path | None
+) -> Iterator[PartyLink]:
+    """One link after the other: if one fails, those before it are in the hands of somebody who closes them."""
     plan = federation.plan
     identities = [Identity.generate() for _ in range(plan.num_parties)]
     if federation._known_randomness is not None:
         identities = [Identity.from_private_bytes(bytes([i + 1]) * 32) for i in range(plan.num_parties)]
     pinned = tuple(identity.public for identity in identities)
-    links: list[PartyLink] = []
     for index, identity in enumerate(identities):
         inputs = PartyInputs(
             plan=plan,
@@ -329,11 +377,27 @@ def _open_links(federation: Federation, data: VerticalDataset, first_round: int)
             test_features=data.test_features[index] if data.num_test_samples else None,
             first_round=first_round,
             known_randomness=federation._known_randomness,
-            ledger=None if federation._ledger is None else federation._ledger / f"party-{index}.sqlite",
+            ledger=None if ledger is None else _ledger_of(ledger, index),
             dataset=data.name,
+            # Only a ledger asks for them, and a party in a process of its own gets a copy.
+            train_ids=None if ledger is None else data.train_ids,
+            test_ids=None if ledger is None else data.test_ids,
         )
         if federation._parties is Parties.PROCESSES:
-            links.append(ProcessLink(inputs))
+            yield ProcessLink(inputs)
         else:
-            links.append(InProcessLink(inputs, federation._encoders[index] if federation._encoders else None))
-    return links
+            yield InProcessLink(inputs, federation._encoders[index] if federation._encoders else None)
+
+
+@contextlib.contextmanager
+def _closed_at_the_end(link: PartyLink) -> Iterator[PartyLink]:
+    """An error that is on its way stays the one that is raised, whatever closing adds to it."""
+    try:
+        yield link
+    except BaseException as error:
+        try:
+            link.close()
+        except Exception as later:
+            error.add_note(f"Closing a party failed after it: {later}")
+        raise
+    link.close()

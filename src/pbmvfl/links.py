@@ -10,10 +10,10 @@ import contextlib
 import hashlib
 import json
 import multiprocessing
-import os
-from collections.abc import Callable, Sequence
+import signal
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from multiprocessing import connection
+from multiprocessing import connection, resource_tracker
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Protocol
@@ -50,9 +50,11 @@ class PartyInputs:
     train_features: npt.NDArray[np.float32] | npt.NDArray[np.uint8]
     test_features: npt.NDArray[np.float32] | npt.NDArray[np.uint8] | None
     first_round: int = 0
-    #: This party's own ledger, and its name for these rows in it.
+    #: This party's own ledger, and its names for the data and for each row in it; None: rows by their position.
     ledger: Path | None = None
     dataset: str = ""
+    train_ids: tuple[str, ...] | None = None
+    test_ids: tuple[str, ...] | None = None
     #: The tests' private door; a run with it claims no privacy.
     known_randomness: bytes | None = None
 
@@ -85,8 +87,21 @@ class PartyInputs:
             session=session.id.hex(),
             first_round=self.first_round,
             rounds_ahead=ROUNDS_AHEAD,
-            fingerprint=hashlib.sha256(np.ascontiguousarray(self.train_features).data).hexdigest(),
+            fingerprint=self._fingerprint(),
+            train_ids=self.train_ids,
+            test_ids=self.test_ids,
         )
+
+    def _fingerprint(self) -> str:
+        """Of the values, to notice that they changed; rows with ids in the ids' order, so that a split changes none."""
+        rows: npt.NDArray[np.float32] | npt.NDArray[np.uint8] = self.train_features
+        if self.train_ids is not None:
+            ids = self.train_ids
+            if self.test_features is not None and self.test_ids is not None:
+                ids += self.test_ids
+                rows = np.concatenate([rows, self.test_features])
+            rows = rows[np.argsort(np.array(ids))]
+        return hashlib.sha256(np.ascontiguousarray(rows).data).hexdigest()
 
 
 def _known_secret(entropy: _SeededEntropy) -> Callable[[int], bytes]:
@@ -167,59 +182,87 @@ def exact_embeddings(party: Party, inputs: PartyInputs, split: str) -> npt.NDArr
 
 _HELLO, _MESSAGE, _EMBEDDINGS, _STATE, _LOAD, _STOP = (bytes([code]) for code in range(6))
 _OK, _REFUSED = b"\0", b"\1"
+#: Seconds that a party has to finish what it is doing and close its ledger, once nobody listens any more.
+_PATIENCE = 10
 
 
 class ProcessLink:
-    """The party runs in a spawned process; both ends exchange bytes over a pipe, never pickled objects."""
+    """The party runs in a spawned process. Its inputs are pickled once, to start it; from then on both ends exchange
+    bytes over a pipe, and nothing that arrives there is unpickled."""
 
     def __init__(self, inputs: PartyInputs) -> None:
         context = multiprocessing.get_context("spawn")
-        self._pipe, other = context.Pipe()
         self._index = inputs.index
+        self._pipe, other = context.Pipe()
         self._process = context.Process(target=_serve, args=(other, inputs), daemon=True)
-        self._process.start()
-        other.close()
+        with _interrupts_held_back():
+            self._process.start()
+            other.close()
 
     def hello(self) -> None:
-        self._pipe.send_bytes(_HELLO)
+        self._request(_HELLO)
 
     def send(self, message: bytes) -> None:
-        self._pipe.send_bytes(_MESSAGE + message)
+        self._request(_MESSAGE + message)
 
     def answer(self) -> bytes:
         # Waiting for the pipe alone could last for ever if the process dies while starting.
         ready = connection.wait([self._pipe, self._process.sentinel])
         try:
             reply = self._pipe.recv_bytes() if self._pipe in ready or self._pipe.poll() else b""
-        except (EOFError, ConnectionResetError):
+        except (EOFError, OSError):
             reply = b""
         if not reply:
-            raise ProtocolError(f"party={self._index}: its process ended without an answer")
+            raise self._ended()
         if reply[:1] != _OK:
             raise _rebuilt(reply[1:])
         return reply[1:]
 
     def exact_embeddings(self, split: str) -> npt.NDArray[np.float32]:
-        self._pipe.send_bytes(_EMBEDDINGS + split.encode())
+        self._request(_EMBEDDINGS + split.encode())
         return np.asarray(load(self.answer())["embeddings"].numpy(), dtype=np.float32)
 
     def state(self) -> dict[str, Tensor]:
-        self._pipe.send_bytes(_STATE)
+        self._request(_STATE)
         return load(self.answer())
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        self._pipe.send_bytes(_LOAD + save(state))
+        self._request(_LOAD + save(state))
         self.answer()
 
     def close(self) -> None:
-        if self._process.is_alive():
-            with contextlib.suppress(OSError):
-                self._pipe.send_bytes(_STOP)
-            self._process.join(timeout=10)
-            if self._process.is_alive():
-                self._process.kill()
-                self._process.join()
+        """Tell the party to stop. The closed pipe tells it too, also while it waits to get rid of a long answer."""
+        with contextlib.suppress(OSError):
+            self._pipe.send_bytes(_STOP)
         self._pipe.close()
+        self._process.join(timeout=_PATIENCE)
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join()
+
+    def _request(self, request: bytes) -> None:
+        try:
+            self._pipe.send_bytes(request)
+        except OSError as error:
+            raise self._ended() from error
+
+    def _ended(self) -> ProtocolError:
+        return ProtocolError(
+            f"party={self._index}: its process ended without an answer; a run with checkpoints can be continued from "
+            "its last one"
+        )
+
+
+@contextlib.contextmanager
+def _interrupts_held_back() -> Iterator[None]:
+    """Ctrl-C reaches every process of a terminal. A new one inherits that it is held back, and so outlives one that
+    comes while it still starts; here it is delivered at the end of the block."""
+    resource_tracker.ensure_running()  # started by the first spawn otherwise, and that lets interrupts through again
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _rebuilt(text: bytes) -> PbmvflError:
@@ -235,24 +278,31 @@ def _all_errors(kind: type[PbmvflError]) -> Sequence[type[PbmvflError]]:
 
 def _serve(pipe: Connection, inputs: PartyInputs) -> None:
     """The party's process: handle one request after the other until told to stop or the other end goes away."""
+    # Ctrl-C is the parent's to handle: it closes the pipe, and the ledger gets back what was charged ahead.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)  # several parties share the machine; threads of each would fight
-    os.environ["OMP_NUM_THREADS"] = "1"
     party: Party | None = None
-    while True:
-        try:
-            request = pipe.recv_bytes()
-        except (EOFError, OSError):
-            return
-        if request[:1] == _STOP:
-            if party is not None:
-                party.close()
-            return
-        try:
-            party = party or inputs.build()
-            reply = _OK + _handle(party, inputs, request[:1], request[1:])
-        except PbmvflError as error:
-            reply = _REFUSED + json.dumps([type(error).__name__, str(error)]).encode()
-        pipe.send_bytes(reply)
+    try:
+        while (request := _received(pipe)) is not None:
+            try:
+                party = party or inputs.build()
+                reply = _OK + _handle(party, inputs, request[:1], request[1:])
+            except PbmvflError as error:
+                reply = _REFUSED + json.dumps([type(error).__name__, str(error)]).encode()
+            with contextlib.suppress(OSError):  # nobody listens any more; the next look at the pipe says so
+                pipe.send_bytes(reply)
+    finally:
+        if party is not None:
+            party.close()
+
+
+def _received(pipe: Connection) -> bytes | None:
+    """The next request; None when there will be none."""
+    try:
+        request = pipe.recv_bytes()
+    except (EOFError, OSError):
+        return None
+    return None if request[:1] == _STOP else request
 
 
 def _handle(party: Party, inputs: PartyInputs, command: bytes, body: bytes) -> bytes:

@@ -91,7 +91,7 @@ class Party:
         self.index = index
         self._open_guard = open_guard
         self._guard: ReleaseGuard | None = None
-        self.encoder = check_encoder(encoder, plan, index=index)
+        self.encoder = check_encoder(encoder, plan, index=index, rows=torch.from_numpy(train_features[:8]))
         self._trainer = Trainer(plan, self.encoder)
         self._mechanism = mechanism_for(plan)
         self._payload = payload_format(plan)
@@ -125,6 +125,7 @@ class Party:
 
     @property
     def noise_is_seeded(self) -> bool:
+        """Whether somebody could know this party's noise: then what it releases has no epsilon."""
         return self._entropy.seeded
 
     # --- messages ---

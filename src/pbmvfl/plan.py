@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from pbmvfl.errors import PlanError
 from pbmvfl.privacy.events import fixed_point_beta
@@ -85,6 +85,26 @@ def _finite(name: str, value: object) -> float:
     return number + 0.0  # minus zero equals zero and must hash alike
 
 
+_Kind = TypeVar("_Kind", bound=StrEnum)
+
+
+class _Choice(Generic[_Kind]):
+    """A field that may be given as its enum or as the enum's spelling, and reads as the enum. For type checkers: the
+    value is checked with all others in `__post_init__`."""
+
+    def __init__(self, default: _Kind) -> None:
+        self._default = default
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, plan: object, owner: type) -> _Kind:
+        return self._default if plan is None else cast(_Kind, vars(plan)[self._name])
+
+    def __set__(self, plan: object, value: _Kind | str) -> None:
+        vars(plan)[self._name] = value
+
+
 def _is_whole(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
@@ -99,7 +119,7 @@ class Plan:
     num_test_samples: int = 0
     embedding_dim: int = 16
     bound: float = 1.0
-    mechanism: MechanismName = MechanismName.PBM
+    mechanism: _Choice[MechanismName] = _Choice(MechanismName.PBM)
     num_trials: int = 16
     beta: float = 0.25
     #: None means: on for PBM; off for `ldp` and `none`, which send numbers that can be read.
@@ -107,15 +127,15 @@ class Plan:
     num_epochs: int = 10
     batch_size: int = 100
     learning_rate: float = 0.01
-    optimizer: OptimizerName = OptimizerName.SGD
+    optimizer: _Choice[OptimizerName] = _Choice(OptimizerName.SGD)
     momentum: float = 0.0
     #: Strict training: Gaussian noise of noise_multiplier * clip_norm on every party's clipped update; 0 means none.
     noise_multiplier: float = 0.0
     clip_norm: float = 1.0
-    gradient_codec: GradientCodecName = GradientCodecName.FLOAT32
-    evaluation: Evaluation = Evaluation.SIMULATOR
+    gradient_codec: _Choice[GradientCodecName] = _Choice(GradientCodecName.FLOAT32)
+    evaluation: _Choice[Evaluation] = _Choice(Evaluation.SIMULATOR)
     encoder: str = "mlp"
-    activation: Activation = Activation.TANH
+    activation: _Choice[Activation] = _Choice(Activation.TANH)
     #: Public: the schedule, the first weights and the codec's rounding. Never noise, never masks.
     seed: int = 0
 
@@ -165,13 +185,14 @@ class Plan:
             raise PlanError(f"encoder={self.encoder!r} must be the name of an encoder, such as mlp")
 
     def _check_ranges(self) -> None:
-        if not 0 < self.beta <= LARGEST_BETA:
-            raise PlanError(f"beta={self.beta:g} must be in (0, 1/4]")
-        if self.beta < SMALLEST_BETA:
-            raise PlanError(
-                f"beta={self.beta:g} must be at least 1/128 = {SMALLEST_BETA}: probabilities are 16-bit integers, "
-                "and a smaller beta would round embeddings too coarsely; lower num_trials instead for more privacy"
-            )
+        if not SMALLEST_BETA <= self.beta <= LARGEST_BETA:
+            reason = ""
+            if 0 < self.beta < SMALLEST_BETA:
+                reason = (
+                    f": probabilities are 16-bit integers, and a beta below 1/128 = {SMALLEST_BETA} would round "
+                    "embeddings too coarsely; lower num_trials instead for more privacy"
+                )
+            raise PlanError(f"beta={self.beta:g} must be in [1/128, 1/4]{reason}")
         if self.noise_multiplier < 0:
             raise PlanError(f"noise_multiplier={self.noise_multiplier:g} must be 0 (no weight noise) or above")
         if not SMALLEST_BOUND <= self.bound <= LARGEST_BOUND:
@@ -190,6 +211,11 @@ class Plan:
             )
 
     def _check_mechanism(self) -> None:
+        if self.num_trials > LARGEST_SUM // 2:  # too many for two parties: how many there are does not matter
+            raise PlanError(
+                f"num_trials={self.num_trials} must be at most {LARGEST_SUM // 2}, and at most {LARGEST_SUM} divided "
+                "by the number of parties: sums travel in rings of at most 16 bits"
+            )
         if self.num_trials * self.num_parties > LARGEST_SUM:
             raise PlanError(
                 f"num_trials*num_parties={self.num_trials}*{self.num_parties}={self.num_trials * self.num_parties} "
@@ -201,6 +227,13 @@ class Plan:
             raise PlanError(
                 f"secure_aggregation=True with mechanism={self.mechanism}: masks work on integers and this mechanism "
                 "sends float32 numbers; use mechanism=pbm, or secure_aggregation=False"
+            )
+        if self.noise_multiplier and self.encoder in COUPLES_ROWS:
+            # The noise hides one clipped gradient; here a row moves the gradients of its whole batch.
+            raise PlanError(
+                f"noise_multiplier={self.noise_multiplier:g} with encoder={self.encoder}, which couples the rows of a "
+                "batch: one row moves every clipped gradient of its batch, and the noise is for one; use "
+                "encoder=resnet18, which normalises by groups, or noise_multiplier=0"
             )
 
     # --- derived numbers ---
@@ -273,6 +306,7 @@ class Plan:
 
     def replace(self, **changes: Any) -> Plan:
         """The same plan with some fields changed, checked again."""
+        _check_fields(changes)
         return replace(self, **changes)
 
     def to_dict(self) -> dict[str, Any]:
@@ -280,10 +314,7 @@ class Plan:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Plan:
-        known = {f.name for f in fields(cls)}
-        unknown = sorted(set(values) - known)
-        if unknown:
-            raise PlanError(f"unknown plan field {unknown[0]!r}; fields are {', '.join(sorted(known))}")
+        _check_fields(values)
         missing = sorted({"num_parties", "num_samples", "num_classes"} - set(values))
         if missing:
             raise PlanError(f"the plan lacks {', '.join(missing)}")
@@ -301,6 +332,17 @@ class Plan:
         if not isinstance(values, dict):
             raise PlanError("the plan must be a JSON object")
         return cls.from_dict(values)
+
+
+def _check_fields(names: Iterable[str]) -> None:
+    known = sorted(f.name for f in fields(Plan))
+    for name in names:
+        if name not in known:
+            from difflib import get_close_matches
+
+            near = get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]}? The " if near else ""
+            raise PlanError(f"unknown plan field {name!r}; {hint}fields are {', '.join(known)}")
 
 
 _ENUMS: dict[str, type[StrEnum]] = {

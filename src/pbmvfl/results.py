@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from pbmvfl.privacy.table import PrivacyTable, spent_privacy
 from pbmvfl.privacy.units import Adversary
 from pbmvfl.sessions import SessionRecord
 
+#: Of epsilons where nobody asked for another.
+DEFAULT_DELTA = 1e-5
 TRAFFIC_KINDS: Kinds = dict.fromkeys(("bytes_setup", "bytes_up", "bytes_down", "rounds"), int)
 _KINDS: Kinds = {
     "plan": dict,
@@ -34,7 +37,7 @@ _KINDS: Kinds = {
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """Metrics, history and measured costs of a finished run."""
+    """Metrics, history and measured costs of a run that has ended."""
 
     plan: Plan
     metrics: dict[str, float]
@@ -48,7 +51,7 @@ class Result:
     #: True only in tests: somebody knows the noise, so epsilon is infinite.
     noise_is_seeded: bool = False
 
-    def privacy(self, *, delta: float = 1e-5, adversaries: Iterable[Adversary] | None = None) -> PrivacyTable:
+    def privacy(self, *, delta: float = DEFAULT_DELTA, adversaries: Iterable[Adversary] | None = None) -> PrivacyTable:
         """What the run spent, for every unit, adversary and accounting."""
         return spent_privacy(self, delta=delta, adversaries=adversaries)
 
@@ -69,26 +72,38 @@ class Result:
             notes.append("the noise was seeded for a test: epsilon is infinite")
         if len(self.sessions) > 1:
             notes.append("the run was resumed: rounds that ran again count as further releases")
+        if lost := self._rounds_without_traffic:
+            notes.append(
+                f"traffic is what checkpoints kept of it: the bytes of up to {lost} rounds, sent between a checkpoint "
+                "and the end of their session, are not in it"
+            )
         return notes
 
-    def to_dict(self) -> dict[str, Any]:
+    @property
+    def _rounds_without_traffic(self) -> int:
+        """Rounds that a session may have sent and that its successor started before."""
+        pairs = itertools.pairwise(self.sessions)
+        return sum(max(0, session.charged_until - following.first_round) for session, following in pairs)
+
+    def to_dict(self, *, delta: float = DEFAULT_DELTA) -> dict[str, Any]:
+        """Plain values for JSON, with epsilons at this delta."""
         return {
             "metrics": self.metrics,
             "traffic": self.traffic.to_dict(),
             "seconds": round(self.seconds, 3),
             "row_uses": self.row_uses,
-            "sessions": [asdict(session) for session in self.sessions],
+            "sessions": [session.to_dict() for session in self.sessions],
             "noise_is_seeded": self.noise_is_seeded,
             "stopped": self.stopped,
-            "privacy": self.privacy().to_dicts(),
+            "privacy": self.privacy(delta=delta).to_dicts(),
             "notes": self.notes,
             "plan": self.plan.to_dict(),
             "plan_hash": self.plan.hash.hex(),
             "history": self.history,
         }
 
-    def to_json(self) -> str:
-        return json.dumps(self.to_dict(), indent=2) + "\n"
+    def to_json(self, *, delta: float = DEFAULT_DELTA) -> str:
+        return json.dumps(self.to_dict(delta=delta), indent=2) + "\n"
 
     @classmethod
     def read(cls, path: Path) -> Result:

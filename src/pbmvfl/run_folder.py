@@ -8,13 +8,15 @@ from typing import Any
 
 from pbmvfl.errors import PlanError, RunFolderError
 from pbmvfl.files import write_atomically
-from pbmvfl.json_files import Kinds, read_object
+from pbmvfl.json_files import Kinds, checked_object, read_object
 from pbmvfl.plan import Plan
-from pbmvfl.results import Result, history_csv
+from pbmvfl.results import DEFAULT_DELTA, Result, history_csv
 
 RUNS = Path("runs")
 _TEXT = str | None
 _SOURCE: Kinds = {"dataset": _TEXT, "num_parties": int | None, "ledger": _TEXT}
+#: Not in the folders of earlier versions.
+_LATER = {"delta": DEFAULT_DELTA}
 _OF_DATASET: Kinds = {"root": _TEXT}
 _OF_TABLE: Kinds = {
     "data": str,
@@ -68,8 +70,13 @@ class RunFolder:
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 
+    @property
+    def sessions(self) -> Path:
+        """The folder of the count of releases: beside plan.json, so that it outlives checkpoints that are removed."""
+        return self.path
+
     def write_start(self, plan: Plan, source: dict[str, Any]) -> None:
-        """Everything that a resume needs, before the first round: the plan, the data and the ledgers' folder."""
+        """All that a resume needs, before the first round: the plan, the data, the ledgers' folder and the delta."""
         write_atomically(self.path / "data.json", json.dumps(source, indent=2) + "\n")
         write_atomically(self.path / "plan.json", plan.to_json())
 
@@ -78,19 +85,22 @@ class RunFolder:
 
     def read_source(self) -> dict[str, Any]:
         path = self.path / "data.json"
-        source = read_object(path, _SOURCE, RunFolderError)
-        return read_object(path, _OF_TABLE if source["dataset"] is None else _OF_DATASET, RunFolderError)
+        source = {**_LATER, **read_object(path, _SOURCE, RunFolderError)}
+        kinds = _OF_TABLE if source["dataset"] is None else _OF_DATASET
+        return checked_object(source, {**kinds, "delta": int | float}, path, RunFolderError)
 
     def read_result(self) -> Result | None:
+        """What the run came to, if it has ended; one that a ledger ended can go on."""
         path = self.path / "result.json"
         return Result.read(path) if path.exists() else None
 
     def write_history(self, history: list[dict[str, Any]]) -> None:
         write_atomically(self.path / "history.csv", history_csv(history))
 
-    def write_result(self, result: Result) -> None:
+    def write_result(self, result: Result, *, delta: float = DEFAULT_DELTA) -> None:
         from pbmvfl.report.curves import draw_curves
 
         self.write_history(result.history)
         draw_curves(result, self.path / "curves.png")
-        write_atomically(self.path / "result.json", result.to_json())  # last: its presence means finished
+        # last: its presence means that the run has ended
+        write_atomically(self.path / "result.json", result.to_json(delta=delta))

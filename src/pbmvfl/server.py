@@ -67,11 +67,17 @@ class Server:
 
     # --- in ---
 
-    def receive(self, data: bytes) -> None:
-        """Take one party's message of the current stage, or refuse it and stay as it was."""
+    def receive(self, data: bytes, sender: int | None = None) -> None:
+        """Take one party's message of the current stage, or refuse it and stay as it was.
+
+        `sender` is the party at the other end of the line, for a transport that knows: headers are not signed, and
+        without it a party could speak in another's name.
+        """
         message = Message.from_bytes(data)
         if not 0 <= message.sender < self.plan.num_parties:
             raise WrongSender(f"sender={message.sender}: parties are 0 to {self.plan.num_parties - 1}")
+        if sender is not None and message.sender != sender:
+            raise WrongSender(f"sender={message.sender}: the message came from party {sender}")
         if message.kind is not self._expected:
             expected = self._expected.name if self._expected else "nothing"
             raise OutOfOrder(f"kind={message.kind.name} from party {message.sender}: the server expects {expected}")
@@ -90,6 +96,8 @@ class Server:
             )
         if message.sender in self._inbox:
             raise DuplicateMessage(f"party {message.sender} has sent its {message.kind.name} already")
+        if message.kind is MessageKind.EMBEDDING:
+            self._payload.check(message.payload)
         self._inbox[message.sender] = message.payload
 
     def _check_embedding(self, message: Message) -> None:

@@ -1,12 +1,17 @@
 """Which rounds a run has released, over all its sessions.
 
 A round that is run again after a resume is a second release. `sessions.json` says what may have been released, and is
-written before it happens, so that a killed process leaves a count that is too high and never one that is too low.
+written before it happens, so that a killed process leaves a count that is too high and never one that is too low. One
+process at a time may write it, and every record says for which plan.
 """
 
 from __future__ import annotations
 
+import fcntl
+import gc
 import json
+import os
+import weakref
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +22,7 @@ from pbmvfl.json_files import Kinds, checked_object, read_json
 from pbmvfl.plan import Plan
 
 _SESSIONS = "sessions.json"
+_LOCK = "sessions.lock"
 _KINDS: Kinds = {"session": str, "first_round": int, "charged_until": int, "noise_is_seeded": bool}
 
 
@@ -29,24 +35,74 @@ class SessionRecord:
     charged_until: int
     #: True only in tests: somebody knows the session's noise, and so does everyone who reads the run's later sessions.
     noise_is_seeded: bool
+    #: What was released depends on the plan. None in records of versions that did not write it.
+    plan_hash: str | None = None
 
     @classmethod
     def from_value(cls, value: object, path: Path, error: type[PbmvflError]) -> SessionRecord:
         """One record of the JSON in `path`."""
         record: dict[str, Any] = checked_object(value, _KINDS, path, error)
-        return cls(**{name: record[name] for name in _KINDS})
+        checked_object({"plan_hash": record.get("plan_hash")}, {"plan_hash": str | None}, path, error)
+        return cls(**{name: record[name] for name in _KINDS}, plan_hash=record.get("plan_hash"))
+
+    def to_dict(self) -> dict[str, Any]:
+        """What `from_value` reads."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 class SessionLog:
-    """Every session of a run, charged ahead: the file names a block of rounds before the first of them is sent."""
+    """Every session of a run, charged ahead: the file names a block of rounds before the first of them is sent.
 
-    def __init__(self, folder: Path | None, *, checkpointed_rounds: int | None = None) -> None:
-        """`checkpointed_rounds` of the checkpoint beside it, all of which were released: the log must know of them."""
-        self._path = None if folder is None else folder / _SESSIONS
+    A log with a folder is the only one there until `close`, or until nobody has it any more.
+    """
+
+    def __init__(
+        self,
+        folder: Path | None,
+        *,
+        checkpointed_rounds: int | None = None,
+        plan_hash: str | None = None,
+        moved_from: Path | None = None,
+    ) -> None:
+        """The log in `folder`, with what earlier sessions released there.
+
+        `checkpointed_rounds` of the run's checkpoint, all of which were released: the log must know of them. Records of
+        a plan other than `plan_hash` are refused. `moved_from` is the folder where an earlier version kept the file.
+        """
         self.records: list[SessionRecord] = []
-        if self._path is not None and (self._path.exists() or checkpointed_rounds is not None):
-            self.records = _read_records(self._path)
-            _check_covered(self.records, checkpointed_rounds or 0, self._path)
+        self._plan_hash = plan_hash
+        self._path: Path | None = None
+        self._release_lock: weakref.finalize[..., SessionLog] | None = None
+        if folder is None:
+            return
+        folder.mkdir(parents=True, exist_ok=True)
+        self._path = folder / _SESSIONS
+        self._release_lock = weakref.finalize(self, os.close, _lock(folder))
+        older = None if moved_from is None else moved_from / _SESSIONS
+        path = older if older is not None and older.exists() and not self._path.exists() else self._path
+        try:
+            if path.exists():
+                self.records = _read_records(path)
+                _check_plan(self.records, plan_hash, path)
+            if checkpointed_rounds is not None:
+                self.must_cover(checkpointed_rounds)
+        except BaseException:
+            self.close()
+            raise
+
+    def must_cover(self, completed_rounds: int) -> None:
+        """Rounds are charged before they are sent, so a log that knows of fewer than a checkpoint is not its run's."""
+        charged = max((record.charged_until for record in self.records), default=0)
+        if self._path is not None and (not self.records or charged < completed_rounds):
+            raise CheckpointError(
+                f"{self._path} counts releases of {charged} rounds, the checkpoint has {completed_rounds}: the epsilon "
+                "would be too small; restore the file from a copy, or start a new run"
+            )
+
+    def close(self) -> None:
+        """Let another process have the folder. Nothing can be charged any more."""
+        if self._release_lock is not None:
+            self._release_lock()
 
     @property
     def noise_is_seeded(self) -> bool:
@@ -56,7 +112,11 @@ class SessionLog:
     def open(self, session: str, *, first_round: int, until: int, noise_is_seeded: bool) -> None:
         self.records.append(
             SessionRecord(
-                session=session, first_round=first_round, charged_until=until, noise_is_seeded=noise_is_seeded
+                session=session,
+                first_round=first_round,
+                charged_until=until,
+                noise_is_seeded=noise_is_seeded,
+                plan_hash=self._plan_hash,
             )
         )
         self._write()
@@ -66,8 +126,11 @@ class SessionLog:
         self._write()
 
     def _write(self) -> None:
-        if self._path is not None:
-            write_atomically(self._path, json.dumps([asdict(record) for record in self.records], indent=2) + "\n")
+        if self._path is None:
+            return
+        if self._release_lock is None or not self._release_lock.alive:
+            raise CheckpointError(f"{self._path} was closed, and another process may write it; open it again")
+        write_atomically(self._path, json.dumps([record.to_dict() for record in self.records], indent=2) + "\n")
 
     def row_uses(self, plan: Plan) -> dict[str, int]:
         """The largest number of releases about any one row, over all sessions."""
@@ -81,6 +144,40 @@ class SessionLog:
         return {"train": train, "test": test}
 
 
+def _lock(folder: Path) -> int:
+    """A descriptor that holds the folder until it is closed, or until the process ends in whatever way."""
+    descriptor = _try_to_lock(folder)
+    if descriptor is None:
+        gc.collect()  # a run of this process that was interrupted may hold it until it is collected
+        descriptor = _try_to_lock(folder)
+    if descriptor is None:
+        raise CheckpointError(
+            f"{folder}: another process is training in this folder, or another run of this one, and each would "
+            "overwrite the other's count of releases; wait for it, or choose another folder"
+        )
+    return descriptor
+
+
+def _try_to_lock(folder: Path) -> int | None:
+    """None if somebody has it. The folder itself is locked: there is no file whose removal would let a second one in.
+    Network file systems lock only what is open for writing; there it is a file."""
+    failure: OSError | None = None
+    for target, flags in ((folder, os.O_RDONLY), (folder / _LOCK, os.O_RDWR | os.O_CREAT)):
+        descriptor = os.open(target, flags, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(descriptor)
+            if isinstance(error, BlockingIOError):
+                return None
+            failure = error
+        else:
+            return descriptor
+    raise CheckpointError(
+        f"{folder} cannot be locked against a second process ({failure}); keep the run on a file system with locks"
+    )
+
+
 def _read_records(path: Path) -> list[SessionRecord]:
     values = read_json(path, CheckpointError)
     if not isinstance(values, list):
@@ -88,11 +185,11 @@ def _read_records(path: Path) -> list[SessionRecord]:
     return [SessionRecord.from_value(value, path, CheckpointError) for value in values]
 
 
-def _check_covered(records: list[SessionRecord], completed_rounds: int, path: Path) -> None:
-    """Rounds are charged before they are sent, so a log that knows of fewer than the checkpoint is not this run's."""
-    charged = max((record.charged_until for record in records), default=0)
-    if charged < completed_rounds:
-        raise CheckpointError(
-            f"{path} counts releases of {charged} rounds, the checkpoint has {completed_rounds}: the epsilon would be "
-            "too small; restore the file from a copy, or start a new run"
-        )
+def _check_plan(records: list[SessionRecord], plan_hash: str | None, path: Path) -> None:
+    """What a round releases is the plan's to say: rounds of another plan cannot be counted as rounds of this one."""
+    for record in records:
+        if None not in (record.plan_hash, plan_hash) and record.plan_hash != plan_hash:
+            raise CheckpointError(
+                f"{path} belongs to another plan: it has releases of plan {record.plan_hash}, this plan is "
+                f"{plan_hash}; resume with the run's own plan (and version of this program), or choose another folder"
+            )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -11,7 +13,7 @@ import typer
 from pbmvfl.cli.options import check_target
 from pbmvfl.errors import LedgerError
 from pbmvfl.files import write_atomically
-from pbmvfl.privacy.filters import Limit, epsilon_at
+from pbmvfl.privacy.filters import Limit, epsilon_at, unit_and_accounting
 from pbmvfl.privacy.ledger import Ledger
 from pbmvfl.privacy.spending import fixed_plan_epsilon, spending
 from pbmvfl.privacy.table import format_epsilon
@@ -24,11 +26,18 @@ app = typer.Typer(
 _BOOK = typer.Argument(help="A ledger file, or a folder of a simulation's ledgers (all its parties).")
 
 
-def _books(path: Path) -> list[Ledger]:
+@contextlib.contextmanager
+def _books(path: Path, *, read_only: bool = False, may_be_new: bool = False) -> Iterator[list[Ledger]]:
+    """Every book that a path stands for; all can be opened, or none is touched."""
     files = sorted(path.glob("*.sqlite")) if path.is_dir() else [path]
     if not files:
-        raise LedgerError(f"ledger={str(path)!r} has no ledgers in it (*.sqlite)")
-    return [Ledger(file, must_exist=True) for file in files]
+        raise LedgerError(f"ledger={str(path)!r} has no ledgers in it (*.sqlite); name a ledger, or the folder of some")
+    may_be_new = may_be_new and path.suffix == ".sqlite"  # a new file is made if it is named like a book
+    with contextlib.ExitStack() as opened:
+        yield [
+            opened.enter_context(contextlib.closing(Ledger(file, must_exist=not may_be_new, read_only=read_only)))
+            for file in files
+        ]
 
 
 @app.command()
@@ -38,24 +47,29 @@ def show(
     json_: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
 ) -> None:
     """What was spent on each dataset, what its limits leave, and every session behind it."""
-    books = _books(book)
     if json_:
-        print(json.dumps({str(each.path): each.export() for each in books}, indent=2))
+        print(_exported(book))
         return
     from rich.console import Console
 
     console = Console(highlight=False)
-    for each in books:
-        console.print(f"[bold]{each.path}[/]")
-        if not each.datasets():
-            console.print("  nothing yet")
-        for dataset in each.datasets():
-            _show_dataset(console, each, dataset, delta)
+    with _books(book, read_only=True) as books:
+        for each in books:
+            console.print(f"[bold]{each.path}[/]")
+            if not each.datasets():
+                console.print("  nothing yet")
+            for dataset in each.datasets():
+                _show_dataset(console, each, dataset, delta)
     console.print(
         "spent: at the order fixed with the limit, valid whatever is run next. "
         "As one plan: at the best order, valid only if all runs were planned before the first",
         style="dim",
     )
+
+
+def _exported(path: Path) -> str:
+    with _books(path, read_only=True) as books:
+        return json.dumps({str(each.path): each.export() for each in books}, indent=2)
 
 
 def _show_dataset(console, book: Ledger, dataset: str, delta: float) -> None:  # type: ignore[no-untyped-def]
@@ -66,9 +80,8 @@ def _show_dataset(console, book: Ledger, dataset: str, delta: float) -> None:  #
     console.print(
         f"  {dataset}: {len({e.run for e in sessions})} runs, {len(sessions)} sessions, {releases:,} row releases"
     )
-    prints = {entry.fingerprint for entry in sessions}
-    if len(prints) > 1:
-        console.print("  [yellow]note:[/] its values changed between runs; rows keep what was spent on them")
+    for note in book.notes(dataset):
+        console.print(f"  [yellow]note:[/] {note}")
     table = plain_table("  protects", "counting", "from", "limit", "spent", "as one plan", "delta")
     limits = book.limits(dataset)
     for limit in limits:
@@ -132,30 +145,32 @@ def limit(
     from rich.console import Console
 
     console = Console(highlight=False)
-    # A limit may come before the first run: a new file is made, if it is named like one.
-    books = [Ledger(book)] if book.suffix == ".sqlite" and not book.exists() else _books(book)
-    for ledger in books:
-        if remove:
-            ledger.remove_limit(dataset, Unit(unit), Accounting(accounting), colluding_parties)
-            console.print(f"{ledger.path}: limit removed")
-            continue
-        if epsilon is None:
-            raise LedgerError("give --epsilon, or --remove")
-        chosen = Limit.choose(
-            unit=unit,
-            accounting=accounting,
-            epsilon=epsilon,
-            delta=delta,
-            colluding_parties=colluding_parties,
-            order=order,
-        )
-        ledger.set_limit(dataset, chosen)
-        spent = epsilon_at(spending(ledger, dataset, chosen).worst, delta, chosen.order)
-        console.print(
-            f"{ledger.path}: {dataset}: {chosen}, counted at order {chosen.order:g}; spent {format_epsilon(spent)}"
-        )
-        if spent > epsilon:
-            console.print("[yellow]note:[/] more than that is spent already: every further round will be refused")
+    if remove:
+        names = unit_and_accounting(unit, accounting)
+        with _books(book) as books:
+            for ledger in books:
+                ledger.remove_limit(dataset, *names, colluding_parties)
+                console.print(f"{ledger.path}: limit removed")
+        return
+    if epsilon is None:
+        raise LedgerError("give --epsilon, or --remove")
+    chosen = Limit.choose(
+        unit=unit,
+        accounting=accounting,
+        epsilon=epsilon,
+        delta=delta,
+        colluding_parties=colluding_parties,
+        order=order,
+    )
+    with _books(book, may_be_new=True) as books:  # a limit may come before the first run
+        for ledger in books:
+            ledger.set_limit(dataset, chosen)
+            spent = epsilon_at(spending(ledger, dataset, chosen).worst, delta, chosen.order)
+            console.print(
+                f"{ledger.path}: {dataset}: {chosen}, counted at order {chosen.order:g}; spent {format_epsilon(spent)}"
+            )
+            if spent > epsilon:
+                console.print("[yellow]note:[/] more than that is spent already: every further round will be refused")
 
 
 @app.command()
@@ -165,7 +180,7 @@ def export(
 ) -> None:
     """The whole book as JSON, for a reviewer."""
     check_target("out", out)
-    text = json.dumps({str(each.path): each.export() for each in _books(book)}, indent=2) + "\n"
+    text = _exported(book) + "\n"
     if out is None:
         print(text, end="")
         return

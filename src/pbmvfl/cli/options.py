@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from pbmvfl.errors import PlanError, RunFolderError
@@ -27,3 +28,18 @@ def check_target(option: str, path: Path | None, *, may_exist: bool = False) -> 
         raise RunFolderError(
             f"{option}={str(path)!r} cannot be written: {str(path.parent)!r} is not a folder; make it, or name another"
         )
+    if not os.access(path.parent, os.W_OK | os.X_OK) or (path.exists() and not os.access(path, os.W_OK)):
+        raise RunFolderError(
+            f"{option}={str(path)!r} cannot be written: you have no right to write there; name another place"
+        )
+
+
+#: What matplotlib can draw without further packages, and a reader can open anywhere.
+_PICTURES = (".png", ".pdf", ".svg")
+
+
+def check_picture(option: str, path: Path | None) -> None:
+    """Refuse a picture that could not be drawn; an older one is replaced."""
+    check_target(option, path, may_exist=True)
+    if path is not None and path.suffix.lower() not in _PICTURES:
+        raise RunFolderError(f"{option}={str(path)!r} must end in one of {', '.join(_PICTURES)}; choose another name")

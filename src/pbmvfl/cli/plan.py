@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from pbmvfl.cli.options import check_target
+from pbmvfl.cli.options import check_picture, check_target
+from pbmvfl.errors import RunFolderError
 from pbmvfl.files import write_atomically
 from pbmvfl.privacy.calibration import PlannedBudget, noise_deviation, plan_for_budget
-from pbmvfl.privacy.table import format_epsilon
+from pbmvfl.privacy.table import format_epsilon, privacy_notes
+
+_NO_NOISY_UPDATES = "this version accounts for noisy weight updates but does not train with them yet"
 
 
 def plan(
@@ -26,7 +30,7 @@ def plan(
     max_bytes: Annotated[int | None, typer.Option(help="Limit on the whole run's traffic.")] = None,
     embedding_dim: Annotated[int | None, typer.Option(help="Fix P.")] = None,
     num_trials: Annotated[int | None, typer.Option(help="Fix b.")] = None,
-    beta: Annotated[float | None, typer.Option(help="Fix beta.")] = None,
+    beta: Annotated[float | None, typer.Option(help="Fix beta, in [1/128, 1/4].")] = None,
     num_epochs: Annotated[int | None, typer.Option(help="Fix E.")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Fix B.")] = None,
     optimizer: Annotated[str | None, typer.Option(help="sgd | adam.")] = None,
@@ -34,7 +38,9 @@ def plan(
     gradient_codec: Annotated[str | None, typer.Option(help="float32 | bfloat16 | int8.")] = None,
     noise_multiplier: Annotated[float | None, typer.Option(help="Fix the weight noise of strict plans.")] = None,
     out: Annotated[Path | None, typer.Option(help="Write the plan here, for train --plan.")] = None,
-    picture: Annotated[Path | None, typer.Option(help="Draw epsilon against epochs and noise, PNG.")] = None,
+    picture: Annotated[
+        Path | None, typer.Option(help="Draw epsilon against epochs and noise: .png, .pdf or .svg.")
+    ] = None,
     json_: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
 ) -> None:
     """The plan with the least noise under a privacy budget, and a byte budget if you give one.
@@ -56,7 +62,9 @@ def plan(
         "noise_multiplier": noise_multiplier,
     }
     check_target("out", out)
-    check_target("picture", picture, may_exist=True)
+    check_picture("picture", picture)
+    if out is not None and picture is not None and out.resolve() == picture.resolve():
+        raise RunFolderError(f"out={str(out)!r} and picture={str(picture)!r} are one file; name two")
     planned = plan_for_budget(
         epsilon=epsilon,
         delta=delta,
@@ -69,16 +77,21 @@ def plan(
         largest_bytes=max_bytes,
         **{name: value for name, value in choices.items() if value is not None},
     )
-    if out is not None:
-        write_atomically(out, planned.plan.to_json())
-    if picture is not None:
+    if picture is not None:  # first: if it fails, there is no plan that the command would refuse to write again
         from pbmvfl.report.budget import draw_budget
 
         draw_budget(planned, picture)
+    if out is not None:
+        write_atomically(out, planned.plan.to_json())
     if json_:
         print(json.dumps(_to_dict(planned), indent=2))
     else:
         _show(planned, out, picture)
+
+
+def _notes(planned: PlannedBudget) -> list[str]:
+    notes = privacy_notes(planned.plan, planned.budget.delta)
+    return [*notes, _NO_NOISY_UPDATES] if planned.plan.noise_multiplier else notes
 
 
 def _to_dict(planned: PlannedBudget) -> dict[str, Any]:
@@ -92,6 +105,7 @@ def _to_dict(planned: PlannedBudget) -> dict[str, Any]:
         "bytes_per_round": traffic.total // traffic.rounds,
         "noise_deviation": planned.noise,
         "largest_sum": plan.num_parties * plan.bound,
+        "notes": _notes(planned),
         "alternatives": [
             {
                 "num_trials": other.num_trials,
@@ -108,7 +122,7 @@ def _to_dict(planned: PlannedBudget) -> dict[str, Any]:
 def _show(planned: PlannedBudget, out: Path | None, picture: Path | None) -> None:
     from rich.console import Console
 
-    from pbmvfl.cli.tables import plain_table, print_privacy
+    from pbmvfl.cli.tables import plain_table, print_notes, print_privacy
     from pbmvfl.costs import human_bytes
 
     console = Console(highlight=False)
@@ -142,11 +156,12 @@ def _show(planned: PlannedBudget, out: Path | None, picture: Path | None) -> Non
         f"{human_bytes(traffic.total / traffic.rounds)} a round, {human_bytes(traffic.total)} in all"
     )
     print_privacy(console, plan.privacy(delta=planned.budget.delta), title="epsilon of the chosen plan")
-    if plan.noise_multiplier:
-        console.print(
-            "[yellow]note:[/] this version accounts for noisy weight updates but does not train with them yet"
-        )
+    print_notes(console, _notes(planned))
+    # Names of files are no markup, and are not broken into lines: they are there to be copied.
     if out is not None:
-        console.print(f"written to {out}; train it with: pbmvfl train DATASET --plan {out}")
+        command = (
+            "" if plan.noise_multiplier else f"; train it with: pbmvfl train DATASET --plan {shlex.quote(str(out))}"
+        )
+        console.print(f"written to {out}{command}", markup=False, soft_wrap=True)
     if picture is not None:
-        console.print(f"drawn in {picture}")
+        console.print(f"drawn in {picture}", markup=False, soft_wrap=True)

@@ -9,6 +9,7 @@ import typer
 
 from pbmvfl.cli.options import on_or_off
 from pbmvfl.plan import MechanismName, Plan
+from pbmvfl.privacy.table import privacy_notes
 from pbmvfl.privacy.units import SERVER, Adversary
 
 
@@ -65,11 +66,15 @@ def privacy(
         alone = (Adversary(server=False, colluding_parties=colluding_parties),) if colluding_parties else ()
         adversaries = tuple(dict.fromkeys((SERVER, chosen, *alone)))
     table = plan.privacy(delta=delta, adversaries=adversaries)
+    notes = privacy_notes(plan, delta)
     if json_:
-        print(json.dumps({"bounds": table.to_dicts(), "beta": plan.beta_16 / 65536, "plan": plan.to_dict()}, indent=2))
+        shown = {"bounds": table.to_dicts(), "beta": plan.beta_16 / 65536, "plan": plan.to_dict(), "notes": notes}
+        print(json.dumps(shown, indent=2))
         return
     from rich.console import Console
 
-    from pbmvfl.cli.tables import print_privacy
+    from pbmvfl.cli.tables import print_notes, print_privacy
 
-    print_privacy(Console(highlight=False), table, title="epsilon")
+    console = Console(highlight=False)
+    print_privacy(console, table, title="epsilon")
+    print_notes(console, notes)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from rich.console import Console
+from collections.abc import Iterable
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.markup import escape
 from rich.table import Table
 
 from pbmvfl.privacy.accounting import NOT_A_PROOF
@@ -10,14 +13,34 @@ from pbmvfl.privacy.table import PrivacyTable, format_epsilon
 from pbmvfl.privacy.units import Accounting, Adversary
 
 _STAR = "paper *"
+#: Below the usual 80 columns.
+_NARROW = 80
 
 
-def plain_table(*titles: str) -> Table:
-    """Without lines; every column but the first is right-aligned."""
-    table = Table(box=None, padding=(0, 2), header_style="bold")
-    for i, title in enumerate(titles):
-        table.add_column(title, justify="right" if i else "left", no_wrap=True)
+class _Table(Table):
+    """A table that moves its columns together where there is little room."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        self.collapse_padding = options.max_width < _NARROW
+        return super().__rich_console__(console, options)
+
+
+def plain_table(*titles: str, left: int = 1, title: str | None = None) -> Table:
+    """Without lines; every column but the first `left` ones is right-aligned.
+
+    On a narrow terminal headers are broken at spaces, and what still does not fit is folded: nothing is cut off.
+    """
+    table = _Table(box=None, padding=(0, 1), pad_edge=False, header_style="bold", title_justify="left")
+    table.title = None if title is None else escape(title)
+    for i, name in enumerate(titles):
+        table.add_column(name, justify="right" if i >= left else "left", overflow="fold")
     return table
+
+
+def print_notes(console: Console, notes: Iterable[str]) -> None:
+    """What a person should know besides the figures; a note may name files and columns, so it is no markup."""
+    for note in notes:
+        console.print(f"[yellow]note:[/] {escape(note)}")
 
 
 def _against(adversary: Adversary) -> str:
@@ -29,13 +52,7 @@ def print_privacy(console: Console, table: PrivacyTable, *, title: str, legend: 
     """One line for each unit and accounting, one column for each adversary."""
     adversaries = list(dict.fromkeys(row.adversary for row in table.bounds))
     delta = table.bounds[0].delta
-    shown = Table(
-        box=None, padding=(0, 2), header_style="bold", title=f"{title} (delta {delta:g})", title_justify="left"
-    )
-    for name in ("protects", "counting"):
-        shown.add_column(name)
-    for adversary in adversaries:
-        shown.add_column(_against(adversary), justify="right")
+    shown = plain_table("protects", "counting", *map(_against, adversaries), left=2, title=f"{title} (delta {delta:g})")
     kinds = list(dict.fromkeys((row.unit, row.accounting) for row in table.bounds))
     for unit, accounting in kinds:
         values = [

@@ -13,6 +13,7 @@ from pbmvfl.json_files import read_object
 from pbmvfl.plan import Activation, Evaluation, GradientCodecName, MechanismName, OptimizerName, Plan
 from pbmvfl.presets import preset, uses_pictures
 from pbmvfl.privacy.conversion import check_delta
+from pbmvfl.results import DEFAULT_DELTA
 from pbmvfl.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -147,7 +148,10 @@ def train(
         Path | None,
         typer.Option(help="Folder where every party keeps its ledger and its limits.", rich_help_panel=_RUN),
     ] = None,
-    delta: Annotated[float, typer.Option(help="Of the epsilons that are printed.", rich_help_panel=_RUN)] = 1e-5,
+    delta: Annotated[
+        float | None,
+        typer.Option(help="Of the epsilons that are shown. Default: 1e-5, or the run's own.", rich_help_panel=_RUN),
+    ] = None,
     checkpoint_every: Annotated[int, typer.Option(help="Epochs between checkpoints.", min=1, rich_help_panel=_RUN)] = 1,
     parties: Annotated[
         str, typer.Option(help="in-process | processes: a process for each party.", rich_help_panel=_RUN)
@@ -198,7 +202,8 @@ def train(
     from pbmvfl.cli.training_run import TrainingRun
     from pbmvfl.federation import Parties
 
-    check_delta(delta)
+    if delta is not None:
+        check_delta(delta)
     where = Parties.named(parties)
     planned = {} if plan_file is None else _read_plan(plan_file)
     if resume is not None:
@@ -210,7 +215,9 @@ def train(
         run = _resumed(resume, asked, planned, given)
     else:
         wanted = num_parties if num_parties is not None else planned.get("num_parties")
-        source = _source(dataset, table, wanted, root, seed or 0) | {"ledger": _absolute(ledger)}
+        public_seed = seed if seed is not None else planned.get("seed", 0)
+        source = _source(dataset, table, wanted, root, public_seed)
+        source |= {"ledger": _absolute(ledger), "delta": DEFAULT_DELTA if delta is None else delta}
         run = _new(source, planned, given, out, where)
     TrainingRun(
         run.folder,
@@ -223,7 +230,7 @@ def train(
         json_only=json_,
         resumed=resume is not None,
         ledger=None if run.source["ledger"] is None else Path(run.source["ledger"]),
-        delta=delta,
+        delta=run.source["delta"] if delta is None else delta,
     ).go()
 
 
@@ -286,7 +293,7 @@ def _read_plan(path: Path) -> dict[str, Any]:
 def _new(
     source: dict[str, Any], planned: dict[str, Any], given: dict[str, Any], out: Path | None, parties: Parties
 ) -> _Prepared:
-    from pbmvfl.federation import Federation
+    from pbmvfl.federation import Federation, make_ledger_folder
 
     if out is not None and out.exists():
         RunFolder.create(out, name="")  # refuses, before anything is loaded
@@ -302,6 +309,8 @@ def _new(
             raise PlanError(f"the plan was made for {name}={planned[name]}, the data has {getattr(data, name)}")
     plan = Plan.for_data(data, **chosen)
     Federation(plan, parties=parties).check(data)  # all that can be wrong with the input, while there is no folder yet
+    if source["ledger"] is not None:
+        make_ledger_folder(Path(source["ledger"]))
     folder = RunFolder.create(out, name=data.name)
     folder.write_start(plan, source)
     return _Prepared(folder, plan, data, source)

@@ -14,6 +14,7 @@ from rich.table import Table
 from pbmvfl.cli.tables import print_privacy
 from pbmvfl.costs import Traffic, human_bytes
 from pbmvfl.data.vertical import VerticalDataset
+from pbmvfl.errors import LedgerError
 from pbmvfl.federation import Federation, Parties
 from pbmvfl.mechanisms import mechanism_for
 from pbmvfl.plan import COUPLES_ROWS, MechanismName, Plan
@@ -51,25 +52,36 @@ class TrainingRun:
         self._resumed = resumed
         self._ledger, self._delta = ledger, delta
         self._console = Console(stderr=json_only, quiet=json_only, highlight=False)
-        self._history: list[dict[str, Any]] = []
 
     def go(self) -> None:
         import torch
 
         torch.set_num_threads(self._threads)
-        finished = self._folder.read_result() if self._resumed else None
-        if finished is None:
+        result = self._folder.read_result() if self._resumed else None
+        if result is None or result.stopped:
+            if self._resumed:
+                self._require_ledgers()
+            if result is not None:
+                self._console.print(f"{self._folder.path} was ended by a party's ledger; it goes on from there.")
             self._show_plan()
-            finished = self._train()
-            self._folder.write_result(finished)
+            result = self._train()
+            self._folder.write_result(result, delta=self._delta)
         else:
             self._console.print(f"{self._folder.path} is finished already; this is its result.")
         if self._json_only:
-            print(finished.to_json(), end="")
+            print(result.to_json(delta=self._delta), end="")
         else:
-            self._show_result(finished)
-        if finished.stopped:
+            self._show_result(result)
+        if result.stopped:
             raise SystemExit(STOPPED_BY_LEDGER)
+
+    def _require_ledgers(self) -> None:
+        """A new folder of ledgers would know neither of this run's releases nor of anybody's limits."""
+        if self._ledger is not None and not self._ledger.is_dir():
+            raise LedgerError(
+                f"{self._folder.path} is a run with ledgers, and their folder is not where it was: "
+                f"ledger={str(self._ledger)!r}; put it back there, or start a new run"
+            )
 
     def _train(self) -> Result:
         plan = self._plan
@@ -84,19 +96,15 @@ class TrainingRun:
         with bar:
             task = bar.add_task("training", total=rounds, shown="")
             watch = _Watch(bar, task, plan)
-
-            def on_epoch(line: dict[str, Any]) -> None:
-                self._history.append(line)
-                watch.on_epoch(line)
-
             try:
                 return Federation(plan, parties=self._parties).fit(
                     self._data,
                     checkpoints=self._folder.checkpoints,
+                    sessions=self._folder.sessions,
                     checkpoint_every=self._checkpoint_every,
                     ledger=self._ledger,
                     on_round=watch.on_round,
-                    on_epoch=on_epoch,
+                    on_epoch=watch.on_epoch,
                 )
             except KeyboardInterrupt:
                 self._console.print(f"stopped; continue with: pbmvfl train --resume {self._folder.path}")
@@ -138,7 +146,7 @@ class TrainingRun:
         if plan.encoder in COUPLES_ROWS:
             notes.append(
                 f"encoder {plan.encoder} normalises over the batch, so an embedding depends on every row of its batch; "
-                "an epsilon per row does not hold with it"
+                "each use of a row is therefore charged as its whole batch, which makes a row's epsilon large"
             )
         return notes
 
@@ -151,7 +159,8 @@ class TrainingRun:
             values = [result.metrics.get(f"{split}_{name}") for split in ("train", "test")]
             if any(value is not None for value in values):
                 table.add_row(title, *("" if value is None else f"{value:.4f}" for value in values))
-        self._console.print(table)
+        if table.row_count:
+            self._console.print(table)
         traffic = result.traffic
         self._console.print(
             f"{traffic.rounds:,} rounds in {result.seconds:.1f} s; measured {human_bytes(traffic.bytes_up)} up, "

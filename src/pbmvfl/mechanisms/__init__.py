@@ -11,8 +11,9 @@ from pbmvfl.mechanisms.entropy import Entropy
 from pbmvfl.mechanisms.exact import Exact
 from pbmvfl.mechanisms.gaussian import LocalGaussian
 from pbmvfl.mechanisms.pbm import PoissonBinomial
-from pbmvfl.plan import MechanismName, Plan
-from pbmvfl.privacy.events import ReleaseEvent
+from pbmvfl.plan import Plan
+from pbmvfl.privacy.events import ExactRelease, LocalGaussianRelease, ReleaseEvent
+from pbmvfl.privacy.table import release_event
 
 __all__ = ["Exact", "LocalGaussian", "Mechanism", "PoissonBinomial", "mechanism_for"]
 
@@ -21,7 +22,8 @@ class Mechanism(Protocol):
     """A party's sampler, the server's estimator, and the guarantee, as one object."""
 
     @property
-    def event(self) -> ReleaseEvent: ...
+    def event(self) -> ReleaseEvent:
+        """What one row's release is: the numbers that are drawn by, and those that are charged."""
 
     @property
     def variance_upper_bound(self) -> float: ...
@@ -32,14 +34,16 @@ class Mechanism(Protocol):
 
 
 def mechanism_for(plan: Plan) -> Mechanism:
-    """The plan's mechanism."""
-    if plan.mechanism is MechanismName.NONE:
-        return Exact(num_parties=plan.num_parties, embedding_dim=plan.embedding_dim)
-    kind = PoissonBinomial if plan.mechanism is MechanismName.PBM else LocalGaussian
-    return kind(
-        num_trials=plan.num_trials,
-        beta=plan.beta,
+    """The plan's mechanism, built from the event that its account charges: they cannot disagree."""
+    event = release_event(plan)
+    if isinstance(event, ExactRelease):
+        return Exact(event=event)
+    if isinstance(event, LocalGaussianRelease):
+        return LocalGaussian(event=event)
+    return PoissonBinomial(
+        num_trials=event.num_trials,
+        beta=event.beta,
         bound=plan.bound,
-        num_parties=plan.num_parties,
-        embedding_dim=plan.embedding_dim,
+        num_parties=event.num_parties,
+        embedding_dim=event.embedding_dim,
     )

@@ -28,6 +28,11 @@ def _new_generation() -> None:
 os.register_at_fork(after_in_child=_new_generation)
 
 
+def fork_generation() -> int:
+    """How many forks lie between this process and the first: a secret made at another number is also its parent's."""
+    return _generation
+
+
 class Entropy(Protocol):
     """What a mechanism needs: a buffer filled with secret random bytes."""
 

@@ -7,19 +7,14 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from pbmvfl.errors import NonFiniteError
 from pbmvfl.mechanisms.entropy import Entropy
+from pbmvfl.mechanisms.refusals import not_finite
 from pbmvfl.privacy.events import ExactRelease
 
 
 @dataclass(frozen=True, kw_only=True)
 class Exact:
-    num_parties: int
-    embedding_dim: int
-
-    @property
-    def event(self) -> ExactRelease:
-        return ExactRelease(num_parties=self.num_parties, embedding_dim=self.embedding_dim)
+    event: ExactRelease
 
     @property
     def variance_upper_bound(self) -> float:
@@ -28,7 +23,7 @@ class Exact:
     def randomize(self, embedding: npt.NDArray[np.float32], entropy: Entropy) -> npt.NDArray[np.float32]:
         del entropy  # nothing random about it
         if not np.isfinite(embedding).all():
-            raise NonFiniteError("the embedding holds NaN or infinity, so nothing was released")
+            raise not_finite()
         return embedding
 
     def estimate(self, total: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:

@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pbmvfl.errors import NonFiniteError
 from pbmvfl.mechanisms import kernels
 from pbmvfl.mechanisms.entropy import Entropy
-from pbmvfl.privacy.events import PROBABILITY_ONE, PoissonBinomialRelease, fixed_point_beta
+from pbmvfl.mechanisms.refusals import not_finite
+from pbmvfl.privacy.events import PROBABILITY_ONE, PoissonBinomialRelease
 from pbmvfl.secagg.ring import Ring
 
 #: Random bytes drawn at a time: they stay in the second-level cache between the cipher and the comparison.
@@ -38,9 +38,9 @@ class PoissonBinomial:
     embedding_dim: int
     _random: list[npt.NDArray[np.uint16]] = field(default_factory=list, init=False, repr=False, compare=False)
 
-    @property
+    @cached_property
     def event(self) -> PoissonBinomialRelease:
-        """What one row's release is, for the account."""
+        """What one row's release is. Sampler and estimator take beta from here, rounded as the account rounds it."""
         return PoissonBinomialRelease(
             num_trials=self.num_trials,
             beta=self.beta,
@@ -55,7 +55,7 @@ class PoissonBinomial:
 
     @property
     def _true_beta(self) -> float:
-        return fixed_point_beta(self.beta) / PROBABILITY_ONE
+        return self.event.beta_16 / PROBABILITY_ONE
 
     @cached_property
     def _dtype(self) -> type[np.uint8] | type[np.uint16]:
@@ -64,7 +64,7 @@ class PoissonBinomial:
     @cached_property
     def _constants(self) -> tuple[int, np.float32]:
         """beta in units of 1/65536, and what turns an embedding into a shift of that many units."""
-        beta_16 = fixed_point_beta(self.beta)
+        beta_16 = self.event.beta_16
         return beta_16, np.float32(beta_16 / self.bound)
 
     def randomize(self, embedding: npt.NDArray[np.float32], entropy: Entropy) -> npt.NDArray[Any]:
@@ -87,9 +87,7 @@ class PoissonBinomial:
         entropy.fill(random)
         beta_16, scale = self._constants
         if not kernels.count_successes(values, scale, beta_16, self.num_trials, random, counts):
-            raise NonFiniteError(
-                "the embedding holds NaN or infinity, so nothing was released; check the learning rate and the columns"
-            )
+            raise not_finite()
 
     def _buffer(self, size: int) -> npt.NDArray[np.uint16]:
         # A fresh 50 kB array every round costs page faults; the buffer is reused and holds only spent randomness.
@@ -100,6 +98,6 @@ class PoissonBinomial:
 
     def estimate(self, quantized_sum: npt.NDArray[np.uint16]) -> npt.NDArray[np.float32]:
         """The unbiased estimate of the sum of the embeddings."""
-        scale = self.bound * PROBABILITY_ONE / (fixed_point_beta(self.beta) * self.num_trials)
+        scale = self.bound * PROBABILITY_ONE / (self.event.beta_16 * self.num_trials)
         centre = self.num_trials * self.num_parties / 2
         return ((quantized_sum.astype(np.float32) - np.float32(centre)) * np.float32(scale)).astype(np.float32)

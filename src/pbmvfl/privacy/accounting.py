@@ -47,6 +47,7 @@ WEIGHTS_STAY = "weights never leave a party: exporting them is not covered"
 CLIP_LAST = "gradients are clipped after any preconditioning, and non-finite ones are zero before summing"
 FIXED_PLAN = "the plan was fixed before the first release"
 CLEAR_FLOATS = "Gaussian noise is continuous in the theory and 32-bit in the program: for studies only"
+OWN_ROW = "a row's embedding depends on that row and on its party's own weights alone"
 COUPLED_ROWS = "rows of a batch are coupled by the encoder: each use of a row is charged as its whole batch"
 EXACT = "embeddings are sent exactly: nothing is protected"
 
@@ -77,6 +78,14 @@ class TrainingRun:
             raise PlanError(
                 f"extra_releases={self.extra_releases} with extra_row_releases={self.extra_row_releases}; permitted: "
                 "at least as many over all rows as for one."
+            )
+        if self.update is not None and self.couples_rows:
+            # The noise hides one clipped gradient that moves by 2c. Here all of the batch move, by up to 2c each, and
+            # batch statistics that are kept are a state that no update covers.
+            raise PlanError(
+                f"noise_multiplier={self.update.noise_multiplier:g} with an encoder that couples the rows of a batch "
+                "(resnet18-batchnorm): one row moves every clipped gradient of its batch, and the noise is for one; "
+                "use encoder=resnet18, which normalises by groups, or noise_multiplier=0."
             )
 
     @property
@@ -205,7 +214,9 @@ def _conditions(run: TrainingRun, unit: Unit, accounting: Accounting) -> tuple[s
             said.append(CLEAR_FLOATS)
         case ExactRelease():
             said.append(EXACT)
-    if run.couples_rows and unit is not Unit.PARTY:
+    if not run.couples_rows:
+        said.append(OWN_ROW)
+    elif unit is not Unit.PARTY:
         said.append(COUPLED_ROWS)
     said += [IDEAL_RANDOMNESS, PUBLIC_SCHEDULE, ROW_ONCE, LABELS_PUBLIC, FIXED_PLAN]
     if run.update is not None and strict and unit is not Unit.PARTY:

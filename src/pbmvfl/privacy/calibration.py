@@ -11,16 +11,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from pbmvfl.errors import PlanError
-from pbmvfl.plan import LARGEST_BETA, LARGEST_SUM, SMALLEST_BETA, Evaluation, Plan
+from pbmvfl.plan import COUPLES_ROWS, LARGEST_BETA, LARGEST_SUM, SMALLEST_BETA, Evaluation, Plan
 from pbmvfl.privacy.accounting import bound, rdp_curve
 from pbmvfl.privacy.conversion import check_delta, epsilon_from_rdp
 from pbmvfl.privacy.events import PROBABILITY_ONE
 from pbmvfl.privacy.orders import ORDERS
 from pbmvfl.privacy.paper import estimator_variance
-from pbmvfl.privacy.table import format_epsilon, training_run
+from pbmvfl.privacy.table import format_epsilon, named, training_run
 from pbmvfl.privacy.units import SERVER, Accounting, Adversary, Unit
 
 if TYPE_CHECKING:
@@ -49,6 +50,10 @@ class Budget:
     adversary: Adversary = SERVER
 
     def __post_init__(self) -> None:
+        for name in ("epsilon", "delta"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, Real):
+                raise PlanError(f"{name}={value!r} is of type {type(value).__name__}; permitted: a number above 0")
         check_delta(self.delta)
         if not 0 < self.epsilon < math.inf:
             raise PlanError(f"epsilon={self.epsilon!r} must be a finite number above 0")
@@ -117,8 +122,8 @@ def plan_for_budget(
     budget = Budget(
         epsilon=epsilon,
         delta=delta,
-        unit=_named(Unit, unit, "unit"),
-        accounting=_named(Accounting, accounting, "accounting"),
+        unit=named(Unit, unit, "unit"),
+        accounting=named(Accounting, accounting, "accounting"),
         adversary=Adversary(colluding_parties=colluding_parties),
     )
     if data is not None:
@@ -133,18 +138,14 @@ def plan_for_budget(
         "num_classes": num_classes,
         "num_test_samples": num_test_samples,
     }
+    # The rules of thumb divide by these, so they are checked before the rest of the plan exists.
+    known: dict[str, Any] = {name: choices[name] for name in ("embedding_dim", "batch_size") if name in choices}
+    Plan.from_dict({**sizes, "num_epochs": 1, "embedding_dim": 1, **known})
     base = Plan.from_dict(
         {**sizes, **_rules_of_thumb(num_parties, num_samples, num_classes, budget, choices), **choices}
     )
     budget.adversary.honest_parties(num_parties)  # names a colluding_parties that is too large
     return _least_noise(base, budget, choices, largest_bytes)
-
-
-def _named(kind: Any, value: str, name: str) -> Any:
-    try:
-        return kind(value)
-    except ValueError:
-        raise PlanError(f"{name}={value!r} is not one of {', '.join(kind)}: say which epsilon is meant") from None
 
 
 def _drowned(num_parties: int, embedding_dim: int, budget: Budget) -> bool:
@@ -218,6 +219,8 @@ def _with_update_noise(base: Plan, budget: Budget, choices: dict[str, Any]) -> P
     """Strict accounting of a cell or record is useless without weight noise: give it half of the squared budget."""
     if budget.accounting is not Accounting.STRICT or budget.unit is Unit.PARTY or "noise_multiplier" in choices:
         return base
+    if base.encoder in COUPLES_ROWS:  # such an encoder has no account with weight noise
+        return base
     half = replace(budget, epsilon=budget.epsilon / math.sqrt(2))
     quiet = _quietest(base, choices)
 
@@ -282,7 +285,10 @@ def _infeasible(least: Plan, budget: Budget, largest_bytes: int | None, too_big:
         single = least.replace(num_epochs=1, embedding_dim=1)
         way_out.append(f"num_epochs=1 and embedding_dim=1 (then from {format_epsilon(budget.spent_by(single))} on)")
     if budget.accounting is Accounting.STRICT and budget.unit is not Unit.PARTY and not least.noise_multiplier:
-        way_out.append("weight noise (--noise-multiplier), without which strict accounting charges every release")
+        coupled = f"an encoder other than {least.encoder}, and with it " if least.encoder in COUPLES_ROWS else ""
+        way_out.append(
+            f"{coupled}weight noise (--noise-multiplier), without which strict accounting charges every release"
+        )
     if least.evaluation is Evaluation.RELEASED and budget.accounting is Accounting.STRICT:
         way_out.append("evaluation=simulator")
     beta = "1/128" if least.beta == SMALLEST_BETA else f"{least.beta:g}"

@@ -32,6 +32,17 @@ def epsilon_at(divergence: float, delta: float, order: float) -> float:
     return max(divergence + math.log1p(-1 / order) - math.log(delta * order) / (order - 1), 0.0)
 
 
+def unit_and_accounting(unit: Unit | str, accounting: Accounting | str) -> tuple[Unit, Accounting]:
+    """Both by their names, or an error that has the permitted ones."""
+    try:
+        return Unit(unit), Accounting(accounting)
+    except ValueError:
+        raise PlanError(
+            f"unit={str(unit)!r}, accounting={str(accounting)!r}; permitted: unit {', '.join(Unit)}, "
+            f"accounting {', '.join(Accounting)}."
+        ) from None
+
+
 @dataclass(frozen=True, kw_only=True)
 class Limit:
     """What a party's owner permits for one unit, against one adversary, by one way of counting."""
@@ -59,18 +70,14 @@ class Limit:
         if isinstance(epsilon, bool) or not 0 < epsilon < math.inf:
             raise PlanError(f"epsilon={epsilon!r} must be a finite number above 0")
         Adversary(colluding_parties=colluding_parties)  # names a value below 0
-        try:
-            unit, accounting = Unit(unit), Accounting(accounting)
-        except ValueError:
-            raise PlanError(
-                f"unit={unit!r}, accounting={accounting!r}: units are {', '.join(Unit)}, "
-                f"accountings {', '.join(Accounting)}"
-            ) from None
+        unit, accounting = unit_and_accounting(unit, accounting)
         # Small releases cost about order * constant, so this ratio counts how many of them fit.
         best = max(ORDERS, key=lambda alpha: divergence_budget(epsilon, delta, alpha) / alpha)
         chosen = best if order is None else order
-        if not chosen > 1:
-            raise PlanError(f"order={chosen!r} must be above 1")
+        if not 1 < chosen < math.inf:
+            raise PlanError(
+                f"order={chosen!r}; permitted: a finite number above 1, or none for the best one for small releases."
+            )
         if divergence_budget(epsilon, delta, chosen) <= 0:
             smallest = epsilon_at(1e-12, delta, ORDERS[-1] if order is None else chosen)
             raise PlanError(

@@ -34,6 +34,8 @@ from pbmvfl.privacy.spending import RowNumbers, Spent, spending
 from pbmvfl.privacy.units import Accounting, Unit
 
 _FORMAT = 1
+#: Seconds to wait for another process that writes, before giving up.
+_PATIENCE = 10.0
 _SCHEMA = """
 CREATE TABLE book (format INTEGER NOT NULL, limits_version INTEGER NOT NULL) STRICT;
 CREATE TABLE plans (hash TEXT PRIMARY KEY, plan TEXT NOT NULL) STRICT;
@@ -51,6 +53,14 @@ CREATE TABLE limits (
 ) STRICT;
 CREATE TABLE refusals (session INTEGER NOT NULL, round INTEGER NOT NULL, reason TEXT NOT NULL, at TEXT NOT NULL) STRICT;
 """
+
+
+#: What the lock file holds: the version of the limits, as a session's rounds compare it.
+_MARK_BYTES = 8
+
+
+def _mark(limits_version: int) -> bytes:
+    return limits_version.to_bytes(_MARK_BYTES, "little")
 
 
 def _now() -> str:
@@ -90,101 +100,321 @@ def _rows_between(plan: Plan, first: int, until: int) -> int:
     return before(until) - before(first)
 
 
+# --- SQLite ---
+
+
+def _code(error: BaseException | None) -> int:
+    return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
+
+
+def _named(path: Path, error: sqlite3.Error) -> LedgerError:
+    """An error of SQLite as one of ours: which file, and what to do."""
+    name = f"ledger={str(path)!r}"
+    if isinstance(error, sqlite3.ProgrammingError):
+        return LedgerError(f"{name} cannot be used any more: {error}; open it again")
+    match _code(error) & 0xFF:  # the rest is detail
+        case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
+            return LedgerError(f"{name} is busy ({error}): another process is writing; try again")
+        case sqlite3.SQLITE_CANTOPEN | sqlite3.SQLITE_PERM | sqlite3.SQLITE_READONLY:
+            return LedgerError(f"{name} cannot be used: {error}; see that you may use the file and its folder")
+        case sqlite3.SQLITE_FULL | sqlite3.SQLITE_IOERR:
+            return LedgerError(f"{name} cannot be read or written: {error}; see to its disk and try again")
+    return LedgerError(f"{name} cannot be read as a ledger: {error}; name a ledger's file, or put a copy of it back")
+
+
+class _Database:
+    """A connection whose every error leaves as a LedgerError, for callers know nothing of SQLite."""
+
+    def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
+        self._path, self._connection = path, connection
+
+    def rows(self, statement: str, values: Sequence[Any] = ()) -> list[Any]:
+        try:
+            return self._connection.execute(statement, values).fetchall()
+        except sqlite3.Error as error:
+            raise _named(self._path, error) from error
+
+    def run(self, statement: str, values: Sequence[Any] = ()) -> sqlite3.Cursor:
+        """For statements that change something; the cursor has their counts."""
+        try:
+            return self._connection.execute(statement, values)
+        except sqlite3.Error as error:
+            raise _named(self._path, error) from error
+
+    @contextlib.contextmanager
+    def transaction(self, kind: str) -> Iterator[None]:
+        self.run(f"BEGIN {kind}")
+        try:
+            yield
+            self.run("COMMIT")
+        except BaseException:
+            if self._connection.in_transaction:  # SQLite has ended it already after some errors
+                self.run("ROLLBACK")
+            raise
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+def _open_for_writing(path: Path) -> _Database:
+    try:
+        # The whole path: ":memory:" is a file's name like any other here.
+        return _Database(path, sqlite3.connect(path.absolute(), isolation_level=None, timeout=_PATIENCE))
+    except sqlite3.Error as error:
+        raise _named(path, error) from error
+
+
+def _open_for_reading(path: Path) -> _Database:
+    """Open a database and leave its file and its folder as they are, also where both may only be read.
+
+    SQLite's own read-only mode is not enough: for a book that nobody has open it makes the log's two files, and leaves
+    them behind as the reader's, in the owner's way.
+    """
+    log, index, journal = (path.with_name(path.name + ending) for ending in ("-wal", "-shm", "-journal"))
+    try:
+        for _ in range(10):
+            if (log.exists() and index.exists()) or journal.exists():
+                try:
+                    return _Database(path, _connect(path, "mode=ro"))
+                except sqlite3.OperationalError as error:
+                    if _code(error) & 0xFF != sqlite3.SQLITE_CANTOPEN or index.exists() or journal.exists():
+                        raise
+                    continue  # whoever had it open has closed it just now
+            if log.exists() and log.stat().st_size:  # rounds that the file has not yet, and no index to find them
+                if os.access(path, os.W_OK):
+                    return _Database(path, _connect(path, "mode=ro"))  # its owner may make the index
+                raise LedgerError(
+                    f"ledger={str(path)!r} has rounds in {log.name!r} that cannot be read without writing beside it; "
+                    "let its owner open it once, or copy it together with its -wal and -shm files"
+                )
+            if (copy := _copy_of_closed(path)) is not None:
+                return _Database(path, copy)
+    except sqlite3.Error as error:
+        raise _named(path, error) from error
+    except OSError as error:
+        raise LedgerError(f"ledger={str(path)!r} cannot be read: {error.strerror}; see that it is there") from error
+    raise LedgerError(f"ledger={str(path)!r} changes while it is read: another process is writing; try again")
+
+
+def _connect(path: Path, how: str) -> sqlite3.Connection:
+    """Connect, and look into the file: SQLite itself would wait with that, and with its errors, until it is asked."""
+    connection = sqlite3.connect(f"{path.absolute().as_uri()}?{how}", uri=True, isolation_level=None, timeout=_PATIENCE)
+    try:
+        connection.execute("SELECT 1 FROM sqlite_master").fetchone()
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _copy_of_closed(path: Path) -> sqlite3.Connection | None:
+    """A copy in memory of a book that nobody has open; None if somebody wrote to it meanwhile.
+
+    `immutable` takes no locks, so what was read counts only if the file is the same afterwards.
+    """
+
+    def stamp() -> tuple[int, ...]:
+        found = path.stat()
+        return found.st_ino, found.st_size, found.st_mtime_ns
+
+    before = stamp()
+    copy = sqlite3.connect(":memory:", isolation_level=None)
+    try:
+        with contextlib.closing(_connect(path, "mode=ro&immutable=1")) as file:
+            _format_of(_Database(path, file), path)  # not a copy of whatever other database that may be
+            file.backup(copy)
+    except (sqlite3.Error, LedgerError):
+        copy.close()
+        if stamp() == before:
+            raise
+        return None
+    if stamp() == before:
+        return copy
+    copy.close()
+    return None
+
+
+def _format_of(db: _Database, path: Path) -> int | None:
+    """The format of a book, None for an empty file; anything else is not ours to change."""
+    tables = {name for (name,) in db.rows("SELECT name FROM sqlite_master")}
+    if not tables:
+        return None
+    found = db.rows("SELECT format FROM book") if "book" in tables else []
+    if len(found) != 1:
+        raise LedgerError(
+            f"ledger={str(path)!r} is another program's database and was left as it is; name a ledger, or a new file"
+        )
+    ((number,),) = found
+    if number != _FORMAT:
+        raise LedgerError(f"ledger={str(path)!r} has format {number}; this program reads format {_FORMAT}")
+    return _FORMAT
+
+
+# --- the book ---
+
+
 class Ledger:
     """One party's book. Any number of readers; one process at a time may charge it."""
 
-    def __init__(self, path: Path | str, *, durable: bool = False, must_exist: bool = False) -> None:
-        """`durable` waits for the disk at every round (power loss); otherwise a killed process loses nothing."""
+    def __init__(
+        self, path: Path | str, *, durable: bool = False, must_exist: bool = False, read_only: bool = False
+    ) -> None:
+        """`durable` waits for the disk at every round (power loss); otherwise a killed process loses nothing.
+
+        `read_only` changes nothing on disk and needs no right to; what it shows may be the book as it was when opened.
+        """
         self.path = Path(path)
-        if must_exist and not self.path.is_file():
+        self._read_only = read_only
+        if self.path.is_dir():
+            example = str(self.path / "party-0.sqlite")
+            raise LedgerError(f"ledger={str(path)!r} is a folder; permitted: a file, such as {example!r}")
+        if (must_exist or read_only) and not self.path.is_file():
             raise LedgerError(f"ledger={str(path)!r} does not exist; it is made by the first run with --ledger")
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        if read_only:
+            self._db = _open_for_reading(self.path)
+        else:
+            self._make_folder()
+            if self.path.exists():
+                self._look_first()
+            self._db = _open_for_writing(self.path)
         try:
-            self._db = sqlite3.connect(self.path, isolation_level=None, timeout=10)
-            # Small pages: a round changes one number, and its page is what is written. Every so many pages the log is
-            # folded into the book, which waits for the disk; a log of 1 MB keeps that to microseconds a round.
-            self._db.execute("PRAGMA page_size = 512")
-            self._db.execute("PRAGMA journal_mode = WAL")
-            self._db.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
-            self._db.execute("PRAGMA wal_autocheckpoint = 1900")
-            with self._transaction():
-                if not self._db.execute("SELECT 1 FROM sqlite_master WHERE name = 'book'").fetchone():
-                    for statement in _SCHEMA.split(";"):
-                        self._db.execute(statement)
-                    self._db.execute("INSERT INTO book VALUES (?, 0)", (_FORMAT,))
-            (found,) = self._db.execute("SELECT format FROM book").fetchone()
-        except sqlite3.DatabaseError as error:
-            raise LedgerError(f"ledger={str(path)!r} cannot be read as a ledger: {error}") from error
-        if found != _FORMAT:
-            raise LedgerError(f"ledger={str(path)!r} has format {found}; this program reads format {_FORMAT}")
+            if not read_only:
+                self._prepare(durable)
+            if _format_of(self._db, self.path) is None:
+                raise LedgerError(f"ledger={str(path)!r} is empty; it is filled by the first run with --ledger")
+        except BaseException:
+            self._db.close()
+            raise
+
+    def _make_folder(self) -> None:
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise LedgerError(
+                f"ledger={str(self.path)!r} cannot be made: {error.strerror}: {error.filename!r}; "
+                "permitted: a file in a folder that exists or can be made"
+            ) from error
+
+    def _look_first(self) -> None:
+        """Refuse another program's database before anything could change it; even closing it may, if it has a log."""
+        try:
+            with contextlib.closing(_open_for_reading(self.path)) as found:
+                _format_of(found, self.path)
+        except LedgerError as error:
+            # Somebody was killed while making this file; any reader but this one would tidy up first.
+            if _code(error.__cause__) != sqlite3.SQLITE_READONLY_ROLLBACK:
+                raise
+
+    def _prepare(self, durable: bool) -> None:
+        _format_of(self._db, self.path)
+        # Small pages: a round changes one number, and its page is what is written. Every so many pages the log is
+        # folded into the book, which waits for the disk; a log of 1 MB keeps that to microseconds a round.
+        self._db.run("PRAGMA page_size = 512")
+        self._db.run("PRAGMA journal_mode = WAL")
+        self._db.run(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
+        self._db.run("PRAGMA wal_autocheckpoint = 1900")
+        with self._transaction():
+            if _format_of(self._db, self.path) is None:
+                for statement in _SCHEMA.split(";"):
+                    self._db.run(statement)
+                self._db.run("INSERT INTO book VALUES (?, 0)", (_FORMAT,))
 
     def close(self) -> None:
         self._db.close()
 
-    @contextlib.contextmanager
-    def _transaction(self) -> Iterator[None]:
-        self._db.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-        except BaseException:
-            self._db.execute("ROLLBACK")
-            raise
-        self._db.execute("COMMIT")
+    def _transaction(self) -> contextlib.AbstractContextManager[None]:
+        self._check_writable()
+        return self._db.transaction("IMMEDIATE")
+
+    def _check_writable(self) -> None:
+        if self._read_only:
+            raise LedgerError(f"ledger={str(self.path)!r} was opened with read_only=True; open it without to change it")
 
     # --- limits ---
 
     def set_limit(self, dataset: str, limit: Limit) -> None:
         """Set or replace the limit for this unit, accounting and number of colluders; it holds from the next round."""
         values = (dataset, limit.unit, limit.accounting, limit.colluding_parties)
-        with self._transaction():
-            self._db.execute(
+        with self._changed_limits():
+            self._db.run(
                 "INSERT OR REPLACE INTO limits VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
                 (*map(str, values[:3]), values[3], limit.epsilon, limit.delta, limit.order, _now()),
             )
-            self._db.execute("UPDATE book SET limits_version = limits_version + 1")
 
     def remove_limit(self, dataset: str, unit: Unit, accounting: Accounting, colluding_parties: int) -> None:
-        with self._transaction():
-            removed = self._db.execute(
+        with self._changed_limits():
+            removed = self._db.run(
                 "DELETE FROM limits WHERE dataset = ? AND unit = ? AND accounting = ? AND colluding_parties = ?",
                 (dataset, str(unit), str(accounting), colluding_parties),
             ).rowcount
-            self._db.execute("UPDATE book SET limits_version = limits_version + 1")
-        if not removed:
-            raise LedgerError(
-                f"dataset={dataset!r} has no limit for unit={unit}, accounting={accounting}, "
-                f"colluding_parties={colluding_parties}"
-            )
+            if not removed:
+                raise LedgerError(
+                    f"dataset={dataset!r} has no limit for unit={unit}, accounting={accounting}, "
+                    f"colluding_parties={colluding_parties} in ledger={str(self.path)!r}; "
+                    "`pbmvfl ledger show` lists those it has"
+                )
+
+    @contextlib.contextmanager
+    def _changed_limits(self) -> Iterator[None]:
+        """A transaction after which the limits have another version, announced in the lock file before it is true.
+
+        A session may see the announcement too early, and then asks the book until it agrees; never too late.
+        """
+        with self._transaction():
+            yield
+            self._db.run("UPDATE book SET limits_version = limits_version + 1")
+            try:
+                lock = os.open(self._lock_file, os.O_WRONLY)
+            except FileNotFoundError:
+                return  # no session was ever opened, and one that is will write the file after this transaction
+            except OSError as error:
+                raise self._no_lock(error) from error
+            try:
+                self._announce(lock)
+            finally:
+                os.close(lock)
+
+    def _announce(self, lock: int) -> None:
+        """Only within a transaction: then nobody else does, and the file and the book agree after it."""
+        try:
+            os.pwrite(lock, _mark(self._limits_version()), 0)
+        except OSError as error:
+            raise self._no_lock(error) from error
 
     def limits(self, dataset: str) -> list[Limit]:
         return self._versioned_limits(dataset)[1]
 
     def _versioned_limits(self, dataset: str) -> tuple[int, list[Limit]]:
-        with self._transaction():
-            (version,) = self._db.execute("SELECT limits_version FROM book").fetchone()
-            found = self._db.execute(
+        with self._db.transaction("DEFERRED"):  # both of one moment
+            version = self._limits_version()
+            found = self._db.rows(
                 'SELECT unit, accounting, colluding_parties, epsilon, delta, "order" FROM limits WHERE dataset = ? '
                 "ORDER BY unit, accounting, colluding_parties",
                 (dataset,),
-            ).fetchall()
+            )
         names = ("colluding_parties", "epsilon", "delta", "order")
         return version, [
             Limit(unit=Unit(row[0]), accounting=Accounting(row[1]), **dict(zip(names, row[2:], strict=True)))
             for row in found
         ]
 
+    def _limits_version(self) -> int:
+        """Another number after every change of a limit."""
+        version: int = self._db.rows("SELECT limits_version FROM book")[0][0]
+        return version
+
     # --- what is in the book ---
 
     def datasets(self) -> list[str]:
         """Every name that has a session or a limit."""
-        found = self._db.execute("SELECT dataset FROM sessions UNION SELECT dataset FROM limits ORDER BY 1")
+        found = self._db.rows("SELECT dataset FROM sessions UNION SELECT dataset FROM limits ORDER BY 1")
         return [name for (name,) in found]
 
     def sessions(self, dataset: str) -> list[SessionEntry]:
-        plans = {key: Plan.from_json(text) for key, text in self._db.execute("SELECT hash, plan FROM plans")}
+        plans = {key: Plan.from_json(text) for key, text in self._db.rows("SELECT hash, plan FROM plans")}
         names = list(SessionEntry.__dataclass_fields__)
         columns = ", ".join(f"charged.{name}" if name == "charged_until" else f"sessions.{name}" for name in names)
-        rows = self._db.execute(
+        rows = self._db.rows(
             f"SELECT {columns} FROM sessions JOIN charged ON id = charged.session WHERE dataset = ? ORDER BY id",
             (dataset,),
         )
@@ -193,7 +423,16 @@ class Ledger:
 
     def refusals(self, session: int) -> list[tuple[int, str, str]]:
         """(round, reason, when) of the rounds that a session was refused."""
-        return self._db.execute("SELECT round, reason, at FROM refusals WHERE session = ?", (session,)).fetchall()
+        return self._db.rows("SELECT round, reason, at FROM refusals WHERE session = ?", (session,))
+
+    def notes(self, dataset: str) -> list[str]:
+        """What a reader should know beside the numbers."""
+        found = len({entry.fingerprint for entry in self.sessions(dataset)})
+        if found > 1:
+            return [
+                f"its values changed between runs ({found} different fingerprints); rows keep what was spent on them"
+            ]
+        return []
 
     def export(self) -> dict[str, Any]:
         """The whole book as plain values, with what each limit has left."""
@@ -209,7 +448,7 @@ class Ledger:
                 {**asdict(entry), "plan": entry.plan.to_dict(), "row_releases": entry.row_releases}
                 for entry in self.sessions(dataset)
             ]
-            book["datasets"][dataset] = {"limits": limits, "sessions": sessions}
+            book["datasets"][dataset] = {"limits": limits, "sessions": sessions, "notes": self.notes(dataset)}
         return book
 
     # --- rows ---
@@ -222,7 +461,7 @@ class Ledger:
             raise LedgerError("row ids must be different from each other: one row twice would be counted as two")
         text = json.dumps(list(ids)).encode()
         digest = hashlib.sha256(text).hexdigest()
-        self._db.execute("INSERT OR IGNORE INTO row_ids VALUES (?, ?)", (digest, zlib.compress(text)))
+        self._db.run("INSERT OR IGNORE INTO row_ids VALUES (?, ?)", (digest, zlib.compress(text)))
         return f"list:{digest}"
 
     def read_ids(self, reference: str) -> Sequence[str] | range:
@@ -230,8 +469,10 @@ class Ledger:
         if kind == "range":
             start, stop = rest.split(":")
             return range(int(start), int(stop))
-        (packed,) = self._db.execute("SELECT ids FROM row_ids WHERE hash = ?", (rest,)).fetchone()
-        ids: list[str] = json.loads(zlib.decompress(packed))
+        found = self._db.rows("SELECT ids FROM row_ids WHERE hash = ?", (rest,))
+        if not found:
+            raise LedgerError(f"ledger={str(self.path)!r} lacks the row ids {rest!r}; put a whole copy of it back")
+        ids: list[str] = json.loads(zlib.decompress(found[0][0]))
         return ids
 
     # --- charging ---
@@ -252,49 +493,85 @@ class Ledger:
         """Begin to charge a session. Row ids default to the rows' numbers, test rows after training rows.
 
         With `rounds_ahead` above 1 so many rounds are written in one transaction; what was not used of them is given
-        back when the session is closed, and stays charged if the process is killed.
+        back when the session is closed or the owner changes a limit, and stays charged if the process is killed.
         """
+        self._check_writable()
+        if rounds_ahead < 1:
+            raise LedgerError(f"rounds_ahead={rounds_ahead}; permitted: 1 or more, 1 charges every round by itself")
         train = range(plan.num_samples) if train_ids is None else train_ids
         test = range(plan.num_samples, plan.num_samples + plan.num_test_samples) if test_ids is None else test_ids
         for ids, count, name in ((train, plan.num_samples, "train_ids"), (test, plan.num_test_samples, "test_ids")):
             if len(ids) != count:
                 raise LedgerError(f"{name} has {len(ids)} rows, the plan has {count}")
         lock = self._lock()
-        with self._transaction():
-            self._db.execute("INSERT OR IGNORE INTO plans VALUES (?, ?)", (plan.hash.hex(), plan.to_json()))
-            started = self._db.execute(
-                "SELECT 1 FROM sessions JOIN charged ON id = charged.session "
-                "WHERE run = ? AND charged_until > first_round",
-                (run,),
-            ).fetchone()
-            number = self._db.execute(
-                "INSERT INTO sessions (dataset, fingerprint, run, session, plan, train_ids, test_ids, first_round, "
-                "opened) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                (
-                    dataset,
-                    fingerprint,
-                    run,
-                    session,
-                    plan.hash.hex(),
-                    self._keep_ids(train),
-                    self._keep_ids(test),
-                    first_round,
-                    _now(),
-                ),
-            ).lastrowid
-            self._db.execute("INSERT INTO charged VALUES (?, ?)", (number, first_round))
-        assert number is not None
-        return LedgerSession(self, number, dataset, plan, first_round, lock, bool(started), rounds_ahead)
+        try:
+            with self._transaction():
+                self._announce(lock)
+                self._check_continues(dataset, run, first_round)
+                self._db.run("INSERT OR IGNORE INTO plans VALUES (?, ?)", (plan.hash.hex(), plan.to_json()))
+                started = self._db.rows(
+                    "SELECT 1 FROM sessions JOIN charged ON id = charged.session "
+                    "WHERE run = ? AND charged_until > first_round",
+                    (run,),
+                )
+                number = self._db.run(
+                    "INSERT INTO sessions (dataset, fingerprint, run, session, plan, train_ids, test_ids, first_round, "
+                    "opened) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                    (
+                        dataset,
+                        fingerprint,
+                        run,
+                        session,
+                        plan.hash.hex(),
+                        self._keep_ids(train),
+                        self._keep_ids(test),
+                        first_round,
+                        _now(),
+                    ),
+                ).lastrowid
+                self._db.run("INSERT INTO charged VALUES (?, ?)", (number, first_round))
+            assert number is not None
+            return LedgerSession(self, number, dataset, plan, first_round, lock, bool(started), rounds_ahead)
+        except BaseException:
+            os.close(lock)
+            raise
+
+    def _check_continues(self, dataset: str, run: str, first_round: int) -> None:
+        """A run that goes on must find what it released before: counted from here its epsilon would be too small."""
+        ((known,),) = self._db.rows(
+            "SELECT max(charged_until) FROM sessions JOIN charged ON id = charged.session "
+            "WHERE dataset = ? AND run = ?",
+            (dataset, run),
+        )
+        if first_round > (known or 0):
+            raise LedgerError(
+                f"ledger={str(self.path)!r} has {known or 'no'} rounds of run={run!r} on dataset={dataset!r}, which "
+                f"goes on at round={first_round}: the book was moved, replaced or is another party's, and its epsilon "
+                "would be too small. Put the run's own ledger back at this path, or start a new run"
+            )
 
     def _lock(self) -> int:
         """Two processes that charge one book would each see only half of it."""
-        descriptor = os.open(self.path.with_name(self.path.name + ".lock"), os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            descriptor = os.open(self._lock_file, os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            raise self._no_lock(error) from error
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             os.close(descriptor)
             raise LedgerError(f"ledger={str(self.path)!r} is being charged by another session; wait for it") from None
         return descriptor
+
+    @property
+    def _lock_file(self) -> Path:
+        return self.path.with_name(self.path.name + ".lock")
+
+    def _no_lock(self, error: OSError) -> LedgerError:
+        return LedgerError(
+            f"ledger={str(self.path)!r} cannot be changed: {error.strerror}: {str(self._lock_file)!r}; "
+            "see that you may write to that file and its folder"
+        )
 
 
 class LedgerSession:
@@ -317,7 +594,7 @@ class LedgerSession:
         self._run_started = run_started
         self._rounds_ahead = rounds_ahead
         self._schedule = Schedule(plan)
-        self._sent_until = self._charged_until = first_round
+        self._first_round = self._sent_until = self._charged_until = first_round
         entry = next(entry for entry in ledger.sessions(dataset) if entry.id == number)
         self._rows = RowNumbers(ledger, dataset)
         self._train = self._rows.numbers(entry.train_ids)
@@ -325,6 +602,7 @@ class LedgerSession:
         self._test = self._rows.numbers(entry.test_ids)
         self.notes = self._look_for_changes(entry)
         self._version = -1
+        self._known_mark = b""
         self._accounts: list[tuple[Limit, float, Rates, Spent]] = []
         self._load_limits()
 
@@ -339,8 +617,8 @@ class LedgerSession:
 
     def _load_limits(self) -> None:
         """What every limit has left, from the whole book; again whenever the owner changes one."""
-        self._version, limits = self._ledger._versioned_limits(self._dataset)
-        self._accounts = [
+        version, limits = self._ledger._versioned_limits(self._dataset)
+        accounts = [
             (
                 limit,
                 limit.budget,
@@ -349,12 +627,25 @@ class LedgerSession:
             )
             for limit in limits
         ]
+        # together: an error in between must not leave one of them
+        self._version, self._known_mark, self._accounts = version, _mark(version), accounts
 
     def charge(self, current: Round) -> None:
         """Charge a round, on disk, before its bytes leave; or raise BudgetExceeded and charge nothing."""
+        if self._lock < 0:
+            raise LedgerError(f"round={current.number} comes after the session was closed; open another")
+        if current.number < self._first_round:
+            raise LedgerError(
+                f"round={current.number} is not this session's; permitted: {self._first_round}, where it began, to "
+                f"{len(self._schedule) - 1}. To run a round again open a session that begins with it"
+            )
         if current.number < self._charged_until:
-            self._sent_until = current.number + 1
-            return  # paid ahead
+            # A round that may have left stays charged, and its bytes are made once: asked for again it costs nothing.
+            if current.number < self._sent_until or not self._limits_changed():
+                self._sent_until = max(self._sent_until, current.number + 1)
+                return  # paid ahead
+            self._give_back(current.number)  # the owner changed a limit: it holds from this round on
+            self._load_limits()
         ahead = min(self._rounds_ahead, len(self._schedule) - current.number)
         while True:
             try:
@@ -368,23 +659,39 @@ class LedgerSession:
             break
         self._sent_until = current.number + 1
 
+    def _limits_changed(self) -> bool:
+        """Whether the owner changed a limit. The lock file is asked first: in a round that takes 3 us, the book 20."""
+        if os.pread(self._lock, _MARK_BYTES, 0) == self._known_mark:
+            return False
+        return self._ledger._limits_version() != self._version
+
+    def _give_back(self, first_unused: int) -> None:
+        self._db.run("UPDATE charged SET charged_until = ? WHERE session = ?", (first_unused, self._number))
+        self._charged_until = first_unused
+
     def _charge_block(self, current: Round, count: int) -> None:
-        first = current.number
+        # From where the book stands: it has one number for a session, so rounds that were left out are charged too.
+        first, until = self._charged_until, current.number + count
         for _ in range(100):
             known = self._version
             try:
                 if self._accounts:
-                    self._reserve([current, *(self._schedule[number] for number in range(first + 1, first + count))])
+                    numbers = range(first, until)
+                    self._reserve([current if i == current.number else self._schedule[i] for i in numbers])
             except BudgetExceeded:
                 if self._version == known:
                     raise
                 continue  # the owner has changed a limit since
-            changed = self._db.execute(
-                "UPDATE charged SET charged_until = ? WHERE session = ? AND (SELECT limits_version FROM book) = ?",
-                (first + count, self._number, self._version),
-            ).rowcount
+            try:
+                changed = self._db.run(
+                    "UPDATE charged SET charged_until = ? WHERE session = ? AND (SELECT limits_version FROM book) = ?",
+                    (until, self._number, self._version),
+                ).rowcount
+            except LedgerError:
+                self._version = -1  # what was reserved is not in the book: the next try starts from it
+                raise
             if changed:
-                self._charged_until = first + count
+                self._charged_until = until
                 self._run_started = True
                 return
             self._load_limits()  # the owner changed a limit since the last round; what was reserved is gone with it
@@ -415,17 +722,19 @@ class LedgerSession:
         return self._test[current.rows]
 
     def _write_refusal(self, number: int, reason: str) -> None:
-        self._db.execute("INSERT INTO refusals VALUES (?, ?, ?, ?)", (self._number, number, reason, _now()))
+        self._db.run("INSERT INTO refusals VALUES (?, ?, ?, ?)", (self._number, number, reason, _now()))
 
     def close(self) -> None:
         """Give back what was charged ahead and not used, and let others charge the book."""
         if self._lock < 0:
             return
-        if self._sent_until < self._charged_until:
-            self._db.execute("UPDATE charged SET charged_until = ? WHERE session = ?", (self._sent_until, self._number))
-        os.close(self._lock)
-        self._lock = -1
-        self._ledger.close()
+        lock, self._lock = self._lock, -1
+        try:
+            if self._sent_until < self._charged_until:
+                self._give_back(self._sent_until)
+        finally:  # what could not be given back stays charged
+            os.close(lock)
+            self._ledger.close()
 
 
 def _plain(value: float) -> float | str:

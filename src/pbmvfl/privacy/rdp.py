@@ -22,10 +22,11 @@ from pbmvfl.privacy.events import (
     ReleaseEvent,
 )
 from pbmvfl.privacy.orders import ORDERS, Curve
-from pbmvfl.privacy.poisson_binomial import check_bits, end_points, log_sum_pmfs
+from pbmvfl.privacy.poisson_binomial import UNIT_OF_ROUNDING, check_bits, end_points, log_sum_pmfs_and_error
 from pbmvfl.privacy.units import SERVER, Adversary, Unit
 
-#: Every curve is raised by this share, far above the rounding of its sums, so that rounding can only cost budget.
+#: Every curve is raised by this share, far above the rounding of closed forms and of sums of curves. One that comes
+#: from a table is also raised by what the table's error can take away, so that rounding can only cost budget.
 ROUNDING_MARGIN = 1e-9
 #: Up to here the maximum over the other parties' bits is taken over every k.
 LARGEST_EXACT_SUM = 1536
@@ -41,9 +42,16 @@ _NEGLIGIBLE = 60.0
 _BLOCK_ENTRIES = 131_072
 
 
-def _divergences(log_p: NDArray[np.float64], log_q: NDArray[np.float64], orders: tuple[float, ...]) -> Curve:
-    """max over the rows of D_order(P || Q), for each order."""
-    height = max(1, _BLOCK_ENTRIES // log_p.shape[1])
+def _divergences(
+    log_p: NDArray[np.float64], log_q: NDArray[np.float64], orders: tuple[float, ...], *, log_error: float
+) -> Curve:
+    """max over the rows of D_order(P || Q), for each order, from logarithms that are wrong by at most log_error.
+
+    Raised by what that error and the rounding of the sums here can take away: docs/theory.md, 2.8.
+    """
+    columns = log_p.shape[1]
+    error = log_error + (4 * columns + 8) * UNIT_OF_ROUNDING
+    height = max(1, _BLOCK_ENTRIES // columns)
     curve = np.zeros(len(orders))
     for top in range(0, len(log_p), height):
         block = log_p[top : top + height]
@@ -57,13 +65,15 @@ def _divergences(log_p: NDArray[np.float64], log_q: NDArray[np.float64], orders:
                 # sum P (r^(order-1) - 1): no digits are lost when the moment is close to 1
                 here = _span(weighty | (block[[0, -1]] > -_NEGLIGIBLE))
                 excess = np.einsum("kx,kx->k", pmf[:, here], np.expm1((order - 1) * loss[:, here]))
-                log_moment = np.log1p(excess)
+                log_moment, times = np.log1p(excess), 4.0
             else:
                 here = _span(weighty)
                 exponent = block[:, here] + (order - 1) * loss[:, here]
                 peak = exponent.max(axis=1)
                 log_moment = peak + np.log(np.exp(exponent - peak[:, None]).sum(axis=1))
-            curve[i] = max(curve[i], float(log_moment.max()) / (order - 1))
+                times = 4 + 2 / (order - 1)
+            divergence = float(log_moment.max()) / (order - 1)
+            curve[i] = max(curve[i], divergence + (times + divergence) * error)
     return curve
 
 
@@ -86,7 +96,7 @@ def bernoulli_rdp(beta_16: int, orders: tuple[float, ...] = ORDERS) -> Curve:
     check_bits(1, beta_16)
     lo, hi = end_points(beta_16)
     log_p = np.log(np.array([[lo, hi]]))
-    return _published(_divergences(log_p, log_p[:, ::-1], orders))
+    return _published(_divergences(log_p, log_p[:, ::-1], orders, log_error=3 * UNIT_OF_ROUNDING))
 
 
 @lru_cache(maxsize=1024)
@@ -108,7 +118,8 @@ def cell_rdp(num_trials: int, beta_16: int, noisy_parties: int, orders: tuple[fl
         # Every k in [j, j + stride) has at least j bits at hi and others - j - stride + 1 at lo. Leaving the
         # remaining stride - 1 bits out takes noise away, so the smaller table is an upper bound.
         stride = min(others + 1, math.ceil(others * num_bits / _LARGEST_TABLE))
-    return _published(_divergences(*log_sum_pmfs(num_bits - stride + 1, beta_16, num_trials, stride), orders))
+    log_p, log_q, error = log_sum_pmfs_and_error(num_bits - stride + 1, beta_16, num_trials, stride)
+    return _published(_divergences(log_p, log_q, orders, log_error=error))
 
 
 @lru_cache(maxsize=1024)

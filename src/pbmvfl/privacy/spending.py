@@ -26,7 +26,8 @@ class RowNumbers:
 
     def __init__(self, ledger: Ledger, dataset: str) -> None:
         self._ledger = ledger
-        self._known: dict[str | int, int] = {}
+        self._known: dict[str, int] = {}  # named rows, counted by themselves
+        self._named: dict[str, _Numbers] = {}  # by reference, with room left for numbered rows: what is returned
         self._largest_range = 0
         for entry in ledger.sessions(dataset):
             for reference in (entry.train_ids, entry.test_ids):
@@ -37,18 +38,29 @@ class RowNumbers:
         return self._largest_range + len(self._known)
 
     def numbers(self, reference: str) -> _Numbers:
-        """Where the rows of a list stand. Numbered rows stand at their number times one; named rows after them."""
+        """Where the rows of a list stand: numbered rows at their number, named rows after all of them.
+
+        Sessions repeat their lists, and a list can name millions of rows: each is unpacked once, then kept.
+        """
+        if reference in self._named:
+            return self._named[reference]
         ids = self._ledger.read_ids(reference)
         if isinstance(ids, range):
-            if ids.stop > self._largest_range:
-                if self._known:  # named rows move up to make room
-                    shift = ids.stop - self._largest_range
-                    self._known = {key: value + shift for key, value in self._known.items()}
+            if ids.stop > self._largest_range:  # named rows move up to make room
+                shift = ids.stop - self._largest_range
+                self._named = {key: _kept(rows + shift) for key, rows in self._named.items()}
                 self._largest_range = ids.stop
             return np.arange(ids.start, ids.stop, dtype=np.int64)
-        for name in ids:
-            self._known.setdefault(name, self.count)
-        return np.fromiter((self._known[name] for name in ids), dtype=np.int64, count=len(ids))
+        known = self._known
+        counted = np.fromiter((known.setdefault(name, len(known)) for name in ids), dtype=np.int64, count=len(ids))
+        self._named[reference] = _kept(counted + self._largest_range)
+        return self._named[reference]
+
+
+def _kept(rows: _Numbers) -> _Numbers:
+    """Read-only, since all sessions with the same list share it."""
+    rows.flags.writeable = False
+    return rows
 
 
 class Spent:

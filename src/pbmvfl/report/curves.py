@@ -24,7 +24,7 @@ def draw_curves(result: Result, path: Path) -> None:
     figure, (loss_axis, score_axis) = new_figure(2)
     epochs = [line["epoch"] for line in result.history]
     marker = "o" if len(epochs) < 3 else None
-    losses = [(line["epoch"], line["train_loss"]) for line in result.history if line["train_loss"] is not None]
+    losses = [(line["epoch"], line["train_loss"]) for line in result.history if line.get("train_loss") is not None]
     loss_axis.plot([x for x, _ in losses], [y for _, y in losses], color=COLOURS[0], marker=marker)
     noisy = "" if result.plan.mechanism is MechanismName.NONE else ", at noisy sums"
     loss_axis.set(xlabel="epoch", ylabel=f"training loss{noisy}", title="Loss")
@@ -41,9 +41,10 @@ def draw_curves(result: Result, path: Path) -> None:
             single = "o" if len(points) < 3 else None
             score_axis.plot(x, y, line_style, color=colour, marker=single, label=f"{label} {y[-1]:.3f}")
     score_axis.set(xlabel="epoch", ylim=(0, 1.02), title=f"Evaluation: {result.plan.evaluation}")
-    score_axis.legend(loc="lower right", frameon=False)
+    if score_axis.lines:  # none, if the first round was refused and nothing was evaluated
+        score_axis.legend(loc="lower right", frameon=False)
     for axis in (loss_axis, score_axis):
-        axis.set_xlim(0 if len(epochs) > 1 else 0.5, max(epochs) + (0 if len(epochs) > 1 else 0.5))
+        axis.set_xlim((0, max(epochs)) if len(epochs) > 1 else (epochs[0] - 0.5, epochs[0] + 0.5))
         axis.xaxis.get_major_locator().set_params(integer=True)
     plan = result.plan
     figure.suptitle(

@@ -19,7 +19,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from pbmvfl.errors import IdentityError
+from pbmvfl.errors import IdentityError, ProtocolError
+from pbmvfl.mechanisms.entropy import fork_generation
 from pbmvfl.plan import PROTOCOL_VERSION
 
 NONCE_BYTES = 32
@@ -104,12 +105,19 @@ class KeyExchange:
     ) -> None:
         self._session = session
         self._index = index
+        self._generation = fork_generation()
         self._private = X25519PrivateKey.from_private_bytes(secret(KEY_BYTES))
         public = self._private.public_key().public_bytes_raw()
         self.signed_key = SignedKey(public, identity.sign(_statement(session, index, public)))
 
     def pair_keys(self, keys: Sequence[SignedKey], identities: Sequence[bytes]) -> dict[int, bytes]:
         """A mask key for every peer, after checking each peer's signature against its pinned identity."""
+        if self._generation != fork_generation():
+            # The parent has the same secret key, so both would use the same masks.
+            raise ProtocolError(
+                f"party={self._index}: its session key belongs to the process that forked this one; let one process "
+                "run the party, or start a new session in this one"
+            )
         shared: dict[int, bytes] = {}
         for peer, (key, identity) in enumerate(zip(keys, identities, strict=True)):
             try:

@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 from cryptography.hazmat.primitives.ciphers import CipherContext
 
-from pbmvfl.errors import OutOfOrder
-from pbmvfl.mechanisms.entropy import Zeros, keystream
+from pbmvfl.errors import OutOfOrder, ProtocolError
+from pbmvfl.mechanisms.entropy import Zeros, fork_generation, keystream
 from pbmvfl.secagg.ring import Ring
 
 #: Expanded ahead: enough rounds that the cost of a call disappears, little enough to stay in cache.
@@ -41,9 +41,16 @@ class Masks:
         self._streams: list[CipherContext] = []
         self._first = self._end = -1  # nothing expanded yet
         self._next = 0
+        self._generation = fork_generation()
 
     def for_round(self, number: int, count: int) -> npt.NDArray[Any]:
         """The signed sum over all peers of the first `count` integers of this round's slot."""
+        if self._generation != fork_generation():
+            # Parent and child would put one mask on two different draws, and the difference of the two has none.
+            raise ProtocolError(
+                f"round={number}: these masks belong to the process that forked this one, and a mask must not be used "
+                "twice; let one process run the party, or start a new session in this one"
+            )
         if number < self._next:
             raise OutOfOrder(f"round={number}: its mask was used already; the next one is round {self._next}")
         if not self._first <= number < self._end:

@@ -1,13 +1,14 @@
 """The ring Z/2^k in which parties' integers are masked and summed.
 
 Over the integers a mask leaks at the edges: the largest possible y gives q away. In a ring a uniform mask makes y
-uniform whatever q is, and k = ceil(log2(b*M + 1)) bits hold every possible sum.
+uniform whatever q is, and k = ceil(log2(b*M + 1)) bits hold every possible sum. Masks are added where the bits are
+packed (`wire.packing.pack`).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -43,7 +44,3 @@ class Ring:
         if self.bits != 8 * values.itemsize:
             values &= values.dtype.type((1 << self.bits) - 1)
         return values
-
-    def add(self, values: npt.NDArray[Any], mask: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """values + mask in the ring, both in its own type."""
-        return self.reduce(np.add(values.reshape(-1), mask))

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from pbmvfl.errors import NonFiniteError
 from pbmvfl.plan import MechanismName, Plan
-from pbmvfl.privacy.events import PROBABILITY_ONE
+from pbmvfl.privacy.events import PROBABILITY_ONE, local_gaussian_variance
 
 HALF = PROBABILITY_ONE // 2
 #: 256 kB of random words at a time.
@@ -90,7 +90,9 @@ class GaussianSum(_Generated):
     @property
     def deviation(self) -> float:
         plan = self.plan
-        each = 2 * plan.num_parties * plan.bound**2 / (plan.num_trials * plan.beta**2)
+        each = local_gaussian_variance(
+            num_parties=plan.num_parties, num_trials=plan.num_trials, beta=plan.beta, bound=plan.bound
+        )
         return math.sqrt(plan.num_parties * each)
 
     def __call__(self, embedding_MBP: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pbmvfl.data.schedule import CODEC_STREAM, public_bits
-from pbmvfl.errors import NonFiniteError, TruncatedMessage
+from pbmvfl.errors import NonFiniteError, NonFiniteMessage, TruncatedMessage
 from pbmvfl.plan import GradientCodecName
 
 _Floats = npt.NDArray[np.float32]
@@ -42,7 +42,7 @@ class Float32:
 
     def decode(self, payload: bytes | memoryview, rows: int, columns: int) -> _Floats:
         _require_length(payload, self.num_bytes(rows, columns))
-        return _require_finite(np.frombuffer(payload, dtype="<f4")).reshape(rows, columns)
+        return _received(np.frombuffer(payload, dtype="<f4")).reshape(rows, columns)
 
 
 class BFloat16:
@@ -62,7 +62,7 @@ class BFloat16:
 
     def decode(self, payload: bytes | memoryview, rows: int, columns: int) -> _Floats:
         _require_length(payload, self.num_bytes(rows, columns))
-        return _require_finite(_widen(np.frombuffer(payload, dtype="<u2"))).reshape(rows, columns)
+        return _received(_widen(np.frombuffer(payload, dtype="<u2"))).reshape(rows, columns)
 
 
 class Int8:
@@ -86,7 +86,7 @@ class Int8:
         _require_length(payload, self.num_bytes(rows, columns))
         halves = np.frombuffer(payload, dtype="<u2", count=rows)
         if (halves > _LARGEST_SCALE).any():  # negative, NaN, infinite, or infinite after 127 steps
-            raise NonFiniteError("the gradient's scales are not numbers that 127 steps can reach")
+            raise NonFiniteMessage("the gradient's scales are not numbers of which 127 steps are finite")
         scale = _widen(halves)
         steps = np.frombuffer(payload, dtype=np.int8, offset=2 * rows).reshape(rows, columns)
         return steps.astype(np.float32) * scale[:, None]
@@ -111,9 +111,17 @@ def _bfloat16_at_least(values: _Floats) -> npt.NDArray[np.uint16]:
     return ((words + np.uint32(0xFFFF)) >> np.uint32(16)).astype(np.uint16)
 
 
-def _require_finite(gradient: _Floats) -> _Floats:
+def _require_finite(gradient: _Floats) -> None:
+    """One's own gradient, before it is sent."""
     if not np.isfinite(gradient).all():
         raise NonFiniteError("the gradient holds NaN or infinity; lower the learning rate or raise num_trials and beta")
+
+
+def _received(gradient: _Floats) -> _Floats:
+    if not np.isfinite(gradient).all():
+        raise NonFiniteMessage(
+            "the gradient that arrived holds NaN or infinity, which no server of this protocol sends"
+        )
     return gradient
 
 

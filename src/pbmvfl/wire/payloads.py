@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from pbmvfl.errors import NonFiniteMessage
 from pbmvfl.plan import MechanismName, Plan
 from pbmvfl.secagg.ring import Ring
 from pbmvfl.wire.packing import add_packed, pack, packed_bytes
@@ -19,6 +20,9 @@ class PayloadFormat(Protocol):
 
     def encode(self, values: npt.NDArray[Any], mask: npt.NDArray[Any] | None = None) -> bytes:
         """The bytes that leave: with a mask, of values + mask in the ring."""
+
+    def check(self, payload: bytes | memoryview) -> None:
+        """Refuse a payload of the right length that no party can have sent."""
 
     def total(self, payloads: Sequence[bytes | memoryview], count: int) -> npt.NDArray[Any]:
         """The sum over the parties, in the order of their indices."""
@@ -37,6 +41,9 @@ class PackedIntegers:
     def encode(self, values: npt.NDArray[Any], mask: npt.NDArray[Any] | None = None) -> bytes:
         return pack(values, self.bits, mask)
 
+    def check(self, payload: bytes | memoryview) -> None:
+        del payload  # any k bits are an element of the ring
+
     def total(self, payloads: Sequence[bytes | memoryview], count: int) -> npt.NDArray[np.uint16]:
         totals = np.zeros(count, dtype=np.uint16)
         for payload in payloads:
@@ -53,6 +60,10 @@ class Floats:
     def encode(self, values: npt.NDArray[Any], mask: npt.NDArray[Any] | None = None) -> bytes:
         assert mask is None, "masks are for integers; the plan refuses them for floats"
         return values.astype("<f4", copy=False).tobytes()
+
+    def check(self, payload: bytes | memoryview) -> None:
+        if not np.isfinite(np.frombuffer(payload, dtype="<f4")).all():
+            raise NonFiniteMessage("the embedding that arrived holds NaN or infinity, which no party sends")
 
     def total(self, payloads: Sequence[bytes | memoryview], count: int) -> npt.NDArray[np.float32]:
         totals = np.zeros(count, dtype=np.float32)

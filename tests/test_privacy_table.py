@@ -1,0 +1,169 @@
+"""The table of a plan and of a run: what it counts, what it says besides, and how its numbers are written."""
+
+from __future__ import annotations
+
+import io
+import math
+from decimal import Decimal
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from pbmvfl.cli.tables import plain_table, print_notes, print_privacy
+from pbmvfl.federation import Federation
+from pbmvfl.plan import Plan
+from pbmvfl.privacy.table import format_epsilon, privacy_notes, spent_privacy
+
+PLAN = Plan(
+    num_parties=3,
+    num_samples=40,
+    num_classes=2,
+    num_test_samples=20,
+    num_trials=4,
+    beta=0.1,
+    embedding_dim=2,
+    num_epochs=3,
+    batch_size=8,
+    evaluation="released",
+)
+
+
+def spent(train: int, test: int, plan: Plan = PLAN):
+    return spent_privacy(
+        SimpleNamespace(plan=plan, row_uses={"train": train, "test": test}, noise_is_seeded=False), delta=1e-5
+    )
+
+
+# --- what counts ---
+
+
+@pytest.mark.parametrize(("train", "test"), [(3, 0), (3, 1), (3, 3), (3, 4), (1, 10), (0, 2)])
+@pytest.mark.parametrize("unit", ["cell", "record"])
+def test_a_row_costs_its_own_releases_whether_it_is_a_training_row_or_a_test_row(train, test, unit):
+    alone = PLAN.replace(evaluation="simulator", num_epochs=max(train, test))
+    assert spent(train, test).epsilon(unit, "paper") == alone.privacy().epsilon(unit, "paper")
+
+
+@pytest.mark.parametrize("unit", ["cell", "record", "party"])
+def test_released_test_rows_never_make_the_strict_account_smaller(unit):
+    epsilons = [spent(3, test).epsilon(unit, "strict") for test in (0, 1, 3, 4, 10)]
+    assert epsilons == sorted(set(epsilons))
+
+
+def test_with_weight_noise_a_test_row_is_counted_too():
+    plan = PLAN.replace(noise_multiplier=50.0)
+    assert spent(1, 10, plan).epsilon("cell", "strict") > spent(10, 0, PLAN).epsilon("cell", "paper")
+
+
+def test_an_undisturbed_run_spends_what_its_plan_said():
+    assert spent(3, 1).bounds == PLAN.privacy().bounds
+
+
+def test_a_run_that_was_killed_again_and_again_while_it_predicted_says_so_in_its_epsilon(data, make_plan, tmp_path):
+    plan = make_plan(data, num_epochs=1, evaluation="released")
+
+    def kill(done, *_):
+        if done == plan.num_rounds + plan.num_prediction_rounds:
+            raise KeyboardInterrupt
+
+    for _ in range(4):
+        with pytest.raises(KeyboardInterrupt):
+            Federation(plan).fit(data, checkpoints=tmp_path, on_round=kill)
+    result = Federation(plan).fit(data, checkpoints=tmp_path)
+    assert result.row_uses == {"train": 1, "test": 5}
+    five = plan.replace(num_epochs=5, evaluation="simulator").privacy().epsilon("cell", "paper")
+    assert result.privacy().epsilon("cell", "paper") == five
+
+
+# --- what it says ---
+
+
+def test_printed_it_says_once_below_the_table_that_the_paper_s_count_is_no_proof():
+    lines = str(PLAN.privacy()).splitlines()
+    assert [line for line in lines if "not a proof" in line] == lines[-1:]
+    for line in lines[1:-1]:
+        unit, counting = line.split()[:2]
+        assert ("*" in line) is (counting == "paper" and unit != "party")
+    assert len({line.index("server") for line in lines if "server" in line}) == 1  # columns stay columns
+
+
+@pytest.mark.parametrize(("delta", "noted"), [(1 / 40, True), (0.5, True), (0.99 / 40, False), (1e-5, False)], ids=str)
+def test_a_delta_that_permits_publishing_a_row_is_noted(delta, noted):
+    notes = [note for note in privacy_notes(PLAN, delta) if "publishing a row outright" in note]
+    assert len(notes) == noted
+    assert not noted or f"delta={delta:g} is not below 1/num_samples = 1/40" in notes[0]
+
+
+@pytest.mark.parametrize("num_epochs", [1, 2, 4, 8, 10, 11, 12, 13, 14, 16, 32])
+def test_an_epsilon_above_twenty_is_noted_by_the_exact_account(num_epochs):
+    plan = PLAN.replace(num_epochs=num_epochs, beta=0.15)
+    notes = [note for note in privacy_notes(plan, 1e-5) if "protects nobody" in note]
+    assert bool(notes) is (plan.privacy().epsilon("cell", "paper") > 20)
+
+
+def test_no_privacy_at_all_is_noted():
+    (note,) = privacy_notes(PLAN.replace(mechanism="none", secure_aggregation=False), 1e-5)
+    assert note.startswith("epsilon infinity")
+
+
+# --- how numbers are written ---
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "text"),
+    [
+        (8, "8.00"),
+        (0.07, "0.0700"),
+        (3.207, "3.21"),
+        (12.341, "12.4"),
+        (9.991, "10.0"),
+        (849.0, "849"),
+        (849.01, "850"),
+        (2030, "2,030"),
+        (2030.1, "2,040"),
+        (15_301, "15,400"),
+        (99_900, "99,900"),
+        (99_901, "1.00e+05"),
+        (310_000, "3.10e+05"),
+        (1.2e-7, "1.20e-07"),
+        (0, "0"),
+        (math.inf, "infinity"),
+        (math.nan, "infinity"),
+    ],
+)
+def test_an_epsilon_has_three_digits(epsilon, text):
+    assert format_epsilon(epsilon) == text
+
+
+@given(st.floats(1e-9, 1e12))
+def test_a_written_epsilon_is_never_below_the_computed_one_and_at_most_a_per_cent_above(epsilon):
+    text = format_epsilon(epsilon)
+    assert epsilon <= float(text.replace(",", "")) <= epsilon * 1.0100001
+    shown = Decimal(text.replace(",", ""))
+    assert len(shown.as_tuple().digits) == 3 or shown >= 1000
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_no_number_of_a_table_is_cut(width):
+    console = Console(width=width, record=True, file=io.StringIO(), highlight=False)
+    table = plain_table("  protects", "counting", "from", "limit", "spent", "as one plan", "delta")
+    rows = [("  record", "strict", "server", "2000", "2,030", "3.10e+05", "1e-05")]
+    rows.append(("  cell", "paper", "server + 3", "10.5", "infinity", "infinity", "1e-05"))
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+    print_privacy(console, PLAN.replace(num_epochs=5000, num_trials=5000).privacy(), title="epsilon")
+    text = console.export_text()
+    assert "…" not in text
+    words = text.split()
+    for row in rows:
+        for cell in row:
+            assert set(cell.split()) <= set(words)
+
+
+def test_notes_are_no_markup(capsys):
+    print_notes(Console(width=100), ["column [red]x[/] of [/y]"])
+    assert capsys.readouterr().out == "note: column [red]x[/] of [/y]\n"

@@ -1,0 +1,242 @@
+"""The count of releases: one writer at a time, one plan, and nothing that is forgotten."""
+
+from __future__ import annotations
+
+import fcntl
+import gc
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from pbmvfl.errors import CheckpointError
+from pbmvfl.federation import Federation
+from pbmvfl.sessions import SessionLog, SessionRecord
+
+#: A process that trains in the folder until it is killed.
+HOLDER = """
+import sys, time
+from pathlib import Path
+from pbmvfl.sessions import SessionLog
+log = SessionLog(Path(sys.argv[1]))
+log.open("ab", first_round=0, until=8, noise_is_seeded=False)
+print("open", flush=True)
+time.sleep(100)
+"""
+MINE, OTHER = "11" * 32, "22" * 32
+
+
+def opened(folder: Path, *, until: int = 8, **choices: object) -> SessionLog:
+    log = SessionLog(folder, **choices)  # type: ignore[arg-type]
+    log.open("ab", first_round=0, until=until, noise_is_seeded=False)
+    return log
+
+
+# --- one writer ---
+
+
+def test_a_second_process_is_refused_until_the_first_one_is_gone(tmp_path: Path) -> None:
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(tmp_path)],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert holder.stdout is not None
+    try:
+        assert holder.stdout.readline() == b"open\n"
+        before = (tmp_path / "sessions.json").read_bytes()
+        with pytest.raises(CheckpointError, match="another process is training in this folder"):
+            SessionLog(tmp_path)
+        assert (tmp_path / "sessions.json").read_bytes() == before
+    finally:
+        holder.send_signal(signal.SIGKILL)
+        holder.wait(timeout=30)
+        holder.stdout.close()
+    again = SessionLog(tmp_path)
+    assert [record.session for record in again.records] == ["ab"]
+    again.close()
+
+
+def test_a_federation_releases_nothing_in_a_folder_that_another_one_uses(data, make_plan, tmp_path: Path) -> None:
+    federation, heard = Federation(make_plan(data)), []
+    federation._taps.append(lambda *message: heard.append(message))
+    log = opened(tmp_path)
+    with pytest.raises(CheckpointError, match="another process is training"):
+        federation.fit(data, checkpoints=tmp_path)
+    assert not heard
+    log.close()
+    assert len(federation.fit(data, checkpoints=tmp_path).sessions) == 2
+
+
+def test_the_lock_goes_with_close_and_with_the_last_reference(tmp_path: Path) -> None:
+    first = opened(tmp_path)
+    first.close()
+    first.close()
+    second = SessionLog(tmp_path)
+    del second
+    gc.collect()
+    SessionLog(tmp_path).close()
+
+
+def test_a_log_that_only_a_cycle_holds_does_not_stop_the_next_one(tmp_path: Path) -> None:
+    class Run:
+        pass
+
+    gc.disable()
+    try:
+        run = Run()
+        run.log, run.itself = SessionLog(tmp_path), run
+        del run
+        SessionLog(tmp_path).close()
+    finally:
+        gc.enable()
+
+
+def test_another_thread_of_the_same_process_is_refused_too(tmp_path: Path) -> None:
+    log, refused = SessionLog(tmp_path), []
+
+    def second() -> None:
+        try:
+            SessionLog(tmp_path)
+        except CheckpointError as error:
+            refused.append(str(error))
+
+    thread = threading.Thread(target=second)
+    thread.start()
+    thread.join()
+    assert len(refused) == 1
+    log.close()
+
+
+def test_a_closed_log_writes_nothing_more(tmp_path: Path) -> None:
+    log = opened(tmp_path)
+    log.close()
+    before = (tmp_path / "sessions.json").read_bytes()
+    with pytest.raises(CheckpointError, match=r"sessions\.json was closed"):
+        log.charge_until(20)
+    assert (tmp_path / "sessions.json").read_bytes() == before
+
+
+def test_a_refused_log_does_not_keep_the_folder_and_leaves_no_file(tmp_path: Path) -> None:
+    (tmp_path / "sessions.json").write_text("{}")
+    for _ in range(2):
+        with pytest.raises(CheckpointError, match="must be a list of sessions"):
+            SessionLog(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["sessions.json"]
+
+
+def test_where_folders_cannot_be_locked_a_file_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flock = fcntl.flock
+
+    def as_on_a_network_file_system(descriptor: int, operation: int) -> None:
+        if not fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_RDWR:
+            raise OSError(9, "Bad file descriptor")
+        flock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", as_on_a_network_file_system)
+    log = SessionLog(tmp_path)
+    with pytest.raises(CheckpointError, match="another process is training"):
+        SessionLog(tmp_path)
+    log.close()
+    SessionLog(tmp_path).close()
+
+    def nowhere(_: int, __: int) -> None:
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr(fcntl, "flock", nowhere)
+    with pytest.raises(CheckpointError, match=r"cannot be locked.*Operation not supported"):
+        SessionLog(tmp_path)
+
+
+def test_without_a_folder_there_is_nothing_to_lock_or_to_write() -> None:
+    logs = [SessionLog(None, plan_hash=MINE) for _ in range(2)]
+    for log in logs:
+        log.open("ab", first_round=0, until=3, noise_is_seeded=False)
+        log.must_cover(100)
+        log.close()
+        log.charge_until(4)
+    assert [log.records[0].charged_until for log in logs] == [4, 4]
+
+
+# --- one plan ---
+
+
+def test_releases_of_another_plan_are_not_counted_as_this_one_s(tmp_path: Path) -> None:
+    opened(tmp_path, plan_hash=OTHER).close()
+    before = (tmp_path / "sessions.json").read_bytes()
+    with pytest.raises(CheckpointError, match=f"belongs to another plan: .*{OTHER}, this plan is {MINE}"):
+        SessionLog(tmp_path, plan_hash=MINE)
+    assert (tmp_path / "sessions.json").read_bytes() == before
+    log = SessionLog(tmp_path, plan_hash=OTHER)
+    assert [record.plan_hash for record in log.records] == [OTHER]
+    log.close()
+
+
+def test_records_of_versions_that_wrote_no_plan_are_continued(tmp_path: Path) -> None:
+    old = {"session": "cd", "first_round": 0, "charged_until": 4, "noise_is_seeded": False}
+    (tmp_path / "sessions.json").write_text(json.dumps([old]))
+    log = SessionLog(tmp_path, plan_hash=MINE)
+    log.open("ab", first_round=4, until=8, noise_is_seeded=False)
+    log.close()
+    written = json.loads((tmp_path / "sessions.json").read_text())
+    assert written[0] == old
+    assert written[1]["plan_hash"] == MINE
+
+
+@pytest.mark.parametrize("damage", [7, [], {}, True])
+def test_a_damaged_plan_hash_is_refused(damage: object, tmp_path: Path) -> None:
+    record = {"session": "cd", "first_round": 0, "charged_until": 4, "noise_is_seeded": False, "plan_hash": damage}
+    (tmp_path / "sessions.json").write_text(json.dumps([record]))
+    with pytest.raises(CheckpointError, match="plan_hash"):
+        SessionLog(tmp_path, plan_hash=MINE)
+
+
+def test_a_record_reads_back_as_it_was_written(tmp_path: Path) -> None:
+    for plan_hash in (MINE, None):
+        record = SessionRecord(session="ab", first_round=3, charged_until=9, noise_is_seeded=True, plan_hash=plan_hash)
+        assert SessionRecord.from_value(record.to_dict(), tmp_path, CheckpointError) == record
+
+
+# --- nothing forgotten ---
+
+
+def test_a_log_in_the_run_s_own_folder_survives_its_checkpoints(tmp_path: Path) -> None:
+    checkpoints = tmp_path / "checkpoints"
+    checkpoints.mkdir()
+    opened(tmp_path, moved_from=checkpoints).close()
+    shutil.rmtree(checkpoints)
+    log = SessionLog(tmp_path, moved_from=checkpoints)
+    assert [record.charged_until for record in log.records] == [8]
+    log.close()
+
+
+def test_a_log_where_an_earlier_version_kept_it_is_read_and_written_to_the_new_place(tmp_path: Path) -> None:
+    checkpoints = tmp_path / "checkpoints"
+    opened(checkpoints, until=8).close()
+    log = SessionLog(tmp_path, moved_from=checkpoints, checkpointed_rounds=8)
+    log.open("cd", first_round=8, until=12, noise_is_seeded=False)
+    log.close()
+    assert [record["session"] for record in json.loads((tmp_path / "sessions.json").read_text())] == ["ab", "cd"]
+    # from then on the new one counts: the old one does not know of the last session
+    log = SessionLog(tmp_path, moved_from=checkpoints)
+    assert [record.session for record in log.records] == ["ab", "cd"]
+    log.close()
+
+
+@pytest.mark.parametrize("rounds", [0, 9])
+def test_a_checkpoint_that_the_log_does_not_cover_is_refused(rounds: int, tmp_path: Path) -> None:
+    with pytest.raises(
+        CheckpointError, match=rf"sessions\.json counts releases of 0 rounds, the checkpoint has {rounds}"
+    ):
+        SessionLog(tmp_path, checkpointed_rounds=rounds)
+    log = opened(tmp_path, until=8)
+    log.must_cover(8)
+    with pytest.raises(CheckpointError, match="counts releases of 8 rounds, the checkpoint has 9"):
+        log.must_cover(9)
+    log.close()
