@@ -35,6 +35,8 @@ def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
         DataError, match=r"name='mnist' .* digits, phishing, activity, cifar10, modelnet10, imagenet100"
     ):
         load_dataset("mnist")
+    with pytest.raises(DataError, match="use --data FILE on the command line, or load_table in Python"):
+        load_dataset("mnist")
     assert DATASETS == ("digits", "phishing", "activity", "cifar10", "modelnet10", "imagenet100")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pbmvfl.data import VerticalDataset, load_table, parse_columns
-from pbmvfl.data.table import _encode, _read_schema
+from pbmvfl.data.table import _encode, _number_classes, _read_schema
 from pbmvfl.errors import DataError
 
 ROWS = 20
@@ -298,6 +299,136 @@ def test_a_schema_file_is_read_and_a_repeated_key_in_it_refused(write: Any, tmp_
         load(write(), schema=path)
     with pytest.raises(DataError, match="cannot be read"):
         load(write(), schema=tmp_path / "none.json")
+
+
+def test_the_owners_name_for_the_rows_is_the_data_sets(write: Any) -> None:
+    data = load(write(), name="patients 2024")
+    assert data.name == "patients 2024"
+    assert data.train_ids == load(write()).train_ids
+    assert load(write(), name=None).name == "people"
+
+
+@pytest.mark.parametrize("name", ["", " ", "people ", "\tpeople", "a/b", "..\\b", 7])
+def test_a_name_that_is_empty_or_could_be_mistaken_is_refused(write: Any, name: Any) -> None:
+    with pytest.raises(DataError, match=r"name=.* is not permitted; give a text without / and"):
+        load(write(), name=name)
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "utf-16"])
+@pytest.mark.parametrize("place", ["header", "used", "unused"])
+def test_a_csv_in_another_encoding_is_refused_with_the_remedy(tmp_path: Path, encoding: str, place: str) -> None:
+    header = "größe" if place == "header" else "job"
+    lines = [f"age,bmi,sick,{header},note"]
+    lines += [f"{i},{20 + i},{i % 2},{'Köchin' if place == 'used' else 'cook'},Müller" for i in range(ROWS)]
+    path = tmp_path / "people.csv"
+    path.write_text("\n".join(lines), encoding=encoding)
+    with pytest.raises(DataError, match=r"people.csv' is not UTF-8; save it as UTF-8"):
+        load(path)
+
+
+def test_a_csv_in_utf_8_may_have_a_byte_order_mark_and_any_letters(tmp_path: Path) -> None:
+    lines = ["größe,bmi,sick", *(f"{i},{20 + i},{'süß' if i % 2 else 'no'}" for i in range(ROWS))]
+    path = tmp_path / "people.csv"
+    path.write_text("\n".join(lines), encoding="utf-8-sig")
+    data = load(path, columns="bank=größe;hospital=bmi", schema=None)
+    assert data.class_names == ("no", "süß")
+
+
+@pytest.mark.parametrize(
+    ("separator", "shown"),
+    [(";", "not by ';'"), ("\t", r"not by '\\t'"), ("|", r"not by '\|'")],
+    ids=["semi", "tab", "bar"],
+)
+@pytest.mark.parametrize("decimal", [".", ","])
+def test_another_separator_is_named_with_the_header_that_was_found(
+    tmp_path: Path, separator: str, shown: str, decimal: str
+) -> None:
+    path = tmp_path / "people.csv"
+    rows = [["age", "job", "bmi", "sick"], *([f"{i}{decimal}5", "cook", "20", "no"] for i in range(ROWS))]
+    path.write_text("\n".join(separator.join(row) for row in rows))
+    found = re.escape(repr(separator.join(rows[0])))
+    with pytest.raises(DataError, match=rf"it has 1 column: {found}. Columns must be separated by commas, {shown}"):
+        load(path)
+
+
+def test_a_missing_column_is_refused_with_the_columns_there_are(write: Any) -> None:
+    with pytest.raises(DataError, match=r"column='height' .*it has 4 columns: 'age', 'job', 'bmi', 'sick'$"):
+        load(write("people.csv"), columns={"bank": ["age"], "hospital": ["height"]})
+
+
+@pytest.mark.parametrize("name", ["people.parquet", "people.csv"])
+def test_a_table_without_rows_is_refused_as_such(write: Any, name: str) -> None:
+    nothing = {column: [] for column in values()}
+    with pytest.raises(DataError, match="has column names but no rows; at least one row is needed"):
+        load(write(name, **nothing))
+
+
+def test_an_empty_file_is_refused_as_such(tmp_path: Path) -> None:
+    (tmp_path / "people.csv").write_text("\n")
+    with pytest.raises(DataError, match=r"people.csv' is empty; give a line of column names"):
+        load(tmp_path / "people.csv")
+
+
+@pytest.mark.parametrize("name", ["people.parquet", "people.csv"])
+def test_a_label_that_is_a_real_number_is_refused_with_the_number_of_classes(write: Any, name: str) -> None:
+    income = [1000.0, 1000.0, 2345.5, *(3000.25 + i for i in range(ROWS - 3))]
+    with pytest.raises(DataError, match=r"label='sick': row=2 .* has 2345.5, which is not a whole .* 19 different"):
+        load(write(name, sick=income))
+    with pytest.raises(DataError, match="has inf, which is not a whole"):
+        load(write(name, sick=[0.0] * (ROWS - 1) + [float("inf")]))
+
+
+def test_whole_numbers_of_a_real_type_are_classes(write: Any) -> None:
+    assert load(write(sick=[0.0, 1.0] * (ROWS // 2))).num_classes == 2
+
+
+@pytest.mark.parametrize(("num_classes", "refused"), [(ROWS // 2, False), (ROWS // 2 + 1, True), (ROWS, True)])
+def test_more_classes_than_half_the_rows_are_refused(write: Any, num_classes: int, refused: bool) -> None:
+    path = write(sick=[f"id-{i % num_classes}" for i in range(ROWS)])
+    if not refused:
+        assert load(path).num_classes == num_classes
+        return
+    with pytest.raises(
+        DataError, match=rf"label='sick' has {num_classes} classes in 20 rows; permitted are at most 10 "
+    ):
+        load(path)
+    # rows of a test file count, too
+    assert load(path, test=path).num_classes == num_classes
+
+
+def test_more_than_a_thousand_classes_are_refused() -> None:
+    raw = list(range(1001)) * 3
+    with pytest.raises(DataError, match=r"has 1,001 classes in 3,003 rows; permitted are at most 1,000 .*few classes"):
+        _number_classes([raw], "income")
+    assert len(_number_classes([[value % 1000 for value in raw]], "kind")[0]) == 1000
+
+
+@pytest.mark.parametrize(("column", "reason"), [("age", "its schema has a range"), ("bmi", "18 of 20 values are num")])
+def test_a_word_among_numbers_is_refused_with_its_place(write: Any, column: str, reason: str) -> None:
+    cells = [str(cell) for cell in values()[column]]
+    cells[6], cells[9] = "abc", "secret"
+    for name in ("people.parquet", "people.csv"):
+        with pytest.raises(DataError, match=rf"column='{column}': row=6 .* 'abc', .*{reason}") as caught:
+            load(write(name, **{column: cells}))
+        assert "secret" not in str(caught.value)
+
+
+def test_words_in_a_column_with_a_range_are_refused_with_the_first(write: Any) -> None:
+    with pytest.raises(
+        DataError, match=r"column='age': row=0 .* 'old', which is not a number, but its schema has a ra"
+    ):
+        load(write(age=["old", "young"] * (ROWS // 2)))
+
+
+def test_numbers_stored_as_words_are_refused_as_such(write: Any) -> None:
+    for column in ("age", "bmi"):
+        with pytest.raises(DataError, match=f"column='{column}' has numbers that are stored as words; store the"):
+            load(write(**{column: [str(i) for i in range(ROWS)]}))
+
+
+def test_a_column_of_which_half_are_numbers_holds_words(write: Any) -> None:
+    with pytest.raises(DataError, match="column='bmi' holds words and needs a vocabulary"):
+        load(write(bmi=["7", "1_000"] * (ROWS // 2)))
 
 
 @settings(deadline=None)  # a busy machine is no failure

@@ -50,6 +50,17 @@ def test_a_sound_data_set_knows_its_sizes() -> None:
     assert data.notes == ()
 
 
+def test_a_data_set_shows_its_names_and_shapes_and_none_of_its_values() -> None:
+    secret = 7654321.0
+    data = make(
+        train_features=(np.full((4, 2), secret, np.float32), np.full((4, 3), secret, np.float32)),
+        train_ids=("ann", "bob", "cat", "dan"),
+        notes=("A long note.",),
+    )
+    expected = "VerticalDataset(name='small', bank: train (4, 2) test (2, 2), hospital: train (4, 3) test (2, 3))"
+    assert repr(data) == str(data) == expected
+
+
 def test_a_party_with_fewer_rows_is_refused() -> None:
     with pytest.raises(DataError, match=r"party='hospital'.*3 rows.*4 labels"):
         make(train_features=(np.zeros((4, 2), np.float32), np.ones((3, 3), np.float32)))

@@ -255,6 +255,27 @@ def test_an_interrupted_run_says_how_to_continue(cli, monkeypatch):
     assert "pbmvfl train --resume run" in interrupted_at(21, monkeypatch, cli, arguments)
 
 
+def test_a_resumed_run_prints_before_it_starts_what_it_will_have_cost_at_its_end(cli, monkeypatch):
+    arguments = [word for word in command("--out", "run") if word != "--json"]
+    interrupted_at(21, monkeypatch, cli, arguments)
+    code, out, _ = cli("train", "--resume", "run")
+    assert code == 0
+    assert "continues at round 8 of" in out
+    cells = [line.split() for line in out.splitlines() if line.split()[:2] == ["cell", "paper"]]
+    assert len(cells) == 2
+    assert cells[0] == cells[1]
+    fresh = cli(*(word if word != "run" else "other" for word in arguments))[1]
+    (planned, *_) = (line.split() for line in fresh.splitlines() if line.split()[:2] == ["cell", "paper"])
+    assert planned != cells[0]
+
+
+def test_an_interrupt_gives_back_what_was_charged_and_never_asked_for(cli, monkeypatch, tmp_path):
+    interrupted_at(21, monkeypatch, cli, command("--out", "run", "--checkpoint-every", "2"))
+    (session,) = json.loads((tmp_path / "run" / "sessions.json").read_text())
+    # 21 embeddings of two parties: ten rounds are complete and the eleventh is under way
+    assert session["charged_until"] == 11
+
+
 def test_checkpoints_hold_weights_and_no_keys_and_no_noise(interrupted):
     names = {role: set(state) for role, state in states(interrupted).items()}
     assert names == {
@@ -496,7 +517,8 @@ def test_a_resumed_run_says_how_many_rounds_bytes_it_does_not_know(cli, monkeypa
     assert code == 0, err
     result = json.loads(out)
     (note,) = notes_about_traffic(result)
-    assert f"up to {ROUNDS_PER_EPOCH} rounds" in note  # of the third epoch
+    asked = -(-21 // PARTIES)  # the round under way counts
+    assert f"up to {asked - 2 * ROUNDS_PER_EPOCH} rounds" in note  # of the third epoch
     plan = Plan.from_dict(result["plan"])
     assert result["traffic"]["bytes_up"] == plan.traffic().bytes_up  # as if nothing had been sent twice
     assert cli(*command("--out", "whole"))[0] == 0

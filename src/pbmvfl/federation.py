@@ -171,6 +171,7 @@ class _Run:
         self._server.on_joint_round = self._joint_round
         self._server.on_prediction = self._prediction
         self._meter = Meter(taps=list(federation._taps))
+        self._is_open = False
         self._loss = float("nan")
         self._losses: list[float] = []
         self._seen: list[tuple[Tensor, Tensor]] = []  # this epoch's noisy scores, for evaluation=released
@@ -198,6 +199,11 @@ class _Run:
         except BudgetExceeded as refusal:
             stopped = str(refusal)
             self._stop_early()
+        except KeyboardInterrupt:
+            if self._is_open:  # what was charged ahead and never asked for is given back; the round under way counts
+                asked = self._server.completed_rounds + 1
+                self._sessions.charge_until(min(asked, self._sessions.records[-1].charged_until))
+            raise
         if self._predicted and not stopped:
             scores = torch.cat(self._predicted).numpy()
             self._history[-1].update(classification_metrics(scores, self._data.test_labels, prefix="test"))
@@ -229,6 +235,7 @@ class _Run:
 
     def _open(self) -> None:
         assert self._server.session is not None
+        self._is_open = True
         self._sessions.open(
             self._server.session.id.hex(),
             first_round=self._server.completed_rounds,
@@ -313,13 +320,13 @@ class _Run:
 
 
 def _check_encoder_takes(plan: Plan, features: npt.NDArray[Any]) -> None:
-    """Build the plan's encoder without memory for its weights, and pass the shape of one row through it."""
+    """Build the plan's encoder and pass one row of zeros through it."""
     shape = features.shape[1:]
     kind = torch.from_numpy(features[:0]).dtype
     try:
-        with torch.device("meta"), torch.no_grad():
+        with torch.no_grad():
             encoder = build_encoder(plan, index=0, input_shape=shape).eval()
-            encoder(torch.empty((1, *shape), dtype=kind))
+            encoder(torch.zeros((1, *shape), dtype=kind))
     except (RuntimeError, ValueError) as error:
         if isinstance(error, EncoderError):
             raise

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import numpy as np
 import typer
 
 from pbmvfl.cli.options import on_or_off
@@ -17,6 +19,7 @@ from pbmvfl.results import DEFAULT_DELTA
 from pbmvfl.run_folder import RunFolder
 
 if TYPE_CHECKING:
+    from pbmvfl.data.vertical import VerticalDataset
     from pbmvfl.federation import Parties
 
 _DATA, _MECHANISM, _TRAINING, _RUN = "Data", "Privacy mechanism", "Training", "Run"
@@ -57,6 +60,13 @@ def train(
     ] = None,
     test_fraction: Annotated[
         float | None, typer.Option(help="That part, chosen by the public seed. Default: 0.2.", rich_help_panel=_DATA)
+    ] = None,
+    dataset_name: Annotated[
+        str | None,
+        typer.Option(
+            help="Your name for the people in --data; ledgers count by it. Default: the file's name.",
+            rich_help_panel=_DATA,
+        ),
     ] = None,
     root: Annotated[
         Path | None, typer.Option(help="Folder with local copies of the datasets.", rich_help_panel=_DATA)
@@ -198,6 +208,7 @@ def train(
         "schema": _absolute(schema),
         "test_data": _absolute(test_data),
         "test_fraction": test_fraction,
+        "dataset_name": dataset_name,
     }
     from pbmvfl.cli.training_run import TrainingRun
     from pbmvfl.federation import Parties
@@ -240,7 +251,7 @@ def _absolute(path: Path | None) -> str | None:
 
 
 class _Prepared:
-    def __init__(self, folder: RunFolder, plan: Plan, data: Any, source: dict[str, Any]) -> None:
+    def __init__(self, folder: RunFolder, plan: Plan, data: VerticalDataset, source: dict[str, Any]) -> None:
         self.folder, self.plan, self.data, self.source = folder, plan, data, source
 
 
@@ -251,7 +262,7 @@ def _source(
     if (dataset is None) == (table["data"] is None):
         raise DataError("give either a DATASET (digits, phishing, activity, ...) or --data TABLE")
     if dataset is not None:
-        for option in ("label", "columns", "schema", "test_data", "test_fraction"):
+        for option in ("label", "columns", "schema", "test_data", "test_fraction", "dataset_name"):
             if table[option] is not None:
                 raise DataError(f"--{option.replace('_', '-')} goes with --data TABLE, not with DATASET={dataset}")
         return {"dataset": dataset, "num_parties": num_parties, "root": _absolute(root)}
@@ -262,7 +273,7 @@ def _source(
     return {"dataset": None, "num_parties": num_parties, "seed": seed, **table, "test_fraction": fraction}
 
 
-def _load(source: dict[str, Any]) -> Any:
+def _load(source: dict[str, Any]) -> VerticalDataset:
     from pbmvfl.data import load_dataset, load_table
 
     if source["dataset"] is not None:
@@ -275,6 +286,7 @@ def _load(source: dict[str, Any]) -> Any:
         test_fraction=source["test_fraction"],
         seed=source["seed"],
         schema=source["schema"],
+        name=source.get("dataset_name"),
     )
     wanted = source["num_parties"]
     if wanted is not None and wanted != data.num_parties:
@@ -312,18 +324,36 @@ def _new(
     if source["ledger"] is not None:
         make_ledger_folder(Path(source["ledger"]))
     folder = RunFolder.create(out, name=data.name)
-    folder.write_start(plan, source)
+    folder.write_start(plan, {**source, "fingerprint": _fingerprint(data)})
     return _Prepared(folder, plan, data, source)
 
 
 def _resumed(path: Path, asked: dict[str, Any], planned: dict[str, Any], given: dict[str, Any]) -> _Prepared:
     """The run as its folder has it; what was given again must agree."""
+    from pbmvfl.federation import Federation
+
     folder = RunFolder.existing(path)
     plan, source = folder.read_plan(), folder.read_source()
     settings = {name: value for name, value in planned.items() if name not in _SIZES or name in _SHARED_SIZES}
     _check_same_plan(path, plan, {**settings, **given})
     _check_same_source(path, source, asked)
-    return _Prepared(folder, plan, _load(source), source)
+    data = _load(source)
+    Federation(plan).check(data)
+    if source.get("fingerprint") not in (None, _fingerprint(data)):
+        raise CheckpointError(
+            f"{path} is a run on other values: the data has changed since it began; put the data back as it was, or "
+            "start a new run"
+        )
+    return _Prepared(folder, plan, data, source)
+
+
+def _fingerprint(data: VerticalDataset) -> str:
+    """Of every value and label, in their order."""
+    digest = hashlib.sha256()
+    for array in (*data.train_features, *data.test_features, data.train_labels, data.test_labels):
+        digest.update(repr(array.shape).encode())
+        digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()
 
 
 def _check_same_plan(path: Path, plan: Plan, given: dict[str, Any]) -> None:

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shlex
 import time
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from pbmvfl.cli.tables import print_privacy
+from pbmvfl.checkpoint import load_progress
+from pbmvfl.cli.tables import print_notes, print_privacy
 from pbmvfl.costs import Traffic, human_bytes
 from pbmvfl.data.vertical import VerticalDataset
-from pbmvfl.errors import LedgerError
+from pbmvfl.errors import LedgerError, ProtocolError
 from pbmvfl.federation import Federation, Parties
 from pbmvfl.mechanisms import mechanism_for
 from pbmvfl.plan import COUPLES_ROWS, MechanismName, Plan
+from pbmvfl.privacy.table import privacy_notes, privacy_of_uses
 from pbmvfl.report.curves import describe_mechanism
 from pbmvfl.results import Result
 from pbmvfl.run_folder import RunFolder
+from pbmvfl.sessions import SessionLog
 
 #: Exit code of a run that a party's ledger ended: not an error, and not a complete run.
 STOPPED_BY_LEDGER = 3
@@ -62,12 +68,12 @@ class TrainingRun:
             if self._resumed:
                 self._require_ledgers()
             if result is not None:
-                self._console.print(f"{self._folder.path} was ended by a party's ledger; it goes on from there.")
+                self._say(f"{self._folder.path} was ended by a party's ledger; it goes on from there.")
             self._show_plan()
             result = self._train()
             self._folder.write_result(result, delta=self._delta)
         else:
-            self._console.print(f"{self._folder.path} is finished already; this is its result.")
+            self._say(f"{self._folder.path} is finished already; this is its result.")
         if self._json_only:
             print(result.to_json(delta=self._delta), end="")
         else:
@@ -91,11 +97,17 @@ class TrainingRun:
             TextColumn("round {task.completed}/{task.total}  {task.fields[shown]}"),
             TimeRemainingColumn(),
             console=self._console,
-            disable=self._json_only,
+            disable=not self._console.is_terminal or self._json_only,
         )
         with bar:
             task = bar.add_task("training", total=rounds, shown="")
             watch = _Watch(bar, task, plan)
+
+            def on_epoch(line: dict[str, Any]) -> None:
+                watch.on_epoch(line)
+                if not self._console.is_terminal:  # a file or a pipe: a line an epoch instead of a bar
+                    self._say(_describe_epoch(line, plan.num_epochs))
+
             try:
                 return Federation(plan, parties=self._parties).fit(
                     self._data,
@@ -104,11 +116,16 @@ class TrainingRun:
                     checkpoint_every=self._checkpoint_every,
                     ledger=self._ledger,
                     on_round=watch.on_round,
-                    on_epoch=watch.on_epoch,
+                    on_epoch=on_epoch,
                 )
             except KeyboardInterrupt:
-                self._console.print(f"stopped; continue with: pbmvfl train --resume {self._folder.path}")
+                bar.stop()
+                self._say(f"stopped; continue with: pbmvfl train --resume {shlex.quote(str(self._folder.path))}")
                 raise SystemExit(130) from None
+            except ProtocolError:
+                bar.stop()
+                self._say(f"what is trained is kept: pbmvfl train --resume {shlex.quote(str(self._folder.path))}")
+                raise
 
     # --- tables ---
 
@@ -116,27 +133,52 @@ class TrainingRun:
         plan, data = self._plan, self._data
         span = f"[-{plan.bound:g}, {plan.bound:g}]"
         table = Table(show_header=False, box=None, padding=(0, 2))
-        table.add_row("data", f"{data.name}: {data.num_samples:,} training and {data.num_test_samples:,} test rows")
-        table.add_row("parties", _describe_parties(data))
-        table.add_row("mechanism", f"{describe_mechanism(plan)}, embeddings of {plan.embedding_dim} values in {span}")
+        rows = f"{data.num_samples:,} training and {data.num_test_samples:,} test rows, {data.num_classes} classes"
+        table.add_row("data", escape(f"{data.name}: {rows}"))
+        table.add_row("parties", escape(_describe_parties(data)))
+        table.add_row(
+            "mechanism",
+            f"{describe_mechanism(plan)}, embeddings of {plan.embedding_dim} values in {span}".replace("[", "\\["),
+        )
         noise = mechanism_for(plan).variance_upper_bound ** 0.5
         if noise:
             widest = plan.num_parties * plan.bound
-            table.add_row("noise", f"standard deviation {noise:.3g} on sums within [-{widest:g}, {widest:g}]")
+            table.add_row("noise", escape(f"standard deviation {noise:.3g} on sums within [-{widest:g}, {widest:g}]"))
         rounds = f"{plan.num_epochs} epochs of {plan.rounds_per_epoch} rounds, {plan.batch_size} rows each"
         table.add_row("training", f"{rounds}, {plan.optimizer} {plan.learning_rate:g}")
         traffic = plan.traffic()
         up, down = human_bytes(traffic.bytes_up), human_bytes(traffic.bytes_down)
         table.add_row("bytes", f"{up} up, {down} down ({plan.gradient_codec} gradient)")
-        table.add_row("run folder", str(self._folder.path))
+        table.add_row("run folder", escape(str(self._folder.path)))
         self._console.print(table)
-        print_privacy(self._console, plan.privacy(delta=self._delta), title="epsilon that this will cost")
-        for note in self._warnings():
-            self._console.print(f"[yellow]note:[/] {note}")
+        table_of_costs = plan.privacy(delta=self._delta)
+        released = self._released() if self._resumed else None
+        if released is not None:  # what earlier sessions released stays released, and counts
+            first_round, uses = released
+            self._say(f"continues at round {first_round:,} of {plan.num_rounds + plan.num_prediction_rounds:,}")
+            table_of_costs = privacy_of_uses(plan, uses, delta=self._delta)
+        title = "epsilon that this will cost" + (" in all" if released is not None else "")
+        print_privacy(self._console, table_of_costs, title=title)
+        print_notes(self._console, self._warnings())
+
+    def _released(self) -> tuple[int, dict[str, int]] | None:
+        """Where a resumed run goes on, and how often a row will have been released at its end."""
+        progress = load_progress(self._folder.checkpoints, self._plan)
+        with contextlib.closing(SessionLog(self._folder.sessions, moved_from=self._folder.checkpoints)) as log:
+            if not log.records:
+                return None
+            first_round = progress.completed_rounds if progress is not None else 0
+            return first_round, log.row_uses_after(self._plan, first_round=first_round)
+
+    def _say(self, text: str) -> None:
+        """Names of folders are no markup, and are not broken into lines."""
+        self._console.print(text, markup=False, soft_wrap=True)
 
     def _warnings(self) -> list[str]:
         plan = self._plan
         notes = list(self._data.notes)
+        if plan.mechanism is not MechanismName.NONE:
+            notes += privacy_notes(plan, self._delta)
         if plan.mechanism is MechanismName.NONE:
             notes.append("mechanism none protects nothing: every embedding goes to the server in clear")
         elif plan.mechanism is MechanismName.LDP:
@@ -167,9 +209,8 @@ class TrainingRun:
             f"{human_bytes(traffic.bytes_down)} down, {human_bytes(traffic.bytes_setup)} set-up"
         )
         print_privacy(self._console, result.privacy(delta=self._delta), title="epsilon that was spent", legend=False)
-        for note in result.notes:
-            self._console.print(f"[yellow]note:[/] {note}")
-        self._console.print(f"result.json, history.csv and curves.png are in {self._folder.path}")
+        print_notes(self._console, result.notes)
+        self._say(f"result.json, history.csv and curves.png are in {self._folder.path}")
 
 
 def _describe_parties(data: VerticalDataset) -> str:
@@ -177,6 +218,12 @@ def _describe_parties(data: VerticalDataset) -> str:
     if len(set(shapes)) == 1:
         return f"{data.num_parties}, each with {shapes[0]} columns"
     return ", ".join(f"{name} ({shape})" for name, shape in zip(data.party_names, shapes, strict=True))
+
+
+def _describe_epoch(line: dict[str, Any], num_epochs: int) -> str:
+    shown = ("train_loss", "train_accuracy", "train_auprc", "test_accuracy", "test_auprc")
+    values = ", ".join(f"{name.replace('_', ' ')} {line[name]:.4f}" for name in shown if name in line)
+    return f"epoch {line['epoch']} of {num_epochs} after {line['seconds']:.1f} s: {values}"
 
 
 class _Watch:

@@ -90,7 +90,7 @@ def load_dataset(
     if name not in _LOADERS:
         raise DataError(
             f"name={name!r} is not a known data set; known are {', '.join(DATASETS)}. "
-            "For a table of your own use load_table"
+            "For a table of your own use --data FILE on the command line, or load_table in Python"
         )
     load, default_parties = _LOADERS[name]
     wanted = default_parties if num_parties is None else num_parties

@@ -7,9 +7,11 @@ nothing is learned here. What the schema does not say is either used as it is or
 
 from __future__ import annotations
 
+import csv
 import difflib
 import json
 import math
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +26,16 @@ from pbmvfl.errors import DataError
 
 #: Unquoted, these are missing values in a CSV; in quotes they are words.
 _CSV_NULLS = ["", "NA", "N/A", "NaN", "nan", "NULL", "null"]
+
+#: Column names that an error lists.
+_SHOWN = 20
+
+#: ImageNet has as many. A label with more is nearly always an amount or an identifier.
+_MOST_CLASSES = 1_000
+_GROUP_LABELS = (
+    "If the label is an amount or an identifier, put it into a few classes before loading (0 and 1, or low and high), "
+    "or give another column as label"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,12 +69,17 @@ def load_table(
     test_fraction: float = 0.2,
     seed: int = 0,
     schema: Mapping[str, Any] | str | Path | None = None,
+    name: str | None = None,
 ) -> VerticalDataset:
     """A data set from a .parquet or .csv file: `columns` says which party holds which, `label` is the server's.
 
-    Without a `test` file, `test_fraction` of the rows, chosen by the public `seed`, are kept for testing.
+    Without a `test` file, `test_fraction` of the rows, chosen by the public `seed`, are kept for testing. Rows are
+    known to ledgers by their number in the file, whatever the split.
     `schema` is public: {"columns": {"job": {"vocabulary": ["a", "b"], "other": true}, "age": {"range": [0, 120]}}}.
+    `name` is the owner's name for these people, under which ledgers count what is spent on them: one name, one budget.
+    By default it is the file's name without its ending.
     """
+    _check_name(name)
     held = parse_columns(columns) if isinstance(columns, str) else _check_assignment(columns)
     if isinstance(test_fraction, bool) or not isinstance(test_fraction, int | float) or not 0 < test_fraction < 1:
         raise DataError(
@@ -83,7 +100,11 @@ def load_table(
         )
         for table in tables
     ]
-    if test is None:
+    ids = [_row_ids(len(labels[0]))]
+    if test is not None:
+        # The file's own name keeps its rows apart from those of the training file.
+        ids.append(_row_ids(len(labels[1]), of="" if os.path.samefile(*files) else f"{files[1].stem}:"))
+    else:
         count = len(labels[0])
         num_test = math.ceil(count * test_fraction)
         if count - num_test < 1:
@@ -92,8 +113,9 @@ def load_table(
         splits = (order[: count - num_test], order[count - num_test :])
         labels = [labels[0][rows] for rows in splits]
         features = [tuple(part[rows] for part in features[0]) for rows in splits]
+        ids = [tuple(ids[0][row] for row in rows.tolist()) for rows in splits]
     return VerticalDataset(
-        name=Path(path).stem,
+        name=Path(path).stem if name is None else name,
         party_names=tuple(held),
         train_features=features[0],
         test_features=features[1],
@@ -103,7 +125,24 @@ def load_table(
         default_encoder="mlp",
         layout="assigned",
         notes=_notes(held, tables[0], rules),
+        train_ids=ids[0],
+        test_ids=ids[1],
     )
+
+
+def _check_name(name: str | None) -> None:
+    if name is None:
+        return
+    # Blanks at an end would make a second budget that looks like the first; run folders are named by it, too.
+    if not isinstance(name, str) or not name or name != name.strip() or "/" in name or "\\" in name:
+        raise DataError(
+            f"name={name!r} is not permitted; give a text without / and \\ that neither begins nor ends with a blank, "
+            "as in 'patients-2024', or leave it out to use the file's name"
+        )
+
+
+def _row_ids(count: int, *, of: str = "") -> tuple[str, ...]:
+    return tuple(f"{of}{row}" for row in range(count))
 
 
 def _check_assignment(columns: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...]]:
@@ -223,9 +262,12 @@ def _read_table(path: Path, wanted: list[str], rules: Mapping[str, _ColumnSchema
             options = pyarrow.csv.ConvertOptions(
                 column_types=words, null_values=_CSV_NULLS, strings_can_be_null=True, quoted_strings_can_be_null=False
             )
+            _require_columns(path, _csv_header(path), wanted, rules)
             table = pyarrow.csv.read_csv(path, convert_options=options)
-            _require_columns(path, table.column_names, wanted, rules)
+            _require_columns(path, table.column_names, wanted, rules)  # what was read, should the two disagree
             table = table.select(wanted)
+        if not table.num_rows:
+            raise DataError(f"path={str(path)!r} has column names but no rows; at least one row is needed")
         plain = [
             pa.field(field.name, field.type.value_type if pa.types.is_dictionary(field.type) else field.type)
             for field in table.schema
@@ -235,11 +277,37 @@ def _read_table(path: Path, wanted: list[str], rules: Mapping[str, _ColumnSchema
         raise DataError(f"path={str(path)!r} cannot be read as a table ({error})") from error
 
 
+def _csv_header(path: Path) -> list[str]:
+    """The column names of a CSV, after refusing text that is not UTF-8, whose words no schema could list.
+
+    Read by itself because a wrong separator often ends in an error about some row, before anything shows the header.
+    """
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            header = next(filter(None, csv.reader(file)), [])
+            while file.read(1 << 20):
+                pass
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"path={str(path)!r} is not UTF-8; save it as UTF-8 (in Excel: 'CSV UTF-8' in the list of file types)"
+        ) from error
+    except csv.Error as error:
+        raise DataError(
+            f"path={str(path)!r} has no readable header ({error}); give names separated by commas"
+        ) from error
+    if not header:
+        raise DataError(f"path={str(path)!r} is empty; give a line of column names and then the rows")
+    return header
+
+
 def _require_columns(path: Path, present: list[str], wanted: list[str], rules: Mapping[str, _ColumnSchema]) -> None:
     for name in wanted:
         if name not in present:
+            shown = ", ".join(map(repr, present[:_SHOWN])) + (", ..." if len(present) > _SHOWN else "")
+            count = f"{len(present)} column{'' if len(present) == 1 else 's'}"
             raise DataError(
-                f"column={name!r} is not in {path.name}{_nearest(name, present)}; it has {len(present)} columns"
+                f"column={name!r} is not in {path.name}{_nearest(name, present)}; it has {count}: {shown}"
+                f"{_separator_hint(path, present)}"
             )
         if present.count(name) > 1:
             raise DataError(f"column={name!r} occurs twice in {path.name}; rename one of them")
@@ -248,6 +316,14 @@ def _require_columns(path: Path, present: list[str], wanted: list[str], rules: M
             raise DataError(
                 f"the schema describes column={name!r}, which is not in {path.name}{_nearest(name, present)}"
             )
+
+
+def _separator_hint(path: Path, present: Sequence[str]) -> str:
+    found = next((mark for mark in (";", "\t", "|") if any(mark in name for name in present)), None)
+    if path.suffix != ".csv" or (found is None and len(present) > 1):
+        return ""
+    instead = "" if found is None else f", not by {found!r}"
+    return f". Columns must be separated by commas{instead}; save the file with commas"
 
 
 def _label_values(table: Any, label: str, path: Path) -> list[Any]:
@@ -264,7 +340,16 @@ def _label_values(table: Any, label: str, path: Path) -> list[Any]:
         raise DataError(
             f"label={label!r}: row={missing[0]} (counted from 0) of {path.name} has no label; every row needs one"
         )
-    return list(column.to_pylist())
+    values = list(column.to_pylist())
+    if pa.types.is_floating(kind):
+        row = next((row for row, value in enumerate(values) if not value.is_integer()), None)
+        if row is not None:
+            raise DataError(
+                f"label={label!r}: row={row} (counted from 0) of {path.name} has {values[row]!r}, which is not a whole "
+                f"number; there are {len(set(values)):,} different values, and each would be a class of its own. "
+                f"{_GROUP_LABELS}"
+            )
+    return values
 
 
 def _number_classes(raw: list[list[Any]], label: str) -> tuple[tuple[str, ...], list[npt.NDArray[np.int64]]]:
@@ -272,6 +357,13 @@ def _number_classes(raw: list[list[Any]], label: str) -> tuple[tuple[str, ...], 
         classes = sorted({value for values in raw for value in values})
     except TypeError as error:
         raise DataError(f"label={label!r} has another type in the test file than in the training file") from error
+    rows = sum(len(values) for values in raw)
+    most = min(_MOST_CLASSES, max(2, rows // 2))
+    if len(classes) > most:
+        raise DataError(
+            f"label={label!r} has {len(classes):,} classes in {rows:,} rows; permitted are at most {most:,} "
+            f"(half the rows, and never more than {_MOST_CLASSES:,}). {_GROUP_LABELS}"
+        )
     number = {value: index for index, value in enumerate(classes)}
     labels = [np.array([number[value] for value in values], dtype=np.int64) for values in raw]
     return tuple(str(value) for value in classes), labels
@@ -299,6 +391,7 @@ def _encode(table: Any, name: str, rule: _ColumnSchema | None) -> npt.NDArray[np
     if pa.types.is_boolean(kind) and rule is None:
         rule = _ColumnSchema(vocabulary=(False, True))  # known from the type alone, so nothing is learned
     if _is_word_type(kind) and (rule is None or rule.vocabulary is None):
+        _refuse_words_among_numbers(column, where, has_range=rule is not None)
         raise DataError(
             f"{where} holds words and needs a vocabulary. One collected from the rows would tell which words occur, "
             "which is a release about private values; so agree on it and write it into the schema: "
@@ -310,6 +403,31 @@ def _encode(table: Any, name: str, rule: _ColumnSchema | None) -> npt.NDArray[np
         raise DataError(f"{where} has type {kind}; permitted are numbers, words, and true or false")
     values = column.cast(pa.float64(), safe=False).to_numpy()
     return _numbers(values, where, None if rule is None else rule.range)
+
+
+def _refuse_words_among_numbers(column: Any, where: str, *, has_range: bool) -> None:
+    """Name the cell that makes a column of numbers one of words; without effect where words were meant."""
+    cells = column.to_pylist()
+    wrong = [row for row, cell in enumerate(cells) if not _is_number(cell)]
+    if not has_range and 2 * len(wrong) >= len(cells):
+        return
+    if not wrong:
+        raise DataError(f"{where} has numbers that are stored as words; store the column as numbers")
+    numbers = f"{len(cells) - len(wrong):,} of {len(cells):,} values are numbers"
+    reason = "its schema has a range, which is for numbers" if has_range else numbers
+    raise DataError(
+        f"{where}: row={wrong[0]} (counted from 0) has the value {cells[wrong[0]]!r}, which is not a number, but "
+        f"{reason}. Correct it (numbers are written like 12 or 1.5) or leave the row out; if these are words, give the "
+        "column a vocabulary in the schema"
+    )
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return "_" not in text  # 1_000 is a number to Python alone
 
 
 def _one_hot(column: Any, name: str, rule: _ColumnSchema) -> npt.NDArray[np.float32]:

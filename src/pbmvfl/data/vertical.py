@@ -7,6 +7,7 @@ can be cut again for another number of parties.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -103,7 +104,7 @@ def numbered_parties(num_parties: int) -> tuple[str, ...]:
     return tuple(f"party-{index}" for index in range(num_parties))
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class VerticalDataset:
     """Aligned training and test rows, one feature array per party, labels for the server.
 
@@ -121,6 +122,10 @@ class VerticalDataset:
     layout: Layout = "assigned"
     #: What a reader should know about these values, in whole sentences.
     notes: tuple[str, ...] = ()
+    #: The owners' names of the rows, by which their ledgers know them whatever the order and the split. None: a row is
+    #: known by its position, which is right only where every load of this name gives the same rows in the same order.
+    train_ids: tuple[str, ...] | None = None
+    test_ids: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         if len(self.party_names) < 2:
@@ -131,12 +136,22 @@ class VerticalDataset:
             raise DataError(f"{self._this}: class_names={self.class_names}; at least 2 classes are needed")
         self._check_split("train", self.train_features, self.train_labels)
         self._check_split("test", self.test_features, self.test_labels)
+        self._check_ids("train", self.train_ids, self.num_samples)
+        self._check_ids("test", self.test_ids, self.num_test_samples)
         for party, train, test in zip(self.party_names, self.train_features, self.test_features, strict=True):
             if train.shape[1:] != test.shape[1:] or train.dtype != test.dtype:
                 raise DataError(
                     f"{self._this}, party={party!r}: training rows are {train.dtype}{train.shape[1:]} and test rows "
                     f"{test.dtype}{test.shape[1:]}; both splits need the same columns and type"
                 )
+
+    def __repr__(self) -> str:
+        """Names and shapes only: a notebook shows and keeps what it prints, and the values are private."""
+        parties = ", ".join(
+            f"{party}: train {_shape(train)} test {_shape(test)}"
+            for party, train, test in zip(self.party_names, self.train_features, self.test_features, strict=False)
+        )
+        return f"{type(self).__name__}(name={self.name!r}, {parties})"
 
     @property
     def num_parties(self) -> int:
@@ -200,6 +215,18 @@ class VerticalDataset:
             if array.dtype == np.float32:
                 _require_finite(array, where)
 
+    def _check_ids(self, split: str, ids: tuple[str, ...] | None, num_rows: int) -> None:
+        if ids is None:
+            return
+        where = f"{self._this}, {split}_ids"
+        if not isinstance(ids, tuple) or not all(isinstance(name, str) for name in ids):
+            raise DataError(f"{where} must be a tuple of texts; give str(number) where rows have numbers")
+        if len(ids) != num_rows:
+            raise DataError(f"{where}: {len(ids)} ids for {num_rows} rows; give one per row, in the rows' order")
+        if len(set(ids)) < num_rows:
+            (twice, _), *_ = Counter(ids).most_common(1)
+            raise DataError(f"{where}: {twice!r} occurs more than once; ids must tell the rows apart")
+
     def _check_labels(self, split: str, labels: Array) -> int:
         where = f"{self._this}, {split} labels"
         if labels is None or not isinstance(labels, np.ndarray) or labels.ndim != 1:
@@ -219,6 +246,11 @@ class VerticalDataset:
                 f"permitted are 0 to {self.num_classes - 1}"
             )
         return len(labels)
+
+
+def _shape(array: Any) -> object:
+    """For a repr, which a traceback may ask for while an array of another kind is being refused."""
+    return getattr(array, "shape", "?")
 
 
 def _require_finite(array: Array, where: str) -> None:

@@ -166,9 +166,19 @@ def privacy_notes(plan: Plan, delta: float) -> list[str]:
 
 def spent_privacy(result: Result, *, delta: float, adversaries: Iterable[Adversary] | None = None) -> PrivacyTable:
     """What a run spent, over all its sessions: rounds that ran again after a resume count again."""
-    plan = result.plan
+    table = privacy_of_uses(result.plan, result.row_uses, delta=delta, adversaries=adversaries)
+    if not result.noise_is_seeded:
+        return table
+    known = (replace(row, epsilon=math.inf, order=None, conditions=(SEEDED_NOISE,)) for row in table.bounds)
+    return PrivacyTable(tuple(known))
+
+
+def privacy_of_uses(
+    plan: Plan, row_uses: dict[str, int], *, delta: float, adversaries: Iterable[Adversary] | None = None
+) -> PrivacyTable:
+    """The account of a plan whose training and test rows were released so many times."""
     chosen = usual_adversaries(plan.num_parties) if adversaries is None else tuple(adversaries)
-    train, test = result.row_uses["train"], result.row_uses["test"]
+    train, test = row_uses["train"], row_uses["test"]
     run = replace(
         training_run(plan),
         num_epochs=train,
@@ -176,8 +186,4 @@ def spent_privacy(result: Result, *, delta: float, adversaries: Iterable[Adversa
         extra_row_releases=max(0, test - train),
         extra_releases=plan.num_test_samples * test,
     )
-    table = PrivacyTable(bounds(run, delta=delta, adversaries=chosen))
-    if not result.noise_is_seeded:
-        return table
-    known = (replace(row, epsilon=math.inf, order=None, conditions=(SEEDED_NOISE,)) for row in table.bounds)
-    return PrivacyTable(tuple(known))
+    return PrivacyTable(bounds(run, delta=delta, adversaries=chosen))
