@@ -32,8 +32,7 @@ from pbmvfl.privacy.units import SERVER, Accounting, Adversary, Unit
 Method = Literal["rdp", "pld"]
 
 NOT_A_PROOF = (
-    "not a proof: counts only the unit's own releases, although weights trained on it without noise carry it into "
-    "other rows"
+    "not a proof: counts only the unit's own releases, although weights trained on it carry it into other rows"
 )
 LABELS_PUBLIC = "labels are the same in both data sets: they are not protected"
 PUBLIC_SCHEDULE = (
