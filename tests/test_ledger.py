@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shutil
 import signal
 import sqlite3
 from functools import partial
@@ -640,6 +641,22 @@ def test_a_reader_sees_the_rounds_of_a_run_under_way(tmp_path):
     reader.close()
 
 
+def test_a_run_that_begins_while_the_book_is_read_does_not_disturb_the_reader(monkeypatch, tmp_path):
+    path = tmp_path / "a.sqlite"
+    charge_all(Ledger(path), small_plan(), run="1")
+    reader, whole = Ledger(path), ledger_module._Database.rows
+
+    def interrupted(self, *arguments):
+        found = whole(self, *arguments)
+        with monkeypatch.context() as once:
+            once.setattr(ledger_module._Database, "rows", whole)
+            charge_all(Ledger(path), small_plan(num_epochs=len(whole(self, "SELECT 1 FROM plans")) + 5), run="2")
+        return found
+
+    monkeypatch.setattr(ledger_module._Database, "rows", interrupted)
+    assert reader.sessions(NAME)[0].run == "1"
+
+
 @pytest.mark.parametrize("may_write", [True, False])
 def test_rounds_in_a_log_without_an_index_are_never_overlooked(may_write, monkeypatch, tmp_path):
     """As in a copy of a killed party's book without its third file."""
@@ -891,3 +908,57 @@ def test_a_charge_is_on_disk_when_it_returns(tmp_path):
         assert other.execute("SELECT charged_until FROM charged").fetchone() == (number + 1,)
         other.close()
     session.close()
+
+
+# --- copies, other names and forks ---
+
+
+def test_a_copy_of_the_file_alone_knows_of_the_session_that_was_open(tmp_path):
+    plan = small_plan()
+    opened = Ledger(tmp_path / "a.sqlite").open_session(dataset=NAME, plan=plan, run="run", session="s")
+    shutil.copy(tmp_path / "a.sqlite", tmp_path / "copy.sqlite")  # as after kill -9, without the log beside it
+    opened.close()
+    assert [entry.run for entry in Ledger(tmp_path / "copy.sqlite").sessions(NAME)] == ["run"]
+
+
+def test_one_book_under_two_names_has_one_session_at_a_time(tmp_path):
+    plan = small_plan()
+    opened = Ledger(tmp_path / "a.sqlite").open_session(dataset=NAME, plan=plan, run="run", session="s")
+    (tmp_path / "alias.sqlite").symlink_to(tmp_path / "a.sqlite")
+    with pytest.raises(LedgerError, match="being charged by another session"):
+        Ledger(tmp_path / "alias.sqlite").open_session(dataset=NAME, plan=plan, run="other", session="t")
+    opened.close()
+
+
+def test_a_forked_copy_of_a_session_neither_charges_nor_gives_back(tmp_path):
+    plan = small_plan()
+    opened = Ledger(tmp_path / "a.sqlite").open_session(
+        dataset=NAME, plan=plan, run="run", session="s", rounds_ahead=plan.num_rounds
+    )
+    schedule = Schedule(plan)
+    opened.charge(schedule[0])
+    child = os.fork()
+    if child == 0:
+        try:
+            opened.charge(schedule[1])
+        except LedgerError:
+            opened.close()
+            os._exit(0)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    for number in range(1, 3):
+        opened.charge(schedule[number])
+    opened.close()
+    (entry,) = Ledger(tmp_path / "a.sqlite").sessions(NAME)
+    assert entry.charged_until == 3
+
+
+def test_a_limit_that_replaces_another_keeps_its_order_once_there_were_releases(tmp_path):
+    ledger = Ledger(tmp_path / "a.sqlite")
+    assert ledger.set_limit(NAME, paper_limit(order=4.0)).order == 4.0
+    assert ledger.set_limit(NAME, paper_limit(order=8.0)).order == 8.0  # nothing was seen yet
+    charge_all(ledger, small_plan(), rounds=1)
+    ledger = Ledger(tmp_path / "a.sqlite")
+    held = ledger.set_limit(NAME, paper_limit(2000.0, order=16.0))
+    assert (held.order, held.epsilon) == (8.0, 2000.0)
+    assert ledger.limits(NAME) == [held]

@@ -6,7 +6,7 @@ import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -18,6 +18,9 @@ from pbmvfl.privacy.ledger import Ledger
 from pbmvfl.privacy.spending import fixed_plan_epsilon, spending
 from pbmvfl.privacy.table import format_epsilon
 from pbmvfl.privacy.units import Accounting, Unit
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -55,7 +58,7 @@ def show(
     console = Console(highlight=False)
     with _books(book, read_only=True) as books:
         for each in books:
-            console.print(f"[bold]{each.path}[/]")
+            console.print(str(each.path), style="bold", markup=False, soft_wrap=True)
             if not each.datasets():
                 console.print("  nothing yet")
             for dataset in each.datasets():
@@ -72,16 +75,16 @@ def _exported(path: Path) -> str:
         return json.dumps({str(each.path): each.export() for each in books}, indent=2)
 
 
-def _show_dataset(console, book: Ledger, dataset: str, delta: float) -> None:  # type: ignore[no-untyped-def]
-    from pbmvfl.cli.tables import plain_table
+def _show_dataset(console: Console, book: Ledger, dataset: str, delta: float) -> None:
+    from pbmvfl.cli.tables import plain_table, print_notes
 
     sessions = book.sessions(dataset)
     releases = sum(entry.row_releases for entry in sessions)
     console.print(
-        f"  {dataset}: {len({e.run for e in sessions})} runs, {len(sessions)} sessions, {releases:,} row releases"
+        f"  {dataset}: {len({e.run for e in sessions})} runs, {len(sessions)} sessions, {releases:,} row releases",
+        markup=False,
     )
-    for note in book.notes(dataset):
-        console.print(f"  [yellow]note:[/] {note}")
+    print_notes(console, book.notes(dataset))
     table = plain_table("  protects", "counting", "from", "limit", "spent", "as one plan", "delta")
     limits = book.limits(dataset)
     for limit in limits:
@@ -124,7 +127,7 @@ def _show_dataset(console, book: Ledger, dataset: str, delta: float) -> None:  #
             style="dim",
         )
         for number, reason, at in book.refusals(entry.id):
-            console.print(f"    {at}  refused round {number}: {reason}", style="yellow")
+            console.print(f"    {at}  refused round {number}: {reason}", style="yellow", markup=False)
 
 
 @app.command()
@@ -144,13 +147,15 @@ def limit(
     """Set a limit. The round that would cross it is refused before anything is sent, also in a run under way."""
     from rich.console import Console
 
+    from pbmvfl.cli.tables import print_notes
+
     console = Console(highlight=False)
     if remove:
         names = unit_and_accounting(unit, accounting)
         with _books(book) as books:
             for ledger in books:
                 ledger.remove_limit(dataset, *names, colluding_parties)
-                console.print(f"{ledger.path}: limit removed")
+                console.print(f"{ledger.path}: limit removed", markup=False, soft_wrap=True)
         return
     if epsilon is None:
         raise LedgerError("give --epsilon, or --remove")
@@ -164,11 +169,16 @@ def limit(
     )
     with _books(book, may_be_new=True) as books:  # a limit may come before the first run
         for ledger in books:
-            ledger.set_limit(dataset, chosen)
-            spent = epsilon_at(spending(ledger, dataset, chosen).worst, delta, chosen.order)
+            known = {name for name in ledger.datasets() if ledger.sessions(name)}
+            held = ledger.set_limit(dataset, chosen)
+            spent = epsilon_at(spending(ledger, dataset, held).worst, delta, held.order)
             console.print(
-                f"{ledger.path}: {dataset}: {chosen}, counted at order {chosen.order:g}; spent {format_epsilon(spent)}"
+                f"{ledger.path}: {dataset}: {held}, counted at order {held.order:g}; spent {format_epsilon(spent)}",
+                markup=False,
+                soft_wrap=True,
             )
+            if known and dataset not in known:
+                print_notes(console, [f"no run of {dataset!r} is in this book; it has runs of {', '.join(known)}"])
             if spent > epsilon:
                 console.print("[yellow]note:[/] more than that is spent already: every further round will be refused")
 

@@ -16,9 +16,10 @@ import hashlib
 import json
 import os
 import sqlite3
+import time
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -103,7 +104,14 @@ def _rows_between(plan: Plan, first: int, until: int) -> int:
 # --- SQLite ---
 
 
+_BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL)
+#: What a reader without the right to write may get for a moment, while another process closes a book or puts a killed
+#: one's log in order.
+_PASSING = (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY)
+
+
 def _code(error: BaseException | None) -> int:
+    """SQLite's extended code: the low byte is the kind of error, the rest is detail."""
     return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
 
 
@@ -112,13 +120,13 @@ def _named(path: Path, error: sqlite3.Error) -> LedgerError:
     name = f"ledger={str(path)!r}"
     if isinstance(error, sqlite3.ProgrammingError):
         return LedgerError(f"{name} cannot be used any more: {error}; open it again")
-    match _code(error) & 0xFF:  # the rest is detail
-        case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
-            return LedgerError(f"{name} is busy ({error}): another process is writing; try again")
-        case sqlite3.SQLITE_CANTOPEN | sqlite3.SQLITE_PERM | sqlite3.SQLITE_READONLY:
-            return LedgerError(f"{name} cannot be used: {error}; see that you may use the file and its folder")
-        case sqlite3.SQLITE_FULL | sqlite3.SQLITE_IOERR:
-            return LedgerError(f"{name} cannot be read or written: {error}; see to its disk and try again")
+    code = _code(error)
+    if code & 0xFF in _BUSY:
+        return LedgerError(f"{name} is busy ({error}): another process is writing; try again")
+    if code & 0xFF in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_READONLY):
+        return LedgerError(f"{name} cannot be used: {error}; see that you may use the file and its folder")
+    if code & 0xFF in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR):
+        return LedgerError(f"{name} cannot be read or written: {error}; see to its disk and try again")
     return LedgerError(f"{name} cannot be read as a ledger: {error}; name a ledger's file, or put a copy of it back")
 
 
@@ -172,14 +180,15 @@ def _open_for_reading(path: Path) -> _Database:
     """
     log, index, journal = (path.with_name(path.name + ending) for ending in ("-wal", "-shm", "-journal"))
     try:
-        for _ in range(10):
+        for last_try in [False] * 10 + [True]:
             if (log.exists() and index.exists()) or journal.exists():
                 try:
                     return _Database(path, _connect(path, "mode=ro"))
                 except sqlite3.OperationalError as error:
-                    if _code(error) & 0xFF != sqlite3.SQLITE_CANTOPEN or index.exists() or journal.exists():
+                    if last_try or journal.exists() or _code(error) & 0xFF not in _PASSING:
                         raise
-                    continue  # whoever had it open has closed it just now
+                    time.sleep(0.01)
+                    continue
             if log.exists() and log.stat().st_size:  # rounds that the file has not yet, and no index to find them
                 if os.access(path, os.W_OK):
                     return _Database(path, _connect(path, "mode=ro"))  # its owner may make the index
@@ -310,7 +319,7 @@ class Ledger:
         # Small pages: a round changes one number, and its page is what is written. Every so many pages the log is
         # folded into the book, which waits for the disk; a log of 1 MB keeps that to microseconds a round.
         self._db.run("PRAGMA page_size = 512")
-        self._db.run("PRAGMA journal_mode = WAL")
+        self._keep_log()
         self._db.run(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
         self._db.run("PRAGMA wal_autocheckpoint = 1900")
         with self._transaction():
@@ -318,6 +327,19 @@ class Ledger:
                 for statement in _SCHEMA.split(";"):
                     self._db.run(statement)
                 self._db.run("INSERT INTO book VALUES (?, 0)", (_FORMAT,))
+
+    def _keep_log(self) -> None:
+        for _ in range(20):
+            try:
+                self._db.run("PRAGMA journal_mode = WAL")
+                return
+            except LedgerError as error:
+                if _code(error.__cause__) & 0xFF != sqlite3.SQLITE_BUSY:
+                    raise
+            # Another process makes the same book. For a transaction SQLite waits, for this statement it does not.
+            with self._transaction():
+                pass
+        raise LedgerError(f"ledger={str(self.path)!r} is busy: another process is writing; try again")
 
     def close(self) -> None:
         self._db.close()
@@ -332,14 +354,26 @@ class Ledger:
 
     # --- limits ---
 
-    def set_limit(self, dataset: str, limit: Limit) -> None:
-        """Set or replace the limit for this unit, accounting and number of colluders; it holds from the next round."""
+    def set_limit(self, dataset: str, limit: Limit) -> Limit:
+        """Set or replace the limit for this unit, accounting and number of colluders; it holds from the next round.
+
+        A limit that replaces another counts at the other's order, and is returned so: an order that was chosen after
+        releases were seen is not one that the filter's theorem is about.
+        """
         values = (dataset, limit.unit, limit.accounting, limit.colluding_parties)
         with self._changed_limits():
+            earlier = self._db.rows(
+                'SELECT "order" FROM limits '
+                "WHERE dataset = ? AND unit = ? AND accounting = ? AND colluding_parties = ?",
+                (*map(str, values[:3]), values[3]),
+            )
+            if earlier and self.sessions(dataset):
+                limit = replace(limit, order=earlier[0][0])
             self._db.run(
                 "INSERT OR REPLACE INTO limits VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
                 (*map(str, values[:3]), values[3], limit.epsilon, limit.delta, limit.order, _now()),
             )
+        return limit
 
     def remove_limit(self, dataset: str, unit: Unit, accounting: Accounting, colluding_parties: int) -> None:
         with self._changed_limits():
@@ -411,13 +445,14 @@ class Ledger:
         return [name for (name,) in found]
 
     def sessions(self, dataset: str) -> list[SessionEntry]:
-        plans = {key: Plan.from_json(text) for key, text in self._db.rows("SELECT hash, plan FROM plans")}
         names = list(SessionEntry.__dataclass_fields__)
         columns = ", ".join(f"charged.{name}" if name == "charged_until" else f"sessions.{name}" for name in names)
         rows = self._db.rows(
             f"SELECT {columns} FROM sessions JOIN charged ON id = charged.session WHERE dataset = ? ORDER BY id",
             (dataset,),
         )
+        # After the sessions that name them: another process may begin one in between.
+        plans = {key: Plan.from_json(text) for key, text in self._db.rows("SELECT hash, plan FROM plans")}
         entries = (dict(zip(names, row, strict=True)) for row in rows)
         return [SessionEntry(**{**entry, "plan": plans[entry["plan"]]}) for entry in entries]
 
@@ -530,6 +565,8 @@ class Ledger:
                     ),
                 ).lastrowid
                 self._db.run("INSERT INTO charged VALUES (?, ?)", (number, first_round))
+            # So that a copy of the file without its log is never an empty book.
+            self._db.rows("PRAGMA wal_checkpoint(PASSIVE)")
             assert number is not None
             return LedgerSession(self, number, dataset, plan, first_round, lock, bool(started), rounds_ahead)
         except BaseException:
@@ -565,7 +602,8 @@ class Ledger:
 
     @property
     def _lock_file(self) -> Path:
-        return self.path.with_name(self.path.name + ".lock")
+        path = self.path.resolve()  # one lock for one book, by whatever name it is opened
+        return path.with_name(path.name + ".lock")
 
     def _no_lock(self, error: OSError) -> LedgerError:
         return LedgerError(
@@ -591,7 +629,9 @@ class LedgerSession:
         self._ledger, self._db = ledger, ledger._db
         self._number, self._dataset, self._plan = number, dataset, plan
         self._lock = lock
-        self._run_started = run_started
+        self._process = os.getpid()
+        # Only the first round of all has first weights, which know no row.
+        self._run_started = run_started or first_round > 0
         self._rounds_ahead = rounds_ahead
         self._schedule = Schedule(plan)
         self._first_round = self._sent_until = self._charged_until = first_round
@@ -632,6 +672,8 @@ class LedgerSession:
 
     def charge(self, current: Round) -> None:
         """Charge a round, on disk, before its bytes leave; or raise BudgetExceeded and charge nothing."""
+        if os.getpid() != self._process:
+            raise LedgerError(f"round={current.number} is asked of a forked copy of the session; open one of its own")
         if self._lock < 0:
             raise LedgerError(f"round={current.number} comes after the session was closed; open another")
         if current.number < self._first_round:
@@ -729,6 +771,8 @@ class LedgerSession:
         if self._lock < 0:
             return
         lock, self._lock = self._lock, -1
+        if os.getpid() != self._process:
+            return  # a forked copy: what is charged, and the lock, are its parent's
         try:
             if self._sent_until < self._charged_until:
                 self._give_back(self._sent_until)

@@ -112,7 +112,9 @@ def spending(ledger: Ledger, dataset: str, limit: Limit, *, rows: RowNumbers | N
     started: set[str] = set()
     for entry in ledger.sessions(dataset):
         rates = Rates.of(entry.plan, limit)
-        _add_session(spent, entry, rates, rows, first_of_run=entry.run not in started, limit=limit)
+        _add_session(
+            spent, entry, rates, rows, first_of_run=entry.first_round == 0 and entry.run not in started, limit=limit
+        )
         if entry.charged_until > entry.first_round:
             started.add(entry.run)
     return spent
