@@ -18,7 +18,7 @@ from pbmvfl.errors import BudgetExceeded, LedgerError, PlanError
 from pbmvfl.federation import Federation
 from pbmvfl.links import ROUNDS_AHEAD
 from pbmvfl.plan import Plan
-from pbmvfl.privacy import ledger as ledger_module
+from pbmvfl.privacy import ledger_file
 from pbmvfl.privacy.accounting import rdp_curve
 from pbmvfl.privacy.filters import Limit, divergence_budget, epsilon_at
 from pbmvfl.privacy.ledger import Ledger, LedgerSession
@@ -356,7 +356,7 @@ needs_proc = pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="sees
 @pytest.fixture
 def impatient(monkeypatch):
     """A book that another process writes to is given up at once."""
-    monkeypatch.setattr(ledger_module, "_PATIENCE", 0.0)
+    monkeypatch.setattr(ledger_file, "_PATIENCE", 0.0)
 
 
 @contextlib.contextmanager
@@ -644,16 +644,16 @@ def test_a_reader_sees_the_rounds_of_a_run_under_way(tmp_path):
 def test_a_run_that_begins_while_the_book_is_read_does_not_disturb_the_reader(monkeypatch, tmp_path):
     path = tmp_path / "a.sqlite"
     charge_all(Ledger(path), small_plan(), run="1")
-    reader, whole = Ledger(path), ledger_module._Database.rows
+    reader, whole = Ledger(path), ledger_file.Database.rows
 
     def interrupted(self, *arguments):
         found = whole(self, *arguments)
         with monkeypatch.context() as once:
-            once.setattr(ledger_module._Database, "rows", whole)
+            once.setattr(ledger_file.Database, "rows", whole)
             charge_all(Ledger(path), small_plan(num_epochs=len(whole(self, "SELECT 1 FROM plans")) + 5), run="2")
         return found
 
-    monkeypatch.setattr(ledger_module._Database, "rows", interrupted)
+    monkeypatch.setattr(ledger_file.Database, "rows", interrupted)
     assert reader.sessions(NAME)[0].run == "1"
 
 
@@ -678,19 +678,19 @@ def test_a_book_that_changes_while_it_is_copied_is_read_again(monkeypatch, tmp_p
     """Between the two looks at the file another process writes to it and closes it, once."""
     path = tmp_path / "a.sqlite"
     book_with_limit(path, 50.0)
-    whole, calls = ledger_module._connect, []
+    whole, calls = ledger_file._connect, []
 
     def slow(path, how):
         connection = whole(path, how)
         if not calls:
             owner = Ledger.__new__(Ledger)  # without the look that this function is part of
-            owner.path, owner._read_only, owner._db = path, False, ledger_module._open_for_writing(path)
+            owner.path, owner._read_only, owner._db = path, False, ledger_file.open_for_writing(path)
             owner.set_limit(NAME, paper_limit(60.0))
             owner.close()
         calls.append(how)
         return connection
 
-    monkeypatch.setattr(ledger_module, "_connect", slow)
+    monkeypatch.setattr(ledger_file, "_connect", slow)
     assert [limit.epsilon for limit in Ledger(path, read_only=True).limits(NAME)] == [60.0]
     assert len(calls) == 2
 

@@ -34,7 +34,7 @@ from pbmvfl.secagg.keys import Identity, Session
 
 #: Rounds that a party of a simulation has charged in one transaction. One by one a charge takes a tenth of a round, and
 #: all that a killed process can lose by more is some rounds that are charged and were not sent.
-ROUNDS_AHEAD = 8
+ROUNDS_AHEAD = 16
 #: Rows that are evaluated together.
 _EVALUATION_ROWS = 1000
 
@@ -80,17 +80,22 @@ class PartyInputs:
 
     def _open_ledger(self, session: Session) -> LedgerSession:
         assert self.ledger is not None
-        return Ledger(self.ledger).open_session(
-            dataset=self.dataset,
-            plan=self.plan,
-            run=session.run_id.hex(),
-            session=session.id.hex(),
-            first_round=self.first_round,
-            rounds_ahead=ROUNDS_AHEAD,
-            fingerprint=self._fingerprint(),
-            train_ids=self.train_ids,
-            test_ids=self.test_ids,
-        )
+        book = Ledger(self.ledger)
+        try:
+            return book.open_session(
+                dataset=self.dataset,
+                plan=self.plan,
+                run=session.run_id.hex(),
+                session=session.id.hex(),
+                first_round=self.first_round,
+                rounds_ahead=ROUNDS_AHEAD,
+                fingerprint=self._fingerprint(),
+                train_ids=self.train_ids,
+                test_ids=self.test_ids,
+            )
+        except BaseException:
+            book.close()
+            raise
 
     def _fingerprint(self) -> str:
         """Of the values, to notice that they changed; rows with ids in the ids' order, so that a split changes none."""

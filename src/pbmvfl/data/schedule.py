@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -61,6 +62,11 @@ class Round:
         return len(self.rows)
 
 
+@lru_cache(maxsize=2)  # parties, their ledgers and the server of one process ask for the same epoch, and then the next
+def _epoch_permutation(count: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
+    return public_permutation(count, seed=seed, stream=SCHEDULE_STREAM, index=epoch)
+
+
 class Schedule:
     """All rounds of a plan: joint rounds first, then one pass over the test rows if evaluation is released."""
 
@@ -90,9 +96,7 @@ class Schedule:
             return Round(number, RoundKind.PREDICTION, np.arange(start, start + size, dtype=np.int64))
         epoch, position = divmod(number, plan.rounds_per_epoch)
         if epoch != self._epoch:  # one epoch's permutation is kept, never the whole run's
-            self._permutation = public_permutation(
-                plan.num_samples, seed=plan.seed, stream=SCHEDULE_STREAM, index=epoch
-            )
+            self._permutation = _epoch_permutation(plan.num_samples, plan.seed, epoch)
             self._epoch = epoch
         start = position * plan.batch_size
         return Round(number, RoundKind.JOINT, self._permutation[start : start + size])

@@ -1,0 +1,170 @@
+"""A ledger's file: SQLite, where a reader changes nothing on disk and every error says which file and what to do."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from pbmvfl.errors import LedgerError
+
+FORMAT = 1
+#: Seconds to wait for another process that writes, before giving up.
+_PATIENCE = 10.0
+_BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL)
+#: What a reader without the right to write may get for a moment, while another process closes a book or puts a killed
+#: one's log in order.
+_PASSING = (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY)
+
+
+def error_code(error: BaseException | None) -> int:
+    """SQLite's extended code: the low byte is the kind of error, the rest is detail."""
+    return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
+
+
+def _named(path: Path, error: sqlite3.Error) -> LedgerError:
+    """An error of SQLite as one of ours: which file, and what to do."""
+    name = f"ledger={str(path)!r}"
+    if isinstance(error, sqlite3.ProgrammingError):
+        return LedgerError(f"{name} cannot be used any more: {error}; open it again")
+    code = error_code(error)
+    if code & 0xFF in _BUSY:
+        return LedgerError(f"{name} is busy ({error}): another process is writing; try again")
+    if code & 0xFF in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_READONLY):
+        return LedgerError(f"{name} cannot be used: {error}; see that you may use the file and its folder")
+    if code & 0xFF in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR):
+        return LedgerError(f"{name} cannot be read or written: {error}; see to its disk and try again")
+    return LedgerError(f"{name} cannot be read as a ledger: {error}; name a ledger's file, or put a copy of it back")
+
+
+class Database:
+    """A connection whose every error leaves as a LedgerError, for callers know nothing of SQLite."""
+
+    def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
+        self._path, self._connection = path, connection
+
+    def rows(self, statement: str, values: Sequence[Any] = ()) -> list[Any]:
+        try:
+            return self._connection.execute(statement, values).fetchall()
+        except sqlite3.Error as error:
+            raise _named(self._path, error) from error
+
+    def run(self, statement: str, values: Sequence[Any] = ()) -> sqlite3.Cursor:
+        """For statements that change something; the cursor has their counts."""
+        try:
+            return self._connection.execute(statement, values)
+        except sqlite3.Error as error:
+            raise _named(self._path, error) from error
+
+    @contextlib.contextmanager
+    def transaction(self, kind: str) -> Iterator[None]:
+        self.run(f"BEGIN {kind}")
+        try:
+            yield
+            self.run("COMMIT")
+        except BaseException:
+            if self._connection.in_transaction:  # SQLite has ended it already after some errors
+                self.run("ROLLBACK")
+            raise
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+def open_for_writing(path: Path) -> Database:
+    try:
+        # The whole path: ":memory:" is a file's name like any other here.
+        return Database(path, sqlite3.connect(path.absolute(), isolation_level=None, timeout=_PATIENCE))
+    except sqlite3.Error as error:
+        raise _named(path, error) from error
+
+
+def open_for_reading(path: Path) -> Database:
+    """Open a database and leave its file and its folder as they are, also where both may only be read.
+
+    SQLite's own read-only mode is not enough: for a book that nobody has open it makes the log's two files, and leaves
+    them behind as the reader's, in the owner's way.
+    """
+    log, index, journal = (path.with_name(path.name + ending) for ending in ("-wal", "-shm", "-journal"))
+    try:
+        for last_try in [False] * 10 + [True]:
+            if (log.exists() and index.exists()) or journal.exists():
+                try:
+                    return Database(path, _connect(path, "mode=ro"))
+                except sqlite3.OperationalError as error:
+                    if last_try or journal.exists() or error_code(error) & 0xFF not in _PASSING:
+                        raise
+                    time.sleep(0.01)
+                    continue
+            if log.exists() and log.stat().st_size:  # rounds that the file has not yet, and no index to find them
+                if os.access(path, os.W_OK):
+                    return Database(path, _connect(path, "mode=ro"))  # its owner may make the index
+                raise LedgerError(
+                    f"ledger={str(path)!r} has rounds in {log.name!r} that cannot be read without writing beside it; "
+                    "let its owner open it once, or copy it together with its -wal and -shm files"
+                )
+            if (copy := _copy_of_closed(path)) is not None:
+                return Database(path, copy)
+    except sqlite3.Error as error:
+        raise _named(path, error) from error
+    except OSError as error:
+        raise LedgerError(f"ledger={str(path)!r} cannot be read: {error.strerror}; see that it is there") from error
+    raise LedgerError(f"ledger={str(path)!r} changes while it is read: another process is writing; try again")
+
+
+def _connect(path: Path, how: str) -> sqlite3.Connection:
+    """Connect, and look into the file: SQLite itself would wait with that, and with its errors, until it is asked."""
+    connection = sqlite3.connect(f"{path.absolute().as_uri()}?{how}", uri=True, isolation_level=None, timeout=_PATIENCE)
+    try:
+        connection.execute("SELECT 1 FROM sqlite_master").fetchone()
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _copy_of_closed(path: Path) -> sqlite3.Connection | None:
+    """A copy in memory of a book that nobody has open; None if somebody wrote to it meanwhile.
+
+    `immutable` takes no locks, so what was read counts only if the file is the same afterwards.
+    """
+
+    def stamp() -> tuple[int, ...]:
+        found = path.stat()
+        return found.st_ino, found.st_size, found.st_mtime_ns
+
+    before = stamp()
+    copy = sqlite3.connect(":memory:", isolation_level=None)
+    try:
+        with contextlib.closing(_connect(path, "mode=ro&immutable=1")) as file:
+            format_of(Database(path, file), path)  # not a copy of whatever other database that may be
+            file.backup(copy)
+    except (sqlite3.Error, LedgerError):
+        copy.close()
+        if stamp() == before:
+            raise
+        return None
+    if stamp() == before:
+        return copy
+    copy.close()
+    return None
+
+
+def format_of(db: Database, path: Path) -> int | None:
+    """The format of a book, None for an empty file; anything else is not ours to change."""
+    tables = {name for (name,) in db.rows("SELECT name FROM sqlite_master")}
+    if not tables:
+        return None
+    found = db.rows("SELECT format FROM book") if "book" in tables else []
+    if len(found) != 1:
+        raise LedgerError(
+            f"ledger={str(path)!r} is another program's database and was left as it is; name a ledger, or a new file"
+        )
+    ((number,),) = found
+    if number != FORMAT:
+        raise LedgerError(f"ledger={str(path)!r} has format {number}; this program reads format {FORMAT}")
+    return FORMAT
