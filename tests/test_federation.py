@@ -763,7 +763,7 @@ import numpy as np
 import pbmvfl.federation
 from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.federation import Federation, Parties
-from pbmvfl.links import ROUNDS_AHEAD, ProcessLink
+from pbmvfl.links import ProcessLink
 from pbmvfl.plan import Plan
 
 processes = []
