@@ -20,8 +20,9 @@ from pbmvfl.links import ROUNDS_AHEAD
 from pbmvfl.plan import Plan
 from pbmvfl.privacy import ledger_file
 from pbmvfl.privacy.accounting import rdp_curve
+from pbmvfl.privacy.charging import LedgerSession
 from pbmvfl.privacy.filters import Limit, divergence_budget, epsilon_at
-from pbmvfl.privacy.ledger import Ledger, LedgerSession
+from pbmvfl.privacy.ledger import Ledger
 from pbmvfl.privacy.rdp import cell_rdp
 from pbmvfl.privacy.spending import fixed_plan_epsilon, spending
 from pbmvfl.privacy.table import training_run

@@ -29,7 +29,8 @@ from pbmvfl.errors import PbmvflError, ProtocolError
 from pbmvfl.mechanisms.entropy import _SeededEntropy
 from pbmvfl.party import Party
 from pbmvfl.plan import Plan
-from pbmvfl.privacy.ledger import Ledger, LedgerSession
+from pbmvfl.privacy.charging import LedgerSession
+from pbmvfl.privacy.ledger import Ledger
 from pbmvfl.secagg.keys import Identity, Session
 
 #: Rounds that a party of a simulation has charged in one transaction. One by one a charge takes a tenth of a round, and

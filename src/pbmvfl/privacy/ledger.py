@@ -19,19 +19,17 @@ import sqlite3
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from pbmvfl.data.schedule import Round, RoundKind, Schedule
-from pbmvfl.errors import BudgetExceeded, LedgerError
+from pbmvfl.errors import LedgerError
 from pbmvfl.plan import Plan
-from pbmvfl.privacy.filters import Limit, Rates, epsilon_at
-from pbmvfl.privacy.ledger_file import FORMAT, error_code, format_of, open_for_reading, open_for_writing
-from pbmvfl.privacy.spending import RowNumbers, Spent, spending
+from pbmvfl.privacy.charging import LedgerSession
+from pbmvfl.privacy.filters import Limit, epsilon_at
+from pbmvfl.privacy.ledger_file import FORMAT, error_code, format_of, mark, now, open_for_reading, open_for_writing
+from pbmvfl.privacy.spending import spending
 from pbmvfl.privacy.units import Accounting, Unit
 
 _SCHEMA = """
@@ -51,18 +49,6 @@ CREATE TABLE limits (
 ) STRICT;
 CREATE TABLE refusals (session INTEGER NOT NULL, round INTEGER NOT NULL, reason TEXT NOT NULL, at TEXT NOT NULL) STRICT;
 """
-
-
-#: What the lock file holds: the version of the limits, as a session's rounds compare it.
-_MARK_BYTES = 8
-
-
-def _mark(limits_version: int) -> bytes:
-    return limits_version.to_bytes(_MARK_BYTES, "little")
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,7 +193,7 @@ class Ledger:
                 limit = replace(limit, order=earlier[0][0])
             self._db.run(
                 "INSERT OR REPLACE INTO limits VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-                (*map(str, values[:3]), values[3], limit.epsilon, limit.delta, limit.order, _now()),
+                (*map(str, values[:3]), values[3], limit.epsilon, limit.delta, limit.order, now()),
             )
         return limit
 
@@ -247,7 +233,7 @@ class Ledger:
     def _announce(self, lock: int) -> None:
         """Only within a transaction: then nobody else does, and the file and the book agree after it."""
         try:
-            os.pwrite(lock, _mark(self._limits_version()), 0)
+            os.pwrite(lock, mark(self._limits_version()), 0)
         except OSError as error:
             raise self._no_lock(error) from error
 
@@ -397,7 +383,7 @@ class Ledger:
                         self._keep_ids(train),
                         self._keep_ids(test),
                         first_round,
-                        _now(),
+                        now(),
                     ),
                 ).lastrowid
                 self._db.run("INSERT INTO charged VALUES (?, ?)", (number, first_round))
@@ -446,175 +432,6 @@ class Ledger:
             f"ledger={str(self.path)!r} cannot be changed: {error.strerror}: {str(self._lock_file)!r}; "
             "see that you may write to that file and its folder"
         )
-
-
-class LedgerSession:
-    """Charges one session's rounds, and refuses the one that would cross a limit."""
-
-    def __init__(
-        self,
-        ledger: Ledger,
-        number: int,
-        dataset: str,
-        plan: Plan,
-        first_round: int,
-        lock: int,
-        run_started: bool,
-        rounds_ahead: int,
-    ) -> None:
-        self._ledger, self._db = ledger, ledger._db
-        self._number, self._dataset, self._plan = number, dataset, plan
-        self._lock = lock
-        self._process = os.getpid()
-        # Only the first round of all has first weights, which know no row.
-        self._run_started = run_started or first_round > 0
-        self._rounds_ahead = rounds_ahead
-        self._schedule = Schedule(plan)
-        self._first_round = self._sent_until = self._charged_until = first_round
-        entry = next(entry for entry in ledger.sessions(dataset) if entry.id == number)
-        self._rows = RowNumbers(ledger, dataset)
-        self._train = self._rows.numbers(entry.train_ids)
-        self._train_is_numbered = entry.train_ids == f"range:0:{plan.num_samples}"  # then a row's number is its own
-        self._test = self._rows.numbers(entry.test_ids)
-        self.notes = self._look_for_changes(entry)
-        self._version = -1
-        self._known_mark = b""
-        self._accounts: list[tuple[Limit, float, Rates, Spent]] = []
-        self._load_limits()
-
-    def _look_for_changes(self, entry: SessionEntry) -> list[str]:
-        others = {past.fingerprint for past in self._ledger.sessions(self._dataset) if past.id != entry.id}
-        if others and entry.fingerprint not in others:
-            return [
-                f"dataset {self._dataset!r} has other values than in its earlier runs; "
-                "its rows keep what was spent on them"
-            ]
-        return []
-
-    def _load_limits(self) -> None:
-        """What every limit has left, from the whole book; again whenever the owner changes one."""
-        version, limits = self._ledger._versioned_limits(self._dataset)
-        accounts = [
-            (
-                limit,
-                limit.budget,
-                Rates.of(self._plan, limit),
-                spending(self._ledger, self._dataset, limit, rows=self._rows),
-            )
-            for limit in limits
-        ]
-        # together: an error in between must not leave one of them
-        self._version, self._known_mark, self._accounts = version, _mark(version), accounts
-
-    def charge(self, current: Round) -> None:
-        """Charge a round, on disk, before its bytes leave; or raise BudgetExceeded and charge nothing."""
-        if os.getpid() != self._process:
-            raise LedgerError(f"round={current.number} is asked of a forked copy of the session; open one of its own")
-        if self._lock < 0:
-            raise LedgerError(f"round={current.number} comes after the session was closed; open another")
-        if current.number < self._first_round:
-            raise LedgerError(
-                f"round={current.number} is not this session's; permitted: {self._first_round}, where it began, to "
-                f"{len(self._schedule) - 1}. To run a round again open a session that begins with it"
-            )
-        if current.number < self._charged_until:
-            # A round that may have left stays charged, and its bytes are made once: asked for again it costs nothing.
-            if current.number < self._sent_until or not self._limits_changed():
-                self._sent_until = max(self._sent_until, current.number + 1)
-                return  # paid ahead
-            self._give_back(current.number)  # the owner changed a limit: it holds from this round on
-            self._load_limits()
-        ahead = min(self._rounds_ahead, len(self._schedule) - current.number)
-        while True:
-            try:
-                self._charge_block(current, ahead)
-            except BudgetExceeded as refusal:
-                if ahead == 1:
-                    self._write_refusal(current.number, str(refusal))
-                    raise
-                ahead = 1  # a block that does not fit says nothing about its first round
-                continue
-            break
-        self._sent_until = current.number + 1
-
-    def _limits_changed(self) -> bool:
-        """Whether the owner changed a limit. The lock file is asked first: in a round that takes 3 us, the book 20."""
-        if os.pread(self._lock, _MARK_BYTES, 0) == self._known_mark:
-            return False
-        return self._ledger._limits_version() != self._version
-
-    def _give_back(self, first_unused: int) -> None:
-        self._db.run("UPDATE charged SET charged_until = ? WHERE session = ?", (first_unused, self._number))
-        self._charged_until = first_unused
-
-    def _charge_block(self, current: Round, count: int) -> None:
-        # From where the book stands: it has one number for a session, so rounds that were left out are charged too.
-        first, until = self._charged_until, current.number + count
-        for _ in range(100):
-            known = self._version
-            try:
-                if self._accounts:
-                    numbers = range(first, until)
-                    self._reserve([current if i == current.number else self._schedule[i] for i in numbers])
-            except BudgetExceeded:
-                if self._version == known:
-                    raise
-                continue  # the owner has changed a limit since
-            try:
-                changed = self._db.run(
-                    "UPDATE charged SET charged_until = ? WHERE session = ? AND (SELECT limits_version FROM book) = ?",
-                    (until, self._number, self._version),
-                ).rowcount
-            except LedgerError:
-                self._version = -1  # what was reserved is not in the book: the next try starts from it
-                raise
-            if changed:
-                self._charged_until = until
-                self._run_started = True
-                return
-            self._load_limits()  # the owner changed a limit since the last round; what was reserved is gone with it
-        raise LedgerError("limits change faster than rounds can be charged")
-
-    def _reserve(self, rounds: Sequence[Round]) -> None:
-        """Add the rounds to every limit's account; if one would be crossed, start over from the book and raise."""
-        for i, current in enumerate(rounds):
-            rows = self._row_numbers(current)
-            num_rows = len(rows)
-            opens_run = i == 0 and not self._run_started
-            for limit, budget, rates, spent in self._accounts:
-                own = rates.for_row(current.kind, num_rows)
-                party_unit = limit.unit is Unit.PARTY
-                everywhere = rates.for_all(num_rows, first_round_of_run=opens_run, party_unit=party_unit)
-                spent.add(rows, own, everywhere)
-                if not spent.within(budget):
-                    would = epsilon_at(spent.worst, limit.delta, limit.order)
-                    self._load_limits()  # nothing of this was written
-                    raise BudgetExceeded(
-                        f"round={current.number} would bring dataset {self._dataset!r} to epsilon {would:.4g}; "
-                        f"its owner's limit is {limit}. Nothing was sent"
-                    )
-
-    def _row_numbers(self, current: Round) -> npt.NDArray[np.int64]:
-        if current.kind is RoundKind.JOINT:
-            return current.rows if self._train_is_numbered else self._train[current.rows]
-        return self._test[current.rows]
-
-    def _write_refusal(self, number: int, reason: str) -> None:
-        self._db.run("INSERT INTO refusals VALUES (?, ?, ?, ?)", (self._number, number, reason, _now()))
-
-    def close(self) -> None:
-        """Give back what was charged ahead and not used, and let others charge the book."""
-        if self._lock < 0:
-            return
-        lock, self._lock = self._lock, -1
-        if os.getpid() != self._process:
-            return  # a forked copy: what is charged, and the lock, are its parent's
-        try:
-            if self._sent_until < self._charged_until:
-                self._give_back(self._sent_until)
-        finally:  # what could not be given back stays charged
-            os.close(lock)
-            self._ledger.close()
 
 
 def _plain(value: float) -> float | str:

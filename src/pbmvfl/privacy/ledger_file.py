@@ -7,6 +7,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -168,3 +169,19 @@ def format_of(db: Database, path: Path) -> int | None:
     if number != FORMAT:
         raise LedgerError(f"ledger={str(path)!r} has format {number}; this program reads format {FORMAT}")
     return FORMAT
+
+
+# --- what is written beside the rows ---
+
+#: What the lock file holds: the version of the limits, as a session's rounds compare it.
+MARK_BYTES = 8
+
+
+def mark(limits_version: int) -> bytes:
+    """A version as the lock file holds it."""
+    return limits_version.to_bytes(MARK_BYTES, "little")
+
+
+def now() -> str:
+    """As the book writes times."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
