@@ -9,7 +9,7 @@ import numpy as np
 
 from benchmarks.measure import Row, alternate, seconds_per_call
 from pbmvfl.mechanisms import PoissonBinomial
-from pbmvfl.mechanisms.entropy import SystemEntropy, keystream
+from pbmvfl.randomness.secret import SystemEntropy, keystream
 from pbmvfl.secagg.masks import Masks
 from pbmvfl.secagg.ring import Ring
 from pbmvfl.wire.packing import pack

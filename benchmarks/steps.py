@@ -13,15 +13,15 @@ from torch import nn
 from torch.nn import functional
 
 from benchmarks.measure import Row, alternate
-from pbmvfl.data.schedule import Schedule
 from pbmvfl.encoders import build_encoder, build_head
-from pbmvfl.links import InProcessLink, PartyInputs
+from pbmvfl.ledger.ledger import Ledger
+from pbmvfl.ledger.limits import Limit
 from pbmvfl.party import Party
 from pbmvfl.plan import Plan
-from pbmvfl.privacy.filters import Limit
-from pbmvfl.privacy.ledger import Ledger
+from pbmvfl.schedule import Schedule
 from pbmvfl.secagg.keys import Identity, KeyExchange, Session
 from pbmvfl.server import Server
+from pbmvfl.transport.links import InProcessLink, PartyInputs
 from pbmvfl.wire.messages import SERVER, Message, MessageKind
 
 ENDLESS = 1 << 20

@@ -18,11 +18,11 @@ from hypothesis import settings
 
 from pbmvfl.cli import main
 from pbmvfl.data.vertical import VerticalDataset
-from pbmvfl.links import PartyInputs
 from pbmvfl.party import Party
 from pbmvfl.plan import Plan
 from pbmvfl.secagg.keys import Identity
 from pbmvfl.server import Server
+from pbmvfl.transport.links import PartyInputs
 
 torch.set_num_threads(1)
 # Compilation on first use would trip any deadline. Where CI is set the examples are the same every time, so that a

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from pbmvfl.errors import PlanError
 from pbmvfl.plan import Plan
-from pbmvfl.privacy.calibration import noise_deviation, plan_for_budget
+from pbmvfl.planner import noise_deviation, plan_for_budget
 
 PHISHING = {"num_parties": 5, "num_samples": 8844, "num_classes": 2}
 

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from pbmvfl.data.schedule import Schedule
 from pbmvfl.errors import RunFolderError
+from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.plan import Plan
-from pbmvfl.privacy.ledger import Ledger
+from pbmvfl.schedule import Schedule
 
 
 @pytest.fixture

@@ -20,14 +20,14 @@ import pytest
 from pbmvfl.cli.training_run import TrainingRun
 from pbmvfl.data import load_table
 from pbmvfl.federation import Parties
+from pbmvfl.ledger.ledger import Ledger
+from pbmvfl.ledger.limits import Limit
+from pbmvfl.ledger.spending import spending
 from pbmvfl.plan import Plan
 from pbmvfl.privacy.accounting import rdp_curve
-from pbmvfl.privacy.filters import Limit
-from pbmvfl.privacy.ledger import Ledger
-from pbmvfl.privacy.spending import spending
 from pbmvfl.privacy.table import training_run
 from pbmvfl.privacy.units import Accounting, Unit
-from pbmvfl.run_folder import RunFolder
+from pbmvfl.runs.folder import RunFolder
 
 MAIN = "from pbmvfl.cli import main; main()"
 

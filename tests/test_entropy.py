@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pbmvfl.mechanisms import entropy as door
-from pbmvfl.mechanisms.entropy import SystemEntropy, _SeededEntropy, fast_keystream, keystream
+from pbmvfl.randomness import secret as door
+from pbmvfl.randomness.secret import SystemEntropy, _SeededEntropy, fast_keystream, keystream
 
 
 def drawn(entropy: SystemEntropy | _SeededEntropy, count: int) -> bytes:

@@ -14,10 +14,10 @@ from safetensors.torch import load_file
 from torch import nn
 
 import statistical
-from pbmvfl.data.schedule import Schedule
 from pbmvfl.encoders import Bounded, build_encoder, build_head
 from pbmvfl.errors import PlanError
 from pbmvfl.federation import Federation, Parties
+from pbmvfl.schedule import Schedule
 
 HEADER = 44
 KIND = 5

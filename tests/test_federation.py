@@ -25,7 +25,6 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import pbmvfl
-from pbmvfl.data.schedule import Schedule
 from pbmvfl.encoders import build_head
 from pbmvfl.errors import (
     BudgetExceeded,
@@ -38,15 +37,16 @@ from pbmvfl.errors import (
     WrongSender,
 )
 from pbmvfl.federation import Federation, Parties
-from pbmvfl.links import ROUNDS_AHEAD, InProcessLink, PartyInputs, ProcessLink, _rebuilt
+from pbmvfl.ledger.ledger import Ledger
+from pbmvfl.ledger.limits import Limit, epsilon_at
 from pbmvfl.mechanisms import mechanism_for
 from pbmvfl.plan import Plan
 from pbmvfl.privacy.accounting import NO_SECURE_SUM, rdp_curve
-from pbmvfl.privacy.filters import Limit, epsilon_at
-from pbmvfl.privacy.ledger import Ledger
 from pbmvfl.privacy.table import SEEDED_NOISE, release_event, training_run
 from pbmvfl.privacy.units import Accounting, Adversary, Unit
 from pbmvfl.report.curves import describe_mechanism
+from pbmvfl.schedule import Schedule
+from pbmvfl.transport.links import ROUNDS_AHEAD, InProcessLink, PartyInputs, ProcessLink, _rebuilt
 
 HEADER = 44
 EMBEDDING = 6
@@ -763,7 +763,7 @@ import numpy as np
 import pbmvfl.federation
 from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.federation import Federation, Parties
-from pbmvfl.links import ProcessLink
+from pbmvfl.transport.links import ProcessLink
 from pbmvfl.plan import Plan
 
 processes = []

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pbmvfl.errors import IdentityError, ProtocolError
-from pbmvfl.mechanisms import entropy
+from pbmvfl.randomness import secret as entropy
 from pbmvfl.secagg.keys import Identity, KeyExchange, Session, SignedKey
 
 NUM_PARTIES = 4

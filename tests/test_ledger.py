@@ -13,20 +13,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pbmvfl.data.schedule import Schedule
 from pbmvfl.errors import BudgetExceeded, LedgerError, PlanError
 from pbmvfl.federation import Federation
-from pbmvfl.links import ROUNDS_AHEAD
+from pbmvfl.ledger import file as ledger_file
+from pbmvfl.ledger.charging import LedgerSession
+from pbmvfl.ledger.ledger import Ledger
+from pbmvfl.ledger.limits import Limit, divergence_budget, epsilon_at
+from pbmvfl.ledger.spending import fixed_plan_epsilon, spending
 from pbmvfl.plan import Plan
-from pbmvfl.privacy import ledger_file
 from pbmvfl.privacy.accounting import rdp_curve
-from pbmvfl.privacy.charging import LedgerSession
-from pbmvfl.privacy.filters import Limit, divergence_budget, epsilon_at
-from pbmvfl.privacy.ledger import Ledger
 from pbmvfl.privacy.rdp import cell_rdp
-from pbmvfl.privacy.spending import fixed_plan_epsilon, spending
 from pbmvfl.privacy.table import training_run
 from pbmvfl.privacy.units import SERVER, Accounting, Unit
+from pbmvfl.schedule import Schedule
+from pbmvfl.transport.links import ROUNDS_AHEAD
 from pbmvfl.wire.messages import MessageKind
 
 DELTA = 1e-5

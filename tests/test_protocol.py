@@ -26,10 +26,10 @@ from pbmvfl.errors import (
     WrongSession,
     WrongVersion,
 )
-from pbmvfl.links import PartyInputs
 from pbmvfl.party import Party
 from pbmvfl.secagg.keys import Identity
 from pbmvfl.server import Server
+from pbmvfl.transport.links import PartyInputs
 
 #: field -> (offset, bytes): the documented header.
 FIELDS = {

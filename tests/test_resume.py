@@ -18,21 +18,21 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from pbmvfl.checkpoint import Progress, load_progress, load_weights, save_checkpoint
-from pbmvfl.driver import Meter
 from pbmvfl.files import write_atomically
+from pbmvfl.ledger.ledger import Ledger
+from pbmvfl.ledger.limits import Limit, epsilon_at
 from pbmvfl.plan import Plan
 from pbmvfl.privacy.accounting import rdp_curve
-from pbmvfl.privacy.filters import Limit, epsilon_at
-from pbmvfl.privacy.ledger import Ledger
 from pbmvfl.privacy.table import training_run
 from pbmvfl.privacy.units import Accounting, Unit
+from pbmvfl.runs.checkpoints import Progress, load_progress, load_weights, save_checkpoint
+from pbmvfl.runs.driver import Meter
 
 MAIN = "from pbmvfl.cli import main; main()"
 #: The command in a process that ends itself, as kill -9 does, when its n-th embedding crosses the wire.
 SUICIDE = """
 import os, signal, sys
-from pbmvfl.driver import Meter
+from pbmvfl.runs.driver import Meter
 from pbmvfl.cli import main
 left = int(sys.argv.pop(1))
 record = Meter.record
@@ -452,7 +452,7 @@ def test_a_run_that_is_refused_again_loses_nothing_even_if_it_is_killed_then(sto
         write_atomically(path, data)
 
     with monkeypatch.context() as patch:
-        patch.setattr("pbmvfl.checkpoint.write_atomically", killed)
+        patch.setattr("pbmvfl.runs.checkpoints.write_atomically", killed)
         assert cli("train", "--resume", "run", "--json")[0] == 130
     assert len(writes) == 2
     index = json.loads((tmp_path / "run" / INDEX).read_text())
@@ -487,7 +487,7 @@ def test_a_second_checkpoint_of_one_round_leaves_the_first_or_is_whole(crash_at,
 
     count: list[Path] = []
     save_all(0.0, progress)
-    monkeypatch.setattr("pbmvfl.checkpoint.write_atomically", crashing)
+    monkeypatch.setattr("pbmvfl.runs.checkpoints.write_atomically", crashing)
     survived = crash_at > 4  # three roles and the index
     if survived:
         save_all(10.0, replace(progress, seconds=2.0))

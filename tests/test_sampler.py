@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 import statistical
 from pbmvfl.errors import NonFiniteError, PlanError
 from pbmvfl.mechanisms import Exact, LocalGaussian, PoissonBinomial, kernels, mechanism_for
-from pbmvfl.mechanisms.entropy import SystemEntropy, _SeededEntropy
 from pbmvfl.plan import Plan
 from pbmvfl.privacy.events import (
     ExactRelease,
@@ -25,6 +24,7 @@ from pbmvfl.privacy.events import (
     local_gaussian_variance,
 )
 from pbmvfl.privacy.table import training_run
+from pbmvfl.randomness.secret import SystemEntropy, _SeededEntropy
 from pbmvfl.simulation.noise import GaussianSum
 from statistical import NUM_DRAWS
 

@@ -17,13 +17,13 @@ import pytest
 
 from pbmvfl.errors import CheckpointError
 from pbmvfl.federation import Federation
-from pbmvfl.sessions import SessionLog, SessionRecord
+from pbmvfl.runs.release_log import SessionLog, SessionRecord
 
 #: A process that trains in the folder until it is killed.
 HOLDER = """
 import sys, time
 from pathlib import Path
-from pbmvfl.sessions import SessionLog
+from pbmvfl.runs.release_log import SessionLog
 log = SessionLog(Path(sys.argv[1]))
 log.open("ab", first_round=0, until=8, noise_is_seeded=False)
 print("open", flush=True)

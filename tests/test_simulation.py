@@ -15,13 +15,13 @@ import torch
 from scipy import stats
 
 import statistical
-from pbmvfl.data.schedule import SCHEDULE_STREAM, public_permutation
 from pbmvfl.encoders import build_encoder
 from pbmvfl.errors import NonFiniteError, PlanError
 from pbmvfl.federation import Federation
 from pbmvfl.mechanisms.pbm import PoissonBinomial
 from pbmvfl.metrics import classification_metrics
 from pbmvfl.plan import Plan
+from pbmvfl.randomness.public import SCHEDULE_STREAM, public_permutation
 from pbmvfl.simulation import Simulation, Target, cuda, graphed
 from pbmvfl.simulation.graphed import Execution, GraphedSimulation, evaluate_together, take_turns
 from pbmvfl.simulation.noise import (

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pbmvfl.privacy.spending import RowNumbers
+from pbmvfl.ledger.spending import RowNumbers
 
 
 class Book:

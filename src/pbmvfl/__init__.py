@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from pbmvfl.data import VerticalDataset, load_dataset, load_table
     from pbmvfl.encoders import Bounded
     from pbmvfl.federation import Federation, Parties
-    from pbmvfl.privacy.filters import Limit
-    from pbmvfl.privacy.ledger import Ledger
+    from pbmvfl.ledger.ledger import Ledger
+    from pbmvfl.ledger.limits import Limit
     from pbmvfl.privacy.table import PrivacyTable
     from pbmvfl.privacy.units import Accounting, Adversary, Unit
-    from pbmvfl.results import Result
+    from pbmvfl.runs.results import Result
 
 __version__ = "0.1.0"
 
@@ -32,11 +32,11 @@ _LAZY = {
     "Adversary": "pbmvfl.privacy.units",
     "Bounded": "pbmvfl.encoders",
     "Federation": "pbmvfl.federation",
-    "Ledger": "pbmvfl.privacy.ledger",
-    "Limit": "pbmvfl.privacy.filters",
+    "Ledger": "pbmvfl.ledger.ledger",
+    "Limit": "pbmvfl.ledger.limits",
     "Parties": "pbmvfl.federation",
     "PrivacyTable": "pbmvfl.privacy.table",
-    "Result": "pbmvfl.results",
+    "Result": "pbmvfl.runs.results",
     "Unit": "pbmvfl.privacy.units",
     "VerticalDataset": "pbmvfl.data",
     "load_dataset": "pbmvfl.data",

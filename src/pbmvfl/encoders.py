@@ -16,9 +16,9 @@ from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 
-from pbmvfl.data.schedule import WEIGHTS_STREAM, public_bits
 from pbmvfl.errors import EncoderError
 from pbmvfl.plan import COUPLES_ROWS, Activation, Plan
+from pbmvfl.randomness.public import WEIGHTS_STREAM, public_bits
 
 _ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     Activation.TANH: torch.tanh,

@@ -20,19 +20,19 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from pbmvfl.checkpoint import Progress, load_progress, load_weights, save_checkpoint
-from pbmvfl.costs import Traffic
 from pbmvfl.data.vertical import VerticalDataset
-from pbmvfl.driver import Meter, Tap, drive
 from pbmvfl.encoders import build_encoder, check_distinct
 from pbmvfl.errors import BudgetExceeded, EncoderError, LedgerError, PlanError
-from pbmvfl.links import InProcessLink, PartyInputs, PartyLink, ProcessLink
 from pbmvfl.metrics import classification_metrics
 from pbmvfl.plan import Evaluation, Plan
-from pbmvfl.results import Result
+from pbmvfl.runs.checkpoints import Progress, load_progress, load_weights, save_checkpoint
+from pbmvfl.runs.driver import Meter, Tap, drive
+from pbmvfl.runs.release_log import SessionLog
+from pbmvfl.runs.results import Result
 from pbmvfl.secagg.keys import Identity
 from pbmvfl.server import Server
-from pbmvfl.sessions import SessionLog
+from pbmvfl.transport.links import InProcessLink, PartyInputs, PartyLink, ProcessLink
+from pbmvfl.wire.traffic import Traffic
 
 #: Called after every round with (completed rounds, the last loss, traffic so far).
 OnRound = Callable[[int, float, Traffic], None]

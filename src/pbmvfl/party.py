@@ -19,7 +19,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from pbmvfl.data.schedule import Round, RoundKind, Schedule
 from pbmvfl.encoders import check_encoder
 from pbmvfl.errors import (
     DuplicateMessage,
@@ -31,8 +30,9 @@ from pbmvfl.errors import (
     WrongSession,
 )
 from pbmvfl.mechanisms import mechanism_for
-from pbmvfl.mechanisms.entropy import Entropy, SystemEntropy
 from pbmvfl.plan import Evaluation, Plan
+from pbmvfl.randomness.secret import Entropy, SystemEntropy
+from pbmvfl.schedule import Round, RoundKind, Schedule
 from pbmvfl.secagg.keys import (
     KEY_BYTES,
     NONCE_BYTES,
@@ -43,7 +43,7 @@ from pbmvfl.secagg.keys import (
     SignedKey,
 )
 from pbmvfl.secagg.masks import Masks
-from pbmvfl.training import Trainer
+from pbmvfl.updates.trainer import Trainer
 from pbmvfl.wire.codecs import codec_for
 from pbmvfl.wire.messages import SERVER, Message, MessageKind
 from pbmvfl.wire.payloads import payload_format, sum_ring

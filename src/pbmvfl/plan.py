@@ -16,15 +16,14 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from pbmvfl.errors import PlanError
 from pbmvfl.privacy.events import fixed_point_beta
+from pbmvfl.protocol import PROTOCOL_VERSION
 
 if TYPE_CHECKING:
-    from pbmvfl.costs import Traffic
     from pbmvfl.data.vertical import VerticalDataset
     from pbmvfl.privacy.table import PrivacyTable
     from pbmvfl.privacy.units import Adversary
+    from pbmvfl.wire.traffic import Traffic
 
-#: Changes whenever the bytes on the wire or the meaning of a plan change.
-PROTOCOL_VERSION = 1
 #: Below this, rounding a probability to 16 bits would move an embedding by more than 1e-3 of its bound.
 SMALLEST_BETA = 1 / 128
 LARGEST_BETA = 1 / 4
@@ -280,13 +279,13 @@ class Plan:
 
         Give `data`, or `num_parties`, `num_samples` and `num_classes`; see `privacy.calibration.plan_for_budget`.
         """
-        from pbmvfl.privacy.calibration import plan_for_budget
+        from pbmvfl.planner import plan_for_budget
 
         return plan_for_budget(epsilon=epsilon, delta=delta, unit=unit, accounting=accounting, **sizes).plan
 
     def traffic(self) -> Traffic:
         """The bytes that this plan will move, exactly, before anything runs."""
-        from pbmvfl.costs import predicted_traffic
+        from pbmvfl.wire.traffic import predicted_traffic
 
         return predicted_traffic(self)
 

@@ -18,13 +18,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pbmvfl.data.schedule import Round, RoundKind, Schedule
 from pbmvfl.encoders import build_head
 from pbmvfl.errors import DuplicateMessage, OutOfOrder, TruncatedMessage, WrongPlan, WrongSender, WrongSession
 from pbmvfl.mechanisms import mechanism_for
 from pbmvfl.plan import Plan
+from pbmvfl.schedule import Round, RoundKind, Schedule
 from pbmvfl.secagg.keys import KEY_BYTES, NONCE_BYTES, RUN_ID_BYTES, SIGNATURE_BYTES, Session
-from pbmvfl.training import Trainer
+from pbmvfl.updates.trainer import Trainer
 from pbmvfl.wire.codecs import codec_for
 from pbmvfl.wire.messages import NO_RUN, NO_SESSION, SERVER, Message, MessageKind
 from pbmvfl.wire.payloads import payload_format

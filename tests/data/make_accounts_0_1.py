@@ -1,11 +1,12 @@
-"""How `accounts-0.1.json` was made: what version 0.1.0, commit 9dcc15c, said of these plans. Kept to show what is in it."""
+"""How `accounts-0.1.json` was made: what version 0.1.0, commit 9dcc15c, said of these plans. It does not run again."""
 
 import itertools
 import json
 from pathlib import Path
 
-from pbmvfl.plan import Plan
 from pbmvfl.privacy.calibration import plan_for_budget
+
+from pbmvfl.plan import Plan
 
 SIZES = {"num_parties": 5, "num_samples": 230, "num_test_samples": 41, "num_classes": 3}
 CHOICES = [
@@ -26,7 +27,12 @@ for choices, codec in zip(CHOICES, itertools.cycle(CODECS)):
         {"plan": plan.to_dict(), "privacy": plan.privacy(delta=1e-6).to_dicts(), "traffic": plan.traffic().to_dict()}
     )
 budgets = []
-for epsilon, unit, accounting in ((8, "cell", "paper"), (40, "record", "paper"), (3, "cell", "strict"), (60, "party", "paper")):
+for epsilon, unit, accounting in (
+    (8, "cell", "paper"),
+    (40, "record", "paper"),
+    (3, "cell", "strict"),
+    (60, "party", "paper"),
+):
     asked = {"epsilon": epsilon, "delta": 1e-5, "unit": unit, "accounting": accounting, **SIZES}
     planned = plan_for_budget(**asked)
     budgets.append({"asked": asked, "plan": planned.plan.to_dict(), "epsilon": planned.epsilon})

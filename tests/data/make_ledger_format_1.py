@@ -8,12 +8,13 @@ import contextlib
 import json
 from pathlib import Path
 
-from pbmvfl.errors import BudgetExceeded
 from pbmvfl.data.schedule import Schedule
-from pbmvfl.plan import Plan
 from pbmvfl.privacy.filters import Limit, epsilon_at
 from pbmvfl.privacy.ledger import Ledger
 from pbmvfl.privacy.spending import fixed_plan_epsilon, spending
+
+from pbmvfl.errors import BudgetExceeded
+from pbmvfl.plan import Plan
 
 HERE = Path(__file__).parent
 BOOK = HERE / "ledger-format-1.sqlite"
@@ -32,7 +33,13 @@ NAMED = [f"person-{i}" for i in range(50)]
 
 def charge(dataset, plan, run, session, first=0, until=None, **ids):
     opened = Ledger(BOOK).open_session(
-        dataset=dataset, plan=plan, run=run, session=session, first_round=first, fingerprint=f"values of {dataset}", **ids
+        dataset=dataset,
+        plan=plan,
+        run=run,
+        session=session,
+        first_round=first,
+        fingerprint=f"values of {dataset}",
+        **ids,
     )
     schedule = Schedule(plan)
     with contextlib.closing(opened), contextlib.suppress(BudgetExceeded):

@@ -13,9 +13,9 @@ import typer
 from pbmvfl.cli.options import check_target
 from pbmvfl.errors import LedgerError
 from pbmvfl.files import write_atomically
-from pbmvfl.privacy.filters import Limit, epsilon_at, unit_and_accounting
-from pbmvfl.privacy.ledger import Ledger
-from pbmvfl.privacy.spending import fixed_plan_epsilon, spending
+from pbmvfl.ledger.ledger import Ledger
+from pbmvfl.ledger.limits import Limit, epsilon_at, unit_and_accounting
+from pbmvfl.ledger.spending import fixed_plan_epsilon, spending
 from pbmvfl.privacy.table import format_epsilon
 from pbmvfl.privacy.units import Accounting, Unit
 

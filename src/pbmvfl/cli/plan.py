@@ -12,7 +12,7 @@ import typer
 from pbmvfl.cli.options import check_picture, check_target
 from pbmvfl.errors import RunFolderError
 from pbmvfl.files import write_atomically
-from pbmvfl.privacy.calibration import PlannedBudget, noise_deviation, plan_for_budget
+from pbmvfl.planner import PlannedBudget, noise_deviation, plan_for_budget
 from pbmvfl.privacy.table import format_epsilon, privacy_notes
 
 _NO_NOISY_UPDATES = "this version accounts for noisy weight updates but does not train with them yet"
@@ -123,7 +123,7 @@ def _show(planned: PlannedBudget, out: Path | None, picture: Path | None) -> Non
     from rich.console import Console
 
     from pbmvfl.cli.tables import plain_table, print_notes, print_privacy
-    from pbmvfl.costs import human_bytes
+    from pbmvfl.wire.traffic import human_bytes
 
     console = Console(highlight=False)
     plan, traffic = planned.plan, planned.plan.traffic()

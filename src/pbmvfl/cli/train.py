@@ -10,13 +10,13 @@ import numpy as np
 import typer
 
 from pbmvfl.cli.options import on_or_off
+from pbmvfl.cli.presets import preset, uses_pictures
 from pbmvfl.errors import CheckpointError, DataError, PlanError, RunFolderError
 from pbmvfl.json_files import read_object
 from pbmvfl.plan import Activation, Evaluation, GradientCodecName, MechanismName, OptimizerName, Plan
-from pbmvfl.presets import preset, uses_pictures
 from pbmvfl.privacy.conversion import check_delta
-from pbmvfl.results import DEFAULT_DELTA
-from pbmvfl.run_folder import RunFolder
+from pbmvfl.runs.folder import RunFolder
+from pbmvfl.runs.results import DEFAULT_DELTA
 
 if TYPE_CHECKING:
     from pbmvfl.data.vertical import VerticalDataset

@@ -14,9 +14,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from pbmvfl.checkpoint import load_progress
 from pbmvfl.cli.tables import print_notes, print_privacy
-from pbmvfl.costs import Traffic, human_bytes
 from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.errors import LedgerError, ProtocolError
 from pbmvfl.federation import Federation, Parties
@@ -24,9 +22,11 @@ from pbmvfl.mechanisms import mechanism_for
 from pbmvfl.plan import COUPLES_ROWS, MechanismName, Plan
 from pbmvfl.privacy.table import privacy_notes, privacy_of_uses
 from pbmvfl.report.curves import describe_mechanism
-from pbmvfl.results import Result
-from pbmvfl.run_folder import RunFolder
-from pbmvfl.sessions import SessionLog
+from pbmvfl.runs.checkpoints import load_progress
+from pbmvfl.runs.folder import RunFolder
+from pbmvfl.runs.release_log import SessionLog
+from pbmvfl.runs.results import Result
+from pbmvfl.wire.traffic import Traffic, human_bytes
 
 #: Exit code of a run that a party's ledger ended: not an error, and not a complete run.
 STOPPED_BY_LEDGER = 3

@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pbmvfl.data.schedule import SPLIT_STREAM, public_permutation
 from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.errors import DataError
+from pbmvfl.randomness.public import SPLIT_STREAM, public_permutation
 
 #: Unquoted, these are missing values in a CSV; in quotes they are words.
 _CSV_NULLS = ["", "NA", "N/A", "NaN", "nan", "NULL", "null"]

@@ -7,13 +7,13 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from pbmvfl.mechanisms.entropy import Entropy
 from pbmvfl.mechanisms.exact import Exact
 from pbmvfl.mechanisms.gaussian import LocalGaussian
 from pbmvfl.mechanisms.pbm import PoissonBinomial
 from pbmvfl.plan import Plan
 from pbmvfl.privacy.events import ExactRelease, LocalGaussianRelease, ReleaseEvent
 from pbmvfl.privacy.table import release_event
+from pbmvfl.randomness.secret import Entropy
 
 __all__ = ["Exact", "LocalGaussian", "Mechanism", "PoissonBinomial", "mechanism_for"]
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from pbmvfl.mechanisms.entropy import Entropy
 from pbmvfl.mechanisms.refusals import not_finite
 from pbmvfl.privacy.events import ExactRelease
+from pbmvfl.randomness.secret import Entropy
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from pbmvfl.mechanisms.entropy import Entropy, standard_normal
 from pbmvfl.mechanisms.refusals import not_finite
 from pbmvfl.privacy.events import LocalGaussianRelease
+from pbmvfl.randomness.secret import Entropy, standard_normal
 
 
 @dataclass(frozen=True, kw_only=True)

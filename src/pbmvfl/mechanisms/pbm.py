@@ -18,9 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from pbmvfl.mechanisms import kernels
-from pbmvfl.mechanisms.entropy import Entropy
 from pbmvfl.mechanisms.refusals import not_finite
 from pbmvfl.privacy.events import PROBABILITY_ONE, PoissonBinomialRelease
+from pbmvfl.randomness.secret import Entropy
 from pbmvfl.secagg.ring import Ring
 
 #: Random bytes drawn at a time: they stay in the second-level cache between the cipher and the comparison.

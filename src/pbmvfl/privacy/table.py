@@ -27,7 +27,7 @@ from pbmvfl.privacy.events import (
 from pbmvfl.privacy.units import CURIOUS_PARTY, SERVER, Accounting, Adversary, Unit
 
 if TYPE_CHECKING:
-    from pbmvfl.results import Result
+    from pbmvfl.runs.results import Result
 
 SEEDED_NOISE = "the noise was seeded for a test, so it hides nothing"
 #: exp(20) is half a billion: with such odds an adversary may be as good as certain of a value.

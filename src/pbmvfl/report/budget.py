@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from pbmvfl.plan import LARGEST_BETA, SMALLEST_BETA, Plan
-from pbmvfl.privacy.calibration import PlannedBudget
+from pbmvfl.planner import PlannedBudget
 from pbmvfl.report.style import COLOURS, new_figure, save_figure
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pbmvfl.plan import MechanismName, Plan
 from pbmvfl.report.style import COLOURS, new_figure, save_figure
-from pbmvfl.results import Result
+from pbmvfl.runs.results import Result
 
 
 def describe_mechanism(plan: Plan) -> str:

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 
 from pbmvfl.data.datasets import data_root, load_dataset
-from pbmvfl.data.schedule import SPLIT_STREAM, public_permutation
 from pbmvfl.data.sources import cache_root
 from pbmvfl.data.vertical import Layout, VerticalDataset, numbered_parties, split_whole
 from pbmvfl.errors import DataError
+from pbmvfl.randomness.public import SPLIT_STREAM, public_permutation
 from pbmvfl.reproduction.studies import Study
 
 NO_DATA = "not run here, no data"

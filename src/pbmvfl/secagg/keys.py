@@ -20,8 +20,8 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from pbmvfl.errors import IdentityError, ProtocolError
-from pbmvfl.mechanisms.entropy import fork_generation
-from pbmvfl.plan import PROTOCOL_VERSION
+from pbmvfl.protocol import PROTOCOL_VERSION
+from pbmvfl.randomness.secret import fork_generation
 
 NONCE_BYTES = 32
 KEY_BYTES = 32

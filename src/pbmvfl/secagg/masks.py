@@ -15,7 +15,7 @@ import numpy.typing as npt
 from cryptography.hazmat.primitives.ciphers import CipherContext
 
 from pbmvfl.errors import OutOfOrder, ProtocolError
-from pbmvfl.mechanisms.entropy import Zeros, fork_generation, keystream
+from pbmvfl.randomness.secret import Zeros, fork_generation, keystream
 from pbmvfl.secagg.ring import Ring
 
 #: Expanded ahead: enough rounds that the cost of a call disappears, little enough to stay in cache.

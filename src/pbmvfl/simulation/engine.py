@@ -18,16 +18,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pbmvfl.data.schedule import Schedule
 from pbmvfl.data.vertical import Array, VerticalDataset
 from pbmvfl.encoders import Bounded, build_head
 from pbmvfl.errors import PlanError
 from pbmvfl.plan import Evaluation, GradientCodecName, Plan
+from pbmvfl.schedule import Schedule
 from pbmvfl.simulation.dense import DENSE, DenseStack, stacked_features
 from pbmvfl.simulation.networks import Everything, Networks
 from pbmvfl.simulation.noise import SIMULATED, noisy_sum
 from pbmvfl.simulation.scores import simulated_metrics
-from pbmvfl.training import Trainer
+from pbmvfl.updates.trainer import Trainer
 
 
 @dataclass(frozen=True)

@@ -23,17 +23,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pbmvfl.data.schedule import SCHEDULE_STREAM, public_permutation
 from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.encoders import build_encoder, build_head
 from pbmvfl.errors import PlanError
 from pbmvfl.files import write_atomically
 from pbmvfl.plan import OptimizerName, Plan
+from pbmvfl.randomness.public import SCHEDULE_STREAM, public_permutation
 from pbmvfl.simulation.engine import check_plan
 from pbmvfl.simulation.networks import Everything
 from pbmvfl.simulation.noise import SIMULATED, noisy_sum
 from pbmvfl.simulation.pictures import Rows
-from pbmvfl.training import Trainer
+from pbmvfl.updates.trainer import Trainer
 
 #: Rows of one evaluation batch, about; batch statistics of so many rows are steadier than those of a round.
 _EVALUATION_ROWS = 1000

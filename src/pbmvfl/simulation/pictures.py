@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pbmvfl.data.schedule import public_bits
 from pbmvfl.data.vertical import Array
+from pbmvfl.randomness.public import public_bits
 
 #: A stream of the public seed that nothing else uses.
 AUGMENTATION_STREAM = 0x4155

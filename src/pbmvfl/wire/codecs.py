@@ -11,9 +11,9 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from pbmvfl.data.schedule import CODEC_STREAM, public_bits
 from pbmvfl.errors import NonFiniteError, NonFiniteMessage, TruncatedMessage
 from pbmvfl.plan import GradientCodecName
+from pbmvfl.randomness.public import CODEC_STREAM, public_bits
 
 _Floats = npt.NDArray[np.float32]
 #: The largest bfloat16, as bits, of which 127 steps are still finite.

@@ -23,7 +23,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from pbmvfl.errors import TruncatedMessage, WrongVersion
-from pbmvfl.plan import PROTOCOL_VERSION
+from pbmvfl.protocol import PROTOCOL_VERSION
 
 _HEADER = struct.Struct("<4sBBH8s16sIIBBH")
 _MAGIC = b"PBMV"

@@ -22,7 +22,7 @@ from pbmvfl.errors import CheckpointError
 from pbmvfl.files import sync_folder, write_atomically
 from pbmvfl.json_files import Kinds, checked_object, read_object
 from pbmvfl.plan import Plan
-from pbmvfl.results import TRAFFIC_KINDS
+from pbmvfl.runs.results import TRAFFIC_KINDS
 
 _INDEX = "checkpoint.json"
 _KINDS: Kinds = {

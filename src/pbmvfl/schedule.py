@@ -15,29 +15,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from pbmvfl.randomness.public import SCHEDULE_STREAM, public_permutation
+
 if TYPE_CHECKING:
     from pbmvfl.plan import Plan
-
-#: Streams of the public seed. Two uses of one seed must never share a stream.
-SCHEDULE_STREAM = 1
-SPLIT_STREAM = 2
-WEIGHTS_STREAM = 3
-CODEC_STREAM = 4
-
-
-def public_bits(count: int, *, seed: int, stream: int, index: int = 0) -> npt.NDArray[np.uint64]:
-    """`count` public random 64-bit words for (seed, stream, index).
-
-    A bit generator's raw stream is fixed for ever; what numpy's Generator methods make of it is not.
-    """
-    key = np.array([seed & 0xFFFFFFFFFFFFFFFF, (stream << 48) | index], dtype=np.uint64)
-    words = np.random.Philox(key=key).random_raw(count)
-    return np.asarray(words, dtype=np.uint64)
-
-
-def public_permutation(count: int, *, seed: int, stream: int, index: int = 0) -> npt.NDArray[np.int64]:
-    """A permutation of 0..count-1 that every machine and every numpy version computes alike."""
-    return np.argsort(public_bits(count, seed=seed, stream=stream, index=index), kind="stable").astype(np.int64)
 
 
 class RoundKind(IntEnum):

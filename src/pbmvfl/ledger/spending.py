@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from pbmvfl.data.schedule import RoundKind, Schedule
+from pbmvfl.ledger.limits import Limit, Rates
 from pbmvfl.privacy.conversion import epsilon_from_rdp
-from pbmvfl.privacy.filters import Limit, Rates
 from pbmvfl.privacy.orders import ORDERS
 from pbmvfl.privacy.units import Accounting, Unit
+from pbmvfl.schedule import RoundKind, Schedule
 
 if TYPE_CHECKING:
-    from pbmvfl.privacy.ledger import Ledger, SessionEntry
+    from pbmvfl.ledger.ledger import Ledger, SessionEntry
 
 _Numbers = npt.NDArray[np.int64]
 #: Rounds kept aside before they are added to the rows.

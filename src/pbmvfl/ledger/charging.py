@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from pbmvfl.data.schedule import Round, RoundKind, Schedule
 from pbmvfl.errors import BudgetExceeded, LedgerError
+from pbmvfl.ledger.file import MARK_BYTES, mark, now
+from pbmvfl.ledger.limits import Limit, Rates, epsilon_at
+from pbmvfl.ledger.spending import RowNumbers, Spent, spending
 from pbmvfl.plan import Plan
-from pbmvfl.privacy.filters import Limit, Rates, epsilon_at
-from pbmvfl.privacy.ledger_file import MARK_BYTES, mark, now
-from pbmvfl.privacy.spending import RowNumbers, Spent, spending
 from pbmvfl.privacy.units import Unit
+from pbmvfl.schedule import Round, RoundKind, Schedule
 
 if TYPE_CHECKING:
-    from pbmvfl.privacy.ledger import Ledger, SessionEntry
+    from pbmvfl.ledger.ledger import Ledger, SessionEntry
 
 
 class LedgerSession:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
-from pbmvfl.data.schedule import Schedule
 from pbmvfl.plan import Plan
+from pbmvfl.schedule import Schedule
 from pbmvfl.secagg.keys import KEY_BYTES, NONCE_BYTES, SIGNATURE_BYTES
 from pbmvfl.wire.codecs import codec_for
 from pbmvfl.wire.messages import HEADER_BYTES

@@ -10,7 +10,7 @@ from pbmvfl.errors import PlanError, RunFolderError
 from pbmvfl.files import write_atomically
 from pbmvfl.json_files import Kinds, checked_object, read_object
 from pbmvfl.plan import Plan
-from pbmvfl.results import DEFAULT_DELTA, Result, history_csv
+from pbmvfl.runs.results import DEFAULT_DELTA, Result, history_csv
 
 RUNS = Path("runs")
 _TEXT = str | None

@@ -25,11 +25,11 @@ from typing import Any
 import numpy as np
 
 from pbmvfl.errors import LedgerError
+from pbmvfl.ledger.charging import LedgerSession
+from pbmvfl.ledger.file import FORMAT, error_code, format_of, mark, now, open_for_reading, open_for_writing
+from pbmvfl.ledger.limits import Limit, epsilon_at
+from pbmvfl.ledger.spending import spending
 from pbmvfl.plan import Plan
-from pbmvfl.privacy.charging import LedgerSession
-from pbmvfl.privacy.filters import Limit, epsilon_at
-from pbmvfl.privacy.ledger_file import FORMAT, error_code, format_of, mark, now, open_for_reading, open_for_writing
-from pbmvfl.privacy.spending import spending
 from pbmvfl.privacy.units import Accounting, Unit
 
 _SCHEMA = """

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from pbmvfl.data.schedule import RoundKind
 from pbmvfl.errors import PlanError
 from pbmvfl.plan import Plan
 from pbmvfl.privacy.conversion import check_delta
@@ -18,6 +17,7 @@ from pbmvfl.privacy.orders import ORDERS
 from pbmvfl.privacy.rdp import release_rdp, update_rdp
 from pbmvfl.privacy.table import format_epsilon, training_run
 from pbmvfl.privacy.units import Accounting, Adversary, Unit
+from pbmvfl.schedule import RoundKind
 
 
 def divergence_budget(epsilon: float, delta: float, order: float) -> float:

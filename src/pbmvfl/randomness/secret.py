@@ -2,7 +2,7 @@
 
 AES-256 in counter mode under a key from the operating system. There is no seed argument and no way to copy or save
 the state; a forked child gets a fresh key before it can draw anything. Schedule, first weights and the gradient
-codec's rounding are public and come from elsewhere (`pbmvfl.data.schedule.public_bits`).
+codec's rounding are public and come from elsewhere (`pbmvfl.randomness.public.public_bits`).
 """
 
 from __future__ import annotations

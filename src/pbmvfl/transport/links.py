@@ -26,11 +26,11 @@ from torch import Tensor, nn
 
 from pbmvfl.encoders import build_encoder
 from pbmvfl.errors import PbmvflError, ProtocolError
-from pbmvfl.mechanisms.entropy import _SeededEntropy
+from pbmvfl.ledger.charging import LedgerSession
+from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.party import Party
 from pbmvfl.plan import Plan
-from pbmvfl.privacy.charging import LedgerSession
-from pbmvfl.privacy.ledger import Ledger
+from pbmvfl.randomness.secret import _SeededEntropy
 from pbmvfl.secagg.keys import Identity, Session
 
 #: Rounds that a party of a simulation has charged in one transaction. One by one a charge takes a tenth of a round, and

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from pbmvfl.costs import Traffic
+from pbmvfl.wire.traffic import Traffic
 from pbmvfl.errors import PbmvflError, ProtocolError
-from pbmvfl.links import PartyLink
+from pbmvfl.transport.links import PartyLink
 from pbmvfl.server import Server
 
 #: Called with (direction, party, bytes) for every message; tests record transcripts with it.

@@ -1,0 +1,1 @@
+"""Randomness, secret and public: two doors, and no third."""

@@ -1,0 +1,1 @@
+"""How a party's network learns from a gradient."""
