@@ -12,7 +12,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from pbmvfl.errors import PbmvflError
-from pbmvfl.plan import Activation, Evaluation, GradientCodecName, MechanismName, OptimizerName, Plan
+from pbmvfl.plan import Plan
+from pbmvfl.plan_groups import Activation, Evaluation, OptimizerName
+from pbmvfl.wire.codecs import GradientCodecName
 
 if TYPE_CHECKING:
     from pbmvfl.data import VerticalDataset, load_dataset, load_table
@@ -53,7 +55,6 @@ __all__ = [
     "GradientCodecName",
     "Ledger",
     "Limit",
-    "MechanismName",
     "OptimizerName",
     "Parties",
     "PbmvflError",

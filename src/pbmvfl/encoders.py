@@ -17,7 +17,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 
 from pbmvfl.errors import EncoderError
-from pbmvfl.plan import COUPLES_ROWS, Activation, Plan
+from pbmvfl.plan import Plan
+from pbmvfl.plan_groups import Activation
 from pbmvfl.randomness.public import WEIGHTS_STREAM, public_bits
 
 _ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
@@ -186,7 +187,7 @@ def check_encoder(encoder: nn.Module, plan: Plan, *, index: int, rows: Tensor | 
         )
     if encoder.bound != plan.bound:
         raise EncoderError(f"party={index}: its encoder has bound={encoder.bound:g}, the plan has bound={plan.bound:g}")
-    if plan.encoder not in COUPLES_ROWS:  # with those each use of a row is charged as its whole batch
+    if not plan.couples_rows:  # with those each use of a row is charged as its whole batch
         _check_rows_apart(encoder, index, rows)
     return encoder
 

@@ -24,7 +24,8 @@ from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.encoders import build_encoder, check_distinct
 from pbmvfl.errors import BudgetExceeded, EncoderError, LedgerError, PlanError
 from pbmvfl.metrics import classification_metrics
-from pbmvfl.plan import Evaluation, Plan
+from pbmvfl.plan import Plan
+from pbmvfl.plan_groups import Evaluation
 from pbmvfl.runs.checkpoints import Progress, load_progress, load_weights, save_checkpoint
 from pbmvfl.runs.driver import Meter, Tap, drive
 from pbmvfl.runs.release_log import SessionLog
@@ -159,7 +160,7 @@ class _Run:
         self._history: list[dict[str, Any]] = list(progress.history) if progress else []
         self._noise_is_seeded = federation._known_randomness is not None
         # Scores of test rows are not kept: a run that ended among them asks for all of them again.
-        first_round = min(progress.completed_rounds, self._plan.num_rounds) if progress else 0
+        first_round = min(progress.completed_rounds, self._plan.schedule.trained_at) if progress else 0
         self._server = Server(
             self._plan,
             train_labels=data.train_labels,
@@ -216,7 +217,7 @@ class _Run:
             traffic=self._traffic(),
             seconds=time.perf_counter() - self._started,
             sessions=tuple(self._sessions.records),
-            row_uses=self._sessions.row_uses(self._plan),
+            row_uses=self._sessions.uses(self._plan),
             noise_is_seeded=self._sessions.noise_is_seeded,
             stopped=stopped,
         )
@@ -224,8 +225,8 @@ class _Run:
     def _stop_early(self) -> None:
         """A party refused a round. Every network has taken the step before it, so what there is, is complete."""
         completed = self._server.completed_rounds
-        if completed < self._plan.num_rounds and (self._losses or not self._history):
-            self._history.append(self._history_line(completed / self._plan.rounds_per_epoch))
+        if completed < self._plan.schedule.trained_at and (self._losses or not self._history):
+            self._history.append(self._history_line(self._plan.schedule.epochs_before(completed)))
         if self._checkpoints is not None:
             self._save(self._checkpoints)
         # The refused round may have left the other parties, masked; it counts.
@@ -245,11 +246,9 @@ class _Run:
 
     def _next_boundary(self) -> int:
         """The round after which the next checkpoint comes; until there, releases are charged ahead."""
-        epoch = self._server.completed_rounds // self._plan.rounds_per_epoch
+        epoch = int(self._plan.schedule.epochs_before(self._server.completed_rounds))
         epoch += self._checkpoint_every - epoch % self._checkpoint_every
-        if epoch >= self._plan.num_epochs:
-            return self._plan.num_rounds + self._plan.num_prediction_rounds
-        return epoch * self._plan.rounds_per_epoch
+        return self._plan.schedule.end_of_epoch(epoch)
 
     def _joint_round(self, loss: float, scores: Tensor, labels: Tensor) -> None:
         self._loss = loss
@@ -266,7 +265,7 @@ class _Run:
             self._on_round(self._server.completed_rounds, self._loss, self._traffic())
 
     def _epoch_end(self) -> None:
-        epoch = self._server.completed_rounds // self._plan.rounds_per_epoch
+        epoch = round(self._plan.schedule.epochs_before(self._server.completed_rounds))
         line = self._history_line(epoch)
         self._history.append(line)
         self._losses, self._seen = [], []

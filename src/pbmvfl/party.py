@@ -29,10 +29,12 @@ from pbmvfl.errors import (
     WrongSender,
     WrongSession,
 )
-from pbmvfl.mechanisms import mechanism_for
-from pbmvfl.plan import Evaluation, Plan
+from pbmvfl.mechanisms import Scratch
+from pbmvfl.plan import Plan
+from pbmvfl.plan_groups import Evaluation
+from pbmvfl.privacy.events import Event
 from pbmvfl.randomness.secret import Entropy, SystemEntropy
-from pbmvfl.schedule import Round, RoundKind, Schedule
+from pbmvfl.schedule import Round, RoundKind, Split
 from pbmvfl.secagg.keys import (
     KEY_BYTES,
     NONCE_BYTES,
@@ -41,12 +43,12 @@ from pbmvfl.secagg.keys import (
     KeyExchange,
     Session,
     SignedKey,
+    kind_key,
 )
 from pbmvfl.secagg.masks import Masks
 from pbmvfl.updates.trainer import Trainer
 from pbmvfl.wire.codecs import codec_for
 from pbmvfl.wire.messages import SERVER, Message, MessageKind
-from pbmvfl.wire.payloads import payload_format, sum_ring
 
 _Features = npt.NDArray[np.float32] | npt.NDArray[np.uint8]
 
@@ -54,7 +56,8 @@ _Features = npt.NDArray[np.float32] | npt.NDArray[np.uint8]
 class ReleaseGuard(Protocol):
     """Asked before every release; raises to refuse it. The party's own ledger is one."""
 
-    def charge(self, current: Round) -> None: ...
+    def charge(self, current: Round, events: Sequence[Event]) -> None:
+        """Count what one use of each of the round's rows releases and updates."""
 
     def close(self) -> None: ...
 
@@ -93,14 +96,12 @@ class Party:
         self._guard: ReleaseGuard | None = None
         self.encoder = check_encoder(encoder, plan, index=index, rows=torch.from_numpy(train_features[:8]))
         self._trainer = Trainer(plan, self.encoder)
-        self._mechanism = mechanism_for(plan)
-        self._payload = payload_format(plan)
-        self._ring = sum_ring(plan)
+        self._scratch = Scratch()
         self._codec = codec_for(plan.gradient_codec)
-        self._schedule = Schedule(plan)
+        self._schedule = plan.schedule
         self._features = {
-            RoundKind.JOINT: torch.from_numpy(train_features),
-            RoundKind.PREDICTION: torch.from_numpy(test_features) if test_features is not None else None,
+            Split.TRAIN: torch.from_numpy(train_features),
+            Split.TEST: torch.from_numpy(test_features) if test_features is not None else None,
         }
         self._identity = identity
         self._identities = tuple(identities)
@@ -111,7 +112,7 @@ class Party:
         self._session: Session | None = None
         self._exchange: KeyExchange | None = None
         self._keyed = False
-        self._masks: Masks | None = None
+        self._masks: dict[RoundKind, Masks] = {}
         # --- the rounds ---
         self._next_round = first_round
         self._pending: Tensor | None = None  # this round's embedding with its graph, waiting for its gradient
@@ -197,19 +198,26 @@ class Party:
             raise TruncatedMessage(f"keys length={len(payload)}: expected {self.plan.num_parties * size}")
         keys = [SignedKey.from_bytes(payload[i * size :][:size]) for i in range(self.plan.num_parties)]
         pair_keys = self._exchange.pair_keys(keys, self._identities)
-        if self.plan.secure_aggregation:
-            self._masks = Masks(
-                ring=self._ring,
-                index=self.index,
-                pair_keys=pair_keys,
-                values_per_round=self.plan.full_batch * self.plan.embedding_dim,
-            )
+        self._masks = {
+            kind: masks for kind in self._schedule.kinds if (masks := self._masks_for(kind, pair_keys)) is not None
+        }
         if self._open_guard is not None:
             assert self._session is not None
             self._guard = self._open_guard(self._session)
         self._exchange = None  # the secret half is gone
         self._keyed = True
         return b""
+
+    def _masks_for(self, kind: RoundKind, pair_keys: dict[int, bytes]) -> Masks | None:
+        mechanism = self.plan.mechanism_for(kind)
+        if not kind.releases or not mechanism.secure_aggregation or mechanism.ring is None:
+            return None
+        return Masks(
+            ring=mechanism.ring,
+            index=self.index,
+            pair_keys={peer: kind_key(key, kind.code) for peer, key in pair_keys.items()},
+            values_per_round=self._schedule.largest_batch * mechanism.embedding_dim,
+        )
 
     def _check_session(self, message: Message, *, keyed: bool = True) -> None:
         if self._session is None or (keyed and not self._keyed):
@@ -230,9 +238,11 @@ class Party:
             raise OutOfOrder(f"round={message.round_number}: this party expects round {expected}")
         if not update and expected >= len(self._schedule):
             raise OutOfOrder(f"round={expected}: the plan has only rounds 0 to {len(self._schedule) - 1}")
-        kind = self._kind(expected)
-        if message.round_kind != kind:
-            raise WrongPlan(f"round={expected}: round kind {message.round_kind}, the plan has {kind.name} ({kind})")
+        kind = self._schedule.kind(expected)
+        if message.round_kind != kind.code:
+            raise WrongPlan(
+                f"round={expected}: round kind {message.round_kind}, the plan has {kind.name} ({kind.code})"
+            )
         if message.carries_gradient != (self._pending is not None):
             have = "waits for" if self._pending is not None else "does not wait for"
             raise OutOfOrder(f"round={expected}: this party {have} a gradient")
@@ -244,29 +254,28 @@ class Party:
             return None
         return self._codec.decode(message.payload, self._pending_rows, self.plan.embedding_dim)
 
-    def _kind(self, number: int) -> RoundKind:
-        return RoundKind.JOINT if number < self.plan.num_rounds else RoundKind.PREDICTION
-
     def _answer_round(self, message: Message) -> bytes:
         """Embed, randomise, have it charged, mask. Whatever raises leaves the round to be asked for again."""
         current = self._schedule[message.round_number]
         embedding_BP = self._embed(current)
-        released_BP = self._mechanism.randomize(embedding_BP.detach().numpy(), self._entropy)
+        mechanism = self.plan.mechanism_for(current.kind)
+        released_BP = mechanism.randomize(embedding_BP.detach().numpy(), self._entropy, self._scratch)
         if self._guard is not None:
-            self._guard.charge(current)
-        mask = None if self._masks is None else self._masks.for_round(current.number, released_BP.size)
-        answer = self._reply(MessageKind.EMBEDDING, self._payload.encode(released_BP, mask), current)
-        if current.kind is RoundKind.JOINT:
+            self._guard.charge(current, self.plan.events(current.kind))
+        masks = self._masks.get(current.kind)
+        mask = None if masks is None else masks.for_round(current.number, released_BP.size)
+        answer = self._reply(MessageKind.EMBEDDING, mechanism.payload.encode(released_BP, mask), current)
+        if current.kind.carries_gradient:
             self._pending, self._pending_rows = embedding_BP, current.num_rows
         self._next_round = current.number + 1
         return answer
 
     def _embed(self, current: Round) -> Tensor:
-        features = self._features[current.kind]
+        features = self._features[current.kind.split]
         if features is None:
             raise WrongPlan(f"party={self.index}: the plan asks for test rows and this party has none")
         batch = features.index_select(0, torch.from_numpy(current.rows))
-        if current.kind is RoundKind.JOINT:
+        if current.kind.carries_gradient:
             if not self.encoder.training:  # asking costs nothing; setting it walks through the whole network
                 self.encoder.train()
             embedding_BP: Tensor = self.encoder(batch)
@@ -298,7 +307,7 @@ class Party:
             run_id=self._session.run_id,
             session_id=self._session.id,
             round_number=current.number if current else 0,
-            round_kind=current.kind if current else 0,
+            round_kind=current.kind.code if current else 0,
             payload=payload,
         ).to_bytes()
 

@@ -1,233 +1,146 @@
-"""Plan: every public number of a run, in one frozen value.
+"""Plan: every public number of a run, in small frozen values.
 
-Mechanism, schedule, wire sizes and privacy account all read the same plan, so they cannot disagree. A plan holds
-nothing private and nothing that depends on anyone's columns; its hash is what the parties sign. Imports no torch.
+The only place where mechanism, schedule and account meet: all are derived from one plan, so they cannot disagree. A
+plan holds nothing private and nothing that depends on anyone's columns; its hash is what the parties sign.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import math
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from difflib import get_close_matches
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, overload
 
 from pbmvfl.errors import PlanError
-from pbmvfl.privacy.events import fixed_point_beta
+from pbmvfl.mechanisms import MECHANISMS, Mechanism
+from pbmvfl.plan_groups import (
+    MECHANISM,
+    TRAINING,
+    Activation,
+    Evaluation,
+    Learning,
+    Network,
+    OptimizerName,
+    Rounds,
+    Sizes,
+    UpdateNoise,
+    usual_phases,
+    words,
+)
+from pbmvfl.privacy.events import Event
 from pbmvfl.protocol import PROTOCOL_VERSION
+from pbmvfl.schedule import Phase, RoundKind, RowUses, Schedule
+from pbmvfl.settings import Setting, one_of, settings_of
+from pbmvfl.wire.codecs import GradientCodecName
 
 if TYPE_CHECKING:
     from pbmvfl.data.vertical import VerticalDataset
+    from pbmvfl.privacy.accounting import TrainingRun
     from pbmvfl.privacy.table import PrivacyTable
-    from pbmvfl.privacy.units import Adversary
+    from pbmvfl.privacy.units import Accounting, Adversary, Unit
     from pbmvfl.wire.traffic import Traffic
 
-#: Below this, rounding a probability to 16 bits would move an embedding by more than 1e-3 of its bound.
-SMALLEST_BETA = 1 / 128
-LARGEST_BETA = 1 / 4
-#: Far inside what float32 arithmetic on embeddings can hold.
-SMALLEST_BOUND = 1e-6
-LARGEST_BOUND = 1e6
-#: The ring Z/2^k is held in 16-bit integers.
-LARGEST_SUM = 65535
+#: The form in which a plan is written; read back are this one and the flat one of version 0.1.
+FORMAT = 2
 
 
-#: Encoders whose embedding of a row depends on the other rows of its batch.
-COUPLES_ROWS = frozenset({"resnet18-batchnorm"})
+# --- the plan ---
+
+_Value = TypeVar("_Value")
+_USUAL_ROUNDS, _USUAL_LEARNING, _NO_NOISE, _USUAL_NETWORK = Rounds(), Learning(), UpdateNoise(), Network()
 
 
-class MechanismName(StrEnum):
-    """How a party makes its embedding safe to send."""
+class _In(Generic[_Value]):
+    """Reads a number of a group as if it were the plan's own: `plan.num_parties` is `plan.sizes.num_parties`."""
 
-    PBM = "pbm"  #: Poisson binomial: random integers, masked, only the sum is readable
-    LDP = "ldp"  #: the paper's Gaussian baseline: each embedding noisy and readable, for studies
-    NONE = "none"  #: exact embeddings in clear (the paper's NPQ), for studies
-
-
-class GradientCodecName(StrEnum):
-    """How the server writes the one gradient that goes to all parties."""
-
-    FLOAT32 = "float32"
-    BFLOAT16 = "bfloat16"
-    INT8 = "int8"
-
-
-class OptimizerName(StrEnum):
-    SGD = "sgd"
-    ADAM = "adam"
-
-
-class Evaluation(StrEnum):
-    """Where accuracy figures come from."""
-
-    SIMULATOR = "simulator"  #: exact sums that no role of the protocol ever sees; outside the epsilon
-    RELEASED = "released"  #: the noisy sums that the server sees; every extra one is charged
-
-
-class Activation(StrEnum):
-    """The last step of an encoder. Each keeps the embedding inside [-C, C]."""
-
-    TANH = "tanh"
-    HARDTANH = "hardtanh"
-    SOFTSIGN = "softsign"
-
-
-def _finite(name: str, value: object) -> float:
-    try:
-        number = math.nan if isinstance(value, bool) or not isinstance(value, int | float) else float(value)
-    except OverflowError:
-        number = math.inf
-    if not math.isfinite(number):
-        raise PlanError(f"{name}={value!r} must be a finite number")
-    return number + 0.0  # minus zero equals zero and must hash alike
-
-
-_Kind = TypeVar("_Kind", bound=StrEnum)
-
-
-class _Choice(Generic[_Kind]):
-    """A field that may be given as its enum or as the enum's spelling, and reads as the enum. For type checkers: the
-    value is checked with all others in `__post_init__`."""
-
-    def __init__(self, default: _Kind) -> None:
-        self._default = default
+    def __init__(self, group: str) -> None:
+        self._group = group
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
 
-    def __get__(self, plan: object, owner: type) -> _Kind:
-        return self._default if plan is None else cast(_Kind, vars(plan)[self._name])
+    @overload
+    def __get__(self, plan: None, owner: type) -> _In[_Value]: ...
 
-    def __set__(self, plan: object, value: _Kind | str) -> None:
-        vars(plan)[self._name] = value
+    @overload
+    def __get__(self, plan: Plan, owner: type) -> _Value: ...
 
-
-def _is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+    def __get__(self, plan: Plan | None, owner: type) -> _Value | _In[_Value]:
+        if plan is None:
+            return self
+        return cast(_Value, getattr(getattr(plan, self._group), self._name))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Everything that the roles of a run agree on before it starts."""
+    """Everything that the roles of a run agree on before it starts.
 
-    num_parties: int
-    num_samples: int
-    num_classes: int
-    num_test_samples: int = 0
-    embedding_dim: int = 16
-    bound: float = 1.0
-    mechanism: _Choice[MechanismName] = _Choice(MechanismName.PBM)
-    num_trials: int = 16
-    beta: float = 0.25
-    #: None means: on for PBM; off for `ldp` and `none`, which send numbers that can be read.
-    secure_aggregation: bool | None = None
-    num_epochs: int = 10
-    batch_size: int = 100
-    learning_rate: float = 0.01
-    optimizer: _Choice[OptimizerName] = _Choice(OptimizerName.SGD)
-    momentum: float = 0.0
-    #: Strict training: Gaussian noise of noise_multiplier * clip_norm on every party's clipped update; 0 means none.
-    noise_multiplier: float = 0.0
-    clip_norm: float = 1.0
-    gradient_codec: _Choice[GradientCodecName] = _Choice(GradientCodecName.FLOAT32)
-    evaluation: _Choice[Evaluation] = _Choice(Evaluation.SIMULATOR)
-    encoder: str = "mlp"
-    activation: _Choice[Activation] = _Choice(Activation.TANH)
+    Plans are made from flat names, `Plan.of(num_parties=5, num_samples=1000, num_classes=2, num_trials=16, ...)`,
+    `Plan.for_data(data, num_trials=16)` or `Plan.for_budget(epsilon=8, ..., data=data)`, and read by the same names
+    (`plan.num_trials`) or by group (`plan.release.num_trials`). `plan.replace(beta=0.1)` makes another one. What each
+    name means is in the groups: help(Sizes), help(Rounds), help(Learning), help(UpdateNoise), help(Network) of
+    `pbmvfl.plan_groups`, and in the mechanisms (`pbmvfl.mechanisms`).
+    """
+
+    #: How many parties, rows and classes there are.
+    sizes: Sizes
+    #: How training rounds release embeddings: the mechanism with its numbers.
+    release: Mechanism
+    #: How predictions release them; None means like training rounds.
+    prediction: Mechanism | None = None
+    #: Batches and phases.
+    rounds: Rounds = _USUAL_ROUNDS
+    #: Steps of the networks.
+    learning: Learning = _USUAL_LEARNING
+    #: Noise on the parties' updates.
+    update: UpdateNoise = _NO_NOISE
+    #: The parties' networks.
+    network: Network = _USUAL_NETWORK
+    #: Where accuracy figures come from.
+    evaluation: Evaluation = Evaluation.SIMULATOR
     #: Public: the schedule, the first weights and the codec's rounding. Never noise, never masks.
     seed: int = 0
 
+    num_parties = _In[int]("sizes")
+    num_samples = _In[int]("sizes")
+    num_classes = _In[int]("sizes")
+    num_test_samples = _In[int]("sizes")
+    embedding_dim = _In[int]("release")
+    bound = _In[float]("release")
+    secure_aggregation = _In[bool]("release")
+    num_trials = _In[int]("release")
+    beta = _In[float]("release")
+    beta_16 = _In[int]("release")
+    batch_size = _In[int]("rounds")
+    num_epochs = _In[int]("rounds")
+    learning_rate = _In[float]("learning")
+    optimizer = _In[OptimizerName]("learning")
+    momentum = _In[float]("learning")
+    gradient_codec = _In[GradientCodecName]("learning")
+    noise_multiplier = _In[float]("update")
+    clip_norm = _In[float]("update")
+    encoder = _In[str]("network")
+    activation = _In[Activation]("network")
+    couples_rows = _In[bool]("network")
+
     def __post_init__(self) -> None:
-        for name in ("bound", "beta", "learning_rate", "momentum", "noise_multiplier", "clip_norm"):
-            object.__setattr__(self, name, _finite(name, getattr(self, name)))
-        for name, kind in _ENUMS.items():
-            self._coerce(name, kind)
-        if self.secure_aggregation is None:
-            object.__setattr__(self, "secure_aggregation", self.mechanism is MechanismName.PBM)
-        self._check_counts()
-        self._check_ranges()
-        self._check_mechanism()
-
-    def _coerce(self, name: str, kind: type[StrEnum]) -> None:
-        value = getattr(self, name)
-        try:
-            object.__setattr__(self, name, kind(value))
-        except ValueError:
-            reason = ""
-            if name == "activation":
-                reason = (
-                    f"; with {value} the output can leave [-C, C] = [{-self.bound:g}, {self.bound:g}], "
-                    "and the privacy account would not hold"
-                )
-            raise PlanError(f"{name}={value!r} is not one of {', '.join(kind)}{reason}") from None
-
-    def _check_counts(self) -> None:
-        for name, least in _LEAST.items():
-            value = getattr(self, name)
-            if not _is_whole(value) or value < least:
-                raise PlanError(f"{name}={value!r} must be a whole number of at least {least}{_REASON.get(name, '')}")
-        if not _is_whole(self.seed) or not 0 <= self.seed < 1 << 63:
+        object.__setattr__(self, "evaluation", one_of("evaluation", self.evaluation, Evaluation))
+        if not isinstance(self.seed, int) or isinstance(self.seed, bool) or not 0 <= self.seed < 1 << 63:
             raise PlanError(f"seed={self.seed!r} must be a whole number in 0..2^63-1")
-        if self.num_parties > 0xFFFE:
-            raise PlanError(f"num_parties={self.num_parties} must be at most {0xFFFE}")
-        # Round numbers and payload lengths are 32-bit fields of every message.
-        rounds = self.num_rounds + self.num_prediction_rounds
-        if rounds >= 1 << 32:
-            raise PlanError(f"num_epochs={self.num_epochs} makes {rounds} rounds; at most 2^32-1 can be numbered")
-        if 4 * self.full_batch * self.embedding_dim >= 1 << 32:
-            raise PlanError(
-                f"batch_size={self.batch_size} times embedding_dim={self.embedding_dim} makes a message of 4 GiB or "
-                "more; choose less"
-            )
-        if not isinstance(self.encoder, str) or not self.encoder:
-            raise PlanError(f"encoder={self.encoder!r} must be the name of an encoder, such as mlp")
-
-    def _check_ranges(self) -> None:
-        if not SMALLEST_BETA <= self.beta <= LARGEST_BETA:
-            reason = ""
-            if 0 < self.beta < SMALLEST_BETA:
-                reason = (
-                    f": probabilities are 16-bit integers, and a beta below 1/128 = {SMALLEST_BETA} would round "
-                    "embeddings too coarsely; lower num_trials instead for more privacy"
+        for release in (self.release, self.prediction or self.release):
+            if release.num_parties != self.num_parties:
+                raise PlanError(f"num_parties={self.num_parties} in the plan, {release.num_parties} in its release")
+            if (release.embedding_dim, release.bound) != (self.release.embedding_dim, self.release.bound):
+                raise PlanError(
+                    f"predictions have embedding_dim={release.embedding_dim}, bound={release.bound:g}, training has "
+                    f"{self.release.embedding_dim} and {self.release.bound:g}; one network makes both"
                 )
-            raise PlanError(f"beta={self.beta:g} must be in [1/128, 1/4]{reason}")
-        if self.noise_multiplier < 0:
-            raise PlanError(f"noise_multiplier={self.noise_multiplier:g} must be 0 (no weight noise) or above")
-        if not SMALLEST_BOUND <= self.bound <= LARGEST_BOUND:
-            raise PlanError(f"bound={self.bound:g} must be in [{SMALLEST_BOUND:g}, {LARGEST_BOUND:g}]")
-        for name in ("learning_rate", "clip_norm"):
-            if getattr(self, name) <= 0:
-                raise PlanError(f"{name}={getattr(self, name):g} must be above 0")
-        if not 0 <= self.momentum < 1:
-            raise PlanError(f"momentum={self.momentum:g} must be in [0, 1)")
-        if self.momentum and self.optimizer is not OptimizerName.SGD:
-            raise PlanError(f"momentum={self.momentum:g} goes with optimizer=sgd, not optimizer={self.optimizer}")
-        if self.evaluation is Evaluation.RELEASED and self.num_test_samples < 1:
-            raise PlanError(
-                f"evaluation=released needs num_test_samples of at least 1, got {self.num_test_samples}; "
-                "give test rows or use evaluation=simulator"
-            )
-
-    def _check_mechanism(self) -> None:
-        if self.num_trials > LARGEST_SUM // 2:  # too many for two parties: how many there are does not matter
-            raise PlanError(
-                f"num_trials={self.num_trials} must be at most {LARGEST_SUM // 2}, and at most {LARGEST_SUM} divided "
-                "by the number of parties: sums travel in rings of at most 16 bits"
-            )
-        if self.num_trials * self.num_parties > LARGEST_SUM:
-            raise PlanError(
-                f"num_trials*num_parties={self.num_trials}*{self.num_parties}={self.num_trials * self.num_parties} "
-                f"must be at most {LARGEST_SUM}: sums travel in rings of at most 16 bits"
-            )
-        if not isinstance(self.secure_aggregation, bool):
-            raise PlanError(f"secure_aggregation={self.secure_aggregation!r} must be True or False")
-        if self.secure_aggregation and self.mechanism is not MechanismName.PBM:
-            raise PlanError(
-                f"secure_aggregation=True with mechanism={self.mechanism}: masks work on integers and this mechanism "
-                "sends float32 numbers; use mechanism=pbm, or secure_aggregation=False"
-            )
-        if self.noise_multiplier and self.encoder in COUPLES_ROWS:
+        self._check_schedule()
+        if self.update.noise_multiplier and self.network.couples_rows:
             # The noise hides one clipped gradient; here a row moves the gradients of its whole batch.
             raise PlanError(
                 f"noise_multiplier={self.noise_multiplier:g} with encoder={self.encoder}, which couples the rows of a "
@@ -235,53 +148,82 @@ class Plan:
                 "encoder=resnet18, which normalises by groups, or noise_multiplier=0"
             )
 
-    # --- derived numbers ---
+    def _check_schedule(self) -> None:
+        if self.evaluation is Evaluation.RELEASED and self.num_test_samples < 1:
+            raise PlanError(
+                f"evaluation=released needs num_test_samples of at least 1, got {self.num_test_samples}; "
+                "give test rows or use evaluation=simulator"
+            )
+        if len(self.schedule) >= 1 << 32:
+            raise PlanError(
+                f"num_epochs={self.num_epochs} makes {len(self.schedule)} rounds; at most 2^32-1 can be numbered"
+            )
+        if 4 * self.schedule.largest_batch * self.embedding_dim >= 1 << 32:
+            raise PlanError(
+                f"batch_size={self.batch_size} times embedding_dim={self.embedding_dim} makes a message of 4 GiB or "
+                "more; choose less"
+            )
+
+    # --- derived ---
 
     @property
-    def beta_16(self) -> int:
-        """beta in units of 1/65536, rounded down; the beta that sampler, estimator and account really use."""
-        return fixed_point_beta(self.beta)
+    def mechanism(self) -> str:
+        """The name of the training rounds' mechanism."""
+        return self.release.name
 
-    @property
-    def rounds_per_epoch(self) -> int:
-        return -(-self.num_samples // self.batch_size)
+    @cached_property
+    def schedule(self) -> Schedule:
+        """Every round: the only counter of rounds, rows and uses."""
+        return Schedule(
+            num_samples=self.num_samples,
+            num_test_samples=self.num_test_samples,
+            batch_size=self.batch_size,
+            seed=self.seed,
+            phases=self.rounds.phases,
+        )
 
-    @property
-    def num_rounds(self) -> int:
-        """Joint rounds of the whole run."""
-        return self.num_epochs * self.rounds_per_epoch
+    def mechanism_for(self, kind: RoundKind) -> Mechanism:
+        """By which mechanism the rounds of a kind release: those that train by `release`, others by `prediction`."""
+        return self.release if kind.updates or self.prediction is None else self.prediction
 
-    @property
-    def num_prediction_rounds(self) -> int:
-        """Rounds that release the test rows once, after training, if evaluation is released."""
-        return -(-self.num_test_samples // self.batch_size) if self.evaluation is Evaluation.RELEASED else 0
+    def events(self, kind: RoundKind) -> tuple[Event, ...]:
+        """All that one use of a row in a round of this kind is charged for."""
+        released: tuple[Event, ...] = (self.mechanism_for(kind).event,) if kind.releases else ()
+        return (*released, self.update.event) if kind.updates else released
 
-    @property
-    def full_batch(self) -> int:
-        """Rows in the largest batch there is; keystream slots have this size."""
-        return min(self.batch_size, max(self.num_samples, self.num_test_samples))
-
-    @property
+    @cached_property
     def hash(self) -> bytes:
         """SHA-256 of the canonical JSON form and the protocol version: what parties compare and sign."""
         text = json.dumps({"protocol": PROTOCOL_VERSION, **self.to_dict()}, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).digest()
 
+    def training_run(self, uses: Iterable[RowUses] | None = None) -> TrainingRun:
+        """What the account sees: all that an undisturbed run releases and updates, or what was used instead."""
+        from pbmvfl.privacy.accounting import Activity, TrainingRun
+
+        activities = tuple(
+            Activity(
+                split=use.kind.split,
+                release=self.mechanism_for(use.kind).event if use.kind.releases else None,
+                update=self.update.event if use.kind.updates else None,
+                row_releases=use.releases,
+                row_updates=use.updates,
+                total_releases=use.total_releases,
+            )
+            for use in (self.schedule.uses() if uses is None else uses)
+        )
+        return TrainingRun(
+            activities=activities,
+            num_parties=self.num_parties,
+            first_batch=self.schedule.num_rows(0),
+            rows_together=self.schedule.num_rows(0) if self.network.couples_rows else 1,
+        )
+
     def privacy(self, *, delta: float = 1e-5, adversaries: Iterable[Adversary] | None = None) -> PrivacyTable:
         """What this plan will cost, for every unit, adversary and accounting, before anything runs."""
-        from pbmvfl.privacy.table import planned_privacy
+        from pbmvfl.privacy.table import privacy_table
 
-        return planned_privacy(self, delta=delta, adversaries=adversaries)
-
-    @classmethod
-    def for_budget(cls, *, epsilon: float, delta: float, unit: str, accounting: str, **sizes: Any) -> Plan:
-        """The plan with the least noise under a budget. `unit` and `accounting` say which epsilon is meant.
-
-        Give `data`, or `num_parties`, `num_samples` and `num_classes`; see `privacy.calibration.plan_for_budget`.
-        """
-        from pbmvfl.planner import plan_for_budget
-
-        return plan_for_budget(epsilon=epsilon, delta=delta, unit=unit, accounting=accounting, **sizes).plan
+        return privacy_table(self.training_run(), delta=delta, adversaries=adversaries)
 
     def traffic(self) -> Traffic:
         """The bytes that this plan will move, exactly, before anything runs."""
@@ -289,35 +231,123 @@ class Plan:
 
         return predicted_traffic(self)
 
-    # --- forms ---
+    # --- making plans ---
+
+    @classmethod
+    def of(cls, **values: Any) -> Plan:
+        """A plan from flat names; what is not given has its default."""
+        return cls(**_groups(values))
 
     @classmethod
     def for_data(cls, data: VerticalDataset, **choices: Any) -> Plan:
-        """A plan for these rows, parties and classes; `choices` are the other fields."""
-        sizes = {
-            "num_parties": data.num_parties,
-            "num_samples": data.num_samples,
-            "num_test_samples": data.num_test_samples,
-            "num_classes": data.num_classes,
-            "encoder": data.default_encoder,
-        }
-        return cls.from_dict({**sizes, **choices})
+        """A plan for these rows, parties and classes; `choices` are other names, as in `of`."""
+        return cls.of(**{**data_sizes(data), **choices})
+
+    @classmethod
+    def for_budget(
+        cls,
+        *,
+        epsilon: float,
+        delta: float,
+        unit: Unit | str,
+        accounting: Accounting | str,
+        colluding_parties: int = 0,
+        data: VerticalDataset | None = None,
+        num_parties: int | None = None,
+        num_samples: int | None = None,
+        num_classes: int | None = None,
+        num_test_samples: int = 0,
+        largest_bytes: int | None = None,
+        **choices: Any,
+    ) -> Plan:
+        """The plan with the least noise under a budget. `unit` and `accounting` say which epsilon is meant.
+
+        Give `data`, or `num_parties`, `num_samples` and `num_classes`. `largest_bytes` limits the whole run's traffic;
+        `choices` fixes any other name of a plan, as in `of`.
+        """
+        from pbmvfl.planner import plan_for_budget
+
+        return plan_for_budget(
+            cls,
+            epsilon=epsilon,
+            delta=delta,
+            unit=unit,
+            accounting=accounting,
+            colluding_parties=colluding_parties,
+            data=data,
+            num_parties=num_parties,
+            num_samples=num_samples,
+            num_classes=num_classes,
+            num_test_samples=num_test_samples,
+            largest_bytes=largest_bytes,
+            **choices,
+        ).plan
 
     def replace(self, **changes: Any) -> Plan:
-        """The same plan with some fields changed, checked again."""
-        _check_fields(changes)
-        return replace(self, **changes)
+        """The same plan with some flat names changed, checked again. A new mechanism brings its own defaults."""
+        kept = self.flat()
+        if "num_epochs" in changes or "evaluation" in changes:
+            kept.pop("phases", None)
+        return Plan.of(**{**kept, **changes})
+
+    def with_release(self, release: Mechanism) -> Plan:
+        """The same plan with another mechanism, or other numbers of it, in training rounds."""
+        groups = {each.name: getattr(self, each.name) for each in fields(self)}
+        return Plan(**{**groups, "release": release})
+
+    # --- forms ---
+
+    def flat(self) -> dict[str, Any]:
+        """Every public number by its flat name: what `of` takes."""
+        values: dict[str, Any] = {**vars_of(self.sizes), **self.release.to_dict()}
+        if self.rounds.usual and (self.evaluation is Evaluation.RELEASED) == (len(self.rounds.phases) == 2):
+            values |= {"num_epochs": self.num_epochs}
+        else:
+            values |= {"phases": self.rounds.phases}
+        values |= {"batch_size": self.batch_size, **vars_of(self.learning), **vars_of(self.update)}
+        values |= {**vars_of(self.network), "evaluation": self.evaluation, "seed": self.seed}
+        if self.prediction is not None:
+            values |= {_PREDICTION + name: value for name, value in self.prediction.to_dict().items()}
+            for name in ("embedding_dim", "bound"):  # one network makes both
+                del values[_PREDICTION + name]
+        return values
 
     def to_dict(self) -> dict[str, Any]:
-        return {name: str(v) if isinstance(v, StrEnum) else v for name, v in asdict(self).items()}
+        """Plain values by group, for JSON; `from_dict` reads them back."""
+        return {
+            "format": FORMAT,
+            "sizes": vars_of(self.sizes),
+            "release": self.release.to_dict(),
+            "prediction": None if self.prediction is None else self.prediction.to_dict(),
+            "rounds": {"batch_size": self.batch_size, "phases": [phase.to_dict() for phase in self.rounds.phases]},
+            "learning": vars_of(self.learning),
+            "update": vars_of(self.update),
+            "network": vars_of(self.network),
+            "evaluation": str(self.evaluation),
+            "seed": self.seed,
+        }
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Plan:
-        _check_fields(values)
-        missing = sorted({"num_parties", "num_samples", "num_classes"} - set(values))
-        if missing:
-            raise PlanError(f"the plan lacks {', '.join(missing)}")
-        return cls(**values)
+        """What `to_dict` wrote, or flat names as version 0.1 wrote them."""
+        if "format" not in values:
+            return cls.of(**values)
+        if values["format"] != FORMAT:
+            raise PlanError(f"format={values['format']!r}: this version reads plans of format {FORMAT}; update it")
+        known = {"format", *(each.name for each in fields(cls))}
+        if set(values) != known:
+            wrong = ", ".join(sorted(set(values) ^ known))
+            raise PlanError(f"the plan lacks or has too much of: {wrong}; make it anew with `pbmvfl plan`")
+        flat: dict[str, Any] = {"evaluation": values["evaluation"], "seed": values["seed"]}
+        for group in ("sizes", "release", "rounds", "learning", "update", "network"):
+            if not isinstance(values[group], dict):
+                raise PlanError(f"{group}={values[group]!r} must be an object")
+            flat |= values[group]
+        if values["prediction"] is not None:
+            flat |= {_PREDICTION + name: value for name, value in dict(values["prediction"]).items()}
+        if isinstance(flat.get("phases"), list):
+            flat["phases"] = tuple(Phase.from_dict(phase) for phase in flat["phases"])
+        return cls.of(**flat)
 
     def to_json(self) -> str:
         return json.dumps(self.to_dict(), indent=2) + "\n"
@@ -333,32 +363,118 @@ class Plan:
         return cls.from_dict(values)
 
 
-def _check_fields(names: Iterable[str]) -> None:
-    known = sorted(f.name for f in fields(Plan))
+# --- flat names ---
+
+#: Before the names of a mechanism's numbers, where they are those of predictions.
+_PREDICTION = "prediction_"
+_REQUIRED = ("num_parties", "num_samples", "num_classes")
+_PLAIN_GROUPS: dict[str, type] = {"learning": Learning, "update": UpdateNoise, "network": Network}
+
+
+def vars_of(group: Any) -> dict[str, Any]:
+    """The numbers of a group as plain values."""
+    found = {each.name: getattr(group, each.name) for each in fields(group)}
+    return {name: str(value) if isinstance(value, StrEnum) else value for name, value in found.items()}
+
+
+def data_sizes(data: VerticalDataset) -> dict[str, Any]:
+    """What the data says about a plan."""
+    return {
+        "num_parties": data.num_parties,
+        "num_samples": data.num_samples,
+        "num_test_samples": data.num_test_samples,
+        "num_classes": data.num_classes,
+        "encoder": data.default_encoder,
+    }
+
+
+def plan_settings() -> dict[str, Setting]:
+    """Every flat name with its words, once: what the command line makes its options of."""
+    named = Setting(
+        "mechanism",
+        str,
+        "pbm",
+        "; ".join(f"{name}: {MECHANISMS[name].words}" for name in MECHANISMS) + ".",
+        MECHANISM,
+    )
+    found = {"mechanism": named}
+    groups: list[type] = [Sizes, *MECHANISMS.values(), Rounds, Learning, UpdateNoise, Network]
+    for group in groups:
+        for each in settings_of(group):
+            found.setdefault(each.name, each)
+    found["num_epochs"] = Setting("num_epochs", int, 10, "E: uses of every row.", TRAINING)
+    found["secure_aggregation"] = Setting(
+        "secure_aggregation", bool, None, "Mask every party's message so that only sums can be read.", MECHANISM
+    )
+    found["evaluation"] = Setting(
+        "evaluation",
+        Evaluation,
+        Evaluation.SIMULATOR,
+        f"{words(Evaluation)}: exact sums outside the protocol, or the noisy ones the server sees.",
+        MECHANISM,
+    )
+    found["seed"] = Setting("seed", int, 0, "Public: schedule and first weights. Never the noise.", TRAINING)
+    return found
+
+
+def _known_names() -> set[str]:
+    names = {*plan_settings(), "phases"}
+    released = {"mechanism", "secure_aggregation", *(n for m in MECHANISMS.values() for n in m.own_settings())}
+    return names | {_PREDICTION + name for name in (*released, "embedding_dim", "bound")}
+
+
+def _check_names(names: Iterable[str]) -> None:
+    known = sorted(_known_names())
     for name in names:
         if name not in known:
-            from difflib import get_close_matches
-
             near = get_close_matches(name, known, n=1)
             hint = f"did you mean {near[0]}? The " if near else ""
             raise PlanError(f"unknown plan field {name!r}; {hint}fields are {', '.join(known)}")
 
 
-_ENUMS: dict[str, type[StrEnum]] = {
-    "mechanism": MechanismName,
-    "gradient_codec": GradientCodecName,
-    "optimizer": OptimizerName,
-    "evaluation": Evaluation,
-    "activation": Activation,
-}
-_LEAST = {
-    "num_parties": 2,
-    "num_samples": 1,
-    "num_classes": 2,
-    "num_test_samples": 0,
-    "embedding_dim": 1,
-    "num_trials": 1,
-    "num_epochs": 1,
-    "batch_size": 1,
-}
-_REASON = {"num_parties": ": with one party the sum is that party's own embedding"}
+def _groups(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Flat names as the groups of a plan."""
+    _check_names(values)
+    missing = sorted(set(_REQUIRED) - set(values))
+    if missing:
+        raise PlanError(f"the plan lacks {', '.join(missing)}")
+    groups: dict[str, Any] = {"sizes": Sizes(**_taken(values, Sizes))}
+    sizes: Sizes = groups["sizes"]
+    groups["release"] = _release(values, sizes.num_parties)
+    of_predictions = {
+        name.removeprefix(_PREDICTION): value for name, value in values.items() if name.startswith(_PREDICTION)
+    }
+    if of_predictions:
+        shared = {name: values[name] for name in ("mechanism", "embedding_dim", "bound") if name in values}
+        groups["prediction"] = _release({**shared, **of_predictions}, sizes.num_parties)
+    for name in ("evaluation", "seed"):
+        if name in values:
+            groups[name] = values[name]
+    evaluation = one_of("evaluation", values.get("evaluation", Evaluation.SIMULATOR), Evaluation)
+    phases = values.get("phases")
+    if phases is None:
+        phases = usual_phases(values.get("num_epochs", 10), released=evaluation is Evaluation.RELEASED)
+    elif "num_epochs" in values:
+        raise PlanError("num_epochs and phases both say how long a run is; give one of them")
+    if evaluation is Evaluation.RELEASED and sizes.num_test_samples < 1:
+        raise PlanError(
+            f"evaluation=released needs num_test_samples of at least 1, got {sizes.num_test_samples}; "
+            "give test rows or use evaluation=simulator"
+        )
+    groups["rounds"] = Rounds(**_taken(values, Rounds), phases=phases)
+    for name, group in _PLAIN_GROUPS.items():
+        groups[name] = group(**_taken(values, group))
+    return groups
+
+
+def _taken(values: Mapping[str, Any], group: type) -> dict[str, Any]:
+    return {each.name: values[each.name] for each in settings_of(group) if each.name in values}
+
+
+def _release(values: Mapping[str, Any], num_parties: int) -> Mechanism:
+    """The mechanism that is named, with its numbers; numbers of mechanisms that were not named are left out."""
+    kind = MECHANISMS[values.get("mechanism", "pbm")]
+    hidden = values.get("secure_aggregation")
+    if hidden is None:
+        hidden = kind.sums_are_hidden
+    return kind(num_parties=num_parties, secure_aggregation=hidden, **_taken(values, kind))

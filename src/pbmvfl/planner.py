@@ -9,34 +9,29 @@ learning, not about privacy: rules of thumb below, each of which a caller can ov
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from pbmvfl.errors import PlanError
-from pbmvfl.plan import COUPLES_ROWS, LARGEST_BETA, LARGEST_SUM, SMALLEST_BETA, Evaluation, Plan
+from pbmvfl.mechanisms import Mechanism
+from pbmvfl.plan_groups import Evaluation
 from pbmvfl.privacy.accounting import bound, rdp_curve
 from pbmvfl.privacy.conversion import check_delta, epsilon_from_rdp
-from pbmvfl.privacy.events import PROBABILITY_ONE
 from pbmvfl.privacy.orders import ORDERS
-from pbmvfl.privacy.paper import estimator_variance
-from pbmvfl.privacy.table import format_epsilon, named, training_run
+from pbmvfl.privacy.table import format_epsilon, named
 from pbmvfl.privacy.units import SERVER, Accounting, Adversary, Unit
 
 if TYPE_CHECKING:
     from pbmvfl.data.vertical import VerticalDataset
+    from pbmvfl.plan import Plan
 
-#: Beyond this the gain in noise at equal epsilon is below one per cent, and bytes and time go on growing.
-_TRIALS = (1, 2, 3, 4, 6, 8, 12, 16)
 #: Noise grows with the square root of the epochs and averages out over steps, so few epochs and small batches win, as
 #: long as the networks get enough steps; fewest where noise would drown the sums. Seen on two datasets at epsilon 8.
 _EPOCHS, _FEWEST_EPOCHS = 4, 2
 _STEPS = 350
 _BATCHES = (8, 16, 25, 32, 50, 64, 100, 128, 200, 256)
 _FEW_ORDERS = ORDERS[2::8]
-_SMALLEST_BETA_16 = int(SMALLEST_BETA * PROBABILITY_ONE)
-_LARGEST_BETA_16 = int(LARGEST_BETA * PROBABILITY_ONE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,11 +55,11 @@ class Budget:
 
     def spent_by(self, plan: Plan) -> float:
         """The plan's epsilon of exactly this kind."""
-        return bound(training_run(plan), self.unit, self.accounting, self.adversary, delta=self.delta).epsilon
+        return bound(plan.training_run(), self.unit, self.accounting, self.adversary, delta=self.delta).epsilon
 
     def roughly_spent_by(self, plan: Plan) -> float:
         """At least `spent_by`, at most some per cent above, and ten times faster: Renyi curves at few orders."""
-        curve = rdp_curve(training_run(plan), self.unit, self.accounting, self.adversary, orders=_FEW_ORDERS)
+        curve = rdp_curve(plan.training_run(), self.unit, self.accounting, self.adversary, orders=_FEW_ORDERS)
         return epsilon_from_rdp(curve, self.delta, _FEW_ORDERS)[0]
 
     def __str__(self) -> str:
@@ -90,17 +85,11 @@ class PlannedBudget:
 
 def noise_deviation(plan: Plan) -> float:
     """Standard deviation of one coordinate of the estimated sum, at the most."""
-    return math.sqrt(
-        estimator_variance(
-            num_parties=plan.num_parties,
-            num_trials=plan.num_trials,
-            beta=plan.beta_16 / PROBABILITY_ONE,
-            bound=plan.bound,
-        )
-    )
+    return math.sqrt(plan.release.variance_upper_bound)
 
 
 def plan_for_budget(
+    plans: type[Plan],
     *,
     epsilon: float,
     delta: float,
@@ -117,7 +106,7 @@ def plan_for_budget(
 ) -> PlannedBudget:
     """The plan with the least noise whose epsilon of the named kind is within the budget.
 
-    `choices` fixes any field of the plan; `largest_bytes` limits the whole run's traffic.
+    `plans` makes them: `Plan`. `choices` fixes any of its flat names; `largest_bytes` limits the whole run's traffic.
     """
     budget = Budget(
         epsilon=epsilon,
@@ -140,10 +129,8 @@ def plan_for_budget(
     }
     # The rules of thumb divide by these, so they are checked before the rest of the plan exists.
     known: dict[str, Any] = {name: choices[name] for name in ("embedding_dim", "batch_size") if name in choices}
-    Plan.from_dict({**sizes, "num_epochs": 1, "embedding_dim": 1, **known})
-    base = Plan.from_dict(
-        {**sizes, **_rules_of_thumb(num_parties, num_samples, num_classes, budget, choices), **choices}
-    )
+    plans.of(**{**sizes, "num_epochs": 1, "embedding_dim": 1, **known})
+    base = plans.of(**{**sizes, **_rules_of_thumb(num_parties, num_samples, num_classes, budget, choices), **choices})
     budget.adversary.honest_parties(num_parties)  # names a colluding_parties that is too large
     return _least_noise(base, budget, choices, largest_bytes)
 
@@ -182,47 +169,49 @@ def _rules_of_thumb(
 
 
 def _least_noise(base: Plan, budget: Budget, choices: dict[str, Any], largest_bytes: int | None) -> PlannedBudget:
-    trials: Sequence[int] = [choices["num_trials"]] if "num_trials" in choices else _TRIALS
-    trials = [b for b in trials if b * base.num_parties <= LARGEST_SUM]
-    found: list[Plan] = []
-    too_big: Plan | None = None
     base = _with_update_noise(base, budget, choices)
-    for num_trials in trials:
-        plan = _largest_beta(base.replace(num_trials=num_trials), budget, choices)
-        if plan is None:
-            continue
-        if largest_bytes is not None and plan.traffic().total > largest_bytes:
-            too_big = plan
-            continue
-        found.append(plan)
-    if not found and too_big is None:
+    fixed = frozenset(choices)
+
+    def roughly_fits(release: Mechanism) -> bool:
+        return budget.roughly_spent_by(base.with_release(release)) <= budget.epsilon
+
+    def fits(release: Mechanism) -> bool:
+        return budget.spent_by(base.with_release(release)) <= budget.epsilon
+
+    kind = type(base.release)
+    # What is fixed already needs no search, and so no shortcut.
+    test = fits if fixed.issuperset(kind.own_settings()) else roughly_fits
+    found = [base.with_release(release) for release in kind.candidates(base.release, fixed, test)]
+    too_big = [plan for plan in found if largest_bytes is not None and plan.traffic().total > largest_bytes]
+    found = [plan for plan in found if plan not in too_big]
+    if not found and not too_big:
         # The search counts some per cent too much, so the quietest plan of all gets the exact account's word.
-        quietest = _quietest(base, choices)
+        quietest = _quietest(base, fixed)
         if budget.spent_by(quietest) <= budget.epsilon:
             fits_bytes = largest_bytes is None or quietest.traffic().total <= largest_bytes
-            found, too_big = ([quietest], None) if fits_bytes else ([], quietest)
+            found, too_big = ([quietest], []) if fits_bytes else ([], [quietest])
     if not found:
-        raise PlanError(_infeasible(_quietest(base, choices), budget, largest_bytes, too_big))
+        raise PlanError(_infeasible(_quietest(base, fixed), budget, largest_bytes, too_big[-1] if too_big else None))
     found.sort(key=noise_deviation)
     # The smaller of two valid bounds is what gets reported, so the last per cents come from the slower one.
-    best = _refine(found[0], budget, choices)
+    best = base.with_release(found[0].release.refined(fixed, fits))
     others = tuple((plan, budget.spent_by(plan)) for plan in found[1:4])
     return PlannedBudget(plan=best, budget=budget, epsilon=budget.spent_by(best), alternatives=others)
 
 
-def _quietest(base: Plan, choices: dict[str, Any]) -> Plan:
+def _quietest(base: Plan, fixed: frozenset[str]) -> Plan:
     """The least epsilon that is to be had with what the caller fixed."""
-    return base.replace(num_trials=choices.get("num_trials", 1), beta=choices.get("beta", SMALLEST_BETA))
+    return base.with_release(type(base.release).quietest(base.release, fixed))
 
 
 def _with_update_noise(base: Plan, budget: Budget, choices: dict[str, Any]) -> Plan:
     """Strict accounting of a cell or record is useless without weight noise: give it half of the squared budget."""
     if budget.accounting is not Accounting.STRICT or budget.unit is Unit.PARTY or "noise_multiplier" in choices:
         return base
-    if base.encoder in COUPLES_ROWS:  # such an encoder has no account with weight noise
+    if base.couples_rows:  # such an encoder has no account with weight noise
         return base
     half = replace(budget, epsilon=budget.epsilon / math.sqrt(2))
-    quiet = _quietest(base, choices)
+    quiet = _quietest(base, frozenset(choices))
 
     def fits(hundredths: int) -> bool:
         return half.roughly_spent_by(quiet.replace(noise_multiplier=hundredths / 100)) <= half.epsilon
@@ -235,41 +224,6 @@ def _with_update_noise(base: Plan, budget: Budget, choices: dict[str, Any]) -> P
         middle = (smallest + largest) // 2
         smallest, largest = (smallest, middle) if fits(middle) else (middle, largest)
     return base.replace(noise_multiplier=largest / 100)
-
-
-def _largest_beta(plan: Plan, budget: Budget, choices: dict[str, Any]) -> Plan | None:
-    def fits(beta_16: int) -> bool:
-        return budget.roughly_spent_by(plan.replace(beta=beta_16 / PROBABILITY_ONE)) <= budget.epsilon
-
-    if "beta" in choices:
-        return plan if budget.spent_by(plan) <= budget.epsilon else None
-    best = _largest(fits, _SMALLEST_BETA_16, _LARGEST_BETA_16)
-    return None if best is None else plan.replace(beta=best / PROBABILITY_ONE)
-
-
-def _refine(plan: Plan, budget: Budget, choices: dict[str, Any]) -> Plan:
-    """Raise beta as far as the smaller of the two methods allows; it starts from what RDP allows."""
-    if "beta" in choices:
-        return plan
-
-    def fits(beta_16: int) -> bool:
-        return budget.spent_by(plan.replace(beta=beta_16 / PROBABILITY_ONE)) <= budget.epsilon
-
-    top = min(_LARGEST_BETA_16, math.ceil(plan.beta_16 * 1.15))
-    best = _largest(fits, plan.beta_16, top)
-    return plan if best is None else plan.replace(beta=best / PROBABILITY_ONE)
-
-
-def _largest(fits: Callable[[int], bool], low: int, high: int) -> int | None:
-    """The largest integer in low..high that fits, for a condition that fails from some point on."""
-    if not fits(low):
-        return None
-    if fits(high):
-        return high
-    while high - low > max(1, low // 512):  # a fifth of a per cent of beta is below what anyone can see
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
 
 
 def _infeasible(least: Plan, budget: Budget, largest_bytes: int | None, too_big: Plan | None) -> str:
@@ -285,15 +239,15 @@ def _infeasible(least: Plan, budget: Budget, largest_bytes: int | None, too_big:
         single = least.replace(num_epochs=1, embedding_dim=1)
         way_out.append(f"num_epochs=1 and embedding_dim=1 (then from {format_epsilon(budget.spent_by(single))} on)")
     if budget.accounting is Accounting.STRICT and budget.unit is not Unit.PARTY and not least.noise_multiplier:
-        coupled = f"an encoder other than {least.encoder}, and with it " if least.encoder in COUPLES_ROWS else ""
+        coupled = f"an encoder other than {least.encoder}, and with it " if least.couples_rows else ""
         way_out.append(
             f"{coupled}weight noise (--noise-multiplier), without which strict accounting charges every release"
         )
     if least.evaluation is Evaluation.RELEASED and budget.accounting is Accounting.STRICT:
         way_out.append("evaluation=simulator")
-    beta = "1/128" if least.beta == SMALLEST_BETA else f"{least.beta:g}"
+    settings = "".join(f"{name}={getattr(least.release, name):.4g}, " for name in type(least.release).own_settings())
     return (
-        f"no plan is within {budget}: even num_trials={least.num_trials}, beta={beta}, "
+        f"no plan is within {budget}: even {settings}"
         f"embedding_dim={least.embedding_dim}, num_epochs={least.num_epochs} costs {format_epsilon(smallest)}. "
         "It would take " + ", or ".join(way_out)
     )

@@ -3,4 +3,4 @@
 from __future__ import annotations
 
 #: Changes whenever the bytes on the wire or the meaning of a plan change.
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2

@@ -1,38 +1,123 @@
-"""Which rows each round uses: public, the same everywhere, and exact in its counts.
+"""Which rows each round uses, and what it does with them: public, the same everywhere, and exact in its counts.
 
-Shuffled epochs without replacement: every training row is used exactly once an epoch, so the number of releases
-about a row is a fact and not an expectation, and a row is never twice in one batch. Each role computes the schedule
-for itself from the public seed; a server cannot ask for other rows.
+The schedule is the only counter: rounds, their kinds, epochs, batches, and how often each row was released and updated
+between two rounds. Every training row is used exactly once in a pass, so the number of releases about a row is a fact
+and not an expectation, and a row is never twice in one batch. Each role computes the schedule for itself from the
+public seed; a server cannot ask for other rows.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from enum import IntEnum
-from functools import lru_cache
-from typing import TYPE_CHECKING
+from enum import StrEnum
+from functools import cached_property, lru_cache
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from pbmvfl.errors import PlanError
 from pbmvfl.randomness.public import SCHEDULE_STREAM, public_permutation
+from pbmvfl.registry import Registry
 
-if TYPE_CHECKING:
-    from pbmvfl.plan import Plan
+#: Rounds of a whole run: their numbers are 32-bit fields of every message.
+MOST_ROUNDS = (1 << 32) - 1
 
 
-class RoundKind(IntEnum):
-    """What a round does with the rows. Parties know it from the plan; the number also travels in the header."""
+class Split(StrEnum):
+    """Whose rows a round uses."""
 
-    #: Embeddings up, gradient down, every network takes a step.
-    JOINT = 1
-    #: Embeddings of test rows up, nothing down: an evaluation that is released and charged.
-    PREDICTION = 2
+    TRAIN = "train"
+    TEST = "test"
+
+
+class Order(StrEnum):
+    """In which order a pass goes through the rows."""
+
+    SHUFFLED = "shuffled"  #: a new public permutation in every pass
+    AS_GIVEN = "as-given"  #: as the rows stand
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundKind:
+    """What the rounds of one kind do. Roles act on these answers and never compare names."""
+
+    name: str
+    #: The number that travels in the header of a message.
+    code: int
+    split: Split
+    #: Every party sends a release of every row, and is charged for it.
+    releases: bool
+    #: The rows move the weights of every party.
+    updates: bool
+    #: Parties answer the request for the round.
+    answered: bool
+    #: The server sends the gradient of the round's sums back.
+    carries_gradient: bool
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.code <= 255:
+            raise PlanError(f"code={self.code} of round kind {self.name!r} must be in 1..255: it is one byte")
+        if self.releases and not self.answered:
+            raise PlanError(f"round kind {self.name!r}: a release is an answer, so releases=True needs answered=True")
+        if self.carries_gradient and not (self.releases and self.updates):
+            raise PlanError(f"round kind {self.name!r}: a gradient belongs to a release and moves weights")
+
+
+KINDS: Registry[RoundKind] = Registry("round kind", PlanError)
+
+
+def register_kind(kind: RoundKind) -> RoundKind:
+    """Add a kind of round; its name and its code must be new."""
+    if any(other.code == kind.code for other in KINDS.values()):
+        raise PlanError(f"code={kind.code} of round kind {kind.name!r} is taken; choose another")
+    return KINDS.add(kind.name, kind)
+
+
+#: Embeddings up, gradient down, every network takes a step.
+JOINT = register_kind(
+    RoundKind(
+        name="joint", code=1, split=Split.TRAIN, releases=True, updates=True, answered=True, carries_gradient=True
+    )
+)
+#: Embeddings of test rows up, nothing down: an evaluation that is released and charged.
+PREDICTION = register_kind(
+    RoundKind(
+        name="prediction", code=2, split=Split.TEST, releases=True, updates=False, answered=True, carries_gradient=False
+    )
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Phase:
+    """So many passes over the rows of a kind's split, one after the other."""
+
+    kind: RoundKind
+    passes: int
+    order: Order = Order.SHUFFLED
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.passes, int) or isinstance(self.passes, bool) or self.passes < 1:
+            raise PlanError(f"passes={self.passes!r} of {self.kind.name} rounds must be a whole number of at least 1")
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"kind": self.kind.name, "passes": self.passes, "order": str(self.order)}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Phase:
+        try:
+            return cls(kind=KINDS[values["kind"]], passes=values["passes"], order=Order(values["order"]))
+        except (KeyError, TypeError, ValueError) as error:
+            if isinstance(error, PlanError):
+                raise
+            raise PlanError(f"phase={values!r} must have kind, passes and order ({', '.join(Order)})") from None
 
 
 @dataclass(frozen=True, eq=False)
 class Round:
-    """One round: its number in the run, its kind, and the rows of the train or test split that it uses."""
+    """One round: its number in the run, its kind, and the rows of the kind's split that it uses."""
 
     number: int
     kind: RoundKind
@@ -43,45 +128,257 @@ class Round:
         return len(self.rows)
 
 
+@dataclass(frozen=True, kw_only=True)
+class RowUses:
+    """How often rounds of one kind used the rows, between two rounds or over several such spans."""
+
+    kind: RoundKind
+    #: The most releases about any one row.
+    releases: int
+    #: The most updates with any one row.
+    updates: int
+    #: Releases of all rows together.
+    total_releases: int
+
+    def to_dict(self) -> dict[str, int]:
+        return {"releases": self.releases, "updates": self.updates, "total_releases": self.total_releases}
+
+
 @lru_cache(maxsize=2)  # parties, their ledgers and the server of one process ask for the same epoch, and then the next
 def _epoch_permutation(count: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
     return public_permutation(count, seed=seed, stream=SCHEDULE_STREAM, index=epoch)
 
 
+@dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """All rounds of a plan: joint rounds first, then one pass over the test rows if evaluation is released."""
+    """All rounds of a run, phase after phase. A value: roles that agree on these numbers agree on every row."""
 
-    def __init__(self, plan: Plan) -> None:
-        self._plan = plan
-        self._epoch = -1
-        self._permutation: npt.NDArray[np.int64] = np.empty(0, dtype=np.int64)
+    num_samples: int
+    num_test_samples: int
+    batch_size: int
+    seed: int
+    phases: tuple[Phase, ...]
+
+    def __post_init__(self) -> None:
+        for phase in self.phases:
+            if not self.rows_of(phase.kind.split):
+                raise PlanError(
+                    f"{phase.kind.name} rounds need rows: num_{'test_' if phase.kind.split is Split.TEST else ''}"
+                    "samples must be at least 1"
+                )
+        if len(self) > MOST_ROUNDS:
+            raise PlanError(f"the phases make {len(self)} rounds; at most 2^32-1 can be numbered")
+
+    # --- sizes ---
+
+    def rows_of(self, split: Split) -> int:
+        """How many rows a split has."""
+        return self.num_samples if split is Split.TRAIN else self.num_test_samples
+
+    def rounds_per_pass(self, kind: RoundKind) -> int:
+        return -(-self.rows_of(kind.split) // self.batch_size)
+
+    @property
+    def largest_batch(self) -> int:
+        """Rows in the largest batch that any kind of round could have; keystream slots have this size."""
+        return min(self.batch_size, max(self.num_samples, self.num_test_samples))
 
     def __len__(self) -> int:
-        return self._plan.num_rounds + self._plan.num_prediction_rounds
+        return sum(phase.passes * self.rounds_per_pass(phase.kind) for phase in self.phases)
+
+    def num_rounds(self, kind: RoundKind) -> int:
+        """Rounds of one kind in the whole run."""
+        return sum(phase.passes for phase in self.phases if phase.kind == kind) * self.rounds_per_pass(kind)
+
+    def batches(self, phase: Phase) -> tuple[tuple[int, int], ...]:
+        """(rows, how many rounds of the phase have so many): full batches, and a last one of each pass if short."""
+        whole, rest = divmod(self.rows_of(phase.kind.split), self.batch_size)
+        sizes = [(self.batch_size, whole * phase.passes)] if whole else []
+        return (*sizes, (rest, phase.passes)) if rest else tuple(sizes)
+
+    @property
+    def kinds(self) -> tuple[RoundKind, ...]:
+        """Every kind that occurs, in the order of the first occurrence."""
+        return tuple(dict.fromkeys(phase.kind for phase in self.phases))
+
+    # --- one round ---
+
+    def kind(self, number: int) -> RoundKind:
+        return self._phase_at(number)[0].kind
 
     def num_rows(self, number: int) -> int:
         """The size of a round's batch, without making the batch."""
-        self._check(number)
-        plan = self._plan
-        if number < plan.num_rounds:
-            start = number % plan.rounds_per_epoch * plan.batch_size
-            return min(plan.batch_size, plan.num_samples - start)
-        start = (number - plan.num_rounds) * plan.batch_size
-        return min(plan.batch_size, plan.num_test_samples - start)
+        phase, offset, _ = self._phase_at(number)
+        start = offset % self.rounds_per_pass(phase.kind) * self.batch_size
+        return min(self.batch_size, self.rows_of(phase.kind.split) - start)
 
     def __getitem__(self, number: int) -> Round:
-        size = self.num_rows(number)
-        plan = self._plan
-        if number >= plan.num_rounds:
-            start = (number - plan.num_rounds) * plan.batch_size
-            return Round(number, RoundKind.PREDICTION, np.arange(start, start + size, dtype=np.int64))
-        epoch, position = divmod(number, plan.rounds_per_epoch)
-        if epoch != self._epoch:  # one epoch's permutation is kept, never the whole run's
-            self._permutation = _epoch_permutation(plan.num_samples, plan.seed, epoch)
-            self._epoch = epoch
-        start = position * plan.batch_size
-        return Round(number, RoundKind.JOINT, self._permutation[start : start + size])
+        phase, offset, earlier = self._phase_at(number)
+        passed, position = divmod(offset, self.rounds_per_pass(phase.kind))
+        count = self.rows_of(phase.kind.split)
+        start = position * self.batch_size
+        end = min(start + self.batch_size, count)
+        if phase.order is Order.SHUFFLED:
+            return Round(number, phase.kind, _epoch_permutation(count, self.seed, earlier + passed)[start:end])
+        return Round(number, phase.kind, np.arange(start, end, dtype=np.int64))
 
-    def _check(self, number: int) -> None:
-        if not 0 <= number < len(self):
-            raise IndexError(f"round={number} is not in the plan; it has rounds 0 to {len(self) - 1}")
+    def __iter__(self) -> Iterator[Round]:
+        return (self[number] for number in range(len(self)))
+
+    @cached_property
+    def _phase_starts(self) -> list[tuple[int, Phase, int]]:
+        """(first round, phase, shuffled passes before it) of every phase."""
+        starts, first, shuffled = [], 0, 0
+        for phase in self.phases:
+            starts.append((first, phase, shuffled))
+            first += phase.passes * self.rounds_per_pass(phase.kind)
+            shuffled += phase.passes if phase.order is Order.SHUFFLED else 0
+        return starts
+
+    @cached_property
+    def _first_rounds(self) -> list[int]:
+        return [first for first, _, _ in self._phase_starts]
+
+    @cached_property
+    def _num_rounds(self) -> int:
+        return len(self)
+
+    def _phase_at(self, number: int) -> tuple[Phase, int, int]:
+        """The phase of a round, the round's offset in it, and the shuffled passes before it."""
+        if not 0 <= number < self._num_rounds:
+            raise IndexError(f"round={number} is not in the plan; it has rounds 0 to {self._num_rounds - 1}")
+        first, phase, shuffled = self._phase_starts[bisect_right(self._first_rounds, number) - 1]
+        return phase, number - first, shuffled
+
+    def pass_of(self, number: int) -> tuple[int, int]:
+        """(first round, number of the round after the last) of the pass over the rows that a round belongs to."""
+        phase, offset, _ = self._phase_at(number)
+        each = self.rounds_per_pass(phase.kind)
+        first = number - offset % each
+        return first, first + each
+
+    # --- epochs: passes that train ---
+
+    @cached_property
+    def num_epochs(self) -> int:
+        """Passes over the training rows that move weights."""
+        return sum(phase.passes for phase in self.phases if phase.kind.updates)
+
+    def epochs_before(self, number: int) -> float:
+        """Epochs that rounds 0 <= r < number complete; a part of one counts by its rounds."""
+        done = 0.0
+        for first, phase, _ in self._phase_starts:
+            if phase.kind.updates and number > first:
+                each = self.rounds_per_pass(phase.kind)
+                done += min(number - first, phase.passes * each) / each
+        return done
+
+    def ends_epoch(self, number: int) -> bool:
+        """Whether the round is the last one of an epoch."""
+        phase, offset, _ = self._phase_at(number)
+        return phase.kind.updates and (offset + 1) % self.rounds_per_pass(phase.kind) == 0
+
+    def end_of_epoch(self, epoch: int) -> int:
+        """The number of the first round after so many epochs; after the last one, the number of all rounds."""
+        if epoch >= self.num_epochs:
+            return self._num_rounds
+        for first, phase, _ in self._phase_starts:
+            if phase.kind.updates:
+                if epoch <= phase.passes:
+                    return first + epoch * self.rounds_per_pass(phase.kind)
+                epoch -= phase.passes
+        return self._num_rounds
+
+    @cached_property
+    def trained_at(self) -> int:
+        """The number of the first round after the last one that moves weights; 0 if none does."""
+        ends = [
+            first + phase.passes * self.rounds_per_pass(phase.kind)
+            for first, phase, _ in self._phase_starts
+            if phase.kind.updates
+        ]
+        return max(ends, default=0)
+
+    # --- uses of rows ---
+
+    def total_uses(self, first: int, until: int) -> dict[RoundKind, int]:
+        """Row uses of all rows together in rounds first <= r < until, by kind, without making the batches."""
+        uses = dict.fromkeys(self.kinds, 0)
+        for start, phase, _ in self._phase_starts:
+            end = start + phase.passes * self.rounds_per_pass(phase.kind)
+            low, high = max(first, start), min(until, end)
+            if low < high:
+                uses[phase.kind] += self._rows_before(phase, high - start) - self._rows_before(phase, low - start)
+        return uses
+
+    def _rows_before(self, phase: Phase, offset: int) -> int:
+        count = self.rows_of(phase.kind.split)
+        passes, rest = divmod(offset, self.rounds_per_pass(phase.kind))
+        return passes * count + min(rest * self.batch_size, count)
+
+    def uses(self, spans: Iterable[tuple[int, int]] | None = None) -> tuple[RowUses, ...]:
+        """How often rows were used in rounds first <= r < until of every span, exactly; without spans, in all rounds.
+
+        Whole passes use every row once. Only where a span begins or ends inside a pass are its rows counted one by one.
+        """
+        spans = [(0, self._num_rounds)] if spans is None else list(spans)
+        found = []
+        for kind in self.kinds:
+            total, whole = 0, 0
+            counted: npt.NDArray[np.int64] | None = None
+            for first, until in spans:
+                total += self.total_uses(first, until)[kind]
+                passes, rest = self._whole_passes(kind, first, until)
+                whole += passes
+                for number in rest:
+                    if counted is None:
+                        counted = np.zeros(self.rows_of(kind.split), dtype=np.int64)
+                    counted[self[number].rows] += 1
+            most = whole + (int(counted.max()) if counted is not None else 0)
+            found.append(
+                RowUses(
+                    kind=kind,
+                    releases=most if kind.releases else 0,
+                    updates=most if kind.updates else 0,
+                    total_releases=total if kind.releases else 0,
+                )
+            )
+        return tuple(found)
+
+    def _whole_passes(self, kind: RoundKind, first: int, until: int) -> tuple[int, list[int]]:
+        """Whole passes of a kind inside a span, and the rounds of the span that lie in none."""
+        whole = 0
+        rest: list[int] = []
+        each = self.rounds_per_pass(kind)
+        for start, phase, _ in self._phase_starts:
+            if phase.kind != kind:
+                continue
+            end = start + phase.passes * each
+            low, high = max(first, start), min(until, end)
+            if low >= high:
+                continue
+            first_whole = start + -(-(low - start) // each) * each
+            last_whole = start + (high - start) // each * each
+            if first_whole >= last_whole:
+                rest += range(low, high)
+            else:
+                whole += (last_whole - first_whole) // each
+                rest += [*range(low, first_whole), *range(last_whole, high)]
+        return whole, rest
+
+    # --- forms ---
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, which a ledger keeps: their meaning is frozen."""
+        return {
+            "num_samples": self.num_samples,
+            "num_test_samples": self.num_test_samples,
+            "batch_size": self.batch_size,
+            "seed": self.seed,
+            "phases": [phase.to_dict() for phase in self.phases],
+        }
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Schedule:
+        phases = tuple(Phase.from_dict(phase) for phase in values["phases"])
+        return cls(**{**values, "phases": phases})

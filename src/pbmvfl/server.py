@@ -20,14 +20,13 @@ from torch.nn import functional
 
 from pbmvfl.encoders import build_head
 from pbmvfl.errors import DuplicateMessage, OutOfOrder, TruncatedMessage, WrongPlan, WrongSender, WrongSession
-from pbmvfl.mechanisms import mechanism_for
 from pbmvfl.plan import Plan
-from pbmvfl.schedule import Round, RoundKind, Schedule
+from pbmvfl.schedule import Round
 from pbmvfl.secagg.keys import KEY_BYTES, NONCE_BYTES, RUN_ID_BYTES, SIGNATURE_BYTES, Session
 from pbmvfl.updates.trainer import Trainer
 from pbmvfl.wire.codecs import codec_for
 from pbmvfl.wire.messages import NO_RUN, NO_SESSION, SERVER, Message, MessageKind
-from pbmvfl.wire.payloads import payload_format
+from pbmvfl.wire.payloads import PayloadFormat
 
 
 class Server:
@@ -47,10 +46,8 @@ class Server:
         self.plan = plan
         self.head = head if head is not None else build_head(plan)
         self._trainer = Trainer(plan, self.head)
-        self._mechanism = mechanism_for(plan)
-        self._payload = payload_format(plan)
         self._codec = codec_for(plan.gradient_codec)
-        self._schedule = Schedule(plan)
+        self._schedule = plan.schedule
         self._labels = torch.from_numpy(train_labels)
         self.run_id = run_id if run_id is not None else os.urandom(RUN_ID_BYTES)
         self.session: Session | None = None
@@ -104,8 +101,14 @@ class Server:
         assert self.round is not None
         if message.round_number != self.round.number:
             raise OutOfOrder(f"round={message.round_number}: the server asked for round {self.round.number}")
-        if message.round_kind != self.round.kind:
+        if message.round_kind != self.round.kind.code:
             raise WrongPlan(f"round kind {message.round_kind}: the server asked for {self.round.kind.name}")
+
+    @property
+    def _payload(self) -> PayloadFormat:
+        """Of the round that was asked for."""
+        assert self.round is not None
+        return self.plan.mechanism_for(self.round.kind).payload
 
     def _expected_length(self) -> int:
         if self._expected is MessageKind.HELLO:
@@ -129,7 +132,7 @@ class Server:
             return self._send_keys()
         if self._expected is MessageKind.EMBEDDING:
             self._finish_round()
-            if self._gradient is not None and self._next_round % self.plan.rounds_per_epoch == 0:
+            if self._gradient is not None and self._schedule.ends_epoch(self._next_round - 1):
                 return self._send_update()
         if self._next_round >= len(self._schedule):
             return None
@@ -147,7 +150,7 @@ class Server:
     @property
     def at_epoch_end(self) -> bool:
         """Whether every network has taken the last step of an epoch."""
-        return self._expected is None and self.round is not None and self.round.kind is RoundKind.JOINT
+        return self._expected is None and self.round is not None and self._schedule.ends_epoch(self.round.number)
 
     def _take_inbox(self) -> list[bytes | memoryview]:
         """The payloads in the order of the parties, so that sums of floats do not depend on who was first."""
@@ -186,7 +189,7 @@ class Server:
             run_id=self.run_id,
             session_id=self.session.id,
             round_number=in_round.number if in_round else 0,
-            round_kind=in_round.kind if in_round else 0,
+            round_kind=in_round.kind.code if in_round else 0,
             carries_gradient=in_round is not None and payload is not None,
             payload=payload or b"",
         ).to_bytes()
@@ -197,8 +200,9 @@ class Server:
         assert self.round is not None
         shape = (self.round.num_rows, self.plan.embedding_dim)
         quantized_sum = self._payload.total(self._take_inbox(), shape[0] * shape[1])
-        estimated_sum_BP = torch.from_numpy(self._mechanism.estimate(quantized_sum).reshape(shape))
-        if self.round.kind is RoundKind.JOINT:
+        mechanism = self.plan.mechanism_for(self.round.kind)
+        estimated_sum_BP = torch.from_numpy(mechanism.estimate(quantized_sum).reshape(shape))
+        if self.round.kind.carries_gradient:
             self._learn(estimated_sum_BP, self._labels.index_select(0, torch.from_numpy(self.round.rows)))
         elif self.on_prediction is not None:
             self.on_prediction(self.round.rows, self.predict(estimated_sum_BP))

@@ -120,12 +120,7 @@ def _show_dataset(console: Console, book: Ledger, dataset: str, delta: float) ->
             if entry.charged_until > entry.first_round
             else "no round"
         )
-        plan = entry.plan
-        console.print(
-            f"    {entry.opened}  run {entry.run}  {rounds}  {plan.mechanism} b={plan.num_trials} beta={plan.beta:g} "
-            f"P={plan.embedding_dim} M={plan.num_parties}",
-            style="dim",
-        )
+        console.print(f"    {entry.opened}  run {entry.run}  {rounds}  {entry.terms.words}", style="dim", markup=False)
         for number, reason, at in book.refusals(entry.id):
             console.print(f"    {at}  refused round {number}: {reason}", style="yellow", markup=False)
 

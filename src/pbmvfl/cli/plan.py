@@ -12,6 +12,7 @@ import typer
 from pbmvfl.cli.options import check_picture, check_target
 from pbmvfl.errors import RunFolderError
 from pbmvfl.files import write_atomically
+from pbmvfl.plan import Plan
 from pbmvfl.planner import PlannedBudget, noise_deviation, plan_for_budget
 from pbmvfl.privacy.table import format_epsilon, privacy_notes
 
@@ -66,6 +67,7 @@ def plan(
     if out is not None and picture is not None and out.resolve() == picture.resolve():
         raise RunFolderError(f"out={str(out)!r} and picture={str(picture)!r} are one file; name two")
     planned = plan_for_budget(
+        Plan,
         epsilon=epsilon,
         delta=delta,
         unit=unit,
@@ -90,7 +92,7 @@ def plan(
 
 
 def _notes(planned: PlannedBudget) -> list[str]:
-    notes = privacy_notes(planned.plan, planned.budget.delta)
+    notes = privacy_notes(planned.plan.training_run(), num_samples=planned.plan.num_samples, delta=planned.budget.delta)
     return [*notes, _NO_NOISY_UPDATES] if planned.plan.noise_multiplier else notes
 
 
@@ -108,8 +110,7 @@ def _to_dict(planned: PlannedBudget) -> dict[str, Any]:
         "notes": _notes(planned),
         "alternatives": [
             {
-                "num_trials": other.num_trials,
-                "beta": other.beta,
+                **{name: getattr(other.release, name) for name in type(other.release).own_settings()},
                 "epsilon": spent,
                 "noise_deviation": noise_deviation(other),
                 "bytes": other.traffic().total,
@@ -117,6 +118,10 @@ def _to_dict(planned: PlannedBudget) -> dict[str, Any]:
             for other, spent in planned.alternatives
         ],
     }
+
+
+def _number(value: float) -> str:
+    return str(value) if isinstance(value, int) else f"{value:.4f}"
 
 
 def _show(planned: PlannedBudget, out: Path | None, picture: Path | None) -> None:
@@ -128,15 +133,15 @@ def _show(planned: PlannedBudget, out: Path | None, picture: Path | None) -> Non
     console = Console(highlight=False)
     plan, traffic = planned.plan, planned.plan.traffic()
     console.print(f"For {planned.budget}:")
-    table = plain_table("", "num_trials", "beta", "epsilon", "noise", "bytes")
+    settings = type(plan.release).own_settings()
+    table = plain_table("", *settings, "epsilon", "noise", "bytes")
     for name, other, spent in (
         ("chosen", plan, planned.epsilon),
         *(("or", other, spent) for other, spent in planned.alternatives),
     ):
         table.add_row(
             name,
-            str(other.num_trials),
-            f"{other.beta:.4f}",
+            *(_number(getattr(other.release, setting)) for setting in settings),
             format_epsilon(spent),
             f"{noise_deviation(other):.3g}",
             human_bytes(other.traffic().total),

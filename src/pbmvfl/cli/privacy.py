@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from pbmvfl.cli.options import on_or_off
-from pbmvfl.plan import MechanismName, Plan
+from pbmvfl.mechanisms import MECHANISMS
+from pbmvfl.plan import Plan
 from pbmvfl.privacy.table import privacy_notes
 from pbmvfl.privacy.units import SERVER, Adversary
 
@@ -31,7 +32,7 @@ def privacy(
     noise_multiplier: Annotated[
         float, typer.Option(help="Noise on weight updates, as a multiple of the clip norm; 0 for none.")
     ] = 0.0,
-    mechanism: Annotated[str, typer.Option(help=" | ".join(MechanismName))] = "pbm",
+    mechanism: Annotated[str, typer.Option(help=" | ".join(MECHANISMS))] = "pbm",
     secure_aggregation: Annotated[
         bool, typer.Option("--secure-aggregation", help="Only sums can be read; the default of pbm.")
     ] = False,
@@ -66,9 +67,9 @@ def privacy(
         alone = (Adversary(server=False, colluding_parties=colluding_parties),) if colluding_parties else ()
         adversaries = tuple(dict.fromkeys((SERVER, chosen, *alone)))
     table = plan.privacy(delta=delta, adversaries=adversaries)
-    notes = privacy_notes(plan, delta)
+    notes = privacy_notes(plan.training_run(), num_samples=plan.num_samples, delta=delta)
     if json_:
-        shown = {"bounds": table.to_dicts(), "beta": plan.beta_16 / 65536, "plan": plan.to_dict(), "notes": notes}
+        shown = {"bounds": table.to_dicts(), **_rounded_beta(plan), "plan": plan.to_dict(), "notes": notes}
         print(json.dumps(shown, indent=2))
         return
     from rich.console import Console
@@ -78,3 +79,8 @@ def privacy(
     console = Console(highlight=False)
     print_privacy(console, table, title="epsilon")
     print_notes(console, notes)
+
+
+def _rounded_beta(plan: Plan) -> dict[str, float]:
+    """The beta that is really used, for mechanisms that have one."""
+    return {"beta": plan.beta_16 / 65536} if "beta" in plan.release.own_settings() else {}

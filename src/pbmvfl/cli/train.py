@@ -13,10 +13,13 @@ from pbmvfl.cli.options import on_or_off
 from pbmvfl.cli.presets import preset, uses_pictures
 from pbmvfl.errors import CheckpointError, DataError, PlanError, RunFolderError
 from pbmvfl.json_files import read_object
-from pbmvfl.plan import Activation, Evaluation, GradientCodecName, MechanismName, OptimizerName, Plan
+from pbmvfl.mechanisms import MECHANISMS
+from pbmvfl.plan import Plan
+from pbmvfl.plan_groups import Activation, Evaluation, OptimizerName
 from pbmvfl.privacy.conversion import check_delta
 from pbmvfl.runs.folder import RunFolder
 from pbmvfl.runs.results import DEFAULT_DELTA
+from pbmvfl.wire.codecs import GradientCodecName
 
 if TYPE_CHECKING:
     from pbmvfl.data.vertical import VerticalDataset
@@ -77,7 +80,7 @@ def train(
     mechanism: Annotated[
         str | None,
         typer.Option(
-            help=f"{_choices(MechanismName)}: pbm is private; ldp and none send numbers in clear, for studies.",
+            help=f"{_choices(MECHANISMS)}: pbm is private; ldp and none send numbers in clear, for studies.",
             rich_help_panel=_MECHANISM,
         ),
     ] = None,
@@ -299,7 +302,7 @@ def _load(source: dict[str, Any]) -> VerticalDataset:
 def _read_plan(path: Path) -> dict[str, Any]:
     """A plan's fields, from `pbmvfl plan --out` or from the whole of `pbmvfl plan --json`."""
     values = read_object(path, {}, PlanError)
-    return Plan.from_dict(values["plan"] if isinstance(values.get("plan"), dict) else values).to_dict()
+    return Plan.from_dict(values["plan"] if isinstance(values.get("plan"), dict) else values).flat()
 
 
 def _new(
@@ -357,7 +360,7 @@ def _fingerprint(data: VerticalDataset) -> str:
 
 
 def _check_same_plan(path: Path, plan: Plan, given: dict[str, Any]) -> None:
-    kept, wanted = plan.to_dict(), plan.replace(**given).to_dict()
+    kept, wanted = plan.flat(), plan.replace(**given).flat()
     for name in given:
         if wanted[name] != kept[name]:
             raise CheckpointError(

@@ -18,14 +18,13 @@ from pbmvfl.cli.tables import print_notes, print_privacy
 from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.errors import LedgerError, ProtocolError
 from pbmvfl.federation import Federation, Parties
-from pbmvfl.mechanisms import mechanism_for
-from pbmvfl.plan import COUPLES_ROWS, MechanismName, Plan
-from pbmvfl.privacy.table import privacy_notes, privacy_of_uses
-from pbmvfl.report.curves import describe_mechanism
+from pbmvfl.plan import Plan
+from pbmvfl.privacy.table import privacy_notes, privacy_table
 from pbmvfl.runs.checkpoints import load_progress
 from pbmvfl.runs.folder import RunFolder
 from pbmvfl.runs.release_log import SessionLog
 from pbmvfl.runs.results import Result
+from pbmvfl.schedule import JOINT, RowUses
 from pbmvfl.wire.traffic import Traffic, human_bytes
 
 #: Exit code of a run that a party's ledger ended: not an error, and not a complete run.
@@ -91,7 +90,7 @@ class TrainingRun:
 
     def _train(self) -> Result:
         plan = self._plan
-        rounds = plan.num_rounds + plan.num_prediction_rounds
+        rounds = len(plan.schedule)
         bar = Progress(
             BarColumn(bar_width=18),
             TextColumn("round {task.completed}/{task.total}  {task.fields[shown]}"),
@@ -138,13 +137,15 @@ class TrainingRun:
         table.add_row("parties", escape(_describe_parties(data)))
         table.add_row(
             "mechanism",
-            f"{describe_mechanism(plan)}, embeddings of {plan.embedding_dim} values in {span}".replace("[", "\\["),
+            f"{plan.release.describe()}, embeddings of {plan.embedding_dim} values in {span}".replace("[", "\\["),
         )
-        noise = mechanism_for(plan).variance_upper_bound ** 0.5
+        noise = plan.release.variance_upper_bound**0.5
         if noise:
             widest = plan.num_parties * plan.bound
             table.add_row("noise", escape(f"standard deviation {noise:.3g} on sums within [-{widest:g}, {widest:g}]"))
-        rounds = f"{plan.num_epochs} epochs of {plan.rounds_per_epoch} rounds, {plan.batch_size} rows each"
+        rounds = (
+            f"{plan.num_epochs} epochs of {plan.schedule.rounds_per_pass(JOINT)} rounds, {plan.batch_size} rows each"
+        )
         table.add_row("training", f"{rounds}, {plan.optimizer} {plan.learning_rate:g}")
         traffic = plan.traffic()
         up, down = human_bytes(traffic.bytes_up), human_bytes(traffic.bytes_down)
@@ -155,20 +156,20 @@ class TrainingRun:
         released = self._released() if self._resumed else None
         if released is not None:  # what earlier sessions released stays released, and counts
             first_round, uses = released
-            self._say(f"continues at round {first_round:,} of {plan.num_rounds + plan.num_prediction_rounds:,}")
-            table_of_costs = privacy_of_uses(plan, uses, delta=self._delta)
+            self._say(f"continues at round {first_round:,} of {len(plan.schedule):,}")
+            table_of_costs = privacy_table(plan.training_run(uses), delta=self._delta)
         title = "epsilon that this will cost" + (" in all" if released is not None else "")
         print_privacy(self._console, table_of_costs, title=title)
         print_notes(self._console, self._warnings())
 
-    def _released(self) -> tuple[int, dict[str, int]] | None:
+    def _released(self) -> tuple[int, tuple[RowUses, ...]] | None:
         """Where a resumed run goes on, and how often a row will have been released at its end."""
         progress = load_progress(self._folder.checkpoints, self._plan)
         with contextlib.closing(SessionLog(self._folder.sessions, moved_from=self._folder.checkpoints)) as log:
             if not log.records:
                 return None
             first_round = progress.completed_rounds if progress is not None else 0
-            return first_round, log.row_uses_after(self._plan, first_round=first_round)
+            return first_round, log.uses_after(self._plan, first_round=first_round)
 
     def _say(self, text: str) -> None:
         """Names of folders are no markup, and are not broken into lines."""
@@ -177,15 +178,10 @@ class TrainingRun:
     def _warnings(self) -> list[str]:
         plan = self._plan
         notes = list(self._data.notes)
-        if plan.mechanism is not MechanismName.NONE:
-            notes += privacy_notes(plan, self._delta)
-        if plan.mechanism is MechanismName.NONE:
-            notes.append("mechanism none protects nothing: every embedding goes to the server in clear")
-        elif plan.mechanism is MechanismName.LDP:
-            notes.append("mechanism ldp is the paper's baseline, for studies; embeddings go up one by one")
-        elif not plan.secure_aggregation:
-            notes.append("without secure aggregation the server reads every party's values, not only their sum")
-        if plan.encoder in COUPLES_ROWS:
+        if plan.release.is_private:
+            notes += privacy_notes(plan.training_run(), num_samples=plan.num_samples, delta=self._delta)
+        notes += plan.release.notes
+        if plan.couples_rows:
             notes.append(
                 f"encoder {plan.encoder} normalises over the batch, so an embedding depends on every row of its batch; "
                 "each use of a row is therefore charged as its whole batch, which makes a row's epsilon large"
@@ -241,7 +237,7 @@ class _Watch:
         if self._since is None:
             self._since = (now, completed)
         self._smooth = loss if self._smooth is None else 0.95 * self._smooth + 0.05 * loss
-        if now - self._shown_at < 0.1 and completed < self._plan.num_rounds:
+        if now - self._shown_at < 0.1 and completed < len(self._plan.schedule):
             return
         self._shown_at = now
         started, first = self._since

@@ -13,15 +13,15 @@ from pbmvfl.errors import BudgetExceeded, LedgerError
 from pbmvfl.ledger.file import MARK_BYTES, mark, now
 from pbmvfl.ledger.limits import Limit, Rates, epsilon_at
 from pbmvfl.ledger.spending import RowNumbers, Spent, spending
-from pbmvfl.plan import Plan
-from pbmvfl.privacy.units import Unit
-from pbmvfl.schedule import Round, RoundKind, Schedule
+from pbmvfl.ledger.terms import Terms
+from pbmvfl.privacy.events import Event
+from pbmvfl.schedule import Round, Split
 
 if TYPE_CHECKING:
-    from pbmvfl.ledger.ledger import Ledger, SessionEntry
+    from pbmvfl.ledger.ledger import Ledger, LedgerEntry
 
 
-class LedgerSession:
+class Charging:
     """Charges one session's rounds, and refuses the one that would cross a limit."""
 
     def __init__(
@@ -29,25 +29,27 @@ class LedgerSession:
         ledger: Ledger,
         number: int,
         dataset: str,
-        plan: Plan,
+        terms: Terms,
         first_round: int,
         lock: int,
         run_started: bool,
         rounds_ahead: int,
     ) -> None:
         self._ledger, self._db = ledger, ledger._db
-        self._number, self._dataset, self._plan = number, dataset, plan
+        self._number, self._dataset, self._terms = number, dataset, terms
         self._lock = lock
         self._process = os.getpid()
-        # Only the first round of all has first weights, which know no row.
+        # Weights depend on no private row only before the first round of a run.
         self._run_started = run_started or first_round > 0
         self._rounds_ahead = rounds_ahead
-        self._schedule = Schedule(plan)
+        self._schedule = terms.schedule
         self._first_round = self._sent_until = self._charged_until = first_round
         entry = next(entry for entry in ledger.sessions(dataset) if entry.id == number)
         self._rows = RowNumbers(ledger, dataset)
         self._train = self._rows.numbers(entry.train_ids)
-        self._train_is_numbered = entry.train_ids == f"range:0:{plan.num_samples}"  # then a row's number is its own
+        self._train_is_numbered = (
+            entry.train_ids == f"range:0:{terms.schedule.num_samples}"
+        )  # then a row's number is its own
         self._test = self._rows.numbers(entry.test_ids)
         self.notes = self._look_for_changes(entry)
         self._version = -1
@@ -55,7 +57,7 @@ class LedgerSession:
         self._accounts: list[tuple[Limit, float, Rates, Spent]] = []
         self._load_limits()
 
-    def _look_for_changes(self, entry: SessionEntry) -> list[str]:
+    def _look_for_changes(self, entry: LedgerEntry) -> list[str]:
         others = {past.fingerprint for past in self._ledger.sessions(self._dataset) if past.id != entry.id}
         if others and entry.fingerprint not in others:
             return [
@@ -71,7 +73,7 @@ class LedgerSession:
             (
                 limit,
                 limit.budget,
-                Rates.of(self._plan, limit),
+                Rates.of(self._terms, limit),
                 spending(self._ledger, self._dataset, limit, rows=self._rows),
             )
             for limit in limits
@@ -79,8 +81,16 @@ class LedgerSession:
         # together: an error in between must not leave one of them
         self._version, self._known_mark, self._accounts = version, mark(version), accounts
 
-    def charge(self, current: Round) -> None:
-        """Charge a round, on disk, before its bytes leave; or raise BudgetExceeded and charge nothing."""
+    def charge(self, current: Round, events: Sequence[Event]) -> None:
+        """Charge a round, on disk, before its bytes leave; or raise BudgetExceeded and charge nothing.
+
+        `events` are what one use of each of its rows releases and updates: those that the session was opened with.
+        """
+        if tuple(events) != self._terms.events.get(current.kind):
+            raise LedgerError(
+                f"round={current.number}: its events are not those of {current.kind.name} rounds that the session was "
+                "opened with; open a session with the plan that is run"
+            )
         if os.getpid() != self._process:
             raise LedgerError(f"round={current.number} is asked of a forked copy of the session; open one of its own")
         if self._lock < 0:
@@ -155,10 +165,8 @@ class LedgerSession:
             num_rows = len(rows)
             opens_run = i == 0 and not self._run_started
             for limit, budget, rates, spent in self._accounts:
-                own = rates.for_row(current.kind, num_rows)
-                party_unit = limit.unit is Unit.PARTY
-                everywhere = rates.for_all(num_rows, first_round_of_run=opens_run, party_unit=party_unit)
-                spent.add(rows, own, everywhere)
+                everywhere = rates.for_all(current.kind, num_rows, first_of_run=opens_run)
+                spent.add(rows, rates.for_row(current.kind, num_rows), everywhere)
                 if not spent.within(budget):
                     would = epsilon_at(spent.worst, limit.delta, limit.order)
                     self._load_limits()  # nothing of this was written
@@ -168,9 +176,9 @@ class LedgerSession:
                     )
 
     def _row_numbers(self, current: Round) -> npt.NDArray[np.int64]:
-        if current.kind is RoundKind.JOINT:
-            return current.rows if self._train_is_numbered else self._train[current.rows]
-        return self._test[current.rows]
+        if current.kind.split is Split.TEST:
+            return self._test[current.rows]
+        return current.rows if self._train_is_numbered else self._train[current.rows]
 
     def _write_refusal(self, number: int, reason: str) -> None:
         self._db.run("INSERT INTO refusals VALUES (?, ?, ?, ?)", (self._number, number, reason, now()))

@@ -13,7 +13,9 @@ from typing import Any
 
 from pbmvfl.errors import LedgerError
 
-FORMAT = 1
+FORMAT = 2
+#: Read and brought to the present one: what each kept is in `migration`.
+OLDER_FORMATS = (1,)
 #: Seconds to wait for another process that writes, before giving up.
 _PATIENCE = 10.0
 _BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL)
@@ -74,6 +76,13 @@ class Database:
 
     def close(self) -> None:
         self._connection.close()
+
+    def copy_in_memory(self) -> Database:
+        """The same rows where changing them changes no file; this connection is closed."""
+        copy = sqlite3.connect(":memory:", isolation_level=None)
+        self._connection.backup(copy)
+        self.close()
+        return Database(self._path, copy)
 
 
 def open_for_writing(path: Path) -> Database:
@@ -166,9 +175,11 @@ def format_of(db: Database, path: Path) -> int | None:
             f"ledger={str(path)!r} is another program's database and was left as it is; name a ledger, or a new file"
         )
     ((number,),) = found
-    if number != FORMAT:
-        raise LedgerError(f"ledger={str(path)!r} has format {number}; this program reads format {FORMAT}")
-    return FORMAT
+    if number != FORMAT and number not in OLDER_FORMATS:
+        raise LedgerError(
+            f"ledger={str(path)!r} has format {number}; this program reads formats {OLDER_FORMATS[0]} to {FORMAT}"
+        )
+    return int(number)
 
 
 # --- what is written beside the rows ---

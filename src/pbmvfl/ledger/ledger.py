@@ -18,23 +18,27 @@ import os
 import sqlite3
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pbmvfl.errors import LedgerError
-from pbmvfl.ledger.charging import LedgerSession
+from pbmvfl.ledger.charging import Charging
 from pbmvfl.ledger.file import FORMAT, error_code, format_of, mark, now, open_for_reading, open_for_writing
 from pbmvfl.ledger.limits import Limit, epsilon_at
+from pbmvfl.ledger.migration import migrate
 from pbmvfl.ledger.spending import spending
-from pbmvfl.plan import Plan
+from pbmvfl.ledger.terms import Terms
 from pbmvfl.privacy.units import Accounting, Unit
+
+if TYPE_CHECKING:
+    from pbmvfl.plan import Plan
 
 _SCHEMA = """
 CREATE TABLE book (format INTEGER NOT NULL, limits_version INTEGER NOT NULL) STRICT;
-CREATE TABLE plans (hash TEXT PRIMARY KEY, plan TEXT NOT NULL) STRICT;
+CREATE TABLE plans (hash TEXT PRIMARY KEY, plan TEXT NOT NULL, terms TEXT NOT NULL) STRICT;
 CREATE TABLE row_ids (hash TEXT PRIMARY KEY, ids BLOB NOT NULL) STRICT;
 CREATE TABLE sessions (
     id INTEGER PRIMARY KEY, dataset TEXT NOT NULL, fingerprint TEXT NOT NULL, run TEXT NOT NULL,
@@ -52,7 +56,7 @@ CREATE TABLE refusals (session INTEGER NOT NULL, round INTEGER NOT NULL, reason 
 
 
 @dataclass(frozen=True, kw_only=True)
-class SessionEntry:
+class LedgerEntry:
     """One session's line in the book."""
 
     id: int
@@ -60,7 +64,10 @@ class SessionEntry:
     fingerprint: str
     run: str
     session: str
-    plan: Plan
+    #: What was released, by frozen names; all that is priced.
+    terms: Terms
+    #: The run's plan, as it was written: for people.
+    plan: dict[str, Any]
     train_ids: str
     test_ids: str
     first_round: int
@@ -70,18 +77,7 @@ class SessionEntry:
     @property
     def row_releases(self) -> int:
         """Row releases of all rows together."""
-        return _rows_between(self.plan, self.first_round, self.charged_until)
-
-
-def _rows_between(plan: Plan, first: int, until: int) -> int:
-    """Rows of the rounds first <= r < until, without making their batches."""
-
-    def before(number: int) -> int:
-        epochs, rest = divmod(min(number, plan.num_rounds), plan.rounds_per_epoch)
-        joint = epochs * plan.num_samples + min(rest * plan.batch_size, plan.num_samples)
-        return joint + min(max(number - plan.num_rounds, 0) * plan.batch_size, plan.num_test_samples)
-
-    return before(until) - before(first)
+        return sum(self.terms.schedule.total_uses(self.first_round, self.charged_until).values())
 
 
 class Ledger:
@@ -111,8 +107,12 @@ class Ledger:
         try:
             if not read_only:
                 self._prepare(durable)
-            if format_of(self._db, self.path) is None:
+            found = format_of(self._db, self.path)
+            if found is None:
                 raise LedgerError(f"ledger={str(path)!r} is empty; it is filled by the first run with --ledger")
+            if found != FORMAT:  # a reader leaves the file as it is
+                self._db = self._db.copy_in_memory()
+                migrate(self._db)
         except BaseException:
             self._db.close()
             raise
@@ -145,7 +145,10 @@ class Ledger:
         self._db.run(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
         self._db.run("PRAGMA wal_autocheckpoint = 1900")
         with self._transaction():
-            if format_of(self._db, self.path) is None:
+            found = format_of(self._db, self.path)
+            if found is not None and found != FORMAT:
+                migrate(self._db)
+            if found is None:
                 for statement in _SCHEMA.split(";"):
                     self._db.run(statement)
                 self._db.run("INSERT INTO book VALUES (?, 0)", (FORMAT,))
@@ -266,17 +269,20 @@ class Ledger:
         found = self._db.rows("SELECT dataset FROM sessions UNION SELECT dataset FROM limits ORDER BY 1")
         return [name for (name,) in found]
 
-    def sessions(self, dataset: str) -> list[SessionEntry]:
-        names = list(SessionEntry.__dataclass_fields__)
+    def sessions(self, dataset: str) -> list[LedgerEntry]:
+        names = [name for name in LedgerEntry.__dataclass_fields__ if name != "terms"]
         columns = ", ".join(f"charged.{name}" if name == "charged_until" else f"sessions.{name}" for name in names)
         rows = self._db.rows(
             f"SELECT {columns} FROM sessions JOIN charged ON id = charged.session WHERE dataset = ? ORDER BY id",
             (dataset,),
         )
         # After the sessions that name them: another process may begin one in between.
-        plans = {key: Plan.from_json(text) for key, text in self._db.rows("SELECT hash, plan FROM plans")}
+        plans = {
+            key: {"plan": json.loads(plan), "terms": Terms.from_json(terms)}
+            for key, plan, terms in self._db.rows("SELECT hash, plan, terms FROM plans")
+        }
         entries = (dict(zip(names, row, strict=True)) for row in rows)
-        return [SessionEntry(**{**entry, "plan": plans[entry["plan"]]}) for entry in entries]
+        return [LedgerEntry(**{**entry, **plans[entry["plan"]]}) for entry in entries]
 
     def refusals(self, session: int) -> list[tuple[int, str, str]]:
         """(round, reason, when) of the rounds that a session was refused."""
@@ -301,10 +307,7 @@ class Ledger:
                 limits.append(
                     {**asdict(limit), "spent_epsilon": _plain(epsilon_at(spent.worst, limit.delta, limit.order))}
                 )
-            sessions = [
-                {**asdict(entry), "plan": entry.plan.to_dict(), "row_releases": entry.row_releases}
-                for entry in self.sessions(dataset)
-            ]
+            sessions = [_exported(entry) for entry in self.sessions(dataset)]
             book["datasets"][dataset] = {"limits": limits, "sessions": sessions, "notes": self.notes(dataset)}
         return book
 
@@ -346,7 +349,7 @@ class Ledger:
         train_ids: Sequence[str] | range | None = None,
         test_ids: Sequence[str] | range | None = None,
         rounds_ahead: int = 1,
-    ) -> LedgerSession:
+    ) -> Charging:
         """Begin to charge a session. Row ids default to the rows' numbers, test rows after training rows.
 
         With `rounds_ahead` above 1 so many rounds are written in one transaction; what was not used of them is given
@@ -365,7 +368,10 @@ class Ledger:
             with self._transaction():
                 self._announce(lock)
                 self._check_continues(dataset, run, first_round)
-                self._db.run("INSERT OR IGNORE INTO plans VALUES (?, ?)", (plan.hash.hex(), plan.to_json()))
+                terms = Terms.of(plan)
+                self._db.run(
+                    "INSERT OR IGNORE INTO plans VALUES (?, ?, ?)", (plan.hash.hex(), plan.to_json(), terms.to_json())
+                )
                 started = self._db.rows(
                     "SELECT 1 FROM sessions JOIN charged ON id = charged.session "
                     "WHERE run = ? AND charged_until > first_round",
@@ -390,7 +396,7 @@ class Ledger:
             # So that a copy of the file without its log is never an empty book.
             self._db.rows("PRAGMA wal_checkpoint(PASSIVE)")
             assert number is not None
-            return LedgerSession(self, number, dataset, plan, first_round, lock, bool(started), rounds_ahead)
+            return Charging(self, number, dataset, terms, first_round, lock, bool(started), rounds_ahead)
         except BaseException:
             os.close(lock)
             raise
@@ -432,6 +438,11 @@ class Ledger:
             f"ledger={str(self.path)!r} cannot be changed: {error.strerror}: {str(self._lock_file)!r}; "
             "see that you may write to that file and its folder"
         )
+
+
+def _exported(entry: LedgerEntry) -> dict[str, Any]:
+    values = {field.name: getattr(entry, field.name) for field in fields(entry)}
+    return {**values, "terms": json.loads(entry.terms.to_json()), "row_releases": entry.row_releases}
 
 
 def _plain(value: float) -> float | str:

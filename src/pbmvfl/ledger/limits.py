@@ -8,14 +8,14 @@ add up, whoever chose the next release, and the sum may not pass the budget (a R
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pbmvfl.errors import PlanError
-from pbmvfl.plan import Plan
+from pbmvfl.ledger.terms import Terms
 from pbmvfl.privacy.conversion import check_delta
-from pbmvfl.privacy.orders import ORDERS
-from pbmvfl.privacy.rdp import release_rdp, update_rdp
-from pbmvfl.privacy.table import format_epsilon, training_run
+from pbmvfl.privacy.orders import ORDERS, Curve
+from pbmvfl.privacy.table import format_epsilon
 from pbmvfl.privacy.units import Accounting, Adversary, Unit
 from pbmvfl.schedule import RoundKind
 
@@ -108,45 +108,68 @@ class Limit:
 
 
 @dataclass(frozen=True)
-class Rates:
-    """What a plan's rounds add at a limit's order: to each row of the round, and to every row whatever."""
+class KindRates:
+    """What one round of a kind adds at a limit's order."""
 
-    #: Added to the rows of a round, for each of them.
-    own: float
-    #: Added to the rows of a joint round for the party's noisy weight update.
-    update: float
-    #: Added to all rows for each row of a round, once the run's weights depend on private rows.
-    everywhere: float
+    #: To each row of the round, for its own release.
+    own: float = 0.0
+    #: To each row of the round, for the noisy update with it.
+    update: float = 0.0
+    #: To every row whatever, for each row of the round: once weights know rows, every release may be about any of them.
+    everywhere: float = 0.0
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What a session's rounds add at a limit's order, by kind of round."""
+
+    kinds: Mapping[RoundKind, KindRates]
     #: Whether a use of a row is a release of its whole batch.
     couples_rows: bool
+    #: Whether the first round of a run is charged in full to every row: all rows hold a party's values.
+    all_rows_alike: bool
 
     @classmethod
-    def of(cls, plan: Plan, limit: Limit) -> Rates:
-        run = training_run(plan)
-        # A limit for more colluders than a run has parties is a limit for all but one of them.
-        adversary = Adversary(colluding_parties=min(limit.colluding_parties, plan.num_parties - 1))
-        orders = (limit.order,)
-        rate = float(
-            release_rdp(run.event, limit.unit, adversary, secure_aggregation=run.secure_aggregation, orders=orders)[0]
-        )
-        rate = rate if rate >= 0 else math.inf  # NaN too
-        if limit.unit is Unit.PARTY:
-            return cls(own=0.0, update=0.0, everywhere=rate, couples_rows=run.couples_rows)
-        if limit.accounting is Accounting.PAPER:
-            return cls(own=rate, update=0.0, everywhere=0.0, couples_rows=run.couples_rows)
-        if run.update is not None:
-            parties = adversary.honest_parties(plan.num_parties) if limit.unit is Unit.RECORD else 1
-            update = parties * float(update_rdp(run.update, orders)[0])
-            return cls(own=rate, update=update, everywhere=0.0, couples_rows=run.couples_rows)
-        return cls(own=0.0, update=0.0, everywhere=rate, couples_rows=run.couples_rows)
+    def of(cls, terms: Terms, limit: Limit) -> Rates:
+        kinds = {kind: _kind_rates(terms, kind, limit) for kind in terms.events}
+        return cls(kinds, terms.couples_rows, limit.unit is Unit.PARTY)
+
+    @property
+    def counts_rows(self) -> bool:
+        """Whether anything is added to the rows of a round and not to others."""
+        return any(rates.own or rates.update for rates in self.kinds.values())
 
     def for_row(self, kind: RoundKind, num_rows: int) -> float:
         """What one use in a round of this kind adds to a row of it."""
-        together = num_rows if self.couples_rows else 1
-        return self.own * together + (self.update if kind is RoundKind.JOINT else 0.0)
+        rates = self.kinds[kind]
+        return rates.own * (num_rows if self.couples_rows else 1) + rates.update
 
-    def for_all(self, num_rows: int, *, first_round_of_run: bool, party_unit: bool) -> float:
+    def for_all(self, kind: RoundKind, num_rows: int, *, first_of_run: bool) -> float:
         """What a round adds to every row. In a run's first round only a row's own release depends on it."""
-        if first_round_of_run and not party_unit and not self.couples_rows:
-            return self.everywhere
-        return self.everywhere * num_rows
+        if first_of_run and not self.all_rows_alike and not self.couples_rows:
+            return self.kinds[kind].everywhere
+        return self.kinds[kind].everywhere * num_rows
+
+
+def _kind_rates(terms: Terms, kind: RoundKind, limit: Limit) -> KindRates:
+    # A limit for more colluders than a run has parties is a limit for all but one of them.
+    adversary = Adversary(colluding_parties=min(limit.colluding_parties, terms.num_parties - 1))
+    orders = (limit.order,)
+    release, update = terms.release(kind), terms.update(kind)
+    rate = 0.0 if release is None else _divergence(release.rdp(limit.unit, adversary, orders))
+    if limit.unit is Unit.PARTY:
+        return KindRates(everywhere=rate)
+    if limit.accounting is Accounting.PAPER:
+        return KindRates(own=rate)
+    if terms.has_plain_updates:
+        return KindRates(everywhere=rate)
+    if update is None:
+        return KindRates(own=rate)
+    parties = adversary.honest_parties(terms.num_parties) if limit.unit is Unit.RECORD else 1
+    return KindRates(own=rate, update=parties * _divergence(update.rdp(orders)))
+
+
+def _divergence(curve: Curve) -> float:
+    """The one value of a curve at one order; whatever is no divergence counts as infinity."""
+    value = float(curve[0])
+    return value if value >= 0 else math.inf  # NaN too

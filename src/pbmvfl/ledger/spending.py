@@ -11,10 +11,10 @@ from pbmvfl.ledger.limits import Limit, Rates
 from pbmvfl.privacy.conversion import epsilon_from_rdp
 from pbmvfl.privacy.orders import ORDERS
 from pbmvfl.privacy.units import Accounting, Unit
-from pbmvfl.schedule import RoundKind, Schedule
+from pbmvfl.schedule import Split
 
 if TYPE_CHECKING:
-    from pbmvfl.ledger.ledger import Ledger, SessionEntry
+    from pbmvfl.ledger.ledger import Ledger, LedgerEntry
 
 _Numbers = npt.NDArray[np.int64]
 #: Rounds kept aside before they are added to the rows.
@@ -111,42 +111,36 @@ def spending(ledger: Ledger, dataset: str, limit: Limit, *, rows: RowNumbers | N
     spent = Spent(rows.count)
     started: set[str] = set()
     for entry in ledger.sessions(dataset):
-        rates = Rates.of(entry.plan, limit)
-        _add_session(
-            spent, entry, rates, rows, first_of_run=entry.first_round == 0 and entry.run not in started, limit=limit
-        )
+        rates = Rates.of(entry.terms, limit)
+        first_of_run = entry.first_round == 0 and entry.run not in started
+        _add_session(spent, entry, rates, rows, first_of_run=first_of_run)
         if entry.charged_until > entry.first_round:
             started.add(entry.run)
     return spent
 
 
-def _add_session(
-    spent: Spent, entry: SessionEntry, rates: Rates, rows: RowNumbers, *, first_of_run: bool, limit: Limit
-) -> None:
+def _add_session(spent: Spent, entry: LedgerEntry, rates: Rates, rows: RowNumbers, *, first_of_run: bool) -> None:
     if entry.charged_until <= entry.first_round:
         return
-    schedule = Schedule(entry.plan)
-    if rates.own or rates.update:
-        train, test = rows.numbers(entry.train_ids), rows.numbers(entry.test_ids)
-        number, per_epoch = entry.first_round, entry.plan.rounds_per_epoch
+    schedule = entry.terms.schedule
+    if rates.counts_rows:
+        numbers = {Split.TRAIN: rows.numbers(entry.train_ids), Split.TEST: rows.numbers(entry.test_ids)}
+        number = entry.first_round
         while number < entry.charged_until:
-            whole = number % per_epoch == 0 and number + per_epoch <= min(entry.charged_until, entry.plan.num_rounds)
-            if whole and not rates.couples_rows:  # every training row once
-                spent.add(train, rates.for_row(RoundKind.JOINT, 1), 0.0)
-                number += per_epoch
+            first, end = schedule.pass_of(number)
+            if number == first and end <= entry.charged_until and not rates.couples_rows:  # every row once
+                kind = schedule.kind(number)
+                spent.add(numbers[kind.split], rates.for_row(kind, 1), 0.0)
+                number = end
                 continue
             current = schedule[number]
-            where = (train if current.kind is RoundKind.JOINT else test)[current.rows]
-            spent.add(where, rates.for_row(current.kind, current.num_rows), 0.0)
+            spent.add(numbers[current.kind.split][current.rows], rates.for_row(current.kind, current.num_rows), 0.0)
             number += 1
-    if rates.everywhere:
-        first = rates.for_all(
-            schedule.num_rows(entry.first_round),
-            first_round_of_run=first_of_run,
-            party_unit=limit.unit is Unit.PARTY,
-        )
-        rest = entry.row_releases - schedule.num_rows(entry.first_round)
-        spent.everywhere += first + rates.everywhere * rest
+    first = entry.first_round
+    spent.everywhere += rates.for_all(schedule.kind(first), schedule.num_rows(first), first_of_run=first_of_run)
+    for kind, uses in schedule.total_uses(first + 1, entry.charged_until).items():
+        if uses:
+            spent.everywhere += rates.kinds[kind].everywhere * uses
 
 
 def fixed_plan_epsilon(

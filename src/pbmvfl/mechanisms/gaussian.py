@@ -3,34 +3,86 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from pbmvfl.mechanisms.refusals import not_finite
-from pbmvfl.privacy.events import LocalGaussianRelease
-from pbmvfl.randomness.secret import Entropy, standard_normal
+from pbmvfl.mechanisms.base import NoisySum, Scratch, not_finite, register
+from pbmvfl.mechanisms.trials import Trials
+from pbmvfl.privacy.events import LocalGaussianRelease, local_gaussian_variance
+from pbmvfl.wire.payloads import Floats
+
+if TYPE_CHECKING:
+    import torch
+
+    from pbmvfl.randomness.secret import Entropy
 
 
+@register
 @dataclass(frozen=True, kw_only=True)
-class LocalGaussian:
-    """Noise of the event's variance on every coordinate; the account charges that very number. For studies only."""
+class LocalGaussian(Trials):
+    """Noise of the event's variance on every coordinate; the account charges that very number. For studies only.
 
-    event: LocalGaussianRelease
+    The paper states the variance by PBM's two numbers, 2M/(b beta^2), so it has the same settings.
+    """
+
+    name: ClassVar[str] = "ldp"
+    words: ClassVar[str] = "the paper's Gaussian baseline: each embedding noisy and readable, for studies"
+    sums_are_hidden: ClassVar[bool] = False
+
+    @property
+    def event(self) -> LocalGaussianRelease:
+        variance = local_gaussian_variance(
+            num_parties=self.num_parties, num_trials=self.num_trials, beta=self.beta, bound=self.bound
+        )
+        return LocalGaussianRelease(
+            variance=variance, bound=self.bound, num_parties=self.num_parties, embedding_dim=self.embedding_dim
+        )
+
+    @property
+    def ring(self) -> None:
+        return None
+
+    @property
+    def payload(self) -> Floats:
+        return Floats()
 
     @property
     def variance_upper_bound(self) -> float:
-        """Of one coordinate of the sum: every party's noise adds up."""
-        return self.event.num_parties * self.event.variance
+        """Every party's noise adds up."""
+        return self.num_parties * self.event.variance
 
-    def randomize(self, embedding: npt.NDArray[np.float32], entropy: Entropy) -> npt.NDArray[np.float32]:
+    def randomize(
+        self, embedding: npt.NDArray[np.float32], entropy: Entropy, scratch: Scratch | None = None
+    ) -> npt.NDArray[np.float32]:
+        from pbmvfl.randomness.secret import standard_normal
+
+        del scratch
         if not np.isfinite(embedding).all():
             raise not_finite()
         noise = standard_normal(entropy, embedding.size).reshape(embedding.shape)
-        clipped = np.clip(embedding, -self.event.bound, self.event.bound)
+        clipped = np.clip(embedding, -self.bound, self.bound)
         noisy: npt.NDArray[np.float32] = (clipped + math.sqrt(self.event.variance) * noise).astype(np.float32)
         return noisy
 
     def estimate(self, total: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         return total
+
+    def simulated_sum(self, *, seed: int, device: torch.device) -> NoisySum:
+        from pbmvfl.mechanisms.simulated import GaussianSum
+
+        return GaussianSum(math.sqrt(self.variance_upper_bound), seed=seed, device=device)
+
+    @classmethod
+    def candidates(cls, base: Self, fixed: frozenset[str], fits: Callable[[Self], bool]) -> Iterator[Self]:
+        yield from base.scan(fixed, fits)
+
+    def describe(self) -> str:
+        return f"local Gaussian, b={self.num_trials}, beta={self.beta:g}"
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return ("mechanism ldp is the paper's baseline, for studies; embeddings go up one by one",)

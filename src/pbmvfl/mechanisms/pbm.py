@@ -10,33 +10,39 @@ p and beta are integers in units of 1/65536, and the sampler compares integers, 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from pbmvfl.mechanisms import kernels
-from pbmvfl.mechanisms.refusals import not_finite
-from pbmvfl.privacy.events import PROBABILITY_ONE, PoissonBinomialRelease
-from pbmvfl.randomness.secret import Entropy
+from pbmvfl.mechanisms.base import NoisySum, Scratch, not_finite, register
+from pbmvfl.mechanisms.trials import Trials
+from pbmvfl.privacy.events import PoissonBinomialRelease
+from pbmvfl.privacy.fixed_point import PROBABILITY_ONE
 from pbmvfl.secagg.ring import Ring
+from pbmvfl.wire.payloads import PackedIntegers
+
+if TYPE_CHECKING:
+    import torch
+
+    from pbmvfl.randomness.secret import Entropy
 
 #: Random bytes drawn at a time: they stay in the second-level cache between the cipher and the comparison.
 _BLOCK_BYTES = 1 << 19
 
 
+@register
 @dataclass(frozen=True, kw_only=True)
-class PoissonBinomial:
+class PoissonBinomial(Trials):
     """One party's mechanism and the server's estimator for it."""
 
-    num_trials: int
-    beta: float
-    bound: float
-    num_parties: int
-    embedding_dim: int
-    _random: list[npt.NDArray[np.uint16]] = field(default_factory=list, init=False, repr=False, compare=False)
+    name: ClassVar[str] = "pbm"
+    words: ClassVar[str] = "Poisson binomial: random integers, masked, only the sum is readable"
+    sums_are_hidden: ClassVar[bool] = True
 
     @cached_property
     def event(self) -> PoissonBinomialRelease:
@@ -46,20 +52,24 @@ class PoissonBinomial:
             beta=self.beta,
             num_parties=self.num_parties,
             embedding_dim=self.embedding_dim,
+            secure_sum=self.secure_aggregation,
         )
+
+    @cached_property
+    def ring(self) -> Ring:
+        return Ring.for_sums_up_to(self.num_trials * self.num_parties)
+
+    @property
+    def payload(self) -> PackedIntegers:
+        # Without masks a party's value is at most b, and needs only the bits of b.
+        bits = self.ring.bits if self.secure_aggregation else self.num_trials.bit_length()
+        return PackedIntegers(bits=bits, ring=self.ring)
 
     @property
     def variance_upper_bound(self) -> float:
-        """Of one coordinate of the estimated sum, whatever the embeddings are: C^2 M / (4 beta^2 b)."""
-        return self.bound**2 * self.num_parties / (4 * self._true_beta**2 * self.num_trials)
-
-    @property
-    def _true_beta(self) -> float:
-        return self.event.beta_16 / PROBABILITY_ONE
-
-    @cached_property
-    def _dtype(self) -> type[np.uint8] | type[np.uint16]:
-        return Ring.for_sums_up_to(self.num_trials * self.num_parties).dtype
+        """C^2 M / (4 beta^2 b)."""
+        beta = self.event.beta_16 / PROBABILITY_ONE
+        return self.bound**2 * self.num_parties / (4 * beta**2 * self.num_trials)
 
     @cached_property
     def _constants(self) -> tuple[int, np.float32]:
@@ -67,37 +77,48 @@ class PoissonBinomial:
         beta_16 = self.event.beta_16
         return beta_16, np.float32(beta_16 / self.bound)
 
-    def randomize(self, embedding: npt.NDArray[np.float32], entropy: Entropy) -> npt.NDArray[Any]:
+    def randomize(
+        self, embedding: npt.NDArray[np.float32], entropy: Entropy, scratch: Scratch | None = None
+    ) -> npt.NDArray[Any]:
         """A fresh q for every value of the embedding, in the ring's own type.
 
         NaN and infinity raise; they never become a probability.
         """
+        scratch = scratch or Scratch()
         values = np.ascontiguousarray(embedding, dtype=np.float32).reshape(-1)
-        counts = np.empty(values.size, dtype=self._dtype)
+        counts = np.empty(values.size, dtype=self.ring.dtype)
         step = max(1, _BLOCK_BYTES // (2 * self.num_trials))
-        if values.size <= step:
-            self._randomize_block(values, entropy, counts)
-        else:
-            for start in range(0, values.size, step):
-                self._randomize_block(values[start : start + step], entropy, counts[start : start + step])
+        beta_16, scale = self._constants
+        for start in range(0, values.size, step):
+            block = values[start : start + step]
+            random = scratch.words(block.size * self.num_trials)
+            entropy.fill(random)
+            if not kernels.count_successes(
+                block, scale, beta_16, self.num_trials, random, counts[start : start + step]
+            ):
+                raise not_finite()
         return counts.reshape(embedding.shape)
 
-    def _randomize_block(self, values: npt.NDArray[np.float32], entropy: Entropy, counts: npt.NDArray[Any]) -> None:
-        random = self._buffer(values.size * self.num_trials)
-        entropy.fill(random)
-        beta_16, scale = self._constants
-        if not kernels.count_successes(values, scale, beta_16, self.num_trials, random, counts):
-            raise not_finite()
-
-    def _buffer(self, size: int) -> npt.NDArray[np.uint16]:
-        # A fresh 50 kB array every round costs page faults; the buffer is reused and holds only spent randomness.
-        if not self._random or self._random[0].size < size:
-            self._random[:] = [np.empty(size, dtype=np.uint16)]
-        buffer = self._random[0]
-        return buffer if buffer.size == size else buffer[:size]
-
-    def estimate(self, quantized_sum: npt.NDArray[np.uint16]) -> npt.NDArray[np.float32]:
+    def estimate(self, total: npt.NDArray[np.uint16]) -> npt.NDArray[np.float32]:
         """The unbiased estimate of the sum of the embeddings."""
         scale = self.bound * PROBABILITY_ONE / (self.event.beta_16 * self.num_trials)
         centre = self.num_trials * self.num_parties / 2
-        return ((quantized_sum.astype(np.float32) - np.float32(centre)) * np.float32(scale)).astype(np.float32)
+        return ((total.astype(np.float32) - np.float32(centre)) * np.float32(scale)).astype(np.float32)
+
+    def simulated_sum(self, *, seed: int, device: torch.device) -> NoisySum:
+        from pbmvfl.mechanisms.simulated import binomial_sum
+
+        return binomial_sum(self, seed=seed, device=device)
+
+    @classmethod
+    def candidates(cls, base: Self, fixed: frozenset[str], fits: Callable[[Self], bool]) -> Iterator[Self]:
+        yield from base.scan(fixed, fits)
+
+    def describe(self) -> str:
+        return f"PBM b={self.num_trials}, beta={self.beta:g}" + ("" if self.secure_aggregation else ", sums not hidden")
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        if self.secure_aggregation:
+            return ()
+        return ("without secure aggregation the server reads every party's values, not only their sum",)

@@ -1,6 +1,6 @@
 """Which releases of a run are charged to a unit, and the table of bounds that follows.
 
-The only place where counts meet curves. A `TrainingRun` says what happens; `charge` says how much of it counts;
+The only place where counts meet curves. A `TrainingRun` says what happens; `charges` says how much of it counts;
 `bounds` says what that costs. Nothing here trains or imports anything that does.
 """
 
@@ -11,22 +11,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
+import numpy as np
+
 from pbmvfl.errors import PlanError
-from pbmvfl.privacy.conversion import (
-    cell_epsilon_by_losses,
-    check_delta,
-    epsilon_from_rdp,
-    record_epsilon_by_losses,
-)
-from pbmvfl.privacy.events import (
-    ExactRelease,
-    LocalGaussianRelease,
-    NoisyUpdate,
-    PoissonBinomialRelease,
-    ReleaseEvent,
-)
+from pbmvfl.privacy.composition import epsilon_by_losses
+from pbmvfl.privacy.conversion import check_delta, epsilon_from_rdp
+from pbmvfl.privacy.events import WEIGHTS_STAY, Event, ReleaseEvent, UpdateEvent
 from pbmvfl.privacy.orders import ORDERS, Curve
-from pbmvfl.privacy.rdp import composed, local_gaussian_shift, noisy_parties, release_rdp, update_rdp, update_shift
+from pbmvfl.privacy.rdp import composed
 from pbmvfl.privacy.units import SERVER, Accounting, Adversary, Unit
 
 Method = Literal["rdp", "pld"]
@@ -40,87 +32,123 @@ PUBLIC_SCHEDULE = (
 )
 ROW_ONCE = "a row is at most once in a batch and exactly once in an epoch"
 IDEAL_RANDOMNESS = "randomness is ideal: the program's guarantee is computational"
-IDEAL_SUM = "the secure sum is ideal, and the other honest parties add their noise"
-NO_SECURE_SUM = "without secure aggregation every party's integers are readable: only its own noise hides a cell"
-WEIGHTS_STAY = "weights never leave a party: exporting them is not covered"
-CLIP_LAST = "gradients are clipped after any preconditioning, and non-finite ones are zero before summing"
 FIXED_PLAN = "the plan was fixed before the first release"
-CLEAR_FLOATS = "Gaussian noise is continuous in the theory and 32-bit in the program: for studies only"
 OWN_ROW = "a row's embedding depends on that row and on its party's own weights alone"
 COUPLED_ROWS = "rows of a batch are coupled by the encoder: each use of a row is charged as its whole batch"
-EXACT = "embeddings are sent exactly: nothing is protected"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Activity:
+    """What the rounds of one kind do to the rows of one split, over a whole run."""
+
+    split: str
+    """Rows of different splits are different rows."""
+    release: ReleaseEvent | None
+    update: UpdateEvent | None
+    row_releases: int
+    """The most releases about any one row."""
+    row_updates: int
+    """The most updates with any one row."""
+    total_releases: int
+    """Releases of all rows together; at least row_releases."""
+
+    def __post_init__(self) -> None:
+        for name in ("row_releases", "row_updates", "total_releases"):
+            if getattr(self, name) < 0:
+                raise PlanError(f"{name}={getattr(self, name)}; permitted: 0 or more.")
+        if self.total_releases < self.row_releases:
+            raise PlanError(
+                f"total_releases={self.total_releases} with row_releases={self.row_releases}; permitted: at least as "
+                "many over all rows as for one."
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingRun:
-    """What a run releases. Every epoch uses every row exactly once; a last batch may be short."""
+    """What a run releases and updates, kind by kind."""
 
-    num_samples: int
-    batch_size: int
-    num_epochs: int
-    event: ReleaseEvent
-    update: NoisyUpdate | None = None
-    extra_row_releases: int = 0
-    """Evaluations of the kind `released` and predictions: the most that any one row has."""
-    extra_releases: int = 0
-    """The same, over all rows together; at least extra_row_releases."""
-    secure_aggregation: bool = True
-    couples_rows: bool = False
-    """Whether a row's embedding depends on the other rows of its batch, as with batch normalisation."""
+    activities: tuple[Activity, ...]
+    num_parties: int
+    first_batch: int = 1
+    """Rows of the run's first round if its weights are public until then; 1 if they may know rows already."""
+    rows_together: int = 1
+    """How many rows of a batch a row's embedding depends on: 1, or the whole batch with batch normalisation."""
 
     def __post_init__(self) -> None:
-        for name, least in (("num_samples", 1), ("batch_size", 1), ("num_epochs", 0), ("extra_row_releases", 0)):
-            value = getattr(self, name)
-            if value < least:
-                raise PlanError(f"{name}={value}; permitted: {least} or more.")
-        if self.extra_releases < self.extra_row_releases:
-            raise PlanError(
-                f"extra_releases={self.extra_releases} with extra_row_releases={self.extra_row_releases}; permitted: "
-                "at least as many over all rows as for one."
-            )
-        if self.update is not None and self.couples_rows:
+        for name in ("num_parties", "first_batch", "rows_together"):
+            if getattr(self, name) < 1:
+                raise PlanError(f"{name}={getattr(self, name)}; permitted: 1 or more.")
+        if self.rows_together > 1 and any(part.update is not None and part.update.is_noisy for part in self.activities):
             # The noise hides one clipped gradient that moves by 2c. Here all of the batch move, by up to 2c each, and
             # batch statistics that are kept are a state that no update covers.
             raise PlanError(
-                f"noise_multiplier={self.update.noise_multiplier:g} with an encoder that couples the rows of a batch "
-                "(resnet18-batchnorm): one row moves every clipped gradient of its batch, and the noise is for one; "
-                "use encoder=resnet18, which normalises by groups, or noise_multiplier=0."
+                "noisy updates with an encoder that couples the rows of a batch (resnet18-batchnorm): one row moves "
+                "every clipped gradient of its batch, and the noise is for one; use encoder=resnet18, which "
+                "normalises by groups, or noise_multiplier=0."
             )
 
     @property
-    def total_releases(self) -> int:
-        """Row releases of the whole run, short batches counted as they are."""
-        return self.num_samples * self.num_epochs + self.extra_releases
+    def releases(self) -> tuple[ReleaseEvent, ...]:
+        """Every law by which something is released, once."""
+        return tuple(dict.fromkeys(part.release for part in self.activities if part.release is not None))
 
     @property
-    def own_releases(self) -> int:
-        """Row releases that depend on the row that has the most; with coupled rows, all of its batch each time."""
-        together = min(self.batch_size, self.num_samples) if self.couples_rows else 1
-        return (self.num_epochs + self.extra_row_releases) * together
+    def has_plain_updates(self) -> bool:
+        """Whether weights learn rows without noise, so that later releases of other rows depend on them."""
+        return any(part.update is not None and not part.update.is_noisy for part in self.activities)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Charge:
-    """Row releases (each of all coordinates) at the unit's rate, and noisy updates of one party each."""
-
-    releases: int
-    updates: int = 0
+#: Events with how often each is charged.
+Charges = tuple[tuple[int, Event], ...]
 
 
-def charge(run: TrainingRun, unit: Unit, accounting: Accounting, adversary: Adversary = SERVER) -> Charge:
-    """What counts against a unit. The row that costs most is the one in the first batch."""
+def charges(run: TrainingRun, unit: Unit, accounting: Accounting, adversary: Adversary = SERVER) -> tuple[Charges, ...]:
+    """What counts against a unit, for each sort of row: the one that costs most is the unit's bound."""
     if unit is Unit.PARTY:
         # Every row holds the party's values, so there is nothing that only the strict count would add.
-        return Charge(releases=run.total_releases)
-    if accounting is Accounting.PAPER:
-        return Charge(releases=run.own_releases)
-    if run.update is not None:
-        parties = adversary.honest_parties(run.event.num_parties) if unit is Unit.RECORD else 1
-        return Charge(releases=run.own_releases, updates=run.num_epochs * parties)
-    # In its first round only the unit's own release depends on it; then the weights do, and with them every row.
-    apart = run.num_epochs > 0 and not run.couples_rows
-    untouched = min(run.batch_size, run.num_samples) - 1 if apart else 0
-    return Charge(releases=run.total_releases - untouched)
+        return (_all_releases(run, untouched=0),)
+    if accounting is Accounting.STRICT and run.has_plain_updates:
+        # In its first round only the unit's own release depends on it; then the weights do, and with them every row.
+        return (_all_releases(run, untouched=run.first_batch - 1 if run.rows_together == 1 else 0),)
+    splits = dict.fromkeys(part.split for part in run.activities)
+    return tuple(_own_charges(run, split, unit, accounting, adversary) for split in splits)
+
+
+def _all_releases(run: TrainingRun, *, untouched: int) -> Charges:
+    """Every release of every row, but those of the first round that cannot depend on the unit yet."""
+    counted: list[tuple[int, Event]] = []
+    for part in run.activities:
+        if part.release is not None:
+            left_out = min(untouched, part.total_releases)
+            counted.append((part.total_releases - left_out, part.release))
+            untouched -= left_out
+    return tuple(counted)
+
+
+def _own_charges(run: TrainingRun, split: str, unit: Unit, accounting: Accounting, adversary: Adversary) -> Charges:
+    """Releases that depend on the row that has the most of them, and updates with it at every party it stands for."""
+    counted: list[tuple[int, Event]] = []
+    parties = adversary.honest_parties(run.num_parties) if unit is Unit.RECORD else 1
+    for part in run.activities:
+        if part.split == split and part.release is not None:
+            counted.append((part.row_releases * run.rows_together, part.release))
+        if part.split == split and part.update is not None and accounting is Accounting.STRICT:
+            counted.append((part.row_updates * parties, part.update))
+    return tuple(counted)
+
+
+def _curve(counted: Charges, unit: Unit, adversary: Adversary, orders: tuple[float, ...]) -> Curve:
+    parts = [
+        (count, event.rdp(unit, adversary, orders) if isinstance(event, ReleaseEvent) else _update(event).rdp(orders))
+        for count, event in counted
+    ]
+    return composed(*parts) if parts else np.zeros(len(orders))
+
+
+def _update(event: Event) -> UpdateEvent:
+    if not isinstance(event, UpdateEvent):
+        raise PlanError(f"event={event.name!r} is neither a release nor an update, and has no account")
+    return event
 
 
 def rdp_curve(
@@ -131,13 +159,9 @@ def rdp_curve(
     *,
     orders: tuple[float, ...] = ORDERS,
 ) -> Curve:
-    """The run's whole Renyi curve for a unit: composition by addition."""
-    counted = charge(run, unit, accounting, adversary)
-    release = release_rdp(run.event, unit, adversary, secure_aggregation=run.secure_aggregation, orders=orders)
-    parts = [(counted.releases, release)]
-    if run.update is not None:
-        parts.append((counted.updates, update_rdp(run.update, orders)))
-    return composed(*parts)
+    """The run's whole Renyi curve for a unit: composition by addition, the costliest sort of row at each order."""
+    found = [_curve(counted, unit, adversary, orders) for counted in charges(run, unit, accounting, adversary)]
+    return np.maximum.reduce(found) if found else np.zeros(len(orders))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,59 +194,35 @@ class Bound:
 
 
 def _epsilon_by_losses(
-    run: TrainingRun, unit: Unit, counted: Charge, adversary: Adversary, delta: float, largest: float
+    run: TrainingRun, unit: Unit, accounting: Accounting, adversary: Adversary, delta: float, largest: float
 ) -> float:
-    shift = 0.0
-    if run.update is not None:
-        shift = update_shift(run.update) * math.sqrt(counted.updates)
-    match run.event:
-        case PoissonBinomialRelease() as event if unit is Unit.RECORD:
-            bits = event.num_trials * adversary.honest_parties(event.num_parties) * event.embedding_dim
-            return record_epsilon_by_losses(
-                num_bits=bits * counted.releases,
-                beta_16=event.beta_16,
-                gaussian_shift=shift,
-                delta=delta,
-                largest=largest,
-            )
-        case PoissonBinomialRelease() as event:
-            return cell_epsilon_by_losses(
-                num_trials=event.num_trials,
-                beta_16=event.beta_16,
-                noisy_parties=noisy_parties(event, adversary, run.secure_aggregation),
-                coordinates=event.embedding_dim * counted.releases,
-                gaussian_shift=shift,
-                delta=delta,
-                largest=largest,
-            )
-        case LocalGaussianRelease() as event:
-            cells = adversary.honest_parties(event.num_parties) if unit is Unit.RECORD else 1
-            shift = math.hypot(shift, local_gaussian_shift(event) * math.sqrt(cells * counted.releases))
-            return record_epsilon_by_losses(num_bits=0, beta_16=1, gaussian_shift=shift, delta=delta, largest=largest)
-        case ExactRelease():
-            return math.inf
+    """The costliest sort of row by privacy losses; infinity if one of them has no such bound."""
+    worst = 0.0
+    for counted in charges(run, unit, accounting, adversary):
+        parts = [
+            (count, event.losses(unit, adversary) if isinstance(event, ReleaseEvent) else _update(event).losses())
+            for count, event in counted
+        ]
+        worst = max(worst, epsilon_by_losses(parts, delta, largest))
+    return worst
 
 
 def _conditions(run: TrainingRun, unit: Unit, accounting: Accounting) -> tuple[str, ...]:
     strict = accounting is Accounting.STRICT
     said = [] if strict or unit is Unit.PARTY else [NOT_A_PROOF]
-    match run.event:
-        case PoissonBinomialRelease():
-            said.append(IDEAL_SUM if run.secure_aggregation else NO_SECURE_SUM)
-        case LocalGaussianRelease():
-            said.append(CLEAR_FLOATS)
-        case ExactRelease():
-            said.append(EXACT)
-    if not run.couples_rows:
+    for event in run.releases:
+        said += event.conditions
+    if run.rows_together == 1:
         said.append(OWN_ROW)
     elif unit is not Unit.PARTY:
         said.append(COUPLED_ROWS)
     said += [IDEAL_RANDOMNESS, PUBLIC_SCHEDULE, ROW_ONCE, LABELS_PUBLIC, FIXED_PLAN]
-    if run.update is not None and strict and unit is not Unit.PARTY:
-        said.append(CLIP_LAST)
+    noisy = [part.update for part in run.activities if part.update is not None and part.update.is_noisy]
+    if noisy and strict and unit is not Unit.PARTY:
+        said += [condition for update in noisy for condition in update.conditions]
     else:
         said.append(WEIGHTS_STAY)
-    return tuple(said)
+    return tuple(dict.fromkeys(said))
 
 
 def bound(
@@ -249,8 +249,7 @@ def bound(
     )
     if not pld or not 0 < epsilon < math.inf:
         return answer
-    counted = charge(run, unit, accounting, adversary)
-    by_losses = _epsilon_by_losses(run, unit, counted, adversary, delta, epsilon)
+    by_losses = _epsilon_by_losses(run, unit, accounting, adversary, delta, epsilon)
     return replace(answer, epsilon=by_losses, method="pld", order=None) if by_losses < epsilon else answer
 
 

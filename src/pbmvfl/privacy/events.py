@@ -1,23 +1,33 @@
-"""What leaves a party, as frozen values whose meaning never changes.
+"""What leaves a party, as frozen values whose meaning never changes, each with the curve that it costs.
 
-An event says what was released, not how much it costs: the curves live beside it, and neither imports anything
-that trains. Account and mechanism start from one event (`table.release_event`): what is drawn is what is charged.
+An event says what was released; a ledger keeps it by its name and numbers, so that later versions cannot price an old
+release anew. A name therefore stands for one law for ever: a changed law gets a new name. Nothing here trains.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from abc import ABC, abstractmethod
+from dataclasses import asdict, dataclass, fields
+from typing import Any, ClassVar, TypeVar
 
+import numpy as np
+
+from pbmvfl.errors import LedgerError, PlanError
+from pbmvfl.privacy.composition import BitLosses, GaussianLosses, HullLosses, Losses, NoLosses
+from pbmvfl.privacy.fixed_point import fixed_point_beta
+from pbmvfl.privacy.orders import ORDERS, Curve
 from pbmvfl.privacy.paper import ldp_variance
+from pbmvfl.privacy.rdp import cell_rdp, gaussian_rdp, record_rdp
+from pbmvfl.privacy.units import SERVER, Adversary, Unit
+from pbmvfl.registry import Registry
 
-#: Success probabilities are integers in units of 1/65536, and so is beta.
-PROBABILITY_BITS = 16
-PROBABILITY_ONE = 1 << PROBABILITY_BITS
-
-
-def fixed_point_beta(beta: float) -> int:
-    """beta in units of 1/65536, rounded down: rounding up would release more than the account says."""
-    return int(beta * PROBABILITY_ONE)
+IDEAL_SUM = "the secure sum is ideal, and the other honest parties add their noise"
+NO_SECURE_SUM = "without secure aggregation every party's integers are readable: only its own noise hides a cell"
+CLEAR_FLOATS = "Gaussian noise is continuous in the theory and 32-bit in the program: for studies only"
+EXACT = "embeddings are sent exactly: nothing is protected"
+CLIP_LAST = "gradients are clipped after any preconditioning, and non-finite ones are zero before summing"
+WEIGHTS_STAY = "weights never leave a party: exporting them is not covered"
 
 
 def local_gaussian_variance(*, num_parties: int, num_trials: int, beta: float, bound: float) -> float:
@@ -25,46 +35,227 @@ def local_gaussian_variance(*, num_parties: int, num_trials: int, beta: float, b
     return bound**2 * ldp_variance(num_parties=num_parties, num_trials=num_trials, beta=beta)
 
 
-@dataclass(frozen=True, kw_only=True)
-class PoissonBinomialRelease:
-    """The sum over the parties of Binomial(num_trials, p), p in 1/2 -+ beta, per coordinate of a row's embedding."""
+# --- the two sorts of events ---
 
-    num_trials: int
-    beta: float
+
+@dataclass(frozen=True, kw_only=True)
+class Event(ABC):
+    """Something that depends on private rows and that an adversary can see, or see the consequences of."""
+
+    #: Under which a ledger keeps it.
+    name: ClassVar[str]
+
+    @property
+    def conditions(self) -> tuple[str, ...]:
+        """What must hold for the curve, in words."""
+        return ()
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"event": self.name, **asdict(self)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReleaseEvent(Event):
+    """One row's release by every party: all coordinates of its embedding."""
+
     num_parties: int
     embedding_dim: int
+
+    @abstractmethod
+    def rdp(self, unit: Unit, adversary: Adversary = SERVER, orders: tuple[float, ...] = ORDERS) -> Curve:
+        """What ONE row's release costs. PARTY is charged at the cell's rate, row by row."""
+
+    @abstractmethod
+    def losses(self, unit: Unit, adversary: Adversary = SERVER) -> Losses:
+        """The same as privacy losses; `NoLosses` where there is no such account."""
+
+    def _honest(self, adversary: Adversary) -> int:
+        if self.embedding_dim < 1:
+            raise PlanError(f"embedding_dim={self.embedding_dim}; permitted: 1 or more.")
+        return adversary.honest_parties(self.num_parties)
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdateEvent(Event):
+    """One step of one party's weights, taken with a row in its batch."""
+
+    #: Whether noise hides the row in the weights. If not, all that they touch afterwards depends on the row.
+    is_noisy: ClassVar[bool]
+
+    @abstractmethod
+    def rdp(self, orders: tuple[float, ...] = ORDERS) -> Curve:
+        """What ONE update of ONE party costs a cell that was in its batch once."""
+
+    @abstractmethod
+    def losses(self) -> Losses: ...
+
+
+EVENTS: Registry[type[Event]] = Registry("event", LedgerError)
+_Class = TypeVar("_Class", bound=type[Event])
+
+
+def register_event(event: _Class) -> _Class:
+    """For a class with a name that was never used for another law."""
+    EVENTS.add(event.name, event)
+    return event
+
+
+def event_from_dict(values: dict[str, Any]) -> Event:
+    """What `Event.to_dict` wrote; an event that this version does not know, or another form of one, is refused."""
+    kind = EVENTS[values.get("event", "")]
+    numbers = {name: value for name, value in values.items() if name != "event"}
+    if set(numbers) != {field.name for field in fields(kind)}:
+        expected = ", ".join(field.name for field in fields(kind))
+        raise LedgerError(f"event={kind.name!r} has {', '.join(numbers)} where {expected} must be; restore a copy")
+    return kind(**numbers)
+
+
+# --- releases ---
+
+
+@register_event
+@dataclass(frozen=True, kw_only=True)
+class PoissonBinomialRelease(ReleaseEvent):
+    """The sum over the parties of Binomial(num_trials, p), p in 1/2 -+ beta, per coordinate of a row's embedding."""
+
+    name: ClassVar[str] = "poisson-binomial"
+    num_trials: int
+    beta: float
+    #: Whether only the sum can be read. If not, everybody's integers are read one by one.
+    secure_sum: bool = True
 
     @property
     def beta_16(self) -> int:
         return fixed_point_beta(self.beta)
 
+    def hidden_among(self, adversary: Adversary = SERVER) -> int:
+        """Parties whose bits hide a cell: M - t behind a secure sum, only the cell's own without one."""
+        honest = self._honest(adversary)
+        return honest if self.secure_sum else 1
 
+    def rdp(self, unit: Unit, adversary: Adversary = SERVER, orders: tuple[float, ...] = ORDERS) -> Curve:
+        if unit is Unit.RECORD:
+            curve = record_rdp(self.num_trials, self.beta_16, self._honest(adversary), orders)
+        else:
+            curve = cell_rdp(self.num_trials, self.beta_16, self.hidden_among(adversary), orders)
+        return self.embedding_dim * curve
+
+    def losses(self, unit: Unit, adversary: Adversary = SERVER) -> Losses:
+        if unit is Unit.RECORD:
+            bits = self.num_trials * self._honest(adversary) * self.embedding_dim
+            return BitLosses(num_bits=bits, beta_16=self.beta_16)
+        return HullLosses(
+            num_trials=self.num_trials,
+            beta_16=self.beta_16,
+            noisy_parties=self.hidden_among(adversary),
+            coordinates=self.embedding_dim,
+        )
+
+    @property
+    def conditions(self) -> tuple[str, ...]:
+        return (IDEAL_SUM if self.secure_sum else NO_SECURE_SUM,)
+
+
+@register_event
 @dataclass(frozen=True, kw_only=True)
-class LocalGaussianRelease:
+class LocalGaussianRelease(ReleaseEvent):
     """One row's embedding from each party, readable one by one, with Gaussian noise of this variance per coordinate."""
 
+    name: ClassVar[str] = "local-gaussian"
     variance: float
     bound: float
-    num_parties: int
-    embedding_dim: int
+
+    def shift(self, unit: Unit, adversary: Adversary = SERVER) -> float:
+        """Standard deviations by which every coordinate of the unit's embeddings moves, from -C to C."""
+        cells = self._honest(adversary) if unit is Unit.RECORD else 1
+        if not self.variance > 0 or not self.bound > 0:
+            raise PlanError(f"variance={self.variance}, bound={self.bound}; permitted: both above 0.")
+        return 2 * self.bound * math.sqrt(self.embedding_dim / self.variance) * math.sqrt(cells)
+
+    def rdp(self, unit: Unit, adversary: Adversary = SERVER, orders: tuple[float, ...] = ORDERS) -> Curve:
+        return gaussian_rdp(self.shift(unit, adversary), orders)
+
+    def losses(self, unit: Unit, adversary: Adversary = SERVER) -> Losses:
+        return GaussianLosses(shift=self.shift(unit, adversary))
+
+    @property
+    def conditions(self) -> tuple[str, ...]:
+        return (CLEAR_FLOATS,)
 
 
+@register_event
 @dataclass(frozen=True, kw_only=True)
-class ExactRelease:
+class ExactRelease(ReleaseEvent):
     """One row's embedding from each party, exactly: no privacy at all."""
 
-    num_parties: int
-    embedding_dim: int
+    name: ClassVar[str] = "exact"
+
+    def rdp(self, unit: Unit, adversary: Adversary = SERVER, orders: tuple[float, ...] = ORDERS) -> Curve:
+        del unit
+        self._honest(adversary)  # names numbers that make no sense
+        return np.full(len(orders), np.inf)
+
+    def losses(self, unit: Unit, adversary: Adversary = SERVER) -> Losses:
+        del unit, adversary
+        return NoLosses()
+
+    @property
+    def conditions(self) -> tuple[str, ...]:
+        return (EXACT,)
 
 
+# --- updates ---
+
+
+@register_event
 @dataclass(frozen=True, kw_only=True)
-class NoisyUpdate:
-    """One weight update of one party: per-row gradients clipped to clip_norm, summed, plus Gaussian noise of
-    standard deviation noise_multiplier * clip_norm."""
+class PlainUpdate(UpdateEvent):
+    """A step without noise: from then on the weights know the row, and so does every embedding that they make.
 
+    It has no finite cost of its own. It stays affordable as long as the weights stay at home, because then only later
+    releases carry the row further, and the strict account charges all of those.
+    """
+
+    name: ClassVar[str] = "plain-update"
+    is_noisy: ClassVar[bool] = False
+
+    def rdp(self, orders: tuple[float, ...] = ORDERS) -> Curve:
+        return np.full(len(orders), np.inf)
+
+    def losses(self) -> Losses:
+        return NoLosses()
+
+    @property
+    def conditions(self) -> tuple[str, ...]:
+        return (WEIGHTS_STAY,)
+
+
+@register_event
+@dataclass(frozen=True, kw_only=True)
+class NoisyUpdate(UpdateEvent):
+    """Per-row gradients clipped to clip_norm, summed, plus Gaussian noise of standard deviation
+    noise_multiplier * clip_norm."""
+
+    name: ClassVar[str] = "noisy-update"
+    is_noisy: ClassVar[bool] = True
     clip_norm: float
     noise_multiplier: float
 
+    @property
+    def shift(self) -> float:
+        """Standard deviations by which replacing one row moves a clipped sum: 2c against sigma*c."""
+        if not self.noise_multiplier > 0:
+            raise PlanError(f"noise_multiplier={self.noise_multiplier}; permitted: above 0.")
+        if not self.clip_norm > 0:
+            raise PlanError(f"clip_norm={self.clip_norm}; permitted: above 0.")
+        return 2 / self.noise_multiplier
 
-ReleaseEvent = PoissonBinomialRelease | LocalGaussianRelease | ExactRelease
-Event = ReleaseEvent | NoisyUpdate
+    def rdp(self, orders: tuple[float, ...] = ORDERS) -> Curve:
+        return gaussian_rdp(self.shift, orders)
+
+    def losses(self) -> Losses:
+        return GaussianLosses(shift=self.shift)
+
+    @property
+    def conditions(self) -> tuple[str, ...]:
+        return (CLIP_LAST,)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pbmvfl.errors import PlanError
-from pbmvfl.privacy.events import PROBABILITY_ONE
+from pbmvfl.privacy.fixed_point import PROBABILITY_ONE
 
 Matrix = NDArray[np.float64]
 

@@ -14,16 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pbmvfl.errors import PlanError
-from pbmvfl.privacy.events import (
-    ExactRelease,
-    LocalGaussianRelease,
-    NoisyUpdate,
-    PoissonBinomialRelease,
-    ReleaseEvent,
-)
 from pbmvfl.privacy.orders import ORDERS, Curve
 from pbmvfl.privacy.poisson_binomial import UNIT_OF_ROUNDING, check_bits, end_points, log_sum_pmfs_and_error
-from pbmvfl.privacy.units import SERVER, Adversary, Unit
 
 #: Every curve is raised by this share, far above the rounding of closed forms and of sums of curves. One that comes
 #: from a table is also raised by what the table's error can take away, so that rounding can only cost budget.
@@ -136,60 +128,6 @@ def record_rdp(num_trials: int, beta_16: int, honest_parties: int, orders: tuple
 def gaussian_rdp(shift: float, orders: tuple[float, ...] = ORDERS) -> Curve:
     """A Gaussian moved by `shift` standard deviations: order * shift^2 / 2."""
     return np.asarray(orders) * (shift * shift / 2 * (1 + ROUNDING_MARGIN))
-
-
-def noisy_parties(event: PoissonBinomialRelease, adversary: Adversary, secure_aggregation: bool) -> int:
-    """Parties whose bits hide a cell: M - t behind a secure sum, only the cell's own without one."""
-    honest = adversary.honest_parties(event.num_parties)
-    return honest if secure_aggregation else 1
-
-
-def local_gaussian_shift(event: LocalGaussianRelease) -> float:
-    """Standard deviations by which one party's whole embedding can move: every coordinate from -C to C."""
-    if not event.variance > 0 or not event.bound > 0:
-        raise PlanError(f"variance={event.variance}, bound={event.bound}; permitted: both above 0.")
-    return 2 * event.bound * math.sqrt(event.embedding_dim / event.variance)
-
-
-def update_shift(update: NoisyUpdate) -> float:
-    """Standard deviations by which replacing one row moves a clipped sum: 2c against sigma*c."""
-    if not update.noise_multiplier > 0:
-        raise PlanError(f"noise_multiplier={update.noise_multiplier}; permitted: above 0.")
-    if not update.clip_norm > 0:
-        raise PlanError(f"clip_norm={update.clip_norm}; permitted: above 0.")
-    return 2 / update.noise_multiplier
-
-
-def release_rdp(
-    event: ReleaseEvent,
-    unit: Unit,
-    adversary: Adversary = SERVER,
-    *,
-    secure_aggregation: bool = True,
-    orders: tuple[float, ...] = ORDERS,
-) -> Curve:
-    """What ONE row's release (all coordinates) costs. PARTY is charged at the cell's rate, row by row."""
-    honest = adversary.honest_parties(event.num_parties)
-    if event.embedding_dim < 1:
-        raise PlanError(f"embedding_dim={event.embedding_dim}; permitted: 1 or more.")
-    match event:
-        case PoissonBinomialRelease():
-            if unit is Unit.RECORD:
-                curve = record_rdp(event.num_trials, event.beta_16, honest, orders)
-            else:
-                hidden_among = noisy_parties(event, adversary, secure_aggregation)
-                curve = cell_rdp(event.num_trials, event.beta_16, hidden_among, orders)
-            return event.embedding_dim * curve
-        case LocalGaussianRelease():
-            cells = honest if unit is Unit.RECORD else 1
-            return gaussian_rdp(local_gaussian_shift(event) * math.sqrt(cells), orders)
-        case ExactRelease():
-            return np.full(len(orders), np.inf)
-
-
-def update_rdp(update: NoisyUpdate, orders: tuple[float, ...] = ORDERS) -> Curve:
-    """What ONE noisy weight update of ONE party costs a cell that was in its batch once: 2 * order / sigma^2."""
-    return gaussian_rdp(update_shift(update), orders)
 
 
 def composed(*parts: tuple[int, Curve]) -> Curve:

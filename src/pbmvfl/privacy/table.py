@@ -1,7 +1,6 @@
 """The epsilon table of a plan, and of what a run has really spent.
 
-A plan is turned into events here, once: the account charges what `release_event` says, and the mechanisms are built
-from it. There is no epsilon without its unit, adversary and accounting.
+There is no epsilon without its unit, adversary and accounting.
 """
 
 from __future__ import annotations
@@ -11,23 +10,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from decimal import ROUND_CEILING, Decimal
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from pbmvfl.errors import PlanError
-from pbmvfl.plan import COUPLES_ROWS, Evaluation, MechanismName, Plan
 from pbmvfl.privacy.accounting import NOT_A_PROOF, Bound, TrainingRun, bound, bounds
-from pbmvfl.privacy.events import (
-    ExactRelease,
-    LocalGaussianRelease,
-    NoisyUpdate,
-    PoissonBinomialRelease,
-    ReleaseEvent,
-    local_gaussian_variance,
-)
 from pbmvfl.privacy.units import CURIOUS_PARTY, SERVER, Accounting, Adversary, Unit
-
-if TYPE_CHECKING:
-    from pbmvfl.runs.results import Result
 
 SEEDED_NOISE = "the noise was seeded for a test, so it hides nothing"
 #: exp(20) is half a billion: with such odds an adversary may be as good as certain of a value.
@@ -101,57 +88,34 @@ def format_epsilon(epsilon: float) -> str:
     return f"{rounded:,.{max(0, 2 - rounded.adjusted())}f}"
 
 
-def release_event(plan: Plan) -> ReleaseEvent:
-    """What one row's release of this plan is: what the account charges, and what the mechanism is built from."""
-    sizes = {"num_parties": plan.num_parties, "embedding_dim": plan.embedding_dim}
-    if plan.mechanism is MechanismName.NONE:
-        return ExactRelease(**sizes)
-    if plan.mechanism is MechanismName.LDP:
-        variance = local_gaussian_variance(
-            num_parties=plan.num_parties, num_trials=plan.num_trials, beta=plan.beta, bound=plan.bound
-        )
-        return LocalGaussianRelease(variance=variance, bound=plan.bound, **sizes)
-    return PoissonBinomialRelease(num_trials=plan.num_trials, beta=plan.beta, **sizes)
-
-
-def training_run(plan: Plan) -> TrainingRun:
-    """Everything that an undisturbed run of the plan releases."""
-    update = None
-    if plan.noise_multiplier:
-        update = NoisyUpdate(clip_norm=plan.clip_norm, noise_multiplier=plan.noise_multiplier)
-    return TrainingRun(
-        num_samples=plan.num_samples,
-        batch_size=plan.batch_size,
-        num_epochs=plan.num_epochs,
-        event=release_event(plan),
-        update=update,
-        # Test rows are rows of their own: each is released once, and every release counts for the strict account.
-        extra_releases=plan.num_test_samples if plan.evaluation is Evaluation.RELEASED else 0,
-        secure_aggregation=bool(plan.secure_aggregation),
-        couples_rows=plan.encoder in COUPLES_ROWS,
-    )
-
-
 def usual_adversaries(num_parties: int) -> tuple[Adversary, ...]:
     """The server, one curious party, and the server with every party but one."""
     everyone = Adversary(server=True, colluding_parties=num_parties - 1)
     return (SERVER, CURIOUS_PARTY, everyone)
 
 
-def planned_privacy(plan: Plan, *, delta: float, adversaries: Iterable[Adversary] | None = None) -> PrivacyTable:
-    chosen = usual_adversaries(plan.num_parties) if adversaries is None else tuple(adversaries)
-    return PrivacyTable(bounds(training_run(plan), delta=delta, adversaries=chosen))
+def privacy_table(
+    run: TrainingRun, *, delta: float, adversaries: Iterable[Adversary] | None = None, noise_is_known: bool = False
+) -> PrivacyTable:
+    """Every bound of a run, against the usual adversaries unless others are named.
+
+    Noise that somebody knows, as in a test that seeds it, hides nothing: then every epsilon is infinite.
+    """
+    chosen = usual_adversaries(run.num_parties) if adversaries is None else tuple(adversaries)
+    found = bounds(run, delta=delta, adversaries=chosen)
+    if noise_is_known:
+        found = tuple(replace(row, epsilon=math.inf, order=None, conditions=(SEEDED_NOISE,)) for row in found)
+    return PrivacyTable(found)
 
 
-def privacy_notes(plan: Plan, delta: float) -> list[str]:
-    """What a person should know who is shown this plan's epsilons: numbers that are right and protect nobody."""
+def privacy_notes(run: TrainingRun, *, num_samples: int, delta: float) -> list[str]:
+    """What a person should know who is shown a run's epsilons: numbers that are right and protect nobody."""
     notes = []
-    if delta * plan.num_samples >= 1:
+    if delta * num_samples >= 1:
         notes.append(
-            f"delta={delta:g} is not below 1/num_samples = 1/{plan.num_samples:,}: such a delta permits publishing a "
-            f"row outright; use a smaller one, such as {0.1 / plan.num_samples:.0e}"
+            f"delta={delta:g} is not below 1/num_samples = 1/{num_samples:,}: such a delta permits publishing a "
+            f"row outright; use a smaller one, such as {0.1 / num_samples:.0e}"
         )
-    run = training_run(plan)
     # The Renyi number alone is fast, and an upper bound: the exact one matters only where that is large.
     for pld in (False, True):
         epsilon = bound(run, Unit.CELL, Accounting.PAPER, SERVER, delta=delta, pld=pld).epsilon
@@ -162,28 +126,3 @@ def privacy_notes(plan: Plan, delta: float) -> list[str]:
         "see pbmvfl plan --epsilon 8 ... for a plan within a budget"
     )
     return notes
-
-
-def spent_privacy(result: Result, *, delta: float, adversaries: Iterable[Adversary] | None = None) -> PrivacyTable:
-    """What a run spent, over all its sessions: rounds that ran again after a resume count again."""
-    table = privacy_of_uses(result.plan, result.row_uses, delta=delta, adversaries=adversaries)
-    if not result.noise_is_seeded:
-        return table
-    known = (replace(row, epsilon=math.inf, order=None, conditions=(SEEDED_NOISE,)) for row in table.bounds)
-    return PrivacyTable(tuple(known))
-
-
-def privacy_of_uses(
-    plan: Plan, row_uses: dict[str, int], *, delta: float, adversaries: Iterable[Adversary] | None = None
-) -> PrivacyTable:
-    """The account of a plan whose training and test rows were released so many times."""
-    chosen = usual_adversaries(plan.num_parties) if adversaries is None else tuple(adversaries)
-    train, test = row_uses["train"], row_uses["test"]
-    run = replace(
-        training_run(plan),
-        num_epochs=train,
-        # A row is a training row or a test row, so the one that was released most often has the larger number.
-        extra_row_releases=max(0, test - train),
-        extra_releases=plan.num_test_samples * test,
-    )
-    return PrivacyTable(bounds(run, delta=delta, adversaries=chosen))

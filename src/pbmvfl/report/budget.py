@@ -6,7 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from pbmvfl.plan import LARGEST_BETA, SMALLEST_BETA, Plan
+from pbmvfl.mechanisms.trials import LARGEST_BETA, SMALLEST_BETA
+from pbmvfl.plan import Plan
 from pbmvfl.planner import PlannedBudget
 from pbmvfl.report.style import COLOURS, new_figure, save_figure
 

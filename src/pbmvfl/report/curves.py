@@ -4,19 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pbmvfl.plan import MechanismName, Plan
 from pbmvfl.report.style import COLOURS, new_figure, save_figure
 from pbmvfl.runs.results import Result
-
-
-def describe_mechanism(plan: Plan) -> str:
-    """The mechanism in a few words, for titles and tables."""
-    if plan.mechanism is MechanismName.NONE:
-        return "no privacy"
-    numbers = f"b={plan.num_trials}, beta={plan.beta:g}"
-    if plan.mechanism is MechanismName.LDP:
-        return f"local Gaussian, {numbers}"
-    return f"PBM {numbers}" + ("" if plan.secure_aggregation else ", sums not hidden")
 
 
 def draw_curves(result: Result, path: Path) -> None:
@@ -26,7 +15,7 @@ def draw_curves(result: Result, path: Path) -> None:
     marker = "o" if len(epochs) < 3 else None
     losses = [(line["epoch"], line["train_loss"]) for line in result.history if line.get("train_loss") is not None]
     loss_axis.plot([x for x, _ in losses], [y for _, y in losses], color=COLOURS[0], marker=marker)
-    noisy = "" if result.plan.mechanism is MechanismName.NONE else ", at noisy sums"
+    noisy = "" if not result.plan.release.variance_upper_bound else ", at noisy sums"
     loss_axis.set(xlabel="epoch", ylabel=f"training loss{noisy}", title="Loss")
     names = (
         ("train_accuracy", "train accuracy", COLOURS[0], "-"),
@@ -48,7 +37,7 @@ def draw_curves(result: Result, path: Path) -> None:
         axis.xaxis.get_major_locator().set_params(integer=True)
     plan = result.plan
     figure.suptitle(
-        f"{plan.num_parties} parties, {plan.num_samples:,} rows, {describe_mechanism(plan)}, P={plan.embedding_dim}",
+        f"{plan.num_parties} parties, {plan.num_samples:,} rows, {plan.release.describe()}, P={plan.embedding_dim}",
         fontsize=11,
     )
     save_figure(figure, path)

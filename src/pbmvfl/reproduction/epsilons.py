@@ -6,9 +6,9 @@ import math
 from dataclasses import replace
 from functools import lru_cache
 
-from pbmvfl.plan import MechanismName, Plan
+from pbmvfl.plan import Plan
 from pbmvfl.privacy.accounting import bound
-from pbmvfl.privacy.table import format_epsilon, training_run
+from pbmvfl.privacy.table import format_epsilon
 from pbmvfl.privacy.units import SERVER, Accounting, Unit
 
 DELTA = 1e-5
@@ -26,13 +26,13 @@ def short_epsilon(epsilon: float) -> str:
 def paper_epsilon(plan: Plan, num_epochs: int) -> float:
     """As the paper counts: a cell's own releases only. Batch normalisation couples the rows of a batch, and the paper
     does not count that either; `coupled_epsilon` does."""
-    run = replace(training_run(plan), num_epochs=num_epochs, couples_rows=False)
+    run = replace(plan.replace(num_epochs=num_epochs).training_run(), rows_together=1)
     return bound(run, Unit.CELL, Accounting.PAPER, SERVER, delta=DELTA).epsilon
 
 
 def coupled_epsilon(plan: Plan, num_epochs: int) -> float:
     """The same, with every row of a coupled batch counted."""
-    run = replace(training_run(plan), num_epochs=num_epochs)
+    run = plan.replace(num_epochs=num_epochs).training_run()
     return bound(run, Unit.CELL, Accounting.PAPER, SERVER, delta=DELTA).epsilon
 
 
@@ -45,7 +45,7 @@ def calibrated_ldp(plan: Plan) -> Plan:
     goal = paper_epsilon(plan, plan.num_epochs)
 
     def at(num_trials: int, beta: float) -> Plan:
-        return plan.replace(mechanism=MechanismName.LDP, secure_aggregation=False, num_trials=num_trials, beta=beta)
+        return plan.replace(mechanism="ldp", secure_aggregation=False, num_trials=num_trials, beta=beta)
 
     # Twice the trials halve the variance, and so does beta * sqrt(2): the answer lies in one such step.
     num_trials, top = 1, max(plan.beta, 0.05)

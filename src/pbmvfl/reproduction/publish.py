@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from pbmvfl.files import write_atomically
-from pbmvfl.plan import COUPLES_ROWS
 from pbmvfl.reproduction.claims import FALSE_ALARM, Claim
 from pbmvfl.reproduction.epsilons import DELTA, coupled_epsilon, paper_epsilon, short_epsilon
 from pbmvfl.reproduction.figures import draw_study
@@ -100,7 +99,7 @@ class Publisher:
             "score_min": f"{min(scores):.4f}",
             "score_max": f"{max(scores):.4f}",
             "epsilon": short_epsilon(epsilon),
-            **({"epsilon_with_coupled_rows": short_epsilon(coupled)} if plan.encoder in COUPLES_ROWS else {}),
+            **({"epsilon_with_coupled_rows": short_epsilon(coupled)} if plan.couples_rows else {}),
         }
 
     def _write(self, files: dict[str, str], claims: Sequence[Claim], lines: list[dict[str, Any]]) -> list[Path]:

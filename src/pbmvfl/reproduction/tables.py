@@ -9,11 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pbmvfl.plan import GradientCodecName, Plan
+from pbmvfl.plan import Plan
 from pbmvfl.privacy.paper import communication_bits
 from pbmvfl.reproduction.epsilons import paper_epsilon, short_epsilon
 from pbmvfl.reproduction.records import Record, epochs_to, mean_epochs_to
 from pbmvfl.reproduction.studies import Cell, Study
+from pbmvfl.wire.codecs import GradientCodecName
 
 #: A printed value agrees if it lies within 30% or 5 epochs of the range of our seeds.
 SLACK_SHARE = 0.3

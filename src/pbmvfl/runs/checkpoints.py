@@ -82,7 +82,7 @@ def load_progress(folder: Path, plan: Plan) -> Progress | None:
     index = _read_index(path)
     if index["plan_hash"] != plan.hash.hex():
         raise CheckpointError(f"{path} {_difference(index['plan'], plan.to_dict())}")
-    rounds = plan.num_rounds + plan.num_prediction_rounds
+    rounds = len(plan.schedule)
     if not 0 <= index["completed_rounds"] <= rounds:
         raise CheckpointError(f"{path} is damaged: completed_rounds={index['completed_rounds']} must be in 0..{rounds}")
     if not _RUN_ID.fullmatch(index["run_id"]):

@@ -12,7 +12,6 @@ import gc
 import json
 import os
 import weakref
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from pbmvfl.errors import CheckpointError, PbmvflError
 from pbmvfl.files import write_atomically
 from pbmvfl.json_files import Kinds, checked_object, read_json
 from pbmvfl.plan import Plan
+from pbmvfl.schedule import RowUses
 
 _SESSIONS = "sessions.json"
 _LOCK = "sessions.lock"
@@ -133,30 +133,18 @@ class SessionLog:
             raise CheckpointError(f"{self._path} was closed, and another process may write it; open it again")
         write_atomically(self._path, json.dumps([record.to_dict() for record in self.records], indent=2) + "\n")
 
-    def row_uses_after(self, plan: Plan, *, first_round: int) -> dict[str, int]:
-        """What `row_uses` will be if one more session runs from this round to the plan's end."""
-        rest = SessionRecord(
-            session="",
-            first_round=min(first_round, plan.num_rounds),
-            charged_until=plan.num_rounds + plan.num_prediction_rounds,
-            noise_is_seeded=False,
-        )
-        return _row_uses(plan, [*self.records, rest])
+    def uses_after(self, plan: Plan, *, first_round: int) -> tuple[RowUses, ...]:
+        """What `uses` will be if one more session runs from this round to the plan's end."""
+        rest = (min(first_round, plan.schedule.trained_at), len(plan.schedule))
+        return plan.schedule.uses([*self._spans, rest])
 
-    def row_uses(self, plan: Plan) -> dict[str, int]:
-        """The largest number of releases about any one row, over all sessions."""
-        return _row_uses(plan, self.records)
+    def uses(self, plan: Plan) -> tuple[RowUses, ...]:
+        """The largest number of releases about any one row and of updates with it, over all sessions."""
+        return plan.schedule.uses(self._spans)
 
-
-def _row_uses(plan: Plan, records: Sequence[SessionRecord]) -> dict[str, int]:
-    train = test = 0
-    for record in records:
-        joint_end = min(record.charged_until, plan.num_rounds)
-        if record.first_round < joint_end:
-            train += -(-joint_end // plan.rounds_per_epoch) - record.first_round // plan.rounds_per_epoch
-        if record.charged_until > plan.num_rounds:
-            test += 1
-    return {"train": train, "test": test}
+    @property
+    def _spans(self) -> list[tuple[int, int]]:
+        return [(record.first_round, record.charged_until) for record in self.records]
 
 
 def _lock(folder: Path) -> int:

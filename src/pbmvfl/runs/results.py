@@ -14,13 +14,17 @@ from typing import Any
 from pbmvfl.wire.traffic import Traffic
 from pbmvfl.errors import RunFolderError
 from pbmvfl.json_files import Kinds, checked_object, read_object
-from pbmvfl.plan import Evaluation, Plan
-from pbmvfl.privacy.table import PrivacyTable, spent_privacy
+from pbmvfl.plan import Plan
+from pbmvfl.plan_groups import Evaluation
+from pbmvfl.privacy.table import PrivacyTable, privacy_table
 from pbmvfl.privacy.units import Adversary
+from pbmvfl.schedule import RowUses
 from pbmvfl.runs.release_log import SessionRecord
 
 #: Of epsilons where nobody asked for another.
 DEFAULT_DELTA = 1e-5
+#: Of result.json. Version 1 had no number, and counted uses of train and test rows without saying which.
+VERSION = 2
 TRAFFIC_KINDS: Kinds = dict.fromkeys(("bytes_setup", "bytes_up", "bytes_down", "rounds"), int)
 _KINDS: Kinds = {
     "plan": dict,
@@ -45,7 +49,8 @@ class Result:
     traffic: Traffic
     seconds: float
     sessions: tuple[SessionRecord, ...]
-    row_uses: dict[str, int]
+    #: How often rows were released and updated, by kind of round, over all sessions.
+    row_uses: tuple[RowUses, ...]
     #: Why the run ended before its plan did; empty if it did not.
     stopped: str = ""
     #: True only in tests: somebody knows the noise, so epsilon is infinite.
@@ -53,7 +58,8 @@ class Result:
 
     def privacy(self, *, delta: float = DEFAULT_DELTA, adversaries: Iterable[Adversary] | None = None) -> PrivacyTable:
         """What the run spent, for every unit, adversary and accounting."""
-        return spent_privacy(self, delta=delta, adversaries=adversaries)
+        run = self.plan.training_run(self.row_uses)
+        return privacy_table(run, delta=delta, adversaries=adversaries, noise_is_known=self.noise_is_seeded)
 
     @property
     def notes(self) -> list[str]:
@@ -88,10 +94,11 @@ class Result:
     def to_dict(self, *, delta: float = DEFAULT_DELTA) -> dict[str, Any]:
         """Plain values for JSON, with epsilons at this delta."""
         return {
+            "version": VERSION,
             "metrics": self.metrics,
             "traffic": self.traffic.to_dict(),
             "seconds": round(self.seconds, 3),
-            "row_uses": self.row_uses,
+            "row_uses": {use.kind.name: use.to_dict() for use in self.row_uses},
             "sessions": [session.to_dict() for session in self.sessions],
             "noise_is_seeded": self.noise_is_seeded,
             "stopped": self.stopped,
@@ -106,21 +113,48 @@ class Result:
         return json.dumps(self.to_dict(delta=delta), indent=2) + "\n"
 
     @classmethod
-    def read(cls, path: Path) -> Result:
+    def read(cls, path: Path | str) -> Result:
         """What `to_json` wrote there."""
-        values = read_object(path, _KINDS, RunFolderError)
+        values = read_object(Path(path), _KINDS, RunFolderError)
+        path = Path(path)
+        plan = Plan.from_dict(values["plan"])
         traffic = checked_object(values["traffic"], TRAFFIC_KINDS, path, RunFolderError)
         return cls(
-            plan=Plan.from_dict(values["plan"]),
+            plan=plan,
             metrics=values["metrics"],
             history=values["history"],
             traffic=Traffic(**{name: traffic[name] for name in TRAFFIC_KINDS}),
             seconds=values["seconds"],
             sessions=tuple(SessionRecord.from_value(session, path, RunFolderError) for session in values["sessions"]),
-            row_uses=checked_object(values["row_uses"], {"train": int, "test": int}, path, RunFolderError),
+            row_uses=_read_uses(values, plan, path),
             noise_is_seeded=values["noise_is_seeded"],
             stopped=values["stopped"],
         )
+
+
+def _read_uses(values: dict[str, Any], plan: Plan, path: Path) -> tuple[RowUses, ...]:
+    """Uses by kind of round; of version 1, uses of train rows in joint rounds and of test rows in predictions."""
+    version = values.get("version", 1)
+    if version not in (1, VERSION):
+        raise RunFolderError(f"{path} has version={version!r}; this program reads versions 1 to {VERSION}; update it")
+    found = values["row_uses"]
+    if version == 1:
+        old = checked_object(found, {"train": int, "test": int}, path, RunFolderError)
+        totals = {"joint": (old["train"], plan.num_samples), "prediction": (old["test"], plan.num_test_samples)}
+        found = {
+            kind.name: {
+                "releases": totals[kind.name][0],
+                "updates": totals[kind.name][0] if kind.updates else 0,
+                "total_releases": totals[kind.name][0] * totals[kind.name][1],
+            }
+            for kind in plan.schedule.kinds
+        }
+    checked_object(found, {kind.name: dict for kind in plan.schedule.kinds}, path, RunFolderError)
+    counts: Kinds = dict.fromkeys(("releases", "updates", "total_releases"), int)
+    return tuple(
+        RowUses(kind=kind, **checked_object(found[kind.name], counts, path, RunFolderError))
+        for kind in plan.schedule.kinds
+    )
 
 
 def history_csv(history: Sequence[dict[str, Any]]) -> str:

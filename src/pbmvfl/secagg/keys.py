@@ -17,7 +17,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF, HKDFExpand
 
 from pbmvfl.errors import IdentityError, ProtocolError
 from pbmvfl.protocol import PROTOCOL_VERSION
@@ -32,6 +32,7 @@ SESSION_ID_BYTES = 16
 _SESSION_LABEL = b"pbmvfl session\0"
 _KEY_LABEL = b"pbmvfl session key\0"
 _MASK_LABEL = b"pbmvfl mask key\0"
+_KIND_LABEL = b"pbmvfl kind\0"
 
 
 class Identity:
@@ -95,6 +96,11 @@ class SignedKey:
 
 def _statement(session: Session, index: int, public: bytes) -> bytes:
     return _KEY_LABEL + struct.pack("<HH", PROTOCOL_VERSION, index) + session.digest + public
+
+
+def kind_key(pair_key: bytes, kind_code: int) -> bytes:
+    """A pair's mask key for one kind of round: kinds may have rings of different sizes, and must not share a stream."""
+    return HKDFExpand(algorithm=hashes.SHA256(), length=32, info=_KIND_LABEL + bytes([kind_code])).derive(pair_key)
 
 
 class KeyExchange:

@@ -27,6 +27,7 @@ from torch.nn import functional
 from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.encoders import build_encoder, build_head
 from pbmvfl.plan import Plan
+from pbmvfl.schedule import JOINT
 from pbmvfl.simulation.graphed import Execution, GraphedSimulation, evaluate_together, take_turns
 
 if TYPE_CHECKING:
@@ -249,7 +250,7 @@ def measure(runner: StudyRunner, *, execution: Execution, together: int, epochs:
     device = execution.device
     run = next(run for run in runner.runs() if run.cell.mechanism == "pbm" and run.plan.num_trials == 16)
     data = runner.data(run.cell.num_parties)
-    rounds = run.plan.rounds_per_epoch
+    rounds = run.plan.schedule.rounds_per_pass(JOINT)
     found = {
         "eager": eager_seconds(run.plan, data, device=device, rounds=20 if device.type == "cuda" else 1) * rounds,
         "floor": matrix_seconds(run.plan, data, device=device, size=8192 if device.type == "cuda" else 256) * rounds,

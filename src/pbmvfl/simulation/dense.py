@@ -11,6 +11,7 @@ Shape suffixes: M parties, N rows, B rows of a batch, D columns, I and O a layer
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import assert_never
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from pbmvfl.encoders import Bounded, build_encoder
-from pbmvfl.plan import Activation, Plan
+from pbmvfl.plan import Plan
+from pbmvfl.plan_groups import Activation
 
 #: Encoders that are nothing but dense layers with rectifiers in between.
 DENSE = frozenset({"mlp", "linear"})
@@ -82,21 +84,29 @@ class DenseStack(nn.Module):
         return embedding if self._bound == 1.0 else embedding * self._bound
 
     def _squash(self, raw: Tensor) -> Tensor:
-        if self._activation is Activation.TANH:
-            return raw.tanh_()
-        if self._activation is Activation.HARDTANH:
-            return nn.functional.hardtanh(raw)
-        return nn.functional.softsign(raw)
+        match self._activation:
+            case Activation.TANH:
+                return raw.tanh_()
+            case Activation.HARDTANH:
+                return nn.functional.hardtanh(raw)
+            case Activation.SOFTSIGN:
+                return nn.functional.softsign(raw)
+            case _:
+                assert_never(self._activation)
 
     def _unsquash(self, gradient_BP: Tensor) -> Tensor:
         """The gradient of the raw outputs: the sum over the parties passes the gradient on to each unchanged."""
         end = self._hidden[-1]
         gradient = gradient_BP if self._bound == 1.0 else gradient_BP * self._bound
-        if self._activation is Activation.TANH:  # `end` holds the tanh
-            return (1 - end * end).mul_(gradient)
-        if self._activation is Activation.HARDTANH:
-            return gradient * ((end > -1) & (end < 1))
-        return gradient / (1 + end.abs()) ** 2
+        match self._activation:
+            case Activation.TANH:  # `end` holds the tanh
+                return (1 - end * end).mul_(gradient)
+            case Activation.HARDTANH:
+                return gradient * ((end > -1) & (end < 1))
+            case Activation.SOFTSIGN:
+                return gradient / (1 + end.abs()) ** 2
+            case _:
+                assert_never(self._activation)
 
     def slopes(self, gradient_BP: Tensor) -> list[Tensor]:
         """The slope of every parameter, in the order of `parameters()`."""

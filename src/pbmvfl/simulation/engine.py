@@ -21,13 +21,15 @@ from torch import Tensor, nn
 from pbmvfl.data.vertical import Array, VerticalDataset
 from pbmvfl.encoders import Bounded, build_head
 from pbmvfl.errors import PlanError
-from pbmvfl.plan import Evaluation, GradientCodecName, Plan
-from pbmvfl.schedule import Schedule
+from pbmvfl.plan import Plan
+from pbmvfl.plan_groups import Evaluation
+from pbmvfl.schedule import JOINT
 from pbmvfl.simulation.dense import DENSE, DenseStack, stacked_features
 from pbmvfl.simulation.networks import Everything, Networks
 from pbmvfl.simulation.noise import SIMULATED, noisy_sum
 from pbmvfl.simulation.scores import simulated_metrics
 from pbmvfl.updates.trainer import Trainer
+from pbmvfl.wire.codecs import GradientCodecName
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,9 @@ def check_plan(plan: Plan) -> None:
         raise PlanError(f"noise_multiplier={plan.noise_multiplier:g}: the simulation has no noisy updates; use 0")
     if plan.gradient_codec is not GradientCodecName.FLOAT32:
         raise PlanError(f"gradient_codec={plan.gradient_codec}: the simulation's gradient is float32; use float32")
+    for kind in plan.schedule.kinds:
+        if kind != JOINT:
+            raise PlanError(f"{kind.name} rounds: a simulation has joint rounds alone; use evaluation=simulator")
     if plan.evaluation is not Evaluation.SIMULATOR:
         raise PlanError(f"evaluation={plan.evaluation}: a simulation evaluates on exact sums; use simulator")
 
@@ -87,7 +92,7 @@ class Simulation:
         self._head_weight, self._head_bias = head.weight.detach().numpy(), head.bias.detach().numpy()  # the same memory
         self._trainer = Trainer(plan, Everything(self.encoders, self.head))
         self._noisy_sum = noisy_sum(plan, torch.device("cpu"))
-        self._schedule = Schedule(plan)
+        self._schedule = plan.schedule
         self._train = _Features(data.train_features, dense=dense)
         self._test = _Features(data.test_features, dense=dense)
         self._labels = {"train": data.train_labels, "test": data.test_labels}
@@ -125,8 +130,8 @@ class Simulation:
 
     def run_epoch(self) -> float:
         """All rounds of one epoch; the mean loss."""
-        first = self.completed_epochs * self.plan.rounds_per_epoch
-        losses = [self.run_round(first + position) for position in range(self.plan.rounds_per_epoch)]
+        rounds = range(*self._schedule.pass_of(self._schedule.end_of_epoch(self.completed_epochs)))
+        losses = [self.run_round(number) for number in rounds]
         self.completed_epochs += 1
         return float(np.mean(losses))
 

@@ -27,7 +27,8 @@ from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.encoders import build_encoder, build_head
 from pbmvfl.errors import PlanError
 from pbmvfl.files import write_atomically
-from pbmvfl.plan import OptimizerName, Plan
+from pbmvfl.plan import Plan
+from pbmvfl.plan_groups import OptimizerName
 from pbmvfl.randomness.public import SCHEDULE_STREAM, public_permutation
 from pbmvfl.simulation.engine import check_plan
 from pbmvfl.simulation.networks import Everything

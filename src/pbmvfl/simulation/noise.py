@@ -1,197 +1,31 @@
-"""The noisy sum of the embeddings, drawn by an ordinary generator: the law of the mechanisms, without their secrecy.
-
-The success probability is the same 16-bit integer that `mechanisms.pbm` computes, so the sums have exactly the law of
-a deployment's. Only the sum over the parties is drawn for the Gaussian baseline: M independent noises of variance v
-add up to one of variance M*v.
-
-Shape suffixes: M parties, B rows, P embedding_dim.
-"""
+"""Which noise a simulated run meets: the plan's mechanism, drawn by a generator with a seed of its own."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import math
-from typing import Protocol
 
-import numpy as np
 import torch
-from torch import Tensor
 
-from pbmvfl.errors import NonFiniteError
-from pbmvfl.plan import MechanismName, Plan
-from pbmvfl.privacy.events import PROBABILITY_ONE, local_gaussian_variance
+from pbmvfl.mechanisms import NoisySum
+from pbmvfl.plan import Plan
 
-HALF = PROBABILITY_ONE // 2
-#: 256 kB of random words at a time.
-_CACHED_WORDS = 1 << 15
 #: What every result of this package says about its noise.
 SIMULATED = "simulation"
-#: Fields that decide which noise a run meets. Not its length: a run that goes on longer starts alike.
-_NOISE_FIELDS = ("mechanism", "num_trials", "beta", "bound", "num_parties", "embedding_dim", "seed")
 
 
 def noise_seed(plan: Plan) -> int:
-    """A seed of its own for every configuration, so that two of them never share noise."""
-    values = plan.to_dict()
-    text = json.dumps([values[name] for name in _NOISE_FIELDS])
+    """A seed of its own for every configuration, so that two of them never share noise.
+
+    From the mechanism, the number of parties and the public seed; not from the run's length: a run that goes on longer
+    starts alike.
+    """
+    release = plan.release
+    own = [getattr(release, name) for name in release.own_settings()]
+    text = json.dumps([release.name, *own, release.bound, plan.num_parties, release.embedding_dim, plan.seed])
     return int.from_bytes(hashlib.sha256(b"simulated noise" + text.encode()).digest()[:8], "big") >> 1
-
-
-def success_probability(embedding: Tensor, plan: Plan) -> Tensor:
-    """p in units of 1/65536, in the float32 arithmetic of the sampler that parties use."""
-    scale = float(torch.tensor(plan.beta_16 / plan.bound, dtype=torch.float32))
-    shift = (embedding.to(torch.float32) * scale).clamp(-float(plan.beta_16), float(plan.beta_16))
-    return shift.add(HALF + 0.5).to(torch.int32).clamp(HALF - plan.beta_16, HALF + plan.beta_16)
-
-
-class NoisySum(Protocol):
-    """From every party's embedding to what the server learns from."""
-
-    def __call__(self, embedding_MBP: Tensor) -> Tensor: ...
-
-    def state(self) -> Tensor:
-        """Where the generator stands, for a checkpoint."""
-        ...
-
-    def load_state(self, state: Tensor) -> None: ...
-
-
-class ExactSum:
-    """NPQ: nothing random."""
-
-    def __call__(self, embedding_MBP: Tensor) -> Tensor:
-        return embedding_MBP.sum(0)
-
-    def state(self) -> Tensor:
-        return torch.empty(0, dtype=torch.uint8)
-
-    def load_state(self, state: Tensor) -> None:
-        del state
-
-
-class _Generated:
-    """Noise from torch's generator on the device."""
-
-    def __init__(self, plan: Plan, device: torch.device) -> None:
-        self.plan = plan
-        self.generator = torch.Generator(device).manual_seed(noise_seed(plan))
-
-    def state(self) -> Tensor:
-        return self.generator.get_state()
-
-    def load_state(self, state: Tensor) -> None:
-        self.generator.set_state(state)
-
-
-class GaussianSum(_Generated):
-    """LDP: every party's Gaussian noise, drawn as one."""
-
-    @property
-    def deviation(self) -> float:
-        plan = self.plan
-        each = local_gaussian_variance(
-            num_parties=plan.num_parties, num_trials=plan.num_trials, beta=plan.beta, bound=plan.bound
-        )
-        return math.sqrt(plan.num_parties * each)
-
-    def __call__(self, embedding_MBP: Tensor) -> Tensor:
-        exact_BP = embedding_MBP.sum(0)
-        noise_BP = torch.randn(exact_BP.shape, generator=self.generator, device=exact_BP.device)
-        return exact_BP + noise_BP * self.deviation
-
-
-def estimate(quantized_sum: Tensor, plan: Plan) -> Tensor:
-    """The unbiased estimate of the sum of the embeddings."""
-    scale = plan.bound * PROBABILITY_ONE / (plan.beta_16 * plan.num_trials)
-    return (quantized_sum.to(torch.float32) - plan.num_trials * plan.num_parties / 2) * scale
-
-
-class BinomialSum(_Generated):
-    """PBM on any device, by torch alone: on a GPU b comparisons a value, elsewhere torch's own sampler."""
-
-    def __call__(self, embedding_MBP: Tensor) -> Tensor:
-        return estimate(self.quantized_sum(embedding_MBP), self.plan)
-
-    def quantized_sum(self, embedding_MBP: Tensor) -> Tensor:
-        probability = success_probability(embedding_MBP, self.plan)
-        if embedding_MBP.device.type == "cuda":
-            return compared_sum(probability, self.plan.num_trials, self.generator)
-        if not torch.isfinite(embedding_MBP).all():
-            raise NonFiniteError("an embedding holds NaN or infinity; check the learning rate and the columns")
-        trials = torch.full(probability.shape, float(self.plan.num_trials))
-        # p/65536 is exact in float32, so this is the integer sampler's law.
-        return torch.binomial(trials, probability / PROBABILITY_ONE, generator=self.generator).sum(0)
-
-
-def compared_sum(probability_M: Tensor, num_trials: int, generator: torch.Generator | None) -> Tensor:
-    """How many of num_trials 16-bit integers lie below p, summed over the parties. Runs inside a CUDA graph."""
-    total: Tensor | None = None
-    step = max(1, min(num_trials, (1 << 24) // max(1, probability_M.numel())))  # 64 MB of random numbers at a time
-    for first in range(0, num_trials, step):
-        size = (min(step, num_trials - first), *probability_M.shape)
-        drawn = torch.randint(
-            PROBABILITY_ONE, size, dtype=torch.int32, device=probability_M.device, generator=generator
-        )
-        counted = (drawn < probability_M).sum((0, 1), dtype=torch.int32)
-        total = counted if total is None else total + counted
-    assert total is not None
-    return total
-
-
-class CompiledBinomialSum:
-    """PBM on the CPU with the parties' own compiled comparison, on random words that are no secret."""
-
-    def __init__(self, plan: Plan) -> None:
-        from pbmvfl.mechanisms.kernels import count_successes
-        from pbmvfl.simulation.compiled_noise import fill_words
-
-        self.plan = plan
-        self._count, self._fill = count_successes, fill_words
-        #: The number of the next random word. Configurations start at random places of one stream of 2^64 words.
-        self._place = noise_seed(plan)
-        self._scale = np.float32(plan.beta_16 / plan.bound)
-        # Values at a time, a multiple of four so that whole words are used up; their words stay in the cache.
-        self._step = max(4, (_CACHED_WORDS // plan.num_trials) * 4)
-        self._words = np.empty(self._step * plan.num_trials // 4, dtype=np.uint64)
-        self._counts = np.empty(0, dtype=np.uint16)
-
-    def __call__(self, embedding_MBP: Tensor) -> Tensor:
-        return estimate(self.quantized_sum(embedding_MBP), self.plan)
-
-    def quantized_sum(self, embedding_MBP: Tensor) -> Tensor:
-        plan = self.plan
-        values = embedding_MBP.detach().contiguous().view(-1).numpy()
-        if self._counts.size != values.size:
-            self._counts = np.empty(values.size, dtype=np.uint16)
-        for first in range(0, values.size, self._step):
-            part = values[first : first + self._step]
-            words = self._words[: -(-part.size * plan.num_trials // 4)]
-            self._fill(words, np.uint64(self._place))
-            self._place = (self._place + words.size) % (1 << 64)
-            counts = self._counts[first : first + part.size]
-            if not self._count(part, self._scale, plan.beta_16, plan.num_trials, words.view(np.uint16), counts):
-                raise NonFiniteError("an embedding holds NaN or infinity; check the learning rate and the columns")
-        total = self._counts.reshape(plan.num_parties, -1).sum(0, dtype=np.int32)
-        return torch.from_numpy(total.reshape(embedding_MBP.shape[1:]))
-
-    def state(self) -> Tensor:
-        return torch.from_numpy(np.array([self._place], dtype=np.uint64).view(np.int64))
-
-    def load_state(self, state: Tensor) -> None:
-        self._place = int(state.numpy().view(np.uint64)[0])
 
 
 def noisy_sum(plan: Plan, device: torch.device) -> NoisySum:
     """The plan's mechanism as one draw of the sum."""
-    if plan.mechanism is MechanismName.NONE:
-        return ExactSum()
-    if plan.mechanism is MechanismName.LDP:
-        return GaussianSum(plan, device)
-    if device.type == "cpu":
-        try:
-            import numba  # noqa: F401  (compilation waits for the first call; whether it can is asked here)
-        except ImportError:  # a machine with torch and numpy alone
-            return BinomialSum(plan, device)
-        return CompiledBinomialSum(plan)
-    return BinomialSum(plan, device)
+    return plan.release.simulated_sum(seed=noise_seed(plan), device=device)

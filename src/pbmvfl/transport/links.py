@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from pbmvfl.encoders import build_encoder
 from pbmvfl.errors import PbmvflError, ProtocolError
-from pbmvfl.ledger.charging import LedgerSession
+from pbmvfl.ledger.charging import Charging
 from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.party import Party
 from pbmvfl.plan import Plan
@@ -79,7 +79,7 @@ class PartyInputs:
             party._use_known_randomness(noise, _known_secret(secrets))
         return party
 
-    def _open_ledger(self, session: Session) -> LedgerSession:
+    def _open_ledger(self, session: Session) -> Charging:
         assert self.ledger is not None
         book = Ledger(self.ledger)
         try:

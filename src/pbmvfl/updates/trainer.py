@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from pbmvfl.errors import CheckpointError
-from pbmvfl.plan import OptimizerName, Plan
+from pbmvfl.plan import Plan
+from pbmvfl.plan_groups import OptimizerName
 
 _MODEL = "model."
 _MOMENT = "moment."

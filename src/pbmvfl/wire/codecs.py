@@ -6,18 +6,26 @@ is public (seed and round) and never touches the noise or the masks; its scale c
 
 from __future__ import annotations
 
-from typing import Protocol
+from enum import StrEnum
+from typing import Protocol, assert_never
 
 import numpy as np
 import numpy.typing as npt
 
 from pbmvfl.errors import NonFiniteError, NonFiniteMessage, TruncatedMessage
-from pbmvfl.plan import GradientCodecName
 from pbmvfl.randomness.public import CODEC_STREAM, public_bits
 
 _Floats = npt.NDArray[np.float32]
 #: The largest bfloat16, as bits, of which 127 steps are still finite.
 _LARGEST_SCALE = np.uint16((np.finfo(np.float32).max / np.float32(127)).view(np.uint32) >> np.uint32(16))
+
+
+class GradientCodecName(StrEnum):
+    """How the server writes the one gradient that goes to all parties."""
+
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+    INT8 = "int8"
 
 
 class GradientCodec(Protocol):
@@ -93,12 +101,15 @@ class Int8:
 
 
 def codec_for(name: GradientCodecName) -> GradientCodec:
-    codecs: dict[GradientCodecName, GradientCodec] = {
-        GradientCodecName.FLOAT32: Float32(),
-        GradientCodecName.BFLOAT16: BFloat16(),
-        GradientCodecName.INT8: Int8(),
-    }
-    return codecs[name]
+    match name:
+        case GradientCodecName.FLOAT32:
+            return Float32()
+        case GradientCodecName.BFLOAT16:
+            return BFloat16()
+        case GradientCodecName.INT8:
+            return Int8()
+        case _:
+            assert_never(name)
 
 
 def _widen(halves: npt.NDArray[np.uint16]) -> _Floats:

@@ -1,4 +1,4 @@
-"""What one party sends in a round, as the plan has it: k-bit integers, or float32 for the mechanisms in clear."""
+"""What one party sends in a round: k-bit integers, or float32 for the mechanisms in clear."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import numpy as np
 import numpy.typing as npt
 
 from pbmvfl.errors import NonFiniteMessage
-from pbmvfl.plan import MechanismName, Plan
 from pbmvfl.secagg.ring import Ring
 from pbmvfl.wire.packing import add_packed, pack, packed_bytes
 
@@ -70,17 +69,3 @@ class Floats:
         for payload in payloads:
             totals += np.frombuffer(payload, dtype="<f4")
         return totals
-
-
-def sum_ring(plan: Plan) -> Ring:
-    """The ring that holds every possible sum of the plan's quantised values."""
-    return Ring.for_sums_up_to(plan.num_trials * plan.num_parties)
-
-
-def payload_format(plan: Plan) -> PayloadFormat:
-    if plan.mechanism is not MechanismName.PBM:
-        return Floats()
-    ring = sum_ring(plan)
-    # Without masks a party's value is at most b, and needs only the bits of b.
-    bits = ring.bits if plan.secure_aggregation else plan.num_trials.bit_length()
-    return PackedIntegers(bits=bits, ring=ring)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
 
-from pbmvfl.plan import Plan
-from pbmvfl.schedule import Schedule
 from pbmvfl.secagg.keys import KEY_BYTES, NONCE_BYTES, SIGNATURE_BYTES
 from pbmvfl.wire.codecs import codec_for
 from pbmvfl.wire.messages import HEADER_BYTES
-from pbmvfl.wire.payloads import payload_format
+
+if TYPE_CHECKING:
+    from pbmvfl.plan import Plan
 
 HASH_BYTES = 32
 
@@ -41,22 +42,23 @@ class Traffic:
 
 def predicted_traffic(plan: Plan) -> Traffic:
     """What an undisturbed run of this plan moves, to the byte."""
-    schedule, payload, codec = Schedule(plan), payload_format(plan), codec_for(plan.gradient_codec)
+    schedule, codec = plan.schedule, codec_for(plan.gradient_codec)
     parties = plan.num_parties
     hello = HEADER_BYTES + HASH_BYTES + NONCE_BYTES
     nonces = HEADER_BYTES + HASH_BYTES + parties * NONCE_BYTES
     key = HEADER_BYTES + KEY_BYTES + SIGNATURE_BYTES
     keys = HEADER_BYTES + parties * (KEY_BYTES + SIGNATURE_BYTES)
     up = down = 0
-    epochs = [plan.num_epochs] * plan.rounds_per_epoch + [1] * plan.num_prediction_rounds
-    numbers = [*range(plan.rounds_per_epoch), *range(plan.num_rounds, len(schedule))]
-    for number, times in zip(numbers, epochs, strict=True):
-        rows = schedule.num_rows(number)
-        up += times * (HEADER_BYTES + payload.num_bytes(rows * plan.embedding_dim))
-        down += times * HEADER_BYTES  # asking for the round
-        if number < plan.num_rounds:
-            down += times * codec.num_bytes(rows, plan.embedding_dim)
-    down += plan.num_epochs * HEADER_BYTES  # the last gradient of an epoch travels alone
+    for phase in schedule.phases:
+        payload = plan.mechanism_for(phase.kind).payload
+        for rows, times in schedule.batches(phase):
+            down += times * HEADER_BYTES  # asking for the round
+            if phase.kind.releases:
+                up += times * (HEADER_BYTES + payload.num_bytes(rows * plan.embedding_dim))
+            if phase.kind.carries_gradient:
+                down += times * codec.num_bytes(rows, plan.embedding_dim)
+        if phase.kind.carries_gradient:
+            down += phase.passes * HEADER_BYTES  # the last gradient of a pass travels alone
     return Traffic(
         bytes_setup=parties * (hello + nonces + key + keys),
         bytes_up=parties * up,

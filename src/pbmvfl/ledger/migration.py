@@ -1,0 +1,63 @@
+"""Ledgers of format 1, as version 0.1 wrote them, into the present format.
+
+Format 1 kept each session's plan and priced it anew whenever it was read. What those plans meant is written out here
+once more, without a look at today's plans: flat names, joint rounds and one pass over the test rows, three mechanisms.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from pbmvfl.errors import LedgerError
+from pbmvfl.ledger.file import FORMAT, Database
+
+
+def migrate(db: Database) -> None:
+    """Bring a ledger of format 1 to the present one, inside the caller's transaction."""
+    db.run("ALTER TABLE plans ADD COLUMN terms TEXT NOT NULL DEFAULT ''")
+    for key, text in db.rows("SELECT hash, plan FROM plans"):
+        db.run("UPDATE plans SET terms = ? WHERE hash = ?", (json.dumps(terms_of(json.loads(text))), key))
+    db.run("UPDATE book SET format = ?", (FORMAT,))
+
+
+def terms_of(plan: dict[str, Any]) -> dict[str, Any]:
+    """What `Terms.from_json` reads, for a plan of version 0.1."""
+    phases = [{"kind": "joint", "passes": plan["num_epochs"], "order": "shuffled"}]
+    release, words = _release(plan)
+    update: dict[str, Any] = {"event": "plain-update"}
+    if plan["noise_multiplier"]:
+        update = {
+            "event": "noisy-update",
+            "clip_norm": plan["clip_norm"],
+            "noise_multiplier": plan["noise_multiplier"],
+        }
+    events = {"joint": [release, update]}
+    if plan["evaluation"] == "released":
+        phases.append({"kind": "prediction", "passes": 1, "order": "as-given"})
+        events["prediction"] = [release]
+    schedule = {name: plan[name] for name in ("num_samples", "num_test_samples", "batch_size", "seed")}
+    return {
+        "schedule": {**schedule, "phases": phases},
+        "events": events,
+        "num_parties": plan["num_parties"],
+        "couples_rows": plan["encoder"] == "resnet18-batchnorm",
+        "words": f"{words} P={plan['embedding_dim']} M={plan['num_parties']}",
+    }
+
+
+def _release(plan: dict[str, Any]) -> tuple[dict[str, Any], str]:
+    sizes = {"num_parties": plan["num_parties"], "embedding_dim": plan["embedding_dim"]}
+    trials, beta = plan["num_trials"], plan["beta"]
+    match plan["mechanism"]:
+        case "pbm":
+            event = {"event": "poisson-binomial", **sizes, "num_trials": trials, "beta": beta}
+            return {**event, "secure_sum": plan["secure_aggregation"]}, f"PBM b={trials}, beta={beta:g}"
+        case "ldp":
+            variance = plan["bound"] ** 2 * (2 * plan["num_parties"] / (trials * beta**2))
+            event = {"event": "local-gaussian", **sizes, "variance": variance, "bound": plan["bound"]}
+            return event, f"local Gaussian, b={trials}, beta={beta:g}"
+        case "none":
+            return {"event": "exact", **sizes}, "no privacy"
+        case other:
+            raise LedgerError(f"the ledger has releases by mechanism={other!r}, which version 0.1 did not have")

@@ -1,0 +1,223 @@
+"""What a mechanism is: the public numbers of a release, and everything that follows from them, in one object.
+
+One module adds one mechanism. It says what is charged (event), what travels (ring, payload), how a party draws it, how
+the server reads it, how much noise that is, how a simulation draws it, which settings a budget allows, and its
+words. Nothing else in the package knows which mechanisms there are.
+
+Shape suffixes: M parties, B rows, P embedding_dim.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from pbmvfl.errors import NonFiniteError, PlanError
+from pbmvfl.privacy.events import ReleaseEvent
+from pbmvfl.registry import Registry
+from pbmvfl.secagg.ring import Ring
+from pbmvfl.settings import check_whole, finite, setting, settings_of
+from pbmvfl.wire.payloads import PayloadFormat
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from pbmvfl.randomness.secret import Entropy
+
+#: Far inside what float32 arithmetic on embeddings can hold.
+SMALLEST_BOUND = 1e-6
+LARGEST_BOUND = 1e6
+_PANEL = "Privacy mechanism"
+
+
+def not_finite() -> NonFiniteError:
+    """For an embedding that holds NaN or infinity. Earlier rounds of the run may have been released."""
+    return NonFiniteError(
+        "the embedding holds NaN or infinity, so this round was not released; start a new run with a smaller learning "
+        "rate, or check the columns"
+    )
+
+
+class Scratch:
+    """A party's own memory for random words, used again in every round; it holds only spent randomness.
+
+    Never shared: two parties that drew into one buffer at the same time would draw the same noise.
+    """
+
+    def __init__(self) -> None:
+        self._words: npt.NDArray[np.uint16] = np.empty(0, dtype=np.uint16)
+
+    def words(self, size: int) -> npt.NDArray[np.uint16]:
+        """So many 16-bit words of memory. A fresh array every round would cost page faults."""
+        if self._words.size < size:
+            self._words = np.empty(size, dtype=np.uint16)
+        return self._words if self._words.size == size else self._words[:size]
+
+
+class NoisySum(Protocol):
+    """A simulation's draw: from every party's embedding to what the server learns from."""
+
+    def __call__(self, embedding_MBP: Tensor) -> Tensor: ...
+
+    def state(self) -> Tensor:
+        """Where the generator stands, for a checkpoint."""
+
+    def load_state(self, state: Tensor) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mechanism(ABC):
+    """How an embedding becomes something that may leave the party. Subclasses add their own public numbers."""
+
+    #: As options and plans spell it; one word for ever.
+    name: ClassVar[str]
+    #: A line of `--help`.
+    words: ClassVar[str]
+    #: Whether secure aggregation is on unless somebody says otherwise.
+    sums_are_hidden: ClassVar[bool]
+
+    num_parties: int
+    embedding_dim: int = setting(16, help="P: length of an embedding. More: less privacy, more bytes.", panel=_PANEL)
+    bound: float = setting(1.0, help="C: embeddings lie in [-C, C].", panel=_PANEL)
+    secure_aggregation: bool = False
+
+    def __post_init__(self) -> None:
+        check_whole(
+            "num_parties",
+            self.num_parties,
+            least=2,
+            most=0xFFFE,
+            why=": with one party the sum is that party's own embedding" if self.num_parties == 1 else "",
+        )
+        check_whole("embedding_dim", self.embedding_dim, least=1)
+        object.__setattr__(self, "bound", finite("bound", self.bound))
+        if not SMALLEST_BOUND <= self.bound <= LARGEST_BOUND:
+            raise PlanError(f"bound={self.bound:g} must be in [{SMALLEST_BOUND:g}, {LARGEST_BOUND:g}]")
+        if not isinstance(self.secure_aggregation, bool):
+            raise PlanError(f"secure_aggregation={self.secure_aggregation!r} must be True or False")
+        self.check()
+        if self.secure_aggregation and self.ring is None:
+            raise PlanError(
+                f"secure_aggregation=True with mechanism={self.name}: masks work on integers and this mechanism "
+                "sends float32 numbers; use mechanism=pbm, or secure_aggregation=False"
+            )
+
+    def check(self) -> None:  # noqa: B027  (a mechanism without numbers of its own has nothing to check)
+        """Refuse numbers of one's own that are out of range. Called before anything is derived from them."""
+
+    # --- what is charged ---
+
+    @property
+    @abstractmethod
+    def event(self) -> ReleaseEvent:
+        """What one row's release is: the numbers that are drawn by, and those that are charged."""
+
+    # --- what travels ---
+
+    @property
+    @abstractmethod
+    def ring(self) -> Ring | None:
+        """The ring that holds every possible sum; None for a mechanism that sends floats in clear."""
+
+    @property
+    @abstractmethod
+    def payload(self) -> PayloadFormat:
+        """How one party's values of a round are written, and added up."""
+
+    # --- party and server ---
+
+    @abstractmethod
+    def randomize(
+        self, embedding: npt.NDArray[np.float32], entropy: Entropy, scratch: Scratch | None = None
+    ) -> npt.NDArray[Any]:
+        """What leaves the party, drawn anew for every value of the embedding."""
+
+    @abstractmethod
+    def estimate(self, total: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+        """The sum of the embeddings as the server estimates it from the sum of what was sent."""
+
+    @property
+    @abstractmethod
+    def variance_upper_bound(self) -> float:
+        """Of one coordinate of the estimated sum, whatever the embeddings are."""
+
+    # --- simulation ---
+
+    @abstractmethod
+    def simulated_sum(self, *, seed: int, device: torch.device) -> NoisySum:
+        """The same law drawn by an ordinary generator, for studies; needs torch."""
+
+    # --- planning ---
+
+    @classmethod
+    @abstractmethod
+    def candidates(cls, base: Self, fixed: frozenset[str], fits: Callable[[Self], bool]) -> Iterator[Self]:
+        """Settings with little noise for which `fits` holds, for a planner to choose from; names in `fixed` stay."""
+
+    @classmethod
+    @abstractmethod
+    def quietest(cls, base: Self, fixed: frozenset[str]) -> Self:
+        """The settings that release least, with the names in `fixed` as they are."""
+
+    def refined(self, fixed: frozenset[str], fits: Callable[[Self], bool]) -> Self:
+        """These settings, with less noise if an exact and slower `fits` allows it."""
+        del fixed, fits
+        return self
+
+    # --- words ---
+
+    @abstractmethod
+    def describe(self) -> str:
+        """In a few words, for titles and tables."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a person should know who trains with it."""
+        return ()
+
+    @property
+    def is_private(self) -> bool:
+        """Whether it protects anything at all."""
+        return True
+
+    # --- forms ---
+
+    @classmethod
+    def own_settings(cls) -> tuple[str, ...]:
+        """Names of the numbers that this mechanism has and others need not have."""
+        shared = {each.name for each in fields(Mechanism)}
+        return tuple(each.name for each in settings_of(cls) if each.name not in shared)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, with the mechanism's name; how many parties there are is said elsewhere in a plan."""
+        values = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "num_parties"}
+        return {"mechanism": self.name, **values}
+
+
+MECHANISMS: Registry[type[Mechanism]] = Registry("mechanism", PlanError)
+_Class = TypeVar("_Class", bound=type[Mechanism])
+
+
+def register(mechanism: _Class) -> _Class:
+    """Class decorator: from here on plans can name it."""
+    MECHANISMS.add(mechanism.name, mechanism)
+    return mechanism
+
+
+def largest(fits: Callable[[int], bool], low: int, high: int) -> int | None:
+    """The largest integer in low..high that fits, to a fifth of a per cent, for a condition that fails from some point
+    on; None if not even `low` fits."""
+    if not fits(low):
+        return None
+    if fits(high):
+        return high
+    while high - low > max(1, low // 512):  # a fifth of a per cent of a beta is below what anyone can see
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low

@@ -1,0 +1,76 @@
+"""Public numbers of a plan: fields that carry their own words, checked alike, and read back exactly.
+
+A field is declared once, with its help; the command line, `help(Plan)` and the error messages all take it from there.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import MISSING, Field, dataclass, field, fields
+from enum import StrEnum
+from typing import Any, TypeVar, get_type_hints
+
+from pbmvfl.errors import PlanError
+
+_Name = TypeVar("_Name", bound=StrEnum)
+
+
+def setting(default: Any = MISSING, *, help: str, panel: str) -> Any:
+    """A field with the words that the command line shows for it, and the panel of `--help` where it stands."""
+    return field(default=default, metadata={"help": help, "panel": panel})
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One public number: what it is called, what it is, and what is said about it."""
+
+    name: str
+    kind: Any
+    default: Any
+    help: str
+    panel: str
+
+    @property
+    def is_required(self) -> bool:
+        return self.default is MISSING
+
+
+def settings_of(group: type) -> tuple[Setting, ...]:
+    """The fields of a group that were declared with `setting`."""
+    hints = get_type_hints(group)
+    declared: tuple[Field[Any], ...] = fields(group)
+    return tuple(
+        Setting(each.name, hints[each.name], each.default, each.metadata["help"], each.metadata["panel"])
+        for each in declared
+        if "help" in each.metadata
+    )
+
+
+# --- checks, in one dialect: name=value, what is permitted, why ---
+
+
+def check_whole(name: str, value: object, *, least: int, most: int | None = None, why: str = "") -> None:
+    """A count."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise PlanError(f"{name}={value!r} must be a whole number of at least {least}{why}")
+    if most is not None and value > most:
+        raise PlanError(f"{name}={value} must be at most {most}{why}")
+
+
+def finite(name: str, value: object) -> float:
+    """A finite number, as a float."""
+    try:
+        number = math.nan if isinstance(value, bool) or not isinstance(value, int | float) else float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise PlanError(f"{name}={value!r} must be a finite number")
+    return number + 0.0  # minus zero equals zero and must hash alike
+
+
+def one_of(name: str, value: object, kind: type[_Name], why: str = "") -> _Name:
+    """A name out of a closed set, given as the enum or as it is spelled."""
+    try:
+        return kind(value)  # type: ignore[arg-type]  # whatever it is, the enum says whether it has it
+    except ValueError:
+        raise PlanError(f"{name}={value!r} is not one of {', '.join(kind)}{why}") from None
