@@ -144,7 +144,9 @@ def counter_mode() -> Callable[..., bytes]:
 
 
 @pytest.fixture
-def run_main(monkeypatch, capsys):
+def run_main(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str, str]]:
     """The command line in this process: exit code, stdout, stderr."""
 
     def run(*arguments: object) -> tuple[int, str, str]:
@@ -153,7 +155,7 @@ def run_main(monkeypatch, capsys):
         try:
             main()
         except SystemExit as exit:
-            code = exit.code or 0
+            code = exit.code if isinstance(exit.code, int) else int(exit.code is not None)  # as Python does
         return code, *capsys.readouterr()
 
     return run

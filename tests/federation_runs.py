@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import struct
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, NoReturn
 
+import pytest
 import torch
 from safetensors.torch import load_file
 from torch import nn
 
 import pbmvfl
+from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.federation import Federation
 from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.ledger.limits import Limit, epsilon_at
@@ -18,6 +22,7 @@ from pbmvfl.plan import Plan
 from pbmvfl.privacy.accounting import rdp_curve
 from pbmvfl.privacy.table import training_run
 from pbmvfl.privacy.units import Accounting, Unit
+from pbmvfl.runs.results import Result
 from pbmvfl.schedule import Schedule
 from pbmvfl.transport.links import InProcessLink, PartyInputs
 
@@ -43,13 +48,14 @@ class Wire:
 
     def row_releases(self, plan: Plan, round_kind: int) -> Counter[tuple[int, int]]:
         """How often each (party, row) was released."""
-        schedule, seen = Schedule(plan), Counter()
+        schedule = Schedule(plan)
+        seen: Counter[tuple[int, int]] = Counter()
         for number, party, _ in self.embeddings(round_kind):
             seen.update((party, int(row)) for row in schedule[number].rows)
         return seen
 
 
-def fitted(plan: Plan, data, **options):
+def fitted(plan: Plan, data: VerticalDataset, **options: Any) -> tuple[Result, Wire]:
     federation = Federation(plan)
     wire = Wire(federation)
     return federation.fit(data, **options), wire
@@ -59,9 +65,9 @@ def weights(checkpoints: Path) -> dict[str, dict[str, torch.Tensor]]:
     return {path.stem: load_file(path) for path in sorted(checkpoints.glob("round-*/*.safetensors"))}
 
 
-def own_networks(plan: Plan, data, *, bound: float | None = 1.0) -> list[nn.Module]:
+def own_networks(plan: Plan, data: VerticalDataset, *, bound: float | None = 1.0) -> list[nn.Module]:
     torch.manual_seed(3)
-    networks = [nn.Linear(part.shape[1], plan.embedding_dim) for part in data.train_features]
+    networks: list[nn.Module] = [nn.Linear(part.shape[1], plan.embedding_dim) for part in data.train_features]
     return networks if bound is None else [pbmvfl.Bounded(network, bound=bound) for network in networks]
 
 
@@ -69,18 +75,18 @@ class Killed(Exception):
     pass
 
 
-def killer():
-    def kill(*_: object) -> None:
+def killer() -> Callable[..., NoReturn]:
+    def kill(*_: object) -> NoReturn:
         raise Killed
 
     return kill
 
 
-def recorded_links(monkeypatch, base: type = InProcessLink) -> list:
+def recorded_links(monkeypatch: pytest.MonkeyPatch, base: type = InProcessLink) -> list[Any]:
     """Every link that a federation opens from now on; `closed` says whether it was closed."""
-    links: list = []
+    links: list[Any] = []
 
-    class Recorded(base):
+    class Recorded(base):  # type: ignore[misc]  # which of the two links is known only here
         closed = False
 
         def __init__(self, inputs: PartyInputs, *others: object) -> None:

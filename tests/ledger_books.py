@@ -5,6 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 from pbmvfl.errors import BudgetExceeded
 from pbmvfl.ledger.ledger import Ledger
@@ -16,18 +19,26 @@ DELTA = 1e-5
 NAME = "people"
 
 
-def small_plan(**choices):
+def small_plan(**choices: Any) -> Plan:
     sizes = {"num_parties": 3, "num_samples": 23, "num_classes": 2, "num_test_samples": 7, "batch_size": 5}
     return Plan.from_dict({**sizes, "num_epochs": 4, "num_trials": 2, "beta": 0.1, "embedding_dim": 2, **choices})
 
 
-def paper_limit(epsilon=1000.0, **choices):
-    return Limit.choose(
-        **{"unit": "cell", "accounting": "paper", "epsilon": epsilon, "delta": DELTA, "order": 4.0, **choices}
-    )
+def paper_limit(epsilon: float = 1000.0, **choices: Any) -> Limit:
+    usual: dict[str, Any] = {"unit": "cell", "accounting": "paper", "delta": DELTA, "order": 4.0}
+    return Limit.choose(**{**usual, "epsilon": epsilon, **choices})
 
 
-def charge_all(ledger, plan, *, run="run", session="s", rounds=None, first_round=0, **choices):
+def charge_all(
+    ledger: Ledger,
+    plan: Plan,
+    *,
+    run: str = "run",
+    session: str = "s",
+    rounds: int | None = None,
+    first_round: int = 0,
+    **choices: Any,
+) -> int:
     """Charge rounds until the end or a refusal; the number that went through."""
     opened = ledger.open_session(dataset=NAME, plan=plan, run=run, session=session, first_round=first_round, **choices)
     schedule = Schedule(plan)
@@ -43,18 +54,18 @@ def charge_all(ledger, plan, *, run="run", session="s", rounds=None, first_round
     return done
 
 
-def book_with_limit(path, epsilon):
+def book_with_limit(path: Path, epsilon: float) -> None:
     book = Ledger(path)
     book.set_limit(NAME, paper_limit(epsilon))
     book.close()
 
 
-def on_disk(folder):
+def on_disk(folder: Path) -> dict[str, bytes]:
     """Every byte, but for the memory that readers and a writer of this process share while a book is open."""
     return {file.name: b"" if file.name.endswith("-shm") else file.read_bytes() for file in folder.iterdir()}
 
 
-def release_until_killed(plan, path, first, session, pipe):
+def release_until_killed(plan: Plan, path: Path, first: int, session: str, pipe: int) -> None:
     """A party reduced to its ledger, as fast as it can: charge a round, then let its bytes leave."""
     opened = Ledger(path).open_session(dataset=NAME, plan=plan, run="run", session=session, first_round=first)
     schedule = Schedule(plan)
@@ -63,7 +74,7 @@ def release_until_killed(plan, path, first, session, pipe):
         os.write(pipe, number.to_bytes(4, "little"))
 
 
-def kill_after(reports, work):
+def kill_after(reports: int, work: Callable[[int], None]) -> int:
     """Run `work` in a child, wait for so many reports, strike at whatever point it has reached; what had left it."""
     reading, writing = os.pipe()
     child = os.fork()
