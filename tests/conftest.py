@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 
 os.environ["OMP_NUM_THREADS"] = "1"
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -141,6 +143,26 @@ def counter_mode() -> Callable[..., bytes]:
         return b"".join(cipher.update(block.to_bytes(16, "big")) for block in blocks)[:num_bytes]
 
     return stream
+
+
+@pytest.fixture(scope="session")
+def run_process() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """The command line, or another program, in a Python process of its own that starts in the folder `cwd`."""
+
+    def run(
+        *arguments: object, cwd: Path, program: str = "from pbmvfl.cli import main; main()", timeout: float = 90
+    ) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-c", program, *map(str, arguments)],
+            cwd=cwd,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+
+    return run
 
 
 @pytest.fixture

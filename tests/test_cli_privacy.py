@@ -539,16 +539,8 @@ finally:
     ],
     ids=["privacy --json", "privacy", "plan", "ledger limit", "train --help"],
 )
-def test_commands_that_do_not_train_load_no_torch_and_no_numba(arguments, tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-c", SILENT, *arguments],
-        cwd=tmp_path,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=90,
-        check=False,
-    )
+def test_commands_that_do_not_train_load_no_torch_and_no_numba(arguments, run_process, tmp_path):
+    done = run_process(*arguments, program=SILENT, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stderr.strip() == "loaded []"
 
