@@ -17,6 +17,7 @@ def planned(**choices):
     return plan_for_budget(**wanted)
 
 
+@pytest.mark.slow
 @settings(max_examples=8, deadline=None)
 @given(
     epsilon=st.floats(4, 40),

@@ -109,6 +109,7 @@ def png_size(path: Path) -> tuple[int, int]:
 # --- what a run leaves ---
 
 
+@pytest.mark.slow
 def test_json_is_one_document_on_stdout_and_nothing_else(in_a_process, tmp_path):
     done = in_a_process("train", "digits", "--num-epochs", 1, "--batch-size", 50, "--json")
     assert done.code == 0, done.err

@@ -189,6 +189,7 @@ def memory_of_epochs(data, plan: Plan, *taps) -> list[tuple[int, int, int]]:
     return seen
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_number_of_rounds(make_data, make_plan):
     data = make_data(num_parties=2, num_samples=70)
     plan = make_plan(data, num_epochs=4, batch_size=1, num_trials=2)

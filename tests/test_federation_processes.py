@@ -104,6 +104,7 @@ def no_process_is_left() -> bool:
     return not multiprocessing.active_children()
 
 
+@pytest.mark.slow
 def test_a_party_killed_between_rounds_ends_the_run_by_its_name_and_the_others_in_order(
     make_data, make_plan, monkeypatch, tmp_path
 ):
@@ -139,6 +140,7 @@ def test_a_party_killed_between_rounds_ends_the_run_by_its_name_and_the_others_i
     assert charged[1] == min(ROUNDS_AHEAD, plan.num_rounds)
 
 
+@pytest.mark.slow
 def test_ledgers_count_the_same_in_processes_as_in_one_process(make_data, make_plan, tmp_path):
     data = make_data(num_parties=2)
     plan = make_plan(data, num_epochs=4)
@@ -198,6 +200,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("when", ["starting", "training"])
 def test_ctrl_c_ends_every_party_without_a_traceback_and_gives_back_what_was_charged_ahead(when, tmp_path):
     script = tmp_path / "interrupted.py"

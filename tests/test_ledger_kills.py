@@ -69,6 +69,7 @@ def _charged_rounds(path, dataset):
     return total
 
 
+@pytest.mark.slow
 def test_fifty_killed_federations_never_leave_less_in_the_ledger_than_what_left_the_party(data, make_plan, tmp_path):
     """Every report stands for a round that left; the ledger must hold all of them, resume after resume."""
     plan = make_plan(data, num_epochs=5000)
@@ -81,6 +82,7 @@ def test_fifty_killed_federations_never_leave_less_in_the_ledger_than_what_left_
     assert arrived > 200  # the test saw real work
 
 
+@pytest.mark.slow
 def test_fifty_kills_between_charging_and_sending_leave_at_most_one_round_charged_for_nothing(tmp_path):
     plan = small_plan(num_epochs=4000, num_samples=100, batch_size=10)
     path = tmp_path / "a.sqlite"

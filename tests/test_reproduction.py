@@ -371,6 +371,7 @@ def test_claims_hold_where_true_and_rarely_where_not():
 # --- the whole command ---
 
 
+@pytest.mark.slow
 def test_reproduce_all_quick_runs_without_data_and_says_so(no_data, run_process):
     started = time.perf_counter()
     arguments = ("all", "--quick", "--out", "out", "--studies", CONFIGS)

@@ -124,6 +124,7 @@ def tree(folder: Path) -> dict[str, bytes]:
 # --- kill -9 ---
 
 
+@pytest.mark.slow
 def test_a_run_killed_from_outside_is_continued_to_the_same_schedule_with_new_keys(cli, tmp_path):
     epochs = 120
     index = tmp_path / "run/checkpoints/checkpoint.json"
@@ -203,6 +204,7 @@ def test_a_run_killed_twice_has_three_sessions_with_three_ids(cli, monkeypatch):
     assert result["row_uses"]["train"] == 3 + 2 + 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
