@@ -8,13 +8,17 @@ INPUTS := pyproject.toml constraints.txt
 # pytest-xdist: one process a core, and torch may not start threads of its own in each of them.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test install lint bench clean
+.PHONY: demo test test-fast install lint bench clean
 
 demo: $(STAMPS)/run
 	$(BIN)/pbmvfl train digits
 
 test: $(STAMPS)/test
 	$(BIN)/python -m pytest -n auto --dist loadgroup
+
+# Without the tests that are marked slow: for a quick look while working, not instead of `make test`.
+test-fast: $(STAMPS)/test
+	$(BIN)/python -m pytest -n auto --dist loadgroup -m "not slow"
 
 install: $(STAMPS)/dev
 

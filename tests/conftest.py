@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 
 os.environ["OMP_NUM_THREADS"] = "1"
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -143,8 +145,30 @@ def counter_mode() -> Callable[..., bytes]:
     return stream
 
 
+@pytest.fixture(scope="session")
+def run_process() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """The command line, or another program, in a Python process of its own that starts in the folder `cwd`."""
+
+    def run(
+        *arguments: object, cwd: Path, program: str = "from pbmvfl.cli import main; main()", timeout: float = 90
+    ) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-c", program, *map(str, arguments)],
+            cwd=cwd,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+
+    return run
+
+
 @pytest.fixture
-def run_main(monkeypatch, capsys):
+def run_main(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str, str]]:
     """The command line in this process: exit code, stdout, stderr."""
 
     def run(*arguments: object) -> tuple[int, str, str]:
@@ -153,7 +177,7 @@ def run_main(monkeypatch, capsys):
         try:
             main()
         except SystemExit as exit:
-            code = exit.code or 0
+            code = exit.code if isinstance(exit.code, int) else int(exit.code is not None)  # as Python does
         return code, *capsys.readouterr()
 
     return run

@@ -280,6 +280,7 @@ def readme_blocks() -> list[str]:
     return re.findall(r"^```python\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_the_code_of_the_readme_runs(tmp_path):
     blocks = readme_blocks()
     if not blocks:

@@ -5,10 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
-import os
 import struct
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -28,8 +25,6 @@ from pbmvfl.privacy.accounting import rdp_curve
 from pbmvfl.privacy.table import training_run
 from pbmvfl.privacy.units import Accounting, Unit
 from pbmvfl.runs.folder import RunFolder
-
-MAIN = "from pbmvfl.cli import main; main()"
 
 
 class Outcome(NamedTuple):
@@ -58,17 +53,15 @@ def cli(monkeypatch, run_main, tmp_path) -> Cli:
     return run
 
 
-def in_a_process(*arguments: object, cwd: Path) -> Outcome:
-    done = subprocess.run(
-        [sys.executable, "-c", MAIN, *map(str, arguments)],
-        cwd=cwd,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=90,
-        check=False,
-    )
-    return Outcome(done.returncode, done.stdout, done.stderr)
+@pytest.fixture
+def in_a_process(run_process, tmp_path) -> Cli:
+    """The command in a process of its own, in an empty folder."""
+
+    def run(*arguments: object) -> Outcome:
+        done = run_process(*arguments, cwd=tmp_path)
+        return Outcome(done.returncode, done.stdout, done.stderr)
+
+    return run
 
 
 def tree(folder: Path) -> dict[str, tuple[int, bytes]]:
@@ -116,8 +109,9 @@ def png_size(path: Path) -> tuple[int, int]:
 # --- what a run leaves ---
 
 
-def test_json_is_one_document_on_stdout_and_nothing_else(tmp_path):
-    done = in_a_process("train", "digits", "--num-epochs", 1, "--batch-size", 50, "--json", cwd=tmp_path)
+@pytest.mark.slow
+def test_json_is_one_document_on_stdout_and_nothing_else(in_a_process, tmp_path):
+    done = in_a_process("train", "digits", "--num-epochs", 1, "--batch-size", 50, "--json")
     assert done.code == 0, done.err
     assert done.err == ""
     result = strict_json(done.out)
@@ -581,8 +575,8 @@ def test_the_same_options_may_be_given_again_with_resume(cli, tmp_path):
         (("train", "digitz"), "name='digitz' is not a known data set"),
     ],
 )
-def test_bad_input_ends_a_process_with_code_2_a_message_and_no_traceback(arguments, words, tmp_path):
-    done = in_a_process(*arguments, cwd=tmp_path)
+def test_bad_input_ends_a_process_with_code_2_a_message_and_no_traceback(arguments, words, in_a_process, tmp_path):
+    done = in_a_process(*arguments)
     assert done.code == 2
     assert done.out == ""
     assert done.err.startswith("error: ")

@@ -196,6 +196,7 @@ def test_a_modelnet_copy_with_a_changed_grid_is_noticed(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "modelnet10")
 
 
+@pytest.mark.slow
 def test_modelnet_is_rendered_once_and_then_read(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     local_copy("modelnet10/modelnet10_voxels30.npz")
     data = load_dataset("modelnet10", progress=False)

@@ -83,6 +83,7 @@ def test_a_batch_that_differs_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_pa
         images.read_cifar10_archive(path)
 
 
+@pytest.mark.slow
 def test_the_local_sheets_are_the_official_batches_byte_for_byte() -> None:
     root = data_root()
     if root is None or not (root / "cifar10" / "labels.npz").is_file():

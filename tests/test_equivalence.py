@@ -178,6 +178,7 @@ def test_masked_sums_equal_unmasked_sums_and_the_plain_sum_of_the_integers(num_t
 # --- processes ---
 
 
+@pytest.mark.slow
 def test_parties_in_processes_send_the_same_bytes_as_parties_in_this_process(make_data, make_plan):
     data = make_data(num_parties=2, num_samples=23, num_test_samples=7)
     plan = make_plan(data, evaluation="released", gradient_codec="int8", momentum=0.5)

@@ -55,13 +55,16 @@ def epochs_to_the_target(mechanism: str, codec: str) -> int:
     return len(history)
 
 
+@pytest.mark.slow
 def test_activity_without_privacy_learns_as_fast_as_the_paper_says():
     assert 8 <= epochs_to_the_target("none", "float32") <= 17  # the paper: 10
 
 
+@pytest.mark.slow
 def test_activity_with_the_mechanism_learns_as_fast_as_the_paper_says():
     assert 8 <= epochs_to_the_target("pbm", "float32") <= 26  # the paper: 10
 
 
+@pytest.mark.slow
 def test_an_int8_gradient_costs_at_most_one_epoch():
     assert epochs_to_the_target("none", "int8") <= epochs_to_the_target("none", "float32") + 1

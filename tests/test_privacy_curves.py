@@ -313,6 +313,25 @@ def test_the_papers_constant_must_be_above_seventeen() -> None:
     assert 17 < largest < 17.21
 
 
+def test_the_largest_ratio_to_the_papers_bound_is_that_of_every_sum_enumerated() -> None:
+    """b=1, beta=1/4, M=400: with r_k = (1 + 3x)^k (3 + x)^(399-k) the two laws are r_k (1 + 3x) and r_k (3 + x) over
+    4^400, in integers. Backwards, k and 399-k exchange the two laws, so one direction of every k covers both."""
+    ratios = cell_rdp(1, 16384, 400) / (np.array(ORDERS) * 0.25**2 / 400)
+    order = ORDERS[int(np.argmax(ratios))]
+    r = [math.comb(399, i) * 3 ** (399 - i) for i in range(400)]
+    largest = 0.0
+    for _ in range(400):
+        p = [a + 3 * c for a, c in zip([*r, 0], [0, *r], strict=True)]
+        q = [3 * a + c for a, c in zip([*r, 0], [0, *r], strict=True)]
+        moment = math.fsum(y / 4**400 * (x / y) ** order for x, y in zip(p, q, strict=True))
+        largest = max(largest, math.log(moment) / (order - 1))
+        # the next k: times 1 + 3x, which is p, and divided by 3 + x, which leaves no rest
+        r = []
+        for coefficient in p[:-1]:
+            r.append((coefficient - (r[-1] if r else 0)) // 3)
+    assert max(ratios) == pytest.approx(largest / (order * 0.25**2 / 400), rel=MARGIN)
+
+
 @pytest.mark.parametrize(("b", "beta_16", "m", "count"), [(1, 16384, 2, 3), (2, 6553, 2, 2), (1, 9830, 3, 3)])
 def test_composition_equals_the_brute_force_product(b: int, beta_16: int, m: int, count: int) -> None:
     orders = (1.5, 2.0, 5.0)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 
+import mpmath
 import pytest
 
 from pbmvfl.errors import PlanError
@@ -155,14 +157,34 @@ def test_sample_privacy_is_far_looser_than_the_exact_record() -> None:
     printed = paper.sample_privacy_rdp(
         order=2.0, num_parties=12, embedding_dim=1, num_trials=2, beta=0.05, c0=float(implied)
     )
-    assert record_rdp(2, beta_16, 12, (2.0,))[0] == pytest.approx(0.951, abs=0.002)
+    record = record_rdp(2, beta_16, 12, (2.0,))[0]
+    assert record == pytest.approx(0.951, abs=0.002)
+    assert record == pytest.approx(float(record_by_definition(2 * 12, beta_16, 2.0)), rel=1e-8)
     assert printed == pytest.approx(20.9, abs=0.05)
+
+
+def factor_by_induction(order: Fraction, num_parties: int) -> Fraction:
+    if num_parties == 2:
+        return 4 * order + 1 / (order - 1)
+    step = (order - Fraction(1, 2)) / (order - 1) * 2 * order
+    return step + factor_by_induction(2 * order - 1, num_parties - 1)
+
+
+def record_by_definition(num_bits: int, beta_16: int, order: float) -> mpmath.mpf:
+    """So many independent bits, each one with probability 1/2 + beta or 1/2 - beta: their divergences add up."""
+    lo, hi, a = mpmath.mpf(32768 - beta_16) / 65536, mpmath.mpf(32768 + beta_16) / 65536, mpmath.mpf(order)
+    return num_bits * mpmath.log(hi**a * lo ** (1 - a) + lo**a * hi ** (1 - a)) / (a - 1)
 
 
 @pytest.mark.parametrize("order", [1.5, 2.0, 10.0])
 def test_sample_privacy_is_absurd_at_fifty_parties(order: float) -> None:
     printed = paper.sample_privacy_rdp(order=order, num_parties=50, embedding_dim=1, num_trials=16, beta=0.1, c0=8.0)
-    assert 1e10 < printed / record_rdp(16, 6553, 50, (order,))[0] < 1e13
+    record = record_rdp(16, 6553, 50, (order,))[0]
+    assert printed == pytest.approx(
+        float(8 * 16 * Fraction(1, 100) * factor_by_induction(Fraction(order), 50) / 50), rel=1e-12
+    )
+    assert record == pytest.approx(float(record_by_definition(16 * 50, 6553, order)), rel=1e-8)
+    assert 1e10 < printed / record < 1e13
 
 
 def test_variances() -> None:

@@ -6,9 +6,6 @@ import csv
 import itertools
 import json
 import math
-import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -31,7 +28,6 @@ from pbmvfl.reproduction.tables import TableRow, agrees, as_csv, as_markdown, ta
 from pbmvfl.simulation import Simulation
 
 CONFIGS = Path(__file__).parents[1] / "reproduce"
-COMMAND = (sys.executable, "-c", "from pbmvfl.cli import main; main()", "reproduce")
 TABLE_SIZES = {"table1": (50_000, 10), "table4": (7352, 6), "table6": (8844, 2)}
 
 
@@ -375,18 +371,11 @@ def test_claims_hold_where_true_and_rarely_where_not():
 # --- the whole command ---
 
 
-def test_reproduce_all_quick_runs_without_data_and_says_so(no_data):
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+@pytest.mark.slow
+def test_reproduce_all_quick_runs_without_data_and_says_so(no_data, run_process):
     started = time.perf_counter()
-    done = subprocess.run(
-        [*COMMAND, "all", "--quick", "--out", "out", "--studies", str(CONFIGS)],
-        cwd=no_data,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=170,
-        check=False,
-    )
+    arguments = ("all", "--quick", "--out", "out", "--studies", CONFIGS)
+    done = run_process("reproduce", *arguments, cwd=no_data, timeout=170)
     seconds = time.perf_counter() - started
     assert done.returncode == 0, done.stderr
     assert "made-up rows stand in" in done.stdout
@@ -408,26 +397,18 @@ def test_reproduce_all_quick_runs_without_data_and_says_so(no_data):
         (("--studies", "nowhere"), "--studies"),
     ],
 )
-def test_what_cannot_be_done_is_one_line_and_no_traceback(options, named, no_data):
+def test_what_cannot_be_done_is_one_line_and_no_traceback(options, named, no_data, run_process):
     (no_data / "a-file").write_text("something")
-    done = subprocess.run(
-        [*COMMAND, "table4", "--quick", *options], cwd=no_data, capture_output=True, text=True, timeout=120
-    )
+    done = run_process("reproduce", "table4", "--quick", *options, cwd=no_data, timeout=120)
     assert done.returncode == 2
     assert named in done.stderr
     assert "Traceback" not in done.stderr
     assert (no_data / "a-file").read_text() == "something"
 
 
-def test_imagenet_without_data_is_not_run_and_says_so(no_data):
-    done = subprocess.run(
-        [*COMMAND, "figure-imagenet", "--out", "out", "--studies", str(CONFIGS)],
-        cwd=no_data,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+def test_imagenet_without_data_is_not_run_and_says_so(no_data, run_process):
+    arguments = ("figure-imagenet", "--out", "out", "--studies", CONFIGS)
+    done = run_process("reproduce", *arguments, cwd=no_data, timeout=60)
     assert done.returncode == 0, done.stderr
     assert "not run here, no data" in done.stdout
 

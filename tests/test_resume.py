@@ -77,17 +77,15 @@ def cli(monkeypatch, run_main, tmp_path) -> Callable[..., tuple[int, str, str]]:
     return run
 
 
-def killed_at(embedding: int, arguments: list[str], cwd: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", SUICIDE, str(embedding), *arguments],
-        cwd=cwd,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=90,
-        check=False,
-    )
-    assert done.returncode == -signal.SIGKILL, done.stderr
+@pytest.fixture
+def killed_at(run_process, tmp_path) -> Callable[[int, list[str]], None]:
+    """The command in a process that is killed when its n-th embedding crosses the wire."""
+
+    def run(embedding: int, arguments: list[str]) -> None:
+        done = run_process(embedding, *arguments, program=SUICIDE, cwd=tmp_path)
+        assert done.returncode == -signal.SIGKILL, done.stderr
+
+    return run
 
 
 def interrupted_at(embedding: int, monkeypatch, cli, arguments: list[str]) -> str:
@@ -126,6 +124,7 @@ def tree(folder: Path) -> dict[str, bytes]:
 # --- kill -9 ---
 
 
+@pytest.mark.slow
 def test_a_run_killed_from_outside_is_continued_to_the_same_schedule_with_new_keys(cli, tmp_path):
     epochs = 120
     index = tmp_path / "run/checkpoints/checkpoint.json"
@@ -205,6 +204,7 @@ def test_a_run_killed_twice_has_three_sessions_with_three_ids(cli, monkeypatch):
     assert result["row_uses"]["train"] == 3 + 2 + 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -213,9 +213,9 @@ def test_a_run_killed_twice_has_three_sessions_with_three_ids(cli, monkeypatch):
     ],
     ids=["sgd with momentum", "adam"],
 )
-def test_without_noise_a_killed_run_ends_with_the_weights_of_an_undisturbed_one(options, cli, tmp_path):
+def test_without_noise_a_killed_run_ends_with_the_weights_of_an_undisturbed_one(options, cli, killed_at, tmp_path):
     exact = ("--mechanism", "none", *options)
-    killed_at(21, command(*exact, "--out", "killed"), tmp_path)
+    killed_at(21, command(*exact, "--out", "killed"))
     code, out, err = cli("train", "--resume", "killed", "--json")
     assert code == 0, err
     assert cli(*command(*exact, "--out", "whole"))[0] == 0

@@ -171,6 +171,7 @@ def simulated_sums(plan, data, make_noise=noisy_sum) -> np.ndarray:
     return np.concatenate(heard)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("num_trials", "beta"), [(5, 0.25), (64, 0.1)])
 def test_sums_have_the_law_of_a_federations(num_trials, beta, data, make_plan, make_cohort):
     # Wide columns drive the embeddings to both ends, where beta shows.
@@ -358,6 +359,7 @@ def quadrants(num_samples: int = 10, side: int = 16):
     )
 
 
+@pytest.mark.slow
 def test_captured_rounds_equal_a_federation_without_noise(make_plan, tmp_path):
     # 10 rows in batches of 6 leave a short round, which a GPU captures separately.
     data = quadrants(num_samples=10, side=32)
@@ -458,6 +460,7 @@ def test_training_accuracy_is_that_of_the_coming_epochs_crops(make_plan, monkeyp
     assert line["train_accuracy"] == pytest.approx(right.mean())
 
 
+@pytest.mark.slow
 def test_studies_share_a_run_until_each_has_enough(tmp_path, monkeypatch):
     monkeypatch.setenv("PBMVFL_DATA", str(tmp_path))
     monkeypatch.setenv("PBMVFL_CACHE", str(tmp_path / "cache"))
