@@ -111,7 +111,7 @@ import pbmvfl
 
 data = pbmvfl.load_dataset("digits")
 plan = pbmvfl.Plan.for_data(data, num_trials=16, beta=0.25)
-plan = pbmvfl.Plan(num_parties=3, num_samples=9, num_classes=2, mechanism="pbm", optimizer=pbmvfl.OptimizerName.ADAM)
+plan = pbmvfl.Plan.of(num_parties=3, num_samples=9, num_classes=2, mechanism="pbm", optimizer=pbmvfl.OptimizerName.ADAM)
 mechanism: pbmvfl.MechanismName = plan.mechanism
 table: pbmvfl.PrivacyTable = plan.privacy(adversaries=[pbmvfl.Adversary(colluding_parties=1)])
 epsilon: float = table.epsilon("cell", pbmvfl.Accounting.PAPER, colluding_parties=1)
@@ -119,8 +119,8 @@ result: pbmvfl.Result = pbmvfl.Federation(plan, parties=pbmvfl.Parties.PROCESSES
 limit = pbmvfl.Limit.choose(unit=pbmvfl.Unit.CELL, accounting="paper", epsilon=8, delta=1e-5)
 pbmvfl.Ledger(Path("party.sqlite")).set_limit("digits", limit)
 pbmvfl.Federatoin(plan)  # attr-defined
-pbmvfl.Plan(num_parties=3, num_samples=9, num_classes=2, mechanism=3)  # arg-type
-pbmvfl.Plan(num_parties=3, num_samples=9, num_classes=2, betta=0.1)  # call-arg
+pbmvfl.Plan.of(num_parties=3, num_samples=9, num_classes=2, mechanism=3)  # arg-type
+pbmvfl.Plan.of(num_parties=3, num_samples=9, num_classes=2, betta=0.1)  # call-arg
 """
 
 
@@ -181,7 +181,7 @@ def test_importing_the_package_loads_no_array_library(tmp_path):
     ],
 )
 def test_a_question_that_the_table_cannot_answer_is_refused_with_what_it_can(question, words):
-    table = pbmvfl.Plan(num_parties=3, num_samples=10, num_classes=2).privacy()
+    table = pbmvfl.Plan.of(num_parties=3, num_samples=10, num_classes=2).privacy()
     with pytest.raises(PlanError, match=re.escape(words)):
         table.epsilon(**{"unit": "cell", "accounting": "paper", **question})
 
@@ -201,7 +201,7 @@ import importlib, sys
 import pbmvfl, pbmvfl.plan
 for module in {PRIVACY!r}:
     importlib.import_module(module)
-plan = pbmvfl.Plan(num_parties=3, num_samples=10, num_classes=2)
+plan = pbmvfl.Plan.of(num_parties=3, num_samples=10, num_classes=2)
 plan.privacy()
 print(sorted(name for name in ("torch", "numba", "sklearn") if name in sys.modules))
 """

@@ -250,7 +250,7 @@ def test_every_option_reaches_the_plan(cli, tmp_path):
 
 def test_a_plan_file_is_followed_and_options_win(cli, tmp_path):
     write_table(tmp_path / "people.csv")
-    plan = Plan(num_parties=2, num_samples=48, num_classes=2, num_trials=9, beta=0.2, num_epochs=1, embedding_dim=1)
+    plan = Plan.of(num_parties=2, num_samples=48, num_classes=2, num_trials=9, beta=0.2, num_epochs=1, embedding_dim=1)
     (tmp_path / "plan.json").write_text(plan.to_json())
     done = cli("train", "--data", "people.csv", *TABLE, "--plan", "plan.json", "--beta", 0.1, "--json")
     assert done.code == 0, done.err
@@ -260,7 +260,7 @@ def test_a_plan_file_is_followed_and_options_win(cli, tmp_path):
 
 def test_a_plan_file_s_seed_also_splits_the_table(cli, tmp_path):
     write_table(tmp_path / "people.csv")
-    plan = Plan(num_parties=2, num_samples=48, num_classes=2, num_epochs=1, embedding_dim=1, seed=7)
+    plan = Plan.of(num_parties=2, num_samples=48, num_classes=2, num_epochs=1, embedding_dim=1, seed=7)
     (tmp_path / "plan.json").write_text(plan.to_json())
     command = ("train", "--data", "people.csv", *TABLE, "--plan", "plan.json", "--json")
     for name, options, seed in (("of-plan", (), 7), ("of-option", ("--seed", 4), 4)):
@@ -504,7 +504,7 @@ def test_an_existing_folder_is_refused_and_unchanged(content, cli, tmp_path):
 
 def test_a_plan_made_for_other_data_is_refused_and_leaves_nothing(cli, tmp_path):
     write_table(tmp_path / "people.csv")
-    (tmp_path / "plan.json").write_text(Plan(num_parties=2, num_samples=47, num_classes=2).to_json())
+    (tmp_path / "plan.json").write_text(Plan.of(num_parties=2, num_samples=47, num_classes=2).to_json())
     before = tree(tmp_path)
     done = cli("train", "--data", "people.csv", *TABLE, "--plan", "plan.json")
     assert done.code == 2
@@ -514,7 +514,7 @@ def test_a_plan_made_for_other_data_is_refused_and_leaves_nothing(cli, tmp_path)
 
 def test_a_plan_that_cannot_be_trained_yet_leaves_nothing(cli, tmp_path):
     write_table(tmp_path / "people.csv")
-    plan = Plan(num_parties=2, num_samples=48, num_classes=2, noise_multiplier=2.0)
+    plan = Plan.of(num_parties=2, num_samples=48, num_classes=2, noise_multiplier=2.0)
     (tmp_path / "plan.json").write_text(plan.to_json())
     before = tree(tmp_path)
     done = cli("train", "--data", "people.csv", *TABLE, "--plan", "plan.json")

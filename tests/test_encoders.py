@@ -12,7 +12,7 @@ from pbmvfl.encoders import Bounded, build_encoder, check_distinct, check_encode
 from pbmvfl.errors import EncoderError
 from pbmvfl.plan import Plan
 
-PLAN = Plan(num_parties=3, num_samples=50, num_classes=2, embedding_dim=2)
+PLAN = Plan.of(num_parties=3, num_samples=50, num_classes=2, embedding_dim=2)
 COLUMNS = 6
 ROWS = torch.randn((5, COLUMNS), generator=torch.Generator().manual_seed(1))
 

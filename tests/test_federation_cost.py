@@ -71,7 +71,7 @@ def test_the_int8_codec_cuts_the_bytes_down_at_least_3_2_times(make_data, make_p
 
 def test_the_int8_codec_cuts_the_bytes_down_of_the_activity_shape_at_least_3_2_times():
     sizes = {"num_parties": 5, "num_samples": 7352, "num_classes": 6, "embedding_dim": 16, "batch_size": 100}
-    full, small = (Plan(gradient_codec=codec, **sizes).traffic().bytes_down for codec in ("float32", "int8"))
+    full, small = (Plan.of(gradient_codec=codec, **sizes).traffic().bytes_down for codec in ("float32", "int8"))
     assert full >= 3.2 * small
 
 
@@ -131,7 +131,7 @@ def test_an_unseeded_resume_of_a_seeded_run_still_has_an_infinite_epsilon(data, 
     embedding_dim=st.integers(1, 4096),
 )
 def test_every_mechanism_names_the_event_that_the_account_charges(mechanism, **sizes):
-    plan = Plan(num_samples=100, num_classes=2, mechanism=mechanism, **sizes)
+    plan = Plan.of(num_samples=100, num_classes=2, mechanism=mechanism, **sizes)
     assert mechanism_for(plan).event == release_event(plan)
 
 

@@ -84,13 +84,13 @@ def test_the_tables_of_these_tests_name_every_field():
 )
 def test_a_bad_value_is_refused_with_its_name_its_value_and_what_is_permitted(name, value):
     with pytest.raises(PlanError) as refusal:
-        Plan(**{**GOOD, name: value})
+        Plan.of(**{**GOOD, name: value})
     message = str(refusal.value)
     assert message.startswith(f"{name}=")
     shown = f"{value:g}" if isinstance(value, float) else repr(value)
     assert shown in message or repr(value) in message
     with pytest.raises(PlanError, match=BAD[name][1]):
-        Plan(**{**GOOD, name: value})
+        Plan.of(**{**GOOD, name: value})
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_a_bad_value_is_refused_with_its_name_its_value_and_what_is_permitted(na
 )
 def test_values_that_contradict_each_other_are_refused(choices, words):
     with pytest.raises(PlanError, match=words):
-        Plan(**{**GOOD, **choices})
+        Plan.of(**{**GOOD, **choices})
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_values_that_contradict_each_other_are_refused(choices, words):
 )
 def test_bad_values_never_raise_anything_but_plan_errors(choices):
     with pytest.raises(PlanError):
-        Plan(**{**GOOD, **choices})
+        Plan.of(**{**GOOD, **choices})
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_bad_values_never_raise_anything_but_plan_errors(choices):
 )
 def test_a_plan_that_does_not_fit_the_wire_is_refused_before_it_runs(choices):
     with pytest.raises(PlanError):
-        Plan(**{**GOOD, **choices})
+        Plan.of(**{**GOOD, **choices})
 
 
 @pytest.mark.parametrize(
@@ -156,32 +156,32 @@ def test_a_plan_that_does_not_fit_the_wire_is_refused_before_it_runs(choices):
     ],
 )
 def test_values_at_the_ends_of_their_ranges_are_permitted(choices):
-    assert Plan(**{**GOOD, **choices})
+    assert Plan.of(**{**GOOD, **choices})
 
 
 @pytest.mark.parametrize("name", ["beta", "mechanism"])
 def test_a_plan_cannot_be_changed(name):
-    plan = Plan(**GOOD)
+    plan = Plan.of(**GOOD)
     with pytest.raises(AttributeError):
         setattr(plan, name, OTHER[name])
     with pytest.raises(AttributeError):
         delattr(plan, name)
-    assert plan == Plan(**GOOD)
+    assert plan == Plan.of(**GOOD)
 
 
 @pytest.mark.parametrize("name", ["mechanism", "optimizer", "gradient_codec", "evaluation", "activation"])
 def test_a_choice_given_by_its_spelling_reads_as_its_enum_also_in_a_copy(name):
-    plan = Plan(**{**GOOD, name: OTHER[name]})
+    plan = Plan.of(**{**GOOD, name: OTHER[name]})
     default = {field.name: field.default for field in fields(Plan)}[name]
     for one in (plan, pickle.loads(pickle.dumps(plan)), copy.deepcopy(plan)):
         assert one == plan
         assert getattr(one, name) is type(default)(OTHER[name])
-    assert getattr(Plan(**GOOD), name) is default
+    assert getattr(Plan.of(**GOOD), name) is default
 
 
 @pytest.mark.parametrize("name", OTHER)
 def test_the_hash_changes_with_every_field(name):
-    plan = Plan(**GOOD)
+    plan = Plan.of(**GOOD)
     changes = {name: OTHER[name]}
     if name == "mechanism":  # off in both, so that the mechanism alone changes
         plan, changes = plan.replace(secure_aggregation=False), {"mechanism": "none"}
@@ -201,7 +201,7 @@ def test_the_hash_changes_with_every_field(name):
     ],
 )
 def test_equal_plans_have_equal_hashes(first, second):
-    one, other = Plan(**{**GOOD, **first}), Plan(**{**GOOD, **second})
+    one, other = Plan.of(**{**GOOD, **first}), Plan.of(**{**GOOD, **second})
     assert one == other
     assert one.hash == other.hash
 
@@ -218,7 +218,7 @@ def test_equal_plans_have_equal_hashes(first, second):
     codec=st.sampled_from(["float32", "bfloat16", "int8"]),
 )
 def test_plans_survive_json(num_parties, num_trials, beta, bound, learning_rate, momentum, seed, mechanism, codec):
-    plan = Plan(
+    plan = Plan.of(
         num_parties=num_parties,
         num_samples=10,
         num_classes=2,
@@ -260,27 +260,27 @@ def test_text_that_is_not_a_plan_is_refused(text, words):
     ],
 )
 def test_a_field_that_is_not_one_is_refused_with_the_nearest_that_is(name, words):
-    for make in (Plan(**GOOD).replace, lambda **changes: Plan.from_dict({**GOOD, **changes})):
+    for make in (Plan.of(**GOOD).replace, lambda **changes: Plan.from_dict({**GOOD, **changes})):
         with pytest.raises(PlanError, match=re.escape(words)):
             make(**{name: 1})
 
 
 @given(beta=st.floats(1 / 128, 1 / 4))
 def test_beta_in_units_of_1_65536_is_rounded_down(beta):
-    beta_16 = Plan(**GOOD, beta=beta).beta_16
+    beta_16 = Plan.of(**GOOD, beta=beta).beta_16
     assert Fraction(beta_16, 65536) <= Fraction(beta) < Fraction(beta_16 + 1, 65536)
 
 
 def test_secure_aggregation_is_on_for_pbm_and_off_for_numbers_in_clear():
-    assert Plan(**GOOD).secure_aggregation is True
-    assert Plan(**GOOD, mechanism="none").secure_aggregation is False
-    assert Plan(**GOOD, mechanism="ldp").secure_aggregation is False
-    assert Plan(**GOOD, secure_aggregation=False).secure_aggregation is False
+    assert Plan.of(**GOOD).secure_aggregation is True
+    assert Plan.of(**GOOD, mechanism="none").secure_aggregation is False
+    assert Plan.of(**GOOD, mechanism="ldp").secure_aggregation is False
+    assert Plan.of(**GOOD, secure_aggregation=False).secure_aggregation is False
 
 
 @given(num_samples=st.integers(1, 500), batch_size=st.integers(1, 600), num_epochs=st.integers(1, 9))
 def test_round_counts_are_exact(num_samples, batch_size, num_epochs):
-    plan = Plan(**{**GOOD, "num_samples": num_samples}, batch_size=batch_size, num_epochs=num_epochs)
+    plan = Plan.of(**{**GOOD, "num_samples": num_samples}, batch_size=batch_size, num_epochs=num_epochs)
     assert plan.rounds_per_epoch == math.ceil(Fraction(num_samples, batch_size))
     assert plan.num_rounds == num_epochs * plan.rounds_per_epoch
     assert plan.num_prediction_rounds == 0

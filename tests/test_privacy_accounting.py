@@ -302,9 +302,9 @@ def test_noisy_updates_of_an_encoder_that_couples_rows_have_no_account() -> None
         replace(SMALL, update=update, couples_rows=True)
     sizes = {"num_parties": 4, "num_samples": 1000, "num_classes": 10, "num_trials": 1, "beta": 0.05, "num_epochs": 1}
     with pytest.raises(PlanError, match="noise_multiplier=5"):
-        Plan(**sizes, noise_multiplier=5.0, encoder="resnet18-batchnorm").privacy()
-    assert Plan(**sizes, noise_multiplier=5.0, encoder="resnet18").privacy().epsilon("cell", "strict") < 10
-    assert Plan(**sizes, encoder="resnet18-batchnorm").privacy().epsilon("cell", "strict") < math.inf
+        Plan.of(**sizes, noise_multiplier=5.0, encoder="resnet18-batchnorm").privacy()
+    assert Plan.of(**sizes, noise_multiplier=5.0, encoder="resnet18").privacy().epsilon("cell", "strict") < 10
+    assert Plan.of(**sizes, encoder="resnet18-batchnorm").privacy().epsilon("cell", "strict") < math.inf
 
 
 def test_without_secure_aggregation_a_cell_is_charged_as_if_all_others_colluded() -> None:

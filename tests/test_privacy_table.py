@@ -17,7 +17,7 @@ from pbmvfl.federation import Federation
 from pbmvfl.plan import Plan
 from pbmvfl.privacy.table import format_epsilon, privacy_notes, spent_privacy
 
-PLAN = Plan(
+PLAN = Plan.of(
     num_parties=3,
     num_samples=40,
     num_classes=2,

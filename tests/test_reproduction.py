@@ -119,7 +119,7 @@ def test_the_calibrated_baseline_of_every_figure_has_the_epsilon_of_its_pbm():
 
 
 def test_calibration_uses_as_little_noise_as_the_epsilon_permits():
-    plan = Plan(num_parties=5, num_samples=1000, num_classes=2, num_trials=4, beta=0.1, num_epochs=10)
+    plan = Plan.of(num_parties=5, num_samples=1000, num_classes=2, num_trials=4, beta=0.1, num_epochs=10)
     equal = calibrated_ldp(plan)
     assert paper_epsilon(equal, 10) <= paper_epsilon(plan, 10)
     assert paper_epsilon(equal.replace(beta=equal.beta * 1.001), 10) > paper_epsilon(plan, 10)
@@ -127,7 +127,7 @@ def test_calibration_uses_as_little_noise_as_the_epsilon_permits():
 
 def test_epsilon_of_the_notes_is_met_and_coupled_rows_cost_more():
     # 1173 by Renyi curves alone; the smaller of two valid bounds is at most that, and within 3% of it.
-    plan = Plan(num_parties=5, num_samples=7352, num_classes=6, num_trials=64, beta=0.1, num_epochs=100)
+    plan = Plan.of(num_parties=5, num_samples=7352, num_classes=6, num_trials=64, beta=0.1, num_epochs=100)
     assert 1173 * 0.97 < paper_epsilon(plan, 56) < 1173
     coupled = plan.replace(encoder="resnet18-batchnorm")
     assert paper_epsilon(coupled, 56) == paper_epsilon(plan, 56)
@@ -142,7 +142,7 @@ def history(*values: float) -> list[dict]:
 
 
 def test_records_survive_writing_and_reading(tmp_path):
-    plan = Plan(num_parties=2, num_samples=5, num_classes=2)
+    plan = Plan.of(num_parties=2, num_samples=5, num_classes=2)
     record = Record(plan=plan, dataset="phishing", history=history(0.25, 0.123456), engine="e", seconds=1.0)
     records = Records(tmp_path)
     records.write(record, "cell", 3)
@@ -270,7 +270,7 @@ def test_an_accuracy_of_some_rows_never_decides_a_table(no_data):
 def row(printed: int | None, *epochs: int | None, mechanism: str = "pbm") -> TableRow:
     numbers = {} if mechanism == "none" else {"num_trials": 16, "beta": 0.2}
     cell = Cell(mechanism=mechanism, num_parties=5, printed_epochs=printed, printed_cost=0.5, printed=True, **numbers)
-    plan = Plan(num_samples=7352, num_classes=6, num_epochs=100, **cell.plan_fields())
+    plan = Plan.of(num_samples=7352, num_classes=6, num_epochs=100, **cell.plan_fields())
     reached = [epoch for epoch in epochs if epoch is not None]
     return TableRow(cell=cell, plan=plan, limit_epochs=100, epochs=epochs, mean_curve=max(reached, default=None))
 

@@ -468,7 +468,7 @@ def test_a_run_that_is_refused_again_loses_nothing_even_if_it_is_killed_then(sto
 
 @pytest.mark.parametrize("crash_at", range(1, 6))
 def test_a_second_checkpoint_of_one_round_leaves_the_first_or_is_whole(crash_at, monkeypatch, tmp_path):
-    plan = Plan(num_parties=2, num_samples=32, num_classes=2, batch_size=8)
+    plan = Plan.of(num_parties=2, num_samples=32, num_classes=2, batch_size=8)
     traffic = {"bytes_setup": 1, "bytes_up": 1, "bytes_down": 1, "rounds": 5}
     progress = Progress(completed_rounds=5, run_id="ab" * 8, seconds=1.0, traffic=traffic, history=[{"epoch": 1}])
 

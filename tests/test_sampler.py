@@ -371,7 +371,7 @@ def test_the_variance_bound_is_the_papers_and_is_attained_in_the_middle():
 
 @pytest.mark.parametrize(("x", "mean"), [(0.25, 0.25), (2.0, 2.0), (9.0, 2.0), (-9.0, -2.0)])
 def test_the_local_baseline_adds_the_papers_gaussian_to_the_clamped_value(x, mean):
-    plan = Plan(num_samples=1, num_classes=2, mechanism="ldp", num_trials=8, beta=0.2, bound=2.0, num_parties=3)
+    plan = Plan.of(num_samples=1, num_classes=2, mechanism="ldp", num_trials=8, beta=0.2, bound=2.0, num_parties=3)
     mechanism = mechanism_for(plan)
     variance = 2 * 3 / (8 * 0.2**2) * 2.0**2  # NOTES: 2M/(b beta^2), in units of C^2
     drawn = mechanism.randomize(np.full(NUM_DRAWS, x, dtype=np.float32), SystemEntropy()).astype(np.float64)
@@ -398,7 +398,7 @@ def test_the_exact_mechanism_passes_values_through(values):
 
 
 def test_the_account_charges_the_variance_that_is_drawn():
-    plan = Plan(num_samples=1, num_classes=2, mechanism="ldp", num_trials=7, beta=0.21, bound=1.7, num_parties=3)
+    plan = Plan.of(num_samples=1, num_classes=2, mechanism="ldp", num_trials=7, beta=0.21, bound=1.7, num_parties=3)
     event, mechanism = training_run(plan).event, mechanism_for(plan)
     assert event.variance == pytest.approx(2 * 3 * 1.7**2 / (7 * 0.21**2), rel=1e-12)  # 2 M C^2 / (b beta^2)
     assert mechanism.event == event
@@ -409,7 +409,7 @@ def test_the_account_charges_the_variance_that_is_drawn():
 
 def test_a_mechanism_draws_by_the_event_that_the_account_has(monkeypatch):
     # Whatever the account is told, the sampler follows: there is no second place where the numbers are made.
-    plan = Plan(num_samples=1, num_classes=2, num_trials=7, beta=0.2, num_parties=3)
+    plan = Plan.of(num_samples=1, num_classes=2, num_trials=7, beta=0.2, num_parties=3)
     told = PoissonBinomialRelease(num_trials=4, beta=0.1, num_parties=3, embedding_dim=16)
     monkeypatch.setattr("pbmvfl.mechanisms.release_event", lambda _: told)
     drawn = mechanism_for(plan).randomize(np.ones(NUM_DRAWS, dtype=np.float32), SystemEntropy())

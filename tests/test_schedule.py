@@ -13,7 +13,7 @@ from pbmvfl.schedule import RoundKind, Schedule
 
 
 def plan_of(num_samples: int, batch_size: int, num_epochs: int = 3, tests: int = 0, seed: int = 0) -> Plan:
-    return Plan(
+    return Plan.of(
         num_parties=2,
         num_classes=2,
         num_samples=num_samples,

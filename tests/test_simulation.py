@@ -192,7 +192,7 @@ def test_sums_have_the_law_of_a_federations(num_trials, beta, data, make_plan, m
 
 @pytest.mark.parametrize("num_trials", [1, 7, 24, 25, 64, 65, 130])
 def test_the_compiled_sampler_follows_the_binomial_law(num_trials):
-    plan = Plan(num_parties=2, num_samples=1, num_classes=2, embedding_dim=1, num_trials=num_trials, beta=0.2)
+    plan = Plan.of(num_parties=2, num_samples=1, num_classes=2, embedding_dim=1, num_trials=num_trials, beta=0.2)
     noise = noisy_sum(plan, CPU)
     assert isinstance(noise, CompiledBinomialSum)
     # Both parties at one value: the sum is one binomial of twice the trials. Checked as `statistical` states.
@@ -204,7 +204,7 @@ def test_the_compiled_sampler_follows_the_binomial_law(num_trials):
 
 
 def test_comparisons_on_a_device_follow_the_same_law():
-    plan = Plan(num_parties=3, num_samples=1, num_classes=2, embedding_dim=1, num_trials=6, beta=0.1)
+    plan = Plan.of(num_parties=3, num_samples=1, num_classes=2, embedding_dim=1, num_trials=6, beta=0.1)
     p_16 = success_probability(torch.full((3, statistical.NUM_DRAWS, 1), -0.5), plan)
     total = compared_sum(p_16, 6, torch.Generator().manual_seed(1)).numpy().ravel()
     counts = np.bincount(total, minlength=19)
@@ -214,7 +214,7 @@ def test_comparisons_on_a_device_follow_the_same_law():
 def test_probabilities_equal_the_parties_own_integers():
     """The parties' sampler is asked with every possible random integer: the count is its probability."""
     mechanism = PoissonBinomial(num_trials=65535, beta=0.13, bound=1.5, num_parties=1, embedding_dim=1)
-    plan = Plan(num_parties=2, num_samples=1, num_classes=2, num_trials=1, beta=0.13, bound=1.5)
+    plan = Plan.of(num_parties=2, num_samples=1, num_classes=2, num_trials=1, beta=0.13, bound=1.5)
 
     class EveryInteger:
         seeded = True
@@ -229,7 +229,7 @@ def test_probabilities_equal_the_parties_own_integers():
 
 
 def test_the_gaussian_sum_has_the_variance_of_all_parties_together():
-    plan = Plan(num_parties=4, num_samples=1, num_classes=2, mechanism="ldp", num_trials=8, beta=0.1, bound=0.5)
+    plan = Plan.of(num_parties=4, num_samples=1, num_classes=2, mechanism="ldp", num_trials=8, beta=0.1, bound=0.5)
     noise = GaussianSum(plan, CPU)
     drawn = noise(torch.zeros(4, statistical.NUM_DRAWS, 1)).numpy().ravel().astype(float)
     variance = 4 * 2 * 4 * 0.25 / (8 * 0.01)
@@ -238,7 +238,7 @@ def test_the_gaussian_sum_has_the_variance_of_all_parties_together():
 
 
 def test_infinite_embeddings_are_refused_and_never_become_a_probability():
-    plan = Plan(num_parties=2, num_samples=1, num_classes=2, embedding_dim=1)
+    plan = Plan.of(num_parties=2, num_samples=1, num_classes=2, embedding_dim=1)
     for noise in (noisy_sum(plan, CPU), BinomialSum(plan, CPU)):
         with pytest.raises(NonFiniteError):
             noise(torch.tensor([[[0.0]], [[float("nan")]]]))

@@ -171,7 +171,7 @@ def test_a_mask_is_added_in_the_ring_and_only_the_sum_is_packed(case, data):
 
 @given(num_parties=st.integers(2, 20), num_trials=st.integers(1, 3000), rows=st.integers(1, 100), masked=st.booleans())
 def test_an_embedding_takes_exactly_its_bits(num_parties, num_trials, rows, masked):
-    plan = Plan(
+    plan = Plan.of(
         num_parties=num_parties,
         num_trials=num_trials,
         num_samples=100,
@@ -193,7 +193,7 @@ def test_an_embedding_takes_exactly_its_bits(num_parties, num_trials, rows, mask
     seed=st.integers(0, 2**32),
 )
 def test_unmasked_payloads_add_up_to_the_integers(num_parties, num_trials, count, seed):
-    plan = Plan(num_parties=num_parties, num_trials=num_trials, num_samples=1, num_classes=2, secure_aggregation=False)
+    plan = Plan.of(num_parties=num_parties, num_trials=num_trials, num_samples=1, num_classes=2, secure_aggregation=False)
     values = np.random.default_rng(seed).integers(0, num_trials + 1, (num_parties, count)).astype(np.uint16)
     form = payload_format(plan)
     assert np.array_equal(form.total([form.encode(value) for value in values], count), values.sum(axis=0))
@@ -201,7 +201,7 @@ def test_unmasked_payloads_add_up_to_the_integers(num_parties, num_trials, count
 
 @given(values=st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=50))
 def test_payloads_in_clear_are_little_endian_float32(values):
-    plan = Plan(num_parties=2, num_samples=1, num_classes=2, mechanism="none")
+    plan = Plan.of(num_parties=2, num_samples=1, num_classes=2, mechanism="none")
     form, x = payload_format(plan), np.array(values, dtype=np.float32)
     assert form.encode(x) == struct.pack(f"<{len(values)}f", *values)
     assert form.num_bytes(len(values)) == 4 * len(values)
@@ -255,5 +255,5 @@ def test_traffic_up_is_the_formula_of_the_packed_bits_and_small_headers(make_dat
 
 
 def test_int8_cuts_the_bytes_down_at_least_3_2_times_at_the_shape_of_the_paper():
-    plan = Plan(num_parties=5, num_samples=7352, num_classes=6, embedding_dim=16, num_epochs=30, batch_size=100)
+    plan = Plan.of(num_parties=5, num_samples=7352, num_classes=6, embedding_dim=16, num_epochs=30, batch_size=100)
     assert plan.traffic().bytes_down >= 3.2 * plan.replace(gradient_codec="int8").traffic().bytes_down
