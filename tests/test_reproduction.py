@@ -6,6 +6,7 @@ import csv
 import itertools
 import json
 import math
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -149,16 +150,85 @@ def test_records_survive_writing_and_reading(tmp_path):
     plan = Plan(num_parties=2, num_samples=5, num_classes=2)
     record = Record(plan=plan, dataset="phishing", history=history(0.25, 0.123456), engine="e", seconds=1.0)
     records = Records(tmp_path)
+    assert records.read("phishing", "cell", 3) is None
     records.write(record, "cell", 3)
     found = records.read("phishing", "cell", 3)
     assert found is not None
     assert found.plan == plan
     assert [line["train_accuracy"] for line in found.history] == [0.25, 0.12346]
-    values = json.loads(records.path("phishing", "cell", 3).read_text())
+    (text,) = records.path("phishing").read_text().splitlines()
+    values = json.loads(text)
+    assert (values["cell"], values["seed"]) == ("cell", 3)
     assert values["noise"] == "simulation"
     assert "deployment" in values["note"]
-    records.path("phishing", "cell", 3).write_text("{")
-    assert records.read("phishing", "cell", 3) is None
+    assert records.read("phishing", "cell", 2) is None
+    assert records.read("activity", "cell", 3) is None
+
+
+def small_record(seconds: float = 1.0) -> Record:
+    plan = Plan(num_parties=2, num_samples=5, num_classes=2)
+    return Record(plan=plan, dataset="phishing", history=history(0.25), engine="e", seconds=seconds)
+
+
+def test_a_run_replaces_its_own_line_and_the_lines_are_sorted(tmp_path):
+    records = Records(tmp_path)
+    for name, seed in (("b", 10), ("b", 9), ("a", 0), ("c", 0)):
+        records.write(small_record(), name, seed)
+    before = records.path("phishing").read_text().splitlines()
+    keys = [(line["cell"], line["seed"]) for line in map(json.loads, before)]
+    assert keys == [("a", 0), ("b", 9), ("b", 10), ("c", 0)]
+    Records(tmp_path).write(small_record(seconds=7.0), "b", 10)
+    after = records.path("phishing").read_text().splitlines()
+    assert [old == new for old, new in zip(before, after, strict=True)] == [True, True, False, True]
+    assert records.read("phishing", "b", 10).seconds == 7.0  # also by an object that had read the file before
+    assert [path.name for path in (tmp_path / "records").iterdir()] == ["phishing.jsonl"]
+
+
+def test_a_damaged_line_is_named_and_nothing_is_written_over_it(tmp_path):
+    records = Records(tmp_path)
+    for seed in range(3):
+        records.write(small_record(), "cell", seed)
+    path = records.path("phishing")
+    first, second, third = path.read_text().splitlines()
+    for damaged, reason in (
+        (second[:100], ""),
+        ("[]", ""),
+        ("", ""),
+        ("\udcff", ""),
+        (second.replace('"cell":', '"sell":'), "cell"),
+        (first, "line 1"),
+    ):
+        text = f"{first}\n{damaged}\n{third}\n".encode(errors="surrogateescape")
+        path.write_bytes(text)
+        for act in (lambda: records.read("phishing", "cell", 0), lambda: records.write(small_record(), "cell", 0)):
+            with pytest.raises(CheckpointError, match=rf"phishing\.jsonl, line 2 .*{reason}"):
+                act()
+        assert path.read_bytes() == text
+    # A line that is JSON but no run is named when that run is wanted, and hides no other.
+    path.write_text("\n".join((first, second.replace('"plan":', '"plot":'), third)) + "\n")
+    assert records.read("phishing", "cell", 2) is not None
+    with pytest.raises(CheckpointError, match=r"phishing\.jsonl, line 2 .*plan"):
+        records.read("phishing", "cell", 1)
+
+
+def _write_many(out: Path, name: str, count: int) -> None:
+    records = Records(out)
+    for seed in range(count):
+        records.write(small_record(), name, seed)
+
+
+def test_processes_that_write_at_the_same_time_lose_no_line(tmp_path):
+    context = multiprocessing.get_context("spawn")
+    names, count = ("a", "b", "c"), 15
+    writers = [context.Process(target=_write_many, args=(tmp_path, name, count)) for name in names]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    assert [writer.exitcode for writer in writers] == [0] * len(names)
+    records = Records(tmp_path)
+    assert all(records.read("phishing", name, seed) for name in names for seed in range(count))
+    assert len(records.path("phishing").read_text().splitlines()) == len(names) * count
 
 
 def test_the_epoch_of_a_mean_curve_is_not_the_mean_of_epochs():
@@ -189,19 +259,24 @@ def test_a_study_runs_what_is_missing_and_nothing_twice(no_data, monkeypatch):
     assert len(ran) == 2
     runner().run_missing()
     assert len(ran) == 2
-    # A file that is gone, or half written, is run again; and only that.
-    kept = sorted((no_data / "out" / "records" / "phishing").glob("*.json"))
-    before = {path: path.read_text() for path in kept}
-    kept[0].unlink()
+    # A line that is gone is run again, and only that; half a line is named, and run again when it is taken out.
+    path = first.records.path("phishing")
+
+    def untimed() -> list[dict]:
+        return [json.loads(line) | {"seconds": 0} for line in path.read_text().splitlines()]
+
+    before = untimed()
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text(lines[1])
     runner().run_missing()
     assert len(ran) == 3
-    kept[1].write_text(before[kept[1]][:100])
+    path.write_text(lines[0] + lines[1][:100])
+    with pytest.raises(CheckpointError, match="line 2"):
+        runner().run_missing()
+    path.write_text(lines[0])
     runner().run_missing()
     assert len(ran) == 4
-    seconds = '"seconds"'
-    for path, text in before.items():  # the same run again, but for its time
-        again = path.read_text().splitlines()
-        assert [a for a in again if seconds not in a] == [b for b in text.splitlines() if seconds not in b]
+    assert untimed() == before  # the same runs again, but for their time
     # Another seed is run beside it: alone, where the first is there to the limit, and else with it.
     whole = sum(len(runner()._record(cell, 0).history) == study.limit_epochs for cell in study.cells)
     runner(seeds=2).run_missing()
@@ -227,12 +302,12 @@ def test_a_longer_run_is_kept_and_a_foreign_one_is_named(no_data):
     runner = StudyRunner(study, out=no_data / "out", seeds=1)
     runner.run_missing()
     run = next(iter(runner.runs()))
-    path = runner.records.path(study.dataset, run.cell.name, run.seed)
+    path = runner.records.path(study.dataset)
     before = path.read_text()
     history = runner.records.read(study.dataset, run.cell.name, run.seed).history
     runner.save(run, history[:1], seconds=1.0, engine="a second run, cut short")
     assert path.read_text() == before
-    path.write_text(before.replace('"beta"', '"alpha"'))
+    path.write_text(before.replace('"plan"', '"plot"'))
     with pytest.raises(CheckpointError, match=path.name):
         runner.missing()
 
@@ -451,15 +526,19 @@ def test_imagenet_runs_from_a_tree_of_pictures(no_data):
     from pbmvfl.simulation.cuda import run_together
 
     run_together([(runner, runner.missing()[:1])])
-    (written,) = (no_data / "out" / "records" / "imagenet100").iterdir()
-    assert json.loads(written.read_text())["stand_in"] is False
+    (line,) = runner.records.path("imagenet100").read_text().splitlines()
+    assert json.loads(line)["stand_in"] is False
 
 
 def test_figures_are_drawn_from_the_runs_that_are_there(no_data):
     study = read_study(CONFIGS / "figure-activity.json").quickened()
     runner = StudyRunner(study, out=no_data / "out", seeds=2)
     runner.run_missing()
-    next((no_data / "out" / "records" / "activity").glob("*-ldp-b*seed1.json")).unlink()
+    path = runner.records.path("activity")
+    lines = path.read_text().splitlines(keepends=True)
+    kept = [line for line in lines if not ("-ldp-b" in line and '"seed":1,"noise"' in line)]
+    assert len(kept) == len(lines) - 1
+    path.write_text("".join(kept))
     paths = Publisher(runner, no_data / "out").publish()
     assert no_data / "out" / "activity.png" in paths
     page = (no_data / "out" / "figure-activity.md").read_text()
