@@ -426,8 +426,7 @@ def recorded(out: Path, dataset: str) -> dict[tuple[str, int], dict]:
 def test_the_program_for_a_gpu_runs_a_study_on_the_cpu(tmp_path, monkeypatch):
     monkeypatch.setenv("PBMVFL_DATA", str(tmp_path))  # no copy of the data: made-up rows
     monkeypatch.setenv("PBMVFL_CACHE", str(tmp_path / "cache"))
-    configs = Path(__file__).parents[1] / "reproduce"
-    arguments = ["--config", str(configs / "table1.json"), "--out", str(tmp_path / "out"), "--device", "cpu", "--quick"]
+    arguments = ["--study", "table1", "--out", str(tmp_path / "out"), "--device", "cpu", "--quick"]
     assert cuda.main([*arguments, "--only", "b16-beta0.15", "--checkpoints", str(tmp_path / "weights")]) == 0
     (written,) = recorded(tmp_path / "out", "cifar10").values()
     assert written["noise"] == "simulation"
@@ -466,8 +465,7 @@ def test_training_accuracy_is_that_of_the_coming_epochs_crops(make_plan, monkeyp
 def test_studies_share_a_run_until_each_has_enough(tmp_path, monkeypatch):
     monkeypatch.setenv("PBMVFL_DATA", str(tmp_path))
     monkeypatch.setenv("PBMVFL_CACHE", str(tmp_path / "cache"))
-    configs = Path(__file__).parents[1] / "reproduce"
-    named = [part for name in ("table1", "figure-cifar") for part in ("--config", str(configs / f"{name}.json"))]
+    named = ["--study", "table1", "--study", "figure-cifar"]
     limits = ["--limit-epochs", "2", "--limit-epochs", "1"]
     cuda.main([*named, *limits, "--out", str(tmp_path / "out"), "--device", "cpu", "--quick"])
     lengths = {key: line["epochs"] for key, line in recorded(tmp_path / "out", "cifar10").items()}
@@ -489,8 +487,7 @@ def test_average_precision_equals_the_federations_metric(distinct):
 def test_a_study_continues_from_its_checkpoints(tmp_path, monkeypatch):
     monkeypatch.setenv("PBMVFL_DATA", str(tmp_path))
     monkeypatch.setenv("PBMVFL_CACHE", str(tmp_path / "cache"))
-    config = Path(__file__).parents[1] / "reproduce" / "figure-activity.json"
-    arguments = ["--config", str(config), "--device", "cpu", "--quick", "--only", "pbm-", "--seeds", "2"]
+    arguments = ["--study", "figure-activity", "--device", "cpu", "--quick", "--only", "pbm-", "--seeds", "2"]
 
     def losses(out: str) -> dict[tuple[str, int], list[float]]:
         return {key: line["history"]["train_loss"] for key, line in recorded(tmp_path / out, "activity").items()}

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from pbmvfl.reproduction.runner import OnProgress, Run, StudyRunner
+    from pbmvfl.reproduction.studies import Study
 
 
 class StudyName(StrEnum):
@@ -49,7 +50,7 @@ def reproduce(
     ] = None,
     root: Annotated[Path | None, typer.Option("--root", help="Folder of local copies of the data.")] = None,
     studies: Annotated[
-        Path | None, typer.Option("--studies", help="Folder of the configs; default reproduce/.")
+        Path | None, typer.Option("--studies", help="Folder of own configs, NAME.json; default: those of the package.")
     ] = None,
 ) -> None:
     """Run what is missing of a table or figure and write our numbers beside the printed ones.
@@ -58,17 +59,16 @@ def reproduce(
     """
     from rich.console import Console
 
-    from pbmvfl.reproduction.studies import STUDIES, studies_folder
+    from pbmvfl.reproduction.studies import STUDIES, read_study
 
     console = Console(highlight=False)
     _check_device(device)
-    folder = studies_folder(studies)
     out = out or Path("runs") / ("reproduce-quick" if quick else "reproduce")
     wanted = STUDIES if study is StudyName.ALL else (study.value,)
     for name in wanted:
         _reproduce(
             console,
-            folder / f"{name}.json",
+            read_study(name, studies),
             quick=quick,
             seeds=1 if quick else seeds,
             device=device.value,
@@ -89,7 +89,7 @@ def _check_device(device: DeviceName) -> None:
 
 def _reproduce(
     console: Console,
-    path: Path,
+    study: Study,
     *,
     quick: bool,
     seeds: int,
@@ -103,10 +103,8 @@ def _reproduce(
     from pbmvfl.errors import DataError
     from pbmvfl.reproduction.publish import Publisher
     from pbmvfl.reproduction.runner import StudyRunner
-    from pbmvfl.reproduction.studies import read_study
     from pbmvfl.reproduction.study_data import NO_DATA
 
-    study = read_study(path)
     if quick:
         study = study.quickened()
     if study.dataset in ("activity", "phishing"):
