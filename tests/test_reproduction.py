@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import itertools
 import json
 import math
@@ -33,6 +34,7 @@ from pbmvfl.reproduction.tables import TableRow, agrees, as_csv, as_markdown, ta
 from pbmvfl.simulation import Simulation
 
 COMMAND = (sys.executable, "-c", "from pbmvfl.cli import main; main()", "reproduce")
+RESULTS = Path(__file__).parents[1] / "reproduce" / "results"
 TABLE_SIZES = {"table1": (50_000, 10), "table4": (7352, 6), "table6": (8844, 2)}
 
 
@@ -444,6 +446,54 @@ def test_tables_are_valid_markdown_and_csv():
     assert as_markdown(lines).count("\n") == 6
 
 
+def put(runner: StudyRunner, cell: Cell, seed: int, *values: float) -> None:
+    """A run of the study with these training accuracies, as if it had been made."""
+    lines = [line | {"test_accuracy": 0.1} for line in history(*values)]
+    run = next(run for run in runner.runs() if (run.cell, run.seed) == (cell, seed))
+    runner.save(run, lines, seconds=1.0, engine="made up")
+
+
+def test_a_table_shows_what_is_there_however_many_seeds_and_epochs(no_data):
+    study = dataclasses.replace(read_study("table1").quickened(), cells=read_study("table1").cells, limit_epochs=600)
+    out = no_data / "out"
+
+    def runner(seeds: int, limit: int | None = None) -> StudyRunner:
+        return StudyRunner(study, out=out, seeds=seeds, limit_epochs=limit)
+
+    cells = {(cell.num_trials, cell.beta): cell for cell in study.cells if cell.mechanism == "pbm"}
+    two = runner(2)
+    put(two, cells[4, 0.05], 0, *[0.2] * 100)
+    put(two, cells[4, 0.1], 0, *[0.7] * 341, 0.81)
+    put(two, cells[4, 0.15], 0, *[0.7] * 53, 0.81)
+    for seed, length in ((0, 28), (1, 29)):
+        put(two, cells[16, 0.15], seed, *[0.7] * (length - 1), *[0.82] * (30 - length))
+    # A run that reached the target is done at every limit; one that did not, only up to where it was run.
+    for limit, short in ((100, set()), (300, {(4, 0.05)}), (None, {(4, 0.05)})):
+        missing = {(run.cell.num_trials, run.cell.beta) for run in runner(1, limit).missing()}
+        assert missing & {(4, 0.05), (4, 0.1), (4, 0.15), (16, 0.15)} == short, limit
+    assert cells[16, 0.15] not in {run.cell for run in two.missing()}
+
+    Publisher(two, out).publish()
+    values = json.loads((out / "table1.json").read_text())
+    rows = {(line["b"], line["beta"]): line for line in values["rows"]}
+    assert {key: (line["ours_mean"], line["seeds_reached"], line["verdict"]) for key, line in rows.items()} == {
+        (4, 0.05): ("> 100", "0/1", "not in 100"),
+        (4, 0.1): ("342", "1/1", "agrees"),
+        (4, 0.15): ("54", "1/1", "agrees"),
+        (16, 0.15): ("28.5", "2/2", "agrees"),
+    }
+    page = (out / "table1.md").read_text()
+    assert "1 seed in 3 cells and 2 seeds in 1 cell, at most 600 epochs (fewer in 1 cell, as shown)" in page
+    assert "3 of 3 finite printed cells agree." in page
+    assert "6 of 10 configurations have no finished runs yet" in page
+    # Nothing is claimed of epochs that a configuration was not run for, nor of seeds that another lacks: within 100
+    # epochs, beta = 0.1 and 0.05 are tied.
+    assert [(claim["claim"].rpartition(" grows ")[2], claim["won"]) for claim in values["claims"]] == [
+        ("(seed 0, within 100 epochs)", "1 of 1"),
+        ("(seed 0, within 100 epochs)", "2 of 3"),
+    ]
+
+
 # --- claims ---
 
 
@@ -500,6 +550,39 @@ def test_reproduce_all_quick_runs_without_data_and_says_so(no_data):
         assert "deployment" in page
     for picture in ("activity", "phishing-beta", "phishing-parties", "cifar", "modelnet-beta", "modelnet-parties"):
         assert (no_data / "out" / f"{picture}.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_tables_are_written_again_without_running_anything(no_data):
+    command = [*COMMAND, "table4", "--quick", "--no-run", "--out", "out"]
+    runner = StudyRunner(read_study("table4").quickened(), out=no_data / "out", seeds=1)
+    path = runner.records.path("activity")
+    done = subprocess.run(command, cwd=no_data, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "2 of 2 runs are missing" in done.stdout
+    assert not path.exists()
+    runner.run_missing()
+    before = path.read_bytes()
+    done = subprocess.run(command, cwd=no_data, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "0 of 2 runs are missing" in done.stdout
+    assert path.read_bytes() == before
+    assert (no_data / "out" / "table4.md").exists()
+
+
+@pytest.mark.skipif(not RESULTS.is_dir(), reason="the results are in a checkout of the project only")
+def test_every_run_that_is_kept_can_be_read():
+    records = Records(RESULTS)
+    for path in sorted((RESULTS / "records").glob("*.jsonl")):
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        keys = [(line["cell"], line["seed"]) for line in lines]
+        assert keys == sorted(keys)
+        for cell_name, seed in keys:
+            record = records.read(path.stem, cell_name, seed)
+            assert record is not None
+            assert record.dataset == path.stem
+            assert record.plan.seed == seed
+            assert record.history
+            assert not record.stand_in
 
 
 @pytest.mark.parametrize(

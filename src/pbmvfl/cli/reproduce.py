@@ -42,6 +42,9 @@ def reproduce(
     quick: Annotated[bool, typer.Option("--quick", help="A smoke run of seconds on few rows, for CI.")] = False,
     seeds: Annotated[int, typer.Option("--seeds", min=1, help="Public seeds 0, 1, ...")] = 3,
     device: Annotated[DeviceName, typer.Option("--device", help="Where to simulate.")] = DeviceName.CPU,
+    no_run: Annotated[
+        bool, typer.Option("--no-run", help="Run nothing: write tables and figures of the runs that are there.")
+    ] = False,
     out: Annotated[
         Path | None, typer.Option("--out", help="Runs, tables and figures go here; what is there already is not run.")
     ] = None,
@@ -70,6 +73,7 @@ def reproduce(
             console,
             read_study(name, studies),
             quick=quick,
+            no_run=no_run,
             seeds=1 if quick else seeds,
             device=device.value,
             out=out,
@@ -92,6 +96,7 @@ def _reproduce(
     study: Study,
     *,
     quick: bool,
+    no_run: bool,
     seeds: int,
     device: str,
     out: Path,
@@ -121,15 +126,22 @@ def _reproduce(
     if runner.uses_stand_in:
         console.print("  made-up rows stand in for the data: there is no copy of it here")
     total = len(list(runner.runs()))
-    console.print(f"  {total - len(missing)} of {total} runs are there, {len(missing)} to go")
-    with _progress(console, runner, len(missing)) as on_progress:
+    if no_run:
+        console.print(f"  {len(missing)} of {total} runs are missing or short; showing what is there")
+    else:
+        console.print(f"  {total - len(missing)} of {total} runs are there, {len(missing)} to go")
+        _run_missing(console, runner, len(missing))
+    for written in Publisher(runner, out).publish():
+        console.print(f"  {written}", markup=False, soft_wrap=True)
+
+
+def _run_missing(console: Console, runner: StudyRunner, num_runs: int) -> None:
+    with _progress(console, runner, num_runs) as on_progress:
         try:
             runner.run_missing(on_progress)
         except KeyboardInterrupt:
             console.print("  stopped; finished runs are kept, and the same command goes on with the others")
             raise SystemExit(130) from None
-    for written in Publisher(runner, out).publish():
-        console.print(f"  {written}", markup=False, soft_wrap=True)
 
 
 @contextmanager

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pbmvfl.wire.traffic import Traffic
 from pbmvfl.errors import RunFolderError
 from pbmvfl.json_files import Kinds, checked_object, read_object
 from pbmvfl.plan import Evaluation, Plan
 from pbmvfl.privacy.table import PrivacyTable, spent_privacy
 from pbmvfl.privacy.units import Adversary
 from pbmvfl.runs.release_log import SessionRecord
+from pbmvfl.wire.traffic import Traffic
 
 #: Of epsilons where nobody asked for another.
 DEFAULT_DELTA = 1e-5
