@@ -1,4 +1,4 @@
-"""Run what a study is missing, one file a run; a second call goes on where the first one ended.
+"""Run what a study is missing, one record a run; a second call goes on where the first one ended.
 
 Also used on a machine with torch and numpy alone, so progress is a callback and pictures are drawn elsewhere.
 """

@@ -47,7 +47,7 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """Part of a file name."""
+        """What its records are found by, and part of the file name of its weights."""
         if self.mechanism == "none":
             return f"m{self.num_parties}-npq"
         b, beta = self.equal_to or (self.num_trials, self.beta)
