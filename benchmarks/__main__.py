@@ -16,7 +16,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import kernels, simulation, steps
+from benchmarks import kernels, reproduction, simulation, steps
 from benchmarks.measure import Row
 
 GROUPS: tuple[Callable[[], Iterator[Row]], ...] = (
@@ -27,6 +27,7 @@ GROUPS: tuple[Callable[[], Iterator[Row]], ...] = (
     steps.whole_rounds,
     simulation.epochs,
     steps.ledgers,
+    reproduction.smoke_run,
 )
 
 

@@ -31,7 +31,7 @@ TARGET, LIMIT, SEEDS = 0.9, 100, 3
 
 def main() -> None:
     torch.set_num_threads(1)
-    study = read_study(HERE / "table6.json")
+    study = read_study("table6")
     runner = StudyRunner(study, out=HERE / "results", seeds=SEEDS)
     scaled = runner.data(5)
     raw = replace(

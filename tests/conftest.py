@@ -147,10 +147,13 @@ def counter_mode() -> Callable[..., bytes]:
 
 @pytest.fixture(scope="session")
 def run_process() -> Callable[..., subprocess.CompletedProcess[str]]:
-    """The command line, or another program, in a Python process of its own that starts in the folder `cwd`."""
+    """The command line, or another program, in a Python process of its own that starts in the folder `cwd`.
+
+    The timeout ends a process that hangs; it is no statement about speed.
+    """
 
     def run(
-        *arguments: object, cwd: Path, program: str = "from pbmvfl.cli import main; main()", timeout: float = 90
+        *arguments: object, cwd: Path, program: str = "from pbmvfl.cli import main; main()", timeout: float = 900
     ) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [sys.executable, "-c", program, *map(str, arguments)],

@@ -419,16 +419,20 @@ def test_quadrants_of_a_cropped_and_flipped_picture_fit_together():
     assert not torch.equal(moved, crop_and_flip(whole, seed=3, epoch=2))
 
 
+def recorded(out: Path, dataset: str) -> dict[tuple[str, int], dict]:
+    """The runs in a file of records, by the name of the configuration and the seed."""
+    lines = map(json.loads, (out / "records" / f"{dataset}.jsonl").read_text().splitlines())
+    return {(line["cell"], line["seed"]): line for line in lines}
+
+
 def test_the_program_for_a_gpu_runs_a_study_on_the_cpu(tmp_path, monkeypatch):
     monkeypatch.setenv("PBMVFL_DATA", str(tmp_path))  # no copy of the data: made-up rows
     monkeypatch.setenv("PBMVFL_CACHE", str(tmp_path / "cache"))
-    configs = Path(__file__).parents[1] / "reproduce"
-    arguments = ["--config", str(configs / "table1.json"), "--out", str(tmp_path / "out"), "--device", "cpu", "--quick"]
+    arguments = ["--study", "table1", "--out", str(tmp_path / "out"), "--device", "cpu", "--quick"]
     assert cuda.main([*arguments, "--only", "b16-beta0.15", "--checkpoints", str(tmp_path / "weights")]) == 0
-    (written,) = (tmp_path / "out" / "records" / "cifar10").iterdir()
-    text = written.read_text()
-    assert '"noise": "simulation"' in text
-    assert '"stand_in": true' in text
+    (written,) = recorded(tmp_path / "out", "cifar10").values()
+    assert written["noise"] == "simulation"
+    assert written["stand_in"] is True
     assert "s an epoch each to train" in (tmp_path / "out" / "gpu.log").read_text()
 
 
@@ -464,17 +468,13 @@ def test_training_accuracy_is_that_of_the_coming_epochs_crops(make_plan, monkeyp
 def test_studies_share_a_run_until_each_has_enough(tmp_path, monkeypatch):
     monkeypatch.setenv("PBMVFL_DATA", str(tmp_path))
     monkeypatch.setenv("PBMVFL_CACHE", str(tmp_path / "cache"))
-    configs = Path(__file__).parents[1] / "reproduce"
-    named = [part for name in ("table1", "figure-cifar") for part in ("--config", str(configs / f"{name}.json"))]
+    named = ["--study", "table1", "--study", "figure-cifar"]
     limits = ["--limit-epochs", "2", "--limit-epochs", "1"]
     cuda.main([*named, *limits, "--out", str(tmp_path / "out"), "--device", "cpu", "--quick"])
-    lengths = {
-        path.name: json.loads(path.read_text())["epochs"]
-        for path in (tmp_path / "out" / "records" / "cifar10").iterdir()
-    }
+    lengths = {key: line["epochs"] for key, line in recorded(tmp_path / "out", "cifar10").items()}
     assert set(lengths.values()) == {1, 2}
-    assert lengths["m4-ldp-b16-beta0.15-seed0.json"] == 1  # the figure's own
-    assert lengths["m4-pbm-b16-beta0.15-seed0.json"] == 2  # of both
+    assert lengths["m4-ldp-b16-beta0.15", 0] == 1  # the figure's own
+    assert lengths["m4-pbm-b16-beta0.15", 0] == 2  # of both
     assert (tmp_path / "out" / "gpu.log").read_text().count("ready after") == len(lengths)
 
 
@@ -490,12 +490,10 @@ def test_average_precision_equals_the_federations_metric(distinct):
 def test_a_study_continues_from_its_checkpoints(tmp_path, monkeypatch):
     monkeypatch.setenv("PBMVFL_DATA", str(tmp_path))
     monkeypatch.setenv("PBMVFL_CACHE", str(tmp_path / "cache"))
-    config = Path(__file__).parents[1] / "reproduce" / "figure-activity.json"
-    arguments = ["--config", str(config), "--device", "cpu", "--quick", "--only", "pbm-", "--seeds", "2"]
+    arguments = ["--study", "figure-activity", "--device", "cpu", "--quick", "--only", "pbm-", "--seeds", "2"]
 
-    def losses(out: str) -> dict[str, list[float]]:
-        files = sorted((tmp_path / out / "records" / "activity").iterdir())
-        return {path.name: json.loads(path.read_text())["history"]["train_loss"] for path in files}
+    def losses(out: str) -> dict[tuple[str, int], list[float]]:
+        return {key: line["history"]["train_loss"] for key, line in recorded(tmp_path / out, "activity").items()}
 
     cuda.main([*arguments, "--out", str(tmp_path / "whole")])
     parts = [*arguments, "--out", str(tmp_path / "parts"), "--checkpoints", str(tmp_path / "weights")]

@@ -193,7 +193,9 @@ def test_an_embedding_takes_exactly_its_bits(num_parties, num_trials, rows, mask
     seed=st.integers(0, 2**32),
 )
 def test_unmasked_payloads_add_up_to_the_integers(num_parties, num_trials, count, seed):
-    plan = Plan.of(num_parties=num_parties, num_trials=num_trials, num_samples=1, num_classes=2, secure_aggregation=False)
+    plan = Plan.of(
+        num_parties=num_parties, num_trials=num_trials, num_samples=1, num_classes=2, secure_aggregation=False
+    )
     values = np.random.default_rng(seed).integers(0, num_trials + 1, (num_parties, count)).astype(np.uint16)
     form = payload_format(plan)
     assert np.array_equal(form.total([form.encode(value) for value in values], count), values.sum(axis=0))

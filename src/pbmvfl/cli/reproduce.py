@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from pbmvfl.reproduction.runner import OnProgress, Run, StudyRunner
+    from pbmvfl.reproduction.studies import Study
 
 
 class StudyName(StrEnum):
@@ -41,6 +42,9 @@ def reproduce(
     quick: Annotated[bool, typer.Option("--quick", help="A smoke run of seconds on few rows, for CI.")] = False,
     seeds: Annotated[int, typer.Option("--seeds", min=1, help="Public seeds 0, 1, ...")] = 3,
     device: Annotated[DeviceName, typer.Option("--device", help="Where to simulate.")] = DeviceName.CPU,
+    no_run: Annotated[
+        bool, typer.Option("--no-run", help="Run nothing: write tables and figures of the runs that are there.")
+    ] = False,
     out: Annotated[
         Path | None, typer.Option("--out", help="Runs, tables and figures go here; what is there already is not run.")
     ] = None,
@@ -49,7 +53,7 @@ def reproduce(
     ] = None,
     root: Annotated[Path | None, typer.Option("--root", help="Folder of local copies of the data.")] = None,
     studies: Annotated[
-        Path | None, typer.Option("--studies", help="Folder of the configs; default reproduce/.")
+        Path | None, typer.Option("--studies", help="Folder of own configs, NAME.json; default: those of the package.")
     ] = None,
 ) -> None:
     """Run what is missing of a table or figure and write our numbers beside the printed ones.
@@ -58,18 +62,18 @@ def reproduce(
     """
     from rich.console import Console
 
-    from pbmvfl.reproduction.studies import STUDIES, studies_folder
+    from pbmvfl.reproduction.studies import STUDIES, read_study
 
     console = Console(highlight=False)
     _check_device(device)
-    folder = studies_folder(studies)
     out = out or Path("runs") / ("reproduce-quick" if quick else "reproduce")
     wanted = STUDIES if study is StudyName.ALL else (study.value,)
     for name in wanted:
         _reproduce(
             console,
-            folder / f"{name}.json",
+            read_study(name, studies),
             quick=quick,
+            no_run=no_run,
             seeds=1 if quick else seeds,
             device=device.value,
             out=out,
@@ -89,9 +93,10 @@ def _check_device(device: DeviceName) -> None:
 
 def _reproduce(
     console: Console,
-    path: Path,
+    study: Study,
     *,
     quick: bool,
+    no_run: bool,
     seeds: int,
     device: str,
     out: Path,
@@ -103,10 +108,8 @@ def _reproduce(
     from pbmvfl.errors import DataError
     from pbmvfl.reproduction.publish import Publisher
     from pbmvfl.reproduction.runner import StudyRunner
-    from pbmvfl.reproduction.studies import read_study
     from pbmvfl.reproduction.study_data import NO_DATA
 
-    study = read_study(path)
     if quick:
         study = study.quickened()
     if study.dataset in ("activity", "phishing"):
@@ -123,15 +126,22 @@ def _reproduce(
     if runner.uses_stand_in:
         console.print("  made-up rows stand in for the data: there is no copy of it here")
     total = len(list(runner.runs()))
-    console.print(f"  {total - len(missing)} of {total} runs are there, {len(missing)} to go")
-    with _progress(console, runner, len(missing)) as on_progress:
+    if no_run:
+        console.print(f"  {len(missing)} of {total} runs are missing or short; showing what is there")
+    else:
+        console.print(f"  {total - len(missing)} of {total} runs are there, {len(missing)} to go")
+        _run_missing(console, runner, len(missing))
+    for written in Publisher(runner, out).publish():
+        console.print(f"  {written}", markup=False, soft_wrap=True)
+
+
+def _run_missing(console: Console, runner: StudyRunner, num_runs: int) -> None:
+    with _progress(console, runner, num_runs) as on_progress:
         try:
             runner.run_missing(on_progress)
         except KeyboardInterrupt:
             console.print("  stopped; finished runs are kept, and the same command goes on with the others")
             raise SystemExit(130) from None
-    for written in Publisher(runner, out).publish():
-        console.print(f"  {written}", markup=False, soft_wrap=True)
 
 
 @contextmanager

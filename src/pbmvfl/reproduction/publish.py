@@ -31,7 +31,7 @@ class Publisher:
 
     def _find(self, cell: Cell) -> list[Record] | None:
         if cell not in self._found:
-            self._found[cell] = self._runner.records_of(cell)
+            self._found[cell] = self._runner.shown_records(cell)
         return self._found[cell]
 
     def notes(self) -> list[str]:

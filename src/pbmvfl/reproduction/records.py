@@ -1,12 +1,15 @@
-"""One JSON file a run, so that a study runs only what is missing.
+"""Finished runs, one line each in a JSON-lines file a data set, so that a study runs only what is missing.
 
-A file serves every table and figure that needs the same run: a longer history serves where a shorter one would.
+A line serves every table and figure that needs the same run: a longer history serves where a shorter one would.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,14 +69,14 @@ class Record:
         """Whether this is a run of that plan, however long either is."""
         return self.plan.replace(num_epochs=1) == plan.replace(num_epochs=1)
 
-    def to_json(self) -> str:
+    def to_dict(self) -> dict[str, Any]:
         columns: dict[str, Any] = {}
         for name in ("train_loss", *_METRICS):
             if self.history and name in self.history[0]:
                 columns[name] = [round(float(line[name]), _DIGITS) for line in self.history]
         if any(TRAIN_ROWS in line for line in self.history):
             columns[TRAIN_ROWS] = [line.get(TRAIN_ROWS, self.plan.num_samples) for line in self.history]
-        values = {
+        return {
             "noise": SIMULATED,
             "note": EPSILON_NOTE,
             "dataset": self.dataset,
@@ -85,15 +88,9 @@ class Record:
             "plan": self.plan.to_dict(),
             "history": columns,
         }
-        text = json.dumps(values, indent=1)
-        for name, column in columns.items():  # one line a column: a thousandth of the lines
-            text = text.replace(json.dumps(column, indent=1).replace("\n", "\n  "), json.dumps(column))
-            assert f'"{name}": [' in text
-        return text + "\n"
 
     @classmethod
-    def from_json(cls, text: str) -> Record:
-        values = json.loads(text)
+    def from_dict(cls, values: dict[str, Any]) -> Record:
         columns = values["history"]
         history = [
             {"epoch": index + 1} | {name: column[index] for name, column in columns.items()}
@@ -110,28 +107,95 @@ class Record:
         )
 
 
+#: What a line is found by: the configuration's name and the public seed.
+_Key = tuple[str, int]
+
+
+@dataclass(frozen=True)
+class _Line:
+    number: int
+    text: str
+    values: dict[str, Any]
+
+
 class Records:
-    """The folder of runs: OUT/records/DATASET/CELL-seedN.json."""
+    """The runs in OUT/records/DATASET.jsonl, one a line, sorted by the name of the configuration and the seed."""
 
     def __init__(self, out: Path) -> None:
         self._folder = out / "records"
+        #: What was read last of each file, with the state that the file had then.
+        self._seen: dict[Path, tuple[tuple[int, ...], dict[_Key, _Line]]] = {}
 
-    def path(self, dataset: str, cell_name: str, seed: int) -> Path:
-        return self._folder / dataset / f"{cell_name}-seed{seed}.json"
+    def path(self, dataset: str) -> Path:
+        return self._folder / f"{dataset}.jsonl"
 
     def read(self, dataset: str, cell_name: str, seed: int) -> Record | None:
-        """A run that is there; None also for half a file, which is worth nothing and is run again."""
-        path = self.path(dataset, cell_name, seed)
-        try:
-            return Record.from_json(path.read_text())
-        except (FileNotFoundError, json.JSONDecodeError):
+        """A run that is there, or None."""
+        path = self.path(dataset)
+        line = self._lines(path).get((cell_name, seed))
+        if line is None:
             return None
-        except (ValueError, KeyError, TypeError) as error:
-            raise CheckpointError(
-                f"{path} is no record that this version can read ({error}); move it away to run it again"
-            ) from error
+        try:
+            return Record.from_dict(line.values)
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise _unreadable(path, line.number, str(error)) from error
 
     def write(self, record: Record, cell_name: str, seed: int) -> None:
-        path = self.path(record.dataset, cell_name, seed)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, record.to_json())
+        """Put the run in place of the one with the same name and seed, if there is one; other lines stay as they are.
+
+        Processes that write at the same time wait for each other, so none loses what another has written.
+        """
+        path = self.path(record.dataset)
+        values = {"cell": cell_name, "seed": seed} | record.to_dict()
+        with self._locked():
+            texts = {key: line.text for key, line in self._lines(path).items()}
+            texts[cell_name, seed] = json.dumps(values, separators=(",", ":"))
+            write_atomically(path, "".join(texts[key] + "\n" for key in sorted(texts)))
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """The folder itself is the lock: there is no lock file to be left behind."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(self._folder, os.O_RDONLY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def _lines(self, path: Path) -> dict[_Key, _Line]:
+        """All lines of a file, read again only when the file has changed."""
+        try:
+            with open(path, "rb") as file:
+                status = os.fstat(file.fileno())
+                state = (status.st_ino, status.st_mtime_ns, status.st_size)
+                if path in self._seen and self._seen[path][0] == state:
+                    return self._seen[path][1]
+                content = file.read()
+        except FileNotFoundError:
+            return {}
+        lines = _parsed(path, content)
+        self._seen[path] = (state, lines)
+        return lines
+
+
+def _parsed(path: Path, content: bytes) -> dict[_Key, _Line]:
+    found: dict[_Key, _Line] = {}
+    for number, raw in enumerate(content.splitlines(), start=1):
+        try:
+            text = raw.decode()
+            values = json.loads(text)
+            key = (str(values["cell"]), int(values["seed"]))
+        except (ValueError, LookupError, TypeError, RecursionError) as error:
+            raise _unreadable(path, number, str(error)) from error
+        if key in found:
+            raise _unreadable(path, number, f"it is the same run as line {found[key].number}")
+        found[key] = _Line(number, text, values)
+    return found
+
+
+def _unreadable(path: Path, number: int, reason: str) -> CheckpointError:
+    return CheckpointError(
+        f"{path}, line {number} is no record that this version can read ({reason}); "
+        "restore the file from a copy, or remove the line to run it again"
+    )

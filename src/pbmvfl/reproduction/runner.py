@@ -1,4 +1,4 @@
-"""Run what a study is missing, one file a run; a second call goes on where the first one ended.
+"""Run what a study is missing, one record a run; a second call goes on where the first one ended.
 
 Also used on a machine with torch and numpy alone, so progress is a callback and pictures are drawn elsewhere.
 """
@@ -102,24 +102,39 @@ class StudyRunner:
         records = [record for record in found if record is not None]
         return records if len(records) == len(found) and self.is_done([r.history for r in records]) else None
 
+    def shown_records(self, cell: Cell) -> list[Record] | None:
+        """What a table can show of a configuration: its finished runs, or else the seeds that are there, as far as
+        they go. A figure needs curves of equal length and all seeds."""
+        finished = self.records_of(cell)
+        if finished is not None or not self.study.is_table:
+            return finished
+        found = (self._record(cell, seed) for seed in self._seeds)
+        return [record for record in found if record is not None and self._is_measured([record.history])] or None
+
     def is_done(self, histories: Sequence[list[dict[str, Any]]]) -> bool:
         """Whether runs of one configuration are long enough: to the limit, or until every seed and their mean curve
         have reached the target."""
         length = min(len(history) for history in histories)
-        if length == 0 or any(self.study.metric not in history[0] for history in histories):
+        if not self._is_measured(histories):
             return False
-        target = self.study.target
-        if target is not None and target[0] == "train_accuracy":
-            num_rows = next(data.num_samples for data, _ in self._data.values())
-            if not all(is_measured_near(history, target[1], num_rows) for history in histories):
-                return False
         if length >= self.limit_epochs:
             return True
+        target = self.study.target
         if target is None:
             return False
         return (
             all(epochs_to(history, *target) for history in histories) and mean_epochs_to(histories, *target) is not None
         )
+
+    def _is_measured(self, histories: Sequence[list[dict[str, Any]]]) -> bool:
+        """Whether the runs have the study's metric, and near the target of all rows."""
+        if any(not history or self.study.metric not in history[0] for history in histories):
+            return False
+        target = self.study.target
+        if target is None or target[0] != "train_accuracy":
+            return True
+        num_rows = next(data.num_samples for data, _ in self._data.values())
+        return all(is_measured_near(history, target[1], num_rows) for history in histories)
 
     def missing(self) -> list[Run]:
         """Runs to make. What is there to the limit stays; shorter ones of a configuration that is not done go again,

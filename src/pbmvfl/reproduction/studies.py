@@ -1,4 +1,4 @@
-"""One study a table or figure: its settings, its configurations and the printed values, from `reproduce/NAME.json`.
+"""One study a table or figure: its settings, its configurations and the printed values, from `configs/NAME.json`.
 
 Imports nothing but the plan, so that a machine with torch and numpy alone can read a study.
 """
@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from importlib.resources import files
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -45,7 +47,7 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """Part of a file name."""
+        """What its records are found by, and part of the file name of its weights."""
         if self.mechanism == "none":
             return f"m{self.num_parties}-npq"
         b, beta = self.equal_to or (self.num_trials, self.beta)
@@ -137,21 +139,18 @@ def _last_of_each(cells: tuple[Cell, ...], kinds: tuple[str, ...]) -> tuple[Cell
     return tuple(found[-1] for found in same if found)
 
 
-def studies_folder(given: Path | None = None) -> Path:
-    """The folder of the configs: the one given, `reproduce/` here, or the one of the checkout this package is in."""
-    checkout = Path(__file__).resolve().parents[3]
-    candidates = [given] if given is not None else [Path("reproduce"), checkout / "reproduce"]
-    for folder in candidates:
-        if folder is not None and (folder / "table4.json").is_file():
-            return folder
-    raise PlanError(
-        "the folder reproduce/ with one config a table is not here; run the command in a checkout of the project, or "
-        "name the folder with --studies"
-    )
+def studies_folder() -> Traversable:
+    """The configs that are part of the package, wherever it is installed."""
+    return files("pbmvfl.reproduction") / "configs"
 
 
-def read_study(path: Path) -> Study:
-    values = json.loads(path.read_text())
+def read_study(name: str, folder: Path | None = None) -> Study:
+    """The study of this name from the package, or from a folder of own configs."""
+    config = (studies_folder() if folder is None else folder) / f"{name}.json"
+    try:
+        values = json.loads(config.read_text())
+    except (OSError, ValueError) as error:
+        raise PlanError(f"{config} cannot be read ({error}); --studies must name a folder with one") from error
     parties = values.get("num_parties", 0)
     figures = {
         name: tuple(

@@ -42,16 +42,25 @@ def _blocks(cells: Iterable[Cell], vary: str, fixed: str) -> list[list[Cell]]:
 def _table_claims(study: Study, cells: list[Cell], find: Find, limit: int) -> Iterable[Claim]:
     assert study.target is not None
     target = study.target
+    runs = {
+        cell: {r.plan.seed: r.history[:limit] for r in find(cell) or ()} for cell in cells if cell.mechanism == "pbm"
+    }
+    # Only what all configurations have can be compared: the seeds of each, and epochs as far as each was run.
+    seeds = sorted(set.intersection(*(set(found) for found in runs.values()))) if runs else []
+    histories = [found[seed] for found in runs.values() for seed in seeds]
+    within = min((len(history) for history in histories if epochs_to(history, *target) is None), default=limit)
+    fewer = within < limit or any(len(found) > len(seeds) for found in runs.values())
+    compared = f" (seed {', '.join(map(str, seeds))}, within {within} epochs)" if fewer else ""
 
     def speeds(cell: Cell) -> list[float]:
-        found = (epochs_to(record.history[:limit], *target) for record in find(cell) or ())
-        return [-float(limit + 1 if epoch is None else epoch) for epoch in found]
+        found = (epochs_to(runs[cell][seed][:within], *target) for seed in seeds)
+        return [-float(within + 1 if epoch is None else epoch) for epoch in found]
 
     for vary, fixed, sign in (("num_trials", "beta", "b"), ("beta", "num_trials", "beta")):
         groups = [np.array([speeds(cell) for cell in group]).T for group in _blocks(cells, vary, fixed)]
         blocks = [list(seed) for group in groups for seed in group]
         if blocks:
-            yield trend(f"the target is reached in fewer epochs as {sign} grows", blocks)
+            yield trend(f"the target is reached in fewer epochs as {sign} grows{compared}", blocks)
 
 
 def _figure_claims(study: Study, cells: list[Cell], find: Find, limit: int) -> Iterable[Claim]:

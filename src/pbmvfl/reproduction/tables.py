@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -35,11 +36,14 @@ class TableRow:
 
     cell: Cell
     plan: Plan
+    #: How far it was run where the target was not reached.
     limit_epochs: int
     #: First epoch at the target, one a seed; None where it was not reached.
     epochs: tuple[int | None, ...]
     #: Of the mean of the seeds' curves.
     mean_curve: int | None
+    #: Run for fewer epochs than the study asks for, and not there yet.
+    is_cut_short: bool = False
 
     @property
     def reached(self) -> list[int]:
@@ -65,7 +69,7 @@ class TableRow:
         printed = self.cell.printed_epochs
         if printed is None:
             if not self.reached:
-                return "agrees"
+                return f"not in {self.limit_epochs}" if self.is_cut_short else "agrees"
             return "reached" if self.all_reached else "reached by some"
         if self.is_beyond:
             return f"both > {self.limit_epochs}"
@@ -149,13 +153,20 @@ def table_rows(study: Study, results: Sequence[tuple[Cell, Sequence[Record]]], *
     rows = []
     for cell, records in results:
         histories = [record.history[:limit_epochs] for record in records]
+        epochs = tuple(epochs_to(history, *study.target) for history in histories)
+        mean_curve = mean_epochs_to(histories, *study.target)
+        short = [len(history) for history, epoch in zip(histories, epochs, strict=True) if epoch is None]
+        if mean_curve is None:
+            short.append(min(len(history) for history in histories))
+        run_epochs = min(short, default=limit_epochs)
         rows.append(
             TableRow(
                 cell=cell,
                 plan=records[0].plan,
-                limit_epochs=limit_epochs,
-                epochs=tuple(epochs_to(history, *study.target) for history in histories),
-                mean_curve=mean_epochs_to(histories, *study.target),
+                limit_epochs=run_epochs,
+                epochs=epochs,
+                mean_curve=mean_curve,
+                is_cut_short=run_epochs < limit_epochs,
             )
         )
     return rows
@@ -200,11 +211,24 @@ def _lost_factor(rows: Sequence[TableRow], bits: float) -> str:
     return "; the PBM rows are printed ten times too small, the NPQ row is not"
 
 
+def _seeds(rows: Sequence[TableRow]) -> str:
+    """How many seeds the cells have; where that differs, of how many cells."""
+    counts = Counter(len(row.epochs) for row in rows)
+    if len(counts) == 1:
+        return _counted(next(iter(counts)), "seed")
+    parts = (f"{_counted(seeds, 'seed')} in {_counted(cells, 'cell')}" for seeds, cells in sorted(counts.items()))
+    return " and ".join(parts)
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"
+
+
 def table_markdown(study: Study, rows: Sequence[TableRow], *, notes: Sequence[str]) -> str:
     lines = [row.to_dict() for row in rows]
-    beyond = [row for row in rows if row.is_beyond]
+    beyond = Counter(row.limit_epochs for row in rows if row.is_beyond)
     finite = [row for row in rows if row.cell.printed_epochs is not None and not row.is_beyond]
-    seeds, limit = len(rows[0].epochs), rows[0].limit_epochs
+    cut_short = sum(row.is_cut_short for row in rows)
     good = sum(row.verdict == "agrees" for row in finite)
     bits = _PRINTED_BITS[study.printed_unit]
     assert study.target is not None
@@ -212,7 +236,10 @@ def table_markdown(study: Study, rows: Sequence[TableRow], *, notes: Sequence[st
         f"# {study.title}",
         "",
         f"Epochs until the metric of the whole train set, without noise, first reaches {study.target[1]:g}; "
-        f"{seeds} seed{'s' * (seeds != 1)}, at most {limit} epochs. *Mean curve*: the first epoch at "
+        "one epoch there is enough, and the next may be below it again. "
+        f"{_seeds(rows).capitalize()}, at most {max(row.limit_epochs for row in rows)} epochs"
+        + (f" (fewer in {_counted(cut_short, 'cell')}, as shown)" if cut_short else "")
+        + ". *Mean curve*: the first epoch at "
         "which the mean of the seeds' curves reaches it. *Difference*: our mean less the printed value. A printed "
         f"value *agrees* within {SLACK_SHARE:.0%} or {SLACK_EPOCHS} epochs of the range of our seeds. *Epsilon*: of "
         "the same plan in a deployment, for as many epochs as the mean curve; one party's values of one row, against "
@@ -220,7 +247,10 @@ def table_markdown(study: Study, rows: Sequence[TableRow], *, notes: Sequence[st
         "",
         as_markdown(lines, _HEADINGS),
         f"{good} of {len(finite)} finite printed cells agree."
-        + (f" {len(beyond)} printed beyond {limit} epochs: not reached in {limit}." if beyond else ""),
+        + "".join(
+            f" {count} printed beyond {limit} epochs: not reached in {limit}."
+            for limit, count in sorted(beyond.items())
+        ),
         "",
         "## Communication",
         "",

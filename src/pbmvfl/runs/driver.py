@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from pbmvfl.wire.traffic import Traffic
 from pbmvfl.errors import PbmvflError, ProtocolError
-from pbmvfl.transport.links import PartyLink
 from pbmvfl.server import Server
+from pbmvfl.transport.links import PartyLink
+from pbmvfl.wire.traffic import Traffic
 
 #: Called with (direction, party, bytes) for every message; tests record transcripts with it.
 Tap = Callable[[str, int, bytes], None]

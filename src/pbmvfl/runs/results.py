@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pbmvfl.wire.traffic import Traffic
 from pbmvfl.errors import RunFolderError
 from pbmvfl.json_files import Kinds, checked_object, read_object
 from pbmvfl.plan import Plan
@@ -20,6 +19,7 @@ from pbmvfl.privacy.table import PrivacyTable, privacy_table
 from pbmvfl.privacy.units import Adversary
 from pbmvfl.schedule import RowUses
 from pbmvfl.runs.release_log import SessionRecord
+from pbmvfl.wire.traffic import Traffic
 
 #: Of epsilons where nobody asked for another.
 DEFAULT_DELTA = 1e-5

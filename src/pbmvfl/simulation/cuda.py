@@ -1,9 +1,8 @@
 """Studies on a GPU, several configurations at once, on a machine with torch, numpy and pillow alone:
 
-    PYTHONPATH=src python3 -m pbmvfl.simulation.cuda --config reproduce/table1.json --data DIR --out DIR \\
-        --limit-epochs 100
+    PYTHONPATH=src python3 -m pbmvfl.simulation.cuda --study table1 --limit-epochs 100 --data DIR --out DIR
 
-Writes one JSON a run under OUT/records, as `pbmvfl reproduce --out OUT` expects them, and the log of seconds an epoch.
+Writes one line a run under OUT/records, as `pbmvfl reproduce --out OUT` expects them, and the log of seconds an epoch.
 Runs that are there already are not run again. With --measure it times one configuration, eight at once, the plain loop
 in the authors' style and the matrix work alone, and trains nothing.
 """
@@ -286,11 +285,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from pbmvfl.reproduction.studies import read_study
 
     parser = argparse.ArgumentParser(description="Run a study on a GPU, several configurations at once.")
-    parser.add_argument("--config", type=Path, required=True, action="append", help="reproduce/NAME.json; may repeat")
+    parser.add_argument("--study", required=True, action="append", help="table1, figure-cifar, ...; may repeat")
+    parser.add_argument("--studies", type=Path, default=None, help="folder of own configs, NAME.json")
     parser.add_argument("--data", type=Path, default=None, help="folder with cifar10/, modelnet10/, ...")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument(
-        "--limit-epochs", type=int, default=[], action="append", help="of each config in turn; 0: what it says itself"
+        "--limit-epochs", type=int, default=[], action="append", help="of each study in turn; 0: what it says itself"
     )
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--together", type=int, default=TOGETHER)
@@ -315,8 +315,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         log(f"torch {torch.__version__}, {how}")
         wanted: list[tuple[StudyRunner, list[Run]]] = []
         parts = given.only.split(",")
-        for config, limit in zip_longest(given.config, given.limit_epochs[: len(given.config)]):
-            study = read_study(config)
+        for name, limit in zip_longest(given.study, given.limit_epochs[: len(given.study)]):
+            study = read_study(name, given.studies)
             runner = StudyRunner(
                 study.quickened() if given.quick else study,
                 out=given.out,
