@@ -18,13 +18,13 @@ import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from hypothesis import settings
 
+from known_randomness import TwinSetup
 from pbmvfl.cli import main
 from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.party import Party
 from pbmvfl.plan import Plan
 from pbmvfl.secagg.keys import Identity
 from pbmvfl.server import Server
-from pbmvfl.transport.links import PartyInputs
 
 torch.set_num_threads(1)
 # Compilation on first use would trip any deadline. Where CI is set the examples are the same every time, so that a
@@ -69,14 +69,13 @@ class Cohort:
         self.pinned = tuple(identity.public for identity in identities)
         self.server = Server(plan, train_labels=data.train_labels, run_id=b"run-0001", head=head)
         self.parties = [
-            PartyInputs(
+            TwinSetup(
                 plan=plan,
                 index=index,
                 identity=identity.private_bytes(),
                 identities=self.pinned,
                 train_features=data.train_features[index],
                 test_features=data.test_features[index],
-                known_randomness=b"twins",
             ).build()
             for index, identity in enumerate(identities)
         ]
@@ -93,24 +92,23 @@ class Cohort:
         after_server: Callable[[Server, bytes], None] = lambda *_: None,
     ) -> bytes | None:
         """Run to the end, or to the first message of the server for which `until` holds, which is not delivered."""
-        answers = [party.hello() for party in self.parties]
         while True:
-            for index, answer in enumerate(answers):
-                before_server(self.server, answer)
-                self.server.receive(answer)
-                after_server(self.server, answer)
-                self.transcript.append(("up", index, answer))
             message = self.server.advance()
             if message is None or until(message):
                 return message
             answers = []
             for index, party in enumerate(self.parties):
                 before_party(party, message)
-                answer = party.receive(message)
+                answer = party.answer(message)
                 after_party(party, message, answer)
                 self.transcript.append(("down", index, message))
                 if answer:
                     answers.append(answer)
+            for index, answer in enumerate(answers):
+                before_server(self.server, answer)
+                self.server.receive(answer)
+                after_server(self.server, answer)
+                self.transcript.append(("up", index, answer))
 
 
 @pytest.fixture(scope="session")

@@ -1,9 +1,35 @@
 """Every error that pbmvfl raises on purpose, as one tree.
 
+    PbmvflError
+    ├── PlanError                a public number out of range, or two that contradict each other
+    ├── DataError                data that cannot be used as given
+    ├── EncoderError             a network for which the privacy account would not hold
+    ├── NonFiniteError           NaN or infinity where a number must be
+    │   └── NonFiniteMessage     the same in a message (also a ProtocolError)
+    ├── PolicyError              a plan that a party's owner does not accept
+    ├── RunFolderError           a run folder that exists, is none, or cannot be written
+    ├── CheckpointError          a checkpoint that is missing, damaged, or another run's
+    ├── LedgerError              a ledger that cannot be used
+    ├── BudgetExceeded           a release that would cross a limit of the party's owner
+    ├── TransportError           a message could not be carried
+    │   └── PartyLost            a party did not answer: its process ended, or it took too long
+    └── ProtocolError            a message that a state machine refuses; its state is unchanged
+        ├── TruncatedMessage     shorter or longer than its header or the plan says
+        ├── WrongVersion         not a pbmvfl message, or one of another version
+        ├── WrongSession         of another run or session
+        ├── WrongPlan            the sender follows another plan
+        ├── WrongSender          from a role that may not send it, or in another's name
+        ├── OutOfOrder           a valid message at the wrong time
+        ├── DuplicateMessage     a second answer of one party
+        ├── IdentityError        a key that its pinned identity did not sign
+        └── PartyRefused         a party said no, in public words
+
 Messages follow one form: what was given (name=value), what is permitted, and what to do about it.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 
 class PbmvflError(Exception):
@@ -26,12 +52,37 @@ class NonFiniteError(PbmvflError, ValueError):
     """NaN or infinity where a number must be; it is never turned into a probability."""
 
 
+class PolicyError(PbmvflError):
+    """A plan that a party's owner does not accept. It is asked before there is a party."""
+
+
 class RunFolderError(PbmvflError):
     """The run folder exists already, is not one, or cannot be written."""
 
 
 class CheckpointError(PbmvflError):
     """A checkpoint is missing, damaged, or belongs to another plan."""
+
+
+class LedgerError(PbmvflError):
+    """A ledger that cannot be used: in use by another process, damaged, or asked for something it does not have."""
+
+
+class BudgetExceeded(PbmvflError):
+    """A release that would cross a limit that the party's owner set. Nothing was sent."""
+
+
+class TransportError(PbmvflError):
+    """A message that could not be carried. What the state machines did is not affected."""
+
+
+class PartyLost(TransportError):
+    """Parties that did not answer; `reasons` has the words for each of them by its index."""
+
+    def __init__(self, reasons: Mapping[int, str]) -> None:
+        self.reasons = dict(reasons)
+        named = "; ".join(f"party={party}: {reason}" for party, reason in sorted(self.reasons.items()))
+        super().__init__(f"{named}; a run with checkpoints can be continued from its last one")
 
 
 class ProtocolError(PbmvflError):
@@ -67,16 +118,16 @@ class OutOfOrder(ProtocolError):
 
 
 class DuplicateMessage(ProtocolError):
-    """A message that was handled already. Answer a retry with `resend`, which repeats the same bytes."""
+    """A second answer of one party to one message."""
 
 
 class IdentityError(ProtocolError):
     """A key that its pinned identity did not sign: somebody between the parties swapped it."""
 
 
-class LedgerError(PbmvflError):
-    """A ledger that cannot be used: in use by another process, damaged, or asked for something it does not have."""
+class PartyRefused(ProtocolError):
+    """A party said no. What it says is public: a code, and words that hold no path and no private value."""
 
-
-class BudgetExceeded(PbmvflError):
-    """A release that would cross a limit that the party's owner set. Nothing was sent."""
+    def __init__(self, party: int, code: int, words: str) -> None:
+        self.party, self.code, self.words = party, code, words
+        super().__init__(f"party={party} refused: {words}")

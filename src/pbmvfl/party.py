@@ -1,16 +1,19 @@
-"""A party: its columns, its network, its noise and its masks. Bytes in, bytes out, no I/O.
+"""A party: its columns, its network, its noise and its masks. Bytes in, bytes out, no I/O of its own.
 
-    hello() -> HELLO        NONCES -> KEY        KEYS -> nothing        ROUND t -> EMBEDDING t        UPDATE -> nothing
+    START -> HELLO    NONCES -> KEY    KEYS -> nothing    ROUND t -> EMBEDDING t    UPDATE, STOP -> nothing
 
-A message that does not fit is refused with a typed error before anything changes. A round's bytes are made once: a
-retry gets the same bytes from `resend`, because fresh noise under an old mask would leak the difference.
+Every message gets bytes back: the answer, no bytes where the protocol has none, or a REFUSAL with public words. What
+does not fit is refused before anything changes. A round's bytes are made once: the same message again gets the same
+bytes, because fresh noise under an old mask would leak the difference. One message at a time: a second thread waits.
 
 Shape suffixes: B rows of the batch, P embedding_dim.
 """
 
 from __future__ import annotations
 
+import logging
 import os
+import threading
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -20,18 +23,9 @@ import torch
 from torch import Tensor, nn
 
 from pbmvfl.encoders import check_encoder
-from pbmvfl.errors import (
-    DuplicateMessage,
-    EncoderError,
-    OutOfOrder,
-    TruncatedMessage,
-    WrongPlan,
-    WrongSender,
-    WrongSession,
-)
+from pbmvfl.errors import OutOfOrder, PbmvflError, TruncatedMessage, WrongPlan, WrongSender, WrongSession
 from pbmvfl.mechanisms import Scratch
 from pbmvfl.plan import Plan
-from pbmvfl.plan_groups import Evaluation
 from pbmvfl.privacy.events import Event
 from pbmvfl.randomness.secret import Entropy, SystemEntropy
 from pbmvfl.schedule import Round, RoundKind, Split
@@ -46,11 +40,14 @@ from pbmvfl.secagg.keys import (
     kind_key,
 )
 from pbmvfl.secagg.masks import Masks
-from pbmvfl.updates.trainer import Trainer
+from pbmvfl.updates import update_for
 from pbmvfl.wire.codecs import codec_for
+from pbmvfl.wire.hello import Hello
 from pbmvfl.wire.messages import SERVER, Message, MessageKind
+from pbmvfl.wire.refusals import Refusal
 
 _Features = npt.NDArray[np.float32] | npt.NDArray[np.uint8]
+_log = logging.getLogger(__name__)
 
 
 class ReleaseGuard(Protocol):
@@ -60,6 +57,20 @@ class ReleaseGuard(Protocol):
         """Count what one use of each of the round's rows releases and updates."""
 
     def close(self) -> None: ...
+
+
+class Keeper(Protocol):
+    """Where a party keeps its own state. `runs.checkpoints` has one that writes files."""
+
+    def rounds(self, run_id: bytes) -> Sequence[int]:
+        """The rounds of a run that it can go on from."""
+
+    def wants(self, completed_rounds: int) -> bool:
+        """Whether a state after so many rounds, at the end of an epoch, is to be kept."""
+
+    def save(self, run_id: bytes, completed_rounds: int, state: dict[str, Tensor]) -> None: ...
+
+    def load(self, run_id: bytes, completed_rounds: int) -> dict[str, Tensor]: ...
 
 
 class Party:
@@ -75,9 +86,10 @@ class Party:
         identity: Identity,
         identities: Sequence[bytes],
         test_features: _Features | None = None,
-        first_round: int = 0,
-        open_guard: Callable[[Session], ReleaseGuard] | None = None,
+        keeper: Keeper | None = None,
+        open_guard: Callable[[Session, int], ReleaseGuard] | None = None,
     ) -> None:
+        """`open_guard` is called with the session and its first round, before anything is released in it."""
         if not 0 <= index < plan.num_parties:
             raise WrongPlan(f"party={index}: the plan has parties 0 to {plan.num_parties - 1}")
         if len(identities) != plan.num_parties or identity.public != identities[index]:
@@ -88,41 +100,42 @@ class Party:
         if len(train_features) != plan.num_samples:
             raise WrongPlan(f"party={index}: has {len(train_features)} rows, the plan has {plan.num_samples}")
         num_test = 0 if test_features is None else len(test_features)
-        if plan.evaluation is Evaluation.RELEASED and num_test != plan.num_test_samples:
+        uses_test = any(kind.split is Split.TEST for kind in plan.schedule.kinds)
+        if uses_test and num_test != plan.num_test_samples:
             raise WrongPlan(f"party={index}: has {num_test} test rows, the plan has {plan.num_test_samples}")
         self.plan = plan
         self.index = index
-        self._open_guard = open_guard
-        self._guard: ReleaseGuard | None = None
         self.encoder = check_encoder(encoder, plan, index=index, rows=torch.from_numpy(train_features[:8]))
-        self._trainer = Trainer(plan, self.encoder)
+        self._update = update_for(plan, self.encoder)
         self._scratch = Scratch()
         self._codec = codec_for(plan.gradient_codec)
         self._schedule = plan.schedule
-        self._features = {
-            Split.TRAIN: torch.from_numpy(train_features),
-            Split.TEST: torch.from_numpy(test_features) if test_features is not None else None,
-        }
+        self._features = {Split.TRAIN: torch.from_numpy(train_features)}
+        if test_features is not None:
+            self._features[Split.TEST] = torch.from_numpy(test_features)
         self._identity = identity
         self._identities = tuple(identities)
+        self._keeper = keeper
+        self._open_guard = open_guard
+        self._guard: ReleaseGuard | None = None
         self._entropy: Entropy = SystemEntropy()
         self._secret: Callable[[int], bytes] = os.urandom
+        self._one_at_a_time = threading.Lock()
         # --- the session ---
         self._nonce: bytes | None = None
+        self._run_id = b""
         self._session: Session | None = None
         self._exchange: KeyExchange | None = None
         self._keyed = False
         self._masks: dict[RoundKind, Masks] = {}
         # --- the rounds ---
-        self._next_round = first_round
-        self._pending: Tensor | None = None  # this round's embedding with its graph, waiting for its gradient
-        self._pending_rows = 0
-        self._last: tuple[bytes, bytes] | None = None  # the last request and the bytes that answered it
+        self._next_round = 0
+        self._weights_of = 0  # how many rounds the weights have seen, at least: those up to the last step
+        self._answered: Round | None = None  # the round that was answered and waits for its gradient
+        self._last: tuple[bytes, bytes] | None = None  # the last message that was accepted, and what answered it
         self._stepped_for: bytes | None = None  # the last request whose gradient was used, answered or not
-
-    def _use_known_randomness(self, entropy: Entropy, secret: Callable[[int], bytes]) -> None:
-        """The tests' private door. A run that went through it claims no privacy."""
-        self._entropy, self._secret = entropy, secret
+        #: What the owner would find in the log about the last refusal. Never sent.
+        self.last_error: Exception | None = None
 
     @property
     def noise_is_seeded(self) -> bool:
@@ -131,62 +144,108 @@ class Party:
 
     # --- messages ---
 
-    def hello(self) -> bytes:
-        """Open a session. Its keys are new, whatever happened before."""
-        if self._nonce is not None:
-            raise OutOfOrder(f"party={self.index}: this session is open already; make a new Party to start again")
-        self._nonce = self._secret(NONCE_BYTES)
-        return Message(MessageKind.HELLO, self.index, payload=self.plan.hash + self._nonce).to_bytes()
-
     def receive(self, data: bytes) -> bytes:
-        """Handle one message of the server; the answer, or no bytes where the protocol has none."""
+        """Handle one message of the server, whatever it is: the answer, no bytes, or a refusal."""
+        with self._one_at_a_time:
+            self.last_error = None
+            try:
+                return self._answer(data)
+            except Exception as error:
+                self.last_error = error
+                refusal = Refusal.of(error)
+                _log.warning("party=%d refused (%s): %s", self.index, refusal.code.name, error)
+                if not isinstance(error, PbmvflError):
+                    _log.exception("party=%d: this is a fault of the program or of the party's own network", self.index)
+                return Message(
+                    MessageKind.REFUSAL,
+                    self.index,
+                    run_id=self._run_id or bytes(8),
+                    session_id=self._session.id if self._session else bytes(16),
+                    payload=refusal.to_payload(),
+                ).to_bytes()
+
+    def answer(self, data: bytes) -> bytes:
+        """As `receive`, but what is refused raises the error that the owner would find in the log."""
+        with self._one_at_a_time:
+            return self._answer(data)
+
+    def _answer(self, data: bytes) -> bytes:
+        if self._last is not None and data == self._last[0]:
+            return self._last[1]  # asked again: the same bytes, no new noise, no new charge
         message = Message.from_bytes(data)
         if message.sender != SERVER:
             raise WrongSender(f"sender={message.sender}: a party listens to the server ({SERVER}) alone")
-        if message.kind is MessageKind.NONCES:
-            return self._receive_nonces(message)
-        if message.kind is MessageKind.KEYS:
-            return self._receive_keys(message)
-        if message.kind not in (MessageKind.ROUND, MessageKind.UPDATE):
-            raise WrongSender(f"kind={message.kind.name}: not a message that a server sends")
-        self._check_session(message)
-        if self._last is not None and data == self._last[0]:
-            raise DuplicateMessage(f"round={message.round_number}: handled already; `resend` repeats the same bytes")
-        if data != self._stepped_for:
-            self._step(self._check_round(message))
-            self._stepped_for = bytes(data)
-        answer = b"" if message.kind is MessageKind.UPDATE else self._answer_round(message)
+        match message.kind:
+            case MessageKind.START:
+                answer = self._receive_start(message)
+            case MessageKind.NONCES:
+                answer = self._receive_nonces(message)
+            case MessageKind.KEYS:
+                answer = self._receive_keys(message)
+            case MessageKind.ROUND:
+                self._step_once(message, data)
+                answer = self._answer_round(message)
+            case MessageKind.UPDATE:
+                self._step_once(message, data)
+                self._keep_if_wanted()
+                answer = b""
+            case MessageKind.STOP:
+                answer = self._receive_stop(message)
+            case _:
+                raise WrongSender(f"kind={message.kind.name}: not a message that a server sends")
         self._last = (bytes(data), answer)
         return answer
 
-    def resend(self, data: bytes) -> bytes:
-        """The answer to the last message again, byte for byte, for a server that asks again with the same bytes."""
-        if self._last is None or bytes(data) != self._last[0]:
-            raise OutOfOrder("only the last request can be answered again, and only if it is the same to the byte")
-        return self._last[1]
-
     # --- handshake ---
+
+    def _receive_start(self, message: Message) -> bytes:
+        if self._nonce is not None:
+            raise OutOfOrder(f"party={self.index}: this session is open already; make a new Party to start again")
+        payload = bytes(message.payload)
+        if len(payload) != len(self.plan.hash):
+            raise TruncatedMessage(f"start length={len(payload)}: a plan's hash has {len(self.plan.hash)} bytes")
+        self._check_plan(payload)
+        self._run_id = message.run_id
+        self._nonce = self._secret(NONCE_BYTES)
+        rounds = () if self._keeper is None else tuple(self._keeper.rounds(self._run_id))
+        hello = Hello(self.plan.hash, self._nonce, rounds)
+        return Message(MessageKind.HELLO, self.index, run_id=self._run_id, payload=hello.to_bytes()).to_bytes()
+
+    def _check_plan(self, plan_hash: bytes) -> None:
+        if plan_hash != self.plan.hash:
+            raise WrongPlan(
+                f"party={self.index}: it follows plan {self.plan.hash[:8].hex()}, the server {plan_hash[:8].hex()}"
+            )
 
     def _receive_nonces(self, message: Message) -> bytes:
         if self._nonce is None or self._session is not None:
-            raise OutOfOrder(f"party={self.index}: nonces belong after hello, once")
+            raise OutOfOrder(f"party={self.index}: nonces belong after the start, once")
         expected = len(self.plan.hash) + self.plan.num_parties * NONCE_BYTES
         payload = bytes(message.payload)
         if len(payload) != expected:
             raise TruncatedMessage(f"nonces length={len(payload)}: {self.plan.num_parties} parties make {expected}")
-        if payload[:32] != self.plan.hash:
-            raise WrongPlan(
-                f"party={self.index}: it follows plan {self.plan.hash[:8].hex()}, the server {payload[:8].hex()}"
-            )
+        self._check_plan(payload[:32])
+        if message.run_id != self._run_id:
+            raise WrongSession(f"run={message.run_id.hex()}: the session was started for run {self._run_id.hex()}")
         nonces = [payload[32 + i * NONCE_BYTES :][:NONCE_BYTES] for i in range(self.plan.num_parties)]
         if nonces[self.index] != self._nonce:
             raise WrongSession(f"party={self.index}: its own nonce is not among those that the server returned")
-        session = Session.open(plan_hash=self.plan.hash, run_id=message.run_id, nonces=nonces)
+        first_round = message.round_number
+        session = Session.open(plan_hash=self.plan.hash, run_id=message.run_id, nonces=nonces, first_round=first_round)
         if message.session_id != session.id:
             raise WrongSession(f"session={message.session_id.hex()}: the nonces make {session.id.hex()}")
+        self._go_to(first_round)
         self._session = session
         self._exchange = KeyExchange(session=session, index=self.index, identity=self._identity, secret=self._secret)
         return self._reply(MessageKind.KEY, self._exchange.signed_key.to_bytes())
+
+    def _go_to(self, first_round: int) -> None:
+        """Begin with round 0 and the first weights, or with a round that this party has kept its state of."""
+        if first_round:
+            if self._keeper is None or first_round not in self._keeper.rounds(self._run_id):
+                raise OutOfOrder(f"round={first_round}: this party has no checkpoint of it; it can begin with round 0")
+            self._update.load_state(self._keeper.load(self._run_id, first_round))
+        self._next_round = self._weights_of = first_round
 
     def _receive_keys(self, message: Message) -> bytes:
         if self._exchange is None:
@@ -203,7 +262,7 @@ class Party:
         }
         if self._open_guard is not None:
             assert self._session is not None
-            self._guard = self._open_guard(self._session)
+            self._guard = self._open_guard(self._session, self._next_round)
         self._exchange = None  # the secret half is gone
         self._keyed = True
         return b""
@@ -230,6 +289,19 @@ class Party:
 
     # --- rounds ---
 
+    def _step_once(self, message: Message, data: bytes) -> None:
+        """Use the gradient that a message carries; if the message was refused later on and comes again, not again."""
+        self._check_session(message)
+        if data == self._stepped_for:
+            return
+        gradient_BP = self._check_round(message)
+        if gradient_BP is not None:
+            self._update.apply(gradient_BP)
+            assert self._answered is not None
+            self._weights_of = self._answered.number + 1
+            self._answered = None
+        self._stepped_for = bytes(data)
+
     def _check_round(self, message: Message) -> npt.NDArray[np.float32] | None:
         """Refuse what does not fit; the decoded gradient if there is one. Changes nothing."""
         update = message.kind is MessageKind.UPDATE
@@ -243,61 +315,32 @@ class Party:
             raise WrongPlan(
                 f"round={expected}: round kind {message.round_kind}, the plan has {kind.name} ({kind.code})"
             )
-        if message.carries_gradient != (self._pending is not None):
-            have = "waits for" if self._pending is not None else "does not wait for"
+        if message.carries_gradient != (self._answered is not None):
+            have = "waits for" if self._answered is not None else "does not wait for"
             raise OutOfOrder(f"round={expected}: this party {have} a gradient")
-        if not message.carries_gradient:
+        if self._answered is None:
             if update:
                 raise OutOfOrder("an update carries a gradient")
             if len(message.payload):
                 raise TruncatedMessage(f"payload of {len(message.payload)} bytes where none belongs")
             return None
-        return self._codec.decode(message.payload, self._pending_rows, self.plan.embedding_dim)
+        return self._codec.decode(message.payload, self._answered.num_rows, self.plan.embedding_dim)
 
     def _answer_round(self, message: Message) -> bytes:
         """Embed, randomise, have it charged, mask. Whatever raises leaves the round to be asked for again."""
         current = self._schedule[message.round_number]
-        embedding_BP = self._embed(current)
+        batch = self._features[current.kind.split].index_select(0, torch.from_numpy(current.rows))
+        embedding_BP = self._update.embed(batch, for_training=current.kind.carries_gradient)
         mechanism = self.plan.mechanism_for(current.kind)
-        released_BP = mechanism.randomize(embedding_BP.detach().numpy(), self._entropy, self._scratch)
+        released_BP = mechanism.randomize(embedding_BP, self._entropy, self._scratch)
         if self._guard is not None:
             self._guard.charge(current, self.plan.events(current.kind))
         masks = self._masks.get(current.kind)
         mask = None if masks is None else masks.for_round(current.number, released_BP.size)
         answer = self._reply(MessageKind.EMBEDDING, mechanism.payload.encode(released_BP, mask), current)
-        if current.kind.carries_gradient:
-            self._pending, self._pending_rows = embedding_BP, current.num_rows
+        self._answered = current if current.kind.carries_gradient else None
         self._next_round = current.number + 1
         return answer
-
-    def _embed(self, current: Round) -> Tensor:
-        features = self._features[current.kind.split]
-        if features is None:
-            raise WrongPlan(f"party={self.index}: the plan asks for test rows and this party has none")
-        batch = features.index_select(0, torch.from_numpy(current.rows))
-        if current.kind.carries_gradient:
-            if not self.encoder.training:  # asking costs nothing; setting it walks through the whole network
-                self.encoder.train()
-            embedding_BP: Tensor = self.encoder(batch)
-        else:
-            self.encoder.eval()
-            with torch.no_grad():
-                embedding_BP = self.encoder(batch)
-        if embedding_BP.shape != (current.num_rows, self.plan.embedding_dim):
-            raise EncoderError(
-                f"party={self.index}: its encoder gives shape={tuple(embedding_BP.shape)}, "
-                f"the plan needs ({current.num_rows}, {self.plan.embedding_dim})"
-            )
-        return embedding_BP
-
-    def _step(self, gradient_BP: npt.NDArray[np.float32] | None) -> None:
-        """Chain rule from the gradient of the sum (the sum passes it on unchanged), then one step."""
-        if gradient_BP is None or self._pending is None:
-            return
-        # copy: the array may be a read-only view of the message
-        slopes = self._trainer.slopes(self._pending, torch.from_numpy(gradient_BP.copy()))
-        self._trainer.step(slopes)
-        self._pending = None
 
     def _reply(self, kind: MessageKind, payload: bytes, current: Round | None = None) -> bytes:
         assert self._session is not None
@@ -311,19 +354,38 @@ class Party:
             payload=payload,
         ).to_bytes()
 
-    # --- beside the protocol ---
+    # --- what the party keeps ---
+
+    @property
+    def completed_rounds(self) -> int:
+        """Rounds whose steps the weights have taken."""
+        return self._next_round if self._answered is None else self._answered.number
+
+    def _keep_if_wanted(self) -> None:
+        if self._keeper is not None and self._keeper.wants(self.completed_rounds):
+            self._keeper.save(self._run_id, self.completed_rounds, self._update.state())
+
+    def _receive_stop(self, message: Message) -> bytes:
+        """The run ends in the middle of an epoch. All parties have taken the same steps, so it can go on from here."""
+        self._check_session(message)
+        if not self._weights_of <= message.round_number <= self.completed_rounds:
+            raise OutOfOrder(
+                f"round={message.round_number}: this party has the weights of {self._weights_of} to "
+                f"{self.completed_rounds} completed rounds"
+            )
+        if self._keeper is not None:
+            # Rounds after the last one that trains change no weights, and are all run again.
+            kept = min(message.round_number, self._schedule.trained_at)
+            self._keeper.save(self._run_id, kept, self._update.state())
+        return b""
 
     def close(self) -> None:
         """End the session: the ledger learns that nothing more will be sent."""
-        if self._guard is not None:
-            self._guard.close()
+        with self._one_at_a_time:
+            if self._guard is not None:
+                self._guard.close()
 
-    def state(self) -> dict[str, Tensor]:
-        """Weights and moments for this party's own checkpoint. No keys, no noise."""
-        return self._trainer.state()
-
-    def load_state(self, state: dict[str, Tensor]) -> None:
-        self._trainer.load_state(state)
+    # --- beside the protocol ---
 
     def exact_embeddings(self, features: Tensor) -> Tensor:
         """Noise-free embeddings, for a simulator's evaluation alone: no role of the protocol ever sees them."""

@@ -1,8 +1,9 @@
 """The server: labels, the head, and sums that it cannot take apart. Bytes in, bytes out, no I/O.
 
-A driver delivers every party's message with `receive` and then asks with `advance` what to send to all of them. One
-exchange a round: the request for round t carries the gradient of round t-1. At the end of an epoch the gradient goes
-alone, so that every network is complete there: that is where a run is evaluated and checkpointed.
+A driver asks with `advance` what to send to all parties and delivers their answers with `receive`. One exchange a
+round: the request for round t carries the gradient of round t-1. At the end of an epoch the gradient goes alone, so
+that every network is complete there: that is where a run is evaluated and checkpointed. A session begins with the
+newest round that the server and every party have a checkpoint of.
 
 Shape suffixes: B rows of the batch, P embedding_dim.
 """
@@ -10,7 +11,7 @@ Shape suffixes: B rows of the batch, P embedding_dim.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -19,14 +20,25 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pbmvfl.encoders import build_head
-from pbmvfl.errors import DuplicateMessage, OutOfOrder, TruncatedMessage, WrongPlan, WrongSender, WrongSession
+from pbmvfl.errors import (
+    DuplicateMessage,
+    OutOfOrder,
+    PartyRefused,
+    TruncatedMessage,
+    WrongPlan,
+    WrongSender,
+    WrongSession,
+)
+from pbmvfl.party import Keeper
 from pbmvfl.plan import Plan
 from pbmvfl.schedule import Round
-from pbmvfl.secagg.keys import KEY_BYTES, NONCE_BYTES, RUN_ID_BYTES, SIGNATURE_BYTES, Session
+from pbmvfl.secagg.keys import KEY_BYTES, RUN_ID_BYTES, SIGNATURE_BYTES, Session
 from pbmvfl.updates.trainer import Trainer
 from pbmvfl.wire.codecs import codec_for
-from pbmvfl.wire.messages import NO_RUN, NO_SESSION, SERVER, Message, MessageKind
+from pbmvfl.wire.hello import Hello
+from pbmvfl.wire.messages import NO_SESSION, SERVER, Message, MessageKind
 from pbmvfl.wire.payloads import PayloadFormat
+from pbmvfl.wire.refusals import Refusal
 
 
 class Server:
@@ -39,7 +51,7 @@ class Server:
         train_labels: npt.NDArray[np.int64],
         head: nn.Module | None = None,
         run_id: bytes | None = None,
-        first_round: int = 0,
+        keeper: Keeper | None = None,
     ) -> None:
         if len(train_labels) != plan.num_samples:
             raise WrongPlan(f"the server has {len(train_labels)} labels, the plan has {plan.num_samples} rows")
@@ -51,16 +63,18 @@ class Server:
         self._labels = torch.from_numpy(train_labels)
         self.run_id = run_id if run_id is not None else os.urandom(RUN_ID_BYTES)
         self.session: Session | None = None
-        self._expected: MessageKind | None = MessageKind.HELLO
+        self._keeper = keeper
+        self._expected: MessageKind | None = None
+        self._started = False
         self._inbox: dict[int, bytes | memoryview] = {}
         self.round: Round | None = None  # asked for, or just finished
-        self.first_round = first_round
-        self._next_round = first_round
+        self.first_round = 0
+        self._next_round = 0
         self._gradient: bytes | None = None  # of the last round, not sent yet
         #: Called after every joint round with (loss, noisy class scores, labels): what the server itself may see.
         self.on_joint_round: Callable[[float, Tensor, Tensor], None] | None = None
-        #: Called after every prediction round with (row numbers, noisy class scores).
-        self.on_prediction: Callable[[npt.NDArray[np.int64], Tensor], None] | None = None
+        #: Called after every round without a gradient with (the round, noisy class scores).
+        self.on_scores: Callable[[Round, Tensor], None] | None = None
 
     # --- in ---
 
@@ -75,22 +89,30 @@ class Server:
             raise WrongSender(f"sender={message.sender}: parties are 0 to {self.plan.num_parties - 1}")
         if sender is not None and message.sender != sender:
             raise WrongSender(f"sender={message.sender}: the message came from party {sender}")
+        if message.kind is MessageKind.REFUSAL:
+            refusal = Refusal.from_payload(message.payload)
+            raise PartyRefused(message.sender, refusal.code, refusal.words)
         if message.kind is not self._expected:
             expected = self._expected.name if self._expected else "nothing"
             raise OutOfOrder(f"kind={message.kind.name} from party {message.sender}: the server expects {expected}")
-        run_id, session_id = (self.run_id, self.session.id) if self.session else (NO_RUN, NO_SESSION)
-        if message.run_id != run_id or message.session_id != session_id:
+        session_id = self.session.id if self.session else NO_SESSION
+        if message.run_id != self.run_id or message.session_id != session_id:
             raise WrongSession(f"session={message.session_id.hex()} from party {message.sender} is not this one")
         if self._expected is MessageKind.EMBEDDING:
             self._check_embedding(message)
-        length = self._expected_length()
-        if len(message.payload) != length:
-            raise TruncatedMessage(f"payload={len(message.payload)} bytes from party {message.sender}, not {length}")
-        if message.kind is MessageKind.HELLO and bytes(message.payload[:32]) != self.plan.hash:
-            raise WrongPlan(
-                f"party {message.sender} follows plan {bytes(message.payload[:8]).hex()}, "
-                f"the server {self.plan.hash[:8].hex()}"
-            )
+        if self._expected is MessageKind.HELLO:
+            hello = Hello.from_bytes(message.payload)
+            if hello.plan_hash != self.plan.hash:
+                raise WrongPlan(
+                    f"party {message.sender} follows plan {hello.plan_hash[:8].hex()}, "
+                    f"the server {self.plan.hash[:8].hex()}"
+                )
+        else:
+            length = self._expected_length()
+            if len(message.payload) != length:
+                raise TruncatedMessage(
+                    f"payload={len(message.payload)} bytes from party {message.sender}, not {length}"
+                )
         if message.sender in self._inbox:
             raise DuplicateMessage(f"party {message.sender} has sent its {message.kind.name} already")
         if message.kind is MessageKind.EMBEDDING:
@@ -111,8 +133,6 @@ class Server:
         return self.plan.mechanism_for(self.round.kind).payload
 
     def _expected_length(self) -> int:
-        if self._expected is MessageKind.HELLO:
-            return 32 + NONCE_BYTES
         if self._expected is MessageKind.KEY:
             return KEY_BYTES + SIGNATURE_BYTES
         assert self.round is not None
@@ -122,6 +142,8 @@ class Server:
 
     def advance(self) -> bytes | None:
         """What to send to every party next; None when the plan is done. Every expected message must have arrived."""
+        if not self._started:
+            return self._send_start()
         if self._expected is not None:
             missing = sorted(set(range(self.plan.num_parties)) - set(self._inbox))
             if missing:
@@ -138,10 +160,15 @@ class Server:
             return None
         return self._ask_round()
 
+    def stop(self) -> bytes:
+        """What to send to every party if the run ends before its plan does. The server keeps its state too."""
+        self._expected = None
+        return self._message(MessageKind.STOP, None)
+
     @property
-    def waits_for_answers(self) -> bool:
-        """Whether parties answer the message that `advance` returned last."""
-        return self._expected is not None
+    def is_open(self) -> bool:
+        """Whether the handshake is over, so that rounds follow."""
+        return self.session is not None and self._expected is None
 
     @property
     def completed_rounds(self) -> int:
@@ -158,11 +185,31 @@ class Server:
         self._inbox = {}
         return payloads
 
+    def _send_start(self) -> bytes:
+        self._started = True
+        self._expected = MessageKind.HELLO
+        return self._message(MessageKind.START, self.plan.hash)
+
     def _send_nonces(self) -> bytes:
-        nonces = [bytes(payload[32:]) for payload in self._take_inbox()]
-        self.session = Session.open(plan_hash=self.plan.hash, run_id=self.run_id, nonces=nonces)
+        hellos = [Hello.from_bytes(payload) for payload in self._take_inbox()]
+        self._go_to(self._newest_common(hellos))
+        nonces = [hello.nonce for hello in hellos]
+        self.session = Session.open(
+            plan_hash=self.plan.hash, run_id=self.run_id, nonces=nonces, first_round=self.first_round
+        )
         self._expected = MessageKind.KEY
         return self._message(MessageKind.NONCES, self.plan.hash + b"".join(nonces))
+
+    def _newest_common(self, hellos: Sequence[Hello]) -> int:
+        """The newest round that everybody can go on from; 0, the first weights, can be had always."""
+        mine = set() if self._keeper is None else set(self._keeper.rounds(self.run_id))
+        common = mine.intersection(*(hello.rounds for hello in hellos))
+        return max((number for number in common if number <= self._schedule.trained_at), default=0)
+
+    def _go_to(self, first_round: int) -> None:
+        if first_round and self._keeper is not None:
+            self.load_state(self._keeper.load(self.run_id, first_round))
+        self.first_round = self._next_round = first_round
 
     def _send_keys(self) -> bytes:
         keys = b"".join(self._take_inbox())
@@ -181,14 +228,14 @@ class Server:
         return self._message(MessageKind.UPDATE, gradient)
 
     def _message(self, kind: MessageKind, payload: bytes | None) -> bytes:
-        assert self.session is not None
         in_round = self.round if kind in (MessageKind.ROUND, MessageKind.UPDATE) else None
+        numbers = {MessageKind.NONCES: self.first_round, MessageKind.STOP: self._next_round}
         return Message(
             kind,
             SERVER,
             run_id=self.run_id,
-            session_id=self.session.id,
-            round_number=in_round.number if in_round else 0,
+            session_id=self.session.id if self.session else NO_SESSION,
+            round_number=in_round.number if in_round else numbers.get(kind, 0),
             round_kind=in_round.kind.code if in_round else 0,
             carries_gradient=in_round is not None and payload is not None,
             payload=payload or b"",
@@ -204,8 +251,8 @@ class Server:
         estimated_sum_BP = torch.from_numpy(mechanism.estimate(quantized_sum).reshape(shape))
         if self.round.kind.carries_gradient:
             self._learn(estimated_sum_BP, self._labels.index_select(0, torch.from_numpy(self.round.rows)))
-        elif self.on_prediction is not None:
-            self.on_prediction(self.round.rows, self.predict(estimated_sum_BP))
+        elif self.on_scores is not None:
+            self.on_scores(self.round, self.predict(estimated_sum_BP))
         self._next_round = self.round.number + 1
         self._expected = None
 

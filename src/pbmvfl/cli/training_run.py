@@ -16,13 +16,14 @@ from rich.table import Table
 
 from pbmvfl.cli.tables import print_notes, print_privacy
 from pbmvfl.data.vertical import VerticalDataset
-from pbmvfl.errors import LedgerError, ProtocolError
-from pbmvfl.federation import Federation, Parties
+from pbmvfl.errors import LedgerError, ProtocolError, TransportError
+from pbmvfl.federation import Federation, Parties, newest_common_round
 from pbmvfl.plan import Plan
 from pbmvfl.privacy.table import privacy_notes, privacy_table
-from pbmvfl.runs.checkpoints import load_progress
+from pbmvfl.report.curves import draw_curves
 from pbmvfl.runs.folder import RunFolder
-from pbmvfl.runs.release_log import SessionLog
+from pbmvfl.runs.history import EpochLine
+from pbmvfl.runs.release_log import ReleaseLog
 from pbmvfl.runs.results import Result
 from pbmvfl.schedule import JOINT, RowUses
 from pbmvfl.wire.traffic import Traffic, human_bytes
@@ -70,6 +71,7 @@ class TrainingRun:
                 self._say(f"{self._folder.path} was ended by a party's ledger; it goes on from there.")
             self._show_plan()
             result = self._train()
+            draw_curves(result, self._folder.curves)
             self._folder.write_result(result, delta=self._delta)
         else:
             self._say(f"{self._folder.path} is finished already; this is its result.")
@@ -102,7 +104,7 @@ class TrainingRun:
             task = bar.add_task("training", total=rounds, shown="")
             watch = _Watch(bar, task, plan)
 
-            def on_epoch(line: dict[str, Any]) -> None:
+            def on_epoch(line: EpochLine) -> None:
                 watch.on_epoch(line)
                 if not self._console.is_terminal:  # a file or a pipe: a line an epoch instead of a bar
                     self._say(_describe_epoch(line, plan.num_epochs))
@@ -121,7 +123,7 @@ class TrainingRun:
                 bar.stop()
                 self._say(f"stopped; continue with: pbmvfl train --resume {shlex.quote(str(self._folder.path))}")
                 raise SystemExit(130) from None
-            except ProtocolError:
+            except (ProtocolError, TransportError):
                 bar.stop()
                 self._say(f"what is trained is kept: pbmvfl train --resume {shlex.quote(str(self._folder.path))}")
                 raise
@@ -164,11 +166,10 @@ class TrainingRun:
 
     def _released(self) -> tuple[int, tuple[RowUses, ...]] | None:
         """Where a resumed run goes on, and how often a row will have been released at its end."""
-        progress = load_progress(self._folder.checkpoints, self._plan)
-        with contextlib.closing(SessionLog(self._folder.sessions, moved_from=self._folder.checkpoints)) as log:
+        with contextlib.closing(ReleaseLog(self._folder.sessions, moved_from=self._folder.checkpoints)) as log:
             if not log.records:
                 return None
-            first_round = progress.completed_rounds if progress is not None else 0
+            first_round = newest_common_round(self._plan, self._folder.checkpoints)
             return first_round, log.uses_after(self._plan, first_round=first_round)
 
     def _say(self, text: str) -> None:
@@ -216,10 +217,11 @@ def _describe_parties(data: VerticalDataset) -> str:
     return ", ".join(f"{name} ({shape})" for name, shape in zip(data.party_names, shapes, strict=True))
 
 
-def _describe_epoch(line: dict[str, Any], num_epochs: int) -> str:
+def _describe_epoch(line: EpochLine, num_epochs: int) -> str:
     shown = ("train_loss", "train_accuracy", "train_auprc", "test_accuracy", "test_auprc")
-    values = ", ".join(f"{name.replace('_', ' ')} {line[name]:.4f}" for name in shown if name in line)
-    return f"epoch {line['epoch']} of {num_epochs} after {line['seconds']:.1f} s: {values}"
+    measured = line.metrics
+    values = ", ".join(f"{name.replace('_', ' ')} {measured[name]:.4f}" for name in shown if name in measured)
+    return f"epoch {line.epoch} of {num_epochs} after {line.seconds:.1f} s: {values}"
 
 
 class _Watch:
@@ -246,8 +248,8 @@ class _Watch:
         shown = f"loss {self._smooth:.3f}{self._score}  {speed:.0f}/s  {moved}"
         self._bar.update(self._task, completed=completed, shown=shown)
 
-    def on_epoch(self, line: dict[str, Any]) -> None:
+    def on_epoch(self, line: EpochLine) -> None:
         for name, title in (("train_auprc", "AUPRC"), ("train_accuracy", "accuracy")):
-            if name in line:
-                self._score = f"  {title} {line[name]:.3f}"
+            if name in line.metrics:
+                self._score = f"  {title} {line.metrics[name]:.3f}"
                 return

@@ -87,8 +87,10 @@ class Database:
 
 def open_for_writing(path: Path) -> Database:
     try:
-        # The whole path: ":memory:" is a file's name like any other here.
-        return Database(path, sqlite3.connect(path.absolute(), isolation_level=None, timeout=_PATIENCE))
+        # The whole path: ":memory:" is a file's name like any other here. Whoever holds a party's lock may charge its
+        # ledger, in whatever thread that is.
+        connection = sqlite3.connect(path.absolute(), isolation_level=None, timeout=_PATIENCE, check_same_thread=False)
+        return Database(path, connection)
     except sqlite3.Error as error:
         raise _named(path, error) from error
 

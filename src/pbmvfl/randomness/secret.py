@@ -96,20 +96,6 @@ class SystemEntropy:
         raise TypeError("secret randomness cannot be copied or sent to another process; make a new one there")
 
 
-class _SeededEntropy:
-    """The tests' private door: known bytes for known-answer tests. Runs that use it claim no privacy."""
-
-    seeded = True
-
-    def __init__(self, seed: bytes) -> None:
-        self._zeros = Zeros()
-        self._stream = fast_keystream(seed.ljust(32, b"\0")[:32])
-
-    def fill(self, buffer: npt.NDArray[Any]) -> None:
-        raw = buffer.data.cast("B")
-        self._stream.update_into(self._zeros(len(raw)), raw)
-
-
 def standard_normal(entropy: Entropy, count: int) -> npt.NDArray[np.float64]:
     """Normal deviates by inversion of 53-bit uniforms. For baselines: floating point, not a proof-grade sampler."""
     from scipy.special import ndtri

@@ -11,9 +11,9 @@ from pbmvfl.runs.results import Result
 def draw_curves(result: Result, path: Path) -> None:
     """Loss left, accuracy (and AUPRC for two classes) right, with the last values written at the curves."""
     figure, (loss_axis, score_axis) = new_figure(2)
-    epochs = [line["epoch"] for line in result.history]
+    epochs = [line.epoch for line in result.history]
     marker = "o" if len(epochs) < 3 else None
-    losses = [(line["epoch"], line["train_loss"]) for line in result.history if line.get("train_loss") is not None]
+    losses = [(line.epoch, line.train_loss) for line in result.history if line.train_loss is not None]
     loss_axis.plot([x for x, _ in losses], [y for _, y in losses], color=COLOURS[0], marker=marker)
     noisy = "" if not result.plan.release.variance_upper_bound else ", at noisy sums"
     loss_axis.set(xlabel="epoch", ylabel=f"training loss{noisy}", title="Loss")
@@ -24,7 +24,7 @@ def draw_curves(result: Result, path: Path) -> None:
         ("test_auprc", "test AUPRC", COLOURS[1], ":"),
     )
     for name, label, colour, line_style in names:
-        points = [(line["epoch"], line[name]) for line in result.history if name in line]
+        points = [(line.epoch, line.metrics[name]) for line in result.history if name in line.metrics]
         if points:
             x, y = zip(*points, strict=True)
             single = "o" if len(points) < 3 else None

@@ -1,123 +1,163 @@
-"""Checkpoints: each role's weights as safetensors, and one JSON file that says which of them belong together.
+"""A role's own checkpoints: its weights as safetensors in its own folder, and one JSON file that says what is there.
 
-They hold no keys and no noise state: after a resume there are new session keys and every party draws anew.
+Every party has a folder of its own, and nobody else reads it. The last two states are kept: when a run is killed while
+some roles have written the newest one and others have not, all of them still have the one before. Files hold no keys
+and no noise: after a resume there are new session keys and every party draws anew.
 """
 
 from __future__ import annotations
 
-import itertools
+import hashlib
 import json
-import re
-import shutil
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save
+from safetensors.torch import load, save
 from torch import Tensor
 
 from pbmvfl.errors import CheckpointError
-from pbmvfl.files import sync_folder, write_atomically
+from pbmvfl.files import write_atomically
 from pbmvfl.json_files import Kinds, checked_object, read_object
 from pbmvfl.plan import Plan
-from pbmvfl.runs.results import TRAFFIC_KINDS
 
-_INDEX = "checkpoint.json"
-_KINDS: Kinds = {
-    "plan": dict,
-    "plan_hash": str,
-    "weights": str,
-    "completed_rounds": int,
-    "run_id": str,
-    "seconds": int | float,
-    "traffic": dict,
-    "history": list,
-}
-_RUN_ID = re.compile("[0-9a-f]{16}")
+FORMAT = 2
+_INDEX = "checkpoints.json"
+#: How version 0.1 called its index, beside all roles' weights.
+_OLD_INDEX = "checkpoint.json"
+_KEPT = 2
+_KINDS: Kinds = {"format": int, "plan": dict, "plan_hash": str, "run_id": str, "states": list}
+_STATE: Kinds = {"completed_rounds": int, "file": str, "sha256": str, "notes": dict}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Progress:
-    """Where a checkpointed run stands, apart from the weights."""
+class Checkpoints:
+    """The folder of one role's checkpoints of one plan."""
 
-    completed_rounds: int
-    run_id: str
-    seconds: float
-    traffic: dict[str, int]
-    history: list[dict[str, Any]]
+    folder: Path
+    plan: Plan
+    #: In epochs; the end of the last epoch is always kept.
+    every: int = 1
+    #: What the next state is saved with, for people and for the role itself.
+    notes: dict[str, Any] = field(default_factory=dict)
 
+    # --- Keeper ---
 
-def save_checkpoint(
-    folder: Path, plan: Plan, progress: Progress, *, server: dict[str, Tensor], parties: Sequence[dict[str, Tensor]]
-) -> None:
-    """Write a complete checkpoint, then make it the current one in a single step, then drop the older one."""
-    folder.mkdir(parents=True, exist_ok=True)
-    name = _free_name(folder, progress.completed_rounds)
-    target = folder / name
-    target.mkdir()
-    for role, state in (("server", server), *((f"party-{i}", state) for i, state in enumerate(parties))):
-        write_atomically(target / f"{role}.safetensors", save(state))
-    sync_folder(folder)
-    index = {"plan": plan.to_dict(), "plan_hash": plan.hash.hex(), "weights": name, **asdict(progress)}
-    write_atomically(folder / _INDEX, json.dumps(index, indent=1) + "\n")
-    for other in folder.glob("round-*"):
-        if other.name != name:
-            shutil.rmtree(other)
+    def rounds(self, run_id: bytes) -> list[int]:
+        """The rounds of a run that there are states of; of another run there are none."""
+        index = self._read()
+        if index is None or index["run_id"] != run_id.hex():
+            return []
+        return sorted(state["completed_rounds"] for state in index["states"])
 
+    def wants(self, completed_rounds: int) -> bool:
+        """Whether the end of an epoch is one to be kept."""
+        epochs = round(self.plan.schedule.epochs_before(completed_rounds))
+        return epochs % self.every == 0 or epochs == self.plan.num_epochs
 
-def _free_name(folder: Path, completed_rounds: int) -> str:
-    """A name of its own also for a second checkpoint of one round: the first is what there is until the other is."""
-    name = f"round-{completed_rounds:07d}"
-    others = (f"{name}-{number}" for number in itertools.count(2))
-    return next(free for free in itertools.chain([name], others) if not (folder / free).exists())
+    def save(self, run_id: bytes, completed_rounds: int, state: dict[str, Tensor]) -> None:
+        """Write a state, then make it known in a single step, then drop what is older than the one before."""
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        data = save(state)
+        digest = hashlib.sha256(data).hexdigest()
+        name = f"round-{completed_rounds:07d}-{digest[:8]}.safetensors"
+        write_atomically(self.folder / name, data)
+        index = self._read()
+        older = index["states"] if index is not None and index["run_id"] == run_id.hex() else []
+        # Later ones belong to a history that was given up when the run went back to before them.
+        states = [each for each in older if each["completed_rounds"] < completed_rounds]
+        known = {"completed_rounds": completed_rounds, "file": name, "sha256": digest, "notes": dict(self.notes)}
+        states = [*states, known][-_KEPT:]
+        text = {
+            "format": FORMAT,
+            "plan": self.plan.to_dict(),
+            "plan_hash": self.plan.hash.hex(),
+            "run_id": run_id.hex(),
+            "states": states,
+        }
+        write_atomically(self.folder / _INDEX, json.dumps(text, indent=1) + "\n")
+        for other in self.folder.glob("round-*.safetensors"):
+            if other.name not in {each["file"] for each in states}:
+                other.unlink()
 
+    def load(self, run_id: bytes, completed_rounds: int) -> dict[str, Tensor]:
+        """A state as it was saved, to the bit; a damaged file is refused."""
+        state = self._state(run_id, completed_rounds)
+        path = self.folder / state["file"]
+        try:
+            data = path.read_bytes()
+            if hashlib.sha256(data).hexdigest() != state["sha256"]:
+                raise CheckpointError(
+                    f"{path} is damaged: it is not what was written there; restore it from a copy, or start a new run"
+                )
+            return load(data)
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(f"{path} cannot be read: {error}; restore it from a copy") from error
 
-def load_progress(folder: Path, plan: Plan) -> Progress | None:
-    """Where the run stands; None if it never reached its first checkpoint."""
-    path = folder / _INDEX
-    if not path.exists():
-        return None
-    index = _read_index(path)
-    if index["plan_hash"] != plan.hash.hex():
-        raise CheckpointError(f"{path} {_difference(index['plan'], plan.to_dict())}")
-    rounds = len(plan.schedule)
-    if not 0 <= index["completed_rounds"] <= rounds:
-        raise CheckpointError(f"{path} is damaged: completed_rounds={index['completed_rounds']} must be in 0..{rounds}")
-    if not _RUN_ID.fullmatch(index["run_id"]):
-        raise CheckpointError(f"{path} is damaged: run_id={index['run_id']!r} must be 16 hexadecimal digits")
-    return Progress(**{field.name: index[field.name] for field in fields(Progress)})
+    # --- what is kept beside the weights ---
+
+    def notes_of(self, run_id: bytes, completed_rounds: int) -> Mapping[str, Any]:
+        notes: dict[str, Any] = self._state(run_id, completed_rounds)["notes"]
+        return notes
+
+    @property
+    def run_id(self) -> bytes | None:
+        """The run whose states are here; None if there are none."""
+        index = self._read()
+        return None if index is None else bytes.fromhex(index["run_id"])
+
+    def _state(self, run_id: bytes, completed_rounds: int) -> dict[str, Any]:
+        index = self._read()
+        if index is not None and index["run_id"] == run_id.hex():
+            for state in index["states"]:
+                if state["completed_rounds"] == completed_rounds:
+                    return dict(state)
+        raise CheckpointError(f"{self.folder} has no checkpoint of round={completed_rounds} of run {run_id.hex()}")
+
+    def _read(self) -> dict[str, Any] | None:
+        path = self.folder / _INDEX
+        if not path.exists():
+            if (self.folder / _OLD_INDEX).exists() or (self.folder.parent / _OLD_INDEX).exists():
+                raise CheckpointError(
+                    f"{self.folder.parent} was written by version 0.1 of this program, whose messages mean something "
+                    "else; continue it with that version, or start a new run"
+                )
+            return None
+        index = read_object(path, _KINDS, CheckpointError)
+        if index["format"] != FORMAT:
+            raise CheckpointError(f"{path} has format={index['format']}; this version reads format {FORMAT}")
+        if index["plan_hash"] != self.plan.hash.hex():
+            raise CheckpointError(f"{path} {_difference(index['plan'], self.plan.to_dict())}")
+        for state in index["states"]:
+            checked_object(state, _STATE, path, CheckpointError)
+            if not 0 < state["completed_rounds"] <= len(self.plan.schedule):
+                raise CheckpointError(
+                    f"{path} is damaged: completed_rounds={state['completed_rounds']} must be in "
+                    f"1..{len(self.plan.schedule)}"
+                )
+        if len(index["run_id"]) != 16 or not set(index["run_id"]) <= set("0123456789abcdef"):
+            raise CheckpointError(f"{path} is damaged: run_id={index['run_id']!r} must be 16 hexadecimal digits")
+        return index
 
 
 def _difference(saved: dict[str, Any], now: dict[str, Any]) -> str:
     """Why two plans have different hashes."""
     for name, value in now.items():
         if saved.get(name) != value:
+            was, is_now = saved.get(name), value
+            if isinstance(was, dict) and isinstance(is_now, dict):
+                name, was, is_now = next(
+                    (each, was.get(each), is_now.get(each))
+                    for each in (*is_now, *was)
+                    if was.get(each) != is_now.get(each)
+                )
             return (
-                f"belongs to another plan: it has {name}={saved.get(name)!r}, this plan has {name}={value!r}; "
+                f"belongs to another plan: it has {name}={was!r}, this plan has {name}={is_now!r}; "
                 "resume with the run's own plan, or start a new run"
             )
     return (
         "was written by another version of this program: the same plan has another hash there; "
         "continue it with that version, or start a new run"
     )
-
-
-def load_weights(folder: Path, plan: Plan) -> tuple[dict[str, Tensor], list[dict[str, Tensor]]]:
-    """The server's and every party's state of the current checkpoint."""
-    weights = folder / str(_read_index(folder / _INDEX)["weights"])
-    try:
-        server = load_file(weights / "server.safetensors")
-        parties = [load_file(weights / f"party-{i}.safetensors") for i in range(plan.num_parties)]
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{weights} cannot be read: {error}") from error
-    return server, parties
-
-
-def _read_index(path: Path) -> dict[str, Any]:
-    index = read_object(path, _KINDS, CheckpointError)
-    checked_object(index["traffic"], TRAFFIC_KINDS, path, CheckpointError)
-    for line in index["history"]:
-        checked_object(line, {"epoch": int | float}, path, CheckpointError)
-    return index

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ from pbmvfl.errors import PlanError, RunFolderError
 from pbmvfl.files import write_atomically
 from pbmvfl.json_files import Kinds, checked_object, read_object
 from pbmvfl.plan import Plan
-from pbmvfl.runs.results import DEFAULT_DELTA, Result, history_csv
+from pbmvfl.runs.history import EpochLine, history_csv
+from pbmvfl.runs.results import DEFAULT_DELTA, Result
 
 RUNS = Path("runs")
 _TEXT = str | None
@@ -94,13 +96,14 @@ class RunFolder:
         path = self.path / "result.json"
         return Result.read(path) if path.exists() else None
 
-    def write_history(self, history: list[dict[str, Any]]) -> None:
+    @property
+    def curves(self) -> Path:
+        return self.path / "curves.png"
+
+    def write_history(self, history: Sequence[EpochLine]) -> None:
         write_atomically(self.path / "history.csv", history_csv(history))
 
     def write_result(self, result: Result, *, delta: float = DEFAULT_DELTA) -> None:
-        from pbmvfl.report.curves import draw_curves
-
+        """The last of a run's files: its presence means that the run has ended."""
         self.write_history(result.history)
-        draw_curves(result, self.path / "curves.png")
-        # last: its presence means that the run has ended
         write_atomically(self.path / "result.json", result.to_json(delta=delta))

@@ -28,7 +28,7 @@ _KINDS: Kinds = {"session": str, "first_round": int, "charged_until": int, "nois
 
 
 @dataclass(frozen=True, kw_only=True)
-class SessionRecord:
+class ReleasedRounds:
     """Rounds that one session released, or may have released before it was killed: first_round <= r < charged_until."""
 
     session: str
@@ -40,7 +40,7 @@ class SessionRecord:
     plan_hash: str | None = None
 
     @classmethod
-    def from_value(cls, value: object, path: Path, error: type[PbmvflError]) -> SessionRecord:
+    def from_value(cls, value: object, path: Path, error: type[PbmvflError]) -> ReleasedRounds:
         """One record of the JSON in `path`."""
         record: dict[str, Any] = checked_object(value, _KINDS, path, error)
         checked_object({"plan_hash": record.get("plan_hash")}, {"plan_hash": str | None}, path, error)
@@ -51,7 +51,7 @@ class SessionRecord:
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
-class SessionLog:
+class ReleaseLog:
     """Every session of a run, charged ahead: the file names a block of rounds before the first of them is sent.
 
     A log with a folder is the only one there until `close`, or until nobody has it any more.
@@ -70,10 +70,10 @@ class SessionLog:
         `checkpointed_rounds` of the run's checkpoint, all of which were released: the log must know of them. Records of
         a plan other than `plan_hash` are refused. `moved_from` is the folder where an earlier version kept the file.
         """
-        self.records: list[SessionRecord] = []
+        self.records: list[ReleasedRounds] = []
         self._plan_hash = plan_hash
         self._path: Path | None = None
-        self._release_lock: weakref.finalize[..., SessionLog] | None = None
+        self._release_lock: weakref.finalize[..., ReleaseLog] | None = None
         if folder is None:
             return
         folder.mkdir(parents=True, exist_ok=True)
@@ -112,7 +112,7 @@ class SessionLog:
 
     def open(self, session: str, *, first_round: int, until: int, noise_is_seeded: bool) -> None:
         self.records.append(
-            SessionRecord(
+            ReleasedRounds(
                 session=session,
                 first_round=first_round,
                 charged_until=until,
@@ -181,14 +181,14 @@ def _try_to_lock(folder: Path) -> int | None:
     )
 
 
-def _read_records(path: Path) -> list[SessionRecord]:
+def _read_records(path: Path) -> list[ReleasedRounds]:
     values = read_json(path, CheckpointError)
     if not isinstance(values, list):
         raise CheckpointError(f"{path} is damaged: it must be a list of sessions; restore it from a copy")
-    return [SessionRecord.from_value(value, path, CheckpointError) for value in values]
+    return [ReleasedRounds.from_value(value, path, CheckpointError) for value in values]
 
 
-def _check_plan(records: list[SessionRecord], plan_hash: str | None, path: Path) -> None:
+def _check_plan(records: list[ReleasedRounds], plan_hash: str | None, path: Path) -> None:
     """What a round releases is the plan's to say: rounds of another plan cannot be counted as rounds of this one."""
     for record in records:
         if None not in (record.plan_hash, plan_hash) and record.plan_hash != plan_hash:

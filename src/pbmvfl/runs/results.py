@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import itertools
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,8 +15,9 @@ from pbmvfl.plan import Plan
 from pbmvfl.plan_groups import Evaluation
 from pbmvfl.privacy.table import PrivacyTable, privacy_table
 from pbmvfl.privacy.units import Adversary
+from pbmvfl.runs.history import EpochLine
+from pbmvfl.runs.release_log import ReleasedRounds
 from pbmvfl.schedule import RowUses
-from pbmvfl.runs.release_log import SessionRecord
 from pbmvfl.wire.traffic import Traffic
 
 #: Of epsilons where nobody asked for another.
@@ -45,10 +44,10 @@ class Result:
 
     plan: Plan
     metrics: dict[str, float]
-    history: list[dict[str, Any]]
+    history: tuple[EpochLine, ...]
     traffic: Traffic
     seconds: float
-    sessions: tuple[SessionRecord, ...]
+    sessions: tuple[ReleasedRounds, ...]
     #: How often rows were released and updated, by kind of round, over all sessions.
     row_uses: tuple[RowUses, ...]
     #: Why the run ended before its plan did; empty if it did not.
@@ -106,7 +105,7 @@ class Result:
             "notes": self.notes,
             "plan": self.plan.to_dict(),
             "plan_hash": self.plan.hash.hex(),
-            "history": self.history,
+            "history": [line.to_dict() for line in self.history],
         }
 
     def to_json(self, *, delta: float = DEFAULT_DELTA) -> str:
@@ -122,10 +121,10 @@ class Result:
         return cls(
             plan=plan,
             metrics=values["metrics"],
-            history=values["history"],
+            history=tuple(EpochLine.from_dict(line, path, RunFolderError) for line in values["history"]),
             traffic=Traffic(**{name: traffic[name] for name in TRAFFIC_KINDS}),
             seconds=values["seconds"],
-            sessions=tuple(SessionRecord.from_value(session, path, RunFolderError) for session in values["sessions"]),
+            sessions=tuple(ReleasedRounds.from_value(session, path, RunFolderError) for session in values["sessions"]),
             row_uses=_read_uses(values, plan, path),
             noise_is_seeded=values["noise_is_seeded"],
             stopped=values["stopped"],
@@ -155,13 +154,3 @@ def _read_uses(values: dict[str, Any], plan: Plan, path: Path) -> tuple[RowUses,
         RowUses(kind=kind, **checked_object(found[kind.name], counts, path, RunFolderError))
         for kind in plan.schedule.kinds
     )
-
-
-def history_csv(history: Sequence[dict[str, Any]]) -> str:
-    """One line an epoch, with a column for everything that any epoch recorded."""
-    names = list(dict.fromkeys(name for row in history for name in row))
-    text = io.StringIO()
-    writer = csv.DictWriter(text, names, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(history)
-    return text.getvalue()

@@ -68,9 +68,11 @@ class Session:
     digest: bytes
 
     @classmethod
-    def open(cls, *, plan_hash: bytes, run_id: bytes, nonces: Sequence[bytes]) -> Session:
+    def open(cls, *, plan_hash: bytes, run_id: bytes, nonces: Sequence[bytes], first_round: int = 0) -> Session:
+        """Whoever was told another plan, run, first round or nonce computes another session, and other masks."""
         text = hashlib.sha256(_SESSION_LABEL)
-        text.update(struct.pack("<HH", PROTOCOL_VERSION, len(nonces)) + plan_hash + run_id + b"".join(nonces))
+        agreed = struct.pack("<HHI", PROTOCOL_VERSION, len(nonces), first_round)
+        text.update(agreed + plan_hash + run_id + b"".join(nonces))
         return cls(run_id, text.digest())
 
     @property

@@ -7,7 +7,7 @@
     6       2      sender: party index, or 65535 for the server
     8       8      run: chosen by the server, the same after a resume
     16      16     session: new at every start (zeros before it is agreed)
-    32      4      round number
+    32      4      round number; in NONCES the first round of the session
     36      4      payload length in bytes
     40      1      round kind (0 outside rounds)
     41      1      flags: 1 = the payload is a gradient
@@ -35,13 +35,16 @@ _CARRIES_GRADIENT = 1
 
 
 class MessageKind(IntEnum):
-    HELLO = 1  #: party: plan hash and nonce
+    START = 8  #: server: plan hash; opens a session
+    HELLO = 1  #: party: plan hash, nonce, and the rounds that it has checkpoints of
     NONCES = 2  #: server: plan hash and every party's nonce
     KEY = 3  #: party: signed session key
     KEYS = 4  #: server: every party's signed session key
     ROUND = 5  #: server: asks for a round; carries the gradient of the one before
     EMBEDDING = 6  #: party: its masked embedding
     UPDATE = 7  #: server: a gradient alone, at the end of an epoch; no answer
+    STOP = 9  #: server: the run ends here before its plan does; no answer
+    REFUSAL = 10  #: party: no, with a code and public words, instead of any answer
 
 
 class Message(NamedTuple):

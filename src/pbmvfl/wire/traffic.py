@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING
 
 from pbmvfl.secagg.keys import KEY_BYTES, NONCE_BYTES, SIGNATURE_BYTES
 from pbmvfl.wire.codecs import codec_for
+from pbmvfl.wire.hello import HASH_BYTES, hello_bytes
 from pbmvfl.wire.messages import HEADER_BYTES
 
 if TYPE_CHECKING:
     from pbmvfl.plan import Plan
-
-HASH_BYTES = 32
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,8 @@ def predicted_traffic(plan: Plan) -> Traffic:
     """What an undisturbed run of this plan moves, to the byte."""
     schedule, codec = plan.schedule, codec_for(plan.gradient_codec)
     parties = plan.num_parties
-    hello = HEADER_BYTES + HASH_BYTES + NONCE_BYTES
+    start = HEADER_BYTES + HASH_BYTES
+    hello = HEADER_BYTES + hello_bytes(0)
     nonces = HEADER_BYTES + HASH_BYTES + parties * NONCE_BYTES
     key = HEADER_BYTES + KEY_BYTES + SIGNATURE_BYTES
     keys = HEADER_BYTES + parties * (KEY_BYTES + SIGNATURE_BYTES)
@@ -60,7 +60,7 @@ def predicted_traffic(plan: Plan) -> Traffic:
         if phase.kind.carries_gradient:
             down += phase.passes * HEADER_BYTES  # the last gradient of a pass travels alone
     return Traffic(
-        bytes_setup=parties * (hello + nonces + key + keys),
+        bytes_setup=parties * (start + hello + nonces + key + keys),
         bytes_up=parties * up,
         bytes_down=parties * down,
         rounds=len(schedule),

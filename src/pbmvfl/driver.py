@@ -1,16 +1,16 @@
-"""One session of a run: messages from the server to every link and back, counted to the byte."""
+"""One session of a run: messages from the server to every party and their answers back, counted to the byte."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from pbmvfl.errors import PbmvflError, ProtocolError
+from pbmvfl.errors import PartyLost, PartyRefused
 from pbmvfl.server import Server
-from pbmvfl.transport.links import PartyLink
+from pbmvfl.transport.base import Transport
 from pbmvfl.wire.traffic import Traffic
 
-#: Called with (direction, party, bytes) for every message; tests record transcripts with it.
+#: Called with (direction, party, bytes) for every message.
 Tap = Callable[[str, int, bytes], None]
 
 
@@ -40,20 +40,18 @@ class Meter:
 
 def drive(
     server: Server,
-    links: Sequence[PartyLink],
+    transport: Transport,
     meter: Meter,
     *,
     on_open: Callable[[], None],
     on_round: Callable[[], None],
     on_epoch_end: Callable[[], None],
+    timeout: float | None = None,
 ) -> None:
     """Run the server's plan to its end. `on_open` comes before the first release, `on_epoch_end` after each epoch."""
-    for link in links:
-        link.hello()
-    _collect(server, links, meter, setup=True)
     opened = False
     while True:
-        if not opened and not server.waits_for_answers:
+        if not opened and server.is_open:
             opened = True
             on_open()
         message = server.advance()
@@ -62,29 +60,28 @@ def drive(
             on_round()
         if message is None:
             return
-        for party, link in enumerate(links):
-            meter.record("down", party, message, setup=not opened)
-            link.send(message)
-        _collect(server, links, meter, setup=not opened)
-        if server.at_epoch_end:
+        deliver(server, transport, meter, message, setup=not opened, timeout=timeout)
+        if opened and server.at_epoch_end:
             on_epoch_end()
 
 
-def _collect(server: Server, links: Sequence[PartyLink], meter: Meter, *, setup: bool) -> None:
-    expected = server.waits_for_answers
-    answers: list[bytes] = []
-    refusal: PbmvflError | None = None
-    for link in links:  # all of them, also after a refusal: whoever was asked has an answer on the way
+def deliver(
+    server: Server, transport: Transport, meter: Meter, message: bytes, *, setup: bool, timeout: float | None = None
+) -> None:
+    """One exchange. Everybody's answer is taken before a refusal is raised: others may have released the round."""
+    for party in range(server.plan.num_parties):
+        meter.record("down", party, message, setup=setup)
+    answers = transport.exchange(message, timeout=timeout)
+    refusal: PartyRefused | None = None
+    for party, answer in sorted(answers.received.items()):
+        if not answer:
+            continue
+        meter.record("up", party, answer, setup=setup)
         try:
-            answers.append(link.answer())
-        except PbmvflError as error:
+            server.receive(answer, sender=party)  # a line has one party at its other end, whatever a header says
+        except PartyRefused as error:
             refusal = refusal or error
     if refusal is not None:
         raise refusal
-    for party, answer in enumerate(answers):
-        if not answer and not expected:
-            continue
-        if not expected:
-            raise ProtocolError(f"party={party} answered a message that has no answer")
-        meter.record("up", party, answer, setup=setup)
-        server.receive(answer, sender=party)  # a link has one party at its other end, whatever a header says
+    if answers.lost:
+        raise PartyLost(answers.lost)

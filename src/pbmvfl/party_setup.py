@@ -1,0 +1,108 @@
+"""What makes a party, wherever it runs: its columns, its identity, its policy, its ledger and its checkpoints."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from torch import nn
+
+from pbmvfl.encoders import build_encoder
+from pbmvfl.ledger.charging import Charging
+from pbmvfl.ledger.ledger import Ledger
+from pbmvfl.party import Party
+from pbmvfl.plan import Plan
+from pbmvfl.policy import Policy
+from pbmvfl.runs.checkpoints import Checkpoints
+from pbmvfl.schedule import Split
+from pbmvfl.secagg.keys import Identity, Session
+
+#: Rounds that a party of a simulation has charged in one transaction. One by one a charge takes a tenth of a round, and
+#: all that a killed process can lose by more is some rounds that are charged and were not sent.
+ROUNDS_AHEAD = 16
+ACCEPTS_ALL = Policy()
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class PartySetup:
+    """Everything of one party's owner. It stays on the owner's machine."""
+
+    plan: Plan
+    index: int
+    identity: bytes
+    identities: tuple[bytes, ...]
+    train_features: npt.NDArray[np.float32] | npt.NDArray[np.uint8]
+    test_features: npt.NDArray[np.float32] | npt.NDArray[np.uint8] | None
+    policy: Policy = ACCEPTS_ALL
+    #: The folder of this party's own checkpoints, and how many epochs lie between them.
+    checkpoints: Path | None = None
+    checkpoint_every: int = 1
+    #: This party's own ledger, and its names for the data and for each row in it; None: rows by their position.
+    ledger: Path | None = None
+    dataset: str = ""
+    train_ids: tuple[str, ...] | None = None
+    test_ids: tuple[str, ...] | None = None
+
+    def build(self, encoder: nn.Module | None = None) -> Party:
+        """The party, if its owner accepts the plan."""
+        self.policy.check(self.plan)
+        if encoder is None:
+            encoder = build_encoder(self.plan, index=self.index, input_shape=self.train_features.shape[1:])
+        keeper = None
+        if self.checkpoints is not None:
+            keeper = Checkpoints(folder=self.checkpoints, plan=self.plan, every=self.checkpoint_every)
+        return self.make_party(
+            self.plan,
+            index=self.index,
+            train_features=self.train_features,
+            test_features=self.test_features,
+            encoder=encoder,
+            identity=Identity.from_private_bytes(self.identity),
+            identities=self.identities,
+            keeper=keeper,
+            open_guard=self._open_ledger if self.ledger is not None else None,
+        )
+
+    def make_party(self, plan: Plan, **arguments: Any) -> Party:
+        """The state machine itself; a subclass may make one of its own."""
+        return Party(plan, **arguments)
+
+    def features(self, split: Split) -> npt.NDArray[np.float32] | npt.NDArray[np.uint8]:
+        """The rows of a split; none where there are no test rows."""
+        if split is Split.TRAIN:
+            return self.train_features
+        return self.train_features[:0] if self.test_features is None else self.test_features
+
+    def _open_ledger(self, session: Session, first_round: int) -> Charging:
+        assert self.ledger is not None
+        ledger = Ledger(self.ledger)
+        try:
+            return ledger.open_session(
+                dataset=self.dataset,
+                plan=self.plan,
+                run=session.run_id.hex(),
+                session=session.id.hex(),
+                first_round=first_round,
+                rounds_ahead=ROUNDS_AHEAD,
+                fingerprint=self._fingerprint(),
+                train_ids=self.train_ids,
+                test_ids=self.test_ids,
+            )
+        except BaseException:
+            ledger.close()
+            raise
+
+    def _fingerprint(self) -> str:
+        """Of the values, to notice that they changed; rows with ids in the ids' order, so that a split changes none."""
+        rows: npt.NDArray[np.float32] | npt.NDArray[np.uint8] = self.train_features
+        if self.train_ids is not None:
+            ids = self.train_ids
+            if self.test_features is not None and self.test_ids is not None:
+                ids += self.test_ids
+                rows = np.concatenate([rows, self.test_features])
+            rows = rows[np.argsort(np.array(ids))]
+        return hashlib.sha256(np.ascontiguousarray(rows).data).hexdigest()

@@ -1,0 +1,224 @@
+"""One call of `fit`: a server and its parties from the first message to the result."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pbmvfl.data.vertical import VerticalDataset
+from pbmvfl.driver import Meter, Tap, deliver, drive
+from pbmvfl.errors import CheckpointError, PartyRefused, PbmvflError
+from pbmvfl.json_files import checked_object
+from pbmvfl.metrics import classification_metrics
+from pbmvfl.runs.checkpoints import Checkpoints
+from pbmvfl.runs.history import EpochLine
+from pbmvfl.runs.release_log import ReleaseLog
+from pbmvfl.runs.results import TRAFFIC_KINDS, Result
+from pbmvfl.schedule import Round, Split
+from pbmvfl.server import Server
+from pbmvfl.transport.base import Inspection, Transport
+from pbmvfl.wire.refusals import RefusalCode
+from pbmvfl.wire.traffic import Traffic
+
+
+class Run:
+    """What happens on the way: the log of releases, evaluation, history, the server's checkpoints, an early end."""
+
+    def __init__(
+        self,
+        server: Server,
+        transport: Transport,
+        data: VerticalDataset,
+        *,
+        log: ReleaseLog,
+        keeper: Checkpoints | None,
+        inspection: Inspection | None,
+        owners: Inspection | None,
+        noise_is_seeded: bool,
+        taps: Sequence[Tap],
+        on_round: Callable[[int, float, Traffic], None] | None,
+        on_epoch: Callable[[EpochLine], None] | None,
+    ) -> None:
+        """`inspection` is the door to exact sums, `owners` to what parties log; a deployment has neither."""
+        self._server, self._transport, self._data = server, transport, data
+        self._plan = server.plan
+        self._log, self._keeper = log, keeper
+        self._inspection, self._owners = inspection, owners
+        self._noise_is_seeded = noise_is_seeded
+        self._on_round, self._on_epoch = on_round, on_epoch
+        self._meter = Meter(taps=list(taps))
+        self._started = time.perf_counter()
+        self._earlier = Traffic()
+        self._history: list[EpochLine] = []
+        self._is_open = False
+        self._loss = float("nan")
+        self._losses: list[float] = []
+        self._seen: list[tuple[Tensor, Tensor]] = []  # this epoch's noisy scores, for evaluation=released
+        self._test_scores: dict[int, Tensor] = {}
+        server.on_joint_round = self._joint_round
+        server.on_scores = self._scores
+
+    def finish(self) -> Result:
+        """Run to the plan's end, or to the round that a party refuses."""
+        stopped = ""
+        try:
+            drive(
+                self._server,
+                self._transport,
+                self._meter,
+                on_open=self._open,
+                on_round=self._round,
+                on_epoch_end=self._epoch_end,
+            )
+            self._log.charge_until(self._server.completed_rounds)
+        except PartyRefused as refusal:
+            stopped = self._stopped_by(refusal)
+            self._stop_early()
+        except KeyboardInterrupt:
+            if self._is_open:  # what was charged ahead and never asked for is given back; the round under way counts
+                asked = self._server.completed_rounds + 1
+                self._log.charge_until(min(asked, self._log.records[-1].charged_until))
+            raise
+        if self._test_scores and not stopped:
+            self._add_test_metrics()
+        return Result(
+            plan=self._plan,
+            metrics=self._history[-1].metrics,
+            history=tuple(self._history),
+            traffic=self._traffic(),
+            seconds=time.perf_counter() - self._started,
+            sessions=tuple(self._log.records),
+            row_uses=self._log.uses(self._plan),
+            noise_is_seeded=self._log.noise_is_seeded,
+            stopped=stopped,
+        )
+
+    def _stopped_by(self, refusal: PartyRefused) -> str:
+        """Why the run ends with a result. Only a limit ends it so; any other refusal is an error."""
+        error = None if self._owners is None else self._owners.owner_error(refusal.party)
+        if refusal.code != RefusalCode.BUDGET or not self._is_open:
+            # Whoever runs all roles is told what the party's owner would find in its log.
+            raise (error if isinstance(error, PbmvflError) else refusal) from refusal
+        return str(refusal if error is None else error)
+
+    def _stop_early(self) -> None:
+        """A party refused a round. Every network has taken the step before it, so what there is, is complete."""
+        completed = self._server.completed_rounds
+        deliver(self._server, self._transport, self._meter, self._server.stop(), setup=False)
+        if completed < self._plan.schedule.trained_at and (self._losses or not self._history):
+            self._history.append(self._line(self._plan.schedule.epochs_before(completed)))
+        self._save(min(completed, self._plan.schedule.trained_at))
+        # The refused round may have left the other parties, masked; it counts.
+        self._log.charge_until(completed + 1)
+
+    # --- what happens on the way ---
+
+    def _open(self) -> None:
+        assert self._server.session is not None
+        self._is_open = True
+        first_round = self._server.first_round
+        if first_round:
+            self._log.must_cover(first_round)
+            self._continue_from(first_round)
+        self._log.open(
+            self._server.session.id.hex(),
+            first_round=first_round,
+            until=self._next_boundary(),
+            noise_is_seeded=self._noise_is_seeded,
+        )
+
+    def _continue_from(self, first_round: int) -> None:
+        """Take up what was known when the checkpoint was written."""
+        assert self._keeper is not None
+        notes = self._keeper.notes_of(self._server.run_id, first_round)
+        path = self._keeper.folder
+        kinds = {"seconds": int | float, "traffic": dict, "history": list}
+        known = checked_object(dict(notes), kinds, path, CheckpointError)
+        self._started -= known["seconds"]
+        self._earlier = Traffic(**checked_object(known["traffic"], TRAFFIC_KINDS, path, CheckpointError))
+        self._history = [EpochLine.from_dict(line, path) for line in known["history"]]
+
+    def _next_boundary(self) -> int:
+        """The round after which the next checkpoint comes; until there, releases are charged ahead."""
+        every = 1 if self._keeper is None else self._keeper.every
+        epoch = int(self._plan.schedule.epochs_before(self._server.completed_rounds))
+        return self._plan.schedule.end_of_epoch(epoch + every - epoch % every)
+
+    def _joint_round(self, loss: float, scores: Tensor, labels: Tensor) -> None:
+        self._loss = loss
+        self._losses.append(loss)
+        if self._inspection is None:
+            self._seen.append((scores, labels))
+
+    def _scores(self, current: Round, scores: Tensor) -> None:
+        if current.kind.split is Split.TEST:
+            self._test_scores |= dict(zip(current.rows.tolist(), scores, strict=True))
+
+    def _round(self) -> None:
+        if self._on_round is not None:
+            self._on_round(self._server.completed_rounds, self._loss, self._traffic())
+
+    def _epoch_end(self) -> None:
+        completed = self._server.completed_rounds
+        line = self._line(self._plan.schedule.epochs_before(completed))
+        self._history.append(line)
+        self._losses, self._seen = [], []
+        if self._keeper is not None and self._keeper.wants(completed):
+            self._save(completed)
+        if self._on_epoch is not None:
+            self._on_epoch(line)
+
+    def _line(self, epoch: float) -> EpochLine:
+        traffic = self._traffic()
+        return EpochLine(
+            epoch=int(epoch) if epoch == int(epoch) else round(epoch, 4),
+            train_loss=float(np.mean(self._losses)) if self._losses else None,
+            **self._evaluate(),
+            bytes_up=traffic.bytes_up,
+            bytes_down=traffic.bytes_down,
+            seconds=round(time.perf_counter() - self._started, 3),
+        )
+
+    def _evaluate(self) -> dict[str, Any]:
+        """Metrics of the epoch: from the noisy sums that the server saw, or through the simulator's door."""
+        if self._inspection is None:
+            if not self._seen:
+                return {}
+            scores = torch.cat([scores for scores, _ in self._seen]).numpy()
+            labels = torch.cat([labels for _, labels in self._seen]).numpy()
+            return classification_metrics(scores, labels, prefix="train")
+        metrics: dict[str, float] = {}
+        for split, labels in ((Split.TRAIN, self._data.train_labels), (Split.TEST, self._data.test_labels)):
+            if len(labels):
+                exact, *others = self._inspection.exact_embeddings(split)
+                for other in others:
+                    exact = exact + other
+                scores = self._server.predict(torch.from_numpy(exact)).numpy()
+                metrics |= classification_metrics(scores, labels, prefix=split)
+        return metrics
+
+    def _add_test_metrics(self) -> None:
+        """Of test rows that were released; a run that ended among them has asked for all of them again."""
+        scores = torch.stack([self._test_scores[row] for row in range(self._plan.num_test_samples)]).numpy()
+        found: dict[str, Any] = classification_metrics(scores, self._data.test_labels, prefix="test")
+        self._history[-1] = EpochLine(**{**self._history[-1].to_dict(), **found})
+
+    def _save(self, completed_rounds: int) -> None:
+        """The server's own checkpoint; every party has written its own."""
+        if self._keeper is None:
+            return
+        self._keeper.notes.update(
+            seconds=time.perf_counter() - self._started,
+            traffic=self._traffic().to_dict(),
+            history=[line.to_dict() for line in self._history],
+        )
+        self._keeper.save(self._server.run_id, completed_rounds, self._server.state())
+        self._log.charge_until(self._next_boundary())
+
+    def _traffic(self) -> Traffic:
+        return self._earlier + self._meter.traffic()

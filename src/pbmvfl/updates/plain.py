@@ -1,0 +1,60 @@
+"""The exact gradient, by autograd: what the paper does. Weights then know the rows they were trained on.
+
+Shape suffixes: B rows of the batch, P embedding_dim.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from pbmvfl.errors import EncoderError
+from pbmvfl.plan import Plan
+from pbmvfl.updates.trainer import Trainer
+
+
+class Plain:
+    """One party's network, stepped along its exact gradients."""
+
+    def __init__(self, plan: Plan, encoder: nn.Module) -> None:
+        self._encoder = encoder
+        self._embedding_dim = plan.embedding_dim
+        self._trainer = Trainer(plan, encoder)
+        self._waiting: Tensor | None = None  # the embedding with its graph
+
+    @property
+    def waiting_rows(self) -> int:
+        return 0 if self._waiting is None else len(self._waiting)
+
+    def embed(self, batch: Tensor, *, for_training: bool) -> npt.NDArray[np.float32]:
+        if for_training:
+            if not self._encoder.training:  # asking costs nothing; setting it walks through the whole network
+                self._encoder.train()
+            embedding_BP: Tensor = self._encoder(batch)
+        else:
+            self._encoder.eval()
+            with torch.no_grad():
+                embedding_BP = self._encoder(batch)
+        if embedding_BP.shape != (len(batch), self._embedding_dim):
+            raise EncoderError(
+                f"the encoder gives shape={tuple(embedding_BP.shape)}, the plan needs "
+                f"({len(batch)}, {self._embedding_dim})"
+            )
+        self._waiting = embedding_BP if for_training else None
+        return embedding_BP.detach().numpy()
+
+    def apply(self, gradient_BP: npt.NDArray[np.float32]) -> None:
+        """Chain rule from the gradient of the sum (the sum passes it on unchanged), then one step."""
+        assert self._waiting is not None
+        # copy: the array may be a read-only view of the message
+        slopes = self._trainer.slopes(self._waiting, torch.from_numpy(gradient_BP.copy()))
+        self._trainer.step(slopes)
+        self._waiting = None
+
+    def state(self) -> dict[str, Tensor]:
+        return self._trainer.state()
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        self._trainer.load_state(state)
