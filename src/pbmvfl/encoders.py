@@ -188,7 +188,7 @@ def check_encoder(encoder: nn.Module, plan: Plan, *, index: int, rows: Tensor | 
     if encoder.bound != plan.bound:
         raise EncoderError(f"party={index}: its encoder has bound={encoder.bound:g}, the plan has bound={plan.bound:g}")
     if not plan.couples_rows:  # with those each use of a row is charged as its whole batch
-        _check_rows_apart(encoder, index, rows)
+        _check_rows_apart(encoder, plan, index, rows)
     return encoder
 
 
@@ -211,7 +211,7 @@ def check_distinct(encoders: Sequence[nn.Module]) -> None:
 # --- one row must not move another's embedding ---
 
 
-def _check_rows_apart(encoder: Bounded, index: int, rows: Tensor | None) -> None:
+def _check_rows_apart(encoder: Bounded, plan: Plan, index: int, rows: Tensor | None) -> None:
     for name, module in encoder.named_modules():
         if isinstance(module, _BatchNorm) or getattr(module, "track_running_stats", False):
             raise EncoderError(
@@ -219,7 +219,7 @@ def _check_rows_apart(encoder: Bounded, index: int, rows: Tensor | None) -> None
                 "row would move every embedding of its batch, and the privacy account charges it for its own alone; "
                 "use GroupNorm or LayerNorm, which normalise each row by itself"
             )
-    if rows is not None and _one_row_moves_others(encoder, index, rows):
+    if rows is not None and _one_row_moves_others(encoder, plan, index, rows):
         raise EncoderError(
             f"party={index}: when one row of a batch changes, its encoder changes embeddings of other rows, or "
             "something that it keeps for later batches; the privacy account charges a row for its own embedding alone; "
@@ -227,13 +227,20 @@ def _check_rows_apart(encoder: Bounded, index: int, rows: Tensor | None) -> None
         )
 
 
-def _one_row_moves_others(encoder: Bounded, index: int, rows: Tensor) -> bool:
+def _one_row_moves_others(encoder: Bounded, plan: Plan, index: int, rows: Tensor) -> bool:
     failure: Exception | None = None
     for batch, changed in _probes(rows):
         try:
-            return _differ(_traces(encoder, batch), _traces(encoder, changed))
+            first, second = _traces(encoder, batch), _traces(encoder, changed)
         except Exception as error:  # whatever a network of somebody else raises for values that it cannot take
             failure = error
+            continue
+        if first[0].shape != (_PROBE_ROWS - 1, plan.embedding_dim):
+            raise EncoderError(
+                f"party={index}: its encoder gives embeddings of shape={tuple(first[0].shape[1:])}, the plan needs "
+                f"shape=({plan.embedding_dim},)"
+            )
+        return _differ(first, second)
     raise EncoderError(
         f"party={index}: its encoder cannot take rows of shape={tuple(rows.shape[1:])} and type {rows.dtype}: "
         f"{failure}; give a network for the shape and type of the party's rows"
@@ -261,7 +268,8 @@ def _probes(rows: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
 def _traces(encoder: Bounded, batch: Tensor) -> list[Tensor]:
     """All that must not depend on the first row of `batch`: the other rows' embeddings, the next batch's, the state.
 
-    Of a copy in training mode, with the same dropout every time, and before the squashing: what saturates hides moves.
+    Of a copy in training mode, with the same dropout every time, and before the squashing: two large
+    outputs that differ look alike after it.
     """
     network = copy.deepcopy(encoder).train()
     network._squash = _unsquashed

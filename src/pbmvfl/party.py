@@ -23,13 +23,14 @@ import torch
 from torch import Tensor, nn
 
 from pbmvfl.encoders import check_encoder
-from pbmvfl.errors import OutOfOrder, PbmvflError, TruncatedMessage, WrongPlan, WrongSender, WrongSession
+from pbmvfl.errors import DataError, OutOfOrder, PbmvflError, TruncatedMessage, WrongPlan, WrongSender, WrongSession
 from pbmvfl.mechanisms import Scratch
 from pbmvfl.plan import Plan
 from pbmvfl.privacy.events import Event
 from pbmvfl.randomness.secret import Entropy, SystemEntropy
 from pbmvfl.schedule import Round, RoundKind, Split
 from pbmvfl.secagg.keys import (
+    IDENTITY_BYTES,
     KEY_BYTES,
     NONCE_BYTES,
     SIGNATURE_BYTES,
@@ -48,6 +49,8 @@ from pbmvfl.wire.refusals import Refusal
 
 _Features = npt.NDArray[np.float32] | npt.NDArray[np.uint8]
 _log = logging.getLogger(__name__)
+#: Products of a column with weights and a gradient stay far inside float32.
+LARGEST_COLUMN = 1e9
 
 
 class ReleaseGuard(Protocol):
@@ -92,17 +95,15 @@ class Party:
         """`open_guard` is called with the session and its first round, before anything is released in it."""
         if not 0 <= index < plan.num_parties:
             raise WrongPlan(f"party={index}: the plan has parties 0 to {plan.num_parties - 1}")
-        if len(identities) != plan.num_parties or identity.public != identities[index]:
-            raise WrongPlan(
-                f"party={index}: {len(identities)} pinned identities for num_parties={plan.num_parties}, "
-                "and its own must be among them at its index"
-            )
+        _check_identities(identities, plan, index=index, own=identity.public)
         if len(train_features) != plan.num_samples:
             raise WrongPlan(f"party={index}: has {len(train_features)} rows, the plan has {plan.num_samples}")
         num_test = 0 if test_features is None else len(test_features)
         uses_test = any(kind.split is Split.TEST for kind in plan.schedule.kinds)
         if uses_test and num_test != plan.num_test_samples:
             raise WrongPlan(f"party={index}: has {num_test} test rows, the plan has {plan.num_test_samples}")
+        for rows, split in ((train_features, Split.TRAIN), (test_features, Split.TEST)):
+            _check_rows(rows, index=index, split=split)
         self.plan = plan
         self.index = index
         self.encoder = check_encoder(encoder, plan, index=index, rows=torch.from_numpy(train_features[:8]))
@@ -136,6 +137,8 @@ class Party:
         self._stepped_for: bytes | None = None  # the last request whose gradient was used, answered or not
         #: What the owner would find in the log about the last refusal. Never sent.
         self.last_error: Exception | None = None
+        #: The first failure of the party's own network. The party answered all the same, and the owner should know.
+        self.fault: Exception | None = None
 
     @property
     def noise_is_seeded(self) -> bool:
@@ -296,7 +299,10 @@ class Party:
             return
         gradient_BP = self._check_round(message)
         if gradient_BP is not None:
-            self._update.apply(gradient_BP)
+            try:
+                self._update.apply(gradient_BP)
+            except Exception as error:
+                self._note_fault(error)
             assert self._answered is not None
             self._weights_of = self._answered.number + 1
             self._answered = None
@@ -324,13 +330,15 @@ class Party:
             if len(message.payload):
                 raise TruncatedMessage(f"payload of {len(message.payload)} bytes where none belongs")
             return None
-        return self._codec.decode(message.payload, self._answered.num_rows, self.plan.embedding_dim)
+        return self._codec.decode(
+            message.payload, self._answered.num_rows, self.plan.embedding_dim, bound=self.plan.gradient_bound
+        )
 
     def _answer_round(self, message: Message) -> bytes:
         """Embed, randomise, have it charged, mask. Whatever raises leaves the round to be asked for again."""
         current = self._schedule[message.round_number]
         batch = self._features[current.kind.split].index_select(0, torch.from_numpy(current.rows))
-        embedding_BP = self._update.embed(batch, for_training=current.kind.carries_gradient)
+        embedding_BP = self._embed(batch, current)
         mechanism = self.plan.mechanism_for(current.kind)
         released_BP = mechanism.randomize(embedding_BP, self._entropy, self._scratch)
         if self._guard is not None:
@@ -341,6 +349,21 @@ class Party:
         self._answered = current if current.kind.carries_gradient else None
         self._next_round = current.number + 1
         return answer
+
+    def _embed(self, batch: Tensor, current: Round) -> npt.NDArray[np.float32]:
+        """Embeddings, whatever the columns are: if the network fails on them, zeros are randomised and sent.
+
+        That a party does not answer is something that an adversary sees, and no epsilon counts it.
+        """
+        try:
+            return self._update.embed(batch, for_training=current.kind.carries_gradient)
+        except Exception as error:
+            self._note_fault(error)
+            return np.zeros((current.num_rows, self.plan.embedding_dim), dtype=np.float32)
+
+    def _note_fault(self, error: Exception) -> None:
+        _log.error("party=%d: its network failed, and the round goes on without it", self.index, exc_info=error)
+        self.fault = self.fault or error
 
     def _reply(self, kind: MessageKind, payload: bytes, current: Round | None = None) -> bytes:
         assert self._session is not None
@@ -393,3 +416,38 @@ class Party:
         with torch.no_grad():
             embedding_BP: Tensor = self.encoder(features)
         return embedding_BP
+
+
+def _check_identities(identities: Sequence[bytes], plan: Plan, *, index: int, own: bytes) -> None:
+    """Everybody's pinned key once, each of its length, one's own at one's own place and nowhere else."""
+    if len(identities) != plan.num_parties or own != identities[index]:
+        raise WrongPlan(
+            f"party={index}: {len(identities)} pinned identities for num_parties={plan.num_parties}, "
+            "and its own must be among them at its index"
+        )
+    for other, pin in enumerate(identities):
+        if len(pin) != IDENTITY_BYTES:
+            raise WrongPlan(
+                f"party={other}: its pinned identity has {len(pin)} bytes; permitted: {IDENTITY_BYTES}; pin the "
+                "party's public key as it is"
+            )
+    for other, pin in enumerate(identities):
+        first = identities.index(pin)
+        if first != other:
+            raise WrongPlan(
+                f"party={first} and party={other} have the same pinned identity: one of them would stand for both, and "
+                "the sum would hide fewer parties than the plan says; pin each party's own"
+            )
+
+
+def _check_rows(rows: _Features | None, *, index: int, split: Split) -> None:
+    """Refuse columns that are no numbers, or far out of scale, on the owner's machine and before any session."""
+    if rows is None or not np.issubdtype(rows.dtype, np.floating):
+        return
+    permitted = np.abs(rows) <= LARGEST_COLUMN  # NaN is not
+    if not permitted.all():
+        where = np.argwhere(~permitted)[0]
+        raise DataError(
+            f"party={index}: row {where[0]} of its {split} rows, column {list(where[1:])} is NaN or beyond "
+            f"{LARGEST_COLUMN:g}; give finite numbers, scaled by public constants"
+        )

@@ -121,6 +121,7 @@ class Plan:
     optimizer = _In[OptimizerName]("learning")
     momentum = _In[float]("learning")
     gradient_codec = _In[GradientCodecName]("learning")
+    gradient_bound = _In[float]("learning")
     noise_multiplier = _In[float]("update")
     clip_norm = _In[float]("update")
     encoder = _In[str]("network")

@@ -13,6 +13,8 @@ from pbmvfl.wire.codecs import GradientCodecName
 
 #: Encoders whose embedding of a row depends on the other rows of its batch.
 COUPLES_ROWS = frozenset({"resnet18-batchnorm"})
+#: Far inside float32: products of a gradient with a weight and a column stay finite for all but absurd columns.
+LARGEST_GRADIENT_BOUND = 1e6
 DATA, MECHANISM, TRAINING = "Data", "Privacy mechanism", "Training"
 
 
@@ -102,12 +104,19 @@ class Learning:
         help=f"{words(GradientCodecName)}: how the gradient goes down; coarser costs no privacy.",
         panel=TRAINING,
     )
+    gradient_bound: float = setting(
+        1000.0, help="What every party clips the entries of a gradient to, whatever the server sends.", panel=TRAINING
+    )
 
     def __post_init__(self) -> None:
-        for name in ("learning_rate", "momentum"):
+        for name in ("learning_rate", "momentum", "gradient_bound"):
             object.__setattr__(self, name, finite(name, getattr(self, name)))
         object.__setattr__(self, "optimizer", one_of("optimizer", self.optimizer, OptimizerName))
         object.__setattr__(self, "gradient_codec", one_of("gradient_codec", self.gradient_codec, GradientCodecName))
+        if not 0 < self.gradient_bound <= LARGEST_GRADIENT_BOUND:
+            raise PlanError(
+                f"gradient_bound={self.gradient_bound:g} must be above 0 and at most {LARGEST_GRADIENT_BOUND:g}"
+            )
         if self.learning_rate <= 0:
             raise PlanError(f"learning_rate={self.learning_rate:g} must be above 0")
         if not 0 <= self.momentum < 1:

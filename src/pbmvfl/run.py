@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.driver import Meter, Tap, deliver, drive
-from pbmvfl.errors import CheckpointError, PartyRefused, PbmvflError
+from pbmvfl.errors import CheckpointError, EncoderError, PartyRefused, PbmvflError
 from pbmvfl.json_files import checked_object
 from pbmvfl.metrics import classification_metrics
 from pbmvfl.runs.checkpoints import Checkpoints
@@ -164,6 +164,7 @@ class Run:
             self._on_round(self._server.completed_rounds, self._loss, self._traffic())
 
     def _epoch_end(self) -> None:
+        self._raise_faults()
         completed = self._server.completed_rounds
         line = self._line(self._plan.schedule.epochs_before(completed))
         self._history.append(line)
@@ -172,6 +173,15 @@ class Run:
             self._save(completed)
         if self._on_epoch is not None:
             self._on_epoch(line)
+
+    def _raise_faults(self) -> None:
+        """A network that fails is covered up by its party; whoever runs all roles is told at the end of the epoch."""
+        for party in range(self._plan.num_parties):
+            error = None if self._owners is None else self._owners.owner_error(party)
+            if error is not None:
+                raise EncoderError(
+                    f"party={party}: its network failed in training: {error}; give a network that takes the party's rows"
+                ) from error
 
     def _line(self, epoch: float) -> EpochLine:
         traffic = self._traffic()

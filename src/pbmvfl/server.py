@@ -24,6 +24,7 @@ from pbmvfl.errors import (
     DuplicateMessage,
     OutOfOrder,
     PartyRefused,
+    ProtocolError,
     TruncatedMessage,
     WrongPlan,
     WrongSender,
@@ -248,6 +249,11 @@ class Server:
         shape = (self.round.num_rows, self.plan.embedding_dim)
         quantized_sum = self._payload.total(self._take_inbox(), shape[0] * shape[1])
         mechanism = self.plan.mechanism_for(self.round.kind)
+        if mechanism.largest_sum is not None and int(quantized_sum.max()) > mechanism.largest_sum:
+            raise ProtocolError(
+                f"round={self.round.number}: a sum is {int(quantized_sum.max())}, and honest parties make at most "
+                f"{mechanism.largest_sum}: a party does not follow the protocol, or its masks are another session's"
+            )
         estimated_sum_BP = torch.from_numpy(mechanism.estimate(quantized_sum).reshape(shape))
         if self.round.kind.carries_gradient:
             self._learn(estimated_sum_BP, self._labels.index_select(0, torch.from_numpy(self.round.rows)))

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from pbmvfl.errors import NonFiniteError, PlanError
+from pbmvfl.errors import PlanError
 from pbmvfl.privacy.events import ReleaseEvent
 from pbmvfl.registry import Registry
 from pbmvfl.secagg.ring import Ring
@@ -34,14 +34,6 @@ if TYPE_CHECKING:
 SMALLEST_BOUND = 1e-6
 LARGEST_BOUND = 1e6
 _PANEL = "Privacy mechanism"
-
-
-def not_finite() -> NonFiniteError:
-    """For an embedding that holds NaN or infinity. Earlier rounds of the run may have been released."""
-    return NonFiniteError(
-        "the embedding holds NaN or infinity, so this round was not released; start a new run with a smaller learning "
-        "rate, or check the columns"
-    )
 
 
 class Scratch:
@@ -136,7 +128,11 @@ class Mechanism(ABC):
     def randomize(
         self, embedding: npt.NDArray[np.float32], entropy: Entropy, scratch: Scratch | None = None
     ) -> npt.NDArray[Any]:
-        """What leaves the party, drawn anew for every value of the embedding."""
+        """What leaves the party, drawn anew for every value of the embedding.
+
+        Total: NaN counts as 0 and what lies outside [-C, C] as the nearer end. Whether a party answers must not depend
+        on its columns, so there is nothing here that raises.
+        """
 
     @abstractmethod
     def estimate(self, total: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
@@ -146,6 +142,11 @@ class Mechanism(ABC):
     @abstractmethod
     def variance_upper_bound(self) -> float:
         """Of one coordinate of the estimated sum, whatever the embeddings are."""
+
+    @property
+    def largest_sum(self) -> int | None:
+        """The largest sum that honest parties can send; None where sums are floats."""
+        return None
 
     # --- simulation ---
 

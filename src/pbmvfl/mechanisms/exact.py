@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Self
 import numpy as np
 import numpy.typing as npt
 
-from pbmvfl.mechanisms.base import Mechanism, NoisySum, Scratch, not_finite, register
+from pbmvfl.mechanisms.base import Mechanism, NoisySum, Scratch, register
 from pbmvfl.privacy.events import ExactRelease
 from pbmvfl.wire.payloads import Floats
 
@@ -49,9 +49,7 @@ class Exact(Mechanism):
         self, embedding: npt.NDArray[np.float32], entropy: Entropy, scratch: Scratch | None = None
     ) -> npt.NDArray[np.float32]:
         del entropy, scratch  # nothing random about it
-        if not np.isfinite(embedding).all():
-            raise not_finite()
-        return embedding
+        return np.nan_to_num(embedding, nan=0.0, posinf=self.bound, neginf=-self.bound)
 
     def estimate(self, total: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         return total

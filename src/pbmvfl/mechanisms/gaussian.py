@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar, Self
 import numpy as np
 import numpy.typing as npt
 
-from pbmvfl.mechanisms.base import NoisySum, Scratch, not_finite, register
+from pbmvfl.mechanisms.base import NoisySum, Scratch, register
 from pbmvfl.mechanisms.trials import Trials
 from pbmvfl.privacy.events import LocalGaussianRelease, local_gaussian_variance
 from pbmvfl.wire.payloads import Floats
@@ -61,10 +61,8 @@ class LocalGaussian(Trials):
         from pbmvfl.randomness.secret import standard_normal
 
         del scratch
-        if not np.isfinite(embedding).all():
-            raise not_finite()
         noise = standard_normal(entropy, embedding.size).reshape(embedding.shape)
-        clipped = np.clip(embedding, -self.bound, self.bound)
+        clipped = np.clip(np.nan_to_num(embedding, nan=0.0), -self.bound, self.bound)
         noisy: npt.NDArray[np.float32] = (clipped + math.sqrt(self.event.variance) * noise).astype(np.float32)
         return noisy
 

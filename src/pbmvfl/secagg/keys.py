@@ -25,6 +25,7 @@ from pbmvfl.randomness.secret import fork_generation
 
 NONCE_BYTES = 32
 KEY_BYTES = 32
+IDENTITY_BYTES = 32
 SIGNATURE_BYTES = 64
 RUN_ID_BYTES = 8
 SESSION_ID_BYTES = 16

@@ -40,4 +40,4 @@ class Inspection(Protocol):
         """Every party's noise-free embeddings of a split."""
 
     def owner_error(self, party: int) -> Exception | None:
-        """What the owner of a party would find in its log about the last refusal."""
+        """What the owner of a party would find in its log: about the last refusal, or the first failed network."""

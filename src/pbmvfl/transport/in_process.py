@@ -39,4 +39,4 @@ class InProcess:
         return [exact_embeddings(party, setup.features(split)) for party, setup in pairs]
 
     def owner_error(self, party: int) -> Exception | None:
-        return self.parties[party].last_error
+        return self.parties[party].last_error or self.parties[party].fault

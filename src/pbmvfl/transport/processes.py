@@ -178,6 +178,8 @@ def _serve(pipe: Connection, setup: PartySetup) -> None:
     # Ctrl-C is the parent's to handle: it closes the pipe, and the ledger gets back what was charged ahead.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)  # several parties share the machine; threads of each would fight
+    # Arithmetic with numbers near zero is slow by a factor of ten and more: time would tell of values.
+    torch.set_flush_denormal(True)
     party: Party | None = None
     failure: Exception | None = None
     try:
@@ -213,7 +215,7 @@ def _handle(party: Party | None, setup: PartySetup, failure: Exception | None, c
             exact = exact_embeddings(party, setup.features(Split(body.decode())))
             return save({"embeddings": torch.from_numpy(exact)})
         case _Command.LAST_ERROR:
-            return _error_text(party.last_error)
+            return _error_text(party.last_error or party.fault)
         case _Command.STOP:
             raise AssertionError("ends the loop before it gets here")
         case _:

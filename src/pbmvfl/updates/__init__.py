@@ -31,7 +31,7 @@ class Update(Protocol):
         """The embeddings of a batch. With `for_training` it waits for its gradient from then on."""
 
     def apply(self, gradient_BP: npt.NDArray[np.float32]) -> None:
-        """Step with the gradient of the batch that waits; then none waits."""
+        """Step with the gradient of the batch that waits, if one does; then none waits."""
 
     def state(self) -> dict[str, Tensor]:
         """Weights and moments for this party's own checkpoint. No keys, no noise."""

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from pbmvfl.errors import EncoderError
 from pbmvfl.plan import Plan
-from pbmvfl.updates.trainer import Trainer
+from pbmvfl.updates.trainer import TotalTrainer
 
 
 class Plain:
@@ -21,7 +21,7 @@ class Plain:
     def __init__(self, plan: Plan, encoder: nn.Module) -> None:
         self._encoder = encoder
         self._embedding_dim = plan.embedding_dim
-        self._trainer = Trainer(plan, encoder)
+        self._trainer = TotalTrainer(plan, encoder)
         self._waiting: Tensor | None = None  # the embedding with its graph
 
     @property
@@ -29,6 +29,7 @@ class Plain:
         return 0 if self._waiting is None else len(self._waiting)
 
     def embed(self, batch: Tensor, *, for_training: bool) -> npt.NDArray[np.float32]:
+        self._waiting = None
         if for_training:
             if not self._encoder.training:  # asking costs nothing; setting it walks through the whole network
                 self._encoder.train()
@@ -47,7 +48,8 @@ class Plain:
 
     def apply(self, gradient_BP: npt.NDArray[np.float32]) -> None:
         """Chain rule from the gradient of the sum (the sum passes it on unchanged), then one step."""
-        assert self._waiting is not None
+        if self._waiting is None:  # its embedding failed, and something else was released in its place
+            return
         # copy: the array may be a read-only view of the message
         slopes = self._trainer.slopes(self._waiting, torch.from_numpy(gradient_BP.copy()))
         self._trainer.step(slopes)

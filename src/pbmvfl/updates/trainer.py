@@ -11,6 +11,10 @@ from pbmvfl.errors import CheckpointError
 from pbmvfl.plan import Plan
 from pbmvfl.plan_groups import OptimizerName
 
+#: Squares of slopes, which Adam keeps, stay finite.
+LARGEST_SLOPE = 1e15
+#: Far beyond what training needs; a weight that reaches it has diverged.
+LARGEST_WEIGHT = 1e6
 _MODEL = "model."
 _MOMENT = "moment."
 
@@ -88,6 +92,35 @@ class Trainer:
                     velocity.copy_(moments[position]["velocity"])
         except (RuntimeError, ValueError, KeyError) as error:
             raise CheckpointError(f"the checkpoint does not fit the network: {error}") from error
+
+
+class TotalTrainer(Trainer):
+    """A trainer whose weights stay finite whatever the slopes are: those that are no numbers are zero, weights are kept
+    in a wide range.
+
+    Nothing is asked of the values, so odd ones take no other time than others; ordinary ones are changed by none of it.
+    """
+
+    def __init__(self, plan: Plan, network: nn.Module) -> None:
+        super().__init__(plan, network)
+        # One block of memory for all slopes: three calls for all of them together instead of three for each.
+        sizes = [parameter.numel() for parameter in self.parameters]
+        self._block = torch.zeros(sum(sizes))
+        pieces = torch.split(self._block, sizes) if sizes else ()
+        self._pieces = [
+            # In the weight's own memory order, which a fused step takes for granted.
+            piece.as_strided(parameter.shape, parameter.stride(), piece.storage_offset())
+            for piece, parameter in zip(pieces, self.parameters, strict=True)
+        ]
+
+    def step(self, slopes: list[Tensor]) -> None:
+        if not self.parameters:
+            return
+        torch._foreach_copy_(self._pieces, slopes)
+        torch.nan_to_num_(self._block, nan=0.0, posinf=0.0, neginf=0.0).clamp_(-LARGEST_SLOPE, LARGEST_SLOPE)
+        super().step(self._pieces)
+        torch._foreach_clamp_min_(self._weights, -LARGEST_WEIGHT)
+        torch._foreach_clamp_max_(self._weights, LARGEST_WEIGHT)
 
 
 def _laid_out_like(parameter: Tensor, moment: Tensor) -> Tensor:

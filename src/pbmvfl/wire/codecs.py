@@ -34,7 +34,8 @@ class GradientCodec(Protocol):
 
     def encode(self, gradient: _Floats, *, seed: int, round_number: int) -> bytes: ...
 
-    def decode(self, payload: bytes | memoryview, rows: int, columns: int) -> _Floats: ...
+    def decode(self, payload: bytes | memoryview, rows: int, columns: int, *, bound: float) -> _Floats:
+        """The gradient, with every entry clipped to [-bound, bound]. NaN and infinity are refused."""
 
 
 class Float32:
@@ -48,9 +49,9 @@ class Float32:
         _require_finite(gradient)
         return gradient.astype("<f4", copy=False).tobytes()
 
-    def decode(self, payload: bytes | memoryview, rows: int, columns: int) -> _Floats:
+    def decode(self, payload: bytes | memoryview, rows: int, columns: int, *, bound: float) -> _Floats:
         _require_length(payload, self.num_bytes(rows, columns))
-        return _received(np.frombuffer(payload, dtype="<f4")).reshape(rows, columns)
+        return _received(np.frombuffer(payload, dtype="<f4"), bound).reshape(rows, columns)
 
 
 class BFloat16:
@@ -68,9 +69,9 @@ class BFloat16:
         rounded = np.where((rounded & np.uint32(0x7FFF)) == 0x7F80, rounded - np.uint32(1), rounded)
         return rounded.astype("<u2").tobytes()
 
-    def decode(self, payload: bytes | memoryview, rows: int, columns: int) -> _Floats:
+    def decode(self, payload: bytes | memoryview, rows: int, columns: int, *, bound: float) -> _Floats:
         _require_length(payload, self.num_bytes(rows, columns))
-        return _received(_widen(np.frombuffer(payload, dtype="<u2"))).reshape(rows, columns)
+        return _received(_widen(np.frombuffer(payload, dtype="<u2")), bound).reshape(rows, columns)
 
 
 class Int8:
@@ -90,14 +91,14 @@ class Int8:
         steps = np.floor(gradient / divisor[:, None] + uniform.reshape(rows, columns))
         return scale_16.astype("<u2").tobytes() + np.clip(steps, -127, 127).astype(np.int8).tobytes()
 
-    def decode(self, payload: bytes | memoryview, rows: int, columns: int) -> _Floats:
+    def decode(self, payload: bytes | memoryview, rows: int, columns: int, *, bound: float) -> _Floats:
         _require_length(payload, self.num_bytes(rows, columns))
         halves = np.frombuffer(payload, dtype="<u2", count=rows)
         if (halves > _LARGEST_SCALE).any():  # negative, NaN, infinite, or infinite after 127 steps
             raise NonFiniteMessage("the gradient's scales are not numbers of which 127 steps are finite")
         scale = _widen(halves)
         steps = np.frombuffer(payload, dtype=np.int8, offset=2 * rows).reshape(rows, columns)
-        return steps.astype(np.float32) * scale[:, None]
+        return _received(steps.astype(np.float32) * scale[:, None], bound)
 
 
 def codec_for(name: GradientCodecName) -> GradientCodec:
@@ -128,12 +129,12 @@ def _require_finite(gradient: _Floats) -> None:
         raise NonFiniteError("the gradient holds NaN or infinity; lower the learning rate or raise num_trials and beta")
 
 
-def _received(gradient: _Floats) -> _Floats:
+def _received(gradient: _Floats, bound: float) -> _Floats:
     if not np.isfinite(gradient).all():
         raise NonFiniteMessage(
             "the gradient that arrived holds NaN or infinity, which no server of this protocol sends"
         )
-    return gradient
+    return np.clip(gradient, np.float32(-bound), np.float32(bound))
 
 
 def _require_length(payload: bytes | memoryview, expected: int) -> None:
