@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import struct
 from fractions import Fraction
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,10 +14,11 @@ from safetensors.torch import load_file
 from torch import nn
 
 import statistical
+from known_randomness import KnownSetup, SameSetup, known_federation
 from pbmvfl.encoders import Bounded, build_encoder, build_head
 from pbmvfl.errors import PlanError
 from pbmvfl.federation import Federation, Parties
-from pbmvfl.schedule import Schedule
+from pbmvfl.runs.history import EpochLine
 
 HEADER = 44
 KIND = 5
@@ -30,7 +31,7 @@ def payloads(transcript: list[tuple[str, int, bytes]], kind: int = EMBEDDING) ->
 
 def listen(federation: Federation) -> list[tuple[str, int, bytes]]:
     heard: list[tuple[str, int, bytes]] = []
-    federation._taps.append(lambda *message: heard.append(message))
+    federation.taps.append(lambda *message: heard.append(message))
     return heard
 
 
@@ -55,8 +56,8 @@ def centralised(plan, data, encoders: list[nn.Sequential], head: nn.Linear, opti
     """The same sum in one graph, one loss, one backward pass, torch's plain optimiser over all weights."""
     rows = [torch.from_numpy(x) for x in data.train_features]
     labels = torch.from_numpy(data.train_labels)
-    schedule, losses = Schedule(plan), []
-    for number in range(plan.num_rounds):
+    schedule, losses = plan.schedule, []
+    for number in range(len(plan.schedule)):
         batch = torch.from_numpy(schedule[number].rows)
         total = sum(plan.bound * torch.tanh(f(x[batch])) for f, x in zip(encoders, rows, strict=True))
         scores = total @ head.weight.T + head.bias
@@ -94,8 +95,8 @@ def test_an_exact_federation_equals_one_centralised_network(choices, data, make_
     federation = Federation(plan, encoders=[Bounded(f, bound=plan.bound) for f in inner])
     seen: list[float] = []
     federation.fit(data, checkpoints=tmp_path, on_round=lambda _, loss, __: seen.append(loss))
-    (folder,) = Path(tmp_path).glob("round-*")
-    server = load_file(folder / "server.safetensors")
+    newest = max((tmp_path / "server").glob("round-*"))
+    server = load_file(newest)
     assert max(abs(a - b) for a, b in zip(losses, seen, strict=True)) < 1e-6
     assert (server["model.weight"] - head.weight).abs().max() < 1e-6
     assert (server["model.bias"] - head.bias).abs().max() < 1e-6
@@ -147,11 +148,11 @@ def test_masked_sums_equal_unmasked_sums_and_the_plain_sum_of_the_integers(num_t
         plan = make_plan(data, num_trials=num_trials, secure_aggregation=masked, evaluation="released")
         head = RecordingHead(plan)
         cohort = make_cohort(plan, data, head=head)
-        cohort.server.on_prediction = lambda *_: None  # so that the head sees the test rows too
+        cohort.server.on_scores = lambda *_: None  # so that the head sees the test rows too
         cohort.run()
         runs.append((plan, head, cohort))
     (_, masked_head, masked_run), (plan, head, run) = runs
-    assert len(head.seen) == plan.num_rounds + plan.num_prediction_rounds
+    assert len(head.seen) == len(plan.schedule)
     assert all(torch.equal(a, b) for a, b in zip(head.seen, masked_head.seen, strict=True))
     assert torch.equal(head.weight, masked_head.weight)
     # Without masks every integer can be read: C / (beta b) * (sum - b M / 2), in fractions.
@@ -184,12 +185,11 @@ def test_parties_in_processes_send_the_same_bytes_as_parties_in_this_process(mak
     plan = make_plan(data, evaluation="released", gradient_codec="int8", momentum=0.5)
     heard, results = [], []
     for where in Parties:
-        federation = Federation(plan, parties=where)
-        federation._known_randomness = b"known"
+        federation = known_federation(plan, parties=where)
         heard.append(listen(federation))
         results.append(federation.fit(data))
     assert heard[0] == heard[1]
-    assert len(payloads(heard[0])) == 2 * (plan.num_rounds + plan.num_prediction_rounds)
+    assert len(payloads(heard[0])) == 2 * (len(plan.schedule))
     assert results[0].metrics == results[1].metrics
     assert results[0].traffic == results[1].traffic
     assert all(result.noise_is_seeded for result in results)
@@ -206,8 +206,8 @@ def test_own_networks_are_refused_in_processes(data, make_plan):
 # --- what a public seed fixes, and what it does not ---
 
 
-def without_time(history: list[dict]) -> list[dict]:
-    return [{name: value for name, value in line.items() if name != "seconds"} for line in history]
+def without_time(history: tuple[EpochLine, ...]) -> list[EpochLine]:
+    return [dataclasses.replace(line, seconds=0.0) for line in history]
 
 
 @pytest.mark.parametrize("codec", ["float32", "int8"])
@@ -264,8 +264,7 @@ def test_noise_is_not_seeded_by_the_public_seed(choices, data, make_plan):
 
 
 def test_a_run_with_known_noise_says_so(data, make_plan):
-    federation = Federation(make_plan(data))
-    federation._known_randomness = b"known"
+    federation = known_federation(make_plan(data))
     result = federation.fit(data)
     assert result.noise_is_seeded
     assert any("epsilon is infinite" in note for note in result.notes)
@@ -274,9 +273,8 @@ def test_a_run_with_known_noise_says_so(data, make_plan):
 
 def test_known_noise_and_known_keys_repeat_a_run_to_the_byte_and_other_bytes_do_not(data, make_plan):
     runs = []
-    for known in (b"known", b"known", b"other"):
-        federation = Federation(make_plan(data))
-        federation._known_randomness = known
+    for setup_kind in (KnownSetup, KnownSetup, SameSetup):
+        federation = known_federation(make_plan(data), setup_kind=setup_kind)
         runs.append(listen(federation))
         federation.fit(data)
     assert runs[0] == runs[1] != runs[2]
@@ -306,7 +304,7 @@ def test_rows_travel_in_the_order_of_the_schedule(data, make_plan):
     # The first round of an exact run, recomputed from the first weights: one float32 a value, little-endian.
     plan = make_plan(data, mechanism="none")
     _, heard = fitted(plan, data)
-    rows = Schedule(plan)[0].rows
+    rows = plan.schedule[0].rows
     for index, payload in enumerate(payloads(heard)[: plan.num_parties]):
         linear = build_encoder(plan, index=index, input_shape=(4,)).network[-1]
         x = data.train_features[index][rows].astype(np.float64)

@@ -35,7 +35,7 @@ from pbmvfl.server import Server
 from pbmvfl.transport.base import Transport
 from pbmvfl.transport.in_process import InProcess
 from pbmvfl.transport.processes import Processes
-from pbmvfl.updates import update_for
+from pbmvfl.updates import check_trainable
 from pbmvfl.wire.traffic import Traffic
 
 #: Called after every round with (completed rounds, the last loss, traffic so far).
@@ -147,7 +147,7 @@ class Federation:
 
     def check(self, data: VerticalDataset) -> None:
         """Refuse a plan that cannot be trained on this data, before anything is written."""
-        update_for(self.plan, nn.Identity())
+        check_trainable(self.plan)
         for name in ("num_parties", "num_samples", "num_classes", "num_test_samples"):
             mine, given = getattr(self.plan, name), getattr(data, name)
             if mine != given:

@@ -448,6 +448,6 @@ def _check_rows(rows: _Features | None, *, index: int, split: Split) -> None:
     if not permitted.all():
         where = np.argwhere(~permitted)[0]
         raise DataError(
-            f"party={index}: row {where[0]} of its {split} rows, column {list(where[1:])} is NaN or beyond "
+            f"party={index}: row {where[0]} of its {split} rows, column {where[1:].tolist()} is NaN or beyond "
             f"{LARGEST_COLUMN:g}; give finite numbers, scaled by public constants"
         )

@@ -180,7 +180,7 @@ class Run:
             error = None if self._owners is None else self._owners.owner_error(party)
             if error is not None:
                 raise EncoderError(
-                    f"party={party}: its network failed in training: {error}; give a network that takes the party's rows"
+                    f"party={party}: its network failed in training: {error}; give one that takes the party's rows"
                 ) from error
 
     def _line(self, epoch: float) -> EpochLine:

@@ -99,6 +99,8 @@ class Server:
         session_id = self.session.id if self.session else NO_SESSION
         if message.run_id != self.run_id or message.session_id != session_id:
             raise WrongSession(f"session={message.session_id.hex()} from party {message.sender} is not this one")
+        if message.sender in self._inbox:
+            raise DuplicateMessage(f"party {message.sender} has sent its {message.kind.name} already")
         if self._expected is MessageKind.EMBEDDING:
             self._check_embedding(message)
         if self._expected is MessageKind.HELLO:
@@ -114,8 +116,6 @@ class Server:
                 raise TruncatedMessage(
                     f"payload={len(message.payload)} bytes from party {message.sender}, not {length}"
                 )
-        if message.sender in self._inbox:
-            raise DuplicateMessage(f"party {message.sender} has sent its {message.kind.name} already")
         if message.kind is MessageKind.EMBEDDING:
             self._payload.check(message.payload)
         self._inbox[message.sender] = message.payload

@@ -17,7 +17,7 @@ from pbmvfl.plan import Plan
 from pbmvfl.privacy.events import PlainUpdate
 from pbmvfl.updates.plain import Plain
 
-__all__ = ["Plain", "Update", "update_for"]
+__all__ = ["Plain", "Update", "check_trainable", "update_for"]
 
 
 class Update(Protocol):
@@ -39,12 +39,20 @@ class Update(Protocol):
     def load_state(self, state: dict[str, Tensor]) -> None: ...
 
 
+#: Ways of learning by the name of the event that they are charged as.
+_UPDATES: dict[str, type[Plain]] = {PlainUpdate.name: Plain}
+
+
+def check_trainable(plan: Plan) -> None:
+    """Refuse a plan whose updates can be accounted for but not made."""
+    if plan.update.event.name not in _UPDATES:
+        raise PlanError(
+            f"noise_multiplier={plan.noise_multiplier:g}: such a plan can be accounted for, but this version does not "
+            "train with noisy weight updates yet; plan with accounting=paper, or set noise_multiplier=0"
+        )
+
+
 def update_for(plan: Plan, encoder: nn.Module) -> Update:
     """The plan's way of learning, for one party's network."""
-    event = plan.update.event
-    if isinstance(event, PlainUpdate):
-        return Plain(plan, encoder)
-    raise PlanError(
-        f"noise_multiplier={plan.noise_multiplier:g}: such a plan can be accounted for, but this version does not "
-        "train with noisy weight updates yet; plan with accounting=paper, or set noise_multiplier=0"
-    )
+    check_trainable(plan)
+    return _UPDATES[plan.update.event.name](plan, encoder)
