@@ -1,0 +1,143 @@
+"""The transports that are there, held to what every transport must do; and a toy that one file adds."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Sequence
+from queue import Empty, SimpleQueue
+
+import pytest
+
+from pbmvfl.errors import PlanError, PolicyError
+from pbmvfl.federation import Federation
+from pbmvfl.party import Party
+from pbmvfl.party_setup import PartySetup
+from pbmvfl.policy import Policy
+from pbmvfl.transport.base import Answers
+from pbmvfl.transport.in_process import InProcess
+from pbmvfl.transport.processes import Processes
+from transport_conformance import TransportConformance
+
+
+class TestInProcess(TransportConformance):
+    parties_can_be_lost = False
+    can_time_out = False
+
+    def open(self, parties: Sequence[PartySetup]) -> InProcess:
+        return InProcess(parties)
+
+
+@pytest.mark.slow
+class TestProcesses(TransportConformance):
+    def open(self, parties: Sequence[PartySetup]) -> Processes:
+        return Processes(parties)
+
+    def lose(self, transport: Processes, party: int) -> None:
+        transport._children[party]._process.kill()
+        transport._children[party]._process.join()
+
+    def hold(self, transport: Processes, party: int) -> None:
+        os.kill(transport._children[party]._process.pid, signal.SIGSTOP)
+
+    def release(self, transport: Processes, party: int) -> None:
+        os.kill(transport._children[party]._process.pid, signal.SIGCONT)
+
+
+class Threads:
+    """A toy transport: a thread for each party. Nothing else in the project knows of it."""
+
+    def __init__(self, parties: Sequence[PartySetup]) -> None:
+        self._requests: list[SimpleQueue] = [SimpleQueue() for _ in parties]
+        self._answers: list[SimpleQueue] = [SimpleQueue() for _ in parties]
+        self.held = [threading.Event() for _ in parties]
+        self.lost: set[int] = set()
+        for event in self.held:
+            event.set()
+        self._parties = [setup.build() for setup in parties]
+        self._threads = [
+            threading.Thread(target=self._serve, args=(index, party), daemon=True)
+            for index, party in enumerate(self._parties)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def _serve(self, index: int, party: Party) -> None:
+        while (message := self._requests[index].get()) is not None:
+            self.held[index].wait()
+            self._answers[index].put(party.receive(message))
+
+    def exchange(self, message: bytes, *, timeout: float | None = None) -> Answers:
+        for index, queue in enumerate(self._requests):
+            if index not in self.lost:
+                queue.put(message)
+        received, lost = {}, dict.fromkeys(self.lost, "its thread is gone")
+        for index, queue in enumerate(self._answers):
+            if index in self.lost:
+                continue
+            try:
+                received[index] = queue.get(timeout=timeout)
+            except Empty:
+                lost[index] = f"no answer within {timeout:g} seconds"
+        return Answers(received, lost)
+
+    def close(self) -> None:
+        for index, thread in enumerate(self._threads):
+            self._requests[index].put(None)
+            thread.join()
+            self._parties[index].close()
+        self._threads = []
+
+
+class TestAToyTransportInOneFile(TransportConformance):
+    def open(self, parties: Sequence[PartySetup]) -> Threads:
+        return Threads(parties)
+
+    def lose(self, transport: Threads, party: int) -> None:
+        transport.lost.add(party)
+
+    def hold(self, transport: Threads, party: int) -> None:
+        transport.held[party].clear()
+
+    def release(self, transport: Threads, party: int) -> None:
+        transport.held[party].set()
+
+
+# --- what a party accepts is asked before there is one ---
+
+
+@pytest.mark.parametrize(
+    ("policy", "choices", "words"),
+    [
+        (Policy(smallest_num_parties=4), {}, "num_parties=3: the policy permits 4 or more"),
+        (Policy(mechanisms=frozenset({"pbm"})), {"mechanism": "ldp"}, "mechanism=ldp: the policy permits pbm"),
+        (Policy(needs_secure_aggregation=True), {"secure_aggregation": False}, "secure_aggregation=False"),
+        (Policy(allows_exact_metrics=False), {}, "evaluation=simulator"),
+    ],
+    ids=str,
+)
+def test_a_plan_that_the_owner_does_not_accept_makes_no_party(policy, choices, words, data, make_plan, monkeypatch):
+    monkeypatch.setattr(Party, "__init__", lambda *_, **__: pytest.fail("a party was made"))
+    plan = make_plan(data, **choices)
+    setup = Federation(plan).party_setups(data, None, None, 1)[0]
+    guarded = PartySetup(**{**vars(setup), "policy": policy})
+    with pytest.raises(PolicyError, match=words):
+        guarded.build()
+    with pytest.raises(PolicyError, match=words):
+        policy.check(plan)
+
+
+def test_the_default_policy_accepts_what_a_simulation_runs(data, make_plan):
+    for choices in ({}, {"mechanism": "none"}, {"mechanism": "ldp"}, {"evaluation": "released"}):
+        Policy().check(make_plan(data, **choices))
+
+
+@pytest.mark.slow
+def test_what_is_wrong_with_a_party_in_a_process_is_said_when_it_starts(data, make_plan):
+    setups = Federation(make_plan(data)).party_setups(data, None, None, 1)
+    refusing = [PartySetup(**{**vars(each), "policy": Policy(smallest_num_parties=9)}) for each in setups]
+    with pytest.raises(PolicyError, match="the policy permits 9 or more"):
+        Processes(refusing)
+    with pytest.raises(PlanError, match="noisy weight updates"):
+        Federation(make_plan(data, noise_multiplier=1.0)).fit(data)
