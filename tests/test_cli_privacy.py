@@ -18,7 +18,6 @@ import pytest
 from pbmvfl.errors import RunFolderError
 from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.plan import Plan
-from pbmvfl.schedule import Schedule
 
 
 @pytest.fixture
@@ -171,7 +170,7 @@ def test_a_planned_run_costs_at_most_its_budget_by_the_other_command(budget, cli
     code, out, err = cli("plan", *options(**{**BUDGET, **SIZES, **budget}), "--json")
     assert (code, err) == (0, "")
     planned = json.loads(out)
-    plan = planned["plan"]
+    plan = Plan.from_dict(planned["plan"]).flat()
     asked = ("num_parties", "num_trials", "beta", "embedding_dim", "num_epochs", "num_samples", "batch_size")
     code, out, _ = cli("privacy", *options(**{name: plan[name] for name in asked}), "--json")
     assert code == 0
@@ -186,13 +185,13 @@ def test_a_planned_run_costs_at_most_its_budget_by_the_other_command(budget, cli
         assert one(json.loads(out)["bounds"], **CELL)["epsilon"] > budget["epsilon"]
     for name, value in budget.items():
         assert name == "epsilon" or plan[name] == value
-    assert planned["traffic"] == Plan.from_dict(plan).traffic().to_dict()
+    assert planned["traffic"] == Plan.from_dict(planned["plan"]).traffic().to_dict()
 
 
 def test_a_plan_against_colluding_parties_holds_against_them(cli):
     code, out, _ = cli("plan", *options(**BUDGET, **SIZES, colluding_parties=2), "--json")
     assert code == 0
-    plan = json.loads(out)["plan"]
+    plan = Plan.from_dict(json.loads(out)["plan"]).flat()
     given = (plan[name] for name in ("num_parties", "num_trials", "beta", "embedding_dim", "num_epochs", "num_samples"))
     code, out, _ = cli("privacy", *sizes(*given), "--colluding-parties", 2, "--json")
     assert one(json.loads(out)["bounds"], **{**CELL, "colluding_parties": 2})["epsilon"] <= 8
@@ -409,7 +408,8 @@ def charged_book(path: Path, *fingerprints: str) -> Path:
         session = Ledger(path).open_session(
             dataset="people", plan=plan, run=str(run), session="s", fingerprint=fingerprint
         )
-        session.charge(Schedule(plan)[0])
+        first = plan.schedule[0]
+        session.charge(first, plan.events(first.kind))
         session.close()
     return path
 
