@@ -108,7 +108,9 @@ def test_a_round_before_the_session_s_first_is_refused(tmp_path):
     session.close()
 
 
-@pytest.mark.parametrize("changes", [{"beta": 0.2}, {"noise_multiplier": 2.0}, {"mechanism": "none"}])
+@pytest.mark.parametrize(
+    "changes", [{"beta": 0.2}, {"noise_multiplier": 2.0}, {"mechanism": "none", "secure_aggregation": False}]
+)
 def test_a_round_with_other_events_than_the_session_was_opened_with_is_refused(changes, tmp_path):
     plan = small_plan()
     session = Ledger(tmp_path / "a.sqlite").open_session(dataset=NAME, plan=plan, run="run", session="s")
