@@ -18,7 +18,6 @@ from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.ledger.limits import Limit
 from pbmvfl.party import Party
 from pbmvfl.plan import Plan
-from pbmvfl.schedule import Schedule
 from pbmvfl.secagg.keys import Identity, KeyExchange, Session
 from pbmvfl.server import Server
 from pbmvfl.transport.links import InProcessLink, PartyInputs
@@ -81,7 +80,7 @@ def open_party(plan: Plan, features: np.ndarray) -> tuple[Party, Session]:  # ty
 def party_step(plan: Plan, features: np.ndarray) -> Callable[[], object]:  # type: ignore[type-arg]
     """One call is one exchange: gradient of the last round in, masked embedding of the next round out."""
     party, session = open_party(plan, features)
-    schedule, rounds = Schedule(plan), itertools.count()
+    schedule, rounds = plan.schedule, itertools.count()
     values = np.random.default_rng(0).normal(scale=1e-4, size=(plan.batch_size, plan.embedding_dim)).astype(np.float32)
 
     def step() -> object:
@@ -185,7 +184,7 @@ class PlainLoop:
         networks = [*self._encoders, self._head]
         self._optimizers = [torch.optim.SGD(network.parameters(), lr=plan.learning_rate) for network in networks]
         self._rounds = itertools.count()
-        self._schedule = Schedule(plan)
+        self._schedule = plan.schedule
 
     def __call__(self) -> None:
         plan = self._plan

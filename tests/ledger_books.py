@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from pbmvfl.errors import BudgetExceeded
+from pbmvfl.ledger.charging import Charging
 from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.ledger.limits import Limit
 from pbmvfl.plan import Plan
-from pbmvfl.schedule import Schedule
 
 DELTA = 1e-5
 NAME = "people"
@@ -29,6 +29,12 @@ def paper_limit(epsilon: float = 1000.0, **choices: Any) -> Limit:
     return Limit.choose(**{**usual, "epsilon": epsilon, **choices})
 
 
+def charge(opened: Charging, plan: Plan, number: int) -> None:
+    """Charge one round of a plan, with the events that the plan has for it."""
+    current = plan.schedule[number]
+    opened.charge(current, plan.events(current.kind))
+
+
 def charge_all(
     ledger: Ledger,
     plan: Plan,
@@ -41,12 +47,11 @@ def charge_all(
 ) -> int:
     """Charge rounds until the end or a refusal; the number that went through."""
     opened = ledger.open_session(dataset=NAME, plan=plan, run=run, session=session, first_round=first_round, **choices)
-    schedule = Schedule(plan)
-    last = len(schedule) if rounds is None else first_round + rounds
+    last = len(plan.schedule) if rounds is None else first_round + rounds
     done = 0
     try:
         for number in range(first_round, last):
-            opened.charge(schedule[number])
+            charge(opened, plan, number)
             done += 1
     except BudgetExceeded:
         pass
@@ -68,9 +73,8 @@ def on_disk(folder: Path) -> dict[str, bytes]:
 def release_until_killed(plan: Plan, path: Path, first: int, session: str, pipe: int) -> None:
     """A party reduced to its ledger, as fast as it can: charge a round, then let its bytes leave."""
     opened = Ledger(path).open_session(dataset=NAME, plan=plan, run="run", session=session, first_round=first)
-    schedule = Schedule(plan)
-    for number in range(first, len(schedule)):
-        opened.charge(schedule[number])
+    for number in range(first, len(plan.schedule)):
+        charge(opened, plan, number)
         os.write(pipe, number.to_bytes(4, "little"))
 
 

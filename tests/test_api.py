@@ -93,6 +93,19 @@ def test_every_exported_name_resolves_to_what_it_is_called(name):
     assert name in dir(pbmvfl)
 
 
+def test_the_data_module_is_there_after_importing_the_package_alone_and_brings_no_torch(tmp_path):
+    code = "import sys, pbmvfl; print(pbmvfl.data.load_table is pbmvfl.load_table, 'torch' in sys.modules)"
+    assert python(code, tmp_path).split() == ["True", "False"]
+    assert "data" in dir(pbmvfl)
+
+
+def test_the_package_runs_as_a_program(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "pbmvfl", "--version"], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == f"pbmvfl {pbmvfl.__version__}\n"
+
+
 def test_a_star_import_brings_the_exported_names_and_no_others(tmp_path):
     code = "before = set(dir()); from pbmvfl import *; print(sorted(set(dir()) - before - {'before'}))"
     assert ast.literal_eval(python(code, tmp_path)) == sorted(pbmvfl.__all__)
@@ -265,11 +278,30 @@ def test_no_module_loads_a_file_in_a_way_that_unpickles():
                     assert ast.unparse(keyword.value) == "False", path
 
 
+SHOWS = ("cli", "report", "reproduction")
+#: Who may all the same, and why.
+MAY_SHOW = {
+    "runs/folder.py": {"report"},  # a run's folder holds the picture of its run
+    "simulation/cuda.py": {"reproduction"},  # the program that runs the studies of the reproduction on a GPU
+    "__main__.py": {"cli"},  # `python -m pbmvfl` is the command line
+}
+
+
 def test_commands_and_reports_are_never_imported_by_what_they_show():
-    shown = [path for path in MODULES if path.relative_to(SOURCE).parts[0] not in ("cli", "reproduction")]
+    shown = [path for path in MODULES if path.relative_to(SOURCE).parts[0] not in SHOWS]
     assert len(shown) > 30
-    for path in shown:
-        assert not [name for name in imported(path) if concerns(name, "pbmvfl.cli")], path
+    found = {
+        str(path.relative_to(SOURCE)): {
+            package for package in SHOWS for name in imported(path) if concerns(name, f"pbmvfl.{package}")
+        }
+        for path in shown
+    }
+    assert {path: packages for path, packages in found.items() if packages} == MAY_SHOW
+
+
+def test_pictures_import_no_command_and_no_study():
+    for path in sorted((SOURCE / "report").glob("*.py")):
+        assert not [n for n in imported(path) for p in ("cli", "reproduction") if concerns(n, f"pbmvfl.{p}")], path
 
 
 # --- the first screen ---

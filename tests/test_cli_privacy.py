@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import sqlite3
@@ -17,8 +18,8 @@ import pytest
 
 from pbmvfl.errors import RunFolderError
 from pbmvfl.ledger.ledger import Ledger
-from pbmvfl.plan import Plan
-from pbmvfl.schedule import Schedule
+from pbmvfl.plan import Plan, plan_settings
+from pbmvfl.planner import plan_for_budget
 
 
 @pytest.fixture
@@ -171,7 +172,7 @@ def test_a_planned_run_costs_at_most_its_budget_by_the_other_command(budget, cli
     code, out, err = cli("plan", *options(**{**BUDGET, **SIZES, **budget}), "--json")
     assert (code, err) == (0, "")
     planned = json.loads(out)
-    plan = planned["plan"]
+    plan = Plan.from_dict(planned["plan"]).flat()
     asked = ("num_parties", "num_trials", "beta", "embedding_dim", "num_epochs", "num_samples", "batch_size")
     code, out, _ = cli("privacy", *options(**{name: plan[name] for name in asked}), "--json")
     assert code == 0
@@ -186,16 +187,47 @@ def test_a_planned_run_costs_at_most_its_budget_by_the_other_command(budget, cli
         assert one(json.loads(out)["bounds"], **CELL)["epsilon"] > budget["epsilon"]
     for name, value in budget.items():
         assert name == "epsilon" or plan[name] == value
-    assert planned["traffic"] == Plan.from_dict(plan).traffic().to_dict()
+    assert planned["traffic"] == Plan.from_dict(planned["plan"]).traffic().to_dict()
 
 
 def test_a_plan_against_colluding_parties_holds_against_them(cli):
     code, out, _ = cli("plan", *options(**BUDGET, **SIZES, colluding_parties=2), "--json")
     assert code == 0
-    plan = json.loads(out)["plan"]
+    plan = Plan.from_dict(json.loads(out)["plan"]).flat()
     given = (plan[name] for name in ("num_parties", "num_trials", "beta", "embedding_dim", "num_epochs", "num_samples"))
     code, out, _ = cli("privacy", *sizes(*given), "--colluding-parties", 2, "--json")
     assert one(json.loads(out)["bounds"], **{**CELL, "colluding_parties": 2})["epsilon"] <= 8
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "deviation"),
+    # Of the sum of 5 parties at b=16, beta=1/4, C=1. PBM: sqrt(M / (4 b beta^2)). Local Gaussian: every party adds a
+    # variance of 2M / (b beta^2), and there are M of them.
+    [("pbm", math.sqrt(5 / (4 * 16 / 16))), ("ldp", math.sqrt(5 * 2 * 5 / (16 / 16)))],
+)
+def test_a_plan_reports_the_noise_of_its_own_mechanism(mechanism, deviation, cli):
+    fixed = {"mechanism": mechanism, "num_trials": 16, "beta": 0.25, "embedding_dim": 2, "num_epochs": 2}
+    given = {**BUDGET, "num_parties": 5, "num_samples": 1000, "num_classes": 2, **fixed, "epsilon": 1000}
+    code, out, err = cli("plan", *options(**given), "--json")
+    assert (code, err) == (0, "")
+    document = json.loads(out)
+    assert document["noise_deviation"] == pytest.approx(deviation, rel=1e-12)
+    assert Plan.from_dict(document["plan"]).mechanism == mechanism
+    planned = plan_for_budget(Plan, **{**given, "delta": 1e-5})
+    assert planned.noise == document["noise_deviation"]
+    assert (1.11 < deviation < 1.12) if mechanism == "pbm" else (7.07 < deviation < 7.08)
+    code, out, _ = cli("plan", *options(**given))
+    assert code == 0
+    assert f"noise: standard deviation {deviation:.3g} on sums within +-5" in out
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "words"), [("none", "no plan is within epsilon 8"), ("laplace", "mechanism='laplace' is not one of")]
+)
+def test_a_mechanism_that_meets_no_budget_is_refused(mechanism, words, cli):
+    code, out, err = cli("plan", *options(**BUDGET, **SIZES, mechanism=mechanism), "--json")
+    assert (code, out) == (2, "")
+    assert words in " ".join(err.split())
 
 
 def test_out_is_a_plan_and_picture_is_a_picture(cli, tmp_path):
@@ -409,7 +441,8 @@ def charged_book(path: Path, *fingerprints: str) -> Path:
         session = Ledger(path).open_session(
             dataset="people", plan=plan, run=str(run), session="s", fingerprint=fingerprint
         )
-        session.charge(Schedule(plan)[0])
+        first = plan.schedule[0]
+        session.charge(first, plan.events(first.kind))
         session.close()
     return path
 
@@ -612,6 +645,62 @@ def test_no_option_s_name_is_cut_short_on_a_narrow_terminal(command, cli, monkey
     monkeypatch.setenv("COLUMNS", "80")
     _, out, _ = cli(*command, "--help")
     assert not re.findall(r"--[a-z-]+…", out)
+
+
+@pytest.mark.parametrize("command", [("train",), ("privacy",), ("plan",)], ids=" ".join)
+def test_options_of_a_plan_have_the_words_of_its_settings(command, cli, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "400")
+    _, out, _ = cli(*command, "--help")
+    found = 0
+    for name, setting in plan_settings().items():
+        if line := re.search(rf"--{name.replace('_', '-')} +<.*", out):
+            assert setting.help in line[0]
+            found += 1
+        assert not setting.help_off or f"--no-{name.replace('_', '-')}" not in out or setting.help_off in out
+    assert found >= 10
+
+
+def test_both_flags_of_a_setting_contradict_each_other(cli):
+    flags = ("--secure-aggregation", "--no-secure-aggregation")
+    for command in (("privacy", *sizes(4, 4, 0.1, 2, 2, 100)), ("train", "digits")):
+        code, out, err = cli(*command, *flags)
+        assert (code, out) == (2, "")
+        assert "--secure-aggregation and --no-secure-aggregation contradict each other" in err
+
+
+NEW_MECHANISM = """
+from dataclasses import dataclass
+from typing import ClassVar
+from pbmvfl.mechanisms import Exact, register
+from pbmvfl.settings import setting
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class Wide(Exact):
+    name: ClassVar[str] = "wide"
+    words: ClassVar[str] = "wider than the rest"
+    width: float = setting(2.0, help="W: how wide.", panel="Privacy mechanism")
+
+from pbmvfl.cli import main
+main()
+"""
+
+
+@pytest.mark.parametrize("command", ["train", "plan", "privacy"])
+def test_a_new_mechanism_s_own_numbers_are_options_by_themselves(command, run_process, tmp_path):
+    done = run_process(command, "--help", program=NEW_MECHANISM, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    words = re.sub(r"[\s│]+", " ", done.stdout)
+    assert re.search(r"--width <float> W: how wide\.", words)
+    assert "wide (wider than the rest)" in words
+
+
+def test_a_new_mechanism_s_own_numbers_reach_the_plan(run_process, tmp_path):
+    given = ("--mechanism", "wide", "--width", 3.5)
+    done = run_process("privacy", *sizes(3, 4, 0.1, 2, 2, 100), *given, "--json", program=NEW_MECHANISM, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    release = json.loads(done.stdout)["plan"]["release"]
+    assert (release["mechanism"], release["width"]) == ("wide", 3.5)
 
 
 def test_an_unknown_command_is_refused(cli):

@@ -22,7 +22,6 @@ from pbmvfl.ledger.limits import Limit
 from pbmvfl.ledger.spending import spending
 from pbmvfl.plan import Plan
 from pbmvfl.privacy.accounting import rdp_curve
-from pbmvfl.privacy.table import training_run
 from pbmvfl.privacy.units import Accounting, Unit
 from pbmvfl.runs.folder import RunFolder
 
@@ -193,9 +192,8 @@ def test_a_table_with_words_trains_with_a_schema_and_not_without(cli, tmp_path):
     done = cli(*command, *QUICK, "--schema", "schema.json", "--out", "good", "--json", "--num-epochs", 10, "--seed", 4)
     assert done.code == 0, done.err
     result = strict_json(done.out)
-    assert result["plan"]["num_classes"] == 3
-    assert result["plan"]["num_samples"] == 48
-    assert result["plan"]["seed"] == 4
+    plan = Plan.from_dict(result["plan"])
+    assert (plan.num_classes, plan.num_samples, plan.seed) == (3, 48, 4)
 
 
 def test_a_run_that_can_learn_does(cli, tmp_path):
@@ -218,9 +216,9 @@ def test_test_rows_may_come_from_a_file_of_their_own(cli, tmp_path):
         *("--evaluation", "released", "--optimizer", "adam", "--gradient-codec", "int8"),
     )
     assert done.code == 0, done.err
-    plan = strict_json(done.out)["plan"]
-    assert (plan["num_samples"], plan["num_test_samples"], plan["evaluation"]) == (60, 17, "released")
-    assert (plan["optimizer"], plan["gradient_codec"]) == ("adam", "int8")
+    plan = Plan.from_dict(strict_json(done.out)["plan"])
+    assert (plan.num_samples, plan.num_test_samples, plan.evaluation) == (60, 17, "released")
+    assert (plan.optimizer, plan.gradient_codec) == ("adam", "int8")
 
 
 def test_every_option_reaches_the_plan(cli, tmp_path):
@@ -245,7 +243,7 @@ def test_every_option_reaches_the_plan(cli, tmp_path):
     options = [word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", value)]
     done = cli("train", "--data", "people.csv", *TABLE, *options, "--num-parties", 2, "--json")
     assert done.code == 0, done.err
-    assert given.items() <= strict_json(done.out)["plan"].items()
+    assert given.items() <= Plan.from_dict(strict_json(done.out)["plan"]).flat().items()
 
 
 def test_a_plan_file_is_followed_and_options_win(cli, tmp_path):
@@ -254,8 +252,8 @@ def test_a_plan_file_is_followed_and_options_win(cli, tmp_path):
     (tmp_path / "plan.json").write_text(plan.to_json())
     done = cli("train", "--data", "people.csv", *TABLE, "--plan", "plan.json", "--beta", 0.1, "--json")
     assert done.code == 0, done.err
-    trained = strict_json(done.out)["plan"]
-    assert (trained["num_trials"], trained["beta"], trained["embedding_dim"]) == (9, 0.1, 1)
+    trained = Plan.from_dict(strict_json(done.out)["plan"])
+    assert (trained.num_trials, trained.beta, trained.embedding_dim) == (9, 0.1, 1)
 
 
 def test_a_plan_file_s_seed_also_splits_the_table(cli, tmp_path):
@@ -297,7 +295,7 @@ def test_a_ledger_knows_a_person_whatever_the_split(cli, tmp_path):
         uses.update(data.train_features[1][:, 0].tolist())  # visits, which tell a person
     limit = Limit.choose(unit="cell", accounting="paper", epsilon=1000.0, delta=1e-5, order=4.0)
     plan = Plan.from_dict(strict_json(done.out)["plan"])
-    one = rdp_curve(training_run(plan), Unit.CELL, Accounting.PAPER, orders=(limit.order,))[0]
+    one = rdp_curve(plan.training_run(), Unit.CELL, Accounting.PAPER, orders=(limit.order,))[0]
     spent = spending(Ledger("books/party-0.sqlite", must_exist=True), "people", limit).rows / one
     assert len(set(people.tolist())) == 60
     assert sorted(np.round(spent, 6)) == sorted(uses[visits] for visits in people.tolist())

@@ -9,16 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ledger_books import NAME, charge_all, paper_limit, small_plan
+from ledger_books import NAME, charge, charge_all, paper_limit, small_plan
 from pbmvfl.errors import LedgerError
 from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.ledger.spending import spending
 from pbmvfl.plan import Plan
 from pbmvfl.privacy.accounting import rdp_curve
 from pbmvfl.privacy.rdp import cell_rdp
-from pbmvfl.privacy.table import training_run
 from pbmvfl.privacy.units import SERVER, Accounting, Unit
-from pbmvfl.schedule import Schedule
 
 
 def test_a_whole_run_costs_what_the_account_of_its_plan_says(tmp_path):
@@ -28,7 +26,7 @@ def test_a_whole_run_costs_what_the_account_of_its_plan_says(tmp_path):
     for accounting in Accounting:
         for unit in Unit:
             limit = paper_limit(unit=unit, accounting=accounting)
-            expected = rdp_curve(training_run(plan), unit, accounting, SERVER, orders=(limit.order,))[0]
+            expected = rdp_curve(plan.training_run(), unit, accounting, SERVER, orders=(limit.order,))[0]
             assert spending(ledger, NAME, limit).worst == pytest.approx(expected, rel=1e-9)
 
 
@@ -42,12 +40,12 @@ def test_rows_are_counted_like_a_plain_loop_over_every_release(tmp_path_factory,
     """Oracle: a dictionary, one release after the other, in plain Python."""
     plan = small_plan()
     path = tmp_path_factory.mktemp("ledger") / "a.sqlite"
-    schedule = Schedule(plan)
+    schedule = plan.schedule
     uses = {}
     everything, started, reached = {}, set(), {}
     for i, (anywhere, count, run) in enumerate(pieces):
         first = min(anywhere, reached.get(run, 0))  # a run goes on where it was, or before that
-        last = min(first + count, plan.num_rounds)
+        last = min(first + count, len(plan.schedule))
         reached[run] = max(last, reached.get(run, 0))
         charge_all(Ledger(path), plan, run=run, session=str(i), first_round=first, rounds=max(0, last - first))
         for number in range(first, last):
@@ -91,24 +89,38 @@ def test_the_export_is_plain_json_with_everything_in_it(tmp_path):
 @pytest.mark.parametrize("rounds_ahead", [1, 8])
 def test_asking_for_an_earlier_round_again_uncharges_nothing(rounds_ahead, tmp_path):
     plan = small_plan()
-    schedule = Schedule(plan)
     ledger = Ledger(tmp_path / "a.sqlite")
     session = ledger.open_session(dataset=NAME, plan=plan, run="r", session="s", rounds_ahead=rounds_ahead)
     for number in [*range(6), 1]:
-        session.charge(schedule[number])
+        charge(session, plan, number)
     session.close()
     assert Ledger(tmp_path / "a.sqlite").sessions(NAME)[0].charged_until == 6
 
 
 def test_a_round_before_the_session_s_first_is_refused(tmp_path):
     plan = small_plan()
-    schedule = Schedule(plan)
+    schedule = plan.schedule
     charge_all(Ledger(tmp_path / "a.sqlite"), plan, rounds=8)
     session = Ledger(tmp_path / "a.sqlite").open_session(dataset=NAME, plan=plan, run="run", session="t", first_round=5)
     with pytest.raises(LedgerError, match=f"round=4 .* permitted: 5, .* to {len(schedule) - 1}"):
-        session.charge(schedule[4])
-    session.charge(schedule[5])
+        charge(session, plan, 4)
+    charge(session, plan, 5)
     session.close()
+
+
+@pytest.mark.parametrize(
+    "changes", [{"beta": 0.2}, {"noise_multiplier": 2.0}, {"mechanism": "none", "secure_aggregation": False}]
+)
+def test_a_round_with_other_events_than_the_session_was_opened_with_is_refused(changes, tmp_path):
+    plan = small_plan()
+    session = Ledger(tmp_path / "a.sqlite").open_session(dataset=NAME, plan=plan, run="run", session="s")
+    first = plan.schedule[0]
+    for events in (plan.replace(**changes).events(first.kind), ()):
+        with pytest.raises(LedgerError, match="its events are not those of joint rounds"):
+            session.charge(first, events)
+    charge(session, plan, 0)
+    session.close()
+    assert Ledger(tmp_path / "a.sqlite").sessions(NAME)[0].charged_until == 1
 
 
 @pytest.mark.parametrize("rounds_ahead", [0, -8])
@@ -167,7 +179,7 @@ def test_a_run_that_goes_on_is_refused_by_a_book_without_its_earlier_rounds(mist
     elif mistake == "another dataset's":
         session = Ledger(path).open_session(dataset="places", plan=plan, run="run", session="s")
         for number in range(9):
-            session.charge(Schedule(plan)[number])
+            charge(session, plan, number)
         session.close()
     elif mistake == "an earlier copy":
         charge_all(Ledger(path), plan, rounds=4)
@@ -188,5 +200,5 @@ def test_a_run_may_go_on_at_or_before_its_last_charged_round(first_round, tmp_pa
     entries = Ledger(tmp_path / "a.sqlite").sessions(NAME)
     assert [(entry.first_round, entry.charged_until) for entry in entries] == [
         (0, 5),
-        (first_round, len(Schedule(plan))),
+        (first_round, len(plan.schedule)),
     ]

@@ -11,6 +11,7 @@ import pytest
 from ledger_books import (
     NAME,
     book_with_limit,
+    charge,
     charge_all,
     kill_after,
     on_disk,
@@ -24,7 +25,6 @@ from pbmvfl.ledger import file as ledger_file
 from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.ledger.spending import spending
 from pbmvfl.privacy.units import Accounting, Unit
-from pbmvfl.schedule import Schedule
 
 
 def test_a_folder_where_a_file_belongs_and_a_file_where_a_folder_belongs_are_refused(data, make_plan, tmp_path):
@@ -131,7 +131,7 @@ def test_a_book_is_read_without_a_trace(state, tmp_path):
     else:
         session = Ledger(path).open_session(dataset=NAME, plan=plan, run="run", session="s")
         for number in range(3):
-            session.charge(Schedule(plan)[number])
+            charge(session, plan, number)
         if state == "closed":
             session.close()
         sent = 3
@@ -158,7 +158,7 @@ def test_a_reader_sees_the_rounds_of_a_run_under_way(tmp_path):
     session = Ledger(tmp_path / "a.sqlite").open_session(dataset=NAME, plan=plan, run="r", session="s")
     reader = Ledger(tmp_path / "a.sqlite", read_only=True)
     for number in range(3):
-        session.charge(Schedule(plan)[number])
+        charge(session, plan, number)
         assert reader.sessions(NAME)[0].charged_until == number + 1
     session.close()
     reader.close()

@@ -10,14 +10,23 @@ from functools import partial
 import numpy as np
 import pytest
 
-from ledger_books import DELTA, NAME, charge_all, kill_after, on_disk, paper_limit, release_until_killed, small_plan
+from ledger_books import (
+    DELTA,
+    NAME,
+    charge,
+    charge_all,
+    kill_after,
+    on_disk,
+    paper_limit,
+    release_until_killed,
+    small_plan,
+)
 from pbmvfl.errors import LedgerError
 from pbmvfl.federation import Federation
 from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.ledger.limits import epsilon_at
 from pbmvfl.ledger.spending import spending
 from pbmvfl.privacy.rdp import cell_rdp
-from pbmvfl.schedule import Schedule
 from pbmvfl.transport.links import ROUNDS_AHEAD
 from pbmvfl.wire.messages import MessageKind
 
@@ -26,9 +35,8 @@ def test_a_charge_is_on_disk_when_it_returns(tmp_path):
     """Another process's view, through its own connection, without the first one closing anything."""
     plan = small_plan()
     session = Ledger(tmp_path / "a.sqlite").open_session(dataset=NAME, plan=plan, run="r", session="s")
-    schedule = Schedule(plan)
     for number in range(3):
-        session.charge(schedule[number])
+        charge(session, plan, number)
         other = sqlite3.connect(tmp_path / "a.sqlite")
         assert other.execute("SELECT charged_until FROM charged").fetchone() == (number + 1,)
         other.close()
@@ -37,12 +45,11 @@ def test_a_charge_is_on_disk_when_it_returns(tmp_path):
 
 def test_rounds_charged_ahead_are_given_back_at_a_clean_end_only(tmp_path):
     plan = small_plan()
-    schedule = Schedule(plan)
     ledger = Ledger(tmp_path / "a.sqlite", durable=True)
     session = ledger.open_session(dataset=NAME, plan=plan, run="r", session="s", rounds_ahead=8)
-    session.charge(schedule[0])
+    charge(session, plan, 0)
     assert Ledger(tmp_path / "a.sqlite").sessions(NAME)[0].charged_until == 8  # what a killed process would leave
-    session.charge(schedule[1])
+    charge(session, plan, 1)
     session.close()
     assert Ledger(tmp_path / "a.sqlite").sessions(NAME)[0].charged_until == 2
 
@@ -142,21 +149,20 @@ def test_rounds_in_a_log_without_an_index_are_never_overlooked(may_write, monkey
 def test_a_forked_copy_of_a_session_neither_charges_nor_gives_back(tmp_path):
     plan = small_plan()
     opened = Ledger(tmp_path / "a.sqlite").open_session(
-        dataset=NAME, plan=plan, run="run", session="s", rounds_ahead=plan.num_rounds
+        dataset=NAME, plan=plan, run="run", session="s", rounds_ahead=len(plan.schedule)
     )
-    schedule = Schedule(plan)
-    opened.charge(schedule[0])
+    charge(opened, plan, 0)
     child = os.fork()
     if child == 0:
         try:
-            opened.charge(schedule[1])
+            charge(opened, plan, 1)
         except LedgerError:
             opened.close()
             os._exit(0)
         os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     for number in range(1, 3):
-        opened.charge(schedule[number])
+        charge(opened, plan, number)
     opened.close()
     (entry,) = Ledger(tmp_path / "a.sqlite").sessions(NAME)
     assert entry.charged_until == 3

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ledger_books import DELTA, NAME, charge_all, paper_limit, small_plan
+from ledger_books import DELTA, NAME, charge, charge_all, paper_limit, small_plan
 from pbmvfl.errors import BudgetExceeded, LedgerError, PlanError
 from pbmvfl.federation import Federation
 from pbmvfl.ledger.ledger import Ledger
@@ -18,7 +18,7 @@ from pbmvfl.ledger.limits import Limit, divergence_budget, epsilon_at
 from pbmvfl.ledger.spending import fixed_plan_epsilon, spending
 from pbmvfl.privacy.rdp import cell_rdp
 from pbmvfl.privacy.units import Accounting, Unit
-from pbmvfl.schedule import Schedule
+from pbmvfl.schedule import JOINT
 from pbmvfl.wire.messages import MessageKind
 
 
@@ -28,10 +28,10 @@ def test_the_round_that_would_cross_a_limit_is_refused_and_the_one_before_is_not
     two_epochs = epsilon_at(2 * rate * (1 + 1e-9), DELTA, 4.0)
     ledger = Ledger(tmp_path / "a.sqlite")
     ledger.set_limit(NAME, paper_limit(two_epochs))
-    assert charge_all(ledger, plan) == 2 * plan.rounds_per_epoch
+    assert charge_all(ledger, plan) == 2 * plan.schedule.rounds_per_pass(JOINT)
     ledger = Ledger(tmp_path / "a.sqlite")
     (entry,) = ledger.sessions(NAME)
-    assert entry.charged_until == 2 * plan.rounds_per_epoch
+    assert entry.charged_until == 2 * plan.schedule.rounds_per_pass(JOINT)
     ((number, reason, _),) = ledger.refusals(entry.id)
     assert number == entry.charged_until
     assert "Nothing was sent" in reason
@@ -46,13 +46,12 @@ def test_another_limit_that_still_has_room_is_not_charged_for_a_refused_round(tm
     ledger.set_limit(NAME, paper_limit(10_000.0, accounting="strict"))
     ledger.set_limit(NAME, paper_limit(epsilon_at(rate * 1.0001, DELTA, 4.0)))
     session = ledger.open_session(dataset=NAME, plan=plan, run="r", session="s")
-    schedule = Schedule(plan)
-    for number in range(plan.rounds_per_epoch):
-        session.charge(schedule[number])
+    for number in range(plan.schedule.rounds_per_pass(JOINT)):
+        charge(session, plan, number)
     before = [(spent.worst, spent.rows.copy()) for *_, spent in session._accounts]
     for _ in range(3):
         with pytest.raises(BudgetExceeded):
-            session.charge(schedule[plan.rounds_per_epoch])
+            charge(session, plan, plan.schedule.rounds_per_pass(JOINT))
     for (worst, rows), (*_, spent) in zip(before, session._accounts, strict=True):
         assert spent.worst == pytest.approx(worst, rel=1e-12)
         assert np.allclose(spent.rows, rows, rtol=1e-12)
@@ -64,17 +63,16 @@ def test_rounds_that_were_left_out_are_charged_and_counted_against_the_limit(rou
     """The book has one number for a session's rounds, so that leaving some out buys nothing."""
     plan = small_plan()
     rate = plan.embedding_dim * cell_rdp(plan.num_trials, plan.beta_16, plan.num_parties, (4.0,))[0]
-    schedule = Schedule(plan)
     ledger = Ledger(tmp_path / "a.sqlite")
     ledger.set_limit(NAME, paper_limit(epsilon_at(2.5 * rate, DELTA, 4.0)))
     session = ledger.open_session(dataset=NAME, plan=plan, run="r", session="s", rounds_ahead=rounds_ahead)
-    session.charge(schedule[0])
+    charge(session, plan, 0)
     with pytest.raises(BudgetExceeded):
-        session.charge(schedule[3 * plan.rounds_per_epoch])
-    session.charge(schedule[2 * plan.rounds_per_epoch - 1])
-    session.charge(schedule[1])
+        charge(session, plan, 3 * plan.schedule.rounds_per_pass(JOINT))
+    charge(session, plan, 2 * plan.schedule.rounds_per_pass(JOINT) - 1)
+    charge(session, plan, 1)
     session.close()
-    assert Ledger(tmp_path / "a.sqlite").sessions(NAME)[0].charged_until == 2 * plan.rounds_per_epoch
+    assert Ledger(tmp_path / "a.sqlite").sessions(NAME)[0].charged_until == 2 * plan.schedule.rounds_per_pass(JOINT)
 
 
 def test_a_block_that_does_not_fit_is_charged_round_by_round_up_to_the_limit(tmp_path):
@@ -85,7 +83,7 @@ def test_a_block_that_does_not_fit_is_charged_round_by_round_up_to_the_limit(tmp
         ledger = Ledger(tmp_path / f"{ahead}.sqlite")
         ledger.set_limit(NAME, paper_limit(epsilon_at(2.5 * rate, DELTA, 4.0)))
         counts.append(charge_all(ledger, plan, rounds_ahead=ahead))
-    assert counts[0] == counts[1] == 2 * plan.rounds_per_epoch
+    assert counts[0] == counts[1] == 2 * plan.schedule.rounds_per_pass(JOINT)
 
 
 def test_mechanisms_without_privacy_are_refused_by_any_limit(tmp_path):
@@ -104,15 +102,14 @@ def test_a_limit_set_while_a_session_runs_holds_from_its_next_round(rounds_ahead
     charging = Ledger(tmp_path / "a.sqlite")
     owner = charging if same_connection else Ledger(tmp_path / "a.sqlite")
     session = charging.open_session(dataset=NAME, plan=plan, run="r", session="s", rounds_ahead=rounds_ahead)
-    schedule = Schedule(plan)
-    session.charge(schedule[0])
+    charge(session, plan, 0)
     owner.set_limit(NAME, paper_limit(epsilon_at(1e-9, DELTA, 4.0) * 1.0001))
     for _ in range(2):
         with pytest.raises(BudgetExceeded):
-            session.charge(schedule[1])
+            charge(session, plan, 1)
     assert owner.sessions(NAME)[0].charged_until == 1  # nothing is paid for rounds that may not leave
     owner.set_limit(NAME, paper_limit(1000.0))
-    session.charge(schedule[1])
+    charge(session, plan, 1)
     session.close()
     assert Ledger(tmp_path / "a.sqlite").sessions(NAME)[0].charged_until == 2
 
@@ -122,19 +119,19 @@ def test_rounds_ahead_make_no_difference_to_where_a_limit_set_under_way_ends_a_r
     """Oracle: two epochs of uses of a row fit, counted by hand, from whichever round on the limit holds."""
     plan = small_plan()
     rate = plan.embedding_dim * cell_rdp(plan.num_trials, plan.beta_16, plan.num_parties, (4.0,))[0]
-    schedule = Schedule(plan)
+    schedule = plan.schedule
     ledger, owner = Ledger(tmp_path / "a.sqlite"), Ledger(tmp_path / "a.sqlite")
     session = ledger.open_session(dataset=NAME, plan=plan, run="r", session="s", rounds_ahead=8)
     uses, sent = np.zeros(plan.num_samples), 0
     with contextlib.suppress(BudgetExceeded):
-        for number in range(plan.num_rounds):
+        for number in range(len(plan.schedule)):
             if number == changed_before:
                 owner.set_limit(NAME, paper_limit(epsilon_at(2.5 * rate, DELTA, 4.0)))
-            session.charge(schedule[number])
+            charge(session, plan, number)
             uses[schedule[number].rows] += 1
             sent += 1
     session.close()
-    assert sent == max(2 * plan.rounds_per_epoch, changed_before)
+    assert sent == max(2 * plan.schedule.rounds_per_pass(JOINT), changed_before)
     assert Ledger(tmp_path / "a.sqlite").sessions(NAME)[0].charged_until == sent
     assert np.allclose(spending(owner, NAME, paper_limit()).rows[: plan.num_samples], rate * uses, rtol=1e-9)
 
@@ -142,33 +139,31 @@ def test_rounds_ahead_make_no_difference_to_where_a_limit_set_under_way_ends_a_r
 def test_a_limit_that_was_announced_and_never_set_changes_nothing_and_hides_no_later_one(tmp_path, monkeypatch):
     """As if the owner's process had been killed just before its transaction ended."""
     plan = small_plan()
-    schedule = Schedule(plan)
     ledger, owner = Ledger(tmp_path / "a.sqlite"), Ledger(tmp_path / "a.sqlite")
     session = ledger.open_session(dataset=NAME, plan=plan, run="r", session="s", rounds_ahead=8)
-    session.charge(schedule[0])
+    charge(session, plan, 0)
     with monkeypatch.context() as killed:
         killed.setattr(os, "close", lambda _: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             owner.set_limit(NAME, paper_limit(4.0))
-    session.charge(schedule[1])
+    charge(session, plan, 1)
     assert owner.sessions(NAME)[0].charged_until == 8
     owner.set_limit(NAME, paper_limit(epsilon_at(1e-9, DELTA, 4.0) * 1.0001))
     with pytest.raises(BudgetExceeded):
-        session.charge(schedule[2])
+        charge(session, plan, 2)
     session.close()
 
 
 def test_a_round_that_may_have_left_stays_charged_when_a_limit_changes(tmp_path):
     plan = small_plan()
-    schedule = Schedule(plan)
     ledger, owner = Ledger(tmp_path / "a.sqlite"), Ledger(tmp_path / "a.sqlite")
     session = ledger.open_session(dataset=NAME, plan=plan, run="r", session="s", rounds_ahead=8)
     for number in range(3):
-        session.charge(schedule[number])
+        charge(session, plan, number)
     owner.set_limit(NAME, paper_limit(epsilon_at(1e-9, DELTA, 4.0) * 1.0001))
-    session.charge(schedule[2])  # its bytes exist already: the same ones are sent again
+    charge(session, plan, 2)  # its bytes exist already: the same ones are sent again
     with pytest.raises(BudgetExceeded):
-        session.charge(schedule[3])
+        charge(session, plan, 3)
     session.close()
     assert Ledger(tmp_path / "a.sqlite").sessions(NAME)[0].charged_until == 3
 
@@ -255,7 +250,8 @@ def test_training_stops_cleanly_at_a_limit_and_keeps_what_it_has(data, make_plan
     assert spent.worst == pytest.approx(2 * rate, rel=1e-9)
     for other in (0, 2):
         entry = Ledger(tmp_path / "ledgers" / f"party-{other}.sqlite").sessions(data.name)[0]
-        assert entry.charged_until == 2 * plan.rounds_per_epoch + 1  # blocks that were not used up are given back
+        # blocks that were not used up are given back
+        assert entry.charged_until == 2 * plan.schedule.rounds_per_pass(JOINT) + 1
 
 
 def test_a_limit_set_while_a_federation_trains_lets_no_further_round_leave(data, make_plan, tmp_path):

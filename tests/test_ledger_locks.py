@@ -8,14 +8,14 @@ import sqlite3
 
 import pytest
 
-from ledger_books import DELTA, NAME, charge_all, paper_limit, small_plan
+from ledger_books import DELTA, NAME, charge, charge_all, paper_limit, small_plan
 from pbmvfl.errors import LedgerError
 from pbmvfl.ledger import file as ledger_file
-from pbmvfl.ledger.charging import LedgerSession
+from pbmvfl.ledger.charging import Charging
 from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.ledger.limits import epsilon_at
 from pbmvfl.privacy.rdp import cell_rdp
-from pbmvfl.schedule import Schedule
+from pbmvfl.schedule import JOINT
 
 
 def opened_files(path):
@@ -67,11 +67,11 @@ def test_a_session_that_could_not_be_opened_keeps_nobody_out(tmp_path, monkeypat
     with pytest.raises(LedgerError, match="different"):
         ledger.open_session(dataset=NAME, plan=plan, run="r", session="s", train_ids=["a", "a"], test_ids=[])
     with monkeypatch.context() as broken:
-        broken.setattr(LedgerSession, "_load_limits", lambda _: 1 / 0)
+        broken.setattr(Charging, "_load_limits", lambda _: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             ledger.open_session(dataset=NAME, plan=plan, run="r", session="s")
     charge_all(Ledger(tmp_path / "a.sqlite"), plan)
-    assert charge_all(ledger, plan, run="2") == len(Schedule(plan))
+    assert charge_all(ledger, plan, run="2") == len(plan.schedule)
 
 
 @needs_proc
@@ -117,15 +117,14 @@ def test_a_round_that_could_not_be_written_is_charged_once_when_it_is_asked_for_
     ledger = Ledger(path)
     ledger.set_limit(NAME, paper_limit(epsilon_at(1.5 * rate, DELTA, 4.0)))  # each row once, and not twice
     session = ledger.open_session(dataset=NAME, plan=plan, run="r", session="s", rounds_ahead=rounds_ahead)
-    schedule = Schedule(plan)
     with writing(path):
         for _ in range(3):
             with pytest.raises(LedgerError, match="try again"):
-                session.charge(schedule[0])
-    for number in range(plan.rounds_per_epoch):
-        session.charge(schedule[number])
+                charge(session, plan, 0)
+    for number in range(plan.schedule.rounds_per_pass(JOINT)):
+        charge(session, plan, number)
     session.close()
-    assert Ledger(path).sessions(NAME)[0].charged_until == plan.rounds_per_epoch
+    assert Ledger(path).sessions(NAME)[0].charged_until == plan.schedule.rounds_per_pass(JOINT)
 
 
 @pytest.mark.usefixtures("impatient")
@@ -133,13 +132,13 @@ def test_rounds_that_could_not_be_given_back_stay_charged_and_the_book_is_free_a
     plan = small_plan()
     path = tmp_path / "a.sqlite"
     session = Ledger(path).open_session(dataset=NAME, plan=plan, run="r", session="s", rounds_ahead=8)
-    session.charge(Schedule(plan)[0])
+    charge(session, plan, 0)
     with writing(path), pytest.raises(LedgerError, match="try again"):
         session.close()
     session.close()  # again: nothing more to do
     for number in (1, 8):
         with pytest.raises(LedgerError, match=f"round={number} comes after the session was closed"):
-            session.charge(Schedule(plan)[number])
+            charge(session, plan, number)
     with pytest.raises(LedgerError, match="open it again"):
         session._ledger.datasets()
     assert Ledger(path).sessions(NAME)[0].charged_until == 8

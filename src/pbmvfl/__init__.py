@@ -17,6 +17,7 @@ from pbmvfl.plan_groups import Activation, Evaluation, OptimizerName
 from pbmvfl.wire.codecs import GradientCodecName
 
 if TYPE_CHECKING:
+    from pbmvfl import data as data
     from pbmvfl.data import VerticalDataset, load_dataset, load_table
     from pbmvfl.encoders import Bounded
     from pbmvfl.federation import Federation, Parties
@@ -41,6 +42,7 @@ _LAZY = {
     "Result": "pbmvfl.runs.results",
     "Unit": "pbmvfl.privacy.units",
     "VerticalDataset": "pbmvfl.data",
+    "data": "pbmvfl",
     "load_dataset": "pbmvfl.data",
     "load_table": "pbmvfl.data",
 }
@@ -72,9 +74,11 @@ if not TYPE_CHECKING:  # a type checker that saw this would find every misspelt 
 
     def __getattr__(name):
         if name in _LAZY:
-            return getattr(import_module(_LAZY[name]), name)
+            module = _LAZY[name]
+            # A module of the package itself is loaded, not looked up: it is no attribute before that.
+            return import_module(f"pbmvfl.{name}") if module == "pbmvfl" else getattr(import_module(module), name)
         raise AttributeError(f"module 'pbmvfl' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted([*__all__, "__version__"])
+    return sorted([*__all__, "__version__", "data"])

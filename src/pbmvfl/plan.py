@@ -391,21 +391,22 @@ def data_sizes(data: VerticalDataset) -> dict[str, Any]:
 
 def plan_settings() -> dict[str, Setting]:
     """Every flat name with its words, once: what the command line makes its options of."""
-    named = Setting(
-        "mechanism",
-        str,
-        "pbm",
-        "; ".join(f"{name}: {MECHANISMS[name].words}" for name in MECHANISMS) + ".",
-        MECHANISM,
-    )
+    described = " | ".join(f"{name} ({MECHANISMS[name].words})" for name in MECHANISMS)
+    named = Setting("mechanism", str, "pbm", f"{described}.", MECHANISM)
     found = {"mechanism": named}
     groups: list[type] = [Sizes, *MECHANISMS.values(), Rounds, Learning, UpdateNoise, Network]
     for group in groups:
         for each in settings_of(group):
             found.setdefault(each.name, each)
     found["num_epochs"] = Setting("num_epochs", int, 10, "E: uses of every row.", TRAINING)
+    hidden = ", ".join(name for name in MECHANISMS if MECHANISMS[name].sums_are_hidden)
     found["secure_aggregation"] = Setting(
-        "secure_aggregation", bool, None, "Mask every party's message so that only sums can be read.", MECHANISM
+        "secure_aggregation",
+        bool,
+        None,
+        f"Mask every party's message so that only sums can be read; the default of {hidden}.",
+        MECHANISM,
+        help_off="The server reads every party's message.",
     )
     found["evaluation"] = Setting(
         "evaluation",

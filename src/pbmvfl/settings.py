@@ -29,6 +29,8 @@ class Setting:
     default: Any
     help: str
     panel: str
+    #: Of a setting that is on or off: what is said about turning it off.
+    help_off: str = ""
 
     @property
     def is_required(self) -> bool:

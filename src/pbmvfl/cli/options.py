@@ -9,10 +9,7 @@ from pbmvfl.errors import PlanError, RunFolderError
 
 
 def on_or_off(name: str, *, on: bool, off: bool) -> bool | None:
-    """A setting with a flag for either way; None if neither was given.
-
-    Two flags and not one with two names: typer prints both names of one flag side by side, and on 80 columns cuts them.
-    """
+    """A setting with a flag for either way; None if neither was given."""
     if on and off:
         raise PlanError(f"--{name} and --no-{name} contradict each other; give one of them, or neither for the default")
     return on if on or off else None

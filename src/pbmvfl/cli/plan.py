@@ -10,58 +10,63 @@ from typing import Annotated, Any
 import typer
 
 from pbmvfl.cli.options import check_picture, check_target
+from pbmvfl.cli.plan_options import plan_options
 from pbmvfl.errors import RunFolderError
 from pbmvfl.files import write_atomically
 from pbmvfl.plan import Plan
 from pbmvfl.planner import PlannedBudget, noise_deviation, plan_for_budget
 from pbmvfl.privacy.table import format_epsilon, privacy_notes
 
+_BUDGET, _OUTPUT = "Budget", "Output"
 _NO_NOISY_UPDATES = "this version accounts for noisy weight updates but does not train with them yet"
 
 
+@plan_options(
+    *("num_parties", "num_samples", "num_classes", "mechanism", "embedding_dim", "num_epochs", "batch_size"),
+    *("optimizer", "learning_rate", "gradient_codec", "noise_multiplier"),
+    required=("num_parties", "num_samples", "num_classes"),
+)
 def plan(
-    epsilon: Annotated[float, typer.Option(help="The budget.")],
-    delta: Annotated[float, typer.Option(help="Its delta; stay below 1/N.")],
-    unit: Annotated[str, typer.Option(help="cell | record | party: what the epsilon protects. No default: say it.")],
-    accounting: Annotated[str, typer.Option(help="paper (not a proof) | strict (a theorem). No default: say it.")],
-    num_parties: Annotated[int, typer.Option(help="M: parties.")],
-    num_samples: Annotated[int, typer.Option(help="N: training rows.")],
-    num_classes: Annotated[int, typer.Option(help="Classes of the label.")],
-    colluding_parties: Annotated[int, typer.Option(help="t: parties on the server's side.")] = 0,
-    max_bytes: Annotated[int | None, typer.Option(help="Limit on the whole run's traffic.")] = None,
-    embedding_dim: Annotated[int | None, typer.Option(help="Fix P.")] = None,
-    num_trials: Annotated[int | None, typer.Option(help="Fix b.")] = None,
-    beta: Annotated[float | None, typer.Option(help="Fix beta, in [1/128, 1/4].")] = None,
-    num_epochs: Annotated[int | None, typer.Option(help="Fix E.")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Fix B.")] = None,
-    optimizer: Annotated[str | None, typer.Option(help="sgd | adam.")] = None,
-    learning_rate: Annotated[float | None, typer.Option(help="Fix it.")] = None,
-    gradient_codec: Annotated[str | None, typer.Option(help="float32 | bfloat16 | int8.")] = None,
-    noise_multiplier: Annotated[float | None, typer.Option(help="Fix the weight noise of strict plans.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Write the plan here, for train --plan.")] = None,
-    picture: Annotated[
-        Path | None, typer.Option(help="Draw epsilon against epochs and noise: .png, .pdf or .svg.")
+    *,
+    epsilon: Annotated[float, typer.Option(help="The budget.", rich_help_panel=_BUDGET)],
+    delta: Annotated[float, typer.Option(help="Its delta; stay below 1/N.", rich_help_panel=_BUDGET)],
+    unit: Annotated[
+        str,
+        typer.Option(
+            help="cell | record | party: what the epsilon protects. No default: say it.", rich_help_panel=_BUDGET
+        ),
+    ],
+    accounting: Annotated[
+        str,
+        typer.Option(help="paper (not a proof) | strict (a theorem). No default: say it.", rich_help_panel=_BUDGET),
+    ],
+    colluding_parties: Annotated[
+        int, typer.Option(help="t: parties on the server's side.", rich_help_panel=_BUDGET)
+    ] = 0,
+    max_bytes: Annotated[
+        int | None, typer.Option(help="Limit on the whole run's traffic.", rich_help_panel=_BUDGET)
     ] = None,
-    json_: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+    choices: dict[str, Any],
+    out: Annotated[
+        Path | None, typer.Option(help="Write the plan here, for train --plan.", rich_help_panel=_OUTPUT)
+    ] = None,
+    picture: Annotated[
+        Path | None,
+        typer.Option(help="Draw epsilon against epochs and noise: .png, .pdf or .svg.", rich_help_panel=_OUTPUT),
+    ] = None,
+    json_: Annotated[
+        bool, typer.Option("--json", help="Print JSON and nothing else.", rich_help_panel=_OUTPUT)
+    ] = False,
 ) -> None:
     """The plan with the least noise under a privacy budget, and a byte budget if you give one.
 
     [bold]Try[/]  pbmvfl plan --epsilon 8 --delta 1e-5 --unit cell --accounting paper --num-parties 5 --num-samples 8844
     --num-classes 2 --out plan.json  and then  pbmvfl train phishing --plan plan.json
 
+    What you give of the mechanism and of training is fixed; the rest is chosen for you.
+
     The search over settings is not charged: choose before you look at private results.
     """
-    choices: dict[str, Any] = {
-        "embedding_dim": embedding_dim,
-        "num_trials": num_trials,
-        "beta": beta,
-        "num_epochs": num_epochs,
-        "batch_size": batch_size,
-        "optimizer": optimizer,
-        "learning_rate": learning_rate,
-        "gradient_codec": gradient_codec,
-        "noise_multiplier": noise_multiplier,
-    }
     check_target("out", out)
     check_picture("picture", picture)
     if out is not None and picture is not None and out.resolve() == picture.resolve():
@@ -73,11 +78,8 @@ def plan(
         unit=unit,
         accounting=accounting,
         colluding_parties=colluding_parties,
-        num_parties=num_parties,
-        num_samples=num_samples,
-        num_classes=num_classes,
         largest_bytes=max_bytes,
-        **{name: value for name, value in choices.items() if value is not None},
+        **choices,
     )
     if picture is not None:  # first: if it fails, there is no plan that the command would refuse to write again
         from pbmvfl.report.budget import draw_budget

@@ -9,25 +9,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 import typer
 
-from pbmvfl.cli.options import on_or_off
+from pbmvfl.cli.plan_options import plan_options
 from pbmvfl.cli.presets import preset, uses_pictures
 from pbmvfl.errors import CheckpointError, DataError, PlanError, RunFolderError
 from pbmvfl.json_files import read_object
-from pbmvfl.mechanisms import MECHANISMS
 from pbmvfl.plan import Plan
-from pbmvfl.plan_groups import Activation, Evaluation, OptimizerName
+from pbmvfl.plan_groups import DATA
 from pbmvfl.privacy.conversion import check_delta
 from pbmvfl.runs.folder import RunFolder
 from pbmvfl.runs.results import DEFAULT_DELTA
-from pbmvfl.wire.codecs import GradientCodecName
 
 if TYPE_CHECKING:
     from pbmvfl.data.vertical import VerticalDataset
     from pbmvfl.federation import Parties
 
-_DATA, _MECHANISM, _TRAINING, _RUN = "Data", "Privacy mechanism", "Training", "Run"
-
-
+_RUN = "Run"
 #: What the data says and not the user.
 _SIZES = frozenset({"num_parties", "num_samples", "num_test_samples", "num_classes", "encoder"})
 #: What a plan and the data it is used for must agree on; a plan may leave the test rows open.
@@ -35,11 +31,14 @@ _SHARED_SIZES = ("num_parties", "num_samples", "num_classes")
 _TEST_FRACTION = 0.2
 
 
-def _choices(kind: Any) -> str:
-    return " | ".join(kind)
-
-
+@plan_options(
+    "num_parties",
+    *("mechanism", "embedding_dim", "bound", "secure_aggregation", "evaluation"),
+    *("num_epochs", "batch_size", "learning_rate", "optimizer", "momentum"),
+    *("encoder", "activation", "gradient_codec", "seed"),
+)
 def train(
+    *,
     dataset: Annotated[
         str | None,
         typer.Argument(
@@ -47,104 +46,34 @@ def train(
         ),
     ] = None,
     data: Annotated[
-        Path | None, typer.Option(help="Your own table, .parquet or .csv, instead of DATASET.", rich_help_panel=_DATA)
+        Path | None, typer.Option(help="Your own table, .parquet or .csv, instead of DATASET.", rich_help_panel=DATA)
     ] = None,
-    label: Annotated[str | None, typer.Option(help="The label column of --data.", rich_help_panel=_DATA)] = None,
+    label: Annotated[str | None, typer.Option(help="The label column of --data.", rich_help_panel=DATA)] = None,
     columns: Annotated[
         str | None,
-        typer.Option(help='Who holds what in --data: "bank=a,b,c;hospital=d,e".', rich_help_panel=_DATA),
+        typer.Option(help='Who holds what in --data: "bank=a,b,c;hospital=d,e".', rich_help_panel=DATA),
     ] = None,
     schema: Annotated[
         Path | None,
-        typer.Option(help="Public vocabularies and ranges of the columns of --data, JSON.", rich_help_panel=_DATA),
+        typer.Option(help="Public vocabularies and ranges of the columns of --data, JSON.", rich_help_panel=DATA),
     ] = None,
     test_data: Annotated[
-        Path | None, typer.Option(help="Test rows for --data; else a part of it.", rich_help_panel=_DATA)
+        Path | None, typer.Option(help="Test rows for --data; else a part of it.", rich_help_panel=DATA)
     ] = None,
     test_fraction: Annotated[
-        float | None, typer.Option(help="That part, chosen by the public seed. Default: 0.2.", rich_help_panel=_DATA)
+        float | None, typer.Option(help="That part, chosen by the public seed. Default: 0.2.", rich_help_panel=DATA)
     ] = None,
     dataset_name: Annotated[
         str | None,
         typer.Option(
             help="Your name for the people in --data; ledgers count by it. Default: the file's name.",
-            rich_help_panel=_DATA,
+            rich_help_panel=DATA,
         ),
     ] = None,
     root: Annotated[
-        Path | None, typer.Option(help="Folder with local copies of the datasets.", rich_help_panel=_DATA)
+        Path | None, typer.Option(help="Folder with local copies of the datasets.", rich_help_panel=DATA)
     ] = None,
-    num_parties: Annotated[
-        int | None, typer.Option(help="M: parties, each with its own columns.", rich_help_panel=_DATA)
-    ] = None,
-    mechanism: Annotated[
-        str | None,
-        typer.Option(
-            help=f"{_choices(MECHANISMS)}: pbm is private; ldp and none send numbers in clear, for studies.",
-            rich_help_panel=_MECHANISM,
-        ),
-    ] = None,
-    num_trials: Annotated[
-        int | None,
-        typer.Option(help="b: trials per coordinate. More: less noise, less privacy.", rich_help_panel=_MECHANISM),
-    ] = None,
-    beta: Annotated[
-        float | None, typer.Option(help="In [1/128, 1/4]. More: less noise, less privacy.", rich_help_panel=_MECHANISM)
-    ] = None,
-    embedding_dim: Annotated[
-        int | None,
-        typer.Option(help="P: length of an embedding. More: less privacy, more bytes.", rich_help_panel=_MECHANISM),
-    ] = None,
-    bound: Annotated[
-        float | None, typer.Option(help="C: embeddings lie in [-C, C].", rich_help_panel=_MECHANISM)
-    ] = None,
-    secure_aggregation: Annotated[
-        bool,
-        typer.Option(
-            "--secure-aggregation",
-            help="Mask every party's message so that only sums can be read; the default of pbm.",
-            rich_help_panel=_MECHANISM,
-        ),
-    ] = False,
-    no_secure_aggregation: Annotated[
-        bool,
-        typer.Option(
-            "--no-secure-aggregation", help="The server sees each party's message.", rich_help_panel=_MECHANISM
-        ),
-    ] = False,
-    evaluation: Annotated[
-        str | None,
-        typer.Option(
-            help=f"{_choices(Evaluation)}: exact sums outside the protocol, or the noisy ones the server sees.",
-            rich_help_panel=_MECHANISM,
-        ),
-    ] = None,
-    num_epochs: Annotated[int | None, typer.Option(help="E: uses of every row.", rich_help_panel=_TRAINING)] = None,
-    batch_size: Annotated[int | None, typer.Option(help="B: rows per round.", rich_help_panel=_TRAINING)] = None,
-    learning_rate: Annotated[float | None, typer.Option(help="Of every network.", rich_help_panel=_TRAINING)] = None,
-    optimizer: Annotated[str | None, typer.Option(help=_choices(OptimizerName), rich_help_panel=_TRAINING)] = None,
-    momentum: Annotated[float | None, typer.Option(help="Of sgd.", rich_help_panel=_TRAINING)] = None,
-    encoder: Annotated[
-        str | None,
-        typer.Option(
-            help="mlp | linear | multiview-conv | resnet18 | resnet18-batchnorm (couples the rows of a batch).",
-            rich_help_panel=_TRAINING,
-        ),
-    ] = None,
-    activation: Annotated[
-        str | None,
-        typer.Option(help=f"{_choices(Activation)}: keeps embeddings in [-C, C].", rich_help_panel=_TRAINING),
-    ] = None,
-    gradient_codec: Annotated[
-        str | None,
-        typer.Option(
-            help=f"{_choices(GradientCodecName)}: how the gradient goes down; coarser costs no privacy.",
-            rich_help_panel=_TRAINING,
-        ),
-    ] = None,
-    seed: Annotated[
-        int | None, typer.Option(help="Public: schedule and first weights. Never the noise.", rich_help_panel=_TRAINING)
-    ] = None,
+    choices: dict[str, Any],
     out: Annotated[
         Path | None, typer.Option(help="Run folder; must not exist. Default: a new one in runs/.", rich_help_panel=_RUN)
     ] = None,
@@ -185,25 +114,8 @@ def train(
 
     The run folder gets plan.json, history.csv, result.json, curves.png and checkpoints/.
     """
-    choices = {
-        "mechanism": mechanism,
-        "num_trials": num_trials,
-        "beta": beta,
-        "embedding_dim": embedding_dim,
-        "bound": bound,
-        "secure_aggregation": on_or_off("secure-aggregation", on=secure_aggregation, off=no_secure_aggregation),
-        "evaluation": evaluation,
-        "num_epochs": num_epochs,
-        "batch_size": batch_size,
-        "learning_rate": learning_rate,
-        "optimizer": optimizer,
-        "momentum": momentum,
-        "encoder": encoder,
-        "activation": activation,
-        "gradient_codec": gradient_codec,
-        "seed": seed,
-    }
-    given = {name: value for name, value in choices.items() if value is not None}
+    given = dict(choices)
+    num_parties = given.pop("num_parties", None)
     table = {
         "data": _absolute(data),
         "label": label,
@@ -229,7 +141,7 @@ def train(
         run = _resumed(resume, asked, planned, given)
     else:
         wanted = num_parties if num_parties is not None else planned.get("num_parties")
-        public_seed = seed if seed is not None else planned.get("seed", 0)
+        public_seed = given.get("seed", planned.get("seed", 0))
         source = _source(dataset, table, wanted, root, public_seed)
         source |= {"ledger": _absolute(ledger), "delta": DEFAULT_DELTA if delta is None else delta}
         run = _new(source, planned, given, out, where)

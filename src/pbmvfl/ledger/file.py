@@ -48,20 +48,20 @@ class Database:
     """A connection whose every error leaves as a LedgerError, for callers know nothing of SQLite."""
 
     def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
-        self._path, self._connection = path, connection
+        self.path, self._connection = path, connection
 
     def rows(self, statement: str, values: Sequence[Any] = ()) -> list[Any]:
         try:
             return self._connection.execute(statement, values).fetchall()
         except sqlite3.Error as error:
-            raise _named(self._path, error) from error
+            raise _named(self.path, error) from error
 
     def run(self, statement: str, values: Sequence[Any] = ()) -> sqlite3.Cursor:
         """For statements that change something; the cursor has their counts."""
         try:
             return self._connection.execute(statement, values)
         except sqlite3.Error as error:
-            raise _named(self._path, error) from error
+            raise _named(self.path, error) from error
 
     @contextlib.contextmanager
     def transaction(self, kind: str) -> Iterator[None]:
@@ -82,7 +82,7 @@ class Database:
         copy = sqlite3.connect(":memory:", isolation_level=None)
         self._connection.backup(copy)
         self.close()
-        return Database(self._path, copy)
+        return Database(self.path, copy)
 
 
 def open_for_writing(path: Path) -> Database:

@@ -277,12 +277,23 @@ class Ledger:
             (dataset,),
         )
         # After the sessions that name them: another process may begin one in between.
-        plans = {
-            key: {"plan": json.loads(plan), "terms": Terms.from_json(terms)}
-            for key, plan, terms in self._db.rows("SELECT hash, plan, terms FROM plans")
-        }
-        entries = (dict(zip(names, row, strict=True)) for row in rows)
-        return [LedgerEntry(**{**entry, **plans[entry["plan"]]}) for entry in entries]
+        plans = {key: (plan, terms) for key, plan, terms in self._db.rows("SELECT hash, plan, terms FROM plans")}
+        entries = [dict(zip(names, row, strict=True)) for row in rows]
+        read = {key: self._read_plan(plans, key) for key in {entry["plan"] for entry in entries}}
+        return [LedgerEntry(**{**entry, **read[entry["plan"]]}) for entry in entries]
+
+    def _read_plan(self, plans: dict[str, tuple[str, str]], key: str) -> dict[str, Any]:
+        """What a session is priced by, and its plan for people; an error has the name of the file."""
+        try:
+            plan, terms = plans[key]
+            return {"plan": json.loads(plan), "terms": Terms.from_json(terms)}
+        except LedgerError as error:
+            raise LedgerError(f"ledger={str(self.path)!r}: {error}") from error
+        except (KeyError, ValueError) as error:
+            raise LedgerError(
+                f"ledger={str(self.path)!r} lacks the plan {key!r} of a session, or has no plan there; put a whole "
+                "copy of it back"
+            ) from error
 
     def refusals(self, session: int) -> list[tuple[int, str, str]]:
         """(round, reason, when) of the rounds that a session was refused."""
@@ -369,9 +380,9 @@ class Ledger:
                 self._announce(lock)
                 self._check_continues(dataset, run, first_round)
                 terms = Terms.of(plan)
-                self._db.run(
-                    "INSERT OR IGNORE INTO plans VALUES (?, ?, ?)", (plan.hash.hex(), plan.to_json(), terms.to_json())
-                )
+                # By the terms as well: if a later version made other releases of the same plan, both would be kept.
+                key = hashlib.sha256(plan.hash + terms.to_json().encode()).hexdigest()
+                self._db.run("INSERT OR IGNORE INTO plans VALUES (?, ?, ?)", (key, plan.to_json(), terms.to_json()))
                 started = self._db.rows(
                     "SELECT 1 FROM sessions JOIN charged ON id = charged.session "
                     "WHERE run = ? AND charged_until > first_round",
@@ -385,7 +396,7 @@ class Ledger:
                         fingerprint,
                         run,
                         session,
-                        plan.hash.hex(),
+                        key,
                         self._keep_ids(train),
                         self._keep_ids(test),
                         first_round,

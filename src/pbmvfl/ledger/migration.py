@@ -17,7 +17,14 @@ def migrate(db: Database) -> None:
     """Bring a ledger of format 1 to the present one, inside the caller's transaction."""
     db.run("ALTER TABLE plans ADD COLUMN terms TEXT NOT NULL DEFAULT ''")
     for key, text in db.rows("SELECT hash, plan FROM plans"):
-        db.run("UPDATE plans SET terms = ? WHERE hash = ?", (json.dumps(terms_of(json.loads(text))), key))
+        try:
+            terms = terms_of(json.loads(text))
+        except (KeyError, TypeError, ValueError) as error:
+            raise LedgerError(
+                f"ledger={str(db.path)!r} has a plan that version 0.1 did not write (hash {key!r}: {error!r}), and was "
+                "left as it is; put a copy of it back"
+            ) from error
+        db.run("UPDATE plans SET terms = ? WHERE hash = ?", (json.dumps(terms), key))
     db.run("UPDATE book SET format = ?", (FORMAT,))
 
 
@@ -60,4 +67,4 @@ def _release(plan: dict[str, Any]) -> tuple[dict[str, Any], str]:
         case "none":
             return {"event": "exact", **sizes}, "no privacy"
         case other:
-            raise LedgerError(f"the ledger has releases by mechanism={other!r}, which version 0.1 did not have")
+            raise ValueError(f"mechanism={other!r}")

@@ -11,9 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pbmvfl.errors import LedgerError, PlanError
+from pbmvfl.errors import LedgerError, PbmvflError
 from pbmvfl.privacy.events import Event, ReleaseEvent, UpdateEvent, event_from_dict
 from pbmvfl.schedule import KINDS, RoundKind, Schedule
+from pbmvfl.settings import check_whole
 
 if TYPE_CHECKING:
     from pbmvfl.plan import Plan
@@ -30,6 +31,20 @@ class Terms:
     couples_rows: bool
     #: For people: what was released, in a few words.
     words: str
+
+    def __post_init__(self) -> None:
+        check_whole("num_parties", self.num_parties, least=2)
+        if not isinstance(self.couples_rows, bool):
+            raise LedgerError(f"couples_rows={self.couples_rows!r} must be true or false")
+        for kind in self.schedule.kinds:
+            events = self.events.get(kind, ())
+            found = [sum(isinstance(event, sort) for event in events) for sort in (ReleaseEvent, UpdateEvent)]
+            if found != [kind.releases, kind.updates] or sum(found) != len(events):
+                # One that is missing, or a second one, would be priced at nothing.
+                raise LedgerError(
+                    f"{kind.name} rounds have {len(events)} events ({', '.join(event.name for event in events)}); each "
+                    f"has {int(kind.releases)} release and {int(kind.updates)} update"
+                )
 
     @classmethod
     def of(cls, plan: Plan) -> Terms:
@@ -69,6 +84,8 @@ class Terms:
         """What `to_json` wrote. Kinds and events that this version does not know cannot be priced, and are refused."""
         try:
             values: dict[str, Any] = json.loads(text)
+            for name in ("num_samples", "num_test_samples", "batch_size", "seed"):
+                check_whole(name, values["schedule"][name], least=0 if name in ("num_test_samples", "seed") else 1)
             return cls(
                 schedule=Schedule.from_dict(values["schedule"]),
                 events={
@@ -79,7 +96,9 @@ class Terms:
                 couples_rows=values["couples_rows"],
                 words=values["words"],
             )
-        except (PlanError, KeyError, TypeError, ValueError) as error:
+        except (PbmvflError, AttributeError, KeyError, TypeError, ValueError) as error:
+            why = f"{error} is missing" if isinstance(error, KeyError) else error
             raise LedgerError(
-                f"the ledger has releases that this version cannot price ({error}); use the version that wrote them"
+                f"it has releases that this version cannot price ({why}); use the version that wrote them, or put a "
+                "copy back"
             ) from error

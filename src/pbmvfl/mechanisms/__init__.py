@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from pbmvfl.mechanisms.base import MECHANISMS, Mechanism, NoisySum, Scratch, register
-from pbmvfl.mechanisms.exact import Exact
-from pbmvfl.mechanisms.gaussian import LocalGaussian
+
+# In the order in which messages and `--help` name them: the private one first.
+# isort: off
 from pbmvfl.mechanisms.pbm import PoissonBinomial
+from pbmvfl.mechanisms.gaussian import LocalGaussian
+from pbmvfl.mechanisms.exact import Exact
+# isort: on
 
 __all__ = [
     "MECHANISMS",

@@ -69,7 +69,7 @@ class Mechanism(ABC):
 
     #: As options and plans spell it; one word for ever.
     name: ClassVar[str]
-    #: A line of `--help`.
+    #: A few words for `--help`.
     words: ClassVar[str]
     #: Whether secure aggregation is on unless somebody says otherwise.
     sums_are_hidden: ClassVar[bool]

@@ -26,7 +26,7 @@ class Exact(Mechanism):
     """Every embedding as it is."""
 
     name: ClassVar[str] = "none"
-    words: ClassVar[str] = "exact embeddings in clear (the paper's NPQ), for studies"
+    words: ClassVar[str] = "no noise, for studies"
     sums_are_hidden: ClassVar[bool] = False
 
     @property

@@ -30,7 +30,7 @@ class LocalGaussian(Trials):
     """
 
     name: ClassVar[str] = "ldp"
-    words: ClassVar[str] = "the paper's Gaussian baseline: each embedding noisy and readable, for studies"
+    words: ClassVar[str] = "Gaussian, each embedding is readable, for studies"
     sums_are_hidden: ClassVar[bool] = False
 
     @property

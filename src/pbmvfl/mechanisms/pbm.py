@@ -41,7 +41,7 @@ class PoissonBinomial(Trials):
     """One party's mechanism and the server's estimator for it."""
 
     name: ClassVar[str] = "pbm"
-    words: ClassVar[str] = "Poisson binomial: random integers, masked, only the sum is readable"
+    words: ClassVar[str] = "Poisson binomial, only sums are readable"
     sums_are_hidden: ClassVar[bool] = True
 
     @cached_property

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass, fields
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, get_type_hints
 
 import numpy as np
 
@@ -107,7 +107,18 @@ def event_from_dict(values: dict[str, Any]) -> Event:
     if set(numbers) != {field.name for field in fields(kind)}:
         expected = ", ".join(field.name for field in fields(kind))
         raise LedgerError(f"event={kind.name!r} has {', '.join(numbers)} where {expected} must be; restore a copy")
+    hints = get_type_hints(kind)
+    for name, value in numbers.items():
+        if not _is_a(hints[name], value):
+            raise LedgerError(f"event={kind.name!r} has {name}={value!r}, which is no {name}; restore a copy")
     return kind(**numbers)
+
+
+def _is_a(kind: object, value: object) -> bool:
+    """Whether a value that was read is of the sort that a field has. An infinite variance would make a release free."""
+    if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
+        return math.isfinite(value)
+    return type(value) is kind
 
 
 # --- releases ---
