@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from pbmvfl.transport.links import InProcessLink, PartyInputs
 from torch import nn
 from torch.nn import functional
 
@@ -20,7 +21,6 @@ from pbmvfl.party import Party
 from pbmvfl.plan import Plan
 from pbmvfl.secagg.keys import Identity, KeyExchange, Session
 from pbmvfl.server import Server
-from pbmvfl.transport.links import InProcessLink, PartyInputs
 from pbmvfl.wire.messages import SERVER, Message, MessageKind
 
 ENDLESS = 1 << 20

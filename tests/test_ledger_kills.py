@@ -9,6 +9,7 @@ from functools import partial
 
 import numpy as np
 import pytest
+from pbmvfl.transport.links import ROUNDS_AHEAD
 
 from ledger_books import (
     DELTA,
@@ -27,7 +28,6 @@ from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.ledger.limits import epsilon_at
 from pbmvfl.ledger.spending import spending
 from pbmvfl.privacy.rdp import cell_rdp
-from pbmvfl.transport.links import ROUNDS_AHEAD
 from pbmvfl.wire.messages import MessageKind
 
 

@@ -109,12 +109,16 @@ class Run:
     def _stop_early(self) -> None:
         """A party refused a round. Every network has taken the step before it, so what there is, is complete."""
         completed = self._server.completed_rounds
+        # What other parties sent of the refused round has left them, and counts. If all refused, nothing has.
+        sent = completed + (1 if self._server.has_answers else 0)
         deliver(self._server, self._transport, self._meter, self._server.stop(), setup=False)
-        if completed < self._plan.schedule.trained_at and (self._losses or not self._history):
+        if completed == 0:  # nothing was trained, so there is nothing to look at exactly either
+            self._history.append(EpochLine(epoch=0))
+        elif completed < self._plan.schedule.trained_at and (self._losses or not self._history):
             self._history.append(self._line(self._plan.schedule.epochs_before(completed)))
-        self._save(min(completed, self._plan.schedule.trained_at))
-        # The refused round may have left the other parties, masked; it counts.
-        self._log.charge_until(completed + 1)
+        if completed:
+            self._save(min(completed, self._plan.schedule.trained_at))
+        self._log.charge_until(sent)
 
     # --- what happens on the way ---
 

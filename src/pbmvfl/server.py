@@ -164,12 +164,18 @@ class Server:
     def stop(self) -> bytes:
         """What to send to every party if the run ends before its plan does. The server keeps its state too."""
         self._expected = None
+        self._inbox = {}
         return self._message(MessageKind.STOP, None)
 
     @property
     def is_open(self) -> bool:
         """Whether the handshake is over, so that rounds follow."""
         return self.session is not None and self._expected is None
+
+    @property
+    def has_answers(self) -> bool:
+        """Whether a party has answered the request that is open."""
+        return bool(self._inbox)
 
     @property
     def completed_rounds(self) -> int:
