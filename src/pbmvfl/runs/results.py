@@ -17,8 +17,8 @@ from pbmvfl.plan import Plan
 from pbmvfl.plan_groups import Evaluation
 from pbmvfl.privacy.table import PrivacyTable, privacy_table
 from pbmvfl.privacy.units import Adversary
-from pbmvfl.schedule import RowUses
 from pbmvfl.runs.release_log import SessionRecord
+from pbmvfl.schedule import RowUses
 from pbmvfl.wire.traffic import Traffic
 
 #: Of epsilons where nobody asked for another.
