@@ -434,6 +434,9 @@ def _check_names(names: Iterable[str]) -> None:
 
 def _groups(values: Mapping[str, Any]) -> dict[str, Any]:
     """Flat names as the groups of a plan."""
+    for name in ("mechanism", _PREDICTION + "mechanism"):  # one that is not known is named before its numbers are
+        if name in values:
+            MECHANISMS.check(values[name])
     _check_names(values)
     missing = sorted(set(_REQUIRED) - set(values))
     if missing:

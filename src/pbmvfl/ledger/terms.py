@@ -79,7 +79,7 @@ class Terms:
                 couples_rows=values["couples_rows"],
                 words=values["words"],
             )
-        except (PlanError, KeyError, TypeError, ValueError) as error:
+        except (LedgerError, PlanError, KeyError, TypeError, ValueError) as error:
             raise LedgerError(
                 f"the ledger has releases that this version cannot price ({error}); use the version that wrote them"
             ) from error
