@@ -30,6 +30,7 @@ from pbmvfl.runs.checkpoints import Progress, load_progress, load_weights, save_
 from pbmvfl.runs.driver import Meter, Tap, drive
 from pbmvfl.runs.release_log import SessionLog
 from pbmvfl.runs.results import Result
+from pbmvfl.schedule import Round, Split
 from pbmvfl.secagg.keys import Identity
 from pbmvfl.server import Server
 from pbmvfl.transport.links import InProcessLink, PartyInputs, PartyLink, ProcessLink
@@ -176,7 +177,9 @@ class _Run:
         self._loss = float("nan")
         self._losses: list[float] = []
         self._seen: list[tuple[Tensor, Tensor]] = []  # this epoch's noisy scores, for evaluation=released
-        self._predicted: list[Tensor] = []
+        self._predicted: list[
+            tuple[npt.NDArray[np.int64], Tensor]
+        ] = []  # this pass over the test rows, as far as it is
         links = _open_links(federation, data, first_round, ledger)
         self._links = [opened.enter_context(_closed_at_the_end(link)) for link in links]
         if progress is not None and checkpoints is not None:
@@ -205,11 +208,8 @@ class _Run:
                 asked = self._server.completed_rounds + 1
                 self._sessions.charge_until(min(asked, self._sessions.records[-1].charged_until))
             raise
-        if self._predicted and not stopped:
-            scores = torch.cat(self._predicted).numpy()
-            self._history[-1].update(classification_metrics(scores, self._data.test_labels, prefix="test"))
         kept = ("train_accuracy", "test_accuracy", "train_auprc", "test_auprc", "train_loss")
-        last = self._history[-1]
+        last = self._history[-1] if self._history else {}
         return Result(
             plan=self._plan,
             metrics={name: last[name] for name in kept if last.get(name) is not None},
@@ -256,9 +256,18 @@ class _Run:
         if self._plan.evaluation is Evaluation.RELEASED:
             self._seen.append((scores, labels))
 
-    def _prediction(self, rows: npt.NDArray[np.int64], scores: Tensor) -> None:
-        del rows  # prediction rounds go through the test rows in order
-        self._predicted.append(scores)
+    def _prediction(self, current: Round, scores: Tensor) -> None:
+        """A whole pass over the test rows is an evaluation of the networks as they are; other scores are nobody's."""
+        if current.kind.split is not Split.TEST or self._plan.evaluation is not Evaluation.RELEASED:
+            return
+        first, end = self._plan.schedule.pass_of(current.number)
+        if current.number == first:
+            self._predicted = []
+        self._predicted.append((current.rows, scores))
+        if current.number == end - 1 and len(self._predicted) == end - first and self._history:
+            labels = self._data.test_labels[np.concatenate([rows for rows, _ in self._predicted])]
+            found = torch.cat([scores for _, scores in self._predicted]).numpy()
+            self._history[-1].update(classification_metrics(found, labels, prefix="test"))
 
     def _round(self) -> None:
         if self._on_round is not None:

@@ -31,7 +31,6 @@ from pbmvfl.errors import (
 )
 from pbmvfl.mechanisms import Scratch
 from pbmvfl.plan import Plan
-from pbmvfl.plan_groups import Evaluation
 from pbmvfl.privacy.events import Event
 from pbmvfl.randomness.secret import Entropy, SystemEntropy
 from pbmvfl.schedule import Round, RoundKind, Split
@@ -88,8 +87,12 @@ class Party:
         if len(train_features) != plan.num_samples:
             raise WrongPlan(f"party={index}: has {len(train_features)} rows, the plan has {plan.num_samples}")
         num_test = 0 if test_features is None else len(test_features)
-        if plan.evaluation is Evaluation.RELEASED and num_test != plan.num_test_samples:
+        uses_test_rows = any(kind.split is Split.TEST for kind in plan.schedule.kinds)
+        if uses_test_rows and num_test != plan.num_test_samples:
             raise WrongPlan(f"party={index}: has {num_test} test rows, the plan has {plan.num_test_samples}")
+        for kind in plan.schedule.kinds:
+            if not kind.releases:  # what it would answer with is a release, and nothing would be charged for it
+                raise WrongPlan(f"{kind.name} rounds release nothing: this version runs rounds that release embeddings")
         self.plan = plan
         self.index = index
         self._open_guard = open_guard

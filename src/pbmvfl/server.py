@@ -59,8 +59,8 @@ class Server:
         self._gradient: bytes | None = None  # of the last round, not sent yet
         #: Called after every joint round with (loss, noisy class scores, labels): what the server itself may see.
         self.on_joint_round: Callable[[float, Tensor, Tensor], None] | None = None
-        #: Called after every prediction round with (row numbers, noisy class scores).
-        self.on_prediction: Callable[[npt.NDArray[np.int64], Tensor], None] | None = None
+        #: Called after every round without a gradient with (the round, noisy class scores of its rows).
+        self.on_prediction: Callable[[Round, Tensor], None] | None = None
 
     # --- in ---
 
@@ -205,7 +205,7 @@ class Server:
         if self.round.kind.carries_gradient:
             self._learn(estimated_sum_BP, self._labels.index_select(0, torch.from_numpy(self.round.rows)))
         elif self.on_prediction is not None:
-            self.on_prediction(self.round.rows, self.predict(estimated_sum_BP))
+            self.on_prediction(self.round, self.predict(estimated_sum_BP))
         self._next_round = self.round.number + 1
         self._expected = None
 
