@@ -177,9 +177,8 @@ class _Run:
         self._loss = float("nan")
         self._losses: list[float] = []
         self._seen: list[tuple[Tensor, Tensor]] = []  # this epoch's noisy scores, for evaluation=released
-        self._predicted: list[
-            tuple[npt.NDArray[np.int64], Tensor]
-        ] = []  # this pass over the test rows, as far as it is
+        #: Rows and noisy scores of this pass over the test rows, as far as it is.
+        self._predicted: list[tuple[npt.NDArray[np.int64], Tensor]] = []
         links = _open_links(federation, data, first_round, ledger)
         self._links = [opened.enter_context(_closed_at_the_end(link)) for link in links]
         if progress is not None and checkpoints is not None:
