@@ -122,8 +122,11 @@ def test_values_that_contradict_each_other_are_refused(choices, words):
         {"activation": "relu", "bound": "wide"},
         {"learning_rate": 10**400},
         {"bound": 10**400},
+        {"num_epochs": 2**70},
+        {"num_samples": 2**70},
+        {"embedding_dim": 2**70},
     ],
-    ids=["two bad values at once", "a learning rate beyond floats", "a bound beyond floats"],
+    ids=str,
 )
 def test_bad_values_never_raise_anything_but_plan_errors(choices):
     with pytest.raises(PlanError):

@@ -154,10 +154,6 @@ class Plan:
                 f"evaluation=released needs num_test_samples of at least 1, got {self.num_test_samples}; "
                 "give test rows or use evaluation=simulator"
             )
-        if len(self.schedule) >= 1 << 32:
-            raise PlanError(
-                f"num_epochs={self.num_epochs} makes {len(self.schedule)} rounds; at most 2^32-1 can be numbered"
-            )
         if 4 * self.schedule.largest_batch * self.embedding_dim >= 1 << 32:
             raise PlanError(
                 f"batch_size={self.batch_size} times embedding_dim={self.embedding_dim} makes a message of 4 GiB or "
