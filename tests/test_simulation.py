@@ -29,7 +29,8 @@ from pbmvfl.mechanisms.simulated import (
 from pbmvfl.metrics import classification_metrics
 from pbmvfl.plan import Plan
 from pbmvfl.randomness.public import SCHEDULE_STREAM, public_permutation
-from pbmvfl.simulation import Simulation, Target, cuda, graphed
+from pbmvfl.reproduction import cuda
+from pbmvfl.simulation import Simulation, Target, graphed
 from pbmvfl.simulation.graphed import Execution, GraphedSimulation, evaluate_together, take_turns
 from pbmvfl.simulation.noise import noise_seed, noisy_sum
 from pbmvfl.simulation.pictures import crop_and_flip, cut, joined
@@ -309,7 +310,7 @@ import numpy as np, torch
 from pbmvfl.plan import Plan
 from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.simulation import Simulation
-import pbmvfl.simulation.cuda
+import pbmvfl.reproduction.cuda
 x = tuple(np.random.default_rng(m).normal(size=(30, 4)).astype(np.float32) for m in range(3))
 y = np.arange(30) % 3
 data = VerticalDataset(name='t', party_names=('a', 'b', 'c'), train_features=x, test_features=x, train_labels=y,

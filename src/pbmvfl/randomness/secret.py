@@ -110,6 +110,11 @@ class _SeededEntropy:
         self._stream.update_into(self._zeros(len(raw)), raw)
 
 
+def known_entropy(seed: bytes) -> Entropy:
+    """Bytes that everybody knows who knows the seed: for tests that hold two runs equal, never for anything private."""
+    return _SeededEntropy(seed)
+
+
 def standard_normal(entropy: Entropy, count: int) -> npt.NDArray[np.float64]:
     """Normal deviates by inversion of 53-bit uniforms. For baselines: floating point, not a proof-grade sampler."""
     from scipy.special import ndtri

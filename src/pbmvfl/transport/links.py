@@ -30,7 +30,7 @@ from pbmvfl.ledger.charging import Charging
 from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.party import Party
 from pbmvfl.plan import Plan
-from pbmvfl.randomness.secret import _SeededEntropy
+from pbmvfl.randomness.secret import Entropy, known_entropy
 from pbmvfl.secagg.keys import Identity, Session
 
 #: Rounds that a party of a simulation has charged in one transaction. One by one a charge takes a tenth of a round, and
@@ -75,7 +75,7 @@ class PartyInputs:
         )
         if self.known_randomness is not None:
             known = hashlib.sha256(self.known_randomness + self.index.to_bytes(2, "big")).digest()
-            noise, secrets = (_SeededEntropy(hashlib.sha256(use + known).digest()) for use in (b"noise", b"secret"))
+            noise, secrets = (known_entropy(hashlib.sha256(use + known).digest()) for use in (b"noise", b"secret"))
             party._use_known_randomness(noise, _known_secret(secrets))
         return party
 
@@ -110,7 +110,7 @@ class PartyInputs:
         return hashlib.sha256(np.ascontiguousarray(rows).data).hexdigest()
 
 
-def _known_secret(entropy: _SeededEntropy) -> Callable[[int], bytes]:
+def _known_secret(entropy: Entropy) -> Callable[[int], bytes]:
     def draw(count: int) -> bytes:
         buffer = np.empty(count, dtype=np.uint8)
         entropy.fill(buffer)
