@@ -16,13 +16,14 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import kernels, reproduction, simulation, steps
+from benchmarks import accounts, kernels, reproduction, simulation, steps
 from benchmarks.measure import Row
 
 GROUPS: tuple[Callable[[], Iterator[Row]], ...] = (
     kernels.sampler,
     kernels.masks,
     kernels.packing,
+    accounts.account,
     steps.privacy_in_a_step,
     steps.whole_rounds,
     simulation.epochs,

@@ -105,3 +105,20 @@ def products_reject_independence(left: npt.NDArray[np.float64], right: npt.NDArr
     """
     products = left * right
     return bool(abs(products.sum()) > 7 * math.sqrt((products**2).sum()))
+
+
+#: Of a self-normalised sum |S| / sqrt(sum of squares). For symmetric terms it is beyond t with probability at most
+#: 2 exp(-t^2 / 2), whatever their law (Efron, 1969): 4.6e-11 here. Other terms are only nearly symmetric in their sum
+#: of NUM_DRAWS, which the factor of 20 up to FALSE_ALARM is left for.
+SELF_NORMALISED = 7.0
+
+
+def mean_rejects(terms: npt.NDArray[np.float64]) -> bool:
+    """Whether terms contradict a mean of 0."""
+    return bool(abs(terms.sum()) > SELF_NORMALISED * math.sqrt(float((terms**2).sum())))
+
+
+def variance_rejects(terms: npt.NDArray[np.float64], most: float) -> bool:
+    """Whether terms of mean 0 contradict a variance of at most this."""
+    above = terms**2 - most
+    return bool(above.sum() > SELF_NORMALISED * math.sqrt(float((above**2).sum())))

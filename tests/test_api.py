@@ -73,7 +73,6 @@ def test_the_exported_names_are_exactly_these():
         "GradientCodecName",
         "Ledger",
         "Limit",
-        "MechanismName",
         "OptimizerName",
         "Parties",
         "PbmvflError",
@@ -121,19 +120,26 @@ USER_PROGRAM = """
 from pathlib import Path
 
 import pbmvfl
+from pbmvfl.mechanisms import PoissonBinomial
+from pbmvfl.plan_groups import Learning, Sizes
 
 data = pbmvfl.load_dataset("digits")
 plan = pbmvfl.Plan.for_data(data, num_trials=16, beta=0.25)
 plan = pbmvfl.Plan.of(num_parties=3, num_samples=9, num_classes=2, mechanism="pbm", optimizer=pbmvfl.OptimizerName.ADAM)
-mechanism: pbmvfl.MechanismName = plan.mechanism
+mechanism: str = plan.mechanism
+sizes = Sizes(num_parties=3, num_samples=9, num_classes=2)
+plan = pbmvfl.Plan(sizes=sizes, release=PoissonBinomial(num_parties=3, num_trials=16, beta=0.25), seed=1)
+rows: int = plan.num_samples
 table: pbmvfl.PrivacyTable = plan.privacy(adversaries=[pbmvfl.Adversary(colluding_parties=1)])
 epsilon: float = table.epsilon("cell", pbmvfl.Accounting.PAPER, colluding_parties=1)
 result: pbmvfl.Result = pbmvfl.Federation(plan, parties=pbmvfl.Parties.PROCESSES).fit(data)
 limit = pbmvfl.Limit.choose(unit=pbmvfl.Unit.CELL, accounting="paper", epsilon=8, delta=1e-5)
 pbmvfl.Ledger(Path("party.sqlite")).set_limit("digits", limit)
 pbmvfl.Federatoin(plan)  # attr-defined
-pbmvfl.Plan.of(num_parties=3, num_samples=9, num_classes=2, mechanism=3)  # arg-type
-pbmvfl.Plan.of(num_parties=3, num_samples=9, num_classes=2, betta=0.1)  # call-arg
+pbmvfl.Plan(sizes=sizes, release="pbm")  # arg-type
+pbmvfl.Plan(sizes=sizes, release=PoissonBinomial(num_parties=3, betta=0.1))  # call-arg
+Learning(learning_rate="fast")  # arg-type
+text: str = plan.num_samples  # assignment
 """
 
 

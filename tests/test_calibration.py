@@ -14,7 +14,7 @@ PHISHING = {"num_parties": 5, "num_samples": 8844, "num_classes": 2}
 
 def planned(**choices):
     wanted = {"epsilon": 8, "delta": 1e-5, "unit": "cell", "accounting": "paper", **PHISHING, **choices}
-    return plan_for_budget(**wanted)
+    return plan_for_budget(Plan, **wanted)
 
 
 @pytest.mark.slow
@@ -29,6 +29,7 @@ def planned(**choices):
 )
 def test_a_plan_keeps_its_budget_by_the_published_account(epsilon, delta, unit, num_parties, num_samples, num_classes):
     found = plan_for_budget(
+        Plan,
         epsilon=epsilon,
         delta=delta,
         unit=unit,
@@ -137,7 +138,10 @@ def test_fixed_choices_are_kept():
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        ({"epsilon": 0.001}, r"no plan is within .* even num_trials=1, beta=1/128.*It would take epsilon of at least"),
+        (
+            {"epsilon": 0.001},
+            r"no plan is within .* even num_trials=1, beta=0.007812, .*It would take epsilon of at least",
+        ),
         ({"unit": "party", "accounting": "strict"}, "It would take"),
         ({"unit": "row"}, "unit='row' is not one of cell, record, party"),
         ({"accounting": "exact"}, "accounting='exact' is not one of paper, strict"),

@@ -12,10 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pbmvfl.randomness import secret as door
-from pbmvfl.randomness.secret import SystemEntropy, _SeededEntropy, fast_keystream, keystream
+from known_randomness import SeededEntropy
+from pbmvfl.randomness.secret import SystemEntropy, fast_keystream, keystream
 
 
-def drawn(entropy: SystemEntropy | _SeededEntropy, count: int) -> bytes:
+def drawn(entropy: SystemEntropy | SeededEntropy, count: int) -> bytes:
     buffer = np.zeros(count, dtype=np.uint8)
     entropy.fill(buffer)
     return buffer.tobytes()
@@ -34,7 +35,7 @@ def test_a_stream_can_start_at_any_block(key, first, size, counter_mode):
 
 
 def test_known_bytes_are_the_stream_of_the_padded_seed_and_are_marked(counter_mode):
-    known = _SeededEntropy(b"seed")
+    known = SeededEntropy(b"seed")
     assert drawn(known, 1000) + drawn(known, 70_000) == counter_mode(b"seed".ljust(32, b"\0"), 71_000, first_block=2)
     assert known.seeded
     assert not SystemEntropy().seeded

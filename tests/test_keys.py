@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import hmac
 import itertools
 from dataclasses import replace
 
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 from pbmvfl.errors import IdentityError, ProtocolError
 from pbmvfl.randomness import secret as entropy
-from pbmvfl.secagg.keys import Identity, KeyExchange, Session, SignedKey
+from pbmvfl.secagg.keys import Identity, KeyExchange, Session, SignedKey, kind_key
 
 NUM_PARTIES = 4
 #: Points of small order on Curve25519: anything combined with them gives zero (RFC 7748, section 6.1).
@@ -48,7 +49,7 @@ class Handshake:
         """A key of the attacker's choice that this party's identity really signed."""
         chosen = KeyExchange(session=self.session, index=index, identity=self.identities[index])
         # What is signed: label, protocol version, index, session digest, key.
-        statement = b"pbmvfl session key\0" + (1).to_bytes(2, "little") + index.to_bytes(2, "little")
+        statement = b"pbmvfl session key\0" + (2).to_bytes(2, "little") + index.to_bytes(2, "little")
         statement += self.session.digest + public
         self.identities[index]._private.public_key().verify(  # the statement's form, against a key of the program
             chosen.signed_key.signature, statement[:-32] + chosen.signed_key.public
@@ -179,6 +180,17 @@ def test_any_changed_bit_of_a_signed_key_is_refused(position, bit, victim):
     changed[position] ^= 1 << bit
     with pytest.raises(IdentityError):
         handshake.pair_keys(0, swapped(handshake.keys, victim, SignedKey.from_bytes(bytes(changed))))
+
+
+@given(pair_key=st.binary(min_size=32, max_size=32), code=st.integers(1, 255))
+def test_the_key_of_a_kind_of_round_is_one_block_of_hkdf_expand(pair_key, code):
+    # RFC 5869, section 2.3: T(1) = HMAC(PRK, info | 0x01), and 32 bytes are one block of SHA-256.
+    expected = hmac.digest(pair_key, b"pbmvfl kind\0" + bytes([code]) + b"\x01", "sha256")
+    assert kind_key(pair_key, code) == expected
+
+
+def test_no_two_kinds_of_rounds_share_a_key():
+    assert len({kind_key(bytes(32), code) for code in range(1, 256)}) == 255
 
 
 def test_an_identity_survives_being_written_down():

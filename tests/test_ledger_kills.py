@@ -9,7 +9,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from pbmvfl.transport.links import ROUNDS_AHEAD
+from pbmvfl.party_setup import ROUNDS_AHEAD
 
 from ledger_books import (
     DELTA,

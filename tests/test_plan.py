@@ -7,7 +7,6 @@ import json
 import math
 import pickle
 import re
-from dataclasses import fields
 from fractions import Fraction
 
 import pytest
@@ -15,7 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pbmvfl.errors import PlanError
-from pbmvfl.plan import Plan
+from pbmvfl.mechanisms import LocalGaussian, PoissonBinomial
+from pbmvfl.plan import Plan, plan_settings
+from pbmvfl.schedule import JOINT, PREDICTION, Order, Phase
 
 GOOD = {"num_parties": 3, "num_samples": 100, "num_classes": 4, "num_test_samples": 20, "num_trials": 8}
 
@@ -29,7 +30,7 @@ BAD = {
     "num_test_samples": ([-1, *WHOLE], "at least 0"),
     "embedding_dim": ([0, -1, *WHOLE], "at least 1"),
     "bound": ([0, 0.0, -1.0, 1e-7, 1e7, *NUMBER], r"\[1e-06, 1e\+06\]|finite number"),
-    "mechanism": (["PBM", "gauss", "", None, 3, []], "pbm, ldp, none"),
+    "mechanism": (["PBM", "gauss", "", None, 3, []], "none, ldp, pbm"),
     "num_trials": ([0, -1, *WHOLE], "at least 1"),
     "beta": ([0, -0.1, 0.2500001, 1, *NUMBER], r"\[1/128, 1/4\]|finite number"),
     "secure_aggregation": (["yes", 1, 0], "True or False"),
@@ -55,7 +56,7 @@ OTHER = {
     "num_test_samples": 21,
     "embedding_dim": 17,
     "bound": 1.5,
-    "mechanism": "none",
+    "mechanism": "ldp",
     "num_trials": 9,
     "beta": 0.2,
     "secure_aggregation": False,
@@ -75,8 +76,7 @@ OTHER = {
 
 
 def test_the_tables_of_these_tests_name_every_field():
-    names = {field.name for field in fields(Plan)}
-    assert set(BAD) == set(OTHER) == names
+    assert set(BAD) == set(OTHER) == set(plan_settings()) == set(Plan.of(**GOOD).flat())
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_a_bad_value_is_refused_with_its_name_its_value_and_what_is_permitted(na
         ({"evaluation": "released", "num_test_samples": 0}, "num_test_samples of at least 1"),
         ({"mechanism": "none", "secure_aggregation": True}, "secure_aggregation=True with mechanism=none"),
         ({"mechanism": "ldp", "secure_aggregation": True}, "secure_aggregation=True with mechanism=ldp"),
-        ({"activation": "relu", "bound": 2.0}, r"can leave \[-C, C\] = \[-2, 2\]"),
+        ({"activation": "relu", "bound": 2.0}, r"with relu the output can leave \[-C, C\]"),
     ],
 )
 def test_values_that_contradict_each_other_are_refused(choices, words):
@@ -122,8 +122,11 @@ def test_values_that_contradict_each_other_are_refused(choices, words):
         {"activation": "relu", "bound": "wide"},
         {"learning_rate": 10**400},
         {"bound": 10**400},
+        {"num_epochs": 2**70},
+        {"num_samples": 2**70},
+        {"embedding_dim": 2**70},
     ],
-    ids=["two bad values at once", "a learning rate beyond floats", "a bound beyond floats"],
+    ids=str,
 )
 def test_bad_values_never_raise_anything_but_plan_errors(choices):
     with pytest.raises(PlanError):
@@ -169,14 +172,23 @@ def test_a_plan_cannot_be_changed(name):
     assert plan == Plan.of(**GOOD)
 
 
-@pytest.mark.parametrize("name", ["mechanism", "optimizer", "gradient_codec", "evaluation", "activation"])
+@pytest.mark.parametrize("name", ["optimizer", "gradient_codec", "evaluation", "activation"])
 def test_a_choice_given_by_its_spelling_reads_as_its_enum_also_in_a_copy(name):
     plan = Plan.of(**{**GOOD, name: OTHER[name]})
-    default = {field.name: field.default for field in fields(Plan)}[name]
+    default = getattr(Plan.of(**GOOD), name)
     for one in (plan, pickle.loads(pickle.dumps(plan)), copy.deepcopy(plan)):
         assert one == plan
         assert getattr(one, name) is type(default)(OTHER[name])
-    assert getattr(Plan.of(**GOOD), name) is default
+    assert default.value != OTHER[name]
+
+
+def test_a_mechanism_is_the_object_that_its_name_stands_for_also_in_a_copy():
+    plan = Plan.of(**GOOD, mechanism="ldp")
+    for one in (plan, pickle.loads(pickle.dumps(plan)), copy.deepcopy(plan)):
+        assert one == plan
+        assert type(one.release) is LocalGaussian
+        assert one.mechanism == "ldp"
+    assert type(Plan.of(**GOOD).release) is PoissonBinomial
 
 
 @pytest.mark.parametrize("name", OTHER)
@@ -184,10 +196,11 @@ def test_the_hash_changes_with_every_field(name):
     plan = Plan.of(**GOOD)
     changes = {name: OTHER[name]}
     if name == "mechanism":  # off in both, so that the mechanism alone changes
-        plan, changes = plan.replace(secure_aggregation=False), {"mechanism": "none"}
+        plan, changes = plan.replace(secure_aggregation=False), {"mechanism": "ldp"}
     other = plan.replace(**changes)
     assert getattr(other, name) != getattr(plan, name)
-    assert {field.name for field in fields(Plan) if getattr(other, field.name) != getattr(plan, field.name)} == {name}
+    before, after = plan.flat(), other.flat()
+    assert {each for each in before | after if before.get(each) != after.get(each)} == {name}
     assert other.hash != plan.hash
     assert len(plan.hash) == 32
 
@@ -281,7 +294,53 @@ def test_secure_aggregation_is_on_for_pbm_and_off_for_numbers_in_clear():
 @given(num_samples=st.integers(1, 500), batch_size=st.integers(1, 600), num_epochs=st.integers(1, 9))
 def test_round_counts_are_exact(num_samples, batch_size, num_epochs):
     plan = Plan.of(**{**GOOD, "num_samples": num_samples}, batch_size=batch_size, num_epochs=num_epochs)
-    assert plan.rounds_per_epoch == math.ceil(Fraction(num_samples, batch_size))
-    assert plan.num_rounds == num_epochs * plan.rounds_per_epoch
-    assert plan.num_prediction_rounds == 0
-    assert plan.replace(evaluation="released").num_prediction_rounds == math.ceil(Fraction(20, batch_size))
+    schedule, predicting = plan.schedule, plan.replace(evaluation="released").schedule
+    assert schedule.rounds_per_pass(JOINT) == math.ceil(Fraction(num_samples, batch_size))
+    assert schedule.num_rounds(JOINT) == len(schedule) == num_epochs * schedule.rounds_per_pass(JOINT)
+    assert schedule.num_rounds(PREDICTION) == 0
+    assert predicting.num_rounds(PREDICTION) == math.ceil(Fraction(20, batch_size))
+    assert len(predicting) == len(schedule) + predicting.num_rounds(PREDICTION)
+
+
+# --- phases, and predictions by another mechanism ---
+
+PHASES = (Phase(kind=JOINT, passes=2), Phase(kind=PREDICTION, passes=3, order=Order.AS_GIVEN))
+
+
+@pytest.mark.parametrize(
+    "choices",
+    [
+        {"phases": PHASES},
+        {"phases": (*PHASES, *PHASES)},
+        {"phases": PHASES, "evaluation": "released"},
+        {"evaluation": "released", "prediction_beta": 0.1},
+        {"evaluation": "released", "prediction_mechanism": "none"},
+        {"phases": PHASES, "mechanism": "none", "prediction_mechanism": "pbm", "prediction_num_trials": 3},
+    ],
+    ids=str,
+)
+def test_unusual_plans_survive_json_and_flat_names(choices):
+    plan = Plan.of(**{**GOOD, **choices})
+    for again in (Plan.from_json(plan.to_json()), Plan.of(**plan.flat()), plan.replace(seed=1).replace(seed=0)):
+        assert again == plan
+        assert again.hash == plan.hash
+    assert plan.hash != Plan.of(**GOOD, evaluation=plan.evaluation).hash
+
+
+@pytest.mark.parametrize(
+    ("choices", "words"),
+    [
+        ({"phases": ()}, "at least one phase"),
+        ({"phases": PHASES, "num_epochs": 2}, "num_epochs and phases both"),
+        ({"phases": PHASES, "num_test_samples": 0}, "prediction rounds need rows: num_test_samples"),
+        ({"prediction_bound": 2.0}, "one network makes both"),
+        ({"prediction_embedding_dim": 3}, "one network makes both"),
+        ({"prediction_beta": 1.0}, "beta=1 must be in"),
+        ({"prediction_mechanism": "gauss"}, "mechanism='gauss' is not one of"),
+        ({"prediction_seed": 3}, "unknown plan field 'prediction_seed'"),
+    ],
+    ids=str,
+)
+def test_phases_and_predictions_that_cannot_be_are_refused(choices, words):
+    with pytest.raises(PlanError, match=words):
+        Plan.of(**{**GOOD, **choices})

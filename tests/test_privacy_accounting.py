@@ -16,30 +16,32 @@ from hypothesis import strategies as st
 from pbmvfl.errors import PlanError
 from pbmvfl.plan import Plan
 from pbmvfl.privacy.accounting import (
-    CLIP_LAST,
     COUPLED_ROWS,
     LABELS_PUBLIC,
-    NO_SECURE_SUM,
     NOT_A_PROOF,
     OWN_ROW,
     WEIGHTS_STAY,
-    Charge,
+    Activity,
     TrainingRun,
     bound,
     bounds,
-    charge,
+    charges,
     rdp_curve,
 )
 from pbmvfl.privacy.events import (
+    CLIP_LAST,
+    NO_SECURE_SUM,
     ExactRelease,
     LocalGaussianRelease,
     NoisyUpdate,
+    PlainUpdate,
     PoissonBinomialRelease,
     ReleaseEvent,
 )
 from pbmvfl.privacy.orders import ORDERS
 from pbmvfl.privacy.rdp import cell_rdp
 from pbmvfl.privacy.units import CURIOUS_PARTY, SERVER, Accounting, Adversary, Unit
+from training_runs import training_run
 
 DELTA = 1e-5
 
@@ -57,16 +59,22 @@ def pbm_run(
     secure_aggregation: bool = True,
 ) -> TrainingRun:
     event = PoissonBinomialRelease(
-        num_trials=num_trials, beta=beta, num_parties=num_parties, embedding_dim=embedding_dim
+        num_trials=num_trials,
+        beta=beta,
+        num_parties=num_parties,
+        embedding_dim=embedding_dim,
+        secure_sum=secure_aggregation,
     )
-    return TrainingRun(
-        num_samples=num_samples,
-        batch_size=batch_size,
-        num_epochs=num_epochs,
-        event=event,
-        update=update,
-        secure_aggregation=secure_aggregation,
+    return training_run(
+        num_samples=num_samples, batch_size=batch_size, num_epochs=num_epochs, event=event, update=update
     )
+
+
+def counted(run: TrainingRun, unit: Unit, accounting: Accounting, adversary: Adversary = SERVER) -> tuple[int, int]:
+    """(releases, updates) that are charged to a unit of a run that has one sort of rows."""
+    (one_sort,) = charges(run, unit, accounting, adversary)
+    releases = sum(count for count, event in one_sort if isinstance(event, ReleaseEvent))
+    return releases, sum(count for count, event in one_sort if not isinstance(event, ReleaseEvent))
 
 
 CIFAR = pbm_run(4, 16, 0.1, 16, 41, num_samples=50_000)
@@ -224,31 +232,40 @@ def test_counts_equal_a_walk_through_the_schedule(n: int, size: int, epochs: int
     run = pbm_run(3, 1, 0.1, 1, epochs, num_samples=n, batch_size=size)
     own, dependent, everything = brute_force_count(n, size, epochs)
     for unit in (Unit.CELL, Unit.RECORD):
-        assert charge(run, unit, Accounting.PAPER) == Charge(releases=own)
-        assert charge(run, unit, Accounting.STRICT) == Charge(releases=dependent)
+        assert counted(run, unit, Accounting.PAPER) == (own, 0)
+        assert counted(run, unit, Accounting.STRICT) == (dependent, 0)
     for accounting in Accounting:
-        assert charge(run, Unit.PARTY, accounting) == Charge(releases=everything)
+        assert counted(run, Unit.PARTY, accounting) == (everything, 0)
 
 
 def test_full_batches_give_the_formula_of_the_theory() -> None:
     # 1 + (T - 1) * B with T = 41 * 500 rounds of 100 rows
-    assert charge(CIFAR, Unit.CELL, Accounting.STRICT).releases == 1 + (41 * 500 - 1) * 100
+    assert counted(CIFAR, Unit.CELL, Accounting.STRICT) == (1 + (41 * 500 - 1) * 100, 0)
 
 
 def test_evaluations_and_predictions_are_charged() -> None:
     event = PoissonBinomialRelease(num_trials=1, beta=0.1, num_parties=3, embedding_dim=1)
     update = NoisyUpdate(clip_norm=1.0, noise_multiplier=4.0)
-    common = {"num_samples": 20, "batch_size": 5, "num_epochs": 2, "event": event}
-    extra = {"extra_row_releases": 3, "extra_releases": 50}
-    plain, noisy = TrainingRun(**common, **extra), TrainingRun(**common, **extra, update=update)
-    assert charge(plain, Unit.CELL, Accounting.PAPER) == Charge(releases=5)
-    assert charge(plain, Unit.CELL, Accounting.STRICT) == Charge(releases=1 + 35 + 50)
-    assert charge(plain, Unit.PARTY, Accounting.STRICT) == Charge(releases=40 + 50)
-    assert charge(noisy, Unit.CELL, Accounting.STRICT) == Charge(releases=5, updates=2)
-    assert charge(noisy, Unit.RECORD, Accounting.STRICT) == Charge(releases=5, updates=6)
-    assert charge(noisy, Unit.RECORD, Accounting.STRICT, Adversary(colluding_parties=1)).updates == 4
+    plain, noisy = (
+        training_run(
+            num_samples=20,
+            batch_size=5,
+            num_epochs=2,
+            event=event,
+            extra_row_releases=3,
+            extra_releases=50,
+            update=chosen,
+        )
+        for chosen in (None, update)
+    )
+    assert counted(plain, Unit.CELL, Accounting.PAPER) == (5, 0)
+    assert counted(plain, Unit.CELL, Accounting.STRICT) == (1 + 35 + 50, 0)
+    assert counted(plain, Unit.PARTY, Accounting.STRICT) == (40 + 50, 0)
+    assert counted(noisy, Unit.CELL, Accounting.STRICT) == (5, 2)
+    assert counted(noisy, Unit.RECORD, Accounting.STRICT) == (5, 6)
+    assert counted(noisy, Unit.RECORD, Accounting.STRICT, Adversary(colluding_parties=1)) == (5, 4)
     # weights stay home: a party's updates are not seen, its releases are
-    assert charge(noisy, Unit.PARTY, Accounting.STRICT) == Charge(releases=90)
+    assert counted(noisy, Unit.PARTY, Accounting.STRICT) == (90, 0)
 
 
 def test_table_has_every_unit_and_accounting_for_each_adversary() -> None:
@@ -287,7 +304,9 @@ def test_conditions_follow_the_run() -> None:
 def test_every_bound_says_whether_a_row_s_embedding_is_its_own(unit: Unit) -> None:
     for accounting in Accounting:
         apart = bound(SMALL, unit, accounting, delta=DELTA, pld=False).conditions
-        coupled = bound(replace(SMALL, couples_rows=True), unit, accounting, delta=DELTA, pld=False).conditions
+        coupled = bound(
+            replace(SMALL, rows_together=SMALL.first_batch), unit, accounting, delta=DELTA, pld=False
+        ).conditions
         assert OWN_ROW in apart
         assert COUPLED_ROWS not in apart
         assert OWN_ROW not in coupled
@@ -297,11 +316,14 @@ def test_every_bound_says_whether_a_row_s_embedding_is_its_own(unit: Unit) -> No
 def test_noisy_updates_of_an_encoder_that_couples_rows_have_no_account() -> None:
     """One row moves every clipped gradient of its batch: the sum by up to 2cB, where the noise is for 2c."""
     update = NoisyUpdate(clip_norm=1.0, noise_multiplier=5.0)
-    words = r"noise_multiplier=5 .*couples the rows.*use encoder=resnet18, which normalises by groups"
+    words = r"couples the rows.*use encoder=resnet18, which normalises by groups"
+    event = SMALL.releases[0]
     with pytest.raises(PlanError, match=words):
-        replace(SMALL, update=update, couples_rows=True)
+        training_run(event=event, update=update, couples_rows=True)
+    assert training_run(event=event, update=update, couples_rows=False)
+    assert training_run(event=event, couples_rows=True)
     sizes = {"num_parties": 4, "num_samples": 1000, "num_classes": 10, "num_trials": 1, "beta": 0.05, "num_epochs": 1}
-    with pytest.raises(PlanError, match="noise_multiplier=5"):
+    with pytest.raises(PlanError, match=f"noise_multiplier=5 .*{words}"):
         Plan.of(**sizes, noise_multiplier=5.0, encoder="resnet18-batchnorm").privacy()
     assert Plan.of(**sizes, noise_multiplier=5.0, encoder="resnet18").privacy().epsilon("cell", "strict") < 10
     assert Plan.of(**sizes, encoder="resnet18-batchnorm").privacy().epsilon("cell", "strict") < math.inf
@@ -323,7 +345,7 @@ def test_without_secure_aggregation_a_cell_is_charged_as_if_all_others_colluded(
 @pytest.mark.parametrize("unit", list(Unit))
 def test_exact_embeddings_are_infinite_for_every_unit(unit: Unit, accounting: Accounting) -> None:
     event: ReleaseEvent = ExactRelease(num_parties=2, embedding_dim=4)
-    run = TrainingRun(num_samples=10, batch_size=5, num_epochs=1, event=event)
+    run = training_run(num_samples=10, batch_size=5, event=event)
     answer = bound(run, unit, accounting, delta=DELTA)
     assert answer.epsilon == math.inf
     assert answer.order is None
@@ -332,7 +354,7 @@ def test_exact_embeddings_are_infinite_for_every_unit(unit: Unit, accounting: Ac
 def test_local_noise_of_the_paper_against_the_closed_form() -> None:
     # shift mu: delta = Phi(mu/2 - eps/mu) - e^eps Phi(-mu/2 - eps/mu); at mu = 1 and eps = 1 it is 0.126936737506...
     event = LocalGaussianRelease(variance=4.0, bound=1.0, num_parties=3, embedding_dim=1)
-    run = TrainingRun(num_samples=10, batch_size=10, num_epochs=1, event=event)
+    run = training_run(num_samples=10, batch_size=10, event=event)
     target = 0.5 * math.erfc(0.5 / math.sqrt(2)) - math.e * 0.5 * math.erfc(1.5 / math.sqrt(2))
     assert bound(run, Unit.CELL, Accounting.PAPER, delta=target).epsilon == pytest.approx(1.0, rel=1e-5)
 
@@ -343,12 +365,26 @@ def test_a_run_without_releases_costs_only_its_updates() -> None:
         assert row.epsilon == 0
 
 
+def activity(row_releases: int = 0, row_updates: int = 0, total_releases: int = 0) -> Activity:
+    return Activity(
+        split="train",
+        release=SMALL.releases[0],
+        update=PlainUpdate(),
+        row_releases=row_releases,
+        row_updates=row_updates,
+        total_releases=total_releases,
+    )
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: pbm_run(3, 1, 0.1, 1, -1), r"num_epochs=-1; permitted: 0 or more"),
-        (lambda: pbm_run(3, 1, 0.1, 1, 1, num_samples=0), r"num_samples=0; permitted: 1 or more"),
-        (lambda: pbm_run(3, 1, 0.1, 1, 1, batch_size=0), r"batch_size=0; permitted: 1 or more"),
+        (lambda: activity(row_releases=-1), r"row_releases=-1; permitted: 0 or more"),
+        (lambda: activity(row_updates=-1), r"row_updates=-1; permitted: 0 or more"),
+        (lambda: activity(total_releases=-1), r"total_releases=-1; permitted: 0 or more"),
+        (lambda: TrainingRun(activities=(), num_parties=0), r"num_parties=0; permitted: 1 or more"),
+        (lambda: TrainingRun(activities=(), num_parties=1, first_batch=0), r"first_batch=0; permitted: 1 or more"),
+        (lambda: TrainingRun(activities=(), num_parties=1, rows_together=0), r"rows_together=0; permitted: 1 or more"),
         (lambda: Adversary(colluding_parties=-1), r"colluding_parties=-1; permitted: 0 or more"),
         (lambda: Adversary(server=False), r"server=False with colluding_parties=0 is nobody; permitted"),
         (lambda: Adversary(colluding_parties=3).honest_parties(3), r"colluding_parties=3 .*permitted: 0 to 2"),
@@ -358,17 +394,12 @@ def test_a_run_without_releases_costs_only_its_updates() -> None:
             r"embedding_dim=0; permitted: 1 or more",
         ),
         (
-            lambda: TrainingRun(num_samples=1, batch_size=1, num_epochs=1, event=SMALL.event, extra_row_releases=2),
-            r"extra_releases=0 with extra_row_releases=2; permitted: at least as many",
+            lambda: activity(row_releases=2, total_releases=1),
+            r"total_releases=1 with row_releases=2; permitted: at least as many",
         ),
         (
             lambda: bound(
-                TrainingRun(
-                    num_samples=1,
-                    batch_size=1,
-                    num_epochs=1,
-                    event=LocalGaussianRelease(variance=0.0, bound=1.0, num_parties=1, embedding_dim=1),
-                ),
+                training_run(event=LocalGaussianRelease(variance=0.0, bound=1.0, num_parties=1, embedding_dim=1)),
                 Unit.CELL,
                 Accounting.PAPER,
                 delta=DELTA,

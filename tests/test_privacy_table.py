@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import math
 from decimal import Decimal
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -15,7 +14,8 @@ from rich.console import Console
 from pbmvfl.cli.tables import plain_table, print_notes, print_privacy
 from pbmvfl.federation import Federation
 from pbmvfl.plan import Plan
-from pbmvfl.privacy.table import format_epsilon, privacy_notes, spent_privacy
+from pbmvfl.privacy.table import PrivacyTable, format_epsilon, privacy_notes, privacy_table
+from pbmvfl.schedule import JOINT, PREDICTION, RowUses
 
 PLAN = Plan.of(
     num_parties=3,
@@ -31,10 +31,17 @@ PLAN = Plan.of(
 )
 
 
-def spent(train: int, test: int, plan: Plan = PLAN):
-    return spent_privacy(
-        SimpleNamespace(plan=plan, row_uses={"train": train, "test": test}, noise_is_seeded=False), delta=1e-5
+def spent(train: int, test: int, plan: Plan = PLAN) -> PrivacyTable:
+    """Every training row so many times in joint rounds, and every test row in predictions."""
+    uses = (
+        RowUses(kind=JOINT, releases=train, updates=train, total_releases=train * plan.num_samples),
+        RowUses(kind=PREDICTION, releases=test, updates=0, total_releases=test * plan.num_test_samples),
     )
+    return privacy_table(plan.training_run(uses), delta=1e-5)
+
+
+def notes(plan: Plan, delta: float) -> list[str]:
+    return privacy_notes(plan.training_run(), num_samples=plan.num_samples, delta=delta)
 
 
 # --- what counts ---
@@ -55,7 +62,10 @@ def test_released_test_rows_never_make_the_strict_account_smaller(unit):
 
 def test_with_weight_noise_a_test_row_is_counted_too():
     plan = PLAN.replace(noise_multiplier=50.0)
-    assert spent(1, 10, plan).epsilon("cell", "strict") > spent(10, 0, PLAN).epsilon("cell", "paper")
+    ten_releases = spent(10, 0, PLAN).epsilon("cell", "paper")
+    assert spent(1, 0, plan).epsilon("cell", "strict") < ten_releases
+    assert spent(1, 10, plan).epsilon("cell", "strict") == ten_releases  # no update ever used the test row
+    assert spent(10, 1, plan).epsilon("cell", "strict") > ten_releases  # ten updates used the training row
 
 
 def test_an_undisturbed_run_spends_what_its_plan_said():
@@ -66,14 +76,17 @@ def test_a_run_that_was_killed_again_and_again_while_it_predicted_says_so_in_its
     plan = make_plan(data, num_epochs=1, evaluation="released")
 
     def kill(done, *_):
-        if done == plan.num_rounds + plan.num_prediction_rounds:
+        if done == len(plan.schedule):
             raise KeyboardInterrupt
 
     for _ in range(4):
         with pytest.raises(KeyboardInterrupt):
             Federation(plan).fit(data, checkpoints=tmp_path, on_round=kill)
     result = Federation(plan).fit(data, checkpoints=tmp_path)
-    assert result.row_uses == {"train": 1, "test": 5}
+    assert result.row_uses == (
+        RowUses(kind=JOINT, releases=1, updates=1, total_releases=37),
+        RowUses(kind=PREDICTION, releases=5, updates=0, total_releases=5 * 13),
+    )
     five = plan.replace(num_epochs=5, evaluation="simulator").privacy().epsilon("cell", "paper")
     assert result.privacy().epsilon("cell", "paper") == five
 
@@ -92,20 +105,20 @@ def test_printed_it_says_once_below_the_table_that_the_paper_s_count_is_no_proof
 
 @pytest.mark.parametrize(("delta", "noted"), [(1 / 40, True), (0.5, True), (0.99 / 40, False), (1e-5, False)], ids=str)
 def test_a_delta_that_permits_publishing_a_row_is_noted(delta, noted):
-    notes = [note for note in privacy_notes(PLAN, delta) if "publishing a row outright" in note]
-    assert len(notes) == noted
-    assert not noted or f"delta={delta:g} is not below 1/num_samples = 1/40" in notes[0]
+    found = [note for note in notes(PLAN, delta) if "publishing a row outright" in note]
+    assert len(found) == noted
+    assert not noted or f"delta={delta:g} is not below 1/num_samples = 1/40" in found[0]
 
 
 @pytest.mark.parametrize("num_epochs", [1, 2, 4, 8, 10, 11, 12, 13, 14, 16, 32])
 def test_an_epsilon_above_twenty_is_noted_by_the_exact_account(num_epochs):
     plan = PLAN.replace(num_epochs=num_epochs, beta=0.15)
-    notes = [note for note in privacy_notes(plan, 1e-5) if "protects nobody" in note]
-    assert bool(notes) is (plan.privacy().epsilon("cell", "paper") > 20)
+    found = [note for note in notes(plan, 1e-5) if "protects nobody" in note]
+    assert bool(found) is (plan.privacy().epsilon("cell", "paper") > 20)
 
 
 def test_no_privacy_at_all_is_noted():
-    (note,) = privacy_notes(PLAN.replace(mechanism="none", secure_aggregation=False), 1e-5)
+    (note,) = notes(PLAN.replace(mechanism="none", secure_aggregation=False), 1e-5)
     assert note.startswith("epsilon infinity")
 
 

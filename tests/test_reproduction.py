@@ -347,7 +347,7 @@ def test_a_longer_run_is_kept_and_a_foreign_one_is_named(no_data):
 
 @pytest.mark.parametrize("name", ["table6", "figure-phishing"])
 def test_what_the_gpu_engine_cannot_measure_runs_elsewhere_or_is_refused(name, no_data):
-    from pbmvfl.simulation.cuda import run_together
+    from pbmvfl.reproduction.cuda import run_together
     from pbmvfl.simulation.graphed import Execution
 
     study = read_study(name).quickened()
@@ -617,7 +617,7 @@ def test_imagenet_runs_from_a_tree_of_pictures(no_data):
     assert runner.missing()[0].plan.mechanism == "pbm"
     assert runner.data(4).num_classes == 2
     assert not runner.uses_stand_in
-    from pbmvfl.simulation.cuda import run_together
+    from pbmvfl.reproduction.cuda import run_together
 
     run_together([(runner, runner.missing()[:1])])
     (line,) = runner.records.path("imagenet100").read_text().splitlines()

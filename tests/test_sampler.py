@@ -15,17 +15,12 @@ from hypothesis import strategies as st
 
 import statistical
 from pbmvfl.errors import NonFiniteError, PlanError
-from pbmvfl.mechanisms import Exact, LocalGaussian, PoissonBinomial, kernels, mechanism_for
+from pbmvfl.mechanisms import Exact, LocalGaussian, PoissonBinomial, kernels
 from pbmvfl.plan import Plan
-from pbmvfl.privacy.events import (
-    ExactRelease,
-    LocalGaussianRelease,
-    PoissonBinomialRelease,
-    local_gaussian_variance,
-)
-from pbmvfl.privacy.table import training_run
-from pbmvfl.randomness.secret import SystemEntropy, _SeededEntropy
-from pbmvfl.simulation.noise import GaussianSum
+from pbmvfl.privacy.events import LocalGaussianRelease, PoissonBinomialRelease, local_gaussian_variance
+from known_randomness import SeededEntropy
+from pbmvfl.randomness.secret import SystemEntropy
+from pbmvfl.simulation.noise import noisy_sum
 from statistical import NUM_DRAWS
 
 LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
@@ -45,12 +40,7 @@ def pbm(num_trials: int, beta: float, *, bound: float = 1.0, num_parties: int = 
     return PoissonBinomial(num_trials=num_trials, beta=beta, bound=bound, num_parties=num_parties, embedding_dim=1)
 
 
-def local_gaussian(variance: float, *, bound: float = 1.0, num_parties: int = 2) -> LocalGaussian:
-    event = LocalGaussianRelease(variance=variance, bound=bound, num_parties=num_parties, embedding_dim=1)
-    return LocalGaussian(event=event)
-
-
-EXACT = Exact(event=ExactRelease(num_parties=2, embedding_dim=1))
+EXACT = Exact(num_parties=2, embedding_dim=1)
 
 
 def exact_probability(x: float, beta: float, bound: float) -> Fraction:
@@ -173,7 +163,7 @@ def test_the_kernel_equals_plain_python_bit_for_bit(size, num_trials, beta, boun
 )
 def test_randomize_spends_the_stream_in_order_across_blocks_and_tiles(num_trials, size, counter_mode):
     values = np.random.default_rng(size).uniform(-1, 1, size).astype(np.float32)
-    drawn = pbm(num_trials, 0.2).randomize(values, _SeededEntropy(b"known"))
+    drawn = pbm(num_trials, 0.2).randomize(values, SeededEntropy(b"known"))
     words = np.frombuffer(counter_mode(b"known".ljust(32, b"\0"), 2 * size * num_trials, first_block=2), dtype="<u2")
     block = (1 << 19) // (2 * num_trials)  # random bytes are drawn half a megabyte at a time
     expected = []
@@ -194,7 +184,7 @@ def test_randomize_spends_the_stream_in_order_across_blocks_and_tiles(num_trials
 def test_nan_and_infinity_raise_and_nothing_is_counted(values, where, bad):
     x = np.array(values, dtype=np.float32)
     x[where % x.size] = bad
-    for mechanism in (pbm(3, 0.2), local_gaussian(33.0)):
+    for mechanism in (pbm(3, 0.2), LocalGaussian(num_parties=2, num_trials=3, beta=0.2)):
         with pytest.raises(
             NonFiniteError, match="NaN or infinity, so this round was not released; start a new run with"
         ):
@@ -217,9 +207,9 @@ def test_the_shape_is_kept_and_strided_values_are_read_in_order():
     x = np.where(np.arange(12).reshape(3, 4) % 2, 1, -1).astype(np.float32)
     for view in (x, x.T, x[:, ::2]):
         flat = np.ascontiguousarray(view)
-        drawn = pbm(9, 0.25).randomize(view, _SeededEntropy(b"shape"))
+        drawn = pbm(9, 0.25).randomize(view, SeededEntropy(b"shape"))
         assert drawn.shape == view.shape
-        assert np.array_equal(drawn, pbm(9, 0.25).randomize(flat, _SeededEntropy(b"shape")))
+        assert np.array_equal(drawn, pbm(9, 0.25).randomize(flat, SeededEntropy(b"shape")))
 
 
 # --- the law, by drawing ---
@@ -252,7 +242,7 @@ def test_draws_follow_the_exact_binomial_law(num_trials, beta, bound, x):
 @pytest.mark.parametrize("x", [1.0, -1.0])
 def test_a_sampler_whose_beta_is_wrong_by_five_percent_is_caught(wrong, x):
     # Known bytes: the control gives the same answer in every run.
-    counts = drawn_counts(pbm(4, 0.1 * wrong), x, _SeededEntropy(b"control"))
+    counts = drawn_counts(pbm(4, 0.1 * wrong), x, SeededEntropy(b"control"))
     assert statistical.binomial_law_rejects(counts, 4, exact_probability(x, 0.1, 1.0))
     assert not statistical.binomial_law_rejects(counts, 4, exact_probability(x, 0.1 * wrong, 1.0))
 
@@ -372,7 +362,7 @@ def test_the_variance_bound_is_the_papers_and_is_attained_in_the_middle():
 @pytest.mark.parametrize(("x", "mean"), [(0.25, 0.25), (2.0, 2.0), (9.0, 2.0), (-9.0, -2.0)])
 def test_the_local_baseline_adds_the_papers_gaussian_to_the_clamped_value(x, mean):
     plan = Plan.of(num_samples=1, num_classes=2, mechanism="ldp", num_trials=8, beta=0.2, bound=2.0, num_parties=3)
-    mechanism = mechanism_for(plan)
+    mechanism = plan.release
     variance = 2 * 3 / (8 * 0.2**2) * 2.0**2  # NOTES: 2M/(b beta^2), in units of C^2
     drawn = mechanism.randomize(np.full(NUM_DRAWS, x, dtype=np.float32), SystemEntropy()).astype(np.float64)
     assert not statistical.normal_law_rejects(drawn, mean=mean, variance=variance)
@@ -399,7 +389,9 @@ def test_the_exact_mechanism_passes_values_through(values):
 
 def test_the_account_charges_the_variance_that_is_drawn():
     plan = Plan.of(num_samples=1, num_classes=2, mechanism="ldp", num_trials=7, beta=0.21, bound=1.7, num_parties=3)
-    event, mechanism = training_run(plan).event, mechanism_for(plan)
+    mechanism = plan.release
+    (event,) = plan.training_run().releases
+    assert isinstance(event, LocalGaussianRelease)
     assert event.variance == pytest.approx(2 * 3 * 1.7**2 / (7 * 0.21**2), rel=1e-12)  # 2 M C^2 / (b beta^2)
     assert mechanism.event == event
     assert local_gaussian_variance(num_parties=3, num_trials=7, beta=0.21, bound=1.7) == event.variance
@@ -409,19 +401,27 @@ def test_the_account_charges_the_variance_that_is_drawn():
 
 def test_a_mechanism_draws_by_the_event_that_the_account_has(monkeypatch):
     # Whatever the account is told, the sampler follows: there is no second place where the numbers are made.
-    plan = Plan.of(num_samples=1, num_classes=2, num_trials=7, beta=0.2, num_parties=3)
+    common = {"num_samples": 1, "num_classes": 2, "num_trials": 4, "beta": 0.2, "num_parties": 3}
     told = PoissonBinomialRelease(num_trials=4, beta=0.1, num_parties=3, embedding_dim=16)
-    monkeypatch.setattr("pbmvfl.mechanisms.release_event", lambda _: told)
-    drawn = mechanism_for(plan).randomize(np.ones(NUM_DRAWS, dtype=np.float32), SystemEntropy())
+    monkeypatch.setattr(PoissonBinomial, "event", told)
+    plan = Plan.of(**common)
+    assert plan.training_run().releases == (told,)
+    drawn = plan.release.randomize(np.ones(NUM_DRAWS, dtype=np.float32), SystemEntropy())
     assert not statistical.binomial_law_rejects(np.bincount(drawn, minlength=5), 4, exact_probability(1.0, 0.1, 1.0))
-    wide = LocalGaussianRelease(variance=9.0, bound=0.5, num_parties=3, embedding_dim=16)
-    monkeypatch.setattr("pbmvfl.mechanisms.release_event", lambda _: wide)
-    drawn = mechanism_for(plan).randomize(np.ones(NUM_DRAWS, dtype=np.float32), SystemEntropy())
-    assert not statistical.normal_law_rejects(drawn.astype(np.float64), mean=0.5, variance=9.0)
+    wide = LocalGaussianRelease(variance=9.0, bound=1.0, num_parties=3, embedding_dim=16)
+    monkeypatch.setattr(LocalGaussian, "event", wide)
+    plan = Plan.of(**common, mechanism="ldp")
+    assert plan.training_run().releases == (wide,)
+    drawn = plan.release.randomize(np.ones(NUM_DRAWS, dtype=np.float32), SystemEntropy())
+    assert not statistical.normal_law_rejects(drawn.astype(np.float64), mean=1.0, variance=9.0)
 
 
 @pytest.mark.parametrize("bound", [1.0, 2.5])
 def test_the_simulated_baseline_has_the_deviation_of_the_mechanism_that_is_charged(bound, data, make_plan):
     plan = make_plan(data, mechanism="ldp", bound=bound)
-    simulated = GaussianSum(plan, torch.device("cpu")).deviation
-    assert simulated == math.sqrt(mechanism_for(plan).variance_upper_bound)
+    simulated = noisy_sum(plan, torch.device("cpu"))
+    drawn = simulated(torch.zeros(plan.num_parties, NUM_DRAWS, 1)).numpy().ravel().astype(np.float64)
+    assert not statistical.normal_law_rejects(drawn, mean=0.0, variance=plan.release.variance_upper_bound)
+    charged = plan.training_run().releases[0]
+    assert isinstance(charged, LocalGaussianRelease)
+    assert plan.release.variance_upper_bound == pytest.approx(plan.num_parties * charged.variance, rel=1e-12)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from pbmvfl.plan import Plan
 from pbmvfl.randomness.public import public_bits, public_permutation
-from pbmvfl.schedule import RoundKind, Schedule
+from pbmvfl.schedule import JOINT, PREDICTION
 
 
 def plan_of(num_samples: int, batch_size: int, num_epochs: int = 3, tests: int = 0, seed: int = 0) -> Plan:
@@ -37,29 +37,29 @@ plans = st.builds(
 
 @given(plan=plans)
 def test_every_row_is_used_exactly_once_an_epoch(plan):
-    schedule = Schedule(plan)
-    rounds = list(range(plan.num_rounds))
+    schedule = plan.schedule
+    rounds = list(range(schedule.num_rounds(JOINT)))
     per_epoch = len(rounds) // plan.num_epochs
     assert per_epoch * plan.num_epochs == len(rounds)
     for epoch in range(plan.num_epochs):
         rows: list[int] = []
         for number in rounds[epoch * per_epoch : (epoch + 1) * per_epoch]:
-            assert schedule[number].kind is RoundKind.JOINT
+            assert schedule[number].kind is JOINT
             rows += schedule[number].rows.tolist()
         assert sorted(rows) == list(range(plan.num_samples))
 
 
 @given(plan=plans)
 def test_a_released_evaluation_covers_each_test_row_exactly_once(plan):
-    schedule = Schedule(plan)
-    released = [schedule[number] for number in range(plan.num_rounds, len(schedule))]
-    assert all(r.kind is RoundKind.PREDICTION for r in released)
+    schedule = plan.schedule
+    released = [schedule[number] for number in range(schedule.num_rounds(JOINT), len(schedule))]
+    assert all(r.kind is PREDICTION for r in released)
     assert [row for r in released for row in r.rows.tolist()] == list(range(plan.num_test_samples))
 
 
 @given(plan=plans)
 def test_only_the_last_batch_of_an_epoch_is_short(plan):
-    schedule = Schedule(plan)
+    schedule = plan.schedule
     whole, left = divmod(plan.num_samples, plan.batch_size)
     epoch = [plan.batch_size] * whole + ([left] if left else [])
     whole, left = divmod(plan.num_test_samples, plan.batch_size)
@@ -67,15 +67,16 @@ def test_only_the_last_batch_of_an_epoch_is_short(plan):
     expected = epoch * plan.num_epochs + tests
     assert [schedule.num_rows(number) for number in range(len(schedule))] == expected
     assert [schedule[number].num_rows for number in range(len(schedule))] == expected
-    assert max(expected) == plan.full_batch
+    assert max(expected) == schedule.largest_batch
 
 
 @settings(max_examples=50)
 @given(plan=plans, data=st.data())
 def test_rounds_are_the_same_on_every_instance_and_in_any_order(plan, data):
-    in_order = [Schedule(plan)[number].rows.tolist() for number in range(plan.num_rounds)]
-    other = Schedule(plan)
-    for number in data.draw(st.lists(st.integers(0, plan.num_rounds - 1), max_size=30)):
+    in_order = [current.rows.tolist() for current in plan.schedule]
+    other = Plan.from_json(plan.to_json()).schedule
+    assert other is not plan.schedule
+    for number in data.draw(st.lists(st.integers(0, len(in_order) - 1), max_size=30)):
         assert other[number].rows.tolist() == in_order[number]
         assert other[number].number == number
 
@@ -83,7 +84,7 @@ def test_rounds_are_the_same_on_every_instance_and_in_any_order(plan, data):
 def test_epochs_differ_and_seeds_differ():
     orders = set()
     for seed in (0, 1, 2**63 - 1):
-        schedule = Schedule(plan_of(100, 100, num_epochs=5, seed=seed))
+        schedule = plan_of(100, 100, num_epochs=5, seed=seed).schedule
         orders |= {tuple(schedule[number].rows.tolist()) for number in range(5)}
     assert len(orders) == 15  # two equal by chance: 105 / 100!
 
@@ -91,14 +92,14 @@ def test_epochs_differ_and_seeds_differ():
 def test_nothing_but_rows_batches_and_seed_moves_the_schedule():
     plan = plan_of(100, 30)
     other = plan.replace(num_parties=7, num_trials=3, beta=0.1, learning_rate=0.5, num_epochs=9, embedding_dim=2)
-    first, second = Schedule(plan), Schedule(other)
+    first, second = plan.schedule, other.schedule
     for number in range(len(first)):
         assert first[number].rows.tolist() == second[number].rows.tolist()
 
 
 @pytest.mark.parametrize("number", [-1, 12, 10**9])
 def test_rounds_outside_the_plan_do_not_exist(number):
-    schedule = Schedule(plan_of(100, 30))
+    schedule = plan_of(100, 30).schedule
     assert len(schedule) == 12
     for ask in (schedule.num_rows, schedule.__getitem__):
         with pytest.raises(IndexError, match=f"round={number}"):

@@ -18,21 +18,21 @@ import statistical
 from pbmvfl.encoders import build_encoder
 from pbmvfl.errors import NonFiniteError, PlanError
 from pbmvfl.federation import Federation
-from pbmvfl.mechanisms.pbm import PoissonBinomial
-from pbmvfl.metrics import classification_metrics
-from pbmvfl.plan import Plan
-from pbmvfl.randomness.public import SCHEDULE_STREAM, public_permutation
-from pbmvfl.simulation import Simulation, Target, cuda, graphed
-from pbmvfl.simulation.graphed import Execution, GraphedSimulation, evaluate_together, take_turns
-from pbmvfl.simulation.noise import (
+from pbmvfl.mechanisms import PoissonBinomial
+from pbmvfl.mechanisms.simulated import (
     BinomialSum,
     CompiledBinomialSum,
     GaussianSum,
     compared_sum,
-    noise_seed,
-    noisy_sum,
     success_probability,
 )
+from pbmvfl.metrics import classification_metrics
+from pbmvfl.plan import Plan
+from pbmvfl.randomness.public import SCHEDULE_STREAM, public_permutation
+from pbmvfl.reproduction import cuda
+from pbmvfl.simulation import Simulation, Target, graphed
+from pbmvfl.simulation.graphed import Execution, GraphedSimulation, evaluate_together, take_turns
+from pbmvfl.simulation.noise import noise_seed, noisy_sum
 from pbmvfl.simulation.pictures import crop_and_flip, cut, joined
 from pbmvfl.simulation.scores import simulated_metrics
 
@@ -141,16 +141,21 @@ def federation_sums(plan, data, make_cohort) -> np.ndarray:
     """Every quantised sum that the server of a real, masked run computes."""
     cohort = make_cohort(plan, data)
     heard: list[np.ndarray] = []
-    estimate = cohort.server._mechanism.estimate
+    with pytest.MonkeyPatch.context() as patch:
+        estimate = PoissonBinomial.estimate
 
-    class Listening:
-        def estimate(self, total):
+        def listening(mechanism, total):
             heard.append(total.astype(np.int64).ravel())
-            return estimate(total)
+            return estimate(mechanism, total)
 
-    cohort.server._mechanism = Listening()
-    cohort.run()
+        patch.setattr(PoissonBinomial, "estimate", listening)
+        cohort.run()
     return np.concatenate(heard)
+
+
+def torch_sum(plan: Plan, device: torch.device) -> BinomialSum:
+    assert isinstance(plan.release, PoissonBinomial)
+    return BinomialSum(plan.release, seed=noise_seed(plan), device=device)
 
 
 def simulated_sums(plan, data, make_noise=noisy_sum) -> np.ndarray:
@@ -181,7 +186,7 @@ def test_sums_have_the_law_of_a_federations(num_trials, beta, data, make_plan, m
     real = federation_sums(plan, data, make_cohort)
     assert real.size == 300 * data.num_samples * plan.embedding_dim
     largest = plan.num_trials * plan.num_parties
-    for make_noise in (noisy_sum, BinomialSum):
+    for make_noise in (noisy_sum, torch_sum):
         assert not two_histograms_differ(real, simulated_sums(plan, data, make_noise), largest)
     # The controls, which must fail: another beta, and a trial too few.
     wider = make_plan(data, **choices, beta=beta * 0.7)
@@ -197,7 +202,7 @@ def test_the_compiled_sampler_follows_the_binomial_law(num_trials):
     assert isinstance(noise, CompiledBinomialSum)
     # Both parties at one value: the sum is one binomial of twice the trials. Checked as `statistical` states.
     embedding = torch.full((2, statistical.NUM_DRAWS, 1), 0.3)
-    p_16 = int(success_probability(embedding[0, 0], plan)[0])
+    p_16 = int(success_probability(embedding[0, 0], plan.release)[0])
     counts = np.bincount(noise.quantized_sum(embedding).numpy().ravel(), minlength=2 * num_trials + 1)
     assert not statistical.binomial_law_rejects(counts, 2 * num_trials, Fraction(p_16, 65536))
     assert statistical.binomial_law_rejects(counts, 2 * num_trials, Fraction(p_16 + 1400, 65536))
@@ -205,7 +210,7 @@ def test_the_compiled_sampler_follows_the_binomial_law(num_trials):
 
 def test_comparisons_on_a_device_follow_the_same_law():
     plan = Plan.of(num_parties=3, num_samples=1, num_classes=2, embedding_dim=1, num_trials=6, beta=0.1)
-    p_16 = success_probability(torch.full((3, statistical.NUM_DRAWS, 1), -0.5), plan)
+    p_16 = success_probability(torch.full((3, statistical.NUM_DRAWS, 1), -0.5), plan.release)
     total = compared_sum(p_16, 6, torch.Generator().manual_seed(1)).numpy().ravel()
     counts = np.bincount(total, minlength=19)
     assert not statistical.binomial_law_rejects(counts, 18, Fraction(int(p_16[0, 0, 0]), 65536))
@@ -213,24 +218,28 @@ def test_comparisons_on_a_device_follow_the_same_law():
 
 def test_probabilities_equal_the_parties_own_integers():
     """The parties' sampler is asked with every possible random integer: the count is its probability."""
-    mechanism = PoissonBinomial(num_trials=65535, beta=0.13, bound=1.5, num_parties=1, embedding_dim=1)
+    mechanism = PoissonBinomial(num_trials=1 << 14, beta=0.13, bound=1.5, num_parties=2, embedding_dim=1)
     plan = Plan.of(num_parties=2, num_samples=1, num_classes=2, num_trials=1, beta=0.13, bound=1.5)
 
-    class EveryInteger:
+    class Integers:
         seeded = True
 
+        def __init__(self, first):
+            self.first = first
+
         def fill(self, buffer):
-            buffer[:] = np.arange(65535, dtype=np.uint16)
+            buffer[:] = np.arange(self.first, self.first + (1 << 14))
 
     for x in (-1.5, -1.4999, -0.77, -1e-5, 0.0, 0.3333, 1.2, 1.5):
         value = np.array([x], dtype=np.float32)
-        theirs = int(mechanism.randomize(value, EveryInteger())[0])
-        assert theirs == int(success_probability(torch.from_numpy(value), plan)[0])
+        theirs = sum(int(mechanism.randomize(value, Integers(first))[0]) for first in range(0, 1 << 16, 1 << 14))
+        assert theirs == int(success_probability(torch.from_numpy(value), plan.release)[0])
 
 
 def test_the_gaussian_sum_has_the_variance_of_all_parties_together():
     plan = Plan.of(num_parties=4, num_samples=1, num_classes=2, mechanism="ldp", num_trials=8, beta=0.1, bound=0.5)
-    noise = GaussianSum(plan, CPU)
+    noise = noisy_sum(plan, CPU)
+    assert isinstance(noise, GaussianSum)
     drawn = noise(torch.zeros(4, statistical.NUM_DRAWS, 1)).numpy().ravel().astype(float)
     variance = 4 * 2 * 4 * 0.25 / (8 * 0.01)
     assert not statistical.normal_law_rejects(drawn, mean=0, variance=variance)
@@ -239,7 +248,7 @@ def test_the_gaussian_sum_has_the_variance_of_all_parties_together():
 
 def test_infinite_embeddings_are_refused_and_never_become_a_probability():
     plan = Plan.of(num_parties=2, num_samples=1, num_classes=2, embedding_dim=1)
-    for noise in (noisy_sum(plan, CPU), BinomialSum(plan, CPU)):
+    for noise in (noisy_sum(plan, CPU), torch_sum(plan, CPU)):
         with pytest.raises(NonFiniteError):
             noise(torch.tensor([[[0.0]], [[float("nan")]]]))
 
@@ -301,7 +310,7 @@ import numpy as np, torch
 from pbmvfl.plan import Plan
 from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.simulation import Simulation
-import pbmvfl.simulation.cuda
+import pbmvfl.reproduction.cuda
 x = tuple(np.random.default_rng(m).normal(size=(30, 4)).astype(np.float32) for m in range(3))
 y = np.arange(30) % 3
 data = VerticalDataset(name='t', party_names=('a', 'b', 'c'), train_features=x, test_features=x, train_labels=y,

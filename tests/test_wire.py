@@ -15,12 +15,11 @@ from pbmvfl.federation import Federation
 from pbmvfl.plan import Plan
 from pbmvfl.wire.messages import HEADER_BYTES, SERVER, Message, MessageKind
 from pbmvfl.wire.packing import add_packed, pack, packed_bytes
-from pbmvfl.wire.payloads import payload_format, sum_ring
 
 
 def header(kind: int, sender: int, run: bytes, session: bytes, number: int, size: int, round_kind: int, flags: int):
     """The documented layout, field by field."""
-    parts = [b"PBMV", bytes([1, kind]), sender.to_bytes(2, "little"), run, session]
+    parts = [b"PBMV", bytes([2, kind]), sender.to_bytes(2, "little"), run, session]
     parts += [number.to_bytes(4, "little"), size.to_bytes(4, "little"), bytes([round_kind, flags, 0, 0])]
     return b"".join(parts)
 
@@ -105,7 +104,7 @@ def test_unknown_flags_and_reserved_bytes_are_refused(message, position, value):
 @settings(max_examples=300)
 @given(data=st.binary(max_size=100), valid_start=st.integers(0, 8))
 def test_random_bytes_are_only_ever_refused_with_a_protocol_error(data, valid_start):
-    data = b"PBMV\x01\x05\xff\xff"[:valid_start] + data
+    data = b"PBMV\x02\x05\xff\xff"[:valid_start] + data
     try:
         message = Message.from_bytes(data)
     except ProtocolError:
@@ -181,8 +180,10 @@ def test_an_embedding_takes_exactly_its_bits(num_parties, num_trials, rows, mask
     )
     largest = num_trials * num_parties if masked else num_trials
     bits = next(k for k in range(17) if 2**k >= largest + 1)  # ceil(log2(largest + 1)) without a logarithm
-    assert payload_format(plan).num_bytes(3 * rows) == math.ceil(bits * 3 * rows / 8)
-    assert 2 ** (sum_ring(plan).bits - 1) <= num_trials * num_parties < 2 ** sum_ring(plan).bits
+    assert plan.release.payload.num_bytes(3 * rows) == math.ceil(bits * 3 * rows / 8)
+    ring = plan.release.ring
+    assert ring is not None
+    assert 2 ** (ring.bits - 1) <= num_trials * num_parties < 2**ring.bits
 
 
 @settings(max_examples=50)
@@ -197,14 +198,14 @@ def test_unmasked_payloads_add_up_to_the_integers(num_parties, num_trials, count
         num_parties=num_parties, num_trials=num_trials, num_samples=1, num_classes=2, secure_aggregation=False
     )
     values = np.random.default_rng(seed).integers(0, num_trials + 1, (num_parties, count)).astype(np.uint16)
-    form = payload_format(plan)
+    form = plan.release.payload
     assert np.array_equal(form.total([form.encode(value) for value in values], count), values.sum(axis=0))
 
 
 @given(values=st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=50))
 def test_payloads_in_clear_are_little_endian_float32(values):
     plan = Plan.of(num_parties=2, num_samples=1, num_classes=2, mechanism="none")
-    form, x = payload_format(plan), np.array(values, dtype=np.float32)
+    form, x = plan.release.payload, np.array(values, dtype=np.float32)
     assert form.encode(x) == struct.pack(f"<{len(values)}f", *values)
     assert form.num_bytes(len(values)) == 4 * len(values)
     assert np.array_equal(form.total([form.encode(x), form.encode(np.zeros_like(x))], x.size), x)

@@ -12,9 +12,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from pbmvfl.errors import PbmvflError
-from pbmvfl.plan import Plan
-from pbmvfl.plan_groups import Activation, Evaluation, OptimizerName
-from pbmvfl.wire.codecs import GradientCodecName
 
 if TYPE_CHECKING:
     from pbmvfl import data as data
@@ -23,21 +20,29 @@ if TYPE_CHECKING:
     from pbmvfl.federation import Federation, Parties
     from pbmvfl.ledger.ledger import Ledger
     from pbmvfl.ledger.limits import Limit
+    from pbmvfl.plan import Plan
+    from pbmvfl.plan_groups import Activation, Evaluation, OptimizerName
     from pbmvfl.privacy.table import PrivacyTable
     from pbmvfl.privacy.units import Accounting, Adversary, Unit
     from pbmvfl.runs.results import Result
+    from pbmvfl.wire.codecs import GradientCodecName
 
 __version__ = "0.1.0"
 
-#: Names that need numpy, torch or data readers are loaded when first used: `import pbmvfl` and planning stay light.
+#: Names that need numpy, torch or data readers are loaded when first used: `import pbmvfl` stays light.
 _LAZY = {
     "Accounting": "pbmvfl.privacy.units",
+    "Activation": "pbmvfl.plan_groups",
     "Adversary": "pbmvfl.privacy.units",
     "Bounded": "pbmvfl.encoders",
+    "Evaluation": "pbmvfl.plan_groups",
     "Federation": "pbmvfl.federation",
+    "GradientCodecName": "pbmvfl.wire.codecs",
     "Ledger": "pbmvfl.ledger.ledger",
     "Limit": "pbmvfl.ledger.limits",
+    "OptimizerName": "pbmvfl.plan_groups",
     "Parties": "pbmvfl.federation",
+    "Plan": "pbmvfl.plan",
     "PrivacyTable": "pbmvfl.privacy.table",
     "Result": "pbmvfl.runs.results",
     "Unit": "pbmvfl.privacy.units",

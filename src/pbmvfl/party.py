@@ -102,6 +102,9 @@ class Party:
         uses_test = any(kind.split is Split.TEST for kind in plan.schedule.kinds)
         if uses_test and num_test != plan.num_test_samples:
             raise WrongPlan(f"party={index}: has {num_test} test rows, the plan has {plan.num_test_samples}")
+        for kind in plan.schedule.kinds:
+            if not kind.releases:  # what it would answer with is a release, and nothing would be charged for it
+                raise WrongPlan(f"{kind.name} rounds release nothing: this version runs rounds that release embeddings")
         for rows, split in ((train_features, Split.TRAIN), (test_features, Split.TEST)):
             _check_rows(rows, index=index, split=split)
         self.plan = plan

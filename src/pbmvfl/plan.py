@@ -155,10 +155,6 @@ class Plan:
                 f"evaluation=released needs num_test_samples of at least 1, got {self.num_test_samples}; "
                 "give test rows or use evaluation=simulator"
             )
-        if len(self.schedule) >= 1 << 32:
-            raise PlanError(
-                f"num_epochs={self.num_epochs} makes {len(self.schedule)} rounds; at most 2^32-1 can be numbered"
-            )
         if 4 * self.schedule.largest_batch * self.embedding_dim >= 1 << 32:
             raise PlanError(
                 f"batch_size={self.batch_size} times embedding_dim={self.embedding_dim} makes a message of 4 GiB or "
@@ -436,6 +432,9 @@ def _check_names(names: Iterable[str]) -> None:
 
 def _groups(values: Mapping[str, Any]) -> dict[str, Any]:
     """Flat names as the groups of a plan."""
+    for name in ("mechanism", _PREDICTION + "mechanism"):  # one that is not known is named before its numbers are
+        if name in values:
+            MECHANISMS.check(values[name])
     _check_names(values)
     missing = sorted(set(_REQUIRED) - set(values))
     if missing:

@@ -37,6 +37,10 @@ class Registry(Generic[_Entry]):
         except (KeyError, TypeError):
             raise self._error(f"{self._what}={name!r} is not one of {', '.join(self._entries)}") from None
 
+    def check(self, name: str) -> None:
+        """Refuse a name that nobody registered."""
+        self[name]
+
     def __contains__(self, name: object) -> bool:
         return name in self._entries
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -59,7 +61,8 @@ class Run:
         self._loss = float("nan")
         self._losses: list[float] = []
         self._seen: list[tuple[Tensor, Tensor]] = []  # this epoch's noisy scores, for evaluation=released
-        self._test_scores: dict[int, Tensor] = {}
+        #: Rows and noisy scores of this pass over the test rows, as far as it is.
+        self._predicted: list[tuple[npt.NDArray[np.int64], Tensor]] = []
         server.on_joint_round = self._joint_round
         server.on_scores = self._scores
 
@@ -84,11 +87,9 @@ class Run:
                 asked = self._server.completed_rounds + 1
                 self._log.charge_until(min(asked, self._log.records[-1].charged_until))
             raise
-        if self._test_scores and not stopped:
-            self._add_test_metrics()
         return Result(
             plan=self._plan,
-            metrics=self._history[-1].metrics,
+            metrics=self._history[-1].metrics if self._history else {},
             history=tuple(self._history),
             traffic=self._traffic(),
             seconds=time.perf_counter() - self._started,
@@ -160,8 +161,18 @@ class Run:
             self._seen.append((scores, labels))
 
     def _scores(self, current: Round, scores: Tensor) -> None:
-        if current.kind.split is Split.TEST:
-            self._test_scores |= dict(zip(current.rows.tolist(), scores, strict=True))
+        """A whole pass over the test rows is an evaluation of the networks as they are; other scores are nobody's."""
+        if current.kind.split is not Split.TEST or self._inspection is not None:
+            return
+        first, end = self._plan.schedule.pass_of(current.number)
+        if current.number == first:
+            self._predicted = []
+        self._predicted.append((current.rows, scores))
+        if current.number == end - 1 and len(self._predicted) == end - first and self._history:
+            labels = self._data.test_labels[np.concatenate([rows for rows, _ in self._predicted])]
+            found = torch.cat([scores for _, scores in self._predicted]).numpy()
+            metrics: dict[str, Any] = classification_metrics(found, labels, prefix="test")
+            self._history[-1] = dataclasses.replace(self._history[-1], **metrics)
 
     def _round(self) -> None:
         if self._on_round is not None:
@@ -215,12 +226,6 @@ class Run:
                 scores = self._server.predict(torch.from_numpy(exact)).numpy()
                 metrics |= classification_metrics(scores, labels, prefix=split)
         return metrics
-
-    def _add_test_metrics(self) -> None:
-        """Of test rows that were released; a run that ended among them has asked for all of them again."""
-        scores = torch.stack([self._test_scores[row] for row in range(self._plan.num_test_samples)]).numpy()
-        found: dict[str, Any] = classification_metrics(scores, self._data.test_labels, prefix="test")
-        self._history[-1] = EpochLine(**{**self._history[-1].to_dict(), **found})
 
     def _save(self, completed_rounds: int) -> None:
         """The server's own checkpoint; every party has written its own."""

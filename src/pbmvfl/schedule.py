@@ -166,8 +166,8 @@ class Schedule:
                     f"{phase.kind.name} rounds need rows: num_{'test_' if phase.kind.split is Split.TEST else ''}"
                     "samples must be at least 1"
                 )
-        if len(self) > MOST_ROUNDS:
-            raise PlanError(f"the phases make {len(self)} rounds; at most 2^32-1 can be numbered")
+        if self._num_rounds > MOST_ROUNDS:
+            raise PlanError(f"the phases make {self._num_rounds} rounds; at most 2^32-1 can be numbered")
 
     # --- sizes ---
 
@@ -184,7 +184,7 @@ class Schedule:
         return min(self.batch_size, max(self.num_samples, self.num_test_samples))
 
     def __len__(self) -> int:
-        return sum(phase.passes * self.rounds_per_pass(phase.kind) for phase in self.phases)
+        return self._num_rounds
 
     def num_rounds(self, kind: RoundKind) -> int:
         """Rounds of one kind in the whole run."""
@@ -241,7 +241,7 @@ class Schedule:
 
     @cached_property
     def _num_rounds(self) -> int:
-        return len(self)
+        return sum(phase.passes * self.rounds_per_pass(phase.kind) for phase in self.phases)
 
     def _phase_at(self, number: int) -> tuple[Phase, int, int]:
         """The phase of a round, the round's offset in it, and the shuffled passes before it."""

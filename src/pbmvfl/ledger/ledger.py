@@ -77,7 +77,8 @@ class LedgerEntry:
     @property
     def row_releases(self) -> int:
         """Row releases of all rows together."""
-        return sum(self.terms.schedule.total_uses(self.first_round, self.charged_until).values())
+        uses = self.terms.schedule.total_uses(self.first_round, self.charged_until)
+        return sum(count for kind, count in uses.items() if kind.releases)
 
 
 class Ledger:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pbmvfl.report.style import COLOURS, new_figure, save_figure
-from pbmvfl.runs.results import Result
+
+if TYPE_CHECKING:
+    from pbmvfl.runs.results import Result
 
 
 def draw_curves(result: Result, path: Path) -> None:

@@ -155,7 +155,7 @@ class StudyRunner:
     def run_missing(self, on_progress: OnProgress | None = None) -> None:
         missing = self.missing()
         if missing and self._is_graphed:
-            from pbmvfl.simulation.cuda import run_together
+            from pbmvfl.reproduction.cuda import run_together
 
             run_together([(self, missing)], on_progress=on_progress)
             return

@@ -1,6 +1,6 @@
 """Studies on a GPU, several configurations at once, on a machine with torch, numpy and pillow alone:
 
-    PYTHONPATH=src python3 -m pbmvfl.simulation.cuda --study table1 --limit-epochs 100 --data DIR --out DIR
+    PYTHONPATH=src python3 -m pbmvfl.reproduction.cuda --study table1 --limit-epochs 100 --data DIR --out DIR
 
 Writes one line a run under OUT/records, as `pbmvfl reproduce --out OUT` expects them, and the log of seconds an epoch.
 Runs that are there already are not run again. With --measure it times one configuration, eight at once, the plain loop
@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable, Sequence
 from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -26,11 +25,11 @@ from torch.nn import functional
 from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.encoders import build_encoder, build_head
 from pbmvfl.plan import Plan
+from pbmvfl.reproduction.records import SCREEN_MARGIN
+from pbmvfl.reproduction.runner import OnProgress, Run, StudyRunner
+from pbmvfl.reproduction.studies import read_study
 from pbmvfl.schedule import JOINT
 from pbmvfl.simulation.graphed import Execution, GraphedSimulation, evaluate_together, take_turns
-
-if TYPE_CHECKING:
-    from pbmvfl.reproduction.runner import OnProgress, Run, StudyRunner
 
 #: Configurations at once. Beyond eight the device is full.
 TOGETHER = 8
@@ -84,8 +83,6 @@ def _jobs(wanted: Sequence[tuple[StudyRunner, Sequence[Run]]]) -> list[_Job]:
 
 def _screen(jobs: Sequence[_Job]) -> float:
     """The training accuracy from which on all rows count."""
-    from pbmvfl.reproduction.records import SCREEN_MARGIN
-
     targets = [runner.study.target for job in jobs for runner in job.wanted_by]
     values = [value for metric, value in filter(None, targets) if metric == "train_accuracy"]
     return min(values, default=math.inf) - SCREEN_MARGIN
@@ -281,9 +278,6 @@ def measure(runner: StudyRunner, *, execution: Execution, together: int, epochs:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    from pbmvfl.reproduction.runner import StudyRunner
-    from pbmvfl.reproduction.studies import read_study
-
     parser = argparse.ArgumentParser(description="Run a study on a GPU, several configurations at once.")
     parser.add_argument("--study", required=True, action="append", help="table1, figure-cifar, ...; may repeat")
     parser.add_argument("--studies", type=Path, default=None, help="folder of own configs, NAME.json")

@@ -1,0 +1,69 @@
+"""Every registered mechanism passes the suite of `mechanism_conformance`; names that nobody registered are errors."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import pytest
+
+from mechanism_conformance import SIZES, MechanismConformance
+from pbmvfl.errors import LedgerError, PlanError
+from pbmvfl.mechanisms import MECHANISMS, PoissonBinomial, register
+from pbmvfl.plan import Plan
+from pbmvfl.privacy.events import EVENTS, PoissonBinomialRelease, event_from_dict, register_event
+
+
+class TestPoissonBinomial(MechanismConformance):
+    name = "pbm"
+    choices: ClassVar[dict[str, Any]] = {"num_trials": 4, "beta": 0.25}
+    others: ClassVar[dict[str, Any]] = {"num_trials": 5, "beta": 0.125}
+
+
+class TestPoissonBinomialInClear(TestPoissonBinomial):
+    choices: ClassVar[dict[str, Any]] = {"num_trials": 1, "beta": 0.125, "secure_aggregation": False}
+    others: ClassVar[dict[str, Any]] = {"num_trials": 5, "beta": 0.25}
+
+
+class TestLocalGaussian(MechanismConformance):
+    name = "ldp"
+    choices: ClassVar[dict[str, Any]] = {"num_trials": 4, "beta": 0.25}
+    others: ClassVar[dict[str, Any]] = {"num_trials": 5, "beta": 0.125}
+
+
+class TestExact(MechanismConformance):
+    name = "none"
+
+
+def test_every_registered_mechanism_has_a_suite() -> None:
+    suites = [each for each in globals().values() if isinstance(each, type) and issubclass(each, MechanismConformance)]
+    assert {suite.name for suite in suites if suite is not MechanismConformance} == set(MECHANISMS)
+
+
+@pytest.mark.parametrize("name", ["nope", "PBM", "", None, 3, [], "prediction"])
+def test_a_mechanism_that_nobody_registered_is_an_error_everywhere(name: Any) -> None:
+    with pytest.raises(PlanError, match=r"mechanism=.* is not one of"):
+        Plan.of(**SIZES, mechanism=name)
+    with pytest.raises(PlanError, match=r"mechanism=.* is not one of"):
+        MECHANISMS[name]
+    plan = Plan.of(**SIZES).to_dict()
+    plan["release"]["mechanism"] = name
+    with pytest.raises(PlanError, match=r"mechanism=.* is not one of"):
+        Plan.from_dict(plan)
+    with pytest.raises(LedgerError, match=r"event=.* is not one of"):
+        EVENTS[name]
+    with pytest.raises(LedgerError, match=r"event=.* is not one of"):
+        event_from_dict({"event": name, "num_parties": 3, "embedding_dim": 1})
+
+
+def test_an_event_without_a_name_is_an_error() -> None:
+    with pytest.raises(LedgerError, match="is not one of"):
+        event_from_dict({"num_parties": 3, "embedding_dim": 1})
+
+
+def test_a_name_that_is_taken_cannot_be_registered_again() -> None:
+    with pytest.raises(PlanError, match="mechanism='pbm' is registered already"):
+        register(PoissonBinomial)
+    with pytest.raises(LedgerError, match="event='poisson-binomial' is registered already"):
+        register_event(PoissonBinomialRelease)
+    assert MECHANISMS["pbm"] is PoissonBinomial
+    assert EVENTS["poisson-binomial"] is PoissonBinomialRelease
