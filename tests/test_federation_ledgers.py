@@ -167,6 +167,22 @@ def test_a_run_whose_first_round_is_refused_has_metrics_that_are_numbers(data, m
     assert [line.epoch for line in result.history] == [0]
 
 
+def test_a_run_whose_first_round_is_refused_can_go_on_when_the_limit_is_raised(data, make_plan, tmp_path):
+    plan = make_plan(data)
+    book = tmp_path / "books" / "party-1.sqlite"
+    set_limit(book, data.name, limit_of(plan, 0.5))
+    folders = {"ledger": tmp_path / "books", "checkpoints": tmp_path / "checkpoints"}
+    assert Federation(plan).fit(data, **folders).stopped
+    assert Federation(plan).fit(data, **folders).stopped
+    set_limit(book, data.name, limit_of(plan, 10))
+    result = Federation(plan).fit(data, **folders)
+    assert not result.stopped
+    assert [line.epoch for line in result.history] == [1, 2]
+    # Party 0 had answered the first round both times.
+    assert spans_of(result) == [(0, 1), (0, 1), (0, 8)]
+    assert shown_uses(result.row_uses) == {"joint": (4, 4, 2 * 37 + 2 * 10)}
+
+
 def test_a_run_that_a_ledger_ended_among_the_test_rows_asks_for_all_of_them_again(make_data, make_plan, tmp_path):
     data = make_data(num_test_samples=52)
     plan = make_plan(data, batch_size=13, evaluation="released")
