@@ -640,6 +640,18 @@ def test_a_damaged_run_is_refused_and_left_as_it_is(name, damage, interrupted, c
     assert tree(interrupted) == before
 
 
+def test_a_run_of_version_0_1_is_refused_by_name_and_left_as_it_is(interrupted, cli):
+    """All roles' weights lay in one folder there, beside a checkpoint.json."""
+    shutil.rmtree(interrupted / "checkpoints")
+    (interrupted / "checkpoints").mkdir()
+    (interrupted / "checkpoints/checkpoint.json").write_text('{"completed_rounds": 8, "weights": "round-0000008"}')
+    before = tree(interrupted)
+    code, out, words = cli("train", "--resume", "run", "--json")
+    assert (code, out) == (2, "")
+    assert "run/checkpointswaswrittenbyversion0.1" in words
+    assert tree(interrupted) == before
+
+
 @pytest.mark.parametrize("role", ["server", "party-1"])
 def test_a_checkpoint_of_another_network_is_refused_and_left_as_it_is(role, interrupted, cli):
     plan = Plan.from_json((interrupted / "plan.json").read_text())
