@@ -1,10 +1,12 @@
-"""What the tests of a whole federation share: the bytes on the wire, links, networks and runs that end early."""
+"""What the tests of a whole federation share: bytes on the wire, transports, networks, runs that end early."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import struct
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -20,11 +22,11 @@ from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.ledger.limits import Limit, epsilon_at
 from pbmvfl.plan import Plan
 from pbmvfl.privacy.accounting import rdp_curve
-from pbmvfl.privacy.table import training_run
 from pbmvfl.privacy.units import Accounting, Unit
 from pbmvfl.runs.results import Result
-from pbmvfl.schedule import Schedule
-from pbmvfl.transport.links import InProcessLink, PartyInputs
+from pbmvfl.schedule import RowUses
+from pbmvfl.transport.in_process import InProcess
+from pbmvfl.transport.processes import Processes
 
 HEADER = 44
 EMBEDDING = 6
@@ -36,7 +38,7 @@ class Wire:
 
     def __init__(self, federation: Federation) -> None:
         self.messages: list[tuple[str, int, bytes]] = []
-        federation._taps.append(lambda *message: self.messages.append(message))
+        federation.taps.append(lambda *message: self.messages.append(message))
 
     def embeddings(self, round_kind: int) -> list[tuple[int, int, bytes]]:
         """(round, party, payload) of every release of this kind."""
@@ -48,10 +50,9 @@ class Wire:
 
     def row_releases(self, plan: Plan, round_kind: int) -> Counter[tuple[int, int]]:
         """How often each (party, row) was released."""
-        schedule = Schedule(plan)
         seen: Counter[tuple[int, int]] = Counter()
         for number, party, _ in self.embeddings(round_kind):
-            seen.update((party, int(row)) for row in schedule[number].rows)
+            seen.update((party, int(row)) for row in plan.schedule[number].rows)
         return seen
 
 
@@ -61,8 +62,48 @@ def fitted(plan: Plan, data: VerticalDataset, **options: Any) -> tuple[Result, W
     return federation.fit(data, **options), wire
 
 
+def newest_states(checkpoints: Path) -> dict[str, Path]:
+    """The file of every role's newest state, by the name of its folder. Files are named by their rounds."""
+    folders = (path for path in sorted(checkpoints.iterdir()) if path.is_dir())
+    return {folder.name: max(folder.glob("round-*.safetensors")) for folder in folders}
+
+
 def weights(checkpoints: Path) -> dict[str, dict[str, torch.Tensor]]:
-    return {path.stem: load_file(path) for path in sorted(checkpoints.glob("round-*/*.safetensors"))}
+    """Every role's newest state."""
+    return {role: load_file(path) for role, path in newest_states(checkpoints).items()}
+
+
+def change_index(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    """Change a role's index of checkpoints so that nothing but its meaning can give that away."""
+    path = folder / "checkpoints.json"
+    index = json.loads(path.read_text())
+    del index["sha256"]
+    change(index)
+    text = json.dumps(index, sort_keys=True, separators=(",", ":"))
+    path.write_text(json.dumps({**index, "sha256": hashlib.sha256(text.encode()).hexdigest()}))
+
+
+def counted_uses(plan: Plan, spans: Iterable[tuple[int, int]]) -> dict[str, tuple[int, int, int]]:
+    """(releases, updates, all releases) by kind of round: every row of every round of every span, one by one."""
+    seen: dict[str, Counter[int]] = {kind.name: Counter() for kind in plan.schedule.kinds}
+    for first, until in spans:
+        for number in range(first, until):
+            current = plan.schedule[number]
+            seen[current.kind.name].update(int(row) for row in current.rows)
+    updating = {kind.name for kind in plan.schedule.kinds if kind.updates}
+    most = {name: max(rows.values(), default=0) for name, rows in seen.items()}
+    return {
+        name: (most[name], most[name] if name in updating else 0, sum(rows.values())) for name, rows in seen.items()
+    }
+
+
+def shown_uses(uses: Iterable[RowUses]) -> dict[str, tuple[int, int, int]]:
+    """What a result says, in the form of `counted_uses`."""
+    return {use.kind.name: (use.releases, use.updates, use.total_releases) for use in uses}
+
+
+def spans_of(result: Result) -> list[tuple[int, int]]:
+    return [(session.first_round, session.charged_until) for session in result.sessions]
 
 
 def own_networks(plan: Plan, data: VerticalDataset, *, bound: float | None = 1.0) -> list[nn.Module]:
@@ -82,28 +123,30 @@ def killer() -> Callable[..., NoReturn]:
     return kill
 
 
-def recorded_links(monkeypatch: pytest.MonkeyPatch, base: type = InProcessLink) -> list[Any]:
-    """Every link that a federation opens from now on; `closed` says whether it was closed."""
-    links: list[Any] = []
+def recorded_transports(
+    monkeypatch: pytest.MonkeyPatch, base: type[InProcess] | type[Processes] = InProcess
+) -> list[Any]:
+    """Every transport that a federation opens from now on; `closed` says whether it was closed."""
+    opened: list[Any] = []
 
-    class Recorded(base):  # type: ignore[misc]  # which of the two links is known only here
+    class Recorded(base):  # type: ignore[misc,valid-type]  # which of the two is known only here
         closed = False
 
-        def __init__(self, inputs: PartyInputs, *others: object) -> None:
-            super().__init__(inputs, *others)
-            links.append(self)
+        def __init__(self, *arguments: Any) -> None:
+            opened.append(self)
+            super().__init__(*arguments)
 
         def close(self) -> None:
             self.closed = True
             super().close()
 
     monkeypatch.setattr(f"pbmvfl.federation.{base.__name__}", Recorded)
-    return links
+    return opened
 
 
 def limit_of(plan: Plan, uses: float) -> Limit:
     """Room for so many uses of every row."""
-    one = training_run(plan.replace(num_epochs=1))
+    one = plan.replace(num_epochs=1).training_run()
     divergence = uses * rdp_curve(one, Unit.CELL, Accounting.PAPER, orders=(4.0,))[0]
     epsilon = epsilon_at(divergence, 1e-5, 4.0)
     return Limit.choose(unit="cell", accounting="paper", epsilon=epsilon, delta=1e-5, order=4.0)

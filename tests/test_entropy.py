@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pbmvfl.randomness import secret as door
 from known_randomness import SeededEntropy
+from pbmvfl.randomness import secret as door
 from pbmvfl.randomness.secret import SystemEntropy, fast_keystream, keystream
 
 

@@ -9,13 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from federation_runs import Killed, fitted, killer
+from known_randomness import known_federation
 from pbmvfl.federation import Federation
-from pbmvfl.mechanisms import mechanism_for
 from pbmvfl.plan import Plan
-from pbmvfl.privacy.accounting import NO_SECURE_SUM
-from pbmvfl.privacy.table import SEEDED_NOISE, release_event
+from pbmvfl.privacy.events import NO_SECURE_SUM
+from pbmvfl.privacy.table import SEEDED_NOISE
 from pbmvfl.privacy.units import Adversary
-from pbmvfl.report.curves import describe_mechanism
 
 # --- traffic ---
 
@@ -102,9 +101,7 @@ def test_exact_embeddings_have_an_infinite_epsilon_for_everyone(data, make_plan)
 
 
 def test_seeded_noise_has_an_infinite_epsilon_and_says_why(data, make_plan):
-    federation = Federation(make_plan(data))
-    federation._known_randomness = b"known"
-    result = federation.fit(data)
+    result = known_federation(make_plan(data)).fit(data)
     assert {row.epsilon for row in result.privacy().bounds} == {math.inf}
     assert {row.conditions for row in result.privacy().bounds} == {(SEEDED_NOISE,)}
     assert any("seeded" in note for note in result.notes)
@@ -114,10 +111,8 @@ def test_seeded_noise_has_an_infinite_epsilon_and_says_why(data, make_plan):
 def test_an_unseeded_resume_of_a_seeded_run_still_has_an_infinite_epsilon(data, make_plan, tmp_path):
     """The first session's noise is known whatever the second one draws."""
     plan = make_plan(data)
-    seeded = Federation(plan)
-    seeded._known_randomness = b"known"
     with pytest.raises(Killed):
-        seeded.fit(data, checkpoints=tmp_path, on_epoch=killer())
+        known_federation(plan).fit(data, checkpoints=tmp_path, on_epoch=killer())
     result = Federation(plan).fit(data, checkpoints=tmp_path)
     assert {row.epsilon for row in result.privacy().bounds} == {math.inf}
 
@@ -131,8 +126,19 @@ def test_an_unseeded_resume_of_a_seeded_run_still_has_an_infinite_epsilon(data, 
     embedding_dim=st.integers(1, 4096),
 )
 def test_every_mechanism_names_the_event_that_the_account_charges(mechanism, **sizes):
-    plan = Plan.of(num_samples=100, num_classes=2, mechanism=mechanism, **sizes)
-    assert mechanism_for(plan).event == release_event(plan)
+    plan = Plan.of(
+        num_samples=100, num_test_samples=7, num_classes=2, mechanism=mechanism, evaluation="released", **sizes
+    )
+    trials, beta, bound, parties = (sizes[name] for name in ("num_trials", "beta", "bound", "num_parties"))
+    expected = {
+        "pbm": {"event": "poisson-binomial", "num_trials": trials, "beta": beta, "secure_sum": True},
+        "ldp": {"event": "local-gaussian", "variance": bound**2 * (2 * parties / (trials * beta**2)), "bound": bound},
+        "none": {"event": "exact"},
+    }[mechanism] | {"num_parties": parties, "embedding_dim": sizes["embedding_dim"]}
+    assert plan.release.event.to_dict() == expected
+    train, test = plan.training_run().activities
+    assert train.release == test.release == plan.release.event
+    assert (train.update, test.update) == (plan.update.event, None)
 
 
 # --- without secure aggregation ---
@@ -140,11 +146,11 @@ def test_every_mechanism_names_the_event_that_the_account_charges(mechanism, **s
 
 def test_a_run_without_secure_aggregation_is_labelled_everywhere(data, make_plan):
     result, _ = fitted(make_plan(data, secure_aggregation=False, num_epochs=1), data)
-    assert "sums not hidden" in describe_mechanism(result.plan)
-    assert result.to_dict()["plan"]["secure_aggregation"] is False
+    assert "sums not hidden" in result.plan.release.describe()
+    assert result.to_dict()["plan"]["release"]["secure_aggregation"] is False
     assert all(NO_SECURE_SUM in row.conditions for row in result.privacy().bounds)
     masked = result.plan.replace(secure_aggregation=True)
-    assert "sums not hidden" not in describe_mechanism(masked)
+    assert "sums not hidden" not in masked.release.describe()
     assert all(NO_SECURE_SUM not in row.conditions for row in masked.privacy().bounds)
 
 

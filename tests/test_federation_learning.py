@@ -11,10 +11,11 @@ import torch
 from torch import nn
 
 from federation_runs import JOINT, PREDICTION, Wire, fitted, own_networks, weights
+from known_randomness import SameSetup, TwinSetup, known_federation
 from pbmvfl.encoders import build_head
 from pbmvfl.federation import Federation
 from pbmvfl.plan import Plan
-from pbmvfl.schedule import Schedule
+from pbmvfl.runs.history import EpochLine
 
 # --- without secure aggregation ---
 
@@ -31,8 +32,7 @@ def assert_same_weights(first: dict, second: dict) -> None:
 def test_without_secure_aggregation_the_same_noise_teaches_the_same_weights(data, make_plan, tmp_path):
     results, wires = [], []
     for name, secure in (("masked", True), ("clear", False)):
-        federation = Federation(make_plan(data, secure_aggregation=secure))
-        federation._known_randomness = b"the same"
+        federation = known_federation(make_plan(data, secure_aggregation=secure), setup_kind=SameSetup)
         wires.append(Wire(federation))
         results.append(federation.fit(data, checkpoints=tmp_path / name))
     assert_same_weights(weights(tmp_path / "masked"), weights(tmp_path / "clear"))
@@ -43,10 +43,8 @@ def test_without_secure_aggregation_the_same_noise_teaches_the_same_weights(data
 
 
 def test_other_noise_teaches_other_weights(data, make_plan, tmp_path):
-    for name in ("one", "two"):
-        federation = Federation(make_plan(data))
-        federation._known_randomness = name.encode()
-        federation.fit(data, checkpoints=tmp_path / name)
+    for name, setup_kind in (("one", SameSetup), ("two", TwinSetup)):
+        known_federation(make_plan(data), setup_kind=setup_kind).fit(data, checkpoints=tmp_path / name)
     with pytest.raises(AssertionError, match=r"server|party"):
         assert_same_weights(weights(tmp_path / "one"), weights(tmp_path / "two"))
 
@@ -74,7 +72,7 @@ def accuracy(scores: torch.Tensor, labels: np.ndarray) -> float:
 def test_released_train_metrics_come_from_the_training_rounds_own_noisy_sums(data, make_plan):
     plan = byte_plan(data, make_plan)
     result, wire = fitted(plan, data)
-    rows = Schedule(plan)[0].rows
+    rows = plan.schedule[0].rows
     scores = build_head(plan)(noisy_sums(plan, wire.embeddings(JOINT), 0))
     assert result.metrics["train_accuracy"] == accuracy(scores, data.train_labels[rows])
     loss = nn.functional.cross_entropy(scores, torch.from_numpy(data.train_labels[rows]))
@@ -85,7 +83,7 @@ def test_released_test_metrics_come_from_one_noisy_release_of_every_test_row(dat
     plan = byte_plan(data, make_plan, num_epochs=2)
     result, wire = fitted(plan, data, checkpoints=tmp_path)
     head = weights(tmp_path)["server"]
-    sums = noisy_sums(plan, wire.embeddings(PREDICTION), plan.num_rounds)
+    sums = noisy_sums(plan, wire.embeddings(PREDICTION), plan.schedule.trained_at)
     scores = sums @ head["model.weight"].T + head["model.bias"]
     assert result.metrics["test_accuracy"] == accuracy(scores, data.test_labels)
 
@@ -126,9 +124,9 @@ def test_simulated_metrics_of_every_epoch_follow_from_the_checkpointed_weights(
 ):
     data = make_data(num_classes=num_classes)
     plan = make_plan(data, num_epochs=3, bound=bound, num_trials=50)
-    lines: list[dict] = []
+    lines: list[EpochLine] = []
 
-    def recompute(line: dict) -> None:
+    def recompute(line: EpochLine) -> None:
         state = weights(tmp_path)
         head = {name: value.double().numpy() for name, value in state["server"].items()}
         for split, labels in (("train", data.train_labels), ("test", data.test_labels)):
@@ -138,18 +136,18 @@ def test_simulated_metrics_of_every_epoch_follow_from_the_checkpointed_weights(
                 bias, weight = party  # sorted by name
                 total = total + bound * np.tanh(features.astype(float) @ weight.T + bias)
             scores = total @ head["model.weight"].T + head["model.bias"]
-            assert line[f"{split}_accuracy"] == (scores.argmax(1) == labels).mean()
+            assert line.metrics[f"{split}_accuracy"] == (scores.argmax(1) == labels).mean()
             if num_classes == 2:
                 expected = average_precision(labels, scores[:, 1] - scores[:, 0])
-                assert line[f"{split}_auprc"] == pytest.approx(expected, abs=1e-6)
+                assert line.metrics[f"{split}_auprc"] == pytest.approx(expected, abs=1e-6)
             else:
-                assert f"{split}_auprc" not in line
+                assert f"{split}_auprc" not in line.metrics
         lines.append(line)
 
     result = Federation(plan).fit(data, checkpoints=tmp_path, on_epoch=recompute)
-    assert [line["epoch"] for line in lines] == [1, 2, 3]
-    assert result.history == lines
-    assert result.metrics.items() <= lines[-1].items()
+    assert [line.epoch for line in lines] == [1, 2, 3]
+    assert result.history == tuple(lines)
+    assert result.metrics == lines[-1].metrics
     assert any("exact sums" in note for note in result.notes)
 
 
@@ -171,10 +169,10 @@ def test_bounded_networks_of_one_s_own_are_trained(data, make_plan):
 def memory_of_epochs(data, plan: Plan, *taps) -> list[tuple[int, int, int]]:
     """After every epoch: bytes that Python and numpy hold, the most they held during it, and the tensors alive."""
     federation = Federation(plan)
-    federation._taps.extend(taps)
+    federation.taps.extend(taps)
     seen: list[tuple[int, int, int]] = []
 
-    def look(_: dict) -> None:
+    def look(_: EpochLine) -> None:
         _, peak = tracemalloc.get_traced_memory()
         gc.collect()
         held, _ = tracemalloc.get_traced_memory()

@@ -5,12 +5,25 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import pbmvfl
-from federation_runs import EMBEDDING, JOINT, PREDICTION, Killed, Wire, killer, limit_of, set_limit
+from federation_runs import (
+    EMBEDDING,
+    JOINT,
+    PREDICTION,
+    Killed,
+    Wire,
+    counted_uses,
+    killer,
+    limit_of,
+    set_limit,
+    shown_uses,
+    spans_of,
+)
 from pbmvfl.federation import Federation
 from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.plan import Plan
@@ -18,7 +31,7 @@ from pbmvfl.plan import Plan
 # --- checkpoints ---
 
 
-def released_until_killed(plan: Plan, data, folder: Path, every: int, at: int | None) -> tuple[Wire, object]:
+def released_until_killed(plan: Plan, data, folder: Path, every: int, at: int | None) -> tuple[Wire, Any]:
     """One session that ends just after its `at`-th embedding was sent, or at the end of the plan."""
     federation = Federation(plan)
     wire = Wire(federation)
@@ -29,7 +42,7 @@ def released_until_killed(plan: Plan, data, folder: Path, every: int, at: int | 
         if direction == "up" and message[5] == EMBEDDING and sent == at:
             raise Killed
 
-    federation._taps.append(kill)
+    federation.taps.append(kill)
     try:
         return wire, federation.fit(data, checkpoints=folder, checkpoint_every=every)
     except Killed:
@@ -67,13 +80,16 @@ def test_at_least_as_many_row_releases_are_charged_as_were_seen_on_the_wire(
         sessions += 1
     assert len(result.sessions) == sessions
     assert len({session.session for session in result.sessions}) == sessions
-    seen = {"train": max(train.values()), "test": max(test.values())}
-    assert seen["train"] >= plan.num_epochs
-    for split, count in result.row_uses.items():
+    seen = {"joint": max(train.values()), "prediction": max(test.values())}
+    assert seen["joint"] >= plan.num_epochs
+    shown = shown_uses(result.row_uses)
+    assert shown == counted_uses(plan, spans_of(result))
+    for kind, (releases, _, total) in shown.items():
         # charged ahead, but never by more than what lies between two checkpoints
-        assert seen[split] <= count <= seen[split] + every * len(kills)
+        assert seen[kind] <= releases <= seen[kind] + every * len(kills)
+        assert total >= sum((train if kind == "joint" else test).values()) / plan.num_parties
     if not kills:
-        assert result.row_uses == {"train": 4, "test": 1}
+        assert shown == {"joint": (4, 4, 4 * 37), "prediction": (1, 0, 13)}
         assert result.privacy() == plan.privacy()
     else:
         assert result.privacy().epsilon("cell", "strict") > plan.privacy().epsilon("cell", "strict")
@@ -88,7 +104,10 @@ def test_the_count_of_a_run_is_the_count_of_the_wire_when_nothing_is_charged_ahe
     wire = Wire(federation)
     result = federation.fit(data, checkpoints=tmp_path)
     assert set(wire.row_releases(plan, JOINT).values()) == {2}  # the first epoch did not run again
-    assert result.row_uses["train"] <= 4
+    assert spans_of(result)[1] == (4, 12)
+    # Killed as its checkpoint was reported: the second epoch was charged ahead by then, and counts.
+    assert spans_of(result)[0] == (0, 8)
+    assert shown_uses(result.row_uses) == {"joint": (4, 4, 4 * 37)}
 
 
 # --- ledgers ---
@@ -96,14 +115,14 @@ def test_the_count_of_a_run_is_the_count_of_the_wire_when_nothing_is_charged_ahe
 
 def test_two_fits_of_one_federation_keep_to_their_own_ledgers(data, make_plan, monkeypatch, tmp_path):
     federation = Federation(make_plan(data, num_epochs=1))
-    load = pbmvfl.federation.load_progress
+    check = pbmvfl.federation.check_ledgers
 
-    def another_fit_first(*arguments: object) -> object:
-        monkeypatch.setattr("pbmvfl.federation.load_progress", load)
+    def another_fit_first(*arguments: Any, **named: Any) -> None:
+        monkeypatch.setattr("pbmvfl.federation.check_ledgers", check)
         federation.fit(data, ledger=tmp_path / "two")
-        return load(*arguments)
+        check(*arguments, **named)
 
-    monkeypatch.setattr("pbmvfl.federation.load_progress", another_fit_first)
+    monkeypatch.setattr("pbmvfl.federation.check_ledgers", another_fit_first)
     federation.fit(data, ledger=tmp_path / "one", checkpoints=tmp_path / "checkpoints")
     for name in ("one", "two"):
         assert len(Ledger(tmp_path / name / "party-0.sqlite", must_exist=True).sessions(data.name)) == 1
@@ -145,13 +164,29 @@ def test_a_run_whose_first_round_is_refused_has_metrics_that_are_numbers(data, m
     assert result.metrics
     assert "train_loss" not in result.metrics
     assert all(isinstance(value, float) for value in result.metrics.values())
-    assert [line["epoch"] for line in result.history] == [0]
+    assert [line.epoch for line in result.history] == [0]
+
+
+def test_a_run_whose_first_round_is_refused_can_go_on_when_the_limit_is_raised(data, make_plan, tmp_path):
+    plan = make_plan(data)
+    book = tmp_path / "books" / "party-1.sqlite"
+    set_limit(book, data.name, limit_of(plan, 0.5))
+    folders = {"ledger": tmp_path / "books", "checkpoints": tmp_path / "checkpoints"}
+    assert Federation(plan).fit(data, **folders).stopped
+    assert Federation(plan).fit(data, **folders).stopped
+    set_limit(book, data.name, limit_of(plan, 10))
+    result = Federation(plan).fit(data, **folders)
+    assert not result.stopped
+    assert [line.epoch for line in result.history] == [1, 2]
+    # Party 0 had answered the first round both times.
+    assert spans_of(result) == [(0, 1), (0, 1), (0, 8)]
+    assert shown_uses(result.row_uses) == {"joint": (4, 4, 2 * 37 + 2 * 10)}
 
 
 def test_a_run_that_a_ledger_ended_among_the_test_rows_asks_for_all_of_them_again(make_data, make_plan, tmp_path):
     data = make_data(num_test_samples=52)
     plan = make_plan(data, batch_size=13, evaluation="released")
-    assert (plan.num_rounds, plan.num_prediction_rounds) == (6, 4)
+    assert (plan.schedule.trained_at, len(plan.schedule)) == (6, 10)
     book = tmp_path / "books" / "party-1.sqlite"
     folders = {"ledger": tmp_path / "books", "checkpoints": tmp_path / "checkpoints"}
 
@@ -166,4 +201,6 @@ def test_a_run_that_a_ledger_ended_among_the_test_rows_asks_for_all_of_them_agai
     second = Federation(plan).fit(data, **folders)
     assert not second.stopped
     assert 0 <= second.metrics["test_accuracy"] <= 1
-    assert second.row_uses == {"train": 2, "test": 2}
+    # Rounds 0 to 8 were charged, the last of them refused by one party alone; then 6 to 9 ran.
+    assert spans_of(second) == [(0, 9), (6, 10)]
+    assert shown_uses(second.row_uses) == {"joint": (2, 2, 2 * 37), "prediction": (2, 0, (3 + 4) * 13)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from torch import nn
 
-from federation_runs import Killed, Wire, killer, own_networks, recorded_links
+from federation_runs import Killed, Wire, killer, own_networks, recorded_transports
 from pbmvfl.errors import CheckpointError, EncoderError, LedgerError, PlanError, WrongSender
 from pbmvfl.federation import Federation
 from pbmvfl.plan import Plan
@@ -133,11 +133,12 @@ def test_a_run_is_not_continued_with_ledgers_that_do_not_know_it(missing, data, 
 
 def test_a_party_cannot_speak_in_another_s_name(data, make_plan, monkeypatch):
     """Two parties exchange their lines: every header is right, and comes from somebody else."""
-    links = recorded_links(monkeypatch)
+    opened = recorded_transports(monkeypatch)
     federation = Federation(make_plan(data))
 
     def swap(*_: object) -> None:
-        links[0].answer, links[1].answer = links[1].answer, links[0].answer
+        (transport,) = opened
+        transport.parties[0], transport.parties[1] = transport.parties[1], transport.parties[0]
 
     with pytest.raises(WrongSender, match="sender=1: the message came from party 0"):
         federation.fit(data, on_epoch=swap)

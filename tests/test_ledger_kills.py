@@ -9,7 +9,6 @@ from functools import partial
 
 import numpy as np
 import pytest
-from pbmvfl.party_setup import ROUNDS_AHEAD
 
 from ledger_books import (
     DELTA,
@@ -27,6 +26,7 @@ from pbmvfl.federation import Federation
 from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.ledger.limits import epsilon_at
 from pbmvfl.ledger.spending import spending
+from pbmvfl.party_setup import ROUNDS_AHEAD
 from pbmvfl.privacy.rdp import cell_rdp
 from pbmvfl.wire.messages import MessageKind
 

@@ -8,31 +8,29 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
+import threading
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
+from federation_runs import change_index, counted_uses, newest_states, weights
+from pbmvfl.driver import Meter
 from pbmvfl.files import write_atomically
 from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.ledger.limits import Limit, epsilon_at
 from pbmvfl.plan import Plan
 from pbmvfl.privacy.accounting import rdp_curve
-from pbmvfl.privacy.table import training_run
 from pbmvfl.privacy.units import Accounting, Unit
-from pbmvfl.runs.checkpoints import Progress, load_progress, load_weights, save_checkpoint
-from pbmvfl.runs.driver import Meter
+from pbmvfl.runs.checkpoints import Checkpoints
 
-MAIN = "from pbmvfl.cli import main; main()"
-#: The command in a process that ends itself, as kill -9 does, when its n-th embedding crosses the wire.
-SUICIDE = """
-import os, signal, sys
-from pbmvfl.runs.driver import Meter
+#: The command in a process that says so when its n-th embedding crosses the wire, and then waits to be killed.
+WAITS = """
+import sys
+from pbmvfl.driver import Meter
 from pbmvfl.cli import main
 left = int(sys.argv.pop(1))
 record = Meter.record
@@ -41,7 +39,8 @@ def count(self, direction, party, data, *, setup):
     record(self, direction, party, data, setup=setup)
     left -= data[5] == 6
     if not left:
-        os.kill(os.getpid(), signal.SIGKILL)
+        print("waits", flush=True)
+        sys.stdin.read()
 Meter.record = count
 main()
 """
@@ -77,15 +76,28 @@ def cli(monkeypatch, run_main, tmp_path) -> Callable[..., tuple[int, str, str]]:
     return run
 
 
-@pytest.fixture
-def killed_at(run_process, tmp_path) -> Callable[[int, list[str]], None]:
-    """The command in a process that is killed when its n-th embedding crosses the wire."""
-
-    def run(embedding: int, arguments: list[str]) -> None:
-        done = run_process(embedding, *arguments, program=SUICIDE, cwd=tmp_path)
-        assert done.returncode == -signal.SIGKILL, done.stderr
-
-    return run
+def killed_at(embedding: int, arguments: list[str], folder: Path) -> None:
+    """The command in a process that gets kill -9 from outside when its n-th embedding crosses the wire."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", WAITS, str(embedding), *arguments],
+        cwd=folder,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    hangs = threading.Timer(900, process.kill)  # ends a process that hangs; no statement about speed
+    hangs.start()
+    try:
+        assert process.stdout.readline() == b"waits\n", "it ended before it could be killed"
+    finally:
+        hangs.cancel()
+        process.kill()
+        process.wait()
+        process.stdin.close()
+        process.stdout.close()
+    assert process.returncode == -signal.SIGKILL
 
 
 def interrupted_at(embedding: int, monkeypatch, cli, arguments: list[str]) -> str:
@@ -106,7 +118,25 @@ def interrupted_at(embedding: int, monkeypatch, cli, arguments: list[str]) -> st
 
 
 def states(run: Path) -> dict[str, dict[str, torch.Tensor]]:
-    return {path.stem: load_file(path) for path in sorted(run.glob("checkpoints/round-*/*.safetensors"))}
+    return weights(run / "checkpoints")
+
+
+def index_of(run: Path, role: str = "server") -> dict[str, Any]:
+    index: dict[str, Any] = json.loads((run / "checkpoints" / role / "checkpoints.json").read_text())
+    return index
+
+
+def spans(result: dict[str, Any]) -> list[tuple[int, int]]:
+    return [(session["first_round"], session["charged_until"]) for session in result["sessions"]]
+
+
+def uses(result: dict[str, Any]) -> dict[str, tuple[int, int, int]]:
+    """What a result says, checked against every row of every round that was charged."""
+    said = {
+        kind: (each["releases"], each["updates"], each["total_releases"]) for kind, each in result["row_uses"].items()
+    }
+    assert said == counted_uses(Plan.from_dict(result["plan"]), spans(result))
+    return said
 
 
 def assert_same_states(first: dict, second: dict) -> None:
@@ -126,64 +156,47 @@ def tree(folder: Path) -> dict[str, bytes]:
 
 @pytest.mark.slow
 def test_a_run_killed_from_outside_is_continued_to_the_same_schedule_with_new_keys(cli, tmp_path):
-    epochs = 120
-    index = tmp_path / "run/checkpoints/checkpoint.json"
-    process = subprocess.Popen(
-        [sys.executable, "-c", MAIN, *command("--out", "run", epochs=epochs)],
-        cwd=tmp_path,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        end = time.monotonic() + 60
-        while not index.exists() or json.loads(index.read_text())["completed_rounds"] < 3 * ROUNDS_PER_EPOCH:
-            assert process.poll() is None, "it ended before it could be killed"
-            assert time.monotonic() < end, "no checkpoint after a minute"
-            time.sleep(0.005)
-    finally:
-        process.kill()
-        process.wait(timeout=30)
-    assert process.returncode == -signal.SIGKILL
-    assert not (tmp_path / "run/result.json").exists()
-    plan = Plan.from_json((tmp_path / "run/plan.json").read_text())
-    kept = json.loads(index.read_text())
+    run = tmp_path / "run"
+    killed_at(3 * PARTIES * ROUNDS_PER_EPOCH + 3, command("--out", "run"), tmp_path)
+    assert not (run / "result.json").exists()
+    plan = Plan.from_json((run / "plan.json").read_text())
+    kept = index_of(run)
+    assert [state["completed_rounds"] for state in kept["states"]] == [2 * ROUNDS_PER_EPOCH, 3 * ROUNDS_PER_EPOCH]
+    before = kept["states"][-1]["notes"]["history"]
 
     code, out, err = cli("train", "--resume", "run", "--json")
     assert code == 0, err
     result = json.loads(out)
-    assert [line["epoch"] for line in result["history"]] == list(range(1, epochs + 1))
-    assert result["history"][: len(kept["history"])] == kept["history"]
+    assert [line["epoch"] for line in result["history"]] == [1, 2, 3, 4, 5, 6]
+    assert result["history"][:3] == before
     assert result["plan_hash"] == plan.hash.hex() == kept["plan_hash"]
     assert result["plan"] == plan.to_dict()
+    assert index_of(run)["run_id"] == kept["run_id"]
     first, second = result["sessions"]
     assert first["session"] != second["session"]
-    assert first["first_round"] == 0
-    assert second["first_round"] == kept["completed_rounds"] > 0
-    assert first["charged_until"] >= second["first_round"]
-    assert second["charged_until"] == plan.num_rounds
-    uses = [-(-s["charged_until"] // ROUNDS_PER_EPOCH) - s["first_round"] // ROUNDS_PER_EPOCH for s in (first, second)]
-    assert result["row_uses"]["train"] == sum(uses) >= epochs
+    # Killed in the fourth epoch, which was charged as a whole before its first message.
+    assert spans(result) == [(0, 4 * ROUNDS_PER_EPOCH), (3 * ROUNDS_PER_EPOCH, len(plan.schedule))]
+    assert uses(result) == {"joint": (7, 7, 7 * 32)}
     assert any("resumed" in note for note in result["notes"])
-    assert (tmp_path / "run/result.json").read_text() == out
-    assert (tmp_path / "run/curves.png").stat().st_size > 10_000
+    assert (run / "result.json").read_text() == out
+    assert (run / "curves.png").stat().st_size > 10_000
 
 
 @pytest.mark.parametrize(
-    ("embedding", "resumes_at", "train_uses"),
+    ("embedding", "resumes_at", "charged_until"),
     [
-        (3, 0, 7),  # in the first epoch: nothing was saved, and its rows are released again
-        (2 * PARTIES * ROUNDS_PER_EPOCH + 1, 2 * ROUNDS_PER_EPOCH, 7),  # the third epoch's first message
-        (3 * PARTIES * ROUNDS_PER_EPOCH, 2 * ROUNDS_PER_EPOCH, 7),  # the third epoch's last message
+        (3, 0, 2),  # in the first epoch: nothing was saved, and its rows are released again
+        (2 * PARTIES * ROUNDS_PER_EPOCH + 1, 2 * ROUNDS_PER_EPOCH, 9),  # the third epoch's first message
+        (3 * PARTIES * ROUNDS_PER_EPOCH, 2 * ROUNDS_PER_EPOCH, 12),  # the third epoch's last message
     ],
 )
-def test_rounds_that_ran_twice_are_counted_twice(embedding, resumes_at, train_uses, cli, monkeypatch):
+def test_rounds_that_ran_twice_are_counted_twice(embedding, resumes_at, charged_until, cli, monkeypatch):
     interrupted_at(embedding, monkeypatch, cli, command("--out", "run"))
     code, out, err = cli("train", "--resume", "run", "--json")
     assert code == 0, err
     result = json.loads(out)
-    assert result["sessions"][1]["first_round"] == resumes_at
-    assert result["row_uses"] == {"train": train_uses, "test": 0}
+    assert spans(result) == [(0, charged_until), (resumes_at, 24)]
+    assert uses(result) == {"joint": (7, 7, 6 * 32 + 8 * (charged_until - resumes_at))}
     plan = Plan.from_dict(result["plan"])
     spent = {(row["unit"], row["accounting"]): row["epsilon"] for row in reversed(result["privacy"])}
     for unit in ("cell", "record"):
@@ -199,9 +212,11 @@ def test_a_run_killed_twice_has_three_sessions_with_three_ids(cli, monkeypatch):
     result = json.loads(out)
     assert len({session["session"] for session in result["sessions"]}) == 3
     assert [line["epoch"] for line in result["history"]] == [1, 2, 3, 4, 5, 6]
-    # 20 embeddings are epochs 1, 2 and half of 3; ten more from epoch 3 on are it and a part of 4; then 4, 5, 6
-    assert [session["first_round"] for session in result["sessions"]] == [0, 8, 12]
-    assert result["row_uses"]["train"] == 3 + 2 + 3
+    # 20 embeddings are epochs 1, 2 and half of 3; ten more from epoch 3 on are it and a round of 4; then 4, 5, 6
+    assert spans(result) == [(0, 10), (8, 13), (12, 24)]
+    ((most, _, total),) = uses(result).values()
+    assert most in (7, 8)  # 8 if a row of the round of epoch 4 was in that half of epoch 3 too
+    assert total == (24 + 2 + 1) * 8
 
 
 @pytest.mark.slow
@@ -213,9 +228,9 @@ def test_a_run_killed_twice_has_three_sessions_with_three_ids(cli, monkeypatch):
     ],
     ids=["sgd with momentum", "adam"],
 )
-def test_without_noise_a_killed_run_ends_with_the_weights_of_an_undisturbed_one(options, cli, killed_at, tmp_path):
+def test_without_noise_a_killed_run_ends_with_the_weights_of_an_undisturbed_one(options, cli, tmp_path):
     exact = ("--mechanism", "none", *options)
-    killed_at(21, command(*exact, "--out", "killed"))
+    killed_at(21, command(*exact, "--out", "killed"), tmp_path)
     code, out, err = cli("train", "--resume", "killed", "--json")
     assert code == 0, err
     assert cli(*command(*exact, "--out", "whole"))[0] == 0
@@ -283,21 +298,15 @@ def test_checkpoints_hold_weights_and_no_keys_and_no_noise(interrupted):
         "party-0": {"model.network.0.weight", "model.network.0.bias"},
         "party-1": {"model.network.0.weight", "model.network.0.bias"},
     }
-    assert {path.name for path in (interrupted / "checkpoints").iterdir()} == {
-        "checkpoint.json",
-        "round-0000008",
-    }
-    index = json.loads((interrupted / "checkpoints/checkpoint.json").read_text())
-    assert set(index) == {
-        "plan",
-        "plan_hash",
-        "weights",
-        "completed_rounds",
-        "run_id",
-        "seconds",
-        "traffic",
-        "history",
-    }
+    for role in names:
+        index = index_of(interrupted, role)
+        assert set(index) == {"format", "plan", "plan_hash", "run_id", "states", "sha256"}
+        assert [state["completed_rounds"] for state in index["states"]] == [4, 8]
+        for state in index["states"]:
+            assert set(state) == {"completed_rounds", "file", "sha256", "notes"}
+            assert set(state["notes"]) == ({"seconds", "traffic", "history"} if role == "server" else set())
+        files = {path.name for path in (interrupted / "checkpoints" / role).iterdir()}
+        assert files == {"checkpoints.json", *(state["file"] for state in index["states"])}
     sessions = json.loads((interrupted / "sessions.json").read_text())
     known = {"session", "first_round", "charged_until", "noise_is_seeded", "plan_hash"}
     assert [set(session) for session in sessions] == [known]
@@ -333,10 +342,11 @@ def test_a_run_killed_after_its_last_checkpoint_only_writes_its_result(cli, tmp_
 
 def test_a_killed_run_that_never_reached_a_checkpoint_starts_again_and_counts_both(cli, monkeypatch, tmp_path):
     interrupted_at(1, monkeypatch, cli, command("--out", "run"))
-    assert not (tmp_path / "run/checkpoints/checkpoint.json").exists()
+    assert not list((tmp_path / "run").rglob("checkpoints.json"))
     code, out, err = cli("train", "--resume", "run", "--json")
     assert code == 0, err
-    assert json.loads(out)["row_uses"]["train"] == 7
+    assert spans(json.loads(out)) == [(0, 1), (0, 24)]
+    assert uses(json.loads(out)) == {"joint": (7, 7, 6 * 32 + 8)}
 
 
 def test_a_run_with_a_ledger_is_not_continued_around_it(cli, monkeypatch, tmp_path):
@@ -373,7 +383,7 @@ def test_a_finished_run_shows_its_result_although_its_ledgers_are_gone(cli, tmp_
 
 def set_limit(folder: Path, plan: Plan, uses: float) -> None:
     """Party 1 permits so many uses of every row."""
-    one = training_run(plan.replace(num_epochs=1))
+    one = plan.replace(num_epochs=1).training_run()
     divergence = uses * rdp_curve(one, Unit.CELL, Accounting.PAPER, orders=(4.0,))[0]
     choice = {"unit": "cell", "accounting": "paper", "delta": 1e-5, "order": 4.0}
     book = Ledger(folder / "books/party-1.sqlite")
@@ -401,9 +411,9 @@ def test_a_run_that_a_limit_ended_goes_on_when_the_limit_is_raised(stopped, cli,
     result = json.loads((tmp_path / "run/result.json").read_text())
     assert result["stopped"] == ""
     assert [line["epoch"] for line in result["history"]] == [1, 2, 3, 4, 5, 6]
-    assert [session["first_round"] for session in result["sessions"]] == [0, 2 * ROUNDS_PER_EPOCH]
     # the refused round may have left party 0, so its rows were used once more
-    assert result["row_uses"] == {"train": 7, "test": 0}
+    assert spans(result) == [(0, 9), (8, 24)]
+    assert uses(result) == {"joint": (7, 7, 6 * 32 + 8)}
     charged = [
         [(entry.first_round, entry.charged_until) for entry in Ledger(book, must_exist=True).sessions("table")]
         for book in (tmp_path / "books/party-0.sqlite", tmp_path / "books/party-1.sqlite")
@@ -435,8 +445,8 @@ def test_a_run_goes_on_from_the_middle_of_an_epoch(cli, monkeypatch, tmp_path):
     assert code == 0, err
     result = json.loads(out)
     assert [line["epoch"] for line in result["history"]] == [1, 1.5, 2, 3, 4, 5, 6]
-    assert [(session["first_round"], session["charged_until"]) for session in result["sessions"]] == [(0, 7), (6, 24)]
-    assert result["row_uses"]["train"] == 7
+    assert spans(result) == [(0, 7), (6, 24)]
+    assert uses(result) == {"joint": (7, 7, 6 * 32 + 8)}
 
 
 def test_a_run_that_is_refused_again_loses_nothing_even_if_it_is_killed_then(stopped, cli, monkeypatch, tmp_path):
@@ -455,53 +465,16 @@ def test_a_run_that_is_refused_again_loses_nothing_even_if_it_is_killed_then(sto
         patch.setattr("pbmvfl.runs.checkpoints.write_atomically", killed)
         assert cli("train", "--resume", "run", "--json")[0] == 130
     assert len(writes) == 2
-    index = json.loads((tmp_path / "run" / INDEX).read_text())
-    named = tmp_path / "run/checkpoints" / index["weights"]
-    assert_same_states({path.stem: load_file(path) for path in named.iterdir()}, kept)
+    assert_same_states(states(tmp_path / "run"), kept)
     set_limit(tmp_path, stopped, 20)
     code, out, err = cli("train", "--resume", "run", "--json")
     assert code == 0, err
     assert [line["epoch"] for line in json.loads(out)["history"]] == [1, 2, 3, 4, 5, 6]
     assert len(states(tmp_path / "run")) == 3
-    assert len(list((tmp_path / "run/checkpoints").glob("round-*"))) == 1
-
-
-@pytest.mark.parametrize("crash_at", range(1, 6))
-def test_a_second_checkpoint_of_one_round_leaves_the_first_or_is_whole(crash_at, monkeypatch, tmp_path):
-    plan = Plan.of(num_parties=2, num_samples=32, num_classes=2, batch_size=8)
-    traffic = {"bytes_setup": 1, "bytes_up": 1, "bytes_down": 1, "rounds": 5}
-    progress = Progress(completed_rounds=5, run_id="ab" * 8, seconds=1.0, traffic=traffic, history=[{"epoch": 1}])
-
-    def save_all(value: float, later: Progress) -> None:
-        weights = [{"weight": torch.full((2,), value + role)} for role in range(3)]
-        save_checkpoint(tmp_path, plan, later, server=weights[0], parties=weights[1:])
-
-    class Crash(Exception):
-        pass
-
-    def crashing(path: Path, data: str | bytes) -> None:
-        count.append(path)
-        if len(count) == crash_at:
-            raise Crash
-        write_atomically(path, data)
-
-    count: list[Path] = []
-    save_all(0.0, progress)
-    monkeypatch.setattr("pbmvfl.runs.checkpoints.write_atomically", crashing)
-    survived = crash_at > 4  # three roles and the index
-    if survived:
-        save_all(10.0, replace(progress, seconds=2.0))
-    else:
-        with pytest.raises(Crash):
-            save_all(10.0, replace(progress, seconds=2.0))
-    server, parties = load_weights(tmp_path, plan)
-    found = [float(state["weight"][0]) for state in (server, *parties)]
-    assert found == ([10.0, 11.0, 12.0] if survived else [0.0, 1.0, 2.0])
-    assert load_progress(tmp_path, plan) == replace(progress, seconds=2.0 if survived else 1.0)
-    monkeypatch.undo()
-    save_all(20.0, progress)
-    assert float(load_weights(tmp_path, plan)[0]["weight"][0]) == 20.0
-    assert len(list(tmp_path.glob("round-*"))) == 1
+    for role in states(tmp_path / "run"):
+        left = {path.name for path in (tmp_path / "run/checkpoints" / role).glob("round-*")}
+        assert left == {state["file"] for state in index_of(tmp_path / "run", role)["states"]}
+        assert len(left) == 2
 
 
 # --- what a resumed run says of itself ---
@@ -575,10 +548,6 @@ def removed(path: Path) -> None:
     path.unlink()
 
 
-def of_another_network(path: Path) -> None:
-    save_file({name: torch.zeros(7, 7) for name in load_file(path)}, path)
-
-
 def without(*names: str) -> Callable[[Path], None]:
     def change(path: Path) -> None:
         values = json.loads(path.read_text())
@@ -592,14 +561,37 @@ def a_list(path: Path) -> None:
     path.write_text("[]")
 
 
+#: Changes of an index that has the right sum afterwards.
+
+
+def index_without(name: str) -> Callable[[Path], None]:
+    def change(path: Path) -> None:
+        change_index(path.parent, lambda index: index.pop(name))
+
+    change.__name__ = f"rewritten without {name}"
+    return change
+
+
 def of_another_protocol(path: Path) -> None:
-    """As an older version of the program would have left it: the same plan under another hash."""
-    values = json.loads(path.read_text())
-    path.write_text(json.dumps({**values, "plan_hash": "00" * 32}))
+    """As another version of the program would have left it: the same plan under another hash."""
+    change_index(path.parent, lambda index: index.update(plan_hash="00" * 32))
 
 
-INDEX, SESSIONS = "checkpoints/checkpoint.json", "sessions.json"
-SERVER, PARTY = "checkpoints/round-0000008/server.safetensors", "checkpoints/round-0000008/party-1.safetensors"
+def without_history(path: Path) -> None:
+    change_index(path.parent, lambda index: index["states"][-1]["notes"].pop("history"))
+
+
+def without_its_sum(path: Path) -> None:
+    change_index(path.parent, lambda index: index["states"][-1].pop("sha256"))
+
+
+def after_the_last_round(path: Path) -> None:
+    change_index(path.parent, lambda index: index["states"][-1].update(completed_rounds=25))
+
+
+INDEX, SESSIONS = "checkpoints/server/checkpoints.json", "sessions.json"
+OF_PARTY = "checkpoints/party-1/checkpoints.json"
+SERVER, PARTY = "server", "party-1"  # their newest weights
 DAMAGE = [
     (INDEX, cut_short),
     (INDEX, emptied),
@@ -607,19 +599,24 @@ DAMAGE = [
     (SERVER, emptied),
     (SERVER, garbage),
     (SERVER, removed),
-    (SERVER, of_another_network),
     (PARTY, cut_short),
+    (PARTY, garbage),
     (PARTY, removed),
-    (PARTY, of_another_network),
     ("plan.json", cut_short),
     ("data.json", cut_short),
     ("data.json", removed),
     (INDEX, garbage),
     (INDEX, a_list),
-    (INDEX, without("plan_hash")),
-    (INDEX, without("weights")),
-    (INDEX, without("history")),
+    (INDEX, index_without("plan_hash")),
+    (INDEX, index_without("states")),
+    (INDEX, without("sha256")),
+    (INDEX, without_history),
     (INDEX, of_another_protocol),
+    (OF_PARTY, garbage),
+    (OF_PARTY, index_without("run_id")),
+    (OF_PARTY, without_its_sum),
+    (OF_PARTY, after_the_last_round),
+    (OF_PARTY, of_another_protocol),
     (SESSIONS, cut_short),
     (SESSIONS, garbage),
     ("plan.json", garbage),
@@ -631,12 +628,41 @@ DAMAGE = [
 
 @pytest.mark.parametrize(("name", "damage"), DAMAGE, ids=lambda value: getattr(value, "__name__", value))
 def test_a_damaged_run_is_refused_and_left_as_it_is(name, damage, interrupted, cli):
-    damage(interrupted / name)
+    path = newest_states(interrupted / "checkpoints").get(name, interrupted / name)
+    damage(path)
     before = tree(interrupted)
     code, out, words = cli("train", "--resume", "run", "--json")
     assert code == 2
     assert out == ""
     assert words.startswith("error:")
+    named = path.parent if damage is without_history else path  # notes are known by their folder
+    assert str(named.relative_to(interrupted)) in words or name == "plan.json"
+    assert tree(interrupted) == before
+
+
+def test_a_run_of_version_0_1_is_refused_by_name_and_left_as_it_is(interrupted, cli):
+    """All roles' weights lay in one folder there, beside a checkpoint.json."""
+    shutil.rmtree(interrupted / "checkpoints")
+    (interrupted / "checkpoints").mkdir()
+    (interrupted / "checkpoints/checkpoint.json").write_text('{"completed_rounds": 8, "weights": "round-0000008"}')
+    before = tree(interrupted)
+    code, out, words = cli("train", "--resume", "run", "--json")
+    assert (code, out) == (2, "")
+    assert "run/checkpointswaswrittenbyversion0.1" in words
+    assert tree(interrupted) == before
+
+
+@pytest.mark.parametrize("role", ["server", "party-1"])
+def test_a_checkpoint_of_another_network_is_refused_and_left_as_it_is(role, interrupted, cli):
+    plan = Plan.from_json((interrupted / "plan.json").read_text())
+    kept = Checkpoints(folder=interrupted / "checkpoints" / role, plan=plan)
+    assert kept.run_id is not None
+    kept.notes.update(kept.notes_of(kept.run_id, 8))
+    kept.save(kept.run_id, 8, {name: torch.zeros(7, 7) for name in kept.load(kept.run_id, 8)})
+    before = tree(interrupted)
+    code, out, words = cli("train", "--resume", "run", "--json")
+    assert (code, out) == (2, "")
+    assert "doesnotfitthenetwork" in words
     assert tree(interrupted) == before
 
 
@@ -652,11 +678,16 @@ def test_a_checkpoint_without_its_count_of_releases_is_refused(interrupted, cli)
 @pytest.mark.parametrize("options", [("--momentum", 0.9), ("--optimizer", "adam")], ids=["sgd", "adam"])
 def test_a_checkpoint_that_lacks_the_optimizer_s_moments_is_refused(options, cli, monkeypatch, tmp_path):
     interrupted_at(21, monkeypatch, cli, command(*options, "--out", "run"))
-    path = tmp_path / "run" / PARTY
-    save_file({name: value for name, value in load_file(path).items() if not name.startswith("moment.")}, path)
+    plan = Plan.from_json((tmp_path / "run/plan.json").read_text())
+    kept = Checkpoints(folder=tmp_path / "run/checkpoints/party-1", plan=plan)
+    assert kept.run_id is not None
+    state = kept.load(kept.run_id, 8)
+    without_moments = {name: value for name, value in state.items() if not name.startswith("moment.")}
+    assert len(without_moments) < len(state)
+    kept.save(kept.run_id, 8, without_moments)
     code, _, words = cli("train", "--resume", "run", "--json")
     assert code == 2
-    assert "checkpoint" in words
+    assert "doesnotfitthenetwork:moment." in words
 
 
 @pytest.mark.parametrize("damage", [cut_short, garbage, without("metrics")], ids=lambda damage: damage.__name__)

@@ -14,11 +14,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import statistical
+from known_randomness import SeededEntropy
 from pbmvfl.errors import NonFiniteError, PlanError
 from pbmvfl.mechanisms import Exact, LocalGaussian, PoissonBinomial, kernels
 from pbmvfl.plan import Plan
 from pbmvfl.privacy.events import LocalGaussianRelease, PoissonBinomialRelease, local_gaussian_variance
-from known_randomness import SeededEntropy
 from pbmvfl.randomness.secret import SystemEntropy
 from pbmvfl.simulation.noise import noisy_sum
 from statistical import NUM_DRAWS

@@ -21,7 +21,7 @@ from torch import nn
 from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.driver import Tap
 from pbmvfl.encoders import build_encoder, check_distinct
-from pbmvfl.errors import EncoderError, LedgerError, PlanError
+from pbmvfl.errors import CheckpointError, EncoderError, LedgerError, PlanError
 from pbmvfl.party_setup import PartySetup
 from pbmvfl.plan import Plan
 from pbmvfl.plan_groups import Evaluation
@@ -113,7 +113,8 @@ class Federation:
         keeper = None
         if checkpoints is not None:
             keeper = Checkpoints(folder=checkpoints / "server", plan=self.plan, every=checkpoint_every)
-            _ = keeper.run_id  # names what differs in another plan; the log of releases has only hashes
+            # Names what differs in another plan, of which the log of releases has only hashes.
+            newest_common_round(self.plan, checkpoints)
         for encoder, first in zip(self._encoders or (), self._first_weights, strict=True):
             encoder.load_state_dict(first)  # a second fit starts where the first one did
         with contextlib.ExitStack() as opened:
@@ -220,8 +221,14 @@ def newest_common_round(plan: Plan, checkpoints: Path) -> int:
     folders = [checkpoints / "server", *(checkpoints / f"party-{index}" for index in range(plan.num_parties))]
     kept = [Checkpoints(folder=folder, plan=plan) for folder in folders]
     run_id = kept[0].run_id
-    if run_id is None:
+    if run_id is None:  # the server is the last to write: a run that ended before it did has no name yet
         return 0
+    for each in kept:
+        if each.run_id not in (None, run_id):
+            raise CheckpointError(
+                f"{each.folder} has checkpoints of another run than {kept[0].folder}; put back those that belong "
+                "together, or start a new run"
+            )
     return max(set.intersection(*(set(each.rounds(run_id)) for each in kept)), default=0)
 
 

@@ -28,7 +28,7 @@ _INDEX = "checkpoints.json"
 #: How version 0.1 called its index, beside all roles' weights.
 _OLD_INDEX = "checkpoint.json"
 _KEPT = 2
-_KINDS: Kinds = {"format": int, "plan": dict, "plan_hash": str, "run_id": str, "states": list}
+_KINDS: Kinds = {"format": int, "plan": dict, "plan_hash": str, "run_id": str, "states": list, "sha256": str}
 _STATE: Kinds = {"completed_rounds": int, "file": str, "sha256": str, "notes": dict}
 
 
@@ -58,7 +58,12 @@ class Checkpoints:
         return epochs % self.every == 0 or epochs == self.plan.num_epochs
 
     def save(self, run_id: bytes, completed_rounds: int, state: dict[str, Tensor]) -> None:
-        """Write a state, then make it known in a single step, then drop what is older than the one before."""
+        """Write a state, then make it known in a single step, then drop what is older than the one before.
+
+        There is none of round 0: the first weights can be had always.
+        """
+        if completed_rounds == 0:
+            return
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         data = save(state)
         digest = hashlib.sha256(data).hexdigest()
@@ -77,7 +82,7 @@ class Checkpoints:
             "run_id": run_id.hex(),
             "states": states,
         }
-        write_atomically(self.folder / _INDEX, json.dumps(text, indent=1) + "\n")
+        write_atomically(self.folder / _INDEX, json.dumps({**text, "sha256": _digest(text)}, indent=1) + "\n")
         for other in self.folder.glob("round-*.safetensors"):
             if other.name not in {each["file"] for each in states}:
                 other.unlink()
@@ -128,6 +133,10 @@ class Checkpoints:
         index = read_object(path, _KINDS, CheckpointError)
         if index["format"] != FORMAT:
             raise CheckpointError(f"{path} has format={index['format']}; this version reads format {FORMAT}")
+        if index["sha256"] != _digest(index):
+            raise CheckpointError(
+                f"{path} is damaged: it is not what was written there; restore it from a copy, or start a new run"
+            )
         if index["plan_hash"] != self.plan.hash.hex():
             raise CheckpointError(f"{path} {_difference(index['plan'], self.plan.to_dict())}")
         for state in index["states"]:
@@ -140,6 +149,12 @@ class Checkpoints:
         if len(index["run_id"]) != 16 or not set(index["run_id"]) <= set("0123456789abcdef"):
             raise CheckpointError(f"{path} is damaged: run_id={index['run_id']!r} must be 16 hexadecimal digits")
         return index
+
+
+def _digest(index: Mapping[str, Any]) -> str:
+    """Of all that an index says: a state taken for one of another round would fit every network."""
+    said = {name: value for name, value in index.items() if name != "sha256"}
+    return hashlib.sha256(json.dumps(said, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def _difference(saved: dict[str, Any], now: dict[str, Any]) -> str:

@@ -165,9 +165,14 @@ def _error_from(text: bytes) -> PbmvflError | None:
         return None
     name, message = json.loads(text)
     kind = getattr(errors, name, None)
-    if isinstance(kind, type) and issubclass(kind, PbmvflError) and kind.__init__ is Exception.__init__:
+    if isinstance(kind, type) and issubclass(kind, PbmvflError) and _takes_words(kind):
         return kind(message)
     return PbmvflError(message)
+
+
+def _takes_words(kind: type[PbmvflError]) -> bool:
+    """Whether words alone make such an error: none of this package's classes above it asks for something else."""
+    return not any("__init__" in vars(each) for each in kind.__mro__ if issubclass(each, PbmvflError))
 
 
 # --- the child ---
