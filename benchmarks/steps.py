@@ -9,18 +9,21 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from pbmvfl.transport.links import InProcessLink, PartyInputs
 from torch import nn
 from torch.nn import functional
 
 from benchmarks.measure import Row, alternate
+from pbmvfl.driver import Meter, deliver
 from pbmvfl.encoders import build_encoder, build_head
 from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.ledger.limits import Limit
 from pbmvfl.party import Party
+from pbmvfl.party_setup import PartySetup
 from pbmvfl.plan import Plan
 from pbmvfl.secagg.keys import Identity, KeyExchange, Session
 from pbmvfl.server import Server
+from pbmvfl.transport.in_process import InProcess
+from pbmvfl.wire.hello import Hello
 from pbmvfl.wire.messages import SERVER, Message, MessageKind
 
 ENDLESS = 1 << 20
@@ -60,20 +63,19 @@ def open_party(plan: Plan, features: np.ndarray) -> tuple[Party, Session]:  # ty
         identities=[identity.public for identity in identities],
     )
     nonces = [bytes([i]) * 32 for i in range(plan.num_parties)]
-    nonces[1] = bytes(Message.from_bytes(party.hello()).payload[32:])
+    start = Message(MessageKind.START, SERVER, run_id=b"benchmrk", payload=plan.hash).to_bytes()
+    nonces[1] = Hello.from_bytes(Message.from_bytes(party.answer(start)).payload).nonce
     session = Session.open(plan_hash=plan.hash, run_id=b"benchmrk", nonces=nonces)
 
     def from_server(kind: MessageKind, payload: bytes) -> bytes:
         return Message(kind, SERVER, run_id=session.run_id, session_id=session.id, payload=payload).to_bytes()
 
-    own = bytes(
-        Message.from_bytes(party.receive(from_server(MessageKind.NONCES, plan.hash + b"".join(nonces)))).payload
-    )
+    own = bytes(Message.from_bytes(party.answer(from_server(MessageKind.NONCES, plan.hash + b"".join(nonces)))).payload)
     keys = [
         own if i == 1 else KeyExchange(session=session, index=i, identity=identity).signed_key.to_bytes()
         for i, identity in enumerate(identities)
     ]
-    party.receive(from_server(MessageKind.KEYS, b"".join(keys)))
+    party.answer(from_server(MessageKind.KEYS, b"".join(keys)))
     return party, session
 
 
@@ -86,7 +88,7 @@ def party_step(plan: Plan, features: np.ndarray) -> Callable[[], object]:  # typ
     def step() -> object:
         number = next(rounds)
         before = b"" if number == 0 else values[: schedule.num_rows(number - 1)].tobytes()
-        return party.receive(
+        return party.answer(
             Message(
                 MessageKind.ROUND,
                 SERVER,
@@ -133,42 +135,33 @@ class Round:
     ) -> None:
         identities = [Identity.generate() for _ in range(plan.num_parties)]
         pinned = tuple(identity.public for identity in identities)
-        self._links = [
-            InProcessLink(
-                PartyInputs(
-                    plan=plan,
-                    index=i,
-                    identity=identities[i].private_bytes(),
-                    identities=pinned,
-                    train_features=features[i],
-                    test_features=None,
-                    ledger=None if ledgers is None else ledgers / f"{i}.sqlite",
-                    dataset="benchmark",
-                )
+        setups = [
+            PartySetup(
+                plan=plan,
+                index=i,
+                identity=identities[i].private_bytes(),
+                identities=pinned,
+                train_features=features[i],
+                test_features=None,
+                ledger=None if ledgers is None else ledgers / f"{i}.sqlite",
+                dataset="benchmark",
             )
             for i in range(plan.num_parties)
         ]
+        self._transport = InProcess(setups)
         self._server = Server(plan, train_labels=labels)
-        for link in self._links:
-            link.hello()
-        for _ in range(2):
-            self._exchange()
-        self._pass_on()
+        self._meter = Meter()
+        while not self._server.is_open:
+            self._pass_on()
 
-    def _exchange(self) -> None:
-        for link in self._links:
-            self._server.receive(link.answer())
-        self._pass_on()
-
-    def _pass_on(self) -> None:
+    def _pass_on(self) -> bytes:
         message = self._server.advance()
         assert message is not None
-        for link in self._links:
-            link.send(message)
+        deliver(self._server, self._transport, self._meter, message, setup=False)
+        return message
 
     def __call__(self) -> None:
-        self._exchange()
-        if not self._server.waits_for_answers:  # the gradient at the end of an epoch went alone
+        if Message.from_bytes(self._pass_on()).kind is MessageKind.UPDATE:  # the end of an epoch: a gradient alone
             self._pass_on()
 
 

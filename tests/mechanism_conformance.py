@@ -20,7 +20,8 @@ import pytest
 import torch
 
 import statistical
-from pbmvfl.errors import LedgerError, NonFiniteError, PlanError
+from known_randomness import SeededEntropy
+from pbmvfl.errors import LedgerError, PlanError
 from pbmvfl.mechanisms import MECHANISMS, Mechanism, Scratch
 from pbmvfl.plan import Plan, plan_settings
 from pbmvfl.privacy.events import EVENTS, ReleaseEvent, event_from_dict
@@ -190,11 +191,17 @@ class MechanismConformance:
         assert torch.equal(again(embedding_MBP), expected)
 
     @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-    def test_what_is_no_number_is_never_released(self, bad: float) -> None:
+    def test_what_is_no_number_is_released_as_one_that_is_permitted(self, bad: float) -> None:
+        """NaN as 0, infinity as an end: whether a party answers must not depend on its columns."""
+        mechanism = self.plan().release
         values = np.zeros((4, 2), dtype=np.float32)
         values[2, 1] = bad
-        with pytest.raises(NonFiniteError):
-            self.plan().release.randomize(values, SystemEntropy(), Scratch())
+        released = mechanism.randomize(values, SystemEntropy(), Scratch())
+        assert np.isfinite(released.astype(np.float64)).all()
+        stands_for = 0.0 if np.isnan(bad) else math.copysign(mechanism.bound, bad)
+        rows = [np.full((3, 2), each, dtype=np.float32) for each in (bad, stands_for)]
+        twins = [mechanism.randomize(each, SeededEntropy(b"odd")) for each in rows]
+        assert np.array_equal(twins[0], twins[1])
 
     # --- what travels ---
 

@@ -158,8 +158,8 @@ def test_a_run_folder_has_its_plan_history_result_picture_and_checkpoint(cli, tm
     assert 600 <= width <= 4000
     assert 300 <= height <= 3000
     assert (folder / "curves.png").stat().st_size > 10_000
-    states = {path.name for path in folder.glob("checkpoints/round-*/*")}
-    assert states == {"server.safetensors", "party-0.safetensors", "party-1.safetensors"}
+    states = {path.parent.name for path in folder.glob("checkpoints/*/round-*.safetensors")}
+    assert states == {"server", "party-0", "party-1"}
 
 
 def test_without_out_every_run_gets_a_new_folder(cli, tmp_path):

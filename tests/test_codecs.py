@@ -56,7 +56,7 @@ def int8_parts(payload: bytes, rows: int, columns: int) -> tuple[list[float], li
 def test_float32_is_exact(gradient, seed, number):
     payload = FLOAT32.encode(gradient, seed=seed, round_number=number)
     assert payload == struct.pack(f"<{gradient.size}f", *gradient.reshape(-1).tolist())
-    assert FLOAT32.decode(payload, *gradient.shape).tobytes() == gradient.tobytes()
+    assert FLOAT32.decode(payload, *gradient.shape, bound=np.inf).tobytes() == gradient.tobytes()
 
 
 @given(gradient=gradients, seed=seeds, number=rounds)
@@ -66,7 +66,7 @@ def test_bfloat16_rounds_as_torch_does_and_stays_finite(gradient, seed, number):
     payload = BFLOAT16.encode(gradient, seed=seed, round_number=number)
     expected = torch.from_numpy(gradient).to(torch.bfloat16).to(torch.float32)
     expected = expected.clamp(-LARGEST_BFLOAT16, LARGEST_BFLOAT16).numpy()
-    assert BFLOAT16.decode(payload, *gradient.shape).tobytes() == expected.tobytes()
+    assert BFLOAT16.decode(payload, *gradient.shape, bound=np.inf).tobytes() == expected.tobytes()
 
 
 #: The largest bfloat16 (8 significant bits) not above the largest float32 divided by 127.
@@ -82,7 +82,7 @@ LARGEST_SCALE = float((Fraction(float(LARGEST_FLOAT32)) / 127 // 2**114) * 2**11
 def test_int8_steps_fit_a_byte_and_err_by_at_most_one_step(gradient, seed, number):
     payload = INT8.encode(gradient, seed=seed, round_number=number)
     scales, steps = int8_parts(payload, *gradient.shape)
-    decoded = INT8.decode(payload, *gradient.shape)
+    decoded = INT8.decode(payload, *gradient.shape, bound=np.inf)
     for row, scale in enumerate(scales):
         largest = float(np.abs(gradient[row]).max())
         assert scale >= 0
@@ -109,7 +109,7 @@ def test_int8_steps_fit_a_byte_and_err_by_at_most_one_step(gradient, seed, numbe
 def test_zero_rows_stay_zero(rows, columns, seed, number):
     payload = INT8.encode(np.zeros((rows, columns), dtype=np.float32), seed=seed, round_number=number)
     assert payload == bytes(rows * (columns + 2))
-    assert not INT8.decode(payload, rows, columns).any()
+    assert not INT8.decode(payload, rows, columns, bound=np.inf).any()
 
 
 @given(gradient=uneven, seed=seeds, number=rounds)
@@ -177,7 +177,7 @@ def test_sizes_are_exact_and_every_other_length_is_refused(codec, size):
     assert len(payload) == codec.num_bytes(6, 5) == size
     for wrong in (b"", payload[:-1], payload + b"\0", payload[:-2]):
         with pytest.raises(TruncatedMessage):
-            codec.decode(wrong, 6, 5)
+            codec.decode(wrong, 6, 5, bound=np.inf)
 
 
 @pytest.mark.parametrize("codec", [FLOAT32, BFLOAT16, INT8])
@@ -200,16 +200,16 @@ def test_a_gradient_that_arrives_and_is_not_finite_is_a_refused_message(codec, o
     payload = bytearray(codec.encode(np.ones((3, 4), dtype=np.float32), seed=0, round_number=0))
     payload[offset : offset + 2] = half.to_bytes(2, "little")
     with pytest.raises(NonFiniteMessage):
-        codec.decode(bytes(payload), 3, 4)
+        codec.decode(bytes(payload), 3, 4, bound=np.inf)
 
 
 def test_a_scale_of_which_127_steps_are_infinite_is_a_refused_message():
     payload = bytearray(INT8.encode(np.ones((1, 4), dtype=np.float32), seed=0, round_number=0))
     payload[:2] = struct.pack("<f", LARGEST_SCALE)[2:]
-    assert np.isfinite(INT8.decode(bytes(payload), 1, 4)).all()
+    assert np.isfinite(INT8.decode(bytes(payload), 1, 4, bound=np.inf)).all()
     payload[:2] = (int.from_bytes(payload[:2], "little") + 1).to_bytes(2, "little")
     with pytest.raises(NonFiniteMessage):
-        INT8.decode(bytes(payload), 1, 4)
+        INT8.decode(bytes(payload), 1, 4, bound=np.inf)
 
 
 @pytest.mark.parametrize("codec", [FLOAT32, BFLOAT16, INT8])

@@ -42,16 +42,21 @@ ORDER = [
     "data",
     "encoders",
     "updates",
+    "policy",
     "ledger",
     "party",
     "server",
-    "transport",
-    "report",
     "runs",
+    "party_setup",
+    "transport",
+    "driver",
+    "run",
     "federation",
+    "report",
     "simulation",
     "reproduction",
     "cli",
+    "__main__",
 ]
 
 

@@ -65,7 +65,7 @@ def _train_until_killed(plan, data, folder, pipe):
         if direction == "up" and party == 1 and message[5] == MessageKind.EMBEDDING:
             os.write(pipe, message[32:36])  # its round number
 
-    federation._taps.append(report)
+    federation.taps.append(report)
     federation.fit(data, ledger=folder / "ledgers", checkpoints=folder / "checkpoints")
 
 

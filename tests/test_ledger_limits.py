@@ -243,9 +243,10 @@ def test_training_stops_cleanly_at_a_limit_and_keeps_what_it_has(data, make_plan
     stingy.close()
     result = Federation(plan).fit(data, ledger=tmp_path / "ledgers", checkpoints=tmp_path / "checkpoints")
     assert "its owner's limit" in result.stopped
-    assert [line["epoch"] for line in result.history] == [1, 2]
+    assert [line.epoch for line in result.history] == [1, 2]
     assert "test_accuracy" in result.metrics
-    assert result.row_uses["train"] == 3  # the refused round may have left the others
+    (uses,) = result.row_uses  # the refused round may have left the others
+    assert (uses.releases, uses.updates, uses.total_releases) == (3, 3, 2 * 37 + 10)
     spent = spending(Ledger(tmp_path / "ledgers" / "party-1.sqlite"), data.name, paper_limit())
     assert spent.worst == pytest.approx(2 * rate, rel=1e-9)
     for other in (0, 2):
@@ -268,7 +269,7 @@ def test_a_limit_set_while_a_federation_trains_lets_no_further_round_leave(data,
                 book.set_limit(data.name, paper_limit(epsilon_at(1e-9, DELTA, 4.0) * 1.0001))
                 book.close()
 
-    federation._taps.append(owner)
+    federation.taps.append(owner)
     result = federation.fit(data, ledger=tmp_path)
     assert "its owner's limit" in result.stopped
     assert left == [0, 1, 2]

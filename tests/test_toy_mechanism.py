@@ -253,7 +253,7 @@ def test_a_federation_learns_with_it_sends_it_masked_and_its_books_have_its_pric
         book.close()
     federation = Federation(plan)
     sent: list[tuple[int, bytes]] = []
-    federation._taps.append(lambda _, party, message: sent.append((party, message)) if message[5] == 6 else None)
+    federation.taps.append(lambda _, party, message: sent.append((party, message)) if message[5] == 6 else None)
     result = federation.fit(data, ledger=tmp_path)
     # trained
     assert result.metrics["train_accuracy"] > 0.8

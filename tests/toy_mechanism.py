@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from pbmvfl.mechanisms import MECHANISMS, Mechanism, NoisySum, Scratch, register
-from pbmvfl.mechanisms.base import largest, not_finite
+from pbmvfl.mechanisms.base import largest
 from pbmvfl.mechanisms.simulated import Generated
 from pbmvfl.privacy.composition import AtomLosses, Losses
 from pbmvfl.privacy.events import EVENTS, ReleaseEvent, register_event
@@ -126,9 +126,7 @@ class OneBit(Mechanism):
         self, embedding: npt.NDArray[np.float32], entropy: Entropy, scratch: Scratch | None = None
     ) -> npt.NDArray[Any]:
         del scratch
-        if not np.isfinite(embedding).all():
-            raise not_finite()
-        unit = np.clip(embedding.astype(np.float64) / self.bound, -1, 1)
+        unit = np.clip(np.nan_to_num(embedding.astype(np.float64), nan=0.0) / self.bound, -1, 1)
         probability_16 = 32768 + np.floor(unit * self.slope_16 + 0.5).astype(np.int64)
         words = np.empty(embedding.shape, dtype=np.uint16)
         entropy.fill(words)
