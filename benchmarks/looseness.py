@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq
 from scipy.stats import binom
 
-from pbmvfl.privacy import large_sums, loss_distribution, poisson_binomial, rdp
+from pbmvfl.privacy import adaptive, large_sums, loss_distribution, poisson_binomial, rdp
 from pbmvfl.privacy.accounting import TrainingRun, bound
 from pbmvfl.privacy.events import PoissonBinomialRelease
 from pbmvfl.privacy.units import Accounting, Adversary, Unit
@@ -33,7 +33,7 @@ from pbmvfl.privacy.units import Accounting, Adversary, Unit
 Vector = NDArray[np.float64]
 
 #: Delta is raised by this share for the lower bound: more than the error of the integral.
-SAFETY = 0.01
+SAFETY = 0.001
 #: Standard deviations on either side that the oracle looks at.
 REACH = 9.5
 RANGES = ((2, 64), (64, 1024), (1024, 8192), (8192, 65535))
@@ -253,6 +253,7 @@ def clear_caches() -> None:
         rdp.record_rdp,
         rdp.bernoulli_rdp,
         large_sums.pairs,
+        adaptive.adaptive_losses,
         loss_distribution.cell_losses,
         poisson_binomial.log_sum_pmfs_and_error,
     ):

@@ -7,6 +7,12 @@ import math
 import numpy as np
 
 from pbmvfl.errors import PlanError
+from pbmvfl.privacy.adaptive import (
+    LARGEST_ADAPTIVE_SPREAD,
+    LARGEST_ADAPTIVE_SUM,
+    adaptive_losses,
+    total_spread,
+)
 from pbmvfl.privacy.large_sums import largest_loss
 from pbmvfl.privacy.loss_distribution import (
     LARGEST_BINOMIAL,
@@ -15,6 +21,7 @@ from pbmvfl.privacy.loss_distribution import (
     binomial_losses,
     cell_losses,
     compose,
+    compose_parts,
     smallest_epsilon,
 )
 from pbmvfl.privacy.orders import ORDERS, Curve
@@ -83,7 +90,12 @@ def cell_epsilon_by_losses(
         )
     if not math.isfinite(largest):
         return math.inf
-    losses = compose(cell_losses(num_trials, beta_16, noisy_parties), coordinates, delta)
+    spread = total_spread(num_trials, beta_16, noisy_parties, coordinates)
+    few_bits = num_trials * noisy_parties <= LARGEST_ADAPTIVE_SUM
+    if coordinates > 1 and few_bits and spread < LARGEST_ADAPTIVE_SPREAD:
+        losses = compose_parts(adaptive_losses(num_trials, beta_16, noisy_parties, coordinates), delta)
+    else:
+        losses = compose(cell_losses(num_trials, beta_16, noisy_parties), coordinates, delta)
     pure = _pure_epsilon(num_trials * coordinates, beta_16, gaussian_shift, delta, largest)
     return min(pure, epsilon_from_losses(losses, gaussian_shift, delta, largest))
 

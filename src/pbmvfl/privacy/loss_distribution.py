@@ -23,6 +23,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,13 +42,15 @@ _GRID_POINTS = 1 << 17
 #: Share of delta given away for each cut tail.
 _TAIL_SHARE = 1e-6
 #: Atoms are differences of sums that are good to about 1e-13; losses and masses are raised by this before composition.
-_ATOM_ROUNDING = 1e-10
+ATOM_ROUNDING = 1e-10
 #: A running sum of 10^5 positive numbers is good to 1e-11 of itself.
 _SUM_ROUNDING = 2e-11
 #: Up to so many atoms a direct sum is as fast as looking its parts up.
 _FEW_ATOMS = 2048
 #: exp() of less than this neither overflows nor underflows.
 _LARGEST_EXPONENT = 700.0
+#: Up to this loss of a release, false alarms that matter are numbers: exp(-600 - 140) is one.
+_LARGEST_NUMBERS = 600.0
 #: A hull is computed in numbers, not in logarithms, up to this spread of logarithms.
 _LARGEST_SPREAD = 1300.0
 #: Rounding of up to this share of delta is simply added to it.
@@ -130,8 +133,7 @@ def binomial_losses(num_bits: int, beta_16: int, delta: float) -> LossDistributi
 
 
 def _upper_hull(false_alarms: Vector, detections: Vector, scale: float) -> tuple[Vector, Vector]:
-    """Vertices of the upper concave hull of a set that is its own mirror image in the antidiagonal, from (0, 0) to the
-    last one that is not beyond it. The edge that crosses the antidiagonal has slope 1. False alarms are in units of
+    """Vertices of the upper concave hull from (0, 0) to where its slope falls to 1. False alarms are in units of
     `scale`, so that very small ones are numbers too."""
     order = np.lexsort((detections, false_alarms))
     hull_c, hull_a = [0.0], [0.0]
@@ -146,15 +148,17 @@ def _upper_hull(false_alarms: Vector, detections: Vector, scale: float) -> tuple
         hull_c.append(c)
         hull_a.append(a)
     vertices_c, vertices_a = np.array(hull_c), np.array(hull_a)
-    # A vertex on the antidiagonal must not be lost to rounding: without it the hull would be too low.
-    near_side = vertices_c * scale + vertices_a <= 1 + 1e-12
-    return vertices_c[near_side], vertices_a[near_side]
+    steep = 1 + int(np.sum(np.diff(vertices_a) > np.diff(vertices_c) * scale))
+    return vertices_c[:steep], vertices_a[:steep]
 
 
-def _envelope(log_p: Sequence[Vector], log_q: Sequence[Vector], log_scale: float) -> tuple[Vector, Vector]:
-    """Atoms of the pair whose operating curve is the hull of all these pairs' points, from rising values of sums.
+Edges = tuple[Vector, Vector, Vector]
 
-    log_scale is added to the logarithms of the second law.
+
+def _steep_edges(log_p: Sequence[Vector], log_q: Sequence[Vector], log_scale: float = 0.0) -> Edges:
+    """(losses, masses under the first law, under the second) of the hull of these pairs, where losses are above 0.
+
+    Losses fall. log_scale is added to the logarithms of the second law.
     """
     # Tests "sum > x" are the best ones (the ratio rises in x); summing from the top keeps relative accuracy.
     detections = [np.cumsum(np.exp(row[::-1])) for row in log_p]
@@ -170,12 +174,17 @@ def _envelope(log_p: Sequence[Vector], log_q: Sequence[Vector], log_scale: float
     keep = (c <= hull_c[-1]) & (a >= np.interp(c, hull_c, hull_a) * (1 - 1e-12))
     keep |= (c > hull_c[-1]) & (a - c * scale >= (hull_a[-1] - hull_c[-1] * scale) * (1 - 1e-12))
     hull_c, hull_a = _upper_hull(c[keep], a[keep], scale)
-    under_p, under_q = np.diff(hull_a), np.diff(hull_c) * scale
-    # The hull is its own mirror image in the antidiagonal (k becomes b(M-t-1) - k), so losses below 0 are those above
-    # 0 with the two laws exchanged; computing them from 1 - tail instead would lose their digits.
-    losses = np.log(under_p / np.diff(hull_c)) + log_scale
-    middle = max(0.0, 1.0 - float(hull_a[-1]) - float(hull_c[-1] * scale))
-    return np.concatenate((-losses, [0.0], losses[::-1])), np.concatenate((under_q, [middle], under_p[::-1]))
+    under_p, under_q = np.diff(hull_a), np.diff(hull_c)
+    return np.log(under_p / under_q) + log_scale, under_p, under_q * scale
+
+
+def _joined(above: Edges, below: Edges) -> tuple[Vector, Vector]:
+    """Atoms of a pair from its losses above 0 and from those above 0 of the reversed pair.
+
+    Computing the latter from 1 - tail would lose their digits. What is left has loss 0.
+    """
+    middle = max(0.0, 1.0 - float(above[1].sum()) - float(below[2].sum()))
+    return np.concatenate((-below[0], [0.0], above[0][::-1])), np.concatenate((below[2], [middle], above[1][::-1]))
 
 
 @lru_cache(maxsize=64)
@@ -186,15 +195,35 @@ def cell_losses(num_trials: int, beta_16: int, noisy_parties: int) -> LossDistri
     loss; a Renyi bound is good there.
     """
     num_bits = num_trials * noisy_parties
-    if num_bits <= LARGEST_HULL_SUM:
+    if num_bits <= LARGEST_HULL_SUM and largest_loss(num_trials, beta_16) < _LARGEST_NUMBERS:
         log_p, log_q = log_sum_pmfs(num_bits, beta_16, num_trials, 1)
-        atoms, probs = _envelope(list(log_p), list(log_q), 0.0)
-        slack = 0.0
+        edges = _steep_edges(list(log_p), list(log_q))
+        # k and b(M-t-1) - k are each other's reverse: the whole set is its own.
+        # A false alarm that is too small to be a number belongs to a detection below exp(-140).
+        (atoms, probs), slack = _joined(edges, edges), 1e-60
     else:
         atoms, probs, slack = _large_envelope(min(num_bits, max(LARGEST_SUM, num_trials)), num_trials, beta_16)
     atoms.setflags(write=False)
     probs.setflags(write=False)
     return LossDistribution(atoms, probs, slack)
+
+
+def group_losses(num_trials: int, beta_16: int, noisy_parties: int, groups: int) -> list[LossDistribution]:
+    """The same for a few groups of neighbouring k, each with a pair of its own; the two ends are groups alone."""
+    num_bits = num_trials * noisy_parties
+    log_p, log_q = log_sum_pmfs(num_bits, beta_16, num_trials, 1)
+    last = len(log_p) - 1
+    cuts = sorted({0, 1, *np.linspace(1, last, groups - 1).astype(int).tolist(), last, last + 1})
+    spans = [(low, high) for low, high in pairwise(cuts) if low < high]
+    edges = {span: _steep_edges(list(log_p[slice(*span)]), list(log_q[slice(*span)])) for span in spans}
+    losses = []
+    for low, high in spans:
+        # the reverse of k is last - k: of this group, that of its mirror image, if the cuts have one
+        mirror = last + 1 - high, last + 1 - low
+        rows = slice(*mirror)
+        reverse = edges.get(mirror) or _steep_edges(list(log_p[rows]), list(log_q[rows]))
+        losses.append(LossDistribution(*_joined(edges[low, high], reverse)))
+    return losses
 
 
 def _large_envelope(num_bits: int, num_trials: int, beta_16: int) -> tuple[Vector, Vector, float]:
@@ -208,7 +237,8 @@ def _large_envelope(num_bits: int, num_trials: int, beta_16: int) -> tuple[Vecto
         return np.array([largest_loss(num_trials, beta_16)]), np.ones(1), 0.0
     # The middle of the logarithms is moved to 0 where they would leave the range of numbers.
     log_scale = -(largest + smallest) / 2 if smallest < -_LARGEST_SPREAD / 2 else 0.0
-    atoms, probs = _envelope(log_p, log_q, log_scale)
+    edges = _steep_edges(log_p, log_q, log_scale)
+    atoms, probs = _joined(edges, edges)
     # Sums of entries whose logarithms are wrong by h are wrong by a share h, beside their own rounding.
     error = max(pair.errors[1] for pair in table) + 2 * max(map(len, log_p)) * 2.0**-53
     slack = max(math.exp(pair.log_outside) for pair in table)
@@ -274,10 +304,10 @@ def compose_parts(parts: Parts, delta: float) -> LossDistribution:
     widest = max(high - low, *(float(np.ptp(atoms.losses)) for atoms, _ in parts))
     # Losses that hardly differ need no finer grid than this, and indices stay far below the largest integer.
     coarsest = max(float(np.abs(atoms.losses).max()) for atoms, _ in parts)
-    step = max(widest, 1e-6 * coarsest, _ATOM_ROUNDING) / (0.98 * _GRID_POINTS)
+    step = max(widest, 1e-6 * coarsest, ATOM_ROUNDING) / (0.98 * _GRID_POINTS)
     grids: list[tuple[int, Vector, int]] = []
     for atoms, count in parts:
-        raised = LossDistribution(atoms.losses + _ATOM_ROUNDING, atoms.probs * (1 + _ATOM_ROUNDING))
+        raised = LossDistribution(atoms.losses + ATOM_ROUNDING, atoms.probs * (1 + ATOM_ROUNDING))
         grids.append((*connect_the_dots(raised, step), count))
     # The grid's own laws are a little wider than the atoms': their tails are bounded anew.
     laws: list[tuple[LossDistribution, int]] = []
