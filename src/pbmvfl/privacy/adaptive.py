@@ -35,6 +35,8 @@ LARGEST_ADAPTIVE_SPREAD = 60.0
 _GROUPS = 12
 #: Points of the grid to one standard deviation of one release's loss.
 _POINTS = 12
+#: Points may not be further apart than this, or the grid's own law would have much longer tails.
+_LARGEST_STEP = 0.25
 #: Losses whose mass is below this are put together.
 _RARE = 1e-24
 #: Masses this small count as certain losses without end.
@@ -43,10 +45,10 @@ _LOG_TAIL = -50.0
 _ROUNDING = 1e-10
 
 
-def _log_moment(atoms: LossDistribution, s: float) -> float:
-    exponents = s * atoms.losses
+def _log_moment(losses: Vector, probs: Vector, s: float) -> float:
+    exponents = s * losses
     peak = float(exponents.max())
-    return peak + math.log(float(np.dot(np.exp(exponents - peak), atoms.probs)))
+    return peak + math.log(float(np.dot(np.exp(exponents - peak), probs)))
 
 
 def _kernel(atoms: LossDistribution, step: float) -> tuple[int, Vector, float]:
@@ -102,13 +104,13 @@ def adaptive_losses(
     block = min(count, _BLOCK, max(1, int((_LARGEST_BLOCK_SPREAD / one) ** 2)))
     rest = count % block
     spread = math.sqrt(min(float(np.dot(atoms.losses**2, atoms.probs)) for atoms in groups))
-    powers = np.geomspace(0.02, 60, 60) / (spread * math.sqrt(block))
-    bounds = [(block * max(_log_moment(atoms, float(s)) for atoms in groups) - _LOG_TAIL) / s for s in powers]
-    largest = min(*bounds, block * max(float(atoms.losses.max()) for atoms in groups) + spread)
-    step = spread / _POINTS
-    reach = math.ceil(largest / step)
+    step = min(spread / _POINTS, _LARGEST_STEP)
     kernels = [_kernel(atoms, step) for atoms in groups]
-    values = np.maximum(-np.expm1(-step * np.arange(-reach, reach + 1.0)), 0.0)
+    laws = [(step * np.arange(first, first + len(masses), dtype=np.float64), masses) for first, masses, _ in kernels]
+    powers = np.geomspace(0.02, 60, 60) / (spread * math.sqrt(block))
+    bounds = [(block * max(_log_moment(*law, float(s)) for law in laws) - _LOG_TAIL) / s for s in powers]
+    reach = math.ceil(min(*bounds, block * max(float(losses[-1]) for losses, _ in laws)) / step) + 1
+    values = -np.expm1(-step * np.maximum(np.arange(-reach, reach + 1.0), 0.0))
     left = max(0, *(-first for first, _, _ in kernels))
     right = max(0, *(first + len(masses) for first, masses, _ in kernels))
     beyond = np.exp(-step * np.arange(reach + 1.0, reach + right + 1))
