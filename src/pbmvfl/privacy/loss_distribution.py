@@ -148,8 +148,7 @@ def _upper_hull(false_alarms: Vector, detections: Vector, scale: float) -> tuple
         hull_c.append(c)
         hull_a.append(a)
     vertices_c, vertices_a = np.array(hull_c), np.array(hull_a)
-    # An edge whose slope is 1 but for rounding has loss 0; taken for a positive loss it would be counted twice.
-    steep = 1 + int(np.sum(np.diff(vertices_a) > np.diff(vertices_c) * (scale * (1 + 1e-12))))
+    steep = 1 + int(np.sum(np.diff(vertices_a) > np.diff(vertices_c) * scale))
     return vertices_c[:steep], vertices_a[:steep]
 
 
@@ -184,8 +183,15 @@ def _joined(above: Edges, below: Edges) -> tuple[Vector, Vector]:
 
     Computing the latter from 1 - tail would lose their digits. What is left has loss 0.
     """
-    middle = max(0.0, 1.0 - float(above[1].sum()) - float(below[2].sum()))
-    return np.concatenate((-below[0], [0.0], above[0][::-1])), np.concatenate((below[2], [middle], above[1][::-1]))
+    used, loss = len(above[0]), 0.0
+    mass, other = np.concatenate(([0.0], np.cumsum(above[1]))), float(below[2].sum())
+    # An edge of slope 1, steeper by rounding alone, is in both and counts once, with the larger of its losses.
+    while used and mass[used] + other > 1 + 1e-12:
+        used -= 1
+        loss = float(above[0][used])
+    middle = max(0.0, 1.0 - float(mass[used]) - other)
+    losses, probs = above[0][:used][::-1], above[1][:used][::-1]
+    return np.concatenate((-below[0], [loss], losses)), np.concatenate((below[2], [middle], probs))
 
 
 @lru_cache(maxsize=64)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from pbmvfl.errors import PlanError
 from pbmvfl.privacy.events import (
+    PROBABILITY_ONE,
     ExactRelease,
     LocalGaussianRelease,
     NoisyUpdate,
@@ -31,6 +32,8 @@ from pbmvfl.privacy.units import SERVER, Adversary, Unit
 ROUNDING_MARGIN = 1e-9
 #: Up to here the maximum over the other parties' bits is taken over every k.
 LARGEST_EXACT_SUM = 1536
+#: The same for beta above 1/4, where a law reaches over more orders of magnitude and needs more tilts.
+_LARGEST_EXACT_SUM_FAR = 512
 #: exp() of more than this needs the slower sum in log space.
 _LARGEST_EXPONENT = 600.0
 #: Terms smaller than exp(-this) of the largest are left out: 8,192 of them are 1e-22 of it.
@@ -110,7 +113,7 @@ def cell_rdp(num_trials: int, beta_16: int, noisy_parties: int, orders: tuple[fl
     others = num_bits - num_trials
     if others == 0:
         return record_rdp(num_trials, beta_16, 1, orders)
-    if num_bits > LARGEST_EXACT_SUM:
+    if num_bits > (LARGEST_EXACT_SUM if 4 * beta_16 <= PROBABILITY_ONE else _LARGEST_EXACT_SUM_FAR):
         return _published(grouped_divergences(num_bits, num_trials, beta_16, orders))
     log_p, log_q, error = log_sum_pmfs_and_error(num_bits, beta_16, num_trials, 1)
     return _published(_divergences(log_p, log_q, orders, log_error=error))
