@@ -1,9 +1,10 @@
 """How far reported epsilons lie above lower bounds, on random settings: `python -m benchmarks.looseness`.
 
 The lower bound shares no code with the package. It is the epsilon of one fixed pair of laws, the best of a few k: the
-others' bits at hi. Laws come from scipy's binomials. One release, and few releases of few bits, are summed directly.
-For more of them delta(epsilon) is the inverse Laplace transform of M(z)^count / (z (z + 1)), M the moment generating
-function of the pair's loss, integrated along the vertical line through the saddle point: no loss is moved onto a grid.
+others' bits at hi. Laws come from scipy's binomials. One release, and few releases of few bits, are summed directly,
+some with k changing from one release to the next. For more of them delta(epsilon) is the inverse Laplace transform of
+M(z)^count / (z (z + 1)), M the moment generating function of the pair's loss, integrated along the vertical line
+through the saddle point: no loss is moved onto a grid.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ from pbmvfl.privacy.units import Accounting, Adversary, Unit
 
 Vector = NDArray[np.float64]
 
-#: Delta is raised by this share for the lower bound: more than the error of the integral.
-SAFETY = 0.001
+#: Delta is raised by this share for the lower bound: more than the error of the integral, and of a direct sum.
+SAFETY, SAFETY_OF_SUMS = 1e-3, 1e-6
 #: Standard deviations on either side that the oracle looks at.
 REACH = 9.5
 RANGES = ((2, 64), (64, 1024), (1024, 8192), (8192, 65535))
@@ -147,11 +148,11 @@ def direct_epsilon(masses: Vector, losses: Vector, delta: float) -> float:
     return _smallest(delta_at, delta, max(float(losses.max()), 0.0))
 
 
-def enumerated(masses: Vector, losses: Vector, count: int) -> tuple[Vector, Vector] | None:
-    """(masses, sums) of count losses, nearly equal sums put together at the lower of them; None if too many."""
-    unit = 1e-9 * float(np.abs(losses).max())
+def enumerated(releases: list[tuple[Vector, Vector]]) -> tuple[Vector, Vector] | None:
+    """(masses, sums) of one loss of each, nearly equal sums put together at the lower of them; None if too many."""
+    unit = 1e-9 * max(float(np.abs(losses).max()) for _, losses in releases)
     sums, weights = np.zeros(1), np.ones(1)
-    for _ in range(count):
+    for masses, losses in releases:
         if len(sums) * len(losses) > 2_000_000:
             return None
         index, inverse = np.unique(
@@ -213,21 +214,25 @@ def composed_epsilon(masses: Vector, losses: Vector, count: int, delta: float) -
 
 def lower_bound(setting: Setting) -> float:
     """The best of a few pairs; every pair is one that parties may hold, so the truth is not below it."""
-    delta = setting.delta * (1 + SAFETY)
+    delta = setting.delta * (1 + SAFETY_OF_SUMS)
     if setting.unit == "record":
         total, (lo, hi) = setting.bits * setting.releases, ends(setting.beta_16)
         width = REACH * math.sqrt(total * lo * hi) + 8
         ones = np.arange(max(0, math.floor(total * hi - width)), min(total, math.ceil(total * hi + width)) + 1)
         return direct_epsilon(binom.pmf(ones, total, hi), (2.0 * ones - total) * math.log(hi / lo), delta)
-    others = setting.bits - setting.num_trials
+    others, count = setting.bits - setting.num_trials, setting.releases
+    several = {0, others // 4, others // 2, others}
+    if count == 1 and others <= 100:
+        several = set(range(others + 1))
+    pairs = {k: pair(setting.bits, setting.num_trials, k, setting.beta_16) for k in sorted(several)}
+    mixed = [pairs[0], pairs[others]] * count
     best = 0.0
-    for k in sorted({0, others // 4, others // 2, others}):
-        masses, losses = pair(setting.bits, setting.num_trials, k, setting.beta_16)
-        atoms = enumerated(masses, losses, setting.releases) if setting.releases <= 30 else None
+    for releases in [*([one] * count for one in pairs.values()), mixed[:count]]:
+        atoms = enumerated(releases) if count <= 30 else None
         if atoms is not None:
             best = max(best, direct_epsilon(*atoms, delta))
-        else:
-            best = max(best, composed_epsilon(masses, losses, setting.releases, delta))
+        elif releases[0] is releases[-1]:
+            best = max(best, composed_epsilon(*releases[0], count, setting.delta * (1 + SAFETY)))
     return best
 
 

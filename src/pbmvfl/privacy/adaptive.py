@@ -33,7 +33,7 @@ _LARGEST_BLOCK_SPREAD = 40.0
 LARGEST_ADAPTIVE_SPREAD = 60.0
 #: Groups of neighbouring k: within a group the hull is taken.
 _GROUPS = 12
-#: Points of the grid to one standard deviation of one release's loss.
+#: Points of the grid to one standard deviation of one release's loss, for a whole block; fewer releases have more.
 _POINTS = 12
 #: Points may not be further apart than this, or the grid's own law would have much longer tails.
 _LARGEST_STEP = 0.25
@@ -104,7 +104,7 @@ def adaptive_losses(
     block = min(count, _BLOCK, max(1, int((_LARGEST_BLOCK_SPREAD / one) ** 2)))
     rest = count % block
     spread = math.sqrt(min(float(np.dot(atoms.losses**2, atoms.probs)) for atoms in groups))
-    step = min(spread / _POINTS, _LARGEST_STEP)
+    step = min(spread / (_POINTS * (_BLOCK / block) ** (2 / 3)), _LARGEST_STEP)
     kernels = [_kernel(atoms, step) for atoms in groups]
     laws = [(step * np.arange(first, first + len(masses), dtype=np.float64), masses) for first, masses, _ in kernels]
     powers = np.geomspace(0.02, 60, 60) / (spread * math.sqrt(block))
