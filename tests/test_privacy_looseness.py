@@ -34,7 +34,7 @@ def cell(b: int, m: int, beta_16: int, count: int, delta: float) -> Setting:
     return Setting("cell", b, m, beta_16, 0, 1, count, delta)
 
 
-#: Sums of few bits and many releases, where the hull over k was too high by up to 14%; sums of many bits, where it was
+#: Sums of few bits and many releases, where the hull over k was too high by up to 11%; sums of many bits, where it was
 #: not used and noise was left out; one release and 10^6 of them; large and small delta.
 SETTINGS = [
     cell(1, 5, 16384, 100, 1e-2),
