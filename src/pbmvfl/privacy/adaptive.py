@@ -26,22 +26,22 @@ from pbmvfl.privacy.poisson_binomial import end_points
 #: Sums of more bits than this have so many and such similar k that the hull over them costs next to nothing.
 LARGEST_ADAPTIVE_SUM = 256
 #: Releases in a block; blocks are composed as if k could be changed between them with hindsight.
-_BLOCK = 256
+_BLOCK = 128
 #: A block's losses may add up to a standard deviation of about this; longer grids would take seconds.
 _LARGEST_BLOCK_SPREAD = 40.0
 #: Above this the sum of all losses is so close to its mean that a Renyi bound is as good.
 LARGEST_ADAPTIVE_SPREAD = 60.0
 #: Groups of neighbouring k: within a group the hull is taken.
-_GROUPS = 12
+_GROUPS = 8
 #: Points of the grid to one standard deviation of one release's loss, for a whole block; fewer releases have more.
-_POINTS = 12
+_POINTS = 9
 #: Points may not be further apart than this, or the grid's own law would have much longer tails.
 _LARGEST_STEP = 0.25
 #: Losses whose mass is below this are put together.
 _RARE = 1e-24
 #: Masses this small count as certain losses without end.
 _LOG_TAIL = -50.0
-#: 256 sums of a few hundred positive numbers each, and what is computed from them, are good to 1e-11.
+#: 128 sums of a few hundred positive numbers each, and what is computed from them, are good to 1e-11.
 _ROUNDING = 1e-10
 
 
