@@ -172,7 +172,8 @@ def test_a_record_costs_what_the_definition_says_in_mpmath() -> None:
 
 def test_reported_epsilon_uses_a_law_that_dominates() -> None:
     reported = bound(SMALL, Unit.CELL, Accounting.PAPER, delta=DELTA)
-    assert 7.25 <= reported.epsilon <= 7.41
+    # 7.245 is what one fixed pair reaches
+    assert 7.245 <= reported.epsilon <= 7.41
     assert reported.method == "pld"
     assert reported.order is None
 

@@ -12,7 +12,13 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from pbmvfl.privacy.conversion import cell_epsilon_by_losses, epsilon_from_losses, record_epsilon_by_losses
-from pbmvfl.privacy.loss_distribution import LossDistribution, compose
+from pbmvfl.privacy.loss_distribution import (
+    LossDistribution,
+    binomial_losses,
+    cell_losses,
+    compose,
+    compose_parts,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +85,12 @@ def epsilon_by_losses(parts: Sequence[tuple[int, Losses]], delta: float, largest
                 assert_never(losses)
     shift = math.sqrt(squares)
     if len(bits) + len(hulls) + len(atoms) > 1:
-        return math.inf
+        different = [
+            *((binomial_losses(count, beta_16, delta), 1) for beta_16, count in bits.items()),
+            *((cell_losses(each.num_trials, each.beta_16, each.noisy_parties), count) for each, count in hulls.items()),
+            *atoms,
+        ]
+        return epsilon_from_losses(compose_parts(different, delta), shift, delta, largest)
     for losses, coordinates in hulls.items():
         return cell_epsilon_by_losses(
             num_trials=losses.num_trials,

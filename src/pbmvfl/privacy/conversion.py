@@ -7,14 +7,21 @@ import math
 import numpy as np
 
 from pbmvfl.errors import PlanError
+from pbmvfl.privacy.adaptive import (
+    LARGEST_ADAPTIVE_SPREAD,
+    LARGEST_ADAPTIVE_SUM,
+    adaptive_losses,
+    total_spread,
+)
+from pbmvfl.privacy.large_sums import largest_loss
 from pbmvfl.privacy.loss_distribution import (
     LARGEST_BINOMIAL,
-    LARGEST_HULL_SUM,
     NOTHING_RELEASED,
     LossDistribution,
     binomial_losses,
     cell_losses,
     compose,
+    compose_parts,
     smallest_epsilon,
 )
 from pbmvfl.privacy.orders import ORDERS, Curve
@@ -70,7 +77,7 @@ def cell_epsilon_by_losses(
     delta: float,
     largest: float,
 ) -> float:
-    """`coordinates` releases at the cell's rate; infinity where this path is too slow or too coarse to be of use."""
+    """`coordinates` releases at the cell's rate; infinity where this path is too coarse to be of use."""
     if coordinates == 0:
         return epsilon_from_losses(NOTHING_RELEASED, gaussian_shift, delta, largest)
     if noisy_parties == 1:
@@ -81,10 +88,24 @@ def cell_epsilon_by_losses(
             delta=delta,
             largest=largest,
         )
-    if num_trials * noisy_parties > LARGEST_HULL_SUM or not math.isfinite(largest):
+    if not math.isfinite(largest):
         return math.inf
-    losses = compose(cell_losses(num_trials, beta_16, noisy_parties), coordinates, delta)
-    return epsilon_from_losses(losses, gaussian_shift, delta, largest)
+    spread = total_spread(num_trials, beta_16, noisy_parties, coordinates)
+    few_bits = num_trials * noisy_parties <= LARGEST_ADAPTIVE_SUM
+    if coordinates > 1 and few_bits and spread < LARGEST_ADAPTIVE_SPREAD:
+        losses = compose_parts(adaptive_losses(num_trials, beta_16, noisy_parties, coordinates), delta)
+    else:
+        losses = compose(cell_losses(num_trials, beta_16, noisy_parties), coordinates, delta)
+    pure = _pure_epsilon(num_trials * coordinates, beta_16, gaussian_shift, delta, largest)
+    return min(pure, epsilon_from_losses(losses, gaussian_shift, delta, largest))
+
+
+def _pure_epsilon(num_bits: int, beta_16: int, gaussian_shift: float, delta: float, largest: float) -> float:
+    """What holds whatever the sums hide: all of these bits are seen, and each has the largest loss a bit can have."""
+    loss = largest_loss(num_bits, beta_16)
+    if gaussian_shift == 0:
+        return loss
+    return epsilon_from_losses(LossDistribution(np.array([loss]), np.ones(1)), gaussian_shift, delta, largest)
 
 
 def record_epsilon_by_losses(
@@ -93,6 +114,9 @@ def record_epsilon_by_losses(
     """num_bits bits that all move from lo to hi."""
     if num_bits == 0:
         return epsilon_from_losses(NOTHING_RELEASED, gaussian_shift, delta, largest)
-    if num_bits > LARGEST_BINOMIAL or not math.isfinite(largest):
+    if not math.isfinite(largest):
         return math.inf
-    return epsilon_from_losses(binomial_losses(num_bits, beta_16, delta), gaussian_shift, delta, largest)
+    pure = _pure_epsilon(num_bits, beta_16, gaussian_shift, delta, largest)
+    if num_bits > LARGEST_BINOMIAL:
+        return pure
+    return min(pure, epsilon_from_losses(binomial_losses(num_bits, beta_16, delta), gaussian_shift, delta, largest))

@@ -10,24 +10,30 @@ and the edges of that hull are the atoms of a pair that dominates every k. Atoms
 pessimistically (connect the dots: each is split between its neighbours so that its mass under both laws is kept) and
 composed by FFT.
 
-Every approximation adds to delta: tails that are cut off, and a bound on the rounding of the FFT.
+For sums of many bits the hull is taken over groups of k, each on the part of the range that matters.
+
+Every approximation adds to delta: tails that are cut off, and a bound on the rounding of the FFT. Where many releases
+are composed and delta is small, that bound would be larger than delta. Then the law is also composed after tilting it
+towards large losses, so that rounding is small compared with the tail, and the smaller of the two bounds counts.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pbmvfl.privacy.large_sums import LARGEST_SUM, largest_loss, pairs
 from pbmvfl.privacy.poisson_binomial import end_points, log_sum_pmfs
 
 Vector = NDArray[np.float64]
 
-#: Sums of more bits than this have so many atoms that the hull takes seconds; they are accounted by RDP alone.
+#: Up to here the hull is taken over every k.
 LARGEST_HULL_SUM = 1024
 #: More bits than this in one RECORD composition are accounted by RDP alone.
 LARGEST_BINOMIAL = 10**9
@@ -36,13 +42,19 @@ _GRID_POINTS = 1 << 17
 #: Share of delta given away for each cut tail.
 _TAIL_SHARE = 1e-6
 #: Atoms are differences of sums that are good to about 1e-13; losses and masses are raised by this before composition.
-_ATOM_ROUNDING = 1e-10
+ATOM_ROUNDING = 1e-10
 #: A running sum of 10^5 positive numbers is good to 1e-11 of itself.
 _SUM_ROUNDING = 2e-11
 #: Up to so many atoms a direct sum is as fast as looking its parts up.
 _FEW_ATOMS = 2048
 #: exp() of less than this neither overflows nor underflows.
 _LARGEST_EXPONENT = 700.0
+#: Up to this loss of a release, false alarms that matter are numbers: exp(-600 - 140) is one.
+_LARGEST_NUMBERS = 600.0
+#: A hull is computed in numbers, not in logarithms, up to this spread of logarithms.
+_LARGEST_SPREAD = 1300.0
+#: Rounding of up to this share of delta is simply added to it.
+_LARGEST_ROUNDING_SHARE = 1e-4
 #: Higham, Accuracy and Stability of Numerical Algorithms (2nd ed.), Theorem 24.2: an FFT of N points has relative error
 #: log2(N) * eta in the 2-norm; eta is 6 to 7 units of rounding, 8 leaves room for the power and for other radices.
 _FFT_ETA = 8 * 2.0**-53
@@ -81,6 +93,14 @@ class LossDistribution:
             return self.delta(epsilon)
         return self.slack + float(np.dot(gaussian_delta(epsilon - self.losses, shift), self.probs))
 
+    def total_variation(self, shift: float = 0.0) -> float:
+        """The advantage of the best attack over guessing, at most: delta at epsilon 0, with a Gaussian if there is
+        one. A guess between two equally likely data sets is right with probability 1/2 + half of it."""
+        return min(1.0, self.delta_with_gaussian(0.0, shift))
+
+
+#: Pairs as atoms, and how many releases there are of each.
+Parts = Sequence[tuple[LossDistribution, int]]
 
 NOTHING_RELEASED = LossDistribution(np.zeros(1), np.ones(1))
 
@@ -112,9 +132,9 @@ def binomial_losses(num_bits: int, beta_16: int, delta: float) -> LossDistributi
     return LossDistribution((2 * ones - num_bits) * math.log(hi / lo), probs, 2 * tail)
 
 
-def _upper_hull(false_alarms: Vector, detections: Vector) -> tuple[Vector, Vector]:
-    """Vertices of the upper concave hull of a set that is its own mirror image in the antidiagonal, from (0, 0) to the
-    last one that is not beyond it. The edge that crosses the antidiagonal has slope 1."""
+def _upper_hull(false_alarms: Vector, detections: Vector, scale: float) -> tuple[Vector, Vector]:
+    """Vertices of the upper concave hull from (0, 0) to where its slope falls to 1. False alarms are in units of
+    `scale`, so that very small ones are numbers too."""
     order = np.lexsort((detections, false_alarms))
     hull_c, hull_a = [0.0], [0.0]
     for c, a in zip(false_alarms[order].tolist(), detections[order].tolist(), strict=True):
@@ -128,37 +148,108 @@ def _upper_hull(false_alarms: Vector, detections: Vector) -> tuple[Vector, Vecto
         hull_c.append(c)
         hull_a.append(a)
     vertices_c, vertices_a = np.array(hull_c), np.array(hull_a)
-    # A vertex on the antidiagonal must not be lost to rounding: without it the hull would be too low.
-    near_side = vertices_c + vertices_a <= 1 + 1e-12
-    return vertices_c[near_side], vertices_a[near_side]
+    steep = 1 + int(np.sum(np.diff(vertices_a) > np.diff(vertices_c) * scale))
+    return vertices_c[:steep], vertices_a[:steep]
+
+
+Edges = tuple[Vector, Vector, Vector]
+
+
+def _steep_edges(log_p: Sequence[Vector], log_q: Sequence[Vector], log_scale: float = 0.0) -> Edges:
+    """(losses, masses under the first law, under the second) of the hull of these pairs, where losses are above 0.
+
+    Losses fall. log_scale is added to the logarithms of the second law.
+    """
+    # Tests "sum > x" are the best ones (the ratio rises in x); summing from the top keeps relative accuracy.
+    detections = [np.cumsum(np.exp(row[::-1])) for row in log_p]
+    false_alarms = [np.cumsum(np.exp(row[::-1] + log_scale)) for row in log_q]
+    scale = math.exp(-log_scale)
+    # The hull of a few k first: whatever lies below it can be no vertex, and that is nearly everything.
+    few = np.linspace(0, len(log_p) - 1, 17).astype(np.int64)
+    some = np.union1d(few, len(log_p) - 1 - few).tolist()
+    hull_c, hull_a = _upper_hull(
+        np.concatenate([false_alarms[k] for k in some]), np.concatenate([detections[k] for k in some]), scale
+    )
+    c, a = np.concatenate(false_alarms), np.concatenate(detections)
+    keep = (c <= hull_c[-1]) & (a >= np.interp(c, hull_c, hull_a) * (1 - 1e-12))
+    keep |= (c > hull_c[-1]) & (a - c * scale >= (hull_a[-1] - hull_c[-1] * scale) * (1 - 1e-12))
+    hull_c, hull_a = _upper_hull(c[keep], a[keep], scale)
+    under_p, under_q = np.diff(hull_a), np.diff(hull_c)
+    return np.log(under_p / under_q) + log_scale, under_p, under_q * scale
+
+
+def _joined(above: Edges, below: Edges) -> tuple[Vector, Vector]:
+    """Atoms of a pair from its losses above 0 and from those above 0 of the reversed pair.
+
+    Computing the latter from 1 - tail would lose their digits. What is left has loss 0.
+    """
+    used, loss = len(above[0]), 0.0
+    mass, other = np.concatenate(([0.0], np.cumsum(above[1]))), float(below[2].sum())
+    # An edge of slope 1, steeper by rounding alone, is in both and counts once, with the larger of its losses.
+    while used and mass[used] + other > 1 + 1e-12:
+        used -= 1
+        loss = float(above[0][used])
+    middle = max(0.0, 1.0 - float(mass[used]) - other)
+    losses, probs = above[0][:used][::-1], above[1][:used][::-1]
+    return np.concatenate((-below[0], [loss], losses)), np.concatenate((below[2], [middle], probs))
 
 
 @lru_cache(maxsize=64)
 def cell_losses(num_trials: int, beta_16: int, noisy_parties: int) -> LossDistribution:
-    """The pair that dominates one coordinate's release for a CELL, as atoms: the hull over k of the ROC points."""
+    """The pair that dominates one coordinate's release for a CELL, as atoms: the hull over k of the ROC points.
+
+    Where the laws are so far apart that false alarms cannot be written as numbers, all that is said is the largest
+    loss; a Renyi bound is good there.
+    """
     num_bits = num_trials * noisy_parties
-    log_p, log_q = log_sum_pmfs(num_bits, beta_16, num_trials, 1)
-    # Tests "sum > x" are the best ones (the ratio rises in x); summing from the top keeps relative accuracy.
-    detections = np.cumsum(np.exp(log_p[:, ::-1]), axis=1)
-    false_alarms = np.cumsum(np.exp(log_q[:, ::-1]), axis=1)
-    # The hull of a few k first: whatever lies below it can be no vertex, and that is nearly everything.
-    few = np.linspace(0, len(log_p) - 1, 17).astype(np.int64)
-    few = np.union1d(few, len(log_p) - 1 - few)
-    hull_c, hull_a = _upper_hull(false_alarms[few].ravel(), detections[few].ravel())
-    keep = (false_alarms <= hull_c[-1]) & (detections >= np.interp(false_alarms, hull_c, hull_a) * (1 - 1e-12))
-    keep |= (false_alarms > hull_c[-1]) & (detections - false_alarms >= (hull_a[-1] - hull_c[-1]) * (1 - 1e-12))
-    keep[few] = True
-    hull_c, hull_a = _upper_hull(false_alarms[keep], detections[keep])
-    under_p, under_q = np.diff(hull_a), np.diff(hull_c)
-    # The hull is its own mirror image in the antidiagonal (k becomes b(M-t-1) - k), so losses below 0 are those above
-    # 0 with the two laws exchanged; computing them from 1 - tail instead would lose their digits.
-    losses = np.log(under_p / under_q)
-    middle = max(0.0, 1.0 - float(hull_a[-1]) - float(hull_c[-1]))
-    atoms = np.concatenate((-losses, [0.0], losses[::-1]))
-    probs = np.concatenate((under_q, [middle], under_p[::-1]))
+    if num_bits <= LARGEST_HULL_SUM and largest_loss(num_trials, beta_16) < _LARGEST_NUMBERS:
+        log_p, log_q = log_sum_pmfs(num_bits, beta_16, num_trials, 1)
+        edges = _steep_edges(list(log_p), list(log_q))
+        # k and b(M-t-1) - k are each other's reverse: the whole set is its own.
+        # A false alarm that is too small to be a number belongs to a detection below exp(-140).
+        (atoms, probs), slack = _joined(edges, edges), 1e-60
+    else:
+        atoms, probs, slack = _large_envelope(min(num_bits, max(LARGEST_SUM, num_trials)), num_trials, beta_16)
     atoms.setflags(write=False)
     probs.setflags(write=False)
-    return LossDistribution(atoms, probs)
+    return LossDistribution(atoms, probs, slack)
+
+
+def group_losses(num_trials: int, beta_16: int, noisy_parties: int, groups: int) -> list[LossDistribution]:
+    """The same for a few groups of neighbouring k, each with a pair of its own; the two ends are groups alone."""
+    num_bits = num_trials * noisy_parties
+    log_p, log_q = log_sum_pmfs(num_bits, beta_16, num_trials, 1)
+    last = len(log_p) - 1
+    cuts = sorted({0, 1, *np.linspace(1, last, groups - 1).astype(int).tolist(), last, last + 1})
+    spans = [(low, high) for low, high in pairwise(cuts) if low < high]
+    edges = {span: _steep_edges(list(log_p[slice(*span)]), list(log_q[slice(*span)])) for span in spans}
+    losses = []
+    for low, high in spans:
+        # the reverse of k is last - k: of this group, that of its mirror image, if the cuts have one
+        mirror = last + 1 - high, last + 1 - low
+        rows = slice(*mirror)
+        reverse = edges.get(mirror) or _steep_edges(list(log_p[rows]), list(log_q[rows]))
+        losses.append(LossDistribution(*_joined(edges[low, high], reverse)))
+    return losses
+
+
+def _large_envelope(num_bits: int, num_trials: int, beta_16: int) -> tuple[Vector, Vector, float]:
+    """Atoms and slack from groups of k and the first piece of each: docs/theory.md, 2.9."""
+    table = pairs(num_bits, num_trials, beta_16)
+    columns = [slice(0, pair.ends[1]) for pair in table]
+    log_p = [pair.log_p[here] for pair, here in zip(table, columns, strict=True)]
+    log_q = [row - pair.loss[here] for row, pair, here in zip(log_p, table, columns, strict=True)]
+    smallest, largest = min(float(row.min()) for row in log_q), max(float(row.max()) for row in log_q)
+    if largest - smallest > _LARGEST_SPREAD:
+        return np.array([largest_loss(num_trials, beta_16)]), np.ones(1), 0.0
+    # The middle of the logarithms is moved to 0 where they would leave the range of numbers.
+    log_scale = -(largest + smallest) / 2 if smallest < -_LARGEST_SPREAD / 2 else 0.0
+    edges = _steep_edges(log_p, log_q, log_scale)
+    atoms, probs = _joined(edges, edges)
+    # Sums of entries whose logarithms are wrong by h are wrong by a share h, beside their own rounding.
+    error = max(pair.errors[1] for pair in table) + 2 * max(map(len, log_p)) * 2.0**-53
+    slack = max(math.exp(pair.log_outside) for pair in table)
+    return atoms + 2 * error, probs * (1 + 2 * error), slack
 
 
 def connect_the_dots(atoms: LossDistribution, step: float) -> tuple[int, Vector]:
@@ -181,38 +272,120 @@ def _log_moment(atoms: LossDistribution, s: float) -> float:
     return peak + math.log(float(np.dot(np.exp(exponents - peak), atoms.probs)))
 
 
-def _tail_bounds(atoms: LossDistribution, count: int, tail: float) -> tuple[float, float]:
-    """Chernoff: the sum of count losses leaves this interval on either side with at most this probability."""
-    low, high = count * float(atoms.losses.min()), count * float(atoms.losses.max())
-    spread = math.sqrt(count * max(float(np.dot(atoms.losses**2, atoms.probs)), 1e-300))
-    for s in np.geomspace(0.5, 50, 40) / spread:
-        high = min(high, (count * _log_moment(atoms, s) + math.log(1 / tail)) / s)
-        low = max(low, -(count * _log_moment(atoms, -s) + math.log(1 / tail)) / s)
+def _log_moments(parts: Parts, s: float) -> float:
+    return sum(count * _log_moment(atoms, s) for atoms, count in parts)
+
+
+def _tail_bounds(parts: Parts, tail: float) -> tuple[float, float]:
+    """Chernoff: the sum of all losses leaves this interval on either side with at most this probability."""
+    low = sum(count * float(atoms.losses.min()) for atoms, count in parts)
+    high = sum(count * float(atoms.losses.max()) for atoms, count in parts)
+    for s in _powers(parts):
+        high = min(high, (_log_moments(parts, s) + math.log(1 / tail)) / s)
+        low = max(low, -(_log_moments(parts, -s) + math.log(1 / tail)) / s)
     return low, high
 
 
+def _powers(parts: Parts) -> Vector:
+    """Powers at which Chernoff bounds are tried, in proportion to the inverse of the spread of the sum."""
+    spread = math.sqrt(max(sum(count * float(np.dot(a.losses**2, a.probs)) for a, count in parts), 1e-300))
+    return np.geomspace(0.5, 50, 40) / spread
+
+
 def compose(atoms: LossDistribution, count: int, delta: float) -> LossDistribution:
-    """count releases of the same pair, by FFT, on a grid fine enough for its size."""
+    """count releases of the same pair."""
+    return compose_parts([(atoms, count)], delta)
+
+
+def compose_parts(parts: Parts, delta: float) -> LossDistribution:
+    """count releases of each pair, by FFT, on one grid that is fine enough for the size of the sum.
+
+    Any order of the releases: dominating pairs compose adaptively, whichever release uses which (docs/theory.md, 1).
+    """
+    parts = [(atoms, count) for atoms, count in parts if count > 0]
+    if not parts:
+        return NOTHING_RELEASED
     tail = _TAIL_SHARE * delta
-    low, high = _tail_bounds(atoms, count, tail)
-    widest = max(high - low, float(np.ptp(atoms.losses)))
-    step = widest / (0.98 * _GRID_POINTS)
-    raised = LossDistribution(atoms.losses + _ATOM_ROUNDING, atoms.probs * (1 + _ATOM_ROUNDING))
-    first, probs = connect_the_dots(raised, step)
-    # The grid's own law is a little wider than the atoms': its tails are bounded anew.
-    support = np.nonzero(probs)[0]
-    low, high = _tail_bounds(
-        LossDistribution(np.asarray((support + first) * step, np.float64), probs[support]), count, tail
-    )
+    slack = 2 * tail + sum(count * atoms.slack for atoms, count in parts)
+    low, high = _tail_bounds(parts, tail)
+    widest = max(high - low, *(float(np.ptp(atoms.losses)) for atoms, _ in parts))
+    # Losses that hardly differ need no finer grid than this, and indices stay far below the largest integer.
+    coarsest = max(float(np.abs(atoms.losses).max()) for atoms, _ in parts)
+    step = max(widest, 1e-6 * coarsest, ATOM_ROUNDING) / (0.98 * _GRID_POINTS)
+    grids: list[tuple[int, Vector, int]] = []
+    for atoms, count in parts:
+        raised = LossDistribution(atoms.losses + ATOM_ROUNDING, atoms.probs * (1 + ATOM_ROUNDING))
+        grids.append((*connect_the_dots(raised, step), count))
+    # The grid's own laws are a little wider than the atoms': their tails are bounded anew.
+    laws: list[tuple[LossDistribution, int]] = []
+    for first, probs, count in grids:
+        support = np.nonzero(probs)[0]
+        laws.append((LossDistribution(np.asarray((support + first) * step, np.float64), probs[support]), count))
+    low, high = _tail_bounds(laws, tail)
     start, length = math.floor(low / step), math.ceil(high / step) - math.floor(low / step) + 1
-    points = 1 << math.ceil(math.log2(max(length, len(probs))))
-    transform = np.fft.rfft(probs, points)
-    composed = np.fft.irfft(np.abs(transform) ** count * np.exp(1j * count * np.angle(transform)), points)
+    points = 1 << math.ceil(math.log2(max(length, *(len(probs) for _, probs, _ in grids))))
     # Positions are known modulo `points`; what wraps around lies in a tail, and it is added where it lands.
     indices = start + np.arange(points)
-    composed = np.maximum(composed[(indices - count * first) % points], 0.0)
-    rounding = 4 * count * math.log2(points) * _FFT_ETA * math.sqrt(points) * float(np.linalg.norm(probs))
-    return LossDistribution(np.asarray(indices * step, np.float64), composed, 2 * tail + rounding)
+    where = (indices - sum(count * first for first, _, count in grids)) % points
+    losses = np.asarray(indices * step, np.float64)
+    composed, entry, total = _product([(probs, count) for _, probs, count in grids], points)
+    if total <= _LARGEST_ROUNDING_SHARE * delta:
+        return LossDistribution(losses, composed[where], slack + total)
+    tilted = _tilted_product(grids, laws, step, points, losses, delta)
+    return LossDistribution(losses, np.minimum(composed[where] + entry, tilted(where)), slack)
+
+
+def _product(factors: Sequence[tuple[Vector, int]], points: int) -> tuple[Vector, float, float]:
+    """(the cyclic convolution of count copies of each, a bound on the error of an entry, one on that of all entries).
+
+    docs/theory.md, 2.10. An entry of a transform is a tree of sums of log2(points) levels over the masses, so it is
+    wrong by at most log2(points) * eta of their sum; powers and products of such numbers follow from that.
+    """
+    levels = math.log2(points) * _FFT_ETA
+    log_size, log_upper, angle = (np.zeros(points // 2 + 1) for _ in range(3))
+    with np.errstate(divide="ignore"):
+        for probs, count in factors:
+            transform = np.fft.rfft(probs, points)
+            size = np.abs(transform)
+            error = (levels + 16 * 2.0**-53) * max(1.0, float(probs.sum()))
+            log_size += count * np.log(size)
+            log_upper += count * np.log(size + error)
+            angle += np.remainder(count * np.angle(transform), 2 * math.pi)
+    size = np.exp(log_size)
+    wrong = np.exp(log_upper) - size
+    composed = np.fft.irfft(size * np.exp(1j * angle), points)
+    # Each frequency but two stands for a pair of them.
+    entry = 2 * float(np.sum(wrong + levels * size)) / points
+    total = math.sqrt(2) * float(np.linalg.norm(wrong) + levels * np.linalg.norm(size))
+    return np.maximum(composed, 0.0), entry, total
+
+
+def _tilted_product(
+    grids: Sequence[tuple[int, Vector, int]], laws: Parts, step: float, points: int, losses: Vector, delta: float
+) -> Callable[[NDArray[np.int64]], Vector]:
+    """Upper bounds on the same entries by another way: masses times exp(s * loss), composed, and divided again.
+
+    s is where Chernoff's bound on the loss at delta is smallest; near that loss the tilted law has its mass.
+    """
+    powers = _powers(laws)
+    s = float(powers[np.argmin([(_log_moments(laws, s) + math.log(1 / delta)) / s for s in powers])])
+    factors, log_total, rounding = [], 0.0, 0.0
+    for (first, probs, count), (law, _) in zip(grids, laws, strict=True):
+        log_moment = _log_moment(law, s)
+        exponents = s * step * (first + np.arange(len(probs))) - log_moment
+        factors.append((probs * np.exp(exponents), count))
+        log_total += count * log_moment
+        rounding += count * 8 * 2.0**-53 * (2 + float(np.abs(exponents).max()) + abs(log_moment))
+    composed, entry, _ = _product(factors, points)
+    back = log_total - s * losses
+    rounding += 8 * 2.0**-53 * (2 + float(np.abs(back).max()) + abs(log_total))
+
+    def upper(where: NDArray[np.int64]) -> Vector:
+        with np.errstate(over="ignore"):
+            bounds: Vector = (composed[where] + entry) * np.exp(back + rounding)
+        return bounds
+
+    return upper
 
 
 def smallest_epsilon(delta_at: Callable[[float], float], delta: float, largest: float) -> float:
