@@ -213,6 +213,13 @@ class Schedule:
         return min(self.batch_size, self.rows_of(phase.kind.split) - start)
 
     def __getitem__(self, number: int) -> Round:
+        # All roles of a process ask for one round after the other: the last one is kept.
+        last: Round | None = self.__dict__.get("_last")
+        if last is None or last.number != number:
+            last = self.__dict__["_last"] = self._round(number)
+        return last
+
+    def _round(self, number: int) -> Round:
         phase, offset, earlier = self._phase_at(number)
         passed, position = divmod(offset, self.rounds_per_pass(phase.kind))
         count = self.rows_of(phase.kind.split)

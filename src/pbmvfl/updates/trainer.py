@@ -11,10 +11,10 @@ from pbmvfl.errors import CheckpointError
 from pbmvfl.plan import Plan
 from pbmvfl.plan_groups import OptimizerName
 
-#: Squares of slopes, which Adam keeps, stay finite.
-LARGEST_SLOPE = 1e15
 #: Far beyond what training needs; a weight that reaches it has diverged.
 LARGEST_WEIGHT = 1e6
+#: Often enough that a network recovers, seldom enough to cost nothing.
+STEPS_BETWEEN_TIDYING = 16
 _MODEL = "model."
 _MOMENT = "moment."
 
@@ -95,32 +95,33 @@ class Trainer:
 
 
 class TotalTrainer(Trainer):
-    """A trainer whose weights stay finite whatever the slopes are: those that are no numbers are zero, weights are kept
-    in a wide range.
+    """A trainer that goes on whatever the slopes are: every so many steps weights and moments that are no numbers become
+    zero, and the others are kept in a wide range.
 
-    Nothing is asked of the values, so odd ones take no other time than others; ordinary ones are changed by none of it.
+    When that happens depends on the number of steps alone, and nothing is asked of the values: odd ones take no other
+    time than others, and ordinary ones are changed by none of it. In between, weights that are no numbers make
+    embeddings that are none, which a mechanism takes for 0.
     """
 
     def __init__(self, plan: Plan, network: nn.Module) -> None:
         super().__init__(plan, network)
-        # One block of memory for all slopes: three calls for all of them together instead of three for each.
-        sizes = [parameter.numel() for parameter in self.parameters]
-        self._block = torch.zeros(sum(sizes))
-        pieces = torch.split(self._block, sizes) if sizes else ()
-        self._pieces = [
-            # In the weight's own memory order, which a fused step takes for granted.
-            piece.as_strided(parameter.shape, parameter.stride(), piece.storage_offset())
-            for piece, parameter in zip(pieces, self.parameters, strict=True)
-        ]
+        self._steps = 0
 
     def step(self, slopes: list[Tensor]) -> None:
-        if not self.parameters:
-            return
-        torch._foreach_copy_(self._pieces, slopes)
-        torch.nan_to_num_(self._block, nan=0.0, posinf=0.0, neginf=0.0).clamp_(-LARGEST_SLOPE, LARGEST_SLOPE)
-        super().step(self._pieces)
-        torch._foreach_clamp_min_(self._weights, -LARGEST_WEIGHT)
-        torch._foreach_clamp_max_(self._weights, LARGEST_WEIGHT)
+        super().step(slopes)
+        self._steps += 1
+        if self._steps % STEPS_BETWEEN_TIDYING == 0:
+            for values in (*self._weights, *self._velocity):
+                _tidy(values)
+            if self._adam is not None:
+                for moments in self._adam.state.values():
+                    _tidy(moments["exp_avg"])
+                    _tidy(moments["exp_avg_sq"])
+
+
+def _tidy(values: Tensor) -> None:
+    torch.nan_to_num_(values, nan=0.0, posinf=LARGEST_WEIGHT, neginf=-LARGEST_WEIGHT)
+    values.clamp_(-LARGEST_WEIGHT, LARGEST_WEIGHT)
 
 
 def _laid_out_like(parameter: Tensor, moment: Tensor) -> Tensor:

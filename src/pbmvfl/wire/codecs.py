@@ -130,7 +130,10 @@ def _require_finite(gradient: _Floats) -> None:
 
 
 def _received(gradient: _Floats, bound: float) -> _Floats:
-    if not np.isfinite(gradient).all():
+    largest = np.abs(gradient).max(initial=0)
+    if largest <= bound:  # the gradient is public, so what it takes to look at it may depend on it
+        return gradient
+    if not np.isfinite(largest):
         raise NonFiniteMessage(
             "the gradient that arrived holds NaN or infinity, which no server of this protocol sends"
         )
