@@ -292,7 +292,45 @@ def test_threads_that_ask_for_the_same_round_get_one_answer_and_one_charge():
         assert [charged for charged, _ in world.account.charged] == list(range(number + 1))
 
 
-def test_threads_that_ask_for_different_things_at_once_never_get_two_answers_of_one_round(tmp_path):
+class Meeting:
+    """A guard in which two threads would meet if a party let them: the first waits a while for the second."""
+
+    def __init__(self) -> None:
+        self.entered = 0
+        self.second = threading.Event()
+        self.first = threading.Event()
+
+    def charge(self, current: Any, events: Any) -> None:
+        del current, events
+        self.entered += 1
+        if self.entered > 1:
+            self.second.set()
+        self.first.set()
+        self.second.wait(0.5)  # nobody comes: the other thread waits outside
+
+    def close(self) -> None: ...
+
+
+def test_a_second_thread_waits_outside_until_the_first_is_answered():
+    """Without the lock both would draw noise for one round under one mask, and the difference would have none."""
+    plan = small_plan(DATA, batch_size=8, num_epochs=1)
+    world, meeting = World(plan), Meeting()
+    world.party._open_guard = lambda *_: meeting
+    world.shake_hands()
+    request = world.request(0, None)
+    answers: list[bytes] = []
+    threads = [threading.Thread(target=lambda: answers.append(world.party.receive(request))) for _ in range(2)]
+    threads[0].start()
+    meeting.first.wait()
+    threads[1].start()
+    for thread in threads:
+        thread.join()
+    assert meeting.entered == 1
+    assert len(answers) == 2
+    assert len(set(answers)) == 1
+
+
+def test_threads_that_ask_for_different_things_at_once_never_get_two_answers_of_one_round():
     plan = small_plan(DATA, batch_size=4, num_epochs=2)
     world = World(plan)
     world.shake_hands()
@@ -314,7 +352,6 @@ def test_threads_that_ask_for_different_things_at_once_never_get_two_answers_of_
     numbers = [int.from_bytes(answer[32:36], "little") for answer in embeddings]
     assert len(numbers) == len(set(numbers))
     assert sorted(numbers) == sorted(number for number, _ in world.account.charged)
-    del tmp_path
 
 
 # --- mutated messages in every state ---

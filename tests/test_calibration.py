@@ -81,7 +81,7 @@ def test_the_beta_of_one_trial_is_the_largest_by_enumeration(epsilon):
     found = planned(epsilon=epsilon, num_trials=1)
     beta_16 = found.plan.beta_16
     least = enumerated_for(found.plan, beta_16=beta_16)
-    assert least * (1 - 1e-9) <= found.epsilon <= least * (1 + 2e-5)  # a reported epsilon is rounded up by up to 1e-5
+    assert least * (1 - 1e-9) <= found.epsilon <= least * (1 + 1e-4)  # a grid of losses rounds up by less than that
     # the search stops within a five-hundredth of beta
     assert found.epsilon <= epsilon < enumerated_for(found.plan, beta_16=beta_16 + beta_16 // 512 + 1)
 

@@ -46,7 +46,7 @@ def epochs_to_the_target(mechanism: str, codec: str) -> int:
     history: list[float] = []
 
     def look(line: dict) -> None:
-        history.append(line["train_accuracy"])
+        history.append(line.train_accuracy)
         if history[-1] >= TARGET:
             raise Reached
 

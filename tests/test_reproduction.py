@@ -153,7 +153,8 @@ def test_the_calibrated_baseline_of_every_figure_has_the_epsilon_of_its_pbm():
             ours, theirs = (
                 paper_epsilon(study.make_plan(each, seed=0, sizes=sizes), study.calibrated_at) for each in (cell, pbm)
             )
-            assert 0.999 * theirs < ours <= theirs, cell
+            # The runs were made when the bounds of PBM were up to one per cent larger than they are now.
+            assert 0.999 * theirs < ours <= 1.01 * theirs, cell
 
 
 def test_calibration_uses_as_little_noise_as_the_epsilon_permits():

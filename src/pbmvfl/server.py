@@ -129,7 +129,7 @@ class Server:
 
     @property
     def _payload(self) -> PayloadFormat:
-        """Of the round that was asked for."""
+        """How answers to the round that was asked for are written."""
         assert self.round is not None
         return self.plan.mechanism_for(self.round.kind).payload
 

@@ -29,7 +29,7 @@ class Setting:
     default: Any
     help: str
     panel: str
-    #: Of a setting that is on or off: what is said about turning it off.
+    #: What is said about turning it off, for a setting that is on or off.
     help_off: str = ""
 
     @property

@@ -39,7 +39,7 @@ _ACTIVITY_SHA256 = {
     "test": "006a94bb93df77cb331d30f63940419167081235ed5eb40809bba7c84e512e1d",
 }
 
-#: Of the packed grids (bits), which are an eighth of the unpacked ones and as telling.
+#: Digests of the packed grids (bits), which are an eighth of the unpacked ones and as telling.
 _MODELNET10_SHA256 = {
     "train": "11a7181ab56c24194ee5951561d3d5f6386905025a4558625b56ec7eb2e57bc0",
     "test": "f0f036ad2af15ec92fb12c10390f1d30bf2c5e10d3a551a95843946ee6d52ce5",

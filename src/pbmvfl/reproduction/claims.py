@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-#: Of all claims of one study together.
+#: The false-alarm rate of all claims of one study together.
 FALSE_ALARM = 0.01
 _LARGEST_BLOCK = 7
 _EXACT_PAIRS = 20

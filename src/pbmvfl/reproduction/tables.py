@@ -40,7 +40,7 @@ class TableRow:
     limit_epochs: int
     #: First epoch at the target, one a seed; None where it was not reached.
     epochs: tuple[int | None, ...]
-    #: Of the mean of the seeds' curves.
+    #: The epoch at which the mean of the seeds' curves reaches the target.
     mean_curve: int | None
     #: Run for fewer epochs than the study asks for, and not there yet.
     is_cut_short: bool = False

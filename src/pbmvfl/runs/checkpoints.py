@@ -152,7 +152,7 @@ class Checkpoints:
 
 
 def _digest(index: Mapping[str, Any]) -> str:
-    """Of all that an index says: a state taken for one of another round would fit every network."""
+    """A digest of all that an index says: a state taken for one of another round would fit every network."""
     said = {name: value for name, value in index.items() if name != "sha256"}
     return hashlib.sha256(json.dumps(said, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 

@@ -20,9 +20,9 @@ from pbmvfl.runs.release_log import ReleasedRounds
 from pbmvfl.schedule import RowUses
 from pbmvfl.wire.traffic import Traffic
 
-#: Of epsilons where nobody asked for another.
+#: The delta of epsilons where nobody asked for another.
 DEFAULT_DELTA = 1e-5
-#: Of result.json. Version 1 had no number, and counted uses of train and test rows without saying which.
+#: The version of result.json. Version 1 had no number, and counted uses of train and test rows without saying which.
 VERSION = 2
 TRAFFIC_KINDS: Kinds = dict.fromkeys(("bytes_setup", "bytes_up", "bytes_down", "rounds"), int)
 _KINDS: Kinds = {
