@@ -46,7 +46,14 @@ def charge_all(
     **choices: Any,
 ) -> int:
     """Charge rounds until the end or a refusal; the number that went through."""
-    opened = ledger.open_session(dataset=NAME, plan=plan, run=run, session=session, first_round=first_round, **choices)
+    opened = ledger.open_session(
+        dataset=NAME,
+        plan=plan,
+        run=run,
+        session=session,
+        first_round=first_round,
+        **{"public_start": True, **choices},
+    )
     last = len(plan.schedule) if rounds is None else first_round + rounds
     done = 0
     try:

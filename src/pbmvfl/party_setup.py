@@ -77,7 +77,7 @@ class PartySetup:
             return self.train_features
         return self.train_features[:0] if self.test_features is None else self.test_features
 
-    def _open_ledger(self, session: Session, first_round: int) -> Charging:
+    def _open_ledger(self, session: Session, first_round: int, public_start: bool) -> Charging:
         assert self.ledger is not None
         ledger = Ledger(self.ledger)
         try:
@@ -87,6 +87,7 @@ class PartySetup:
                 run=session.run_id.hex(),
                 session=session.id.hex(),
                 first_round=first_round,
+                public_start=public_start,
                 rounds_ahead=ROUNDS_AHEAD,
                 fingerprint=self._fingerprint(),
                 train_ids=self.train_ids,

@@ -356,6 +356,7 @@ class Ledger:
         run: str,
         session: str,
         first_round: int = 0,
+        public_start: bool = False,
         fingerprint: str = "",
         train_ids: Sequence[str] | range | None = None,
         test_ids: Sequence[str] | range | None = None,
@@ -363,7 +364,8 @@ class Ledger:
     ) -> Charging:
         """Begin to charge a session. Row ids default to the rows' numbers, test rows after training rows.
 
-        With `rounds_ahead` above 1 so many rounds are written in one transaction; what was not used of them is given
+        `public_start` says that the run began with weights that depend on no row; without it every release of the
+        session is charged as one that may be about any row. With `rounds_ahead` above 1 so many rounds are written in one transaction; what was not used of them is given
         back when the session is closed or the owner changes a limit, and stays charged if the process is killed.
         """
         self._check_writable()
@@ -379,7 +381,7 @@ class Ledger:
             with self._transaction():
                 self._announce(lock)
                 self._check_continues(dataset, run, first_round)
-                terms = Terms.of(plan)
+                terms = Terms.of(plan, public_start=public_start and self._began_public(run))
                 # By the terms as well: if a later version made other releases of the same plan, both would be kept.
                 key = hashlib.sha256(plan.hash + terms.to_json().encode()).hexdigest()
                 self._db.run("INSERT OR IGNORE INTO plans VALUES (?, ?, ?)", (key, plan.to_json(), terms.to_json()))
@@ -411,6 +413,13 @@ class Ledger:
         except BaseException:
             os.close(lock)
             raise
+
+    def _began_public(self, run: str) -> bool:
+        """Weights that were not public in one session of a run are not public in its later ones."""
+        found = self._db.rows(
+            "SELECT DISTINCT terms FROM plans JOIN sessions ON hash = sessions.plan WHERE run = ?", (run,)
+        )
+        return all(Terms.from_json(text).public_start for (text,) in found)
 
     def _check_continues(self, dataset: str, run: str, first_round: int) -> None:
         """A run that goes on must find what it released before: counted from here its epsilon would be too small."""

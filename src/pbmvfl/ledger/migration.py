@@ -50,6 +50,8 @@ def terms_of(plan: dict[str, Any]) -> dict[str, Any]:
         "num_parties": plan["num_parties"],
         "couples_rows": plan["encoder"] == "resnet18-batchnorm",
         "words": f"{words} P={plan['embedding_dim']} M={plan['num_parties']}",
+        # Format 1 did not look at first weights: its sessions keep the price that it gave them.
+        "public_start": True,
     }
 
 

@@ -38,13 +38,17 @@ class ReleasedRounds:
     noise_is_seeded: bool
     #: What was released depends on the plan. None in records of versions that did not write it.
     plan_hash: str | None = None
+    #: Whether the weights that the run began with are public. Records of versions that did not look at them keep what
+    #: they were charged.
+    public_start: bool = True
 
     @classmethod
     def from_value(cls, value: object, path: Path, error: type[PbmvflError]) -> ReleasedRounds:
         """One record of the JSON in `path`."""
         record: dict[str, Any] = checked_object(value, _KINDS, path, error)
-        checked_object({"plan_hash": record.get("plan_hash")}, {"plan_hash": str | None}, path, error)
-        return cls(**{name: record[name] for name in _KINDS}, plan_hash=record.get("plan_hash"))
+        later = {"plan_hash": record.get("plan_hash"), "public_start": record.get("public_start", True)}
+        checked_object(later, {"plan_hash": str | None, "public_start": bool}, path, error)
+        return cls(**{name: record[name] for name in _KINDS}, **later)
 
     def to_dict(self) -> dict[str, Any]:
         """What `from_value` reads."""
@@ -110,7 +114,14 @@ class ReleaseLog:
         """Whether any session's noise is known: one is enough to know its rows."""
         return any(record.noise_is_seeded for record in self.records)
 
-    def open(self, session: str, *, first_round: int, until: int, noise_is_seeded: bool) -> None:
+    @property
+    def public_start(self) -> bool:
+        """Whether all sessions began with public weights, or went on from such a one."""
+        return all(record.public_start for record in self.records)
+
+    def open(
+        self, session: str, *, first_round: int, until: int, noise_is_seeded: bool, public_start: bool = True
+    ) -> None:
         self.records.append(
             ReleasedRounds(
                 session=session,
@@ -118,6 +129,7 @@ class ReleaseLog:
                 charged_until=until,
                 noise_is_seeded=noise_is_seeded,
                 plan_hash=self._plan_hash,
+                public_start=public_start,
             )
         )
         self._write()
