@@ -6,6 +6,7 @@ import contextlib
 import os
 import shlex
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,8 @@ class TrainingRun:
         resumed: bool,
         ledger: Path | None,
         delta: float,
+        exact_metrics: bool = False,
+        notes: Sequence[str] = (),
     ) -> None:
         self._folder, self._plan, self._data = folder, plan, data
         self._parties = parties
@@ -57,6 +60,7 @@ class TrainingRun:
         self._json_only = json_only
         self._resumed = resumed
         self._ledger, self._delta = ledger, delta
+        self._exact_metrics, self._notes = exact_metrics, notes
         self._console = Console(stderr=json_only, quiet=json_only, highlight=False)
 
     def go(self) -> None:
@@ -116,6 +120,7 @@ class TrainingRun:
                     sessions=self._folder.sessions,
                     checkpoint_every=self._checkpoint_every,
                     ledger=self._ledger,
+                    exact_metrics=self._exact_metrics,
                     on_round=watch.on_round,
                     on_epoch=on_epoch,
                 )
@@ -180,7 +185,7 @@ class TrainingRun:
 
     def _warnings(self) -> list[str]:
         plan = self._plan
-        notes = list(self._data.notes)
+        notes = [*self._notes, *self._data.notes]
         if plan.release.is_private:
             notes += privacy_notes(plan.training_run(), num_samples=plan.num_samples, delta=self._delta)
         notes += plan.release.notes

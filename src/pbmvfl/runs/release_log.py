@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from pbmvfl.errors import CheckpointError, PbmvflError
-from pbmvfl.files import write_atomically
+from pbmvfl.files import PRIVATE_FILE, make_private_folder, write_atomically
 from pbmvfl.json_files import Kinds, checked_object, read_json
 from pbmvfl.plan import Plan
 from pbmvfl.schedule import RowUses
@@ -80,7 +80,7 @@ class ReleaseLog:
         self._release_lock: weakref.finalize[..., ReleaseLog] | None = None
         if folder is None:
             return
-        folder.mkdir(parents=True, exist_ok=True)
+        make_private_folder(folder)
         self._path = folder / _SESSIONS
         self._release_lock = weakref.finalize(self, os.close, _lock(folder))
         older = None if moved_from is None else moved_from / _SESSIONS
@@ -143,7 +143,9 @@ class ReleaseLog:
             return
         if self._release_lock is None or not self._release_lock.alive:
             raise CheckpointError(f"{self._path} was closed, and another process may write it; open it again")
-        write_atomically(self._path, json.dumps([record.to_dict() for record in self.records], indent=2) + "\n")
+        write_atomically(
+            self._path, json.dumps([record.to_dict() for record in self.records], indent=2) + "\n", mode=PRIVATE_FILE
+        )
 
     def uses_after(self, plan: Plan, *, first_round: int) -> tuple[RowUses, ...]:
         """What `uses` will be if one more session runs from this round to the plan's end."""
