@@ -9,7 +9,6 @@ from functools import partial
 
 import numpy as np
 import pytest
-from pbmvfl.party_setup import ROUNDS_AHEAD
 
 from ledger_books import (
     DELTA,
@@ -27,6 +26,7 @@ from pbmvfl.federation import Federation
 from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.ledger.limits import epsilon_at
 from pbmvfl.ledger.spending import spending
+from pbmvfl.party_setup import ROUNDS_AHEAD
 from pbmvfl.privacy.rdp import cell_rdp
 from pbmvfl.wire.messages import MessageKind
 
@@ -67,7 +67,7 @@ def _train_until_killed(plan, data, folder, pipe):
         if direction == "up" and party == 1 and message[5] == MessageKind.EMBEDDING:
             os.write(pipe, message[32:36])  # its round number
 
-    federation._taps.append(report)
+    federation.taps.append(report)
     federation.fit(data, ledger=folder / "ledgers", checkpoints=folder / "checkpoints")
 
 

@@ -1,4 +1,4 @@
-"""What a ledger refuses unless its owner says otherwise: names, values, exact metrics, second sessions and old copies."""
+"""What a ledger refuses unless its owner says otherwise: names, values, exact metrics, second sessions, old copies."""
 
 from __future__ import annotations
 
@@ -105,7 +105,8 @@ def test_a_session_notices_that_its_files_were_removed_or_replaced(gone, rounds_
     target.unlink()
     if "," in gone:
         shutil.copy(tmp_path / "copy", target)
-    for number in (1, 9):
+    paid_ahead = gone.startswith("ledger") and rounds_ahead == 8
+    for number in (8, 9) if paid_ahead else (1, 9):
         with pytest.raises(LedgerError, match=rf"round={number}: .*was removed or replaced .*nothing was sent"):
             charge(session, PLAN, number)
     session.close()

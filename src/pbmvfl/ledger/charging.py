@@ -120,7 +120,9 @@ class Charging:
                 f"round={current.number} is not this session's; permitted: {self._first_round}, where it began, to "
                 f"{len(self._schedule) - 1}. To run a round again open a session that begins with it"
             )
-        self._check_files(current.number)
+        # A lock file without a name was removed or replaced, and then nobody can tell this session of a new limit.
+        if current.number >= self._charged_until or not os.fstat(self._lock).st_nlink:
+            self._check_files(current.number)
         if current.number < self._charged_until:
             # A round that may have left stays charged, and its bytes are made once: asked for again it costs nothing.
             if current.number < self._sent_until or not self._limits_changed():
@@ -142,7 +144,7 @@ class Charging:
         self._sent_until = current.number + 1
 
     def _check_files(self, number: int) -> None:
-        """Others must still find the lock and the book that this session has: 2 us each."""
+        """Others must still find the lock and the book that this session has."""
         for path, known in self._files:
             if identity_of(path) != known:
                 raise LedgerError(
