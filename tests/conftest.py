@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 
 os.environ["OMP_NUM_THREADS"] = "1"
+# Ledgers keep a counter outside of them: in a folder of this test run alone, also in the processes that it starts.
+os.environ["PBMVFL_STATE"] = tempfile.mkdtemp(prefix="pbmvfl-state-")
 
 from collections.abc import Callable
 from pathlib import Path

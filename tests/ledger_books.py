@@ -46,7 +46,14 @@ def charge_all(
     **choices: Any,
 ) -> int:
     """Charge rounds until the end or a refusal; the number that went through."""
-    opened = ledger.open_session(dataset=NAME, plan=plan, run=run, session=session, first_round=first_round, **choices)
+    opened = ledger.open_session(
+        dataset=NAME,
+        plan=plan,
+        run=run,
+        session=session,
+        first_round=first_round,
+        **{"public_start": True, "exact_metrics": True, **choices},
+    )
     last = len(plan.schedule) if rounds is None else first_round + rounds
     done = 0
     try:
@@ -72,7 +79,9 @@ def on_disk(folder: Path) -> dict[str, bytes]:
 
 def release_until_killed(plan: Plan, path: Path, first: int, session: str, pipe: int) -> None:
     """A party reduced to its ledger, as fast as it can: charge a round, then let its bytes leave."""
-    opened = Ledger(path).open_session(dataset=NAME, plan=plan, run="run", session=session, first_round=first)
+    opened = Ledger(path).open_session(
+        dataset=NAME, plan=plan, run="run", session=session, exact_metrics=True, first_round=first
+    )
     for number in range(first, len(plan.schedule)):
         charge(opened, plan, number)
         os.write(pipe, number.to_bytes(4, "little"))

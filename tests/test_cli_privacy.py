@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from pbmvfl.errors import RunFolderError
@@ -439,7 +440,11 @@ def charged_book(path: Path, *fingerprints: str) -> Path:
     plan = Plan.from_dict({"num_parties": 3, "num_samples": 20, "num_classes": 2, "batch_size": 5, "num_epochs": 1})
     for run, fingerprint in enumerate(fingerprints):
         session = Ledger(path).open_session(
-            dataset="people", plan=plan, run=str(run), session="s", fingerprint=fingerprint
+            dataset="people",
+            plan=plan,
+            run=str(run),
+            session="s",
+            train_values=np.frombuffer(fingerprint.ljust(20).encode(), dtype=np.uint8),
         )
         first = plan.schedule[0]
         session.charge(first, plan.events(first.kind))

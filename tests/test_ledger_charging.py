@@ -80,7 +80,9 @@ def test_the_export_is_plain_json_with_everything_in_it(tmp_path):
     assert session["row_releases"] == plan.num_samples * plan.num_epochs
     assert Plan.from_dict(session["plan"]) == plan
     assert book["datasets"][NAME]["limits"][0]["spent_epsilon"] > 0
-    assert book["datasets"][NAME]["notes"] == []
+    (note,) = book["datasets"][NAME]["notes"]
+    assert "exact metrics of its rows were permitted" in note
+    assert [event["what"] for event in book["history"]] == ["limit", "opened", "closed"]
 
 
 # --- rounds ---
@@ -90,7 +92,9 @@ def test_the_export_is_plain_json_with_everything_in_it(tmp_path):
 def test_asking_for_an_earlier_round_again_uncharges_nothing(rounds_ahead, tmp_path):
     plan = small_plan()
     ledger = Ledger(tmp_path / "a.sqlite")
-    session = ledger.open_session(dataset=NAME, plan=plan, run="r", session="s", rounds_ahead=rounds_ahead)
+    session = ledger.open_session(
+        dataset=NAME, plan=plan, run="r", session="s", exact_metrics=True, rounds_ahead=rounds_ahead
+    )
     for number in [*range(6), 1]:
         charge(session, plan, number)
     session.close()
@@ -101,7 +105,9 @@ def test_a_round_before_the_session_s_first_is_refused(tmp_path):
     plan = small_plan()
     schedule = plan.schedule
     charge_all(Ledger(tmp_path / "a.sqlite"), plan, rounds=8)
-    session = Ledger(tmp_path / "a.sqlite").open_session(dataset=NAME, plan=plan, run="run", session="t", first_round=5)
+    session = Ledger(tmp_path / "a.sqlite").open_session(
+        dataset=NAME, plan=plan, run="run", session="t", exact_metrics=True, first_round=5
+    )
     with pytest.raises(LedgerError, match=f"round=4 .* permitted: 5, .* to {len(schedule) - 1}"):
         charge(session, plan, 4)
     charge(session, plan, 5)
@@ -113,7 +119,9 @@ def test_a_round_before_the_session_s_first_is_refused(tmp_path):
 )
 def test_a_round_with_other_events_than_the_session_was_opened_with_is_refused(changes, tmp_path):
     plan = small_plan()
-    session = Ledger(tmp_path / "a.sqlite").open_session(dataset=NAME, plan=plan, run="run", session="s")
+    session = Ledger(tmp_path / "a.sqlite").open_session(
+        dataset=NAME, plan=plan, run="run", session="s", exact_metrics=True
+    )
     first = plan.schedule[0]
     for events in (plan.replace(**changes).events(first.kind), ()):
         with pytest.raises(LedgerError, match="its events are not those of joint rounds"):
@@ -127,7 +135,9 @@ def test_a_round_with_other_events_than_the_session_was_opened_with_is_refused(c
 def test_charging_no_round_at_a_time_is_refused(rounds_ahead, tmp_path):
     ledger = Ledger(tmp_path / "a.sqlite")
     with pytest.raises(LedgerError, match=f"rounds_ahead={rounds_ahead}; permitted: 1 or more"):
-        ledger.open_session(dataset=NAME, plan=small_plan(), run="r", session="s", rounds_ahead=rounds_ahead)
+        ledger.open_session(
+            dataset=NAME, plan=small_plan(), run="r", session="s", exact_metrics=True, rounds_ahead=rounds_ahead
+        )
 
 
 # --- rows ---
@@ -135,10 +145,13 @@ def test_charging_no_round_at_a_time_is_refused(rounds_ahead, tmp_path):
 
 def test_changed_values_keep_what_was_spent_and_are_noticed(tmp_path):
     plan = small_plan()
-    charge_all(Ledger(tmp_path / "a.sqlite"), plan, fingerprint="before")
+    values = np.arange(plan.num_samples, dtype=np.float32)
+    charge_all(Ledger(tmp_path / "a.sqlite"), plan, train_values=values)
     ledger = Ledger(tmp_path / "a.sqlite")
     before = spending(ledger, NAME, paper_limit()).worst
-    session = ledger.open_session(dataset=NAME, plan=plan, run="2", session="t", fingerprint="after")
+    session = ledger.open_session(
+        dataset=NAME, plan=plan, run="2", session="t", exact_metrics=True, train_values=values + 1
+    )
     assert any("other values" in note for note in session.notes)
     session.close()
     assert spending(Ledger(tmp_path / "a.sqlite"), NAME, paper_limit()).worst == before > 0
@@ -158,7 +171,9 @@ def test_row_ids_must_differ_and_fit_the_plan(tmp_path):
     plan = small_plan(num_samples=2, num_test_samples=0)
     ledger = Ledger(tmp_path / "a.sqlite")
     with pytest.raises(LedgerError, match="different"):
-        ledger.open_session(dataset=NAME, plan=plan, run="r", session="s", train_ids=["a", "a"], test_ids=[])
+        ledger.open_session(
+            dataset=NAME, plan=plan, run="r", session="s", exact_metrics=True, train_ids=["a", "a"], test_ids=[]
+        )
     with pytest.raises(LedgerError, match="has 1 rows, the plan has 2"):
         Ledger(tmp_path / "b.sqlite").open_session(
             dataset=NAME, plan=plan, run="r", session="s", train_ids=["a"], test_ids=[]
@@ -177,7 +192,7 @@ def test_a_run_that_goes_on_is_refused_by_a_book_without_its_earlier_rounds(mist
     if mistake == "another run's book":
         charge_all(Ledger(path), plan, run="other")
     elif mistake == "another dataset's":
-        session = Ledger(path).open_session(dataset="places", plan=plan, run="run", session="s")
+        session = Ledger(path).open_session(dataset="places", plan=plan, run="run", session="s", exact_metrics=True)
         for number in range(9):
             charge(session, plan, number)
         session.close()

@@ -34,7 +34,9 @@ from pbmvfl.wire.messages import MessageKind
 def test_a_charge_is_on_disk_when_it_returns(tmp_path):
     """Another process's view, through its own connection, without the first one closing anything."""
     plan = small_plan()
-    session = Ledger(tmp_path / "a.sqlite").open_session(dataset=NAME, plan=plan, run="r", session="s")
+    session = Ledger(tmp_path / "a.sqlite").open_session(
+        dataset=NAME, plan=plan, run="r", session="s", exact_metrics=True
+    )
     for number in range(3):
         charge(session, plan, number)
         other = sqlite3.connect(tmp_path / "a.sqlite")
@@ -46,7 +48,7 @@ def test_a_charge_is_on_disk_when_it_returns(tmp_path):
 def test_rounds_charged_ahead_are_given_back_at_a_clean_end_only(tmp_path):
     plan = small_plan()
     ledger = Ledger(tmp_path / "a.sqlite", durable=True)
-    session = ledger.open_session(dataset=NAME, plan=plan, run="r", session="s", rounds_ahead=8)
+    session = ledger.open_session(dataset=NAME, plan=plan, run="r", session="s", exact_metrics=True, rounds_ahead=8)
     charge(session, plan, 0)
     assert Ledger(tmp_path / "a.sqlite").sessions(NAME)[0].charged_until == 8  # what a killed process would leave
     charge(session, plan, 1)
@@ -123,7 +125,9 @@ def test_a_limit_set_between_kills_stops_the_party_before_it_is_crossed(tmp_path
 
 def test_a_copy_of_the_file_alone_knows_of_the_session_that_was_open(tmp_path):
     plan = small_plan()
-    opened = Ledger(tmp_path / "a.sqlite").open_session(dataset=NAME, plan=plan, run="run", session="s")
+    opened = Ledger(tmp_path / "a.sqlite").open_session(
+        dataset=NAME, plan=plan, run="run", session="s", exact_metrics=True
+    )
     shutil.copy(tmp_path / "a.sqlite", tmp_path / "copy.sqlite")  # as after kill -9, without the log beside it
     opened.close()
     assert [entry.run for entry in Ledger(tmp_path / "copy.sqlite").sessions(NAME)] == ["run"]

@@ -45,19 +45,25 @@ def writing(path):
 
 def test_only_one_session_at_a_time_may_charge_a_book(tmp_path):
     plan = small_plan()
-    session = Ledger(tmp_path / "a.sqlite").open_session(dataset=NAME, plan=plan, run="r", session="s")
+    session = Ledger(tmp_path / "a.sqlite").open_session(
+        dataset=NAME, plan=plan, run="r", session="s", exact_metrics=True
+    )
     with pytest.raises(LedgerError, match="another session"):
-        Ledger(tmp_path / "a.sqlite").open_session(dataset=NAME, plan=plan, run="r", session="t")
+        Ledger(tmp_path / "a.sqlite").open_session(dataset=NAME, plan=plan, run="r", session="t", exact_metrics=True)
     session.close()
     charge_all(Ledger(tmp_path / "a.sqlite"), plan)
 
 
 def test_one_book_under_two_names_has_one_session_at_a_time(tmp_path):
     plan = small_plan()
-    opened = Ledger(tmp_path / "a.sqlite").open_session(dataset=NAME, plan=plan, run="run", session="s")
+    opened = Ledger(tmp_path / "a.sqlite").open_session(
+        dataset=NAME, plan=plan, run="run", session="s", exact_metrics=True
+    )
     (tmp_path / "alias.sqlite").symlink_to(tmp_path / "a.sqlite")
     with pytest.raises(LedgerError, match="being charged by another session"):
-        Ledger(tmp_path / "alias.sqlite").open_session(dataset=NAME, plan=plan, run="other", session="t")
+        Ledger(tmp_path / "alias.sqlite").open_session(
+            dataset=NAME, plan=plan, run="other", session="t", exact_metrics=True
+        )
     opened.close()
 
 
@@ -65,11 +71,13 @@ def test_a_session_that_could_not_be_opened_keeps_nobody_out(tmp_path, monkeypat
     plan = small_plan(num_samples=2, num_test_samples=0)
     ledger = Ledger(tmp_path / "a.sqlite")
     with pytest.raises(LedgerError, match="different"):
-        ledger.open_session(dataset=NAME, plan=plan, run="r", session="s", train_ids=["a", "a"], test_ids=[])
+        ledger.open_session(
+            dataset=NAME, plan=plan, run="r", session="s", exact_metrics=True, train_ids=["a", "a"], test_ids=[]
+        )
     with monkeypatch.context() as broken:
         broken.setattr(Charging, "_load_limits", lambda _: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            ledger.open_session(dataset=NAME, plan=plan, run="r", session="s")
+            ledger.open_session(dataset=NAME, plan=plan, run="r", session="s", exact_metrics=True)
     charge_all(Ledger(tmp_path / "a.sqlite"), plan)
     assert charge_all(ledger, plan, run="2") == len(plan.schedule)
 
@@ -98,7 +106,7 @@ def test_a_busy_book_is_a_ledger_error_that_says_to_try_again(tmp_path):
     with writing(path):
         for attempt in (
             lambda: ledger.set_limit(NAME, paper_limit()),
-            lambda: ledger.open_session(dataset=NAME, plan=plan, run="r", session="s"),
+            lambda: ledger.open_session(dataset=NAME, plan=plan, run="r", session="s", exact_metrics=True),
             lambda: Ledger(path),
         ):
             with pytest.raises(LedgerError, match=busy):
@@ -116,7 +124,9 @@ def test_a_round_that_could_not_be_written_is_charged_once_when_it_is_asked_for_
     rate = plan.embedding_dim * cell_rdp(plan.num_trials, plan.beta_16, plan.num_parties, (4.0,))[0]
     ledger = Ledger(path)
     ledger.set_limit(NAME, paper_limit(epsilon_at(1.5 * rate, DELTA, 4.0)))  # each row once, and not twice
-    session = ledger.open_session(dataset=NAME, plan=plan, run="r", session="s", rounds_ahead=rounds_ahead)
+    session = ledger.open_session(
+        dataset=NAME, plan=plan, run="r", session="s", exact_metrics=True, rounds_ahead=rounds_ahead
+    )
     with writing(path):
         for _ in range(3):
             with pytest.raises(LedgerError, match="try again"):
@@ -131,7 +141,9 @@ def test_a_round_that_could_not_be_written_is_charged_once_when_it_is_asked_for_
 def test_rounds_that_could_not_be_given_back_stay_charged_and_the_book_is_free_again(tmp_path):
     plan = small_plan()
     path = tmp_path / "a.sqlite"
-    session = Ledger(path).open_session(dataset=NAME, plan=plan, run="r", session="s", rounds_ahead=8)
+    session = Ledger(path).open_session(
+        dataset=NAME, plan=plan, run="r", session="s", exact_metrics=True, rounds_ahead=8
+    )
     charge(session, plan, 0)
     with writing(path), pytest.raises(LedgerError, match="try again"):
         session.close()

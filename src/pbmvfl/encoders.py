@@ -8,6 +8,7 @@ depends on that row and on the party's own weights alone: networks that break th
 from __future__ import annotations
 
 import copy
+import hashlib
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
@@ -164,6 +165,46 @@ def build_encoder(plan: Plan, *, index: int, input_shape: Sequence[int]) -> Boun
         lambda: ENCODERS[plan.encoder](input_shape, plan.embedding_dim), seed=plan.seed, index=index
     )
     return Bounded(network, bound=plan.bound, activation=plan.activation)
+
+
+def weights_digest(module: nn.Module) -> str:
+    """SHA-256 of everything that a network computes with: names, types, shapes and bytes of weights and buffers."""
+    digest = hashlib.sha256()
+    values: dict[str, object] = {**dict(module.named_buffers()), **module.state_dict()}
+    for name in sorted(values):
+        value = values[name]
+        if not isinstance(value, Tensor) or is_lazy(value):
+            raise EncoderError(
+                f"{name!r} of {type(module).__name__} has no bytes to be compared: it is not yet there, or no tensor; "
+                "run the network once, and keep plain tensors in it"
+            )
+        tensor = value.detach().cpu().contiguous()
+        digest.update(f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data if tensor.numel() else b"")
+    return digest.hexdigest()
+
+
+def is_public_start(encoder: nn.Module, plan: Plan, *, index: int, input_shape: Sequence[int]) -> bool:
+    """Whether a party's weights are public: those that the plan makes, to the bit, or those whose digest it declares.
+
+    Anything else may have been trained on anybody's rows.
+    """
+    try:
+        digest = weights_digest(encoder)
+    except EncoderError:
+        return False
+    if plan.first_weights and digest == plan.first_weights[index]:
+        return True
+    try:
+        public = build_encoder(plan, index=index, input_shape=input_shape)
+    except (EncoderError, RuntimeError, ValueError, TypeError):
+        return False  # the plan has no network for these rows
+    return _layers(encoder) == _layers(public) and digest == weights_digest(public)
+
+
+def _layers(module: nn.Module) -> list[tuple[str, type]]:
+    """A network of other classes may compute with more than its weights."""
+    return [(name, type(layer)) for name, layer in module.named_modules()]
 
 
 def build_head(plan: Plan) -> nn.Module:

@@ -10,6 +10,7 @@ import contextlib
 import copy
 import os
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, ClassVar
@@ -22,6 +23,7 @@ from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.driver import Tap
 from pbmvfl.encoders import build_encoder, check_distinct
 from pbmvfl.errors import CheckpointError, EncoderError, LedgerError, PlanError
+from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.party_setup import PartySetup
 from pbmvfl.plan import Plan
 from pbmvfl.plan_groups import Evaluation
@@ -95,6 +97,7 @@ class Federation:
         checkpoint_every: int = 1,
         sessions: Path | str | None = None,
         ledger: Path | str | None = None,
+        exact_metrics: bool = False,
         on_round: OnRound | None = None,
         on_epoch: OnEpoch | None = None,
     ) -> Result:
@@ -102,7 +105,8 @@ class Federation:
 
         Every role writes its own there, in a folder of its own, after every `checkpoint_every` epochs and at the end;
         the count of releases goes to the folder `sessions`, by default beside them. With `ledger`, a folder, each party
-        keeps its own ledger there and may end the run at a limit of its owner; the result says so.
+        keeps its own ledger there and may end the run at a limit of its owner; the result says so. `exact_metrics` is
+        the owners' word that evaluation=simulator may look at exact metrics of rows that have a limit.
         """
         checkpoints, sessions, ledger = (
             None if folder is None else Path(folder) for folder in (checkpoints, sessions or checkpoints, ledger)
@@ -123,13 +127,16 @@ class Federation:
             # From here on this process alone may write the folder, so what is read now stays true.
             if ledger is not None:
                 check_ledgers(ledger, self.plan, released=bool(log.records))
+                if not exact_metrics:
+                    check_exact_metrics(ledger, self.plan, data.name)
             server = Server(
                 self.plan,
                 train_labels=data.train_labels,
                 run_id=(None if keeper is None else keeper.run_id) or self.new_run_id(),
                 keeper=keeper,
             )
-            transport = self._open_transport(data, ledger, checkpoints, checkpoint_every)
+            setups = self.party_setups(data, ledger, checkpoints, checkpoint_every)
+            transport = self._open_transport([replace(setup, exact_metrics=exact_metrics) for setup in setups])
             opened.enter_context(_closed_at_the_end(transport))
             run = Run(
                 server,
@@ -193,10 +200,7 @@ class Federation:
             for index, identity in enumerate(identities)
         ]
 
-    def _open_transport(
-        self, data: VerticalDataset, ledger: Path | None, checkpoints: Path | None, checkpoint_every: int
-    ) -> InProcess | Processes:
-        setups = self.party_setups(data, ledger, checkpoints, checkpoint_every)
+    def _open_transport(self, setups: Sequence[PartySetup]) -> InProcess | Processes:
         if self._parties is Parties.PROCESSES:
             return Processes(setups)
         return InProcess(setups, self._encoders)
@@ -264,6 +268,22 @@ def make_ledger_folder(folder: Path) -> None:
 def ledger_of(folder: Path, index: int) -> Path:
     """Where a simulation's party keeps its ledger."""
     return folder / f"party-{index}.sqlite"
+
+
+def check_exact_metrics(folder: Path, plan: Plan, dataset: str) -> None:
+    """Refuse, before anything is written, a run whose parties would refuse its first round."""
+    if plan.evaluation is not Evaluation.SIMULATOR:
+        return
+    for index in range(plan.num_parties):
+        if not (path := ledger_of(folder, index)).is_file():
+            continue
+        with contextlib.closing(Ledger(path, read_only=True)) as book:
+            if book.limits(dataset):
+                raise LedgerError(
+                    f"evaluation=simulator looks at exact metrics of dataset={dataset!r}, which has a limit in "
+                    f"ledger={str(path)!r}, and no limit counts them; plan with evaluation=released, or give the "
+                    "owners' word: --exact-metrics, Federation.fit(exact_metrics=True)"
+                )
 
 
 def check_ledgers(folder: Path, plan: Plan, *, released: bool) -> None:

@@ -2,19 +2,48 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
+#: Of files that only their owner may read, whatever the umask is, and of folders with such files.
+PRIVATE_FILE, PRIVATE_FOLDER = 0o600, 0o700
 
-def write_atomically(path: Path, data: str | bytes) -> None:
-    """Write beside the file, force it to disk, then replace."""
+
+def write_atomically(path: Path, data: str | bytes, *, mode: int | None = None) -> None:
+    """Write beside the file, force it to disk, then replace. A `mode` holds whatever the umask is."""
     temporary = path.with_name(path.name + ".tmp")
-    with open(temporary, "wb") as file:
+    temporary.unlink(missing_ok=True)  # one that a killed process left has its own rights
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666 if mode is None else mode)
+    with open(descriptor, "wb") as file:
+        if mode is not None:
+            os.fchmod(descriptor, mode)
         file.write(data.encode() if isinstance(data, str) else data)
         file.flush()
         os.fsync(file.fileno())
     os.replace(temporary, path)
     sync_folder(path.parent)
+
+
+def make_private(path: Path) -> None:
+    """Make an empty file that only its owner may read; one that is there is left as it is."""
+    with contextlib.suppress(OSError):  # whoever opens it next says what is wrong
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE_FILE)
+        os.fchmod(descriptor, PRIVATE_FILE)
+        os.close(descriptor)
+
+
+def make_private_folder(path: Path) -> None:
+    """Make a folder, and those above it that are missing, for its owner alone; one that is there is left as it is."""
+    if not path.parent.exists():
+        make_private_folder(path.parent)
+    try:
+        path.mkdir(mode=PRIVATE_FOLDER)
+    except FileExistsError:
+        if not path.is_dir():
+            raise
+    else:
+        path.chmod(PRIVATE_FOLDER)
 
 
 def sync_folder(folder: Path) -> None:

@@ -22,8 +22,17 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from pbmvfl.encoders import check_encoder
-from pbmvfl.errors import DataError, OutOfOrder, PbmvflError, TruncatedMessage, WrongPlan, WrongSender, WrongSession
+from pbmvfl.encoders import check_encoder, is_public_start, weights_digest
+from pbmvfl.errors import (
+    DataError,
+    EncoderError,
+    OutOfOrder,
+    PbmvflError,
+    TruncatedMessage,
+    WrongPlan,
+    WrongSender,
+    WrongSession,
+)
 from pbmvfl.mechanisms import Scratch
 from pbmvfl.plan import Plan
 from pbmvfl.privacy.events import Event
@@ -51,6 +60,8 @@ _Features = npt.NDArray[np.float32] | npt.NDArray[np.uint8]
 _log = logging.getLogger(__name__)
 #: Products of a column with weights and a gradient stay far inside float32.
 LARGEST_COLUMN = 1e9
+#: Beside the weights of a checkpoint: whether their run began with public ones.
+_PUBLIC_START = "run.public_start"
 
 
 class ReleaseGuard(Protocol):
@@ -90,9 +101,10 @@ class Party:
         identities: Sequence[bytes],
         test_features: _Features | None = None,
         keeper: Keeper | None = None,
-        open_guard: Callable[[Session, int], ReleaseGuard] | None = None,
+        open_guard: Callable[[Session, int, bool], ReleaseGuard] | None = None,
     ) -> None:
-        """`open_guard` is called with the session and its first round, before anything is released in it."""
+        """`open_guard` is called with the session, its first round and whether its run began with public weights,
+        before anything is released in it."""
         if not 0 <= index < plan.num_parties:
             raise WrongPlan(f"party={index}: the plan has parties 0 to {plan.num_parties - 1}")
         _check_identities(identities, plan, index=index, own=identity.public)
@@ -132,6 +144,9 @@ class Party:
         self._exchange: KeyExchange | None = None
         self._keyed = False
         self._masks: dict[RoundKind, Masks] = {}
+        #: Whether the run began with public weights. Known once the session has its first round.
+        self.public_start = False
+        self._start_digest: str | None = None  # of the weights then, until the first release is made with them
         # --- the rounds ---
         self._next_round = 0
         self._weights_of = 0  # how many rounds the weights have seen, at least: those up to the last step
@@ -250,8 +265,30 @@ class Party:
         if first_round:
             if self._keeper is None or first_round not in self._keeper.rounds(self._run_id):
                 raise OutOfOrder(f"round={first_round}: this party has no checkpoint of it; it can begin with round 0")
-            self._update.load_state(self._keeper.load(self._run_id, first_round))
+            state = dict(self._keeper.load(self._run_id, first_round))
+            known = state.pop(_PUBLIC_START, None)
+            self.public_start = known is not None and bool(known)
+            self._update.load_state(state)
+        else:
+            shape = self._features[Split.TRAIN].shape[1:]
+            self.public_start = is_public_start(self.encoder, self.plan, index=self.index, input_shape=shape)
+        self._start_digest = self._digest()
         self._next_round = self._weights_of = first_round
+
+    def _digest(self) -> str | None:
+        try:
+            return weights_digest(self.encoder)
+        except EncoderError:
+            return None  # such weights are never public
+
+    def _check_start(self) -> None:
+        """What was found about the first weights must hold for those that the first release is made with."""
+        if self.public_start and self._start_digest is not None and self._digest() != self._start_digest:
+            raise EncoderError(
+                f"party={self.index}: its weights changed between the handshake and the first round; a network can be "
+                "in one run at a time, give each run a copy of its own"
+            )
+        self._start_digest = None
 
     def _receive_keys(self, message: Message) -> bytes:
         if self._exchange is None:
@@ -268,7 +305,7 @@ class Party:
         }
         if self._open_guard is not None:
             assert self._session is not None
-            self._guard = self._open_guard(self._session, self._next_round)
+            self._guard = self._open_guard(self._session, self._next_round, self.public_start)
         self._exchange = None  # the secret half is gone
         self._keyed = True
         return b""
@@ -340,6 +377,8 @@ class Party:
     def _answer_round(self, message: Message) -> bytes:
         """Embed, randomise, have it charged, mask. Whatever raises leaves the round to be asked for again."""
         current = self._schedule[message.round_number]
+        if self._start_digest is not None:
+            self._check_start()
         batch = self._features[current.kind.split].index_select(0, torch.from_numpy(current.rows))
         embedding_BP = self._embed(batch, current)
         mechanism = self.plan.mechanism_for(current.kind)
@@ -389,7 +428,7 @@ class Party:
 
     def _keep_if_wanted(self) -> None:
         if self._keeper is not None and self._keeper.wants(self.completed_rounds):
-            self._keeper.save(self._run_id, self.completed_rounds, self._update.state())
+            self._keeper.save(self._run_id, self.completed_rounds, self._kept_state())
 
     def _receive_stop(self, message: Message) -> bytes:
         """The run ends in the middle of an epoch. All parties have taken the same steps, so it can go on from here."""
@@ -402,8 +441,12 @@ class Party:
         if self._keeper is not None:
             # Rounds after the last one that trains change no weights, and are all run again.
             kept = min(message.round_number, self._schedule.trained_at)
-            self._keeper.save(self._run_id, kept, self._update.state())
+            self._keeper.save(self._run_id, kept, self._kept_state())
         return b""
+
+    def _kept_state(self) -> dict[str, Tensor]:
+        """With what is known about the weights that the run began with: a resume is charged by it."""
+        return {**self._update.state(), _PUBLIC_START: torch.tensor([self.public_start], dtype=torch.uint8)}
 
     def close(self) -> None:
         """End the session: the ledger learns that nothing more will be sent."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,6 +45,8 @@ class PartySetup:
     dataset: str = ""
     train_ids: tuple[str, ...] | None = None
     test_ids: tuple[str, ...] | None = None
+    #: The owner's word that exact metrics may be looked at although the ledger has a limit for these rows.
+    exact_metrics: bool = False
 
     def build(self, encoder: nn.Module | None = None) -> Party:
         """The party, if its owner accepts the plan."""
@@ -77,7 +78,7 @@ class PartySetup:
             return self.train_features
         return self.train_features[:0] if self.test_features is None else self.test_features
 
-    def _open_ledger(self, session: Session, first_round: int) -> Charging:
+    def _open_ledger(self, session: Session, first_round: int, public_start: bool) -> Charging:
         assert self.ledger is not None
         ledger = Ledger(self.ledger)
         try:
@@ -87,22 +88,14 @@ class PartySetup:
                 run=session.run_id.hex(),
                 session=session.id.hex(),
                 first_round=first_round,
+                public_start=public_start,
                 rounds_ahead=ROUNDS_AHEAD,
-                fingerprint=self._fingerprint(),
+                exact_metrics=self.exact_metrics,
+                train_values=self.train_features,
+                test_values=self.test_features,
                 train_ids=self.train_ids,
                 test_ids=self.test_ids,
             )
         except BaseException:
             ledger.close()
             raise
-
-    def _fingerprint(self) -> str:
-        """Of the values, to notice that they changed; rows with ids in the ids' order, so that a split changes none."""
-        rows: npt.NDArray[np.float32] | npt.NDArray[np.uint8] = self.train_features
-        if self.train_ids is not None:
-            ids = self.train_ids
-            if self.test_features is not None and self.test_ids is not None:
-                ids += self.test_ids
-                rows = np.concatenate([rows, self.test_features])
-            rows = rows[np.argsort(np.array(ids))]
-        return hashlib.sha256(np.ascontiguousarray(rows).data).hexdigest()

@@ -126,6 +126,7 @@ class Plan:
     clip_norm = _In[float]("update")
     encoder = _In[str]("network")
     activation = _In[Activation]("network")
+    first_weights = _In[tuple[str, ...]]("network")
     couples_rows = _In[bool]("network")
 
     def __post_init__(self) -> None:
@@ -141,6 +142,11 @@ class Plan:
                     f"{self.release.embedding_dim} and {self.release.bound:g}; one network makes both"
                 )
         self._check_schedule()
+        if self.first_weights and len(self.first_weights) != self.num_parties:
+            raise PlanError(
+                f"first_weights has {len(self.first_weights)} digests for num_parties={self.num_parties}; give one for "
+                "each party, or none"
+            )
         if self.update.noise_multiplier and self.network.couples_rows:
             # The noise hides one clipped gradient; here a row moves the gradients of its whole batch.
             raise PlanError(
@@ -194,8 +200,11 @@ class Plan:
         text = json.dumps({"protocol": PROTOCOL_VERSION, **self.to_dict()}, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).digest()
 
-    def training_run(self, uses: Iterable[RowUses] | None = None) -> TrainingRun:
-        """What the account sees: all that an undisturbed run releases and updates, or what was used instead."""
+    def training_run(self, uses: Iterable[RowUses] | None = None, *, public_start: bool = True) -> TrainingRun:
+        """What the account sees: all that an undisturbed run releases and updates, or what was used instead.
+
+        `public_start` says whether every party began with public weights, which depend on no row.
+        """
         from pbmvfl.privacy.accounting import Activity, TrainingRun
 
         activities = tuple(
@@ -212,7 +221,8 @@ class Plan:
         return TrainingRun(
             activities=activities,
             num_parties=self.num_parties,
-            first_batch=self.schedule.num_rows(0),
+            first_batch=self.schedule.num_rows(0) if public_start else 1,
+            public_start=public_start,
             rows_together=self.schedule.num_rows(0) if self.network.couples_rows else 1,
         )
 
@@ -303,6 +313,8 @@ class Plan:
             values |= {"phases": self.rounds.phases}
         values |= {"batch_size": self.batch_size, **vars_of(self.learning), **vars_of(self.update)}
         values |= {**vars_of(self.network), "evaluation": self.evaluation, "seed": self.seed}
+        if not self.first_weights:
+            del values["first_weights"]
         if self.prediction is not None:
             values |= {_PREDICTION + name: value for name, value in self.prediction.to_dict().items()}
             for name in ("embedding_dim", "bound"):  # one network makes both
@@ -319,10 +331,16 @@ class Plan:
             "rounds": {"batch_size": self.batch_size, "phases": [phase.to_dict() for phase in self.rounds.phases]},
             "learning": vars_of(self.learning),
             "update": vars_of(self.update),
-            "network": vars_of(self.network),
+            "network": self._network_values(),
             "evaluation": str(self.evaluation),
             "seed": self.seed,
         }
+
+    def _network_values(self) -> dict[str, Any]:
+        """Without first weights where none are declared: such plans keep the hash that they always had."""
+        values = vars_of(self.network)
+        digests = list(values.pop("first_weights"))
+        return {**values, "first_weights": digests} if digests else values
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Plan:
@@ -365,7 +383,7 @@ class Plan:
 #: Before the names of a mechanism's numbers, where they are those of predictions.
 _PREDICTION = "prediction_"
 _REQUIRED = ("num_parties", "num_samples", "num_classes")
-_PLAIN_GROUPS: dict[str, type] = {"learning": Learning, "update": UpdateNoise, "network": Network}
+_PLAIN_GROUPS: dict[str, type] = {"learning": Learning, "update": UpdateNoise}
 
 
 def vars_of(group: Any) -> dict[str, Any]:
@@ -416,7 +434,7 @@ def plan_settings() -> dict[str, Setting]:
 
 
 def _known_names() -> set[str]:
-    names = {*plan_settings(), "phases"}
+    names = {*plan_settings(), "phases", "first_weights"}
     released = {"mechanism", "secure_aggregation", *(n for m in MECHANISMS.values() for n in m.own_settings())}
     return names | {_PREDICTION + name for name in (*released, "embedding_dim", "bound")}
 
@@ -465,6 +483,7 @@ def _groups(values: Mapping[str, Any]) -> dict[str, Any]:
     groups["rounds"] = Rounds(**_taken(values, Rounds), phases=phases)
     for name, group in _PLAIN_GROUPS.items():
         groups[name] = group(**_taken(values, group))
+    groups["network"] = Network(**_taken(values, Network), first_weights=values.get("first_weights", ()))
     return groups
 
 

@@ -40,6 +40,10 @@ class Activation(StrEnum):
     SOFTSIGN = "softsign"
 
 
+def _is_digest(value: object) -> bool:
+    return isinstance(value, str) and len(value) == 64 and set(value) <= set("0123456789abcdef")
+
+
 def words(kind: type[StrEnum]) -> str:
     return " | ".join(kind)
 
@@ -164,8 +168,17 @@ class Network:
     activation: Activation = setting(
         Activation.TANH, help=f"{words(Activation)}: keeps embeddings in [-C, C].", panel=TRAINING
     )
+    #: Of networks that are not built from the plan: for each party the digest of its public first weights, as
+    #: `encoders.weights_digest` computes it. Whatever else a party starts with is charged as weights that know rows.
+    first_weights: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        if not isinstance(self.first_weights, list | tuple) or not all(map(_is_digest, self.first_weights)):
+            raise PlanError(
+                f"first_weights={self.first_weights!r} must be SHA-256 digests, 64 hexadecimal digits each, one for "
+                "each party, or none; pbmvfl.encoders.weights_digest(network) computes them"
+            )
+        object.__setattr__(self, "first_weights", tuple(self.first_weights))
         if not isinstance(self.encoder, str) or not self.encoder:
             raise PlanError(f"encoder={self.encoder!r} must be the name of an encoder, such as mlp")
         why = f"; with {self.activation} the output can leave [-C, C], and the privacy account would not hold"

@@ -135,6 +135,8 @@ class Run:
             first_round=first_round,
             until=self._next_boundary(),
             noise_is_seeded=self._noise_is_seeded,
+            # Who cannot ask the parties must reckon with weights that know the rows.
+            public_start=self._owners is not None and all(self._owners.public_starts()),
         )
 
     def _continue_from(self, first_round: int) -> None:

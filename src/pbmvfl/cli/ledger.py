@@ -59,6 +59,8 @@ def show(
     with _books(book, read_only=True) as books:
         for each in books:
             console.print(str(each.path), style="bold", markup=False, soft_wrap=True)
+            if (trouble := each.trouble()) is not None:
+                console.print(f"  note: it {trouble}", style="yellow", markup=False, soft_wrap=True)
             if not each.datasets():
                 console.print("  nothing yet")
             for dataset in each.datasets():
@@ -97,6 +99,7 @@ def _show_dataset(console: Console, book: Ledger, dataset: str, delta: float) ->
             colluding_parties=limit.colluding_parties,
             delta=limit.delta,
         )
+        whole = min(whole, spent)  # both are bounds; the best order is looked for on a coarse grid
         adversary = "server" + (f" + {limit.colluding_parties}" if limit.colluding_parties else "")
         row = (
             limit.unit,
@@ -176,6 +179,35 @@ def limit(
                 print_notes(console, [f"no run of {dataset!r} is in this book; it has runs of {', '.join(known)}"])
             if spent > epsilon:
                 console.print("[yellow]note:[/] more than that is spent already: every further round will be refused")
+
+
+@app.command()
+def allow(
+    book: Annotated[Path, _BOOK],
+    dataset: Annotated[str, typer.Option(help="The owner's name for the data.")],
+) -> None:
+    """Say that a dataset is about other people, although its values are known under another name."""
+    with _books(book) as books:
+        for ledger in books:
+            ledger.allow(dataset)
+            _say(f"{ledger.path}: {dataset} is about other people; noted")
+
+
+@app.command()
+def accept(book: Annotated[Path, _BOOK]) -> None:
+    """Take a ledger as it is although releases may be missing: an older copy, or one that something else changed."""
+    with _books(book) as books:
+        for ledger in books:
+            found = ledger.accept()
+            _say(
+                f"{ledger.path}: " + ("nothing to accept" if found is None else f"accepted, although it {found}; noted")
+            )
+
+
+def _say(text: str) -> None:
+    from rich.console import Console
+
+    Console(highlight=False).print(text, markup=False, soft_wrap=True)
 
 
 @app.command()

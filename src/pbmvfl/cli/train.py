@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import numpy as np
 import typer
 
 from pbmvfl.cli.plan_options import plan_options
@@ -90,6 +89,14 @@ def train(
         Path | None,
         typer.Option(help="Folder where every party keeps its ledger and its limits.", rich_help_panel=_RUN),
     ] = None,
+    exact_metrics: Annotated[
+        bool,
+        typer.Option(
+            "--exact-metrics",
+            help="The owners' word that exact metrics of rows with a limit may be looked at; ledgers note it.",
+            rich_help_panel=_RUN,
+        ),
+    ] = False,
     delta: Annotated[
         float | None,
         typer.Option(help="Of the epsilons that are shown. Default: 1e-5, or the run's own.", rich_help_panel=_RUN),
@@ -144,7 +151,7 @@ def train(
         public_seed = given.get("seed", planned.get("seed", 0))
         source = _source(dataset, table, wanted, root, public_seed)
         source |= {"ledger": _absolute(ledger), "delta": DEFAULT_DELTA if delta is None else delta}
-        run = _new(source, planned, given, out, where)
+        run = _new(source, planned, given, out, where, exact_metrics)
     TrainingRun(
         run.folder,
         run.plan,
@@ -155,6 +162,8 @@ def train(
         checkpoint_every=checkpoint_every,
         json_only=json_,
         resumed=resume is not None,
+        exact_metrics=exact_metrics,
+        notes=run.notes,
         ledger=None if run.source["ledger"] is None else Path(run.source["ledger"]),
         delta=run.source["delta"] if delta is None else delta,
     ).go()
@@ -166,8 +175,10 @@ def _absolute(path: Path | None) -> str | None:
 
 
 class _Prepared:
-    def __init__(self, folder: RunFolder, plan: Plan, data: VerticalDataset, source: dict[str, Any]) -> None:
-        self.folder, self.plan, self.data, self.source = folder, plan, data, source
+    def __init__(
+        self, folder: RunFolder, plan: Plan, data: VerticalDataset, source: dict[str, Any], notes: Sequence[str] = ()
+    ) -> None:
+        self.folder, self.plan, self.data, self.source, self.notes = folder, plan, data, source, notes
 
 
 def _source(
@@ -218,9 +229,14 @@ def _read_plan(path: Path) -> dict[str, Any]:
 
 
 def _new(
-    source: dict[str, Any], planned: dict[str, Any], given: dict[str, Any], out: Path | None, parties: Parties
+    source: dict[str, Any],
+    planned: dict[str, Any],
+    given: dict[str, Any],
+    out: Path | None,
+    parties: Parties,
+    exact_metrics: bool,
 ) -> _Prepared:
-    from pbmvfl.federation import Federation, make_ledger_folder
+    from pbmvfl.federation import Federation, check_exact_metrics, make_ledger_folder
 
     if out is not None and out.exists():
         RunFolder.create(out, name="")  # refuses, before anything is loaded
@@ -238,8 +254,10 @@ def _new(
     Federation(plan, parties=parties).check(data)  # all that can be wrong with the input, while there is no folder yet
     if source["ledger"] is not None:
         make_ledger_folder(Path(source["ledger"]))
+        if not exact_metrics:
+            check_exact_metrics(Path(source["ledger"]), plan, data.name)
     folder = RunFolder.create(out, name=data.name)
-    folder.write_start(plan, {**source, "fingerprint": _fingerprint(data)})
+    folder.write_start(plan, {**source, "files": _files(source)})
     return _Prepared(folder, plan, data, source)
 
 
@@ -252,23 +270,38 @@ def _resumed(path: Path, asked: dict[str, Any], planned: dict[str, Any], given: 
     settings = {name: value for name, value in planned.items() if name not in _SIZES or name in _SHARED_SIZES}
     _check_same_plan(path, plan, {**settings, **given})
     _check_same_source(path, source, asked)
+    notes = _check_files(path, source)
     data = _load(source)
     Federation(plan).check(data)
-    if source.get("fingerprint") not in (None, _fingerprint(data)):
-        raise CheckpointError(
-            f"{path} is a run on other values: the data has changed since it began; put the data back as it was, or "
-            "start a new run"
-        )
-    return _Prepared(folder, plan, data, source)
+    if source.pop("fingerprint", None) is not None:  # version 0.1 wrote one, against which values could be tried
+        folder.write_start(plan, source)
+    return _Prepared(folder, plan, data, source, notes)
 
 
-def _fingerprint(data: VerticalDataset) -> str:
-    """Of every value and label, in their order."""
-    digest = hashlib.sha256()
-    for array in (*data.train_features, *data.test_features, data.train_labels, data.test_labels):
-        digest.update(repr(array.shape).encode())
-        digest.update(np.ascontiguousarray(array).data)
-    return digest.hexdigest()
+def _files(source: dict[str, Any]) -> dict[str, list[int]]:
+    """Size and time of an own table's files: facts of the files, which tell nothing about values."""
+    found = {}
+    for name in ("data", "test_data", "schema"):
+        if source.get(name) is not None:
+            status = Path(source[name]).stat()
+            found[name] = [status.st_size, status.st_mtime_ns]
+    return found
+
+
+def _check_files(path: Path, source: dict[str, Any]) -> list[str]:
+    """Refuse a table that is another one for sure; a note for one that may be."""
+    notes = []
+    now = {} if not source.get("files") else _files(source)
+    for name, (size, time) in now.items():
+        known_size, known_time = source["files"].get(name, (size, time))
+        if size != known_size:
+            raise CheckpointError(
+                f"{path} is a run on other values: {source[name]} had {known_size} bytes when it began and has {size} "
+                "now; put the data back as it was, or start a new run"
+            )
+        if time != known_time:
+            notes.append(f"{source[name]} was written to since the run began; it must hold the same values")
+    return notes
 
 
 def _check_same_plan(path: Path, plan: Plan, given: dict[str, Any]) -> None:

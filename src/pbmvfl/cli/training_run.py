@@ -6,6 +6,7 @@ import contextlib
 import os
 import shlex
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,8 @@ class TrainingRun:
         resumed: bool,
         ledger: Path | None,
         delta: float,
+        exact_metrics: bool = False,
+        notes: Sequence[str] = (),
     ) -> None:
         self._folder, self._plan, self._data = folder, plan, data
         self._parties = parties
@@ -57,6 +60,7 @@ class TrainingRun:
         self._json_only = json_only
         self._resumed = resumed
         self._ledger, self._delta = ledger, delta
+        self._exact_metrics, self._notes = exact_metrics, notes
         self._console = Console(stderr=json_only, quiet=json_only, highlight=False)
 
     def go(self) -> None:
@@ -116,6 +120,7 @@ class TrainingRun:
                     sessions=self._folder.sessions,
                     checkpoint_every=self._checkpoint_every,
                     ledger=self._ledger,
+                    exact_metrics=self._exact_metrics,
                     on_round=watch.on_round,
                     on_epoch=on_epoch,
                 )
@@ -157,20 +162,22 @@ class TrainingRun:
         table_of_costs = plan.privacy(delta=self._delta)
         released = self._released() if self._resumed else None
         if released is not None:  # what earlier sessions released stays released, and counts
-            first_round, uses = released
+            first_round, uses, public_start = released
             self._say(f"continues at round {first_round:,} of {len(plan.schedule):,}")
-            table_of_costs = privacy_table(plan.training_run(uses), delta=self._delta)
+            run = plan.training_run(uses, public_start=public_start)
+            table_of_costs = privacy_table(run, delta=self._delta)
         title = "epsilon that this will cost" + (" in all" if released is not None else "")
         print_privacy(self._console, table_of_costs, title=title)
         print_notes(self._console, self._warnings())
 
-    def _released(self) -> tuple[int, tuple[RowUses, ...]] | None:
-        """Where a resumed run goes on, and how often a row will have been released at its end."""
+    def _released(self) -> tuple[int, tuple[RowUses, ...], bool] | None:
+        """Where a resumed run goes on, how often a row will have been released at its end, and whether the weights
+        were public at first."""
         with contextlib.closing(ReleaseLog(self._folder.sessions, moved_from=self._folder.checkpoints)) as log:
             if not log.records:
                 return None
             first_round = newest_common_round(self._plan, self._folder.checkpoints)
-            return first_round, log.uses_after(self._plan, first_round=first_round)
+            return first_round, log.uses_after(self._plan, first_round=first_round), log.public_start
 
     def _say(self, text: str) -> None:
         """Names of folders are no markup, and are not broken into lines."""
@@ -178,7 +185,7 @@ class TrainingRun:
 
     def _warnings(self) -> list[str]:
         plan = self._plan
-        notes = list(self._data.notes)
+        notes = [*self._notes, *self._data.notes]
         if plan.release.is_private:
             notes += privacy_notes(plan.training_run(), num_samples=plan.num_samples, delta=self._delta)
         notes += plan.release.notes

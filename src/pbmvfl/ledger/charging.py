@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from pbmvfl.errors import BudgetExceeded, LedgerError
+from pbmvfl.ledger import history
+from pbmvfl.ledger.counter import Known, Outside
 from pbmvfl.ledger.file import MARK_BYTES, mark, now
+from pbmvfl.ledger.holder import Holder, forget
 from pbmvfl.ledger.limits import Limit, Rates, epsilon_at
 from pbmvfl.ledger.spending import RowNumbers, Spent, spending
 from pbmvfl.ledger.terms import Terms
@@ -31,14 +36,27 @@ class Charging:
         dataset: str,
         terms: Terms,
         first_round: int,
+        *,
         lock: int,
+        outside: Outside,
+        holder: Holder,
         run_started: bool,
         rounds_ahead: int,
+        shows_exact_metrics: bool,
     ) -> None:
+        """`shows_exact_metrics` without the owner's word, which a dataset with a limit needs."""
         self._ledger, self._db = ledger, ledger._db
         self._number, self._dataset, self._terms = number, dataset, terms
-        self._lock = lock
+        self._lock, self._outside, self._holder = lock, outside, holder
+        self._shows_exact_metrics = shows_exact_metrics
         self._process = os.getpid()
+        # By name and by what is open: a file that was removed or replaced is not the one that others look at.
+        self._files = [
+            (str(ledger.path.resolve()), ledger._file),
+            (str(ledger._lock_file), identity_of(lock)),
+        ]
+        self._check_files(first_round)
+        self._known = Known(0, "")
         # Weights depend on no private row only before the first round of a run.
         self._run_started = run_started or first_round > 0
         self._rounds_ahead = rounds_ahead
@@ -56,10 +74,11 @@ class Charging:
         self._known_mark = b""
         self._accounts: list[tuple[Limit, float, Rates, Spent]] = []
         self._load_limits()
+        self._outside.write(self._known)
 
     def _look_for_changes(self, entry: LedgerEntry) -> list[str]:
-        others = {past.fingerprint for past in self._ledger.sessions(self._dataset) if past.id != entry.id}
-        if others and entry.fingerprint not in others:
+        others = {past.fingerprint for past in self._ledger.sessions(self._dataset) if past.id != entry.id} - {""}
+        if others and entry.fingerprint and entry.fingerprint not in others:
             return [
                 f"dataset {self._dataset!r} has other values than in its earlier runs; "
                 "its rows keep what was spent on them"
@@ -68,7 +87,8 @@ class Charging:
 
     def _load_limits(self) -> None:
         """What every limit has left, from the whole book; again whenever the owner changes one."""
-        version, limits = self._ledger._versioned_limits(self._dataset)
+        version, limits, known = self._ledger._versioned_limits(self._dataset)
+        check_permitted(self._ledger, self._dataset, bool(limits), self._shows_exact_metrics)
         accounts = [
             (
                 limit,
@@ -79,7 +99,7 @@ class Charging:
             for limit in limits
         ]
         # together: an error in between must not leave one of them
-        self._version, self._known_mark, self._accounts = version, mark(version), accounts
+        self._version, self._known_mark, self._accounts, self._known = version, mark(version), accounts, known
 
     def charge(self, current: Round, events: Sequence[Event]) -> None:
         """Charge a round, on disk, before its bytes leave; or raise BudgetExceeded and charge nothing.
@@ -100,6 +120,9 @@ class Charging:
                 f"round={current.number} is not this session's; permitted: {self._first_round}, where it began, to "
                 f"{len(self._schedule) - 1}. To run a round again open a session that begins with it"
             )
+        # A lock file without a name was removed or replaced, and then nobody can tell this session of a new limit.
+        if current.number >= self._charged_until or not os.fstat(self._lock).st_nlink:
+            self._check_files(current.number)
         if current.number < self._charged_until:
             # A round that may have left stays charged, and its bytes are made once: asked for again it costs nothing.
             if current.number < self._sent_until or not self._limits_changed():
@@ -120,6 +143,15 @@ class Charging:
             break
         self._sent_until = current.number + 1
 
+    def _check_files(self, number: int) -> None:
+        """Others must still find the lock and the book that this session has."""
+        for path, known in self._files:
+            if identity_of(path) != known:
+                raise LedgerError(
+                    f"round={number}: {path!r} was removed or replaced while this session charged it; nothing was "
+                    "sent. Put it back as it was and start the session again"
+                )
+
     def _limits_changed(self) -> bool:
         """Whether the owner changed a limit. The lock file is asked first: in a round that takes 3 us, the book 20."""
         if os.pread(self._lock, MARK_BYTES, 0) == self._known_mark:
@@ -127,8 +159,16 @@ class Charging:
         return self._ledger._limits_version() != self._version
 
     def _give_back(self, first_unused: int) -> None:
-        self._db.run("UPDATE charged SET charged_until = ? WHERE session = ?", (first_unused, self._number))
+        self._db.run(
+            "UPDATE charged SET charged_until = ?, writes = writes + 1 WHERE session = ?", (first_unused, self._number)
+        )
         self._charged_until = first_unused
+        self._count()
+
+    def _count(self) -> None:
+        """Tell the outside of one more change, before the bytes leave."""
+        self._known = Known(self._known.counter + 1, self._known.head)
+        self._outside.write(self._known)
 
     def _charge_block(self, current: Round, count: int) -> None:
         # From where the book stands: it has one number for a session, so rounds that were left out are charged too.
@@ -145,7 +185,8 @@ class Charging:
                 continue  # the owner has changed a limit since
             try:
                 changed = self._db.run(
-                    "UPDATE charged SET charged_until = ? WHERE session = ? AND (SELECT limits_version FROM book) = ?",
+                    "UPDATE charged SET charged_until = ?, writes = writes + 1 "
+                    "WHERE session = ? AND (SELECT limits_version FROM book) = ?",
                     (until, self._number, self._version),
                 ).rowcount
             except LedgerError:
@@ -154,6 +195,7 @@ class Charging:
             if changed:
                 self._charged_until = until
                 self._run_started = True
+                self._count()
                 return
             self._load_limits()  # the owner changed a limit since the last round; what was reserved is gone with it
         raise LedgerError("limits change faster than rounds can be charged")
@@ -190,9 +232,48 @@ class Charging:
         lock, self._lock = self._lock, -1
         if os.getpid() != self._process:
             return  # a forked copy: what is charged, and the lock, are its parent's
+        unused = self._sent_until < self._charged_until
         try:
-            if self._sent_until < self._charged_until:
-                self._give_back(self._sent_until)
+            with contextlib.nullcontext() if unused else contextlib.suppress(LedgerError):
+                self._write_end(unused)
         finally:  # what could not be given back stays charged
+            forget(self._holder)
+            self._outside.close()
             os.close(lock)
             self._ledger.close()
+
+    def _write_end(self, unused: bool) -> None:
+        with self._db.transaction("IMMEDIATE"):
+            if unused:
+                self._db.run(
+                    "UPDATE charged SET charged_until = ?, writes = writes + 1 WHERE session = ?",
+                    (self._sent_until, self._number),
+                )
+            history.close_left_sessions(self._db, [self._number])
+            self._db.run("DELETE FROM holder WHERE token = ?", (self._holder.token,))
+            known = self._ledger._known()
+        self._outside.write(known)
+
+
+def check_permitted(ledger: Ledger, dataset: str, has_limit: bool, shows_exact_metrics: bool) -> None:
+    """What a ledger with limits refuses whatever it would cost."""
+    if has_limit and shows_exact_metrics:
+        raise LedgerError(
+            f"evaluation=simulator looks at exact metrics of dataset={dataset!r}, which has a limit in "
+            f"ledger={str(ledger.path)!r}, and no limit counts them; plan with evaluation=released, or give the "
+            "owner's word: --exact-metrics, Federation.fit(exact_metrics=True)"
+        )
+    if not has_limit and ledger.has_limits:
+        raise LedgerError(
+            f"dataset={dataset!r} has no limit in ledger={str(ledger.path)!r}, and others have; set one: `pbmvfl "
+            f"ledger limit {ledger.path} --dataset {dataset} --unit cell --accounting paper --epsilon E`"
+        )
+
+
+def identity_of(file: Path | str | int) -> tuple[int, int] | None:
+    """Which file that is; None if there is none."""
+    try:
+        found = os.stat(file)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino

@@ -4,55 +4,41 @@ SQLite, one transaction a round, written before the bytes leave: a round that wa
 and a round that was sent is never uncounted. The book does not store uses one by one: rows of a round follow from the
 plan's public schedule, so a session is one line with the rounds it has charged, whatever their number.
 
-Rows are the owner's: a dataset's name and row ids. A fingerprint of the values only detects that they changed; changed
-values do not get a new budget.
+Rows are the owner's: a dataset's name and row ids. A digest of the values, under a key that never leaves the book, only
+detects that they changed or came back under another name; changed values do not get a new budget.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import hashlib
 import json
 import os
 import sqlite3
-import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
+import numpy.typing as npt
 
 from pbmvfl.errors import LedgerError
-from pbmvfl.ledger.charging import Charging
+from pbmvfl.files import make_private
+from pbmvfl.ledger import copies, history
+from pbmvfl.ledger.charging import Charging, identity_of
+from pbmvfl.ledger.counter import Known, Outside, known_outside
 from pbmvfl.ledger.file import FORMAT, error_code, format_of, mark, now, open_for_reading, open_for_writing
-from pbmvfl.ledger.limits import Limit, epsilon_at
+from pbmvfl.ledger.holder import check_free
+from pbmvfl.ledger.limits import Limit
 from pbmvfl.ledger.migration import migrate
-from pbmvfl.ledger.spending import spending
+from pbmvfl.ledger.opening import Opening
+from pbmvfl.ledger.reports import exported, notes_of
+from pbmvfl.ledger.row_ids import read_ids
+from pbmvfl.ledger.schema import make_tables
 from pbmvfl.ledger.terms import Terms
 from pbmvfl.privacy.units import Accounting, Unit
 
 if TYPE_CHECKING:
     from pbmvfl.plan import Plan
-
-_SCHEMA = """
-CREATE TABLE book (format INTEGER NOT NULL, limits_version INTEGER NOT NULL) STRICT;
-CREATE TABLE plans (hash TEXT PRIMARY KEY, plan TEXT NOT NULL, terms TEXT NOT NULL) STRICT;
-CREATE TABLE row_ids (hash TEXT PRIMARY KEY, ids BLOB NOT NULL) STRICT;
-CREATE TABLE sessions (
-    id INTEGER PRIMARY KEY, dataset TEXT NOT NULL, fingerprint TEXT NOT NULL, run TEXT NOT NULL,
-    session TEXT NOT NULL, plan TEXT NOT NULL REFERENCES plans, train_ids TEXT NOT NULL, test_ids TEXT NOT NULL,
-    first_round INTEGER NOT NULL, opened TEXT NOT NULL
-) STRICT;
-CREATE TABLE charged (session INTEGER PRIMARY KEY REFERENCES sessions, charged_until INTEGER NOT NULL) STRICT;
-CREATE TABLE limits (
-    dataset TEXT NOT NULL, unit TEXT NOT NULL, accounting TEXT NOT NULL, colluding_parties INTEGER NOT NULL,
-    epsilon REAL NOT NULL, delta REAL NOT NULL, "order" REAL NOT NULL, set_at TEXT NOT NULL,
-    PRIMARY KEY (dataset, unit, accounting, colluding_parties)
-) STRICT;
-CREATE TABLE refusals (session INTEGER NOT NULL, round INTEGER NOT NULL, reason TEXT NOT NULL, at TEXT NOT NULL) STRICT;
-"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +47,7 @@ class LedgerEntry:
 
     id: int
     dataset: str
+    #: Of the values, under the book's key: to compare with others of the same book. In no export.
     fingerprint: str
     run: str
     session: str
@@ -104,6 +91,8 @@ class Ledger:
             self._make_folder()
             if self.path.exists():
                 self._look_first()
+            else:
+                make_private(self.path)  # the log and its index get the rights of the file
             self._db = open_for_writing(self.path)
         try:
             if not read_only:
@@ -114,6 +103,7 @@ class Ledger:
             if found != FORMAT:  # a reader leaves the file as it is
                 self._db = self._db.copy_in_memory()
                 migrate(self._db)
+            self._file = identity_of(self.path)
         except BaseException:
             self._db.close()
             raise
@@ -149,10 +139,11 @@ class Ledger:
             found = format_of(self._db, self.path)
             if found is not None and found != FORMAT:
                 migrate(self._db)
+                for each in (self.path, *map(Path, (f"{self.path}-wal", f"{self.path}-shm"))):
+                    with contextlib.suppress(OSError):  # somebody else's, or not there
+                        each.chmod(0o600)
             if found is None:
-                for statement in _SCHEMA.split(";"):
-                    self._db.run(statement)
-                self._db.run("INSERT INTO book VALUES (?, 0)", (FORMAT,))
+                make_tables(self._db)
 
     def _keep_log(self) -> None:
         for _ in range(20):
@@ -186,23 +177,24 @@ class Ledger:
         A limit that replaces another counts at the other's order, and is returned so: an order that was chosen after
         releases were seen is not one that the filter's theorem is about.
         """
-        values = (dataset, limit.unit, limit.accounting, limit.colluding_parties)
-        with self._changed_limits():
-            earlier = self._db.rows(
-                'SELECT "order" FROM limits '
+        values = (dataset, str(limit.unit), str(limit.accounting), limit.colluding_parties)
+        with self._changed():
+            earlier = self._db.rows(  # also of a limit that was removed
+                'SELECT "order" FROM orders '
                 "WHERE dataset = ? AND unit = ? AND accounting = ? AND colluding_parties = ?",
-                (*map(str, values[:3]), values[3]),
+                values,
             )
             if earlier and self.sessions(dataset):
                 limit = replace(limit, order=earlier[0][0])
-            self._db.run(
-                "INSERT OR REPLACE INTO limits VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-                (*map(str, values[:3]), values[3], limit.epsilon, limit.delta, limit.order, now()),
-            )
+            numbers = (limit.epsilon, limit.delta, limit.order)
+            self._db.run("INSERT OR REPLACE INTO limits VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (*values, *numbers, now()))
+            self._db.run("INSERT OR REPLACE INTO orders VALUES (?, ?, ?, ?, ?)", (*values, limit.order))
+            kept = {**asdict(limit), "unit": str(limit.unit), "accounting": str(limit.accounting)}
+            history.append(self._db, "limit", dataset=dataset, **kept)
         return limit
 
     def remove_limit(self, dataset: str, unit: Unit, accounting: Accounting, colluding_parties: int) -> None:
-        with self._changed_limits():
+        with self._changed():
             removed = self._db.run(
                 "DELETE FROM limits WHERE dataset = ? AND unit = ? AND accounting = ? AND colluding_parties = ?",
                 (dataset, str(unit), str(accounting), colluding_parties),
@@ -213,26 +205,51 @@ class Ledger:
                     f"colluding_parties={colluding_parties} in ledger={str(self.path)!r}; "
                     "`pbmvfl ledger show` lists those it has"
                 )
+            history.append(
+                self._db,
+                "removed",
+                dataset=dataset,
+                unit=str(unit),
+                accounting=str(accounting),
+                colluding_parties=colluding_parties,
+            )
+
+    def allow(self, dataset: str) -> None:
+        """The owner's word that `dataset` is about other people, although its values are known by another name."""
+        with self._changed():
+            self._db.run("INSERT OR REPLACE INTO allowed VALUES (?, ?)", (dataset, now()))
+            history.append(self._db, "allowed", dataset=dataset)
 
     @contextlib.contextmanager
-    def _changed_limits(self) -> Iterator[None]:
-        """A transaction after which the limits have another version, announced in the lock file before it is true.
+    def _changed(self) -> Iterator[None]:
+        """A transaction of the owner, announced in the lock file before it is true.
 
         A session may see the announcement too early, and then asks the book until it agrees; never too late.
         """
-        with self._transaction():
-            yield
-            self._db.run("UPDATE book SET limits_version = limits_version + 1")
-            try:
-                lock = os.open(self._lock_file, os.O_WRONLY)
-            except FileNotFoundError:
-                return  # no session was ever opened, and one that is will write the file after this transaction
-            except OSError as error:
-                raise self._no_lock(error) from error
-            try:
-                self._announce(lock)
-            finally:
-                os.close(lock)
+        with contextlib.ExitStack() as opened:
+            with self._transaction():
+                self.check_unspoiled()
+                yield
+                self._db.run("UPDATE book SET limits_version = limits_version + 1")
+                self._db.run("UPDATE identity SET changes = changes + 1")
+                lock: int | None = None
+                with contextlib.suppress(FileNotFoundError):
+                    # If it is not there, no session was ever opened, and one that is will write it after this.
+                    lock = self._open_lock(os.O_RDWR)
+                    opened.callback(os.close, lock)
+                    self._announce(lock)
+                outside = Outside(self._identity, lock, alone=False)
+                opened.callback(outside.close)
+                known = self._known()
+            outside.write(known)
+
+    def _open_lock(self, flags: int) -> int:
+        try:
+            return os.open(self._lock_file, flags, 0o600)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise self._no_lock(error) from error
 
     def _announce(self, lock: int) -> None:
         """Only within a transaction: then nobody else does, and the file and the book agree after it."""
@@ -244,24 +261,73 @@ class Ledger:
     def limits(self, dataset: str) -> list[Limit]:
         return self._versioned_limits(dataset)[1]
 
-    def _versioned_limits(self, dataset: str) -> tuple[int, list[Limit]]:
-        with self._db.transaction("DEFERRED"):  # both of one moment
-            version = self._limits_version()
+    def _versioned_limits(self, dataset: str) -> tuple[int, list[Limit], Known]:
+        with self._db.transaction("DEFERRED"):  # all of one moment
+            version, known = self._limits_version(), self._known()
             found = self._db.rows(
                 'SELECT unit, accounting, colluding_parties, epsilon, delta, "order" FROM limits WHERE dataset = ? '
                 "ORDER BY unit, accounting, colluding_parties",
                 (dataset,),
             )
         names = ("colluding_parties", "epsilon", "delta", "order")
-        return version, [
+        limits = [
             Limit(unit=Unit(row[0]), accounting=Accounting(row[1]), **dict(zip(names, row[2:], strict=True)))
             for row in found
         ]
+        return version, limits, known
+
+    @property
+    def has_limits(self) -> bool:
+        """Whether any dataset has one."""
+        return bool(self._db.rows("SELECT 1 FROM limits LIMIT 1"))
 
     def _limits_version(self) -> int:
         """Another number after every change of a limit."""
         version: int = self._db.rows("SELECT limits_version FROM book")[0][0]
         return version
+
+    # --- copies ---
+
+    @property
+    def _identity(self) -> str:
+        name: str = self._db.rows("SELECT id FROM identity")[0][0]
+        return name
+
+    def _known(self) -> Known:
+        """How many changes there were, and where the history stands."""
+        return copies.known(self._db)
+
+    def trouble(self) -> str | None:
+        """Why this book cannot be trusted to have everything: it is behind, or something else wrote to it."""
+        return copies.trouble(self._db, known_outside(self._identity, self._lock_file))
+
+    def check_unspoiled(self) -> None:
+        if (found := self.trouble()) is not None:
+            raise LedgerError(
+                f"ledger={str(self.path)!r} {found}. Releases may be missing, and the epsilon would be too small: put "
+                f"the newest copy back, or take this one as it is: `pbmvfl ledger accept {self.path}`, which is noted"
+            )
+
+    def accept(self) -> str | None:
+        """The owner takes the book as it is, which is noted in it. What was wrong with it; None if nothing was."""
+        with contextlib.ExitStack() as opened:
+            with self._transaction():
+                check_free(self._db, self.path)
+                if (found := self.trouble()) is None:
+                    return None
+                outside = known_outside(self._identity, self._lock_file)
+                behind = max(0, max((each.counter for each in outside), default=0) - self._known().counter)
+                self._db.run("UPDATE identity SET changes = changes + ?", (behind + 1,))
+                history.append(self._db, "accepted", why=found)
+                lock: int | None = None
+                with contextlib.suppress(FileNotFoundError):
+                    lock = self._open_lock(os.O_RDWR)
+                    opened.callback(os.close, lock)
+                places = Outside(self._identity, lock, alone=False)
+                opened.callback(places.close)
+                known = self._known()
+            places.write(known, force=True)
+        return found
 
     # --- what is in the book ---
 
@@ -300,52 +366,21 @@ class Ledger:
         """(round, reason, when) of the rounds that a session was refused."""
         return self._db.rows("SELECT round, reason, at FROM refusals WHERE session = ?", (session,))
 
+    def history(self) -> list[history.Event]:
+        """What the owner and the sessions did, in its order."""
+        return history.events(self._db)
+
     def notes(self, dataset: str) -> list[str]:
         """What a reader should know beside the numbers."""
-        found = len({entry.fingerprint for entry in self.sessions(dataset)})
-        if found > 1:
-            return [
-                f"its values changed between runs ({found} different fingerprints); rows keep what was spent on them"
-            ]
-        return []
+        return notes_of(self, dataset)
 
     def export(self) -> dict[str, Any]:
-        """The whole book as plain values, with what each limit has left."""
-        book: dict[str, Any] = {"format": FORMAT, "datasets": {}}
-        for dataset in self.datasets():
-            limits = []
-            for limit in self.limits(dataset):
-                spent = spending(self, dataset, limit)
-                limits.append(
-                    {**asdict(limit), "spent_epsilon": _plain(epsilon_at(spent.worst, limit.delta, limit.order))}
-                )
-            sessions = [_exported(entry) for entry in self.sessions(dataset)]
-            book["datasets"][dataset] = {"limits": limits, "sessions": sessions, "notes": self.notes(dataset)}
-        return book
-
-    # --- rows ---
-
-    def _keep_ids(self, ids: Sequence[str] | range) -> str:
-        """A reference to a list of row ids, stored once; numbered rows need no list."""
-        if isinstance(ids, range):
-            return f"range:{ids.start}:{ids.stop}"
-        if len(set(ids)) != len(ids):
-            raise LedgerError("row ids must be different from each other: one row twice would be counted as two")
-        text = json.dumps(list(ids)).encode()
-        digest = hashlib.sha256(text).hexdigest()
-        self._db.run("INSERT OR IGNORE INTO row_ids VALUES (?, ?)", (digest, zlib.compress(text)))
-        return f"list:{digest}"
+        """The whole book as plain values, with what each limit has left, and without anything that tells values."""
+        return exported(self)
 
     def read_ids(self, reference: str) -> Sequence[str] | range:
-        kind, _, rest = reference.partition(":")
-        if kind == "range":
-            start, stop = rest.split(":")
-            return range(int(start), int(stop))
-        found = self._db.rows("SELECT ids FROM row_ids WHERE hash = ?", (rest,))
-        if not found:
-            raise LedgerError(f"ledger={str(self.path)!r} lacks the row ids {rest!r}; put a whole copy of it back")
-        ids: list[str] = json.loads(zlib.decompress(found[0][0]))
-        return ids
+        """The rows that a session's line refers to."""
+        return read_ids(self._db, reference)
 
     # --- charging ---
 
@@ -357,88 +392,38 @@ class Ledger:
         run: str,
         session: str,
         first_round: int = 0,
-        fingerprint: str = "",
+        public_start: bool = False,
+        exact_metrics: bool = False,
+        train_values: npt.NDArray[Any] | None = None,
+        test_values: npt.NDArray[Any] | None = None,
         train_ids: Sequence[str] | range | None = None,
         test_ids: Sequence[str] | range | None = None,
         rounds_ahead: int = 1,
     ) -> Charging:
         """Begin to charge a session. Row ids default to the rows' numbers, test rows after training rows.
 
+        `public_start` says that the run began with weights that depend on no row; without it every release of the
+        session is charged as one that may be about any row. `exact_metrics` is the owner's word that exact metrics of
+        rows with a limit may be looked at. Of the values only digests under the book's own key are kept.
+
         With `rounds_ahead` above 1 so many rounds are written in one transaction; what was not used of them is given
         back when the session is closed or the owner changes a limit, and stays charged if the process is killed.
         """
         self._check_writable()
-        if rounds_ahead < 1:
-            raise LedgerError(f"rounds_ahead={rounds_ahead}; permitted: 1 or more, 1 charges every round by itself")
-        train = range(plan.num_samples) if train_ids is None else train_ids
-        test = range(plan.num_samples, plan.num_samples + plan.num_test_samples) if test_ids is None else test_ids
-        for ids, count, name in ((train, plan.num_samples, "train_ids"), (test, plan.num_test_samples, "test_ids")):
-            if len(ids) != count:
-                raise LedgerError(f"{name} has {len(ids)} rows, the plan has {count}")
-        lock = self._lock()
-        try:
-            with self._transaction():
-                self._announce(lock)
-                self._check_continues(dataset, run, first_round)
-                terms = Terms.of(plan)
-                # By the terms as well: if a later version made other releases of the same plan, both would be kept.
-                key = hashlib.sha256(plan.hash + terms.to_json().encode()).hexdigest()
-                self._db.run("INSERT OR IGNORE INTO plans VALUES (?, ?, ?)", (key, plan.to_json(), terms.to_json()))
-                started = self._db.rows(
-                    "SELECT 1 FROM sessions JOIN charged ON id = charged.session "
-                    "WHERE run = ? AND charged_until > first_round",
-                    (run,),
-                )
-                number = self._db.run(
-                    "INSERT INTO sessions (dataset, fingerprint, run, session, plan, train_ids, test_ids, first_round, "
-                    "opened) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                    (
-                        dataset,
-                        fingerprint,
-                        run,
-                        session,
-                        key,
-                        self._keep_ids(train),
-                        self._keep_ids(test),
-                        first_round,
-                        now(),
-                    ),
-                ).lastrowid
-                self._db.run("INSERT INTO charged VALUES (?, ?)", (number, first_round))
-            # So that a copy of the file without its log is never an empty book.
-            self._db.rows("PRAGMA wal_checkpoint(PASSIVE)")
-            assert number is not None
-            return Charging(self, number, dataset, terms, first_round, lock, bool(started), rounds_ahead)
-        except BaseException:
-            os.close(lock)
-            raise
-
-    def _check_continues(self, dataset: str, run: str, first_round: int) -> None:
-        """A run that goes on must find what it released before: counted from here its epsilon would be too small."""
-        ((known,),) = self._db.rows(
-            "SELECT max(charged_until) FROM sessions JOIN charged ON id = charged.session "
-            "WHERE dataset = ? AND run = ?",
-            (dataset, run),
-        )
-        if first_round > (known or 0):
-            raise LedgerError(
-                f"ledger={str(self.path)!r} has {known or 'no'} rounds of run={run!r} on dataset={dataset!r}, which "
-                f"goes on at round={first_round}: the book was moved, replaced or is another party's, and its epsilon "
-                "would be too small. Put the run's own ledger back at this path, or start a new run"
-            )
-
-    def _lock(self) -> int:
-        """Two processes that charge one book would each see only half of it."""
-        try:
-            descriptor = os.open(self._lock_file, os.O_RDWR | os.O_CREAT, 0o600)
-        except OSError as error:
-            raise self._no_lock(error) from error
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(descriptor)
-            raise LedgerError(f"ledger={str(self.path)!r} is being charged by another session; wait for it") from None
-        return descriptor
+        return Opening(
+            dataset=dataset,
+            plan=plan,
+            run=run,
+            session=session,
+            first_round=first_round,
+            public_start=public_start,
+            exact_metrics=exact_metrics,
+            train_values=train_values,
+            test_values=test_values,
+            train_ids=train_ids,
+            test_ids=test_ids,
+            rounds_ahead=rounds_ahead,
+        ).begin(self)
 
     @property
     def _lock_file(self) -> Path:
@@ -450,12 +435,3 @@ class Ledger:
             f"ledger={str(self.path)!r} cannot be changed: {error.strerror}: {str(self._lock_file)!r}; "
             "see that you may write to that file and its folder"
         )
-
-
-def _exported(entry: LedgerEntry) -> dict[str, Any]:
-    values = {field.name: getattr(entry, field.name) for field in fields(entry)}
-    return {**values, "terms": json.loads(entry.terms.to_json()), "row_releases": entry.row_releases}
-
-
-def _plain(value: float) -> float | str:
-    return value if np.isfinite(value) else "inf"

@@ -126,13 +126,14 @@ class Rates:
     kinds: Mapping[RoundKind, KindRates]
     #: Whether a use of a row is a release of its whole batch.
     couples_rows: bool
-    #: Whether the first round of a run is charged in full to every row: all rows hold a party's values.
+    #: Whether the first round of a run is charged in full to every row: all rows hold a party's values, or the weights
+    #: may know any of them before the run begins.
     all_rows_alike: bool
 
     @classmethod
     def of(cls, terms: Terms, limit: Limit) -> Rates:
         kinds = {kind: _kind_rates(terms, kind, limit) for kind in terms.events}
-        return cls(kinds, terms.couples_rows, limit.unit is Unit.PARTY)
+        return cls(kinds, terms.couples_rows, limit.unit is Unit.PARTY or not terms.public_start)
 
     @property
     def counts_rows(self) -> bool:
@@ -161,7 +162,7 @@ def _kind_rates(terms: Terms, kind: RoundKind, limit: Limit) -> KindRates:
         return KindRates(everywhere=rate)
     if limit.accounting is Accounting.PAPER:
         return KindRates(own=rate)
-    if terms.has_plain_updates:
+    if terms.has_plain_updates or not terms.public_start:  # weights that may know rows without noise
         return KindRates(everywhere=rate)
     if update is None:
         return KindRates(own=rate)

@@ -10,11 +10,14 @@ import json
 from typing import Any
 
 from pbmvfl.errors import LedgerError
+from pbmvfl.ledger import history
 from pbmvfl.ledger.file import FORMAT, Database
+from pbmvfl.ledger.schema import add_new_tables
 
 
 def migrate(db: Database) -> None:
     """Bring a ledger of format 1 to the present one, inside the caller's transaction."""
+    db.run("PRAGMA secure_delete = ON")  # what is dropped here is overwritten too
     db.run("ALTER TABLE plans ADD COLUMN terms TEXT NOT NULL DEFAULT ''")
     for key, text in db.rows("SELECT hash, plan FROM plans"):
         try:
@@ -25,7 +28,13 @@ def migrate(db: Database) -> None:
                 "left as it is; put a copy of it back"
             ) from error
         db.run("UPDATE plans SET terms = ? WHERE hash = ?", (json.dumps(terms), key))
+    db.run("ALTER TABLE charged ADD COLUMN writes INTEGER NOT NULL DEFAULT 1")
+    # Without a key: whoever read them could try values against them.
+    db.run("UPDATE sessions SET fingerprint = ''")
+    add_new_tables(db)
+    db.run('INSERT INTO orders SELECT dataset, unit, accounting, colluding_parties, "order" FROM limits')
     db.run("UPDATE book SET format = ?", (FORMAT,))
+    history.append(db, "migrated")
 
 
 def terms_of(plan: dict[str, Any]) -> dict[str, Any]:
@@ -50,6 +59,8 @@ def terms_of(plan: dict[str, Any]) -> dict[str, Any]:
         "num_parties": plan["num_parties"],
         "couples_rows": plan["encoder"] == "resnet18-batchnorm",
         "words": f"{words} P={plan['embedding_dim']} M={plan['num_parties']}",
+        # Format 1 did not look at first weights: its sessions keep the price that it gave them.
+        "public_start": True,
     }
 
 

@@ -22,12 +22,17 @@ _MANY = 256
 
 
 class RowNumbers:
-    """One number for each of the owner's row ids, over all lists that the dataset's sessions name."""
+    """One number for each of the owner's row ids, over all lists that the dataset's sessions name.
+
+    Row 7 and a row that is named "7" are one row. "007" is another name.
+    """
 
     def __init__(self, ledger: Ledger, dataset: str) -> None:
         self._ledger = ledger
-        self._known: dict[str, int] = {}  # named rows, counted by themselves
-        self._named: dict[str, _Numbers] = {}  # by reference, with room left for numbered rows: what is returned
+        self._known: dict[str, int] = {}  # named rows, in the order in which they were named first
+        self._decimal: list[int] = []  # of each of them the number that it is a name for, or -1
+        self._lists: dict[str, _Numbers] = {}  # by reference: which of the known rows a list names
+        self._placed: dict[str, _Numbers] = {}  # by reference: where those rows stand, until a larger range comes
         self._largest_range = 0
         for entry in ledger.sessions(dataset):
             for reference in (entry.train_ids, entry.test_ids):
@@ -35,26 +40,46 @@ class RowNumbers:
 
     @property
     def count(self) -> int:
-        return self._largest_range + len(self._known)
+        return self._largest_range + int(np.count_nonzero(~self._is_numbered()))
 
     def numbers(self, reference: str) -> _Numbers:
-        """Where the rows of a list stand: numbered rows at their number, named rows after all of them.
+        """Where the rows of a list stand: numbered rows at their number, other names after all of them.
 
         Sessions repeat their lists, and a list can name millions of rows: each is unpacked once, then kept.
         """
-        if reference in self._named:
-            return self._named[reference]
-        ids = self._ledger.read_ids(reference)
-        if isinstance(ids, range):
-            if ids.stop > self._largest_range:  # named rows move up to make room
-                shift = ids.stop - self._largest_range
-                self._named = {key: _kept(rows + shift) for key, rows in self._named.items()}
-                self._largest_range = ids.stop
-            return np.arange(ids.start, ids.stop, dtype=np.int64)
-        known = self._known
-        counted = np.fromiter((known.setdefault(name, len(known)) for name in ids), dtype=np.int64, count=len(ids))
-        self._named[reference] = _kept(counted + self._largest_range)
-        return self._named[reference]
+        if reference in self._placed:
+            return self._placed[reference]
+        if reference not in self._lists:
+            ids = self._ledger.read_ids(reference)
+            if isinstance(ids, range):
+                if ids.stop > self._largest_range:  # other names move up to make room
+                    self._largest_range = ids.stop
+                    self._placed = {}
+                return np.arange(ids.start, ids.stop, dtype=np.int64)
+            self._lists[reference] = np.fromiter(map(self._index, ids), dtype=np.int64, count=len(ids))
+        self._placed[reference] = _kept(self._places()[self._lists[reference]])
+        return self._placed[reference]
+
+    def _index(self, name: str) -> int:
+        found = self._known.setdefault(name, len(self._known))
+        if found == len(self._decimal):
+            self._decimal.append(_number_named(name))
+        return found
+
+    def _is_numbered(self) -> npt.NDArray[np.bool_]:
+        decimal = np.array(self._decimal, dtype=np.int64)
+        return (decimal >= 0) & (decimal < self._largest_range)
+
+    def _places(self) -> _Numbers:
+        numbered = self._is_numbered()
+        return np.where(numbered, self._decimal, self._largest_range - 1 + np.cumsum(~numbered))
+
+
+def _number_named(name: str) -> int:
+    """The row number that a name spells without a sign or leading zeros; -1 for any other name."""
+    if name.isascii() and name.isdecimal() and (name == "0" or name[0] != "0") and len(name) <= 18:
+        return int(name)
+    return -1
 
 
 def _kept(rows: _Numbers) -> _Numbers:

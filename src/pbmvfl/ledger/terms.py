@@ -31,11 +31,14 @@ class Terms:
     couples_rows: bool
     #: For people: what was released, in a few words.
     words: str
+    #: Whether the run's first weights are public. If not, every release of the session may be about any row.
+    public_start: bool = True
 
     def __post_init__(self) -> None:
         check_whole("num_parties", self.num_parties, least=2)
-        if not isinstance(self.couples_rows, bool):
-            raise LedgerError(f"couples_rows={self.couples_rows!r} must be true or false")
+        for name in ("couples_rows", "public_start"):
+            if not isinstance(getattr(self, name), bool):
+                raise LedgerError(f"{name}={getattr(self, name)!r} must be true or false")
         for kind in self.schedule.kinds:
             events = self.events.get(kind, ())
             found = [sum(isinstance(event, sort) for event in events) for sort in (ReleaseEvent, UpdateEvent)]
@@ -47,13 +50,14 @@ class Terms:
                 )
 
     @classmethod
-    def of(cls, plan: Plan) -> Terms:
+    def of(cls, plan: Plan, *, public_start: bool) -> Terms:
         return cls(
             schedule=plan.schedule,
             events={kind: plan.events(kind) for kind in plan.schedule.kinds},
             num_parties=plan.num_parties,
             couples_rows=plan.couples_rows,
             words=f"{plan.release.describe()} P={plan.embedding_dim} M={plan.num_parties}",
+            public_start=public_start,
         )
 
     def release(self, kind: RoundKind) -> ReleaseEvent | None:
@@ -76,6 +80,7 @@ class Terms:
                 "num_parties": self.num_parties,
                 "couples_rows": self.couples_rows,
                 "words": self.words,
+                "public_start": self.public_start,
             }
         )
 
@@ -95,6 +100,7 @@ class Terms:
                 num_parties=values["num_parties"],
                 couples_rows=values["couples_rows"],
                 words=values["words"],
+                public_start=values["public_start"],
             )
         except (PbmvflError, AttributeError, KeyError, TypeError, ValueError) as error:
             why = f"{error} is missing" if isinstance(error, KeyError) else error

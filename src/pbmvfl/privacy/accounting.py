@@ -30,6 +30,10 @@ LABELS_PUBLIC = "labels are the same in both data sets: they are not protected"
 PUBLIC_SCHEDULE = (
     "batches, their order, the number of rows, initial weights and scaling do not depend on private columns"
 )
+OWN_START = (
+    "batches, their order, the number of rows and scaling do not depend on private columns; initial weights may, so "
+    "the strict count charges every release to everybody"
+)
 ROW_ONCE = "a row is at most once in a batch and exactly once in an epoch"
 IDEAL_RANDOMNESS = "randomness is ideal: the program's guarantee is computational"
 FIXED_PLAN = "the plan was fixed before the first release"
@@ -71,6 +75,8 @@ class TrainingRun:
     num_parties: int
     first_batch: int = 1
     """Rows of the run's first round if its weights are public until then; 1 if they may know rows already."""
+    public_start: bool = True
+    """Whether the weights are public before the first round. If not, every release may be about any row."""
     rows_together: int = 1
     """How many rows of a batch a row's embedding depends on: 1, or the whole batch with batch normalisation."""
 
@@ -106,6 +112,9 @@ def charges(run: TrainingRun, unit: Unit, accounting: Accounting, adversary: Adv
     """What counts against a unit, for each sort of row: the one that costs most is the unit's bound."""
     if unit is Unit.PARTY:
         # Every row holds the party's values, so there is nothing that only the strict count would add.
+        return (_all_releases(run, untouched=0),)
+    if accounting is Accounting.STRICT and not run.public_start:
+        # The weights may know every row from the beginning, and noise on later updates cannot change that.
         return (_all_releases(run, untouched=0),)
     if accounting is Accounting.STRICT and run.has_plain_updates:
         # In its first round only the unit's own release depends on it; then the weights do, and with them every row.
@@ -216,9 +225,10 @@ def _conditions(run: TrainingRun, unit: Unit, accounting: Accounting) -> tuple[s
         said.append(OWN_ROW)
     elif unit is not Unit.PARTY:
         said.append(COUPLED_ROWS)
-    said += [IDEAL_RANDOMNESS, PUBLIC_SCHEDULE, ROW_ONCE, LABELS_PUBLIC, FIXED_PLAN]
+    start = PUBLIC_SCHEDULE if run.public_start else OWN_START
+    said += [IDEAL_RANDOMNESS, start, ROW_ONCE, LABELS_PUBLIC, FIXED_PLAN]
     noisy = [part.update for part in run.activities if part.update is not None and part.update.is_noisy]
-    if noisy and strict and unit is not Unit.PARTY:
+    if noisy and strict and unit is not Unit.PARTY and run.public_start:
         said += [condition for update in noisy for condition in update.conditions]
     else:
         said.append(WEIGHTS_STAY)

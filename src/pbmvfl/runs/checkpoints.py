@@ -19,7 +19,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from pbmvfl.errors import CheckpointError
-from pbmvfl.files import write_atomically
+from pbmvfl.files import PRIVATE_FILE, make_private_folder, write_atomically
 from pbmvfl.json_files import Kinds, checked_object, read_object
 from pbmvfl.plan import Plan
 
@@ -64,11 +64,11 @@ class Checkpoints:
         """
         if completed_rounds == 0:
             return
-        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_private_folder(self.folder)
         data = save(state)
         digest = hashlib.sha256(data).hexdigest()
         name = f"round-{completed_rounds:07d}-{digest[:8]}.safetensors"
-        write_atomically(self.folder / name, data)
+        write_atomically(self.folder / name, data, mode=PRIVATE_FILE)
         index = self._read()
         older = index["states"] if index is not None and index["run_id"] == run_id.hex() else []
         # Later ones belong to a history that was given up when the run went back to before them.
@@ -82,7 +82,9 @@ class Checkpoints:
             "run_id": run_id.hex(),
             "states": states,
         }
-        write_atomically(self.folder / _INDEX, json.dumps({**text, "sha256": _digest(text)}, indent=1) + "\n")
+        write_atomically(
+            self.folder / _INDEX, json.dumps({**text, "sha256": _digest(text)}, indent=1) + "\n", mode=PRIVATE_FILE
+        )
         for other in self.folder.glob("round-*.safetensors"):
             if other.name not in {each["file"] for each in states}:
                 other.unlink()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pbmvfl.errors import PlanError, RunFolderError
-from pbmvfl.files import write_atomically
+from pbmvfl.files import PRIVATE_FILE, PRIVATE_FOLDER, make_private, write_atomically
 from pbmvfl.json_files import Kinds, checked_object, read_object
 from pbmvfl.plan import Plan
 from pbmvfl.runs.history import EpochLine, history_csv
@@ -31,6 +31,13 @@ _OF_TABLE: Kinds = {
 }
 
 
+def _make(path: Path) -> None:
+    """For the owner alone: it will hold all parties' weights."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.mkdir(mode=PRIVATE_FOLDER)
+    path.chmod(PRIVATE_FOLDER)
+
+
 class RunFolder:
     """Where a run writes, and what a resume reads. Never overwrites another run's folder."""
 
@@ -42,7 +49,7 @@ class RunFolder:
         """A new folder: the one asked for, which must not exist, or the next free runs/NAME-NNN."""
         if path is not None:
             try:
-                path.mkdir(parents=True)
+                _make(path)
             except FileExistsError:
                 raise RunFolderError(
                     f"out={str(path)!r} exists already and nothing in it was touched; "
@@ -54,7 +61,7 @@ class RunFolder:
         for number in range(1, 1_000_000):
             candidate = RUNS / f"{name}-{number:03d}"
             try:
-                candidate.mkdir(parents=True)
+                _make(candidate)
             except FileExistsError:
                 continue
             except OSError as error:
@@ -79,8 +86,8 @@ class RunFolder:
 
     def write_start(self, plan: Plan, source: dict[str, Any]) -> None:
         """All that a resume needs, before the first round: the plan, the data, the ledgers' folder and the delta."""
-        write_atomically(self.path / "data.json", json.dumps(source, indent=2) + "\n")
-        write_atomically(self.path / "plan.json", plan.to_json())
+        write_atomically(self.path / "data.json", json.dumps(source, indent=2) + "\n", mode=PRIVATE_FILE)
+        write_atomically(self.path / "plan.json", plan.to_json(), mode=PRIVATE_FILE)
 
     def read_plan(self) -> Plan:
         return Plan.from_dict(read_object(self.path / "plan.json", {}, PlanError))
@@ -98,12 +105,15 @@ class RunFolder:
 
     @property
     def curves(self) -> Path:
-        return self.path / "curves.png"
+        """Where the picture goes: a file that is there already, so that it has the rights of the others."""
+        path = self.path / "curves.png"
+        make_private(path)
+        return path
 
     def write_history(self, history: Sequence[EpochLine]) -> None:
-        write_atomically(self.path / "history.csv", history_csv(history))
+        write_atomically(self.path / "history.csv", history_csv(history), mode=PRIVATE_FILE)
 
     def write_result(self, result: Result, *, delta: float = DEFAULT_DELTA) -> None:
         """The last of a run's files: its presence means that the run has ended."""
         self.write_history(result.history)
-        write_atomically(self.path / "result.json", result.to_json(delta=delta))
+        write_atomically(self.path / "result.json", result.to_json(delta=delta), mode=PRIVATE_FILE)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from pbmvfl.errors import CheckpointError, PbmvflError
-from pbmvfl.files import write_atomically
+from pbmvfl.files import PRIVATE_FILE, make_private_folder, write_atomically
 from pbmvfl.json_files import Kinds, checked_object, read_json
 from pbmvfl.plan import Plan
 from pbmvfl.schedule import RowUses
@@ -38,13 +38,17 @@ class ReleasedRounds:
     noise_is_seeded: bool
     #: What was released depends on the plan. None in records of versions that did not write it.
     plan_hash: str | None = None
+    #: Whether the weights that the run began with are public. Records of versions that did not look at them keep what
+    #: they were charged.
+    public_start: bool = True
 
     @classmethod
     def from_value(cls, value: object, path: Path, error: type[PbmvflError]) -> ReleasedRounds:
         """One record of the JSON in `path`."""
         record: dict[str, Any] = checked_object(value, _KINDS, path, error)
-        checked_object({"plan_hash": record.get("plan_hash")}, {"plan_hash": str | None}, path, error)
-        return cls(**{name: record[name] for name in _KINDS}, plan_hash=record.get("plan_hash"))
+        later = {"plan_hash": record.get("plan_hash"), "public_start": record.get("public_start", True)}
+        checked_object(later, {"plan_hash": str | None, "public_start": bool}, path, error)
+        return cls(**{name: record[name] for name in _KINDS}, **later)
 
     def to_dict(self) -> dict[str, Any]:
         """What `from_value` reads."""
@@ -76,7 +80,7 @@ class ReleaseLog:
         self._release_lock: weakref.finalize[..., ReleaseLog] | None = None
         if folder is None:
             return
-        folder.mkdir(parents=True, exist_ok=True)
+        make_private_folder(folder)
         self._path = folder / _SESSIONS
         self._release_lock = weakref.finalize(self, os.close, _lock(folder))
         older = None if moved_from is None else moved_from / _SESSIONS
@@ -110,7 +114,14 @@ class ReleaseLog:
         """Whether any session's noise is known: one is enough to know its rows."""
         return any(record.noise_is_seeded for record in self.records)
 
-    def open(self, session: str, *, first_round: int, until: int, noise_is_seeded: bool) -> None:
+    @property
+    def public_start(self) -> bool:
+        """Whether all sessions began with public weights, or went on from such a one."""
+        return all(record.public_start for record in self.records)
+
+    def open(
+        self, session: str, *, first_round: int, until: int, noise_is_seeded: bool, public_start: bool = True
+    ) -> None:
         self.records.append(
             ReleasedRounds(
                 session=session,
@@ -118,6 +129,7 @@ class ReleaseLog:
                 charged_until=until,
                 noise_is_seeded=noise_is_seeded,
                 plan_hash=self._plan_hash,
+                public_start=public_start,
             )
         )
         self._write()
@@ -131,7 +143,9 @@ class ReleaseLog:
             return
         if self._release_lock is None or not self._release_lock.alive:
             raise CheckpointError(f"{self._path} was closed, and another process may write it; open it again")
-        write_atomically(self._path, json.dumps([record.to_dict() for record in self.records], indent=2) + "\n")
+        write_atomically(
+            self._path, json.dumps([record.to_dict() for record in self.records], indent=2) + "\n", mode=PRIVATE_FILE
+        )
 
     def uses_after(self, plan: Plan, *, first_round: int) -> tuple[RowUses, ...]:
         """What `uses` will be if one more session runs from this round to the plan's end."""

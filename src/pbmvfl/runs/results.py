@@ -22,6 +22,10 @@ from pbmvfl.wire.traffic import Traffic
 
 #: The delta of epsilons where nobody asked for another.
 DEFAULT_DELTA = 1e-5
+OWN_WEIGHTS = (
+    "own networks: their first weights are not the plan's public ones, so they are charged as weights that know the "
+    "rows; declare public ones in the plan (first_weights) to be charged less"
+)
 #: The version of result.json. Version 1 had no number, and counted uses of train and test rows without saying which.
 VERSION = 2
 TRAFFIC_KINDS: Kinds = dict.fromkeys(("bytes_setup", "bytes_up", "bytes_down", "rounds"), int)
@@ -57,8 +61,13 @@ class Result:
 
     def privacy(self, *, delta: float = DEFAULT_DELTA, adversaries: Iterable[Adversary] | None = None) -> PrivacyTable:
         """What the run spent, for every unit, adversary and accounting."""
-        run = self.plan.training_run(self.row_uses)
+        run = self.plan.training_run(self.row_uses, public_start=self.public_start)
         return privacy_table(run, delta=delta, adversaries=adversaries, noise_is_known=self.noise_is_seeded)
+
+    @property
+    def public_start(self) -> bool:
+        """Whether every session began with public weights, or went on from such a one."""
+        return all(session.public_start for session in self.sessions)
 
     @property
     def notes(self) -> list[str]:
@@ -75,6 +84,8 @@ class Result:
             notes.append(f"a party's ledger ended the run early: {self.stopped}")
         if self.noise_is_seeded:
             notes.append("the noise was seeded for a test: epsilon is infinite")
+        if not self.public_start:
+            notes.append(OWN_WEIGHTS)
         if len(self.sessions) > 1:
             notes.append("the run was resumed: rounds that ran again count as further releases")
         if lost := self._rounds_without_traffic:
@@ -100,6 +111,7 @@ class Result:
             "row_uses": {use.kind.name: use.to_dict() for use in self.row_uses},
             "sessions": [session.to_dict() for session in self.sessions],
             "noise_is_seeded": self.noise_is_seeded,
+            "public_start": self.public_start,
             "stopped": self.stopped,
             "privacy": self.privacy(delta=delta).to_dicts(),
             "notes": self.notes,

@@ -39,5 +39,8 @@ class Inspection(Protocol):
     def exact_embeddings(self, split: Split) -> Sequence[npt.NDArray[np.float32]]:
         """Every party's noise-free embeddings of a split."""
 
+    def public_starts(self) -> Sequence[bool]:
+        """Of every party, whether its run began with public weights."""
+
     def owner_error(self, party: int) -> Exception | None:
         """What the owner of a party would find in its log: about the last refusal, or the first failed network."""

@@ -38,5 +38,8 @@ class InProcess:
         pairs = zip(self.parties, self._setups, strict=True)
         return [exact_embeddings(party, setup.features(split)) for party, setup in pairs]
 
+    def public_starts(self) -> list[bool]:
+        return [party.public_start for party in self.parties]
+
     def owner_error(self, party: int) -> Exception | None:
         return self.parties[party].last_error or self.parties[party].fault

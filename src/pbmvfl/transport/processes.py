@@ -37,6 +37,7 @@ class _Command(Enum):
     MESSAGE = b"m"
     EMBEDDINGS = b"e"
     LAST_ERROR = b"l"
+    PUBLIC_START = b"p"
     STOP = b"s"
 
 
@@ -89,6 +90,11 @@ class Processes:
             child.request(_Command.EMBEDDINGS, split.encode())
         found = [self._must_answer(index) for index in range(len(self._children))]
         return [np.asarray(load(each)["embeddings"].numpy(), dtype=np.float32) for each in found]
+
+    def public_starts(self) -> list[bool]:
+        for child in self._children:
+            child.request(_Command.PUBLIC_START)
+        return [self._must_answer(index) == b"\1" for index in range(len(self._children))]
 
     def owner_error(self, party: int) -> Exception | None:
         self._children[party].request(_Command.LAST_ERROR)
@@ -221,6 +227,8 @@ def _handle(party: Party | None, setup: PartySetup, failure: Exception | None, c
             return save({"embeddings": torch.from_numpy(exact)})
         case _Command.LAST_ERROR:
             return _error_text(party.last_error or party.fault)
+        case _Command.PUBLIC_START:
+            return b"\1" if party.public_start else b"\0"
         case _Command.STOP:
             raise AssertionError("ends the loop before it gets here")
         case _:

@@ -1,0 +1,210 @@
+"""Beginning a session in a ledger: everything that can be refused is refused here, before anything is released."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy.typing as npt
+
+from pbmvfl.errors import LedgerError
+from pbmvfl.ledger import history
+from pbmvfl.ledger.charging import Charging, check_permitted
+from pbmvfl.ledger.counter import Outside
+from pbmvfl.ledger.file import now
+from pbmvfl.ledger.holder import Holder, forget, take
+from pbmvfl.ledger.row_ids import keep_ids
+from pbmvfl.ledger.terms import Terms
+from pbmvfl.ledger.values import keyed_digests
+from pbmvfl.plan_groups import Evaluation
+
+if TYPE_CHECKING:
+    from pbmvfl.ledger.ledger import Ledger
+    from pbmvfl.plan import Plan
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Opening:
+    """What a party asks of its ledger; `Ledger.open_session` explains the names."""
+
+    dataset: str
+    plan: Plan
+    run: str
+    session: str
+    first_round: int
+    public_start: bool
+    exact_metrics: bool
+    train_values: npt.NDArray[Any] | None
+    test_values: npt.NDArray[Any] | None
+    train_ids: Sequence[str] | range | None
+    test_ids: Sequence[str] | range | None
+    rounds_ahead: int
+
+    def begin(self, ledger: Ledger) -> Charging:
+        self._check_numbers()
+        train, test = self._ids()
+        holder = Holder.new()
+        lock = _lock(ledger)
+        outside: Outside | None = None
+        try:
+            outside = _outside(ledger, lock)
+            with ledger._transaction():
+                ledger._announce(lock)
+                ledger.check_unspoiled()
+                take(ledger._db, ledger.path, holder)
+                self._check_continues(ledger)
+                has_limit = bool(ledger._db.rows("SELECT 1 FROM limits WHERE dataset = ?", (self.dataset,)))
+                check_permitted(ledger, self.dataset, has_limit, self._shows_exact_metrics)
+                digests = self._check_values(ledger, train, test)
+                history.close_left_sessions(ledger._db)
+                terms = Terms.of(self.plan, public_start=self.public_start and self._began_public(ledger))
+                started = ledger._db.rows(
+                    "SELECT 1 FROM sessions JOIN charged ON id = charged.session "
+                    "WHERE run = ? AND charged_until > first_round",
+                    (self.run,),
+                )
+                number = self._insert(ledger, terms, digests, train, test)
+            # So that a copy of the file without its log is never an empty book.
+            ledger._db.rows("PRAGMA wal_checkpoint(PASSIVE)")
+            return Charging(
+                ledger,
+                number,
+                self.dataset,
+                terms,
+                self.first_round,
+                lock=lock,
+                outside=outside,
+                holder=holder,
+                run_started=bool(started),
+                rounds_ahead=self.rounds_ahead,
+                shows_exact_metrics=self._shows_exact_metrics,
+            )
+        except BaseException:
+            forget(holder)
+            if outside is not None:
+                outside.close()
+            os.close(lock)
+            raise
+
+    @property
+    def _shows_exact_metrics(self) -> bool:
+        """Whether exact metrics will be looked at without the owner's word."""
+        return self.plan.evaluation is Evaluation.SIMULATOR and not self.exact_metrics
+
+    # --- what can be refused ---
+
+    def _check_numbers(self) -> None:
+        ahead, first, last = self.rounds_ahead, self.first_round, len(self.plan.schedule)
+        if isinstance(ahead, bool) or not isinstance(ahead, int) or ahead < 1:
+            raise LedgerError(f"rounds_ahead={ahead!r}; permitted: 1 or more, 1 charges every round by itself")
+        if isinstance(first, bool) or not isinstance(first, int) or not 0 <= first <= last:
+            raise LedgerError(f"first_round={first!r}; permitted: 0 to {last}, the number of the plan's rounds")
+        for name in ("public_start", "exact_metrics"):
+            if not isinstance(getattr(self, name), bool):
+                raise LedgerError(f"{name}={getattr(self, name)!r}; permitted: True or False")
+
+    def _ids(self) -> tuple[Sequence[str] | range, Sequence[str] | range]:
+        plan = self.plan
+        train = range(plan.num_samples) if self.train_ids is None else self.train_ids
+        rest = range(plan.num_samples, plan.num_samples + plan.num_test_samples)
+        test = rest if self.test_ids is None else self.test_ids
+        for ids, count, name in ((train, plan.num_samples, "train_ids"), (test, plan.num_test_samples, "test_ids")):
+            if len(ids) != count:
+                raise LedgerError(f"{name} has {len(ids)} rows, the plan has {count}")
+        return train, test
+
+    def _check_continues(self, ledger: Ledger) -> None:
+        """A run that goes on must find what it released before: counted from here its epsilon would be too small."""
+        ((known,),) = ledger._db.rows(
+            "SELECT max(charged_until) FROM sessions JOIN charged ON id = charged.session "
+            "WHERE dataset = ? AND run = ?",
+            (self.dataset, self.run),
+        )
+        if self.first_round > (known or 0):
+            raise LedgerError(
+                f"ledger={str(ledger.path)!r} has {known or 'no'} rounds of run={self.run!r} on "
+                f"dataset={self.dataset!r}, which goes on at round={self.first_round}: the book was moved, replaced or "
+                "is another party's, and its epsilon would be too small. Put the run's own ledger back at this path, "
+                "or start a new run"
+            )
+
+    def _check_values(
+        self, ledger: Ledger, train: Sequence[str] | range, test: Sequence[str] | range
+    ) -> tuple[str, ...]:
+        """Values that were released under another name are the same people, unless the owner says otherwise."""
+        key: bytes = ledger._db.rows("SELECT key FROM identity")[0][0]
+        digests = keyed_digests(key, self.train_values, self.test_values, train, test)
+        if ledger._db.rows("SELECT 1 FROM allowed WHERE dataset = ?", (self.dataset,)):
+            return digests
+        for digest in digests:
+            for (other,) in ledger._db.rows(
+                "SELECT dataset FROM seen_values JOIN sessions USING (dataset) JOIN charged ON id = charged.session "
+                "WHERE digest = ? AND dataset != ? AND charged_until > first_round LIMIT 1",
+                (digest, self.dataset),
+            ):
+                raise LedgerError(
+                    f"dataset={self.dataset!r} has the values of dataset={other!r} in ledger={str(ledger.path)!r}, and "
+                    f"what was spent on those would not count; run it as {other!r}, or, if these are other people, say "
+                    f"so: `pbmvfl ledger allow {ledger.path} --dataset {self.dataset}`"
+                )
+        return digests
+
+    def _began_public(self, ledger: Ledger) -> bool:
+        """Weights that were not public in one session of a run are not public in its later ones."""
+        found = ledger._db.rows(
+            "SELECT DISTINCT terms FROM plans JOIN sessions ON hash = sessions.plan WHERE run = ?", (self.run,)
+        )
+        return all(Terms.from_json(text).public_start for (text,) in found)
+
+    # --- what is written ---
+
+    def _insert(
+        self,
+        ledger: Ledger,
+        terms: Terms,
+        digests: tuple[str, ...],
+        train: Sequence[str] | range,
+        test: Sequence[str] | range,
+    ) -> int:
+        db = ledger._db
+        # By the terms as well: if a later version made other releases of the same plan, both would be kept.
+        key = hashlib.sha256(self.plan.hash + terms.to_json().encode()).hexdigest()
+        db.run("INSERT OR IGNORE INTO plans VALUES (?, ?, ?)", (key, self.plan.to_json(), terms.to_json()))
+        line = (self.dataset, digests[0] if digests else "", self.run, self.session, key)
+        number = db.run(
+            "INSERT INTO sessions (dataset, fingerprint, run, session, plan, train_ids, test_ids, first_round, opened) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (*line, keep_ids(db, train), keep_ids(db, test), self.first_round, now()),
+        ).lastrowid
+        assert number is not None
+        for digest in digests:
+            db.run("INSERT OR IGNORE INTO seen_values VALUES (?, ?)", (digest, self.dataset))
+        db.run("INSERT INTO charged VALUES (?, ?, 1)", (number, self.first_round))
+        exact = self.plan.evaluation is Evaluation.SIMULATOR and self.exact_metrics
+        history.append(db, "opened", session=number, dataset=self.dataset, exact_metrics=exact)
+        return number
+
+
+def _lock(ledger: Ledger) -> int:
+    """Two processes that charge one book would each see only half of it."""
+    descriptor = ledger._open_lock(os.O_RDWR | os.O_CREAT)
+    with contextlib.suppress(OSError):  # somebody else's
+        os.fchmod(descriptor, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise LedgerError(f"ledger={str(ledger.path)!r} is being charged by another session; wait for it") from None
+    return descriptor
+
+
+def _outside(ledger: Ledger, lock: int) -> Outside:
+    try:
+        return Outside(ledger._identity, lock, alone=True)
+    except LedgerError as error:
+        raise LedgerError(f"ledger={str(ledger.path)!r}: {error}") from None

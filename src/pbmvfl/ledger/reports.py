@@ -1,0 +1,57 @@
+"""What people get to read of a ledger: notes beside the numbers, and the whole of it as plain values."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, fields
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pbmvfl.ledger.file import FORMAT
+from pbmvfl.ledger.limits import epsilon_at
+from pbmvfl.ledger.spending import spending
+
+if TYPE_CHECKING:
+    from pbmvfl.ledger.ledger import Ledger, LedgerEntry
+
+
+def notes_of(book: Ledger, dataset: str) -> list[str]:
+    """What a reader should know beside a dataset's numbers."""
+    notes = []
+    sessions = book.sessions(dataset)
+    numbers = {entry.id for entry in sessions}
+    found = len({entry.fingerprint for entry in sessions if entry.fingerprint})
+    if found > 1:
+        notes.append(
+            f"its values changed between runs ({found} different fingerprints); rows keep what was spent on them"
+        )
+    for event in book.history():
+        if event.what == "migrated" and numbers & set(event.values["sessions"]):
+            notes.append("its runs before format 2 have no fingerprint any more: a change of values since is not seen")
+        if event.what == "accepted":
+            notes.append(f"its owner accepted the book on {event.at}, which {event.values['why']}")
+        if event.what == "allowed" and event.values["dataset"] == dataset:
+            notes.append(f"its owner said on {event.at} that it is about other people than data with equal values")
+        if event.what == "opened" and event.values["session"] in numbers and event.values["exact_metrics"]:
+            notes.append(f"exact metrics of its rows were permitted on {event.at}: they are outside every epsilon")
+    return list(dict.fromkeys(notes))
+
+
+def exported(book: Ledger) -> dict[str, Any]:
+    """The whole book as plain values, with what each limit has left."""
+    datasets: dict[str, Any] = {}
+    for dataset in book.datasets():
+        limits = []
+        for limit in book.limits(dataset):
+            spent = epsilon_at(spending(book, dataset, limit).worst, limit.delta, limit.order)
+            limits.append({**asdict(limit), "spent_epsilon": spent if np.isfinite(spent) else "inf"})
+        sessions = [_session(entry) for entry in book.sessions(dataset)]
+        datasets[dataset] = {"limits": limits, "sessions": sessions, "notes": book.notes(dataset)}
+    return {"format": FORMAT, "datasets": datasets, "history": [asdict(event) for event in book.history()]}
+
+
+def _session(entry: LedgerEntry) -> dict[str, Any]:
+    # Not the fingerprint: whoever had the key could try values against it.
+    values = {field.name: getattr(entry, field.name) for field in fields(entry) if field.name != "fingerprint"}
+    return {**values, "terms": json.loads(entry.terms.to_json()), "row_releases": entry.row_releases}
