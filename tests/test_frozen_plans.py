@@ -25,30 +25,30 @@ SIZES: dict[str, Any] = {"num_parties": 5, "num_samples": 1000, "num_classes": 3
 
 #: name -> (flat names, hash). The whole form of each plan is in data/frozen-plans.json.
 FROZEN: dict[str, tuple[dict[str, Any], str]] = {
-    "usual": (SIZES, "f59008f04a2acae72dfe8a1532ef4e032412a5cb50d30dd2cdf2342ea981f672"),
+    "usual": (SIZES, "54241a0eb431ad808ac13b0c25eb409b61c97a9b64dc714c0bf312ccda5c55a8"),
     "smallest": (
         {"num_parties": 2, "num_samples": 1, "num_classes": 2, "num_trials": 1, "num_epochs": 1},
-        "5ca8e9a48d8e5e978ebc7bb0690c7ccc26de7bf7dcb6970b67372fe0056a3f1b",
+        "0230500d3b5547d85875d8de2515f1984cbd0e46fd1489f1bf19cb0fa8e1001f",
     ),
     "quiet": (
         {**SIZES, "num_trials": 3, "beta": 0.01, "embedding_dim": 1, "bound": 2.5, "seed": 2**63 - 1},
-        "12abe81ff078160c99d8e052fcf3cb2891d6a3d2bd8adf935573c1622dfe8154",
+        "834738aa84674558e7d65066658b1fdf6872f96385286f2814129311f7911f57",
     ),
     "released": (
         {**SIZES, "evaluation": "released", "batch_size": 37, "gradient_codec": "int8", "activation": "softsign"},
-        "50a216a526ef732fed6bfb845b135cfd31d18f75a1373bddfd94561c22a8faa9",
+        "70cfb6850b8a039b4bcdc5990543e8aee9adbb4e84cfe1a6290c39f965e822d0",
     ),
     "local-gaussian": (
         {**SIZES, "mechanism": "ldp", "optimizer": "adam", "learning_rate": 0.002},
-        "39cd10a6198c27524fe5b7f4adb75fdc99e954408c4289e6873dea2ea084623c",
+        "3c54203259aac1983cb02f81e70ccc95249cdcea00e158ef48db729bab7dab2c",
     ),
     "exact": (
         {**SIZES, "mechanism": "none", "encoder": "resnet18-batchnorm", "momentum": 0.9},
-        "1190ef0b32394aa55559caae1e0090cb234169eab33165d7bddd4abd64f9f2f6",
+        "55a9490e0ea1d2255a4f738824fc101075b3470b3ffbe4647aad3aeb917af23d",
     ),
     "noisy-updates": (
         {**SIZES, "noise_multiplier": 6.3, "clip_norm": 0.5, "num_trials": 1, "secure_aggregation": False},
-        "fd159e8599acb1b23f5fe1830656e4cefcf22c3bce5592725ca343bf1988368e",
+        "fbb0446faf4946afdcacf43fe17b0de1552ef62a5dcf67bf05a6238b4073079b",
     ),
     "phases": (
         {
@@ -61,7 +61,7 @@ FROZEN: dict[str, tuple[dict[str, Any], str]] = {
             "prediction_num_trials": 2,
             "prediction_beta": 0.125,
         },
-        "dac79a0f532b940678977a0ea5fa67d737607eee98ad2960b2bc9e644b5e985a",
+        "ed104fca623057f77fdd2fc0105682bf5ebc42800a7d0efbdfe4460813e99402",
     ),
 }
 
