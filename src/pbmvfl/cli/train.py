@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,6 +18,7 @@ from pbmvfl.plan_groups import DATA
 from pbmvfl.privacy.conversion import check_delta
 from pbmvfl.runs.folder import RunFolder
 from pbmvfl.runs.results import DEFAULT_DELTA
+from pbmvfl.runs.source import NamedSource, RunSource, TableSource
 
 if TYPE_CHECKING:
     from pbmvfl.data.vertical import VerticalDataset
@@ -27,7 +29,6 @@ _RUN = "Run"
 _SIZES = frozenset({"num_parties", "num_samples", "num_test_samples", "num_classes", "encoder"})
 #: What a plan and the data it is used for must agree on; a plan may leave the test rows open.
 _SHARED_SIZES = ("num_parties", "num_samples", "num_classes")
-_TEST_FRACTION = 0.2
 
 
 @plan_options(
@@ -149,8 +150,8 @@ def train(
     else:
         wanted = num_parties if num_parties is not None else planned.get("num_parties")
         public_seed = given.get("seed", planned.get("seed", 0))
-        source = _source(dataset, table, wanted, root, public_seed)
-        source |= {"ledger": _absolute(ledger), "delta": DEFAULT_DELTA if delta is None else delta}
+        rows = _rows(dataset, table, wanted, root, public_seed)
+        source = RunSource(rows=rows, ledger=_absolute(ledger), delta=DEFAULT_DELTA if delta is None else delta)
         run = _new(source, planned, given, out, where, exact_metrics)
     TrainingRun(
         run.folder,
@@ -158,14 +159,14 @@ def train(
         run.data,
         parties=where,
         threads=threads,
-        wide=uses_pictures(run.source.get("dataset")),
+        wide=uses_pictures(run.source.rows.dataset),
         checkpoint_every=checkpoint_every,
         json_only=json_,
         resumed=resume is not None,
         exact_metrics=exact_metrics,
         notes=run.notes,
-        ledger=None if run.source["ledger"] is None else Path(run.source["ledger"]),
-        delta=run.source["delta"] if delta is None else delta,
+        ledger=None if run.source.ledger is None else Path(run.source.ledger),
+        delta=run.source.delta if delta is None else delta,
     ).go()
 
 
@@ -174,52 +175,33 @@ def _absolute(path: Path | None) -> str | None:
     return None if path is None else str(path.resolve())
 
 
+@dataclass(frozen=True)
 class _Prepared:
-    def __init__(
-        self, folder: RunFolder, plan: Plan, data: VerticalDataset, source: dict[str, Any], notes: Sequence[str] = ()
-    ) -> None:
-        self.folder, self.plan, self.data, self.source, self.notes = folder, plan, data, source, notes
+    """A run that can be trained: everything about it was found to be right."""
+
+    folder: RunFolder
+    plan: Plan
+    data: VerticalDataset
+    source: RunSource
+    notes: Sequence[str] = ()
 
 
-def _source(
+def _rows(
     dataset: str | None, table: dict[str, Any], num_parties: int | None, root: Path | None, seed: int
-) -> dict[str, Any]:
-    """Where the data comes from, as data.json will say it."""
+) -> NamedSource | TableSource:
+    """Where the rows come from."""
     if (dataset is None) == (table["data"] is None):
         raise DataError("give either a DATASET (digits, phishing, activity, ...) or --data TABLE")
     if dataset is not None:
         for option in ("label", "columns", "schema", "test_data", "test_fraction", "dataset_name"):
             if table[option] is not None:
                 raise DataError(f"--{option.replace('_', '-')} goes with --data TABLE, not with DATASET={dataset}")
-        return {"dataset": dataset, "num_parties": num_parties, "root": _absolute(root)}
+        return NamedSource(dataset=dataset, num_parties=num_parties, root=_absolute(root))
     for option in ("label", "columns"):
         if table[option] is None:
             raise DataError(f"--data needs --{option}")
-    fraction = _TEST_FRACTION if table["test_fraction"] is None else table["test_fraction"]
-    return {"dataset": None, "num_parties": num_parties, "seed": seed, **table, "test_fraction": fraction}
-
-
-def _load(source: dict[str, Any]) -> VerticalDataset:
-    from pbmvfl.data import load_dataset, load_table
-
-    if source["dataset"] is not None:
-        return load_dataset(source["dataset"], num_parties=source["num_parties"], root=source["root"])
-    data = load_table(
-        source["data"],
-        label=source["label"],
-        columns=source["columns"],
-        test=source["test_data"],
-        test_fraction=source["test_fraction"],
-        seed=source["seed"],
-        schema=source["schema"],
-        name=source.get("dataset_name"),
-    )
-    wanted = source["num_parties"]
-    if wanted is not None and wanted != data.num_parties:
-        raise DataError(
-            f"num_parties={wanted} but --columns names {data.num_parties} parties: {', '.join(data.party_names)}"
-        )
-    return data
+    given = {name: value for name, value in table.items() if value is not None}
+    return TableSource(**given, seed=seed, num_parties=num_parties)
 
 
 def _read_plan(path: Path) -> dict[str, Any]:
@@ -229,7 +211,7 @@ def _read_plan(path: Path) -> dict[str, Any]:
 
 
 def _new(
-    source: dict[str, Any],
+    source: RunSource,
     planned: dict[str, Any],
     given: dict[str, Any],
     out: Path | None,
@@ -241,23 +223,31 @@ def _new(
     if out is not None and out.exists():
         RunFolder.create(out, name="")  # refuses, before anything is loaded
     settings = {name: value for name, value in planned.items() if name not in _SIZES}
-    chosen = {**(settings or preset(source["dataset"])), **given}
+    chosen = {**(settings or preset(source.rows.dataset)), **given}
     # Every number is checked before a long load or a download; the sizes come with the data.
     Plan.from_dict(
-        {"num_samples": 1, "num_test_samples": 1, "num_classes": 2, **chosen, "num_parties": source["num_parties"] or 2}
+        {
+            "num_samples": 1,
+            "num_test_samples": 1,
+            "num_classes": 2,
+            **chosen,
+            "num_parties": source.rows.num_parties or 2,
+        }
     )
-    data = _load(source)
+    data = source.rows.load()
     for name in _SHARED_SIZES:
         if name in planned and planned[name] != getattr(data, name):
             raise PlanError(f"the plan was made for {name}={planned[name]}, the data has {getattr(data, name)}")
     plan = Plan.for_data(data, **chosen)
     Federation(plan, parties=parties).check(data)  # all that can be wrong with the input, while there is no folder yet
-    if source["ledger"] is not None:
-        make_ledger_folder(Path(source["ledger"]))
+    if source.ledger is not None:
+        make_ledger_folder(Path(source.ledger))
         if not exact_metrics:
-            check_exact_metrics(Path(source["ledger"]), plan, data.name)
+            check_exact_metrics(Path(source.ledger), plan, data.name)
     folder = RunFolder.create(out, name=data.name)
-    folder.write_start(plan, {**source, "files": _files(source)})
+    if isinstance(source.rows, TableSource):
+        source = replace(source, rows=replace(source.rows, files=source.rows.file_facts()))
+    folder.write_start(plan, source)
     return _Prepared(folder, plan, data, source)
 
 
@@ -270,38 +260,10 @@ def _resumed(path: Path, asked: dict[str, Any], planned: dict[str, Any], given: 
     settings = {name: value for name, value in planned.items() if name not in _SIZES or name in _SHARED_SIZES}
     _check_same_plan(path, plan, {**settings, **given})
     _check_same_source(path, source, asked)
-    notes = _check_files(path, source)
-    data = _load(source)
+    notes = source.rows.changes(path)
+    data = source.rows.load()
     Federation(plan).check(data)
-    if source.pop("fingerprint", None) is not None:  # version 0.1 wrote one, against which values could be tried
-        folder.write_start(plan, source)
     return _Prepared(folder, plan, data, source, notes)
-
-
-def _files(source: dict[str, Any]) -> dict[str, list[int]]:
-    """Size and time of an own table's files: facts of the files, which tell nothing about values."""
-    found = {}
-    for name in ("data", "test_data", "schema"):
-        if source.get(name) is not None:
-            status = Path(source[name]).stat()
-            found[name] = [status.st_size, status.st_mtime_ns]
-    return found
-
-
-def _check_files(path: Path, source: dict[str, Any]) -> list[str]:
-    """Refuse a table that is another one for sure; a note for one that may be."""
-    notes = []
-    now = {} if not source.get("files") else _files(source)
-    for name, (size, time) in now.items():
-        known_size, known_time = source["files"].get(name, (size, time))
-        if size != known_size:
-            raise CheckpointError(
-                f"{path} is a run on other values: {source[name]} had {known_size} bytes when it began and has {size} "
-                "now; put the data back as it was, or start a new run"
-            )
-        if time != known_time:
-            notes.append(f"{source[name]} was written to since the run began; it must hold the same values")
-    return notes
 
 
 def _check_same_plan(path: Path, plan: Plan, given: dict[str, Any]) -> None:
@@ -314,19 +276,11 @@ def _check_same_plan(path: Path, plan: Plan, given: dict[str, Any]) -> None:
             )
 
 
-def _check_same_source(path: Path, source: dict[str, Any], asked: dict[str, Any]) -> None:
+def _check_same_source(path: Path, source: RunSource, asked: dict[str, Any]) -> None:
     """The same rows, and the same ledgers: others would not know of the releases before."""
-    for name, wanted in asked.items():
-        kept = source.get(name)
-        if wanted is not None and _comparable(name, wanted) != _comparable(name, kept):
-            raise CheckpointError(
-                f"{path} is a run with {name}={kept!r}, you gave {name}={wanted!r}; "
-                "leave the option out to continue it, or start a new run"
-            )
-
-
-def _comparable(name: str, value: Any) -> Any:
-    """Who holds what may be spelled with other spaces."""
-    from pbmvfl.data.table import parse_columns
-
-    return list(parse_columns(value).items()) if name == "columns" and value is not None else value
+    name = source.differs(asked)
+    if name is not None:
+        raise CheckpointError(
+            f"{path} is a run with {name}={source.to_dict().get(name)!r}, you gave {name}={asked[name]!r}; "
+            "leave the option out to continue it, or start a new run"
+        )

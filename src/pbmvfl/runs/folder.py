@@ -5,30 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from pbmvfl.errors import PlanError, RunFolderError
 from pbmvfl.files import PRIVATE_FILE, PRIVATE_FOLDER, make_private, write_atomically
-from pbmvfl.json_files import Kinds, checked_object, read_object
+from pbmvfl.json_files import read_object
 from pbmvfl.plan import Plan
 from pbmvfl.runs.history import EpochLine, history_csv
 from pbmvfl.runs.results import DEFAULT_DELTA, Result
+from pbmvfl.runs.source import RunSource
 
 RUNS = Path("runs")
-_TEXT = str | None
-_SOURCE: Kinds = {"dataset": _TEXT, "num_parties": int | None, "ledger": _TEXT}
-#: Not in the folders of earlier versions.
-_LATER = {"delta": DEFAULT_DELTA}
-_OF_DATASET: Kinds = {"root": _TEXT}
-_OF_TABLE: Kinds = {
-    "data": str,
-    "label": str,
-    "columns": str,
-    "schema": _TEXT,
-    "test_data": _TEXT,
-    "test_fraction": int | float,
-    "seed": int,
-}
 
 
 def _make(path: Path) -> None:
@@ -84,19 +70,25 @@ class RunFolder:
         """The folder of the count of releases: beside plan.json, so that it outlives checkpoints that are removed."""
         return self.path
 
-    def write_start(self, plan: Plan, source: dict[str, Any]) -> None:
+    def write_start(self, plan: Plan, source: RunSource) -> None:
         """All that a resume needs, before the first round: the plan, the data, the ledgers' folder and the delta."""
-        write_atomically(self.path / "data.json", json.dumps(source, indent=2) + "\n", mode=PRIVATE_FILE)
+        self.write_source(source)
         write_atomically(self.path / "plan.json", plan.to_json(), mode=PRIVATE_FILE)
+
+    def write_source(self, source: RunSource) -> None:
+        write_atomically(self.path / "data.json", json.dumps(source.to_dict(), indent=2) + "\n", mode=PRIVATE_FILE)
 
     def read_plan(self) -> Plan:
         return Plan.from_dict(read_object(self.path / "plan.json", {}, PlanError))
 
-    def read_source(self) -> dict[str, Any]:
+    def read_source(self) -> RunSource:
+        """What the run was started with. A digest of values that version 0.1 left there is taken out."""
         path = self.path / "data.json"
-        source = {**_LATER, **read_object(path, _SOURCE, RunFolderError)}
-        kinds = _OF_TABLE if source["dataset"] is None else _OF_DATASET
-        return checked_object(source, {**kinds, "delta": int | float}, path, RunFolderError)
+        values = read_object(path, {}, RunFolderError)
+        source = RunSource.from_dict(values, path)
+        if "fingerprint" in values:
+            self.write_source(source)
+        return source
 
     def read_result(self) -> Result | None:
         """What the run came to, if it has ended; one that a ledger ended can go on."""

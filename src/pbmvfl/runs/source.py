@@ -1,0 +1,155 @@
+"""Where a run's rows come from, and what else a resume must find as it was: typed, and written as data.json."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pbmvfl.errors import CheckpointError, DataError, RunFolderError
+from pbmvfl.json_files import Kinds, checked_object
+
+if TYPE_CHECKING:
+    from pbmvfl.data.vertical import VerticalDataset
+
+#: The delta of folders of version 0.1, which did not say it.
+_DELTA = 1e-5
+_TEXT = str | None
+_NAMED: Kinds = {"dataset": str, "num_parties": int | None, "root": _TEXT}
+_TABLE: Kinds = {
+    "data": str,
+    "label": str,
+    "columns": str,
+    "schema": _TEXT,
+    "test_data": _TEXT,
+    "test_fraction": int | float,
+    "seed": int,
+    "num_parties": int | None,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamedSource:
+    """One of the datasets that have a loader."""
+
+    dataset: str
+    num_parties: int | None = None
+    root: str | None = None
+
+    def load(self) -> VerticalDataset:
+        from pbmvfl.data import load_dataset
+
+        return load_dataset(self.dataset, num_parties=self.num_parties, root=self.root)
+
+    def changes(self, path: Path) -> list[str]:
+        """A named dataset is checked by its loader."""
+        del path
+        return []
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableSource:
+    """A table of the user's own."""
+
+    data: str
+    label: str
+    columns: str
+    schema: str | None = None
+    test_data: str | None = None
+    test_fraction: float = 0.2
+    dataset_name: str | None = None
+    seed: int = 0
+    num_parties: int | None = None
+    #: (size, time of the last change) of each file when the run began: facts of files, which tell nothing about values.
+    files: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+    @property
+    def dataset(self) -> None:
+        """There is no name that a loader knows."""
+        return
+
+    def load(self) -> VerticalDataset:
+        from pbmvfl.data import load_table
+
+        table = load_table(
+            self.data,
+            label=self.label,
+            columns=self.columns,
+            test=self.test_data,
+            test_fraction=self.test_fraction,
+            seed=self.seed,
+            schema=self.schema,
+            name=self.dataset_name,
+        )
+        if self.num_parties is not None and self.num_parties != table.num_parties:
+            raise DataError(
+                f"num_parties={self.num_parties} but --columns names {table.num_parties} parties: "
+                f"{', '.join(table.party_names)}"
+            )
+        return table
+
+    def file_facts(self) -> dict[str, tuple[int, int]]:
+        """Size and time of every file of the table, as they are now."""
+        found = {}
+        for name in ("data", "test_data", "schema"):
+            if (file := getattr(self, name)) is not None:
+                status = Path(file).stat()
+                found[name] = (status.st_size, status.st_mtime_ns)
+        return found
+
+    def changes(self, path: Path) -> list[str]:
+        """Refuse files that are others for sure than when the run in `path` began; a note for one that may be."""
+        notes = []
+        now = self.file_facts() if self.files else {}
+        for name, (size, time) in now.items():
+            known_size, known_time = self.files.get(name, (size, time))
+            file = getattr(self, name)
+            if size != known_size:
+                raise CheckpointError(
+                    f"{path} is a run on other values: {file} had {known_size} bytes when it began and has {size} "
+                    "now; put the data back as it was, or start a new run"
+                )
+            if time != known_time:
+                notes.append(f"{file} was written to since the run began; it must hold the same values")
+        return notes
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSource:
+    """All that a run was started with beside its plan."""
+
+    rows: NamedSource | TableSource
+    #: The folder of the parties' ledgers.
+    ledger: str | None = None
+    #: The delta of the epsilons that are shown.
+    delta: float = _DELTA
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"dataset": self.rows.dataset, **asdict(self.rows), "ledger": self.ledger, "delta": self.delta}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any], path: Path) -> RunSource:
+        """What `to_dict` wrote into `path`; version 0.1 wrote no delta."""
+        checked_object(values, {"dataset": _TEXT, "ledger": _TEXT}, path, RunFolderError)
+        delta = checked_object({"delta": _DELTA, **values}, {"delta": int | float}, path, RunFolderError)["delta"]
+        kind: type[NamedSource] | type[TableSource] = TableSource if values["dataset"] is None else NamedSource
+        checked_object(values, _TABLE if kind is TableSource else _NAMED, path, RunFolderError)
+        known = {each.name: values[each.name] for each in fields(kind) if each.name in values}
+        if isinstance(known.get("files"), dict):
+            known["files"] = {name: tuple(facts) for name, facts in known["files"].items()}
+        return cls(rows=kind(**known), ledger=values["ledger"], delta=delta)
+
+    def differs(self, asked: dict[str, Any]) -> str | None:
+        """The first name whose value is asked to be another one than it was; None if all agree."""
+        kept = self.to_dict()
+        for name, wanted in asked.items():
+            if wanted is not None and _comparable(name, wanted) != _comparable(name, kept.get(name)):
+                return name
+        return None
+
+
+def _comparable(name: str, value: Any) -> Any:
+    """Who holds what may be spelled with other spaces."""
+    from pbmvfl.data.table import parse_columns
+
+    return list(parse_columns(value).items()) if name == "columns" and value is not None else value
