@@ -282,7 +282,7 @@ def _files(source: dict[str, Any]) -> dict[str, list[int]]:
     """Size and time of an own table's files: facts of the files, which tell nothing about values."""
     found = {}
     for name in ("data", "test_data", "schema"):
-        if source.get(name) is not None:
+        if source.get(name) is not None and Path(source[name]).is_file():
             status = Path(source[name]).stat()
             found[name] = [status.st_size, status.st_mtime_ns]
     return found
@@ -291,9 +291,11 @@ def _files(source: dict[str, Any]) -> dict[str, list[int]]:
 def _check_files(path: Path, source: dict[str, Any]) -> list[str]:
     """Refuse a table that is another one for sure; a note for one that may be."""
     notes = []
-    now = {} if not source.get("files") else _files(source)
-    for name, (size, time) in now.items():
-        known_size, known_time = source["files"].get(name, (size, time))
+    for name, (size, time) in _files(source).items():
+        known = source["files"].get(name, [size, time])
+        if not isinstance(known, list) or len(known) != 2:
+            raise RunFolderError(f"{path / 'data.json'} is damaged: files has {name}={known!r}; restore it from a copy")
+        known_size, known_time = known
         if size != known_size:
             raise CheckpointError(
                 f"{path} is a run on other values: {source[name]} had {known_size} bytes when it began and has {size} "

@@ -18,7 +18,7 @@ RUNS = Path("runs")
 _TEXT = str | None
 _SOURCE: Kinds = {"dataset": _TEXT, "num_parties": int | None, "ledger": _TEXT}
 #: Not in the folders of earlier versions.
-_LATER = {"delta": DEFAULT_DELTA}
+_LATER: dict[str, Any] = {"delta": DEFAULT_DELTA, "files": {}}
 _OF_DATASET: Kinds = {"root": _TEXT}
 _OF_TABLE: Kinds = {
     "data": str,
@@ -96,7 +96,7 @@ class RunFolder:
         path = self.path / "data.json"
         source = {**_LATER, **read_object(path, _SOURCE, RunFolderError)}
         kinds = _OF_TABLE if source["dataset"] is None else _OF_DATASET
-        return checked_object(source, {**kinds, "delta": int | float}, path, RunFolderError)
+        return checked_object(source, {**kinds, "delta": int | float, "files": dict}, path, RunFolderError)
 
     def read_result(self) -> Result | None:
         """What the run came to, if it has ended; one that a ledger ended can go on."""
