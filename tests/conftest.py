@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -29,6 +31,7 @@ from pbmvfl.plan import Plan
 from pbmvfl.secagg.keys import Identity
 from pbmvfl.server import Server
 
+atexit.register(shutil.rmtree, os.environ["PBMVFL_STATE"], ignore_errors=True)
 torch.set_num_threads(1)
 # Compilation on first use would trip any deadline. Where CI is set the examples are the same every time, so that a
 # change is judged by itself; everywhere else each run looks at new ones.

@@ -101,13 +101,13 @@ def test_data_under_another_name_is_allowed_by_its_owner(main, tmp_path):
     assert main("ledger", "allow", tmp_path / "none.sqlite", "--dataset", "folk")[0] == 2
 
 
-@pytest.mark.parametrize("order", [1.5, 9.7, 33.0, 300.0])
+@pytest.mark.parametrize("order", [1.569692, 2.0, 33.0])
 def test_as_one_plan_is_never_shown_above_what_was_spent(order, main, tmp_path):
-    """The order of the limit is not among those that are looked at for one plan."""
+    """The first of these orders is the best one here, and not among those that are looked at for one plan."""
     path = tmp_path / "a.sqlite"
     limit: Limit = paper_limit(1e6, order=order)
     Ledger(path).set_limit(NAME, limit)
-    charge_all(Ledger(path), small_plan(), rounds=3)
+    charge_all(Ledger(path), small_plan(beta=0.25, num_trials=16))
     _, out, _ = main("ledger", "show", path)
     (row,) = [line.split() for line in out.splitlines() if line.split()[:3] == ["cell", "paper", "server"]]
     spent, as_one_plan = map(float, row[4:6])

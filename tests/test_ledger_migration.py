@@ -396,3 +396,53 @@ def test_a_book_of_another_format_is_refused_and_left_as_it_is(number, read_only
     with pytest.raises(LedgerError, match=rf"old\.sqlite.*has format {number}; this program reads formats 1 to 2"):
         Ledger(path, read_only=read_only)
     assert on_disk(path.parent) == before
+
+
+# --- what format 1 did not have ---
+
+
+def test_fingerprints_of_format_1_are_gone_to_the_last_byte_and_only_the_owner_may_read_the_book(path):
+    path.chmod(0o644)
+    dropped = b"values of people"
+    assert dropped in path.read_bytes()
+    Ledger(path).close()
+    for file in path.parent.iterdir():
+        assert dropped not in file.read_bytes()
+    assert path.stat().st_mode & 0o777 == 0o600
+    with contextlib.closing(Ledger(path, read_only=True)) as book:
+        assert {entry.fingerprint for name in book.datasets() for entry in book.sessions(name)} == {""}
+
+
+def test_migrated_sessions_keep_the_price_of_public_weights_and_new_ones_must_ask_for_it(path):
+    plan = Plan.of(**SMALL)
+    with contextlib.closing(Ledger(path)) as book:
+        old = [entry for name in book.datasets() for entry in book.sessions(name)]
+        assert all(entry.terms.public_start for entry in old)
+        book.open_session(dataset="people", plan=plan, run="new", session="s", exact_metrics=True).close()
+    (*_, new) = Ledger(path).sessions("people")
+    assert not new.terms.public_start
+
+
+def test_a_migrated_limit_that_is_removed_and_set_again_keeps_its_order(path):
+    with contextlib.closing(Ledger(path)) as book:
+        limit = book.limits("tight")[0]
+        book.remove_limit("tight", limit.unit, limit.accounting, limit.colluding_parties)
+        again = Limit.choose(
+            unit=limit.unit,
+            accounting=limit.accounting,
+            colluding_parties=limit.colluding_parties,
+            epsilon=limit.epsilon,
+            delta=limit.delta,
+            order=limit.order + 1,
+        )
+        assert book.set_limit("tight", again).order == limit.order
+
+
+def test_a_book_of_format_1_put_back_over_a_migrated_one_is_refused(path):
+    plan = Plan.of(**SMALL)
+    opened = Ledger(path).open_session(dataset="people", plan=plan, run="new", session="s", exact_metrics=True)
+    charge(opened, plan, 0)
+    opened.close()
+    shutil.copy(DATA / "ledger-format-1.sqlite", path)
+    with pytest.raises(LedgerError, match="pbmvfl ledger accept"):
+        Ledger(path).open_session(dataset="people", plan=plan, run="other", session="s", exact_metrics=True)

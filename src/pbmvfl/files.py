@@ -13,11 +13,10 @@ PRIVATE_FILE, PRIVATE_FOLDER = 0o600, 0o700
 def write_atomically(path: Path, data: str | bytes, *, mode: int | None = None) -> None:
     """Write beside the file, force it to disk, then replace. A `mode` holds whatever the umask is."""
     temporary = path.with_name(path.name + ".tmp")
-    temporary.unlink(missing_ok=True)  # one that a killed process left has its own rights
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666 if mode is None else mode)
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666 if mode is None else mode)
     with open(descriptor, "wb") as file:
         if mode is not None:
-            os.fchmod(descriptor, mode)
+            os.fchmod(descriptor, mode)  # one that a killed process left may have other rights
         file.write(data.encode() if isinstance(data, str) else data)
         file.flush()
         os.fsync(file.fileno())

@@ -92,7 +92,7 @@ class TableSource:
         """Size and time of every file of the table, as they are now."""
         found = {}
         for name in ("data", "test_data", "schema"):
-            if (file := getattr(self, name)) is not None:
+            if (file := getattr(self, name)) is not None and Path(file).is_file():
                 status = Path(file).stat()
                 found[name] = (status.st_size, status.st_mtime_ns)
         return found
@@ -135,8 +135,8 @@ class RunSource:
         kind: type[NamedSource] | type[TableSource] = TableSource if values["dataset"] is None else NamedSource
         checked_object(values, _TABLE if kind is TableSource else _NAMED, path, RunFolderError)
         known = {each.name: values[each.name] for each in fields(kind) if each.name in values}
-        if isinstance(known.get("files"), dict):
-            known["files"] = {name: tuple(facts) for name, facts in known["files"].items()}
+        if kind is TableSource:
+            known["files"] = _file_facts(known.get("files", {}), path)
         return cls(rows=kind(**known), ledger=values["ledger"], delta=delta)
 
     def differs(self, asked: dict[str, Any]) -> str | None:
@@ -146,6 +146,12 @@ class RunSource:
             if wanted is not None and _comparable(name, wanted) != _comparable(name, kept.get(name)):
                 return name
         return None
+
+
+def _file_facts(values: object, path: Path) -> dict[str, tuple[int, int]]:
+    if isinstance(values, dict) and all(isinstance(facts, list) and len(facts) == 2 for facts in values.values()):
+        return {name: (int(size), int(time)) for name, (size, time) in values.items()}
+    raise RunFolderError(f"{path} is damaged: files={values!r} must have two numbers a file; restore it from a copy")
 
 
 def _comparable(name: str, value: Any) -> Any:
