@@ -66,7 +66,9 @@ def assert_same_weights(first: Path, second: Path) -> None:
 
 def pieces(state: dict[str, torch.Tensor]) -> Iterator[bytes]:
     """Every row of every tensor, as single and as double precision writes it: too long to occur by chance."""
-    for value in state.values():
+    for name, value in state.items():
+        if name == "run.public_start":  # no weight, but whether the first ones were public
+            continue
         for row in np.atleast_2d(value.numpy()):
             assert len(row) >= 3
             assert len(set(row.tolist())) > 1
@@ -133,9 +135,10 @@ def test_nothing_outside_a_party_holds_its_weights(kind, mechanism, data, make_p
 def test_a_transport_has_no_door_for_weights(kind):
     """Messages and the simulator's evaluation; nothing asks a party for its state."""
     public = {name for name in dir(kind) if not name.startswith("_")}
-    assert public == {"exchange", "close", "exact_embeddings", "owner_error"}
+    assert public == {"exchange", "close", "exact_embeddings", "owner_error", "public_starts"}
     assert not {"state", "load_state"} & set(dir(Party))
-    assert {command.name for command in processes._Command} == {"MESSAGE", "EMBEDDINGS", "LAST_ERROR", "STOP"}
+    commands = {"MESSAGE", "EMBEDDINGS", "LAST_ERROR", "PUBLIC_START", "STOP"}
+    assert {command.name for command in processes._Command} == commands
 
 
 @pytest.mark.parametrize("where", [Parties.IN_PROCESS, pytest.param(Parties.PROCESSES, marks=pytest.mark.slow)])
@@ -144,6 +147,7 @@ def test_every_folder_has_only_the_states_of_its_own_role(where, data, make_plan
     Federation(plan, parties=where).fit(data, checkpoints=tmp_path)
     head = {"model.weight": (plan.num_classes, plan.embedding_dim), "model.bias": (plan.num_classes,)}
     network = {"model.network.0.weight": (plan.embedding_dim, 4), "model.network.0.bias": (plan.embedding_dim,)}
+    network |= {"run.public_start": (1,)}
     assert {path.name for path in tmp_path.iterdir()} == {*ROLES, "sessions.json"}
     for role in ROLES:
         files = {path.name for path in (tmp_path / role).iterdir()}
@@ -219,11 +223,11 @@ def power_cut_at(monkeypatch: pytest.MonkeyPatch, number: int) -> list[Path]:
     """The end of everything instead of the n-th write of a checkpoint's file."""
     written: list[Path] = []
 
-    def write(path: Path, content: str | bytes) -> None:
+    def write(path: Path, content: str | bytes, *, mode: int) -> None:
         if len(written) + 1 >= number:
             raise PowerCut
         written.append(path)
-        write_atomically(path, content)
+        write_atomically(path, content, mode=mode)
 
     monkeypatch.setattr("pbmvfl.runs.checkpoints.write_atomically", write)
     return written
@@ -558,7 +562,9 @@ def test_a_result_of_version_1_is_read(kind):
     assert result.metrics == written["metrics"]
     assert result.traffic.to_dict() == written["traffic"]
     assert result.seconds == written["seconds"]
-    assert [session.to_dict() for session in result.sessions] == written["sessions"]
+    found = [session.to_dict() for session in result.sessions]
+    assert [each.pop("public_start") for each in found] == [True] * len(found)
+    assert found == written["sessions"]
     assert result.notes == written["notes"]
     assert (result.stopped, result.noise_is_seeded) == ("", False)
 

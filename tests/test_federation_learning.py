@@ -132,8 +132,8 @@ def test_simulated_metrics_of_every_epoch_follow_from_the_checkpointed_weights(
         for split, labels in (("train", data.train_labels), ("test", data.test_labels)):
             total = 0.0
             for m, features in enumerate(data.train_features if split == "train" else data.test_features):
-                party = [value.double().numpy() for name, value in sorted(state[f"party-{m}"].items())]
-                bias, weight = party  # sorted by name
+                party = {name: value.double().numpy() for name, value in state[f"party-{m}"].items()}
+                bias, weight = party["model.network.0.bias"], party["model.network.0.weight"]
                 total = total + bound * np.tanh(features.astype(float) @ weight.T + bias)
             scores = total @ head["model.weight"].T + head["model.bias"]
             assert line.metrics[f"{split}_accuracy"] == (scores.argmax(1) == labels).mean()

@@ -245,7 +245,9 @@ def test_training_stops_cleanly_at_a_limit_and_keeps_what_it_has(data, make_plan
     stingy = Ledger(tmp_path / "ledgers" / "party-1.sqlite")
     stingy.set_limit(data.name, paper_limit(epsilon_at(2.5 * rate, DELTA, 4.0)))
     stingy.close()
-    result = Federation(plan).fit(data, ledger=tmp_path / "ledgers", checkpoints=tmp_path / "checkpoints")
+    result = Federation(plan).fit(
+        data, ledger=tmp_path / "ledgers", checkpoints=tmp_path / "checkpoints", exact_metrics=True
+    )
     assert "its owner's limit" in result.stopped
     assert [line.epoch for line in result.history] == [1, 2]
     assert "test_accuracy" in result.metrics
@@ -274,7 +276,7 @@ def test_a_limit_set_while_a_federation_trains_lets_no_further_round_leave(data,
                 book.close()
 
     federation.taps.append(owner)
-    result = federation.fit(data, ledger=tmp_path)
+    result = federation.fit(data, ledger=tmp_path, exact_metrics=True)
     assert "its owner's limit" in result.stopped
     assert left == [0, 1, 2]
     assert Ledger(tmp_path / "party-1.sqlite").sessions(data.name)[0].charged_until == 3

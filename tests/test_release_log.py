@@ -192,7 +192,7 @@ def test_records_of_versions_that_wrote_no_plan_are_continued(tmp_path: Path) ->
     log.open("ab", first_round=4, until=8, noise_is_seeded=False)
     log.close()
     written = json.loads((tmp_path / "sessions.json").read_text())
-    assert written[0] == old
+    assert written[0] == {**old, "public_start": True}
     assert written[1]["plan_hash"] == MINE
 
 

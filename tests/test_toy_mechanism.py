@@ -125,7 +125,7 @@ def epsilon_of_sums(flips: int, parties: int, uses: int, delta: float) -> float:
 def test_it_is_known_only_while_it_is_registered() -> None:
     plan = Plan.of(**SIZES)
     assert isinstance(plan.release, OneBit)
-    written, terms = plan.to_json(), Terms.of(plan).to_json()
+    written, terms = plan.to_json(), Terms.of(plan, public_start=True).to_json()
     MECHANISMS.forget("toy")
     EVENTS.forget("toy-one-bit")
     try:
@@ -139,7 +139,7 @@ def test_it_is_known_only_while_it_is_registered() -> None:
         MECHANISMS.add("toy", OneBit)
         EVENTS.add("toy-one-bit", OneBitRelease)
     assert Plan.from_json(written) == plan
-    assert Terms.from_json(terms) == Terms.of(plan)
+    assert Terms.from_json(terms) == Terms.of(plan, public_start=True)
 
 
 def test_its_own_number_is_checked_like_any_other() -> None:
@@ -254,7 +254,7 @@ def test_a_federation_learns_with_it_sends_it_masked_and_its_books_have_its_pric
     federation = Federation(plan)
     sent: list[tuple[int, bytes]] = []
     federation.taps.append(lambda _, party, message: sent.append((party, message)) if message[5] == 6 else None)
-    result = federation.fit(data, ledger=tmp_path)
+    result = federation.fit(data, ledger=tmp_path, exact_metrics=True)
     # trained
     assert result.metrics["train_accuracy"] > 0.8
     assert result.traffic == plan.traffic()
@@ -292,7 +292,7 @@ def test_a_limit_ends_a_run_with_it_where_the_price_says(data, make_plan, tmp_pa
     book = Ledger(tmp_path / "party-1.sqlite")
     book.set_limit("small", Limit.choose(unit="cell", accounting="paper", epsilon=epsilon, delta=DELTA, order=order))
     book.close()
-    result = Federation(plan).fit(data, ledger=tmp_path)
+    result = Federation(plan).fit(data, ledger=tmp_path, exact_metrics=True)
     assert "its owner's limit is cell, paper" in result.stopped
     (session,) = result.sessions
     assert session.charged_until == 2 * 4 + 1  # two epochs of four rounds, and the one that was refused

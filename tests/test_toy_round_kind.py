@@ -59,7 +59,7 @@ def plan(data: VerticalDataset) -> Plan:
 
 
 def test_it_is_known_only_while_it_is_registered(plan: Plan) -> None:
-    written, terms = plan.to_json(), Terms.of(plan).to_json()
+    written, terms = plan.to_json(), Terms.of(plan, public_start=True).to_json()
     assert Plan.from_json(written) == plan
     assert Plan.from_json(written).hash == plan.hash
     KINDS.forget("rehearsal")
@@ -70,7 +70,7 @@ def test_it_is_known_only_while_it_is_registered(plan: Plan) -> None:
             Terms.from_json(terms)
     finally:
         register_kind(REHEARSAL)
-    assert Terms.from_json(terms) == Terms.of(plan)
+    assert Terms.from_json(terms) == Terms.of(plan, public_start=True)
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def charged_rounds(plan: Plan, path: Path, limit: Limit) -> int:
     """Rounds that a book with this limit lets through."""
     book = Ledger(path)
     book.set_limit("small", limit)
-    session = book.open_session(dataset="small", plan=plan, run="run", session="session")
+    session = book.open_session(dataset="small", plan=plan, run="run", session="session", public_start=True)
     done = 0
     try:
         for current in plan.schedule:

@@ -267,7 +267,7 @@ class Party:
                 raise OutOfOrder(f"round={first_round}: this party has no checkpoint of it; it can begin with round 0")
             state = dict(self._keeper.load(self._run_id, first_round))
             known = state.pop(_PUBLIC_START, None)
-            self.public_start = known is not None and bool(known)
+            self.public_start = known is not None and known.numel() == 1 and bool(known)
             self._update.load_state(state)
         else:
             shape = self._features[Split.TRAIN].shape[1:]
