@@ -97,10 +97,13 @@ def test_a_run_that_was_killed_again_and_again_while_it_predicted_says_so_in_its
 def test_printed_it_says_once_below_the_table_that_the_paper_s_count_is_no_proof():
     lines = str(PLAN.privacy()).splitlines()
     assert [line for line in lines if "not a proof" in line] == lines[-1:]
-    for line in lines[1:-1]:
+    assert all(len(line) <= 80 for line in lines[:-1])
+    rows = lines[1:19]
+    assert lines[19].startswith("advantage ")
+    for line in rows:
         unit, counting = line.split()[:2]
         assert ("*" in line) is (counting == "paper" and unit != "party")
-    assert len({line.index("server") for line in lines if "server" in line}) == 1  # columns stay columns
+    assert len({line.index("server") for line in rows if "server" in line}) == 1  # columns stay columns
 
 
 @pytest.mark.parametrize(("delta", "noted"), [(1 / 40, True), (0.5, True), (0.99 / 40, False), (1e-5, False)], ids=str)
