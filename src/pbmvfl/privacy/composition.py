@@ -124,7 +124,7 @@ def _composed(
             *((each.atoms, count) for each, count in atoms),
         ]
         losses = compose_parts(different, delta)
-        return ComposedLosses(losses=losses, largest_loss=math.inf, gaussian_shift=shift)
+        return ComposedLosses(losses=(losses,), largest_loss=math.inf, gaussian_shift=shift)
     for hull, coordinates in hulls:
         return composed_cell(
             num_trials=hull.num_trials,
@@ -136,6 +136,6 @@ def _composed(
         )
     for single, count in atoms:
         losses = compose(single.atoms, count, delta)
-        return ComposedLosses(losses=losses, largest_loss=math.inf, gaussian_shift=shift)
+        return ComposedLosses(losses=(losses,), largest_loss=math.inf, gaussian_shift=shift)
     beta_16, num_bits = next(iter(bits), (1, 0))
     return composed_bits(num_bits=num_bits, beta_16=beta_16, gaussian_shift=shift, delta=delta)

@@ -31,6 +31,9 @@ from pbmvfl.privacy.orders import ORDERS, Curve
 #: The privacy-loss path is not used when its own error terms would eat more than this share of delta.
 _LARGEST_SLACK_SHARE = 0.1
 
+#: Up to so many releases the hull over k, on its finer grid, is now and then below the account step by step.
+_FEW_RELEASES = 4
+
 
 def check_delta(delta: float) -> None:
     if not 0 < delta < 1:
@@ -73,8 +76,8 @@ def epsilon_from_losses(losses: LossDistribution, gaussian_shift: float, delta: 
 class ComposedLosses:
     """All that is released: losses that are composed, beside a Gaussian that is moved by gaussian_shift deviations."""
 
-    losses: LossDistribution | None
-    """None where there are too many to be composed."""
+    losses: tuple[LossDistribution, ...]
+    """Each of them dominates all, so the smallest number counts; none where there are too many to be composed."""
     largest_loss: float
     """What they add up to at most; infinity where that is not known."""
     gaussian_shift: float = 0.0
@@ -88,17 +91,13 @@ class ComposedLosses:
         if self.gaussian_shift and math.isfinite(pure):
             certain = LossDistribution(np.array([pure]), np.ones(1))
             pure = epsilon_from_losses(certain, self.gaussian_shift, delta, largest)
-        if self.losses is None:
-            return pure
-        return min(pure, epsilon_from_losses(self.losses, self.gaussian_shift, delta, largest))
+        return min([pure, *(epsilon_from_losses(each, self.gaussian_shift, delta, largest) for each in self.losses)])
 
     def attack(self) -> Attack:
         """What the best attack achieves against it, at most."""
         # Any release whose loss is never larger is a function of one randomised response with this loss.
-        found = [attack_on(randomised_response(self.largest_loss), self.gaussian_shift)]
-        if self.losses is not None:
-            found.append(attack_on(self.losses, self.gaussian_shift))
-        return least(found)
+        pure = randomised_response(self.largest_loss)
+        return least(attack_on(each, self.gaussian_shift) for each in (pure, *self.losses))
 
 
 def composed_cell(
@@ -111,19 +110,21 @@ def composed_cell(
         )
     spread = total_spread(num_trials, beta_16, noisy_parties, coordinates)
     few_bits = num_trials * noisy_parties <= LARGEST_ADAPTIVE_SUM
-    if coordinates > 1 and few_bits and spread < LARGEST_ADAPTIVE_SPREAD:
-        losses = compose_parts(adaptive_losses(num_trials, beta_16, noisy_parties, coordinates), delta)
-    else:
-        losses = compose(cell_losses(num_trials, beta_16, noisy_parties), coordinates, delta)
+    step_by_step = coordinates > 1 and few_bits and spread < LARGEST_ADAPTIVE_SPREAD
+    losses = []
+    if step_by_step:
+        losses.append(compose_parts(adaptive_losses(num_trials, beta_16, noisy_parties, coordinates), delta))
+    if not step_by_step or coordinates <= _FEW_RELEASES:
+        losses.append(compose(cell_losses(num_trials, beta_16, noisy_parties), coordinates, delta))
     pure = largest_loss(num_trials * coordinates, beta_16)
-    return ComposedLosses(losses=losses, largest_loss=pure, gaussian_shift=gaussian_shift)
+    return ComposedLosses(losses=tuple(losses), largest_loss=pure, gaussian_shift=gaussian_shift)
 
 
 def composed_bits(*, num_bits: int, beta_16: int, gaussian_shift: float, delta: float) -> ComposedLosses:
     """num_bits bits that all move from lo to hi, whatever the sums they come in."""
     if num_bits == 0:
-        return ComposedLosses(losses=NOTHING_RELEASED, largest_loss=0.0, gaussian_shift=gaussian_shift)
-    losses = binomial_losses(num_bits, beta_16, delta) if num_bits <= LARGEST_BINOMIAL else None
+        return ComposedLosses(losses=(NOTHING_RELEASED,), largest_loss=0.0, gaussian_shift=gaussian_shift)
+    losses = (binomial_losses(num_bits, beta_16, delta),) if num_bits <= LARGEST_BINOMIAL else ()
     pure = largest_loss(num_bits, beta_16)
     return ComposedLosses(losses=losses, largest_loss=pure, gaussian_shift=gaussian_shift)
 
