@@ -71,7 +71,13 @@ def test_bounds_name_unit_accounting_adversary_and_method(cli):
             "epsilon",
             "delta",
             "method",
+            "advantage_upper_bound",
+            "detection_upper_bound",
+            "false_alarm_rate",
+            "odds_upper_bound",
         } <= row.keys()
+        assert 0 < row["advantage_upper_bound"] <= 1
+        assert row["odds_upper_bound"] == pytest.approx(1000 * row["detection_upper_bound"])
         assert row["method"] in ("rdp", "pld")
         assert row["delta"] == 1e-5
         assert row["conditions"]
@@ -129,6 +135,27 @@ def test_a_person_sees_that_the_paper_s_count_is_not_a_proof(cli):
     assert "paper *" in out
     assert "not a proof" in out
     assert "1e-05" in out
+
+
+def test_a_person_sees_the_best_attack_beside_epsilon(cli):
+    code, out, _ = cli("privacy", *sizes(5, 16, 0.11, 1, 4, 8844))
+    assert code == 0
+    assert out.count("epsilon adv.") == 3
+    said = " ".join(out.split())
+    # test_privacy_advantage.py compares this plan with dp-accounting
+    assert "advantage .59 (cell, paper *, server): the best possible attack" in said
+    assert "guesses right in at most 80 of 100 tries" in said
+    code, out, _ = cli("privacy", *sizes(4, 4, 0.1, 2, 2, 100), "--mechanism", "none")
+    assert code == 0
+    assert "no protection (cell, paper *, server)" in " ".join(out.split())
+
+
+def test_a_plan_s_sentence_is_about_the_epsilon_that_was_asked_for(cli):
+    budget = {**BUDGET, "unit": "record"}
+    code, out, _ = cli("plan", *options(**budget, **SIZES, colluding_parties=2))
+    assert code == 0
+    assert "(record, paper *, server + 2 parties): the best possible attack" in " ".join(out.split())
+    assert "from server + 2" in out
 
 
 @pytest.mark.parametrize(
@@ -194,7 +221,9 @@ def test_a_planned_run_costs_at_most_its_budget_by_the_other_command(budget, cli
 def test_a_plan_against_colluding_parties_holds_against_them(cli):
     code, out, _ = cli("plan", *options(**BUDGET, **SIZES, colluding_parties=2), "--json")
     assert code == 0
-    plan = Plan.from_dict(json.loads(out)["plan"]).flat()
+    document = json.loads(out)
+    assert one(document["bounds"], **{**CELL, "colluding_parties": 2})["epsilon"] == document["epsilon"]
+    plan = Plan.from_dict(document["plan"]).flat()
     given = (plan[name] for name in ("num_parties", "num_trials", "beta", "embedding_dim", "num_epochs", "num_samples"))
     code, out, _ = cli("privacy", *sizes(*given), "--colluding-parties", 2, "--json")
     assert one(json.loads(out)["bounds"], **{**CELL, "colluding_parties": 2})["epsilon"] <= 8

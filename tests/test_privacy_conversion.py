@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pbmvfl.errors import PlanError
+from pbmvfl.privacy.composition import GaussianLosses, HullLosses, Losses, epsilon_by_losses
 from pbmvfl.privacy.conversion import (
     cell_epsilon_by_losses,
     epsilon_from_losses,
@@ -214,6 +215,50 @@ def test_composition_agrees_with_dp_accounting(b: int, beta_16: int, m: int, cou
         largest=10 * theirs,
     )
     assert 0.9 * theirs < reported <= theirs * (1 + 1e-3)
+
+
+Sizes = tuple[int, int, int, int]
+
+
+@pytest.mark.parametrize(
+    ("training", "prediction"),
+    [
+        ((1, 16384, 3, 4), (2, 9830, 3, 1)),
+        ((2, 3276, 4, 40), (3, 13107, 4, 1)),
+        ((1, 2000, 5, 60), (1, 16384, 5, 3)),
+    ],
+)
+@pytest.mark.parametrize("shift", [0.0, 0.8])
+def test_different_releases_compose_as_in_dp_accounting(training: Sizes, prediction: Sizes, shift: float) -> None:
+    """(b, beta, M, releases) of training and others of predictions, beside a Gaussian of updates: the same dominating
+    pairs, in Fractions, rounded down and up by dp-accounting and composed there."""
+
+    def theirs(*, pessimistic: bool) -> float:
+        losses = []
+        for b, beta_16, m, count in (training, prediction):
+            laws = envelope_pair(pairs_by_k(b, beta_16, m))
+            first, second = ({i: math.log(x) for i, x in enumerate(law)} for law in laws)
+            one = privacy_loss_distribution.from_two_probability_mass_functions(
+                second, first, pessimistic_estimate=pessimistic, value_discretization_interval=1e-4
+            )
+            losses.append(one.self_compose(count))
+        both = losses[0].compose(losses[1])
+        if shift:
+            gaussian = privacy_loss_distribution.from_gaussian_mechanism(
+                1 / shift, pessimistic_estimate=pessimistic, value_discretization_interval=1e-4, use_connect_dots=False
+            )
+            both = both.compose(gaussian)
+        return float(both.get_epsilon_for_delta(DELTA))
+
+    parts: list[tuple[int, Losses]] = [
+        (count, HullLosses(num_trials=b, beta_16=beta_16, noisy_parties=m, coordinates=1))
+        for b, beta_16, m, count in (training, prediction)
+    ]
+    ours = epsilon_by_losses([*parts, (1, GaussianLosses(shift=shift))], DELTA, 100.0)
+    assert theirs(pessimistic=False) <= ours <= 1.01 * theirs(pessimistic=True)
+    assert theirs(pessimistic=True) <= 1.01 * theirs(pessimistic=False)
+    # without the predictions it is less by more than any rounding here
+    assert epsilon_by_losses([parts[0], (1, GaussianLosses(shift=shift))], DELTA, 100.0) < 0.95 * ours
 
 
 # ------------------------------------------------------------------------------------------- records and Gaussians

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+from dataclasses import replace
 from decimal import Decimal
 
 import pytest
@@ -12,9 +13,18 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from pbmvfl.cli.tables import plain_table, print_notes, print_privacy
+from pbmvfl.errors import PlanError
 from pbmvfl.federation import Federation
 from pbmvfl.plan import Plan
-from pbmvfl.privacy.table import PrivacyTable, format_epsilon, privacy_notes, privacy_table
+from pbmvfl.privacy.table import (
+    PrivacyTable,
+    attack_in_words,
+    format_advantage,
+    format_epsilon,
+    privacy_notes,
+    privacy_table,
+)
+from pbmvfl.privacy.units import CURIOUS_PARTY, Adversary
 from pbmvfl.schedule import JOINT, PREDICTION, RowUses
 
 PLAN = Plan.of(
@@ -97,10 +107,13 @@ def test_a_run_that_was_killed_again_and_again_while_it_predicted_says_so_in_its
 def test_printed_it_says_once_below_the_table_that_the_paper_s_count_is_no_proof():
     lines = str(PLAN.privacy()).splitlines()
     assert [line for line in lines if "not a proof" in line] == lines[-1:]
-    for line in lines[1:-1]:
+    assert all(len(line) <= 80 for line in lines[:-1])
+    rows = lines[1:19]
+    assert lines[19].startswith("advantage ")
+    for line in rows:
         unit, counting = line.split()[:2]
         assert ("*" in line) is (counting == "paper" and unit != "party")
-    assert len({line.index("server") for line in lines if "server" in line}) == 1  # columns stay columns
+    assert len({line.index("server") for line in rows if "server" in line}) == 1  # columns stay columns
 
 
 @pytest.mark.parametrize(("delta", "noted"), [(1 / 40, True), (0.5, True), (0.99 / 40, False), (1e-5, False)], ids=str)
@@ -120,6 +133,93 @@ def test_an_epsilon_above_twenty_is_noted_by_the_exact_account(num_epochs):
 def test_no_privacy_at_all_is_noted():
     (note,) = notes(PLAN.replace(mechanism="none", secure_aggregation=False), 1e-5)
     assert note.startswith("epsilon infinity")
+
+
+# --- the best attack, in words ---
+
+
+def row_of(advantage, detection, **other):
+    row = PLAN.privacy().bounds[0]
+    return replace(row, advantage_upper_bound=advantage, detection_upper_bound=detection, **other)
+
+
+@pytest.mark.parametrize(
+    ("advantage", "detection", "words"),
+    [
+        (0.42, 0.0345, ("advantage .42 (", "at most 71 of 100 tries", "at most 35 of 1,000 (a blind guess finds 1)")),
+        (0.4201, 0.035, ("advantage .43 (", "at most 72 of 100 tries", "at most 35 of 1,000")),
+        (0.0, 0.001, ("advantage 0 (", "at most 50 of 100 tries", "at most 1 of 1,000")),
+        (1.0, 1.0, ("advantage 1.00 (", "at most 100 of 100 tries", "at most 1,000 of 1,000")),
+        (0.003, 0.001009, ("advantage .003 (", "at most 51 of 100 tries", "at most 2 of 1,000")),
+    ],
+)
+def test_an_advantage_is_said_as_right_guesses_of_a_hundred_rounded_up(advantage, detection, words):
+    said = attack_in_words(row_of(advantage, detection))
+    assert [part for part in words if part not in said] == []
+
+
+@pytest.mark.parametrize(
+    ("unit", "accounting", "words"),
+    [
+        ("cell", "paper", ("(cell, paper *, server)", "a row's own releases", "a cell is the true one or a given")),
+        ("cell", "strict", ("(cell, strict, server)", "everything released", "a cell is the true one or a given")),
+        ("record", "strict", ("everything released", "a record is the true one or a given other one")),
+        (
+            "party",
+            "paper",
+            ("(party, paper, server)", "everything released", "values are the true ones or given others"),
+        ),
+    ],
+)
+def test_the_sentence_says_what_is_told_apart_and_from_what(unit, accounting, words):
+    said = attack_in_words(PLAN.privacy().bound(unit, accounting))
+    assert [part for part in words if part not in said] == []
+
+
+def test_where_epsilon_is_infinite_the_sentence_says_no_protection():
+    table = PLAN.replace(mechanism="none", secure_aggregation=False).privacy()
+    said = attack_in_words(table.bounds[0])
+    assert said.startswith("no protection (cell, paper *, server)")
+    assert "advantage" not in said
+    assert {row["advantage_upper_bound"] for row in table.to_dicts()} == {1.0}
+
+
+@pytest.mark.parametrize(
+    ("advantage", "text"), [(0, "0"), (1e-9, ".001"), (0.0341, ".035"), (0.42, ".42"), (0.421, ".43"), (0.9951, "1.00")]
+)
+def test_an_advantage_has_two_or_three_decimals(advantage, text):
+    assert format_advantage(advantage) == text
+
+
+@given(st.floats(1e-9, 1.0))
+def test_a_written_advantage_is_never_below_the_computed_one(advantage):
+    text = format_advantage(advantage)
+    assert advantage <= float(text) <= min(1.0, advantage + 0.0100001)
+    assert len(text) <= 4
+
+
+def test_a_row_of_a_table_can_be_asked_for():
+    table = PLAN.privacy()
+    row = table.bound("record", "paper", CURIOUS_PARTY)
+    assert row.epsilon == table.epsilon("record", "paper", server=False, colluding_parties=1)
+    with pytest.raises(PlanError, match=r"no row for server \+ 1 party; it has server, 1 party, server \+ 2 parties"):
+        table.bound("cell", "paper", Adversary(colluding_parties=1))
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+@pytest.mark.parametrize("legend", [False, True])
+def test_every_epsilon_of_a_printed_table_stands_beside_its_advantage(width, legend):
+    console = Console(width=width, record=True, file=io.StringIO(), highlight=False)
+    table = PLAN.privacy()
+    print_privacy(console, table, title="epsilon", legend=legend)
+    text = console.export_text()
+    for row in table.bounds:
+        assert f"{format_epsilon(row.epsilon)} {format_advantage(row.advantage_upper_bound):>4}" in text
+    assert attack_in_words(table.bounds[0]) in " ".join(text.split())
+    assert max(map(len, text.splitlines())) <= width
+    explained = table.bound("record", "strict")
+    print_privacy(console, table, title="epsilon", legend=legend, explained=explained)
+    assert attack_in_words(explained) in " ".join(console.export_text().split())
 
 
 # --- how numbers are written ---

@@ -15,7 +15,7 @@ from pbmvfl.errors import RunFolderError
 from pbmvfl.files import write_atomically
 from pbmvfl.plan import Plan
 from pbmvfl.planner import PlannedBudget, noise_deviation, plan_for_budget
-from pbmvfl.privacy.table import format_epsilon, privacy_notes
+from pbmvfl.privacy.table import PrivacyTable, format_epsilon, privacy_notes, usual_adversaries
 
 _BUDGET, _OUTPUT = "Budget", "Output"
 _NO_NOISY_UPDATES = "this version accounts for noisy weight updates but does not train with them yet"
@@ -98,13 +98,19 @@ def _notes(planned: PlannedBudget) -> list[str]:
     return [*notes, _NO_NOISY_UPDATES] if planned.plan.noise_multiplier else notes
 
 
+def _costs(planned: PlannedBudget) -> PrivacyTable:
+    """Against the usual adversaries, and the one that the budget is for."""
+    adversaries = (*usual_adversaries(planned.plan.num_parties), planned.budget.adversary)
+    return planned.plan.privacy(delta=planned.budget.delta, adversaries=dict.fromkeys(adversaries))
+
+
 def _to_dict(planned: PlannedBudget) -> dict[str, Any]:
     plan, traffic = planned.plan, planned.plan.traffic()
     return {
         "plan": plan.to_dict(),
         "epsilon": planned.epsilon,
         "budget": str(planned.budget),
-        "bounds": plan.privacy(delta=planned.budget.delta).to_dicts(),
+        "bounds": _costs(planned).to_dicts(),
         "traffic": traffic.to_dict(),
         "bytes_per_round": traffic.total // traffic.rounds,
         "noise_deviation": planned.noise,
@@ -162,7 +168,9 @@ def _show(planned: PlannedBudget, out: Path | None, picture: Path | None) -> Non
         f"noise: standard deviation {planned.noise:.3g} on sums within +-{plan.num_parties * plan.bound:g}; "
         f"{human_bytes(traffic.total / traffic.rounds)} a round, {human_bytes(traffic.total)} in all"
     )
-    print_privacy(console, plan.privacy(delta=planned.budget.delta), title="epsilon of the chosen plan")
+    budget, costs = planned.budget, _costs(planned)
+    meant = costs.bound(budget.unit, budget.accounting, budget.adversary)
+    print_privacy(console, costs, title="epsilon of the chosen plan", explained=meant)
     print_notes(console, _notes(planned))
     # Names of files are no markup, and are not broken into lines: they are there to be copied.
     if out is not None:

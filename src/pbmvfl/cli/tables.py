@@ -8,8 +8,8 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.markup import escape
 from rich.table import Table
 
-from pbmvfl.privacy.accounting import NOT_A_PROOF
-from pbmvfl.privacy.table import PrivacyTable, format_epsilon
+from pbmvfl.privacy.accounting import NOT_A_PROOF, Bound
+from pbmvfl.privacy.table import PrivacyTable, attack_in_words, format_advantage, format_epsilon
 from pbmvfl.privacy.units import Accounting, Adversary
 
 _STAR = "paper *"
@@ -48,15 +48,23 @@ def _against(adversary: Adversary) -> str:
     return "from " + (name.removesuffix(" parties").removesuffix(" party") if adversary.server else name)
 
 
-def print_privacy(console: Console, table: PrivacyTable, *, title: str, legend: bool = True) -> None:
-    """One line for each unit and accounting, one column for each adversary."""
+def _with_advantage(row: Bound) -> str:
+    return f"{format_epsilon(row.epsilon)} {format_advantage(row.advantage_upper_bound):>4}"
+
+
+def print_privacy(
+    console: Console, table: PrivacyTable, *, title: str, legend: bool = True, explained: Bound | None = None
+) -> None:
+    """One line for each unit and accounting, one column for each adversary; `explained` (the first bound if it is not
+    given) is also put into words."""
     adversaries = list(dict.fromkeys(row.adversary for row in table.bounds))
     delta = table.bounds[0].delta
-    shown = plain_table("protects", "counting", *map(_against, adversaries), left=2, title=f"{title} (delta {delta:g})")
+    columns = [f"{_against(adversary)}\nepsilon adv." for adversary in adversaries]
+    shown = plain_table("protects", "counting", *columns, left=2, title=f"{title} (delta {delta:g})")
     kinds = list(dict.fromkeys((row.unit, row.accounting) for row in table.bounds))
     for unit, accounting in kinds:
         values = [
-            format_epsilon(row.epsilon)
+            _with_advantage(row)
             for adversary in adversaries
             for row in table.bounds
             if (row.unit, row.accounting, row.adversary) == (unit, accounting, adversary)
@@ -64,6 +72,7 @@ def print_privacy(console: Console, table: PrivacyTable, *, title: str, legend: 
         starred = accounting is Accounting.PAPER and NOT_A_PROOF in table.conditions and unit != "party"
         shown.add_row(unit, _STAR if starred else accounting, *values)
     console.print(shown)
+    console.print(attack_in_words(explained or table.bounds[0]), style="dim", markup=False)
     if not legend:
         return
     console.print(

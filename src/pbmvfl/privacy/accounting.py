@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
 from pbmvfl.errors import PlanError
-from pbmvfl.privacy.composition import epsilon_by_losses
+from pbmvfl.privacy.advantage import FALSE_ALARM_RATE, Attack, attack_from_rdp, largest, least
+from pbmvfl.privacy.composition import bounds_by_losses
 from pbmvfl.privacy.conversion import check_delta, epsilon_from_rdp
 from pbmvfl.privacy.events import WEIGHTS_STAY, Event, ReleaseEvent, UpdateEvent
 from pbmvfl.privacy.orders import ORDERS, Curve
@@ -186,6 +187,15 @@ class Bound:
     order: float | None
     """The Renyi order that gave epsilon; None for method "pld", and where epsilon is infinite."""
     conditions: tuple[str, ...]
+    advantage_upper_bound: float
+    """True alarms minus false ones of the best attack that tells two neighbouring data sets apart: 0 to 1."""
+    detection_upper_bound: float
+    """Its true alarms if one in 1,000 is false."""
+
+    @property
+    def odds_upper_bound(self) -> float:
+        """How many times as often as a blind guess with as many false alarms the best attack is right: 1 to 1,000."""
+        return self.detection_upper_bound / FALSE_ALARM_RATE
 
     def to_dict(self) -> dict[str, str | int | float | list[str] | None]:
         """Plain values for JSON; an infinite epsilon stays a float, for the writer to spell."""
@@ -198,22 +208,26 @@ class Bound:
             "delta": self.delta,
             "method": self.method,
             "order": self.order,
+            "advantage_upper_bound": self.advantage_upper_bound,
+            "detection_upper_bound": self.detection_upper_bound,
+            "false_alarm_rate": FALSE_ALARM_RATE,
+            "odds_upper_bound": self.odds_upper_bound,
             "conditions": list(self.conditions),
         }
 
 
-def _epsilon_by_losses(
-    run: TrainingRun, unit: Unit, accounting: Accounting, adversary: Adversary, delta: float, largest: float
-) -> float:
-    """The costliest sort of row by privacy losses; infinity if one of them has no such bound."""
-    worst = 0.0
+def _bounds_by_losses(
+    run: TrainingRun, unit: Unit, accounting: Accounting, adversary: Adversary, delta: float, largest_epsilon: float
+) -> tuple[float, Attack]:
+    """(epsilon, best attack) for the costliest sort of row by privacy losses; infinity if one has no such bound."""
+    found = []
     for counted in charges(run, unit, accounting, adversary):
         parts = [
             (count, event.losses(unit, adversary) if isinstance(event, ReleaseEvent) else _update(event).losses())
             for count, event in counted
         ]
-        worst = max(worst, epsilon_by_losses(parts, delta, largest))
-    return worst
+        found.append(bounds_by_losses(parts, delta, largest_epsilon))
+    return max((epsilon for epsilon, _ in found), default=0.0), largest(attack for _, attack in found)
 
 
 def _conditions(run: TrainingRun, unit: Unit, accounting: Accounting) -> tuple[str, ...]:
@@ -244,23 +258,29 @@ def bound(
     delta: float,
     pld: bool = True,
 ) -> Bound:
-    """The smaller of the two methods' epsilons; with pld=False, RDP alone."""
+    """The smaller of the two methods' epsilons, and likewise for attacks; with pld=False, RDP alone."""
     check_delta(delta)
-    epsilon, order = epsilon_from_rdp(rdp_curve(run, unit, accounting, adversary), delta)
-    answer = Bound(
+    curve = rdp_curve(run, unit, accounting, adversary)
+    epsilon, order = epsilon_from_rdp(curve, delta)
+    method: Method = "rdp"
+    attack = attack_from_rdp(curve)
+    if pld and epsilon < math.inf:
+        by_losses, attack_by_losses = _bounds_by_losses(run, unit, accounting, adversary, delta, epsilon)
+        attack = least((attack, attack_by_losses))
+        if by_losses < epsilon:
+            epsilon, method, order = by_losses, "pld", None
+    return Bound(
         unit=unit,
         accounting=accounting,
         adversary=adversary,
         epsilon=epsilon,
         delta=delta,
-        method="rdp",
+        method=method,
         order=order,
         conditions=_conditions(run, unit, accounting),
+        advantage_upper_bound=attack.advantage,
+        detection_upper_bound=attack.detection,
     )
-    if not pld or not 0 < epsilon < math.inf:
-        return answer
-    by_losses = _epsilon_by_losses(run, unit, accounting, adversary, delta, epsilon)
-    return replace(answer, epsilon=by_losses, method="pld", order=None) if by_losses < epsilon else answer
 
 
 def bounds(

@@ -9,9 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import assert_never
 
-from pbmvfl.privacy.conversion import cell_epsilon_by_losses, epsilon_from_losses, record_epsilon_by_losses
+from pbmvfl.privacy.advantage import NO_PROTECTION, Attack
+from pbmvfl.privacy.conversion import ComposedLosses, composed_bits, composed_cell
 from pbmvfl.privacy.loss_distribution import (
     LossDistribution,
     binomial_losses,
@@ -61,12 +63,20 @@ class NoLosses:
 Losses = GaussianLosses | BitLosses | HullLosses | AtomLosses | NoLosses
 
 
-def epsilon_by_losses(parts: Sequence[tuple[int, Losses]], delta: float, largest: float) -> float:
+Parts = Sequence[tuple[int, Losses]]
+
+
+def epsilon_by_losses(parts: Parts, delta: float, largest: float) -> float:
     """The smallest epsilon up to `largest` of all the parts, each so many times; infinity if there is none."""
+    return bounds_by_losses(parts, delta, largest)[0]
+
+
+def bounds_by_losses(parts: Parts, delta: float, largest: float) -> tuple[float, Attack]:
+    """The same, and what the best attack on all the parts achieves at most."""
     squares = 0.0
     bits: dict[int, int] = {}
     hulls: dict[HullLosses, int] = {}
-    atoms: list[tuple[LossDistribution, int]] = []
+    atoms: list[tuple[AtomLosses, int]] = []
     for count, losses in parts:
         if not count:
             continue
@@ -78,32 +88,54 @@ def epsilon_by_losses(parts: Sequence[tuple[int, Losses]], delta: float, largest
             case HullLosses():
                 hulls[losses] = hulls.get(losses, 0) + count * losses.coordinates
             case AtomLosses():
-                atoms.append((losses.atoms, count))
+                atoms.append((losses, count))
             case NoLosses():
-                return math.inf
+                return math.inf, NO_PROTECTION
             case _:
                 assert_never(losses)
-    shift = math.sqrt(squares)
+    return _bounds(math.sqrt(squares), tuple(bits.items()), tuple(hulls.items()), tuple(atoms), delta, largest)
+
+
+@lru_cache(maxsize=256)
+def _bounds(
+    shift: float,
+    bits: tuple[tuple[int, int], ...],
+    hulls: tuple[tuple[HullLosses, int], ...],
+    atoms: tuple[tuple[AtomLosses, int], ...],
+    delta: float,
+    largest: float,
+) -> tuple[float, Attack]:
+    """Numbers, not distributions, are kept: the rows of one table often count the same releases."""
+    composed = _composed(shift, bits, hulls, atoms, delta)
+    return composed.epsilon(delta, largest), composed.attack()
+
+
+def _composed(
+    shift: float,
+    bits: tuple[tuple[int, int], ...],
+    hulls: tuple[tuple[HullLosses, int], ...],
+    atoms: tuple[tuple[AtomLosses, int], ...],
+    delta: float,
+) -> ComposedLosses:
     if len(bits) + len(hulls) + len(atoms) > 1:
         different = [
-            *((binomial_losses(count, beta_16, delta), 1) for beta_16, count in bits.items()),
-            *((cell_losses(each.num_trials, each.beta_16, each.noisy_parties), count) for each, count in hulls.items()),
-            *atoms,
+            *((binomial_losses(count, beta_16, delta), 1) for beta_16, count in bits),
+            *((cell_losses(each.num_trials, each.beta_16, each.noisy_parties), count) for each, count in hulls),
+            *((each.atoms, count) for each, count in atoms),
         ]
-        return epsilon_from_losses(compose_parts(different, delta), shift, delta, largest)
-    for losses, coordinates in hulls.items():
-        return cell_epsilon_by_losses(
-            num_trials=losses.num_trials,
-            beta_16=losses.beta_16,
-            noisy_parties=losses.noisy_parties,
+        losses = compose_parts(different, delta)
+        return ComposedLosses(losses=(losses,), largest_loss=math.inf, gaussian_shift=shift)
+    for hull, coordinates in hulls:
+        return composed_cell(
+            num_trials=hull.num_trials,
+            beta_16=hull.beta_16,
+            noisy_parties=hull.noisy_parties,
             coordinates=coordinates,
             gaussian_shift=shift,
             delta=delta,
-            largest=largest,
         )
     for single, count in atoms:
-        return epsilon_from_losses(compose(single, count, delta), shift, delta, largest)
-    beta_16, num_bits = next(iter(bits.items()), (1, 0))
-    return record_epsilon_by_losses(
-        num_bits=num_bits, beta_16=beta_16, gaussian_shift=shift, delta=delta, largest=largest
-    )
+        losses = compose(single.atoms, count, delta)
+        return ComposedLosses(losses=(losses,), largest_loss=math.inf, gaussian_shift=shift)
+    beta_16, num_bits = next(iter(bits), (1, 0))
+    return composed_bits(num_bits=num_bits, beta_16=beta_16, gaussian_shift=shift, delta=delta)

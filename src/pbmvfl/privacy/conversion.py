@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from pbmvfl.privacy.adaptive import (
     adaptive_losses,
     total_spread,
 )
+from pbmvfl.privacy.advantage import Attack, attack_on, least, randomised_response
 from pbmvfl.privacy.large_sums import largest_loss
 from pbmvfl.privacy.loss_distribution import (
     LARGEST_BINOMIAL,
@@ -28,6 +30,9 @@ from pbmvfl.privacy.orders import ORDERS, Curve
 
 #: The privacy-loss path is not used when its own error terms would eat more than this share of delta.
 _LARGEST_SLACK_SHARE = 0.1
+
+#: Up to so many releases the hull over k, on its finer grid, is now and then below the account step by step.
+_FEW_RELEASES = 4
 
 
 def check_delta(delta: float) -> None:
@@ -67,6 +72,63 @@ def epsilon_from_losses(losses: LossDistribution, gaussian_shift: float, delta: 
     return smallest_epsilon(lambda epsilon: losses.delta_with_gaussian(epsilon, gaussian_shift), delta, largest)
 
 
+@dataclass(frozen=True, kw_only=True)
+class ComposedLosses:
+    """All that is released: losses that are composed, beside a Gaussian that is moved by gaussian_shift deviations."""
+
+    losses: tuple[LossDistribution, ...]
+    """Each of them dominates all, so the smallest number counts; none where there are too many to be composed."""
+    largest_loss: float
+    """What they add up to at most; infinity where that is not known."""
+    gaussian_shift: float = 0.0
+
+    def epsilon(self, delta: float, largest: float) -> float:
+        """The smallest epsilon up to `largest`; infinity if there is none."""
+        if not math.isfinite(largest):
+            return math.inf
+        # What holds whatever the sums hide: all bits are seen, and each has the largest loss a bit can have.
+        pure = self.largest_loss
+        if self.gaussian_shift and math.isfinite(pure):
+            certain = LossDistribution(np.array([pure]), np.ones(1))
+            pure = epsilon_from_losses(certain, self.gaussian_shift, delta, largest)
+        return min([pure, *(epsilon_from_losses(each, self.gaussian_shift, delta, largest) for each in self.losses)])
+
+    def attack(self) -> Attack:
+        """What the best attack achieves against it, at most."""
+        # Any release whose loss is never larger is a function of one randomised response with this loss.
+        pure = randomised_response(self.largest_loss)
+        return least(attack_on(each, self.gaussian_shift) for each in (pure, *self.losses))
+
+
+def composed_cell(
+    *, num_trials: int, beta_16: int, noisy_parties: int, coordinates: int, gaussian_shift: float, delta: float
+) -> ComposedLosses:
+    """`coordinates` releases at the cell's rate, composed well enough for this delta."""
+    if noisy_parties == 1 or coordinates == 0:
+        return composed_bits(
+            num_bits=num_trials * coordinates, beta_16=beta_16, gaussian_shift=gaussian_shift, delta=delta
+        )
+    spread = total_spread(num_trials, beta_16, noisy_parties, coordinates)
+    few_bits = num_trials * noisy_parties <= LARGEST_ADAPTIVE_SUM
+    step_by_step = coordinates > 1 and few_bits and spread < LARGEST_ADAPTIVE_SPREAD
+    losses = []
+    if step_by_step:
+        losses.append(compose_parts(adaptive_losses(num_trials, beta_16, noisy_parties, coordinates), delta))
+    if not step_by_step or coordinates <= _FEW_RELEASES:
+        losses.append(compose(cell_losses(num_trials, beta_16, noisy_parties), coordinates, delta))
+    pure = largest_loss(num_trials * coordinates, beta_16)
+    return ComposedLosses(losses=tuple(losses), largest_loss=pure, gaussian_shift=gaussian_shift)
+
+
+def composed_bits(*, num_bits: int, beta_16: int, gaussian_shift: float, delta: float) -> ComposedLosses:
+    """num_bits bits that all move from lo to hi, whatever the sums they come in."""
+    if num_bits == 0:
+        return ComposedLosses(losses=(NOTHING_RELEASED,), largest_loss=0.0, gaussian_shift=gaussian_shift)
+    losses = (binomial_losses(num_bits, beta_16, delta),) if num_bits <= LARGEST_BINOMIAL else ()
+    pure = largest_loss(num_bits, beta_16)
+    return ComposedLosses(losses=losses, largest_loss=pure, gaussian_shift=gaussian_shift)
+
+
 def cell_epsilon_by_losses(
     *,
     num_trials: int,
@@ -78,45 +140,20 @@ def cell_epsilon_by_losses(
     largest: float,
 ) -> float:
     """`coordinates` releases at the cell's rate; infinity where this path is too coarse to be of use."""
-    if coordinates == 0:
-        return epsilon_from_losses(NOTHING_RELEASED, gaussian_shift, delta, largest)
-    if noisy_parties == 1:
-        return record_epsilon_by_losses(
-            num_bits=num_trials * coordinates,
-            beta_16=beta_16,
-            gaussian_shift=gaussian_shift,
-            delta=delta,
-            largest=largest,
-        )
-    if not math.isfinite(largest):
-        return math.inf
-    spread = total_spread(num_trials, beta_16, noisy_parties, coordinates)
-    few_bits = num_trials * noisy_parties <= LARGEST_ADAPTIVE_SUM
-    if coordinates > 1 and few_bits and spread < LARGEST_ADAPTIVE_SPREAD:
-        losses = compose_parts(adaptive_losses(num_trials, beta_16, noisy_parties, coordinates), delta)
-    else:
-        losses = compose(cell_losses(num_trials, beta_16, noisy_parties), coordinates, delta)
-    pure = _pure_epsilon(num_trials * coordinates, beta_16, gaussian_shift, delta, largest)
-    return min(pure, epsilon_from_losses(losses, gaussian_shift, delta, largest))
-
-
-def _pure_epsilon(num_bits: int, beta_16: int, gaussian_shift: float, delta: float, largest: float) -> float:
-    """What holds whatever the sums hide: all of these bits are seen, and each has the largest loss a bit can have."""
-    loss = largest_loss(num_bits, beta_16)
-    if gaussian_shift == 0:
-        return loss
-    return epsilon_from_losses(LossDistribution(np.array([loss]), np.ones(1)), gaussian_shift, delta, largest)
+    composed = composed_cell(
+        num_trials=num_trials,
+        beta_16=beta_16,
+        noisy_parties=noisy_parties,
+        coordinates=coordinates,
+        gaussian_shift=gaussian_shift,
+        delta=delta,
+    )
+    return composed.epsilon(delta, largest)
 
 
 def record_epsilon_by_losses(
     *, num_bits: int, beta_16: int, gaussian_shift: float, delta: float, largest: float
 ) -> float:
     """num_bits bits that all move from lo to hi."""
-    if num_bits == 0:
-        return epsilon_from_losses(NOTHING_RELEASED, gaussian_shift, delta, largest)
-    if not math.isfinite(largest):
-        return math.inf
-    pure = _pure_epsilon(num_bits, beta_16, gaussian_shift, delta, largest)
-    if num_bits > LARGEST_BINOMIAL:
-        return pure
-    return min(pure, epsilon_from_losses(binomial_losses(num_bits, beta_16, delta), gaussian_shift, delta, largest))
+    composed = composed_bits(num_bits=num_bits, beta_16=beta_16, gaussian_shift=gaussian_shift, delta=delta)
+    return composed.epsilon(delta, largest)

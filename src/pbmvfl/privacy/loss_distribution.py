@@ -98,6 +98,14 @@ class LossDistribution:
         one. A guess between two equally likely data sets is right with probability 1/2 + half of it."""
         return min(1.0, self.delta_with_gaussian(0.0, shift))
 
+    def coarser(self, points: int) -> LossDistribution:
+        """On a grid of about so many points; as it is if it has no more."""
+        if len(self.losses) <= points:
+            return self
+        step = float(np.ptp(self.losses)) / points
+        first, probs = connect_the_dots(self, step)
+        return LossDistribution(step * np.arange(first, first + len(probs), dtype=np.float64), probs, self.slack)
+
 
 #: Pairs as atoms, and how many releases there are of each.
 Parts = Sequence[tuple[LossDistribution, int]]

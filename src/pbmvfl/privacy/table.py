@@ -1,11 +1,12 @@
 """The epsilon table of a plan, and of what a run has really spent.
 
-There is no epsilon without its unit, adversary and accounting.
+There is no epsilon without its unit, adversary and accounting, nor without the advantage of the best attack.
 """
 
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from decimal import ROUND_CEILING, Decimal
@@ -41,16 +42,7 @@ class PrivacyTable:
         self, unit: Unit | str, accounting: Accounting | str, *, server: bool = True, colluding_parties: int = 0
     ) -> float:
         """One number of the table."""
-        adversary = Adversary(server=server, colluding_parties=colluding_parties)
-        wanted = (named(Unit, unit, "unit"), named(Accounting, accounting, "accounting"), adversary)
-        for row in self.bounds:
-            if (row.unit, row.accounting, row.adversary) == wanted:
-                return row.epsilon
-        looked_at = ", ".join(dict.fromkeys(str(row.adversary) for row in self.bounds))
-        raise PlanError(
-            f"server={server}, colluding_parties={colluding_parties}: the table has no row for {adversary}; it has "
-            f"{looked_at}; ask privacy() for other adversaries"
-        )
+        return self.bound(unit, accounting, Adversary(server=server, colluding_parties=colluding_parties)).epsilon
 
     def to_dicts(self) -> list[dict[str, Any]]:
         """For JSON, where infinity is written as the string "inf"."""
@@ -63,17 +55,58 @@ class PrivacyTable:
         """Every condition of any row, once."""
         return tuple(dict.fromkeys(condition for row in self.bounds for condition in row.conditions))
 
+    def bound(self, unit: Unit | str, accounting: Accounting | str, adversary: Adversary = SERVER) -> Bound:
+        """One row of the table."""
+        wanted = (named(Unit, unit, "unit"), named(Accounting, accounting, "accounting"), adversary)
+        for row in self.bounds:
+            if (row.unit, row.accounting, row.adversary) == wanted:
+                return row
+        looked_at = ", ".join(dict.fromkeys(str(row.adversary) for row in self.bounds))
+        raise PlanError(
+            f"server={adversary.server}, colluding_parties={adversary.colluding_parties}: the table has no row for "
+            f"{adversary}; it has {looked_at}; ask privacy() for other adversaries"
+        )
+
     def __str__(self) -> str:
-        lines = [f"{'unit':8}{'accounting':12}{'adversary':22}{'epsilon':>12}  at delta"]
+        lines = [f"{'unit':8}{'accounting':12}{'adversary':20}{'epsilon':>10}{'advantage':>11}  at delta"]
         for row in self.bounds:
             counting = f"{row.accounting}{' *' if NOT_A_PROOF in row.conditions else ''}"
             lines.append(
-                f"{row.unit:8}{counting:12}{row.adversary!s:22}{format_epsilon(row.epsilon):>12}  "
-                f"{row.delta:g} ({row.method})"
+                f"{row.unit:8}{counting:12}{row.adversary!s:20}{format_epsilon(row.epsilon):>10}"
+                f"{format_advantage(row.advantage_upper_bound):>11}  {row.delta:g} ({row.method})"
             )
+        lines += textwrap.wrap(attack_in_words(self.bounds[0]), 80) if self.bounds else []
         if NOT_A_PROOF in self.conditions:
             lines.append(f"* {NOT_A_PROOF}")
         return "\n".join(lines)
+
+
+def attack_in_words(row: Bound) -> str:
+    """What the advantage of a bound means, in one sentence."""
+    unproved = NOT_A_PROOF in row.conditions
+    which = f"({row.unit}, {row.accounting}{' *' if unproved else ''}, {row.adversary})"
+    if not math.isfinite(row.epsilon):
+        return f"no protection {which}: nothing that is proved here keeps an attack from being always right"
+    looks_at = "a row's own releases" if unproved else "everything released"
+    choice = (
+        "a party's values are the true ones or given others"
+        if row.unit is Unit.PARTY
+        else f"a {row.unit} is the true one or a given other one"
+    )
+    right, found = (math.ceil(part) for part in (50 + 50 * row.advantage_upper_bound, 1000 * row.detection_upper_bound))
+    return (
+        f"advantage {format_advantage(row.advantage_upper_bound)} {which}: the best possible attack that looks at "
+        f"{looks_at} guesses right in at most {right} of 100 tries whether {choice}, both equally likely (50 is blind "
+        f"guessing); with 1 false alarm in 1,000 it finds at most {found:,} of 1,000 (a blind guess finds 1)"
+    )
+
+
+def format_advantage(advantage: float) -> str:
+    """Two or three decimals, rounded up, without the zero before them."""
+    if advantage == 0:
+        return "0"
+    places = Decimal("0.01") if advantage > 0.099 else Decimal("0.001")
+    return str(Decimal(repr(float(advantage))).quantize(places, rounding=ROUND_CEILING)).removeprefix("0")
 
 
 def format_epsilon(epsilon: float) -> str:
@@ -104,7 +137,17 @@ def privacy_table(
     chosen = usual_adversaries(run.num_parties) if adversaries is None else tuple(adversaries)
     found = bounds(run, delta=delta, adversaries=chosen)
     if noise_is_known:
-        found = tuple(replace(row, epsilon=math.inf, order=None, conditions=(SEEDED_NOISE,)) for row in found)
+        found = tuple(
+            replace(
+                row,
+                epsilon=math.inf,
+                order=None,
+                conditions=(SEEDED_NOISE,),
+                advantage_upper_bound=1.0,
+                detection_upper_bound=1.0,
+            )
+            for row in found
+        )
     return PrivacyTable(found)
 
 
