@@ -144,7 +144,7 @@ def test_a_person_sees_that_the_paper_s_count_is_not_a_proof(cli):
         ({"delta": 1}, ("delta=1",)),
         ({"colluding_parties": 4}, ("colluding_parties=4", "0 to 3")),
         ({"colluding_parties": -1}, ("colluding_parties=-1", "0 or more")),
-        ({"mechanism": "laplace"}, ("mechanism='laplace'", "pbm, ldp, none")),
+        ({"mechanism": "gauss"}, ("mechanism='gauss'", "pbm, krr, ldp, none")),
         ({"noise_multiplier": -1}, ("noise_multiplier=-1", "0")),
     ],
 )
@@ -222,7 +222,7 @@ def test_a_plan_reports_the_noise_of_its_own_mechanism(mechanism, deviation, cli
 
 
 @pytest.mark.parametrize(
-    ("mechanism", "words"), [("none", "no plan is within epsilon 8"), ("laplace", "mechanism='laplace' is not one of")]
+    ("mechanism", "words"), [("none", "no plan is within epsilon 8"), ("gauss", "mechanism='gauss' is not one of")]
 )
 def test_a_mechanism_that_meets_no_budget_is_refused(mechanism, words, cli):
     code, out, err = cli("plan", *options(**BUDGET, **SIZES, mechanism=mechanism), "--json")

@@ -30,6 +30,18 @@ class TestLocalGaussian(MechanismConformance):
     others: ClassVar[dict[str, Any]] = {"num_trials": 5, "beta": 0.125}
 
 
+class TestRandomisedSymbols(MechanismConformance):
+    name = "krr"
+    choices: ClassVar[dict[str, Any]] = {"symbols": 5, "response_epsilon": 2.0}
+    others: ClassVar[dict[str, Any]] = {"symbols": 9, "response_epsilon": 1.0}
+    noisiest = 1
+
+
+class TestRandomisedSymbolsBehindMasks(TestRandomisedSymbols):
+    choices: ClassVar[dict[str, Any]] = {"symbols": 9, "response_epsilon": 3.0, "secure_aggregation": True}
+    others: ClassVar[dict[str, Any]] = {"symbols": 5, "response_epsilon": 1.0}
+
+
 class TestExact(MechanismConformance):
     name = "none"
 

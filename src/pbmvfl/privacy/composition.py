@@ -48,9 +48,10 @@ class HullLosses:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AtomLosses:
-    """Any finite list of losses with their probabilities."""
+    """`copies` independent releases, each with the same finite list of losses and their probabilities."""
 
     atoms: LossDistribution
+    copies: int = 1
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ def epsilon_by_losses(parts: Sequence[tuple[int, Losses]], delta: float, largest
             case HullLosses():
                 hulls[losses] = hulls.get(losses, 0) + count * losses.coordinates
             case AtomLosses():
-                atoms.append((losses.atoms, count))
+                atoms.append((losses.atoms, count * losses.copies))
             case NoLosses():
                 return math.inf
             case _:
