@@ -144,7 +144,7 @@ def test_a_person_sees_that_the_paper_s_count_is_not_a_proof(cli):
         ({"delta": 1}, ("delta=1",)),
         ({"colluding_parties": 4}, ("colluding_parties=4", "0 to 3")),
         ({"colluding_parties": -1}, ("colluding_parties=-1", "0 or more")),
-        ({"mechanism": "gauss"}, ("mechanism='gauss'", "pbm, krr, ldp, none")),
+        ({"mechanism": "gauss"}, ("mechanism='gauss'", "pbm, laplace, krr, ldp, none")),
         ({"noise_multiplier": -1}, ("noise_multiplier=-1", "0")),
     ],
 )

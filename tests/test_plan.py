@@ -30,7 +30,7 @@ BAD = {
     "num_test_samples": ([-1, *WHOLE], "at least 0"),
     "embedding_dim": ([0, -1, *WHOLE], "at least 1"),
     "bound": ([0, 0.0, -1.0, 1e-7, 1e7, *NUMBER], r"\[1e-06, 1e\+06\]|finite number"),
-    "mechanism": (["PBM", "gauss", "", None, 3, []], "pbm, krr, ldp, none"),
+    "mechanism": (["PBM", "gauss", "", None, 3, []], "pbm, laplace, krr, ldp, none"),
     "num_trials": ([0, -1, *WHOLE], "at least 1"),
     "beta": ([0, -0.1, 0.2500001, 1, *NUMBER], r"\[1/128, 1/4\]|finite number"),
     "secure_aggregation": (["yes", 1, 0], "True or False"),

@@ -7,6 +7,7 @@ from pbmvfl.mechanisms.base import MECHANISMS, Mechanism, NoisySum, Scratch, reg
 # In the order in which messages and `--help` name them: the private one first.
 # isort: off
 from pbmvfl.mechanisms.pbm import PoissonBinomial
+from pbmvfl.mechanisms.laplace import PolyaLaplace
 from pbmvfl.mechanisms.krr import RandomisedSymbols
 from pbmvfl.mechanisms.gaussian import LocalGaussian
 from pbmvfl.mechanisms.exact import Exact
@@ -19,6 +20,7 @@ __all__ = [
     "Mechanism",
     "NoisySum",
     "PoissonBinomial",
+    "PolyaLaplace",
     "RandomisedSymbols",
     "Scratch",
     "register",
