@@ -230,6 +230,25 @@ def test_a_mechanism_that_meets_no_budget_is_refused(mechanism, words, cli):
     assert words in " ".join(err.split())
 
 
+@pytest.mark.parametrize("mechanism", ["laplace", "krr"])
+def test_other_mechanisms_are_planned_drawn_and_priced_too(mechanism, cli, tmp_path):
+    small = {**SIZES, "num_samples": 200, "num_epochs": 2, "embedding_dim": 1, "mechanism": mechanism}
+    code, out, err = cli("plan", *options(**BUDGET, **small, picture="plan.png"), "--json")
+    assert code == 0, err
+    assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
+    release = Plan.from_dict(json.loads(out)["plan"]).release
+    own = {name: getattr(release, name) for name in type(release).own_settings()}
+    sizes = {name: small[name] for name in ("num_parties", "num_samples", "num_epochs", "embedding_dim", "mechanism")}
+    code, out, err = cli("privacy", *options(**sizes, **own), "--json")
+    assert code == 0, err
+    told = {(row["unit"], row["accounting"]): row["epsilon"] for row in json.loads(out)["bounds"][:6]}
+    assert told["cell", "paper"] <= BUDGET["epsilon"]
+    missing = dict(list(own.items())[:-1])
+    code, _, err = cli("privacy", *options(**sizes, **missing), "--json")
+    assert code == 2
+    assert f"say --{list(own)[-1].replace('_', '-')}" in " ".join(err.split())
+
+
 def test_out_is_a_plan_and_picture_is_a_picture(cli, tmp_path):
     small = {**SIZES, "num_samples": 200, "num_epochs": 2, "num_trials": 2, "embedding_dim": 1}
     code, out, err = cli("plan", *options(**BUDGET, **small, out="plan.json", picture="plan.png"), "--json")

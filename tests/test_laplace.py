@@ -382,6 +382,24 @@ def test_the_planner_finds_the_least_scale_that_a_budget_allows() -> None:
     assert plan.release.scale == pytest.approx(2 * 64 / 2.0, rel=0.01)  # pure, but for what delta gives
 
 
+@pytest.mark.parametrize("colluding", [0, 1, 2, 4])
+def test_against_colluders_the_planner_counts_on_the_others_alone(colluding: int) -> None:
+    sizes: dict[str, Any] = {"num_parties": 5, "num_samples": 100, "num_classes": 2, "mechanism": "laplace"}
+    plan = Plan.for_budget(
+        epsilon=2.0,
+        delta=DELTA,
+        unit="cell",
+        accounting="paper",
+        colluding_parties=colluding,
+        **sizes,
+        num_epochs=1,
+        embedding_dim=1,
+    )
+    assert isinstance(plan.release, PolyaLaplace)
+    assert plan.release.shares == 5 - colluding
+    assert plan.release.scale == pytest.approx(2 * 64 / 2.0, rel=0.01)
+
+
 # --- numbers, rings and the estimate ---
 
 

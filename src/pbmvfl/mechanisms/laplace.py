@@ -205,9 +205,15 @@ class PolyaLaplace(Mechanism):
 
     @classmethod
     def candidates(cls, base: Self, fixed: frozenset[str], fits: Callable[[Self], bool]) -> Iterator[Self]:
-        found = base._within(fixed, fits, SMALLEST_SCALE, LARGEST_SCALE)
-        if found is not None:
-            yield found
+        for number in (base.honest_parties,) if "honest_parties" in fixed else base._numbers_of_honest_parties():
+            tried = replace(base, honest_parties=number)
+            found = tried._within(fixed, fits, SMALLEST_SCALE, LARGEST_SCALE)
+            if found is not None:
+                yield found
+
+    def _numbers_of_honest_parties(self) -> tuple[int, ...]:
+        """What a search tries: all, and some fewer. Against t colluders M - t has the least noise."""
+        return (0, *(number for number in range(self.num_parties - 1, max(0, self.num_parties - 5), -1)))
 
     def refined(self, fixed: frozenset[str], fits: Callable[[Self], bool]) -> Self:
         """With a smaller scale, down to two thirds."""
@@ -221,7 +227,11 @@ class PolyaLaplace(Mechanism):
 
     @classmethod
     def quietest(cls, base: Self, fixed: frozenset[str]) -> Self:
-        return base if "scale" in fixed else replace(base, scale=LARGEST_SCALE)
+        return replace(
+            base,
+            scale=base.scale if "scale" in fixed else LARGEST_SCALE,
+            honest_parties=base.honest_parties if "honest_parties" in fixed else 1,
+        )
 
     # --- words ---
 

@@ -1,6 +1,6 @@
 """Privacy losses of discrete Laplace noise, and of noise of which some shares are missing.
 
-Proofs in docs/theory.md, 2.14. Noise of scale s has mass (1-p)/(1+p) p^|x| at x, p = exp(-1/s).
+Proofs in docs/theory.md, "Laplace noise in shares". Noise of scale s has mass (1-p)/(1+p) p^|x| at x, p = exp(-1/s).
 """
 
 from __future__ import annotations
