@@ -172,7 +172,7 @@ def test_a_plan_s_sentence_is_about_the_epsilon_that_was_asked_for(cli):
         ({"delta": 1}, ("delta=1",)),
         ({"colluding_parties": 4}, ("colluding_parties=4", "0 to 3")),
         ({"colluding_parties": -1}, ("colluding_parties=-1", "0 or more")),
-        ({"mechanism": "laplace"}, ("mechanism='laplace'", "pbm, ldp, none")),
+        ({"mechanism": "gauss"}, ("mechanism='gauss'", "pbm, laplace, krr, ldp, none")),
         ({"noise_multiplier": -1}, ("noise_multiplier=-1", "0")),
     ],
 )
@@ -252,12 +252,31 @@ def test_a_plan_reports_the_noise_of_its_own_mechanism(mechanism, deviation, cli
 
 
 @pytest.mark.parametrize(
-    ("mechanism", "words"), [("none", "no plan is within epsilon 8"), ("laplace", "mechanism='laplace' is not one of")]
+    ("mechanism", "words"), [("none", "no plan is within epsilon 8"), ("gauss", "mechanism='gauss' is not one of")]
 )
 def test_a_mechanism_that_meets_no_budget_is_refused(mechanism, words, cli):
     code, out, err = cli("plan", *options(**BUDGET, **SIZES, mechanism=mechanism), "--json")
     assert (code, out) == (2, "")
     assert words in " ".join(err.split())
+
+
+@pytest.mark.parametrize("mechanism", ["laplace", "krr"])
+def test_other_mechanisms_are_planned_drawn_and_priced_too(mechanism, cli, tmp_path):
+    small = {**SIZES, "num_samples": 200, "num_epochs": 2, "embedding_dim": 1, "mechanism": mechanism}
+    code, out, err = cli("plan", *options(**BUDGET, **small, picture="plan.png"), "--json")
+    assert code == 0, err
+    assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
+    release = Plan.from_dict(json.loads(out)["plan"]).release
+    own = {name: getattr(release, name) for name in type(release).own_settings()}
+    sizes = {name: small[name] for name in ("num_parties", "num_samples", "num_epochs", "embedding_dim", "mechanism")}
+    code, out, err = cli("privacy", *options(**sizes, **own), "--json")
+    assert code == 0, err
+    told = {(row["unit"], row["accounting"]): row["epsilon"] for row in json.loads(out)["bounds"][:6]}
+    assert told["cell", "paper"] <= BUDGET["epsilon"]
+    missing = dict(list(own.items())[:-1])
+    code, _, err = cli("privacy", *options(**sizes, **missing), "--json")
+    assert code == 2
+    assert f"say --{list(own)[-1].replace('_', '-')}" in " ".join(err.split())
 
 
 def test_out_is_a_plan_and_picture_is_a_picture(cli, tmp_path):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 
 from mechanism_conformance import SIZES, MechanismConformance
 from pbmvfl.errors import LedgerError, PlanError
-from pbmvfl.mechanisms import MECHANISMS, PoissonBinomial, register
+from pbmvfl.mechanisms import MECHANISMS, Mechanism, PoissonBinomial, PolyaLaplace, register
 from pbmvfl.plan import Plan
 from pbmvfl.privacy.events import EVENTS, PoissonBinomialRelease, event_from_dict, register_event
 
@@ -28,6 +30,49 @@ class TestLocalGaussian(MechanismConformance):
     name = "ldp"
     choices: ClassVar[dict[str, Any]] = {"num_trials": 4, "beta": 0.25}
     others: ClassVar[dict[str, Any]] = {"num_trials": 5, "beta": 0.125}
+
+
+class TestPolyaLaplace(MechanismConformance):
+    name = "laplace"
+    choices: ClassVar[dict[str, Any]] = {"levels": 8, "scale": 12.0}
+    others: ClassVar[dict[str, Any]] = {"levels": 10, "scale": 20.5, "honest_parties": 2}
+
+    def bits(self, mechanism: Mechanism) -> int:
+        """Noise has no largest value: those of 2 (M D + T) + 1 sums, T beyond which noise is once in 2^41."""
+        assert isinstance(mechanism, PolyaLaplace)
+        r, rate = 3 / (mechanism.honest_parties or 3), 1 / mechanism.scale
+        z = np.linspace(rate / 64, rate * 63 / 64, 63)
+        moments = 2 * np.log1p(-np.exp(-rate)) - np.log1p(-np.exp(z - rate)) - np.log1p(-np.exp(-z - rate))
+        noise = math.ceil(float(np.min((r * moments + 41 * math.log(2)) / z)))
+        return (2 * (3 * mechanism.levels + noise)).bit_length()
+
+    def test_the_ring_holds_every_sum_and_is_no_larger_than_needed(self) -> None:
+        mechanism = self.plan().release
+        assert mechanism.ring is not None
+        assert mechanism.ring.bits == self.bits(mechanism)
+        assert self.plan(secure_aggregation=False).traffic().bytes_up == self.plan().traffic().bytes_up
+
+
+class TestPolyaLaplaceAgainstColluders(TestPolyaLaplace):
+    choices: ClassVar[dict[str, Any]] = {"levels": 2, "scale": 0.75, "honest_parties": 1}
+    others: ClassVar[dict[str, Any]] = {"levels": 4, "scale": 1.0, "honest_parties": 2}
+
+
+class TestPolyaLaplaceInClear(TestPolyaLaplace):
+    choices: ClassVar[dict[str, Any]] = {"levels": 64, "scale": 300.0, "secure_aggregation": False}
+    feasible = 40.0
+
+
+class TestRandomisedSymbols(MechanismConformance):
+    name = "krr"
+    choices: ClassVar[dict[str, Any]] = {"symbols": 5, "response_epsilon": 2.0}
+    others: ClassVar[dict[str, Any]] = {"symbols": 9, "response_epsilon": 1.0}
+    noisiest = 1
+
+
+class TestRandomisedSymbolsBehindMasks(TestRandomisedSymbols):
+    choices: ClassVar[dict[str, Any]] = {"symbols": 9, "response_epsilon": 3.0, "secure_aggregation": True}
+    others: ClassVar[dict[str, Any]] = {"symbols": 5, "response_epsilon": 1.0}
 
 
 class TestExact(MechanismConformance):

@@ -115,9 +115,13 @@ def test_random_bytes_are_only_ever_refused_with_a_protocol_error(data, valid_st
 # --- packed integers ---
 
 
+def smallest_type(bits):
+    return next(kind for kind in (np.uint8, np.uint16, np.uint32, np.uint64) if bits <= 8 * np.dtype(kind).itemsize)
+
+
 @st.composite
 def packable(draw):
-    bits = draw(st.integers(1, 16))
+    bits = draw(st.integers(1, 32))
     values = draw(st.lists(st.integers(0, 2**bits - 1), max_size=300))
     return bits, values
 
@@ -125,29 +129,32 @@ def packable(draw):
 @given(case=packable(), wide=st.booleans())
 @example(case=(16, [65535] * 9), wide=True)
 @example(case=(1, [1] * 9), wide=True)
+@example(case=(31, [2**31 - 1] * 9), wide=False)
+@example(case=(32, [2**32 - 1] * 9), wide=False)
 def test_packing_is_the_one_long_integer_of_exact_size_and_reads_back(case, wide):
     bits, values = case
-    kind = np.uint16 if wide or bits > 8 else np.uint8
+    kind = smallest_type(bits + 8 * wide)
     size = math.ceil(bits * len(values) / 8)
     packed = pack(np.array(values, dtype=kind), bits)
     assert packed == sum(value << (bits * i) for i, value in enumerate(values)).to_bytes(size, "little")
     assert packed_bytes(len(values), bits) == size
-    totals = np.zeros(len(values), dtype=np.uint16)
+    totals = np.zeros(len(values), dtype=np.uint16 if bits <= 16 else np.uint32)
     add_packed(packed, bits, totals)
     assert totals.tolist() == values
 
 
-@given(case=packable(), start=st.integers(0, 65535))
-def test_adding_packed_values_wraps_at_16_bits(case, start):
+@given(case=packable(), start=st.integers(0, 2**32 - 1), wide=st.booleans())
+def test_adding_packed_values_wraps_where_the_totals_do(case, start, wide):
     bits, values = case
-    totals = np.full(len(values), start, dtype=np.uint16)
-    add_packed(memoryview(pack(np.array(values, dtype=np.uint16), bits)), bits, totals)
-    assert totals.tolist() == [(start + value) % 65536 for value in values]
+    size = 32 if wide or bits > 16 else 16
+    totals = np.full(len(values), start % 2**size, dtype=smallest_type(size))
+    add_packed(memoryview(pack(np.array(values, dtype=smallest_type(size)), bits)), bits, totals)
+    assert totals.tolist() == [(start + value) % 2**size for value in values]
 
 
-@given(bits=st.integers(1, 16), values=st.lists(st.integers(0, 65535), min_size=2, max_size=50))
+@given(bits=st.integers(1, 32), values=st.lists(st.integers(0, 2**32 - 1), min_size=2, max_size=50))
 def test_only_the_low_bits_of_a_value_are_packed_and_its_neighbours_are_untouched(bits, values):
-    packed = pack(np.array(values, dtype=np.uint16), bits)
+    packed = pack(np.array(values, dtype=np.uint32), bits)
     low = [value % 2**bits for value in values]
     size = math.ceil(bits * len(values) / 8)
     assert packed == sum(value << (bits * i) for i, value in enumerate(low)).to_bytes(size, "little")
@@ -156,9 +163,10 @@ def test_only_the_low_bits_of_a_value_are_packed_and_its_neighbours_are_untouche
 @given(case=packable(), data=st.data())
 @example(case=(8, [255, 1, 128]), data=None)
 @example(case=(16, [65535, 1, 32768]), data=None)
+@example(case=(32, [2**32 - 1, 1, 2**31]), data=None)
 def test_a_mask_is_added_in_the_ring_and_only_the_sum_is_packed(case, data):
     bits, values = case
-    kind = np.uint8 if bits <= 8 else np.uint16
+    kind = smallest_type(bits)
     # Masks fill their type: the ring's own reduction happens here and nowhere before.
     words = st.integers(0, np.iinfo(kind).max)
     masks = values[::-1] if data is None else data.draw(st.lists(words, min_size=len(values), max_size=len(values)))

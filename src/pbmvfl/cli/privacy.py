@@ -8,6 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from pbmvfl.cli.plan_options import plan_options
+from pbmvfl.errors import PlanError
+from pbmvfl.mechanisms import MECHANISMS
 from pbmvfl.plan import Plan
 from pbmvfl.privacy.table import privacy_notes
 from pbmvfl.privacy.units import SERVER, Adversary
@@ -16,7 +18,7 @@ from pbmvfl.privacy.units import SERVER, Adversary
 @plan_options(
     *("num_parties", "num_samples", "mechanism", "embedding_dim", "secure_aggregation"),
     *("num_epochs", "batch_size", "noise_multiplier"),
-    required=("num_parties", "num_samples", "num_trials", "beta", "embedding_dim", "num_epochs"),
+    required=("num_parties", "num_samples", "embedding_dim", "num_epochs"),
     defaults=("mechanism", "batch_size", "noise_multiplier"),
 )
 def privacy(
@@ -36,6 +38,11 @@ def privacy(
     [bold]paper[/] counts a unit's own releases only, as the paper does, and is not a proof.
     [bold]strict[/] counts every release that can depend on the unit; a theorem under the conditions in --json.
     """
+    # An epsilon of numbers that nobody gave would be taken for that of somebody's own.
+    unsaid = [name for name in MECHANISMS[choices["mechanism"]].own_settings() if name not in choices]
+    if unsaid:
+        options = ", ".join("--" + name.replace("_", "-") for name in unsaid)
+        raise PlanError(f"mechanism={choices['mechanism']} has numbers that were not given; say {options}")
     plan = Plan.of(**choices, num_classes=2)
     adversaries = None
     if colluding_parties is not None:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import pbmvfl.mechanisms  # noqa: F401  (each mechanism brings the event that a ledger keeps)
 from pbmvfl.errors import LedgerError, PbmvflError
 from pbmvfl.privacy.events import Event, ReleaseEvent, UpdateEvent, event_from_dict
 from pbmvfl.schedule import KINDS, RoundKind, Schedule

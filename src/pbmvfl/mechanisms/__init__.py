@@ -7,6 +7,8 @@ from pbmvfl.mechanisms.base import MECHANISMS, Mechanism, NoisySum, Scratch, reg
 # In the order in which messages and `--help` name them: the private one first.
 # isort: off
 from pbmvfl.mechanisms.pbm import PoissonBinomial
+from pbmvfl.mechanisms.laplace import PolyaLaplace
+from pbmvfl.mechanisms.krr import RandomisedSymbols
 from pbmvfl.mechanisms.gaussian import LocalGaussian
 from pbmvfl.mechanisms.exact import Exact
 # isort: on
@@ -18,6 +20,8 @@ __all__ = [
     "Mechanism",
     "NoisySum",
     "PoissonBinomial",
+    "PolyaLaplace",
+    "RandomisedSymbols",
     "Scratch",
     "register",
 ]

@@ -9,6 +9,7 @@ Shape suffixes: M parties, B rows, P embedding_dim.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
@@ -222,3 +223,18 @@ def largest(fits: Callable[[int], bool], low: int, high: int) -> int | None:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
     return low
+
+
+def largest_value(fits: Callable[[float], bool], low: float, high: float, steps: int = 1024) -> float | None:
+    """The same for numbers above 0, to one of so many equal ratios between low and high."""
+
+    def at(step: int) -> float:
+        return min(max(low * math.pow(high / low, step / steps), low), high)
+
+    if not fits(low):
+        return None
+    least, most = 0, steps + 1
+    while most - least > 1:
+        middle = (least + most) // 2
+        least, most = (middle, most) if fits(at(middle)) else (least, middle)
+    return at(least)

@@ -50,9 +50,10 @@ class HullLosses:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AtomLosses:
-    """Any finite list of losses with their probabilities."""
+    """`copies` independent releases, each with the same finite list of losses and their probabilities."""
 
     atoms: LossDistribution
+    copies: int = 1
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ def bounds_by_losses(parts: Parts, delta: float, largest: float) -> tuple[float,
             case HullLosses():
                 hulls[losses] = hulls.get(losses, 0) + count * losses.coordinates
             case AtomLosses():
-                atoms.append((losses, count))
+                atoms.append((losses, count * losses.copies))
             case NoLosses():
                 return math.inf, NO_PROTECTION
             case _:

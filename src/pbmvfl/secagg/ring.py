@@ -13,7 +13,10 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-_Unsigned = TypeVar("_Unsigned", np.uint8, np.uint16)
+_Unsigned = TypeVar("_Unsigned", np.uint8, np.uint16, np.uint32)
+
+#: Sums of more bits than this have no native type here.
+LARGEST_BITS = 32
 
 
 @dataclass(frozen=True)
@@ -23,8 +26,8 @@ class Ring:
     bits: int
 
     def __post_init__(self) -> None:
-        if not 1 <= self.bits <= 16:
-            raise ValueError(f"bits={self.bits} must be in 1..16")
+        if not 1 <= self.bits <= LARGEST_BITS:
+            raise ValueError(f"bits={self.bits} must be in 1..{LARGEST_BITS}")
 
     @classmethod
     def for_sums_up_to(cls, largest: int) -> Ring:
@@ -32,12 +35,16 @@ class Ring:
         return cls(largest.bit_length())
 
     @property
-    def dtype(self) -> type[np.uint8] | type[np.uint16]:
-        return np.uint8 if self.bits <= 8 else np.uint16
+    def dtype(self) -> type[np.uint8] | type[np.uint16] | type[np.uint32]:
+        if self.bits <= 8:
+            return np.uint8
+        return np.uint16 if self.bits <= 16 else np.uint32
 
     @property
     def itemsize(self) -> int:
-        return 1 if self.bits <= 8 else 2
+        if self.bits <= 8:
+            return 1
+        return 2 if self.bits <= 16 else 4
 
     def reduce(self, values: npt.NDArray[_Unsigned]) -> npt.NDArray[_Unsigned]:
         """Modulo 2^bits, in place."""

@@ -1,4 +1,4 @@
-"""k-bit integers one after the other, without gaps."""
+"""k-bit integers one after the other, without gaps, for k up to 32."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def pack(values: npt.NDArray[Any], bits: int, mask: npt.NDArray[Any] | None = No
     return words.view(np.uint8)[: packed_bytes(flat.size, bits)].tobytes()
 
 
-def add_packed(payload: bytes | memoryview, bits: int, totals: npt.NDArray[np.uint16]) -> None:
-    """Add every packed value to its total, wrapping at 2^16."""
+def add_packed(payload: bytes | memoryview, bits: int, totals: npt.NDArray[Any]) -> None:
+    """Add every packed value to its total, wrapping where the totals' own type does."""
     source = np.frombuffer(payload, dtype=np.uint8)
     if bits == 8:
         np.add(totals, source, out=totals)

@@ -43,8 +43,9 @@ class PackedIntegers:
     def check(self, payload: bytes | memoryview) -> None:
         del payload  # any k bits are an element of the ring
 
-    def total(self, payloads: Sequence[bytes | memoryview], count: int) -> npt.NDArray[np.uint16]:
-        totals = np.zeros(count, dtype=np.uint16)
+    def total(self, payloads: Sequence[bytes | memoryview], count: int) -> npt.NDArray[Any]:
+        # A ring of at most 16 bits adds up in 16, whichever type its elements have.
+        totals: npt.NDArray[Any] = np.zeros(count, dtype=np.uint16 if self.ring.bits <= 16 else np.uint32)
         for payload in payloads:
             add_packed(payload, self.bits, totals)
         return self.ring.reduce(totals)

@@ -1,0 +1,270 @@
+"""Discrete Laplace noise on a secure sum, of which every party adds its share.
+
+    v = round(D x / C)                     one coordinate x in [-C, C] as an integer in [-D, D]
+    sent: v + X - Y modulo 2^k             X, Y ~ NegativeBinomial(1/n, exp(-1/s)), see `polya`
+    h~ = C / D * (the sum, read as a signed number of k bits)
+
+The shares of n parties add up to discrete Laplace noise of scale s exactly. n is how many honest parties are counted
+on: with n = M - t the noise of the others is enough against t colluders, and the sum of all M has a little more. Sums
+wrap around in the ring: that is computed from the sum and says nothing more about it, and it happens with probability
+at most 2^-40 a coordinate.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from pbmvfl.errors import PlanError
+from pbmvfl.mechanisms import polya
+from pbmvfl.mechanisms.base import Mechanism, NoisySum, Scratch, largest_value, register
+from pbmvfl.privacy.atoms import atoms_rdp, pure_losses
+from pbmvfl.privacy.composition import AtomLosses, Losses
+from pbmvfl.privacy.events import IDEAL_SUM, NO_SECURE_SUM, ReleaseEvent, register_event
+from pbmvfl.privacy.laplace import laplace_losses, missing_shares_epsilon
+from pbmvfl.privacy.loss_distribution import LossDistribution
+from pbmvfl.privacy.orders import ORDERS, Curve
+from pbmvfl.privacy.units import SERVER, Adversary, Unit
+from pbmvfl.secagg.ring import Ring
+from pbmvfl.settings import check_whole, finite, setting
+from pbmvfl.wire.payloads import PackedIntegers
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from pbmvfl.randomness.secret import Entropy
+
+LARGEST_LEVELS = 4096
+#: Above, the table of the sampler would be larger than a processor's cache, and take seconds to make.
+SMALLEST_SCALE, LARGEST_SCALE = 1 / 16, 16384.0
+#: A sum of all parties wraps around with at most this probability.
+_LOG_WRAP = -40 * math.log(2)
+#: Random bytes drawn at a time: they stay in the second-level cache between the cipher and the search.
+_BLOCK_BYTES = 1 << 19
+_PANEL = "Privacy mechanism"
+
+
+@register_event
+@dataclass(frozen=True, kw_only=True)
+class PolyaLaplaceRelease(ReleaseEvent):
+    """For each coordinate of a row the sum over the parties of an integer in [-levels, levels] and the difference of
+    two NegativeBinomial(1/noisy_parties, exp(-1/scale))."""
+
+    name: ClassVar[str] = "polya-laplace"
+    levels: int
+    scale: float
+    noisy_parties: int
+    #: Whether only the sum can be read. If not, everybody's integers are read one by one.
+    secure_sum: bool = True
+
+    def _pair(self, unit: Unit, adversary: Adversary) -> tuple[LossDistribution, int]:
+        """The pair that dominates one sum, and how many such sums there are in a row's release."""
+        honest = self._honest(adversary)
+        if self.levels < 1 or self.noisy_parties < 1 or not 0 < self.scale < math.inf:
+            raise PlanError(
+                f"levels={self.levels}, scale={self.scale}, noisy_parties={self.noisy_parties}; permitted: all above 0."
+            )
+        cells = honest if unit is Unit.RECORD else 1
+        shares = honest if self.secure_sum else 1
+        distance = 2 * self.levels * (cells if self.secure_sum else 1)
+        copies = self.embedding_dim * (1 if self.secure_sum else cells)
+        if shares >= self.noisy_parties:  # what is more than a whole Laplace noise can only hide more
+            return laplace_losses(distance, self.scale), copies
+        return pure_losses(missing_shares_epsilon(distance, self.scale, shares, self.noisy_parties)), copies
+
+    def rdp(self, unit: Unit, adversary: Adversary = SERVER, orders: tuple[float, ...] = ORDERS) -> Curve:
+        pair, copies = self._pair(unit, adversary)
+        return copies * atoms_rdp(pair, orders)
+
+    def losses(self, unit: Unit, adversary: Adversary = SERVER) -> Losses:
+        pair, copies = self._pair(unit, adversary)
+        return AtomLosses(atoms=pair, copies=copies)
+
+    @property
+    def conditions(self) -> tuple[str, ...]:
+        return (IDEAL_SUM if self.secure_sum else NO_SECURE_SUM,)
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class PolyaLaplace(Mechanism):
+    """One party's share of discrete Laplace noise, and the server's estimator."""
+
+    name: ClassVar[str] = "laplace"
+    words: ClassVar[str] = "discrete Laplace in shares, only sums are readable"
+    sums_are_hidden: ClassVar[bool] = True
+
+    levels: int = setting(64, help="D: a coordinate becomes an integer in [-D, D].", panel=_PANEL)
+    scale: float = setting(
+        128.0, help="s: of the noise, in levels. Pure epsilon of a coordinate: 2D/s. More: more privacy.", panel=_PANEL
+    )
+    honest_parties: int = setting(
+        0, help="Parties whose noise is enough by itself: M - t against t colluders. 0: all.", panel=_PANEL
+    )
+
+    def check(self) -> None:
+        check_whole("levels", self.levels, least=1, most=LARGEST_LEVELS)
+        object.__setattr__(self, "scale", finite("scale", self.scale))
+        if not SMALLEST_SCALE <= self.scale <= LARGEST_SCALE:
+            raise PlanError(f"scale={self.scale:g} must be in [1/16, {LARGEST_SCALE:g}]")
+        check_whole("honest_parties", self.honest_parties, least=0)
+        check_whole(
+            "honest_parties", self.honest_parties, least=0, most=self.num_parties, why=", the number of parties"
+        )
+
+    @property
+    def shares(self) -> int:
+        """n: how many parties' shares are one Laplace noise."""
+        return self.honest_parties or self.num_parties
+
+    @cached_property
+    def event(self) -> PolyaLaplaceRelease:
+        return PolyaLaplaceRelease(
+            num_parties=self.num_parties,
+            embedding_dim=self.embedding_dim,
+            levels=self.levels,
+            scale=self.scale,
+            noisy_parties=self.shares,
+            secure_sum=self.secure_aggregation,
+        )
+
+    # --- what travels ---
+
+    @cached_property
+    def ring(self) -> Ring:
+        return Ring.for_sums_up_to(2 * (self.num_parties * self.levels + self._largest_noise))
+
+    @cached_property
+    def _largest_noise(self) -> int:
+        """What all parties' noise together exceeds, on either side, with at most half of the permitted probability.
+
+        Chernoff: ln P(X - Y >= T) <= -z T + r (2 ln(1-p) - ln(1 - p e^z) - ln(1 - p e^-z)) for every z in (0, 1/s).
+        """
+        r, rate = self.num_parties / self.shares, 1 / self.scale
+        bounds = []
+        for z in (rate * j / 64 for j in range(1, 64)):
+            moment = 2 * math.log(-math.expm1(-rate))
+            moment -= math.log(-math.expm1(z - rate)) + math.log(-math.expm1(-z - rate))
+            bounds.append((r * moment + math.log(2) - _LOG_WRAP) / z)
+        return math.ceil(min(bounds))
+
+    @property
+    def payload(self) -> PackedIntegers:
+        # With and without masks: a share has no largest value, and wraps around like the sum.
+        return PackedIntegers(bits=self.ring.bits, ring=self.ring)
+
+    # --- party and server ---
+
+    def integers(self, embedding: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
+        """The nearest of the levels. NaN counts as 0, what lies outside as the nearer end."""
+        with np.errstate(over="ignore"):
+            unit = np.nan_to_num(embedding.astype(np.float64) / self.bound, nan=0.0, posinf=1.0, neginf=-1.0)
+        return np.floor(np.clip(unit, -1.0, 1.0) * self.levels + 0.5).astype(np.int64)
+
+    def randomize(
+        self, embedding: npt.NDArray[np.float32], entropy: Entropy, scratch: Scratch | None = None
+    ) -> npt.NDArray[Any]:
+        scratch = scratch or Scratch()
+        noisy = self.integers(embedding).reshape(-1)
+        step = _BLOCK_BYTES // 16
+        for start in range(0, noisy.size, step):
+            block = noisy[start : start + step]
+            words = scratch.words(8 * block.size).view(np.uint64)
+            entropy.fill(words)
+            drawn = polya.draw(self.scale, self.shares, words, entropy)
+            block += drawn[: block.size] - drawn[block.size :]
+        wrapped = (noisy & ((1 << self.ring.bits) - 1)).astype(self.ring.dtype)
+        return wrapped.reshape(embedding.shape)
+
+    def estimate(self, total: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+        """Unbiased for the nearest levels, which are off by at most C/(2D) a party."""
+        size = 1 << self.ring.bits
+        signed = total.astype(np.int64)
+        signed = np.where(signed >= size // 2, signed - size, signed)
+        return (signed * (self.bound / self.levels)).astype(np.float32)
+
+    @property
+    def variance_upper_bound(self) -> float:
+        """(C/D)^2 (M/n) 2p/(1-p)^2, whatever the embeddings are; the ring's wrap-around is left out."""
+        share = 2 * math.exp(-1 / self.scale) / math.expm1(-1 / self.scale) ** 2 / self.shares
+        return (self.bound / self.levels) ** 2 * self.num_parties * share
+
+    # --- simulation ---
+
+    def simulated_sum(self, *, seed: int, device: torch.device) -> NoisySum:
+        return laplace_sum(self, seed=seed, device=device)
+
+    # --- planning: how many levels is a choice about learning; at equal epsilon they hardly change the noise ---
+
+    @classmethod
+    def candidates(cls, base: Self, fixed: frozenset[str], fits: Callable[[Self], bool]) -> Iterator[Self]:
+        for number in (base.honest_parties,) if "honest_parties" in fixed else base._numbers_of_honest_parties():
+            tried = replace(base, honest_parties=number)
+            found = tried._within(fixed, fits, SMALLEST_SCALE, LARGEST_SCALE)
+            if found is not None:
+                yield found
+
+    def _numbers_of_honest_parties(self) -> tuple[int, ...]:
+        """What a search tries: all, and some fewer. Against t colluders M - t has the least noise."""
+        return (0, *(number for number in range(self.num_parties - 1, max(0, self.num_parties - 5), -1)))
+
+    def refined(self, fixed: frozenset[str], fits: Callable[[Self], bool]) -> Self:
+        """With a smaller scale, down to two thirds."""
+        return self._within(fixed, fits, max(SMALLEST_SCALE, self.scale / 1.5), self.scale) or self
+
+    def _within(self, fixed: frozenset[str], fits: Callable[[Self], bool], low: float, high: float) -> Self | None:
+        if "scale" in fixed:
+            return self if fits(self) else None
+        best = largest_value(lambda strength: fits(replace(self, scale=high / strength)), 1.0, high / low)
+        return None if best is None else replace(self, scale=high / best)
+
+    @classmethod
+    def quietest(cls, base: Self, fixed: frozenset[str]) -> Self:
+        return replace(
+            base,
+            scale=base.scale if "scale" in fixed else LARGEST_SCALE,
+            honest_parties=base.honest_parties if "honest_parties" in fixed else 1,
+        )
+
+    # --- words ---
+
+    def describe(self) -> str:
+        counted = "" if self.shares == self.num_parties else f", {self.shares} honest"
+        hidden = "" if self.secure_aggregation else ", sums not hidden"
+        return f"discrete Laplace D={self.levels}, s={self.scale:g}{counted}{hidden}"
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        if self.secure_aggregation:
+            return ()
+        return ("without secure aggregation a party's values hide behind its own share of the noise alone",)
+
+
+def laplace_sum(mechanism: PolyaLaplace, *, seed: int, device: torch.device) -> NoisySum:
+    """The sum of all parties' noise at once, by torch's generator: a Poisson variable with a gamma mean is negative
+    binomial."""
+    import torch
+
+    from pbmvfl.mechanisms.simulated import Generated
+
+    shape = mechanism.num_parties / mechanism.shares
+    mean = 1 / math.expm1(1 / mechanism.scale)  # p / (1 - p)
+
+    class LaplaceSum(Generated):
+        def __call__(self, embedding_MBP: Tensor) -> Tensor:
+            unit = (embedding_MBP.double() / mechanism.bound).nan_to_num(nan=0.0).clamp(-1, 1)
+            exact_BP = (unit * mechanism.levels + 0.5).floor().sum(0)
+            shapes = torch.full((2, *exact_BP.shape), shape, dtype=torch.float64, device=exact_BP.device)
+            means = torch._standard_gamma(shapes, generator=self.generator) * mean
+            drawn = torch.poisson(means, generator=self.generator)
+            noisy_BP = exact_BP + drawn[0] - drawn[1]
+            return (noisy_BP * (mechanism.bound / mechanism.levels)).float()
+
+    return LaplaceSum(seed=seed, device=device)
