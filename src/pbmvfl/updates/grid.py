@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 #: Sums of integers below 2^53 are exact in float64, in whatever order they are added; half of that for safety.
 _EXACT_BITS = 52
-#: The norm of one row in fine units: its factors then have norms of at most 2^22, and squares fit 64-bit integers.
+#: The norm of one row in fine units: its factors then have norms of at most 2^22, and sums of squares fit 64 bits.
 _ROW_BITS = 44
 #: Norms are compared with a limit that is lower by this share, far above what rounding can hide, and rows are scaled to
 #: one that is lower still, so that the comparison never fails for a row that was scaled.

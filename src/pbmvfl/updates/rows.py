@@ -23,7 +23,11 @@ from pbmvfl.updates.grid import Grid, factor_scales, row_squares, truncated
 #: Per-row gradients held at a time, in numbers: 64 MiB.
 _CHUNK = 1 << 24
 #: Wider layers could overflow the check of their integers' norm.
-_WIDEST = 1 << 18
+_WIDEST = 1 << 16
+
+
+#: One network's arrays by place, rows and columns.
+Memory = dict[tuple[int, int, int], npt.NDArray[np.float64]]
 
 
 class Rows(Protocol):
@@ -79,6 +83,7 @@ class DenseRows:
         self._outputs: list[Tensor] = []
         self._layers: list[nn.Linear] = []
         self._embedding: Tensor | None = None
+        self._memory: Memory = {}
 
     def forward(self, batch: Tensor) -> Tensor:
         self._inputs, self._outputs, self._layers = [], [], []
@@ -110,19 +115,25 @@ class DenseRows:
         biased = [layer.bias is not None for layer in self._layers]
         self._inputs, self._outputs, self._embedding = [], [], None
         parts: list[npt.NDArray[np.float64]] = []
-        for sums, bias in zip(outer_sums(ins, outs, biased, self._grid), biased, strict=True):
+        for sums, bias in zip(outer_sums(ins, outs, biased, self._grid, self._memory), biased, strict=True):
             parts += [sums[:, :-1].ravel(), sums[:, -1]] if bias else [sums.ravel()]
         return np.concatenate(parts)
 
 
 def outer_sums(
-    ins: list[npt.NDArray[np.float32]], outs: list[npt.NDArray[np.float32]], biased: list[bool], grid: Grid
+    ins: list[npt.NDArray[np.float32]],
+    outs: list[npt.NDArray[np.float32]],
+    biased: list[bool],
+    grid: Grid,
+    memory: Memory | None = None,
 ) -> list[npt.NDArray[np.float64]]:
     """For each layer the sum over rows of (gradient at its output) x (its input, and 1 for the bias), clipped by row.
 
     All factors are integers and every row's norm is checked to be at most the grid's. A product of factors is then at
-    most that norm, a sum of B at most B times it, below 2^53: float64 adds exactly, whatever the order.
+    most that norm, a sum of B at most B times it, below 2^53: float64 adds exactly, whatever the order. `memory` is
+    used again from call to call: fresh arrays of this size would cost page faults.
     """
+    memory = {} if memory is None else memory
     shape_LB = (len(ins), len(ins[0]))
     squares_in, squares_out, scale_in, scale_out = (np.empty(shape_LB) for _ in range(4))
     for layer, bias in enumerate(biased):
@@ -132,8 +143,8 @@ def outer_sums(
     whole_in, whole_out = (np.empty(shape_LB, dtype=np.int64) for _ in range(2))
     factors = []
     for layer, bias in enumerate(biased):
-        left = np.empty((shape_LB[1], outs[layer].shape[1]))
-        right = np.empty((shape_LB[1], ins[layer].shape[1] + bias))
+        left = _reused(memory, (2 * layer, shape_LB[1], outs[layer].shape[1]))
+        right = _reused(memory, (2 * layer + 1, shape_LB[1], ins[layer].shape[1] + bias))
         truncated(outs[layer], scale_out[layer], False, left, whole_out[layer])
         truncated(ins[layer], scale_in[layer], bias, right, whole_in[layer])
         factors.append((left, right))
@@ -142,6 +153,12 @@ def outer_sums(
         for left, _ in factors:
             left[~within_B] = 0
     return [(torch.from_numpy(left).T @ torch.from_numpy(right)).numpy() for left, right in factors]
+
+
+def _reused(memory: Memory, key: tuple[int, int, int]) -> npt.NDArray[np.float64]:
+    if key not in memory:
+        memory[key] = np.empty(key[1:])
+    return memory[key]
 
 
 class AnyRows:
