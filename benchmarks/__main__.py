@@ -25,6 +25,7 @@ GROUPS: tuple[Callable[[], Iterator[Row]], ...] = (
     kernels.packing,
     accounts.account,
     steps.privacy_in_a_step,
+    steps.noise_on_updates,
     steps.whole_rounds,
     simulation.epochs,
     steps.ledgers,

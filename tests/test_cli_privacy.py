@@ -413,16 +413,15 @@ def test_square_brackets_in_names_are_shown_as_they_are_and_the_command_can_be_c
     assert "drawn in a [/bold] [red].png" in out
 
 
-def test_a_strict_plan_that_cannot_be_trained_is_not_offered_for_training(cli):
+def test_a_strict_plan_is_offered_for_training_like_any_other(cli):
     given = {**BUDGET, **SMALL, "accounting": "strict", "epsilon": 40}
     code, out, _ = cli("plan", *options(**given, out="plan.json"))
     assert code == 0
     words = " ".join(out.split())
-    assert "does not train with them yet" in words
-    assert "written to plan.json" in words
-    assert "pbmvfl train" not in words
+    assert "noise_multiplier=" in words
+    assert "written to plan.json; train it with: pbmvfl train DATASET --plan plan.json" in words
     _, out, _ = cli("plan", *options(**given), "--json")
-    assert any("does not train with them yet" in note for note in json.loads(out)["notes"])
+    assert not any("does not train" in note for note in json.loads(out)["notes"])
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import pytest
 from torch import nn
 
 from federation_runs import Killed, Wire, killer, own_networks, recorded_transports
+from pbmvfl import updates
 from pbmvfl.errors import CheckpointError, EncoderError, LedgerError, PlanError, WrongSender
 from pbmvfl.federation import Federation
 from pbmvfl.plan import Plan
@@ -53,10 +54,11 @@ def test_one_encoder_for_each_party_is_needed(data, make_plan):
 # --- plans that cannot be trained ---
 
 
-def test_a_plan_with_noisy_weight_updates_is_refused_before_anything_is_sent(data, make_plan, tmp_path):
+def test_a_plan_whose_updates_cannot_be_made_is_refused_before_anything_is_sent(data, make_plan, tmp_path, monkeypatch):
+    monkeypatch.delitem(updates._UPDATES, "discrete-gaussian-update")
     federation = Federation(make_plan(data, noise_multiplier=1.5))
     wire = Wire(federation)
-    with pytest.raises(PlanError, match=r"noise_multiplier=1\.5.*noise_multiplier=0"):
+    with pytest.raises(PlanError, match=r"event=discrete-gaussian-update: .* permitted: plain-update"):
         federation.fit(data, checkpoints=tmp_path / "checkpoints")
     assert not wire.messages
     assert not (tmp_path / "checkpoints").exists()

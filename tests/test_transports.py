@@ -10,7 +10,7 @@ from queue import Empty, SimpleQueue
 
 import pytest
 
-from pbmvfl.errors import PlanError, PolicyError
+from pbmvfl.errors import PolicyError
 from pbmvfl.federation import Federation
 from pbmvfl.party import Party
 from pbmvfl.party_setup import PartySetup
@@ -139,5 +139,3 @@ def test_what_is_wrong_with_a_party_in_a_process_is_said_when_it_starts(data, ma
     refusing = [PartySetup(**{**vars(each), "policy": Policy(smallest_num_parties=9)}) for each in setups]
     with pytest.raises(PolicyError, match="the policy permits 9 or more"):
         Processes(refusing)
-    with pytest.raises(PlanError, match="noisy weight updates"):
-        Federation(make_plan(data, noise_multiplier=1.0)).fit(data)

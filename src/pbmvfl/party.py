@@ -121,8 +121,9 @@ class Party:
             _check_rows(rows, index=index, split=split)
         self.plan = plan
         self.index = index
-        self.encoder = check_encoder(encoder, plan, index=index, rows=torch.from_numpy(train_features[:8]))
-        self._update = update_for(plan, self.encoder)
+        first_rows = torch.from_numpy(train_features[:8])
+        self.encoder = check_encoder(encoder, plan, index=index, rows=first_rows)
+        self._update = update_for(plan, self.encoder, rows=first_rows, on_fault=self._note_fault)
         self._scratch = Scratch()
         self._codec = codec_for(plan.gradient_codec)
         self._schedule = plan.schedule
@@ -340,7 +341,7 @@ class Party:
         gradient_BP = self._check_round(message)
         if gradient_BP is not None:
             try:
-                self._update.apply(gradient_BP)
+                self._update.apply(gradient_BP, self._entropy)
             except Exception as error:
                 self._note_fault(error)
             assert self._answered is not None
@@ -379,6 +380,8 @@ class Party:
         current = self._schedule[message.round_number]
         if self._start_digest is not None:
             self._check_start()
+        if current.kind.updates and self.plan.update.event.is_noisy:
+            _check_rows_once(current)
         batch = self._features[current.kind.split].index_select(0, torch.from_numpy(current.rows))
         embedding_BP = self._embed(batch, current)
         mechanism = self.plan.mechanism_for(current.kind)
@@ -484,6 +487,13 @@ def _check_identities(identities: Sequence[bytes], plan: Plan, *, index: int, ow
                 f"party={first} and party={other} have the same pinned identity: one of them would stand for both, and "
                 "the sum would hide fewer parties than the plan says; pin each party's own"
             )
+
+
+def _check_rows_once(current: Round) -> None:
+    """The noise of an update is for one gradient of a row; one that is in a batch r times would cost r^2 times."""
+    in_order = np.sort(current.rows)
+    if (in_order[1:] == in_order[:-1]).any():
+        raise WrongPlan(f"round={current.number}: a row stands in its batch more than once, and updates are noisy")
 
 
 def _check_rows(rows: _Features | None, *, index: int, split: Split) -> None:

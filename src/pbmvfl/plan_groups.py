@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from pbmvfl.errors import PlanError
-from pbmvfl.privacy.events import NoisyUpdate, PlainUpdate, UpdateEvent
+from pbmvfl.privacy.events import DiscreteGaussianUpdate, PlainUpdate, UpdateEvent
 from pbmvfl.schedule import JOINT, PREDICTION, Order, Phase
 from pbmvfl.settings import check_whole, finite, one_of, setting
 from pbmvfl.wire.codecs import GradientCodecName
@@ -131,13 +131,19 @@ class Learning:
 
 @dataclass(frozen=True, kw_only=True)
 class UpdateNoise:
-    """Strict training: Gaussian noise of noise_multiplier * clip_norm on every party's clipped update."""
+    """Strict training: noise on every party's update.
+
+    Each row's gradient of its own loss is clipped to clip_norm; to their sum over the batch noise of standard deviation
+    noise_multiplier * clip_norm is added; the step is along that sum divided by the rows of the batch.
+    """
 
     noise_multiplier: float = setting(
         0.0, help="Noise on weight updates, as a multiple of the clip norm; 0 for none.", panel=TRAINING
     )
     clip_norm: float = setting(
-        1.0, help="What a row's gradient is clipped to, where updates are noisy.", panel=TRAINING
+        1.0,
+        help="What the gradient of a row's own loss is clipped to, over a whole network, where updates are noisy.",
+        panel=TRAINING,
     )
 
     def __post_init__(self) -> None:
@@ -153,7 +159,7 @@ class UpdateNoise:
         """What one step of one party's weights is."""
         if not self.noise_multiplier:
             return PlainUpdate()
-        return NoisyUpdate(clip_norm=self.clip_norm, noise_multiplier=self.noise_multiplier)
+        return DiscreteGaussianUpdate(clip_norm=self.clip_norm, noise_multiplier=self.noise_multiplier)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,6 @@ from pbmvfl.planner import PlannedBudget, noise_deviation, plan_for_budget
 from pbmvfl.privacy.table import PrivacyTable, format_epsilon, privacy_notes, usual_adversaries
 
 _BUDGET, _OUTPUT = "Budget", "Output"
-_NO_NOISY_UPDATES = "this version accounts for noisy weight updates but does not train with them yet"
 
 
 @plan_options(
@@ -94,8 +93,7 @@ def plan(
 
 
 def _notes(planned: PlannedBudget) -> list[str]:
-    notes = privacy_notes(planned.plan.training_run(), num_samples=planned.plan.num_samples, delta=planned.budget.delta)
-    return [*notes, _NO_NOISY_UPDATES] if planned.plan.noise_multiplier else notes
+    return privacy_notes(planned.plan.training_run(), num_samples=planned.plan.num_samples, delta=planned.budget.delta)
 
 
 def _costs(planned: PlannedBudget) -> PrivacyTable:
@@ -174,9 +172,7 @@ def _show(planned: PlannedBudget, out: Path | None, picture: Path | None) -> Non
     print_notes(console, _notes(planned))
     # Names of files are no markup, and are not broken into lines: they are there to be copied.
     if out is not None:
-        command = (
-            "" if plan.noise_multiplier else f"; train it with: pbmvfl train DATASET --plan {shlex.quote(str(out))}"
-        )
-        console.print(f"written to {out}{command}", markup=False, soft_wrap=True)
+        command = f"pbmvfl train DATASET --plan {shlex.quote(str(out))}"
+        console.print(f"written to {out}; train it with: {command}", markup=False, soft_wrap=True)
     if picture is not None:
         console.print(f"drawn in {picture}", markup=False, soft_wrap=True)

@@ -244,8 +244,8 @@ class PlainUpdate(UpdateEvent):
 @register_event
 @dataclass(frozen=True, kw_only=True)
 class NoisyUpdate(UpdateEvent):
-    """Per-row gradients clipped to clip_norm, summed, plus Gaussian noise of standard deviation
-    noise_multiplier * clip_norm."""
+    """Per-row gradients clipped to clip_norm, summed, plus continuous Gaussian noise of standard deviation
+    noise_multiplier * clip_norm. For ledgers of old plans; none was ever trained."""
 
     name: ClassVar[str] = "noisy-update"
     is_noisy: ClassVar[bool] = True
@@ -266,6 +266,43 @@ class NoisyUpdate(UpdateEvent):
 
     def losses(self) -> Losses:
         return GaussianLosses(shift=self.shift)
+
+    @property
+    def conditions(self) -> tuple[str, ...]:
+        return (CLIP_LAST,)
+
+
+@register_event
+@dataclass(frozen=True, kw_only=True)
+class DiscreteGaussianUpdate(UpdateEvent):
+    """Per-row gradients clipped to clip_norm, summed on a grid of integers, plus discrete Gaussian noise of standard
+    deviation noise_multiplier * clip_norm on the same grid.
+
+    Replacing a row moves the integers by at most 2 * clip_norm. For whole shifts the discrete Gaussian has at most the
+    continuous one's Renyi divergence, in any dimension (Canonne, Kamath, Steinke, 2020, Proposition 5), but not its
+    hockey-stick curve: there is no account by losses.
+    """
+
+    name: ClassVar[str] = "discrete-gaussian-update"
+    is_noisy: ClassVar[bool] = True
+    clip_norm: float
+    noise_multiplier: float
+
+    def __post_init__(self) -> None:
+        for name in ("clip_norm", "noise_multiplier"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise PlanError(f"{name}={getattr(self, name)}; permitted: above 0.")
+
+    @property
+    def shift(self) -> float:
+        """Standard deviations by which replacing one row moves a clipped sum, at the most."""
+        return 2 / self.noise_multiplier
+
+    def rdp(self, orders: tuple[float, ...] = ORDERS) -> Curve:
+        return gaussian_rdp(self.shift, orders)
+
+    def losses(self) -> Losses:
+        return NoLosses()
 
     @property
     def conditions(self) -> tuple[str, ...]:

@@ -1,12 +1,13 @@
 """How a party's network learns from a gradient: the forward pass, and what becomes of the gradient, in one object.
 
-The plan chooses. `plain` steps along the exact gradient; noisy updates, which make the strict account small, are to be
-another module here.
+The plan chooses. `plain` steps along the exact gradient; `noisy` clips each row's gradient and adds noise to the sum,
+which makes the strict account small.
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -14,10 +15,14 @@ from torch import Tensor, nn
 
 from pbmvfl.errors import PlanError
 from pbmvfl.plan import Plan
-from pbmvfl.privacy.events import PlainUpdate
+from pbmvfl.privacy.events import DiscreteGaussianUpdate, PlainUpdate
+from pbmvfl.updates.noisy import Noisy
 from pbmvfl.updates.plain import Plain
 
-__all__ = ["Plain", "Update", "check_trainable", "update_for"]
+if TYPE_CHECKING:
+    from pbmvfl.randomness.secret import Entropy
+
+__all__ = ["Noisy", "Plain", "Update", "check_trainable", "update_for"]
 
 
 class Update(Protocol):
@@ -30,8 +35,8 @@ class Update(Protocol):
     def embed(self, batch: Tensor, *, for_training: bool) -> npt.NDArray[np.float32]:
         """The embeddings of a batch. With `for_training` it waits for its gradient from then on."""
 
-    def apply(self, gradient_BP: npt.NDArray[np.float32]) -> None:
-        """Step with the gradient of the batch that waits, if one does; then none waits."""
+    def apply(self, gradient_BP: npt.NDArray[np.float32], entropy: Entropy) -> None:
+        """Step with the gradient of the batch that waits, if one does; then none waits. Noise comes from `entropy`."""
 
     def state(self) -> dict[str, Tensor]:
         """Weights and moments for this party's own checkpoint. No keys, no noise."""
@@ -40,19 +45,29 @@ class Update(Protocol):
 
 
 #: Ways of learning by the name of the event that they are charged as.
-_UPDATES: dict[str, type[Plain]] = {PlainUpdate.name: Plain}
+_UPDATES: dict[str, type[Plain | Noisy]] = {PlainUpdate.name: Plain, DiscreteGaussianUpdate.name: Noisy}
 
 
 def check_trainable(plan: Plan) -> None:
     """Refuse a plan whose updates can be accounted for but not made."""
     if plan.update.event.name not in _UPDATES:
         raise PlanError(
-            f"noise_multiplier={plan.noise_multiplier:g}: such a plan can be accounted for, but this version does not "
-            "train with noisy weight updates yet; plan with accounting=paper, or set noise_multiplier=0"
+            f"event={plan.update.event.name}: updates of this sort can be accounted for, but this version does not "
+            f"make them; permitted: {', '.join(_UPDATES)}"
         )
 
 
-def update_for(plan: Plan, encoder: nn.Module) -> Update:
-    """The plan's way of learning, for one party's network."""
+def update_for(
+    plan: Plan,
+    encoder: nn.Module,
+    *,
+    rows: Tensor | None = None,
+    on_fault: Callable[[Exception], None] | None = None,
+) -> Update:
+    """The plan's way of learning, for one party's network.
+
+    `rows` are a few of its own, to try whether the network can learn in this way; `on_fault` is told what the network
+    raised where learning went on without it.
+    """
     check_trainable(plan)
-    return _UPDATES[plan.update.event.name](plan, encoder)
+    return _UPDATES[plan.update.event.name](plan, encoder, rows=rows, on_fault=on_fault)

@@ -5,6 +5,9 @@ Shape suffixes: B rows of the batch, P embedding_dim.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -14,11 +17,22 @@ from pbmvfl.errors import EncoderError
 from pbmvfl.plan import Plan
 from pbmvfl.updates.trainer import TotalTrainer
 
+if TYPE_CHECKING:
+    from pbmvfl.randomness.secret import Entropy
+
 
 class Plain:
     """One party's network, stepped along its exact gradients."""
 
-    def __init__(self, plan: Plan, encoder: nn.Module) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        encoder: nn.Module,
+        *,
+        rows: Tensor | None = None,
+        on_fault: Callable[[Exception], None] | None = None,
+    ) -> None:
+        del rows, on_fault  # whatever can be embedded can learn; what is raised is raised
         self._encoder = encoder
         self._embedding_dim = plan.embedding_dim
         self._trainer = TotalTrainer(plan, encoder)
@@ -46,8 +60,9 @@ class Plain:
         self._waiting = embedding_BP if for_training else None
         return embedding_BP.detach().numpy()
 
-    def apply(self, gradient_BP: npt.NDArray[np.float32]) -> None:
+    def apply(self, gradient_BP: npt.NDArray[np.float32], entropy: Entropy) -> None:
         """Chain rule from the gradient of the sum (the sum passes it on unchanged), then one step."""
+        del entropy  # there is no noise
         if self._waiting is None:  # its embedding failed, and something else was released in its place
             return
         # copy: the array may be a read-only view of the message
