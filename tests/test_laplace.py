@@ -26,6 +26,7 @@ from pbmvfl.privacy.laplace import missing_shares_epsilon
 from pbmvfl.privacy.loss_distribution import compose
 from pbmvfl.privacy.units import SERVER, Adversary, Unit
 from pbmvfl.randomness.secret import SystemEntropy
+from pbmvfl.simulation import Simulation
 
 DELTA = 1e-5
 DIGITS = 50
@@ -507,3 +508,13 @@ def test_unmasked_sums_are_the_same_law(data: Any, make_plan: Any) -> None:
     plan = make_plan(data, mechanism="laplace", scale=1.0, secure_aggregation=False, num_epochs=30, embedding_dim=8)
     assert Federation(plan).fit(data).metrics["train_accuracy"] > 0.8
     assert plan.release.event.rdp(Unit.CELL, SERVER)[0] > 0
+
+
+@pytest.mark.parametrize(
+    "choices", [{"mechanism": "laplace", "scale": 8.0}, {"mechanism": "krr", "symbols": 9}], ids=str
+)
+def test_a_simulation_learns_with_either_and_again_the_same(choices: dict[str, Any], data: Any, make_plan: Any) -> None:
+    plan = make_plan(data, **choices, response_epsilon=6.0, embedding_dim=8, num_epochs=40)
+    history, again = (Simulation(plan, data).fit() for _ in range(2))
+    assert [line["train_loss"] for line in history] == [line["train_loss"] for line in again]
+    assert history[-1]["train_accuracy"] > 0.8
