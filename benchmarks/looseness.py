@@ -27,7 +27,7 @@ from scipy.optimize import brentq
 from scipy.stats import binom
 
 from pbmvfl.privacy import adaptive, large_sums, loss_distribution, poisson_binomial, rdp
-from pbmvfl.privacy.accounting import Activity, TrainingRun, bound
+from pbmvfl.privacy.accounting import Activity, TrainingRun, epsilon_bound
 from pbmvfl.privacy.events import PoissonBinomialRelease
 from pbmvfl.privacy.units import Accounting, Adversary, Unit
 
@@ -296,7 +296,7 @@ def reported(setting: Setting) -> tuple[float, str, float]:
     adversary = Adversary(colluding_parties=setting.colluding_parties)
     clear_caches()
     start = time.process_time()
-    answer = bound(run, Unit(setting.unit), Accounting.PAPER, adversary, delta=setting.delta)
+    answer = epsilon_bound(run, Unit(setting.unit), Accounting.PAPER, adversary, delta=setting.delta)
     return answer.epsilon, answer.method, time.process_time() - start
 
 

@@ -119,7 +119,8 @@ def test_a_plan_of_version_0_1_costs_what_that_version_said_or_less(index: int) 
         if math.isinf(promised):
             assert math.isinf(epsilon)
         else:
-            # Noisy updates were priced as a continuous Gaussian, which nobody draws; a discrete one costs up to a tenth more.
+            # Noisy updates were priced as a continuous Gaussian, which nobody draws; a discrete one costs up to a tenth
+            # more.
             corrected = 1.1 if said["plan"]["noise_multiplier"] and row["accounting"] == "strict" else 1.0
             assert epsilon <= promised * corrected * (1 + 1e-12) + 1e-9
             assert epsilon >= promised / 2

@@ -314,12 +314,12 @@ def test_predictions_may_be_released_by_it_beside_another_mechanism(data: Any, m
 
 def epsilon_row(released: RandomisedResponse) -> float:
     """Of one row released once, at the account's delta."""
-    from pbmvfl.privacy.accounting import Activity, TrainingRun, bound
+    from pbmvfl.privacy.accounting import Activity, TrainingRun, epsilon_bound
     from pbmvfl.privacy.units import Accounting
 
     once = Activity(split="test", release=released, update=None, row_releases=1, row_updates=0, total_releases=1)
     run = TrainingRun(activities=(once,), num_parties=3)
-    return bound(run, Unit.CELL, Accounting.PAPER, delta=DELTA).epsilon
+    return epsilon_bound(run, Unit.CELL, Accounting.PAPER, delta=DELTA).epsilon
 
 
 def test_a_ledger_knows_its_event_without_having_seen_a_plan(run_process: Any, tmp_path: Any) -> None:

@@ -23,9 +23,9 @@ from pbmvfl.privacy.accounting import (
     WEIGHTS_STAY,
     Activity,
     TrainingRun,
-    bound,
-    bounds,
     charges,
+    epsilon_bound,
+    epsilon_bounds,
     rdp_curve,
 )
 from pbmvfl.privacy.events import (
@@ -83,9 +83,9 @@ SMALL = pbm_run(5, 2, 0.05, 16, 9)
 
 def epsilons(run: TrainingRun, unit: Unit, accounting: Accounting = Accounting.PAPER) -> tuple[float, float]:
     """(by RDP alone, as reported)."""
-    alone = bound(run, unit, accounting, delta=DELTA, pld=False)
+    alone = epsilon_bound(run, unit, accounting, delta=DELTA, pld=False)
     assert alone.method == "rdp"
-    return alone.epsilon, bound(run, unit, accounting, delta=DELTA).epsilon
+    return alone.epsilon, epsilon_bound(run, unit, accounting, delta=DELTA).epsilon
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_a_cell_costs_what_the_definition_says_in_mpmath(sizes: tuple[int, ...],
     num_parties, num_trials, beta, embedding_dim, num_epochs = sizes
     update = None if sigma is None else NoisyUpdate(clip_norm=1.0, noise_multiplier=sigma)
     accounting = Accounting.PAPER if sigma is None else Accounting.STRICT
-    ours = bound(pbm_run(*sizes, update=update), Unit.CELL, accounting, delta=DELTA, pld=False)
+    ours = epsilon_bound(pbm_run(*sizes, update=update), Unit.CELL, accounting, delta=DELTA, pld=False)
     with mpmath.workdps(30):
         pairs = [
             laws_of_a_cell(num_parties * num_trials, num_trials, int(beta * 65536), k)
@@ -158,7 +158,7 @@ def test_a_cell_costs_what_the_definition_says_in_mpmath(sizes: tuple[int, ...],
 
 def test_a_record_costs_what_the_definition_says_in_mpmath() -> None:
     """All bits of a record move, each by itself: 41 epochs of 16 coordinates of 4 * 16 bits."""
-    ours = bound(CIFAR, Unit.RECORD, Accounting.PAPER, delta=DELTA, pld=False)
+    ours = epsilon_bound(CIFAR, Unit.RECORD, Accounting.PAPER, delta=DELTA, pld=False)
     lo, hi = mpmath.mpf(32768 - 6553) / 65536, mpmath.mpf(32768 + 6553) / 65536
 
     def epsilon(order: float) -> float:
@@ -171,7 +171,7 @@ def test_a_record_costs_what_the_definition_says_in_mpmath() -> None:
 
 
 def test_reported_epsilon_uses_a_law_that_dominates() -> None:
-    reported = bound(SMALL, Unit.CELL, Accounting.PAPER, delta=DELTA)
+    reported = epsilon_bound(SMALL, Unit.CELL, Accounting.PAPER, delta=DELTA)
     # 7.245 is what one fixed pair reaches
     assert 7.245 <= reported.epsilon <= 7.41
     assert reported.method == "pld"
@@ -194,7 +194,7 @@ def test_cell_grows_and_record_falls_with_colluders_until_they_agree() -> None:
     for pld in (False, True):
         cell, record = (
             [
-                bound(SMALL, unit, Accounting.PAPER, Adversary(colluding_parties=t), delta=DELTA, pld=pld)
+                epsilon_bound(SMALL, unit, Accounting.PAPER, Adversary(colluding_parties=t), delta=DELTA, pld=pld)
                 for t in range(5)
             ]
             for unit in (Unit.CELL, Unit.RECORD)
@@ -207,7 +207,9 @@ def test_cell_grows_and_record_falls_with_colluders_until_they_agree() -> None:
 def test_strict_agrees_between_units_when_one_honest_party_is_left() -> None:
     run = pbm_run(3, 1, 0.1, 2, 4, update=NoisyUpdate(clip_norm=1.0, noise_multiplier=5.0))
     alone = Adversary(colluding_parties=2)
-    cell, record = (bound(run, unit, Accounting.STRICT, alone, delta=DELTA) for unit in (Unit.CELL, Unit.RECORD))
+    cell, record = (
+        epsilon_bound(run, unit, Accounting.STRICT, alone, delta=DELTA) for unit in (Unit.CELL, Unit.RECORD)
+    )
     assert cell.epsilon == pytest.approx(record.epsilon, rel=1e-9)
 
 
@@ -270,7 +272,7 @@ def test_evaluations_and_predictions_are_charged() -> None:
 
 
 def test_table_has_every_unit_and_accounting_for_each_adversary() -> None:
-    table = bounds(SMALL, delta=DELTA, adversaries=(SERVER, CURIOUS_PARTY))
+    table = epsilon_bounds(SMALL, delta=DELTA, adversaries=(SERVER, CURIOUS_PARTY))
     assert len(table) == 12
     assert len({(row.unit, row.accounting, row.adversary) for row in table}) == 12
     by_key = {(row.unit, row.accounting, row.adversary): row for row in table}
@@ -284,7 +286,9 @@ def test_table_has_every_unit_and_accounting_for_each_adversary() -> None:
 
 
 def test_a_bound_is_plain_values_for_machines() -> None:
-    row = bound(SMALL, Unit.RECORD, Accounting.STRICT, Adversary(server=False, colluding_parties=2), delta=DELTA)
+    row = epsilon_bound(
+        SMALL, Unit.RECORD, Accounting.STRICT, Adversary(server=False, colluding_parties=2), delta=DELTA
+    )
     plain = row.to_dict()
     assert (plain["unit"], plain["accounting"], plain["adversary"]) == ("record", "strict", "party")
     assert (plain["colluding_parties"], plain["epsilon"], plain["delta"]) == (2, row.epsilon, DELTA)
@@ -294,18 +298,18 @@ def test_a_bound_is_plain_values_for_machines() -> None:
 
 def test_conditions_follow_the_run() -> None:
     update = NoisyUpdate(clip_norm=1.0, noise_multiplier=4.0)
-    noisy = bound(pbm_run(3, 1, 0.1, 1, 2, update=update), Unit.CELL, Accounting.STRICT, delta=DELTA)
+    noisy = epsilon_bound(pbm_run(3, 1, 0.1, 1, 2, update=update), Unit.CELL, Accounting.STRICT, delta=DELTA)
     assert CLIP_LAST in noisy.conditions
     assert WEIGHTS_STAY not in noisy.conditions
     clear = pbm_run(3, 1, 0.1, 1, 2, secure_aggregation=False)
-    assert NO_SECURE_SUM in bound(clear, Unit.CELL, Accounting.STRICT, delta=DELTA).conditions
+    assert NO_SECURE_SUM in epsilon_bound(clear, Unit.CELL, Accounting.STRICT, delta=DELTA).conditions
 
 
 @pytest.mark.parametrize("unit", list(Unit))
 def test_every_bound_says_whether_a_row_s_embedding_is_its_own(unit: Unit) -> None:
     for accounting in Accounting:
-        apart = bound(SMALL, unit, accounting, delta=DELTA, pld=False).conditions
-        coupled = bound(
+        apart = epsilon_bound(SMALL, unit, accounting, delta=DELTA, pld=False).conditions
+        coupled = epsilon_bound(
             replace(SMALL, rows_together=SMALL.first_batch), unit, accounting, delta=DELTA, pld=False
         ).conditions
         assert OWN_ROW in apart
@@ -334,11 +338,11 @@ def test_without_secure_aggregation_a_cell_is_charged_as_if_all_others_colluded(
     clear = pbm_run(5, 2, 0.05, 16, 9, secure_aggregation=False)
     alone = Adversary(colluding_parties=4)
     for accounting in Accounting:
-        expected = bound(SMALL, Unit.CELL, accounting, alone, delta=DELTA).epsilon
-        assert bound(clear, Unit.CELL, accounting, delta=DELTA).epsilon == expected
+        expected = epsilon_bound(SMALL, Unit.CELL, accounting, alone, delta=DELTA).epsilon
+        assert epsilon_bound(clear, Unit.CELL, accounting, delta=DELTA).epsilon == expected
         assert (
-            bound(clear, Unit.RECORD, accounting, delta=DELTA).epsilon
-            == bound(SMALL, Unit.RECORD, accounting, delta=DELTA).epsilon
+            epsilon_bound(clear, Unit.RECORD, accounting, delta=DELTA).epsilon
+            == epsilon_bound(SMALL, Unit.RECORD, accounting, delta=DELTA).epsilon
         )
 
 
@@ -347,7 +351,7 @@ def test_without_secure_aggregation_a_cell_is_charged_as_if_all_others_colluded(
 def test_exact_embeddings_are_infinite_for_every_unit(unit: Unit, accounting: Accounting) -> None:
     event: ReleaseEvent = ExactRelease(num_parties=2, embedding_dim=4)
     run = training_run(num_samples=10, batch_size=5, event=event)
-    answer = bound(run, unit, accounting, delta=DELTA)
+    answer = epsilon_bound(run, unit, accounting, delta=DELTA)
     assert answer.epsilon == math.inf
     assert answer.order is None
 
@@ -357,12 +361,12 @@ def test_local_noise_of_the_paper_against_the_closed_form() -> None:
     event = LocalGaussianRelease(variance=4.0, bound=1.0, num_parties=3, embedding_dim=1)
     run = training_run(num_samples=10, batch_size=10, event=event)
     target = 0.5 * math.erfc(0.5 / math.sqrt(2)) - math.e * 0.5 * math.erfc(1.5 / math.sqrt(2))
-    assert bound(run, Unit.CELL, Accounting.PAPER, delta=target).epsilon == pytest.approx(1.0, rel=1e-5)
+    assert epsilon_bound(run, Unit.CELL, Accounting.PAPER, delta=target).epsilon == pytest.approx(1.0, rel=1e-5)
 
 
 def test_a_run_without_releases_costs_only_its_updates() -> None:
     idle = pbm_run(3, 1, 0.1, 1, 0)
-    for row in bounds(idle, delta=DELTA):
+    for row in epsilon_bounds(idle, delta=DELTA):
         assert row.epsilon == 0
 
 
@@ -391,7 +395,7 @@ def activity(row_releases: int = 0, row_updates: int = 0, total_releases: int = 
         (lambda: Adversary(colluding_parties=3).honest_parties(3), r"colluding_parties=3 .*permitted: 0 to 2"),
         (lambda: SERVER.honest_parties(0), r"num_parties=0; permitted: 1 or more"),
         (
-            lambda: bound(pbm_run(3, 1, 0.1, 0, 1), Unit.CELL, Accounting.PAPER, delta=DELTA),
+            lambda: epsilon_bound(pbm_run(3, 1, 0.1, 0, 1), Unit.CELL, Accounting.PAPER, delta=DELTA),
             r"embedding_dim=0; permitted: 1 or more",
         ),
         (
@@ -399,7 +403,7 @@ def activity(row_releases: int = 0, row_updates: int = 0, total_releases: int = 
             r"total_releases=1 with row_releases=2; permitted: at least as many",
         ),
         (
-            lambda: bound(
+            lambda: epsilon_bound(
                 training_run(event=LocalGaussianRelease(variance=0.0, bound=1.0, num_parties=1, embedding_dim=1)),
                 Unit.CELL,
                 Accounting.PAPER,

@@ -14,7 +14,7 @@ from dp_accounting.pld import privacy_loss_distribution
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pbmvfl.privacy.accounting import Bound, TrainingRun, bound, bounds
+from pbmvfl.privacy.accounting import EpsilonBound, TrainingRun, epsilon_bound, epsilon_bounds
 from pbmvfl.privacy.advantage import (
     FALSE_ALARM_RATE,
     NO_ATTACK,
@@ -159,7 +159,7 @@ def test_pure_randomised_response(beta: float) -> None:
     """One party and one bit: (e^eps - 1) / (e^eps + 1) with eps = ln(hi/lo) is hi - lo."""
     epsilon = math.log((0.5 + beta) / (0.5 - beta))
     event = PoissonBinomialRelease(num_trials=1, beta=beta, num_parties=1, embedding_dim=1)
-    row = bound(training_run(num_samples=5, batch_size=5, event=event), Unit.CELL, Accounting.PAPER, delta=1e-9)
+    row = epsilon_bound(training_run(num_samples=5, batch_size=5, event=event), Unit.CELL, Accounting.PAPER, delta=1e-9)
     expected = (math.exp(epsilon) - 1) / (math.exp(epsilon) + 1)
     assert expected == pytest.approx(2 * beta, rel=1e-12)
     assert expected <= row.advantage_upper_bound <= expected * (1 + 1e-6)
@@ -174,7 +174,9 @@ def test_pure_randomised_response(beta: float) -> None:
 @pytest.mark.parametrize("shift", [0.01, 0.5, 1.666, 4.0, 9.0])
 def test_gaussian(shift: float) -> None:
     event = LocalGaussianRelease(variance=4 / shift**2, bound=1.0, num_parties=3, embedding_dim=1)
-    row = bound(training_run(num_samples=5, batch_size=5, event=event), Unit.CELL, Accounting.PAPER, delta=DELTA)
+    row = epsilon_bound(
+        training_run(num_samples=5, batch_size=5, event=event), Unit.CELL, Accounting.PAPER, delta=DELTA
+    )
     expected = 2 * NORMAL.cdf(shift / 2) - 1
     assert expected <= row.advantage_upper_bound <= expected * (1 + 1e-8)
     detected = NORMAL.cdf(NORMAL.inv_cdf(0.001) + shift)
@@ -284,7 +286,7 @@ def test_both_rise_with_releases_beta_and_trials_and_fall_with_parties() -> None
 def test_a_table_s_rows_are_ordered_as_their_epsilons() -> None:
     rows = {
         (row.unit, row.accounting, row.adversary): row
-        for row in bounds(pbm_run(4, 2, 0.1, 2), delta=DELTA, adversaries=(SERVER, CURIOUS_PARTY))
+        for row in epsilon_bounds(pbm_run(4, 2, 0.1, 2), delta=DELTA, adversaries=(SERVER, CURIOUS_PARTY))
     }
     for unit in (Unit.CELL, Unit.RECORD):
         paper, strict = (rows[unit, accounting, SERVER] for accounting in Accounting)
@@ -293,7 +295,7 @@ def test_a_table_s_rows_are_ordered_as_their_epsilons() -> None:
     assert cells[0].advantage_upper_bound < cells[1].advantage_upper_bound
 
 
-def implied(row: Bound) -> tuple[float, float]:
+def implied(row: EpsilonBound) -> tuple[float, float]:
     """What one (epsilon, delta) permits."""
     e = math.exp(min(row.epsilon, 700.0))
     return min(1.0, (e - 1 + 2 * row.delta) / (e + 1)), min(1.0, row.delta + e / 1000)
@@ -311,7 +313,7 @@ def implied(row: Bound) -> tuple[float, float]:
     ids=["usual", "few bits", "many bits", "noisy updates"],
 )
 def test_no_bound_is_above_what_its_epsilon_and_delta_permit(run: TrainingRun, delta: float) -> None:
-    for row in bounds(run, delta=delta, adversaries=(SERVER, Adversary(colluding_parties=2))):
+    for row in epsilon_bounds(run, delta=delta, adversaries=(SERVER, Adversary(colluding_parties=2))):
         advantage, detection = implied(row)
         assert 0 < row.advantage_upper_bound <= advantage * (1 + 1e-8) + 1e-12
         assert FALSE_ALARM_RATE < row.detection_upper_bound <= detection * (1 + 1e-6)
@@ -367,7 +369,7 @@ def test_what_is_no_divergence_never_lowers_a_bound(bad: float) -> None:
 def test_rdp_alone_gives_a_larger_bound() -> None:
     run = pbm_run(4, 2, 0.05, 1)
     for unit in (Unit.CELL, Unit.RECORD):
-        alone, both = (bound(run, unit, Accounting.PAPER, delta=DELTA, pld=pld) for pld in (False, True))
+        alone, both = (epsilon_bound(run, unit, Accounting.PAPER, delta=DELTA, pld=pld) for pld in (False, True))
         assert both.advantage_upper_bound < alone.advantage_upper_bound < 1
         assert both.detection_upper_bound < alone.detection_upper_bound < 1
 
@@ -376,7 +378,7 @@ def test_rdp_alone_gives_a_larger_bound() -> None:
 
 
 def test_nothing_released_is_no_better_than_a_blind_guess() -> None:
-    for row in bounds(pbm_run(3, 1, 0.1, 0), delta=DELTA):
+    for row in epsilon_bounds(pbm_run(3, 1, 0.1, 0), delta=DELTA):
         assert (row.advantage_upper_bound, row.detection_upper_bound) == (0, FALSE_ALARM_RATE)
         assert row.odds_upper_bound == 1
     assert attack_of() == attack_of((0, NoLosses())) == NO_ATTACK
@@ -386,7 +388,7 @@ def test_nothing_released_is_no_better_than_a_blind_guess() -> None:
 def test_where_nothing_is_protected_an_attack_may_be_always_right() -> None:
     exact = training_run(num_samples=5, batch_size=5, event=ExactRelease(num_parties=2, embedding_dim=4))
     for row in (
-        *bounds(exact, delta=DELTA),
+        *epsilon_bounds(exact, delta=DELTA),
         *privacy_table(pbm_run(3, 1, 0.1, 1), delta=DELTA, noise_is_known=True).bounds,
     ):
         assert row.epsilon == math.inf
@@ -397,7 +399,7 @@ def test_where_nothing_is_protected_an_attack_may_be_always_right() -> None:
 def test_a_large_delta_hides_an_epsilon_but_no_attack() -> None:
     """At a delta above the total variation epsilon is 0, and the attack is what it was."""
     run = pbm_run(3, 1, 0.1, 1)
-    large, small = (bound(run, Unit.CELL, Accounting.PAPER, delta=delta) for delta in (0.9, DELTA))
+    large, small = (epsilon_bound(run, Unit.CELL, Accounting.PAPER, delta=delta) for delta in (0.9, DELTA))
     assert large.epsilon == 0
     assert large.advantage_upper_bound == pytest.approx(small.advantage_upper_bound, rel=1e-3)
 
@@ -407,6 +409,6 @@ def test_more_bits_than_are_composed_have_the_bounds_of_a_pure_release_and_of_th
     assert found == NO_PROTECTION or found.advantage == pytest.approx(1, abs=1e-6)
     event = PoissonBinomialRelease(num_trials=1, beta=1 / 65536, num_parties=10, embedding_dim=2**27)
     run = training_run(num_samples=5, batch_size=5, event=event)
-    row = bound(run, Unit.RECORD, Accounting.PAPER, delta=DELTA)
+    row = epsilon_bound(run, Unit.RECORD, Accounting.PAPER, delta=DELTA)
     truth = 2 * NORMAL.cdf(math.sqrt(10 * 2**27) * 2 / 65536) - 1  # the shift of a sum in deviations is 4 beta sqrt(n)
     assert truth * (1 - 1e-6) <= row.advantage_upper_bound <= 1.35 * truth

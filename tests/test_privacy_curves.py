@@ -431,10 +431,10 @@ def test_record_bound_of_fifty_parties_in_a_fresh_interpreter_needs_neither_torc
     """All bits of a record move: the epsilon by Renyi divergences alone is an upper bound. Timed in benchmarks/."""
     program = """
 from pbmvfl.plan import Plan
-from pbmvfl.privacy.accounting import bound
+from pbmvfl.privacy.accounting import epsilon_bound
 from pbmvfl.privacy.units import Accounting, Unit
 plan = Plan.of(num_parties=50, num_samples=1000, num_classes=2, num_trials=16, beta=0.1, embedding_dim=1, num_epochs=1)
-print(bound(plan.training_run(), Unit.RECORD, Accounting.STRICT, delta=1e-5).epsilon)
+print(epsilon_bound(plan.training_run(), Unit.RECORD, Accounting.STRICT, delta=1e-5).epsilon)
 import sys
 assert "torch" not in sys.modules and "numba" not in sys.modules
 """

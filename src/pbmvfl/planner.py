@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from pbmvfl.errors import PlanError
 from pbmvfl.mechanisms import Mechanism
 from pbmvfl.plan_groups import Evaluation
-from pbmvfl.privacy.accounting import bound, rdp_curve
+from pbmvfl.privacy.accounting import epsilon_bound, rdp_curve
 from pbmvfl.privacy.conversion import check_delta, epsilon_from_rdp
 from pbmvfl.privacy.orders import ORDERS
 from pbmvfl.privacy.table import format_epsilon, named
@@ -55,7 +55,7 @@ class Budget:
 
     def spent_by(self, plan: Plan) -> float:
         """The plan's epsilon of exactly this kind."""
-        return bound(plan.training_run(), self.unit, self.accounting, self.adversary, delta=self.delta).epsilon
+        return epsilon_bound(plan.training_run(), self.unit, self.accounting, self.adversary, delta=self.delta).epsilon
 
     def roughly_spent_by(self, plan: Plan) -> float:
         """At least `spent_by`, at most some per cent above, and ten times faster: Renyi curves at few orders."""

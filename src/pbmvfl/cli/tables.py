@@ -8,7 +8,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.markup import escape
 from rich.table import Table
 
-from pbmvfl.privacy.accounting import NOT_A_PROOF, Bound
+from pbmvfl.privacy.accounting import NOT_A_PROOF, EpsilonBound
 from pbmvfl.privacy.table import PrivacyTable, attack_in_words, format_advantage, format_epsilon
 from pbmvfl.privacy.units import Accounting, Adversary
 
@@ -48,12 +48,12 @@ def _against(adversary: Adversary) -> str:
     return "from " + (name.removesuffix(" parties").removesuffix(" party") if adversary.server else name)
 
 
-def _with_advantage(row: Bound) -> str:
+def _with_advantage(row: EpsilonBound) -> str:
     return f"{format_epsilon(row.epsilon)} {format_advantage(row.advantage_upper_bound):>4}"
 
 
 def print_privacy(
-    console: Console, table: PrivacyTable, *, title: str, legend: bool = True, explained: Bound | None = None
+    console: Console, table: PrivacyTable, *, title: str, legend: bool = True, explained: EpsilonBound | None = None
 ) -> None:
     """One line for each unit and accounting, one column for each adversary; `explained` (the first bound if it is not
     given) is also put into words."""

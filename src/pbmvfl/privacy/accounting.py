@@ -175,7 +175,7 @@ def rdp_curve(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bound:
+class EpsilonBound:
     """One upper bound with everything that must be printed beside it."""
 
     unit: Unit
@@ -249,7 +249,7 @@ def _conditions(run: TrainingRun, unit: Unit, accounting: Accounting) -> tuple[s
     return tuple(dict.fromkeys(said))
 
 
-def bound(
+def epsilon_bound(
     run: TrainingRun,
     unit: Unit,
     accounting: Accounting,
@@ -257,7 +257,7 @@ def bound(
     *,
     delta: float,
     pld: bool = True,
-) -> Bound:
+) -> EpsilonBound:
     """The smaller of the two methods' epsilons, and likewise for attacks; with pld=False, RDP alone."""
     check_delta(delta)
     curve = rdp_curve(run, unit, accounting, adversary)
@@ -269,7 +269,7 @@ def bound(
         attack = least((attack, attack_by_losses))
         if by_losses < epsilon:
             epsilon, method, order = by_losses, "pld", None
-    return Bound(
+    return EpsilonBound(
         unit=unit,
         accounting=accounting,
         adversary=adversary,
@@ -283,7 +283,7 @@ def bound(
     )
 
 
-def bounds(
+def epsilon_bounds(
     run: TrainingRun,
     *,
     delta: float,
@@ -291,11 +291,11 @@ def bounds(
     units: Iterable[Unit] = tuple(Unit),
     accountings: Iterable[Accounting] = tuple(Accounting),
     pld: bool = True,
-) -> tuple[Bound, ...]:
+) -> tuple[EpsilonBound, ...]:
     """The whole table: unit x accounting for each adversary."""
     units, accountings = tuple(units), tuple(accountings)
     return tuple(
-        bound(run, unit, accounting, adversary, delta=delta, pld=pld)
+        epsilon_bound(run, unit, accounting, adversary, delta=delta, pld=pld)
         for adversary in adversaries
         for unit in units
         for accounting in accountings

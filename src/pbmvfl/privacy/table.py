@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import Any, TypeVar
 
 from pbmvfl.errors import PlanError
-from pbmvfl.privacy.accounting import NOT_A_PROOF, Bound, TrainingRun, bound, bounds
+from pbmvfl.privacy.accounting import NOT_A_PROOF, EpsilonBound, TrainingRun, epsilon_bound, epsilon_bounds
 from pbmvfl.privacy.units import CURIOUS_PARTY, SERVER, Accounting, Adversary, Unit
 
 SEEDED_NOISE = "the noise was seeded for a test, so it hides nothing"
@@ -36,7 +36,7 @@ def named(kind: type[_Kind], value: str, name: str) -> _Kind:
 class PrivacyTable:
     """Bounds with their conditions; prints as a table."""
 
-    bounds: tuple[Bound, ...]
+    bounds: tuple[EpsilonBound, ...]
 
     def epsilon(
         self, unit: Unit | str, accounting: Accounting | str, *, server: bool = True, colluding_parties: int = 0
@@ -55,7 +55,7 @@ class PrivacyTable:
         """Every condition of any row, once."""
         return tuple(dict.fromkeys(condition for row in self.bounds for condition in row.conditions))
 
-    def bound(self, unit: Unit | str, accounting: Accounting | str, adversary: Adversary = SERVER) -> Bound:
+    def bound(self, unit: Unit | str, accounting: Accounting | str, adversary: Adversary = SERVER) -> EpsilonBound:
         """One row of the table."""
         wanted = (named(Unit, unit, "unit"), named(Accounting, accounting, "accounting"), adversary)
         for row in self.bounds:
@@ -81,7 +81,7 @@ class PrivacyTable:
         return "\n".join(lines)
 
 
-def attack_in_words(row: Bound) -> str:
+def attack_in_words(row: EpsilonBound) -> str:
     """What the advantage of a bound means, in one sentence."""
     unproved = NOT_A_PROOF in row.conditions
     which = f"({row.unit}, {row.accounting}{' *' if unproved else ''}, {row.adversary})"
@@ -135,7 +135,7 @@ def privacy_table(
     Noise that somebody knows, as in a test that seeds it, hides nothing: then every epsilon is infinite.
     """
     chosen = usual_adversaries(run.num_parties) if adversaries is None else tuple(adversaries)
-    found = bounds(run, delta=delta, adversaries=chosen)
+    found = epsilon_bounds(run, delta=delta, adversaries=chosen)
     if noise_is_known:
         found = tuple(
             replace(
@@ -161,7 +161,7 @@ def privacy_notes(run: TrainingRun, *, num_samples: int, delta: float) -> list[s
         )
     # The Renyi number alone is fast, and an upper bound: the exact one matters only where that is large.
     for pld in (False, True):
-        epsilon = bound(run, Unit.CELL, Accounting.PAPER, SERVER, delta=delta, pld=pld).epsilon
+        epsilon = epsilon_bound(run, Unit.CELL, Accounting.PAPER, SERVER, delta=delta, pld=pld).epsilon
         if epsilon <= _PROTECTS_NOBODY:
             return notes
     notes.append(

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from pbmvfl.plan import Plan
-from pbmvfl.privacy.accounting import bound
+from pbmvfl.privacy.accounting import epsilon_bound
 from pbmvfl.privacy.table import format_epsilon
 from pbmvfl.privacy.units import SERVER, Accounting, Unit
 
@@ -27,13 +27,13 @@ def paper_epsilon(plan: Plan, num_epochs: int) -> float:
     """As the paper counts: a cell's own releases only. Batch normalisation couples the rows of a batch, and the paper
     does not count that either; `coupled_epsilon` does."""
     run = replace(plan.replace(num_epochs=num_epochs).training_run(), rows_together=1)
-    return bound(run, Unit.CELL, Accounting.PAPER, SERVER, delta=DELTA).epsilon
+    return epsilon_bound(run, Unit.CELL, Accounting.PAPER, SERVER, delta=DELTA).epsilon
 
 
 def coupled_epsilon(plan: Plan, num_epochs: int) -> float:
     """The same, with every row of a coupled batch counted."""
     run = plan.replace(num_epochs=num_epochs).training_run()
-    return bound(run, Unit.CELL, Accounting.PAPER, SERVER, delta=DELTA).epsilon
+    return epsilon_bound(run, Unit.CELL, Accounting.PAPER, SERVER, delta=DELTA).epsilon
 
 
 def calibrated_ldp(plan: Plan) -> Plan:
