@@ -95,8 +95,8 @@ class Trainer:
 
 
 class TotalTrainer(Trainer):
-    """A trainer that goes on whatever the slopes are: every so many steps weights and moments that are no numbers become
-    zero, and the others are kept in a wide range.
+    """A trainer that goes on whatever the slopes are: every so many steps weights and moments that are no numbers
+    become zero, and the others are kept in a wide range.
 
     When that happens depends on the number of steps alone, and nothing is asked of the values: odd ones take no other
     time than others, and ordinary ones are changed by none of it. In between, weights that are no numbers make
