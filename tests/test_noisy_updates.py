@@ -33,7 +33,7 @@ from pbmvfl.simulation.engine import check_plan
 from pbmvfl.updates import update_for
 from pbmvfl.updates.grid import Grid
 from pbmvfl.updates.noisy import Noisy
-from pbmvfl.updates.rows import AnyRows, DenseRows, clipped_rows, outer_sums, rows_of, weights_of
+from pbmvfl.updates.rows import AnyRows, DenseRows, add_clipped, outer_sums, rows_of, weights_of
 
 
 class Gated(nn.Module):
@@ -156,6 +156,14 @@ def odd_values(random: np.random.Generator, shape: tuple[int, ...]) -> np.ndarra
         return values.astype(np.float32)
 
 
+def clipped_rows(gradients: torch.Tensor, grid: Grid) -> torch.Tensor:
+    """What each row adds to a sum."""
+    found = np.zeros(gradients.shape)
+    for row, total in zip(gradients.numpy(), found, strict=True):
+        add_clipped(row[None], grid, total)
+    return torch.from_numpy(found)
+
+
 def layers(random: np.random.Generator, rows: int) -> tuple[list[np.ndarray], list[np.ndarray], list[bool]]:
     sizes = [tuple(int(each) for each in random.integers(1, 9, 2)) for _ in range(int(random.integers(1, 4)))]
     ins = [odd_values(random, (rows, i)) for i, _ in sizes]
@@ -196,9 +204,13 @@ def test_no_row_is_longer_than_the_grid_allows_whatever_it_holds(seed, sigma, cl
         alone = slice(row, row + 1)
         sums = flat(outer_sums([each[alone] for each in ins], [each[alone] for each in outs], biased, grid))
         assert squared(sums) <= limit(grid)
-    general = clipped_rows(torch.from_numpy(odd_values(random, (5, grid.num_weights))), grid)
-    for values in general.numpy():
+    gradients = torch.from_numpy(odd_values(random, (5, grid.num_weights)))
+    general = clipped_rows(gradients, grid).numpy()
+    for values in general:
         assert squared(values) <= limit(grid)
+    together = np.zeros(grid.num_weights)
+    add_clipped(gradients.numpy(), grid, together)
+    assert (together == general.sum(axis=0)).all()
 
 
 @given(st.integers(0, 2**32 - 1))

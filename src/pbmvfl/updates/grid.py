@@ -171,3 +171,29 @@ def truncated(values: Any, scales: Any, with_one: Any, integers: Any, squares: A
             target[columns] = np.float64(last)
             total += last * last
         squares[b] = total
+
+
+@compiled
+def add_truncated(values: Any, scales: Any, largest_square: Any, total: Any) -> None:
+    """total += each row of values * scales towards zero, unless the squares of these integers exceed the largest.
+
+    NaN counts as 0, so a row of scale 0 adds nothing, whatever it holds.
+    """
+    rows, columns = values.shape
+    for b in range(rows):
+        row, scale = values[b], scales[b]
+        s0, s1, s2, s3 = 0.0, 0.0, 0.0, 0.0
+        for i in range(0, columns - columns % 4, 4):
+            v0, v1 = np.trunc(np.float64(row[i]) * scale), np.trunc(np.float64(row[i + 1]) * scale)
+            v2, v3 = np.trunc(np.float64(row[i + 2]) * scale), np.trunc(np.float64(row[i + 3]) * scale)
+            s0 += v0 * v0 if v0 == v0 else 0.0
+            s1 += v1 * v1 if v1 == v1 else 0.0
+            s2 += v2 * v2 if v2 == v2 else 0.0
+            s3 += v3 * v3 if v3 == v3 else 0.0
+        for i in range(columns - columns % 4, columns):
+            last = np.trunc(np.float64(row[i]) * scale)
+            s0 += last * last if last == last else 0.0
+        within = scale if (s0 + s1) + (s2 + s3) <= largest_square else 0.0
+        for i in range(columns):
+            whole = np.trunc(np.float64(row[i]) * within)
+            total[i] += whole if whole == whole else 0.0

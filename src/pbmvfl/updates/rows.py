@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from pbmvfl.encoders import Bounded
-from pbmvfl.updates.grid import Grid, factor_scales, row_squares, truncated
+from pbmvfl.updates.grid import Grid, add_truncated, factor_scales, row_squares, truncated
 
 #: Per-row gradients held at a time, in numbers: 64 MiB.
 _CHUNK = 1 << 24
@@ -180,14 +180,14 @@ class AnyRows:
         batch, self._batch = self._batch, None
         weights = {name: each.detach() for name, each in self._encoder.named_parameters() if each.requires_grad}
         num_weights = sum(each.numel() for each in weights.values())
-        total_D = torch.zeros(num_weights, dtype=torch.float64)
+        total_D = np.zeros(num_weights)
         each_row = torch.func.vmap(self._gradient, in_dims=(None, 0, 0))
         rows = max(1, _CHUNK // max(1, num_weights))
         for start in range(0, len(batch), rows):
             found = each_row(weights, batch[start : start + rows], slopes_BP[start : start + rows])
             gradients_BD = torch.cat([found[name].flatten(1) for name in weights], dim=1)
-            total_D += clipped_rows(gradients_BD, self._grid).sum(dim=0)
-        return np.asarray(total_D.numpy(), dtype=np.float64)
+            add_clipped(gradients_BD.numpy(), self._grid, total_D)
+        return total_D
 
     def _gradient(self, weights: dict[str, Tensor], row: Tensor, slope_P: Tensor) -> dict[str, Tensor]:
         def embedding(given: dict[str, Tensor]) -> Any:
@@ -198,14 +198,13 @@ class AnyRows:
         return gradient
 
 
-def clipped_rows(gradients_BD: Tensor, grid: Grid) -> Tensor:
-    """Each row's gradient as whole fine units, rounded towards zero, with a norm that is checked."""
-    values = gradients_BD.to(torch.float64)
-    values = torch.where(torch.isfinite(values).all(dim=1, keepdim=True), values, 0.0)
-    norms = values.square().sum(dim=1, keepdim=True).sqrt() * grid.units
-    whole = (values * (grid.units * (grid.target / norms).clamp(max=1.0))).trunc()
-    within = whole.square().sum(dim=1, keepdim=True) <= grid.largest_square
-    return torch.where(within, whole, 0.0)
+def add_clipped(gradients_BD: npt.NDArray[np.float32], grid: Grid, total_D: npt.NDArray[np.float64]) -> None:
+    """Add each row's gradient to the total, as whole fine units, rounded towards zero, with a norm that is checked."""
+    squares = np.empty(len(gradients_BD))
+    row_squares(gradients_BD, 0.0, squares)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        scales = grid.units * np.minimum(1.0, grid.target / (np.sqrt(squares) * grid.units))
+    add_truncated(gradients_BD, np.where(np.isfinite(squares), scales, 0.0), grid.largest_square, total_D)
 
 
 def weights_of(encoder: nn.Module) -> int:
