@@ -68,22 +68,55 @@ def test_the_exported_names_are_exactly_these():
         "Activation",
         "Adversary",
         "Bounded",
+        "BudgetExceeded",
+        "CheckpointError",
+        "DataError",
+        "DuplicateMessage",
+        "EncoderError",
         "Evaluation",
         "Federation",
         "GradientCodecName",
+        "IdentityError",
         "Ledger",
+        "LedgerError",
         "Limit",
+        "NonFiniteError",
+        "NonFiniteMessage",
         "OptimizerName",
+        "OutOfOrder",
         "Parties",
+        "PartyLost",
+        "PartyRefused",
         "PbmvflError",
         "Plan",
+        "PlanError",
+        "Policy",
+        "PolicyError",
         "PrivacyTable",
+        "ProtocolError",
         "Result",
+        "RunFolderError",
+        "TransportError",
+        "TruncatedMessage",
         "Unit",
         "VerticalDataset",
+        "WrongPlan",
+        "WrongSender",
+        "WrongSession",
+        "WrongVersion",
         "load_dataset",
         "load_table",
     ]
+
+
+def test_every_error_is_exported_and_drawn_in_the_tree():
+    def below(kind: type) -> set[type]:
+        return {kind}.union(*(below(child) for child in kind.__subclasses__()))
+
+    kinds = {kind.__name__ for kind in below(pbmvfl.PbmvflError) if kind.__module__ == "pbmvfl.errors"}
+    assert kinds <= set(pbmvfl.__all__)
+    tree = sys.modules["pbmvfl.errors"].__doc__ or ""
+    assert all(name in tree for name in kinds)
 
 
 @pytest.mark.parametrize("name", pbmvfl.__all__)

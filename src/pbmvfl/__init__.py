@@ -1,4 +1,4 @@
-"""Vertical federated learning with the Poisson binomial mechanism.
+"""Vertical federated learning with a privacy account that holds.
 
 import pbmvfl
 data = pbmvfl.load_dataset("digits")
@@ -11,7 +11,31 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from pbmvfl.errors import PbmvflError
+from pbmvfl.errors import (
+    BudgetExceeded,
+    CheckpointError,
+    DataError,
+    DuplicateMessage,
+    EncoderError,
+    IdentityError,
+    LedgerError,
+    NonFiniteError,
+    NonFiniteMessage,
+    OutOfOrder,
+    PartyLost,
+    PartyRefused,
+    PbmvflError,
+    PlanError,
+    PolicyError,
+    ProtocolError,
+    RunFolderError,
+    TransportError,
+    TruncatedMessage,
+    WrongPlan,
+    WrongSender,
+    WrongSession,
+    WrongVersion,
+)
 
 if TYPE_CHECKING:
     from pbmvfl import data as data
@@ -22,6 +46,7 @@ if TYPE_CHECKING:
     from pbmvfl.ledger.limits import Limit
     from pbmvfl.plan import Plan
     from pbmvfl.plan_groups import Activation, Evaluation, OptimizerName
+    from pbmvfl.policy import Policy
     from pbmvfl.privacy.table import PrivacyTable
     from pbmvfl.privacy.units import Accounting, Adversary, Unit
     from pbmvfl.runs.results import Result
@@ -43,6 +68,7 @@ _LAZY = {
     "OptimizerName": "pbmvfl.plan_groups",
     "Parties": "pbmvfl.federation",
     "Plan": "pbmvfl.plan",
+    "Policy": "pbmvfl.policy",
     "PrivacyTable": "pbmvfl.privacy.table",
     "Result": "pbmvfl.runs.results",
     "Unit": "pbmvfl.privacy.units",
@@ -57,19 +83,42 @@ __all__ = [
     "Activation",
     "Adversary",
     "Bounded",
+    "BudgetExceeded",
+    "CheckpointError",
+    "DataError",
+    "DuplicateMessage",
+    "EncoderError",
     "Evaluation",
     "Federation",
     "GradientCodecName",
+    "IdentityError",
     "Ledger",
+    "LedgerError",
     "Limit",
+    "NonFiniteError",
+    "NonFiniteMessage",
     "OptimizerName",
+    "OutOfOrder",
     "Parties",
+    "PartyLost",
+    "PartyRefused",
     "PbmvflError",
     "Plan",
+    "PlanError",
+    "Policy",
+    "PolicyError",
     "PrivacyTable",
+    "ProtocolError",
     "Result",
+    "RunFolderError",
+    "TransportError",
+    "TruncatedMessage",
     "Unit",
     "VerticalDataset",
+    "WrongPlan",
+    "WrongSender",
+    "WrongSession",
+    "WrongVersion",
     "load_dataset",
     "load_table",
 ]

@@ -1,7 +1,7 @@
 """Which releases of a run are charged to a unit, and the table of bounds that follows.
 
 The only place where counts meet curves. A `TrainingRun` says what happens; `charges` says how much of it counts;
-`bounds` says what that costs. Nothing here trains or imports anything that does.
+`epsilon_bounds` says what that costs. Nothing here trains or imports anything that does.
 """
 
 from __future__ import annotations
