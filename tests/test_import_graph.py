@@ -44,6 +44,7 @@ ORDER = [
     "updates",
     "policy",
     "ledger",
+    "party_checks",
     "party",
     "server",
     "runs",

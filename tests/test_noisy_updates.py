@@ -23,7 +23,7 @@ from pbmvfl.federation import Federation, Parties
 from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.ledger.limits import Limit
 from pbmvfl.ledger.spending import spending
-from pbmvfl.party import _check_rows_once
+from pbmvfl.party_checks import check_rows_once
 from pbmvfl.plan import Plan
 from pbmvfl.privacy.accounting import rdp_curve
 from pbmvfl.privacy.units import Accounting, Unit
@@ -531,11 +531,11 @@ def test_a_plan_that_couples_rows_is_refused(data, make_plan):
 
 
 def test_a_row_twice_in_a_batch_is_refused(data, make_plan):
-    _check_rows_once(Round(0, JOINT, np.array([3, 1, 2])))
+    check_rows_once(Round(0, JOINT, np.array([3, 1, 2])))
     with pytest.raises(WrongPlan, match="more than once"):
-        _check_rows_once(Round(0, JOINT, np.array([3, 1, 3])))
+        check_rows_once(Round(0, JOINT, np.array([3, 1, 3])))
     for current in make_plan(data, noise_multiplier=1.0).schedule:
-        _check_rows_once(current)
+        check_rows_once(current)
 
 
 def test_a_simulation_refuses_noisy_updates(data, make_plan):

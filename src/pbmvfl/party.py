@@ -24,7 +24,6 @@ from torch import Tensor, nn
 
 from pbmvfl.encoders import check_encoder, is_public_start, weights_digest
 from pbmvfl.errors import (
-    DataError,
     EncoderError,
     OutOfOrder,
     PbmvflError,
@@ -34,12 +33,12 @@ from pbmvfl.errors import (
     WrongSession,
 )
 from pbmvfl.mechanisms import Scratch
+from pbmvfl.party_checks import Features, check_identities, check_rows, check_rows_once
 from pbmvfl.plan import Plan
 from pbmvfl.privacy.events import Event
 from pbmvfl.randomness.secret import Entropy, SystemEntropy
 from pbmvfl.schedule import Round, RoundKind, Split
 from pbmvfl.secagg.keys import (
-    IDENTITY_BYTES,
     KEY_BYTES,
     NONCE_BYTES,
     SIGNATURE_BYTES,
@@ -56,10 +55,7 @@ from pbmvfl.wire.hello import Hello
 from pbmvfl.wire.messages import SERVER, Message, MessageKind
 from pbmvfl.wire.refusals import Refusal
 
-_Features = npt.NDArray[np.float32] | npt.NDArray[np.uint8]
 _log = logging.getLogger(__name__)
-#: Products of a column with weights and a gradient stay far inside float32.
-LARGEST_COLUMN = 1e9
 #: Beside the weights of a checkpoint: whether their run began with public ones.
 _PUBLIC_START = "run.public_start"
 
@@ -95,11 +91,11 @@ class Party:
         plan: Plan,
         *,
         index: int,
-        train_features: _Features,
+        train_features: Features,
         encoder: nn.Module,
         identity: Identity,
         identities: Sequence[bytes],
-        test_features: _Features | None = None,
+        test_features: Features | None = None,
         keeper: Keeper | None = None,
         open_guard: Callable[[Session, int, bool], ReleaseGuard] | None = None,
     ) -> None:
@@ -107,7 +103,7 @@ class Party:
         before anything is released in it."""
         if not 0 <= index < plan.num_parties:
             raise WrongPlan(f"party={index}: the plan has parties 0 to {plan.num_parties - 1}")
-        _check_identities(identities, plan, index=index, own=identity.public)
+        check_identities(identities, plan, index=index, own=identity.public)
         if len(train_features) != plan.num_samples:
             raise WrongPlan(f"party={index}: has {len(train_features)} rows, the plan has {plan.num_samples}")
         num_test = 0 if test_features is None else len(test_features)
@@ -118,7 +114,7 @@ class Party:
             if not kind.releases:  # what it would answer with is a release, and nothing would be charged for it
                 raise WrongPlan(f"{kind.name} rounds release nothing: this version runs rounds that release embeddings")
         for rows, split in ((train_features, Split.TRAIN), (test_features, Split.TEST)):
-            _check_rows(rows, index=index, split=split)
+            check_rows(rows, index=index, split=split)
         self.plan = plan
         self.index = index
         first_rows = torch.from_numpy(train_features[:8])
@@ -381,7 +377,7 @@ class Party:
         if self._start_digest is not None:
             self._check_start()
         if current.kind.updates and self.plan.update.event.is_noisy:
-            _check_rows_once(current)
+            check_rows_once(current)
         batch = self._features[current.kind.split].index_select(0, torch.from_numpy(current.rows))
         embedding_BP = self._embed(batch, current)
         mechanism = self.plan.mechanism_for(current.kind)
@@ -465,45 +461,3 @@ class Party:
         with torch.no_grad():
             embedding_BP: Tensor = self.encoder(features)
         return embedding_BP
-
-
-def _check_identities(identities: Sequence[bytes], plan: Plan, *, index: int, own: bytes) -> None:
-    """Everybody's pinned key once, each of its length, one's own at one's own place and nowhere else."""
-    if len(identities) != plan.num_parties or own != identities[index]:
-        raise WrongPlan(
-            f"party={index}: {len(identities)} pinned identities for num_parties={plan.num_parties}, "
-            "and its own must be among them at its index"
-        )
-    for other, pin in enumerate(identities):
-        if len(pin) != IDENTITY_BYTES:
-            raise WrongPlan(
-                f"party={other}: its pinned identity has {len(pin)} bytes; permitted: {IDENTITY_BYTES}; pin the "
-                "party's public key as it is"
-            )
-    for other, pin in enumerate(identities):
-        first = identities.index(pin)
-        if first != other:
-            raise WrongPlan(
-                f"party={first} and party={other} have the same pinned identity: one of them would stand for both, and "
-                "the sum would hide fewer parties than the plan says; pin each party's own"
-            )
-
-
-def _check_rows_once(current: Round) -> None:
-    """The noise of an update is for one gradient of a row; one that is in a batch r times would cost r^2 times."""
-    in_order = np.sort(current.rows)
-    if (in_order[1:] == in_order[:-1]).any():
-        raise WrongPlan(f"round={current.number}: a row stands in its batch more than once, and updates are noisy")
-
-
-def _check_rows(rows: _Features | None, *, index: int, split: Split) -> None:
-    """Refuse columns that are no numbers, or far out of scale, on the owner's machine and before any session."""
-    if rows is None or not np.issubdtype(rows.dtype, np.floating):
-        return
-    permitted = np.abs(rows) <= LARGEST_COLUMN  # NaN is not
-    if not permitted.all():
-        where = np.argwhere(~permitted)[0]
-        raise DataError(
-            f"party={index}: row {where[0]} of its {split} rows, column {where[1:].tolist()} is NaN or beyond "
-            f"{LARGEST_COLUMN:g}; give finite numbers, scaled by public constants"
-        )

@@ -35,7 +35,7 @@ _SHARED_SIZES = ("num_parties", "num_samples", "num_classes")
     "num_parties",
     *("mechanism", "embedding_dim", "bound", "secure_aggregation", "evaluation"),
     *("num_epochs", "batch_size", "learning_rate", "optimizer", "momentum"),
-    *("encoder", "activation", "gradient_codec", "seed"),
+    *("encoder", "activation", "gradient_codec", "noise_multiplier", "clip_norm", "seed"),
 )
 def train(
     *,
