@@ -200,8 +200,6 @@ class Fragile(torch.nn.Module):
         self.linear = torch.nn.Linear(4, embedding_dim)
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        if not self.training and not torch.is_grad_enabled():
-            return self.linear(rows)
         if (rows == 77).any():
             raise RuntimeError("cannot take 77")
         return self.linear(rows)[:, : 1 if (rows == 78).any() else None]
@@ -220,6 +218,23 @@ def test_a_network_that_fails_on_a_cell_is_answered_for(value):
     assert worlds[0][:2] == worlds[1][:2]
     assert worlds[0][2] is None
     assert (worlds[1][2] is not None) == (value in (77.0, 78.0))  # the owner is told
+
+
+@pytest.mark.parametrize("value", [77.0, 78.0])
+def test_a_row_on_which_a_network_fails_moves_no_other_row(value):
+    """In exact embeddings, where nothing hides a difference."""
+    plan = small_plan(DATA, mechanism="none", batch_size=8, num_epochs=1)
+    position, row = 5, int(plan.schedule[0].rows[5])
+    sent = []
+    for columns in (DATA.train_features[0], neighbour(DATA.train_features[0], cell=(row, 1), value=value)):
+        torch.manual_seed(3)
+        world = World(plan, columns, Bounded(Fragile(plan.embedding_dim)))
+        world.shake_hands()
+        payload = world.party.receive(world.request(0, None))[HEADER:]
+        sent.append(np.frombuffer(payload, dtype="<f4").reshape(8, plan.embedding_dim))
+    others = np.arange(8) != position
+    assert np.allclose(sent[0][others], sent[1][others], atol=1e-6)
+    assert not sent[1][position].any()
 
 
 # --- odd values inside the mechanisms ---

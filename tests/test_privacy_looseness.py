@@ -83,11 +83,11 @@ def test_with_a_gaussian_the_pure_bound_is_that_of_the_bits_and_the_gaussian() -
     assert alone < both <= (alone + largest_loss(2, 600)) * (1 + 2e-5)
 
 
-def test_the_largest_sums_take_seconds() -> None:
+def test_the_largest_sums_have_finite_epsilons() -> None:
+    """How long they take is a figure of `python -m benchmarks.looseness`."""
     for b, m in ((1000, 65), (1, 65535), (32767, 2)):
-        setting = cell(b, m, 6553, 16, 1e-6)
-        _, _, seconds = reported(setting)
-        assert seconds < 5  # about 1.2 s on one idle core
+        epsilon, *_ = reported(cell(b, m, 6553, 16, 1e-6))
+        assert 0 < epsilon < math.inf
 
 
 # --------------------------------------------------------------------------------- windows and groups (theory 2.9)

@@ -392,15 +392,22 @@ class Party:
         return answer
 
     def _embed(self, batch: Tensor, current: Round) -> npt.NDArray[np.float32]:
-        """Embeddings, whatever the columns are: if the network fails on them, zeros are randomised and sent.
+        """Embeddings, whatever the columns are: for rows on which the network fails, zeros are randomised and sent.
 
-        That a party does not answer is something that an adversary sees, and no epsilon counts it.
+        That a party does not answer is something that an adversary sees, and no epsilon counts it. Rows are then tried
+        one by one, so that a row on which the network fails moves no other row's embedding.
         """
         try:
             return self._update.embed(batch, for_training=current.kind.carries_gradient)
         except Exception as error:
             self._note_fault(error)
-            return np.zeros((current.num_rows, self.plan.embedding_dim), dtype=np.float32)
+            return np.concatenate([self._embed_alone(row) for row in torch.split(batch, 1)])
+
+    def _embed_alone(self, row: Tensor) -> npt.NDArray[np.float32]:
+        try:
+            return self._update.embed(row, for_training=False)
+        except Exception:
+            return np.zeros((1, self.plan.embedding_dim), dtype=np.float32)
 
     def _note_fault(self, error: Exception) -> None:
         _log.error("party=%d: its network failed, and the round goes on without it", self.index, exc_info=error)
