@@ -512,15 +512,28 @@ def test_a_plan_made_for_other_data_is_refused_and_leaves_nothing(cli, tmp_path)
     assert tree(tmp_path) == before
 
 
-def test_a_plan_that_cannot_be_trained_yet_leaves_nothing(cli, tmp_path):
+def test_a_plan_that_cannot_be_trained_leaves_nothing(cli, tmp_path):
+    """Batch statistics and noisy updates exclude each other, and so do an encoder for pictures and a table."""
     write_table(tmp_path / "people.csv")
-    plan = Plan.of(num_parties=2, num_samples=48, num_classes=2, noise_multiplier=2.0)
-    (tmp_path / "plan.json").write_text(plan.to_json())
     before = tree(tmp_path)
-    done = cli("train", "--data", "people.csv", *TABLE, "--plan", "plan.json")
-    assert done.code == 2
-    assert "noise_multiplier=2" in done.words
+    for options, words in (
+        (("--encoder", "resnet18-batchnorm", "--noise-multiplier", 2), "noise_multiplier=2"),
+        (("--encoder", "resnet18"), "needspictures"),
+    ):
+        done = cli("train", "--data", "people.csv", *TABLE, *options)
+        assert done.code == 2
+        assert words in done.words
     assert tree(tmp_path) == before
+
+
+def test_a_plan_with_noisy_updates_is_trained(cli, tmp_path):
+    write_table(tmp_path / "people.csv")
+    plan = Plan.of(num_parties=2, num_samples=48, num_classes=2, noise_multiplier=2.0, num_epochs=1)
+    (tmp_path / "plan.json").write_text(plan.to_json())
+    done = cli("train", "--data", "people.csv", *TABLE, "--plan", "plan.json", "--json")
+    assert done.code == 0
+    (uses,) = json.loads(done.out)["row_uses"].values()
+    assert uses == {"releases": 1, "updates": 1, "total_releases": 48}
 
 
 @pytest.mark.parametrize(

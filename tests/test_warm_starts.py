@@ -179,7 +179,7 @@ def test_the_account_of_a_run_without_public_weights_leaves_nothing_out(noise):
     assert charges(run, Unit.CELL, Accounting.PAPER) == charges(plan.training_run(), Unit.CELL, Accounting.PAPER)
     (strict,) = (
         bound.conditions
-        for bound in pbmvfl.privacy.accounting.bounds(run, delta=1e-5, pld=False)
+        for bound in pbmvfl.privacy.accounting.epsilon_bounds(run, delta=1e-5, pld=False)
         if (bound.unit, bound.accounting) == (Unit.CELL, Accounting.STRICT)
     )
     assert OWN_START in strict

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -216,18 +216,29 @@ class EpsilonBound:
         }
 
 
-def _bounds_by_losses(
-    run: TrainingRun, unit: Unit, accounting: Accounting, adversary: Adversary, delta: float, largest_epsilon: float
-) -> tuple[float, Attack]:
-    """(epsilon, best attack) for the costliest sort of row by privacy losses; infinity if one has no such bound."""
-    found = []
-    for counted in charges(run, unit, accounting, adversary):
-        parts = [
-            (count, event.losses(unit, adversary) if isinstance(event, ReleaseEvent) else _update(event).losses())
-            for count, event in counted
-        ]
-        found.append(bounds_by_losses(parts, delta, largest_epsilon))
-    return max((epsilon for epsilon, _ in found), default=0.0), largest(attack for _, attack in found)
+@dataclass(frozen=True)
+class _RowBound:
+    """What one sort of row costs: the smaller of the two methods' epsilons, and likewise for attacks."""
+
+    epsilon: float
+    method: Method
+    order: float | None
+    attack: Attack
+
+
+def _row_bound(counted: Charges, unit: Unit, adversary: Adversary, delta: float, pld: bool) -> _RowBound:
+    curve = _curve(counted, unit, adversary, ORDERS)
+    epsilon, order = epsilon_from_rdp(curve, delta)
+    found = _RowBound(epsilon, "rdp", order, attack_from_rdp(curve))
+    if not pld or not epsilon < math.inf:
+        return found
+    parts = [
+        (count, event.losses(unit, adversary) if isinstance(event, ReleaseEvent) else _update(event).losses())
+        for count, event in counted
+    ]
+    by_losses, attack = bounds_by_losses(parts, delta, epsilon)
+    attack = least((found.attack, attack))
+    return _RowBound(by_losses, "pld", None, attack) if by_losses < epsilon else replace(found, attack=attack)
 
 
 def _conditions(run: TrainingRun, unit: Unit, accounting: Accounting) -> tuple[str, ...]:
@@ -258,25 +269,19 @@ def epsilon_bound(
     delta: float,
     pld: bool = True,
 ) -> EpsilonBound:
-    """The smaller of the two methods' epsilons, and likewise for attacks; with pld=False, RDP alone."""
+    """The costliest sort of row, by the smaller of the two methods; with pld=False, RDP alone."""
     check_delta(delta)
-    curve = rdp_curve(run, unit, accounting, adversary)
-    epsilon, order = epsilon_from_rdp(curve, delta)
-    method: Method = "rdp"
-    attack = attack_from_rdp(curve)
-    if pld and epsilon < math.inf:
-        by_losses, attack_by_losses = _bounds_by_losses(run, unit, accounting, adversary, delta, epsilon)
-        attack = least((attack, attack_by_losses))
-        if by_losses < epsilon:
-            epsilon, method, order = by_losses, "pld", None
+    rows = [_row_bound(counted, unit, adversary, delta, pld) for counted in charges(run, unit, accounting, adversary)]
+    worst = max(rows, key=lambda row: row.epsilon)
+    attack = largest(row.attack for row in rows)
     return EpsilonBound(
         unit=unit,
         accounting=accounting,
         adversary=adversary,
-        epsilon=epsilon,
+        epsilon=worst.epsilon,
         delta=delta,
-        method=method,
-        order=order,
+        method=worst.method,
+        order=worst.order,
         conditions=_conditions(run, unit, accounting),
         advantage_upper_bound=attack.advantage,
         detection_upper_bound=attack.detection,
