@@ -28,6 +28,7 @@ def count_successes(values: Any, scale: Any, beta_16: Any, num_trials: Any, rand
     probabilities = np.empty(_TILE, np.uint16)
     tallies = np.empty(_TILE, np.uint16)
     limit = np.float32(beta_16)
+    half = np.float32(0.5)
     lowest = np.int32(32768 - beta_16)
     highest = np.int32(32768 + beta_16)
     for start in range(0, values.size, _TILE):
@@ -38,8 +39,11 @@ def count_successes(values: Any, scale: Any, beta_16: Any, num_trials: Any, rand
         probability = probabilities[:width]
         for i in range(width):
             scaled = tile[i] * scale
-            known = scaled if scaled == scaled else np.float32(0)  # NaN alone differs from itself
-            shift = min(max(known, -limit), limit)
+            # Comparisons with NaN are false, so it goes to the upper end here and to the lower one there: their mean
+            # is 0. Of a number both are the same, and so is their mean, to the bit.
+            above = max(scaled if scaled < limit else limit, -limit)
+            below = min(scaled if scaled > -limit else -limit, limit)
+            shift = (above + below) * half
             rounded = np.int32(shift + np.float32(32768.5))
             probability[i] = np.uint16(min(max(rounded, lowest), highest))
             tally[i] = 0
