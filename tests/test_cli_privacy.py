@@ -766,7 +766,7 @@ def test_the_installed_command_is_this_one(tmp_path):
     if not script.exists():
         pytest.skip("the package's command is not installed beside this Python")
     done = subprocess.run(
-        [script, "privacy", "--beta", "0.3"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+        [script, "privacy", "--beta", "0.3"], cwd=tmp_path, capture_output=True, text=True, timeout=900, check=False
     )
     assert done.returncode == 2
     assert "Traceback" not in done.stderr

@@ -589,7 +589,7 @@ def test_every_run_that_is_kept_can_be_read():
 )
 def test_what_cannot_be_done_is_one_line_and_no_traceback(options, named, no_data, run_process):
     (no_data / "a-file").write_text("something")
-    done = run_process("reproduce", "table4", "--quick", *options, cwd=no_data, timeout=120)
+    done = run_process("reproduce", "table4", "--quick", *options, cwd=no_data)
     assert done.returncode == 2
     assert named in done.stderr
     assert "Traceback" not in done.stderr

@@ -326,7 +326,7 @@ for mechanism in ('pbm', 'ldp', 'none'):
     assert len(history) == 2
 print('ran')
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "ran\n"
 

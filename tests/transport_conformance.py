@@ -168,7 +168,8 @@ class TransportConformance:
             assert message is not None
             self.hold(transport, 2)
             answers = transport.exchange(message, timeout=1)
-            assert set(answers.lost) == {2}
+            assert 2 in answers.lost  # on a busy machine others may be too slow as well
+            assert set(answers.lost) | set(answers.received) == {0, 1, 2}
             assert "within 1 seconds" in answers.lost[2]
             self.release(transport, 2)
         finally:
