@@ -348,3 +348,9 @@ def test_unusual_plans_survive_json_and_flat_names(choices):
 def test_phases_and_predictions_that_cannot_be_are_refused(choices, words):
     with pytest.raises(PlanError, match=words):
         Plan.of(**{**GOOD, **choices})
+
+
+def test_help_of_a_plan_says_what_every_name_means():
+    for each in plan_settings().values():
+        assert f"    {each.name}" in (Plan.__doc__ or "")
+        assert each.help in (Plan.__doc__ or "")

@@ -498,3 +498,15 @@ def _release(values: Mapping[str, Any], num_parties: int) -> Mechanism:
     if hidden is None:
         hidden = kind.sums_are_hidden
     return kind(num_parties=num_parties, secure_aggregation=hidden, **_taken(values, kind))
+
+
+def _names_with_words() -> str:
+    """Every flat name with its default and its words, for `help(Plan)`."""
+    lines = []
+    for each in plan_settings().values():
+        default = "" if each.is_required or each.default is None else f" = {each.default}"
+        lines.append(f"    {each.name}{default}: {each.help}")
+    return "\n".join(lines)
+
+
+Plan.__doc__ = f"{Plan.__doc__}\n    The names, with what is taken where none is given:\n\n{_names_with_words()}\n    "
