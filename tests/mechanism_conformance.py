@@ -23,7 +23,8 @@ import statistical
 from known_randomness import SeededEntropy
 from pbmvfl.errors import LedgerError, PlanError
 from pbmvfl.mechanisms import MECHANISMS, Mechanism, Scratch
-from pbmvfl.plan import Plan, plan_settings
+from pbmvfl.plan import Plan
+from pbmvfl.plan_names import plan_settings
 from pbmvfl.privacy.events import EVENTS, ReleaseEvent, event_from_dict
 from pbmvfl.privacy.orders import ORDERS
 from pbmvfl.privacy.units import CURIOUS_PARTY, SERVER, Adversary, Unit

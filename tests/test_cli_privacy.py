@@ -19,7 +19,8 @@ import pytest
 
 from pbmvfl.errors import RunFolderError
 from pbmvfl.ledger.ledger import Ledger
-from pbmvfl.plan import Plan, plan_settings
+from pbmvfl.plan import Plan
+from pbmvfl.plan_names import plan_settings
 from pbmvfl.planner import plan_for_budget
 
 

@@ -37,6 +37,7 @@ ORDER = [
     "mechanisms",
     "schedule",
     "plan_groups",
+    "plan_names",
     "planner",
     "plan",
     "data",

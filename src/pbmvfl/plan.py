@@ -8,18 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
-from difflib import get_close_matches
-from enum import StrEnum
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, overload
 
 from pbmvfl.errors import PlanError
-from pbmvfl.mechanisms import MECHANISMS, Mechanism
+from pbmvfl.mechanisms import Mechanism
 from pbmvfl.plan_groups import (
-    MECHANISM,
-    TRAINING,
     Activation,
     Evaluation,
     Learning,
@@ -28,13 +24,12 @@ from pbmvfl.plan_groups import (
     Rounds,
     Sizes,
     UpdateNoise,
-    usual_phases,
-    words,
 )
+from pbmvfl.plan_names import PREDICTION_PREFIX, data_sizes, groups_of, names_with_words, vars_of
 from pbmvfl.privacy.events import Event
 from pbmvfl.protocol import PROTOCOL_VERSION
 from pbmvfl.schedule import Phase, RoundKind, RowUses, Schedule
-from pbmvfl.settings import Setting, one_of, settings_of
+from pbmvfl.settings import one_of
 from pbmvfl.wire.codecs import GradientCodecName
 
 if TYPE_CHECKING:
@@ -243,7 +238,7 @@ class Plan:
     @classmethod
     def of(cls, **values: Any) -> Plan:
         """A plan from flat names; what is not given has its default."""
-        return cls(**_groups(values))
+        return cls(**groups_of(values))
 
     @classmethod
     def for_data(cls, data: VerticalDataset, **choices: Any) -> Plan:
@@ -316,9 +311,9 @@ class Plan:
         if not self.first_weights:
             del values["first_weights"]
         if self.prediction is not None:
-            values |= {_PREDICTION + name: value for name, value in self.prediction.to_dict().items()}
+            values |= {PREDICTION_PREFIX + name: value for name, value in self.prediction.to_dict().items()}
             for name in ("embedding_dim", "bound"):  # one network makes both
-                del values[_PREDICTION + name]
+                del values[PREDICTION_PREFIX + name]
         return values
 
     def to_dict(self) -> dict[str, Any]:
@@ -359,7 +354,7 @@ class Plan:
                 raise PlanError(f"{group}={values[group]!r} must be an object")
             flat |= values[group]
         if values["prediction"] is not None:
-            flat |= {_PREDICTION + name: value for name, value in dict(values["prediction"]).items()}
+            flat |= {PREDICTION_PREFIX + name: value for name, value in dict(values["prediction"]).items()}
         if isinstance(flat.get("phases"), list):
             flat["phases"] = tuple(Phase.from_dict(phase) for phase in flat["phases"])
         return cls.of(**flat)
@@ -378,135 +373,4 @@ class Plan:
         return cls.from_dict(values)
 
 
-# --- flat names ---
-
-#: Before the names of a mechanism's numbers, where they are those of predictions.
-_PREDICTION = "prediction_"
-_REQUIRED = ("num_parties", "num_samples", "num_classes")
-_PLAIN_GROUPS: dict[str, type] = {"learning": Learning, "update": UpdateNoise}
-
-
-def vars_of(group: Any) -> dict[str, Any]:
-    """The numbers of a group as plain values."""
-    found = {each.name: getattr(group, each.name) for each in fields(group)}
-    return {name: str(value) if isinstance(value, StrEnum) else value for name, value in found.items()}
-
-
-def data_sizes(data: VerticalDataset) -> dict[str, Any]:
-    """What the data says about a plan."""
-    return {
-        "num_parties": data.num_parties,
-        "num_samples": data.num_samples,
-        "num_test_samples": data.num_test_samples,
-        "num_classes": data.num_classes,
-        "encoder": data.default_encoder,
-    }
-
-
-def plan_settings() -> dict[str, Setting]:
-    """Every flat name with its words, once: what the command line makes its options of."""
-    described = " | ".join(f"{name} ({MECHANISMS[name].words})" for name in MECHANISMS)
-    named = Setting("mechanism", str, "pbm", f"{described}.", MECHANISM)
-    found = {"mechanism": named}
-    groups: list[type] = [Sizes, *MECHANISMS.values(), Rounds, Learning, UpdateNoise, Network]
-    for group in groups:
-        for each in settings_of(group):
-            found.setdefault(each.name, each)
-    found["num_epochs"] = Setting("num_epochs", int, 10, "E: uses of every row.", TRAINING)
-    hidden = ", ".join(name for name in MECHANISMS if MECHANISMS[name].sums_are_hidden)
-    found["secure_aggregation"] = Setting(
-        "secure_aggregation",
-        bool,
-        None,
-        f"Mask every party's message so that only sums can be read; the default of {hidden}.",
-        MECHANISM,
-        help_off="The server reads every party's message.",
-    )
-    found["evaluation"] = Setting(
-        "evaluation",
-        Evaluation,
-        Evaluation.SIMULATOR,
-        f"{words(Evaluation)}: exact sums outside the protocol, or the noisy ones the server sees.",
-        MECHANISM,
-    )
-    found["seed"] = Setting("seed", int, 0, "Public: schedule and first weights. Never the noise.", TRAINING)
-    return found
-
-
-def _known_names() -> set[str]:
-    names = {*plan_settings(), "phases", "first_weights"}
-    released = {"mechanism", "secure_aggregation", *(n for m in MECHANISMS.values() for n in m.own_settings())}
-    return names | {_PREDICTION + name for name in (*released, "embedding_dim", "bound")}
-
-
-def _check_names(names: Iterable[str]) -> None:
-    known = sorted(_known_names())
-    for name in names:
-        if name not in known:
-            near = get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]}? The " if near else ""
-            raise PlanError(f"unknown plan field {name!r}; {hint}fields are {', '.join(known)}")
-
-
-def _groups(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Flat names as the groups of a plan."""
-    for name in ("mechanism", _PREDICTION + "mechanism"):  # one that is not known is named before its numbers are
-        if name in values:
-            MECHANISMS.check(values[name])
-    _check_names(values)
-    missing = sorted(set(_REQUIRED) - set(values))
-    if missing:
-        raise PlanError(f"the plan lacks {', '.join(missing)}")
-    groups: dict[str, Any] = {"sizes": Sizes(**_taken(values, Sizes))}
-    sizes: Sizes = groups["sizes"]
-    groups["release"] = _release(values, sizes.num_parties)
-    of_predictions = {
-        name.removeprefix(_PREDICTION): value for name, value in values.items() if name.startswith(_PREDICTION)
-    }
-    if of_predictions:
-        shared = {name: values[name] for name in ("mechanism", "embedding_dim", "bound") if name in values}
-        groups["prediction"] = _release({**shared, **of_predictions}, sizes.num_parties)
-    for name in ("evaluation", "seed"):
-        if name in values:
-            groups[name] = values[name]
-    evaluation = one_of("evaluation", values.get("evaluation", Evaluation.SIMULATOR), Evaluation)
-    phases = values.get("phases")
-    if phases is None:
-        phases = usual_phases(values.get("num_epochs", 10), released=evaluation is Evaluation.RELEASED)
-    elif "num_epochs" in values:
-        raise PlanError("num_epochs and phases both say how long a run is; give one of them")
-    if evaluation is Evaluation.RELEASED and sizes.num_test_samples < 1:
-        raise PlanError(
-            f"evaluation=released needs num_test_samples of at least 1, got {sizes.num_test_samples}; "
-            "give test rows or use evaluation=simulator"
-        )
-    groups["rounds"] = Rounds(**_taken(values, Rounds), phases=phases)
-    for name, group in _PLAIN_GROUPS.items():
-        groups[name] = group(**_taken(values, group))
-    groups["network"] = Network(**_taken(values, Network), first_weights=values.get("first_weights", ()))
-    return groups
-
-
-def _taken(values: Mapping[str, Any], group: type) -> dict[str, Any]:
-    return {each.name: values[each.name] for each in settings_of(group) if each.name in values}
-
-
-def _release(values: Mapping[str, Any], num_parties: int) -> Mechanism:
-    """The mechanism that is named, with its numbers; numbers of mechanisms that were not named are left out."""
-    kind = MECHANISMS[values.get("mechanism", "pbm")]
-    hidden = values.get("secure_aggregation")
-    if hidden is None:
-        hidden = kind.sums_are_hidden
-    return kind(num_parties=num_parties, secure_aggregation=hidden, **_taken(values, kind))
-
-
-def _names_with_words() -> str:
-    """Every flat name with its default and its words, for `help(Plan)`."""
-    lines = []
-    for each in plan_settings().values():
-        default = "" if each.is_required or each.default is None else f" = {each.default}"
-        lines.append(f"    {each.name}{default}: {each.help}")
-    return "\n".join(lines)
-
-
-Plan.__doc__ = f"{Plan.__doc__}\n    The names, with what is taken where none is given:\n\n{_names_with_words()}\n    "
+Plan.__doc__ = f"{Plan.__doc__}\n    The names, with what is taken where none is given:\n\n{names_with_words()}\n    "

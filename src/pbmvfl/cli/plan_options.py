@@ -12,7 +12,7 @@ import typer
 
 from pbmvfl.cli.options import on_or_off
 from pbmvfl.mechanisms import MECHANISMS
-from pbmvfl.plan import plan_settings
+from pbmvfl.plan_names import plan_settings
 from pbmvfl.settings import Setting
 
 Command = Callable[..., None]

@@ -1,0 +1,158 @@
+"""Flat names of a plan's public numbers, as options and `Plan.of` have them, and the groups that they make."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
+from difflib import get_close_matches
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+from pbmvfl.errors import PlanError
+from pbmvfl.mechanisms import MECHANISMS, Mechanism
+from pbmvfl.plan_groups import (
+    MECHANISM,
+    TRAINING,
+    Evaluation,
+    Learning,
+    Network,
+    Rounds,
+    Sizes,
+    UpdateNoise,
+    usual_phases,
+    words,
+)
+from pbmvfl.settings import Setting, one_of, settings_of
+
+if TYPE_CHECKING:
+    from pbmvfl.data.vertical import VerticalDataset
+
+#: Before the names of a mechanism's numbers, where they are those of predictions.
+PREDICTION_PREFIX = "prediction_"
+_REQUIRED = ("num_parties", "num_samples", "num_classes")
+_PLAIN_GROUPS: dict[str, type] = {"learning": Learning, "update": UpdateNoise}
+
+
+def vars_of(group: Any) -> dict[str, Any]:
+    """The numbers of a group as plain values."""
+    found = {each.name: getattr(group, each.name) for each in fields(group)}
+    return {name: str(value) if isinstance(value, StrEnum) else value for name, value in found.items()}
+
+
+def data_sizes(data: VerticalDataset) -> dict[str, Any]:
+    """What the data says about a plan."""
+    return {
+        "num_parties": data.num_parties,
+        "num_samples": data.num_samples,
+        "num_test_samples": data.num_test_samples,
+        "num_classes": data.num_classes,
+        "encoder": data.default_encoder,
+    }
+
+
+def plan_settings() -> dict[str, Setting]:
+    """Every flat name with its words, once: what the command line makes its options of."""
+    described = " | ".join(f"{name} ({MECHANISMS[name].words})" for name in MECHANISMS)
+    named = Setting("mechanism", str, "pbm", f"{described}.", MECHANISM)
+    found = {"mechanism": named}
+    groups: list[type] = [Sizes, *MECHANISMS.values(), Rounds, Learning, UpdateNoise, Network]
+    for group in groups:
+        for each in settings_of(group):
+            found.setdefault(each.name, each)
+    found["num_epochs"] = Setting("num_epochs", int, 10, "E: uses of every row.", TRAINING)
+    hidden = ", ".join(name for name in MECHANISMS if MECHANISMS[name].sums_are_hidden)
+    found["secure_aggregation"] = Setting(
+        "secure_aggregation",
+        bool,
+        None,
+        f"Mask every party's message so that only sums can be read; the default of {hidden}.",
+        MECHANISM,
+        help_off="The server reads every party's message.",
+    )
+    found["evaluation"] = Setting(
+        "evaluation",
+        Evaluation,
+        Evaluation.SIMULATOR,
+        f"{words(Evaluation)}: exact sums outside the protocol, or the noisy ones the server sees.",
+        MECHANISM,
+    )
+    found["seed"] = Setting("seed", int, 0, "Public: schedule and first weights. Never the noise.", TRAINING)
+    return found
+
+
+def _known_names() -> set[str]:
+    names = {*plan_settings(), "phases", "first_weights"}
+    released = {"mechanism", "secure_aggregation", *(n for m in MECHANISMS.values() for n in m.own_settings())}
+    return names | {PREDICTION_PREFIX + name for name in (*released, "embedding_dim", "bound")}
+
+
+def _check_names(names: Iterable[str]) -> None:
+    known = sorted(_known_names())
+    for name in names:
+        if name not in known:
+            near = get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]}? The " if near else ""
+            raise PlanError(f"unknown plan field {name!r}; {hint}fields are {', '.join(known)}")
+
+
+def groups_of(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Flat names as the groups of a plan."""
+    for name in ("mechanism", PREDICTION_PREFIX + "mechanism"):  # one that is not known is named before its numbers are
+        if name in values:
+            MECHANISMS.check(values[name])
+    _check_names(values)
+    missing = sorted(set(_REQUIRED) - set(values))
+    if missing:
+        raise PlanError(f"the plan lacks {', '.join(missing)}")
+    groups: dict[str, Any] = {"sizes": Sizes(**_taken(values, Sizes))}
+    sizes: Sizes = groups["sizes"]
+    groups["release"] = _release(values, sizes.num_parties)
+    of_predictions = {
+        name.removeprefix(PREDICTION_PREFIX): value
+        for name, value in values.items()
+        if name.startswith(PREDICTION_PREFIX)
+    }
+    if of_predictions:
+        shared = {name: values[name] for name in ("mechanism", "embedding_dim", "bound") if name in values}
+        groups["prediction"] = _release({**shared, **of_predictions}, sizes.num_parties)
+    for name in ("evaluation", "seed"):
+        if name in values:
+            groups[name] = values[name]
+    evaluation = one_of("evaluation", values.get("evaluation", Evaluation.SIMULATOR), Evaluation)
+    phases = values.get("phases")
+    if phases is None:
+        phases = usual_phases(values.get("num_epochs", 10), released=evaluation is Evaluation.RELEASED)
+    elif "num_epochs" in values:
+        raise PlanError("num_epochs and phases both say how long a run is; give one of them")
+    if evaluation is Evaluation.RELEASED and sizes.num_test_samples < 1:
+        raise PlanError(
+            f"evaluation=released needs num_test_samples of at least 1, got {sizes.num_test_samples}; "
+            "give test rows or use evaluation=simulator"
+        )
+    groups["rounds"] = Rounds(**_taken(values, Rounds), phases=phases)
+    for name, group in _PLAIN_GROUPS.items():
+        groups[name] = group(**_taken(values, group))
+    groups["network"] = Network(**_taken(values, Network), first_weights=values.get("first_weights", ()))
+    return groups
+
+
+def _taken(values: Mapping[str, Any], group: type) -> dict[str, Any]:
+    return {each.name: values[each.name] for each in settings_of(group) if each.name in values}
+
+
+def _release(values: Mapping[str, Any], num_parties: int) -> Mechanism:
+    """The mechanism that is named, with its numbers; numbers of mechanisms that were not named are left out."""
+    kind = MECHANISMS[values.get("mechanism", "pbm")]
+    hidden = values.get("secure_aggregation")
+    if hidden is None:
+        hidden = kind.sums_are_hidden
+    return kind(num_parties=num_parties, secure_aggregation=hidden, **_taken(values, kind))
+
+
+def names_with_words() -> str:
+    """Every flat name with its default and its words, for `help(Plan)`."""
+    lines = []
+    for each in plan_settings().values():
+        default = "" if each.is_required or each.default is None else f" = {each.default}"
+        lines.append(f"    {each.name}{default}: {each.help}")
+    return "\n".join(lines)
