@@ -234,6 +234,8 @@ class Child(processes._Child):
         started.append(self._process)
 
 def main():
+    # Whoever runs the tests in the background has Ctrl-C ignored, and so would this process.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     x, y = np.zeros((40, 3), np.float32), np.arange(40) % 2
     data = VerticalDataset(
         name="small", party_names=("a", "b"), train_features=(x, x), test_features=(x, x), train_labels=y,
