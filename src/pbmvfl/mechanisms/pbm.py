@@ -89,13 +89,20 @@ class PoissonBinomial(Trials):
         values = np.ascontiguousarray(embedding, dtype=np.float32).reshape(-1)
         counts = np.empty(values.size, dtype=self.ring.dtype)
         step = max(1, _BLOCK_BYTES // (2 * self.num_trials))
-        beta_16, scale = self._constants
-        for start in range(0, values.size, step):
-            block = values[start : start + step]
-            random = scratch.words(block.size * self.num_trials)
-            entropy.fill(random)
-            kernels.count_successes(block, scale, beta_16, self.num_trials, random, counts[start : start + step])
+        if values.size <= step:  # nearly always; slices of so few values would cost a tenth of the draw
+            self._draw(values, entropy, scratch, counts)
+        else:
+            for start in range(0, values.size, step):
+                self._draw(values[start : start + step], entropy, scratch, counts[start : start + step])
         return counts.reshape(embedding.shape)
+
+    def _draw(
+        self, values: npt.NDArray[np.float32], entropy: Entropy, scratch: Scratch, counts: npt.NDArray[Any]
+    ) -> None:
+        random = scratch.words(values.size * self.num_trials)
+        entropy.fill(random)
+        beta_16, scale = self._constants
+        kernels.count_successes(values, scale, beta_16, self.num_trials, random, counts)
 
     def estimate(self, total: npt.NDArray[np.uint16]) -> npt.NDArray[np.float32]:
         """The unbiased estimate of the sum of the embeddings."""
