@@ -159,6 +159,19 @@ def test_plans_of_version_0_1_are_read_number_by_number() -> None:
         flat = plan.flat()
         left_out = {"num_trials", "beta"} if plan.mechanism == "none" else set()
         assert set(said["plan"]) - set(flat) == left_out
-        # Bounds on what a server may send came later; their defaults change nothing of an honest run.
-        later = {"gradient_bound": 1000.0}
+        # These came later; their defaults change nothing of an honest run.
+        later = {
+            "gradient_bound": 1000.0,
+            "training": "joint",
+            "nesterov": False,
+            "averaging": 0.0,
+            "labels": "server",
+            "loss": "cross-entropy",
+            "head": "trained",
+            "start": "random",
+            "preparation": "none",
+            "preparation_noise": 0.0,
+            "preparation_clip": 1.0,
+            "preparation_ridge": 0.01,
+        }
         assert {name: value for name, value in said["plan"].items() if name not in left_out} | later == flat

@@ -48,6 +48,17 @@ BAD = {
     "encoder": ([None, 5, ""], "name of an encoder"),
     "activation": (["relu", None, 1], "tanh, hardtanh, softsign"),
     "seed": ([-1, 2**63, *WHOLE], r"0\.\.2\^63-1"),
+    "training": (["alone", None, 1], "joint, local"),
+    "nesterov": (["yes", 1], "True or False"),
+    "averaging": ([-0.1, 1, 1.5, *NUMBER], r"\[0, 1\)|finite number"),
+    "labels": (["everybody", None, 1], "server, parties"),
+    "loss": (["hinge", None, 1], "cross-entropy, squared"),
+    "head": (["mlp", None, 1], "trained, fixed"),
+    "start": (["ones", None, 1], "random, zero"),
+    "preparation": (["scale", None, 1], "none, whiten"),
+    "preparation_noise": ([*NUMBER], "finite number"),
+    "preparation_clip": ([0, -1.0, *NUMBER], "above 0|finite number"),
+    "preparation_ridge": ([0, -1.0, *NUMBER], "above 0|finite number"),
 }
 
 #: field -> another permitted value
@@ -75,6 +86,24 @@ OTHER = {
     "encoder": "linear",
     "activation": "softsign",
     "seed": 1,
+    "training": "local",
+    "nesterov": True,
+    "averaging": 0.5,
+    "labels": "parties",
+    "loss": "squared",
+    "head": "fixed",
+    "start": "zero",
+    "preparation": "whiten",
+    "preparation_noise": 3.0,
+    "preparation_clip": 2.0,
+    "preparation_ridge": 0.5,
+}
+#: field -> what it needs beside it
+NEEDS = {
+    "training": {"labels": "parties", "embedding_dim": 4, "num_classes": 4},
+    "nesterov": {"momentum": 0.5},
+    "head": {"embedding_dim": 4, "num_classes": 4},
+    "preparation": {"preparation_noise": 1.0},
 }
 
 
@@ -198,7 +227,7 @@ def test_a_mechanism_is_the_object_that_its_name_stands_for_also_in_a_copy():
 
 @pytest.mark.parametrize("name", OTHER)
 def test_the_hash_changes_with_every_field(name):
-    plan = Plan.of(**GOOD)
+    plan = Plan.of(**{**GOOD, **NEEDS.get(name, {})})
     changes = {name: OTHER[name]}
     if name == "mechanism":  # off in both, so that the mechanism alone changes
         plan, changes = plan.replace(secure_aggregation=False), {"mechanism": "ldp"}
@@ -274,7 +303,7 @@ def test_text_that_is_not_a_plan_is_refused(text, words):
     [
         ("betta", "unknown plan field 'betta'; did you mean beta?"),
         ("learning_rat", "did you mean learning_rate?"),
-        ("nope", "unknown plan field 'nope'; fields are activation, batch_size, beta, "),
+        ("nope", "unknown plan field 'nope'; fields are activation, averaging, batch_size, beta, "),
     ],
 )
 def test_a_field_that_is_not_one_is_refused_with_the_nearest_that_is(name, words):

@@ -19,13 +19,19 @@ from torch.nn.parameter import is_lazy
 
 from pbmvfl.errors import EncoderError
 from pbmvfl.plan import Plan
-from pbmvfl.plan_groups import Activation
+from pbmvfl.plan_groups import Activation, Head, Start
 from pbmvfl.randomness.public import WEIGHTS_STREAM, public_bits
+
+
+def _unsquashed(embedding: Tensor) -> Tensor:
+    return embedding
+
 
 _ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     Activation.TANH: torch.tanh,
     Activation.HARDTANH: functional.hardtanh,
     Activation.SOFTSIGN: functional.softsign,
+    Activation.NONE: _unsquashed,
 }
 HIDDEN = 64
 #: Rows of the batches that look for a row which moves others: one that changes, and some that must not.
@@ -33,7 +39,11 @@ _PROBE_ROWS = 4
 
 
 class Bounded(nn.Module):
-    """A network followed by bound * activation, where the activation stays in [-1, 1]."""
+    """A network followed by bound * activation, where the activation stays in [-1, 1].
+
+    With `Activation.NONE` it makes scores without a bound, for plans whose training releases none of them; whatever
+    releases them later bounds them itself.
+    """
 
     def __init__(self, network: nn.Module, *, bound: float = 1.0, activation: Activation = Activation.TANH) -> None:
         super().__init__()
@@ -69,6 +79,25 @@ def _mlp(shape: Sequence[int], embedding_dim: int) -> nn.Module:
 def _linear(shape: Sequence[int], embedding_dim: int) -> nn.Module:
     layers = [nn.Flatten()] if len(shape) > 1 else []
     return nn.Sequential(*layers, nn.Linear(_flat(shape), embedding_dim))
+
+
+class Pairs(nn.Module):
+    """Columns and the product of every two of them: a public map, so that one dense layer sees them together."""
+
+    def __init__(self, columns: int) -> None:
+        super().__init__()
+        left, right = torch.triu_indices(columns, columns, offset=1)
+        self._left, self._right = left.tolist(), right.tolist()
+        self.width = columns + len(self._left)
+
+    def forward(self, columns: Tensor) -> Tensor:
+        return torch.cat((columns, columns[:, self._left] * columns[:, self._right]), dim=1)
+
+
+def _pairs(shape: Sequence[int], embedding_dim: int) -> nn.Module:
+    layers = [nn.Flatten()] if len(shape) > 1 else []
+    pairs = Pairs(_flat(shape))
+    return nn.Sequential(*layers, pairs, nn.Linear(pairs.width, embedding_dim))
 
 
 def _flat(shape: Sequence[int]) -> int:
@@ -141,6 +170,7 @@ def _resnet18(norm: Callable[[int], nn.Module]) -> Callable[[Sequence[int], int]
 ENCODERS: dict[str, Callable[[Sequence[int], int], nn.Module]] = {
     "mlp": _mlp,
     "linear": _linear,
+    "pairs": _pairs,
     "multiview-conv": _multiview,
     "resnet18": _resnet18(_group_norm),
     # As the paper has it. Batch statistics make every embedding of a batch depend on every row in it, so replacing
@@ -164,6 +194,10 @@ def build_encoder(plan: Plan, *, index: int, input_shape: Sequence[int]) -> Boun
     network = _with_public_seed(
         lambda: ENCODERS[plan.encoder](input_shape, plan.embedding_dim), seed=plan.seed, index=index
     )
+    if plan.start is Start.ZERO:
+        with torch.no_grad():
+            for weight in network.parameters():
+                weight.zero_()
     return Bounded(network, bound=plan.bound, activation=plan.activation)
 
 
@@ -208,7 +242,9 @@ def _layers(module: nn.Module) -> list[tuple[str, type]]:
 
 
 def build_head(plan: Plan) -> nn.Module:
-    """The server's fusion model: one dense layer, as in the paper."""
+    """The server's fusion model: one dense layer, as in the paper, or none where sums are class scores."""
+    if plan.head is Head.FIXED:
+        return nn.Identity()
     return _with_public_seed(
         lambda: nn.Linear(plan.embedding_dim, plan.num_classes), seed=plan.seed, index=plan.num_parties
     )
@@ -319,10 +355,6 @@ def _traces(encoder: Bounded, batch: Tensor) -> list[Tensor]:
         others = network(batch)[1:]
         later = network(batch[1:])
     return [others, later, *network.buffers()]
-
-
-def _unsquashed(embedding: Tensor) -> Tensor:
-    return embedding
 
 
 def _differ(first: list[Tensor], second: list[Tensor]) -> bool:

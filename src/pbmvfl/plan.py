@@ -18,18 +18,26 @@ from pbmvfl.mechanisms import Mechanism
 from pbmvfl.plan_groups import (
     Activation,
     Evaluation,
+    Head,
+    Labels,
     Learning,
+    Loss,
     Network,
     OptimizerName,
+    Preparation,
+    PreparationName,
     Rounds,
     Sizes,
+    Start,
+    Supervision,
+    Training,
     UpdateNoise,
 )
-from pbmvfl.plan_names import PREDICTION_PREFIX, data_sizes, groups_of, names_with_words, vars_of
-from pbmvfl.privacy.events import Event
+from pbmvfl.plan_names import PREDICTION_PREFIX, data_sizes, groups_of, names_with_words
+from pbmvfl.privacy.events import Event, UpdateEvent
 from pbmvfl.protocol import PROTOCOL_VERSION
 from pbmvfl.schedule import Phase, RoundKind, RowUses, Schedule
-from pbmvfl.settings import one_of
+from pbmvfl.settings import one_of, vars_of, written
 from pbmvfl.wire.codecs import GradientCodecName
 
 if TYPE_CHECKING:
@@ -47,6 +55,9 @@ FORMAT = 2
 
 _Value = TypeVar("_Value")
 _USUAL_ROUNDS, _USUAL_LEARNING, _NO_NOISE, _USUAL_NETWORK = Rounds(), Learning(), UpdateNoise(), Network()
+_USUAL_SUPERVISION, _NO_PREPARATION = Supervision(), Preparation()
+#: Groups that plans have not always had: written only where something in them is not its default.
+_LATER_GROUPS = ("supervision", "preparing")
 
 
 class _In(Generic[_Value]):
@@ -91,8 +102,12 @@ class Plan:
     rounds: Rounds = _USUAL_ROUNDS
     #: Steps of the networks.
     learning: Learning = _USUAL_LEARNING
+    #: Labels, loss and head.
+    supervision: Supervision = _USUAL_SUPERVISION
     #: Noise on the parties' updates.
     update: UpdateNoise = _NO_NOISE
+    #: What is learned about columns before training.
+    preparing: Preparation = _NO_PREPARATION
     #: The parties' networks.
     network: Network = _USUAL_NETWORK
     #: Where accuracy figures come from.
@@ -117,6 +132,17 @@ class Plan:
     momentum = _In[float]("learning")
     gradient_codec = _In[GradientCodecName]("learning")
     gradient_bound = _In[float]("learning")
+    training = _In[Training]("rounds")
+    nesterov = _In[bool]("learning")
+    averaging = _In[float]("learning")
+    labels = _In[Labels]("supervision")
+    loss = _In[Loss]("supervision")
+    head = _In[Head]("supervision")
+    preparation = _In[PreparationName]("preparing")
+    preparation_noise = _In[float]("preparing")
+    preparation_clip = _In[float]("preparing")
+    preparation_ridge = _In[float]("preparing")
+    start = _In[Start]("network")
     noise_multiplier = _In[float]("update")
     clip_norm = _In[float]("update")
     encoder = _In[str]("network")
@@ -137,6 +163,7 @@ class Plan:
                     f"{self.release.embedding_dim} and {self.release.bound:g}; one network makes both"
                 )
         self._check_schedule()
+        self._check_learning()
         if self.first_weights and len(self.first_weights) != self.num_parties:
             raise PlanError(
                 f"first_weights has {len(self.first_weights)} digests for num_parties={self.num_parties}; give one for "
@@ -148,6 +175,38 @@ class Plan:
                 f"noise_multiplier={self.noise_multiplier:g} with encoder={self.encoder}, which couples the rows of a "
                 "batch: one row moves every clipped gradient of its batch, and the noise is for one; use "
                 "encoder=resnet18, which normalises by groups, or noise_multiplier=0"
+            )
+
+    def _check_learning(self) -> None:
+        """Refuse rounds that the rest of the plan does not fit."""
+        kinds = self.schedule.kinds
+        local = [kind.name for kind in kinds if kind.needs_labels]
+        if local and self.labels is not Labels.PARTIES:
+            raise PlanError(
+                f"labels={self.labels}, but {local[0]} rounds train at the parties, which then need the labels of the "
+                "training rows; if their holder allows that, plan with labels=parties, otherwise with training=joint"
+            )
+        if local and self.embedding_dim != self.num_classes:
+            raise PlanError(
+                f"embedding_dim={self.embedding_dim} with {local[0]} rounds: each party makes one score for each "
+                f"class, so it must be num_classes={self.num_classes}"
+            )
+        if self.head is Head.FIXED and self.embedding_dim != self.num_classes:
+            raise PlanError(
+                f"head=fixed takes sums for class scores, so embedding_dim={self.embedding_dim} must be "
+                f"num_classes={self.num_classes}"
+            )
+        releasing = [kind.name for kind in kinds if kind.releases and kind.trains]
+        if self.activation is Activation.NONE and releasing:
+            raise PlanError(
+                f"activation=none with {releasing[0]} rounds: embeddings that are released must stay in [-C, C]; use "
+                "activation=tanh"
+            )
+        prepared = any(kind.prepares for kind in kinds)
+        if prepared != (self.preparation is not PreparationName.NONE):
+            raise PlanError(
+                f"preparation={self.preparation} with {'a' if prepared else 'no'} preparation round; give "
+                "preparation=whiten and no phases, or phases that have one"
             )
 
     def _check_schedule(self) -> None:
@@ -169,6 +228,11 @@ class Plan:
         """The name of the training rounds' mechanism."""
         return self.release.name
 
+    @property
+    def sends_labels(self) -> bool:
+        """Whether the labels of the training rows go to every party."""
+        return self.labels is Labels.PARTIES
+
     @cached_property
     def schedule(self) -> Schedule:
         """Every round: the only counter of rounds, rows and uses."""
@@ -184,10 +248,17 @@ class Plan:
         """By which mechanism the rounds of a kind release: those that train by `release`, others by `prediction`."""
         return self.release if kind.updates or self.prediction is None else self.prediction
 
+    def update_event(self, kind: RoundKind) -> UpdateEvent | None:
+        """What a use of a row does to what its party keeps, in a round of this kind; None if nothing."""
+        if not kind.updates:
+            return None
+        return self.preparing.event if kind.prepares else self.update.event
+
     def events(self, kind: RoundKind) -> tuple[Event, ...]:
         """All that one use of a row in a round of this kind is charged for."""
         released: tuple[Event, ...] = (self.mechanism_for(kind).event,) if kind.releases else ()
-        return (*released, self.update.event) if kind.updates else released
+        update = self.update_event(kind)
+        return released if update is None else (*released, update)
 
     @cached_property
     def hash(self) -> bytes:
@@ -206,7 +277,7 @@ class Plan:
             Activity(
                 split=use.kind.split,
                 release=self.mechanism_for(use.kind).event if use.kind.releases else None,
-                update=self.update.event if use.kind.updates else None,
+                update=self.update_event(use.kind),
                 row_releases=use.releases,
                 row_updates=use.updates,
                 total_releases=use.total_releases,
@@ -288,7 +359,7 @@ class Plan:
     def replace(self, **changes: Any) -> Plan:
         """The same plan with some flat names changed, checked again. A new mechanism brings its own defaults."""
         kept = self.flat()
-        if "num_epochs" in changes or "evaluation" in changes:
+        if not {"num_epochs", "evaluation", "training", "preparation"}.isdisjoint(changes):
             kept.pop("phases", None)
         return Plan.of(**{**kept, **changes})
 
@@ -302,11 +373,12 @@ class Plan:
     def flat(self) -> dict[str, Any]:
         """Every public number by its flat name: what `of` takes."""
         values: dict[str, Any] = {**vars_of(self.sizes), **self.release.to_dict()}
-        if self.rounds.usual and (self.evaluation is Evaluation.RELEASED) == (len(self.rounds.phases) == 2):
-            values |= {"num_epochs": self.num_epochs}
+        if self.rounds.usual and (self.evaluation is Evaluation.RELEASED) == self.rounds.is_released:
+            values |= {"num_epochs": self.num_epochs, "training": str(self.training)}
         else:
             values |= {"phases": self.rounds.phases}
         values |= {"batch_size": self.batch_size, **vars_of(self.learning), **vars_of(self.update)}
+        values |= {**vars_of(self.supervision), **vars_of(self.preparing)}
         values |= {**vars_of(self.network), "evaluation": self.evaluation, "seed": self.seed}
         if not self.first_weights:
             del values["first_weights"]
@@ -318,24 +390,23 @@ class Plan:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values by group, for JSON; `from_dict` reads them back."""
+        later = {name: values for name in _LATER_GROUPS if (values := written(getattr(self, name)))}
         return {
             "format": FORMAT,
-            "sizes": vars_of(self.sizes),
+            "sizes": written(self.sizes),
             "release": self.release.to_dict(),
             "prediction": None if self.prediction is None else self.prediction.to_dict(),
             "rounds": {"batch_size": self.batch_size, "phases": [phase.to_dict() for phase in self.rounds.phases]},
-            "learning": vars_of(self.learning),
-            "update": vars_of(self.update),
-            "network": self._network_values(),
+            "learning": written(self.learning),
+            "update": written(self.update),
+            "network": {
+                name: list(value) if isinstance(value, tuple) else value
+                for name, value in written(self.network).items()
+            },
+            **later,
             "evaluation": str(self.evaluation),
             "seed": self.seed,
         }
-
-    def _network_values(self) -> dict[str, Any]:
-        """Without first weights where none are declared: such plans keep the hash that they always had."""
-        values = vars_of(self.network)
-        digests = list(values.pop("first_weights"))
-        return {**values, "first_weights": digests} if digests else values
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Plan:
@@ -345,14 +416,15 @@ class Plan:
         if values["format"] != FORMAT:
             raise PlanError(f"format={values['format']!r}: this version reads plans of format {FORMAT}; update it")
         known = {"format", *(each.name for each in fields(cls))}
-        if set(values) != known:
-            wrong = ", ".join(sorted(set(values) ^ known))
+        if not known - set(_LATER_GROUPS) <= set(values) <= known:
+            wrong = ", ".join(sorted((set(values) ^ known) - (set(_LATER_GROUPS) - set(values))))
             raise PlanError(f"the plan lacks or has too much of: {wrong}; make it anew with `pbmvfl plan`")
         flat: dict[str, Any] = {"evaluation": values["evaluation"], "seed": values["seed"]}
-        for group in ("sizes", "release", "rounds", "learning", "update", "network"):
-            if not isinstance(values[group], dict):
-                raise PlanError(f"{group}={values[group]!r} must be an object")
-            flat |= values[group]
+        for group in ("sizes", "release", "rounds", "learning", "update", "network", *_LATER_GROUPS):
+            numbers = values.get(group, {})
+            if not isinstance(numbers, dict):
+                raise PlanError(f"{group}={numbers!r} must be an object")
+            flat |= numbers
         if values["prediction"] is not None:
             flat |= {PREDICTION_PREFIX + name: value for name, value in dict(values["prediction"]).items()}
         if isinstance(flat.get("phases"), list):

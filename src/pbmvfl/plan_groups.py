@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from pbmvfl.errors import PlanError
 from pbmvfl.privacy.events import DiscreteGaussianUpdate, PlainUpdate, UpdateEvent
-from pbmvfl.schedule import JOINT, PREDICTION, Order, Phase
+from pbmvfl.schedule import JOINT, LOCAL, PREDICTION, PREPARATION, Order, Phase
 from pbmvfl.settings import check_whole, finite, one_of, setting
 from pbmvfl.wire.codecs import GradientCodecName
 
@@ -33,11 +33,54 @@ class Evaluation(StrEnum):
 
 
 class Activation(StrEnum):
-    """The last step of an encoder. Each keeps the embedding inside [-C, C]."""
+    """The last step of an encoder. All but `none` keep the embedding inside [-C, C]."""
 
     TANH = "tanh"
     HARDTANH = "hardtanh"
     SOFTSIGN = "softsign"
+    NONE = "none"  #: scores as they are, where training releases none; what is released later is bounded by its vote
+
+
+class Training(StrEnum):
+    """Which rounds move weights."""
+
+    JOINT = "joint"  #: embeddings up, one gradient for all down
+    LOCAL = "local"  #: every party learns class scores from its own columns and the labels, and nothing leaves it
+
+
+class Labels(StrEnum):
+    """Who holds the labels."""
+
+    SERVER = "server"
+    PARTIES = "parties"  #: the label holder sends those of the training rows to every party
+
+
+class Loss(StrEnum):
+    """What class scores are trained by."""
+
+    CROSS_ENTROPY = "cross-entropy"
+    SQUARED = "squared"  #: half the squared distance to 1 for the row's class and 0 for the others
+
+
+class Head(StrEnum):
+    """How sums become class scores."""
+
+    TRAINED = "trained"  #: one dense layer of the server, which learns in joint rounds
+    FIXED = "fixed"  #: the sums are the scores
+
+
+class Start(StrEnum):
+    """First weights of the networks that the plan makes."""
+
+    RANDOM = "random"  #: drawn from the public seed
+    ZERO = "zero"  #: for networks of one layer
+
+
+class PreparationName(StrEnum):
+    """What is learned about columns before training, with noise and a charge."""
+
+    NONE = "none"
+    WHITEN = "whiten"  #: mean and Gram matrix, to give all directions the same scale
 
 
 def _is_digest(value: object) -> bool:
@@ -81,19 +124,38 @@ class Rounds:
     @property
     def num_epochs(self) -> int:
         """E: passes over the training rows that move weights."""
-        return sum(phase.passes for phase in self.phases if phase.kind.updates)
+        return sum(phase.passes for phase in self.phases if phase.kind.trains)
+
+    @property
+    def training(self) -> Training:
+        """Local if weights move in no other rounds."""
+        trained = {phase.kind for phase in self.phases if phase.kind.trains}
+        return Training.LOCAL if trained == {LOCAL} else Training.JOINT
+
+    @property
+    def is_released(self) -> bool:
+        """Whether a pass of predictions ends the run."""
+        return self.phases[-1].kind == PREDICTION
 
     @property
     def usual(self) -> bool:
-        """Whether `num_epochs` and `evaluation` say it all."""
-        return self.phases == usual_phases(self.num_epochs, released=self.phases[-1].kind == PREDICTION)
+        """Whether `training`, `num_epochs`, `evaluation` and `preparation` say it all."""
+        prepared = any(phase.kind == PREPARATION for phase in self.phases)
+        return self.num_epochs > 0 and self.phases == usual_phases(
+            self.num_epochs, training=self.training, prepared=prepared, released=self.is_released
+        )
 
 
-def usual_phases(num_epochs: int, *, released: bool) -> tuple[Phase, ...]:
-    """Joint rounds, and one pass over the test rows if evaluation is released."""
+def usual_phases(
+    num_epochs: int, *, released: bool, training: Training = Training.JOINT, prepared: bool = False
+) -> tuple[Phase, ...]:
+    """A preparation if there is one, rounds of one kind, and a pass over the test rows if evaluation is released."""
     check_whole("num_epochs", num_epochs, least=1)
-    joint = Phase(kind=JOINT, passes=num_epochs)
-    return (joint, Phase(kind=PREDICTION, passes=1, order=Order.AS_GIVEN)) if released else (joint,)
+    phases = [Phase(kind=PREPARATION, passes=1, order=Order.AS_GIVEN)] if prepared else []
+    phases.append(Phase(kind=LOCAL if training is Training.LOCAL else JOINT, passes=num_epochs))
+    if released:
+        phases.append(Phase(kind=PREDICTION, passes=1, order=Order.AS_GIVEN))
+    return tuple(phases)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,10 +173,20 @@ class Learning:
     gradient_bound: float = setting(
         1000.0, help="What every party clips the entries of a gradient to, whatever the server sends.", panel=TRAINING
     )
+    nesterov: bool = setting(False, help="Momentum that looks one step ahead.", panel=TRAINING, later=True)
+    averaging: float = setting(
+        0.0, help="In [0, 1): share of the last steps whose weights are averaged.", panel=TRAINING, later=True
+    )
 
     def __post_init__(self) -> None:
-        for name in ("learning_rate", "momentum", "gradient_bound"):
+        for name in ("learning_rate", "momentum", "gradient_bound", "averaging"):
             object.__setattr__(self, name, finite(name, getattr(self, name)))
+        if not isinstance(self.nesterov, bool):
+            raise PlanError(f"nesterov={self.nesterov!r} must be True or False")
+        if self.nesterov and not self.momentum:
+            raise PlanError(f"nesterov=True needs a momentum above 0, got {self.momentum:g}")
+        if not 0 <= self.averaging < 1:
+            raise PlanError(f"averaging={self.averaging:g} must be in [0, 1)")
         object.__setattr__(self, "optimizer", one_of("optimizer", self.optimizer, OptimizerName))
         object.__setattr__(self, "gradient_codec", one_of("gradient_codec", self.gradient_codec, GradientCodecName))
         if not 0 < self.gradient_bound <= LARGEST_GRADIENT_BOUND:
@@ -127,6 +199,63 @@ class Learning:
             raise PlanError(f"momentum={self.momentum:g} must be in [0, 1)")
         if self.momentum and self.optimizer is not OptimizerName.SGD:
             raise PlanError(f"momentum={self.momentum:g} goes with optimizer=sgd, not optimizer={self.optimizer}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Supervision:
+    """Who holds the labels, and what scores are trained by."""
+
+    labels: Labels = setting(
+        Labels.SERVER,
+        help=f"{words(Labels)}: whether those of training rows go to every party, which local training needs.",
+        panel=TRAINING,
+        later=True,
+    )
+    loss: Loss = setting(Loss.CROSS_ENTROPY, help=words(Loss), panel=TRAINING, later=True)
+    head: Head = setting(
+        Head.TRAINED, help=f"{words(Head)}: how the server makes class scores of sums.", panel=TRAINING, later=True
+    )
+
+    def __post_init__(self) -> None:
+        for name, kind in (("labels", Labels), ("loss", Loss), ("head", Head)):
+            object.__setattr__(self, name, one_of(name, getattr(self, name), kind))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preparation:
+    """What is learned about a party's columns before training. Each row's part is clipped, and the sum gets noise."""
+
+    preparation: PreparationName = setting(
+        PreparationName.NONE, help=f"{words(PreparationName)}: of columns, with noise.", panel=TRAINING, later=True
+    )
+    preparation_noise: float = setting(
+        0.0, help="Noise of the preparation, as a multiple of its clip norm.", panel=TRAINING, later=True
+    )
+    preparation_clip: float = setting(
+        1.0, help="What a row's part of the preparation is clipped to.", panel=TRAINING, later=True
+    )
+    preparation_ridge: float = setting(
+        0.01, help="Added to every direction's variance, as a share of the largest.", panel=TRAINING, later=True
+    )
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "preparation", one_of("preparation", self.preparation, PreparationName))
+        for name in ("preparation_noise", "preparation_clip", "preparation_ridge"):
+            object.__setattr__(self, name, finite(name, getattr(self, name)))
+        if self.preparation_clip <= 0:
+            raise PlanError(f"preparation_clip={self.preparation_clip:g} must be above 0")
+        if self.preparation_ridge <= 0:
+            raise PlanError(f"preparation_ridge={self.preparation_ridge:g} must be above 0")
+        if self.preparation is not PreparationName.NONE and self.preparation_noise <= 0:
+            raise PlanError(
+                f"preparation_noise={self.preparation_noise:g} must be above 0: what is learned from private columns "
+                "without noise is not covered by any epsilon"
+            )
+
+    @property
+    def event(self) -> UpdateEvent:
+        """What the preparation of one party is charged as."""
+        return DiscreteGaussianUpdate(clip_norm=self.preparation_clip, noise_multiplier=self.preparation_noise)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,15 +297,17 @@ class Network:
 
     encoder: str = setting(
         "mlp",
-        help="mlp | linear | multiview-conv | resnet18 | resnet18-batchnorm (couples the rows of a batch).",
+        help="mlp | linear | pairs (columns and their products) | multiview-conv | resnet18 | resnet18-batchnorm "
+        "(couples the rows of a batch).",
         panel=TRAINING,
     )
     activation: Activation = setting(
         Activation.TANH, help=f"{words(Activation)}: keeps embeddings in [-C, C].", panel=TRAINING
     )
+    start: Start = setting(Start.RANDOM, help=f"{words(Start)}: first weights.", panel=TRAINING, later=True)
     #: Of networks that are not built from the plan: for each party the digest of its public first weights, as
     #: `encoders.weights_digest` computes it. Whatever else a party starts with is charged as weights that know rows.
-    first_weights: tuple[str, ...] = ()
+    first_weights: tuple[str, ...] = field(default=(), metadata={"later": True})
 
     def __post_init__(self) -> None:
         if not isinstance(self.first_weights, list | tuple) or not all(map(_is_digest, self.first_weights)):
@@ -187,6 +318,7 @@ class Network:
         object.__setattr__(self, "first_weights", tuple(self.first_weights))
         if not isinstance(self.encoder, str) or not self.encoder:
             raise PlanError(f"encoder={self.encoder!r} must be the name of an encoder, such as mlp")
+        object.__setattr__(self, "start", one_of("start", self.start, Start))
         why = f"; with {self.activation} the output can leave [-C, C], and the privacy account would not hold"
         object.__setattr__(self, "activation", one_of("activation", self.activation, Activation, why))
 

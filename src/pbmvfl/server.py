@@ -17,7 +17,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from pbmvfl.encoders import build_head
 from pbmvfl.errors import (
@@ -30,6 +29,7 @@ from pbmvfl.errors import (
     WrongSender,
     WrongSession,
 )
+from pbmvfl.losses import mean_loss
 from pbmvfl.party import Keeper
 from pbmvfl.plan import Plan
 from pbmvfl.schedule import Round
@@ -37,6 +37,7 @@ from pbmvfl.secagg.keys import KEY_BYTES, RUN_ID_BYTES, SIGNATURE_BYTES, Session
 from pbmvfl.updates.trainer import Trainer
 from pbmvfl.wire.codecs import codec_for
 from pbmvfl.wire.hello import Hello
+from pbmvfl.wire.labels import encode_labels
 from pbmvfl.wire.messages import NO_SESSION, SERVER, Message, MessageKind
 from pbmvfl.wire.payloads import PayloadFormat
 from pbmvfl.wire.refusals import Refusal
@@ -58,10 +59,12 @@ class Server:
             raise WrongPlan(f"the server has {len(train_labels)} labels, the plan has {plan.num_samples} rows")
         self.plan = plan
         self.head = head if head is not None else build_head(plan)
-        self._trainer = Trainer(plan, self.head)
+        joint = [kind for kind in plan.schedule.kinds if kind.carries_gradient]
+        self._trainer = Trainer(plan, self.head, num_steps=sum(map(plan.schedule.num_rounds, joint)))
         self._codec = codec_for(plan.gradient_codec)
         self._schedule = plan.schedule
         self._labels = torch.from_numpy(train_labels)
+        self._labels_sent = not plan.sends_labels
         self.run_id = run_id if run_id is not None else os.urandom(RUN_ID_BYTES)
         self.session: Session | None = None
         self._keeper = keeper
@@ -116,7 +119,7 @@ class Server:
                 raise TruncatedMessage(
                     f"payload={len(message.payload)} bytes from party {message.sender}, not {length}"
                 )
-        if message.kind is MessageKind.EMBEDDING:
+        if message.kind is MessageKind.EMBEDDING and len(message.payload):
             self._payload.check(message.payload)
         self._inbox[message.sender] = message.payload
 
@@ -137,6 +140,8 @@ class Server:
         if self._expected is MessageKind.KEY:
             return KEY_BYTES + SIGNATURE_BYTES
         assert self.round is not None
+        if not self.round.kind.releases:
+            return 0
         return self._payload.num_bytes(self.round.num_rows * self.plan.embedding_dim)
 
     # --- out ---
@@ -155,8 +160,11 @@ class Server:
             return self._send_keys()
         if self._expected is MessageKind.EMBEDDING:
             self._finish_round()
-            if self._gradient is not None and self._schedule.ends_epoch(self._next_round - 1):
+            if self._schedule.ends_epoch(self._next_round - 1):
                 return self._send_update()
+        if not self._labels_sent:
+            self._labels_sent = True
+            return self._message(MessageKind.LABELS, encode_labels(self._labels.numpy(), self.plan.num_classes))
         if self._next_round >= len(self._schedule):
             return None
         return self._ask_round()
@@ -170,7 +178,7 @@ class Server:
     @property
     def is_open(self) -> bool:
         """Whether the handshake is over, so that rounds follow."""
-        return self.session is not None and self._expected is None
+        return self.session is not None and self._expected is None and self._labels_sent
 
     @property
     def has_answers(self) -> bool:
@@ -252,6 +260,11 @@ class Server:
 
     def _finish_round(self) -> None:
         assert self.round is not None
+        if not self.round.kind.releases:  # every party says that it is done
+            self._inbox = {}
+            self._next_round = self.round.number + 1
+            self._expected = None
+            return
         shape = (self.round.num_rows, self.plan.embedding_dim)
         quantized_sum = self._payload.total(self._take_inbox(), shape[0] * shape[1])
         mechanism = self.plan.mechanism_for(self.round.kind)
@@ -274,7 +287,7 @@ class Server:
             self.head.train()
         estimated_sum_BP.requires_grad_()
         scores = self.head(estimated_sum_BP)
-        loss = functional.cross_entropy(scores, labels_B)
+        loss = mean_loss(scores, labels_B, self.plan.loss)
         gradient_BP, *slopes = self._trainer.slopes(loss, inputs=[estimated_sum_BP])
         # Encoding refuses NaN, and it comes before the step: bad numbers never reach the weights.
         self._gradient = self._codec.encode(gradient_BP.numpy(), seed=self.plan.seed, round_number=self.round.number)

@@ -142,7 +142,9 @@ def _own_charges(run: TrainingRun, split: str, unit: Unit, accounting: Accountin
     for part in run.activities:
         if part.split == split and part.release is not None:
             counted.append((part.row_releases * run.rows_together, part.release))
-        if part.split == split and part.update is not None and accounting is Accounting.STRICT:
+        # The paper counts releases alone. Rounds that release nothing are not the paper's, and count with all they do.
+        counts = accounting is Accounting.STRICT or part.release is None
+        if part.split == split and part.update is not None and counts:
             counted.append((part.row_updates * parties, part.update))
     return tuple(counted)
 
