@@ -168,10 +168,13 @@ def test_plans_of_version_0_1_are_read_number_by_number() -> None:
             "labels": "server",
             "loss": "cross-entropy",
             "head": "trained",
+            "features": "columns",
             "start": "random",
             "preparation": "none",
-            "preparation_noise": 0.0,
-            "preparation_clip": 1.0,
-            "preparation_ridge": 0.01,
+            "mean_noise": 0.0,
+            "mean_clip": 1.0,
+            "gram_noise": 0.0,
+            "gram_clip": 1.0,
+            "ridge": 0.2,
         }
         assert {name: value for name, value in said["plan"].items() if name not in left_out} | later == flat

@@ -42,6 +42,7 @@ ORDER = [
     "plan",
     "data",
     "encoders",
+    "features",
     "losses",
     "updates",
     "preparation",

@@ -54,11 +54,14 @@ BAD = {
     "labels": (["everybody", None, 1], "server, parties"),
     "loss": (["hinge", None, 1], "cross-entropy, squared"),
     "head": (["mlp", None, 1], "trained, fixed"),
+    "features": (["all", None, 1], "columns, pairs"),
     "start": (["ones", None, 1], "random, zero"),
     "preparation": (["scale", None, 1], "none, whiten"),
-    "preparation_noise": ([*NUMBER], "finite number"),
-    "preparation_clip": ([0, -1.0, *NUMBER], "above 0|finite number"),
-    "preparation_ridge": ([0, -1.0, *NUMBER], "above 0|finite number"),
+    "mean_noise": ([-1.0, *NUMBER], "above 0|finite number"),
+    "mean_clip": ([0, -1.0, *NUMBER], "above 0|finite number"),
+    "gram_noise": ([-1.0, *NUMBER], "above 0|finite number"),
+    "gram_clip": ([0, -1.0, *NUMBER], "above 0|finite number"),
+    "ridge": ([0, -1.0, *NUMBER], "above 0|finite number"),
 }
 
 #: field -> another permitted value
@@ -92,18 +95,21 @@ OTHER = {
     "labels": "parties",
     "loss": "squared",
     "head": "fixed",
+    "features": "pairs",
     "start": "zero",
     "preparation": "whiten",
-    "preparation_noise": 3.0,
-    "preparation_clip": 2.0,
-    "preparation_ridge": 0.5,
+    "mean_noise": 3.0,
+    "mean_clip": 2.0,
+    "gram_noise": 4.0,
+    "gram_clip": 3.0,
+    "ridge": 0.5,
 }
 #: field -> what it needs beside it
 NEEDS = {
     "training": {"labels": "parties", "embedding_dim": 4, "num_classes": 4},
     "nesterov": {"momentum": 0.5},
     "head": {"embedding_dim": 4, "num_classes": 4},
-    "preparation": {"preparation_noise": 1.0},
+    "preparation": {"mean_noise": 1.0, "gram_noise": 1.0},
 }
 
 

@@ -81,25 +81,6 @@ def _linear(shape: Sequence[int], embedding_dim: int) -> nn.Module:
     return nn.Sequential(*layers, nn.Linear(_flat(shape), embedding_dim))
 
 
-class Pairs(nn.Module):
-    """Columns and the product of every two of them: a public map, so that one dense layer sees them together."""
-
-    def __init__(self, columns: int) -> None:
-        super().__init__()
-        left, right = torch.triu_indices(columns, columns, offset=1)
-        self._left, self._right = left.tolist(), right.tolist()
-        self.width = columns + len(self._left)
-
-    def forward(self, columns: Tensor) -> Tensor:
-        return torch.cat((columns, columns[:, self._left] * columns[:, self._right]), dim=1)
-
-
-def _pairs(shape: Sequence[int], embedding_dim: int) -> nn.Module:
-    layers = [nn.Flatten()] if len(shape) > 1 else []
-    pairs = Pairs(_flat(shape))
-    return nn.Sequential(*layers, pairs, nn.Linear(pairs.width, embedding_dim))
-
-
 def _flat(shape: Sequence[int]) -> int:
     columns = 1
     for size in shape:
@@ -170,7 +151,6 @@ def _resnet18(norm: Callable[[int], nn.Module]) -> Callable[[Sequence[int], int]
 ENCODERS: dict[str, Callable[[Sequence[int], int], nn.Module]] = {
     "mlp": _mlp,
     "linear": _linear,
-    "pairs": _pairs,
     "multiview-conv": _multiview,
     "resnet18": _resnet18(_group_norm),
     # As the paper has it. Batch statistics make every embedding of a batch depend on every row in it, so replacing

@@ -421,8 +421,8 @@ class Party:
         if self._guard is not None:
             self._guard.charge(current, self.plan.events(current.kind))
         try:
-            if current.kind.prepares:
-                self._preparation.learn(self._columns[current.kind.split], self._entropy)
+            if current.kind.statistic:
+                self._preparation.learn(current.kind.statistic, self._columns[current.kind.split], self._entropy)
                 self._prepare()
             else:
                 self._local_step(current)

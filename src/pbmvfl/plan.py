@@ -18,6 +18,7 @@ from pbmvfl.mechanisms import Mechanism
 from pbmvfl.plan_groups import (
     Activation,
     Evaluation,
+    FeatureMap,
     Head,
     Labels,
     Learning,
@@ -36,7 +37,7 @@ from pbmvfl.plan_groups import (
 from pbmvfl.plan_names import PREDICTION_PREFIX, data_sizes, groups_of, names_with_words
 from pbmvfl.privacy.events import Event, UpdateEvent
 from pbmvfl.protocol import PROTOCOL_VERSION
-from pbmvfl.schedule import Phase, RoundKind, RowUses, Schedule
+from pbmvfl.schedule import GRAM, MEAN, Phase, RoundKind, RowUses, Schedule
 from pbmvfl.settings import one_of, vars_of, written
 from pbmvfl.wire.codecs import GradientCodecName
 
@@ -139,9 +140,12 @@ class Plan:
     loss = _In[Loss]("supervision")
     head = _In[Head]("supervision")
     preparation = _In[PreparationName]("preparing")
-    preparation_noise = _In[float]("preparing")
-    preparation_clip = _In[float]("preparing")
-    preparation_ridge = _In[float]("preparing")
+    mean_noise = _In[float]("preparing")
+    mean_clip = _In[float]("preparing")
+    gram_noise = _In[float]("preparing")
+    gram_clip = _In[float]("preparing")
+    ridge = _In[float]("preparing")
+    features = _In[FeatureMap]("network")
     start = _In[Start]("network")
     noise_multiplier = _In[float]("update")
     clip_norm = _In[float]("update")
@@ -202,11 +206,11 @@ class Plan:
                 f"activation=none with {releasing[0]} rounds: embeddings that are released must stay in [-C, C]; use "
                 "activation=tanh"
             )
-        prepared = any(kind.prepares for kind in kinds)
-        if prepared != (self.preparation is not PreparationName.NONE):
+        prepared = [phase.kind for phase in self.rounds.phases if phase.kind in (MEAN, GRAM)]
+        if prepared != ([MEAN, GRAM] if self.preparation is PreparationName.WHITEN else []):
             raise PlanError(
-                f"preparation={self.preparation} with {'a' if prepared else 'no'} preparation round; give "
-                "preparation=whiten and no phases, or phases that have one"
+                f"preparation={self.preparation} with rounds of {', '.join(kind.name for kind in prepared) or 'none'}; "
+                "whitening has one of mean and then one of gram: give preparation=whiten without phases"
             )
 
     def _check_schedule(self) -> None:
@@ -252,7 +256,7 @@ class Plan:
         """What a use of a row does to what its party keeps, in a round of this kind; None if nothing."""
         if not kind.updates:
             return None
-        return self.preparing.event if kind.prepares else self.update.event
+        return self.preparing.event(kind.statistic) if kind.statistic else self.update.event
 
     def events(self, kind: RoundKind) -> tuple[Event, ...]:
         """All that one use of a row in a round of this kind is charged for."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from pbmvfl.errors import PlanError
 from pbmvfl.privacy.events import DiscreteGaussianUpdate, PlainUpdate, UpdateEvent
-from pbmvfl.schedule import JOINT, LOCAL, PREDICTION, PREPARATION, Order, Phase
+from pbmvfl.schedule import GRAM, JOINT, LOCAL, MEAN, PREDICTION, Order, Phase
 from pbmvfl.settings import check_whole, finite, one_of, setting
 from pbmvfl.wire.codecs import GradientCodecName
 
@@ -67,6 +68,13 @@ class Head(StrEnum):
 
     TRAINED = "trained"  #: one dense layer of the server, which learns in joint rounds
     FIXED = "fixed"  #: the sums are the scores
+
+
+class FeatureMap(StrEnum):
+    """A public map of a party's columns."""
+
+    COLUMNS = "columns"  #: by themselves
+    PAIRS = "pairs"  #: and the product of every two beside them
 
 
 class Start(StrEnum):
@@ -140,7 +148,7 @@ class Rounds:
     @property
     def usual(self) -> bool:
         """Whether `training`, `num_epochs`, `evaluation` and `preparation` say it all."""
-        prepared = any(phase.kind == PREPARATION for phase in self.phases)
+        prepared = any(phase.kind == GRAM for phase in self.phases)
         return self.num_epochs > 0 and self.phases == usual_phases(
             self.num_epochs, training=self.training, prepared=prepared, released=self.is_released
         )
@@ -151,7 +159,7 @@ def usual_phases(
 ) -> tuple[Phase, ...]:
     """A preparation if there is one, rounds of one kind, and a pass over the test rows if evaluation is released."""
     check_whole("num_epochs", num_epochs, least=1)
-    phases = [Phase(kind=PREPARATION, passes=1, order=Order.AS_GIVEN)] if prepared else []
+    phases = [Phase(kind=kind, passes=1, order=Order.AS_GIVEN) for kind in (MEAN, GRAM) if prepared]
     phases.append(Phase(kind=LOCAL if training is Training.LOCAL else JOINT, passes=num_epochs))
     if released:
         phases.append(Phase(kind=PREDICTION, passes=1, order=Order.AS_GIVEN))
@@ -223,39 +231,58 @@ class Supervision:
 
 @dataclass(frozen=True, kw_only=True)
 class Preparation:
-    """What is learned about a party's columns before training. Each row's part is clipped, and the sum gets noise."""
+    """What is learned about a party's columns before training: sums over all rows, each row's part clipped, with noise.
+
+    `whiten` takes the mean of the columns, and then the Gram matrix of what is left of them.
+    """
 
     preparation: PreparationName = setting(
         PreparationName.NONE, help=f"{words(PreparationName)}: of columns, with noise.", panel=TRAINING, later=True
     )
-    preparation_noise: float = setting(
-        0.0, help="Noise of the preparation, as a multiple of its clip norm.", panel=TRAINING, later=True
+    mean_noise: float = setting(
+        0.0, help="Noise of the columns' mean, as a multiple of its clip norm.", panel=TRAINING, later=True
     )
-    preparation_clip: float = setting(
-        1.0, help="What a row's part of the preparation is clipped to.", panel=TRAINING, later=True
+    mean_clip: float = setting(1.0, help="What a row is clipped to for the mean.", panel=TRAINING, later=True)
+    gram_noise: float = setting(
+        0.0, help="Noise of their Gram matrix, as a multiple of its clip norm.", panel=TRAINING, later=True
     )
-    preparation_ridge: float = setting(
-        0.01, help="Added to every direction's variance, as a share of the largest.", panel=TRAINING, later=True
+    gram_clip: float = setting(
+        1.0,
+        help="What a row without the mean is clipped to, for the matrix and from then on.",
+        panel=TRAINING,
+        later=True,
+    )
+    ridge: float = setting(
+        0.2,
+        help="Added to every direction's variance, as a multiple of what noise may add to one.",
+        panel=TRAINING,
+        later=True,
     )
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "preparation", one_of("preparation", self.preparation, PreparationName))
-        for name in ("preparation_noise", "preparation_clip", "preparation_ridge"):
+        for name in ("mean_noise", "mean_clip", "gram_noise", "gram_clip", "ridge"):
             object.__setattr__(self, name, finite(name, getattr(self, name)))
-        if self.preparation_clip <= 0:
-            raise PlanError(f"preparation_clip={self.preparation_clip:g} must be above 0")
-        if self.preparation_ridge <= 0:
-            raise PlanError(f"preparation_ridge={self.preparation_ridge:g} must be above 0")
-        if self.preparation is not PreparationName.NONE and self.preparation_noise <= 0:
-            raise PlanError(
-                f"preparation_noise={self.preparation_noise:g} must be above 0: what is learned from private columns "
-                "without noise is not covered by any epsilon"
-            )
+        for name in ("mean_clip", "gram_clip", "ridge"):
+            if getattr(self, name) <= 0:
+                raise PlanError(f"{name}={getattr(self, name):g} must be above 0")
+        for name in ("mean_noise", "gram_noise"):
+            noise = getattr(self, name)
+            if noise < 0 or (self.preparation is PreparationName.WHITEN and not noise):
+                raise PlanError(
+                    f"{name}={noise:g} must be above 0: what is learned from private columns without noise is covered "
+                    "by no epsilon"
+                )
 
-    @property
-    def event(self) -> UpdateEvent:
-        """What the preparation of one party is charged as."""
-        return DiscreteGaussianUpdate(clip_norm=self.preparation_clip, noise_multiplier=self.preparation_noise)
+    def event(self, statistic: str) -> UpdateEvent:
+        """What a statistic is charged as."""
+        if statistic == GRAM.statistic:  # rows' own products: two of norm 1 are at most sqrt 2 apart
+            return gaussian_sum(clip_norm=self.gram_clip**2, noise_multiplier=self.gram_noise, diameter=math.sqrt(2))
+        return gaussian_sum(clip_norm=self.mean_clip, noise_multiplier=self.mean_noise)
+
+
+def gaussian_sum(*, clip_norm: float, noise_multiplier: float, diameter: float = 2.0) -> UpdateEvent:
+    return DiscreteGaussianUpdate(clip_norm=clip_norm, noise_multiplier=noise_multiplier * 2 / diameter)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -297,12 +324,14 @@ class Network:
 
     encoder: str = setting(
         "mlp",
-        help="mlp | linear | pairs (columns and their products) | multiview-conv | resnet18 | resnet18-batchnorm "
-        "(couples the rows of a batch).",
+        help="mlp | linear | multiview-conv | resnet18 | resnet18-batchnorm (couples the rows of a batch).",
         panel=TRAINING,
     )
     activation: Activation = setting(
         Activation.TANH, help=f"{words(Activation)}: keeps embeddings in [-C, C].", panel=TRAINING
+    )
+    features: FeatureMap = setting(
+        FeatureMap.COLUMNS, help=f"{words(FeatureMap)}: what a network sees of a row.", panel=TRAINING, later=True
     )
     start: Start = setting(Start.RANDOM, help=f"{words(Start)}: first weights.", panel=TRAINING, later=True)
     #: Of networks that are not built from the plan: for each party the digest of its public first weights, as
@@ -318,6 +347,7 @@ class Network:
         object.__setattr__(self, "first_weights", tuple(self.first_weights))
         if not isinstance(self.encoder, str) or not self.encoder:
             raise PlanError(f"encoder={self.encoder!r} must be the name of an encoder, such as mlp")
+        object.__setattr__(self, "features", one_of("features", self.features, FeatureMap))
         object.__setattr__(self, "start", one_of("start", self.start, Start))
         why = f"; with {self.activation} the output can leave [-C, C], and the privacy account would not hold"
         object.__setattr__(self, "activation", one_of("activation", self.activation, Activation, why))

@@ -1,25 +1,28 @@
 """What a party learns about its own columns before training: with noise, at a charge, and kept at home.
 
-`whiten`: from one sum over the rows of x (x, 1)^T, clipped row by row, with noise, come the mean m and the covariance S
-of the columns; then x is replaced by (S + r I)^(-1/2) (x - m), r a share of the largest variance. All directions then
-have about the same scale, and steps of one size fit all of them. Clipping of gradients comes after it.
+`whiten` takes two sums over the rows, each row's part clipped, with noise: of x, for the mean m; then of z z^T, where z
+is x - m clipped to a norm, for the matrix S. From then on the columns are (S + r I)^(-1/2) z, with r a multiple of what
+the noise may add to a direction. All directions then have about the same scale, and steps of one size fit them all.
 
 Shape suffixes: N rows, D columns.
 """
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from pbmvfl.errors import CheckpointError, EncoderError
 from pbmvfl.plan import Plan
 from pbmvfl.plan_groups import PreparationName
+from pbmvfl.schedule import MEAN
 from pbmvfl.updates.grid import Grid
-from pbmvfl.updates.rows import outer_sums
+from pbmvfl.updates.rows import add_clipped, outer_sums
 
 if TYPE_CHECKING:
     from pbmvfl.randomness.secret import Entropy
@@ -32,8 +35,8 @@ LARGEST_COLUMNS = 4096
 class ColumnPreparation(Protocol):
     """A map of a party's columns, with what it has learned of them."""
 
-    def learn(self, rows_ND: Tensor, entropy: Entropy) -> None:
-        """Take the noisy statistics. All of it is what one use of every row costs."""
+    def learn(self, statistic: str, rows_ND: Tensor, entropy: Entropy) -> None:
+        """Take a noisy statistic of all rows, which costs a use of each."""
 
     def __call__(self, rows_ND: Tensor) -> Tensor: ...
 
@@ -46,8 +49,8 @@ class ColumnPreparation(Protocol):
 class AsTheyAre:
     """Columns by themselves."""
 
-    def learn(self, rows_ND: Tensor, entropy: Entropy) -> None:
-        del rows_ND, entropy
+    def learn(self, statistic: str, rows_ND: Tensor, entropy: Entropy) -> None:
+        del statistic, rows_ND, entropy
 
     def __call__(self, rows_ND: Tensor) -> Tensor:
         return rows_ND
@@ -63,33 +66,56 @@ class Whitening:
     """Columns with their noisy mean taken off and their noisy covariance divided out."""
 
     def __init__(self, plan: Plan, columns: int) -> None:
-        self._ridge = plan.preparation_ridge
-        self._grid = Grid(
-            noise_multiplier=plan.preparation_noise,
-            clip_norm=plan.preparation_clip,
-            num_weights=columns * (columns + 1),
+        self._radius = plan.gram_clip
+        noise = plan.gram_noise * plan.gram_clip**2 / plan.num_samples
+        #: A symmetric matrix of such noise has a norm of about the deviation of an entry times sqrt(2 D).
+        self._ridge = plan.ridge * noise * math.sqrt(2 * columns)
+        self._mean_grid = Grid(
+            noise_multiplier=plan.mean_noise,
+            clip_norm=plan.mean_clip,
+            num_weights=columns,
+            largest_batch=plan.num_samples,
+        )
+        self._gram_grid = Grid(
+            noise_multiplier=plan.gram_noise,
+            clip_norm=plan.gram_clip**2,
+            num_weights=columns**2,
             largest_batch=plan.num_samples,
         )
         self._mean_D = torch.zeros(columns)
         self._matrix_DD = torch.eye(columns)
 
-    def learn(self, rows_ND: Tensor, entropy: Entropy) -> None:
-        rows = rows_ND.contiguous().numpy()
-        (total,) = outer_sums([rows], [rows], [True], self._grid)
-        shape = total.shape
-        noisy = self._grid.released(total.reshape(-1), entropy).reshape(shape) * (self._grid.step / len(rows))
-        mean_D, gram_DD = noisy[:, -1], noisy[:, :-1]
-        covariance_DD = (gram_DD + gram_DD.T) / 2 - np.outer(mean_D, mean_D)
-        variances_D, directions_DD = np.linalg.eigh(covariance_DD)
-        # Noise may leave variances below zero; they count as none.
-        known_D = np.maximum(variances_D, 0.0)
-        largest = max(float(known_D.max()), 1e-30)
-        scales_D = 1 / np.sqrt(known_D + self._ridge * largest)
-        self._mean_D = torch.from_numpy(mean_D.astype(np.float32))
-        self._matrix_DD = torch.from_numpy(((directions_DD * scales_D) @ directions_DD.T).astype(np.float32))
+    def learn(self, statistic: str, rows_ND: Tensor, entropy: Entropy) -> None:
+        if statistic == MEAN.statistic:
+            self._mean_D.copy_(torch.from_numpy(self._mean(rows_ND, entropy)))
+        else:
+            self._matrix_DD.copy_(torch.from_numpy(self._root(self._gram(rows_ND, entropy))))
+
+    def _mean(self, rows_ND: Tensor, entropy: Entropy) -> npt.NDArray[np.float64]:
+        grid, total_D = self._mean_grid, np.zeros(rows_ND.shape[1])
+        add_clipped(rows_ND.contiguous().numpy(), grid, total_D)
+        return np.asarray(grid.released(total_D, entropy) * (grid.step / len(rows_ND)), dtype=np.float64)
+
+    def _gram(self, rows_ND: Tensor, entropy: Entropy) -> npt.NDArray[np.float64]:
+        grid, rows = self._gram_grid, self._centred(rows_ND).contiguous().numpy()
+        (total_DD,) = outer_sums([rows], [rows], [False], grid)
+        noisy_DD = grid.released(total_DD.reshape(-1), entropy).reshape(total_DD.shape) * (grid.step / len(rows))
+        return (noisy_DD + noisy_DD.T) / 2
+
+    def _root(self, gram_DD: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """(S + r I)^(-1/2). Noise may leave variances below zero; they count as none."""
+        variances_D, directions_DD = np.linalg.eigh(gram_DD)
+        scales_D = 1 / np.sqrt(np.maximum(variances_D, 0.0) + self._ridge)
+        return np.asarray((directions_DD * scales_D) @ directions_DD.T, dtype=np.float64)
+
+    def _centred(self, rows_ND: Tensor) -> Tensor:
+        centred_ND = rows_ND - self._mean_D
+        norms_N1: Tensor = torch.linalg.vector_norm(centred_ND, dim=1, keepdim=True)
+        clipped_ND: Tensor = centred_ND * (self._radius / norms_N1.clamp_min(1e-30)).clamp_max(1.0)
+        return clipped_ND
 
     def __call__(self, rows_ND: Tensor) -> Tensor:
-        return (rows_ND - self._mean_D) @ self._matrix_DD
+        return self._centred(rows_ND) @ self._matrix_DD
 
     def state(self) -> dict[str, Tensor]:
         return {_PREFIX + "mean": self._mean_D.clone(), _PREFIX + "matrix": self._matrix_DD.clone()}

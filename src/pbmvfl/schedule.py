@@ -58,8 +58,8 @@ class RoundKind:
     carries_gradient: bool
     #: Every party computes with labels that it holds itself.
     needs_labels: bool = False
-    #: The rows move numbers that prepare a party's columns or read its votes, and no weights.
-    prepares: bool = False
+    #: Which noisy statistic of its rows every party takes, instead of moving weights; "" for none.
+    statistic: str = ""
     #: A pass is one round over all rows, whatever the batch size is.
     whole: bool = False
 
@@ -70,13 +70,13 @@ class RoundKind:
             raise PlanError(f"round kind {self.name!r}: a release is an answer, so releases=True needs answered=True")
         if self.carries_gradient and not (self.releases and self.updates):
             raise PlanError(f"round kind {self.name!r}: a gradient belongs to a release and moves weights")
-        if self.prepares and not self.updates:
-            raise PlanError(f"round kind {self.name!r}: what prepares is charged as an update; it needs updates=True")
+        if self.statistic and not self.updates:
+            raise PlanError(f"round kind {self.name!r}: a statistic is charged as an update; it needs updates=True")
 
     @property
     def trains(self) -> bool:
         """Whether the rows move weights."""
-        return self.updates and not self.prepares
+        return self.updates and not self.statistic
 
 
 KINDS: Registry[RoundKind] = Registry("round kind", PlanError)
@@ -114,20 +114,28 @@ LOCAL = register_kind(
         needs_labels=True,
     )
 )
-#: Every party takes noisy statistics of its own columns, once over all rows; nothing about any row leaves.
-PREPARATION = register_kind(
-    RoundKind(
-        name="preparation",
-        code=4,
-        split=Split.TRAIN,
-        releases=False,
-        updates=True,
-        answered=True,
-        carries_gradient=False,
-        prepares=True,
-        whole=True,
+
+
+def _statistic(name: str, code: int) -> RoundKind:
+    return register_kind(
+        RoundKind(
+            name=name,
+            code=code,
+            split=Split.TRAIN,
+            releases=False,
+            updates=True,
+            answered=True,
+            carries_gradient=False,
+            statistic=name,
+            whole=True,
+        )
     )
-)
+
+
+#: Every party takes the noisy mean of its own columns, over all rows at once; nothing about any row leaves.
+MEAN = _statistic("mean", 4)
+#: Likewise the Gram matrix of its columns, with the mean taken off.
+GRAM = _statistic("gram", 5)
 
 
 @dataclass(frozen=True, kw_only=True)
