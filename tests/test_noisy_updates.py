@@ -550,7 +550,7 @@ def test_a_strict_plan_is_trained_within_its_budget_and_learns(make_data):
     data = make_data(num_samples=2000, num_test_samples=500)
     plan = Plan.for_budget(epsilon=8, delta=1e-5, unit="cell", accounting="strict", data=data, num_epochs=2)
     assert plan.update.event.to_dict() == {
-        "event": "discrete-gaussian-update",
+        "event": "rounded-gaussian-sum",
         "clip_norm": 1.0,
         "noise_multiplier": plan.noise_multiplier,
     }

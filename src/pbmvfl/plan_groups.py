@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from pbmvfl.errors import PlanError
-from pbmvfl.privacy.events import DiscreteGaussianUpdate, PlainUpdate, UpdateEvent
+from pbmvfl.privacy.events import PlainUpdate, RoundedGaussianSum, UpdateEvent
 from pbmvfl.schedule import JOINT, PREDICTION, Order, Phase
 from pbmvfl.settings import check_whole, finite, one_of, setting
 from pbmvfl.wire.codecs import GradientCodecName
@@ -159,7 +159,7 @@ class UpdateNoise:
         """What one step of one party's weights is."""
         if not self.noise_multiplier:
             return PlainUpdate()
-        return DiscreteGaussianUpdate(clip_norm=self.clip_norm, noise_multiplier=self.noise_multiplier)
+        return RoundedGaussianSum(clip_norm=self.clip_norm, noise_multiplier=self.noise_multiplier)
 
 
 @dataclass(frozen=True, kw_only=True)
