@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 from fractions import Fraction
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -45,9 +46,7 @@ SHIFTS = {8: 1.666, 4: 0.925, 2: 0.502, 1: 0.268, 0.5: 0.142}
 
 def hockey_stick(epsilon: float, mu: float) -> float:
     """Of a Gaussian that is moved by mu standard deviations, any sign of epsilon; the oracle, by scipy."""
-    return float(
-        stats.norm.cdf(mu / 2 - epsilon / mu) - math.exp(epsilon + stats.norm.logcdf(-mu / 2 - epsilon / mu))
-    )
+    return float(stats.norm.cdf(mu / 2 - epsilon / mu) - math.exp(epsilon + stats.norm.logcdf(-mu / 2 - epsilon / mu)))
 
 
 def updates(event: UpdateEvent, uses: int) -> TrainingRun:
@@ -66,7 +65,7 @@ def bound_of(event: UpdateEvent, uses: int, unit: Unit = Unit.CELL) -> EpsilonBo
 def cells(sigma: float, shift: int, reach: int) -> list[mpmath.mpf]:
     """P(shift + floor(X) = v) for v from -reach to reach, exactly."""
     edges = [mpmath.ncdf((mpmath.mpf(v) - shift) / sigma) for v in range(-reach, reach + 2)]
-    return [b - a for a, b in zip(edges[:-1], edges[1:], strict=True)]
+    return [b - a for a, b in pairwise(edges)]
 
 
 @pytest.mark.parametrize("sigma", [0.5, 1.0, 3.0])
@@ -194,9 +193,14 @@ def test_a_pure_release_beside_gaussian_updates_costs_what_the_formula_says(pure
     # composed on a grid, as several releases are, it is the same to the digits that the search has
     halves = AtomLosses(atoms=randomised_response(pure), copies=3)
     with_three, _ = bounds_by_losses([(1, halves), (9, GaussianLosses(shift=mu / 3))], DELTA, 200.0)
-    assert found < with_three <= bounds_by_losses(
-        [(1, AtomLosses(atoms=randomised_response(3 * pure))), (9, GaussianLosses(shift=mu / 3))], DELTA, 200.0
-    )[0] * (1 + 3e-5)
+    assert (
+        found
+        < with_three
+        <= bounds_by_losses(
+            [(1, AtomLosses(atoms=randomised_response(3 * pure))), (9, GaussianLosses(shift=mu / 3))], DELTA, 200.0
+        )[0]
+        * (1 + 3e-5)
+    )
 
 
 def test_dp_accounting_says_the_same():

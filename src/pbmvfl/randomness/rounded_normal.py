@@ -12,9 +12,9 @@ One attempt draws a real number |X| = 2^24 (k + x), of which only as many bits a
     accept with probability exp(-y), y = x (2k + x) / 512
 
 because exp(-(k/16)^2 / 2 - y) = exp(-X^2 / 2^57) (Karney, 2016, with a finer k). k and the first 24 bits of x are the
-integer part n of |X|; floor(X) is n, or -n - 1 below zero. A coin of probability exp(-y): count how often in a row coins
-of probability y, y/2, y/3, ... succeed; an even number accepts (von Neumann; Canonne, Kamath, Steinke, 2020). About 98
-of 100 attempts are accepted.
+integer part n of |X|; floor(X) is n, or -n - 1 below zero. A coin of probability exp(-y): count how often in a row
+coins of probability y, y/2, y/3, ... succeed; an even number accepts (von Neumann; Canonne, Kamath, Steinke, 2020).
+About 98 of 100 attempts are accepted.
 
 The compiled loop sees the first 32 bits of each random number and the first 24 of x, does the same for every attempt,
 and branches on none. What it decides is so whatever bits follow. In some of a million attempts these bits do not
