@@ -550,9 +550,10 @@ def test_a_strict_plan_is_trained_within_its_budget_and_learns(make_data):
     data = make_data(num_samples=2000, num_test_samples=500)
     plan = Plan.for_budget(epsilon=8, delta=1e-5, unit="cell", accounting="strict", data=data, num_epochs=2)
     assert plan.update.event.to_dict() == {
-        "event": "discrete-gaussian-update",
+        "event": "rounded-gaussian-sum",
         "clip_norm": 1.0,
         "noise_multiplier": plan.noise_multiplier,
+        "diameter": 2.0,
     }
     result = Federation(plan).fit(data)
     assert result.metrics["test_accuracy"] > 0.6
@@ -562,7 +563,7 @@ def test_a_strict_plan_is_trained_within_its_budget_and_learns(make_data):
         if bound.unit is Unit.CELL and bound.accounting is Accounting.STRICT and not bound.adversary.colluding_parties
     ]
     assert strict[0].epsilon <= 8
-    assert strict[0].method == "rdp"
+    assert strict[0].method == "pld"
 
 
 def test_the_ledger_counts_updates_as_the_plan_does(data, make_plan, tmp_path):

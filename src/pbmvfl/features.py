@@ -5,6 +5,7 @@ Shape suffixes: N rows, D columns.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,7 +24,7 @@ def feature_shape(plan: Plan, shape: Sequence[int]) -> tuple[int, ...]:
     """The shape of a mapped row."""
     if plan.features is FeatureMap.COLUMNS:
         return tuple(shape)
-    columns = int(np.prod(shape))
+    columns = math.prod(shape)
     if columns * (columns + 1) // 2 > LARGEST_WIDTH:
         raise EncoderError(
             f"features=pairs of {columns} columns makes {columns * (columns + 1) // 2:,} numbers a row; permitted: at "
@@ -40,6 +41,6 @@ def mapped(plan: Plan, rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
     if plan.features is FeatureMap.COLUMNS:
         return rows
     feature_shape(plan, rows.shape[1:])  # refuses what would be too wide
-    rows_ND = rows.reshape(len(rows), -1).astype(np.float32, copy=False)
+    rows_ND = rows.reshape(len(rows), math.prod(rows.shape[1:])).astype(np.float32, copy=False)
     left, right = np.triu_indices(rows_ND.shape[1], k=1)
     return np.concatenate((rows_ND, rows_ND[:, left] * rows_ND[:, right]), axis=1)

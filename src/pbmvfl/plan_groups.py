@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from pbmvfl.errors import PlanError
-from pbmvfl.privacy.events import DiscreteGaussianUpdate, PlainUpdate, UpdateEvent
+from pbmvfl.privacy.events import PlainUpdate, RoundedGaussianSum, UpdateEvent
 from pbmvfl.schedule import GRAM, JOINT, LOCAL, MEAN, PREDICTION, Order, Phase
 from pbmvfl.settings import check_whole, finite, one_of, setting
 from pbmvfl.wire.codecs import GradientCodecName
@@ -277,12 +277,9 @@ class Preparation:
     def event(self, statistic: str) -> UpdateEvent:
         """What a statistic is charged as."""
         if statistic == GRAM.statistic:  # rows' own products: two of norm 1 are at most sqrt 2 apart
-            return gaussian_sum(clip_norm=self.gram_clip**2, noise_multiplier=self.gram_noise, diameter=math.sqrt(2))
-        return gaussian_sum(clip_norm=self.mean_clip, noise_multiplier=self.mean_noise)
-
-
-def gaussian_sum(*, clip_norm: float, noise_multiplier: float, diameter: float = 2.0) -> UpdateEvent:
-    return DiscreteGaussianUpdate(clip_norm=clip_norm, noise_multiplier=noise_multiplier * 2 / diameter)
+            clip_norm = self.gram_clip**2
+            return RoundedGaussianSum(clip_norm=clip_norm, noise_multiplier=self.gram_noise, diameter=math.sqrt(2))
+        return RoundedGaussianSum(clip_norm=self.mean_clip, noise_multiplier=self.mean_noise)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -315,7 +312,7 @@ class UpdateNoise:
         """What one step of one party's weights is."""
         if not self.noise_multiplier:
             return PlainUpdate()
-        return DiscreteGaussianUpdate(clip_norm=self.clip_norm, noise_multiplier=self.noise_multiplier)
+        return RoundedGaussianSum(clip_norm=self.clip_norm, noise_multiplier=self.noise_multiplier)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ learning, not about privacy: rules of thumb below, each of which a caller can ov
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from numbers import Real
 from typing import TYPE_CHECKING, Any
@@ -32,6 +33,8 @@ _EPOCHS, _FEWEST_EPOCHS = 4, 2
 _STEPS = 350
 _BATCHES = (8, 16, 25, 32, 50, 64, 100, 128, 200, 256)
 _FEW_ORDERS = ORDERS[2::8]
+#: The noise of updates is sought to within this share, in at most so many exact accounts.
+_MULTIPLIER_SHARE, _MULTIPLIER_STEPS = 5e-4, 6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,7 +226,40 @@ def _with_update_noise(base: Plan, budget: Budget, choices: dict[str, Any]) -> P
     while largest - smallest > 1:
         middle = (smallest + largest) // 2
         smallest, largest = (smallest, middle) if fits(middle) else (middle, largest)
-    return base.replace(noise_multiplier=largest / 100)
+    # Renyi curves ask for about 7% more noise than the exact account, which gets the last word.
+    multiplier = _least_multiplier(
+        lambda tried: half.spent_by(quiet.replace(noise_multiplier=tried)), largest / 100, half.epsilon
+    )
+    return base.replace(noise_multiplier=multiplier)
+
+
+def _least_multiplier(spent: Callable[[float], float], enough: float, epsilon: float) -> float:
+    """Nearly the smallest noise that spends at most epsilon, below one that does: false position in logarithms.
+
+    Every step is a whole account, so there are few; what is returned was tried, or is where the search began.
+    """
+    spent_enough = spent(enough)
+    if not 0 < spent_enough <= epsilon:
+        return enough
+    # Epsilon falls at least as fast as the noise rises, so this is too little noise, or just enough.
+    too_little = float(f"{enough * spent_enough / epsilon:.5g}")
+    spent_too_little = spent(too_little)
+    if spent_too_little <= epsilon:
+        return too_little
+    for _ in range(_MULTIPLIER_STEPS):
+        if enough <= too_little * (1 + _MULTIPLIER_SHARE):
+            break
+        slope = math.log(spent_too_little / spent_enough) / math.log(enough / too_little)
+        tried = enough * (spent_enough / epsilon) ** (1 / slope) * (1 + _MULTIPLIER_SHARE / 4)
+        tried = float(f"{tried:.5g}")  # a number for people too
+        if not too_little < tried < enough:
+            break
+        spent_tried = spent(tried)
+        if spent_tried <= epsilon:
+            enough, spent_enough = tried, spent_tried
+        else:
+            too_little, spent_too_little = tried, spent_tried
+    return enough
 
 
 def _infeasible(least: Plan, budget: Budget, largest_bytes: int | None, too_big: Plan | None) -> str:

@@ -73,8 +73,8 @@ class Trials(Mechanism):
                 yield found
 
     def refined(self, fixed: frozenset[str], fits: Callable[[Self], bool]) -> Self:
-        """With a larger beta, up to an eighth more: what the smaller of two valid bounds allows beyond the faster."""
-        top = min(_LARGEST_BETA_16, math.ceil(self.beta_16 * 1.15))
+        """With a larger beta, up to two fifths more: what the smaller of two valid bounds allows beyond the faster."""
+        top = min(_LARGEST_BETA_16, math.ceil(self.beta_16 * 1.4))
         return self._with_beta(fixed, fits, self.beta_16, top) or self
 
     def _with_beta(self, fixed: frozenset[str], fits: Callable[[Self], bool], low: int, high: int) -> Self | None:

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from pbmvfl.compiled import compiled
 from pbmvfl.errors import PlanError
-from pbmvfl.randomness.discrete_gaussian import SIGMA, discrete_gaussian
+from pbmvfl.randomness.rounded_normal import SIGMA, rounded_normal
 
 if TYPE_CHECKING:
     from pbmvfl.randomness.secret import Entropy
@@ -102,7 +102,7 @@ class Grid:
 
     def released(self, total: npt.NDArray[np.float64], entropy: Entropy) -> npt.NDArray[np.int64]:
         """The sum in steps with its noise: all that the weights ever learn of the batch."""
-        return self.rounded(total) + discrete_gaussian(entropy, total.size)
+        return self.rounded(total) + rounded_normal(entropy, total.size)
 
 
 @compiled
