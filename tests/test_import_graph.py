@@ -52,6 +52,7 @@ ORDER = [
     "preparation",
     "policy",
     "ledger",
+    "symbol_reader",
     "party_checks",
     "party",
     "server",

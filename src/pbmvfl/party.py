@@ -39,7 +39,7 @@ from pbmvfl.plan import Plan
 from pbmvfl.preparation import preparation_for
 from pbmvfl.privacy.events import Event
 from pbmvfl.randomness.secret import Entropy, SystemEntropy
-from pbmvfl.schedule import Round, RoundKind, Split
+from pbmvfl.schedule import COUNTS, Round, RoundKind, Split
 from pbmvfl.secagg.keys import (
     KEY_BYTES,
     NONCE_BYTES,
@@ -51,7 +51,9 @@ from pbmvfl.secagg.keys import (
     kind_key,
 )
 from pbmvfl.secagg.masks import Masks
+from pbmvfl.symbol_tables import encode_table, noisy_counts
 from pbmvfl.updates import update_for
+from pbmvfl.votes import VoteKind
 from pbmvfl.wire.codecs import codec_for
 from pbmvfl.wire.hello import Hello
 from pbmvfl.wire.labels import decode_labels
@@ -127,6 +129,7 @@ class Party:
         self._preparation = preparation_for(plan, index=index, rows=first_rows)
         self._codec = codec_for(plan.gradient_codec)
         self._schedule = plan.schedule
+        self._votes = plan.vote.kind is not VoteKind.RAW
         self._columns = {Split.TRAIN: torch.from_numpy(train_features)}
         if test_features is not None:
             self._columns[Split.TEST] = torch.from_numpy(test_features)
@@ -406,6 +409,8 @@ class Party:
         batch = self._features[current.kind.split].index_select(0, torch.from_numpy(current.rows))
         embedding_BP = self._embed(batch, current)
         mechanism = self.plan.mechanism_for(current.kind)
+        if not current.kind.trains and self._votes:
+            embedding_BP = self.plan.vote(embedding_BP)
         released_BP = mechanism.randomize(embedding_BP, self._entropy, self._scratch)
         if self._guard is not None:
             self._guard.charge(current, self.plan.events(current.kind))
@@ -420,8 +425,11 @@ class Party:
         """Have it charged, then learn from own columns and labels. The answer says that it is done, and no more."""
         if self._guard is not None:
             self._guard.charge(current, self.plan.events(current.kind))
+        payload = b""
         try:
-            if current.kind.statistic:
+            if current.kind == COUNTS:
+                payload = self._count_votes(current)
+            elif current.kind.statistic:
                 self._preparation.learn(current.kind.statistic, self._columns[current.kind.split], self._entropy)
                 self._prepare()
             else:
@@ -429,7 +437,18 @@ class Party:
         except Exception as error:
             self._note_fault(error)
         self._next_round = self._weights_of = current.number + 1
-        return self._reply(MessageKind.EMBEDDING, b"", current)
+        return self._reply(MessageKind.EMBEDDING, payload, current)
+
+    def _count_votes(self, current: Round) -> bytes:
+        """How often each class has each vote, with noise, over all training rows."""
+        assert self._labels is not None
+        plan = self.plan
+        symbols_N = plan.vote.symbol(self._embed(self._features[current.kind.split], current))
+        num_symbols = plan.vote.symbols(plan.num_classes)
+        assert num_symbols is not None
+        labels_N = self._labels.numpy()
+        noise = plan.table_noise
+        return encode_table(noisy_counts(symbols_N, labels_N, plan.num_classes, num_symbols, noise, self._entropy))
 
     def _local_step(self, current: Round) -> None:
         assert self._labels is not None

@@ -33,12 +33,15 @@ from pbmvfl.plan_groups import (
     Supervision,
     Training,
     UpdateNoise,
+    Voting,
 )
 from pbmvfl.plan_names import PREDICTION_PREFIX, data_sizes, groups_of, names_with_words
 from pbmvfl.privacy.events import Event, UpdateEvent
 from pbmvfl.protocol import PROTOCOL_VERSION
-from pbmvfl.schedule import GRAM, MEAN, Phase, RoundKind, RowUses, Schedule
+from pbmvfl.schedule import COUNTS, GRAM, MEAN, Phase, RoundKind, RowUses, Schedule
 from pbmvfl.settings import one_of, vars_of, written
+from pbmvfl.symbol_tables import table_bytes
+from pbmvfl.votes import Vote, VoteKind
 from pbmvfl.wire.codecs import GradientCodecName
 
 if TYPE_CHECKING:
@@ -56,9 +59,9 @@ FORMAT = 2
 
 _Value = TypeVar("_Value")
 _USUAL_ROUNDS, _USUAL_LEARNING, _NO_NOISE, _USUAL_NETWORK = Rounds(), Learning(), UpdateNoise(), Network()
-_USUAL_SUPERVISION, _NO_PREPARATION = Supervision(), Preparation()
+_USUAL_SUPERVISION, _NO_PREPARATION, _NO_VOTING = Supervision(), Preparation(), Voting()
 #: Groups that plans have not always had: written only where something in them is not its default.
-_LATER_GROUPS = ("supervision", "preparing")
+_LATER_GROUPS = ("supervision", "preparing", "voting")
 
 
 class _In(Generic[_Value]):
@@ -109,6 +112,8 @@ class Plan:
     update: UpdateNoise = _NO_NOISE
     #: What is learned about columns before training.
     preparing: Preparation = _NO_PREPARATION
+    #: What is released of scores for a prediction, and how it is read.
+    voting: Voting = _NO_VOTING
     #: The parties' networks.
     network: Network = _USUAL_NETWORK
     #: Where accuracy figures come from.
@@ -145,6 +150,9 @@ class Plan:
     gram_noise = _In[float]("preparing")
     gram_clip = _In[float]("preparing")
     ridge = _In[float]("preparing")
+    table_noise = _In[float]("voting")
+    vote_gain = _In[float]("voting")
+    vote_bins = _In[int]("voting")
     features = _In[FeatureMap]("network")
     start = _In[Start]("network")
     noise_multiplier = _In[float]("update")
@@ -161,11 +169,7 @@ class Plan:
         for release in (self.release, self.prediction or self.release):
             if release.num_parties != self.num_parties:
                 raise PlanError(f"num_parties={self.num_parties} in the plan, {release.num_parties} in its release")
-            if (release.embedding_dim, release.bound) != (self.release.embedding_dim, self.release.bound):
-                raise PlanError(
-                    f"predictions have embedding_dim={release.embedding_dim}, bound={release.bound:g}, training has "
-                    f"{self.release.embedding_dim} and {self.release.bound:g}; one network makes both"
-                )
+        self._check_prediction()
         self._check_schedule()
         self._check_learning()
         if self.first_weights and len(self.first_weights) != self.num_parties:
@@ -179,6 +183,41 @@ class Plan:
                 f"noise_multiplier={self.noise_multiplier:g} with encoder={self.encoder}, which couples the rows of a "
                 "batch: one row moves every clipped gradient of its batch, and the noise is for one; use "
                 "encoder=resnet18, which normalises by groups, or noise_multiplier=0"
+            )
+
+    def _check_prediction(self) -> None:
+        release = self.prediction or self.release
+        kind = self.voting.vote
+        if kind is VoteKind.RAW:
+            if (release.embedding_dim, release.bound) != (self.release.embedding_dim, self.release.bound):
+                raise PlanError(
+                    f"predictions have embedding_dim={release.embedding_dim}, bound={release.bound:g}, training has "
+                    f"{self.release.embedding_dim} and {self.release.bound:g}; one network makes both"
+                )
+            return
+        if self.prediction is None or self.head is not Head.FIXED:
+            raise PlanError(
+                f"vote={kind} is made of class scores for a mechanism of predictions alone: give prediction_mechanism "
+                "and head=fixed"
+            )
+        self.vote.check_classes(self.num_classes)
+        if release.embedding_dim != self.vote.width(self.num_classes):
+            raise PlanError(
+                f"predictions have embedding_dim={release.embedding_dim}; vote={kind} with "
+                f"num_classes={self.num_classes} makes {self.vote.width(self.num_classes)}"
+            )
+        symbols = self.vote.symbols(self.num_classes)
+        if symbols is not None and (getattr(release, "symbols", None) != symbols or release.secure_aggregation):
+            raise PlanError(
+                f"vote={kind} makes one of {symbols} symbols, which the server reads party by party: give "
+                f"prediction_mechanism=krr, prediction_symbols={symbols} and no secure aggregation"
+            )
+        counted = any(phase.kind == COUNTS for phase in self.rounds.phases)
+        released = any(phase.kind.releases and not phase.kind.trains for phase in self.rounds.phases)
+        if symbols is not None and released and not (counted and self.voting.has_tables):
+            raise PlanError(
+                f"vote={kind} is read by counts of votes by class: give table_noise above 0, which is "
+                f"{self.table_noise:g}, and a round of counts before predictions"
             )
 
     def _check_learning(self) -> None:
@@ -233,6 +272,11 @@ class Plan:
         return self.release.name
 
     @property
+    def vote(self) -> Vote:
+        """What a party makes of its class scores before they are released for a prediction."""
+        return self.voting.as_vote((self.prediction or self.release).bound)
+
+    @property
     def sends_labels(self) -> bool:
         """Whether the labels of the training rows go to every party."""
         return self.labels is Labels.PARTIES
@@ -252,11 +296,20 @@ class Plan:
         """By which mechanism the rounds of a kind release: those that train by `release`, others by `prediction`."""
         return self.release if kind.updates or self.prediction is None else self.prediction
 
+    def answer_bytes(self, kind: RoundKind, rows: int) -> int:
+        """How long every party's answer to a round is, without its header."""
+        if kind.releases:
+            mechanism = self.mechanism_for(kind)
+            return mechanism.payload.num_bytes(rows * mechanism.embedding_dim)
+        return table_bytes(self.num_classes, self.vote.symbols(self.num_classes) or 0) if kind == COUNTS else 0
+
     def update_event(self, kind: RoundKind) -> UpdateEvent | None:
         """What a use of a row does to what its party keeps, in a round of this kind; None if nothing."""
         if not kind.updates:
             return None
-        return self.preparing.event(kind.statistic) if kind.statistic else self.update.event
+        if kind.statistic:
+            return self.voting.event if kind == COUNTS else self.preparing.event(kind.statistic)
+        return self.update.event
 
     def events(self, kind: RoundKind) -> tuple[Event, ...]:
         """All that one use of a row in a round of this kind is charged for."""
@@ -382,7 +435,7 @@ class Plan:
         else:
             values |= {"phases": self.rounds.phases}
         values |= {"batch_size": self.batch_size, **vars_of(self.learning), **vars_of(self.update)}
-        values |= {**vars_of(self.supervision), **vars_of(self.preparing)}
+        values |= {**vars_of(self.supervision), **vars_of(self.preparing), **vars_of(self.voting)}
         values |= {**vars_of(self.network), "evaluation": self.evaluation, "seed": self.seed}
         if not self.first_weights:
             del values["first_weights"]

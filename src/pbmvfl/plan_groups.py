@@ -8,8 +8,10 @@ from enum import StrEnum
 
 from pbmvfl.errors import PlanError
 from pbmvfl.privacy.events import PlainUpdate, RoundedGaussianSum, UpdateEvent
-from pbmvfl.schedule import GRAM, JOINT, LOCAL, MEAN, PREDICTION, Order, Phase
+from pbmvfl.schedule import COUNTS, GRAM, JOINT, LOCAL, MEAN, PREDICTION, Order, Phase
 from pbmvfl.settings import check_whole, finite, one_of, setting
+from pbmvfl.symbol_tables import TABLE_DIAMETER
+from pbmvfl.votes import SYMBOLIC, Vote, VoteKind
 from pbmvfl.wire.codecs import GradientCodecName
 
 #: Encoders whose embedding of a row depends on the other rows of its batch.
@@ -148,19 +150,31 @@ class Rounds:
     @property
     def usual(self) -> bool:
         """Whether `training`, `num_epochs`, `evaluation` and `preparation` say it all."""
-        prepared = any(phase.kind == GRAM for phase in self.phases)
+        prepared, counted = (any(phase.kind == kind for phase in self.phases) for kind in (GRAM, COUNTS))
         return self.num_epochs > 0 and self.phases == usual_phases(
-            self.num_epochs, training=self.training, prepared=prepared, released=self.is_released
+            self.num_epochs,
+            training=self.training,
+            prepared=prepared,
+            counted=counted,
+            released=self.is_released,
         )
 
 
 def usual_phases(
-    num_epochs: int, *, released: bool, training: Training = Training.JOINT, prepared: bool = False
+    num_epochs: int,
+    *,
+    released: bool,
+    training: Training = Training.JOINT,
+    prepared: bool = False,
+    counted: bool = False,
 ) -> tuple[Phase, ...]:
-    """A preparation if there is one, rounds of one kind, and a pass over the test rows if evaluation is released."""
+    """A preparation if there is one, rounds of one kind, and a pass over the test rows if evaluation is released,
+    after a count of votes if those are read by one."""
     check_whole("num_epochs", num_epochs, least=1)
     phases = [Phase(kind=kind, passes=1, order=Order.AS_GIVEN) for kind in (MEAN, GRAM) if prepared]
     phases.append(Phase(kind=LOCAL if training is Training.LOCAL else JOINT, passes=num_epochs))
+    if counted:
+        phases.append(Phase(kind=COUNTS, passes=1, order=Order.AS_GIVEN))
     if released:
         phases.append(Phase(kind=PREDICTION, passes=1, order=Order.AS_GIVEN))
     return tuple(phases)
@@ -242,13 +256,15 @@ class Preparation:
     mean_noise: float = setting(
         0.0, help="Noise of the columns' mean, as a multiple of its clip norm.", panel=TRAINING, later=True
     )
-    mean_clip: float = setting(1.0, help="What a row is clipped to for the mean.", panel=TRAINING, later=True)
+    mean_clip: float = setting(
+        1.0, help="What the root mean square of a row is clipped to for the mean.", panel=TRAINING, later=True
+    )
     gram_noise: float = setting(
         0.0, help="Noise of their Gram matrix, as a multiple of its clip norm.", panel=TRAINING, later=True
     )
     gram_clip: float = setting(
         1.0,
-        help="What a row without the mean is clipped to, for the matrix and from then on.",
+        help="What that of a row without the mean is clipped to, for the matrix and from then on.",
         panel=TRAINING,
         later=True,
     )
@@ -280,6 +296,43 @@ class Preparation:
             clip_norm = self.gram_clip**2
             return RoundedGaussianSum(clip_norm=clip_norm, noise_multiplier=self.gram_noise, diameter=math.sqrt(2))
         return RoundedGaussianSum(clip_norm=self.mean_clip, noise_multiplier=self.mean_noise)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Voting:
+    """What a party makes of its class scores before they are released for a prediction, and how the server reads it."""
+
+    vote: VoteKind = setting(VoteKind.RAW, help=words(VoteKind), panel=MECHANISM, later=True)
+    vote_gain: float = setting(1.0, help="Scores are multiplied by it before a vote.", panel=MECHANISM, later=True)
+    vote_bins: int = setting(16, help="Of vote=bins: how many.", panel=MECHANISM, later=True)
+    table_noise: float = setting(
+        0.0,
+        help="Standard deviation, in rows, of the noise on counts of votes by class, by which symbols are read.",
+        panel=MECHANISM,
+        later=True,
+    )
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "vote", one_of("vote", self.vote, VoteKind))
+        for name in ("vote_gain", "table_noise"):
+            object.__setattr__(self, name, finite(name, getattr(self, name)))
+        if self.table_noise < 0:
+            raise PlanError(f"table_noise={self.table_noise:g} must be 0 (no tables) or above")
+        check_whole("vote_bins", self.vote_bins, least=2, most=256)
+        self.as_vote(1.0)
+
+    def as_vote(self, bound: float) -> Vote:
+        """As a map of scores."""
+        return Vote(kind=self.vote, gain=self.vote_gain, num_bins=self.vote_bins, bound=bound)
+
+    @property
+    def has_tables(self) -> bool:
+        return self.vote in SYMBOLIC and self.table_noise > 0
+
+    @property
+    def event(self) -> UpdateEvent:
+        """What the counts of one party are charged as: replacing a row moves two counts by one."""
+        return RoundedGaussianSum(clip_norm=1.0, noise_multiplier=self.table_noise, diameter=TABLE_DIAMETER)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,10 +21,12 @@ from pbmvfl.plan_groups import (
     Supervision,
     Training,
     UpdateNoise,
+    Voting,
     usual_phases,
     words,
 )
 from pbmvfl.settings import Setting, one_of, settings_of
+from pbmvfl.votes import VoteKind
 
 if TYPE_CHECKING:
     from pbmvfl.data.vertical import VerticalDataset
@@ -37,6 +39,7 @@ _PLAIN_GROUPS: dict[str, type] = {
     "supervision": Supervision,
     "update": UpdateNoise,
     "preparing": Preparation,
+    "voting": Voting,
 }
 
 
@@ -115,6 +118,7 @@ def groups_of(values: Mapping[str, Any]) -> dict[str, Any]:
     groups: dict[str, Any] = {"sizes": Sizes(**_taken(values, Sizes))}
     sizes: Sizes = groups["sizes"]
     groups["release"] = _release(values, sizes.num_parties)
+    voting = Voting(**_taken(values, Voting))
     of_predictions = {
         name.removeprefix(PREDICTION_PREFIX): value
         for name, value in values.items()
@@ -122,6 +126,8 @@ def groups_of(values: Mapping[str, Any]) -> dict[str, Any]:
     }
     if of_predictions:
         shared = {name: values[name] for name in ("mechanism", "embedding_dim", "bound") if name in values}
+        if voting.vote is not VoteKind.RAW:
+            shared["embedding_dim"] = voting.as_vote(1.0).width(sizes.num_classes)
         groups["prediction"] = _release({**shared, **of_predictions}, sizes.num_parties)
     for name in ("evaluation", "seed"):
         if name in values:
@@ -133,6 +139,7 @@ def groups_of(values: Mapping[str, Any]) -> dict[str, Any]:
             values.get("num_epochs", 10),
             training=one_of("training", values.get("training", Training.JOINT), Training),
             prepared=values.get("preparation", PreparationName.NONE) != PreparationName.NONE,
+            counted=voting.has_tables and evaluation is Evaluation.RELEASED,
             released=evaluation is Evaluation.RELEASED,
         )
     elif "num_epochs" in values:

@@ -66,19 +66,19 @@ class Whitening:
     """Columns with their noisy mean taken off and their noisy covariance divided out."""
 
     def __init__(self, plan: Plan, columns: int) -> None:
-        self._radius = plan.gram_clip
-        noise = plan.gram_noise * plan.gram_clip**2 / plan.num_samples
+        self._radius = plan.gram_clip * math.sqrt(columns)
+        noise = plan.gram_noise * self._radius**2 / plan.num_samples
         #: A symmetric matrix of such noise has a norm of about the deviation of an entry times sqrt(2 D).
         self._ridge = plan.ridge * noise * math.sqrt(2 * columns)
         self._mean_grid = Grid(
             noise_multiplier=plan.mean_noise,
-            clip_norm=plan.mean_clip,
+            clip_norm=plan.mean_clip * math.sqrt(columns),
             num_weights=columns,
             largest_batch=plan.num_samples,
         )
         self._gram_grid = Grid(
             noise_multiplier=plan.gram_noise,
-            clip_norm=plan.gram_clip**2,
+            clip_norm=self._radius**2,
             num_weights=columns**2,
             largest_batch=plan.num_samples,
         )

@@ -116,7 +116,7 @@ LOCAL = register_kind(
 )
 
 
-def _statistic(name: str, code: int) -> RoundKind:
+def _statistic(name: str, code: int, *, needs_labels: bool = False) -> RoundKind:
     return register_kind(
         RoundKind(
             name=name,
@@ -126,6 +126,7 @@ def _statistic(name: str, code: int) -> RoundKind:
             updates=True,
             answered=True,
             carries_gradient=False,
+            needs_labels=needs_labels,
             statistic=name,
             whole=True,
         )
@@ -136,6 +137,8 @@ def _statistic(name: str, code: int) -> RoundKind:
 MEAN = _statistic("mean", 4)
 #: Likewise the Gram matrix of its columns, with the mean taken off.
 GRAM = _statistic("gram", 5)
+#: Every party counts its votes on the training rows by class, with noise, and tells the server, to read votes by.
+COUNTS = _statistic("counts", 6, needs_labels=True)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,8 +32,9 @@ from pbmvfl.errors import (
 from pbmvfl.losses import mean_loss
 from pbmvfl.party import Keeper
 from pbmvfl.plan import Plan
-from pbmvfl.schedule import Round
+from pbmvfl.schedule import COUNTS, Round
 from pbmvfl.secagg.keys import KEY_BYTES, RUN_ID_BYTES, SIGNATURE_BYTES, Session
+from pbmvfl.symbol_reader import SymbolReader
 from pbmvfl.updates.trainer import Trainer
 from pbmvfl.wire.codecs import codec_for
 from pbmvfl.wire.hello import Hello
@@ -75,6 +76,7 @@ class Server:
         self.first_round = 0
         self._next_round = 0
         self._gradient: bytes | None = None  # of the last round, not sent yet
+        self._reader: SymbolReader | None = None  # once the parties' counts of votes are known
         #: Called after every joint round with (loss, noisy class scores, labels): what the server itself may see.
         self.on_joint_round: Callable[[float, Tensor, Tensor], None] | None = None
         #: Called after every round without a gradient with (the round, noisy class scores).
@@ -119,7 +121,7 @@ class Server:
                 raise TruncatedMessage(
                     f"payload={len(message.payload)} bytes from party {message.sender}, not {length}"
                 )
-        if message.kind is MessageKind.EMBEDDING and len(message.payload):
+        if message.kind is MessageKind.EMBEDDING and self._schedule.kind(message.round_number).releases:
             self._payload.check(message.payload)
         self._inbox[message.sender] = message.payload
 
@@ -140,9 +142,7 @@ class Server:
         if self._expected is MessageKind.KEY:
             return KEY_BYTES + SIGNATURE_BYTES
         assert self.round is not None
-        if not self.round.kind.releases:
-            return 0
-        return self._payload.num_bytes(self.round.num_rows * self.plan.embedding_dim)
+        return self.plan.answer_bytes(self.round.kind, self.round.num_rows)
 
     # --- out ---
 
@@ -260,26 +260,36 @@ class Server:
 
     def _finish_round(self) -> None:
         assert self.round is not None
-        if not self.round.kind.releases:  # every party says that it is done
-            self._inbox = {}
-            self._next_round = self.round.number + 1
-            self._expected = None
-            return
-        shape = (self.round.num_rows, self.plan.embedding_dim)
-        quantized_sum = self._payload.total(self._take_inbox(), shape[0] * shape[1])
+        payloads = self._take_inbox()
+        if self.round.kind == COUNTS:
+            self._reader = SymbolReader(self.plan, payloads, self._labels.numpy())
+        elif not self.round.kind.carries_gradient and self._reader is not None:
+            self._say_scores(self._reader.scores(payloads, self.round.num_rows))
+        elif self.round.kind.releases:  # otherwise every party says that it is done, and no more
+            self._take_sums(payloads)
+        self._next_round = self.round.number + 1
+        self._expected = None
+
+    def _take_sums(self, payloads: list[bytes | memoryview]) -> None:
+        assert self.round is not None
         mechanism = self.plan.mechanism_for(self.round.kind)
+        shape = (self.round.num_rows, mechanism.embedding_dim)
+        quantized_sum = self._payload.total(payloads, shape[0] * shape[1])
         if mechanism.largest_sum is not None and int(quantized_sum.max()) > mechanism.largest_sum:
             raise ProtocolError(
                 f"round={self.round.number}: a sum is {int(quantized_sum.max())}, and honest parties make at most "
                 f"{mechanism.largest_sum}: a party does not follow the protocol, or its masks are another session's"
             )
-        estimated_sum_BP = torch.from_numpy(mechanism.estimate(quantized_sum).reshape(shape))
+        estimated = mechanism.estimate(quantized_sum).reshape(shape)
         if self.round.kind.carries_gradient:
-            self._learn(estimated_sum_BP, self._labels.index_select(0, torch.from_numpy(self.round.rows)))
-        elif self.on_scores is not None:
-            self.on_scores(self.round, self.predict(estimated_sum_BP))
-        self._next_round = self.round.number + 1
-        self._expected = None
+            self._learn(torch.from_numpy(estimated), self._labels.index_select(0, torch.from_numpy(self.round.rows)))
+        else:
+            self._say_scores(self.plan.vote.decode_sums(estimated))
+
+    def _say_scores(self, sums: npt.NDArray[np.float32]) -> None:
+        assert self.round is not None
+        if self.on_scores is not None:
+            self.on_scores(self.round, self.predict(torch.from_numpy(sums)))
 
     def _learn(self, estimated_sum_BP: Tensor, labels_B: Tensor) -> None:
         assert self.round is not None

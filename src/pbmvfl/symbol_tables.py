@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pbmvfl.errors import PlanError
-from pbmvfl.randomness.discrete_gaussian import SIGMA, discrete_gaussian
+from pbmvfl.randomness.rounded_normal import SIGMA, rounded_normal
 from pbmvfl.settings import finite
 
 if TYPE_CHECKING:
@@ -65,7 +65,25 @@ def noisy_counts(
 ) -> npt.NDArray[np.int64]:
     """The table that leaves the party, (K, S), in steps (`steps_per_row`), with noise of `deviation` rows a count."""
     exact = exact_counts(symbols_N, labels_N, num_classes, num_symbols) * steps_per_row(deviation)
-    return exact + discrete_gaussian(entropy, exact.size).reshape(exact.shape)
+    return exact + rounded_normal(entropy, exact.size).reshape(exact.shape)
+
+
+# --- on the wire ---
+
+_COUNT = np.dtype("<i8")
+
+
+def table_bytes(num_classes: int, num_symbols: int) -> int:
+    return num_classes * num_symbols * _COUNT.itemsize
+
+
+def encode_table(noisy_KS: npt.NDArray[np.int64]) -> bytes:
+    return noisy_KS.astype(_COUNT).tobytes()
+
+
+def decode_table(payload: bytes | memoryview, num_classes: int) -> npt.NDArray[np.int64]:
+    """A table of the right length; whatever its numbers are, `symbol_shares` makes probabilities of them."""
+    return np.frombuffer(payload, dtype=_COUNT).astype(np.int64).reshape(num_classes, -1)
 
 
 # --- at the server ---

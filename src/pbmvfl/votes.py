@@ -130,14 +130,14 @@ class Vote:
                 logistic = 0.5 + 0.5 * np.tanh(0.5 * margin)
                 return np.minimum(np.floor(logistic * self.num_bins), self.num_bins - 1).astype(np.int64)
             case VoteKind.TOP:
-                return np.argmax(scores, axis=1).astype(np.int64)
+                return np.asarray(np.argmax(scores, axis=1), dtype=np.int64)
             case VoteKind.RANKS:
                 top = np.argmax(scores, axis=1)
                 others = scores.copy()
                 np.put_along_axis(others, top[:, None], -np.inf, axis=1)
                 second = np.argmax(others, axis=1)
                 # The second is one of the K-1 others: those after the top move down by one place.
-                return (top * (num_classes - 1) + second - (second > top)).astype(np.int64)
+                return np.asarray(top * (num_classes - 1) + second - (second > top), dtype=np.int64)
         raise PlanError(f"vote={self.kind} is no symbol; permitted: {', '.join(sorted(SYMBOLIC))}")
 
     # --- at the server ---

@@ -51,12 +51,10 @@ def predicted_traffic(plan: Plan) -> Traffic:
     keys = HEADER_BYTES + parties * (KEY_BYTES + SIGNATURE_BYTES)
     up = down = 0
     for phase in schedule.phases:
-        payload = plan.mechanism_for(phase.kind).payload
         for rows, times in schedule.batches(phase):
             down += times * HEADER_BYTES  # asking for the round
             if phase.kind.answered:
-                released = payload.num_bytes(rows * plan.embedding_dim) if phase.kind.releases else 0
-                up += times * (HEADER_BYTES + released)
+                up += times * (HEADER_BYTES + plan.answer_bytes(phase.kind, rows))
             if phase.kind.carries_gradient:
                 down += times * codec.num_bytes(rows, plan.embedding_dim)
         if phase.kind.trains:
