@@ -173,12 +173,13 @@ def test_plans_of_version_0_1_are_read_number_by_number() -> None:
             "vote_gain": 1.0,
             "vote_bins": 16,
             "table_noise": 0.0,
+            "column_values": 3,
             "start": "random",
             "preparation": "none",
             "mean_noise": 0.0,
             "mean_clip": 1.0,
             "gram_noise": 0.0,
             "gram_clip": 1.0,
-            "ridge": 0.2,
+            "ridge": 0.5,
         }
         assert {name: value for name, value in said["plan"].items() if name not in left_out} | later == flat

@@ -42,6 +42,7 @@ ORDER = [
     "schedule",
     "plan_groups",
     "plan_names",
+    "local_planner",
     "planner",
     "plan",
     "data",

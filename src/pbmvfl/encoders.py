@@ -221,10 +221,23 @@ def _layers(module: nn.Module) -> list[tuple[str, type]]:
     return [(name, type(layer)) for name, layer in module.named_modules()]
 
 
+class SumsAsScores(nn.Module):
+    """A head that learns nothing: sums, and what is known of a class before anything about a row is."""
+
+    prior_K: Tensor
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.register_buffer("prior_K", torch.zeros(num_classes))
+
+    def forward(self, sums_BK: Tensor) -> Tensor:
+        return sums_BK + self.prior_K
+
+
 def build_head(plan: Plan) -> nn.Module:
     """The server's fusion model: one dense layer, as in the paper, or none where sums are class scores."""
     if plan.head is Head.FIXED:
-        return nn.Identity()
+        return SumsAsScores(plan.num_classes)
     return _with_public_seed(
         lambda: nn.Linear(plan.embedding_dim, plan.num_classes), seed=plan.seed, index=plan.num_parties
     )

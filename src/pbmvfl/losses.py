@@ -5,10 +5,17 @@ Shape suffixes: B rows of the batch, K classes.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
 from pbmvfl.plan_groups import Loss
+
+
+def log_shares(labels: Tensor, num_classes: int) -> Tensor:
+    """The logarithm of each class's share of the labels; a class without any counts as half a row."""
+    counts_K = torch.bincount(labels, minlength=num_classes).clamp_min(0.5).double()
+    return (counts_K / counts_K.sum()).log().float()
 
 
 def mean_loss(scores_BK: Tensor, labels_B: Tensor, loss: Loss) -> Tensor:

@@ -32,10 +32,11 @@ from pbmvfl.errors import (
     WrongSender,
     WrongSession,
 )
-from pbmvfl.losses import mean_loss_slope
+from pbmvfl.losses import log_shares, mean_loss_slope
 from pbmvfl.mechanisms import Scratch
 from pbmvfl.party_checks import Features, check_identities, check_rows, check_rows_once
 from pbmvfl.plan import Plan
+from pbmvfl.plan_groups import Loss
 from pbmvfl.preparation import preparation_for
 from pbmvfl.privacy.events import Event
 from pbmvfl.randomness.secret import Entropy, SystemEntropy
@@ -148,6 +149,7 @@ class Party:
         self._session: Session | None = None
         self._exchange: KeyExchange | None = None
         self._keyed = False
+        self._prior_K = torch.zeros(plan.num_classes)
         self._labels: Tensor | None = None  # of the training rows, if the plan lets them go to the parties
         self._masks: dict[RoundKind, Masks] = {}
         #: Whether the run began with public weights. Known once the session has its first round.
@@ -328,6 +330,8 @@ class Party:
             raise OutOfOrder(f"party={self.index}: labels come once in a session")
         labels = decode_labels(message.payload, num_samples=self.plan.num_samples, num_classes=self.plan.num_classes)
         self._labels = torch.from_numpy(labels)
+        if self.plan.loss is Loss.CROSS_ENTROPY:
+            self._prior_K = log_shares(self._labels, self.plan.num_classes)
         return b""
 
     def _masks_for(self, kind: RoundKind, pair_keys: dict[int, bytes]) -> Masks | None:
@@ -455,7 +459,8 @@ class Party:
         rows = torch.from_numpy(current.rows)
         batch = self._features[current.kind.split].index_select(0, rows)
         scores_BK = torch.from_numpy(self._update.embed(batch, for_training=True))
-        slope_BK = mean_loss_slope(scores_BK, self._labels.index_select(0, rows), self.plan.loss)
+        # What is known before any column is added once to everybody's sum, so that a party learns what its own add.
+        slope_BK = mean_loss_slope(scores_BK + self._prior_K, self._labels.index_select(0, rows), self.plan.loss)
         bound = self.plan.gradient_bound
         self._update.apply(slope_BK.clamp(-bound, bound).numpy(), self._entropy)
 

@@ -154,6 +154,7 @@ class Plan:
     vote_gain = _In[float]("voting")
     vote_bins = _In[int]("voting")
     features = _In[FeatureMap]("network")
+    column_values = _In[int]("network")
     start = _In[Start]("network")
     noise_multiplier = _In[float]("update")
     clip_norm = _In[float]("update")
@@ -379,8 +380,8 @@ class Plan:
         *,
         epsilon: float,
         delta: float,
-        unit: Unit | str,
-        accounting: Accounting | str,
+        unit: Unit | str = "cell",
+        accounting: Accounting | str = "strict",
         colluding_parties: int = 0,
         data: VerticalDataset | None = None,
         num_parties: int | None = None,
@@ -388,12 +389,17 @@ class Plan:
         num_classes: int | None = None,
         num_test_samples: int = 0,
         largest_bytes: int | None = None,
+        columns: int | None = None,
+        prediction_epsilon: float | None = None,
         **choices: Any,
     ) -> Plan:
-        """The plan with the least noise under a budget. `unit` and `accounting` say which epsilon is meant.
+        """The plan with the least noise under a budget. `unit` and `accounting` say which epsilon is meant: of a cell,
+        and strict, unless you say otherwise.
 
-        Give `data`, or `num_parties`, `num_samples` and `num_classes`. `largest_bytes` limits the whole run's traffic;
-        `choices` fixes any other name of a plan, as in `of`.
+        Give `data`, or `num_parties`, `num_samples`, `num_classes` and the most `columns` that a party has.
+        `prediction_epsilon` is the budget of every test row, whose predictions are then released; without it they are
+        looked at exactly, outside of any epsilon. `largest_bytes` limits the whole run's traffic; `choices` fixes any
+        other name of a plan, as in `of`.
         """
         from pbmvfl.planner import plan_for_budget
 
@@ -410,6 +416,8 @@ class Plan:
             num_classes=num_classes,
             num_test_samples=num_test_samples,
             largest_bytes=largest_bytes,
+            columns=columns,
+            prediction_epsilon=prediction_epsilon,
             **choices,
         ).plan
 

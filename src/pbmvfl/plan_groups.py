@@ -69,7 +69,7 @@ class Head(StrEnum):
     """How sums become class scores."""
 
     TRAINED = "trained"  #: one dense layer of the server, which learns in joint rounds
-    FIXED = "fixed"  #: the sums are the scores
+    FIXED = "fixed"  #: the sums are the scores, with the logarithms of the classes' shares of training rows added once
 
 
 class FeatureMap(StrEnum):
@@ -77,6 +77,7 @@ class FeatureMap(StrEnum):
 
     COLUMNS = "columns"  #: by themselves
     PAIRS = "pairs"  #: and the product of every two beside them
+    VALUES = "values"  #: for each of a few values whether a column has it, and the same for every two columns together
 
 
 class Start(StrEnum):
@@ -269,7 +270,7 @@ class Preparation:
         later=True,
     )
     ridge: float = setting(
-        0.2,
+        0.5,
         help="Added to every direction's variance, as a multiple of what noise may add to one.",
         panel=TRAINING,
         later=True,
@@ -383,6 +384,9 @@ class Network:
     features: FeatureMap = setting(
         FeatureMap.COLUMNS, help=f"{words(FeatureMap)}: what a network sees of a row.", panel=TRAINING, later=True
     )
+    column_values: int = setting(
+        3, help="Of features=values: how many a column has, equally spaced from 0 to 1.", panel=TRAINING, later=True
+    )
     start: Start = setting(Start.RANDOM, help=f"{words(Start)}: first weights.", panel=TRAINING, later=True)
     #: Of networks that are not built from the plan: for each party the digest of its public first weights, as
     #: `encoders.weights_digest` computes it. Whatever else a party starts with is charged as weights that know rows.
@@ -397,6 +401,7 @@ class Network:
         object.__setattr__(self, "first_weights", tuple(self.first_weights))
         if not isinstance(self.encoder, str) or not self.encoder:
             raise PlanError(f"encoder={self.encoder!r} must be the name of an encoder, such as mlp")
+        check_whole("column_values", self.column_values, least=2, most=16)
         object.__setattr__(self, "features", one_of("features", self.features, FeatureMap))
         object.__setattr__(self, "start", one_of("start", self.start, Start))
         why = f"; with {self.activation} the output can leave [-C, C], and the privacy account would not hold"

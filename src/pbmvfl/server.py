@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from pbmvfl.encoders import build_head
+from pbmvfl.encoders import SumsAsScores, build_head
 from pbmvfl.errors import (
     DuplicateMessage,
     OutOfOrder,
@@ -29,13 +29,15 @@ from pbmvfl.errors import (
     WrongSender,
     WrongSession,
 )
-from pbmvfl.losses import mean_loss
+from pbmvfl.losses import log_shares, mean_loss
 from pbmvfl.party import Keeper
 from pbmvfl.plan import Plan
+from pbmvfl.plan_groups import Loss
 from pbmvfl.schedule import COUNTS, Round
 from pbmvfl.secagg.keys import KEY_BYTES, RUN_ID_BYTES, SIGNATURE_BYTES, Session
 from pbmvfl.symbol_reader import SymbolReader
 from pbmvfl.updates.trainer import Trainer
+from pbmvfl.votes import VoteKind
 from pbmvfl.wire.codecs import codec_for
 from pbmvfl.wire.hello import Hello
 from pbmvfl.wire.labels import encode_labels
@@ -60,6 +62,8 @@ class Server:
             raise WrongPlan(f"the server has {len(train_labels)} labels, the plan has {plan.num_samples} rows")
         self.plan = plan
         self.head = head if head is not None else build_head(plan)
+        if isinstance(self.head, SumsAsScores) and plan.loss is Loss.CROSS_ENTROPY:
+            self.head.prior_K = log_shares(torch.from_numpy(train_labels), plan.num_classes)
         joint = [kind for kind in plan.schedule.kinds if kind.carries_gradient]
         self._trainer = Trainer(plan, self.head, num_steps=sum(map(plan.schedule.num_rounds, joint)))
         self._codec = codec_for(plan.gradient_codec)
@@ -264,7 +268,7 @@ class Server:
         if self.round.kind == COUNTS:
             self._reader = SymbolReader(self.plan, payloads, self._labels.numpy())
         elif not self.round.kind.carries_gradient and self._reader is not None:
-            self._say_scores(self._reader.scores(payloads, self.round.num_rows))
+            self._say_scores(torch.from_numpy(self._reader.scores(payloads, self.round.num_rows)))
         elif self.round.kind.releases:  # otherwise every party says that it is done, and no more
             self._take_sums(payloads)
         self._next_round = self.round.number + 1
@@ -283,13 +287,15 @@ class Server:
         estimated = mechanism.estimate(quantized_sum).reshape(shape)
         if self.round.kind.carries_gradient:
             self._learn(torch.from_numpy(estimated), self._labels.index_select(0, torch.from_numpy(self.round.rows)))
+        elif self.plan.vote.kind is VoteKind.RAW:
+            self._say_scores(self.predict(torch.from_numpy(estimated)))
         else:
-            self._say_scores(self.plan.vote.decode_sums(estimated))
+            self._say_scores(torch.from_numpy(self.plan.vote.decode_sums(estimated)))
 
-    def _say_scores(self, sums: npt.NDArray[np.float32]) -> None:
+    def _say_scores(self, scores: Tensor) -> None:
         assert self.round is not None
         if self.on_scores is not None:
-            self.on_scores(self.round, self.predict(torch.from_numpy(sums)))
+            self.on_scores(self.round, scores)
 
     def _learn(self, estimated_sum_BP: Tensor, labels_B: Tensor) -> None:
         assert self.round is not None

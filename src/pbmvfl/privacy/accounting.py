@@ -95,6 +95,22 @@ class TrainingRun:
             )
 
     @property
+    def splits(self) -> tuple[str, ...]:
+        """Whose rows something is done with."""
+        return tuple(dict.fromkeys(part.split for part in self.activities))
+
+    @property
+    def charges_by_split(self) -> bool:
+        """Whether rows of one split are charged for nothing that is done with rows of another."""
+        return self.public_start and not self.has_plain_updates
+
+    def of_split(self, split: str) -> TrainingRun:
+        """What is charged to the rows of one split, where those of others are charged for themselves."""
+        if not self.charges_by_split:
+            return self
+        return replace(self, activities=tuple(part for part in self.activities if part.split == split))
+
+    @property
     def releases(self) -> tuple[ReleaseEvent, ...]:
         """Every law by which something is released, once."""
         return tuple(dict.fromkeys(part.release for part in self.activities if part.release is not None))
