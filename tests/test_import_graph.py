@@ -35,6 +35,7 @@ ORDER = [
     "secagg",
     "wire",
     "mechanisms",
+    "interactions",
     "schedule",
     "plan_groups",
     "plan_names",
