@@ -105,7 +105,7 @@ def screen(
         if names[one].party == names[other].party:
             continue
         both = np.flatnonzero(contrasts[one].any(axis=1) & contrasts[other].any(axis=1))
-        products = (contrasts[one][both, :, None] * contrasts[other][both, None, :]).reshape(len(both), -1)
+        products = (contrasts[one][both, :, None] * contrasts[other][both, None, :]).reshape(len(both), (base - 1) ** 2)
         shared = mains[both].T @ products
         gram = products.T @ products
         inverse, rank = _pseudo_inverse(gram - shared.T @ main_inverse @ shared, float(np.trace(gram)))
