@@ -250,8 +250,8 @@ def test_the_best_number_of_columns_is_the_best_of_all() -> None:
 
 
 def test_power_is_how_often_a_pair_is_found() -> None:
-    """One pair that explains 0.8% of labels, where about half of the screens find it: within .1 of what is planned with,
-    exact counts, false alarm 1e-9; what is planned for a pair half as strong is the control."""
+    """One pair that explains 0.8% of labels, which most but not all screens find: within .1 of what is planned with,
+    exact counts, false alarm 1e-9. What is planned for a pair half as strong is the control."""
     rows, epsilon, explained = 3_000, 4.0, 0.008
     size = ScreenSize(num_rows=rows, columns=(2, 2))
     expected, weaker = size.power(epsilon, explained), size.power(epsilon, explained / 2)
