@@ -236,6 +236,7 @@ def test_a_party_gives_no_more_columns_than_are_allowed_and_the_best_come_first(
 
 
 XOR = ScreenSize(num_rows=20_000, columns=(6,) * 4)
+FOUR_LEVELS = ScreenSize(num_rows=20_000, columns=(6,) * 4, base=4)
 PHISHING = ScreenSize(num_rows=8_844, columns=(6,) * 5, base=3)
 ACTIVITY = ScreenSize(num_rows=7_352, columns=(112,) * 5, num_classes=6)
 
@@ -270,9 +271,11 @@ def test_power_is_how_often_a_pair_is_found() -> None:
 
 def test_it_is_offered_where_it_pays_and_nowhere_else() -> None:
     assert joint_offer(epsilon=8.0, size=XOR).pays
+    assert joint_offer(epsilon=8.0, size=FOUR_LEVELS).pays
+    assert not joint_offer(epsilon=2.0, size=XOR).pays
     for epsilon in (0.1, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0):
         assert not joint_offer(epsilon=epsilon, size=ACTIVITY).pays
-    for epsilon in (0.5, 1.0, 2.0, 4.0):
+    for epsilon in (0.5, 1.0, 2.0, 4.0, 8.0):
         assert not joint_offer(epsilon=epsilon, size=PHISHING).pays
     refused = joint_offer(epsilon=2.0, size=PHISHING)
     assert refused.power < LEAST_POWER

@@ -18,8 +18,8 @@ SYMBOL_SHARE = 5 / 16
 #: Share of a class's variance that a pair must explain for a screen to be worth its budget. On made tables two products
 #: that explained .04 each were worth 7 points, .09 each 16 points (columns at two levels), .15 each 16 (at four).
 WORTHWHILE = 0.1
-#: A screen that would miss even such a pair more often than once in ten is not worth its budget.
-LEAST_POWER = 0.9
+#: A screen that would miss even such a pair more often than once in a hundred is not worth its budget.
+LEAST_POWER = 0.99
 #: Levels of a numeric column in the second release.
 CONTEXT_LEVELS = 8
 
