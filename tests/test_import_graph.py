@@ -39,6 +39,7 @@ ORDER = [
     "symbol_tables",
     "answers",
     "prediction_planner",
+    "interactions",
     "schedule",
     "plan_groups",
     "plan_names",
