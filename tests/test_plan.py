@@ -33,7 +33,7 @@ BAD = {
     "bound": ([0, 0.0, -1.0, 1e-7, 1e7, *NUMBER], r"\[1e-06, 1e\+06\]|finite number"),
     "mechanism": (["PBM", "gauss", "", None, 3, []], "pbm, laplace, krr, ldp, none"),
     "num_trials": ([0, -1, *WHOLE], "at least 1"),
-    "beta": ([0, -0.1, 0.2500001, 1, *NUMBER], r"\[1/128, 1/4\]|finite number"),
+    "beta": ([0, -0.1, 0.4921876, 1, *NUMBER], r"\[1/128, 63/128\]|finite number"),
     "secure_aggregation": (["yes", 1, 0], "True or False"),
     "num_epochs": ([0, -1, *WHOLE], "at least 1"),
     "batch_size": ([0, -1, *WHOLE], "at least 1"),
@@ -101,7 +101,7 @@ def test_a_bad_value_is_refused_with_its_name_its_value_and_what_is_permitted(na
 @pytest.mark.parametrize(
     ("choices", "words"),
     [
-        ({"beta": 1 / 129}, r"beta=.* must be in \[1/128, 1/4\]: .*below 1/128.*lower num_trials"),
+        ({"beta": 1 / 129}, r"beta=.* must be in \[1/128, 63/128\]: .*below 1/128.*lower num_trials"),
         ({"num_trials": 21846}, "num_trials.num_parties=21846.3=65538 must be at most 65535"),
         ({"num_trials": 10**8}, "num_trials=100000000 must be at most 32767, and at most 65535 divided by the number"),
         (
