@@ -148,17 +148,19 @@ class Vote:
         others = scores.copy()
         np.put_along_axis(others, top[:, None], -np.inf, axis=1)
         second = np.argmax(others, axis=1).astype(np.int64)
-        symbol = top
+        symbol: npt.NDArray[np.int64] = top
         if self.kind is VoteKind.RANKS:
             # The second is one of the K-1 others: those after the top move down by one place.
             symbol = top * (scores.shape[1] - 1) + second - (second > top)
         rows = np.arange(len(scores))
         lead = scores[rows, top] - scores[rows, second]
-        return symbol * self.grades + self._graded(np.tanh(0.5 * self.gain * lead))
+        graded: npt.NDArray[np.int64] = symbol * self.grades + self._graded(np.tanh(0.5 * self.gain * lead))
+        return graded
 
     def _graded(self, unit: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
         """Which of the equal parts of [0, 1] a number is in."""
-        return np.minimum(np.floor(unit * self.grades), self.grades - 1).astype(np.int64)
+        parts: npt.NDArray[np.int64] = np.minimum(np.floor(unit * self.grades), self.grades - 1).astype(np.int64)
+        return parts
 
     # --- at the server ---
 
