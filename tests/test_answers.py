@@ -207,7 +207,7 @@ def test_bad_calls_are_named(tmp_path: Path) -> None:
 
 
 @settings(max_examples=40, deadline=None)
-@given(asked=st.lists(st.lists(st.integers(0, 39), max_size=6, unique=True), max_size=8))
+@given(asked=st.lists(st.lists(st.integers(0, 39), min_size=1, max_size=6, unique=True), max_size=8))
 def test_whatever_is_asked_every_row_has_the_answer_that_it_got_first(asked: list[list[int]]) -> None:
     answers = StoredAnswers()
     book: dict[int, list[int]] = {}

@@ -13,11 +13,14 @@ A record costs M - t times as much, which is the second's again.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from pbmvfl.errors import PlanError
 from pbmvfl.mechanisms import Mechanism, PolyaLaplace, RandomisedSymbols
-from pbmvfl.mechanisms.krr import LARGEST_EPSILON
+from pbmvfl.mechanisms.krr import LARGEST_EPSILON, SMALLEST_EPSILON
+from pbmvfl.mechanisms.laplace import LARGEST_SCALE, SMALLEST_SCALE
 from pbmvfl.privacy.composition import epsilon_by_losses
 from pbmvfl.privacy.conversion import check_delta, epsilon_from_rdp
 from pbmvfl.privacy.units import SERVER, Adversary, Unit
@@ -43,7 +46,12 @@ _LEAST_DEVIATION, _MOST_DEVIATION, _DEVIATION_AT_ONE = 5.0, 30.0, 56.0
 _DEVIATION_SHARE = 1 / 8
 #: Up to here a vote is a ballot: noise is so large that how sure a party is does not matter.
 _BALLOT_EPSILON = 3.0
+#: Fewer levels have a little less noise, and lose as much to rounding.
+_LEVELS = 64
 _LARGEST_SEARCHED = 1e4
+#: By this share of epsilon a setting is made noisier until its account is within the budget.
+_STEP = 1e-4
+_Made = TypeVar("_Made", bound=Mechanism)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,17 +95,13 @@ def plan_prediction(
         losses = epsilon_by_losses([(1, mechanism.event.losses(unit, adversary))], delta, _LARGEST_SEARCHED)
         return min(losses, epsilon_from_rdp(mechanism.event.rdp(unit, adversary), delta)[0])
 
-    def within(base: Mechanism, fixed: set[str]) -> Mechanism:
-        """The one with the least noise that the budget allows."""
-        names = frozenset(fixed)
-        found = next(type(base).candidates(base, names, lambda each: cost(each) <= epsilon), None)
-        if found is None:
-            least = cost(type(base).quietest(base, names))
-            raise PlanError(
-                f"prediction_epsilon={epsilon:g} at unit={unit} against {adversary}: mechanism={base.name} needs "
-                f"{least:.3g} or more"
-            )
-        return found.refined(names, lambda each: cost(each) <= epsilon)
+    def within(made: Callable[[float], _Made]) -> _Made:
+        """The mechanism at the pure epsilon asked for, or a little below: the account rounds up."""
+        for step in (0, 1, 2, 4, 8, 16, 32, 64):
+            found = made(1 - step * _STEP)
+            if cost(found) <= epsilon:
+                return found
+        raise PlanError(f"prediction_epsilon={epsilon:g} is not met by {found.describe()}: its account is too coarse")
 
     said = f"epsilon {epsilon:g} for a {unit}, {num_parties} parties, {num_classes} classes"
     response = _response_noise(cell_epsilon, num_parties, num_classes)
@@ -107,33 +111,52 @@ def plan_prediction(
         vote = _symbols(cell_epsilon, num_classes, num_rows)
         symbols = vote.symbols(num_classes)
         assert symbols is not None
-        base = RandomisedSymbols(
-            num_parties=num_parties, embedding_dim=1, symbols=symbols, response_epsilon=cell_epsilon
+        _check_least(epsilon, unit, adversary, cells * SMALLEST_EPSILON)
+        mechanism = within(
+            lambda share: RandomisedSymbols(
+                num_parties=num_parties,
+                embedding_dim=1,
+                symbols=symbols,
+                response_epsilon=max(SMALLEST_EPSILON, share * cell_epsilon),
+            )
         )
         why = "without a secure sum" if not secure_sum else "noise of its symbols is below that of a noisy sum"
         return PredictionChoice(
-            mechanism=within(base, {"symbols"}),
+            mechanism=mechanism,
             vote=vote,
             table_deviation=_deviation(cell_epsilon, num_classes, symbols, num_rows),
             words=f"{said}: randomised response with {symbols} symbols ({vote.kind}), as {why}",
         )
     ballot = num_classes > 2 and cell_epsilon <= _BALLOT_EPSILON
     vote, levels = _votes(cell_epsilon, num_classes)
-    base_sum = PolyaLaplace(
-        num_parties=num_parties,
-        embedding_dim=vote.width(num_classes),
-        levels=levels,
-        honest_parties=0 if honest == num_parties else honest,
-        bounded_total=num_classes > 2,
-        secure_aggregation=True,
+    _check_least(epsilon, unit, adversary, 2 * cells / LARGEST_SCALE)
+    levels = min(levels, int(epsilon * LARGEST_SCALE / (2 * cells)))
+    shared = within(
+        lambda share: PolyaLaplace(
+            num_parties=num_parties,
+            embedding_dim=vote.width(num_classes),
+            levels=levels,
+            scale=min(LARGEST_SCALE, max(SMALLEST_SCALE, 2 * levels * cells / (epsilon * share))),
+            honest_parties=0 if honest == num_parties else honest,
+            bounded_total=num_classes > 2,
+            secure_aggregation=True,
+        )
     )
     deviation = _deviation(cell_epsilon, num_classes, num_classes, num_rows) if ballot else None
     return PredictionChoice(
-        mechanism=within(base_sum, {"levels", "honest_parties", "bounded_total"}),
+        mechanism=shared,
         vote=vote,
         table_deviation=deviation,
         words=f"{said}: Laplace noise on the secure sum of votes ({vote.kind}), as noise of symbols would be larger",
     )
+
+
+def _check_least(epsilon: float, unit: Unit, adversary: Adversary, least: float) -> None:
+    if epsilon < least:
+        raise PlanError(
+            f"prediction_epsilon={epsilon:g} for unit={unit} against {adversary} must be at least {least:.3g}: below, "
+            "predictions say nothing"
+        )
 
 
 # --- the rules ---
@@ -170,14 +193,13 @@ def _symbols(cell_epsilon: float, num_classes: int, num_rows: int) -> Vote:
 
 
 def _votes(cell_epsilon: float, num_classes: int) -> tuple[Vote, int]:
-    """For sums: the vote and its levels. Few levels have a little less noise, and many lose less to rounding."""
+    """For sums: the vote and its levels. The more noise, the more a vote is worth that is sure of itself."""
     if num_classes > 2:
         if cell_epsilon <= _BALLOT_EPSILON:
             return Vote(kind=VoteKind.BALLOT), 1
-        return Vote(kind=VoteKind.SHARES, gain=1.0), 64
-    gain = min(max(2 / cell_epsilon, 0.25), 2.0)
-    levels = 8 if cell_epsilon > _BALLOT_EPSILON else 2 if cell_epsilon > 1.5 else 64
-    return Vote(kind=VoteKind.MARGIN, gain=gain), levels
+        return Vote(kind=VoteKind.SHARES, gain=2.0), _LEVELS
+    gain = min(max(2.4 / cell_epsilon, 0.3), 2.0)
+    return Vote(kind=VoteKind.MARGIN, gain=gain), _LEVELS
 
 
 def _deviation(cell_epsilon: float, num_classes: int, columns: int, num_rows: int) -> float:
