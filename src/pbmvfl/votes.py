@@ -142,7 +142,7 @@ class Vote:
         if self.kind not in SYMBOLIC and self.kind is not VoteKind.BALLOT:
             names = ", ".join(sorted((*SYMBOLIC, VoteKind.BALLOT)))
             raise PlanError(f"vote={self.kind} is no symbol; permitted: {names}")
-        top = np.argmax(scores, axis=1).astype(np.int64)
+        top: npt.NDArray[np.int64] = np.argmax(scores, axis=1).astype(np.int64)
         if self.kind is VoteKind.BALLOT or (self.kind is VoteKind.TOP and self.grades == 1):
             return top
         others = scores.copy()
