@@ -23,6 +23,7 @@ GROUPS: tuple[Callable[[], Iterator[Row]], ...] = (
     kernels.sampler,
     kernels.masks,
     kernels.packing,
+    kernels.predictions,
     accounts.account,
     steps.privacy_in_a_step,
     steps.noise_on_updates,

@@ -162,8 +162,8 @@ def test_a_plan_s_sentence_is_about_the_epsilon_that_was_asked_for(cli):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"beta": 0.3}, ("beta=0.3", "[1/128, 1/4]")),
-        ({"beta": 0}, ("beta=0", "[1/128, 1/4]")),
+        ({"beta": 0.4922}, ("beta=0.4922", "[1/128, 63/128]")),
+        ({"beta": 0}, ("beta=0", "[1/128, 63/128]")),
         ({"beta": 0.001}, ("beta=0.001", "1/128")),
         ({"num_parties": 1}, ("num_parties=1", "at least 2")),
         ({"num_trials": 0}, ("num_trials=0", "at least 1")),
@@ -349,7 +349,7 @@ def test_which_epsilon_is_meant_must_be_said(missing, cli):
         ({"epsilon": "inf"}, ("epsilon=inf", "finite")),
         ({"delta": 2}, ("delta=2",)),
         ({"num_parties": 1}, ("num_parties=1", "at least 2")),
-        ({"beta": 0.5}, ("beta=0.5", "[1/128, 1/4]")),
+        ({"beta": 0.5}, ("beta=0.5", "[1/128, 63/128]")),
         ({"num_samples": 0}, ("num_samples=0", "at least 1")),
         ({"colluding_parties": 4}, ("colluding_parties=4", "0 to 3")),
     ],

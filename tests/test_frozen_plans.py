@@ -171,7 +171,7 @@ def test_plans_of_version_0_1_are_read_number_by_number() -> None:
             "features": "columns",
             "vote": "raw",
             "vote_gain": 1.0,
-            "vote_bins": 16,
+            "vote_grades": 1,
             "table_noise": 0.0,
             "column_values": 3,
             "start": "random",

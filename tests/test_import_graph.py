@@ -54,7 +54,7 @@ ORDER = [
     "preparation",
     "policy",
     "ledger",
-    "symbol_reader",
+    "vote_reader",
     "party_checks",
     "party",
     "server",

@@ -33,7 +33,7 @@ BAD = {
     "bound": ([0, 0.0, -1.0, 1e-7, 1e7, *NUMBER], r"\[1e-06, 1e\+06\]|finite number"),
     "mechanism": (["PBM", "gauss", "", None, 3, []], "pbm, laplace, krr, ldp, none"),
     "num_trials": ([0, -1, *WHOLE], "at least 1"),
-    "beta": ([0, -0.1, 0.2500001, 1, *NUMBER], r"\[1/128, 1/4\]|finite number"),
+    "beta": ([0, -0.1, 0.4921876, 1, *NUMBER], r"\[1/128, 63/128\]|finite number"),
     "secure_aggregation": (["yes", 1, 0], "True or False"),
     "num_epochs": ([0, -1, *WHOLE], "at least 1"),
     "batch_size": ([0, -1, *WHOLE], "at least 1"),
@@ -56,7 +56,7 @@ BAD = {
     "head": (["mlp", None, 1], "trained, fixed"),
     "vote": (["majority", None, 1], "raw, margin, shares"),
     "vote_gain": ([0, -1.0, 1e7, *NUMBER], r"\[1e-06, 1e\+06\]|finite number"),
-    "vote_bins": ([1, 0, 257, *WHOLE], "at least 2|at most 256"),
+    "vote_grades": ([0, 2, 257, *WHOLE], "at least 1|at most 1"),
     "table_noise": ([-1.0, *NUMBER], "0 .no tables. or above|finite number"),
     "features": (["all", None, 1], "columns, pairs"),
     "column_values": ([1, 17, *WHOLE], "at least 2|at most 16"),
@@ -102,7 +102,7 @@ OTHER = {
     "head": "fixed",
     "vote": "top",
     "vote_gain": 2.0,
-    "vote_bins": 8,
+    "vote_grades": 2,
     "table_noise": 5.0,
     "features": "pairs",
     "column_values": 4,
@@ -114,12 +114,15 @@ OTHER = {
     "gram_clip": 3.0,
     "ridge": 0.5,
 }
+VOTING = {"embedding_dim": 4, "num_classes": 4, "head": "fixed", "prediction_mechanism": "none"}
 #: field -> what it needs beside it
 NEEDS = {
     "training": {"labels": "parties", "embedding_dim": 4, "num_classes": 4},
     "nesterov": {"momentum": 0.5},
     "head": {"embedding_dim": 4, "num_classes": 4},
     "preparation": {"mean_noise": 1.0, "gram_noise": 1.0},
+    "vote": {**VOTING, "vote": "raw"},
+    "vote_grades": {**VOTING, "vote": "top"},
 }
 
 
@@ -146,7 +149,7 @@ def test_a_bad_value_is_refused_with_its_name_its_value_and_what_is_permitted(na
 @pytest.mark.parametrize(
     ("choices", "words"),
     [
-        ({"beta": 1 / 129}, r"beta=.* must be in \[1/128, 1/4\]: .*below 1/128.*lower num_trials"),
+        ({"beta": 1 / 129}, r"beta=.* must be in \[1/128, 63/128\]: .*below 1/128.*lower num_trials"),
         ({"num_trials": 21846}, "num_trials.num_parties=21846.3=65538 must be at most 65535"),
         ({"num_trials": 10**8}, "num_trials=100000000 must be at most 32767, and at most 65535 divided by the number"),
         (

@@ -19,6 +19,7 @@ from pbmvfl.mechanisms import RandomisedSymbols
 from pbmvfl.randomness.secret import SystemEntropy
 from pbmvfl.symbol_tables import (
     TABLE_DIAMETER,
+    ballot_scores,
     class_scores,
     exact_counts,
     log_prior,
@@ -214,3 +215,44 @@ def test_the_class_with_the_likelier_symbols_is_found_through_the_whole_pipeline
     scores = class_scores(mechanism.payload.each(sent, 4000), tables, log_prior(np.bincount(labels)))
     # 27/32 -+ 7 standard deviations
     assert abs((scores.argmax(axis=1) == asked).mean() - 27 / 32) < 7 * math.sqrt(27 / 32 * 5 / 32 / 4000)
+
+
+# --- sums of ballots ---
+
+
+@pytest.mark.parametrize("scale", [0.7, 2.0])
+def test_scores_of_one_noisy_count_are_the_logarithms_of_the_posterior(scale: float) -> None:
+    """One coordinate, three parties, two classes: every way in which the parties can have voted, in fractions."""
+    chances = [[Fraction(1, 4), Fraction(2, 3)], [Fraction(1, 2), Fraction(1, 8)], [Fraction(0), Fraction(9, 10)]]
+    rows = np.array([30, 10])
+    seen = np.arange(-9, 13)
+    shares = [np.array([[float(p)] for p in party]) for party in chances]
+    scores = ballot_scores(seen[:, None].astype(np.float32), shares, scale, log_prior(rows))
+    for total, found in zip(seen.tolist(), scores.tolist(), strict=True):
+        joint = []
+        for k, prior in enumerate((0.75, 0.25)):
+            likelihood = 0.0
+            for votes in product((0, 1), repeat=3):
+                ways = math.prod(float(p[k] if v else 1 - p[k]) for p, v in zip(chances, votes, strict=True))
+                likelihood += ways * math.exp(-abs(total - sum(votes)) / scale)
+            joint.append(prior * likelihood)
+        assert found == pytest.approx([math.log(each / sum(joint)) for each in joint], rel=1e-4, abs=1e-5)
+
+
+def test_ballots_far_out_are_read_like_those_at_the_edge_and_none_is_no_number() -> None:
+    shares = [np.array([[0.9, 0.1], [0.2, 0.8]])] * 3
+    far = np.array([[1e6, -1e6], [3e9, 0.0], [3e2, 0.0], [3.0, 0.0]], dtype=np.float32)
+    scores = ballot_scores(far, shares, 1.5, np.log(np.array([0.5, 0.5])))
+    assert np.all(np.isfinite(scores))
+    assert scores.argmax(axis=1).tolist() == [0, 0, 0, 0]
+    assert np.array_equal(scores[1], scores[2])
+    assert np.exp(scores).sum(axis=1).tolist() == pytest.approx([1, 1, 1, 1], abs=1e-5)
+
+
+def test_what_tables_know_of_confusions_makes_ballots_worth_more() -> None:
+    """Class 2 is always taken for class 1 by everybody: counting ballots alone never finds it."""
+    confused = [np.array([[0.8, 0.1, 0.1], [0.1, 0.8, 0.1], [0.1, 0.6, 0.3]])] * 5
+    ballots = np.array([[0, 3, 2], [0, 5, 0], [5, 0, 0]], dtype=np.float32)
+    scores = ballot_scores(ballots, confused, 0.5, np.log(np.ones(3) / 3))
+    assert scores.argmax(axis=1).tolist() == [2, 1, 0]
+    assert ballots.argmax(axis=1).tolist() == [1, 1, 0]

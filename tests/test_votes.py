@@ -35,14 +35,10 @@ def the_symbol(vote: Vote, scores: list[float]) -> int:
     """By sorting."""
     numbers = [known(each) for each in scores]
     order = sorted(range(len(numbers)), key=lambda k: (-numbers[k], k))
-    if vote.kind is VoteKind.TOP:
-        return order[0]
-    if vote.kind is VoteKind.RANKS:
-        pairs = [(a, b) for a in range(len(numbers)) for b in range(len(numbers)) if a != b]
-        return pairs.index((order[0], order[1]))
-    margin = vote.gain * (numbers[1] - numbers[0])
-    place = vote.num_bins / (1 + math.exp(-margin)) if margin > -700 else 0.0
-    return min(int(place), vote.num_bins - 1)
+    pairs = [(a, b) for a in range(len(numbers)) for b in range(len(numbers)) if a != b]
+    symbol = pairs.index((order[0], order[1])) if vote.kind is VoteKind.RANKS else order[0]
+    lead = math.tanh(vote.gain * (numbers[order[0]] - numbers[order[1]]) / 2)
+    return symbol * vote.grades + min(int(lead * vote.grades), vote.grades - 1)
 
 
 @pytest.mark.parametrize("kind", list(VoteKind))
@@ -52,7 +48,7 @@ def test_whatever_the_scores_are_a_vote_is_in_its_range(
     kind: VoteKind, scores: np.ndarray[Any, Any], gain: float, bound: float
 ) -> None:
     scores = scores[:, :2] if kind in TWO else scores
-    vote = Vote(kind=kind, gain=gain, bound=bound, num_bins=7)
+    vote = Vote(kind=kind, gain=gain, bound=bound, grades=3 if kind in SYMBOLIC else 1)
     cast = vote(scores)
     assert cast.dtype == np.float32
     assert cast.shape == (len(scores), vote.width(scores.shape[1]))
@@ -64,12 +60,12 @@ def test_whatever_the_scores_are_a_vote_is_in_its_range(
 
 @pytest.mark.parametrize("kind", sorted(SYMBOLIC))
 @settings(max_examples=60, deadline=None)
-@given(scores=odd_scores, bound=st.sampled_from([1e-3, 1.0, 3.7]))
+@given(scores=odd_scores, bound=st.sampled_from([1e-3, 1.0, 3.7]), grades=st.integers(1, 3))
 def test_randomised_response_rounds_a_vote_to_its_very_symbol(
-    kind: VoteKind, scores: np.ndarray[Any, Any], bound: float
+    kind: VoteKind, scores: np.ndarray[Any, Any], bound: float, grades: int
 ) -> None:
     scores = scores[:, :2] if kind is VoteKind.BINS else scores
-    vote = Vote(kind=kind, bound=bound, num_bins=11)
+    vote = Vote(kind=kind, bound=bound, grades=11 if kind is VoteKind.BINS else grades)
     symbols = vote.symbols(scores.shape[1])
     assert symbols is not None
     mechanism = RandomisedSymbols(num_parties=3, embedding_dim=1, symbols=symbols, bound=bound)
@@ -90,7 +86,7 @@ def test_every_symbol_has_a_centre_of_its_own(symbols: int) -> None:
 @pytest.mark.parametrize("gain", [0.3, 1.0, 5.0])
 @pytest.mark.parametrize("bins", [2, 3, 16])
 def test_bins_are_equal_parts_of_the_logistic(gain: float, bins: int) -> None:
-    vote = Vote(kind="bins", gain=gain, num_bins=bins)  # type: ignore[arg-type]  # names are taken too
+    vote = Vote(kind="bins", gain=gain, grades=bins)  # type: ignore[arg-type]  # names are taken too
     margins = np.linspace(-9, 9, 501) / gain
     scores = np.stack([np.full(501, 0.4), 0.4 + margins], axis=1)
     found = vote.symbol(scores)
@@ -118,15 +114,27 @@ def test_sums_of_votes_are_decoded_into_scores_of_the_classes() -> None:
     assert (decoded[:, 1] - decoded[:, 0]).tolist() == [1.5, -0.5]
     assert decoded.argmax(axis=1).tolist() == [1, 0]
     sums = np.array([[0.1, 0.7, 0.2]], dtype=np.float32)
-    for kind in (VoteKind.SHARES, VoteKind.RAW):
+    for kind in (VoteKind.SHARES, VoteKind.RAW, VoteKind.BALLOT):
         assert Vote(kind=kind).decode_sums(sums).tolist() == sums.tolist()
     for kind in SYMBOLIC:
         with pytest.raises(PlanError, match="which tables decode"):
-            Vote(kind=kind).decode_sums(sums)
+            Vote(kind=kind, grades=2).decode_sums(sums)
     for kind in set(VoteKind) - SYMBOLIC:
-        with pytest.raises(PlanError, match="is no symbol"):
-            Vote(kind=kind).symbol(sums)
         assert Vote(kind=kind).symbols(3) is None
+        if kind is not VoteKind.BALLOT:
+            assert Vote(kind=kind).counted(3) is None
+            with pytest.raises(PlanError, match="is no symbol"):
+                Vote(kind=kind).symbol(sums)
+
+
+def test_a_ballot_is_one_for_the_class_with_the_largest_score() -> None:
+    vote = Vote(kind=VoteKind.BALLOT, bound=2.0)
+    scores = np.array([[0.1, 0.3, 0.2], [math.nan, -1.0, -2.0], [5.0, math.inf, 1.0], [1.0, 1.0, 1.0]])
+    assert vote(scores).tolist() == [[0, 2, 0], [2, 0, 0], [0, 2, 0], [2, 0, 0]]
+    assert vote.symbol(scores).tolist() == [1, 0, 1, 0]
+    assert vote.counted(3) == 3
+    mechanism = PolyaLaplace(num_parties=2, embedding_dim=3, levels=1, bounded_total=True, bound=2.0)
+    assert mechanism.integers(vote(scores)).tolist() == [[0, 1, 0], [1, 0, 0], [0, 1, 0], [1, 0, 0]]
 
 
 def test_exact_sums_of_three_parties_survive_a_mechanism_with_hardly_any_noise() -> None:
@@ -163,9 +171,11 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"gain": math.nan}, "vote_gain=nan must be a finite"),
     ({"gain": -1.0}, "vote_gain=-1 must be in"),
     ({"bound": 0.0}, "vote_bound=0 must be in"),
-    ({"num_bins": 1}, "vote_num_bins=1 must be"),
-    ({"num_bins": 257}, "vote_num_bins=257 must be"),
-    ({"num_bins": 2.5}, "vote_num_bins=2.5 must be"),
+    ({"grades": 0}, "vote_grades=0 must be"),
+    ({"grades": 257}, "vote_grades=257 must be"),
+    ({"grades": 2.5}, "vote_grades=2.5 must be"),
+    ({"kind": "bins", "grades": 1}, "vote_grades=1 must be .*of at least 2 for vote=bins"),
+    ({"kind": "margin", "grades": 2}, "vote_grades=2 must be at most 1 for vote=margin"),
 ]
 
 
@@ -178,11 +188,11 @@ def test_numbers_out_of_range_are_named(numbers: dict[str, Any], words: str) -> 
 @pytest.mark.parametrize(("kind", "classes"), [("margin", 3), ("bins", 10), ("ranks", 17), ("top", 257), ("top", 1)])
 def test_a_number_of_classes_that_a_vote_is_not_for_is_refused(kind: VoteKind, classes: int) -> None:
     with pytest.raises(PlanError, match=f"num_classes={classes}"):
-        Vote(kind=kind).check_classes(classes)
+        Vote(kind=kind, grades=2 if kind == "bins" else 1).check_classes(classes)
     Vote(kind=VoteKind.SHARES).check_classes(max(classes, 2))
 
 
 def test_a_vote_has_a_plain_form() -> None:
-    vote = Vote(kind=VoteKind.BINS, gain=2.0, num_bins=4)
-    assert vote.to_dict() == {"kind": "bins", "gain": 2.0, "num_bins": 4, "bound": 1.0}
+    vote = Vote(kind=VoteKind.BINS, gain=2.0, grades=4)
+    assert vote.to_dict() == {"kind": "bins", "gain": 2.0, "grades": 4, "bound": 1.0}
     assert Vote(**vote.to_dict()) == vote

@@ -448,7 +448,7 @@ class Party:
         assert self._labels is not None
         plan = self.plan
         symbols_N = plan.vote.symbol(self._embed(self._features[current.kind.split], current))
-        num_symbols = plan.vote.symbols(plan.num_classes)
+        num_symbols = plan.vote.counted(plan.num_classes)
         assert num_symbols is not None
         labels_N = self._labels.numpy()
         noise = plan.table_noise

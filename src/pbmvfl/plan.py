@@ -152,7 +152,7 @@ class Plan:
     ridge = _In[float]("preparing")
     table_noise = _In[float]("voting")
     vote_gain = _In[float]("voting")
-    vote_bins = _In[int]("voting")
+    vote_grades = _In[int]("voting")
     features = _In[FeatureMap]("network")
     column_values = _In[int]("network")
     start = _In[Start]("network")
@@ -207,6 +207,9 @@ class Plan:
                 f"predictions have embedding_dim={release.embedding_dim}; vote={kind} with "
                 f"num_classes={self.num_classes} makes {self.vote.width(self.num_classes)}"
             )
+        released = any(phase.kind.releases and not phase.kind.trains for phase in self.rounds.phases)
+        if not released:
+            return
         symbols = self.vote.symbols(self.num_classes)
         if symbols is not None and (getattr(release, "symbols", None) != symbols or release.secure_aggregation):
             raise PlanError(
@@ -214,8 +217,7 @@ class Plan:
                 f"prediction_mechanism=krr, prediction_symbols={symbols} and no secure aggregation"
             )
         counted = any(phase.kind == COUNTS for phase in self.rounds.phases)
-        released = any(phase.kind.releases and not phase.kind.trains for phase in self.rounds.phases)
-        if symbols is not None and released and not (counted and self.voting.has_tables):
+        if symbols is not None and not (counted and self.voting.has_tables):
             raise PlanError(
                 f"vote={kind} is read by counts of votes by class: give table_noise above 0, which is "
                 f"{self.table_noise:g}, and a round of counts before predictions"
@@ -302,7 +304,7 @@ class Plan:
         if kind.releases:
             mechanism = self.mechanism_for(kind)
             return mechanism.payload.num_bytes(rows * mechanism.embedding_dim)
-        return table_bytes(self.num_classes, self.vote.symbols(self.num_classes) or 0) if kind == COUNTS else 0
+        return table_bytes(self.num_classes, self.vote.counted(self.num_classes) or 0) if kind == COUNTS else 0
 
     def update_event(self, kind: RoundKind) -> UpdateEvent | None:
         """What a use of a row does to what its party keeps, in a round of this kind; None if nothing."""

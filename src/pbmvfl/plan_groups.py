@@ -305,7 +305,12 @@ class Voting:
 
     vote: VoteKind = setting(VoteKind.RAW, help=words(VoteKind), panel=MECHANISM, later=True)
     vote_gain: float = setting(1.0, help="Scores are multiplied by it before a vote.", panel=MECHANISM, later=True)
-    vote_bins: int = setting(16, help="Of vote=bins: how many.", panel=MECHANISM, later=True)
+    vote_grades: int = setting(
+        1,
+        help="Of vote=bins, top, ranks: parts that a difference of scores is cut into.",
+        panel=MECHANISM,
+        later=True,
+    )
     table_noise: float = setting(
         0.0,
         help="Standard deviation, in rows, of the noise on counts of votes by class, by which symbols are read.",
@@ -319,16 +324,15 @@ class Voting:
             object.__setattr__(self, name, finite(name, getattr(self, name)))
         if self.table_noise < 0:
             raise PlanError(f"table_noise={self.table_noise:g} must be 0 (no tables) or above")
-        check_whole("vote_bins", self.vote_bins, least=2, most=256)
         self.as_vote(1.0)
 
     def as_vote(self, bound: float) -> Vote:
         """As a map of scores."""
-        return Vote(kind=self.vote, gain=self.vote_gain, num_bins=self.vote_bins, bound=bound)
+        return Vote(kind=self.vote, gain=self.vote_gain, grades=self.vote_grades, bound=bound)
 
     @property
     def has_tables(self) -> bool:
-        return self.vote in SYMBOLIC and self.table_noise > 0
+        return self.vote in (*SYMBOLIC, VoteKind.BALLOT) and self.table_noise > 0
 
     @property
     def event(self) -> UpdateEvent:

@@ -18,6 +18,7 @@ from pbmvfl.errors import PlanError
 from pbmvfl.local_planner import LocalRules, largest_shift
 from pbmvfl.mechanisms import Mechanism
 from pbmvfl.plan_groups import Evaluation
+from pbmvfl.prediction_planner import plan_prediction
 from pbmvfl.privacy.accounting import epsilon_bound, rdp_curve
 from pbmvfl.privacy.conversion import check_delta, epsilon_from_rdp
 from pbmvfl.privacy.orders import ORDERS
@@ -217,7 +218,26 @@ def _local(
 
 def _prediction(budget: Budget, sizes: dict[str, int], epsilon: float) -> dict[str, Any]:
     """How rows that are predicted are released: names of a plan."""
-    raise NotImplementedError
+    choice = plan_prediction(
+        epsilon=epsilon,
+        delta=budget.delta,
+        unit=budget.unit,
+        adversary=budget.adversary,
+        num_parties=sizes["num_parties"],
+        num_classes=sizes["num_classes"],
+        num_rows=sizes["num_samples"],
+    )
+    released = {f"prediction_{name}": value for name, value in choice.mechanism.to_dict().items()}
+    for name in ("prediction_embedding_dim", "prediction_bound"):  # the vote says so
+        released.pop(name)
+    return {
+        **released,
+        "evaluation": "released",
+        "vote": str(choice.vote.kind),
+        "vote_gain": choice.vote.gain,
+        "vote_grades": choice.vote.grades,
+        "table_noise": choice.table_deviation or 0.0,
+    }
 
 
 def _check_bytes(planned: PlannedBudget, largest_bytes: int | None) -> None:

@@ -35,8 +35,8 @@ from pbmvfl.plan import Plan
 from pbmvfl.plan_groups import Loss
 from pbmvfl.schedule import COUNTS, Round
 from pbmvfl.secagg.keys import KEY_BYTES, RUN_ID_BYTES, SIGNATURE_BYTES, Session
-from pbmvfl.symbol_reader import SymbolReader
 from pbmvfl.updates.trainer import Trainer
+from pbmvfl.vote_reader import VoteReader
 from pbmvfl.votes import VoteKind
 from pbmvfl.wire.codecs import codec_for
 from pbmvfl.wire.hello import Hello
@@ -80,7 +80,7 @@ class Server:
         self.first_round = 0
         self._next_round = 0
         self._gradient: bytes | None = None  # of the last round, not sent yet
-        self._reader: SymbolReader | None = None  # once the parties' counts of votes are known
+        self._reader: VoteReader | None = None  # once the parties' counts of votes are known
         #: Called after every joint round with (loss, noisy class scores, labels): what the server itself may see.
         self.on_joint_round: Callable[[float, Tensor, Tensor], None] | None = None
         #: Called after every round without a gradient with (the round, noisy class scores).
@@ -266,7 +266,7 @@ class Server:
         assert self.round is not None
         payloads = self._take_inbox()
         if self.round.kind == COUNTS:
-            self._reader = SymbolReader(self.plan, payloads, self._labels.numpy())
+            self._reader = VoteReader(self.plan, payloads, self._labels.numpy())
         elif not self.round.kind.carries_gradient and self._reader is not None:
             self._say_scores(torch.from_numpy(self._reader.scores(payloads, self.round.num_rows)))
         elif self.round.kind.releases:  # otherwise every party says that it is done, and no more

@@ -8,6 +8,7 @@ the law of the randomised response is public, and adds up logarithms over the pa
     score(class) = ln prior(class) + sum over the parties of ln P(sent symbol | class)
 
 the logarithm of the posterior, up to a constant a row, if symbols of different parties are independent given the class.
+Sums of ballots with Laplace noise are read by the same tables, coordinate by coordinate (`ballot_scores`).
 
 Shape suffixes: M parties, B rows, N training rows, K classes, S symbols.
 """
@@ -139,6 +140,41 @@ def class_scores(
         symbols = sent_B.astype(np.int64)
         known = (symbols >= 0) & (symbols < table_KS.shape[1])
         scores_BK += np.where(known[:, None], table_KS[:, np.where(known, symbols, 0)].T, 0.0)
+    return _normalised(scores_BK)
+
+
+def ballot_scores(
+    ballots_BK: npt.NDArray[Any],
+    shares_MKS: Sequence[npt.NDArray[np.float64]],
+    scale: float,
+    log_prior_K: npt.NDArray[np.float64],
+) -> npt.NDArray[np.float32]:
+    """Class scores (B, K) from sums of everybody's ballots with discrete Laplace noise of this scale.
+
+    How many ballots a class gets is a sum of independent bits, whose probabilities the tables have; with the noise it
+    has a law of its own for each true class. Logarithms are added up over the coordinates, as if these were
+    independent: the noise, which is most of it, is. Far out they hardly change, so one large deviation decides nothing.
+    """
+    totals = np.rint(ballots_BK).astype(np.int64)
+    num_classes, most = log_prior_K.size, len(shares_MKS)
+    # Beyond, likelihoods of all classes fall by the same factor.
+    reach = math.ceil(40 * scale) + most
+    seen = np.arange(-reach, reach + 1)
+    noise = np.exp(-np.abs(seen[:, None] - np.arange(most + 1)) / scale)
+    places = np.clip(totals, -reach, reach) + reach
+    scores_BK = np.broadcast_to(log_prior_K, (len(totals), num_classes)).copy()
+    for k in range(num_classes):
+        for s in range(totals.shape[1]):
+            votes = np.ones(1)
+            for shares in shares_MKS:
+                votes = np.convolve(votes, [1 - shares[k, s], shares[k, s]])
+            scores_BK[:, k] += np.log(noise @ votes)[places[:, s]]
+    return _normalised(scores_BK)
+
+
+def _normalised(scores_BK: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
+    """Logarithms of probabilities that add up to 1 in each row."""
     largest = scores_BK.max(axis=1, keepdims=True)
-    scores_BK -= largest + np.log(np.exp(scores_BK - largest).sum(axis=1, keepdims=True))
+    scores_BK = scores_BK - largest
+    scores_BK = scores_BK - np.log(np.exp(scores_BK).sum(axis=1, keepdims=True))
     return scores_BK.astype(np.float32)

@@ -3,13 +3,16 @@
     raw       the scores themselves, K coordinates
     margin    two classes: tanh(gain (s1 - s0)), one coordinate
     shares    softmax(gain s), K coordinates, none negative, together at most one
-    bins      two classes: one symbol, the bin of the logistic of gain (s1 - s0) among `num_bins` equal ones
-    ranks     one symbol of K (K-1): which class has the largest score, and which the second
+    ballot    1 for the class with the largest score and 0 for the others, K coordinates
+    bins      two classes: one symbol, the bin of the logistic of gain (s1 - s0) among `grades` equal ones
     top       one symbol of K: which class has the largest score
+    ranks     one symbol of K (K-1): which class has the largest score, and which the second
 
-The federation's score of a class is the sum over the parties, so margins and shares may be added up; symbols are read
-party by party (`symbol_tables`). A vote is public and is computed from one row's scores alone. It never fails: what is
-no number counts as 0 and infinity as a large number, because whether a party answers must not depend on its columns.
+`top` and `ranks` may have `grades`: so many equal bins of tanh(gain/2 (largest - second largest score)), and as many
+times as many symbols. The federation's score of a class is the sum over the parties, so margins, shares and ballots may
+be added up; symbols are read party by party (`symbol_tables`). A vote is public and is computed from one row's scores
+alone. It never fails: what is no number counts as 0 and infinity as a large number, because whether a party answers
+must not depend on its columns.
 
 Shape suffixes: B rows, K classes.
 """
@@ -39,9 +42,10 @@ class VoteKind(StrEnum):
     RAW = "raw"
     MARGIN = "margin"
     SHARES = "shares"
+    BALLOT = "ballot"
     BINS = "bins"
-    RANKS = "ranks"
     TOP = "top"
+    RANKS = "ranks"
 
 
 #: Those that are one symbol.
@@ -56,8 +60,8 @@ class Vote:
     kind: VoteKind
     #: Scores are multiplied by it first, but raw ones. More: small differences count more, large ones saturate.
     gain: float = 1.0
-    #: Of kind `bins` alone.
-    num_bins: int = 16
+    #: Of bins, top and ranks: into how many parts a difference of scores is cut.
+    grades: int = 1
     #: C: what is handed to the mechanism lies in [-C, C].
     bound: float = 1.0
 
@@ -68,7 +72,9 @@ class Vote:
             value = getattr(self, name)
             if not SMALLEST_GAIN <= value <= LARGEST_GAIN:
                 raise PlanError(f"vote_{name}={value:g} must be in [{SMALLEST_GAIN:g}, {LARGEST_GAIN:g}]")
-        check_whole("vote_num_bins", self.num_bins, least=2, most=LARGEST_SYMBOLS)
+        least = 2 if self.kind is VoteKind.BINS else 1
+        most = LARGEST_SYMBOLS if self.kind in SYMBOLIC else 1
+        check_whole("vote_grades", self.grades, least=least, most=most, why=f" for vote={self.kind}")
 
     # --- sizes ---
 
@@ -86,18 +92,22 @@ class Vote:
 
     def width(self, num_classes: int) -> int:
         """Released coordinates of a row."""
-        return num_classes if self.kind in (VoteKind.RAW, VoteKind.SHARES) else 1
+        return 1 if self.kind is VoteKind.MARGIN or self.kind in SYMBOLIC else num_classes
 
     def symbols(self, num_classes: int) -> int | None:
         """How many symbols there are; None for a vote that is no symbol."""
         match self.kind:
             case VoteKind.BINS:
-                return self.num_bins
-            case VoteKind.RANKS:
-                return num_classes * (num_classes - 1)
+                return self.grades
             case VoteKind.TOP:
-                return num_classes
+                return num_classes * self.grades
+            case VoteKind.RANKS:
+                return num_classes * (num_classes - 1) * self.grades
         return None
+
+    def counted(self, num_classes: int) -> int | None:
+        """How many columns a table of this vote has (`symbol_tables`): its symbols, or the classes of a ballot."""
+        return num_classes if self.kind is VoteKind.BALLOT else self.symbols(num_classes)
 
     # --- at a party ---
 
@@ -115,30 +125,42 @@ class Vote:
                     unit = np.tanh(self.gain * (scores[:, 1:2] - scores[:, 0:1]))
                 case VoteKind.SHARES:
                     unit = _softmax(self.gain * scores)
+                case VoteKind.BALLOT:
+                    unit = np.eye(num_classes)[self.symbol(scores_BK)]
                 case _:
                     unit = np.clip(scores / self.bound, -1, 1)
         bound = np.float32(self.bound)
         return np.clip((unit * self.bound).astype(np.float32), -bound, bound)
 
     def symbol(self, scores_BK: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-        """The true symbol of each row, 0 up to symbols - 1. Of equal scores the first class counts as larger."""
+        """The true symbol of each row, 0 up to symbols - 1, or the class of a ballot. Of equal scores the first class
+        counts as larger."""
         scores = _numbers(scores_BK)
-        num_classes = scores.shape[1]
-        match self.kind:
-            case VoteKind.BINS:
-                margin = self.gain * (scores[:, 1] - scores[:, 0])
-                logistic = 0.5 + 0.5 * np.tanh(0.5 * margin)
-                return np.minimum(np.floor(logistic * self.num_bins), self.num_bins - 1).astype(np.int64)
-            case VoteKind.TOP:
-                return np.asarray(np.argmax(scores, axis=1), dtype=np.int64)
-            case VoteKind.RANKS:
-                top = np.argmax(scores, axis=1)
-                others = scores.copy()
-                np.put_along_axis(others, top[:, None], -np.inf, axis=1)
-                second = np.argmax(others, axis=1)
-                # The second is one of the K-1 others: those after the top move down by one place.
-                return np.asarray(top * (num_classes - 1) + second - (second > top), dtype=np.int64)
-        raise PlanError(f"vote={self.kind} is no symbol; permitted: {', '.join(sorted(SYMBOLIC))}")
+        if self.kind is VoteKind.BINS:
+            margin = self.gain * (scores[:, 1] - scores[:, 0])
+            return self._graded(0.5 + 0.5 * np.tanh(0.5 * margin))
+        if self.kind not in SYMBOLIC and self.kind is not VoteKind.BALLOT:
+            names = ", ".join(sorted((*SYMBOLIC, VoteKind.BALLOT)))
+            raise PlanError(f"vote={self.kind} is no symbol; permitted: {names}")
+        top: npt.NDArray[np.int64] = np.argmax(scores, axis=1).astype(np.int64)
+        if self.kind is VoteKind.BALLOT or (self.kind is VoteKind.TOP and self.grades == 1):
+            return top
+        others = scores.copy()
+        np.put_along_axis(others, top[:, None], -np.inf, axis=1)
+        second = np.argmax(others, axis=1).astype(np.int64)
+        symbol: npt.NDArray[np.int64] = top
+        if self.kind is VoteKind.RANKS:
+            # The second is one of the K-1 others: those after the top move down by one place.
+            symbol = top * (scores.shape[1] - 1) + second - (second > top)
+        rows = np.arange(len(scores))
+        lead = scores[rows, top] - scores[rows, second]
+        graded: npt.NDArray[np.int64] = symbol * self.grades + self._graded(np.tanh(0.5 * self.gain * lead))
+        return graded
+
+    def _graded(self, unit: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+        """Which of the equal parts of [0, 1] a number is in."""
+        parts: npt.NDArray[np.int64] = np.minimum(np.floor(unit * self.grades), self.grades - 1).astype(np.int64)
+        return parts
 
     # --- at the server ---
 
@@ -148,7 +170,7 @@ class Vote:
             case VoteKind.MARGIN:
                 half = estimated[:, :1] / np.float32(2)
                 return np.concatenate([-half, half], axis=1)
-            case VoteKind.RAW | VoteKind.SHARES:
+            case VoteKind.RAW | VoteKind.SHARES | VoteKind.BALLOT:
                 return estimated
         raise PlanError(f"vote={self.kind} is a symbol of each party, which tables decode; sums say nothing about it")
 

@@ -9,9 +9,9 @@ on: with n = M - t the noise of the others is enough against t colluders, and th
 wrap around in the ring: that is computed from the sum and says nothing more about it, and it happens with probability
 at most 2^-40 a coordinate.
 
-With `bounded_total` a row's coordinates are shares of a whole, such as votes: x in [0, C], v = floor(D x/C),
-and the integers of a row add up to at most D. A changed row then moves them by D upwards and D downwards in all, not by
-2D in every coordinate, and its cost does not grow with the number of coordinates.
+With `bounded_total` a row's coordinates are shares of a whole, such as votes for classes: x in [0, C] becomes
+v = floor(D x / C), and the integers of a row add up to at most D. A changed row then moves them by D upwards and D
+downwards in all, not by 2D in every coordinate, and its cost does not grow with the number of coordinates.
 """
 
 from __future__ import annotations

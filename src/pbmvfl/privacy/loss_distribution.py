@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pbmvfl.privacy.large_sums import LARGEST_SUM, largest_loss, pairs
-from pbmvfl.privacy.poisson_binomial import end_points, log_sum_pmfs
+from pbmvfl.privacy.poisson_binomial import counted_parties, end_points, log_sum_pmfs
 
 Vector = NDArray[np.float64]
 
@@ -218,7 +218,7 @@ def cell_losses(num_trials: int, beta_16: int, noisy_parties: int) -> LossDistri
     Where the laws are so far apart that false alarms cannot be written as numbers, all that is said is the largest
     loss; a Renyi bound is good there.
     """
-    num_bits = num_trials * noisy_parties
+    num_bits = num_trials * counted_parties(num_trials, beta_16, noisy_parties)
     if num_bits <= LARGEST_HULL_SUM and largest_loss(num_trials, beta_16) < _LARGEST_NUMBERS:
         log_p, log_q = log_sum_pmfs(num_bits, beta_16, num_trials, 1)
         edges = _steep_edges(list(log_p), list(log_q))
