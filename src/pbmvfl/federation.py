@@ -15,6 +15,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import numpy.typing as npt
 import torch
 from torch import nn
@@ -23,7 +24,7 @@ from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.driver import Tap
 from pbmvfl.encoders import build_encoder, check_distinct
 from pbmvfl.errors import CheckpointError, EncoderError, LedgerError, PlanError
-from pbmvfl.features import feature_shape, mapped
+from pbmvfl.features import mapped, network_shape
 from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.party_setup import PartySetup
 from pbmvfl.plan import Plan
@@ -89,6 +90,8 @@ class Federation:
             self._first_weights = [copy.deepcopy(encoder.state_dict()) for encoder in encoders]
         #: Called with (direction, party, bytes) for every message, whatever it is.
         self.taps: list[Tap] = []
+        #: What the server read of every party's symbols in the last `fit`, (M, N), if the plan has such rounds.
+        self.symbols: npt.NDArray[np.int64] | None = None
 
     def fit(
         self,
@@ -152,7 +155,9 @@ class Federation:
                 on_round=on_round,
                 on_epoch=on_epoch,
             )
-            return run.finish()
+            result = run.finish()
+            self.symbols = server.symbols
+            return result
 
     def check(self, data: VerticalDataset) -> None:
         """Refuse a plan that cannot be trained on this data, before anything is written."""
@@ -162,8 +167,12 @@ class Federation:
             if mine != given:
                 raise PlanError(f"{name}={mine} in the plan, {given} in the data; make the plan with Plan.for_data")
         if self._encoders is None:
-            for features in {(part.shape[1:], part.dtype): part for part in data.train_features}.values():
-                _check_encoder_takes(self.plan, features)
+            kinds = {
+                (network_shape(self.plan, part.shape[1:], index=index), part.dtype): part
+                for index, part in enumerate(data.train_features)
+            }
+            for (shape, _), features in kinds.items():
+                _check_encoder_takes(self.plan, features, shape)
 
     # --- what a subclass may do otherwise ---
 
@@ -237,9 +246,8 @@ def newest_common_round(plan: Plan, checkpoints: Path) -> int:
     return max(set.intersection(*(set(each.rounds(run_id)) for each in kept)), default=0)
 
 
-def _check_encoder_takes(plan: Plan, features: npt.NDArray[Any]) -> None:
+def _check_encoder_takes(plan: Plan, features: npt.NDArray[Any], shape: tuple[int, ...]) -> None:
     """Build the plan's encoder and pass one row of zeros through it."""
-    shape = feature_shape(plan, features.shape[1:])
     kind = torch.from_numpy(mapped(plan, features[:0])).dtype
     try:
         with torch.no_grad():

@@ -1,6 +1,6 @@
 """A party: its columns, its network, its noise and its masks. Bytes in, bytes out, no I/O of its own.
 
-    START -> HELLO    NONCES -> KEY    KEYS, LABELS -> nothing    ROUND t -> EMBEDDING t    UPDATE, STOP -> nothing
+    START -> HELLO    NONCES -> KEY    ROUND t -> EMBEDDING t    KEYS, LABELS, PUBLISHED, UPDATE, STOP -> nothing
 
 Every message gets bytes back: the answer, no bytes where the protocol has none, or a REFUSAL with public words. What
 does not fit is refused before anything changes. A round's bytes are made once: the same message again gets the same
@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -32,6 +32,8 @@ from pbmvfl.errors import (
     WrongSender,
     WrongSession,
 )
+from pbmvfl.interactions.shared import OwnColumns, PublishedContext
+from pbmvfl.interactions.symbols import as_coordinates
 from pbmvfl.losses import log_shares, mean_loss_slope
 from pbmvfl.mechanisms import Scratch
 from pbmvfl.party_checks import Features, check_identities, check_rows, check_rows_once
@@ -40,7 +42,7 @@ from pbmvfl.plan_groups import Loss
 from pbmvfl.preparation import preparation_for
 from pbmvfl.privacy.events import Event
 from pbmvfl.randomness.secret import Entropy, SystemEntropy
-from pbmvfl.schedule import COUNTS, Round, RoundKind, Split
+from pbmvfl.schedule import COUNTS, SYMBOLS, Round, RoundKind, Split
 from pbmvfl.secagg.keys import (
     KEY_BYTES,
     NONCE_BYTES,
@@ -59,6 +61,7 @@ from pbmvfl.wire.codecs import codec_for
 from pbmvfl.wire.hello import Hello
 from pbmvfl.wire.labels import decode_labels
 from pbmvfl.wire.messages import SERVER, Message, MessageKind
+from pbmvfl.wire.published import decode_symbols
 from pbmvfl.wire.refusals import Refusal
 
 _log = logging.getLogger(__name__)
@@ -103,10 +106,11 @@ class Party:
         identities: Sequence[bytes],
         test_features: Features | None = None,
         keeper: Keeper | None = None,
+        own_columns: Mapping[Split, OwnColumns] | None = None,
         open_guard: Callable[[Session, int, bool], ReleaseGuard] | None = None,
     ) -> None:
-        """`open_guard` is called with the session, its first round and whether its run began with public weights,
-        before anything is released in it."""
+        """`own_columns` are those that symbols are made of, if the plan has any. `open_guard` is called with the
+        session, its first round and whether its run began with public weights, before anything is released in it."""
         if not 0 <= index < plan.num_parties:
             raise WrongPlan(f"party={index}: the plan has parties 0 to {plan.num_parties - 1}")
         check_identities(identities, plan, index=index, own=identity.public)
@@ -123,18 +127,24 @@ class Party:
             check_rows(rows, index=index, split=split)
         self.plan = plan
         self.index = index
-        first_rows = torch.from_numpy(train_features[:8])
+        own_rows = torch.from_numpy(train_features[:8])
+        self._context_width = 0 if plan.interactions is None else plan.interactions.context_width(index)
+        self._context: PublishedContext | None = None  # once everybody's symbols are published
+        self._own_columns = dict(own_columns or {})
+        self._symbols_N = self._make_symbols()
+        first_rows = self._with_context(own_rows, None)
         self.encoder = check_encoder(encoder, plan, index=index, rows=first_rows)
         self._update = update_for(plan, self.encoder, rows=first_rows, on_fault=self._note_fault)
         self._scratch = Scratch()
-        self._preparation = preparation_for(plan, index=index, rows=first_rows)
+        self._preparation = preparation_for(plan, index=index, rows=own_rows)
         self._codec = codec_for(plan.gradient_codec)
         self._schedule = plan.schedule
         self._votes = plan.vote.kind is not VoteKind.RAW
         self._columns = {Split.TRAIN: torch.from_numpy(train_features)}
         if test_features is not None:
             self._columns[Split.TEST] = torch.from_numpy(test_features)
-        self._features = dict(self._columns)  # as the network takes them: prepared
+        self._features: dict[Split, Tensor] = {}  # as the network takes them: prepared, with context
+        self._prepare()
         self._identity = identity
         self._identities = tuple(identities)
         self._keeper = keeper
@@ -213,6 +223,8 @@ class Party:
                 answer = self._receive_keys(message)
             case MessageKind.LABELS:
                 answer = self._receive_labels(message)
+            case MessageKind.PUBLISHED:
+                answer = self._receive_published(message)
             case MessageKind.ROUND:
                 self._step_once(message, data)
                 answer = self._answer_round(message)
@@ -334,6 +346,29 @@ class Party:
             self._prior_K = log_shares(self._labels, self.plan.num_classes)
         return b""
 
+    def _receive_published(self, message: Message) -> bytes:
+        """Everybody's symbols of the training rows: public, and whatever they are, a use of a row costs the same."""
+        self._check_session(message)
+        shared = self.plan.interactions
+        if self.plan.published_at is None or shared is None:
+            raise WrongPlan("published symbols: this plan publishes none")
+        if self._context is not None:
+            raise OutOfOrder(f"party={self.index}: published symbols come once in a session")
+        if self._next_round < self.plan.published_at:
+            raise OutOfOrder(
+                f"published symbols belong before round {self.plan.published_at}; this party expects round "
+                f"{self._next_round}"
+            )
+        sent = decode_symbols(
+            message.payload,
+            parties=shared.released_by,
+            num_samples=self.plan.num_samples,
+            num_symbols=shared.num_symbols,
+        )
+        self._context = PublishedContext(shared, party=self.index, sent=sent, num_parties=self.plan.num_parties)
+        self._prepare()
+        return b""
+
     def _masks_for(self, kind: RoundKind, pair_keys: dict[int, bytes]) -> Masks | None:
         mechanism = self.plan.mechanism_for(kind)
         if not kind.releases or not mechanism.secure_aggregation or mechanism.ring is None:
@@ -387,6 +422,9 @@ class Party:
             )
         if not update and kind.needs_labels and self._labels is None:
             raise OutOfOrder(f"round={expected}: {kind.name} rounds need labels, and none came")
+        published_at = self.plan.published_at
+        if not update and published_at is not None and expected >= published_at and self._context is None:
+            raise OutOfOrder(f"round={expected}: {kind.name} rounds need everybody's symbols, and none were published")
         if message.carries_gradient != (self._answered is not None):
             have = "waits for" if self._answered is not None else "does not wait for"
             raise OutOfOrder(f"round={expected}: this party {have} a gradient")
@@ -410,11 +448,8 @@ class Party:
             check_rows_once(current)
         if not current.kind.releases:
             return self._learn_alone(current)
-        batch = self._features[current.kind.split].index_select(0, torch.from_numpy(current.rows))
-        embedding_BP = self._embed(batch, current)
         mechanism = self.plan.mechanism_for(current.kind)
-        if not current.kind.trains and self._votes:
-            embedding_BP = self.plan.vote(embedding_BP)
+        embedding_BP = self._released_numbers(current)
         released_BP = mechanism.randomize(embedding_BP, self._entropy, self._scratch)
         if self._guard is not None:
             self._guard.charge(current, self.plan.events(current.kind))
@@ -424,6 +459,24 @@ class Party:
         self._answered = current if current.kind.carries_gradient else None
         self._next_round = current.number + 1
         return answer
+
+    def _released_numbers(self, current: Round) -> npt.NDArray[np.float32]:
+        """What a round releases of each of its rows, before it is randomised."""
+        if current.kind == SYMBOLS:
+            assert self._symbols_N is not None
+            assert self.plan.interactions is not None
+            num_symbols = self.plan.interactions.num_symbols
+            return as_coordinates(self._symbols_N[current.rows], num_symbols=num_symbols, bound=1.0)
+        batch = self._features[current.kind.split].index_select(0, torch.from_numpy(current.rows))
+        embedding_BP = self._embed(batch, current)
+        return self.plan.vote(embedding_BP) if not current.kind.trains and self._votes else embedding_BP
+
+    def _make_symbols(self) -> npt.NDArray[np.int64] | None:
+        if self.plan.interactions is None:
+            return None
+        if Split.TRAIN not in self._own_columns:
+            raise WrongPlan(f"party={self.index}: the plan has symbols, and no columns were given to make them of")
+        return self._own_columns[Split.TRAIN].symbols(seed=self.plan.seed)
 
     def _learn_alone(self, current: Round) -> bytes:
         """Have it charged, then learn from own columns and labels. The answer says that it is done, and no more."""
@@ -465,7 +518,23 @@ class Party:
         self._update.apply(slope_BK.clamp(-bound, bound).numpy(), self._entropy)
 
     def _prepare(self) -> None:
-        self._features = {split: self._preparation(columns) for split, columns in self._columns.items()}
+        self._features = {
+            split: self._with_context(self._preparation(columns), self._context_of(split))
+            for split, columns in self._columns.items()
+        }
+
+    def _context_of(self, split: Split) -> npt.NDArray[np.float32] | None:
+        """Context features of the training rows, once symbols are published. What others have of test rows is not."""
+        if self._context is None or split is not Split.TRAIN or not self._context_width:
+            return None
+        return self._context.of_training(self._own_columns[split])
+
+    def _with_context(self, own_ND: Tensor, context: npt.NDArray[np.float32] | None) -> Tensor:
+        """Own numbers, and context features beside them: zeros as long as there are none."""
+        if not self._context_width:
+            return own_ND
+        beside = torch.zeros(len(own_ND), self._context_width) if context is None else torch.from_numpy(context)
+        return torch.cat((own_ND, beside), dim=1)
 
     def _embed(self, batch: Tensor, current: Round) -> npt.NDArray[np.float32]:
         """Embeddings, whatever the columns are: for rows on which the network fails, zeros are randomised and sent.
@@ -539,9 +608,26 @@ class Party:
 
     # --- beside the protocol ---
 
-    def exact_embeddings(self, features: Tensor) -> Tensor:
+    def exact_embeddings(self, features: Tensor, context: Tensor | None = None) -> Tensor:
         """Noise-free embeddings, for a simulator's evaluation alone: no role of the protocol ever sees them."""
         self.encoder.eval()
         with torch.no_grad():
-            embedding_BP: Tensor = self.encoder(self._preparation(features))
+            beside = None if context is None else context.numpy()
+            embedding_BP: Tensor = self.encoder(self._with_context(self._preparation(features), beside))
         return embedding_BP
+
+    @property
+    def has_context(self) -> bool:
+        """Whether its network looks at context features."""
+        return self._context_width > 0
+
+    def exact_levels(self, split: Split) -> npt.NDArray[np.int64]:
+        """The levels of its released column, for a simulator's evaluation alone: a deployment would have to release
+        them."""
+        return self._own_columns[split].levels_N
+
+    def exact_context(self, split: Split, levels: Mapping[int, npt.NDArray[np.int64]]) -> Tensor:
+        """Context features of rows whose levels at the other parties are known, likewise."""
+        if self._context is None:
+            return torch.zeros(len(self._own_columns[split].levels_N), self._context_width)
+        return torch.from_numpy(self._context.of_known(self._own_columns[split], levels))

@@ -11,7 +11,8 @@ import numpy.typing as npt
 from torch import nn
 
 from pbmvfl.encoders import build_encoder
-from pbmvfl.features import feature_shape, mapped
+from pbmvfl.features import mapped, network_shape
+from pbmvfl.interactions.shared import OwnColumns
 from pbmvfl.ledger.charging import Charging
 from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.party import Party
@@ -53,7 +54,7 @@ class PartySetup:
         """The party, if its owner accepts the plan."""
         self.policy.check(self.plan)
         if encoder is None:
-            shape = feature_shape(self.plan, self.train_features.shape[1:])
+            shape = network_shape(self.plan, self.train_features.shape[1:], index=self.index)
             encoder = build_encoder(self.plan, index=self.index, input_shape=shape)
         keeper = None
         if self.checkpoints is not None:
@@ -67,8 +68,19 @@ class PartySetup:
             identity=Identity.from_private_bytes(self.identity),
             identities=self.identities,
             keeper=keeper,
+            own_columns=self._own_columns(),
             open_guard=self._open_ledger if self.ledger is not None else None,
         )
+
+    def _own_columns(self) -> dict[Split, OwnColumns]:
+        """The columns that symbols are made of, as they are, if the plan has symbols."""
+        if self.plan.interactions is None:
+            return {}
+        test = self.train_features[:0] if self.test_features is None else self.test_features
+        return {
+            split: OwnColumns(self.plan.interactions, party=self.index, rows=rows)
+            for split, rows in ((Split.TRAIN, self.train_features), (Split.TEST, test))
+        }
 
     def make_party(self, plan: Plan, **arguments: Any) -> Party:
         """The state machine itself; a subclass may make one of its own."""

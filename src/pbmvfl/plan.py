@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, overload
 
 from pbmvfl.errors import PlanError
+from pbmvfl.interactions.group import Interactions
 from pbmvfl.mechanisms import Mechanism
 from pbmvfl.plan_groups import (
     Activation,
@@ -38,7 +39,7 @@ from pbmvfl.plan_groups import (
 from pbmvfl.plan_names import PREDICTION_PREFIX, data_sizes, groups_of, names_with_words
 from pbmvfl.privacy.events import Event, UpdateEvent
 from pbmvfl.protocol import PROTOCOL_VERSION
-from pbmvfl.schedule import COUNTS, GRAM, MEAN, Phase, RoundKind, RowUses, Schedule
+from pbmvfl.schedule import COUNTS, GRAM, LOCAL, MEAN, SYMBOLS, Phase, RoundKind, RowUses, Schedule
 from pbmvfl.settings import one_of, vars_of, written
 from pbmvfl.symbol_tables import table_bytes
 from pbmvfl.votes import Vote, VoteKind
@@ -116,6 +117,8 @@ class Plan:
     voting: Voting = _NO_VOTING
     #: The parties' networks.
     network: Network = _USUAL_NETWORK
+    #: Columns of different parties that act together: what is released of them. None: nothing is.
+    interactions: Interactions | None = None
     #: Where accuracy figures come from.
     evaluation: Evaluation = Evaluation.SIMULATOR
     #: Public: the schedule, the first weights and the codec's rounding. Never noise, never masks.
@@ -173,6 +176,7 @@ class Plan:
         self._check_prediction()
         self._check_schedule()
         self._check_learning()
+        self._check_interactions()
         if self.first_weights and len(self.first_weights) != self.num_parties:
             raise PlanError(
                 f"first_weights has {len(self.first_weights)} digests for num_parties={self.num_parties}; give one for "
@@ -255,6 +259,26 @@ class Plan:
                 "whitening has one of mean and then one of gram: give preparation=whiten without phases"
             )
 
+    def _check_interactions(self) -> None:
+        kinds = [phase.kind for phase in self.rounds.phases]
+        if self.interactions is None:
+            if SYMBOLS in kinds:
+                raise PlanError("rounds of symbols need interactions, which say what symbols are made of")
+            return
+        if len(self.interactions.columns) != self.num_parties:
+            raise PlanError(
+                f"interactions has columns of {len(self.interactions.columns)} parties; give those of each of "
+                f"num_parties={self.num_parties}"
+            )
+        if kinds[0] != SYMBOLS or SYMBOLS in kinds[1:] or self.rounds.phases[0].passes != 1:
+            raise PlanError("interactions go with one pass of symbols, and it comes first: give them without phases")
+        if self.interactions.publishes and any(kind not in (SYMBOLS, MEAN, GRAM, LOCAL) for kind in kinds):
+            wrong = next(kind.name for kind in kinds if kind not in (SYMBOLS, MEAN, GRAM, LOCAL))
+            raise PlanError(
+                f"interactions with pairs and {wrong} rounds: context of rows that are predicted is not released; plan "
+                "with training=local and evaluation=simulator, or without pairs"
+            )
+
     def _check_schedule(self) -> None:
         if self.evaluation is Evaluation.RELEASED and self.num_test_samples < 1:
             raise PlanError(
@@ -296,7 +320,10 @@ class Plan:
         )
 
     def mechanism_for(self, kind: RoundKind) -> Mechanism:
-        """By which mechanism the rounds of a kind release: those that train by `release`, others by `prediction`."""
+        """By which mechanism the rounds of a kind release: those that train by `release`, symbols by that of
+        `interactions`, others by `prediction`."""
+        if kind == SYMBOLS and self.interactions is not None:
+            return self.interactions.mechanism(self.num_parties)
         return self.release if kind.updates or self.prediction is None else self.prediction
 
     def answer_bytes(self, kind: RoundKind, rows: int) -> int:
@@ -305,6 +332,13 @@ class Plan:
             mechanism = self.mechanism_for(kind)
             return mechanism.payload.num_bytes(rows * mechanism.embedding_dim)
         return table_bytes(self.num_classes, self.vote.counted(self.num_classes) or 0) if kind == COUNTS else 0
+
+    @cached_property
+    def published_at(self) -> int | None:
+        """The number of the round before which everybody learns all symbols; None if nobody does."""
+        if self.interactions is None or not self.interactions.publishes:
+            return None
+        return self.schedule.num_rounds(SYMBOLS)
 
     def update_event(self, kind: RoundKind) -> UpdateEvent | None:
         """What a use of a row does to what its party keeps, in a round of this kind; None if nothing."""
@@ -426,7 +460,7 @@ class Plan:
     def replace(self, **changes: Any) -> Plan:
         """The same plan with some flat names changed, checked again. A new mechanism brings its own defaults."""
         kept = self.flat()
-        if not {"num_epochs", "evaluation", "training", "preparation"}.isdisjoint(changes):
+        if not {"num_epochs", "evaluation", "training", "preparation", "interactions"}.isdisjoint(changes):
             kept.pop("phases", None)
         return Plan.of(**{**kept, **changes})
 
@@ -449,6 +483,8 @@ class Plan:
         values |= {**vars_of(self.network), "evaluation": self.evaluation, "seed": self.seed}
         if not self.first_weights:
             del values["first_weights"]
+        if self.interactions is not None:
+            values["interactions"] = self.interactions
         if self.prediction is not None:
             values |= {PREDICTION_PREFIX + name: value for name, value in self.prediction.to_dict().items()}
             for name in ("embedding_dim", "bound"):  # one network makes both
@@ -458,6 +494,8 @@ class Plan:
     def to_dict(self) -> dict[str, Any]:
         """Plain values by group, for JSON; `from_dict` reads them back."""
         later = {name: values for name in _LATER_GROUPS if (values := written(getattr(self, name)))}
+        if self.interactions is not None:
+            later["interactions"] = self.interactions.to_dict()
         return {
             "format": FORMAT,
             "sizes": written(self.sizes),
@@ -483,8 +521,9 @@ class Plan:
         if values["format"] != FORMAT:
             raise PlanError(f"format={values['format']!r}: this version reads plans of format {FORMAT}; update it")
         known = {"format", *(each.name for each in fields(cls))}
-        if not known - set(_LATER_GROUPS) <= set(values) <= known:
-            wrong = ", ".join(sorted((set(values) ^ known) - (set(_LATER_GROUPS) - set(values))))
+        later = {*_LATER_GROUPS, "interactions"}
+        if not known - later <= set(values) <= known:
+            wrong = ", ".join(sorted((set(values) ^ known) - (later - set(values))))
             raise PlanError(f"the plan lacks or has too much of: {wrong}; make it anew with `pbmvfl plan`")
         flat: dict[str, Any] = {"evaluation": values["evaluation"], "seed": values["seed"]}
         for group in ("sizes", "release", "rounds", "learning", "update", "network", *_LATER_GROUPS):
@@ -492,6 +531,8 @@ class Plan:
             if not isinstance(numbers, dict):
                 raise PlanError(f"{group}={numbers!r} must be an object")
             flat |= numbers
+        if "interactions" in values:
+            flat["interactions"] = Interactions.of(values["interactions"])
         if values["prediction"] is not None:
             flat |= {PREDICTION_PREFIX + name: value for name, value in dict(values["prediction"]).items()}
         if isinstance(flat.get("phases"), list):

@@ -8,7 +8,7 @@ from enum import StrEnum
 
 from pbmvfl.errors import PlanError
 from pbmvfl.privacy.events import PlainUpdate, RoundedGaussianSum, UpdateEvent
-from pbmvfl.schedule import COUNTS, GRAM, JOINT, LOCAL, MEAN, PREDICTION, Order, Phase
+from pbmvfl.schedule import COUNTS, GRAM, JOINT, LOCAL, MEAN, PREDICTION, SYMBOLS, Order, Phase
 from pbmvfl.settings import check_whole, finite, one_of, setting
 from pbmvfl.symbol_tables import TABLE_DIAMETER
 from pbmvfl.votes import SYMBOLIC, Vote, VoteKind
@@ -151,12 +151,13 @@ class Rounds:
     @property
     def usual(self) -> bool:
         """Whether `training`, `num_epochs`, `evaluation` and `preparation` say it all."""
-        prepared, counted = (any(phase.kind == kind for phase in self.phases) for kind in (GRAM, COUNTS))
+        kinds = {phase.kind.name for phase in self.phases}
         return self.num_epochs > 0 and self.phases == usual_phases(
             self.num_epochs,
             training=self.training,
-            prepared=prepared,
-            counted=counted,
+            shared=SYMBOLS.name in kinds,
+            prepared=GRAM.name in kinds,
+            counted=COUNTS.name in kinds,
             released=self.is_released,
         )
 
@@ -166,13 +167,15 @@ def usual_phases(
     *,
     released: bool,
     training: Training = Training.JOINT,
+    shared: bool = False,
     prepared: bool = False,
     counted: bool = False,
 ) -> tuple[Phase, ...]:
-    """A preparation if there is one, rounds of one kind, and a pass over the test rows if evaluation is released,
-    after a count of votes if those are read by one."""
+    """Symbols if columns of different parties act together, a preparation if there is one, rounds of one kind, and a
+    pass over the test rows if evaluation is released, after a count of votes if those are read by one."""
     check_whole("num_epochs", num_epochs, least=1)
-    phases = [Phase(kind=kind, passes=1, order=Order.AS_GIVEN) for kind in (MEAN, GRAM) if prepared]
+    before = (*([SYMBOLS] if shared else []), *([MEAN, GRAM] if prepared else []))
+    phases = [Phase(kind=kind, passes=1, order=Order.AS_GIVEN) for kind in before]
     phases.append(Phase(kind=LOCAL if training is Training.LOCAL else JOINT, passes=num_epochs))
     if counted:
         phases.append(Phase(kind=COUNTS, passes=1, order=Order.AS_GIVEN))

@@ -7,6 +7,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 from pbmvfl.errors import PlanError
+from pbmvfl.interactions.group import Interactions
 from pbmvfl.mechanisms import MECHANISMS, Mechanism
 from pbmvfl.plan_groups import (
     MECHANISM,
@@ -92,7 +93,7 @@ def plan_settings() -> dict[str, Setting]:
 
 
 def _known_names() -> set[str]:
-    names = {*plan_settings(), "phases", "first_weights"}
+    names = {*plan_settings(), "phases", "first_weights", "interactions"}
     released = {"mechanism", "secure_aggregation", *(n for m in MECHANISMS.values() for n in m.own_settings())}
     return names | {PREDICTION_PREFIX + name for name in (*released, "embedding_dim", "bound")}
 
@@ -132,12 +133,15 @@ def groups_of(values: Mapping[str, Any]) -> dict[str, Any]:
     for name in ("evaluation", "seed"):
         if name in values:
             groups[name] = values[name]
+    if values.get("interactions") is not None:
+        groups["interactions"] = Interactions.of(values["interactions"])
     evaluation = one_of("evaluation", values.get("evaluation", Evaluation.SIMULATOR), Evaluation)
     phases = values.get("phases")
     if phases is None:
         phases = usual_phases(
             values.get("num_epochs", 10),
             training=one_of("training", values.get("training", Training.JOINT), Training),
+            shared="interactions" in groups,
             prepared=values.get("preparation", PreparationName.NONE) != PreparationName.NONE,
             counted=voting.has_tables and evaluation is Evaluation.RELEASED,
             released=evaluation is Evaluation.RELEASED,

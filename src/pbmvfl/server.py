@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from pbmvfl.encoders import SumsAsScores, build_head
 from pbmvfl.errors import (
+    CheckpointError,
     DuplicateMessage,
     OutOfOrder,
     PartyRefused,
@@ -33,7 +34,7 @@ from pbmvfl.losses import log_shares, mean_loss
 from pbmvfl.party import Keeper
 from pbmvfl.plan import Plan
 from pbmvfl.plan_groups import Loss
-from pbmvfl.schedule import COUNTS, Round
+from pbmvfl.schedule import COUNTS, SYMBOLS, Round
 from pbmvfl.secagg.keys import KEY_BYTES, RUN_ID_BYTES, SIGNATURE_BYTES, Session
 from pbmvfl.updates.trainer import Trainer
 from pbmvfl.vote_reader import VoteReader
@@ -43,7 +44,11 @@ from pbmvfl.wire.hello import Hello
 from pbmvfl.wire.labels import encode_labels
 from pbmvfl.wire.messages import NO_SESSION, SERVER, Message, MessageKind
 from pbmvfl.wire.payloads import PayloadFormat
+from pbmvfl.wire.published import encode_symbols
 from pbmvfl.wire.refusals import Refusal
+
+#: Beside the weights of a checkpoint: what was read of everybody's symbols.
+_SYMBOLS = "run.symbols"
 
 
 class Server:
@@ -70,6 +75,11 @@ class Server:
         self._schedule = plan.schedule
         self._labels = torch.from_numpy(train_labels)
         self._labels_sent = not plan.sends_labels
+        self._published = plan.published_at is None
+        #: Every party's symbols of the training rows as they were sent, (M, N), as far as they have come.
+        self.symbols: npt.NDArray[np.int64] | None = None
+        if plan.interactions is not None:
+            self.symbols = np.zeros((plan.num_parties, plan.num_samples), dtype=np.int64)
         self.run_id = run_id if run_id is not None else os.urandom(RUN_ID_BYTES)
         self.session: Session | None = None
         self._keeper = keeper
@@ -169,6 +179,9 @@ class Server:
         if not self._labels_sent:
             self._labels_sent = True
             return self._message(MessageKind.LABELS, encode_labels(self._labels.numpy(), self.plan.num_classes))
+        if not self._published and self._next_round >= (self.plan.published_at or 0):
+            self._published = True
+            return self._message(MessageKind.PUBLISHED, self._published_symbols())
         if self._next_round >= len(self._schedule):
             return None
         return self._ask_round()
@@ -265,7 +278,9 @@ class Server:
     def _finish_round(self) -> None:
         assert self.round is not None
         payloads = self._take_inbox()
-        if self.round.kind == COUNTS:
+        if self.round.kind == SYMBOLS:
+            self._take_symbols(payloads)
+        elif self.round.kind == COUNTS:
             self._reader = VoteReader(self.plan, payloads, self._labels.numpy())
         elif not self.round.kind.carries_gradient and self._reader is not None:
             self._say_scores(torch.from_numpy(self._reader.scores(payloads, self.round.num_rows)))
@@ -273,6 +288,26 @@ class Server:
             self._take_sums(payloads)
         self._next_round = self.round.number + 1
         self._expected = None
+
+    def _take_symbols(self, payloads: list[bytes | memoryview]) -> None:
+        assert self.round is not None
+        assert self.symbols is not None
+        assert self.plan.interactions is not None
+        sent_MB = self._payload.each(payloads, self.round.num_rows)
+        most = self.plan.interactions.num_symbols - 1
+        wrong = np.flatnonzero((sent_MB > most).any(axis=1))
+        if len(wrong):
+            raise ProtocolError(
+                f"round={self.round.number}: party {wrong[0]} sent symbol={int(sent_MB[wrong[0]].max())}; permitted: 0 "
+                f"to {most}"
+            )
+        self.symbols[:, self.round.rows] = sent_MB
+
+    def _published_symbols(self) -> bytes:
+        shared = self.plan.interactions
+        assert shared is not None
+        assert self.symbols is not None
+        return encode_symbols({party: self.symbols[party] for party in shared.released_by}, shared.num_symbols)
 
     def _take_sums(self, payloads: list[bytes | memoryview]) -> None:
         assert self.round is not None
@@ -321,7 +356,18 @@ class Server:
     # --- beside the protocol ---
 
     def state(self) -> dict[str, Tensor]:
-        return self._trainer.state()
+        """With the symbols: they are released once, and every session publishes them."""
+        state = self._trainer.state()
+        return state if self.symbols is None else {**state, _SYMBOLS: torch.from_numpy(self.symbols.copy())}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
+        if self.symbols is not None:
+            state = dict(state)
+            kept = state.pop(_SYMBOLS, None)
+            if kept is None or tuple(kept.shape) != self.symbols.shape:
+                raise CheckpointError(
+                    f"the checkpoint has no symbols of shape={self.symbols.shape}; restore it from a copy, or start a "
+                    "new run"
+                )
+            self.symbols = kept.numpy().astype(np.int64)
         self._trainer.load_state(state)

@@ -22,7 +22,6 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from scipy import optimize, stats
 
 from pbmvfl.errors import DataError, PlanError
 from pbmvfl.interactions.symbols import NOT_SHOWN, Integers, Reals, kept_at
@@ -181,6 +180,8 @@ def select(
 
 def smallest_statistic(dimensions: int, log_tail: float) -> float:
     """The statistic from which on the bound is at most exp(log_tail)."""
+    from scipy import optimize  # imported late: plans that have no screen do not need it
+
     if log_tail >= 0:
         return float(dimensions)
     high = dimensions + 1.0
@@ -225,6 +226,8 @@ class ScreenSize:
         For columns whose levels are equally frequent, classes too, in the parties with the most columns; the statistic
         is taken for noncentral chi-square. An estimate for planning: no guarantee rests on it.
         """
+        from scipy import stats
+
         if not 0 < explained <= 1:
             raise PlanError(f"explained={explained!r} must be above 0 and at most 1")
         shown = self.shown_count(epsilon)

@@ -10,6 +10,7 @@ from pbmvfl.wire.codecs import codec_for
 from pbmvfl.wire.hello import HASH_BYTES, hello_bytes
 from pbmvfl.wire.labels import label_bytes
 from pbmvfl.wire.messages import HEADER_BYTES
+from pbmvfl.wire.published import published_bytes
 
 if TYPE_CHECKING:
     from pbmvfl.plan import Plan
@@ -59,6 +60,9 @@ def predicted_traffic(plan: Plan) -> Traffic:
                 down += times * codec.num_bytes(rows, plan.embedding_dim)
         if phase.kind.trains:
             down += phase.passes * HEADER_BYTES  # the end of a pass, with its last gradient if there is one
+    if plan.published_at is not None and plan.interactions is not None:
+        shared = plan.interactions
+        down += HEADER_BYTES + published_bytes(len(shared.released_by), plan.num_samples, shared.num_symbols)
     labels = HEADER_BYTES + label_bytes(plan.num_samples, plan.num_classes) if plan.sends_labels else 0
     return Traffic(
         bytes_setup=parties * (start + hello + nonces + key + keys + labels),
