@@ -18,6 +18,8 @@ _MEAN_SHARE, _GRAM_SHARE, _TABLE_SHARE = 0.04, 0.12, 0.05
 _STEPS = 40
 #: Up to so many numbers a row, a weight for every two values is worth its noise.
 _WIDEST_VALUES = 256
+#: Up to so many whitened columns, rows are not clipped below their usual norm.
+_NARROW = 16
 _SEARCH_STEPS = 40
 
 
@@ -55,8 +57,16 @@ class LocalRules:
             "momentum": 0.9,
             "nesterov": True,
             "averaging": 0.5,
-            "clip_norm": 1.0,
+            "clip_norm": self._clip_norm,
         }
+
+    @property
+    def _clip_norm(self) -> float:
+        """D whitened numbers and a constant have a norm of about sqrt(D + 1). Clipping below it bends what is learned
+        where classes are not equally frequent (6 points of accuracy on a made table); wide rows feel the noise more."""
+        if self.columns is None or self.columns > _NARROW or self._has_few_values:
+            return 1.0
+        return float(f"{math.sqrt(self.columns + 1):.3g}")
 
     @property
     def _has_few_values(self) -> bool:
