@@ -26,6 +26,7 @@ from pbmvfl.plan_groups import (
     UpdateNoise,
 )
 from pbmvfl.plan_names import PREDICTION_PREFIX, data_sizes, groups_of, names_with_words, vars_of
+from pbmvfl.privacy.correlated import check_band
 from pbmvfl.privacy.events import Event
 from pbmvfl.protocol import PROTOCOL_VERSION
 from pbmvfl.schedule import Phase, RoundKind, RowUses, Schedule
@@ -119,6 +120,7 @@ class Plan:
     gradient_bound = _In[float]("learning")
     noise_multiplier = _In[float]("update")
     clip_norm = _In[float]("update")
+    noise_band = _In[int]("update")
     encoder = _In[str]("network")
     activation = _In[Activation]("network")
     first_weights = _In[tuple[str, ...]]("network")
@@ -156,6 +158,7 @@ class Plan:
                 f"evaluation=released needs num_test_samples of at least 1, got {self.num_test_samples}; "
                 "give test rows or use evaluation=simulator"
             )
+        check_band(self.update.band, self.schedule.steps_between_uses)
         if 4 * self.schedule.largest_batch * self.embedding_dim >= 1 << 32:
             raise PlanError(
                 f"batch_size={self.batch_size} times embedding_dim={self.embedding_dim} makes a message of 4 GiB or "
@@ -310,6 +313,8 @@ class Plan:
         values |= {**vars_of(self.network), "evaluation": self.evaluation, "seed": self.seed}
         if not self.first_weights:
             del values["first_weights"]
+        if self.noise_band == 1:
+            del values["noise_band"]
         if self.prediction is not None:
             values |= {PREDICTION_PREFIX + name: value for name, value in self.prediction.to_dict().items()}
             for name in ("embedding_dim", "bound"):  # one network makes both
@@ -325,11 +330,15 @@ class Plan:
             "prediction": None if self.prediction is None else self.prediction.to_dict(),
             "rounds": {"batch_size": self.batch_size, "phases": [phase.to_dict() for phase in self.rounds.phases]},
             "learning": vars_of(self.learning),
-            "update": vars_of(self.update),
+            "update": self._update_values(),
             "network": self._network_values(),
             "evaluation": str(self.evaluation),
             "seed": self.seed,
         }
+
+    def _update_values(self) -> dict[str, Any]:
+        """Without a band where noise is independent, for the same reason as first weights."""
+        return {name: value for name, value in vars_of(self.update).items() if (name, value) != ("noise_band", 1)}
 
     def _network_values(self) -> dict[str, Any]:
         """Without first weights where none are declared: such plans keep the hash that they always had."""

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from pbmvfl.errors import PlanError
-from pbmvfl.privacy.events import DiscreteGaussianUpdate, PlainUpdate, UpdateEvent
+from pbmvfl.privacy.correlated import Band, banded_event
+from pbmvfl.privacy.events import PlainUpdate, UpdateEvent
 from pbmvfl.schedule import JOINT, PREDICTION, Order, Phase
 from pbmvfl.settings import check_whole, finite, one_of, setting
 from pbmvfl.wire.codecs import GradientCodecName
@@ -134,7 +135,8 @@ class UpdateNoise:
     """Strict training: noise on every party's update.
 
     Each row's gradient of its own loss is clipped to clip_norm; to their sum over the batch noise of standard deviation
-    noise_multiplier * clip_norm is added; the step is along that sum divided by the rows of the batch.
+    noise_multiplier * clip_norm is added; the step is along that sum divided by the rows of the batch. With a band
+    above 1 the noise is added to mixtures of the last sums instead (`pbmvfl.privacy.correlated`).
     """
 
     noise_multiplier: float = setting(
@@ -145,6 +147,11 @@ class UpdateNoise:
         help="What the gradient of a row's own loss is clipped to, over a whole network, where updates are noisy.",
         panel=TRAINING,
     )
+    noise_band: int = setting(
+        1,
+        help="Steps over which the noise of updates is correlated; above 1 needs an order of rows that stays.",
+        panel=TRAINING,
+    )
 
     def __post_init__(self) -> None:
         for name in ("noise_multiplier", "clip_norm"):
@@ -153,13 +160,20 @@ class UpdateNoise:
             raise PlanError(f"noise_multiplier={self.noise_multiplier:g} must be 0 (no weight noise) or above")
         if self.clip_norm <= 0:
             raise PlanError(f"clip_norm={self.clip_norm:g} must be above 0")
+        if self.band.width > 1 and not self.noise_multiplier:
+            raise PlanError(f"noise_band={self.noise_band} goes with a noise_multiplier above 0; without noise it is 1")
+
+    @property
+    def band(self) -> Band:
+        """How the noise of one step hangs together with that of others."""
+        return Band(self.noise_band)
 
     @property
     def event(self) -> UpdateEvent:
         """What one step of one party's weights is."""
         if not self.noise_multiplier:
             return PlainUpdate()
-        return DiscreteGaussianUpdate(clip_norm=self.clip_norm, noise_multiplier=self.noise_multiplier)
+        return banded_event(self.band, clip_norm=self.clip_norm, noise_multiplier=self.noise_multiplier)
 
 
 @dataclass(frozen=True, kw_only=True)
