@@ -6,6 +6,9 @@ finer grid, exactly, and the sum is rounded to steps once. With d weights that m
 most sqrt(d), so a row may have a norm of R = C - sqrt(d)/2 steps: two sums that differ in one row are at most
 2R + sqrt(d) = 2C steps apart. docs/theory.md, 2.16, has the proof.
 
+With correlated noise the sums of b steps are mixed before they are rounded, and a row shows in b of them: it may have a
+norm of C - sqrt(d b)/(2|c|) steps, and sums have fewer bits, so that their mixture fits 64 (2.17).
+
 Shape suffixes: B rows of the batch, L layers, I columns into a layer, O columns out of it.
 """
 
@@ -21,6 +24,7 @@ import numpy.typing as npt
 
 from pbmvfl.compiled import compiled
 from pbmvfl.errors import PlanError
+from pbmvfl.privacy.correlated import COEFFICIENT_BITS, INDEPENDENT, Band
 from pbmvfl.randomness.rounded_normal import SIGMA, rounded_normal
 
 if TYPE_CHECKING:
@@ -28,6 +32,8 @@ if TYPE_CHECKING:
 
 #: Sums of integers below 2^53 are exact in float64, in whatever order they are added; half of that for safety.
 _EXACT_BITS = 52
+#: Mixtures of sums are made in 64-bit integers.
+_MIXTURE_BITS = 62
 #: The norm of one row in fine units: its factors then have norms of at most 2^22, and sums of squares fit 64 bits.
 _ROW_BITS = 44
 #: Norms are compared with a limit that is lower by this share, far above what rounding can hide, and rows are scaled to
@@ -45,14 +51,15 @@ class Grid:
     clip_norm: float
     num_weights: int
     largest_batch: int
+    band: Band = INDEPENDENT
 
     def __post_init__(self) -> None:
-        if not self.largest_batch * self.clip_steps < 2.0**62:
+        if not self.largest_batch * self.clip_steps * self.band.total < 2.0**62:
             raise PlanError(
                 f"noise_multiplier={self.noise_multiplier:g} is too small for exact noise on a batch of "
                 f"{self.largest_batch}: sums would leave 64-bit integers; use 1e-4 or more, or 0 for no noise"
             )
-        share = math.sqrt(self.num_weights) / 2 / self.clip_steps
+        share = self.rounding_steps / self.clip_steps
         if share > _LARGEST_ROUNDING_SHARE:
             raise PlanError(
                 f"noise_multiplier={self.noise_multiplier:g} with {self.num_weights:,} weights: the grid of the noise "
@@ -70,10 +77,22 @@ class Grid:
         """What one step of the grid stands for."""
         return self.noise_multiplier * self.clip_norm / SIGMA
 
+    @property
+    def rounding_steps(self) -> float:
+        """What a row's norm leaves for the rounding of the sums that it is in."""
+        return math.sqrt(self.num_weights * self.band.width) / (2 * self.band.norm)
+
+    @property
+    def _sum_bits(self) -> int:
+        """Of a sum over a batch in fine units."""
+        if self.band.width == 1:
+            return _EXACT_BITS
+        return min(_EXACT_BITS, _MIXTURE_BITS - COEFFICIENT_BITS - math.ceil(math.log2(self.band.total)))
+
     @cached_property
     def fine_bits(self) -> int:
         """A fine unit is a step divided by 2 to this power. It may be negative: then it is some steps."""
-        bits = min(_ROW_BITS, _EXACT_BITS - math.ceil(math.log2(self.largest_batch)))
+        bits = min(_ROW_BITS, self._sum_bits - math.ceil(math.log2(self.largest_batch)))
         return bits - math.ceil(math.log2(self.clip_steps))
 
     @cached_property
@@ -84,7 +103,7 @@ class Grid:
     @cached_property
     def row_norm(self) -> float:
         """R in fine units: what a row's integers may have as their norm."""
-        return (self.clip_steps - math.sqrt(self.num_weights) / 2) * 2.0**self.fine_bits
+        return (self.clip_steps - self.rounding_steps) * 2.0**self.fine_bits
 
     @property
     def largest_square(self) -> float:
@@ -102,7 +121,11 @@ class Grid:
 
     def released(self, total: npt.NDArray[np.float64], entropy: Entropy) -> npt.NDArray[np.int64]:
         """The sum in steps with its noise: all that the weights ever learn of the batch."""
-        return self.rounded(total) + rounded_normal(entropy, total.size)
+        return self.with_noise(self.rounded(total), entropy)
+
+    def with_noise(self, steps: npt.NDArray[np.int64], entropy: Entropy) -> npt.NDArray[np.int64]:
+        """Whole steps with fresh noise on each."""
+        return steps + rounded_normal(entropy, steps.size)
 
 
 @compiled

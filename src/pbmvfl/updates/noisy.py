@@ -57,6 +57,7 @@ class Noisy:
             clip_norm=plan.clip_norm,
             num_weights=weights_of(encoder),
             largest_batch=plan.schedule.largest_batch,
+            band=plan.update.band,
         )
         if rows is not None and len(rows):
             _try_rows(encoder, rows, self._grid, plan.embedding_dim)
@@ -115,11 +116,16 @@ class Noisy:
         batch, whole = self._waiting, self._whole
         self._waiting, self._whole = None, False
         slopes_BP = torch.from_numpy(gradient_BP * np.float32(len(batch)))
-        steps = self._grid.released(self._clipped_sum(batch, slopes_BP, whole), entropy)
-        mean = torch.from_numpy(steps * (self._grid.step / len(batch))).to(torch.float32)
+        mean = self._noisy_mean(self._clipped_sum(batch, slopes_BP, whole), len(batch), entropy)
         sizes = [weight.numel() for weight in self._trainer.parameters]
-        parts = zip(torch.split(mean, sizes), self._trainer.parameters, strict=True)
+        slopes = torch.from_numpy(mean).to(torch.float32)
+        parts = zip(torch.split(slopes, sizes), self._trainer.parameters, strict=True)
         self._trainer.step([part.reshape(weight.shape) for part, weight in parts])
+
+    def _noisy_mean(self, total: npt.NDArray[np.float64], rows: int, entropy: Entropy) -> npt.NDArray[np.float64]:
+        """What is stepped along, from the exact sum over so many rows in fine units: nothing else knows that sum."""
+        steps = self._grid.released(total, entropy)
+        return np.multiply(steps, self._grid.step / rows, dtype=np.float64)
 
     def _clipped_sum(self, batch: Tensor, slopes_BP: Tensor, whole: bool) -> npt.NDArray[np.float64]:
         if whole:
