@@ -152,9 +152,8 @@ class Vote:
         if self.kind is VoteKind.RANKS:
             # The second is one of the K-1 others: those after the top move down by one place.
             symbol = top * (scores.shape[1] - 1) + second - (second > top)
-        rows = np.arange(len(scores))
-        lead = scores[rows, top] - scores[rows, second]
-        graded: npt.NDArray[np.int64] = symbol * self.grades + self._graded(np.tanh(0.5 * self.gain * lead))
+        lead = np.tanh(0.5 * self.gain * score_leads(scores))
+        graded: npt.NDArray[np.int64] = symbol * self.grades + self._graded(lead)
         return graded
 
     def _graded(self, unit: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
@@ -176,6 +175,12 @@ class Vote:
 
     def to_dict(self) -> dict[str, Any]:
         return {**asdict(self), "kind": str(self.kind)}
+
+
+def score_leads(scores_BK: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+    """By how much the largest score of each row is above the second."""
+    two = np.partition(_numbers(scores_BK), -2, axis=1)[:, -2:]
+    return np.asarray(two[:, 1] - two[:, 0])
 
 
 def _numbers(scores: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
