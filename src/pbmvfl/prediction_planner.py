@@ -35,19 +35,20 @@ _SYMBOL_RATIO = 9.0
 #: Fewer training rows than this for each entry of a table make finer symbols worse.
 _ROWS_PER_ENTRY = 30.0
 _MOST_BINS = 16
-#: By how much the best score of a row is typically above the second. Trained as it is here (cross-entropy, averaged)
-#: scores are about that large; `score_scale` measures it, at a charge. Gains are for a typical lead of 1.
+#: By how much the best score of a row is typically above the second, where nobody measured it (`score_scale` does, at a
+#: small charge). A lead that is taken for smaller than it is costs less than one that is taken for larger.
 TYPICAL_LEAD = 2.0
-#: Gains of the grades of `top` and `ranks`, of many bins and of few; of margins 2.6/epsilon, within limits.
-_GRADE_GAIN, _MANY_BINS_GAIN, _FEW_BINS_GAIN = 1.2, 1.0, 0.8
-_SHARES_GAIN, _MARGIN_GAIN, _LEAST_MARGIN_GAIN = 4.0, 2.6, 0.8
+#: Gains at a typical lead of 1: of the grades of `top` and `ranks`, of many bins and of few, of shares, and of margins
+#: at an epsilon of 1; the latter fall with the root of epsilon.
+_GRADE_GAIN, _MANY_BINS_GAIN, _FEW_BINS_GAIN = 1.3, 1.2, 0.8
+_SHARES_GAIN, _MARGIN_GAIN = 4.0, 2.4
 #: What (votes, grades) are tried for many classes, the one that says most first.
 _SYMBOLS = ((VoteKind.RANKS, 3), (VoteKind.RANKS, 2), (VoteKind.TOP, 4), (VoteKind.RANKS, 1), (VoteKind.TOP, 2))
 #: Noise of a table in rows: least, most, and what it is at an epsilon of 1. A table then takes about a hundredth of
 #: what Gaussian noise of the same epsilon allows.
 _LEAST_DEVIATION, _MOST_DEVIATION, _DEVIATION_AT_ONE = 5.0, 30.0, 56.0
 #: A table may have noise of so much of the rows that an entry has.
-_DEVIATION_SHARE = 1 / 8
+_DEVIATION_SHARE = 1 / 10
 #: Up to here a vote is a ballot: noise is so large that how sure a party is does not matter.
 _BALLOT_EPSILON = 3.0
 #: Fewer levels have a little less noise, and lose as much to rounding.
@@ -206,8 +207,7 @@ def _votes(cell_epsilon: float, num_classes: int, lead: float) -> tuple[Vote, in
         if cell_epsilon <= _BALLOT_EPSILON:
             return Vote(kind=VoteKind.BALLOT), 1
         return Vote(kind=VoteKind.SHARES, gain=_SHARES_GAIN / lead), _LEVELS
-    gain = min(max(_MARGIN_GAIN / cell_epsilon, _LEAST_MARGIN_GAIN), _MARGIN_GAIN)
-    return Vote(kind=VoteKind.MARGIN, gain=gain / lead), _LEVELS
+    return Vote(kind=VoteKind.MARGIN, gain=_MARGIN_GAIN / math.sqrt(cell_epsilon) / lead), _LEVELS
 
 
 def _deviation(cell_epsilon: float, num_classes: int, columns: int, num_rows: int) -> float:

@@ -1,7 +1,7 @@
 """Votes: what a party makes of its own class scores before a mechanism takes them, and how sums become scores again.
 
     raw       the scores themselves, K coordinates
-    margin    two classes: tanh(gain (s1 - s0)), one coordinate
+    margin    two classes: tanh(gain (s1 - s0)) to the third power, one coordinate: small differences hardly count
     shares    softmax(gain s), K coordinates, none negative, together at most one
     ballot    1 for the class with the largest score and 0 for the others, K coordinates
     bins      two classes: one symbol, the bin of the logistic of gain (s1 - s0) among `grades` equal ones
@@ -122,7 +122,7 @@ class Vote:
             scores = _numbers(scores_BK)
             match self.kind:
                 case VoteKind.MARGIN:
-                    unit = np.tanh(self.gain * (scores[:, 1:2] - scores[:, 0:1]))
+                    unit = np.tanh(self.gain * (scores[:, 1:2] - scores[:, 0:1])) ** 3
                 case VoteKind.SHARES:
                     unit = _softmax(self.gain * scores)
                 case VoteKind.BALLOT:
