@@ -17,7 +17,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from pbmvfl.encoders import build_head
 from pbmvfl.errors import (
@@ -34,6 +33,7 @@ from pbmvfl.party import Keeper
 from pbmvfl.plan import Plan
 from pbmvfl.schedule import Round
 from pbmvfl.secagg.keys import KEY_BYTES, RUN_ID_BYTES, SIGNATURE_BYTES, Session
+from pbmvfl.updates.head import Teacher
 from pbmvfl.updates.trainer import Trainer
 from pbmvfl.wire.codecs import codec_for
 from pbmvfl.wire.hello import Hello
@@ -59,6 +59,7 @@ class Server:
         self.plan = plan
         self.head = head if head is not None else build_head(plan)
         self._trainer = Trainer(plan, self.head)
+        self._teacher = Teacher(self._trainer, train_labels)
         self._codec = codec_for(plan.gradient_codec)
         self._schedule = plan.schedule
         self._labels = torch.from_numpy(train_labels)
@@ -272,15 +273,12 @@ class Server:
         assert self.round is not None
         if not self.head.training:
             self.head.train()
-        estimated_sum_BP.requires_grad_()
-        scores = self.head(estimated_sum_BP)
-        loss = functional.cross_entropy(scores, labels_B)
-        gradient_BP, *slopes = self._trainer.slopes(loss, inputs=[estimated_sum_BP])
+        loss, scores, gradient_BP, slopes = self._teacher.lesson(estimated_sum_BP, labels_B)
         # Encoding refuses NaN, and it comes before the step: bad numbers never reach the weights.
         self._gradient = self._codec.encode(gradient_BP.numpy(), seed=self.plan.seed, round_number=self.round.number)
         self._trainer.step(slopes)
         if self.on_joint_round is not None:
-            self.on_joint_round(loss.item(), scores.detach(), labels_B)
+            self.on_joint_round(loss, scores, labels_B)
 
     def predict(self, sums_BP: Tensor) -> Tensor:
         """Class scores for sums of embeddings."""

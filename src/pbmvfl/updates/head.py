@@ -1,0 +1,89 @@
+"""The server's lesson from one batch: the loss of its head, and the gradients that follow from it.
+
+A dense head under cross entropy has them written out; every other head has torch's autograd. Numbers agree to the
+rounding of float32.
+
+Shape suffixes: B rows of the batch, P embedding_dim, K classes.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from pbmvfl.compiled import compiled
+from pbmvfl.updates.dense import is_plain_linear
+from pbmvfl.updates.trainer import Trainer
+
+
+class Lesson(NamedTuple):
+    """What a batch teaches: nothing has changed yet."""
+
+    loss: float
+    scores_BK: Tensor
+    gradient_BP: Tensor  # of the mean loss, at the sums
+    slopes: list[Tensor]  # of the head's weights
+
+
+class Teacher:
+    """A head's mean cross entropy over a batch and its chain rule."""
+
+    def __init__(self, trainer: Trainer, labels: npt.NDArray[np.int64]) -> None:
+        """`labels` are all that there will be: labels outside the classes are left to torch, which refuses them."""
+        self._trainer = trainer
+        self._head = trainer.network
+        self._written_out = False
+        if is_plain_linear(self._head) and isinstance(self._head, nn.Linear) and self._head.bias is not None:
+            self._written_out = not labels.size or (labels.min() >= 0 and labels.max() < self._head.out_features)
+
+    def lesson(self, sums_BP: Tensor, labels_B: Tensor) -> Lesson:
+        if self._written_out and sums_BP.shape[0] and sums_BP.dtype is torch.float32:
+            return self._without_autograd(sums_BP.numpy(), labels_B.numpy())
+        sums_BP.requires_grad_()
+        scores_BK = self._head(sums_BP)
+        loss = functional.cross_entropy(scores_BK, labels_B)
+        gradient_BP, *slopes = self._trainer.slopes(loss, inputs=[sums_BP])
+        return Lesson(loss.item(), scores_BK.detach(), gradient_BP, slopes)
+
+    def _without_autograd(self, sums_BP: npt.NDArray[np.float32], labels_B: npt.NDArray[np.int64]) -> Lesson:
+        head = self._head
+        assert isinstance(head, nn.Linear)
+        weight_KP, bias_K = head.weight.detach().numpy(), head.bias.detach().numpy()
+        scores_BK = np.matmul(sums_BP, weight_KP.T)
+        at_scores_BK, slope_K = np.empty_like(scores_BK), np.empty_like(bias_K)
+        loss = add_and_compare(scores_BK, bias_K, labels_B, at_scores_BK, slope_K)
+        slope_KP, gradient_BP = np.matmul(at_scores_BK.T, sums_BP), np.matmul(at_scores_BK, weight_KP)
+        slopes = [torch.from_numpy(slope_KP), torch.from_numpy(slope_K)]
+        return Lesson(loss, torch.from_numpy(scores_BK), torch.from_numpy(gradient_BP), slopes)
+
+
+@compiled
+def add_and_compare(scores: Any, bias: Any, labels: Any, gradient: Any, sums: Any) -> Any:
+    """Adds the bias to the scores; the mean cross entropy, its gradient at the scores, and that one's sum over rows."""
+    rows, classes = scores.shape
+    loss = 0.0
+    total = np.zeros(classes)
+    weights = np.empty(classes)
+    for b in range(rows):
+        for k in range(classes):
+            scores[b, k] += bias[k]
+        largest = np.float64(scores[b, 0])
+        for k in range(1, classes):
+            largest = max(largest, np.float64(scores[b, k]))
+        norm = 0.0
+        for k in range(classes):
+            weights[k] = np.exp(np.float64(scores[b, k]) - largest)
+            norm += weights[k]
+        loss += np.log(norm) + largest - np.float64(scores[b, labels[b]])
+        for k in range(classes):
+            value = (weights[k] / norm - np.float64(k == labels[b])) / rows
+            gradient[b, k] = np.float32(value)
+            total[k] += value
+    for k in range(classes):
+        sums[k] = np.float32(total[k])
+    return np.float32(loss / rows)
