@@ -24,6 +24,7 @@ GROUPS: tuple[Callable[[], Iterator[Row]], ...] = (
     kernels.masks,
     kernels.packing,
     accounts.account,
+    steps.dense_steps,
     steps.privacy_in_a_step,
     steps.noise_on_updates,
     steps.whole_rounds,

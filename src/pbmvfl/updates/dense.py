@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -61,7 +62,7 @@ def _is_hooked(module: nn.Module) -> bool:
 
 
 def is_plain_linear(module: nn.Module) -> bool:
-    """A dense layer of float32 numbers in this machine's memory that all learn, and that nothing else has been made of."""
+    """A dense layer of float32 numbers that all learn, on the CPU, and that nothing else has been made of."""
     return (
         type(module) is nn.Linear
         and not _is_hooked(module)
@@ -87,7 +88,7 @@ def written_out(encoder: nn.Module) -> Dense | None:
     layers = [leaf for leaf in rest[::2] if type(leaf) is nn.Linear]
     if len(layers) != len(rest[::2]) or not all(type(leaf) is nn.ReLU for leaf in rest[1::2]) or len(rest) % 2 == 0:
         return None
-    fits = all(before.out_features == after.in_features for before, after in zip(layers, layers[1:], strict=False))
+    fits = all(before.out_features == after.in_features for before, after in pairwise(layers))
     usual = all(is_plain_linear(layer) for layer in layers)
     assert isinstance(encoder, Bounded)
     return Dense(encoder, layers, flattens=flattens) if fits and usual else None
@@ -188,12 +189,11 @@ class Dense:
 
     def backward(self, gradient_BP: npt.NDArray[np.float32]) -> list[_Array]:
         """Fill in the gradients at the layers' outputs (`gradients`) and at their biases; the layers' inputs."""
-        assert self._input is not None and self._embedding is not None
+        assert self._input is not None
+        assert self._embedding is not None
         top = self._layers[-1]
         gradient = np.ascontiguousarray(gradient_BP, dtype=np.float32)
-        _SLOPES[self._encoder.activation](
-            gradient, self._bound, top.output, self._embedding, top.gradient_BO, top.slope_O
-        )
+        _THROUGH[self._encoder.activation](gradient, self._bound, self._embedding, top.gradient_BO, top.slope_O)
         for layer, before in zip(self._layers[:0:-1], self._layers[-2::-1], strict=True):
             np.matmul(layer.gradient_BO, layer.weight_OI, out=before.gradient_BO)
             through_relu(before.output, before.gradient_BO, before.slope_O)
@@ -243,7 +243,7 @@ def through_relu(output: Any, gradient: Any, sums: Any) -> None:
 
 
 @compiled
-def through_tanh(given: Any, bound: Any, raw: Any, squashed: Any, gradient: Any, sums: Any) -> None:
+def through_tanh(given: Any, bound: Any, squashed: Any, gradient: Any, sums: Any) -> None:
     rows, columns = gradient.shape
     total = np.zeros(columns)
     for b in range(rows):
@@ -257,12 +257,12 @@ def through_tanh(given: Any, bound: Any, raw: Any, squashed: Any, gradient: Any,
 
 
 @compiled
-def through_hardtanh(given: Any, bound: Any, raw: Any, squashed: Any, gradient: Any, sums: Any) -> None:
+def through_hardtanh(given: Any, bound: Any, squashed: Any, gradient: Any, sums: Any) -> None:
     rows, columns = gradient.shape
     total = np.zeros(columns)
     for b in range(rows):
         for i in range(columns):
-            y = raw[b, i]
+            y = squashed[b, i]
             value = np.float32(0) if (y <= np.float32(-1)) | (y >= np.float32(1)) else given[b, i] * bound
             gradient[b, i] = value
             total[i] += np.float64(value)
@@ -271,21 +271,21 @@ def through_hardtanh(given: Any, bound: Any, raw: Any, squashed: Any, gradient: 
 
 
 @compiled
-def through_softsign(given: Any, bound: Any, raw: Any, squashed: Any, gradient: Any, sums: Any) -> None:
-    """1/(1+|x|)^2 as a difference, as the chain rule of x/(1+|x|) has it: what is no number then stays none."""
+def through_softsign(given: Any, bound: Any, squashed: Any, gradient: Any, sums: Any) -> None:
+    """With y = x/(1+|x|) the derivative 1/(1+|x|)^2 is (1-|y|)^2."""
     rows, columns = gradient.shape
     total = np.zeros(columns)
     for b in range(rows):
         for i in range(columns):
-            share = np.float32(1) / (np.float32(1) + abs(raw[b, i]))
-            value = (given[b, i] * bound) * (share - abs(squashed[b, i]) * share)
+            rest = np.float32(1) - abs(squashed[b, i])
+            value = (given[b, i] * bound) * (rest * rest)
             gradient[b, i] = value
             total[i] += np.float64(value)
     for i in range(columns):
         sums[i] = np.float32(total[i])
 
 
-_SLOPES = {
+_THROUGH = {
     Activation.TANH: through_tanh,
     Activation.HARDTANH: through_hardtanh,
     Activation.SOFTSIGN: through_softsign,
