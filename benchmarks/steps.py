@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import tempfile
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -142,7 +143,7 @@ def noise_on_updates() -> Iterator[Row]:
 def dense_steps() -> Iterator[Row]:
     """A network's own step, without the protocol around it: against autograd, and against Opacus's hooks."""
     generator = np.random.default_rng(0)
-    for rows in (100, 1000):
+    for rows, limit in ((100, 0.7), (1000, 0.8)):  # the more rows, the more of it is matrix products on either side
         plan = activity_plan(batch_size=rows)
         written_out, by_autograd = Plain(plan, activity_encoder(plan)), Plain(plan, activity_encoder(plan))
         by_autograd._dense = None
@@ -150,7 +151,7 @@ def dense_steps() -> Iterator[Row]:
         ours, theirs = update_step(written_out, *data), update_step(by_autograd, *data)
         ratio, fast, slow = alternate(ours, theirs, calls=8)
         detail = f"{fast * 1e6:.0f} against {slow * 1e6:.0f} us"
-        yield Row(f"plain step, mlp 112-64-64-16, batch {rows}: times autograd's", ratio, 0.7, "x", detail=detail)
+        yield Row(f"plain step, mlp 112-64-64-16, batch {rows}: times autograd's", ratio, limit, "x", detail=detail)
     try:
         from opacus.grad_sample import GradSampleModule
         from opacus.optimizers import DPOptimizer
@@ -166,6 +167,9 @@ def dense_steps() -> Iterator[Row]:
         max_grad_norm=plan.clip_norm,
         expected_batch_size=1000,
     )
+
+    # It fires where no input has a gradient, as is always so for the first layer.
+    warnings.filterwarnings("ignore", message="Full backward hook is firing")
 
     def opacus_step() -> None:
         hooked(batch).backward(gradient)

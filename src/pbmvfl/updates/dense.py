@@ -178,6 +178,7 @@ class Dense:
 
     # --- backward ---
 
+    @np.errstate(all="ignore")  # a warning would be something that depends on values
     def slopes(self, gradient_BP: npt.NDArray[np.float32]) -> list[Tensor]:
         """Slopes of all weights in the order of `parameters()`, for the batch that waits."""
         found: list[Tensor] = []
@@ -187,6 +188,7 @@ class Dense:
             found += layer.slopes
         return found
 
+    @np.errstate(all="ignore")
     def backward(self, gradient_BP: npt.NDArray[np.float32]) -> list[_Array]:
         """Fill in the gradients at the layers' outputs (`gradients`) and at their biases; the layers' inputs."""
         assert self._input is not None
@@ -258,12 +260,14 @@ def through_tanh(given: Any, bound: Any, squashed: Any, gradient: Any, sums: Any
 
 @compiled
 def through_hardtanh(given: Any, bound: Any, squashed: Any, gradient: Any, sums: Any) -> None:
+    """No number among the outputs lets nothing through, as in torch's vector code; its code for the last few values of
+    an array lets the gradient through."""
     rows, columns = gradient.shape
     total = np.zeros(columns)
     for b in range(rows):
         for i in range(columns):
             y = squashed[b, i]
-            value = np.float32(0) if (y <= np.float32(-1)) | (y >= np.float32(1)) else given[b, i] * bound
+            value = given[b, i] * bound if (y > np.float32(-1)) & (y < np.float32(1)) else np.float32(0)
             gradient[b, i] = value
             total[i] += np.float64(value)
     for i in range(columns):
@@ -272,13 +276,14 @@ def through_hardtanh(given: Any, bound: Any, squashed: Any, gradient: Any, sums:
 
 @compiled
 def through_softsign(given: Any, bound: Any, squashed: Any, gradient: Any, sums: Any) -> None:
-    """With y = x/(1+|x|) the derivative 1/(1+|x|)^2 is (1-|y|)^2."""
+    """With y = x/(1+|x|) the derivative 1/(1+|x|)^2 is (1-|y|) - |y|(1-|y|): infinities make no number."""
     rows, columns = gradient.shape
     total = np.zeros(columns)
     for b in range(rows):
         for i in range(columns):
-            rest = np.float32(1) - abs(squashed[b, i])
-            value = (given[b, i] * bound) * (rest * rest)
+            y, slope = abs(squashed[b, i]), given[b, i] * bound
+            rest = np.float32(1) - y
+            value = slope * rest - slope * (y * rest)
             gradient[b, i] = value
             total[i] += np.float64(value)
     for i in range(columns):

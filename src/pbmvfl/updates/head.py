@@ -50,6 +50,7 @@ class Teacher:
         gradient_BP, *slopes = self._trainer.slopes(loss, inputs=[sums_BP])
         return Lesson(loss.item(), scores_BK.detach(), gradient_BP, slopes)
 
+    @np.errstate(all="ignore")
     def _without_autograd(self, sums_BP: npt.NDArray[np.float32], labels_B: npt.NDArray[np.int64]) -> Lesson:
         head = self._head
         assert isinstance(head, nn.Linear)
