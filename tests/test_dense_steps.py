@@ -174,7 +174,7 @@ def test_what_was_handed_out_stays_and_two_parties_share_no_memory():
         {
             array.ctypes.data
             for layer in update._dense._layers
-            for array in (layer.output, layer.gradient_BO, layer.slope_OI)
+            for array in (layer.output, layer.gradient, layer.slope_OI.numpy())
         }
         for update in updates
         if update._dense is not None

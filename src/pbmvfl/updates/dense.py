@@ -94,20 +94,21 @@ def written_out(encoder: nn.Module) -> Dense | None:
     return Dense(encoder, layers, flattens=flattens) if fits and usual else None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class _Layer:
-    """One layer's weights and its memory for batches of one size, seen by torch and by numpy: the same numbers."""
+    """One layer's weights and its memory for batches of one size, seen by torch and by compiled loops."""
 
-    weight_IO: Tensor  # as addmm wants it
-    weight_OI: _Array
+    weight_OI: Tensor
+    weight_IO: Tensor
     bias_O: Tensor | None
     output_BO: Tensor
-    output: _Array
-    gradient_BO: _Array  # of the loss, at the output before the rectifier
-    gradient_OB: _Array
-    slope_OI: _Array
-    slope_O: _Array
-    slopes: tuple[Tensor, ...]  # of the weights and of the bias, if there is one
+    gradient_BO: Tensor  # of the loss, at the output before the rectifier
+    gradient_OB: Tensor
+    slope_OI: Tensor
+    output: _Array  # the same numbers
+    gradient: _Array
+    bias_slope: _Array
+    slopes: tuple[Tensor, ...]  # of the weights, and of the bias if there is one
 
 
 class Dense:
@@ -119,11 +120,12 @@ class Dense:
         self._flattens = flattens
         self._columns = layers[0].in_features
         self._parameters = [weight for layer in layers for weight in layer.parameters()]
+        self._through = _THROUGH[encoder.activation]
         self._bound = np.float32(encoder.bound)
-        self._addresses: tuple[int, ...] = ()
+        self._addresses: list[int] = []
         self._layers: list[_Layer] = []
         self._memory: list[tuple[Tensor, Tensor]] = []  # outputs and their gradients, for the largest batch so far
-        self._input: _Array | None = None  # of the batch that waits
+        self._input_BI: Tensor | None = None  # of the batch that waits
         self._embedding: _Array | None = None  # before it was multiplied by the bound
 
     @property
@@ -148,25 +150,27 @@ class Dense:
         """The embeddings, in memory of their own. The batch must stay as it is as long as it waits."""
         rows = batch.shape[0]
         self._prepare(rows)
-        values_BI = batch.reshape(rows, self._columns) if self._flattens else batch
-        self._input = values_BI.numpy()
+        self._input_BI = values_BI = batch.view(rows, self._columns) if self._flattens else batch
         last = self._layers[-1]
         for layer in self._layers:
             if layer.bias_O is None:
                 torch.mm(values_BI, layer.weight_IO, out=layer.output_BO)
             else:
                 torch.addmm(layer.bias_O, values_BI, layer.weight_IO, out=layer.output_BO)
-            values_BI = layer.output_BO if layer is last else torch.relu_(layer.output_BO)
-        embedding_BP = self._encoder._squash(values_BI)
+            values_BI = layer.output_BO
+            if layer is not last:
+                values_BI.relu_()
+        encoder = self._encoder
+        embedding_BP = encoder._squash(values_BI)
         self._embedding = embedding_BP.numpy()
-        return embedding_BP if self._encoder.bound == 1.0 else embedding_BP * self._encoder.bound
+        return embedding_BP if encoder.bound == 1.0 else embedding_BP * encoder.bound
 
     def _prepare(self, rows: int) -> None:
         """Views for batches of this size. Weights may have moved to other memory since the last one."""
-        addresses = (rows, *(parameter.data_ptr() for parameter in self._parameters))
-        if addresses == self._addresses:
+        addresses = [parameter.data_ptr() for parameter in self._parameters]
+        if addresses == self._addresses and self._layers[0].output_BO.shape[0] == rows:
             return
-        if not self._memory or len(self._memory[0][0]) < rows:
+        if not self._memory or self._memory[0][0].shape[0] < rows:
             self._memory = [
                 (torch.empty(rows, layer.out_features), torch.empty(rows, layer.out_features)) for layer in self._linear
             ]
@@ -178,50 +182,50 @@ class Dense:
 
     # --- backward ---
 
-    @np.errstate(all="ignore")  # a warning would be something that depends on values
     def slopes(self, gradient_BP: npt.NDArray[np.float32]) -> list[Tensor]:
         """Slopes of all weights in the order of `parameters()`, for the batch that waits."""
+        self._go_back(gradient_BP)
+        assert self._input_BI is not None
         found: list[Tensor] = []
-        ins = self.backward(gradient_BP)
-        for layer, values_BI in zip(self._layers, ins, strict=True):
-            np.matmul(layer.gradient_OB, values_BI, out=layer.slope_OI)
+        values_BI = self._input_BI
+        for layer in self._layers:
+            torch.mm(layer.gradient_OB, values_BI, out=layer.slope_OI)
             found += layer.slopes
+            values_BI = layer.output_BO
         return found
 
-    @np.errstate(all="ignore")
-    def backward(self, gradient_BP: npt.NDArray[np.float32]) -> list[_Array]:
-        """Fill in the gradients at the layers' outputs (`gradients`) and at their biases; the layers' inputs."""
-        assert self._input is not None
-        assert self._embedding is not None
-        top = self._layers[-1]
-        gradient = np.ascontiguousarray(gradient_BP, dtype=np.float32)
-        _THROUGH[self._encoder.activation](gradient, self._bound, self._embedding, top.gradient_BO, top.slope_O)
-        for layer, before in zip(self._layers[:0:-1], self._layers[-2::-1], strict=True):
-            np.matmul(layer.gradient_BO, layer.weight_OI, out=before.gradient_BO)
-            through_relu(before.output, before.gradient_BO, before.slope_O)
-        return [self._input, *(layer.output for layer in self._layers[:-1])]
+    def factors(self, gradient_BP: npt.NDArray[np.float32]) -> tuple[list[_Array], list[_Array]]:
+        """The layers' inputs, and the gradients at their outputs, for the batch that waits."""
+        self._go_back(gradient_BP)
+        assert self._input_BI is not None
+        ins = [self._input_BI.numpy(), *(layer.output for layer in self._layers[:-1])]
+        return ins, [layer.gradient for layer in self._layers]
 
-    @property
-    def gradients(self) -> list[_Array]:
-        """At each layer's output, after `backward`."""
-        return [layer.gradient_BO for layer in self._layers]
+    def _go_back(self, gradient_BP: npt.NDArray[np.float32]) -> None:
+        """Fill in the gradients at the layers' outputs, and the slopes of their biases."""
+        layer = self._layers[-1]
+        self._through(gradient_BP, self._bound, self._embedding, layer.gradient, layer.bias_slope)
+        for before in self._layers[-2::-1]:
+            torch.mm(layer.gradient_BO, layer.weight_OI, out=before.gradient_BO)
+            through_relu(before.output, before.gradient, before.bias_slope)
+            layer = before
 
 
 def _layer(layer: nn.Linear, output_BO: Tensor, gradient_BO: Tensor) -> _Layer:
     weight = layer.weight.detach()
     bias: Tensor | None = None if layer.bias is None else layer.bias.detach()
     slope_OI, slope_O = torch.empty_like(weight), torch.empty(layer.out_features)
-    gradient = gradient_BO.numpy()
     return _Layer(
+        weight_OI=weight,
         weight_IO=weight.t(),
-        weight_OI=weight.numpy(),
         bias_O=bias,
         output_BO=output_BO,
+        gradient_BO=gradient_BO,
+        gradient_OB=gradient_BO.t(),
+        slope_OI=slope_OI,
         output=output_BO.numpy(),
-        gradient_BO=gradient,
-        gradient_OB=gradient.T,
-        slope_OI=slope_OI.numpy(),
-        slope_O=slope_O.numpy(),
+        gradient=gradient_BO.numpy(),
+        bias_slope=slope_O.numpy(),
         slopes=(slope_OI,) if bias is None else (slope_OI, slope_O),
     )
 

@@ -102,8 +102,8 @@ class DenseRows:
 
     def clipped_sum(self, slopes_BP: Tensor) -> npt.NDArray[np.float64]:
         if self._dense is not None and self._by_dense:
-            ins = self._dense.backward(slopes_BP.numpy())
-            outs, layers = self._dense.gradients, self._dense.layers
+            ins, outs = self._dense.factors(slopes_BP.numpy())
+            layers = self._dense.layers
         elif not self._by_layer:
             return self._any.clipped_sum(slopes_BP)
         else:
