@@ -31,6 +31,7 @@ from pbmvfl.randomness.secret import SystemEntropy
 from pbmvfl.schedule import JOINT, Round
 from pbmvfl.simulation.engine import check_plan
 from pbmvfl.updates import update_for
+from pbmvfl.updates.dense import dense_leaves
 from pbmvfl.updates.grid import CHUNK, Grid, add_products, product_rounding
 from pbmvfl.updates.noisy import Noisy
 from pbmvfl.updates.rows import AnyRows, DenseRows, add_clipped, outer_sums, rows_of, weights_of
@@ -296,6 +297,17 @@ def test_chunks_are_added_up_exactly_and_each_is_the_sum_of_its_rows(seed):
     # A row alone is one rounded product and one rounding to fine units away from what it is.
     room = grid.row_norm * (grid.product_error + CHUNK * 2.0**-24) + (CHUNK + 1) * math.sqrt(grid.num_weights) / 2
     assert math.sqrt(sum(each**2 for each in off)) <= room
+
+
+def test_what_is_kept_for_sums_does_not_grow_with_the_batch():
+    encoder = Bounded(nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)))
+    way = DenseRows(encoder, dense_leaves(encoder), grid_for(encoder, batch=10_000))
+    kept = []
+    for rows in (CHUNK, 5, 10_000):
+        way.forward(torch.randn(rows, 4))
+        way.clipped_sum(torch.randn(rows, 3))
+        kept.append(sum(each.nbytes for each in way._memory.values()))
+    assert kept[0] == kept[1] == kept[2] < 8 * 1000 + 4 * CHUNK * (4 + 6 + 6 + 3) + 4 * 100
 
 
 def test_factors_that_float32_could_not_hold_count_for_nothing():

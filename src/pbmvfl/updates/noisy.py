@@ -65,6 +65,9 @@ class Noisy:
         self._on_fault = on_fault or _say
         self._trainer = TotalTrainer(plan, encoder)
         self._rows = rows_of(encoder, self._grid)
+        self._mean = torch.empty(self._grid.num_weights)  # the last noisy mean, and the same memory weight by weight
+        parts = torch.split(self._mean, [weight.numel() for weight in self._trainer.parameters])
+        self._slopes = [part.view(weight.shape) for part, weight in zip(parts, self._trainer.parameters, strict=True)]
         self._waiting: Tensor | None = None  # the rows of the batch
         self._whole = False  # whether it was embedded as a whole
 
@@ -116,10 +119,8 @@ class Noisy:
         self._waiting, self._whole = None, False
         slopes_BP = torch.from_numpy(gradient_BP * np.float32(len(batch)))
         steps = self._grid.released(self._clipped_sum(batch, slopes_BP, whole), entropy)
-        mean = torch.from_numpy(steps * (self._grid.step / len(batch))).to(torch.float32)
-        sizes = [weight.numel() for weight in self._trainer.parameters]
-        parts = zip(torch.split(mean, sizes), self._trainer.parameters, strict=True)
-        self._trainer.step([part.reshape(weight.shape) for part, weight in parts])
+        np.multiply(steps, self._grid.step / len(batch), out=self._mean.numpy(), casting="same_kind")
+        self._trainer.step(self._slopes)
 
     def _clipped_sum(self, batch: Tensor, slopes_BP: Tensor, whole: bool) -> npt.NDArray[np.float64]:
         if whole:
