@@ -183,6 +183,16 @@ def test_what_was_handed_out_stays_and_two_parties_share_no_memory():
     assert not memory[0] & memory[1]
 
 
+def test_a_gradient_of_another_shape_is_refused():
+    written = known(dense([5, 4, 3], [True, True]))
+    written.forward(torch.randn(6, 5))
+    for shape in ((5, 3), (7, 3), (6, 2), (6,)):
+        with pytest.raises(ValueError, match=r"for a batch of shape=\(6, 3\)"):
+            written.slopes(np.zeros(shape, dtype=np.float32))
+    with pytest.raises(ValueError, match="batch_size"):
+        teacher(nn.Linear(4, 3), np.zeros(9, dtype=np.int64)).lesson(torch.randn(5, 4), torch.zeros(4).long())
+
+
 def test_weights_that_moved_to_other_memory_are_found_again():
     torch.manual_seed(3)
     encoder = dense([4, 5, 3], [True, True])

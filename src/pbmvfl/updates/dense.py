@@ -89,8 +89,8 @@ def written_out(encoder: nn.Module) -> Dense | None:
     if len(layers) != len(rest[::2]) or not all(type(leaf) is nn.ReLU for leaf in rest[1::2]) or len(rest) % 2 == 0:
         return None
     fits = all(before.out_features == after.in_features for before, after in pairwise(layers))
-    usual = all(is_plain_linear(layer) for layer in layers)
     assert isinstance(encoder, Bounded)
+    usual = all(is_plain_linear(layer) for layer in layers) and encoder.activation in _THROUGH
     return Dense(encoder, layers, flattens=flattens) if fits and usual else None
 
 
@@ -204,6 +204,8 @@ class Dense:
     def _go_back(self, gradient_BP: npt.NDArray[np.float32]) -> None:
         """Fill in the gradients at the layers' outputs, and the slopes of their biases."""
         layer = self._layers[-1]
+        if gradient_BP.shape != layer.gradient.shape:  # compiled loops look no further
+            raise ValueError(f"gradient of shape={gradient_BP.shape} for a batch of shape={layer.gradient.shape}")
         self._through(gradient_BP, self._bound, self._embedding, layer.gradient, layer.bias_slope)
         for before in self._layers[-2::-1]:
             torch.mm(layer.gradient_BO, layer.weight_OI, out=before.gradient_BO)

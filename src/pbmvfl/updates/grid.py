@@ -171,7 +171,8 @@ def add_products(
     """total += the sum over rows of (outs * scales) x (ins, and 1 for the bias), in whole fine units.
 
     As many rows at a time as `left` and `right` have: each such chunk is added up in float32, and chunks are added up
-    exactly. What is not finite counts as 0; nothing branches on a value.
+    exactly. What is not finite counts as 0; nothing branches on a value. `np.dot` is BLAS's product in float32 here;
+    torch's could be told to multiply in fewer bits, and the bound on the error would not hold.
     """
     rows, columns_in, columns_out = ins.shape[0], ins.shape[1], outs.shape[1]
     sums = np.empty(columns_out)
