@@ -112,7 +112,7 @@ class _Layer:
 
 
 class Dense:
-    """Forward pass and chain rule of one network. A batch that went forward waits until the next one does."""
+    """Forward pass and chain rule of one network. A batch that went forward waits for its gradient, or for the next."""
 
     def __init__(self, encoder: Bounded, layers: list[nn.Linear], *, flattens: bool) -> None:
         self._encoder = encoder
@@ -192,6 +192,7 @@ class Dense:
             torch.mm(layer.gradient_OB, values_BI, out=layer.slope_OI)
             found += layer.slopes
             values_BI = layer.output_BO
+        self._input_BI = None  # the next batch may have its memory while that is in the cache
         return found
 
     def factors(self, gradient_BP: npt.NDArray[np.float32]) -> tuple[list[_Array], list[_Array]]:
@@ -199,6 +200,7 @@ class Dense:
         self._go_back(gradient_BP)
         assert self._input_BI is not None
         ins = [self._input_BI.numpy(), *(layer.output for layer in self._layers[:-1])]
+        self._input_BI = None
         return ins, [layer.gradient for layer in self._layers]
 
     def _go_back(self, gradient_BP: npt.NDArray[np.float32]) -> None:
