@@ -197,15 +197,18 @@ def _local(
     settings = {**sizes, **rules.settings(), **released, **choices}
     num_epochs = settings["num_epochs"]
     check_whole("num_epochs", num_epochs, least=1)
-    prepared = settings["preparation"] != "none"
 
     def plan(shift: float) -> Plan:
+        prepared = settings["preparation"] != "none"
         return plans.of(**{**settings, **rules.strength(shift, num_epochs=num_epochs, prepared=prepared), **choices})
 
     def spent(shift: float) -> float:
         return budget.spent_by(plan(shift), split=Split.TRAIN)
 
     shift = largest_shift(spent, budget.epsilon)
+    if shift is not None and "preparation" not in choices and not rules.can_prepare(shift):
+        settings["preparation"] = "none"
+        shift = largest_shift(spent, budget.epsilon)
     if shift is None:
         least = plan(_QUIETEST_SHIFT)
         raise PlanError(
