@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 _EPOCHS, _FEWEST_EPOCHS = 4, 2
 _STEPS = 350
 _BATCHES = (8, 16, 25, 32, 50, 64, 100, 128, 200, 256)
-_FEW_ORDERS = ORDERS[2::8]
+#: Enough for a search, and what a ledger's whole count is taken at.
+FEW_ORDERS = ORDERS[2::8]
 #: So small a shift is as good as no information.
 _QUIETEST_SHIFT = 1e-4
 #: The noise of updates is sought to within this share, in at most so many exact accounts.
@@ -71,8 +72,8 @@ class Budget:
 
     def roughly_spent_by(self, plan: Plan) -> float:
         """At least `spent_by`, at most some per cent above, and ten times faster: Renyi curves at few orders."""
-        curve = rdp_curve(plan.training_run(), self.unit, self.accounting, self.adversary, orders=_FEW_ORDERS)
-        return epsilon_from_rdp(curve, self.delta, _FEW_ORDERS)[0]
+        curve = rdp_curve(plan.training_run(), self.unit, self.accounting, self.adversary, orders=FEW_ORDERS)
+        return epsilon_from_rdp(curve, self.delta, FEW_ORDERS)[0]
 
     def __str__(self) -> str:
         return (
