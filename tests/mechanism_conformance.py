@@ -51,6 +51,8 @@ class MechanismConformance:
     feasible: ClassVar[float] = 8.0
     #: The row of EMBEDDINGS where the noise is as large as it says.
     noisiest: ClassVar[int] = 0
+    #: Other cases, for a mechanism that takes other embeddings; as many.
+    embeddings: ClassVar[npt.NDArray[np.float64]] = EMBEDDINGS
 
     def plan(self, **choices: Any) -> Plan:
         return Plan.of(
@@ -151,7 +153,7 @@ class MechanismConformance:
     @pytest.mark.parametrize("case", range(len(EMBEDDINGS)))
     def test_the_estimate_is_unbiased_and_no_noisier_than_it_says(self, case: int) -> None:
         mechanism = self.plan().release
-        embedding_M = BOUND * EMBEDDINGS[case]
+        embedding_M = BOUND * self.embeddings[case]
         errors = self.estimates(mechanism, embedding_M) - embedding_M.sum()
         if mechanism.variance_upper_bound == 0:
             assert np.all(errors == 0)
@@ -166,7 +168,7 @@ class MechanismConformance:
     def test_the_noise_is_as_large_as_it_says_somewhere(self) -> None:
         """A bound that nothing attains would hide a wrong formula. The middle is where bits are noisiest."""
         mechanism = self.plan().release
-        embedding_M = BOUND * EMBEDDINGS[self.noisiest]
+        embedding_M = BOUND * self.embeddings[self.noisiest]
         errors = self.estimates(mechanism, embedding_M) - embedding_M.sum()
         if mechanism.variance_upper_bound:
             assert statistical.variance_rejects(errors, 0.95 * mechanism.variance_upper_bound)
@@ -174,7 +176,7 @@ class MechanismConformance:
     @pytest.mark.parametrize("case", range(len(EMBEDDINGS)))
     def test_a_simulated_sum_has_the_same_mean_and_variance(self, case: int) -> None:
         mechanism = self.plan().release
-        embedding_M = BOUND * EMBEDDINGS[case]
+        embedding_M = BOUND * self.embeddings[case]
         simulated = mechanism.simulated_sum(seed=case, device=torch.device("cpu"))
         embedding_MBP = torch.from_numpy(embedding_M.astype(np.float32))[:, None, None]
         drawn = simulated(embedding_MBP.expand(-1, statistical.NUM_DRAWS, 1).contiguous())

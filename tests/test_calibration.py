@@ -149,7 +149,7 @@ def test_fixed_choices_are_kept():
         ({"delta": 2}, "delta=2"),
         ({"colluding_parties": 5}, "colluding_parties=5"),
         ({"num_parties": 1}, "num_parties=1"),
-        ({"beta": 0.3}, "beta=0.3"),
+        ({"beta": 0.5}, "beta=0.5"),
         ({"num_samples": 0}, "num_samples=0 must be a whole number of at least 1"),
         ({"num_samples": 8844.0}, "num_samples=8844.0 must be a whole number"),
         ({"batch_size": 0}, "batch_size=0 must be a whole number of at least 1"),

@@ -363,10 +363,10 @@ def test_an_encoder_that_couples_rows_is_said_to_be_charged_for_whole_batches(ma
 # --- bad input ---
 
 BAD_NUMBERS = [
-    (("--beta", "0"), ("beta=0", "[1/128, 1/4]")),
-    (("--beta", "-0.1"), ("beta=-0.1", "[1/128, 1/4]")),
-    (("--beta", "0.3"), ("beta=0.3", "[1/128, 1/4]")),
-    (("--beta", "0.001"), ("beta=0.001", "[1/128, 1/4]", "lower num_trials")),
+    (("--beta", "0"), ("beta=0", "[1/128, 63/128]")),
+    (("--beta", "-0.1"), ("beta=-0.1", "[1/128, 63/128]")),
+    (("--beta", "0.5"), ("beta=0.5", "[1/128, 63/128]")),
+    (("--beta", "0.001"), ("beta=0.001", "[1/128, 63/128]", "lower num_trials")),
     (("--beta", "nan"), ("beta=nan", "finite")),
     (("--beta", "much"), ("--beta", "number")),
     (("--num-trials", "0"), ("num_trials=0", "at least 1")),
@@ -584,7 +584,7 @@ def test_the_same_options_may_be_given_again_with_resume(cli, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("train", "digits", "--beta", "0.3"), "beta=0.3 must be in [1/128, 1/4]"),
+        (("train", "digits", "--beta", "0.5"), "beta=0.5 must be in [1/128, 63/128]"),
         (("train", "digitz"), "name='digitz' is not a known data set"),
     ],
 )

@@ -55,10 +55,10 @@ def test_one_encoder_for_each_party_is_needed(data, make_plan):
 
 
 def test_a_plan_whose_updates_cannot_be_made_is_refused_before_anything_is_sent(data, make_plan, tmp_path, monkeypatch):
-    monkeypatch.delitem(updates._UPDATES, "discrete-gaussian-update")
+    monkeypatch.delitem(updates._UPDATES, "rounded-gaussian-sum")
     federation = Federation(make_plan(data, noise_multiplier=1.5))
     wire = Wire(federation)
-    with pytest.raises(PlanError, match=r"event=discrete-gaussian-update: .* permitted: plain-update"):
+    with pytest.raises(PlanError, match=r"event=rounded-gaussian-sum: .* permitted: plain-update"):
         federation.fit(data, checkpoints=tmp_path / "checkpoints")
     assert not wire.messages
     assert not (tmp_path / "checkpoints").exists()

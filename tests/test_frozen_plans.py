@@ -119,10 +119,9 @@ def test_a_plan_of_version_0_1_costs_what_that_version_said_or_less(index: int) 
         if math.isinf(promised):
             assert math.isinf(epsilon)
         else:
-            # Noisy updates were priced as a continuous Gaussian, which nobody draws; a discrete one costs up to a tenth
-            # more.
-            corrected = 1.1 if said["plan"]["noise_multiplier"] and row["accounting"] == "strict" else 1.0
-            assert epsilon <= promised * corrected * (1 + 1e-12) + 1e-9
+            # The search for an epsilon ends anywhere within 1e-5 above it; beside noisy updates it takes other steps.
+            room = 1.1e-5 if said["plan"]["noise_multiplier"] else 1e-12
+            assert epsilon <= promised * (1 + room) + 1e-9
             assert epsilon >= promised / 2
         assert set(old["conditions"]) <= set(row["conditions"])  # nothing that was said is left out
 
@@ -141,14 +140,15 @@ def test_a_plan_of_version_0_1_moves_the_bytes_that_that_version_said(index: int
 def test_a_budget_of_version_0_1_buys_at_least_as_much_as_then(index: int) -> None:
     said = OLD["budgets"][index]
     asked, old = said["asked"], Plan.from_dict(said["plan"])
-    found = plan_for_budget(Plan, **asked)
+    found = plan_for_budget(Plan, **asked, training="joint")
     assert found.epsilon <= asked["epsilon"]
-    # A search may end elsewhere within a fifth of a per cent of beta. Noisy updates cost a tenth more than was said
-    # then, which leaves less for releases.
+    # A search may end elsewhere within a fifth of a per cent of beta. Updates had more than their half of the noise
+    # then, which left more for releases.
     noisy = bool(old.noise_multiplier)
-    assert found.noise <= noise_deviation(old) * (1.2 if noisy else 1.003)
+    assert found.noise <= noise_deviation(old) * (1.1 if noisy else 1.003)
+    assert found.plan.noise_multiplier <= old.noise_multiplier
     spent = old.privacy(delta=asked["delta"]).epsilon(asked["unit"], asked["accounting"])
-    assert spent <= said["epsilon"] * (1.1 if noisy else 1 + 1e-9)
+    assert spent <= said["epsilon"] * (1 + (1.1e-5 if noisy else 1e-9))
     same = ("num_epochs", "batch_size", "embedding_dim", "optimizer", "learning_rate", "gradient_codec")
     assert {name: getattr(found.plan, name) for name in same} == {name: getattr(old, name) for name in same}
 
@@ -159,6 +159,27 @@ def test_plans_of_version_0_1_are_read_number_by_number() -> None:
         flat = plan.flat()
         left_out = {"num_trials", "beta"} if plan.mechanism == "none" else set()
         assert set(said["plan"]) - set(flat) == left_out
-        # Bounds on what a server may send came later; their defaults change nothing of an honest run.
-        later = {"gradient_bound": 1000.0}
+        # These came later; their defaults change nothing of an honest run.
+        later = {
+            "gradient_bound": 1000.0,
+            "training": "joint",
+            "nesterov": False,
+            "averaging": 0.0,
+            "labels": "server",
+            "loss": "cross-entropy",
+            "head": "trained",
+            "features": "columns",
+            "vote": "raw",
+            "vote_gain": 1.0,
+            "vote_grades": 1,
+            "table_noise": 0.0,
+            "column_values": 3,
+            "start": "random",
+            "preparation": "none",
+            "mean_noise": 0.0,
+            "mean_clip": 1.0,
+            "gram_noise": 0.0,
+            "gram_clip": 1.0,
+            "ridge": 0.5,
+        }
         assert {name: value for name, value in said["plan"].items() if name not in left_out} | later == flat

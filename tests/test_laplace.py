@@ -8,19 +8,22 @@ from __future__ import annotations
 import math
 from fractions import Fraction
 from functools import lru_cache
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 import mpmath
 import numpy as np
 import numpy.typing as npt
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
 
 import statistical
 from pbmvfl import Federation, Ledger, Limit, Plan
 from pbmvfl.errors import PlanError
 from pbmvfl.mechanisms import PolyaLaplace, polya
-from pbmvfl.mechanisms.laplace import PolyaLaplaceRelease
+from pbmvfl.mechanisms.laplace import PolyaLaplaceRelease, PolyaLaplaceSharesRelease
 from pbmvfl.privacy.composition import AtomLosses
 from pbmvfl.privacy.laplace import missing_shares_epsilon
 from pbmvfl.privacy.loss_distribution import compose
@@ -401,6 +404,121 @@ def test_against_colluders_the_planner_counts_on_the_others_alone(colluding: int
     assert plan.release.scale == pytest.approx(2 * 64 / 2.0, rel=0.01)
 
 
+# --- shares of a whole ---
+
+
+def shares_event(levels: int, scale: float, needed: int, *, dim: int, secure_sum: bool = True) -> Any:
+    return PolyaLaplaceSharesRelease(
+        num_parties=3, embedding_dim=dim, levels=levels, scale=scale, noisy_parties=needed, secure_sum=secure_sum
+    )
+
+
+def of_a_whole(levels: int, dim: int) -> list[tuple[int, ...]]:
+    """Every list of so many integers of at least 0 that add up to at most `levels`."""
+    return [each for each in product(range(levels + 1), repeat=dim) if sum(each) <= levels]
+
+
+def moved_rows(scale: float, r: Fraction, move: tuple[int, ...]) -> tuple[npt.NDArray[np.float64], ...]:
+    """Masses of every outcome of a row of noisy coordinates, and of the same after these moves; tails of 1e-11 are cut
+    off, which is far below what the comparison allows."""
+    law = {x: float(mass) for x, mass in noise(scale, r).items() if mass > 1e-11}
+    reach = max(law)
+    p, q = np.ones(1), np.ones(1)
+    for distance in move:
+        places = range(-reach, reach + distance + 1)
+        before = np.array([law.get(x, 0.0) for x in places])
+        after = np.array([law.get(x - distance, 0.0) for x in places])
+        p, q = np.outer(p, before).ravel(), np.outer(q, after).ravel()
+    return p, q
+
+
+def row_deltas(scale: float, r: Fraction, move: tuple[int, ...], epsilons: list[float]) -> list[float]:
+    p, q = moved_rows(scale, r, move)
+    return [float(np.maximum(p - math.exp(epsilon) * q, 0).sum()) for epsilon in epsilons]
+
+
+@pytest.mark.parametrize(("levels", "scale", "dim"), [(1, 0.8, 2), (2, 1.5, 2), (2, 0.7, 3), (3, 2.0, 1)])
+@pytest.mark.parametrize(("needed", "colluding"), [(3, 0), (2, 1), (1, 2), (2, 0), (3, 1), (3, 2)])
+def test_no_two_rows_of_shares_are_above_the_account_and_whole_noise_attains_it(
+    levels: int, scale: float, dim: int, needed: int, colluding: int
+) -> None:
+    """All pairs of one party's integers for a cell, and of lists of a whole that is as many times as large for a
+    record: that is what the honest parties' integers add up to."""
+    adversary, honest = Adversary(colluding_parties=colluding), 3 - colluding
+    event, r = shares_event(levels, scale, needed, dim=dim), Fraction(honest, needed)
+    epsilons = [0.0, *(share * 2 * levels / scale for share in (0.1, 0.4, 0.8, 0.99, 1.2))]
+    for unit, cells in ((Unit.CELL, 1), (Unit.RECORD, honest)):
+        losses = event.losses(unit, adversary)
+        composed = compose(losses.atoms, losses.copies, 1e-9)
+        allowed = [composed.delta(epsilon) for epsilon in epsilons]
+        rows = of_a_whole(levels * cells, dim)
+        # By symmetry of the noise only the distances count, in any order.
+        moves = {tuple(sorted(abs(a - b) for a, b in zip(*pair, strict=True))) for pair in product(rows, repeat=2)}
+        attained = [0.0] * len(epsilons)
+        for move in moves:
+            found = row_deltas(scale, r, move, epsilons)
+            assert all(one <= top + 1e-9 for one, top in zip(found, allowed, strict=True)), move
+            attained = [max(pair) for pair in zip(attained, found, strict=True)]
+        if honest == needed:
+            assert attained == pytest.approx(allowed, abs=2e-5)
+
+
+@pytest.mark.parametrize(("first", "second", "scale"), [(1, 1, 0.8), (1, 4, 2.5), (3, 3, 1.7), (2, 5, 6.0)])
+def test_one_coordinate_that_moves_by_the_sum_is_worse_than_two(first: int, second: int, scale: float) -> None:
+    """The lemma behind it, at every epsilon where something changes, negative ones too."""
+    epsilons = [step / scale / 2 for step in range(-2 * (first + second), 2 * (first + second) + 1)]
+    both = row_deltas(scale, Fraction(1), (first, second), epsilons)
+    one = row_deltas(scale, Fraction(1), (first + second,), epsilons)
+    assert all(a <= b + 1e-9 for a, b in zip(both, one, strict=True))
+    assert any(a < b - 1e-3 for a, b in zip(both, one, strict=True))
+
+
+def test_a_row_of_shares_costs_the_same_however_many_coordinates_it_has() -> None:
+    curves = [shares_event(8, 12.0, 3, dim=dim).rdp(Unit.CELL) for dim in (1, 2, 3, 50)]
+    assert np.all(curves[0] < curves[1])
+    assert np.array_equal(curves[1], curves[2])
+    assert np.array_equal(curves[1], curves[3])
+    plain = charged(8, 12.0, 3, dim=2)
+    assert np.all(curves[1] < plain.rdp(Unit.CELL))
+    pure = shares_event(8, 12.0, 3, dim=6)
+    assert pure.rdp(Unit.CELL, SERVER, (1e6,))[0] == pytest.approx(2 * 8 / 12.0, rel=1e-4)
+    assert pure.rdp(Unit.RECORD, SERVER, (1e6,))[0] == pytest.approx(3 * 2 * 8 / 12.0, rel=1e-4)
+
+
+def test_without_a_secure_sum_a_row_of_shares_has_its_party_s_noise_alone() -> None:
+    clear = shares_event(2, 1.5, 3, dim=3, secure_sum=False)
+    alone = shares_event(2, 1.5, 3, dim=3).rdp(Unit.CELL, Adversary(colluding_parties=2))
+    assert np.array_equal(clear.rdp(Unit.CELL), alone)
+    assert clear.rdp(Unit.RECORD).tolist() == pytest.approx((3 * alone).tolist())
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    rows=arrays.arrays(
+        np.float32, st.tuples(st.integers(0, 5), st.integers(1, 7)), elements=st.floats(width=32, allow_nan=True)
+    ),
+    levels=st.sampled_from([1, 5, 64, 4096]),
+)
+def test_integers_of_a_row_are_shares_whatever_the_embedding_is(rows: Any, levels: int) -> None:
+    mechanism = made(embedding_dim=rows.shape[1], levels=levels, bounded_total=True, bound=2.0)
+    integers = mechanism.integers(rows)
+    assert integers.shape == rows.shape
+    assert np.all(integers >= 0)
+    assert np.all(integers.sum(axis=1) <= levels)
+    for row, found in zip(rows.tolist(), integers.tolist(), strict=True):
+        left = levels
+        for value, integer in zip(row, found, strict=True):
+            wanted = 0 if math.isnan(value) else math.floor(min(max(value / 2.0, 0.0), 1.0) * levels)
+            assert integer == min(wanted, left)
+            left -= integer
+
+
+def test_values_that_are_no_whole_rows_are_limited_too() -> None:
+    mechanism = made(embedding_dim=3, levels=8, bounded_total=True)
+    assert mechanism.integers(np.full(5, 0.5, np.float32)).tolist() == [4, 4, 0, 4, 4]
+    assert mechanism.integers(np.full((), 0.5, np.float32)).tolist() == 4
+
+
 # --- numbers, rings and the estimate ---
 
 
@@ -410,6 +528,7 @@ def test_its_numbers_are_checked_and_named() -> None:
         "levels": [0, -1, 4097, 1.5, True, None, "3"],
         "scale": [0, -1.0, 0.06, 16385, math.nan, math.inf, "3", None],
         "honest_parties": [-1, 4, 1.5, True, None],
+        "bounded_total": [0, 1, None, "yes"],
     }
     for name, values in bad.items():
         for value in values:

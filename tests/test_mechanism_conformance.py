@@ -6,6 +6,7 @@ import math
 from typing import Any, ClassVar
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from mechanism_conformance import SIZES, MechanismConformance
@@ -35,7 +36,7 @@ class TestLocalGaussian(MechanismConformance):
 class TestPolyaLaplace(MechanismConformance):
     name = "laplace"
     choices: ClassVar[dict[str, Any]] = {"levels": 8, "scale": 12.0}
-    others: ClassVar[dict[str, Any]] = {"levels": 10, "scale": 20.5, "honest_parties": 2}
+    others: ClassVar[dict[str, Any]] = {"levels": 10, "scale": 20.5, "honest_parties": 2, "bounded_total": True}
 
     def bits(self, mechanism: Mechanism) -> int:
         """Noise has no largest value: those of 2 (M D + T) + 1 sums, T beyond which noise is once in 2^41."""
@@ -55,11 +56,31 @@ class TestPolyaLaplace(MechanismConformance):
 
 class TestPolyaLaplaceAgainstColluders(TestPolyaLaplace):
     choices: ClassVar[dict[str, Any]] = {"levels": 2, "scale": 0.75, "honest_parties": 1}
-    others: ClassVar[dict[str, Any]] = {"levels": 4, "scale": 1.0, "honest_parties": 2}
+    others: ClassVar[dict[str, Any]] = {"levels": 4, "scale": 1.0, "honest_parties": 2, "bounded_total": True}
 
 
 class TestPolyaLaplaceInClear(TestPolyaLaplace):
     choices: ClassVar[dict[str, Any]] = {"levels": 64, "scale": 300.0, "secure_aggregation": False}
+    feasible = 40.0
+
+
+class TestPolyaLaplaceShares(TestPolyaLaplace):
+    """Coordinates of a row that are not negative and add up to at most C."""
+
+    choices: ClassVar[dict[str, Any]] = {"levels": 8, "scale": 12.0, "bounded_total": True}
+    others: ClassVar[dict[str, Any]] = {"levels": 10, "scale": 20.5, "honest_parties": 2, "bounded_total": False}
+    embeddings: ClassVar[npt.NDArray[np.float64]] = np.array(
+        [[0, 0, 0], [0.5, 0.5, 0.5], [0.25, 0.5, 0], [0, 0.125, 0.5], [0.375, 0, 0]]
+    )
+
+
+class TestPolyaLaplaceSharesInClear(TestPolyaLaplaceShares):
+    choices: ClassVar[dict[str, Any]] = {
+        "levels": 64,
+        "scale": 300.0,
+        "bounded_total": True,
+        "secure_aggregation": False,
+    }
     feasible = 40.0
 
 

@@ -33,7 +33,7 @@ BAD = {
     "bound": ([0, 0.0, -1.0, 1e-7, 1e7, *NUMBER], r"\[1e-06, 1e\+06\]|finite number"),
     "mechanism": (["PBM", "gauss", "", None, 3, []], "pbm, laplace, krr, ldp, none"),
     "num_trials": ([0, -1, *WHOLE], "at least 1"),
-    "beta": ([0, -0.1, 0.2500001, 1, *NUMBER], r"\[1/128, 1/4\]|finite number"),
+    "beta": ([0, -0.1, 0.4921876, 1, *NUMBER], r"\[1/128, 63/128\]|finite number"),
     "secure_aggregation": (["yes", 1, 0], "True or False"),
     "num_epochs": ([0, -1, *WHOLE], "at least 1"),
     "batch_size": ([0, -1, *WHOLE], "at least 1"),
@@ -48,6 +48,25 @@ BAD = {
     "encoder": ([None, 5, ""], "name of an encoder"),
     "activation": (["relu", None, 1], "tanh, hardtanh, softsign"),
     "seed": ([-1, 2**63, *WHOLE], r"0\.\.2\^63-1"),
+    "training": (["alone", None, 1], "joint, local"),
+    "nesterov": (["yes", 1], "True or False"),
+    "averaging": ([-0.1, 1, 1.5, *NUMBER], r"\[0, 1\)|finite number"),
+    "labels": (["everybody", None, 1], "server, parties"),
+    "loss": (["hinge", None, 1], "cross-entropy, squared"),
+    "head": (["mlp", None, 1], "trained, fixed"),
+    "vote": (["majority", None, 1], "raw, margin, shares"),
+    "vote_gain": ([0, -1.0, 1e7, *NUMBER], r"\[1e-06, 1e\+06\]|finite number"),
+    "vote_grades": ([0, 2, 257, *WHOLE], "at least 1|at most 1"),
+    "table_noise": ([-1.0, *NUMBER], "0 .no tables. or above|finite number"),
+    "features": (["all", None, 1], "columns, pairs"),
+    "column_values": ([1, 17, *WHOLE], "at least 2|at most 16"),
+    "start": (["ones", None, 1], "random, zero"),
+    "preparation": (["scale", None, 1], "none, whiten"),
+    "mean_noise": ([-1.0, *NUMBER], "above 0|finite number"),
+    "mean_clip": ([0, -1.0, *NUMBER], "above 0|finite number"),
+    "gram_noise": ([-1.0, *NUMBER], "above 0|finite number"),
+    "gram_clip": ([0, -1.0, *NUMBER], "above 0|finite number"),
+    "ridge": ([0, -1.0, *NUMBER], "above 0|finite number"),
 }
 
 #: field -> another permitted value
@@ -75,6 +94,35 @@ OTHER = {
     "encoder": "linear",
     "activation": "softsign",
     "seed": 1,
+    "training": "local",
+    "nesterov": True,
+    "averaging": 0.5,
+    "labels": "parties",
+    "loss": "squared",
+    "head": "fixed",
+    "vote": "top",
+    "vote_gain": 2.0,
+    "vote_grades": 2,
+    "table_noise": 5.0,
+    "features": "pairs",
+    "column_values": 4,
+    "start": "zero",
+    "preparation": "whiten",
+    "mean_noise": 3.0,
+    "mean_clip": 2.0,
+    "gram_noise": 4.0,
+    "gram_clip": 3.0,
+    "ridge": 0.25,
+}
+VOTING = {"embedding_dim": 4, "num_classes": 4, "head": "fixed", "prediction_mechanism": "none"}
+#: field -> what it needs beside it
+NEEDS = {
+    "training": {"labels": "parties", "embedding_dim": 4, "num_classes": 4},
+    "nesterov": {"momentum": 0.5},
+    "head": {"embedding_dim": 4, "num_classes": 4},
+    "preparation": {"mean_noise": 1.0, "gram_noise": 1.0},
+    "vote": {**VOTING, "vote": "raw"},
+    "vote_grades": {**VOTING, "vote": "top"},
 }
 
 
@@ -103,7 +151,7 @@ def test_a_bad_value_is_refused_with_its_name_its_value_and_what_is_permitted(na
 @pytest.mark.parametrize(
     ("choices", "words"),
     [
-        ({"beta": 1 / 129}, r"beta=.* must be in \[1/128, 1/4\]: .*below 1/128.*lower num_trials"),
+        ({"beta": 1 / 129}, r"beta=.* must be in \[1/128, 63/128\]: .*below 1/128.*lower num_trials"),
         ({"num_trials": 21846}, "num_trials.num_parties=21846.3=65538 must be at most 65535"),
         ({"num_trials": 10**8}, "num_trials=100000000 must be at most 32767, and at most 65535 divided by the number"),
         (
@@ -200,7 +248,7 @@ def test_a_mechanism_is_the_object_that_its_name_stands_for_also_in_a_copy():
 
 @pytest.mark.parametrize("name", OTHER)
 def test_the_hash_changes_with_every_field(name):
-    plan = Plan.of(**GOOD)
+    plan = Plan.of(**{**GOOD, **NEEDS.get(name, {})})
     changes = {name: OTHER[name]}
     if name == "mechanism":  # off in both, so that the mechanism alone changes
         plan, changes = plan.replace(secure_aggregation=False), {"mechanism": "ldp"}
@@ -276,7 +324,7 @@ def test_text_that_is_not_a_plan_is_refused(text, words):
     [
         ("betta", "unknown plan field 'betta'; did you mean beta?"),
         ("learning_rat", "did you mean learning_rate?"),
-        ("nope", "unknown plan field 'nope'; fields are activation, batch_size, beta, "),
+        ("nope", "unknown plan field 'nope'; fields are activation, averaging, batch_size, beta, "),
     ],
 )
 def test_a_field_that_is_not_one_is_refused_with_the_nearest_that_is(name, words):

@@ -120,7 +120,10 @@ def test_no_single_pair_dominates() -> None:
     assert cell_losses(1, 16384, 3).delta(0.0) == pytest.approx(5 / 16, rel=1e-12)
 
 
-@pytest.mark.parametrize(("b", "beta_16", "m"), [(1, 16384, 3), (2, 3276, 5), (3, 9830, 3), (8, 6553, 2), (1, 512, 9)])
+@pytest.mark.parametrize(
+    ("b", "beta_16", "m"),
+    [(1, 16384, 3), (2, 3276, 5), (3, 9830, 3), (8, 6553, 2), (1, 512, 9), (1, 31457, 5), (2, 28000, 3)],
+)
 def test_cell_losses_are_the_envelope_at_every_epsilon(b: int, beta_16: int, m: int) -> None:
     pairs, envelope = pairs_by_k(b, beta_16, m), cell_losses(b, beta_16, m)
     largest = b * math.log((32768 + beta_16) / (32768 - beta_16))
@@ -156,7 +159,10 @@ def product(laws: list[Law]) -> Law:
     return [math.prod(xs) for xs in itertools.product(*laws)]
 
 
-@pytest.mark.parametrize(("b", "beta_16", "m", "count"), [(1, 16384, 3, 2), (1, 9830, 3, 3), (2, 6553, 2, 2)])
+@pytest.mark.parametrize(
+    ("b", "beta_16", "m", "count"),
+    [(1, 16384, 3, 2), (1, 9830, 3, 3), (2, 6553, 2, 2), (1, 31457, 3, 2), (2, 24576, 2, 2)],
+)
 def test_composed_envelope_dominates_every_choice_of_k(b: int, beta_16: int, m: int, count: int) -> None:
     composed = compose(cell_losses(b, beta_16, m), count, DELTA)
     pairs = pairs_by_k(b, beta_16, m)
@@ -264,7 +270,7 @@ def test_different_releases_compose_as_in_dp_accounting(training: Sizes, predict
 # ------------------------------------------------------------------------------------------- records and Gaussians
 
 
-@pytest.mark.parametrize(("num_bits", "beta_16"), [(1, 16384), (7, 9830), (60, 6553), (400, 3276)])
+@pytest.mark.parametrize(("num_bits", "beta_16"), [(1, 16384), (7, 9830), (60, 6553), (400, 3276), (15, 32000)])
 def test_record_losses_are_exact(num_bits: int, beta_16: int) -> None:
     lo, hi = Fraction(32768 - beta_16, 65536), Fraction(32768 + beta_16, 65536)
     p = [math.comb(num_bits, i) * hi**i * lo ** (num_bits - i) for i in range(num_bits + 1)]

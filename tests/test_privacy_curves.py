@@ -39,7 +39,7 @@ FEW_ORDERS = (1.01, 1.5, 2.0, 3.0, 8.0, 64.0, 1024.0)
 MARGIN = 5e-9
 
 trials = st.integers(1, 6)
-betas_16 = st.integers(512, 16384)
+betas_16 = st.integers(512, 32256)
 parties = st.integers(1, 6)
 
 
@@ -76,7 +76,18 @@ def pairs_by_k(b: int, beta_16: int, m: int) -> list[tuple[list[Fraction], list[
 
 
 @pytest.mark.parametrize(
-    ("b", "beta_16", "m"), [(1, 16384, 3), (2, 3276, 5), (1, 512, 12), (3, 9830, 3), (8, 6553, 2), (4, 16384, 4)]
+    ("b", "beta_16", "m"),
+    [
+        (1, 16384, 3),
+        (2, 3276, 5),
+        (1, 512, 12),
+        (3, 9830, 3),
+        (8, 6553, 2),
+        (4, 16384, 4),
+        (1, 31457, 5),
+        (3, 32256, 4),
+        (2, 24576, 6),
+    ],
 )
 def test_cell_curve_is_the_maximum_over_k_and_both_directions(b: int, beta_16: int, m: int) -> None:
     curve = cell_rdp(b, beta_16, m, FEW_ORDERS)
@@ -89,7 +100,9 @@ def test_cell_curve_is_the_maximum_over_k_and_both_directions(b: int, beta_16: i
         assert renyi(q, p, order) >= truth * (1 - mpmath.mpf(10) ** -40)
 
 
-@pytest.mark.parametrize(("b", "beta_16", "m"), [(40, 16384, 20), (100, 6553, 7), (60, 640, 9)])
+@pytest.mark.parametrize(
+    ("b", "beta_16", "m"), [(40, 16384, 20), (100, 6553, 7), (60, 640, 9), (1, 32256, 300), (20, 30000, 12)]
+)
 def test_cell_curve_keeps_its_digits_where_probabilities_underflow(b: int, beta_16: int, m: int) -> None:
     lo, hi = ends(beta_16)
     n, others = b * m, b * (m - 1)
@@ -264,7 +277,7 @@ def test_cell_rises_with_trials_beta_and_order_and_falls_with_parties(b: int, be
     curve = cell_rdp(b, beta_16, m)
     slack = 1 + MARGIN
     assert np.all(curve <= cell_rdp(b + 1, beta_16, m) * slack)
-    assert np.all(curve <= cell_rdp(b, min(beta_16 + 97, 16384), m) * slack)
+    assert np.all(curve <= cell_rdp(b, min(beta_16 + 97, 32256), m) * slack)
     assert np.all(curve * slack >= cell_rdp(b, beta_16, m + 1))
     assert np.all(np.diff(curve) >= 0)
 
@@ -274,7 +287,7 @@ def test_cell_rises_with_trials_beta_and_order_and_falls_with_parties(b: int, be
 def test_record_rises_with_trials_beta_order_and_parties(b: int, beta_16: int, m: int) -> None:
     curve = record_rdp(b, beta_16, m)
     assert np.all(curve < record_rdp(b + 1, beta_16, m))
-    assert np.all(curve <= record_rdp(b, min(beta_16 + 97, 16384), m))
+    assert np.all(curve <= record_rdp(b, min(beta_16 + 97, 32256), m))
     assert np.all(curve < record_rdp(b, beta_16, m + 1))
     assert np.all(np.diff(curve) >= 0)
 
@@ -301,7 +314,8 @@ def test_units_move_with_epochs_dimension_and_colluders(b: int, beta_16: int, m:
 def test_cell_lies_between_the_paper_and_a_simple_lower_bound(b: int, beta_16: int, m: int) -> None:
     beta, orders = beta_16 / 65536, np.array(ORDERS)
     curve = cell_rdp(b, beta_16, m)
-    assert np.all(curve <= 17.21 * b * beta**2 * orders / m)
+    if beta_16 <= 16384:  # the paper has no larger ones
+        assert np.all(curve <= 17.21 * b * beta**2 * orders / m)
     # D_2 = ln(1 + chi^2), and chi^2 is at least (difference of means)^2 / variance, both the same for every k.
     least = math.log1p(4 * b * beta**2 / (m * (1 / 4 - beta**2)))
     assert np.all(curve[orders >= 2] >= least)
@@ -401,8 +415,8 @@ def test_orders_start_at_one_and_a_hundredth_and_widen() -> None:
     ("call", "message"),
     [
         (lambda: cell_rdp(0, 100, 2), r"num_trials=0; permitted: 1 or more"),
-        (lambda: cell_rdp(1, 0, 2), r"beta_16=0 .*permitted: 1 to 16384"),
-        (lambda: cell_rdp(1, 16385, 2), r"beta_16=16385 .*permitted: 1 to 16384"),
+        (lambda: cell_rdp(1, 0, 2), r"beta_16=0 .*permitted: 1 to 32256"),
+        (lambda: cell_rdp(1, 32257, 2), r"beta_16=32257 .*permitted: 1 to 32256"),
         (lambda: cell_rdp(1, 100, 0), r"noisy_parties=0; permitted: 1 or more"),
         (lambda: record_rdp(1, 100, 0), r"honest_parties=0; permitted: 1 or more"),
         (lambda: NoisyUpdate(clip_norm=1.0, noise_multiplier=0.0).rdp(), r"noise_multiplier=0.0; permitted"),
@@ -447,3 +461,16 @@ assert "torch" not in sys.modules and "numba" not in sys.modules
         one = mpmath.log(hi**a * lo ** (1 - a) + lo**a * hi ** (1 - a)) / (a - 1)
         epsilons.append(releases * 16 * 50 * one + mpmath.log((a - 1) / a) - mpmath.log(1e-5 * a) / (a - 1))
     assert 0.5 * min(epsilons) < float(ran.stdout) <= min(epsilons) * (1 + MARGIN)
+
+
+@pytest.mark.parametrize(("b", "beta_16"), [(1, 20000), (3, 32256), (200, 32256)])
+def test_above_a_quarter_the_noise_of_more_than_512_bits_is_left_out_and_costs_nothing_less(
+    b: int, beta_16: int
+) -> None:
+    counted = max(1, 512 // b)
+    most = cell_rdp(b, beta_16, counted)
+    assert np.array_equal(cell_rdp(b, beta_16, counted + 1), most)
+    assert np.array_equal(cell_rdp(b, beta_16, 40 * counted), most)
+    assert np.all(cell_rdp(b, beta_16, max(1, counted - 1)) >= most)
+    with pytest.raises(PlanError, match=r"num_trials=513 with beta=.*permitted above 1/4: at most 512"):
+        cell_rdp(513, beta_16, 2)

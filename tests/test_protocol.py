@@ -93,7 +93,7 @@ def common(message: bytes) -> Iterator[Disturbance]:
     yield "a shorter announced length", edited(message, length=field(message, "length") + 1), TruncatedMessage
     yield "another format", edited(message, magic=0), WrongVersion
     yield "the next version", edited(message, version=3), WrongVersion
-    yield "an unknown kind", edited(message, kind=11), WrongVersion
+    yield "an unknown kind", edited(message, kind=12), WrongVersion
     if kind_of(message) != START:  # a start is what names the run, and there is no session yet
         yield "another run", edited(message, run=field(message, "run") ^ 1), WrongSession
     if kind_of(message) not in (START, HELLO):

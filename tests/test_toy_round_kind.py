@@ -64,7 +64,7 @@ def test_it_is_known_only_while_it_is_registered(plan: Plan) -> None:
     assert Plan.from_json(written).hash == plan.hash
     KINDS.forget("rehearsal")
     try:
-        with pytest.raises(PlanError, match=r"round kind='rehearsal' is not one of joint, prediction"):
+        with pytest.raises(PlanError, match=r"round kind='rehearsal' is not one of joint, prediction, local"):
             Plan.from_json(written)
         with pytest.raises(LedgerError, match=r"cannot price .*'rehearsal' is not one of"):
             Terms.from_json(terms)
@@ -88,19 +88,17 @@ def test_a_kind_that_contradicts_itself_or_another_is_refused(changes: dict[str,
     values = {name: getattr(REHEARSAL, name) for name in REHEARSAL.__dataclass_fields__}
     with pytest.raises(PlanError, match=words):
         register_kind(RoundKind(**{**values, **changes}))
-    assert list(KINDS) == ["joint", "prediction", "rehearsal"]
+    assert list(KINDS) == ["joint", "prediction", "local", "mean", "gram", "rehearsal"]
 
 
-def test_rounds_that_release_nothing_are_refused_by_a_party_and_never_answered_with_a_release(
-    data: VerticalDataset, make_cohort: Any
-) -> None:
+def test_rounds_that_neither_release_nor_update_are_refused_by_a_party(data: VerticalDataset, make_cohort: Any) -> None:
     silent = RoundKind(
         name="silent", code=201, split=Split.TRAIN, releases=False, updates=False, answered=True, carries_gradient=False
     )
     register_kind(silent)
     try:
         plan = Plan.for_data(data, phases=(Phase(kind=JOINT, passes=1), Phase(kind=silent, passes=1)))
-        with pytest.raises(WrongPlan, match="silent rounds release nothing"):
+        with pytest.raises(WrongPlan, match="silent rounds neither release nor update"):
             make_cohort(plan, data)
     finally:
         KINDS.forget("silent")

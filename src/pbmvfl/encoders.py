@@ -19,13 +19,19 @@ from torch.nn.parameter import is_lazy
 
 from pbmvfl.errors import EncoderError
 from pbmvfl.plan import Plan
-from pbmvfl.plan_groups import Activation
+from pbmvfl.plan_groups import Activation, Head, Start
 from pbmvfl.randomness.public import WEIGHTS_STREAM, public_bits
+
+
+def _unsquashed(embedding: Tensor) -> Tensor:
+    return embedding
+
 
 _ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     Activation.TANH: torch.tanh,
     Activation.HARDTANH: functional.hardtanh,
     Activation.SOFTSIGN: functional.softsign,
+    Activation.NONE: _unsquashed,
 }
 HIDDEN = 64
 #: Rows of the batches that look for a row which moves others: one that changes, and some that must not.
@@ -33,7 +39,11 @@ _PROBE_ROWS = 4
 
 
 class Bounded(nn.Module):
-    """A network followed by bound * activation, where the activation stays in [-1, 1]."""
+    """A network followed by bound * activation, where the activation stays in [-1, 1].
+
+    With `Activation.NONE` it makes scores without a bound, for plans whose training releases none of them; whatever
+    releases them later bounds them itself.
+    """
 
     def __init__(self, network: nn.Module, *, bound: float = 1.0, activation: Activation = Activation.TANH) -> None:
         super().__init__()
@@ -164,6 +174,10 @@ def build_encoder(plan: Plan, *, index: int, input_shape: Sequence[int]) -> Boun
     network = _with_public_seed(
         lambda: ENCODERS[plan.encoder](input_shape, plan.embedding_dim), seed=plan.seed, index=index
     )
+    if plan.start is Start.ZERO:
+        with torch.no_grad():
+            for weight in network.parameters():
+                weight.zero_()
     return Bounded(network, bound=plan.bound, activation=plan.activation)
 
 
@@ -207,8 +221,23 @@ def _layers(module: nn.Module) -> list[tuple[str, type]]:
     return [(name, type(layer)) for name, layer in module.named_modules()]
 
 
+class SumsAsScores(nn.Module):
+    """A head that learns nothing: sums, and what is known of a class before anything about a row is."""
+
+    prior_K: Tensor
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.register_buffer("prior_K", torch.zeros(num_classes))
+
+    def forward(self, sums_BK: Tensor) -> Tensor:
+        return sums_BK + self.prior_K
+
+
 def build_head(plan: Plan) -> nn.Module:
-    """The server's fusion model: one dense layer, as in the paper."""
+    """The server's fusion model: one dense layer, as in the paper, or none where sums are class scores."""
+    if plan.head is Head.FIXED:
+        return SumsAsScores(plan.num_classes)
     return _with_public_seed(
         lambda: nn.Linear(plan.embedding_dim, plan.num_classes), seed=plan.seed, index=plan.num_parties
     )
@@ -319,10 +348,6 @@ def _traces(encoder: Bounded, batch: Tensor) -> list[Tensor]:
         others = network(batch)[1:]
         later = network(batch[1:])
     return [others, later, *network.buffers()]
-
-
-def _unsquashed(embedding: Tensor) -> Tensor:
-    return embedding
 
 
 def _differ(first: list[Tensor], second: list[Tensor]) -> bool:

@@ -10,6 +10,7 @@
     ├── RunFolderError           a run folder that exists, is none, or cannot be written
     ├── CheckpointError          a checkpoint that is missing, damaged, or another run's
     ├── LedgerError              a ledger that cannot be used
+    ├── AnswersError             stored answers that cannot be used
     ├── BudgetExceeded           a release that would cross a limit of the party's owner
     ├── TransportError           a message could not be carried
     │   └── PartyLost            a party did not answer: its process ended, or it took too long
@@ -66,6 +67,10 @@ class CheckpointError(PbmvflError):
 
 class LedgerError(PbmvflError):
     """A ledger that cannot be used: in use by another process, damaged, or asked for something it does not have."""
+
+
+class AnswersError(PbmvflError):
+    """Stored answers that cannot be used: damaged, in use by another process, or not where they should be."""
 
 
 class BudgetExceeded(PbmvflError):

@@ -23,6 +23,7 @@ from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.driver import Tap
 from pbmvfl.encoders import build_encoder, check_distinct
 from pbmvfl.errors import CheckpointError, EncoderError, LedgerError, PlanError
+from pbmvfl.features import feature_shape, mapped
 from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.party_setup import PartySetup
 from pbmvfl.plan import Plan
@@ -238,8 +239,8 @@ def newest_common_round(plan: Plan, checkpoints: Path) -> int:
 
 def _check_encoder_takes(plan: Plan, features: npt.NDArray[Any]) -> None:
     """Build the plan's encoder and pass one row of zeros through it."""
-    shape = features.shape[1:]
-    kind = torch.from_numpy(features[:0]).dtype
+    shape = feature_shape(plan, features.shape[1:])
+    kind = torch.from_numpy(mapped(plan, features[:0])).dtype
     try:
         with torch.no_grad():
             encoder = build_encoder(plan, index=0, input_shape=shape).eval()

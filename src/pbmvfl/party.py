@@ -1,6 +1,6 @@
 """A party: its columns, its network, its noise and its masks. Bytes in, bytes out, no I/O of its own.
 
-    START -> HELLO    NONCES -> KEY    KEYS -> nothing    ROUND t -> EMBEDDING t    UPDATE, STOP -> nothing
+    START -> HELLO    NONCES -> KEY    KEYS, LABELS -> nothing    ROUND t -> EMBEDDING t    UPDATE, STOP -> nothing
 
 Every message gets bytes back: the answer, no bytes where the protocol has none, or a REFUSAL with public words. What
 does not fit is refused before anything changes. A round's bytes are made once: the same message again gets the same
@@ -32,12 +32,15 @@ from pbmvfl.errors import (
     WrongSender,
     WrongSession,
 )
+from pbmvfl.losses import log_shares, mean_loss_slope
 from pbmvfl.mechanisms import Scratch
 from pbmvfl.party_checks import Features, check_identities, check_rows, check_rows_once
 from pbmvfl.plan import Plan
+from pbmvfl.plan_groups import Loss
+from pbmvfl.preparation import preparation_for
 from pbmvfl.privacy.events import Event
 from pbmvfl.randomness.secret import Entropy, SystemEntropy
-from pbmvfl.schedule import Round, RoundKind, Split
+from pbmvfl.schedule import COUNTS, Round, RoundKind, Split
 from pbmvfl.secagg.keys import (
     KEY_BYTES,
     NONCE_BYTES,
@@ -49,9 +52,12 @@ from pbmvfl.secagg.keys import (
     kind_key,
 )
 from pbmvfl.secagg.masks import Masks
+from pbmvfl.symbol_tables import encode_table, noisy_counts
 from pbmvfl.updates import update_for
+from pbmvfl.votes import VoteKind
 from pbmvfl.wire.codecs import codec_for
 from pbmvfl.wire.hello import Hello
+from pbmvfl.wire.labels import decode_labels
 from pbmvfl.wire.messages import SERVER, Message, MessageKind
 from pbmvfl.wire.refusals import Refusal
 
@@ -111,8 +117,8 @@ class Party:
         if uses_test and num_test != plan.num_test_samples:
             raise WrongPlan(f"party={index}: has {num_test} test rows, the plan has {plan.num_test_samples}")
         for kind in plan.schedule.kinds:
-            if not kind.releases:  # what it would answer with is a release, and nothing would be charged for it
-                raise WrongPlan(f"{kind.name} rounds release nothing: this version runs rounds that release embeddings")
+            if not kind.releases and not kind.updates:
+                raise WrongPlan(f"{kind.name} rounds neither release nor update: there is nothing to do in them")
         for rows, split in ((train_features, Split.TRAIN), (test_features, Split.TEST)):
             check_rows(rows, index=index, split=split)
         self.plan = plan
@@ -121,11 +127,14 @@ class Party:
         self.encoder = check_encoder(encoder, plan, index=index, rows=first_rows)
         self._update = update_for(plan, self.encoder, rows=first_rows, on_fault=self._note_fault)
         self._scratch = Scratch()
+        self._preparation = preparation_for(plan, index=index, rows=first_rows)
         self._codec = codec_for(plan.gradient_codec)
         self._schedule = plan.schedule
-        self._features = {Split.TRAIN: torch.from_numpy(train_features)}
+        self._votes = plan.vote.kind is not VoteKind.RAW
+        self._columns = {Split.TRAIN: torch.from_numpy(train_features)}
         if test_features is not None:
-            self._features[Split.TEST] = torch.from_numpy(test_features)
+            self._columns[Split.TEST] = torch.from_numpy(test_features)
+        self._features = dict(self._columns)  # as the network takes them: prepared
         self._identity = identity
         self._identities = tuple(identities)
         self._keeper = keeper
@@ -140,6 +149,8 @@ class Party:
         self._session: Session | None = None
         self._exchange: KeyExchange | None = None
         self._keyed = False
+        self._prior_K = torch.zeros(plan.num_classes)
+        self._labels: Tensor | None = None  # of the training rows, if the plan lets them go to the parties
         self._masks: dict[RoundKind, Masks] = {}
         #: Whether the run began with public weights. Known once the session has its first round.
         self.public_start = False
@@ -200,6 +211,8 @@ class Party:
                 answer = self._receive_nonces(message)
             case MessageKind.KEYS:
                 answer = self._receive_keys(message)
+            case MessageKind.LABELS:
+                answer = self._receive_labels(message)
             case MessageKind.ROUND:
                 self._step_once(message, data)
                 answer = self._answer_round(message)
@@ -265,6 +278,8 @@ class Party:
             state = dict(self._keeper.load(self._run_id, first_round))
             known = state.pop(_PUBLIC_START, None)
             self.public_start = known is not None and known.numel() == 1 and bool(known)
+            self._preparation.load_state(state)
+            self._prepare()
             self._update.load_state(state)
         else:
             shape = self._features[Split.TRAIN].shape[1:]
@@ -305,6 +320,18 @@ class Party:
             self._guard = self._open_guard(self._session, self._next_round, self.public_start)
         self._exchange = None  # the secret half is gone
         self._keyed = True
+        return b""
+
+    def _receive_labels(self, message: Message) -> bytes:
+        self._check_session(message)
+        if not self.plan.sends_labels:
+            raise WrongPlan(f"labels={self.plan.labels}: this plan sends no labels to parties")
+        if self._labels is not None:
+            raise OutOfOrder(f"party={self.index}: labels come once in a session")
+        labels = decode_labels(message.payload, num_samples=self.plan.num_samples, num_classes=self.plan.num_classes)
+        self._labels = torch.from_numpy(labels)
+        if self.plan.loss is Loss.CROSS_ENTROPY:
+            self._prior_K = log_shares(self._labels, self.plan.num_classes)
         return b""
 
     def _masks_for(self, kind: RoundKind, pair_keys: dict[int, bytes]) -> Masks | None:
@@ -358,12 +385,14 @@ class Party:
             raise WrongPlan(
                 f"round={expected}: round kind {message.round_kind}, the plan has {kind.name} ({kind.code})"
             )
+        if not update and kind.needs_labels and self._labels is None:
+            raise OutOfOrder(f"round={expected}: {kind.name} rounds need labels, and none came")
         if message.carries_gradient != (self._answered is not None):
             have = "waits for" if self._answered is not None else "does not wait for"
             raise OutOfOrder(f"round={expected}: this party {have} a gradient")
         if self._answered is None:
-            if update:
-                raise OutOfOrder("an update carries a gradient")
+            if update and (kind.carries_gradient or not self._schedule.ends_epoch(expected)):
+                raise OutOfOrder("an update carries a gradient, or ends an epoch of rounds without one")
             if len(message.payload):
                 raise TruncatedMessage(f"payload of {len(message.payload)} bytes where none belongs")
             return None
@@ -376,11 +405,16 @@ class Party:
         current = self._schedule[message.round_number]
         if self._start_digest is not None:
             self._check_start()
-        if current.kind.updates and self.plan.update.event.is_noisy:
+        update = self.plan.update_event(current.kind)
+        if update is not None and update.is_noisy:
             check_rows_once(current)
+        if not current.kind.releases:
+            return self._learn_alone(current)
         batch = self._features[current.kind.split].index_select(0, torch.from_numpy(current.rows))
         embedding_BP = self._embed(batch, current)
         mechanism = self.plan.mechanism_for(current.kind)
+        if not current.kind.trains and self._votes:
+            embedding_BP = self.plan.vote(embedding_BP)
         released_BP = mechanism.randomize(embedding_BP, self._entropy, self._scratch)
         if self._guard is not None:
             self._guard.charge(current, self.plan.events(current.kind))
@@ -390,6 +424,48 @@ class Party:
         self._answered = current if current.kind.carries_gradient else None
         self._next_round = current.number + 1
         return answer
+
+    def _learn_alone(self, current: Round) -> bytes:
+        """Have it charged, then learn from own columns and labels. The answer says that it is done, and no more."""
+        if self._guard is not None:
+            self._guard.charge(current, self.plan.events(current.kind))
+        payload = b""
+        try:
+            if current.kind == COUNTS:
+                payload = self._count_votes(current)
+            elif current.kind.statistic:
+                self._preparation.learn(current.kind.statistic, self._columns[current.kind.split], self._entropy)
+                self._prepare()
+            else:
+                self._local_step(current)
+        except Exception as error:
+            self._note_fault(error)
+        self._next_round = self._weights_of = current.number + 1
+        return self._reply(MessageKind.EMBEDDING, payload, current)
+
+    def _count_votes(self, current: Round) -> bytes:
+        """How often each class has each vote, with noise, over all training rows."""
+        assert self._labels is not None
+        plan = self.plan
+        symbols_N = plan.vote.symbol(self._embed(self._features[current.kind.split], current))
+        num_symbols = plan.vote.counted(plan.num_classes)
+        assert num_symbols is not None
+        labels_N = self._labels.numpy()
+        noise = plan.table_noise
+        return encode_table(noisy_counts(symbols_N, labels_N, plan.num_classes, num_symbols, noise, self._entropy))
+
+    def _local_step(self, current: Round) -> None:
+        assert self._labels is not None
+        rows = torch.from_numpy(current.rows)
+        batch = self._features[current.kind.split].index_select(0, rows)
+        scores_BK = torch.from_numpy(self._update.embed(batch, for_training=True))
+        # What is known before any column is added once to everybody's sum, so that a party learns what its own add.
+        slope_BK = mean_loss_slope(scores_BK + self._prior_K, self._labels.index_select(0, rows), self.plan.loss)
+        bound = self.plan.gradient_bound
+        self._update.apply(slope_BK.clamp(-bound, bound).numpy(), self._entropy)
+
+    def _prepare(self) -> None:
+        self._features = {split: self._preparation(columns) for split, columns in self._columns.items()}
 
     def _embed(self, batch: Tensor, current: Round) -> npt.NDArray[np.float32]:
         """Embeddings, whatever the columns are: for rows on which the network fails, zeros are randomised and sent.
@@ -452,7 +528,8 @@ class Party:
 
     def _kept_state(self) -> dict[str, Tensor]:
         """With what is known about the weights that the run began with: a resume is charged by it."""
-        return {**self._update.state(), _PUBLIC_START: torch.tensor([self.public_start], dtype=torch.uint8)}
+        kept = {**self._update.state(), **self._preparation.state()}
+        return {**kept, _PUBLIC_START: torch.tensor([self.public_start], dtype=torch.uint8)}
 
     def close(self) -> None:
         """End the session: the ledger learns that nothing more will be sent."""
@@ -466,5 +543,5 @@ class Party:
         """Noise-free embeddings, for a simulator's evaluation alone: no role of the protocol ever sees them."""
         self.encoder.eval()
         with torch.no_grad():
-            embedding_BP: Tensor = self.encoder(features)
+            embedding_BP: Tensor = self.encoder(self._preparation(features))
         return embedding_BP

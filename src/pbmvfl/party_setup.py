@@ -11,6 +11,7 @@ import numpy.typing as npt
 from torch import nn
 
 from pbmvfl.encoders import build_encoder
+from pbmvfl.features import feature_shape, mapped
 from pbmvfl.ledger.charging import Charging
 from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.party import Party
@@ -52,15 +53,16 @@ class PartySetup:
         """The party, if its owner accepts the plan."""
         self.policy.check(self.plan)
         if encoder is None:
-            encoder = build_encoder(self.plan, index=self.index, input_shape=self.train_features.shape[1:])
+            shape = feature_shape(self.plan, self.train_features.shape[1:])
+            encoder = build_encoder(self.plan, index=self.index, input_shape=shape)
         keeper = None
         if self.checkpoints is not None:
             keeper = Checkpoints(folder=self.checkpoints, plan=self.plan, every=self.checkpoint_every)
         return self.make_party(
             self.plan,
             index=self.index,
-            train_features=self.train_features,
-            test_features=self.test_features,
+            train_features=self.features(Split.TRAIN),
+            test_features=None if self.test_features is None else self.features(Split.TEST),
             encoder=encoder,
             identity=Identity.from_private_bytes(self.identity),
             identities=self.identities,
@@ -73,10 +75,10 @@ class PartySetup:
         return Party(plan, **arguments)
 
     def features(self, split: Split) -> npt.NDArray[np.float32] | npt.NDArray[np.uint8]:
-        """The rows of a split; none where there are no test rows."""
+        """The rows of a split as the network takes them; none where there are no test rows."""
         if split is Split.TRAIN:
-            return self.train_features
-        return self.train_features[:0] if self.test_features is None else self.test_features
+            return mapped(self.plan, self.train_features)
+        return mapped(self.plan, self.train_features[:0] if self.test_features is None else self.test_features)
 
     def _open_ledger(self, session: Session, first_round: int, public_start: bool) -> Charging:
         assert self.ledger is not None

@@ -18,19 +18,31 @@ from pbmvfl.mechanisms import Mechanism
 from pbmvfl.plan_groups import (
     Activation,
     Evaluation,
+    FeatureMap,
+    Head,
+    Labels,
     Learning,
+    Loss,
     Network,
     OptimizerName,
+    Preparation,
+    PreparationName,
     Rounds,
     Sizes,
+    Start,
+    Supervision,
+    Training,
     UpdateNoise,
+    Voting,
 )
-from pbmvfl.plan_names import PREDICTION_PREFIX, data_sizes, groups_of, names_with_words, vars_of
+from pbmvfl.plan_names import PREDICTION_PREFIX, data_sizes, groups_of, names_with_words
 from pbmvfl.privacy.correlated import check_band
-from pbmvfl.privacy.events import Event
+from pbmvfl.privacy.events import Event, UpdateEvent
 from pbmvfl.protocol import PROTOCOL_VERSION
-from pbmvfl.schedule import Phase, RoundKind, RowUses, Schedule
-from pbmvfl.settings import one_of
+from pbmvfl.schedule import COUNTS, GRAM, MEAN, Order, Phase, RoundKind, RowUses, Schedule
+from pbmvfl.settings import one_of, vars_of, written
+from pbmvfl.symbol_tables import table_bytes
+from pbmvfl.votes import Vote, VoteKind
 from pbmvfl.wire.codecs import GradientCodecName
 
 if TYPE_CHECKING:
@@ -48,6 +60,9 @@ FORMAT = 2
 
 _Value = TypeVar("_Value")
 _USUAL_ROUNDS, _USUAL_LEARNING, _NO_NOISE, _USUAL_NETWORK = Rounds(), Learning(), UpdateNoise(), Network()
+_USUAL_SUPERVISION, _NO_PREPARATION, _NO_VOTING = Supervision(), Preparation(), Voting()
+#: Groups that plans have not always had: written only where something in them is not its default.
+_LATER_GROUPS = ("supervision", "preparing", "voting")
 
 
 class _In(Generic[_Value]):
@@ -92,8 +107,14 @@ class Plan:
     rounds: Rounds = _USUAL_ROUNDS
     #: Steps of the networks.
     learning: Learning = _USUAL_LEARNING
+    #: Labels, loss and head.
+    supervision: Supervision = _USUAL_SUPERVISION
     #: Noise on the parties' updates.
     update: UpdateNoise = _NO_NOISE
+    #: What is learned about columns before training.
+    preparing: Preparation = _NO_PREPARATION
+    #: What is released of scores for a prediction, and how it is read.
+    voting: Voting = _NO_VOTING
     #: The parties' networks.
     network: Network = _USUAL_NETWORK
     #: Where accuracy figures come from.
@@ -118,6 +139,24 @@ class Plan:
     momentum = _In[float]("learning")
     gradient_codec = _In[GradientCodecName]("learning")
     gradient_bound = _In[float]("learning")
+    training = _In[Training]("rounds")
+    nesterov = _In[bool]("learning")
+    averaging = _In[float]("learning")
+    labels = _In[Labels]("supervision")
+    loss = _In[Loss]("supervision")
+    head = _In[Head]("supervision")
+    preparation = _In[PreparationName]("preparing")
+    mean_noise = _In[float]("preparing")
+    mean_clip = _In[float]("preparing")
+    gram_noise = _In[float]("preparing")
+    gram_clip = _In[float]("preparing")
+    ridge = _In[float]("preparing")
+    table_noise = _In[float]("voting")
+    vote_gain = _In[float]("voting")
+    vote_grades = _In[int]("voting")
+    features = _In[FeatureMap]("network")
+    column_values = _In[int]("network")
+    start = _In[Start]("network")
     noise_multiplier = _In[float]("update")
     clip_norm = _In[float]("update")
     noise_band = _In[int]("update")
@@ -133,12 +172,9 @@ class Plan:
         for release in (self.release, self.prediction or self.release):
             if release.num_parties != self.num_parties:
                 raise PlanError(f"num_parties={self.num_parties} in the plan, {release.num_parties} in its release")
-            if (release.embedding_dim, release.bound) != (self.release.embedding_dim, self.release.bound):
-                raise PlanError(
-                    f"predictions have embedding_dim={release.embedding_dim}, bound={release.bound:g}, training has "
-                    f"{self.release.embedding_dim} and {self.release.bound:g}; one network makes both"
-                )
+        self._check_prediction()
         self._check_schedule()
+        self._check_learning()
         if self.first_weights and len(self.first_weights) != self.num_parties:
             raise PlanError(
                 f"first_weights has {len(self.first_weights)} digests for num_parties={self.num_parties}; give one for "
@@ -150,6 +186,75 @@ class Plan:
                 f"noise_multiplier={self.noise_multiplier:g} with encoder={self.encoder}, which couples the rows of a "
                 "batch: one row moves every clipped gradient of its batch, and the noise is for one; use "
                 "encoder=resnet18, which normalises by groups, or noise_multiplier=0"
+            )
+
+    def _check_prediction(self) -> None:
+        release = self.prediction or self.release
+        kind = self.voting.vote
+        if kind is VoteKind.RAW:
+            if (release.embedding_dim, release.bound) != (self.release.embedding_dim, self.release.bound):
+                raise PlanError(
+                    f"predictions have embedding_dim={release.embedding_dim}, bound={release.bound:g}, training has "
+                    f"{self.release.embedding_dim} and {self.release.bound:g}; one network makes both"
+                )
+            return
+        if self.prediction is None or self.head is not Head.FIXED:
+            raise PlanError(
+                f"vote={kind} is made of class scores for a mechanism of predictions alone: give prediction_mechanism "
+                "and head=fixed"
+            )
+        self.vote.check_classes(self.num_classes)
+        if release.embedding_dim != self.vote.width(self.num_classes):
+            raise PlanError(
+                f"predictions have embedding_dim={release.embedding_dim}; vote={kind} with "
+                f"num_classes={self.num_classes} makes {self.vote.width(self.num_classes)}"
+            )
+        released = any(phase.kind.releases and not phase.kind.trains for phase in self.rounds.phases)
+        if not released:
+            return
+        symbols = self.vote.symbols(self.num_classes)
+        if symbols is not None and (getattr(release, "symbols", None) != symbols or release.secure_aggregation):
+            raise PlanError(
+                f"vote={kind} makes one of {symbols} symbols, which the server reads party by party: give "
+                f"prediction_mechanism=krr, prediction_symbols={symbols} and no secure aggregation"
+            )
+        counted = any(phase.kind == COUNTS for phase in self.rounds.phases)
+        if symbols is not None and not (counted and self.voting.has_tables):
+            raise PlanError(
+                f"vote={kind} is read by counts of votes by class: give table_noise above 0, which is "
+                f"{self.table_noise:g}, and a round of counts before predictions"
+            )
+
+    def _check_learning(self) -> None:
+        """Refuse rounds that the rest of the plan does not fit."""
+        kinds = self.schedule.kinds
+        local = [kind.name for kind in kinds if kind.needs_labels]
+        if local and self.labels is not Labels.PARTIES:
+            raise PlanError(
+                f"labels={self.labels}, but {local[0]} rounds train at the parties, which then need the labels of the "
+                "training rows; if their holder allows that, plan with labels=parties, otherwise with training=joint"
+            )
+        if local and self.embedding_dim != self.num_classes:
+            raise PlanError(
+                f"embedding_dim={self.embedding_dim} with {local[0]} rounds: each party makes one score for each "
+                f"class, so it must be num_classes={self.num_classes}"
+            )
+        if self.head is Head.FIXED and self.embedding_dim != self.num_classes:
+            raise PlanError(
+                f"head=fixed takes sums for class scores, so embedding_dim={self.embedding_dim} must be "
+                f"num_classes={self.num_classes}"
+            )
+        releasing = [kind.name for kind in kinds if kind.releases and kind.trains]
+        if self.activation is Activation.NONE and releasing:
+            raise PlanError(
+                f"activation=none with {releasing[0]} rounds: embeddings that are released must stay in [-C, C]; use "
+                "activation=tanh"
+            )
+        prepared = [phase.kind for phase in self.rounds.phases if phase.kind in (MEAN, GRAM)]
+        if prepared != ([MEAN, GRAM] if self.preparation is PreparationName.WHITEN else []):
+            raise PlanError(
+                f"preparation={self.preparation} with rounds of {', '.join(kind.name for kind in prepared) or 'none'}; "
+                "whitening has one of mean and then one of gram: give preparation=whiten without phases"
             )
 
     def _check_schedule(self) -> None:
@@ -172,6 +277,16 @@ class Plan:
         """The name of the training rounds' mechanism."""
         return self.release.name
 
+    @property
+    def vote(self) -> Vote:
+        """What a party makes of its class scores before they are released for a prediction."""
+        return self.voting.as_vote((self.prediction or self.release).bound)
+
+    @property
+    def sends_labels(self) -> bool:
+        """Whether the labels of the training rows go to every party."""
+        return self.labels is Labels.PARTIES
+
     @cached_property
     def schedule(self) -> Schedule:
         """Every round: the only counter of rounds, rows and uses."""
@@ -187,10 +302,26 @@ class Plan:
         """By which mechanism the rounds of a kind release: those that train by `release`, others by `prediction`."""
         return self.release if kind.updates or self.prediction is None else self.prediction
 
+    def answer_bytes(self, kind: RoundKind, rows: int) -> int:
+        """How long every party's answer to a round is, without its header."""
+        if kind.releases:
+            mechanism = self.mechanism_for(kind)
+            return mechanism.payload.num_bytes(rows * mechanism.embedding_dim)
+        return table_bytes(self.num_classes, self.vote.counted(self.num_classes) or 0) if kind == COUNTS else 0
+
+    def update_event(self, kind: RoundKind) -> UpdateEvent | None:
+        """What a use of a row does to what its party keeps, in a round of this kind; None if nothing."""
+        if not kind.updates:
+            return None
+        if kind.statistic:
+            return self.voting.event if kind == COUNTS else self.preparing.event(kind.statistic)
+        return self.update.event
+
     def events(self, kind: RoundKind) -> tuple[Event, ...]:
         """All that one use of a row in a round of this kind is charged for."""
         released: tuple[Event, ...] = (self.mechanism_for(kind).event,) if kind.releases else ()
-        return (*released, self.update.event) if kind.updates else released
+        update = self.update_event(kind)
+        return released if update is None else (*released, update)
 
     @cached_property
     def hash(self) -> bytes:
@@ -209,7 +340,7 @@ class Plan:
             Activity(
                 split=use.kind.split,
                 release=self.mechanism_for(use.kind).event if use.kind.releases else None,
-                update=self.update.event if use.kind.updates else None,
+                update=self.update_event(use.kind),
                 row_releases=use.releases,
                 row_updates=use.updates,
                 total_releases=use.total_releases,
@@ -254,8 +385,8 @@ class Plan:
         *,
         epsilon: float,
         delta: float,
-        unit: Unit | str,
-        accounting: Accounting | str,
+        unit: Unit | str = "cell",
+        accounting: Accounting | str = "strict",
         colluding_parties: int = 0,
         data: VerticalDataset | None = None,
         num_parties: int | None = None,
@@ -263,12 +394,17 @@ class Plan:
         num_classes: int | None = None,
         num_test_samples: int = 0,
         largest_bytes: int | None = None,
+        columns: int | None = None,
+        prediction_epsilon: float | None = None,
         **choices: Any,
     ) -> Plan:
-        """The plan with the least noise under a budget. `unit` and `accounting` say which epsilon is meant.
+        """The plan with the least noise under a budget. `unit` and `accounting` say which epsilon is meant: of a cell,
+        and strict, unless you say otherwise.
 
-        Give `data`, or `num_parties`, `num_samples` and `num_classes`. `largest_bytes` limits the whole run's traffic;
-        `choices` fixes any other name of a plan, as in `of`.
+        Give `data`, or `num_parties`, `num_samples`, `num_classes` and the most `columns` that a party has.
+        `prediction_epsilon` is the budget of every test row, whose predictions are then released; without it they are
+        looked at exactly, outside of any epsilon. `largest_bytes` limits the whole run's traffic; `choices` fixes any
+        other name of a plan, as in `of`.
         """
         from pbmvfl.planner import plan_for_budget
 
@@ -285,13 +421,15 @@ class Plan:
             num_classes=num_classes,
             num_test_samples=num_test_samples,
             largest_bytes=largest_bytes,
+            columns=columns,
+            prediction_epsilon=prediction_epsilon,
             **choices,
         ).plan
 
     def replace(self, **changes: Any) -> Plan:
         """The same plan with some flat names changed, checked again. A new mechanism brings its own defaults."""
         kept = self.flat()
-        if "num_epochs" in changes or "evaluation" in changes:
+        if not {"num_epochs", "evaluation", "training", "preparation", "noise_band"}.isdisjoint(changes):
             kept.pop("phases", None)
         return Plan.of(**{**kept, **changes})
 
@@ -305,11 +443,14 @@ class Plan:
     def flat(self) -> dict[str, Any]:
         """Every public number by its flat name: what `of` takes."""
         values: dict[str, Any] = {**vars_of(self.sizes), **self.release.to_dict()}
-        if self.rounds.usual and (self.evaluation is Evaluation.RELEASED) == (len(self.rounds.phases) == 2):
-            values |= {"num_epochs": self.num_epochs}
+        stays = self.rounds.order is Order.FIXED
+        usual = self.rounds.usual and stays == (self.noise_band > 1) and self.rounds.order is not Order.AS_GIVEN
+        if usual and (self.evaluation is Evaluation.RELEASED) == self.rounds.is_released:
+            values |= {"num_epochs": self.num_epochs, "training": str(self.training)}
         else:
             values |= {"phases": self.rounds.phases}
         values |= {"batch_size": self.batch_size, **vars_of(self.learning), **vars_of(self.update)}
+        values |= {**vars_of(self.supervision), **vars_of(self.preparing), **vars_of(self.voting)}
         values |= {**vars_of(self.network), "evaluation": self.evaluation, "seed": self.seed}
         if not self.first_weights:
             del values["first_weights"]
@@ -323,28 +464,23 @@ class Plan:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values by group, for JSON; `from_dict` reads them back."""
+        later = {name: values for name in _LATER_GROUPS if (values := written(getattr(self, name)))}
         return {
             "format": FORMAT,
-            "sizes": vars_of(self.sizes),
+            "sizes": written(self.sizes),
             "release": self.release.to_dict(),
             "prediction": None if self.prediction is None else self.prediction.to_dict(),
             "rounds": {"batch_size": self.batch_size, "phases": [phase.to_dict() for phase in self.rounds.phases]},
-            "learning": vars_of(self.learning),
-            "update": self._update_values(),
-            "network": self._network_values(),
+            "learning": written(self.learning),
+            "update": written(self.update),
+            "network": {
+                name: list(value) if isinstance(value, tuple) else value
+                for name, value in written(self.network).items()
+            },
+            **later,
             "evaluation": str(self.evaluation),
             "seed": self.seed,
         }
-
-    def _update_values(self) -> dict[str, Any]:
-        """Without a band where noise is independent, for the same reason as first weights."""
-        return {name: value for name, value in vars_of(self.update).items() if (name, value) != ("noise_band", 1)}
-
-    def _network_values(self) -> dict[str, Any]:
-        """Without first weights where none are declared: such plans keep the hash that they always had."""
-        values = vars_of(self.network)
-        digests = list(values.pop("first_weights"))
-        return {**values, "first_weights": digests} if digests else values
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Plan:
@@ -354,14 +490,15 @@ class Plan:
         if values["format"] != FORMAT:
             raise PlanError(f"format={values['format']!r}: this version reads plans of format {FORMAT}; update it")
         known = {"format", *(each.name for each in fields(cls))}
-        if set(values) != known:
-            wrong = ", ".join(sorted(set(values) ^ known))
+        if not known - set(_LATER_GROUPS) <= set(values) <= known:
+            wrong = ", ".join(sorted((set(values) ^ known) - (set(_LATER_GROUPS) - set(values))))
             raise PlanError(f"the plan lacks or has too much of: {wrong}; make it anew with `pbmvfl plan`")
         flat: dict[str, Any] = {"evaluation": values["evaluation"], "seed": values["seed"]}
-        for group in ("sizes", "release", "rounds", "learning", "update", "network"):
-            if not isinstance(values[group], dict):
-                raise PlanError(f"{group}={values[group]!r} must be an object")
-            flat |= values[group]
+        for group in ("sizes", "release", "rounds", "learning", "update", "network", *_LATER_GROUPS):
+            numbers = values.get(group, {})
+            if not isinstance(numbers, dict):
+                raise PlanError(f"{group}={numbers!r} must be an object")
+            flat |= numbers
         if values["prediction"] is not None:
             flat |= {PREDICTION_PREFIX + name: value for name, value in dict(values["prediction"]).items()}
         if isinstance(flat.get("phases"), list):

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from pbmvfl.errors import PlanError
 from pbmvfl.privacy.correlated import Band, banded_event
-from pbmvfl.privacy.events import PlainUpdate, UpdateEvent
-from pbmvfl.schedule import JOINT, PREDICTION, Order, Phase
+from pbmvfl.privacy.events import PlainUpdate, RoundedGaussianSum, UpdateEvent
+from pbmvfl.schedule import COUNTS, GRAM, JOINT, LOCAL, MEAN, PREDICTION, Order, Phase
 from pbmvfl.settings import check_whole, finite, one_of, setting
+from pbmvfl.symbol_tables import TABLE_DIAMETER
+from pbmvfl.votes import SYMBOLIC, Vote, VoteKind
 from pbmvfl.wire.codecs import GradientCodecName
 
 #: Encoders whose embedding of a row depends on the other rows of its batch.
@@ -34,11 +37,62 @@ class Evaluation(StrEnum):
 
 
 class Activation(StrEnum):
-    """The last step of an encoder. Each keeps the embedding inside [-C, C]."""
+    """The last step of an encoder. All but `none` keep the embedding inside [-C, C]."""
 
     TANH = "tanh"
     HARDTANH = "hardtanh"
     SOFTSIGN = "softsign"
+    NONE = "none"  #: scores as they are, where training releases none; what is released later is bounded by its vote
+
+
+class Training(StrEnum):
+    """Which rounds move weights."""
+
+    JOINT = "joint"  #: embeddings up, one gradient for all down
+    LOCAL = "local"  #: every party learns class scores from its own columns and the labels, and nothing leaves it
+
+
+class Labels(StrEnum):
+    """Who holds the labels."""
+
+    SERVER = "server"
+    PARTIES = "parties"  #: the label holder sends those of the training rows to every party
+
+
+class Loss(StrEnum):
+    """What class scores are trained by."""
+
+    CROSS_ENTROPY = "cross-entropy"
+    SQUARED = "squared"  #: half the squared distance to 1 for the row's class and 0 for the others
+
+
+class Head(StrEnum):
+    """How sums become class scores."""
+
+    TRAINED = "trained"  #: one dense layer of the server, which learns in joint rounds
+    FIXED = "fixed"  #: the sums are the scores, with the logarithms of the classes' shares of training rows added once
+
+
+class FeatureMap(StrEnum):
+    """A public map of a party's columns."""
+
+    COLUMNS = "columns"  #: by themselves
+    PAIRS = "pairs"  #: and the product of every two beside them
+    VALUES = "values"  #: for each of a few values whether a column has it, and the same for every two columns together
+
+
+class Start(StrEnum):
+    """First weights of the networks that the plan makes."""
+
+    RANDOM = "random"  #: drawn from the public seed
+    ZERO = "zero"  #: for networks of one layer
+
+
+class PreparationName(StrEnum):
+    """What is learned about columns before training, with noise and a charge."""
+
+    NONE = "none"
+    WHITEN = "whiten"  #: mean and Gram matrix, to give all directions the same scale
 
 
 def _is_digest(value: object) -> bool:
@@ -82,19 +136,57 @@ class Rounds:
     @property
     def num_epochs(self) -> int:
         """E: passes over the training rows that move weights."""
-        return sum(phase.passes for phase in self.phases if phase.kind.updates)
+        return sum(phase.passes for phase in self.phases if phase.kind.trains)
+
+    @property
+    def training(self) -> Training:
+        """Local if weights move in no other rounds."""
+        trained = {phase.kind for phase in self.phases if phase.kind.trains}
+        return Training.LOCAL if trained == {LOCAL} else Training.JOINT
+
+    @property
+    def order(self) -> Order:
+        """Of the first rounds that train."""
+        return next((phase.order for phase in self.phases if phase.kind.trains), Order.SHUFFLED)
+
+    @property
+    def is_released(self) -> bool:
+        """Whether a pass of predictions ends the run."""
+        return self.phases[-1].kind == PREDICTION
 
     @property
     def usual(self) -> bool:
-        """Whether `num_epochs` and `evaluation` say it all."""
-        return self.phases == usual_phases(self.num_epochs, released=self.phases[-1].kind == PREDICTION)
+        """Whether `training`, `num_epochs`, `evaluation` and `preparation` say it all."""
+        prepared, counted = (any(phase.kind == kind for phase in self.phases) for kind in (GRAM, COUNTS))
+        return self.num_epochs > 0 and self.phases == usual_phases(
+            self.num_epochs,
+            training=self.training,
+            prepared=prepared,
+            counted=counted,
+            released=self.is_released,
+            order=self.order,
+        )
 
 
-def usual_phases(num_epochs: int, *, released: bool) -> tuple[Phase, ...]:
-    """Joint rounds, and one pass over the test rows if evaluation is released."""
+def usual_phases(
+    num_epochs: int,
+    *,
+    released: bool,
+    training: Training = Training.JOINT,
+    prepared: bool = False,
+    counted: bool = False,
+    order: Order = Order.SHUFFLED,
+) -> tuple[Phase, ...]:
+    """A preparation if there is one, rounds of one kind, and a pass over the test rows if evaluation is released,
+    after a count of votes if those are read by one."""
     check_whole("num_epochs", num_epochs, least=1)
-    joint = Phase(kind=JOINT, passes=num_epochs)
-    return (joint, Phase(kind=PREDICTION, passes=1, order=Order.AS_GIVEN)) if released else (joint,)
+    phases = [Phase(kind=kind, passes=1, order=Order.AS_GIVEN) for kind in (MEAN, GRAM) if prepared]
+    phases.append(Phase(kind=LOCAL if training is Training.LOCAL else JOINT, passes=num_epochs, order=order))
+    if counted:
+        phases.append(Phase(kind=COUNTS, passes=1, order=Order.AS_GIVEN))
+    if released:
+        phases.append(Phase(kind=PREDICTION, passes=1, order=Order.AS_GIVEN))
+    return tuple(phases)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,10 +204,20 @@ class Learning:
     gradient_bound: float = setting(
         1000.0, help="What every party clips the entries of a gradient to, whatever the server sends.", panel=TRAINING
     )
+    nesterov: bool = setting(False, help="Momentum that looks one step ahead.", panel=TRAINING, later=True)
+    averaging: float = setting(
+        0.0, help="In [0, 1): share of the last steps whose weights are averaged.", panel=TRAINING, later=True
+    )
 
     def __post_init__(self) -> None:
-        for name in ("learning_rate", "momentum", "gradient_bound"):
+        for name in ("learning_rate", "momentum", "gradient_bound", "averaging"):
             object.__setattr__(self, name, finite(name, getattr(self, name)))
+        if not isinstance(self.nesterov, bool):
+            raise PlanError(f"nesterov={self.nesterov!r} must be True or False")
+        if self.nesterov and not self.momentum:
+            raise PlanError(f"nesterov=True needs a momentum above 0, got {self.momentum:g}")
+        if not 0 <= self.averaging < 1:
+            raise PlanError(f"averaging={self.averaging:g} must be in [0, 1)")
         object.__setattr__(self, "optimizer", one_of("optimizer", self.optimizer, OptimizerName))
         object.__setattr__(self, "gradient_codec", one_of("gradient_codec", self.gradient_codec, GradientCodecName))
         if not 0 < self.gradient_bound <= LARGEST_GRADIENT_BOUND:
@@ -128,6 +230,122 @@ class Learning:
             raise PlanError(f"momentum={self.momentum:g} must be in [0, 1)")
         if self.momentum and self.optimizer is not OptimizerName.SGD:
             raise PlanError(f"momentum={self.momentum:g} goes with optimizer=sgd, not optimizer={self.optimizer}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Supervision:
+    """Who holds the labels, and what scores are trained by."""
+
+    labels: Labels = setting(
+        Labels.SERVER,
+        help=f"{words(Labels)}: whether those of training rows go to every party, which local training needs.",
+        panel=TRAINING,
+        later=True,
+    )
+    loss: Loss = setting(Loss.CROSS_ENTROPY, help=words(Loss), panel=TRAINING, later=True)
+    head: Head = setting(
+        Head.TRAINED, help=f"{words(Head)}: how the server makes class scores of sums.", panel=TRAINING, later=True
+    )
+
+    def __post_init__(self) -> None:
+        for name, kind in (("labels", Labels), ("loss", Loss), ("head", Head)):
+            object.__setattr__(self, name, one_of(name, getattr(self, name), kind))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preparation:
+    """What is learned about a party's columns before training: sums over all rows, each row's part clipped, with noise.
+
+    `whiten` takes the mean of the columns, and then the Gram matrix of what is left of them.
+    """
+
+    preparation: PreparationName = setting(
+        PreparationName.NONE, help=f"{words(PreparationName)}: of columns, with noise.", panel=TRAINING, later=True
+    )
+    mean_noise: float = setting(
+        0.0, help="Noise of the columns' mean, as a multiple of its clip norm.", panel=TRAINING, later=True
+    )
+    mean_clip: float = setting(
+        1.0, help="What the root mean square of a row is clipped to for the mean.", panel=TRAINING, later=True
+    )
+    gram_noise: float = setting(
+        0.0, help="Noise of their Gram matrix, as a multiple of its clip norm.", panel=TRAINING, later=True
+    )
+    gram_clip: float = setting(
+        1.0,
+        help="What that of a row without the mean is clipped to, for the matrix and from then on.",
+        panel=TRAINING,
+        later=True,
+    )
+    ridge: float = setting(
+        0.5,
+        help="Added to every direction's variance, as a multiple of what noise may add to one.",
+        panel=TRAINING,
+        later=True,
+    )
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "preparation", one_of("preparation", self.preparation, PreparationName))
+        for name in ("mean_noise", "mean_clip", "gram_noise", "gram_clip", "ridge"):
+            object.__setattr__(self, name, finite(name, getattr(self, name)))
+        for name in ("mean_clip", "gram_clip", "ridge"):
+            if getattr(self, name) <= 0:
+                raise PlanError(f"{name}={getattr(self, name):g} must be above 0")
+        for name in ("mean_noise", "gram_noise"):
+            noise = getattr(self, name)
+            if noise < 0 or (self.preparation is PreparationName.WHITEN and not noise):
+                raise PlanError(
+                    f"{name}={noise:g} must be above 0: what is learned from private columns without noise is covered "
+                    "by no epsilon"
+                )
+
+    def event(self, statistic: str) -> UpdateEvent:
+        """What a statistic is charged as."""
+        if statistic == GRAM.statistic:  # rows' own products: two of norm 1 are at most sqrt 2 apart
+            clip_norm = self.gram_clip**2
+            return RoundedGaussianSum(clip_norm=clip_norm, noise_multiplier=self.gram_noise, diameter=math.sqrt(2))
+        return RoundedGaussianSum(clip_norm=self.mean_clip, noise_multiplier=self.mean_noise)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Voting:
+    """What a party makes of its class scores before they are released for a prediction, and how the server reads it."""
+
+    vote: VoteKind = setting(VoteKind.RAW, help=words(VoteKind), panel=MECHANISM, later=True)
+    vote_gain: float = setting(1.0, help="Scores are multiplied by it before a vote.", panel=MECHANISM, later=True)
+    vote_grades: int = setting(
+        1,
+        help="Of vote=bins, top, ranks: parts that a difference of scores is cut into.",
+        panel=MECHANISM,
+        later=True,
+    )
+    table_noise: float = setting(
+        0.0,
+        help="Standard deviation, in rows, of the noise on counts of votes by class, by which symbols are read.",
+        panel=MECHANISM,
+        later=True,
+    )
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "vote", one_of("vote", self.vote, VoteKind))
+        for name in ("vote_gain", "table_noise"):
+            object.__setattr__(self, name, finite(name, getattr(self, name)))
+        if self.table_noise < 0:
+            raise PlanError(f"table_noise={self.table_noise:g} must be 0 (no tables) or above")
+        self.as_vote(1.0)
+
+    def as_vote(self, bound: float) -> Vote:
+        """As a map of scores."""
+        return Vote(kind=self.vote, gain=self.vote_gain, grades=self.vote_grades, bound=bound)
+
+    @property
+    def has_tables(self) -> bool:
+        return self.vote in (*SYMBOLIC, VoteKind.BALLOT) and self.table_noise > 0
+
+    @property
+    def event(self) -> UpdateEvent:
+        """What the counts of one party are charged as: replacing a row moves two counts by one."""
+        return RoundedGaussianSum(clip_norm=1.0, noise_multiplier=self.table_noise, diameter=TABLE_DIAMETER)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,6 +369,7 @@ class UpdateNoise:
         1,
         help="Steps over which the noise of updates is correlated; above 1 needs an order of rows that stays.",
         panel=TRAINING,
+        later=True,
     )
 
     def __post_init__(self) -> None:
@@ -188,9 +407,16 @@ class Network:
     activation: Activation = setting(
         Activation.TANH, help=f"{words(Activation)}: keeps embeddings in [-C, C].", panel=TRAINING
     )
+    features: FeatureMap = setting(
+        FeatureMap.COLUMNS, help=f"{words(FeatureMap)}: what a network sees of a row.", panel=TRAINING, later=True
+    )
+    column_values: int = setting(
+        3, help="Of features=values: how many a column has, equally spaced from 0 to 1.", panel=TRAINING, later=True
+    )
+    start: Start = setting(Start.RANDOM, help=f"{words(Start)}: first weights.", panel=TRAINING, later=True)
     #: Of networks that are not built from the plan: for each party the digest of its public first weights, as
     #: `encoders.weights_digest` computes it. Whatever else a party starts with is charged as weights that know rows.
-    first_weights: tuple[str, ...] = ()
+    first_weights: tuple[str, ...] = field(default=(), metadata={"later": True})
 
     def __post_init__(self) -> None:
         if not isinstance(self.first_weights, list | tuple) or not all(map(_is_digest, self.first_weights)):
@@ -201,6 +427,9 @@ class Network:
         object.__setattr__(self, "first_weights", tuple(self.first_weights))
         if not isinstance(self.encoder, str) or not self.encoder:
             raise PlanError(f"encoder={self.encoder!r} must be the name of an encoder, such as mlp")
+        check_whole("column_values", self.column_values, least=2, most=16)
+        object.__setattr__(self, "features", one_of("features", self.features, FeatureMap))
+        object.__setattr__(self, "start", one_of("start", self.start, Start))
         why = f"; with {self.activation} the output can leave [-C, C], and the privacy account would not hold"
         object.__setattr__(self, "activation", one_of("activation", self.activation, Activation, why))
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import fields
 from difflib import get_close_matches
-from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from pbmvfl.errors import PlanError
@@ -16,13 +14,20 @@ from pbmvfl.plan_groups import (
     Evaluation,
     Learning,
     Network,
+    Preparation,
+    PreparationName,
     Rounds,
     Sizes,
+    Supervision,
+    Training,
     UpdateNoise,
+    Voting,
     usual_phases,
     words,
 )
+from pbmvfl.schedule import Order
 from pbmvfl.settings import Setting, one_of, settings_of
+from pbmvfl.votes import VoteKind
 
 if TYPE_CHECKING:
     from pbmvfl.data.vertical import VerticalDataset
@@ -30,13 +35,13 @@ if TYPE_CHECKING:
 #: Before the names of a mechanism's numbers, where they are those of predictions.
 PREDICTION_PREFIX = "prediction_"
 _REQUIRED = ("num_parties", "num_samples", "num_classes")
-_PLAIN_GROUPS: dict[str, type] = {"learning": Learning, "update": UpdateNoise}
-
-
-def vars_of(group: Any) -> dict[str, Any]:
-    """The numbers of a group as plain values."""
-    found = {each.name: getattr(group, each.name) for each in fields(group)}
-    return {name: str(value) if isinstance(value, StrEnum) else value for name, value in found.items()}
+_PLAIN_GROUPS: dict[str, type] = {
+    "learning": Learning,
+    "supervision": Supervision,
+    "update": UpdateNoise,
+    "preparing": Preparation,
+    "voting": Voting,
+}
 
 
 def data_sizes(data: VerticalDataset) -> dict[str, Any]:
@@ -55,11 +60,18 @@ def plan_settings() -> dict[str, Setting]:
     described = " | ".join(f"{name} ({MECHANISMS[name].words})" for name in MECHANISMS)
     named = Setting("mechanism", str, "pbm", f"{described}.", MECHANISM)
     found = {"mechanism": named}
-    groups: list[type] = [Sizes, *MECHANISMS.values(), Rounds, Learning, UpdateNoise, Network]
+    groups: list[type] = [Sizes, *MECHANISMS.values(), Rounds, *_PLAIN_GROUPS.values(), Network]
     for group in groups:
         for each in settings_of(group):
             found.setdefault(each.name, each)
     found["num_epochs"] = Setting("num_epochs", int, 10, "E: uses of every row.", TRAINING)
+    found["training"] = Setting(
+        "training",
+        Training,
+        Training.JOINT,
+        f"{words(Training)}: by sums that are released in every round, or at every party alone.",
+        TRAINING,
+    )
     hidden = ", ".join(name for name in MECHANISMS if MECHANISMS[name].sums_are_hidden)
     found["secure_aggregation"] = Setting(
         "secure_aggregation",
@@ -107,6 +119,7 @@ def groups_of(values: Mapping[str, Any]) -> dict[str, Any]:
     groups: dict[str, Any] = {"sizes": Sizes(**_taken(values, Sizes))}
     sizes: Sizes = groups["sizes"]
     groups["release"] = _release(values, sizes.num_parties)
+    voting = Voting(**_taken(values, Voting))
     of_predictions = {
         name.removeprefix(PREDICTION_PREFIX): value
         for name, value in values.items()
@@ -114,6 +127,8 @@ def groups_of(values: Mapping[str, Any]) -> dict[str, Any]:
     }
     if of_predictions:
         shared = {name: values[name] for name in ("mechanism", "embedding_dim", "bound") if name in values}
+        if voting.vote is not VoteKind.RAW:
+            shared["embedding_dim"] = voting.as_vote(1.0).width(sizes.num_classes)
         groups["prediction"] = _release({**shared, **of_predictions}, sizes.num_parties)
     for name in ("evaluation", "seed"):
         if name in values:
@@ -121,9 +136,19 @@ def groups_of(values: Mapping[str, Any]) -> dict[str, Any]:
     evaluation = one_of("evaluation", values.get("evaluation", Evaluation.SIMULATOR), Evaluation)
     phases = values.get("phases")
     if phases is None:
-        phases = usual_phases(values.get("num_epochs", 10), released=evaluation is Evaluation.RELEASED)
+        phases = usual_phases(
+            values.get("num_epochs", 10),
+            training=one_of("training", values.get("training", Training.JOINT), Training),
+            prepared=values.get("preparation", PreparationName.NONE) != PreparationName.NONE,
+            counted=voting.has_tables and evaluation is Evaluation.RELEASED,
+            # Noise that is correlated over steps is for rows that keep their places from pass to pass.
+            order=Order.SHUFFLED if values.get("noise_band", 1) == 1 else Order.FIXED,
+            released=evaluation is Evaluation.RELEASED,
+        )
     elif "num_epochs" in values:
         raise PlanError("num_epochs and phases both say how long a run is; give one of them")
+    elif "training" in values:
+        raise PlanError("training and phases both say which rounds there are; give one of them")
     if evaluation is Evaluation.RELEASED and sizes.num_test_samples < 1:
         raise PlanError(
             f"evaluation=released needs num_test_samples of at least 1, got {sizes.num_test_samples}; "

@@ -9,18 +9,23 @@ learning, not about privacy: rules of thumb below, each of which a caller can ov
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from pbmvfl.errors import PlanError
+from pbmvfl.local_planner import LocalRules, largest_shift
 from pbmvfl.mechanisms import Mechanism
 from pbmvfl.plan_groups import Evaluation
+from pbmvfl.prediction_planner import plan_prediction
 from pbmvfl.privacy.accounting import epsilon_bound, rdp_curve
 from pbmvfl.privacy.conversion import check_delta, epsilon_from_rdp
 from pbmvfl.privacy.orders import ORDERS
 from pbmvfl.privacy.table import format_epsilon, named
 from pbmvfl.privacy.units import SERVER, Accounting, Adversary, Unit
+from pbmvfl.schedule import Split
+from pbmvfl.settings import check_whole
 
 if TYPE_CHECKING:
     from pbmvfl.data.vertical import VerticalDataset
@@ -32,6 +37,10 @@ _EPOCHS, _FEWEST_EPOCHS = 4, 2
 _STEPS = 350
 _BATCHES = (8, 16, 25, 32, 50, 64, 100, 128, 200, 256)
 _FEW_ORDERS = ORDERS[2::8]
+#: So small a shift is as good as no information.
+_QUIETEST_SHIFT = 1e-4
+#: The noise of updates is sought to within this share, in at most so many exact accounts.
+_MULTIPLIER_SHARE, _MULTIPLIER_STEPS = 5e-4, 6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,9 +62,10 @@ class Budget:
         if not 0 < self.epsilon < math.inf:
             raise PlanError(f"epsilon={self.epsilon!r} must be a finite number above 0")
 
-    def spent_by(self, plan: Plan) -> float:
-        """The plan's epsilon of exactly this kind."""
-        return epsilon_bound(plan.training_run(), self.unit, self.accounting, self.adversary, delta=self.delta).epsilon
+    def spent_by(self, plan: Plan, *, split: Split | None = None) -> float:
+        """The plan's epsilon of exactly this kind; with a split, for its rows alone."""
+        run = plan.training_run() if split is None else plan.training_run().of_split(split)
+        return epsilon_bound(run, self.unit, self.accounting, self.adversary, delta=self.delta).epsilon
 
     def roughly_spent_by(self, plan: Plan) -> float:
         """At least `spent_by`, at most some per cent above, and ten times faster: Renyi curves at few orders."""
@@ -102,11 +112,16 @@ def plan_for_budget(
     num_classes: int | None = None,
     num_test_samples: int = 0,
     largest_bytes: int | None = None,
+    columns: int | None = None,
+    column_values: int | None = None,
+    prediction_epsilon: float | None = None,
     **choices: Any,
 ) -> PlannedBudget:
     """The plan with the least noise whose epsilon of the named kind is within the budget.
 
     `plans` makes them: `Plan`. `choices` fixes any of its flat names; `largest_bytes` limits the whole run's traffic.
+    With strict accounting parties train alone, unless training=joint is among the choices; `columns` are then the most
+    that a party has, and `prediction_epsilon` the budget of every row that is predicted.
     """
     budget = Budget(
         epsilon=epsilon,
@@ -116,9 +131,10 @@ def plan_for_budget(
         adversary=Adversary(colluding_parties=colluding_parties),
     )
     if data is not None:
-        choices = {"encoder": data.default_encoder, **choices}
         num_parties, num_samples, num_classes = data.num_parties, data.num_samples, data.num_classes
         num_test_samples = data.num_test_samples
+        columns = max(math.prod(part.shape[1:]) for part in data.train_features)
+        column_values = data.column_values
     if num_parties is None or num_samples is None or num_classes is None:
         raise PlanError("give data, or num_parties, num_samples and num_classes")
     sizes = {
@@ -127,12 +143,113 @@ def plan_for_budget(
         "num_classes": num_classes,
         "num_test_samples": num_test_samples,
     }
+    if _trains_alone(budget, data, choices):
+        planned = _local(plans, budget, sizes, columns, column_values, prediction_epsilon, choices)
+        _check_bytes(planned, largest_bytes)
+        return planned
+    if data is not None:
+        choices = {"encoder": data.default_encoder, **choices}
+    if prediction_epsilon is not None:
+        raise PlanError(
+            f"prediction_epsilon={prediction_epsilon:g} goes with strict accounting of a cell or record and local "
+            "training, where rows that are predicted have a budget of their own"
+        )
     # The rules of thumb divide by these, so they are checked before the rest of the plan exists.
     known: dict[str, Any] = {name: choices[name] for name in ("embedding_dim", "batch_size") if name in choices}
     plans.of(**{**sizes, "num_epochs": 1, "embedding_dim": 1, **known})
     base = plans.of(**{**sizes, **_rules_of_thumb(num_parties, num_samples, num_classes, budget, choices), **choices})
     budget.adversary.honest_parties(num_parties)  # names a colluding_parties that is too large
     return _least_noise(base, budget, choices, largest_bytes)
+
+
+# --- parties that train alone ---
+
+
+def _trains_alone(budget: Budget, data: VerticalDataset | None, choices: dict[str, Any]) -> bool:
+    """Whether a strict budget is best spent by parties that train alone: not if the caller says otherwise."""
+    if budget.accounting is not Accounting.STRICT or budget.unit is Unit.PARTY:
+        return False
+    if choices.get("training") == "local":
+        return True
+    by_hand = {"training", "phases", "mechanism", "encoder", "num_trials", "beta"}
+    pictures = data is not None and data.default_encoder not in ("mlp", "linear")
+    return by_hand.isdisjoint(choices) and not pictures
+
+
+def _local(
+    plans: type[Plan],
+    budget: Budget,
+    sizes: dict[str, int],
+    columns: int | None,
+    column_values: int | None,
+    prediction_epsilon: float | None,
+    choices: dict[str, Any],
+) -> PlannedBudget:
+    budget.adversary.honest_parties(sizes["num_parties"])
+    released = {} if prediction_epsilon is None else _prediction(budget, sizes, prediction_epsilon)
+    rules = LocalRules(
+        num_samples=sizes["num_samples"],
+        num_classes=sizes["num_classes"],
+        columns=columns,
+        column_values=column_values,
+        has_tables=bool(released.get("table_noise")),
+    )
+    settings = {**sizes, **rules.settings(), **released, **choices}
+    num_epochs = settings["num_epochs"]
+    check_whole("num_epochs", num_epochs, least=1)
+    prepared = settings["preparation"] != "none"
+
+    def plan(shift: float) -> Plan:
+        return plans.of(**{**settings, **rules.strength(shift, num_epochs=num_epochs, prepared=prepared), **choices})
+
+    def spent(shift: float) -> float:
+        return budget.spent_by(plan(shift), split=Split.TRAIN)
+
+    shift = largest_shift(spent, budget.epsilon)
+    if shift is None:
+        least = plan(_QUIETEST_SHIFT)
+        raise PlanError(
+            f"no plan is within {budget}: even {least.noise_multiplier:.4g} times the clip norm of noise costs "
+            f"{format_epsilon(spent(_QUIETEST_SHIFT))}"
+        )
+    found = plan(shift)
+    return PlannedBudget(plan=found, budget=budget, epsilon=spent(shift), alternatives=())
+
+
+def _prediction(budget: Budget, sizes: dict[str, int], epsilon: float) -> dict[str, Any]:
+    """How rows that are predicted are released: names of a plan."""
+    choice = plan_prediction(
+        epsilon=epsilon,
+        delta=budget.delta,
+        unit=budget.unit,
+        adversary=budget.adversary,
+        num_parties=sizes["num_parties"],
+        num_classes=sizes["num_classes"],
+        num_rows=sizes["num_samples"],
+    )
+    released = {f"prediction_{name}": value for name, value in choice.mechanism.to_dict().items()}
+    for name in ("prediction_embedding_dim", "prediction_bound"):  # the vote says so
+        released.pop(name)
+    return {
+        **released,
+        "evaluation": "released",
+        "vote": str(choice.vote.kind),
+        "vote_gain": choice.vote.gain,
+        "vote_grades": choice.vote.grades,
+        "table_noise": choice.table_deviation or 0.0,
+    }
+
+
+def _check_bytes(planned: PlannedBudget, largest_bytes: int | None) -> None:
+    total = planned.plan.traffic().total
+    if largest_bytes is not None and total > largest_bytes:
+        raise PlanError(
+            f"no plan within {planned.budget} stays within {largest_bytes:,} bytes: local training moves {total:,}, "
+            "most of it labels; allow more bytes"
+        )
+
+
+# --- sums in every round ---
 
 
 def _drowned(num_parties: int, embedding_dim: int, budget: Budget) -> bool:
@@ -223,7 +340,40 @@ def _with_update_noise(base: Plan, budget: Budget, choices: dict[str, Any]) -> P
     while largest - smallest > 1:
         middle = (smallest + largest) // 2
         smallest, largest = (smallest, middle) if fits(middle) else (middle, largest)
-    return base.replace(noise_multiplier=largest / 100)
+    # Renyi curves ask for about 7% more noise than the exact account, which gets the last word.
+    multiplier = _least_multiplier(
+        lambda tried: half.spent_by(quiet.replace(noise_multiplier=tried)), largest / 100, half.epsilon
+    )
+    return base.replace(noise_multiplier=multiplier)
+
+
+def _least_multiplier(spent: Callable[[float], float], enough: float, epsilon: float) -> float:
+    """Nearly the smallest noise that spends at most epsilon, below one that does: false position in logarithms.
+
+    Every step is a whole account, so there are few; what is returned was tried, or is where the search began.
+    """
+    spent_enough = spent(enough)
+    if not 0 < spent_enough <= epsilon:
+        return enough
+    # Epsilon falls at least as fast as the noise rises, so this is too little noise, or just enough.
+    too_little = float(f"{enough * spent_enough / epsilon:.5g}")
+    spent_too_little = spent(too_little)
+    if spent_too_little <= epsilon:
+        return too_little
+    for _ in range(_MULTIPLIER_STEPS):
+        if enough <= too_little * (1 + _MULTIPLIER_SHARE):
+            break
+        slope = math.log(spent_too_little / spent_enough) / math.log(enough / too_little)
+        tried = enough * (spent_enough / epsilon) ** (1 / slope) * (1 + _MULTIPLIER_SHARE / 4)
+        tried = float(f"{tried:.5g}")  # a number for people too
+        if not too_little < tried < enough:
+            break
+        spent_tried = spent(tried)
+        if spent_tried <= epsilon:
+            enough, spent_enough = tried, spent_tried
+        else:
+            too_little, spent_too_little = tried, spent_tried
+    return enough
 
 
 def _infeasible(least: Plan, budget: Budget, largest_bytes: int | None, too_big: Plan | None) -> str:

@@ -53,12 +53,18 @@ class RoundKind:
     split: Split
     #: Every party sends a release of every row, and is charged for it.
     releases: bool
-    #: The rows move the weights of every party.
+    #: The rows move what every party keeps: its weights, or numbers that prepare its columns. Charged as updates.
     updates: bool
     #: Parties answer the request for the round.
     answered: bool
     #: The server sends the gradient of the round's sums back.
     carries_gradient: bool
+    #: Every party computes with labels that it holds itself.
+    needs_labels: bool = False
+    #: Which noisy statistic of its rows every party takes, instead of moving weights; "" for none.
+    statistic: str = ""
+    #: A pass is one round over all rows, whatever the batch size is.
+    whole: bool = False
 
     def __post_init__(self) -> None:
         if not 1 <= self.code <= 255:
@@ -67,6 +73,13 @@ class RoundKind:
             raise PlanError(f"round kind {self.name!r}: a release is an answer, so releases=True needs answered=True")
         if self.carries_gradient and not (self.releases and self.updates):
             raise PlanError(f"round kind {self.name!r}: a gradient belongs to a release and moves weights")
+        if self.statistic and not self.updates:
+            raise PlanError(f"round kind {self.name!r}: a statistic is charged as an update; it needs updates=True")
+
+    @property
+    def trains(self) -> bool:
+        """Whether the rows move weights."""
+        return self.updates and not self.statistic
 
 
 KINDS: Registry[RoundKind] = Registry("round kind", PlanError)
@@ -91,6 +104,44 @@ PREDICTION = register_kind(
         name="prediction", code=2, split=Split.TEST, releases=True, updates=False, answered=True, carries_gradient=False
     )
 )
+#: Every network takes a step with labels that its party holds; nothing about any row leaves.
+LOCAL = register_kind(
+    RoundKind(
+        name="local",
+        code=3,
+        split=Split.TRAIN,
+        releases=False,
+        updates=True,
+        answered=True,
+        carries_gradient=False,
+        needs_labels=True,
+    )
+)
+
+
+def _statistic(name: str, code: int, *, needs_labels: bool = False) -> RoundKind:
+    return register_kind(
+        RoundKind(
+            name=name,
+            code=code,
+            split=Split.TRAIN,
+            releases=False,
+            updates=True,
+            answered=True,
+            carries_gradient=False,
+            needs_labels=needs_labels,
+            statistic=name,
+            whole=True,
+        )
+    )
+
+
+#: Every party takes the noisy mean of its own columns, over all rows at once; nothing about any row leaves.
+MEAN = _statistic("mean", 4)
+#: Likewise the Gram matrix of its columns, with the mean taken off.
+GRAM = _statistic("gram", 5)
+#: Every party counts its votes on the training rows by class, with noise, and tells the server, to read votes by.
+COUNTS = _statistic("counts", 6, needs_labels=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,8 +229,12 @@ class Schedule:
         """How many rows a split has."""
         return self.num_samples if split is Split.TRAIN else self.num_test_samples
 
+    def rows_per_round(self, kind: RoundKind) -> int:
+        """Rows of a full batch."""
+        return self.rows_of(kind.split) if kind.whole else self.batch_size
+
     def rounds_per_pass(self, kind: RoundKind) -> int:
-        return -(-self.rows_of(kind.split) // self.batch_size)
+        return -(-self.rows_of(kind.split) // self.rows_per_round(kind))
 
     @property
     def largest_batch(self) -> int:
@@ -195,8 +250,9 @@ class Schedule:
 
     def batches(self, phase: Phase) -> tuple[tuple[int, int], ...]:
         """(rows, how many rounds of the phase have so many): full batches, and a last one of each pass if short."""
-        whole, rest = divmod(self.rows_of(phase.kind.split), self.batch_size)
-        sizes = [(self.batch_size, whole * phase.passes)] if whole else []
+        each = self.rows_per_round(phase.kind)
+        whole, rest = divmod(self.rows_of(phase.kind.split), each)
+        sizes = [(each, whole * phase.passes)] if whole else []
         return (*sizes, (rest, phase.passes)) if rest else tuple(sizes)
 
     @property
@@ -212,8 +268,9 @@ class Schedule:
     def num_rows(self, number: int) -> int:
         """The size of a round's batch, without making the batch."""
         phase, offset, _ = self._phase_at(number)
-        start = offset % self.rounds_per_pass(phase.kind) * self.batch_size
-        return min(self.batch_size, self.rows_of(phase.kind.split) - start)
+        each = self.rows_per_round(phase.kind)
+        start = offset % self.rounds_per_pass(phase.kind) * each
+        return min(each, self.rows_of(phase.kind.split) - start)
 
     def __getitem__(self, number: int) -> Round:
         # All roles of a process ask for one round after the other: the last one is kept.
@@ -226,8 +283,8 @@ class Schedule:
         phase, offset, earlier = self._phase_at(number)
         passed, position = divmod(offset, self.rounds_per_pass(phase.kind))
         count = self.rows_of(phase.kind.split)
-        start = position * self.batch_size
-        end = min(start + self.batch_size, count)
+        start = position * self.rows_per_round(phase.kind)
+        end = min(start + self.rows_per_round(phase.kind), count)
         if phase.order is Order.SHUFFLED:
             return Round(number, phase.kind, _epoch_permutation(count, self.seed, earlier + passed)[start:end])
         if phase.order is Order.FIXED:
@@ -274,13 +331,13 @@ class Schedule:
     @cached_property
     def num_epochs(self) -> int:
         """Passes over the training rows that move weights."""
-        return sum(phase.passes for phase in self.phases if phase.kind.updates)
+        return sum(phase.passes for phase in self.phases if phase.kind.trains)
 
     def epochs_before(self, number: int) -> float:
         """Epochs that rounds 0 <= r < number complete; a part of one counts by its rounds."""
         done = 0.0
         for first, phase, _ in self._phase_starts:
-            if phase.kind.updates and number > first:
+            if phase.kind.trains and number > first:
                 each = self.rounds_per_pass(phase.kind)
                 done += min(number - first, phase.passes * each) / each
         return done
@@ -288,14 +345,14 @@ class Schedule:
     def ends_epoch(self, number: int) -> bool:
         """Whether the round is the last one of an epoch."""
         phase, offset, _ = self._phase_at(number)
-        return phase.kind.updates and (offset + 1) % self.rounds_per_pass(phase.kind) == 0
+        return phase.kind.trains and (offset + 1) % self.rounds_per_pass(phase.kind) == 0
 
     def end_of_epoch(self, epoch: int) -> int:
         """The number of the first round after so many epochs; after the last one, the number of all rounds."""
         if epoch >= self.num_epochs:
             return self._num_rounds
         for first, phase, _ in self._phase_starts:
-            if phase.kind.updates:
+            if phase.kind.trains:
                 if epoch <= phase.passes:
                     return first + epoch * self.rounds_per_pass(phase.kind)
                 epoch -= phase.passes
@@ -307,7 +364,7 @@ class Schedule:
         ends = [
             first + phase.passes * self.rounds_per_pass(phase.kind)
             for first, phase, _ in self._phase_starts
-            if phase.kind.updates
+            if phase.kind.trains
         ]
         return max(ends, default=0)
 
@@ -319,7 +376,7 @@ class Schedule:
 
         Where all passes that train have one order that stays, a row has one place in all of them: a pass apart.
         """
-        training = [phase for phase in self.phases if phase.kind.updates]
+        training = [phase for phase in self.phases if phase.kind.trains]
         orders = {phase.order for phase in training}
         if len(orders) != 1 or Order.SHUFFLED in orders:
             return 1
@@ -338,7 +395,7 @@ class Schedule:
     def _rows_before(self, phase: Phase, offset: int) -> int:
         count = self.rows_of(phase.kind.split)
         passes, rest = divmod(offset, self.rounds_per_pass(phase.kind))
-        return passes * count + min(rest * self.batch_size, count)
+        return passes * count + min(rest * self.rows_per_round(phase.kind), count)
 
     def uses(self, spans: Iterable[tuple[int, int]] | None = None) -> tuple[RowUses, ...]:
         """How often rows were used in rounds first <= r < until of every span, exactly; without spans, in all rounds.

@@ -17,9 +17,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
-from pbmvfl.encoders import build_head
+from pbmvfl.encoders import SumsAsScores, build_head
 from pbmvfl.errors import (
     DuplicateMessage,
     OutOfOrder,
@@ -30,13 +29,19 @@ from pbmvfl.errors import (
     WrongSender,
     WrongSession,
 )
+from pbmvfl.losses import log_shares
 from pbmvfl.party import Keeper
 from pbmvfl.plan import Plan
-from pbmvfl.schedule import Round
+from pbmvfl.plan_groups import Loss
+from pbmvfl.schedule import COUNTS, Round
 from pbmvfl.secagg.keys import KEY_BYTES, RUN_ID_BYTES, SIGNATURE_BYTES, Session
+from pbmvfl.updates.head import Teacher
 from pbmvfl.updates.trainer import Trainer
+from pbmvfl.vote_reader import VoteReader
+from pbmvfl.votes import VoteKind
 from pbmvfl.wire.codecs import codec_for
 from pbmvfl.wire.hello import Hello
+from pbmvfl.wire.labels import encode_labels
 from pbmvfl.wire.messages import NO_SESSION, SERVER, Message, MessageKind
 from pbmvfl.wire.payloads import PayloadFormat
 from pbmvfl.wire.refusals import Refusal
@@ -58,10 +63,15 @@ class Server:
             raise WrongPlan(f"the server has {len(train_labels)} labels, the plan has {plan.num_samples} rows")
         self.plan = plan
         self.head = head if head is not None else build_head(plan)
-        self._trainer = Trainer(plan, self.head)
+        if isinstance(self.head, SumsAsScores) and plan.loss is Loss.CROSS_ENTROPY:
+            self.head.prior_K = log_shares(torch.from_numpy(train_labels), plan.num_classes)
+        joint = [kind for kind in plan.schedule.kinds if kind.carries_gradient]
+        self._trainer = Trainer(plan, self.head, num_steps=sum(map(plan.schedule.num_rounds, joint)))
+        self._teacher = Teacher(self._trainer, train_labels, plan.loss)
         self._codec = codec_for(plan.gradient_codec)
         self._schedule = plan.schedule
         self._labels = torch.from_numpy(train_labels)
+        self._labels_sent = not plan.sends_labels
         self.run_id = run_id if run_id is not None else os.urandom(RUN_ID_BYTES)
         self.session: Session | None = None
         self._keeper = keeper
@@ -72,6 +82,7 @@ class Server:
         self.first_round = 0
         self._next_round = 0
         self._gradient: bytes | None = None  # of the last round, not sent yet
+        self._reader: VoteReader | None = None  # once the parties' counts of votes are known
         #: Called after every joint round with (loss, noisy class scores, labels): what the server itself may see.
         self.on_joint_round: Callable[[float, Tensor, Tensor], None] | None = None
         #: Called after every round without a gradient with (the round, noisy class scores).
@@ -116,7 +127,7 @@ class Server:
                 raise TruncatedMessage(
                     f"payload={len(message.payload)} bytes from party {message.sender}, not {length}"
                 )
-        if message.kind is MessageKind.EMBEDDING:
+        if message.kind is MessageKind.EMBEDDING and self._schedule.kind(message.round_number).releases:
             self._payload.check(message.payload)
         self._inbox[message.sender] = message.payload
 
@@ -137,7 +148,7 @@ class Server:
         if self._expected is MessageKind.KEY:
             return KEY_BYTES + SIGNATURE_BYTES
         assert self.round is not None
-        return self._payload.num_bytes(self.round.num_rows * self.plan.embedding_dim)
+        return self.plan.answer_bytes(self.round.kind, self.round.num_rows)
 
     # --- out ---
 
@@ -155,8 +166,11 @@ class Server:
             return self._send_keys()
         if self._expected is MessageKind.EMBEDDING:
             self._finish_round()
-            if self._gradient is not None and self._schedule.ends_epoch(self._next_round - 1):
+            if self._schedule.ends_epoch(self._next_round - 1):
                 return self._send_update()
+        if not self._labels_sent:
+            self._labels_sent = True
+            return self._message(MessageKind.LABELS, encode_labels(self._labels.numpy(), self.plan.num_classes))
         if self._next_round >= len(self._schedule):
             return None
         return self._ask_round()
@@ -170,7 +184,7 @@ class Server:
     @property
     def is_open(self) -> bool:
         """Whether the handshake is over, so that rounds follow."""
-        return self.session is not None and self._expected is None
+        return self.session is not None and self._expected is None and self._labels_sent
 
     @property
     def has_answers(self) -> bool:
@@ -252,35 +266,49 @@ class Server:
 
     def _finish_round(self) -> None:
         assert self.round is not None
-        shape = (self.round.num_rows, self.plan.embedding_dim)
-        quantized_sum = self._payload.total(self._take_inbox(), shape[0] * shape[1])
+        payloads = self._take_inbox()
+        if self.round.kind == COUNTS:
+            self._reader = VoteReader(self.plan, payloads, self._labels.numpy())
+        elif not self.round.kind.carries_gradient and self._reader is not None:
+            self._say_scores(torch.from_numpy(self._reader.scores(payloads, self.round.num_rows)))
+        elif self.round.kind.releases:  # otherwise every party says that it is done, and no more
+            self._take_sums(payloads)
+        self._next_round = self.round.number + 1
+        self._expected = None
+
+    def _take_sums(self, payloads: list[bytes | memoryview]) -> None:
+        assert self.round is not None
         mechanism = self.plan.mechanism_for(self.round.kind)
+        shape = (self.round.num_rows, mechanism.embedding_dim)
+        quantized_sum = self._payload.total(payloads, shape[0] * shape[1])
         if mechanism.largest_sum is not None and int(quantized_sum.max()) > mechanism.largest_sum:
             raise ProtocolError(
                 f"round={self.round.number}: a sum is {int(quantized_sum.max())}, and honest parties make at most "
                 f"{mechanism.largest_sum}: a party does not follow the protocol, or its masks are another session's"
             )
-        estimated_sum_BP = torch.from_numpy(mechanism.estimate(quantized_sum).reshape(shape))
+        estimated = mechanism.estimate(quantized_sum).reshape(shape)
         if self.round.kind.carries_gradient:
-            self._learn(estimated_sum_BP, self._labels.index_select(0, torch.from_numpy(self.round.rows)))
-        elif self.on_scores is not None:
-            self.on_scores(self.round, self.predict(estimated_sum_BP))
-        self._next_round = self.round.number + 1
-        self._expected = None
+            self._learn(torch.from_numpy(estimated), self._labels.index_select(0, torch.from_numpy(self.round.rows)))
+        elif self.plan.vote.kind is VoteKind.RAW:
+            self._say_scores(self.predict(torch.from_numpy(estimated)))
+        else:
+            self._say_scores(torch.from_numpy(self.plan.vote.decode_sums(estimated)))
+
+    def _say_scores(self, scores: Tensor) -> None:
+        assert self.round is not None
+        if self.on_scores is not None:
+            self.on_scores(self.round, scores)
 
     def _learn(self, estimated_sum_BP: Tensor, labels_B: Tensor) -> None:
         assert self.round is not None
         if not self.head.training:
             self.head.train()
-        estimated_sum_BP.requires_grad_()
-        scores = self.head(estimated_sum_BP)
-        loss = functional.cross_entropy(scores, labels_B)
-        gradient_BP, *slopes = self._trainer.slopes(loss, inputs=[estimated_sum_BP])
+        loss, scores, gradient_BP, slopes = self._teacher.lesson(estimated_sum_BP, labels_B)
         # Encoding refuses NaN, and it comes before the step: bad numbers never reach the weights.
         self._gradient = self._codec.encode(gradient_BP.numpy(), seed=self.plan.seed, round_number=self.round.number)
         self._trainer.step(slopes)
         if self.on_joint_round is not None:
-            self.on_joint_round(loss.item(), scores.detach(), labels_B)
+            self.on_joint_round(loss, scores, labels_B)
 
     def predict(self, sums_BP: Tensor) -> Tensor:
         """Class scores for sums of embeddings."""

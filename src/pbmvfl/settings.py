@@ -15,9 +15,25 @@ from pbmvfl.errors import PlanError
 _Name = TypeVar("_Name", bound=StrEnum)
 
 
-def setting(default: Any = MISSING, *, help: str, panel: str) -> Any:
-    """A field with the words that the command line shows for it, and the panel of `--help` where it stands."""
-    return field(default=default, metadata={"help": help, "panel": panel})
+def setting(default: Any = MISSING, *, help: str, panel: str, later: bool = False) -> Any:
+    """A field with the words that the command line shows for it, and the panel of `--help` where it stands.
+
+    `later` marks a number that plans have not always had: it is written only where it is not its default, so that
+    plans from before it keep their hash.
+    """
+    return field(default=default, metadata={"help": help, "panel": panel, "later": later})
+
+
+def vars_of(group: Any) -> dict[str, Any]:
+    """The numbers of a group as plain values."""
+    found = {each.name: getattr(group, each.name) for each in fields(group)}
+    return {name: str(value) if isinstance(value, StrEnum) else value for name, value in found.items()}
+
+
+def written(group: Any) -> dict[str, Any]:
+    """The same without later ones that have their default."""
+    later = {each.name: each.default for each in fields(group) if each.metadata.get("later")}
+    return {name: value for name, value in vars_of(group).items() if name not in later or value != later[name]}
 
 
 @dataclass(frozen=True)

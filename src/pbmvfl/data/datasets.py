@@ -115,6 +115,7 @@ def _cut(
     num_parties: int,
     encoder: str,
     notes: tuple[str, ...] = (),
+    column_values: int | None = None,
 ) -> VerticalDataset:
     """Whole training and test arrays with their labels, as a data set of `num_parties` parties."""
     (train, train_labels), (test, test_labels) = parts
@@ -129,6 +130,7 @@ def _cut(
         default_encoder=encoder,
         layout=layout,
         notes=notes,
+        column_values=column_values,
     )
 
 
@@ -188,6 +190,7 @@ def _load_phishing(request: _Request) -> VerticalDataset:
         class_names=("phishing", "legitimate"),
         num_parties=request.num_parties,
         encoder="mlp",
+        column_values=3,  # -1, 0 and 1, as its description says
     )
 
 

@@ -126,6 +126,8 @@ class VerticalDataset:
     #: known by its position, which is right only where every load of this name gives the same rows in the same order.
     train_ids: tuple[str, ...] | None = None
     test_ids: tuple[str, ...] | None = None
+    #: How many values every column has, equally spaced from 0 to 1, where the data's public description says so.
+    column_values: int | None = None
 
     def __post_init__(self) -> None:
         if len(self.party_names) < 2:

@@ -160,7 +160,7 @@ def _kind_rates(terms: Terms, kind: RoundKind, limit: Limit) -> KindRates:
     rate = 0.0 if release is None else _divergence(release.rdp(limit.unit, adversary, orders))
     if limit.unit is Unit.PARTY:
         return KindRates(everywhere=rate)
-    if limit.accounting is Accounting.PAPER:
+    if limit.accounting is Accounting.PAPER and release is not None:
         return KindRates(own=rate)
     if terms.has_plain_updates or not terms.public_start:  # weights that may know rows without noise
         return KindRates(everywhere=rate)

@@ -164,19 +164,19 @@ class RandomisedSymbols(Mechanism):
         return np.where(sent >= self.symbols, sent - self.symbols, sent).astype(self.ring.dtype)
 
     @property
-    def _kept(self) -> float:
+    def kept(self) -> float:
         """a = 1 - k w / 2^32: the law of a symbol is the own one with probability a, else uniform over all k."""
         return 1 - self.symbols * self.event.other_weight / WEIGHT_ONE
 
     def estimate(self, total: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
         centred = 2 * total.astype(np.float64) / (self.symbols - 1) - self.num_parties
-        return (centred * (self.bound / self._kept)).astype(np.float32)
+        return (centred * (self.bound / self.kept)).astype(np.float32)
 
     @property
     def variance_upper_bound(self) -> float:
         """M C^2 (1-a) (a + m) / a^2, m the mean square of the k centres for C = 1; attained at the ends."""
         mean_square = (self.symbols + 1) / (3 * (self.symbols - 1))
-        a = self._kept
+        a = self.kept
         return self.num_parties * self.bound**2 * (1 - a) * (a + mean_square) / a**2
 
     # --- simulation ---
@@ -233,6 +233,6 @@ def symbol_sum(mechanism: RandomisedSymbols, *, seed: int, device: torch.device)
             steps = (words // event.other_weight).clamp(max=symbols - 1) + 1
             total = ((own + steps) % symbols).sum(0).double()
             centred = 2 * total / (symbols - 1) - mechanism.num_parties
-            return (centred * (mechanism.bound / mechanism._kept)).float()
+            return (centred * (mechanism.bound / mechanism.kept)).float()
 
     return SymbolSum(seed=seed, device=device)

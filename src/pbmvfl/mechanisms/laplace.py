@@ -8,6 +8,10 @@ The shares of n parties add up to discrete Laplace noise of scale s exactly. n i
 on: with n = M - t the noise of the others is enough against t colluders, and the sum of all M has a little more. Sums
 wrap around in the ring: that is computed from the sum and says nothing more about it, and it happens with probability
 at most 2^-40 a coordinate.
+
+With `bounded_total` a row's coordinates are shares of a whole, such as votes for classes: x in [0, C] becomes
+v = floor(D x / C), and the integers of a row add up to at most D. A changed row then moves them by D upwards and D
+downwards in all, not by 2D in every coordinate, and its cost does not grow with the number of coordinates.
 """
 
 from __future__ import annotations
@@ -92,6 +96,61 @@ class PolyaLaplaceRelease(ReleaseEvent):
         return (IDEAL_SUM if self.secure_sum else NO_SECURE_SUM,)
 
 
+@register_event
+@dataclass(frozen=True, kw_only=True)
+class PolyaLaplaceSharesRelease(ReleaseEvent):
+    """For each coordinate of a row the sum over the parties of an integer of at least 0 and the difference of two
+    NegativeBinomial(1/noisy_parties, exp(-1/scale)); the integers of one party's row add up to at most `levels`.
+
+    Proofs in docs/theory.md, "Shares of a whole". What goes up goes up by `levels` in all, and so does what goes down;
+    one coordinate for each is the worst case, if the noise is whole.
+    """
+
+    name: ClassVar[str] = "polya-laplace-shares"
+    levels: int
+    scale: float
+    noisy_parties: int
+    secure_sum: bool = True
+
+    def _pair(self, unit: Unit, adversary: Adversary) -> tuple[LossDistribution, int]:
+        """The pair that dominates a row's release in so many copies."""
+        honest = self._honest(adversary)
+        if self.levels < 1 or self.noisy_parties < 1 or not 0 < self.scale < math.inf:
+            raise PlanError(
+                f"levels={self.levels}, scale={self.scale}, noisy_parties={self.noisy_parties}; permitted: all above 0."
+            )
+        cells = honest if unit is Unit.RECORD else 1
+        shares = honest if self.secure_sum else 1
+        distance = self.levels * (cells if self.secure_sum else 1)
+        rows = 1 if self.secure_sum else cells
+        if shares >= self.noisy_parties:
+            return laplace_losses(distance, self.scale), rows * min(2, self.embedding_dim)
+        return pure_losses(self._missing_shares_epsilon(distance, shares)), rows
+
+    def _missing_shares_epsilon(self, distance: int, shares: int) -> float:
+        """Noise that is not whole is worst spread out: its losses grow less than the distance does."""
+        most = 2 * distance if self.embedding_dim > 1 else distance
+        each, one_more = divmod(most, self.embedding_dim)
+        parts = ((each, self.embedding_dim - one_more), (each + 1, one_more))
+        return sum(
+            count * missing_shares_epsilon(moved, self.scale, shares, self.noisy_parties)
+            for moved, count in parts
+            if moved and count
+        )
+
+    def rdp(self, unit: Unit, adversary: Adversary = SERVER, orders: tuple[float, ...] = ORDERS) -> Curve:
+        pair, copies = self._pair(unit, adversary)
+        return copies * atoms_rdp(pair, orders)
+
+    def losses(self, unit: Unit, adversary: Adversary = SERVER) -> Losses:
+        pair, copies = self._pair(unit, adversary)
+        return AtomLosses(atoms=pair, copies=copies)
+
+    @property
+    def conditions(self) -> tuple[str, ...]:
+        return (IDEAL_SUM if self.secure_sum else NO_SECURE_SUM,)
+
+
 @register
 @dataclass(frozen=True, kw_only=True)
 class PolyaLaplace(Mechanism):
@@ -108,6 +167,9 @@ class PolyaLaplace(Mechanism):
     honest_parties: int = setting(
         0, help="Parties whose noise is enough by itself: M - t against t colluders. 0: all.", panel=_PANEL
     )
+    bounded_total: bool = setting(
+        False, help="A row's coordinates are shares of C: none negative, C in all at the most.", panel=_PANEL
+    )
 
     def check(self) -> None:
         check_whole("levels", self.levels, least=1, most=LARGEST_LEVELS)
@@ -118,6 +180,8 @@ class PolyaLaplace(Mechanism):
         check_whole(
             "honest_parties", self.honest_parties, least=0, most=self.num_parties, why=", the number of parties"
         )
+        if not isinstance(self.bounded_total, bool):
+            raise PlanError(f"bounded_total={self.bounded_total!r} must be True or False")
 
     @property
     def shares(self) -> int:
@@ -125,8 +189,9 @@ class PolyaLaplace(Mechanism):
         return self.honest_parties or self.num_parties
 
     @cached_property
-    def event(self) -> PolyaLaplaceRelease:
-        return PolyaLaplaceRelease(
+    def event(self) -> PolyaLaplaceRelease | PolyaLaplaceSharesRelease:
+        kind = PolyaLaplaceSharesRelease if self.bounded_total else PolyaLaplaceRelease
+        return kind(
             num_parties=self.num_parties,
             embedding_dim=self.embedding_dim,
             levels=self.levels,
@@ -166,7 +231,20 @@ class PolyaLaplace(Mechanism):
         """The nearest of the levels. NaN counts as 0, what lies outside as the nearer end."""
         with np.errstate(over="ignore"):
             unit = np.nan_to_num(embedding.astype(np.float64) / self.bound, nan=0.0, posinf=1.0, neginf=-1.0)
+        if self.bounded_total:
+            return self._shares(unit)
         return np.floor(np.clip(unit, -1.0, 1.0) * self.levels + 0.5).astype(np.int64)
+
+    def _shares(self, unit: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+        """Each coordinate's share of D, rounded down. Where a row's integers would exceed D its last ones are lowered:
+        the limit holds for the integers themselves, whatever rounding did before. A row is `embedding_dim` values."""
+        flat = np.floor(np.clip(unit, 0.0, 1.0) * self.levels).astype(np.int64).reshape(-1)
+        rows = np.zeros((-(-flat.size // self.embedding_dim), self.embedding_dim + 1), dtype=np.int64)
+        padded = np.zeros(len(rows) * self.embedding_dim, dtype=np.int64)
+        padded[: flat.size] = flat
+        np.cumsum(padded.reshape(len(rows), self.embedding_dim), axis=1, out=rows[:, 1:])
+        limited = np.diff(np.minimum(rows, self.levels), axis=1)
+        return limited.reshape(-1)[: flat.size].reshape(unit.shape)
 
     def randomize(
         self, embedding: npt.NDArray[np.float32], entropy: Entropy, scratch: Scratch | None = None
@@ -184,7 +262,7 @@ class PolyaLaplace(Mechanism):
         return wrapped.reshape(embedding.shape)
 
     def estimate(self, total: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
-        """Unbiased for the nearest levels, which are off by at most C/(2D) a party."""
+        """Unbiased for the levels, which are off by at most C/(2D) a party; shares of a whole are up to C/D too low."""
         size = 1 << self.ring.bits
         signed = total.astype(np.int64)
         signed = np.where(signed >= size // 2, signed - size, signed)
@@ -238,7 +316,8 @@ class PolyaLaplace(Mechanism):
     def describe(self) -> str:
         counted = "" if self.shares == self.num_parties else f", {self.shares} honest"
         hidden = "" if self.secure_aggregation else ", sums not hidden"
-        return f"discrete Laplace D={self.levels}, s={self.scale:g}{counted}{hidden}"
+        shares = ", shares of D" if self.bounded_total else ""
+        return f"discrete Laplace D={self.levels}, s={self.scale:g}{shares}{counted}{hidden}"
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -260,7 +339,11 @@ def laplace_sum(mechanism: PolyaLaplace, *, seed: int, device: torch.device) -> 
     class LaplaceSum(Generated):
         def __call__(self, embedding_MBP: Tensor) -> Tensor:
             unit = (embedding_MBP.double() / mechanism.bound).nan_to_num(nan=0.0).clamp(-1, 1)
-            exact_BP = (unit * mechanism.levels + 0.5).floor().sum(0)
+            if mechanism.bounded_total:
+                running = (unit.clamp(0, 1) * mechanism.levels).floor().cumsum(-1).clamp(max=mechanism.levels)
+                exact_BP = torch.diff(running, dim=-1, prepend=torch.zeros_like(running[..., :1])).sum(0)
+            else:
+                exact_BP = (unit * mechanism.levels + 0.5).floor().sum(0)
             shapes = torch.full((2, *exact_BP.shape), shape, dtype=torch.float64, device=exact_BP.device)
             means = torch._standard_gamma(shapes, generator=self.generator) * mean
             drawn = torch.poisson(means, generator=self.generator)

@@ -11,11 +11,13 @@ from typing import Self
 from pbmvfl.errors import PlanError
 from pbmvfl.mechanisms.base import Mechanism, largest
 from pbmvfl.privacy.fixed_point import PROBABILITY_ONE, fixed_point_beta
+from pbmvfl.privacy.poisson_binomial import LARGEST_FAR_SUM, NEAR_BETA_16
 from pbmvfl.settings import check_whole, finite, setting
 
 #: Below this, rounding a probability to 16 bits would move an embedding by more than 1e-3 of its bound.
 SMALLEST_BETA = 1 / 128
-LARGEST_BETA = 1 / 4
+#: As large as it may be: bits are then the sign of an embedding with probability 127/128.
+LARGEST_BETA = 63 / 128
 #: The ring Z/2^k is held in 16-bit integers.
 LARGEST_SUM = 65535
 #: What a search tries. Beyond, the gain in noise at equal epsilon is below one per cent, and bytes and time grow.
@@ -30,7 +32,7 @@ class Trials(Mechanism):
     """A mechanism whose strength is num_trials * beta^2."""
 
     num_trials: int = setting(16, help="b: trials per coordinate. More: less noise, less privacy.", panel=_PANEL)
-    beta: float = setting(0.25, help="In [1/128, 1/4]. More: less noise, less privacy.", panel=_PANEL)
+    beta: float = setting(0.25, help="In [1/128, 63/128]. More: less noise, less privacy.", panel=_PANEL)
 
     def check(self) -> None:
         check_whole("num_trials", self.num_trials, least=1)
@@ -42,11 +44,16 @@ class Trials(Mechanism):
                     f": probabilities are 16-bit integers, and a beta below 1/128 = {SMALLEST_BETA} would round "
                     "embeddings too coarsely; lower num_trials instead for more privacy"
                 )
-            raise PlanError(f"beta={self.beta:g} must be in [1/128, 1/4]{reason}")
+            raise PlanError(f"beta={self.beta:g} must be in [1/128, 63/128]{reason}")
         if self.num_trials > LARGEST_SUM // 2:  # too many for two parties: how many there are does not matter
             raise PlanError(
                 f"num_trials={self.num_trials} must be at most {LARGEST_SUM // 2}, and at most {LARGEST_SUM} divided "
                 "by the number of parties: sums travel in rings of at most 16 bits"
+            )
+        if self.beta > 1 / 4 and self.num_trials > LARGEST_FAR_SUM:
+            raise PlanError(
+                f"beta={self.beta:g} with num_trials={self.num_trials}: above 1/4 num_trials must be at most "
+                f"{LARGEST_FAR_SUM}, where the account is exact"
             )
         if self.num_trials * self.num_parties > LARGEST_SUM:
             raise PlanError(
@@ -59,6 +66,10 @@ class Trials(Mechanism):
         """beta in units of 1/65536, rounded down; the beta that sampler, estimator and account really use."""
         return fixed_point_beta(self.beta)
 
+    @property
+    def _largest_beta_16(self) -> int:
+        return _LARGEST_BETA_16 if self.num_trials <= LARGEST_FAR_SUM else NEAR_BETA_16
+
     # --- planning: for each b the largest beta under the budget; beta is an integer, so the search ends ---
 
     def scan(self, fixed: frozenset[str], fits: Callable[[Self], bool]) -> Iterator[Self]:
@@ -68,13 +79,13 @@ class Trials(Mechanism):
             if num_trials * self.num_parties > LARGEST_SUM:
                 continue
             tried = replace(self, num_trials=num_trials)
-            found = tried._with_beta(fixed, fits, _SMALLEST_BETA_16, _LARGEST_BETA_16)
+            found = tried._with_beta(fixed, fits, _SMALLEST_BETA_16, tried._largest_beta_16)
             if found is not None:
                 yield found
 
     def refined(self, fixed: frozenset[str], fits: Callable[[Self], bool]) -> Self:
-        """With a larger beta, up to an eighth more: what the smaller of two valid bounds allows beyond the faster."""
-        top = min(_LARGEST_BETA_16, math.ceil(self.beta_16 * 1.15))
+        """With a larger beta, up to two fifths more: what the smaller of two valid bounds allows beyond the faster."""
+        top = min(self._largest_beta_16, math.ceil(self.beta_16 * 1.4))
         return self._with_beta(fixed, fits, self.beta_16, top) or self
 
     def _with_beta(self, fixed: frozenset[str], fits: Callable[[Self], bool], low: int, high: int) -> Self | None:

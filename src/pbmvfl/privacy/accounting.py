@@ -95,6 +95,27 @@ class TrainingRun:
             )
 
     @property
+    def splits(self) -> tuple[str, ...]:
+        """Whose rows something is done with."""
+        return tuple(dict.fromkeys(part.split for part in self.activities))
+
+    @property
+    def has_joint_rounds(self) -> bool:
+        """Whether rounds both release rows and learn from them: only there the paper's count is another one."""
+        return any(part.release is not None and part.update is not None for part in self.activities)
+
+    @property
+    def charges_by_split(self) -> bool:
+        """Whether rows of one split are charged for nothing that is done with rows of another."""
+        return self.public_start and not self.has_plain_updates
+
+    def of_split(self, split: str) -> TrainingRun:
+        """What is charged to the rows of one split, where those of others are charged for themselves."""
+        if not self.charges_by_split:
+            return self
+        return replace(self, activities=tuple(part for part in self.activities if part.split == split))
+
+    @property
     def releases(self) -> tuple[ReleaseEvent, ...]:
         """Every law by which something is released, once."""
         return tuple(dict.fromkeys(part.release for part in self.activities if part.release is not None))
@@ -142,7 +163,9 @@ def _own_charges(run: TrainingRun, split: str, unit: Unit, accounting: Accountin
     for part in run.activities:
         if part.split == split and part.release is not None:
             counted.append((part.row_releases * run.rows_together, part.release))
-        if part.split == split and part.update is not None and accounting is Accounting.STRICT:
+        # The paper counts releases alone. Rounds that release nothing are not the paper's, and count with all they do.
+        counts = accounting is Accounting.STRICT or part.release is None
+        if part.split == split and part.update is not None and counts:
             counted.append((part.row_updates * parties, part.update))
     return tuple(counted)
 

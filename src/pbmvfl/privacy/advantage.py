@@ -24,8 +24,6 @@ FALSE_ALARM_RATE = 1e-3
 _ROUNDING, _SMALLEST = 1e-9, 1e-14
 #: From here on a detection rate is not looked for: it is as close to 1.
 _NEARLY_CERTAIN = 1 - 1e-6
-#: Points of the coarser law on which the best epsilon is looked for where every look takes long.
-_FEW_POINTS = 2048
 #: Epsilons that are tried where a bound holds at each of them.
 _EPSILONS = np.geomspace(1e-4, 50.0, 120)
 _GOLDEN = (math.sqrt(5) - 1) / 2
@@ -80,7 +78,7 @@ def attack_on(losses: LossDistribution, gaussian_shift: float) -> Attack:
         # some attack has fewer than 1 false alarm in 1,000 and nearly every true one, if the bound is good
         return Attack(advantage=_raised(advantage), detection=1.0)
     # With a Gaussian each delta is a long sum. Any epsilon gives a bound, so a coarser law may choose it.
-    coarse = losses.coarser(_FEW_POINTS) if gaussian_shift else losses
+    coarse = losses.sketch if gaussian_shift else losses
     best = _best_epsilon(lambda epsilon: coarse.delta_with_gaussian(epsilon, gaussian_shift))
     detection = min(delta_at(best) + math.exp(best) * FALSE_ALARM_RATE, advantage + FALSE_ALARM_RATE)
     return Attack(advantage=_raised(advantage), detection=_raised(detection))

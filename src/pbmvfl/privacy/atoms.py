@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 import numpy as np
 
@@ -42,6 +43,7 @@ def atoms_rdp(atoms: LossDistribution, orders: tuple[float, ...]) -> Curve:
     return raised
 
 
+@lru_cache(maxsize=256)
 def pure_losses(epsilon: float) -> LossDistribution:
     """Randomised response with two answers, which dominates every pair whose losses lie in [-epsilon, epsilon]."""
     lying = math.exp(-epsilon) / (1 + math.exp(-epsilon))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import assert_never
 
@@ -54,6 +54,13 @@ class AtomLosses:
 
     atoms: LossDistribution
     copies: int = 1
+
+    def __eq__(self, other: object) -> bool:
+        """By which object holds the atoms: mechanisms keep theirs, and arrays have no hash."""
+        return isinstance(other, AtomLosses) and self.atoms is other.atoms and self.copies == other.copies
+
+    def __hash__(self) -> int:
+        return hash((id(self.atoms), self.copies))
 
 
 @dataclass(frozen=True)
@@ -107,36 +114,35 @@ def _bounds(
     largest: float,
 ) -> tuple[float, Attack]:
     """Numbers, not distributions, are kept: the rows of one table often count the same releases."""
-    composed = _composed(shift, bits, hulls, atoms, delta)
+    composed = replace(_composed(bits, hulls, atoms, delta), gaussian_shift=shift)
     return composed.epsilon(delta, largest), composed.attack()
 
 
+@lru_cache(maxsize=4)
 def _composed(
-    shift: float,
     bits: tuple[tuple[int, int], ...],
     hulls: tuple[tuple[HullLosses, int], ...],
     atoms: tuple[tuple[AtomLosses, int], ...],
     delta: float,
 ) -> ComposedLosses:
+    """All but the Gaussian part. The last few are kept: a planner tries many Gaussians beside the same releases."""
     if len(bits) + len(hulls) + len(atoms) > 1:
         different = [
             *((binomial_losses(count, beta_16, delta), 1) for beta_16, count in bits),
             *((cell_losses(each.num_trials, each.beta_16, each.noisy_parties), count) for each, count in hulls),
             *((each.atoms, count) for each, count in atoms),
         ]
-        losses = compose_parts(different, delta)
-        return ComposedLosses(losses=(losses,), largest_loss=math.inf, gaussian_shift=shift)
+        return ComposedLosses(losses=(compose_parts(different, delta),), largest_loss=math.inf)
     for hull, coordinates in hulls:
         return composed_cell(
             num_trials=hull.num_trials,
             beta_16=hull.beta_16,
             noisy_parties=hull.noisy_parties,
             coordinates=coordinates,
-            gaussian_shift=shift,
+            gaussian_shift=0.0,
             delta=delta,
         )
     for single, count in atoms:
-        losses = compose(single.atoms, count, delta)
-        return ComposedLosses(losses=(losses,), largest_loss=math.inf, gaussian_shift=shift)
+        return ComposedLosses(losses=(compose(single.atoms, count, delta),), largest_loss=math.inf)
     beta_16, num_bits = next(iter(bits), (1, 0))
-    return composed_bits(num_bits=num_bits, beta_16=beta_16, gaussian_shift=shift, delta=delta)
+    return composed_bits(num_bits=num_bits, beta_16=beta_16, gaussian_shift=0.0, delta=delta)

@@ -69,7 +69,17 @@ def epsilon_from_losses(losses: LossDistribution, gaussian_shift: float, delta: 
     check_delta(delta)
     if not math.isfinite(largest) or not math.isfinite(gaussian_shift) or losses.slack > _LARGEST_SLACK_SHARE * delta:
         return math.inf
-    return smallest_epsilon(lambda epsilon: losses.delta_with_gaussian(epsilon, gaussian_shift), delta, largest)
+    # With a Gaussian each delta is a long sum. A coarser law says where to look.
+    likely = math.inf
+    if gaussian_shift and losses.sketch is not losses:
+        likely = _smallest_epsilon(losses.sketch, gaussian_shift, delta, largest)
+    return _smallest_epsilon(losses, gaussian_shift, delta, largest, likely)
+
+
+def _smallest_epsilon(
+    losses: LossDistribution, gaussian_shift: float, delta: float, largest: float, likely: float = math.inf
+) -> float:
+    return smallest_epsilon(lambda epsilon: losses.delta_with_gaussian(epsilon, gaussian_shift), delta, largest, likely)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ In step t a party does not hide the sum G_t of its batch alone but a mixture of 
 with fresh noise z_t, and takes from all y so far its estimates of the sums: their errors then cancel from step to step,
 and the weights, which add the estimates up, carry much less noise. A sum shows in b steps instead of one, so a use of a
 row moves everything that is released by |c| times as much, and b must be at most the steps between two uses of a row.
-docs/theory.md, 2.17, has the proof.
+docs/theory.md, 2.21, has the proof.
 
 The coefficients are those of the square root of what training does with the estimates: their running sum, smoothed as
 momentum would. As a power series that is 1/sqrt((1-x)(1-s x)), cut off after b terms and rounded to multiples of 2^-12,
@@ -22,7 +22,7 @@ from fractions import Fraction
 from functools import cached_property
 
 from pbmvfl.errors import PlanError
-from pbmvfl.privacy.events import DiscreteGaussianUpdate, UpdateEvent
+from pbmvfl.privacy.events import RoundedGaussianSum, UpdateEvent
 
 #: Coefficients are multiples of 2 to minus this power.
 COEFFICIENT_BITS = 12
@@ -102,10 +102,7 @@ def sensitivity(band: Band, uses: int) -> float:
 def banded_event(band: Band, *, clip_norm: float, noise_multiplier: float) -> UpdateEvent:
     """What one use of a row costs in steps with correlated noise of standard deviation noise_multiplier * clip_norm.
 
-    All shifts of one use together are one shift of |c| times the clip norm's diameter: the event of a step with
-    independent noise that is |c| times smaller. The quotient is rounded down.
+    All shifts of one use together are one shift of |c| times the clip norm's diameter, rounded up.
     """
-    if band.width == 1:
-        return DiscreteGaussianUpdate(clip_norm=clip_norm, noise_multiplier=noise_multiplier)
-    alone = math.nextafter(noise_multiplier / band.norm, 0.0)
-    return DiscreteGaussianUpdate(clip_norm=clip_norm, noise_multiplier=alone)
+    diameter = 2.0 if band.width == 1 else math.nextafter(2 * band.norm, math.inf)
+    return RoundedGaussianSum(clip_norm=clip_norm, noise_multiplier=noise_multiplier, diameter=diameter)

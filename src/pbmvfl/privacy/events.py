@@ -280,7 +280,7 @@ class DiscreteGaussianUpdate(UpdateEvent):
 
     Replacing a row moves the integers by at most 2 * clip_norm. For whole shifts the discrete Gaussian has at most the
     continuous one's Renyi divergence, in any dimension (Canonne, Kamath, Steinke, 2020, Proposition 5), but not its
-    hockey-stick curve: there is no account by losses.
+    hockey-stick curve: there is no account by losses. For ledgers of runs that drew it; nothing draws it any more.
     """
 
     name: ClassVar[str] = "discrete-gaussian-update"
@@ -303,6 +303,44 @@ class DiscreteGaussianUpdate(UpdateEvent):
 
     def losses(self) -> Losses:
         return NoLosses()
+
+    @property
+    def conditions(self) -> tuple[str, ...]:
+        return (CLIP_LAST,)
+
+
+@register_event
+@dataclass(frozen=True, kw_only=True)
+class RoundedGaussianSum(UpdateEvent):
+    """A sum over rows on a grid of integers, each row's part limited to clip_norm, plus Gaussian noise of standard
+    deviation noise_multiplier * clip_norm, rounded down to the grid.
+
+    Replacing a row moves the integers by at most diameter * clip_norm. Integers plus the rounded noise are the rounded
+    output of the Gaussian mechanism, so that one's whole loss distribution bounds it (docs/theory.md, 2.16).
+    """
+
+    name: ClassVar[str] = "rounded-gaussian-sum"
+    is_noisy: ClassVar[bool] = True
+    clip_norm: float
+    noise_multiplier: float
+    #: 2 where rows' parts may be opposite, as gradients are; sqrt(2) where they are counts of one class out of several.
+    diameter: float = 2.0
+
+    def __post_init__(self) -> None:
+        for name in ("clip_norm", "noise_multiplier", "diameter"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise PlanError(f"{name}={getattr(self, name)}; permitted: a finite number above 0.")
+
+    @property
+    def shift(self) -> float:
+        """Standard deviations by which replacing one row moves the sum, at the most."""
+        return self.diameter / self.noise_multiplier
+
+    def rdp(self, orders: tuple[float, ...] = ORDERS) -> Curve:
+        return gaussian_rdp(self.shift, orders)
+
+    def losses(self) -> Losses:
+        return GaussianLosses(shift=self.shift)
 
     @property
     def conditions(self) -> tuple[str, ...]:

@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pbmvfl.privacy.large_sums import LARGEST_SUM, largest_loss, pairs
-from pbmvfl.privacy.poisson_binomial import end_points, log_sum_pmfs
+from pbmvfl.privacy.poisson_binomial import counted_parties, end_points, log_sum_pmfs
 
 Vector = NDArray[np.float64]
 
@@ -45,6 +45,10 @@ _TAIL_SHARE = 1e-6
 ATOM_ROUNDING = 1e-10
 #: A running sum of 10^5 positive numbers is good to 1e-11 of itself.
 _SUM_ROUNDING = 2e-11
+#: Points of the coarser law on which an epsilon is looked for where every look at the finer one takes long.
+_FEW_POINTS = 2048
+#: An epsilon is found to within this share of itself.
+_EPSILON_SHARE = 1e-5
 #: Up to so many atoms a direct sum is as fast as looking its parts up.
 _FEW_ATOMS = 2048
 #: exp() of less than this neither overflows nor underflows.
@@ -105,6 +109,11 @@ class LossDistribution:
         step = float(np.ptp(self.losses)) / points
         first, probs = connect_the_dots(self, step)
         return LossDistribution(step * np.arange(first, first + len(probs), dtype=np.float64), probs, self.slack)
+
+    @cached_property
+    def sketch(self) -> LossDistribution:
+        """On few points: a bound too, and nearly as good beside a Gaussian."""
+        return self.coarser(_FEW_POINTS)
 
 
 #: Pairs as atoms, and how many releases there are of each.
@@ -209,7 +218,7 @@ def cell_losses(num_trials: int, beta_16: int, noisy_parties: int) -> LossDistri
     Where the laws are so far apart that false alarms cannot be written as numbers, all that is said is the largest
     loss; a Renyi bound is good there.
     """
-    num_bits = num_trials * noisy_parties
+    num_bits = num_trials * counted_parties(num_trials, beta_16, noisy_parties)
     if num_bits <= LARGEST_HULL_SUM and largest_loss(num_trials, beta_16) < _LARGEST_NUMBERS:
         log_p, log_q = log_sum_pmfs(num_bits, beta_16, num_trials, 1)
         edges = _steep_edges(list(log_p), list(log_q))
@@ -300,6 +309,11 @@ def _powers(parts: Parts) -> Vector:
     return np.geomspace(0.5, 50, 40) / spread
 
 
+def _raised(atoms: LossDistribution) -> LossDistribution:
+    """With losses and masses that are at least the true ones, whatever the rounding of the atoms."""
+    return LossDistribution(atoms.losses + ATOM_ROUNDING, atoms.probs * (1 + ATOM_ROUNDING), atoms.slack)
+
+
 def compose(atoms: LossDistribution, count: int, delta: float) -> LossDistribution:
     """count releases of the same pair."""
     return compose_parts([(atoms, count)], delta)
@@ -313,6 +327,9 @@ def compose_parts(parts: Parts, delta: float) -> LossDistribution:
     parts = [(atoms, count) for atoms, count in parts if count > 0]
     if not parts:
         return NOTHING_RELEASED
+    if sum(count for _, count in parts) == 1:  # one release needs no grid
+        (alone,) = (_raised(atoms) for atoms, _ in parts)
+        return alone
     tail = _TAIL_SHARE * delta
     slack = 2 * tail + sum(count * atoms.slack for atoms, count in parts)
     low, high = _tail_bounds(parts, tail)
@@ -322,8 +339,7 @@ def compose_parts(parts: Parts, delta: float) -> LossDistribution:
     step = max(widest, 1e-6 * coarsest, ATOM_ROUNDING) / (0.98 * _GRID_POINTS)
     grids: list[tuple[int, Vector, int]] = []
     for atoms, count in parts:
-        raised = LossDistribution(atoms.losses + ATOM_ROUNDING, atoms.probs * (1 + ATOM_ROUNDING))
-        grids.append((*connect_the_dots(raised, step), count))
+        grids.append((*connect_the_dots(_raised(atoms), step), count))
     # The grid's own laws are a little wider than the atoms': their tails are bounded anew.
     laws: list[tuple[LossDistribution, int]] = []
     for first, probs, count in grids:
@@ -396,17 +412,35 @@ def _tilted_product(
     return upper
 
 
-def smallest_epsilon(delta_at: Callable[[float], float], delta: float, largest: float) -> float:
-    """The smallest epsilon in [0, largest] whose delta is small enough, rounded up; infinity if there is none."""
-    if not delta_at(largest) <= delta:
-        return math.inf
+def smallest_epsilon(
+    delta_at: Callable[[float], float], delta: float, largest: float, likely: float = math.inf
+) -> float:
+    """The smallest epsilon in [0, largest] whose delta is small enough, rounded up; infinity if there is none.
+
+    Close below `likely` it is found with few looks at delta.
+    """
     low, high = 0.0, largest
-    if delta_at(low) <= delta:
+    if 0 < likely < largest and delta_at(likely) <= delta:
+        low, high = _just_below(delta_at, delta, likely)
+    elif not delta_at(largest) <= delta:
+        return math.inf
+    if not low and delta_at(low) <= delta:
         return low
-    while high - low > 1e-5 * high:
+    while high - low > _EPSILON_SHARE * high:
         middle = (low + high) / 2
         if delta_at(middle) <= delta:
             high = middle
         else:
             low = middle
     return high
+
+
+def _just_below(delta_at: Callable[[float], float], delta: float, enough: float) -> tuple[float, float]:
+    """(an epsilon that is too small, or 0; one that is enough), by growing steps down from one that is."""
+    share = _EPSILON_SHARE
+    while share < 1:
+        below = enough * (1 - share)
+        if delta_at(below) > delta:
+            return below, enough
+        enough, share = below, 4 * share
+    return 0.0, enough

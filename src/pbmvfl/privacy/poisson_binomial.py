@@ -21,6 +21,13 @@ Matrix = NDArray[np.float64]
 #: Half of the distance from 1 to the next number: the relative error of one operation.
 UNIT_OF_ROUNDING = 2.0**-53
 
+#: beta in units of 1/65536: up to here sums of any length have a curve. Above it a law reaches over more orders of
+#: magnitude, and the noise of more bits than the following is left out of the count.
+NEAR_BETA_16 = PROBABILITY_ONE // 4
+LARGEST_FAR_SUM = 512
+#: hi = 127/128: above, a probability in units of 1/65536 would be too coarse.
+LARGEST_BETA_16 = PROBABILITY_ONE // 2 - PROBABILITY_ONE // 128
+
 #: Below this a product of two factors may have lost digits to underflow, so another tilt must supply the entry.
 _SMALLEST_TRUSTED = 1e-280
 #: Where the tilted mean of the sum is put, as a share of n; more of them are tried until every entry is trusted.
@@ -30,11 +37,24 @@ _TILTS = ((0.5,), (0.2, 0.8), (0.02, 0.1, 0.3, 0.5, 0.7, 0.9, 0.98), tuple(np.li
 def check_bits(num_trials: int, beta_16: int) -> None:
     if num_trials < 1:
         raise PlanError(f"num_trials={num_trials}; permitted: 1 or more.")
-    if not 1 <= beta_16 <= PROBABILITY_ONE // 4:
+    if not 1 <= beta_16 <= LARGEST_BETA_16:
         raise PlanError(
-            f"beta_16={beta_16} (beta={beta_16 / PROBABILITY_ONE:.6f}); permitted: 1 to {PROBABILITY_ONE // 4}, that "
-            f"is beta from 1/{PROBABILITY_ONE} to 1/4."
+            f"beta_16={beta_16} (beta={beta_16 / PROBABILITY_ONE:.6f}); permitted: 1 to {LARGEST_BETA_16}, that "
+            f"is beta from 1/{PROBABILITY_ONE} to 63/128."
         )
+    if beta_16 > NEAR_BETA_16 and num_trials > LARGEST_FAR_SUM:
+        raise PlanError(
+            f"num_trials={num_trials} with beta={beta_16 / PROBABILITY_ONE:g}; permitted above 1/4: at most "
+            f"{LARGEST_FAR_SUM}."
+        )
+
+
+def counted_parties(num_trials: int, beta_16: int, noisy_parties: int) -> int:
+    """How many parties' noise the account counts: all, but for beta above 1/4 only as many as have 512 bits. Leaving
+    out noise can only raise a cost."""
+    if beta_16 <= NEAR_BETA_16:
+        return noisy_parties
+    return min(noisy_parties, max(1, LARGEST_FAR_SUM // num_trials))
 
 
 def end_points(beta_16: int) -> tuple[float, float]:
@@ -81,19 +101,23 @@ def _log_pmf_rows(num_bits: int, beta_16: int, high_bits: NDArray[np.int64]) -> 
                     rows[row, better] = (np.log(pmf) + untilt)[better]
                 trust[row, better] = pmf[better]
         if trust.min() > _SMALLEST_TRUSTED:
-            return rows, _log_error(num_bits, max(abs(math.log(share / (1 - share))) for share in shares))
+            return rows, _log_error(num_bits, max(abs(math.log(share / (1 - share))) for share in shares), lo)
     raise PlanError(f"num_bits={num_bits} is too large for the exact law of the sum; permitted: at most 8192.")
 
 
-def _log_error(num_bits: int, largest_log_tilt: float) -> float:
+def _log_error(num_bits: int, largest_log_tilt: float, lo: float) -> float:
     """An upper bound on the error of a log pmf, counted operation by operation with the worst sign everywhere.
 
     In units of rounding, for n bits: the two pmfs 11 n + 2, their convolution n/2 + 1, and the logarithm, which is at
-    most 1.4 n in size and good to its last place, 2.8 n. Untilting, if the logarithm of the tilt is at most L: the
-    logarithms of the two masses n (2 + 2 L), the other products and sums 9 n L + 1.4 n.
+    most n ln(1/lo) in size and good to its last place: 2.8 n for beta up to 1/4. Untilting, if the logarithm of the
+    tilt is at most L: the logarithms of the two masses n (2 + 2 L), the other products and sums 9 n L + 1.4 n. Whoever
+    uses the table counts 3.3 n for losses, three times n ln 3; for beta above 1/4 they are larger, and what is missing
+    is added here.
     """
     untilting = 3.4 + 11 * largest_log_tilt if largest_log_tilt else 0.0
-    return ((14.3 + untilting) * num_bits + 3) * UNIT_OF_ROUNDING
+    logarithm = 2 * max(1.4, -math.log(lo))
+    losses = max(0.0, 3 * math.log((1 - lo) / lo) - 3.3)
+    return ((11.5 + logarithm + losses + untilting) * num_bits + 3) * UNIT_OF_ROUNDING
 
 
 def log_sum_pmfs(num_bits: int, beta_16: int, changed_bits: int, stride: int) -> tuple[Matrix, Matrix]:

@@ -13,18 +13,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pbmvfl.errors import PlanError
-from pbmvfl.privacy.fixed_point import PROBABILITY_ONE
 from pbmvfl.privacy.large_sums import LARGEST_SUM, grouped_divergences
 from pbmvfl.privacy.orders import ORDERS, Curve
-from pbmvfl.privacy.poisson_binomial import UNIT_OF_ROUNDING, check_bits, end_points, log_sum_pmfs_and_error
+from pbmvfl.privacy.poisson_binomial import (
+    UNIT_OF_ROUNDING,
+    check_bits,
+    counted_parties,
+    end_points,
+    log_sum_pmfs_and_error,
+)
 
 #: Every curve is raised by this share, far above the rounding of closed forms and of sums of curves. One that comes
 #: from a table is also raised by what the table's error can take away, so that rounding can only cost budget.
 ROUNDING_MARGIN = 1e-9
 #: Up to here the maximum over the other parties' bits is taken over every k.
 LARGEST_EXACT_SUM = 1536
-#: The same for beta above 1/4, where a law reaches over more orders of magnitude and needs more tilts.
-_LARGEST_EXACT_SUM_FAR = 512
 #: exp() of more than this needs the slower sum in log space.
 _LARGEST_EXPONENT = 600.0
 #: Terms smaller than exp(-this) of the largest are left out: 8,192 of them are 1e-22 of it.
@@ -100,11 +103,12 @@ def cell_rdp(num_trials: int, beta_16: int, noisy_parties: int, orders: tuple[fl
     check_bits(num_trials, beta_16)
     if noisy_parties < 1:
         raise PlanError(f"noisy_parties={noisy_parties}; permitted: 1 or more.")
-    num_bits = min(num_trials * noisy_parties, max(LARGEST_SUM, num_trials))
+    counted = counted_parties(num_trials, beta_16, noisy_parties)
+    num_bits = min(num_trials * counted, max(LARGEST_SUM, num_trials))
     others = num_bits - num_trials
     if others == 0:
         return record_rdp(num_trials, beta_16, 1, orders)
-    if num_bits > (LARGEST_EXACT_SUM if 4 * beta_16 <= PROBABILITY_ONE else _LARGEST_EXACT_SUM_FAR):
+    if num_bits > LARGEST_EXACT_SUM:
         return _published(grouped_divergences(num_bits, num_trials, beta_16, orders))
     log_p, log_q, error = log_sum_pmfs_and_error(num_bits, beta_16, num_trials, 1)
     return _published(_divergences(log_p, log_q, orders, log_error=error))

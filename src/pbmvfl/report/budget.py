@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pbmvfl.mechanisms.trials import LARGEST_BETA, SMALLEST_BETA, Trials
+from pbmvfl.mechanisms.trials import SMALLEST_BETA, Trials
 from pbmvfl.plan import Plan
 from pbmvfl.planner import PlannedBudget
 from pbmvfl.report.style import COLOURS, new_figure, save_figure
@@ -42,7 +42,7 @@ def draw_budget(planned: PlannedBudget, path: Path) -> None:
 
 
 def _by_strength(plan: Plan, planned: PlannedBudget) -> tuple[list[float], list[float]]:
-    betas = sorted({*np.geomspace(SMALLEST_BETA, LARGEST_BETA, 16).tolist(), plan.beta})
+    betas = sorted({*np.geomspace(SMALLEST_BETA, max(1 / 4, plan.beta), 16).tolist(), plan.beta})
     strengths, epsilons = [], []
     for beta in betas:
         strengths.append(plan.num_trials * beta**2)

@@ -91,6 +91,8 @@ class DenseStack(nn.Module):
                 return nn.functional.hardtanh(raw)
             case Activation.SOFTSIGN:
                 return nn.functional.softsign(raw)
+            case Activation.NONE:
+                return raw
             case _:
                 assert_never(self._activation)
 
@@ -105,6 +107,8 @@ class DenseStack(nn.Module):
                 return gradient * ((end > -1) & (end < 1))
             case Activation.SOFTSIGN:
                 return gradient / (1 + end.abs()) ** 2
+            case Activation.NONE:
+                return gradient
             case _:
                 assert_never(self._activation)
 

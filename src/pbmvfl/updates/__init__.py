@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from pbmvfl.errors import PlanError
 from pbmvfl.plan import Plan
-from pbmvfl.privacy.events import DiscreteGaussianUpdate, PlainUpdate
+from pbmvfl.privacy.events import PlainUpdate, RoundedGaussianSum
 from pbmvfl.updates.correlated import Correlated
 from pbmvfl.updates.noisy import Noisy
 from pbmvfl.updates.plain import Plain
@@ -46,7 +46,7 @@ class Update(Protocol):
 
 
 #: Ways of learning by the name of the event that they are charged as.
-_UPDATES: dict[str, type[Plain | Noisy]] = {PlainUpdate.name: Plain, DiscreteGaussianUpdate.name: Noisy}
+_UPDATES: dict[str, type[Plain | Noisy]] = {PlainUpdate.name: Plain, RoundedGaussianSum.name: Noisy}
 
 
 def check_trainable(plan: Plan) -> None:

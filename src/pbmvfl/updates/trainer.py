@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -17,21 +18,32 @@ LARGEST_WEIGHT = 1e6
 STEPS_BETWEEN_TIDYING = 16
 _MODEL = "model."
 _MOMENT = "moment."
+_AVERAGE = "average."
+#: Beside the sums of an average: how many steps there were.
+_STEPS = _AVERAGE + "steps"
 
 
 class Trainer:
     """A network and its optimiser, stepped with gradients that were computed elsewhere.
 
     Networks here are small enough that torch.optim's bookkeeping is a third of a step, so SGD is written out (two
-    calls for all weights together). Adam is torch's own.
+    calls for all weights together). Adam is torch's own. If the plan averages, the last step of the run puts the mean
+    of the weights after its last steps in their place.
     """
 
-    def __init__(self, plan: Plan, network: nn.Module) -> None:
+    def __init__(self, plan: Plan, network: nn.Module, *, num_steps: int | None = None) -> None:
+        """`num_steps` are those of the whole run, by default one for each round that trains."""
         self.network = network
         self.parameters: list[Tensor] = [parameter for parameter in network.parameters() if parameter.requires_grad]
         self._weights = [parameter.detach() for parameter in self.parameters]  # the same numbers, unknown to autograd
         self._learning_rate = plan.learning_rate
-        self._momentum = plan.momentum
+        self._momentum, self._nesterov = plan.momentum, plan.nesterov
+        if num_steps is None:
+            num_steps = sum(plan.schedule.num_rounds(kind) for kind in plan.schedule.kinds if kind.trains)
+        self._num_steps, self._taken = num_steps, 0
+        #: How many of the last steps are averaged.
+        self._averaged = math.ceil(plan.averaging * num_steps)
+        self._sums = [torch.zeros_like(each) for each in self._weights] if self._averaged else []
         self._velocity: list[Tensor] = []
         self._adam: torch.optim.Adam | None = None
         if plan.optimizer is OptimizerName.ADAM:
@@ -52,6 +64,22 @@ class Trainer:
 
     def step(self, slopes: list[Tensor]) -> None:
         """One step along the slopes of the weights."""
+        self._step(slopes)
+        if self._averaged:
+            self._average()
+
+    def _average(self) -> None:
+        self._taken += 1
+        if self._taken <= self._num_steps - self._averaged or self._taken > self._num_steps:
+            return
+        torch._foreach_add_(self._sums, self._weights)
+        if self._taken == self._num_steps:
+            for weight, total in zip(self._weights, self._sums, strict=True):
+                weight.copy_(total / self._averaged)
+
+    def _step(self, slopes: list[Tensor]) -> None:
+        if not slopes:
+            return
         if self._adam is not None:
             for parameter, slope in zip(self.parameters, slopes, strict=True):
                 parameter.grad = slope
@@ -60,7 +88,8 @@ class Trainer:
         if self._momentum:
             torch._foreach_mul_(self._velocity, self._momentum)
             torch._foreach_add_(self._velocity, slopes)
-            slopes = self._velocity
+            ahead = torch._foreach_mul(self._velocity, self._momentum) if self._nesterov else ()
+            slopes = list(torch._foreach_add(ahead, slopes)) if self._nesterov else self._velocity
         torch._foreach_add_(self._weights, slopes, alpha=-self._learning_rate)
 
     def state(self) -> dict[str, Tensor]:
@@ -72,6 +101,9 @@ class Trainer:
             moments = self._adam.state_dict()["state"] or dict(enumerate(map(_no_moments, self.parameters)))
             for index, of_weight in moments.items():
                 state |= {f"{_MOMENT}{index}.{name}": torch.as_tensor(value) for name, value in of_weight.items()}
+        if self._averaged:
+            state |= {f"{_AVERAGE}{index}": value for index, value in enumerate(self._sums)}
+            state[_STEPS] = torch.tensor([self._taken])
         return {name: value.detach().clone().contiguous() for name, value in state.items()}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
@@ -90,6 +122,10 @@ class Trainer:
             else:
                 for position, velocity in enumerate(self._velocity):
                     velocity.copy_(moments[position]["velocity"])
+            if self._averaged:
+                self._taken = int(state[_STEPS])
+                for position, total in enumerate(self._sums):
+                    total.copy_(state[f"{_AVERAGE}{position}"])
         except (RuntimeError, ValueError, KeyError) as error:
             raise CheckpointError(f"the checkpoint does not fit the network: {error}") from error
 
@@ -110,8 +146,9 @@ class TotalTrainer(Trainer):
     def step(self, slopes: list[Tensor]) -> None:
         super().step(slopes)
         self._steps += 1
-        if self._steps % STEPS_BETWEEN_TIDYING == 0:
-            for values in (*self._weights, *self._velocity):
+        averaged = bool(self._averaged) and self._taken == self._num_steps
+        if averaged or self._steps % STEPS_BETWEEN_TIDYING == 0:
+            for values in (*self._weights, *self._velocity, *self._sums):
                 _tidy(values)
             if self._adam is not None:
                 for moments in self._adam.state.values():

@@ -42,9 +42,10 @@ class MessageKind(IntEnum):
     KEYS = 4  #: server: every party's signed session key
     ROUND = 5  #: server: asks for a round; carries the gradient of the one before
     EMBEDDING = 6  #: party: its masked embedding
-    UPDATE = 7  #: server: a gradient alone, at the end of an epoch; no answer
+    UPDATE = 7  #: server: the end of an epoch, with the last gradient where rounds have one; no answer
     STOP = 9  #: server: the run ends here before its plan does; no answer
     REFUSAL = 10  #: party: no, with a code and public words, instead of any answer
+    LABELS = 11  #: server: every training row's class, before the first round, if the plan lets them go; no answer
 
 
 class Message(NamedTuple):

@@ -26,6 +26,9 @@ class PayloadFormat(Protocol):
     def total(self, payloads: Sequence[bytes | memoryview], count: int) -> npt.NDArray[Any]:
         """The sum over the parties, in the order of their indices."""
 
+    def each(self, payloads: Sequence[bytes | memoryview], count: int) -> npt.NDArray[Any]:
+        """What each party sent, (M, count), for releases that stand alone. Behind masks it says nothing."""
+
 
 class PackedIntegers:
     """Ring elements of k bits each. The sum is reduced into the ring, where it equals the sum of the integers."""
@@ -50,6 +53,12 @@ class PackedIntegers:
             add_packed(payload, self.bits, totals)
         return self.ring.reduce(totals)
 
+    def each(self, payloads: Sequence[bytes | memoryview], count: int) -> npt.NDArray[Any]:
+        values: npt.NDArray[Any] = np.zeros((len(payloads), count), dtype=np.uint16 if self.bits <= 16 else np.uint32)
+        for row, payload in zip(values, payloads, strict=True):
+            add_packed(payload, self.bits, row)
+        return values
+
 
 class Floats:
     """float32 in clear, for studies."""
@@ -70,3 +79,7 @@ class Floats:
         for payload in payloads:
             totals += np.frombuffer(payload, dtype="<f4")
         return totals
+
+    def each(self, payloads: Sequence[bytes | memoryview], count: int) -> npt.NDArray[np.float32]:
+        values = [np.frombuffer(payload, dtype="<f4", count=count) for payload in payloads]
+        return np.array(values, dtype=np.float32).reshape(len(payloads), count)

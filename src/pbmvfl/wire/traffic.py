@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from pbmvfl.secagg.keys import KEY_BYTES, NONCE_BYTES, SIGNATURE_BYTES
 from pbmvfl.wire.codecs import codec_for
 from pbmvfl.wire.hello import HASH_BYTES, hello_bytes
+from pbmvfl.wire.labels import label_bytes
 from pbmvfl.wire.messages import HEADER_BYTES
 
 if TYPE_CHECKING:
@@ -50,17 +51,17 @@ def predicted_traffic(plan: Plan) -> Traffic:
     keys = HEADER_BYTES + parties * (KEY_BYTES + SIGNATURE_BYTES)
     up = down = 0
     for phase in schedule.phases:
-        payload = plan.mechanism_for(phase.kind).payload
         for rows, times in schedule.batches(phase):
             down += times * HEADER_BYTES  # asking for the round
-            if phase.kind.releases:
-                up += times * (HEADER_BYTES + payload.num_bytes(rows * plan.embedding_dim))
+            if phase.kind.answered:
+                up += times * (HEADER_BYTES + plan.answer_bytes(phase.kind, rows))
             if phase.kind.carries_gradient:
                 down += times * codec.num_bytes(rows, plan.embedding_dim)
-        if phase.kind.carries_gradient:
-            down += phase.passes * HEADER_BYTES  # the last gradient of a pass travels alone
+        if phase.kind.trains:
+            down += phase.passes * HEADER_BYTES  # the end of a pass, with its last gradient if there is one
+    labels = HEADER_BYTES + label_bytes(plan.num_samples, plan.num_classes) if plan.sends_labels else 0
     return Traffic(
-        bytes_setup=parties * (start + hello + nonces + key + keys),
+        bytes_setup=parties * (start + hello + nonces + key + keys + labels),
         bytes_up=parties * up,
         bytes_down=parties * down,
         rounds=len(schedule),
