@@ -143,6 +143,15 @@ def test_a_run_depends_on_its_seed_and_on_nothing_else():
     assert not (weights[0] == weights[2]).any()
 
 
+def test_the_program_itself_makes_such_runs_within_the_budget_that_the_study_names():
+    setting = Setting(dataset="digits", network="mlp-16", batches=10, passes=4, band=10, learning_rate=1.0)
+    run = study.by_program(setting, seed=0)
+    assert 7.9 < run["strict_cell_epsilon"] <= 8
+    assert run["accuracy"] > 0.75
+    with pytest.raises(ValueError, match="features='scattering'"):
+        study.by_program(Setting(dataset="digits", features="scattering"), seed=0)
+
+
 def test_the_record_is_of_the_settings_that_are_committed():
     settings = json.loads((Path(study.__file__).parent / "networks.json").read_text())
     results = json.loads((RESULTS / "networks.json").read_text())
@@ -155,5 +164,7 @@ def test_the_record_is_of_the_settings_that_are_committed():
         found = [run["accuracy"] for run in result["runs"]]
         assert len(found) >= 3
         assert result["accuracy_mean"] == pytest.approx(sum(found) / len(found), abs=2e-4)
+    for result in json.loads((RESULTS / "networks-program.json").read_text()).values():
+        assert all(run["strict_cell_epsilon"] <= 8 for run in result["runs"])
     held = json.loads((RESULTS / "networks-held-out.json").read_text())
     assert all(each["evaluated_on"] == "held-out training rows" for each in held.values())

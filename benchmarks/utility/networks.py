@@ -488,12 +488,68 @@ def run_one(
     }
 
 
+def by_program(setting: Setting, seed: int) -> dict[str, Any]:
+    """The same setting as a run of the program itself: its integers, its secret randomness, its account."""
+    from pbmvfl.data.datasets import load_dataset
+    from pbmvfl.encoders import Bounded, weights_digest
+    from pbmvfl.federation import Federation
+    from pbmvfl.plan import Plan
+    from pbmvfl.plan_groups import Activation
+    from pbmvfl.privacy.units import Accounting, Unit
+
+    if setting.features != "pixels" or setting.augment or setting.flips or setting.moments_share:
+        raise ValueError(f"features={setting.features!r}: the program is given pixels alone, as they are")
+    data = load_dataset(setting.dataset)
+    shape = data.train_features[0].shape[1:]
+    encoders = [
+        Bounded(build(setting.network, shape, data.num_classes, seed), activation=Activation.NONE)
+        for _ in range(data.num_parties)
+    ]
+    plan = Plan.for_data(
+        data,
+        training="local",
+        labels="parties",
+        head="fixed",
+        mechanism="none",
+        activation=Activation.NONE,
+        embedding_dim=data.num_classes,
+        batch_size=math.ceil(data.num_samples / setting.batches),
+        num_epochs=setting.passes,
+        noise_multiplier=setting.noise_multiplier,
+        noise_band=setting.band,
+        clip_norm=setting.clip,
+        learning_rate=setting.learning_rate,
+        momentum=setting.momentum,
+        nesterov=True,
+        averaging=setting.averaged,
+        seed=seed,
+        first_weights=[weights_digest(encoder) for encoder in encoders],
+    )
+    began = time.perf_counter()
+    result = Federation(plan, encoders=encoders).fit(data)
+    (strict,) = (
+        bound.epsilon
+        for bound in result.privacy().bounds
+        if bound.unit is Unit.CELL
+        and bound.accounting is Accounting.STRICT
+        and bound.adversary.server
+        and not bound.adversary.colluding_parties
+    )
+    return {
+        "seed": seed,
+        "accuracy": round(result.metrics["test_accuracy"], 4),
+        "strict_cell_epsilon": strict,
+        "seconds": round(time.perf_counter() - began, 1),
+    }
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("settings", type=Path, help="JSON: name -> setting.")
     parser.add_argument("--only", nargs="*", help="Names of settings to run; all without it.")
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--hold-out", type=int, default=0, help="Evaluate on so many last training rows, untrained.")
+    parser.add_argument("--program", action="store_true", help="By the program itself: test rows, pixels alone.")
     parser.add_argument("--out", type=Path, required=True)
     chosen = parser.parse_args(arguments)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -511,7 +567,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
             caches = {setting.dataset: {}}
         pictures = loaded[setting.dataset]
         cache = caches[setting.dataset]
-        runs = [run_one(setting, pictures, seed, device, cache, chosen.hold_out) for seed in range(chosen.seeds)]
+        runs = [
+            by_program(setting, seed)
+            if chosen.program
+            else run_one(setting, pictures, seed, device, cache, chosen.hold_out)
+            for seed in range(chosen.seeds)
+        ]
         found = np.array([run["accuracy"] for run in runs])
         results[name] = {
             "setting": dataclasses.asdict(setting),
