@@ -81,6 +81,17 @@ class FeatureMap(StrEnum):
     VALUES = "values"  #: for each of a few values whether a column has it, and the same for every two columns together
 
 
+def feature_width(features: FeatureMap, columns: int, column_values: int) -> int:
+    """How many numbers a mapped row of so many columns has."""
+    pairs = columns * (columns - 1) // 2
+    match features:
+        case FeatureMap.PAIRS:
+            return columns + pairs
+        case FeatureMap.VALUES:
+            return columns * column_values + pairs * column_values**2
+    return columns
+
+
 class Start(StrEnum):
     """First weights of the networks that the plan makes."""
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 
+from pbmvfl.local_planner import learning_note
 from pbmvfl.mechanisms import Mechanism
 from pbmvfl.plan import Plan
-from pbmvfl.plan_groups import Evaluation, FeatureMap, PreparationName, Training
+from pbmvfl.plan_groups import Evaluation, FeatureMap, PreparationName, Training, feature_width
 from pbmvfl.votes import VoteKind
 from pbmvfl.wire.traffic import human_bytes
 
@@ -26,6 +28,17 @@ def describe_plan(plan: Plan) -> Iterator[tuple[str, str]]:
     gradient = f" ({plan.gradient_codec} gradient)" if plan.training is Training.JOINT else ""
     labels = f", labels {human_bytes(traffic.bytes_setup)} with the handshake" if plan.sends_labels else ""
     yield "bytes", f"{human_bytes(traffic.bytes_up)} up, {down} down{gradient}{labels}"
+
+
+def learning_notes(plan: Plan, shape: Sequence[int]) -> list[str]:
+    """What a person should know about local training with rows of this shape."""
+    if plan.training is not Training.LOCAL or not plan.noise_multiplier:
+        return []
+    shift = 2 * math.sqrt(plan.num_epochs) / plan.noise_multiplier
+    width = feature_width(plan.features, math.prod(shape), plan.column_values)
+    sizes = {"num_samples": plan.num_samples, "num_classes": plan.num_classes}
+    note = learning_note(shift=shift, width=width, **sizes)
+    return [] if note is None else [note]
 
 
 def _released(release: Mechanism) -> str:

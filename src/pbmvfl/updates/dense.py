@@ -301,8 +301,8 @@ def through_softsign(given: Any, bound: Any, squashed: Any, gradient: Any, sums:
 
 
 @compiled
-def through_nothing(given: Any, bound: Any, squashed: Any, gradient: Any, sums: Any) -> None:
-    """Scores as they are."""
+def through_nothing(given: Any, bound: Any, squashed: Any, gradient: Any, sums: Any) -> None:  # noqa: ARG001
+    """Scores as they are. All of these take the same arguments."""
     rows, columns = gradient.shape
     total = np.zeros(columns)
     for b in range(rows):
