@@ -88,7 +88,7 @@ class LocalRules:
         rate: float = 0.02 * self.num_classes**1.5 * signal**0.3
         if self.columns is None:
             return rate
-        return min(rate, signal / (60 * math.sqrt(self._width + 1)))
+        return min(rate, signal / (60 * math.sqrt(self._width + 1) * self._clip_norm))  # noise grows with the clip
 
     @property
     def _width(self) -> int:
