@@ -65,6 +65,7 @@ ORDER = [
     "driver",
     "run",
     "federation",
+    "joint",
     "report",
     "simulation",
     "reproduction",
