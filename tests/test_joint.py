@@ -13,7 +13,7 @@ from scipy.optimize import brentq
 from scipy.stats import norm
 
 from pbmvfl import Ledger, Limit, VerticalDataset
-from pbmvfl.errors import BudgetExceeded, PlanError
+from pbmvfl.errors import BudgetExceeded, PlanError, RunFolderError
 from pbmvfl.interactions.screen import Column, Selection
 from pbmvfl.joint import (
     EXACT_LEVELS,
@@ -36,7 +36,6 @@ from pbmvfl.schedule import SYMBOLS
 
 DELTA = 1e-5
 BUDGET = Budget(epsilon=12.0, delta=DELTA, unit=Unit.CELL, accounting=Accounting.STRICT)
-QUICK = {"num_epochs": 10}
 
 
 @cache
@@ -60,7 +59,7 @@ def table(*, product: float, rows: int = 4000) -> VerticalDataset:
 
 @cache
 def trained(product: float, joint: str) -> JointResult:
-    return train_jointly(table(product=product), epsilon=12, joint=joint, column_range=(-1, 1), **QUICK)
+    return train_jointly(table(product=product), epsilon=12, joint=joint, column_range=(-1, 1), num_epochs=10)
 
 
 # --- the whole ---
@@ -174,6 +173,48 @@ def test_a_screen_that_an_owner_stops_trains_nothing(tmp_path: Path) -> None:
         train_jointly(
             table(product=3.0), epsilon=12, column_range=(-1, 1), ledger=tmp_path, exact_metrics=True, num_epochs=3
         )
+
+
+class Enough(Exception):
+    pass
+
+
+def test_an_interrupted_call_goes_on_and_a_screen_that_is_done_is_not_released_again(tmp_path: Path) -> None:
+    data = table(product=3.0)
+
+    def stop(line: Any) -> None:
+        if line.epoch == 2:
+            raise Enough
+
+    heard: list[str] = []
+    rounds: list[int] = []
+    settings: dict[str, Any] = {"epsilon": 12, "column_range": (-1, 1), "num_epochs": 3, "folder": tmp_path}
+    with pytest.raises(Enough):
+        train_jointly(data, **settings, on_epoch=stop, say=heard.append)
+    assert len(heard) == 3
+    found = train_jointly(data, **settings, on_round=lambda done, *_: rounds.append(done))
+    assert found.words == tuple(heard)
+    # Symbols, mean, matrix and two steps were done before; on_round would have said 1 for a screen.
+    assert rounds == [6]
+    assert found.is_joint
+    uses = {use.kind.name: (use.releases, use.updates) for use in found.training.row_uses}
+    assert uses["symbols"] == (1, 0)
+    assert found.privacy.screen_epsilon == pytest.approx(6, abs=1e-6)
+    # What was charged ahead of the interruption counts, and the total says so.
+    assert (found.privacy.epsilon > 12) == (uses["local"][1] > 3)
+    with pytest.raises(RunFolderError, match="of a screen with another plan"):
+        train_jointly(data, **{**settings, "epsilon": 11})
+
+
+def test_a_screen_that_was_interrupted_and_released_again_counts_twice(tmp_path: Path) -> None:
+    def stop(*_: object) -> None:
+        raise Enough
+
+    settings: dict[str, Any] = {"epsilon": 12, "column_range": (-1, 1), "num_epochs": 3, "folder": tmp_path}
+    with pytest.raises(Enough):
+        train_jointly(table(product=3.0), **settings, on_round=stop)
+    with pytest.raises(BudgetExceeded, match="released 2 times, which cost epsilon 12 of 12"):
+        train_jointly(table(product=3.0), **settings)
 
 
 # --- whether it is offered ---

@@ -50,7 +50,7 @@ def _categorical(random: np.random.Generator, rows: int) -> Table:
         entries = random.normal(size=(4, 4))
         entries -= entries.mean(axis=0)
         entries -= entries.mean(axis=1, keepdims=True)
-        return 1.5 * entries / entries.std()
+        return np.asarray(1.5 * entries / entries.std())
 
     logit = table()[codes[0, :, 0], codes[1, :, 0]] + table()[codes[2, :, 3], codes[3, :, 4]]
     for party in range(PARTIES):
@@ -170,7 +170,7 @@ def main() -> None:
         for seed in range(arguments.first_seed, arguments.first_seed + arguments.seeds):
             runs.append(paired(name, seed, arguments.epsilon))
             print(json.dumps(runs[-1]), flush=True)
-    found = {"delta": DELTA, "unit": "cell", "runs": runs, "offers": offers((16.0, 8.0, 4.0, 2.0, 1.0))}
+    found: dict[str, Any] = {"delta": DELTA, "unit": "cell", "runs": runs, "offers": offers((16.0, 8.0, 4.0, 2.0, 1.0))}
     arguments.output.write_text(json.dumps(found, indent=1) + "\n")
     print(summary(runs))
     for offer in found["offers"]:

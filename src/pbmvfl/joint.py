@@ -10,8 +10,9 @@ the whole is within (epsilon, delta): docs/theory.md 2.20. So that is what both 
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
@@ -21,12 +22,14 @@ import numpy as np
 import numpy.typing as npt
 
 from pbmvfl.data.vertical import VerticalDataset
-from pbmvfl.errors import BudgetExceeded, PlanError
+from pbmvfl.errors import BudgetExceeded, PlanError, RunFolderError
 from pbmvfl.federation import Federation, OnEpoch, OnRound, Parties
+from pbmvfl.files import PRIVATE_FILE, make_private_folder, write_atomically
 from pbmvfl.interactions.group import Interactions, ShownColumn
 from pbmvfl.interactions.offer import CONTEXT_LEVELS, Offer, joint_offer, verdict
-from pbmvfl.interactions.screen import Finding, ScreenSize, Selection, screen, select
+from pbmvfl.interactions.screen import Column, Finding, ScreenSize, Selection, screen, select
 from pbmvfl.interactions.symbols import shown_levels
+from pbmvfl.json_files import checked_object, read_json
 from pbmvfl.mechanisms.krr import LARGEST_EPSILON, WEIGHT_ONE, RandomisedResponse
 from pbmvfl.plan import Plan
 from pbmvfl.plan_names import data_sizes
@@ -41,6 +44,8 @@ from pbmvfl.schedule import SYMBOLS, Order, Phase, Split
 SCREEN_LEVELS = 2
 #: How many times as large as it comes a context feature stands beside whitened own ones. Seen on made tables.
 CONTEXT_SCALE = 2.6
+#: In a folder: that the screen is over and what it said; its result.
+_DONE, _RESULT = "screen.json", "screen-result.json"
 
 
 class Joint(StrEnum):
@@ -272,9 +277,11 @@ def train_jointly(
     joint: Joint | str = Joint.AUTO,
     column_range: tuple[float, float] | None = None,
     parties: Parties | str = Parties.IN_PROCESS,
+    folder: Path | str | None = None,
     ledger: Path | str | None = None,
     exact_metrics: bool = False,
     seed: int = 0,
+    say: Callable[[str], None] | None = None,
     on_round: OnRound | None = None,
     on_epoch: OnEpoch | None = None,
     **choices: Any,
@@ -282,7 +289,9 @@ def train_jointly(
     """Train within a strict total epsilon: with a screen for columns that act together if it can pay, else locally.
 
     `column_range` is the public range of numeric columns; where the data say how many values a column has, it is not
-    needed. `choices` fix other names of the plan that trains. Metrics are the simulator's.
+    needed. `choices` fix other names of the plan that trains. Metrics are the simulator's. `say` gets every sentence of
+    `JointResult.words` as soon as it is known. With `folder` both runs keep their checkpoints there, and a call that
+    was interrupted goes on where it was: a screen that is done is not released again.
     """
     mode = joint_mode(joint)
     budget = Budget(
@@ -295,19 +304,36 @@ def train_jointly(
     if budget.unit is Unit.PARTY:
         raise PlanError("unit=party: local training protects a cell or a record; use unit=cell or unit=record")
 
-    def fit(plan: Plan) -> tuple[Result, Federation]:
+    kept = None if folder is None else Path(folder)
+
+    def fit(plan: Plan, name: str) -> tuple[Result, Federation]:
         federation = Federation(plan, parties=parties)
-        result = federation.fit(data, ledger=ledger, exact_metrics=exact_metrics, on_round=on_round, on_epoch=on_epoch)
+        result = federation.fit(
+            data,
+            checkpoints=None if kept is None else kept / name,
+            ledger=ledger,
+            exact_metrics=exact_metrics,
+            on_round=on_round,
+            on_epoch=on_epoch,
+        )
         return result, federation
+
+    said: list[str] = []
+
+    def tell(words: str) -> None:
+        said.append(words)
+        if say is not None:
+            say(words)
 
     columns = Columns.of(data, column_range)
     offer = None
     if mode is not Joint.OFF and columns.are_known:
         size = (data.num_samples, data.num_classes)
         offer = screen_offer(size, columns, epsilon=epsilon, unit=budget.unit, adversary=budget.adversary)
-    said = [] if mode is Joint.OFF else [NO_COLUMNS if offer is None else offer.words]
+    if mode is not Joint.OFF:
+        tell(NO_COLUMNS if offer is None else offer.words)
     if offer is None or not (offer.pays or mode is Joint.ON):
-        training, _ = fit(_training_plan(data, budget, seed, {}, choices))
+        training, _ = fit(_training_plan(data, budget, seed, {}, choices), "training")
         return JointResult(
             words=tuple(said),
             offer=offer,
@@ -315,21 +341,29 @@ def train_jointly(
             findings=(),
             selection=Selection(pairs=()),
             training=training,
-            privacy=_spent([], [training], budget),
+            privacy=_spent([training], budget),
         )
     each = _each(offer.split.screen_epsilon, budget, data.num_parties)
     first_plan = screen_plan(data, columns, shown=offer.shown, epsilon=each, seed=seed)
-    screened, federation = fit(first_plan)
-    if screened.stopped:
-        raise BudgetExceeded(f"the screen ended before its plan did, and nothing was trained: {screened.stopped}")
-    assert federation.symbols is not None
-    findings = read_screen(first_plan, federation.symbols, data.train_labels)
-    selection = select(findings)
-    left = replace(budget, epsilon=epsilon - pure_epsilon(first_plan, budget.unit, budget.adversary))
-    training, _ = fit(_training_plan(data, left, seed, _context(selection, columns, offer, budget), choices))
-    said.append(verdict(selection))
+    done = None if kept is None else _read_done(kept, first_plan)
+    if done is None:
+        screened, federation = fit(first_plan, "screen")
+        if screened.stopped:
+            raise BudgetExceeded(f"the screen ended before its plan did, and nothing was trained: {screened.stopped}")
+        assert federation.symbols is not None
+        findings = read_screen(first_plan, federation.symbols, data.train_labels)
+        selection = select(findings)
+        if kept is not None:
+            _write_done(kept, screened, selection)
+    else:
+        (screened, selection), findings = done, ()
+    tell(verdict(selection))
     if selection.pairs:
-        said.append(EXACT_LEVELS)
+        tell(EXACT_LEVELS)
+    left = replace(budget, epsilon=epsilon - _screened(screened, budget))
+    training, _ = fit(
+        _training_plan(data, left, seed, _context(selection, columns, offer, budget), choices), "training"
+    )
     return JointResult(
         words=tuple(said),
         offer=offer,
@@ -337,7 +371,7 @@ def train_jointly(
         findings=findings,
         selection=selection,
         training=training,
-        privacy=_spent([screened], [training], budget),
+        privacy=_spent([screened, training], budget),
     )
 
 
@@ -374,10 +408,43 @@ def _training_plan(
     )
 
 
-def _spent(before: list[Result], last: list[Result], budget: Budget) -> JointPrivacy:
-    results = [*before, *last]
-    runs = [
-        each.plan.training_run(each.row_uses, public_start=all(part.public_start for part in each.sessions))
-        for each in results
-    ]
-    return joint_privacy([each.plan for each in results], budget, runs=runs)
+def _screened(result: Result, budget: Budget) -> float:
+    """What a screen has cost: more than planned if it was interrupted and released again."""
+    most = max(use.releases for use in result.row_uses)
+    spent = most * pure_epsilon(result.plan, budget.unit, budget.adversary)
+    if most > 1:  # each takes half of the total
+        raise BudgetExceeded(
+            f"the screen was released {most} times, which cost epsilon {spent:.4g} of {budget.epsilon:.4g}: nothing is "
+            "left to train with"
+        )
+    return spent
+
+
+def _write_done(folder: Path, result: Result, selection: Selection) -> None:
+    """That the screen is over, and what it said, before anything follows from it."""
+    pairs = [[list(one), list(other)] for one, other in selection.pairs]
+    make_private_folder(folder)
+    write_atomically(folder / _RESULT, result.to_json(), mode=PRIVATE_FILE)
+    written = {"plan": result.plan.hash.hex(), "pairs": pairs}
+    write_atomically(folder / _DONE, json.dumps(written) + "\n", mode=PRIVATE_FILE)
+
+
+def _read_done(folder: Path, plan: Plan) -> tuple[Result, Selection] | None:
+    path = folder / _DONE
+    if not path.exists():
+        return None
+    known = checked_object(read_json(path, RunFolderError), {"plan": str, "pairs": list}, path, RunFolderError)
+    if known["plan"] != plan.hash.hex():
+        raise RunFolderError(
+            f"{path} is of a screen with another plan, {known['plan'][:16]}; this one is {plan.hash.hex()[:16]}: give "
+            "the same budget and data as then, or another folder"
+        )
+    try:
+        pairs = tuple((Column(*one), Column(*other)) for one, other in known["pairs"])
+    except (TypeError, ValueError):
+        raise RunFolderError(f"{path} has pairs={known['pairs']!r}; put back a copy, or give another folder") from None
+    return Result.read(folder / _RESULT), Selection(pairs=pairs)
+
+
+def _spent(results: list[Result], budget: Budget) -> JointPrivacy:
+    return joint_privacy([each.plan for each in results], budget, runs=[each.training_run for each in results])
