@@ -19,7 +19,7 @@ from pbmvfl.local_planner import LocalRules, largest_shift
 from pbmvfl.mechanisms import Mechanism
 from pbmvfl.plan_groups import Evaluation
 from pbmvfl.prediction_planner import plan_prediction
-from pbmvfl.privacy.accounting import epsilon_bound, rdp_curve
+from pbmvfl.privacy.accounting import TrainingRun, epsilon_bound, rdp_curve
 from pbmvfl.privacy.conversion import check_delta, epsilon_from_rdp
 from pbmvfl.privacy.orders import ORDERS
 from pbmvfl.privacy.table import format_epsilon, named
@@ -65,9 +65,12 @@ class Budget:
         if not 0 < self.epsilon < math.inf:
             raise PlanError(f"epsilon={self.epsilon!r} must be a finite number above 0")
 
-    def spent_by(self, plan: Plan, *, split: Split | None = None) -> float:
-        """The plan's epsilon of exactly this kind; with a split, for its rows alone."""
-        run = plan.training_run() if split is None else plan.training_run().of_split(split)
+    def spent_by(self, plan: Plan) -> float:
+        """The plan's epsilon of exactly this kind."""
+        return self.spent_on(plan.training_run())
+
+    def spent_on(self, run: TrainingRun) -> float:
+        """The same for rows of one sort."""
         return epsilon_bound(run, self.unit, self.accounting, self.adversary, delta=self.delta).epsilon
 
     def roughly_spent_by(self, plan: Plan) -> float:
@@ -118,13 +121,15 @@ def plan_for_budget(
     columns: int | None = None,
     column_values: int | None = None,
     prediction_epsilon: float | None = None,
+    same_rows: bool = False,
     **choices: Any,
 ) -> PlannedBudget:
     """The plan with the least noise whose epsilon of the named kind is within the budget.
 
     `plans` makes them: `Plan`. `choices` fixes any of its flat names; `largest_bytes` limits the whole run's traffic.
     With strict accounting parties train alone, unless training=joint is among the choices; `columns` are then the most
-    that a party has, and `prediction_epsilon` the budget of every row that is predicted.
+    that a party has, and `prediction_epsilon` the budget of every row that is predicted. With `same_rows` those are
+    rows that are trained on, and `epsilon` is for both together.
     """
     budget = Budget(
         epsilon=epsilon,
@@ -147,12 +152,12 @@ def plan_for_budget(
         "num_test_samples": num_test_samples,
     }
     if _trains_alone(budget, data, choices):
-        planned = _local(plans, budget, sizes, columns, column_values, prediction_epsilon, choices)
+        planned = _local(plans, budget, sizes, columns, column_values, prediction_epsilon, same_rows, choices)
         _check_bytes(planned, largest_bytes)
         return planned
     if data is not None:
         choices = {"encoder": data.default_encoder, **choices}
-    if prediction_epsilon is not None:
+    if prediction_epsilon is not None:  # a budget of their own needs training that no release is part of
         raise PlanError(
             f"prediction_epsilon={prediction_epsilon:g} goes with strict accounting of a cell or record and local "
             "training, where rows that are predicted have a budget of their own"
@@ -186,6 +191,7 @@ def _local(
     columns: int | None,
     column_values: int | None,
     prediction_epsilon: float | None,
+    same_rows: bool,
     choices: dict[str, Any],
 ) -> PlannedBudget:
     budget.adversary.honest_parties(sizes["num_parties"])
@@ -206,7 +212,8 @@ def _local(
         return plans.of(**{**settings, **rules.strength(shift, num_epochs=num_epochs, prepared=prepared), **choices})
 
     def spent(shift: float) -> float:
-        return budget.spent_by(plan(shift), split=Split.TRAIN)
+        run = plan(shift).training_run()
+        return budget.spent_on(run.of_one_row() if same_rows else run.of_split(Split.TRAIN))
 
     shift = largest_shift(spent, budget.epsilon)
     if shift is not None and "preparation" not in choices and not rules.can_prepare(shift):
@@ -217,6 +224,7 @@ def _local(
         raise PlanError(
             f"no plan is within {budget}: even {least.noise_multiplier:.4g} times the clip norm of noise costs "
             f"{format_epsilon(spent(_QUIETEST_SHIFT))}"
+            + (", predictions included; give them less" if same_rows else "; ask for at least that")
         )
     found = plan(shift)
     return PlannedBudget(plan=found, budget=budget, epsilon=spent(shift), alternatives=())
@@ -391,6 +399,11 @@ def _infeasible(least: Plan, budget: Budget, largest_bytes: int | None, too_big:
             "allow more bytes, fewer epochs, or a shorter embedding"
         )
     smallest = budget.spent_by(least)
+    if not least.release.is_private:
+        return (
+            f"no plan is within {budget}: mechanism={least.mechanism} releases embeddings as they are, and no epsilon "
+            "is finite; leave the mechanism out, or name another"
+        )
     way_out = [f"epsilon of at least {format_epsilon(smallest)} with these sizes"]
     if least.num_epochs > 1 or least.embedding_dim > 1:
         single = least.replace(num_epochs=1, embedding_dim=1)

@@ -102,6 +102,14 @@ def train(
             rich_help_panel=_BUDGET,
         ),
     ] = None,
+    same_rows: Annotated[
+        bool,
+        typer.Option(
+            "--same-rows",
+            help="Rows that are trained on are also predicted: --epsilon is for both together.",
+            rich_help_panel=_BUDGET,
+        ),
+    ] = False,
     choices: dict[str, Any],
     out: Annotated[
         Path | None, typer.Option(help="Run folder; must not exist. Default: a new one in runs/.", rich_help_panel=_RUN)
@@ -184,7 +192,7 @@ def train(
         public_seed = given.get("seed", planned.get("seed", 0))
         rows = _rows(dataset, table, wanted, root, public_seed)
         source = RunSource(rows=rows, ledger=_absolute(ledger), delta=DEFAULT_DELTA if delta is None else delta)
-        budget = _budget(epsilon, unit, accounting, prediction_epsilon, planned, given)
+        budget = _budget(epsilon, unit, accounting, prediction_epsilon, same_rows, planned, given)
         run = _new(source, planned, given, out, where, exact_metrics, budget, own_delta=delta is not None)
     TrainingRun(
         run.folder,
@@ -211,6 +219,7 @@ class _Budget:
     unit: str
     accounting: str
     prediction_epsilon: float | None
+    same_rows: bool
 
 
 def _budget(
@@ -218,6 +227,7 @@ def _budget(
     unit: str | None,
     accounting: str | None,
     prediction_epsilon: float | None,
+    same_rows: bool,
     planned: dict[str, Any],
     given: dict[str, Any],
 ) -> _Budget | None:
@@ -231,7 +241,9 @@ def _budget(
     chosen = _DEFAULT_EPSILON if epsilon is None else epsilon
     if prediction_epsilon is not None and not prediction_epsilon > 0:
         raise PlanError(f"prediction_epsilon={prediction_epsilon:g} must be above 0; leave it out for exact sums")
-    return _Budget(chosen, unit or "cell", accounting or "strict", prediction_epsilon)
+    if same_rows and prediction_epsilon is None:
+        raise PlanError("--same-rows goes with --prediction-epsilon: without it nothing is predicted at a cost")
+    return _Budget(chosen, unit or "cell", accounting or "strict", prediction_epsilon, same_rows)
 
 
 def _absolute(path: Path | None) -> str | None:
@@ -327,6 +339,7 @@ def _planned(data: VerticalDataset, budget: _Budget, delta: float, chosen: dict[
         unit=budget.unit,
         accounting=budget.accounting,
         prediction_epsilon=budget.prediction_epsilon,
+        same_rows=budget.same_rows,
         data=data,
         **chosen,
     )
