@@ -93,6 +93,8 @@ class PlannedBudget:
     budget: Budget
     epsilon: float
     alternatives: tuple[tuple[Plan, float], ...]
+    #: Why it is as it is, where there was a choice.
+    words: tuple[str, ...] = ()
 
     @property
     def noise(self) -> float:
@@ -195,7 +197,7 @@ def _local(
     choices: dict[str, Any],
 ) -> PlannedBudget:
     budget.adversary.honest_parties(sizes["num_parties"])
-    released = {} if prediction_epsilon is None else _prediction(budget, sizes, prediction_epsilon)
+    released, words = ({}, ()) if prediction_epsilon is None else _prediction(budget, sizes, prediction_epsilon)
     rules = LocalRules(
         num_samples=sizes["num_samples"],
         num_classes=sizes["num_classes"],
@@ -227,11 +229,11 @@ def _local(
             + (", predictions included; give them less" if same_rows else "; ask for at least that")
         )
     found = plan(shift)
-    return PlannedBudget(plan=found, budget=budget, epsilon=spent(shift), alternatives=())
+    return PlannedBudget(plan=found, budget=budget, epsilon=spent(shift), alternatives=(), words=words)
 
 
-def _prediction(budget: Budget, sizes: dict[str, int], epsilon: float) -> dict[str, Any]:
-    """How rows that are predicted are released: names of a plan."""
+def _prediction(budget: Budget, sizes: dict[str, int], epsilon: float) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """How rows that are predicted are released: names of a plan, and why."""
     choice = plan_prediction(
         epsilon=epsilon,
         delta=budget.delta,
@@ -244,7 +246,7 @@ def _prediction(budget: Budget, sizes: dict[str, int], epsilon: float) -> dict[s
     released = {f"prediction_{name}": value for name, value in choice.mechanism.to_dict().items()}
     for name in ("prediction_embedding_dim", "prediction_bound"):  # the vote says so
         released.pop(name)
-    return {
+    names = {
         **released,
         "evaluation": "released",
         "vote": str(choice.vote.kind),
@@ -252,6 +254,7 @@ def _prediction(budget: Budget, sizes: dict[str, int], epsilon: float) -> dict[s
         "vote_grades": choice.vote.grades,
         "table_noise": choice.table_deviation or 0.0,
     }
+    return names, (f"predictions within {choice.words}",)
 
 
 def _check_bytes(planned: PlannedBudget, largest_bytes: int | None) -> None:

@@ -115,7 +115,8 @@ def plan(
 
 
 def _notes(planned: PlannedBudget) -> list[str]:
-    return privacy_notes(planned.plan.training_run(), num_samples=planned.plan.num_samples, delta=planned.budget.delta)
+    run = planned.plan.training_run()
+    return [*planned.words, *privacy_notes(run, num_samples=planned.plan.num_samples, delta=planned.budget.delta)]
 
 
 def _costs(planned: PlannedBudget) -> PrivacyTable:

@@ -15,6 +15,7 @@ from pbmvfl.errors import CheckpointError, DataError, PlanError, RunFolderError
 from pbmvfl.json_files import read_object
 from pbmvfl.plan import Plan
 from pbmvfl.plan_groups import DATA
+from pbmvfl.planner import PlannedBudget, plan_for_budget
 from pbmvfl.privacy.conversion import check_delta
 from pbmvfl.runs.folder import RunFolder
 from pbmvfl.runs.results import DEFAULT_DELTA
@@ -319,7 +320,8 @@ def _new(
             raise PlanError(f"the plan was made for {name}={planned[name]}, the data has {getattr(data, name)}")
     if not own_delta:
         source = replace(source, delta=min(DEFAULT_DELTA, 0.1 / data.num_samples))
-    plan = Plan.for_data(data, **chosen) if budget is None else _planned(data, budget, source.delta, chosen)
+    planned_budget = None if budget is None else _planned(data, budget, source.delta, chosen)
+    plan = Plan.for_data(data, **chosen) if planned_budget is None else planned_budget.plan
     Federation(plan, parties=parties).check(data)  # all that can be wrong with the input, while there is no folder yet
     if source.ledger is not None:
         make_ledger_folder(Path(source.ledger))
@@ -329,11 +331,12 @@ def _new(
     if isinstance(source.rows, TableSource):
         source = replace(source, rows=replace(source.rows, files=source.rows.file_facts()))
     folder.write_start(plan, source)
-    return _Prepared(folder, plan, data, source)
+    return _Prepared(folder, plan, data, source, () if planned_budget is None else planned_budget.words)
 
 
-def _planned(data: VerticalDataset, budget: _Budget, delta: float, chosen: dict[str, Any]) -> Plan:
-    return Plan.for_budget(
+def _planned(data: VerticalDataset, budget: _Budget, delta: float, chosen: dict[str, Any]) -> PlannedBudget:
+    return plan_for_budget(
+        Plan,
         epsilon=budget.epsilon,
         delta=delta,
         unit=budget.unit,
