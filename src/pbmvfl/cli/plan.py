@@ -31,6 +31,7 @@ _BUDGET, _OUTPUT = "Budget", "Output"
         "num_samples",
         "num_classes",
         "num_test_samples",
+        "column_values",
         "mechanism",
         "embedding_dim",
         "num_epochs",
