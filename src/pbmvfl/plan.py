@@ -430,6 +430,7 @@ class Plan:
         largest_bytes: int | None = None,
         columns: int | None = None,
         prediction_epsilon: float | None = None,
+        same_rows: bool = False,
         **choices: Any,
     ) -> Plan:
         """The plan with the least noise under a budget. `unit` and `accounting` say which epsilon is meant: of a cell,
@@ -437,7 +438,8 @@ class Plan:
 
         Give `data`, or `num_parties`, `num_samples`, `num_classes` and the most `columns` that a party has.
         `prediction_epsilon` is the budget of every test row, whose predictions are then released; without it they are
-        looked at exactly, outside of any epsilon. `largest_bytes` limits the whole run's traffic; `choices` fixes any
+        looked at exactly, outside of any epsilon. With `same_rows` the epsilon is the total of a row that is trained on
+        and predicted. `largest_bytes` limits the whole run's traffic; `choices` fixes any
         other name of a plan, as in `of`.
         """
         from pbmvfl.planner import plan_for_budget
@@ -457,6 +459,7 @@ class Plan:
             largest_bytes=largest_bytes,
             columns=columns,
             prediction_epsilon=prediction_epsilon,
+            same_rows=same_rows,
             **choices,
         ).plan
 

@@ -19,7 +19,7 @@ from pbmvfl.local_planner import LocalRules, largest_shift
 from pbmvfl.mechanisms import Mechanism
 from pbmvfl.plan_groups import Evaluation
 from pbmvfl.prediction_planner import plan_prediction
-from pbmvfl.privacy.accounting import epsilon_bound, rdp_curve
+from pbmvfl.privacy.accounting import TrainingRun, epsilon_bound, rdp_curve
 from pbmvfl.privacy.conversion import check_delta, epsilon_from_rdp
 from pbmvfl.privacy.orders import ORDERS
 from pbmvfl.privacy.table import format_epsilon, named
@@ -65,9 +65,12 @@ class Budget:
         if not 0 < self.epsilon < math.inf:
             raise PlanError(f"epsilon={self.epsilon!r} must be a finite number above 0")
 
-    def spent_by(self, plan: Plan, *, split: Split | None = None) -> float:
-        """The plan's epsilon of exactly this kind; with a split, for its rows alone."""
-        run = plan.training_run() if split is None else plan.training_run().of_split(split)
+    def spent_by(self, plan: Plan) -> float:
+        """The plan's epsilon of exactly this kind."""
+        return self.spent_on(plan.training_run())
+
+    def spent_on(self, run: TrainingRun) -> float:
+        """The same for rows of one sort."""
         return epsilon_bound(run, self.unit, self.accounting, self.adversary, delta=self.delta).epsilon
 
     def roughly_spent_by(self, plan: Plan) -> float:
@@ -90,6 +93,8 @@ class PlannedBudget:
     budget: Budget
     epsilon: float
     alternatives: tuple[tuple[Plan, float], ...]
+    #: Why it is as it is, where there was a choice.
+    words: tuple[str, ...] = ()
 
     @property
     def noise(self) -> float:
@@ -118,13 +123,15 @@ def plan_for_budget(
     columns: int | None = None,
     column_values: int | None = None,
     prediction_epsilon: float | None = None,
+    same_rows: bool = False,
     **choices: Any,
 ) -> PlannedBudget:
     """The plan with the least noise whose epsilon of the named kind is within the budget.
 
     `plans` makes them: `Plan`. `choices` fixes any of its flat names; `largest_bytes` limits the whole run's traffic.
     With strict accounting parties train alone, unless training=joint is among the choices; `columns` are then the most
-    that a party has, and `prediction_epsilon` the budget of every row that is predicted.
+    that a party has, and `prediction_epsilon` the budget of every row that is predicted. With `same_rows` those are
+    rows that are trained on, and `epsilon` is for both together.
     """
     budget = Budget(
         epsilon=epsilon,
@@ -147,12 +154,12 @@ def plan_for_budget(
         "num_test_samples": num_test_samples,
     }
     if _trains_alone(budget, data, choices):
-        planned = _local(plans, budget, sizes, columns, column_values, prediction_epsilon, choices)
+        planned = _local(plans, budget, sizes, columns, column_values, prediction_epsilon, same_rows, choices)
         _check_bytes(planned, largest_bytes)
         return planned
     if data is not None:
         choices = {"encoder": data.default_encoder, **choices}
-    if prediction_epsilon is not None:
+    if prediction_epsilon is not None:  # a budget of their own needs training that no release is part of
         raise PlanError(
             f"prediction_epsilon={prediction_epsilon:g} goes with strict accounting of a cell or record and local "
             "training, where rows that are predicted have a budget of their own"
@@ -186,10 +193,11 @@ def _local(
     columns: int | None,
     column_values: int | None,
     prediction_epsilon: float | None,
+    same_rows: bool,
     choices: dict[str, Any],
 ) -> PlannedBudget:
     budget.adversary.honest_parties(sizes["num_parties"])
-    released = {} if prediction_epsilon is None else _prediction(budget, sizes, prediction_epsilon)
+    released, words = ({}, ()) if prediction_epsilon is None else _prediction(budget, sizes, prediction_epsilon)
     rules = LocalRules(
         num_samples=sizes["num_samples"],
         num_classes=sizes["num_classes"],
@@ -206,7 +214,8 @@ def _local(
         return plans.of(**{**settings, **rules.strength(shift, num_epochs=num_epochs, prepared=prepared), **choices})
 
     def spent(shift: float) -> float:
-        return budget.spent_by(plan(shift), split=Split.TRAIN)
+        run = plan(shift).training_run()
+        return budget.spent_on(run.of_one_row() if same_rows else run.of_split(Split.TRAIN))
 
     shift = largest_shift(spent, budget.epsilon)
     if shift is not None and "preparation" not in choices and not rules.can_prepare(shift):
@@ -217,13 +226,14 @@ def _local(
         raise PlanError(
             f"no plan is within {budget}: even {least.noise_multiplier:.4g} times the clip norm of noise costs "
             f"{format_epsilon(spent(_QUIETEST_SHIFT))}"
+            + (", predictions included; give them less" if same_rows else "; ask for at least that")
         )
     found = plan(shift)
-    return PlannedBudget(plan=found, budget=budget, epsilon=spent(shift), alternatives=())
+    return PlannedBudget(plan=found, budget=budget, epsilon=spent(shift), alternatives=(), words=words)
 
 
-def _prediction(budget: Budget, sizes: dict[str, int], epsilon: float) -> dict[str, Any]:
-    """How rows that are predicted are released: names of a plan."""
+def _prediction(budget: Budget, sizes: dict[str, int], epsilon: float) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """How rows that are predicted are released: names of a plan, and why."""
     choice = plan_prediction(
         epsilon=epsilon,
         delta=budget.delta,
@@ -236,7 +246,7 @@ def _prediction(budget: Budget, sizes: dict[str, int], epsilon: float) -> dict[s
     released = {f"prediction_{name}": value for name, value in choice.mechanism.to_dict().items()}
     for name in ("prediction_embedding_dim", "prediction_bound"):  # the vote says so
         released.pop(name)
-    return {
+    names = {
         **released,
         "evaluation": "released",
         "vote": str(choice.vote.kind),
@@ -244,6 +254,7 @@ def _prediction(budget: Budget, sizes: dict[str, int], epsilon: float) -> dict[s
         "vote_grades": choice.vote.grades,
         "table_noise": choice.table_deviation or 0.0,
     }
+    return names, (f"predictions within {choice.words}",)
 
 
 def _check_bytes(planned: PlannedBudget, largest_bytes: int | None) -> None:
@@ -391,6 +402,11 @@ def _infeasible(least: Plan, budget: Budget, largest_bytes: int | None, too_big:
             "allow more bytes, fewer epochs, or a shorter embedding"
         )
     smallest = budget.spent_by(least)
+    if not least.release.is_private:
+        return (
+            f"no plan is within {budget}: mechanism={least.mechanism} releases embeddings as they are, and no epsilon "
+            "is finite; leave the mechanism out, or name another"
+        )
     way_out = [f"epsilon of at least {format_epsilon(smallest)} with these sizes"]
     if least.num_epochs > 1 or least.embedding_dim > 1:
         single = least.replace(num_epochs=1, embedding_dim=1)

@@ -56,6 +56,8 @@ _LEVELS = 64
 _LARGEST_SEARCHED = 1e4
 #: By this share of epsilon a setting is made noisier until its account is within the budget.
 _STEP = 1e-4
+#: A search for an epsilon ends this share above it at the most, and where it ends differs from search to search.
+_SEARCH_SHARE = 1e-5
 _Made = TypeVar("_Made", bound=Mechanism)
 
 
@@ -107,7 +109,7 @@ def plan_prediction(
         """The mechanism at the pure epsilon asked for, or a little below: the account rounds up."""
         for step in (0, 1, 2, 4, 8, 16, 32, 64):
             found = made(1 - step * _STEP)
-            if cost(found) <= epsilon:
+            if cost(found) <= epsilon * (1 - _SEARCH_SHARE):
                 return found
         raise PlanError(f"prediction_epsilon={epsilon:g} is not met by {found.describe()}: its account is too coarse")
 

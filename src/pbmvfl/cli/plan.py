@@ -31,6 +31,7 @@ _BUDGET, _OUTPUT = "Budget", "Output"
         "num_samples",
         "num_classes",
         "num_test_samples",
+        "column_values",
         "mechanism",
         "embedding_dim",
         "num_epochs",
@@ -115,7 +116,8 @@ def plan(
 
 
 def _notes(planned: PlannedBudget) -> list[str]:
-    return privacy_notes(planned.plan.training_run(), num_samples=planned.plan.num_samples, delta=planned.budget.delta)
+    run = planned.plan.training_run()
+    return [*planned.words, *privacy_notes(run, num_samples=planned.plan.num_samples, delta=planned.budget.delta)]
 
 
 def _costs(planned: PlannedBudget) -> PrivacyTable:

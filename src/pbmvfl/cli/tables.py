@@ -8,7 +8,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.markup import escape
 from rich.table import Table
 
-from pbmvfl.privacy.accounting import NOT_A_PROOF, EpsilonBound, TrainingRun
+from pbmvfl.privacy.accounting import NOT_A_PROOF, EpsilonBound, TrainingRun, epsilon_bound
 from pbmvfl.privacy.table import PrivacyTable, attack_in_words, format_advantage, format_epsilon, privacy_table
 from pbmvfl.privacy.units import Accounting, Adversary, Unit
 
@@ -73,6 +73,12 @@ def print_privacy_of_rows(
         if not chosen.has_joint_rounds:  # nothing that the paper would count otherwise
             table = PrivacyTable(tuple(row for row in table.bounds if row.accounting is Accounting.STRICT))
         print_privacy(console, table, title=title + of_rows, legend=legend and last, explained=explained)
+    if apart and not noise_is_known:
+        both = epsilon_bound(run.of_one_row(), Unit.CELL, Accounting.STRICT, delta=delta)
+        console.print(
+            f"a row that is trained on and also predicted: epsilon {format_epsilon(both.epsilon)}, advantage "
+            f"{format_advantage(both.advantage_upper_bound)} (cell, strict, server)"
+        )
 
 
 def print_privacy(

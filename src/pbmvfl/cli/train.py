@@ -15,6 +15,7 @@ from pbmvfl.errors import CheckpointError, DataError, PlanError, RunFolderError
 from pbmvfl.json_files import read_object
 from pbmvfl.plan import Plan
 from pbmvfl.plan_groups import DATA
+from pbmvfl.planner import PlannedBudget, plan_for_budget
 from pbmvfl.privacy.conversion import check_delta
 from pbmvfl.runs.folder import RunFolder
 from pbmvfl.runs.results import DEFAULT_DELTA
@@ -102,6 +103,14 @@ def train(
             rich_help_panel=_BUDGET,
         ),
     ] = None,
+    same_rows: Annotated[
+        bool,
+        typer.Option(
+            "--same-rows",
+            help="Rows that are trained on are also predicted: --epsilon is for both together.",
+            rich_help_panel=_BUDGET,
+        ),
+    ] = False,
     choices: dict[str, Any],
     out: Annotated[
         Path | None, typer.Option(help="Run folder; must not exist. Default: a new one in runs/.", rich_help_panel=_RUN)
@@ -184,7 +193,7 @@ def train(
         public_seed = given.get("seed", planned.get("seed", 0))
         rows = _rows(dataset, table, wanted, root, public_seed)
         source = RunSource(rows=rows, ledger=_absolute(ledger), delta=DEFAULT_DELTA if delta is None else delta)
-        budget = _budget(epsilon, unit, accounting, prediction_epsilon, planned, given)
+        budget = _budget(epsilon, unit, accounting, prediction_epsilon, same_rows, planned, given)
         run = _new(source, planned, given, out, where, exact_metrics, budget, own_delta=delta is not None)
     TrainingRun(
         run.folder,
@@ -211,6 +220,7 @@ class _Budget:
     unit: str
     accounting: str
     prediction_epsilon: float | None
+    same_rows: bool
 
 
 def _budget(
@@ -218,6 +228,7 @@ def _budget(
     unit: str | None,
     accounting: str | None,
     prediction_epsilon: float | None,
+    same_rows: bool,
     planned: dict[str, Any],
     given: dict[str, Any],
 ) -> _Budget | None:
@@ -231,7 +242,9 @@ def _budget(
     chosen = _DEFAULT_EPSILON if epsilon is None else epsilon
     if prediction_epsilon is not None and not prediction_epsilon > 0:
         raise PlanError(f"prediction_epsilon={prediction_epsilon:g} must be above 0; leave it out for exact sums")
-    return _Budget(chosen, unit or "cell", accounting or "strict", prediction_epsilon)
+    if same_rows and prediction_epsilon is None:
+        raise PlanError("--same-rows goes with --prediction-epsilon: without it nothing is predicted at a cost")
+    return _Budget(chosen, unit or "cell", accounting or "strict", prediction_epsilon, same_rows)
 
 
 def _absolute(path: Path | None) -> str | None:
@@ -307,7 +320,8 @@ def _new(
             raise PlanError(f"the plan was made for {name}={planned[name]}, the data has {getattr(data, name)}")
     if not own_delta:
         source = replace(source, delta=min(DEFAULT_DELTA, 0.1 / data.num_samples))
-    plan = Plan.for_data(data, **chosen) if budget is None else _planned(data, budget, source.delta, chosen)
+    planned_budget = None if budget is None else _planned(data, budget, source.delta, chosen)
+    plan = Plan.for_data(data, **chosen) if planned_budget is None else planned_budget.plan
     Federation(plan, parties=parties).check(data)  # all that can be wrong with the input, while there is no folder yet
     if source.ledger is not None:
         make_ledger_folder(Path(source.ledger))
@@ -317,16 +331,18 @@ def _new(
     if isinstance(source.rows, TableSource):
         source = replace(source, rows=replace(source.rows, files=source.rows.file_facts()))
     folder.write_start(plan, source)
-    return _Prepared(folder, plan, data, source)
+    return _Prepared(folder, plan, data, source, () if planned_budget is None else planned_budget.words)
 
 
-def _planned(data: VerticalDataset, budget: _Budget, delta: float, chosen: dict[str, Any]) -> Plan:
-    return Plan.for_budget(
+def _planned(data: VerticalDataset, budget: _Budget, delta: float, chosen: dict[str, Any]) -> PlannedBudget:
+    return plan_for_budget(
+        Plan,
         epsilon=budget.epsilon,
         delta=delta,
         unit=budget.unit,
         accounting=budget.accounting,
         prediction_epsilon=budget.prediction_epsilon,
+        same_rows=budget.same_rows,
         data=data,
         **chosen,
     )

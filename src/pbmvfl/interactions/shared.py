@@ -33,28 +33,28 @@ class OwnColumns:
             if each.column >= width:
                 raise WrongPlan(f"party={party}: the plan releases column={each.column}; it has 0 to {width - 1}")
         rows_ND = rows.reshape(len(rows), width)
-        self._columns_ND = rows_ND[:, [each.column for each in released]]
+        self.columns_ND = rows_ND[:, [each.column for each in released]]
 
     def symbols(self, *, seed: int) -> Integers:
         """What there is to say of each row, before it is randomised."""
         released = self.interactions.columns[self.party]
         if not released:
-            return np.zeros(len(self._columns_ND), dtype=np.int64)
-        places = self.interactions.places(self.party, num_rows=len(self._columns_ND), seed=seed)
+            return np.zeros(len(self.columns_ND), dtype=np.int64)
+        places = self.interactions.places(self.party, num_rows=len(self.columns_ND), seed=seed)
         levels = Levels(cuts=tuple(each.cuts.cuts[0] for each in released))
-        return shown_symbols(self._columns_ND, levels, places, self.interactions.base)
+        return shown_symbols(self.columns_ND, levels, places, self.interactions.base)
 
     @property
     def values_N(self) -> npt.NDArray[Any]:
         """Of the one column that is released; zeros if none is."""
-        return self._columns_ND[:, 0] if self._columns_ND.shape[1] else np.zeros(len(self._columns_ND))
+        return self.columns_ND[:, 0] if self.columns_ND.shape[1] else np.zeros(len(self.columns_ND))
 
     @property
     def levels_N(self) -> Integers:
         """Likewise the levels that symbols are made of."""
-        if not self._columns_ND.shape[1]:
-            return np.zeros(len(self._columns_ND), dtype=np.int64)
-        return self.interactions.columns[self.party][0].cuts.of(self._columns_ND[:, :1])[:, 0]
+        if not self.columns_ND.shape[1]:
+            return np.zeros(len(self.columns_ND), dtype=np.int64)
+        return self.interactions.columns[self.party][0].cuts.of(self.columns_ND[:, :1])[:, 0]
 
 
 @dataclass(frozen=True, eq=False)

@@ -115,6 +115,10 @@ class TrainingRun:
             return self
         return replace(self, activities=tuple(part for part in self.activities if part.split == split))
 
+    def of_one_row(self) -> TrainingRun:
+        """What is charged to a row that is in every split: all that is done with any."""
+        return replace(self, activities=tuple(replace(part, split=self.splits[0]) for part in self.activities))
+
     @property
     def releases(self) -> tuple[ReleaseEvent, ...]:
         """Every law by which something is released, once."""
