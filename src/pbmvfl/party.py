@@ -436,7 +436,7 @@ class Party:
 
     def _answer_keys(self, current: Round, mechanism: Mechanism) -> list[bytes]:
         """Under which the answers to a round are stored; none if they are not."""
-        if self._answers is None or not mechanism.stands_alone or mechanism.secure_aggregation or current.kind.trains:
+        if self._answers is None or not self.plan.stores_answers(current.kind):
             return []
         digest = hashlib.sha256(weights_digest(self.encoder).encode())
         for name, value in sorted(self._preparation.state().items()):
