@@ -170,12 +170,12 @@ def test_what_cannot_be_planned_is_refused_with_a_way_out(bad, message):
         planned(**bad)
 
 
-def test_unit_and_accounting_have_no_default():
-    with pytest.raises(TypeError, match="unit"):
-        Plan.for_budget(epsilon=8, delta=1e-5, accounting="paper", **PHISHING)
-    with pytest.raises(TypeError, match="accounting"):
-        Plan.for_budget(epsilon=8, delta=1e-5, unit="cell", **PHISHING)
-    assert Plan.for_budget(epsilon=8, delta=1e-5, unit="cell", accounting="paper", **PHISHING) == planned().plan
+def test_a_budget_is_a_cell_s_and_strict_unless_somebody_says_otherwise():
+    usual = Plan.for_budget(epsilon=8, delta=1e-5, **PHISHING)
+    assert usual == Plan.for_budget(epsilon=8, delta=1e-5, unit="cell", accounting="strict", **PHISHING)
+    assert usual.training == "local"
+    assert 7.99 < usual.privacy(delta=1e-5).epsilon("cell", "strict") <= 8
+    assert Plan.for_budget(epsilon=8, delta=1e-5, accounting="paper", **PHISHING) == planned().plan
 
 
 def test_few_releases_take_few_trials_with_a_large_beta():

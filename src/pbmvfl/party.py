@@ -489,7 +489,7 @@ class Party:
 
     def _answer_keys(self, current: Round, mechanism: Mechanism) -> list[bytes]:
         """Under which the answers to a round are stored; none if they are not."""
-        if self._answers is None or not mechanism.stands_alone or mechanism.secure_aggregation or current.kind.trains:
+        if self._answers is None or not self.plan.stores_answers(current.kind):
             return []
         split = current.kind.split
         if current.kind == SYMBOLS and self.plan.interactions is not None:  # no network makes these

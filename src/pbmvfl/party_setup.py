@@ -72,7 +72,7 @@ class PartySetup:
             identities=self.identities,
             keeper=keeper,
             own_columns=self._own_columns(),
-            answers=None if self.answers is None else StoredAnswers(self.answers),
+            answers=self._stored_answers(),
             open_guard=self._open_ledger if self.ledger is not None else None,
         )
 
@@ -85,6 +85,11 @@ class PartySetup:
             split: OwnColumns(self.plan.interactions, party=self.index, rows=rows)
             for split, rows in ((Split.TRAIN, self.train_features), (Split.TEST, test))
         }
+
+    def _stored_answers(self) -> StoredAnswers | None:
+        """None where no round has answers to keep."""
+        kept = any(self.plan.stores_answers(kind) for kind in self.plan.schedule.kinds)
+        return StoredAnswers(self.answers) if kept and self.answers is not None else None
 
     def make_party(self, plan: Plan, **arguments: Any) -> Party:
         """The state machine itself; a subclass may make one of its own."""

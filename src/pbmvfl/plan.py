@@ -329,6 +329,12 @@ class Plan:
             return self.interactions.mechanism(self.num_parties)
         return self.release if kind.updates or self.prediction is None else self.prediction
 
+    def stores_answers(self, kind: RoundKind) -> bool:
+        """Whether what a party sends in rounds of this kind can be sent again for nothing: it needs no other's noise,
+        and no weight moves."""
+        mechanism = self.mechanism_for(kind)
+        return kind.releases and not kind.trains and mechanism.stands_alone and not mechanism.secure_aggregation
+
     def answer_bytes(self, kind: RoundKind, rows: int) -> int:
         """How long every party's answer to a round is, without its header."""
         if kind.releases:
