@@ -84,7 +84,7 @@ def joint_offer(*, epsilon: float, size: ScreenSize, symbols_a_unit: int = 1) ->
     )
     if pays:
         words += (
-            f"; it raises a false alarm at most once in {1 / ALARM:.0f} runs, and costs {each:.3g} of {epsilon:.3g}"
+            f"; it raises a false alarm at most once in {1 / ALARM:.0f} runs, and costs {split.screen_epsilon:.3g} of {epsilon:.3g}"
         )
     else:
         words += (

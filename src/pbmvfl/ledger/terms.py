@@ -14,11 +14,17 @@ from typing import TYPE_CHECKING, Any
 import pbmvfl.mechanisms  # noqa: F401  (each mechanism brings the event that a ledger keeps)
 from pbmvfl.errors import LedgerError, PbmvflError
 from pbmvfl.privacy.events import Event, ReleaseEvent, UpdateEvent, event_from_dict
-from pbmvfl.schedule import KINDS, RoundKind, Schedule
+from pbmvfl.schedule import KINDS, SYMBOLS, RoundKind, Schedule
 from pbmvfl.settings import check_whole
 
 if TYPE_CHECKING:
     from pbmvfl.plan import Plan
+
+
+def _words(plan: Plan) -> str:
+    if plan.interactions is not None:
+        return f"symbols of rows, {plan.mechanism_for(SYMBOLS).describe()} M={plan.num_parties}"
+    return f"{plan.release.describe()} P={plan.embedding_dim} M={plan.num_parties}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +63,7 @@ class Terms:
             events={kind: plan.events(kind) for kind in plan.schedule.kinds},
             num_parties=plan.num_parties,
             couples_rows=plan.couples_rows,
-            words=f"{plan.release.describe()} P={plan.embedding_dim} M={plan.num_parties}",
+            words=_words(plan),
             public_start=public_start,
         )
 
