@@ -18,8 +18,9 @@ _MEAN_SHARE, _GRAM_SHARE, _TABLE_SHARE = 0.04, 0.12, 0.05
 _STEPS = 40
 #: Up to so many numbers a row, a weight for every two values is worth its noise.
 _WIDEST_VALUES = 256
-#: Up to so many whitened columns, rows are not clipped below their usual norm.
-_NARROW = 16
+#: Up to so many whitened columns, and from so many rows times shift on for each class and root of them, rows are not
+#: clipped below their usual norm.
+_NARROW, _STRONG = 16, 300.0
 _SEARCH_STEPS = 40
 #: Rows times shift, for each root of the numbers in a row: preparation pays from here on.
 _LEAST_PREPARED = 25.0
@@ -61,16 +62,17 @@ class LocalRules:
             "momentum": 0.9,
             "nesterov": True,
             "averaging": 0.5,
-            "clip_norm": self._clip_norm,
+            "clip_norm": 1.0,
         }
 
-    @property
-    def _clip_norm(self) -> float:
+    def _clip_norm(self, signal: float) -> float:
         """D whitened numbers and a constant have a norm of about sqrt(D + 1). Clipping below it bends what is learned
-        where classes are not equally frequent (6 points of accuracy on a made table); wide rows feel the noise more."""
+        where classes are not equally frequent (6 points of accuracy on a made table). Above 1 it brings noise, which
+        only few columns of many rows do not feel."""
         if self.columns is None or self.columns > _NARROW or self._has_few_values:
             return 1.0
-        return float(f"{math.sqrt(self.columns + 1):.3g}")
+        strong = signal >= _STRONG * self.num_classes * math.sqrt(self.columns)
+        return float(f"{math.sqrt(self.columns + 1):.3g}") if strong else 1.0
 
     @property
     def _has_few_values(self) -> bool:
@@ -88,7 +90,7 @@ class LocalRules:
         rate: float = 0.02 * self.num_classes**1.5 * signal**0.3
         if self.columns is None:
             return rate
-        return min(rate, signal / (60 * math.sqrt(self._width + 1) * self._clip_norm))  # noise grows with the clip
+        return min(rate, signal / (60 * math.sqrt(self._width + 1)))
 
     @property
     def _width(self) -> int:
@@ -112,6 +114,7 @@ class LocalRules:
         found = {"noise_multiplier": 2 * math.sqrt(num_epochs / (1 - mean - gram - tables)) / shift}
         if prepared:
             found |= {"mean_noise": 2 / math.sqrt(mean) / shift, "gram_noise": math.sqrt(2 / gram) / shift}
+            found["clip_norm"] = self._clip_norm(shift * self.num_samples)
         if tables:
             found |= {"table_noise": math.sqrt(2 / tables) / shift}
         found["learning_rate"] = self._learning_rate(shift * self.num_samples)
