@@ -444,13 +444,17 @@ class Party:
         return self._reply(MessageKind.EMBEDDING, payload, current)
 
     def _count_votes(self, current: Round) -> bytes:
-        """How often each class has each vote, with noise, over all training rows."""
+        """How often each class has each vote, with noise, over all training rows. A table always leaves: whether one
+        did is no secret that noise would cover."""
         assert self._labels is not None
-        plan = self.plan
-        symbols_N = plan.vote.symbol(self._embed(self._features[current.kind.split], current))
+        plan, labels_N = self.plan, self._labels.numpy()
         num_symbols = plan.vote.counted(plan.num_classes)
         assert num_symbols is not None
-        labels_N = self._labels.numpy()
+        try:
+            symbols_N = plan.vote.symbol(self._embed(self._features[current.kind.split], current))
+        except Exception as error:
+            self._note_fault(error)
+            symbols_N = np.zeros(len(labels_N), dtype=np.int64)
         noise = plan.table_noise
         return encode_table(noisy_counts(symbols_N, labels_N, plan.num_classes, num_symbols, noise, self._entropy))
 

@@ -4,7 +4,8 @@ The noise is a discrete Gaussian of standard deviation s = 2^28 steps, which sta
 So a step is noise_multiplier * clip_norm / s, and clip_norm is C = s / noise_multiplier steps. Rows are added up on a
 finer grid, exactly, and the sum is rounded to steps once. With d weights that moves the difference of two sums by at
 most sqrt(d), so a row may have a norm of R = C - sqrt(d)/2 steps: two sums that differ in one row are at most
-2R + sqrt(d) = 2C steps apart. docs/theory.md, 2.16, has the proof.
+2R + sqrt(d) = 2C steps apart; where rows are at most D R apart, R = C - sqrt(d)/D and D C. docs/theory.md, 2.16, has
+the proof.
 
 Shape suffixes: B rows of the batch, L layers, I columns into a layer, O columns out of it.
 """
@@ -45,6 +46,9 @@ class Grid:
     clip_norm: float
     num_weights: int
     largest_batch: int
+    #: How far apart two rows may be, in units of the longest: 2 where they may be opposite, sqrt(2) where no two
+    #: have a product below zero.
+    diameter: float = 2.0
 
     def __post_init__(self) -> None:
         if not self.largest_batch * self.clip_steps < 2.0**62:
@@ -52,7 +56,7 @@ class Grid:
                 f"noise_multiplier={self.noise_multiplier:g} is too small for exact noise on a batch of "
                 f"{self.largest_batch}: sums would leave 64-bit integers; use 1e-4 or more, or 0 for no noise"
             )
-        share = math.sqrt(self.num_weights) / 2 / self.clip_steps
+        share = self.rounding / self.clip_steps
         if share > _LARGEST_ROUNDING_SHARE:
             raise PlanError(
                 f"noise_multiplier={self.noise_multiplier:g} with {self.num_weights:,} weights: the grid of the noise "
@@ -64,6 +68,11 @@ class Grid:
     def clip_steps(self) -> float:
         """C: the clip norm in steps."""
         return SIGMA / self.noise_multiplier
+
+    @property
+    def rounding(self) -> float:
+        """What rounding the sum takes of the clip norm, in steps: it moves the difference of two sums by sqrt(d)."""
+        return math.sqrt(self.num_weights) / self.diameter
 
     @property
     def step(self) -> float:
@@ -84,7 +93,7 @@ class Grid:
     @cached_property
     def row_norm(self) -> float:
         """R in fine units: what a row's integers may have as their norm."""
-        return (self.clip_steps - math.sqrt(self.num_weights) / 2) * 2.0**self.fine_bits
+        return (self.clip_steps - self.rounding) * 2.0**self.fine_bits
 
     @property
     def largest_square(self) -> float:

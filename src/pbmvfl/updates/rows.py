@@ -155,6 +155,19 @@ def outer_sums(
     return [(torch.from_numpy(left).T @ torch.from_numpy(right)).numpy() for left, right in factors]
 
 
+def gram_sum(rows_BD: npt.NDArray[np.float32], grid: Grid) -> npt.NDArray[np.float64]:
+    """The sum over rows of (row) x (row), clipped by row: the two factors are the same integers, so that no two rows'
+    products have an inner product below zero."""
+    squares_1B, scale_1B, other_1B = (np.empty((1, len(rows_BD))) for _ in range(3))
+    row_squares(rows_BD, 0.0, squares_1B[0])
+    factor_scales(squares_1B, squares_1B, grid.units, grid.target, scale_1B, other_1B)
+    whole_BD, norms_B = np.empty(rows_BD.shape), np.empty(len(rows_BD), dtype=np.int64)
+    truncated(rows_BD, scale_1B[0], False, whole_BD, norms_B)
+    whole_BD[~(norms_B.astype(np.float64) ** 2 <= grid.largest_square)] = 0  # scaling leaves no such row
+    whole = torch.from_numpy(whole_BD)
+    return np.asarray((whole.T @ whole).numpy())
+
+
 def _reused(memory: Memory, key: tuple[int, int, int]) -> npt.NDArray[np.float64]:
     if key not in memory:
         memory[key] = np.empty(key[1:])
