@@ -112,7 +112,7 @@ OTHER = {
     "mean_clip": 2.0,
     "gram_noise": 4.0,
     "gram_clip": 3.0,
-    "ridge": 0.5,
+    "ridge": 0.25,
 }
 VOTING = {"embedding_dim": 4, "num_classes": 4, "head": "fixed", "prediction_mechanism": "none"}
 #: field -> what it needs beside it
