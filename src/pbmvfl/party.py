@@ -519,6 +519,8 @@ class Party:
     def _receive_stop(self, message: Message) -> bytes:
         """The run ends in the middle of an epoch. All parties have taken the same steps, so it can go on from here."""
         self._check_session(message)
+        if self._learned_alone(message.round_number):
+            return b""  # another party refused it, and its step is taken here: an older checkpoint must do
         if not self._weights_of <= message.round_number <= self.completed_rounds:
             raise OutOfOrder(
                 f"round={message.round_number}: this party has the weights of {self._weights_of} to "
@@ -529,6 +531,10 @@ class Party:
             kept = min(message.round_number, self._schedule.trained_at)
             self._keeper.save(self._run_id, kept, self._kept_state())
         return b""
+
+    def _learned_alone(self, number: int) -> bool:
+        """Whether this is the last round, and this party has learned in it without waiting for others."""
+        return number == self._next_round - 1 == self._weights_of - 1 and not self._schedule.kind(number).releases
 
     def _kept_state(self) -> dict[str, Tensor]:
         """With what is known about the weights that the run began with: a resume is charged by it."""
