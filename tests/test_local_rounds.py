@@ -139,15 +139,13 @@ def test_counts_without_their_noise_are_the_votes_of_every_class(monkeypatch):
         local_plan(DATA),
         (local_plan(DATA, noise_multiplier=5.0, batch_size=37, **WHITENED)),
         voting_plan(DATA),
-        (
-            voting_plan(
-                DATA,
-                vote="shares",
-                table_noise=0.0,
-                prediction_mechanism="laplace",
-                prediction_scale=8.0,
-                prediction_secure_aggregation=True,
-            ),
+        voting_plan(
+            DATA,
+            vote="shares",
+            table_noise=0.0,
+            prediction_mechanism="laplace",
+            prediction_scale=8.0,
+            prediction_secure_aggregation=True,
         ),
     ],
     ids=["plain", "whitened", "krr", "laplace"],
@@ -407,7 +405,9 @@ def test_the_ledger_counts_local_plans_as_the_account_does(noise, unit, accounti
 # --- killed, and continued ---
 
 
-@pytest.mark.parametrize(("then", "kills"), [("in-process", (1, 3)), ("processes", (4,))])
+@pytest.mark.parametrize(
+    ("then", "kills"), [("in-process", (1, 3)), pytest.param("processes", (4,), marks=pytest.mark.slow)]
+)
 def test_a_resumed_run_learns_the_same_bits(then, kills, tmp_path):
     """Killed before the average begins, or in the midst of it, and continued in processes too."""
     data = small_data(num_parties=2, num_samples=37)
@@ -431,6 +431,7 @@ def test_a_resumed_run_learns_the_same_bits(then, kills, tmp_path):
             assert torch.equal(value, parts[role][name]), (role, name)
 
 
+@pytest.mark.slow
 def test_processes_send_as_many_bytes():
     data = small_data(num_parties=2, num_samples=20, num_test_samples=5)
     plan = voting_plan(data, batch_size=20)
