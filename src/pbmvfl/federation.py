@@ -192,6 +192,7 @@ class Federation:
                 test_features=data.test_features[index] if data.num_test_samples else None,
                 checkpoints=None if checkpoints is None else checkpoints / f"party-{index}",
                 checkpoint_every=checkpoint_every,
+                answers=None if checkpoints is None else checkpoints / f"party-{index}" / "answers",
                 ledger=None if ledger is None else ledger_of(ledger, index),
                 dataset=data.name,
                 # Only a ledger asks for them, and a party in a process of its own gets a copy.

@@ -11,6 +11,7 @@ Shape suffixes: B rows of the batch, P embedding_dim.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import threading
@@ -22,6 +23,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from pbmvfl.answers import StoredAnswers
 from pbmvfl.encoders import check_encoder, is_public_start, weights_digest
 from pbmvfl.errors import (
     EncoderError,
@@ -33,7 +35,7 @@ from pbmvfl.errors import (
     WrongSession,
 )
 from pbmvfl.losses import log_shares, mean_loss_slope
-from pbmvfl.mechanisms import Scratch
+from pbmvfl.mechanisms import Mechanism, Scratch
 from pbmvfl.party_checks import Features, check_identities, check_rows, check_rows_once
 from pbmvfl.plan import Plan
 from pbmvfl.plan_groups import Loss
@@ -104,9 +106,11 @@ class Party:
         test_features: Features | None = None,
         keeper: Keeper | None = None,
         open_guard: Callable[[Session, int, bool], ReleaseGuard] | None = None,
+        answers: StoredAnswers | None = None,
     ) -> None:
         """`open_guard` is called with the session, its first round and whether its run began with public weights,
-        before anything is released in it."""
+        before anything is released in it. `answers` are kept of releases that stand alone: a row that is asked again
+        gets the same one."""
         if not 0 <= index < plan.num_parties:
             raise WrongPlan(f"party={index}: the plan has parties 0 to {plan.num_parties - 1}")
         check_identities(identities, plan, index=index, own=identity.public)
@@ -139,6 +143,7 @@ class Party:
         self._identities = tuple(identities)
         self._keeper = keeper
         self._open_guard = open_guard
+        self._answers = answers
         self._guard: ReleaseGuard | None = None
         self._entropy: Entropy = SystemEntropy()
         self._secret: Callable[[int], bytes] = os.urandom
@@ -416,14 +421,33 @@ class Party:
         if not current.kind.trains and self._votes:
             embedding_BP = self.plan.vote(embedding_BP)
         released_BP = mechanism.randomize(embedding_BP, self._entropy, self._scratch)
-        if self._guard is not None:
+        keys = self._answer_keys(current, mechanism)
+        # Rows that all have been answered before get the same answers again, and cost nothing.
+        if self._guard is not None and not (keys and self._answers is not None and self._answers.known(keys).all()):
             self._guard.charge(current, self.plan.events(current.kind))
+        if keys and self._answers is not None:
+            released_BP = self._answers.settle(keys, released_BP)
         masks = self._masks.get(current.kind)
         mask = None if masks is None else masks.for_round(current.number, released_BP.size)
         answer = self._reply(MessageKind.EMBEDDING, mechanism.payload.encode(released_BP, mask), current)
         self._answered = current if current.kind.carries_gradient else None
         self._next_round = current.number + 1
         return answer
+
+    def _answer_keys(self, current: Round, mechanism: Mechanism) -> list[bytes]:
+        """Under which the answers to a round are stored; none if they are not."""
+        if self._answers is None or not mechanism.stands_alone or mechanism.secure_aggregation or current.kind.trains:
+            return []
+        digest = hashlib.sha256(weights_digest(self.encoder).encode())
+        for name, value in sorted(self._preparation.state().items()):
+            digest.update(name.encode() + value.numpy().tobytes())
+        return self._answers.keys(
+            {"event": mechanism.event.to_dict(), "vote": self.plan.vote.to_dict()},
+            split=current.kind.split,
+            rows=current.rows.tolist(),
+            columns=self._columns[current.kind.split].numpy()[current.rows],
+            weights_digest=digest.digest(),
+        )
 
     def _learn_alone(self, current: Round) -> bytes:
         """Have it charged, then learn from own columns and labels. The answer says that it is done, and no more."""
@@ -544,6 +568,8 @@ class Party:
     def close(self) -> None:
         """End the session: the ledger learns that nothing more will be sent."""
         with self._one_at_a_time:
+            if self._answers is not None:
+                self._answers.close()
             if self._guard is not None:
                 self._guard.close()
 

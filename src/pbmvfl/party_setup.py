@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import nn
 
+from pbmvfl.answers import StoredAnswers
 from pbmvfl.encoders import build_encoder
 from pbmvfl.features import feature_shape, mapped
 from pbmvfl.ledger.charging import Charging
@@ -41,6 +42,8 @@ class PartySetup:
     #: The folder of this party's own checkpoints, and how many epochs lie between them.
     checkpoints: Path | None = None
     checkpoint_every: int = 1
+    #: The folder of this party's answers to rows that were predicted; None: they are not kept.
+    answers: Path | None = None
     #: This party's own ledger, and its names for the data and for each row in it; None: rows by their position.
     ledger: Path | None = None
     dataset: str = ""
@@ -67,6 +70,7 @@ class PartySetup:
             identity=Identity.from_private_bytes(self.identity),
             identities=self.identities,
             keeper=keeper,
+            answers=None if self.answers is None else StoredAnswers(self.answers),
             open_guard=self._open_ledger if self.ledger is not None else None,
         )
 

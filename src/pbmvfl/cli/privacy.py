@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -11,20 +12,29 @@ from pbmvfl.cli.plan_options import plan_options
 from pbmvfl.errors import PlanError
 from pbmvfl.mechanisms import MECHANISMS
 from pbmvfl.plan import Plan
+from pbmvfl.plan_names import plan_settings
+from pbmvfl.privacy.conversion import check_delta
 from pbmvfl.privacy.table import privacy_notes
 from pbmvfl.privacy.units import SERVER, Adversary
+
+_NEEDED = ("num_parties", "num_samples", "embedding_dim", "num_epochs")
 
 
 @plan_options(
     *("num_parties", "num_samples", "mechanism", "embedding_dim", "secure_aggregation"),
     *("num_epochs", "batch_size", "noise_multiplier"),
-    required=("num_parties", "num_samples", "embedding_dim", "num_epochs"),
     defaults=("mechanism", "batch_size", "noise_multiplier"),
 )
 def privacy(
     *,
+    run: Annotated[
+        Path | None,
+        typer.Argument(help="A run folder, or a plan of `pbmvfl plan --out`; or give numbers.", show_default=False),
+    ] = None,
     choices: dict[str, Any],
-    delta: Annotated[float, typer.Option(help="Of every epsilon; stay below 1/N.")] = 1e-5,
+    delta: Annotated[
+        float | None, typer.Option(help="Of every epsilon; stay below 1/N. Default: 1e-5, or the run's own.")
+    ] = None,
     colluding_parties: Annotated[
         int | None,
         typer.Option(
@@ -37,9 +47,25 @@ def privacy(
 
     [bold]paper[/] counts a unit's own releases only, as the paper does, and is not a proof.
     [bold]strict[/] counts every release that can depend on the unit; a theorem under the conditions in --json.
+
+    [bold]Try[/]  pbmvfl privacy runs/phishing-001
     """
+    if delta is not None:
+        check_delta(delta)
+    if run is not None:
+        from pbmvfl.cli.run_privacy import show_run
+
+        show_run(run, delta=delta, as_json=json_)
+        return
+    delta = 1e-5 if delta is None else delta
+    missing = [name for name in _NEEDED if name not in choices]
+    if missing:
+        options = ", ".join("--" + name.replace("_", "-") for name in missing)
+        raise PlanError(f"give a run folder or a plan's file, or say {options}")
     # An epsilon of numbers that nobody gave would be taken for that of somebody's own.
-    unsaid = [name for name in MECHANISMS[choices["mechanism"]].own_settings() if name not in choices]
+    known = plan_settings()
+    own = MECHANISMS[choices["mechanism"]].own_settings()
+    unsaid = [name for name in own if name not in choices and known[name].kind is not bool]
     if unsaid:
         options = ", ".join("--" + name.replace("_", "-") for name in unsaid)
         raise PlanError(f"mechanism={choices['mechanism']} has numbers that were not given; say {options}")

@@ -74,6 +74,8 @@ class Mechanism(ABC):
     words: ClassVar[str]
     #: Whether secure aggregation is on unless somebody says otherwise.
     sums_are_hidden: ClassVar[bool]
+    #: Whether a party's release of a row needs nobody else's noise, so that sending it again tells nothing new.
+    stands_alone: ClassVar[bool] = False
 
     num_parties: int
     embedding_dim: int = setting(16, help="P: length of an embedding. More: less privacy, more bytes.", panel=_PANEL)

@@ -103,6 +103,7 @@ class RandomisedSymbols(Mechanism):
     name: ClassVar[str] = "krr"
     words: ClassVar[str] = "randomised response, each symbol is readable"
     sums_are_hidden: ClassVar[bool] = False
+    stands_alone: ClassVar[bool] = True
 
     symbols: int = setting(8, help="k: bins of a coordinate. More: finer, and more noise.", panel=_PANEL)
     response_epsilon: float = setting(

@@ -1,0 +1,1 @@
+"""What accuracy strict privacy leaves: studies with simulated noise, beside the product's own runs."""

@@ -1,0 +1,112 @@
+"""`pbmvfl privacy RUN`: what a run has spent, or a plan will, and what the parties' ledgers say about it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pbmvfl.errors import PlanError, RunFolderError
+from pbmvfl.json_files import read_object
+from pbmvfl.plan import Plan
+from pbmvfl.planner import FEW_ORDERS
+from pbmvfl.privacy.accounting import TrainingRun, rdp_curve
+from pbmvfl.privacy.conversion import epsilon_from_rdp
+from pbmvfl.privacy.table import format_epsilon, privacy_notes, privacy_table
+from pbmvfl.privacy.units import Accounting, Unit
+
+if TYPE_CHECKING:
+    from pbmvfl.runs.results import Result
+
+
+def show_run(path: Path, *, delta: float | None, as_json: bool) -> None:
+    """The tables of a run folder, or of a plan that `pbmvfl plan --out` wrote."""
+    plan, result, ledgers, own_delta, dataset = _read(path)
+    delta = own_delta if delta is None else delta
+    run = plan.training_run() if result is None else result.training_run
+    known = result is not None and result.noise_is_seeded
+    books = [] if ledgers is None or dataset is None else _books(ledgers, plan, dataset, delta)
+    counted = {str(unit): _as_ledgers_count(run, unit, delta) for unit in (Unit.CELL, Unit.RECORD)}
+    splits = run.splits if run.charges_by_split else ()
+    if as_json:
+        shown: dict[str, Any] = {
+            "bounds": privacy_table(run, delta=delta, noise_is_known=known).to_dicts(),
+            "bounds_by_split": {
+                split: privacy_table(run.of_split(split), delta=delta, noise_is_known=known).to_dicts()
+                for split in splits
+            },
+            "strict_as_ledgers_count": counted,
+            "ledgers": books,
+            "plan": plan.to_dict(),
+        }
+        print(json.dumps(shown, indent=2))
+        return
+    from rich.console import Console
+
+    from pbmvfl.cli.tables import print_notes, print_privacy_of_rows
+
+    console = Console(highlight=False)
+    title = "epsilon that was spent" if result is not None else "epsilon that this will cost"
+    print_privacy_of_rows(console, run, delta=delta, title=title, noise_is_known=known)
+    said = ", ".join(f"{format_epsilon(value)} for a {unit}" for unit, value in counted.items())
+    console.print(f"as ledgers count (Renyi divergences, which hold also for what is not planned yet): {said}")
+    for book in books:
+        console.print(
+            f"{book['ledger']}: {format_epsilon(book['cell'])} for a cell, {format_epsilon(book['record'])} for a "
+            f"record, all runs of {dataset!r} in it together",
+            markup=False,
+            soft_wrap=True,
+        )
+    print_notes(console, privacy_notes(run, num_samples=plan.num_samples, delta=delta))
+
+
+def _read(path: Path) -> tuple[Plan, Result | None, Path | None, float, str | None]:
+    """(plan, result if there is one, folder of ledgers, delta, the data's name) of a run folder or of a plan's file."""
+    from pbmvfl.runs.folder import RunFolder
+    from pbmvfl.runs.results import DEFAULT_DELTA
+
+    if path.is_dir():
+        folder = RunFolder.existing(path)
+        source = folder.read_source()
+        ledgers = None if source.ledger is None else Path(source.ledger)
+        return folder.read_plan(), folder.read_result(), ledgers, source.delta, _name_of(source.rows)
+    if not path.is_file():
+        raise RunFolderError(f"run={str(path)!r} is neither a run folder nor a plan's file; give one that exists")
+    values = read_object(path, {}, PlanError)
+    plan = Plan.from_dict(values["plan"] if isinstance(values.get("plan"), dict) else values)
+    return plan, None, None, DEFAULT_DELTA, None
+
+
+def _name_of(rows: Any) -> str:
+    """The name under which ledgers know the data."""
+    if hasattr(rows, "dataset"):
+        return str(rows.dataset)
+    return str(rows.dataset_name or Path(rows.data).stem)
+
+
+def _as_ledgers_count(run: TrainingRun, unit: Unit, delta: float) -> float:
+    return epsilon_from_rdp(rdp_curve(run, unit, Accounting.STRICT, orders=FEW_ORDERS), delta, FEW_ORDERS)[0]
+
+
+def _books(folder: Path, plan: Plan, dataset: str, delta: float) -> list[dict[str, Any]]:
+    from pbmvfl.federation import ledger_of
+    from pbmvfl.ledger.ledger import Ledger
+    from pbmvfl.ledger.spending import fixed_plan_epsilon
+
+    found = []
+    for index in range(plan.num_parties):
+        path = ledger_of(folder, index)
+        if not path.is_file():
+            continue
+        with contextlib.closing(Ledger(path, read_only=True)) as book:
+            if dataset not in book.datasets():
+                continue
+            spent = {
+                str(unit): fixed_plan_epsilon(
+                    book, dataset, unit=unit, accounting=Accounting.STRICT, colluding_parties=0, delta=delta
+                )
+                for unit in (Unit.CELL, Unit.RECORD)
+            }
+        found.append({"ledger": str(path), **spent})
+    return found
