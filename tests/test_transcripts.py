@@ -62,15 +62,12 @@ def probability(value: int) -> float:
     return float(norm.sf(near / SIGMA) - norm.sf(far / SIGMA))
 
 
-class Mirror(nn.Module):
-    def forward(self, scores: torch.Tensor) -> torch.Tensor:
-        return torch.cat([scores, -scores], dim=1)
-
-
 def one_weight() -> Bounded:
-    linear = nn.Linear(1, 1, bias=False)
-    nn.init.zeros_(linear.weight)
-    return Bounded(nn.Sequential(linear, Mirror()), activation="none")
+    """Scores (w x, -w x): the second layer stays as it is."""
+    learns, stays = nn.Linear(1, 1, bias=False), nn.Linear(1, 2, bias=False)
+    nn.init.zeros_(learns.weight)
+    stays.weight = nn.Parameter(torch.tensor([[1.0], [-1.0]]), requires_grad=False)
+    return Bounded(nn.Sequential(learns, stays), activation="none")
 
 
 def tiny_plan(**choices: Any) -> Plan:
@@ -293,7 +290,7 @@ def test_everything_published_about_a_training_cell_lies_below_the_account():
 
 
 @pytest.mark.usefixtures("noise")
-@pytest.mark.parametrize("cells", [(10.0, 0.0), (1e9, -1e9), (0.004, -0.004)])
+@pytest.mark.parametrize("cells", [(1e9, 0.0), (0.004, -0.004)])
 def test_whatever_the_two_cells_are(cells):
     plan = tiny_plan()
     worlds = worlds_of(plan, *cells)
