@@ -164,6 +164,39 @@ def test_traffic_is_predicted_to_the_byte(plan):
     assert result.metrics["test_accuracy"] > 0.3
 
 
+ODD_PHASES = {
+    "counts before, between and after": [
+        (rounds.MEAN, 1),
+        (rounds.GRAM, 1),
+        (rounds.COUNTS, 1),
+        (rounds.LOCAL, 2),
+        (rounds.COUNTS, 2),
+        (rounds.PREDICTION, 2),
+        (rounds.LOCAL, 1),
+        (rounds.PREDICTION, 1),
+    ],
+    "local and joint in turn": [(rounds.LOCAL, 2), (rounds.JOINT, 2), (rounds.LOCAL, 1), (rounds.JOINT, 1)],
+}
+
+
+@pytest.mark.parametrize("name", ODD_PHASES)
+def test_rounds_in_any_order_run_and_are_counted(name):
+    joint = any(kind is rounds.JOINT for kind, _ in ODD_PHASES[name])
+    mixed = {"training": "joint", "mechanism": "pbm", "num_trials": 4, "activation": "tanh", "noise_multiplier": 4.0}
+    flat = (local_plan(DATA, **mixed) if joint else voting_plan(DATA)).flat()
+    for each in ("num_epochs", "training"):
+        flat.pop(each)
+    phases = tuple(Phase(kind=kind, passes=passes, order=Order.AS_GIVEN) for kind, passes in ODD_PHASES[name])
+    plan = Plan.of(**flat, phases=phases)
+    assert Plan.of(**plan.flat()) == plan == Plan.from_json(plan.to_json())
+    result = Federation(plan).fit(DATA)
+    assert result.traffic == plan.traffic()
+    for use in result.row_uses:
+        passes = sum(each for kind, each in ODD_PHASES[name] if kind == use.kind)
+        assert use.updates == (passes if use.kind.updates else 0)
+        assert use.releases == (passes if use.kind.releases else 0)
+
+
 @pytest.mark.parametrize(
     "plan",
     [
