@@ -57,16 +57,16 @@ BAD = {
     "vote": (["majority", None, 1], "raw, margin, shares"),
     "vote_gain": ([0, -1.0, 1e7, *NUMBER], r"\[1e-06, 1e\+06\]|finite number"),
     "vote_grades": ([0, 2, 257, *WHOLE], "at least 1|at most 1"),
-    "table_noise": ([-1.0, *NUMBER], "0 .no tables. or above|finite number"),
+    "table_noise": ([-1.0, *NUMBER], "0 .no tables. or in|finite number"),
     "features": (["all", None, 1], "columns, pairs"),
     "column_values": ([1, 17, *WHOLE], "at least 2|at most 16"),
     "start": (["ones", None, 1], "random, zero"),
     "preparation": (["scale", None, 1], "none, whiten"),
     "mean_noise": ([-1.0, *NUMBER], "above 0|finite number"),
-    "mean_clip": ([0, -1.0, *NUMBER], "above 0|finite number"),
+    "mean_clip": ([0, -1.0, *NUMBER], "must be in|finite number"),
     "gram_noise": ([-1.0, *NUMBER], "above 0|finite number"),
-    "gram_clip": ([0, -1.0, *NUMBER], "above 0|finite number"),
-    "ridge": ([0, -1.0, *NUMBER], "above 0|finite number"),
+    "gram_clip": ([0, -1.0, *NUMBER], "must be in|finite number"),
+    "ridge": ([0, -1.0, *NUMBER], "must be in|finite number"),
 }
 
 #: field -> another permitted value

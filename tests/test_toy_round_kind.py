@@ -82,6 +82,7 @@ def test_it_is_known_only_while_it_is_registered(plan: Plan) -> None:
         ({"name": "another", "code": 256}, r"code=256 .* must be in 1\.\.255"),
         ({"name": "another", "code": 201, "answered": False}, "a release is an answer"),
         ({"name": "another", "code": 201, "carries_gradient": True}, "a gradient belongs to a release"),
+        ({"name": "another", "code": 201, "told": True}, "told=True is about a statistic"),
     ],
 )
 def test_a_kind_that_contradicts_itself_or_another_is_refused(changes: dict[str, Any], words: str) -> None:

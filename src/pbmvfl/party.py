@@ -534,13 +534,17 @@ class Party:
         return self._reply(MessageKind.EMBEDDING, payload, current)
 
     def _count_votes(self, current: Round) -> bytes:
-        """How often each class has each vote, with noise, over all training rows."""
+        """How often each class has each vote, with noise, over all training rows. A table always leaves: whether one
+        did is no secret that noise would cover."""
         assert self._labels is not None
-        plan = self.plan
-        symbols_N = plan.vote.symbol(self._embed(self._features[current.kind.split], current))
+        plan, labels_N = self.plan, self._labels.numpy()
         num_symbols = plan.vote.counted(plan.num_classes)
         assert num_symbols is not None
-        labels_N = self._labels.numpy()
+        try:
+            symbols_N = plan.vote.symbol(self._embed(self._features[current.kind.split], current))
+        except Exception as error:
+            self._note_fault(error)
+            symbols_N = np.zeros(len(labels_N), dtype=np.int64)
         noise = plan.table_noise
         return encode_table(noisy_counts(symbols_N, labels_N, plan.num_classes, num_symbols, noise, self._entropy))
 
@@ -621,6 +625,8 @@ class Party:
     def _receive_stop(self, message: Message) -> bytes:
         """The run ends in the middle of an epoch. All parties have taken the same steps, so it can go on from here."""
         self._check_session(message)
+        if self._learned_alone(message.round_number):
+            return b""  # another party refused it, and its step is taken here: an older checkpoint must do
         if not self._weights_of <= message.round_number <= self.completed_rounds:
             raise OutOfOrder(
                 f"round={message.round_number}: this party has the weights of {self._weights_of} to "
@@ -631,6 +637,10 @@ class Party:
             kept = min(message.round_number, self._schedule.trained_at)
             self._keeper.save(self._run_id, kept, self._kept_state())
         return b""
+
+    def _learned_alone(self, number: int) -> bool:
+        """Whether this is the last round, and this party has learned in it without waiting for others."""
+        return number == self._next_round - 1 == self._weights_of - 1 and not self._schedule.kind(number).releases
 
     def _kept_state(self) -> dict[str, Tensor]:
         """With what is known about the weights that the run began with: a resume is charged by it."""

@@ -232,6 +232,11 @@ class Plan:
     def _check_learning(self) -> None:
         """Refuse rounds that the rest of the plan does not fit."""
         kinds = self.schedule.kinds
+        if COUNTS in kinds and not self.voting.has_tables:
+            raise PlanError(
+                f"vote={self.voting.vote}, table_noise={self.table_noise:g} with a round of counts: it counts votes "
+                "that are symbols or ballots, with noise; give such a vote and table_noise above 0, or no such round"
+            )
         local = [kind.name for kind in kinds if kind.needs_labels]
         if local and self.labels is not Labels.PARTIES:
             raise PlanError(
@@ -384,13 +389,15 @@ class Plan:
                 row_releases=use.releases,
                 row_updates=use.updates,
                 total_releases=use.total_releases,
+                told_rows=self.schedule.rows_of(use.kind.split) if use.kind.told else 0,
             )
             for use in (self.schedule.uses() if uses is None else uses)
         )
         return TrainingRun(
             activities=activities,
             num_parties=self.num_parties,
-            first_batch=self.schedule.num_rows(0) if public_start else 1,
+            # After the first round weights, or what columns are prepared by, may know its rows, released or not.
+            first_batch=self.schedule.num_rows(0) if public_start and self.schedule.kind(0).releases else 1,
             public_start=public_start,
             rows_together=self.schedule.num_rows(0) if self.network.couples_rows else 1,
         )
@@ -504,8 +511,9 @@ class Plan:
             del values["noise_band"]
         if self.prediction is not None:
             values |= {PREDICTION_PREFIX + name: value for name, value in self.prediction.to_dict().items()}
-            for name in ("embedding_dim", "bound"):  # one network makes both
-                del values[PREDICTION_PREFIX + name]
+            del values[PREDICTION_PREFIX + "embedding_dim"]  # one network makes both, or the vote says it
+            if self.prediction.bound == self.bound:
+                del values[PREDICTION_PREFIX + "bound"]
         return values
 
     def to_dict(self) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from pbmvfl.privacy.correlated import Band, banded_event
 from pbmvfl.privacy.events import PlainUpdate, RoundedGaussianSum, UpdateEvent
 from pbmvfl.schedule import COUNTS, GRAM, JOINT, LOCAL, MEAN, PREDICTION, SYMBOLS, Order, Phase
 from pbmvfl.settings import check_whole, finite, one_of, setting
-from pbmvfl.symbol_tables import TABLE_DIAMETER
+from pbmvfl.symbol_tables import LARGEST_DEVIATION, SMALLEST_DEVIATION, TABLE_DIAMETER
 from pbmvfl.votes import SYMBOLIC, Vote, VoteKind
 from pbmvfl.wire.codecs import GradientCodecName
 
@@ -19,6 +19,10 @@ from pbmvfl.wire.codecs import GradientCodecName
 COUPLES_ROWS = frozenset({"resnet18-batchnorm"})
 #: Far inside float32: products of a gradient with a weight and a column stay finite for all but absurd columns.
 LARGEST_GRADIENT_BOUND = 1e6
+#: How far apart two rows' own products z z^T are, if no row is longer than 1: their inner product is never below zero.
+GRAM_DIAMETER = math.sqrt(2)
+#: Their squares, and what those are divided into, stay far inside float32.
+SMALLEST_CLIP, LARGEST_CLIP = 1e-6, 1e6
 DATA, MECHANISM, TRAINING = "Data", "Privacy mechanism", "Training"
 
 
@@ -303,8 +307,11 @@ class Preparation:
         for name in ("mean_noise", "mean_clip", "gram_noise", "gram_clip", "ridge"):
             object.__setattr__(self, name, finite(name, getattr(self, name)))
         for name in ("mean_clip", "gram_clip", "ridge"):
-            if getattr(self, name) <= 0:
-                raise PlanError(f"{name}={getattr(self, name):g} must be above 0")
+            if not SMALLEST_CLIP <= getattr(self, name) <= LARGEST_CLIP:
+                raise PlanError(
+                    f"{name}={getattr(self, name):g} must be in [{SMALLEST_CLIP:g}, {LARGEST_CLIP:g}]: squares of it "
+                    "are computed in float32"
+                )
         for name in ("mean_noise", "gram_noise"):
             noise = getattr(self, name)
             if noise < 0 or (self.preparation is PreparationName.WHITEN and not noise):
@@ -315,9 +322,9 @@ class Preparation:
 
     def event(self, statistic: str) -> UpdateEvent:
         """What a statistic is charged as."""
-        if statistic == GRAM.statistic:  # rows' own products: two of norm 1 are at most sqrt 2 apart
+        if statistic == GRAM.statistic:
             clip_norm = self.gram_clip**2
-            return RoundedGaussianSum(clip_norm=clip_norm, noise_multiplier=self.gram_noise, diameter=math.sqrt(2))
+            return RoundedGaussianSum(clip_norm=clip_norm, noise_multiplier=self.gram_noise, diameter=GRAM_DIAMETER)
         return RoundedGaussianSum(clip_norm=self.mean_clip, noise_multiplier=self.mean_noise)
 
 
@@ -344,8 +351,11 @@ class Voting:
         object.__setattr__(self, "vote", one_of("vote", self.vote, VoteKind))
         for name in ("vote_gain", "table_noise"):
             object.__setattr__(self, name, finite(name, getattr(self, name)))
-        if self.table_noise < 0:
-            raise PlanError(f"table_noise={self.table_noise:g} must be 0 (no tables) or above")
+        if self.table_noise and not SMALLEST_DEVIATION <= self.table_noise <= LARGEST_DEVIATION:
+            raise PlanError(
+                f"table_noise={self.table_noise:g} must be 0 (no tables) or in [{SMALLEST_DEVIATION:g}, "
+                f"{LARGEST_DEVIATION:g}]"
+            )
         self.as_vote(1.0)
 
     def as_vote(self, bound: float) -> Vote:

@@ -19,10 +19,10 @@ from torch import Tensor
 
 from pbmvfl.errors import CheckpointError, EncoderError
 from pbmvfl.plan import Plan
-from pbmvfl.plan_groups import PreparationName
+from pbmvfl.plan_groups import GRAM_DIAMETER, PreparationName
 from pbmvfl.schedule import MEAN
 from pbmvfl.updates.grid import Grid
-from pbmvfl.updates.rows import add_clipped, outer_sums
+from pbmvfl.updates.rows import add_clipped, gram_sum
 
 if TYPE_CHECKING:
     from pbmvfl.randomness.secret import Entropy
@@ -81,6 +81,7 @@ class Whitening:
             clip_norm=self._radius**2,
             num_weights=columns**2,
             largest_batch=plan.num_samples,
+            diameter=GRAM_DIAMETER,
         )
         self._mean_D = torch.zeros(columns)
         self._matrix_DD = torch.eye(columns)
@@ -98,7 +99,7 @@ class Whitening:
 
     def _gram(self, rows_ND: Tensor, entropy: Entropy) -> npt.NDArray[np.float64]:
         grid, rows = self._gram_grid, self._centred(rows_ND).contiguous().numpy()
-        (total_DD,) = outer_sums([rows], [rows], [False], grid)
+        total_DD = gram_sum(rows, grid)
         noisy_DD = grid.released(total_DD.reshape(-1), entropy).reshape(total_DD.shape) * (grid.step / len(rows))
         return (noisy_DD + noisy_DD.T) / 2
 

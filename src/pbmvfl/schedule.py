@@ -65,6 +65,8 @@ class RoundKind:
     statistic: str = ""
     #: A pass is one round over all rows, whatever the batch size is.
     whole: bool = False
+    #: The statistic is told to the server. All others stay with their party.
+    told: bool = False
 
     def __post_init__(self) -> None:
         if not 1 <= self.code <= 255:
@@ -75,6 +77,8 @@ class RoundKind:
             raise PlanError(f"round kind {self.name!r}: a gradient belongs to a release and moves weights")
         if self.statistic and not self.updates:
             raise PlanError(f"round kind {self.name!r}: a statistic is charged as an update; it needs updates=True")
+        if self.told and not (self.statistic and self.answered):
+            raise PlanError(f"round kind {self.name!r}: told=True is about a statistic, and is an answer")
 
     @property
     def trains(self) -> bool:
@@ -119,7 +123,7 @@ LOCAL = register_kind(
 )
 
 
-def _statistic(name: str, code: int, *, needs_labels: bool = False) -> RoundKind:
+def _statistic(name: str, code: int, *, needs_labels: bool = False, told: bool = False) -> RoundKind:
     return register_kind(
         RoundKind(
             name=name,
@@ -132,6 +136,7 @@ def _statistic(name: str, code: int, *, needs_labels: bool = False) -> RoundKind
             needs_labels=needs_labels,
             statistic=name,
             whole=True,
+            told=told,
         )
     )
 
@@ -141,7 +146,7 @@ MEAN = _statistic("mean", 4)
 #: Likewise the Gram matrix of its columns, with the mean taken off.
 GRAM = _statistic("gram", 5)
 #: Every party counts its votes on the training rows by class, with noise, and tells the server, to read votes by.
-COUNTS = _statistic("counts", 6, needs_labels=True)
+COUNTS = _statistic("counts", 6, needs_labels=True, told=True)
 #: Every party releases a symbol of each training row, made of its columns by public cuts; no weight moves.
 SYMBOLS = register_kind(
     RoundKind(

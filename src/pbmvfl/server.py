@@ -284,7 +284,7 @@ class Server:
             self._take_symbols(payloads)
         elif self.round.kind == COUNTS:
             self._reader = VoteReader(self.plan, payloads, self._labels.numpy())
-        elif not self.round.kind.carries_gradient and self._reader is not None:
+        elif self.round.kind.releases and not self.round.kind.carries_gradient and self._reader is not None:
             self._say_scores(torch.from_numpy(self._reader.scores(payloads, self.round.num_rows)))
         elif self.round.kind.releases:  # otherwise every party says that it is done, and no more
             self._take_sums(payloads)

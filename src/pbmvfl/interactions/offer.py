@@ -83,7 +83,8 @@ def joint_offer(*, epsilon: float, size: ScreenSize, symbols_a_unit: int = 1) ->
         f"that explains {WORTHWHILE:.0%} of the label with probability {power:.2f}"
     )
     if pays:
-        words += f"; it raises a false alarm at most once in {1 / ALARM:.0f} runs, and costs {split.screen_epsilon:.3g} of {epsilon:.3g}"
+        words += f"; it raises a false alarm at most once in {1 / ALARM:.0f} runs, and costs "
+        words += f"{split.screen_epsilon:.3g} of {epsilon:.3g}"
     else:
         words += (
             f", and {LEAST_POWER} is asked for: {size.num_rows} rows, {columns} columns a party and epsilon "

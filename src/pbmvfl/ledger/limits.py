@@ -158,16 +158,18 @@ def _kind_rates(terms: Terms, kind: RoundKind, limit: Limit) -> KindRates:
     orders = (limit.order,)
     release, update = terms.release(kind), terms.update(kind)
     rate = 0.0 if release is None else _divergence(release.rdp(limit.unit, adversary, orders))
-    if limit.unit is Unit.PARTY:
-        return KindRates(everywhere=rate)
-    if limit.accounting is Accounting.PAPER and release is not None:
-        return KindRates(own=rate)
-    if terms.has_plain_updates or not terms.public_start:  # weights that may know rows without noise
-        return KindRates(everywhere=rate)
-    if update is None:
-        return KindRates(own=rate)
     parties = adversary.honest_parties(terms.num_parties) if limit.unit is Unit.RECORD else 1
-    return KindRates(own=rate, update=parties * _divergence(update.rdp(orders)))
+    noise = 0.0 if update is None or not update.is_noisy else parties * _divergence(update.rdp(orders))
+    # A noisy sum that leaves its party, all of whose n rows may be others, moves n times as far: n^2 times its price,
+    # and a round adds what is said here n times.
+    told = noise * terms.schedule.rows_of(kind.split) if kind.told else 0.0
+    if limit.unit is Unit.PARTY:
+        return KindRates(everywhere=rate + told)
+    if limit.accounting is Accounting.PAPER:
+        return KindRates(own=rate) if release is not None else KindRates(update=noise)
+    if terms.has_plain_updates or not terms.public_start:  # weights that may know rows without noise
+        return KindRates(everywhere=rate + told)
+    return KindRates(own=rate, update=noise)
 
 
 def _divergence(curve: Curve) -> float:

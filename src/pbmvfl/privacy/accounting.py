@@ -56,9 +56,11 @@ class Activity:
     """The most updates with any one row."""
     total_releases: int
     """Releases of all rows together; at least row_releases."""
+    told_rows: int = 0
+    """Where the update is a noisy sum over rows that leaves its party: of how many rows it is. 0 if it stays."""
 
     def __post_init__(self) -> None:
-        for name in ("row_releases", "row_updates", "total_releases"):
+        for name in ("row_releases", "row_updates", "total_releases", "told_rows"):
             if getattr(self, name) < 0:
                 raise PlanError(f"{name}={getattr(self, name)}; permitted: 0 or more.")
         if self.total_releases < self.row_releases:
@@ -138,25 +140,33 @@ def charges(run: TrainingRun, unit: Unit, accounting: Accounting, adversary: Adv
     """What counts against a unit, for each sort of row: the one that costs most is the unit's bound."""
     if unit is Unit.PARTY:
         # Every row holds the party's values, so there is nothing that only the strict count would add.
-        return (_all_releases(run, untouched=0),)
+        return (_all_releases(run, parties=1, untouched=0),)
+    parties = adversary.honest_parties(run.num_parties) if unit is Unit.RECORD else 1
     if accounting is Accounting.STRICT and not run.public_start:
         # The weights may know every row from the beginning, and noise on later updates cannot change that.
-        return (_all_releases(run, untouched=0),)
+        return (_all_releases(run, parties=parties, untouched=0),)
     if accounting is Accounting.STRICT and run.has_plain_updates:
         # In its first round only the unit's own release depends on it; then the weights do, and with them every row.
-        return (_all_releases(run, untouched=run.first_batch - 1 if run.rows_together == 1 else 0),)
+        untouched = run.first_batch - 1 if run.rows_together == 1 else 0
+        return (_all_releases(run, parties=parties, untouched=untouched),)
     splits = dict.fromkeys(part.split for part in run.activities)
     return tuple(_own_charges(run, split, unit, accounting, adversary) for split in splits)
 
 
-def _all_releases(run: TrainingRun, *, untouched: int) -> Charges:
-    """Every release of every row, but those of the first round that cannot depend on the unit yet."""
+def _all_releases(run: TrainingRun, *, parties: int, untouched: int) -> Charges:
+    """Every release of every row, but those of the first round that cannot depend on the unit yet.
+
+    In a noisy sum over n rows that leaves its party all n may then be others. It moves n times as far as for one row,
+    and a Gaussian's divergence grows with the square of that.
+    """
     counted: list[tuple[int, Event]] = []
     for part in run.activities:
         if part.release is not None:
             left_out = min(untouched, part.total_releases)
             counted.append((part.total_releases - left_out, part.release))
             untouched -= left_out
+        if part.update is not None and part.told_rows:
+            counted.append((part.row_updates * parties * part.told_rows**2, part.update))
     return tuple(counted)
 
 
@@ -167,8 +177,10 @@ def _own_charges(run: TrainingRun, split: str, unit: Unit, accounting: Accountin
     for part in run.activities:
         if part.split == split and part.release is not None:
             counted.append((part.row_releases * run.rows_together, part.release))
-        # The paper counts releases alone. Rounds that release nothing are not the paper's, and count with all they do.
-        counts = accounting is Accounting.STRICT or part.release is None
+        # The paper counts releases alone. Rounds that release nothing are not the paper's, and count with all they do;
+        # a step without noise has no count of its own anywhere: what it costs is in the releases that follow.
+        plain = part.update is not None and not part.update.is_noisy
+        counts = accounting is Accounting.STRICT or (part.release is None and not plain)
         if part.split == split and part.update is not None and counts:
             counted.append((part.row_updates * parties, part.update))
     return tuple(counted)

@@ -83,13 +83,12 @@ class Result:
         if self.plan.evaluation is Evaluation.SIMULATOR:
             notes.append("metrics come from exact sums that no role of the protocol sees; they are outside the epsilon")
         else:
-            local = self.plan.training is Training.LOCAL
-            trained = (
-                "there are no train metrics: local rounds release nothing"
-                if local
-                else ("train metrics come from the training rounds' own noisy sums")
-            )
-            notes.append(f"{trained}; test metrics come from one noisy release of every test row")
+            trained = "train metrics come from the training rounds' own noisy sums; test metrics from one more noisy"
+            if self.plan.training is Training.LOCAL:
+                trained = (
+                    "there are no train metrics, as local rounds release nothing; test metrics come from one noisy"
+                )
+            notes.append(f"{trained} release of every test row")
         if self.stopped:
             notes.append(f"a party's ledger ended the run early: {self.stopped}")
         if self.noise_is_seeded:

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import nn
 
+from pbmvfl.party import Party
 from pbmvfl.party_setup import PartySetup
 from pbmvfl.schedule import Split
 from pbmvfl.transport.base import Answers
@@ -21,7 +22,12 @@ class InProcess:
     def __init__(self, setups: Sequence[PartySetup], encoders: Sequence[nn.Module] | None = None) -> None:
         self._setups = setups
         own = encoders if encoders is not None else [None] * len(setups)
-        self.parties = [setup.build(encoder) for setup, encoder in zip(setups, own, strict=True)]
+        self.parties: list[Party] = []
+        with contextlib.ExitStack() as made:  # if a later one cannot be made, the earlier ones hold nothing
+            for setup, encoder in zip(setups, own, strict=True):
+                self.parties.append(setup.build(encoder))
+                made.callback(self.parties[-1].close)
+            made.pop_all()
 
     def exchange(self, message: bytes, *, timeout: float | None = None) -> Answers:
         del timeout

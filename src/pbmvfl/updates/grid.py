@@ -5,7 +5,8 @@ So a step is noise_multiplier * clip_norm / s, and clip_norm is C = s / noise_mu
 whole units of a finer grid, and the sum is rounded to steps once. With d weights that moves the difference of two sums
 by at most sqrt(d), so exact sums would leave a row a norm of R = C - sqrt(d)/2 steps: two that differ in one row are at
 most 2R + sqrt(d) = 2C steps apart. Dense layers add up a chunk of rows in float32, which is wrong by at most a share of
-R; a tenth of a per cent of R is left for it. docs/theory.md, 2.16 and 2.16a, has the proofs.
+R; a tenth of a per cent of R is left for it. docs/theory.md, 2.16 and 2.16a, has the proofs. Where no two rows are
+more than D R apart the same is done with D in place of 2 (2.22).
 
 With correlated noise the sums of b steps are mixed before they are rounded, and a row shows in b of them: it may have a
 norm of C - sqrt(d b)/(2|c|) steps, and sums have fewer bits, so that their mixture fits 64 (2.21).
@@ -60,6 +61,9 @@ class Grid:
     num_weights: int
     largest_batch: int
     band: Band = INDEPENDENT
+    #: How far apart two rows may be, in units of the longest: 2 where they may be opposite, sqrt(2) where no two
+    #: have a product below zero.
+    diameter: float = 2.0
 
     def __post_init__(self) -> None:
         if not self.largest_batch * self.clip_steps * self.band.total < 2.0**62:
@@ -88,7 +92,7 @@ class Grid:
     @property
     def rounding_steps(self) -> float:
         """What a row's norm leaves for the rounding of the sums that it is in."""
-        return math.sqrt(self.num_weights * self.band.width) / (2 * self.band.norm)
+        return math.sqrt(self.num_weights * self.band.width) / (self.diameter * self.band.norm)
 
     @property
     def _sum_bits(self) -> int:
@@ -123,7 +127,7 @@ class Grid:
         """R in fine units: what a row may have as its norm. The rest of C is for rounding: to steps, to fine units, and
         in a chunk's sum."""
         exact = (self.clip_steps - self.rounding_steps) * 2.0**self.fine_bits
-        return (exact - math.sqrt(self.num_weights) / 2) / (1 + self.product_error)
+        return (exact - math.sqrt(self.num_weights) / self.diameter) / (1 + 2 * self.product_error / self.diameter)
 
     @property
     def largest_square(self) -> float:

@@ -23,6 +23,8 @@ from pbmvfl.updates.grid import Grid, add_products, add_truncated, row_scales, r
 
 #: Per-row gradients held at a time, in numbers: 64 MiB.
 _CHUNK = 1 << 24
+#: Rows of a Gram matrix that are added up at a time, to bound memory.
+_GRAM_ROWS = 4096
 #: Layers without weights that fail on no value. With others a row could make its batch be taken row by row, and then
 #: the sums of other rows would be rounded in another way.
 _TOTAL = (
@@ -162,6 +164,26 @@ def outer_sums(
         add_products(ins[layer], outs[layer], scales, bias, left, right, product, total)
         totals.append(total)
     return totals
+
+
+def gram_sum(rows_BD: npt.NDArray[np.float32], grid: Grid) -> npt.NDArray[np.float64]:
+    """The sum over rows of (row) x (row), clipped by row, in whole fine units.
+
+    Both factors are the same integers, so that no two rows' products have an inner product below zero. Sums are exact:
+    a row's entries are at most its norm, and sums of them stay below 2^53.
+    """
+    total_DD = np.zeros((rows_BD.shape[1],) * 2)
+    for start in range(0, len(rows_BD), _GRAM_ROWS):
+        rows = rows_BD[start : start + _GRAM_ROWS].astype(np.float64)
+        squares_B1 = np.square(rows).sum(axis=1, keepdims=True)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            scales_B1 = np.sqrt(grid.units * np.minimum(1.0, grid.target / (squares_B1 * grid.units)))
+        scaled = np.where(np.isfinite(squares_B1), rows, 0.0) * np.where(squares_B1 > 0, scales_B1, 0.0)
+        whole_BD = np.trunc(np.where(np.isfinite(scaled), scaled, 0.0))
+        norms_B1 = np.square(whole_BD).sum(axis=1, keepdims=True)  # of the products: the row's own square
+        whole_BD *= np.square(norms_B1) <= grid.largest_square  # scaling leaves no row that is longer
+        total_DD += whole_BD.T @ whole_BD
+    return total_DD
 
 
 def _reused(memory: Memory, key: tuple[str, int, int], kind: type[np.floating[Any]]) -> npt.NDArray[Any]:

@@ -46,7 +46,7 @@ class Trainer:
         self._sums = [torch.zeros_like(each) for each in self._weights] if self._averaged else []
         self._velocity: list[Tensor] = []
         self._adam: torch.optim.Adam | None = None
-        if plan.optimizer is OptimizerName.ADAM:
+        if plan.optimizer is OptimizerName.ADAM and self.parameters:  # a fixed head has none
             self._adam = torch.optim.Adam(self.parameters, lr=plan.learning_rate, fused=True)
         elif plan.momentum:
             self._velocity = [torch.zeros_like(parameter) for parameter in self.parameters]
