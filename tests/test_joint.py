@@ -262,12 +262,17 @@ def test_what_is_not_offered_is_said_and_trained_locally() -> None:
         ({"column_range": (0, math.inf)}, "two finite numbers that rise"),
         ({"epsilon": 0}, "epsilon=0 must be a finite number above 0"),
         ({"delta": 0}, "delta"),
+        ({"prediction_epsilon": 4.0}, "context of rows that are predicted is not released"),
+        ({"momentum": 2.0}, "momentum=2 must be in"),
+        ({"labels": "server"}, "labels=server"),
     ],
 )
 def test_bad_choices_are_refused_before_anything_is_released(choices: dict[str, Any], words: str) -> None:
-    usual: dict[str, Any] = {"epsilon": 8, "column_range": (-1, 1)}
+    usual: dict[str, Any] = {"epsilon": 12, "column_range": (-1, 1)}
+    done: list[int] = []
     with pytest.raises(PlanError, match=words):
-        train_jointly(table(product=3.0), **{**usual, **choices})
+        train_jointly(table(product=3.0), **{**usual, **choices}, on_round=lambda number, *_: done.append(number))
+    assert done == []
 
 
 # --- plans and parts ---

@@ -345,6 +345,11 @@ def train_jointly(
         )
     each = _each(offer.split.screen_epsilon, budget, data.num_parties)
     first_plan = screen_plan(data, columns, shown=offer.shown, epsilon=each, seed=seed)
+    planned = replace(budget, epsilon=epsilon - pure_epsilon(first_plan, budget.unit, budget.adversary))
+    for possible in (Selection(pairs=()), Selection(pairs=((Column(0, 0), Column(1, 0)),))):
+        # Whatever the screen will say, there must be a plan for it, before anything is released.
+        context = _context(possible, columns, offer, budget)
+        Federation(_training_plan(data, planned, seed, context, choices)).check(data)
     done = None if kept is None else _read_done(kept, first_plan)
     if done is None:
         screened, federation = fit(first_plan, "screen")
