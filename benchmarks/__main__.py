@@ -25,6 +25,7 @@ GROUPS: tuple[Callable[[], Iterator[Row]], ...] = (
     kernels.packing,
     kernels.predictions,
     accounts.account,
+    steps.dense_steps,
     steps.privacy_in_a_step,
     steps.noise_on_updates,
     steps.whole_rounds,

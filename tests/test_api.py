@@ -67,6 +67,7 @@ def test_the_exported_names_are_exactly_these():
         "Accounting",
         "Activation",
         "Adversary",
+        "AnswersError",
         "Bounded",
         "BudgetExceeded",
         "CheckpointError",

@@ -268,7 +268,7 @@ def test_other_mechanisms_are_planned_drawn_and_priced_too(mechanism, cli, tmp_p
     assert code == 0, err
     assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
     release = Plan.from_dict(json.loads(out)["plan"]).release
-    own = {name: getattr(release, name) for name in type(release).own_settings()}
+    own = {name: getattr(release, name) for name in type(release).own_settings() if name != "bounded_total"}
     sizes = {name: small[name] for name in ("num_parties", "num_samples", "num_epochs", "embedding_dim", "mechanism")}
     code, out, err = cli("privacy", *options(**sizes, **own), "--json")
     assert code == 0, err
@@ -332,8 +332,14 @@ def test_a_byte_budget_that_cannot_be_met_says_so(cli):
     assert "fewer epochs" in words
 
 
-@pytest.mark.parametrize("missing", ["unit", "accounting", "epsilon", "delta", "num_parties"])
-def test_which_epsilon_is_meant_must_be_said(missing, cli):
+def test_the_epsilon_that_is_meant_is_a_cell_s_and_strict_unless_it_is_said(cli):
+    code, out, err = cli("plan", *options(epsilon=8, **SIZES), "--json")
+    assert code == 0, err
+    assert json.loads(out)["budget"] == "epsilon 8 at delta 1e-05 for a cell against server, strict accounting"
+
+
+@pytest.mark.parametrize("missing", ["epsilon", "num_parties"])
+def test_a_budget_and_sizes_must_be_said(missing, cli):
     given = {name: value for name, value in {**BUDGET, **SIZES}.items() if name != missing}
     code, out, err = cli("plan", *options(**given))
     assert (code, out) == (2, "")

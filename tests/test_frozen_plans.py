@@ -140,7 +140,7 @@ def test_a_plan_of_version_0_1_moves_the_bytes_that_that_version_said(index: int
 def test_a_budget_of_version_0_1_buys_at_least_as_much_as_then(index: int) -> None:
     said = OLD["budgets"][index]
     asked, old = said["asked"], Plan.from_dict(said["plan"])
-    found = plan_for_budget(Plan, **asked)
+    found = plan_for_budget(Plan, **asked, training="joint")
     assert found.epsilon <= asked["epsilon"]
     # A search may end elsewhere within a fifth of a per cent of beta. Updates had more than their half of the noise
     # then, which left more for releases.

@@ -37,6 +37,7 @@ ORDER = [
     "mechanisms",
     "votes",
     "symbol_tables",
+    "score_scale",
     "answers",
     "prediction_planner",
     "interactions",

@@ -27,6 +27,11 @@ class TestPoissonBinomialInClear(TestPoissonBinomial):
     others: ClassVar[dict[str, Any]] = {"num_trials": 5, "beta": 0.25}
 
 
+class TestPoissonBinomialLargeBeta(TestPoissonBinomial):
+    choices: ClassVar[dict[str, Any]] = {"num_trials": 2, "beta": 0.4375}
+    others: ClassVar[dict[str, Any]] = {"num_trials": 3, "beta": 63 / 128}
+
+
 class TestLocalGaussian(MechanismConformance):
     name = "ldp"
     choices: ClassVar[dict[str, Any]] = {"num_trials": 4, "beta": 0.25}

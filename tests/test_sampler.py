@@ -24,7 +24,7 @@ from pbmvfl.simulation.noise import noisy_sum
 from statistical import NUM_DRAWS
 
 LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
-betas = st.floats(1 / 128, 1 / 4)
+betas = st.floats(1 / 128, 63 / 128)
 bounds = st.floats(1e-3, 1e3)
 
 
@@ -94,6 +94,7 @@ def drawn_counts(mechanism: PoissonBinomial, x: float, entropy: object = None) -
 )
 @example(values=[1.0, -1.0, 0.0], beta=0.25, bound=1.0)
 @example(values=[1.0, -1.0, 0.0], beta=1 / 128, bound=1.0)
+@example(values=[1.0, -1.0, 0.0], beta=63 / 128, bound=1.0)
 def test_one_trial_succeeds_with_the_defined_probability(values, beta, bound):
     # Fed with all 65536 words, so a comparison <= in place of < shows here as one unit too much.
     values = [float32(x * bound) for x in values]
@@ -224,6 +225,8 @@ def test_the_shape_is_kept_and_strided_values_are_read_in_order():
         (16, 0.25, 2.5, -2.5),
         (64, 0.15, 0.5, 0.125),
         (300, 0.05, 1.0, -0.6),
+        (2, 0.48, 1.0, 1.0),
+        (3, 63 / 128, 1.0, -0.4),
     ],
 )
 def test_draws_follow_the_exact_binomial_law(num_trials, beta, bound, x):

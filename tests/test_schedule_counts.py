@@ -64,6 +64,9 @@ def walk(schedule: Schedule) -> list[Walked]:
             if phase.order is Order.SHUFFLED:
                 rows = public_permutation(count, seed=schedule.seed, stream=SCHEDULE_STREAM, index=shuffles).tolist()
                 shuffles += 1
+            elif phase.order is Order.FIXED:
+                kept = 2**48 - 1  # frozen: plans of this order mean these rows
+                rows = public_permutation(count, seed=schedule.seed, stream=SCHEDULE_STREAM, index=kept).tolist()
             while rows:
                 batch, rows = rows[: schedule.batch_size], rows[schedule.batch_size :]
                 rounds.append(Walked(phase.kind, tuple(batch), passed, not rows))
@@ -77,6 +80,21 @@ def spans_of(rounds: int) -> st.SearchStrategy[list[tuple[int, int]]]:
 
 
 # --- rounds ---
+
+
+@given(schedule=schedules)
+def test_no_row_moves_weights_again_before_the_schedule_says(schedule: Schedule) -> None:
+    last: dict[tuple[Split, int], int] = {}
+    nearest = math.inf
+    for step, current in enumerate(each for each in walk(schedule) if each.kind.updates):
+        for row in current.rows:
+            before = last.get((current.kind.split, row))
+            nearest = nearest if before is None else min(nearest, step - before)
+            last[current.kind.split, row] = step
+    assert 1 <= schedule.steps_between_uses <= nearest
+    orders = {phase.order for phase in schedule.phases if phase.kind.updates}
+    if orders in ({Order.FIXED}, {Order.AS_GIVEN}) and nearest < math.inf:
+        assert schedule.steps_between_uses == nearest
 
 
 @given(schedule=schedules)

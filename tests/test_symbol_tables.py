@@ -95,6 +95,12 @@ def test_a_deviation_out_of_range_is_named(bad: Any) -> None:
         steps_per_row(bad)
 
 
+def test_more_rows_than_64_bits_can_count_are_refused() -> None:
+    many = np.broadcast_to(np.int64(0), (2**25,))
+    with pytest.raises(PlanError, match=r"table_deviation=0.001 is too small for 33,554,432 rows.*use 0.002 or more"):
+        noisy_counts(many, many, 2, 2, 0.001, NoNoise())
+
+
 # --- from counts to probabilities ---
 
 

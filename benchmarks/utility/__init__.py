@@ -1,1 +1,1 @@
-"""What privacy costs in accuracy, ours beside others' at the same epsilon: `python -m benchmarks.utility`."""
+"""What accuracy privacy leaves: ours beside others at the same epsilon (`python -m benchmarks.utility`), and studies."""

@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from pbmvfl.errors import (
+    AnswersError,
     BudgetExceeded,
     CheckpointError,
     DataError,
@@ -82,6 +83,7 @@ __all__ = [
     "Accounting",
     "Activation",
     "Adversary",
+    "AnswersError",
     "Bounded",
     "BudgetExceeded",
     "CheckpointError",

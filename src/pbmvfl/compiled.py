@@ -14,6 +14,16 @@ def compiled(function: _Function) -> _Function:
 
     Numba itself is imported then too: commands that only count bytes or epsilons never load it.
     """
+    return _compiled(function)
+
+
+def compiled_sums(function: _Function) -> _Function:
+    """The same where sums of floats may be added up in any order, which wide registers need. Nothing else is relaxed:
+    what is no number stays none."""
+    return _compiled(function, fastmath={"reassoc", "contract"})
+
+
+def _compiled(function: _Function, **options: Any) -> _Function:
     machine_code: Callable[..., Any] | None = None
 
     @wraps(function)
@@ -22,7 +32,7 @@ def compiled(function: _Function) -> _Function:
         if machine_code is None:
             import numba
 
-            machine_code = numba.njit(cache=True, nogil=True)(function)
+            machine_code = numba.njit(cache=True, nogil=True, **options)(function)
         return machine_code(*arguments)
 
     return cast(_Function, call)

@@ -22,22 +22,11 @@ import numpy.typing as npt
 
 from pbmvfl.errors import EncoderError
 from pbmvfl.plan import Plan
-from pbmvfl.plan_groups import FeatureMap
+from pbmvfl.plan_groups import FeatureMap, feature_width
 
 #: Wider rows would make matrices that take minutes.
 LARGEST_WIDTH = 4096
 _PAIR_WEIGHT = 0.5
-
-
-def feature_width(features: FeatureMap, columns: int, column_values: int) -> int:
-    """How many numbers a mapped row of so many columns has."""
-    pairs = columns * (columns - 1) // 2
-    match features:
-        case FeatureMap.PAIRS:
-            return columns + pairs
-        case FeatureMap.VALUES:
-            return columns * column_values + pairs * column_values**2
-    return columns
 
 
 def feature_shape(plan: Plan, shape: Sequence[int]) -> tuple[int, ...]:

@@ -19,6 +19,10 @@ _STEPS = 40
 #: Up to so many numbers a row, a weight for every two values is worth its noise.
 _WIDEST_VALUES = 256
 _SEARCH_STEPS = 40
+#: Rows times shift, for each root of the numbers in a row: preparation pays from here on.
+_LEAST_PREPARED = 25.0
+#: The same for each class as well: nothing is learned up to the first, and little up to the second.
+_NOTHING_LEARNED, _LITTLE_LEARNED = 1.0, 3.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,10 +78,21 @@ class LocalRules:
         rate: float = 0.02 * self.num_classes**1.5 * signal**0.3
         if self.columns is None:
             return rate
-        width = self.columns
+        return min(rate, signal / (60 * math.sqrt(self._width + 1)))
+
+    @property
+    def _width(self) -> int:
+        """Numbers that a network sees of a row; 1 if nobody said."""
+        if self.columns is None:
+            return 1
         if self._has_few_values and self.column_values is not None:
-            width = self._width_of_values(self.columns, self.column_values)
-        return min(rate, signal / (60 * math.sqrt(width + 1)))
+            return self._width_of_values(self.columns, self.column_values)
+        return self.columns
+
+    def can_prepare(self, shift: float) -> bool:
+        """Whether the noise of the columns' mean would be small beside their range: below, preparing them only adds
+        noise."""
+        return shift * self.num_samples >= _LEAST_PREPARED * math.sqrt(self._width)
 
     def strength(self, shift: float, *, num_epochs: int, prepared: bool) -> dict[str, float]:
         """The noise of every part, for a whole shift: the root of the sum of their squared shifts; and the step that
@@ -91,6 +106,19 @@ class LocalRules:
             found |= {"table_noise": math.sqrt(2 / tables) / shift}
         found["learning_rate"] = self._learning_rate(shift * self.num_samples)
         return {name: float(f"{value:.6g}") for name, value in found.items()}
+
+
+def learning_note(*, shift: float, num_samples: int, num_classes: int, width: int) -> str | None:
+    """What a person should know before training whose noise leaves nothing, or little, to be learned."""
+    signal = shift * num_samples / (num_classes * math.sqrt(width))
+    if signal > _LITTLE_LEARNED:
+        return None
+    more = math.ceil(_LITTLE_LEARNED / signal)
+    amount = "nothing: expect the rate of the most frequent class" if signal <= _NOTHING_LEARNED else "little"
+    return (
+        f"this much noise on {num_samples:,} rows of {width} numbers and {num_classes} classes leaves {amount}; it "
+        f"would take about {more} times as many rows, or {more} times the epsilon"
+    )
 
 
 def largest_shift(spent: Callable[[float], float], epsilon: float) -> float | None:

@@ -36,9 +36,10 @@ from pbmvfl.plan_groups import (
     Voting,
 )
 from pbmvfl.plan_names import PREDICTION_PREFIX, data_sizes, groups_of, names_with_words
+from pbmvfl.privacy.correlated import check_band
 from pbmvfl.privacy.events import Event, UpdateEvent
 from pbmvfl.protocol import PROTOCOL_VERSION
-from pbmvfl.schedule import COUNTS, GRAM, MEAN, Phase, RoundKind, RowUses, Schedule
+from pbmvfl.schedule import COUNTS, GRAM, MEAN, Order, Phase, RoundKind, RowUses, Schedule
 from pbmvfl.settings import one_of, vars_of, written
 from pbmvfl.symbol_tables import table_bytes
 from pbmvfl.votes import Vote, VoteKind
@@ -158,6 +159,7 @@ class Plan:
     start = _In[Start]("network")
     noise_multiplier = _In[float]("update")
     clip_norm = _In[float]("update")
+    noise_band = _In[int]("update")
     encoder = _In[str]("network")
     activation = _In[Activation]("network")
     first_weights = _In[tuple[str, ...]]("network")
@@ -261,6 +263,7 @@ class Plan:
                 f"evaluation=released needs num_test_samples of at least 1, got {self.num_test_samples}; "
                 "give test rows or use evaluation=simulator"
             )
+        check_band(self.update.band, self.schedule.steps_between_uses)
         if 4 * self.schedule.largest_batch * self.embedding_dim >= 1 << 32:
             raise PlanError(
                 f"batch_size={self.batch_size} times embedding_dim={self.embedding_dim} makes a message of 4 GiB or "
@@ -426,7 +429,7 @@ class Plan:
     def replace(self, **changes: Any) -> Plan:
         """The same plan with some flat names changed, checked again. A new mechanism brings its own defaults."""
         kept = self.flat()
-        if not {"num_epochs", "evaluation", "training", "preparation"}.isdisjoint(changes):
+        if not {"num_epochs", "evaluation", "training", "preparation", "noise_band"}.isdisjoint(changes):
             kept.pop("phases", None)
         return Plan.of(**{**kept, **changes})
 
@@ -440,7 +443,9 @@ class Plan:
     def flat(self) -> dict[str, Any]:
         """Every public number by its flat name: what `of` takes."""
         values: dict[str, Any] = {**vars_of(self.sizes), **self.release.to_dict()}
-        if self.rounds.usual and (self.evaluation is Evaluation.RELEASED) == self.rounds.is_released:
+        stays = self.rounds.order is Order.FIXED
+        usual = self.rounds.usual and stays == (self.noise_band > 1) and self.rounds.order is not Order.AS_GIVEN
+        if usual and (self.evaluation is Evaluation.RELEASED) == self.rounds.is_released:
             values |= {"num_epochs": self.num_epochs, "training": str(self.training)}
         else:
             values |= {"phases": self.rounds.phases}
@@ -449,6 +454,8 @@ class Plan:
         values |= {**vars_of(self.network), "evaluation": self.evaluation, "seed": self.seed}
         if not self.first_weights:
             del values["first_weights"]
+        if self.noise_band == 1:
+            del values["noise_band"]
         if self.prediction is not None:
             values |= {PREDICTION_PREFIX + name: value for name, value in self.prediction.to_dict().items()}
             for name in ("embedding_dim", "bound"):  # one network makes both

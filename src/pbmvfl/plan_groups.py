@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from pbmvfl.errors import PlanError
+from pbmvfl.privacy.correlated import Band, banded_event
 from pbmvfl.privacy.events import PlainUpdate, RoundedGaussianSum, UpdateEvent
 from pbmvfl.schedule import COUNTS, GRAM, JOINT, LOCAL, MEAN, PREDICTION, Order, Phase
 from pbmvfl.settings import check_whole, finite, one_of, setting
@@ -80,6 +81,17 @@ class FeatureMap(StrEnum):
     VALUES = "values"  #: for each of a few values whether a column has it, and the same for every two columns together
 
 
+def feature_width(features: FeatureMap, columns: int, column_values: int) -> int:
+    """How many numbers a mapped row of so many columns has."""
+    pairs = columns * (columns - 1) // 2
+    match features:
+        case FeatureMap.PAIRS:
+            return columns + pairs
+        case FeatureMap.VALUES:
+            return columns * column_values + pairs * column_values**2
+    return columns
+
+
 class Start(StrEnum):
     """First weights of the networks that the plan makes."""
 
@@ -144,6 +156,11 @@ class Rounds:
         return Training.LOCAL if trained == {LOCAL} else Training.JOINT
 
     @property
+    def order(self) -> Order:
+        """Of the first rounds that train."""
+        return next((phase.order for phase in self.phases if phase.kind.trains), Order.SHUFFLED)
+
+    @property
     def is_released(self) -> bool:
         """Whether a pass of predictions ends the run."""
         return self.phases[-1].kind == PREDICTION
@@ -158,6 +175,7 @@ class Rounds:
             prepared=prepared,
             counted=counted,
             released=self.is_released,
+            order=self.order,
         )
 
 
@@ -168,12 +186,13 @@ def usual_phases(
     training: Training = Training.JOINT,
     prepared: bool = False,
     counted: bool = False,
+    order: Order = Order.SHUFFLED,
 ) -> tuple[Phase, ...]:
     """A preparation if there is one, rounds of one kind, and a pass over the test rows if evaluation is released,
     after a count of votes if those are read by one."""
     check_whole("num_epochs", num_epochs, least=1)
     phases = [Phase(kind=kind, passes=1, order=Order.AS_GIVEN) for kind in (MEAN, GRAM) if prepared]
-    phases.append(Phase(kind=LOCAL if training is Training.LOCAL else JOINT, passes=num_epochs))
+    phases.append(Phase(kind=LOCAL if training is Training.LOCAL else JOINT, passes=num_epochs, order=order))
     if counted:
         phases.append(Phase(kind=COUNTS, passes=1, order=Order.AS_GIVEN))
     if released:
@@ -345,7 +364,8 @@ class UpdateNoise:
     """Strict training: noise on every party's update.
 
     Each row's gradient of its own loss is clipped to clip_norm; to their sum over the batch noise of standard deviation
-    noise_multiplier * clip_norm is added; the step is along that sum divided by the rows of the batch.
+    noise_multiplier * clip_norm is added; the step is along that sum divided by the rows of the batch. With a band
+    above 1 the noise is added to mixtures of the last sums instead (`pbmvfl.privacy.correlated`).
     """
 
     noise_multiplier: float = setting(
@@ -356,6 +376,12 @@ class UpdateNoise:
         help="What the gradient of a row's own loss is clipped to, over a whole network, where updates are noisy.",
         panel=TRAINING,
     )
+    noise_band: int = setting(
+        1,
+        help="Steps over which the noise of updates is correlated; above 1 needs an order of rows that stays.",
+        panel=TRAINING,
+        later=True,
+    )
 
     def __post_init__(self) -> None:
         for name in ("noise_multiplier", "clip_norm"):
@@ -364,13 +390,20 @@ class UpdateNoise:
             raise PlanError(f"noise_multiplier={self.noise_multiplier:g} must be 0 (no weight noise) or above")
         if self.clip_norm <= 0:
             raise PlanError(f"clip_norm={self.clip_norm:g} must be above 0")
+        if self.band.width > 1 and not self.noise_multiplier:
+            raise PlanError(f"noise_band={self.noise_band} goes with a noise_multiplier above 0; without noise it is 1")
+
+    @property
+    def band(self) -> Band:
+        """How the noise of one step hangs together with that of others."""
+        return Band(self.noise_band)
 
     @property
     def event(self) -> UpdateEvent:
         """What one step of one party's weights is."""
         if not self.noise_multiplier:
             return PlainUpdate()
-        return RoundedGaussianSum(clip_norm=self.clip_norm, noise_multiplier=self.noise_multiplier)
+        return banded_event(self.band, clip_norm=self.clip_norm, noise_multiplier=self.noise_multiplier)
 
 
 @dataclass(frozen=True, kw_only=True)

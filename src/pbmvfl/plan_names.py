@@ -25,6 +25,7 @@ from pbmvfl.plan_groups import (
     usual_phases,
     words,
 )
+from pbmvfl.schedule import Order
 from pbmvfl.settings import Setting, one_of, settings_of
 from pbmvfl.votes import VoteKind
 
@@ -140,6 +141,8 @@ def groups_of(values: Mapping[str, Any]) -> dict[str, Any]:
             training=one_of("training", values.get("training", Training.JOINT), Training),
             prepared=values.get("preparation", PreparationName.NONE) != PreparationName.NONE,
             counted=voting.has_tables and evaluation is Evaluation.RELEASED,
+            # Noise that is correlated over steps is for rows that keep their places from pass to pass.
+            order=Order.SHUFFLED if values.get("noise_band", 1) == 1 else Order.FIXED,
             released=evaluation is Evaluation.RELEASED,
         )
     elif "num_epochs" in values:

@@ -35,15 +35,20 @@ _SYMBOL_RATIO = 9.0
 #: Fewer training rows than this for each entry of a table make finer symbols worse.
 _ROWS_PER_ENTRY = 30.0
 _MOST_BINS = 16
-#: How sure a party is: gain of the grades of `top` and `ranks`, and of bins.
-_GRADE_GAIN, _BIN_GAIN = 0.6, 1.0
+#: By how much the best score of a row is typically above the second, where nobody measured it (`score_scale` does, at a
+#: small charge). A lead that is taken for smaller than it is costs less than one that is taken for larger.
+TYPICAL_LEAD = 2.0
+#: Gains at a typical lead of 1: of the grades of `top` and `ranks`, of many bins and of few, of shares, and of margins
+#: at an epsilon of 1; the latter fall with the root of epsilon.
+_GRADE_GAIN, _MANY_BINS_GAIN, _FEW_BINS_GAIN = 1.3, 1.2, 0.8
+_SHARES_GAIN, _MARGIN_GAIN = 4.0, 2.4
 #: What (votes, grades) are tried for many classes, the one that says most first.
 _SYMBOLS = ((VoteKind.RANKS, 3), (VoteKind.RANKS, 2), (VoteKind.TOP, 4), (VoteKind.RANKS, 1), (VoteKind.TOP, 2))
 #: Noise of a table in rows: least, most, and what it is at an epsilon of 1. A table then takes about a hundredth of
 #: what Gaussian noise of the same epsilon allows.
 _LEAST_DEVIATION, _MOST_DEVIATION, _DEVIATION_AT_ONE = 5.0, 30.0, 56.0
 #: A table may have noise of so much of the rows that an entry has.
-_DEVIATION_SHARE = 1 / 8
+_DEVIATION_SHARE = 1 / 10
 #: Up to here a vote is a ballot: noise is so large that how sure a party is does not matter.
 _BALLOT_EPSILON = 3.0
 #: Fewer levels have a little less noise, and lose as much to rounding.
@@ -74,6 +79,7 @@ def plan_prediction(
     num_classes: int,
     num_rows: int,
     secure_sum: bool = True,
+    typical_lead: float = TYPICAL_LEAD,
 ) -> PredictionChoice:
     """The choice for one release of each row to be predicted within (epsilon, delta) for the unit.
 
@@ -87,6 +93,8 @@ def plan_prediction(
     unit = one_of("unit", unit, Unit)
     check_whole("num_classes", num_classes, least=2)
     check_whole("num_rows", num_rows, least=1)
+    if not finite("typical_lead", typical_lead) > 0:
+        raise PlanError(f"typical_lead={typical_lead:g} must be above 0")
     honest = adversary.honest_parties(num_parties)
     cells = honest if unit is Unit.RECORD else 1
     cell_epsilon = min(epsilon / cells, LARGEST_EPSILON)
@@ -108,7 +116,7 @@ def plan_prediction(
     laplace = _laplace_noise(epsilon, cells, num_parties / honest, num_classes)
     factor = _TWO_CLASSES_FACTOR if num_classes == 2 else _MANY_CLASSES_FACTOR
     if not secure_sum or factor * response <= laplace:
-        vote = _symbols(cell_epsilon, num_classes, num_rows)
+        vote = _symbols(cell_epsilon, num_classes, num_rows, typical_lead)
         symbols = vote.symbols(num_classes)
         assert symbols is not None
         _check_least(epsilon, unit, adversary, cells * SMALLEST_EPSILON)
@@ -128,7 +136,7 @@ def plan_prediction(
             words=f"{said}: randomised response with {symbols} symbols ({vote.kind}), as {why}",
         )
     ballot = num_classes > 2 and cell_epsilon <= _BALLOT_EPSILON
-    vote, levels = _votes(cell_epsilon, num_classes)
+    vote, levels = _votes(cell_epsilon, num_classes, typical_lead)
     _check_least(epsilon, unit, adversary, 2 * cells / LARGEST_SCALE)
     levels = min(levels, int(epsilon * LARGEST_SCALE / (2 * cells)))
     shared = within(
@@ -176,30 +184,30 @@ def _laplace_noise(epsilon: float, cells: int, surplus: float, num_classes: int)
     return surplus * 2 * q / (1 - q) ** 2
 
 
-def _symbols(cell_epsilon: float, num_classes: int, num_rows: int) -> Vote:
+def _symbols(cell_epsilon: float, num_classes: int, num_rows: int, lead: float) -> Vote:
     """The vote whose symbol says most, of those that the budget sends truly enough and the tables can learn."""
     most = math.exp(cell_epsilon) / _SYMBOL_RATIO
     if num_classes == 2:
         bins = max(2, min(_MOST_BINS, 2 ** int(math.log2(max(most, 2)))))
-        return Vote(kind=VoteKind.BINS, gain=_BIN_GAIN, grades=bins)
+        gain = _MANY_BINS_GAIN if bins == _MOST_BINS else _FEW_BINS_GAIN
+        return Vote(kind=VoteKind.BINS, gain=gain / lead, grades=bins)
     for kind, grades in _SYMBOLS:
-        vote = Vote(kind=kind, gain=_GRADE_GAIN, grades=grades)
+        vote = Vote(kind=kind, gain=_GRADE_GAIN / lead, grades=grades)
         symbols = vote.symbols(num_classes) or 0
         if symbols <= most and num_rows / (num_classes * symbols) >= _ROWS_PER_ENTRY:
             return vote
-    vote = Vote(kind=VoteKind.TOP, gain=_GRADE_GAIN)
+    vote = Vote(kind=VoteKind.TOP)
     vote.check_classes(num_classes)
     return vote
 
 
-def _votes(cell_epsilon: float, num_classes: int) -> tuple[Vote, int]:
+def _votes(cell_epsilon: float, num_classes: int, lead: float) -> tuple[Vote, int]:
     """For sums: the vote and its levels. The more noise, the more a vote is worth that is sure of itself."""
     if num_classes > 2:
         if cell_epsilon <= _BALLOT_EPSILON:
             return Vote(kind=VoteKind.BALLOT), 1
-        return Vote(kind=VoteKind.SHARES, gain=2.0), _LEVELS
-    gain = min(max(2.4 / cell_epsilon, 0.3), 2.0)
-    return Vote(kind=VoteKind.MARGIN, gain=gain), _LEVELS
+        return Vote(kind=VoteKind.SHARES, gain=_SHARES_GAIN / lead), _LEVELS
+    return Vote(kind=VoteKind.MARGIN, gain=_MARGIN_GAIN / math.sqrt(cell_epsilon) / lead), _LEVELS
 
 
 def _deviation(cell_epsilon: float, num_classes: int, columns: int, num_rows: int) -> float:

@@ -24,6 +24,8 @@ from pbmvfl.registry import Registry
 
 #: Rounds of a whole run: their numbers are 32-bit fields of every message.
 MOST_ROUNDS = (1 << 32) - 1
+#: The index of the permutation that is kept for all passes: no pass has this number.
+_KEPT = (1 << 48) - 1
 
 
 class Split(StrEnum):
@@ -38,6 +40,7 @@ class Order(StrEnum):
 
     SHUFFLED = "shuffled"  #: a new public permutation in every pass
     AS_GIVEN = "as-given"  #: as the rows stand
+    FIXED = "fixed"  #: one public permutation, the same in every pass of every phase of this order
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -284,6 +287,8 @@ class Schedule:
         end = min(start + self.rows_per_round(phase.kind), count)
         if phase.order is Order.SHUFFLED:
             return Round(number, phase.kind, _epoch_permutation(count, self.seed, earlier + passed)[start:end])
+        if phase.order is Order.FIXED:
+            return Round(number, phase.kind, _epoch_permutation(count, self.seed, _KEPT)[start:end])
         return Round(number, phase.kind, np.arange(start, end, dtype=np.int64))
 
     def __iter__(self) -> Iterator[Round]:
@@ -364,6 +369,18 @@ class Schedule:
         return max(ends, default=0)
 
     # --- uses of rows ---
+
+    @cached_property
+    def steps_between_uses(self) -> int:
+        """At least so many steps after a row moved weights it does so again; 1 where the order allows nothing better.
+
+        Where all passes that train have one order that stays, a row has one place in all of them: a pass apart.
+        """
+        training = [phase for phase in self.phases if phase.kind.trains]
+        orders = {phase.order for phase in training}
+        if len(orders) != 1 or Order.SHUFFLED in orders:
+            return 1
+        return min(self.rounds_per_pass(phase.kind) for phase in training)
 
     def total_uses(self, first: int, until: int) -> dict[RoundKind, int]:
         """Row uses of all rows together in rounds first <= r < until, by kind, without making the batches."""

@@ -29,12 +29,13 @@ from pbmvfl.errors import (
     WrongSender,
     WrongSession,
 )
-from pbmvfl.losses import log_shares, mean_loss
+from pbmvfl.losses import log_shares
 from pbmvfl.party import Keeper
 from pbmvfl.plan import Plan
 from pbmvfl.plan_groups import Loss
 from pbmvfl.schedule import COUNTS, Round
 from pbmvfl.secagg.keys import KEY_BYTES, RUN_ID_BYTES, SIGNATURE_BYTES, Session
+from pbmvfl.updates.head import Teacher
 from pbmvfl.updates.trainer import Trainer
 from pbmvfl.vote_reader import VoteReader
 from pbmvfl.votes import VoteKind
@@ -66,6 +67,7 @@ class Server:
             self.head.prior_K = log_shares(torch.from_numpy(train_labels), plan.num_classes)
         joint = [kind for kind in plan.schedule.kinds if kind.carries_gradient]
         self._trainer = Trainer(plan, self.head, num_steps=sum(map(plan.schedule.num_rounds, joint)))
+        self._teacher = Teacher(self._trainer, train_labels, plan.loss)
         self._codec = codec_for(plan.gradient_codec)
         self._schedule = plan.schedule
         self._labels = torch.from_numpy(train_labels)
@@ -301,15 +303,12 @@ class Server:
         assert self.round is not None
         if not self.head.training:
             self.head.train()
-        estimated_sum_BP.requires_grad_()
-        scores = self.head(estimated_sum_BP)
-        loss = mean_loss(scores, labels_B, self.plan.loss)
-        gradient_BP, *slopes = self._trainer.slopes(loss, inputs=[estimated_sum_BP])
+        loss, scores, gradient_BP, slopes = self._teacher.lesson(estimated_sum_BP, labels_B)
         # Encoding refuses NaN, and it comes before the step: bad numbers never reach the weights.
         self._gradient = self._codec.encode(gradient_BP.numpy(), seed=self.plan.seed, round_number=self.round.number)
         self._trainer.step(slopes)
         if self.on_joint_round is not None:
-            self.on_joint_round(loss.item(), scores.detach(), labels_B)
+            self.on_joint_round(loss, scores, labels_B)
 
     def predict(self, sums_BP: Tensor) -> Tensor:
         """Class scores for sums of embeddings."""

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 #: The largest distance of two tables that differ in one cell, in rows.
 TABLE_DIAMETER = math.sqrt(2)
 SMALLEST_DEVIATION, LARGEST_DEVIATION = 1e-3, 1e6
+#: Counts in steps stay below this, so that noise cannot carry them over the end of 64-bit integers.
+_LARGEST_STEPS = 1 << 62
 #: Rows that are added to every count, in units of the noise and at least: a symbol that no row had is not impossible.
 _SMOOTHING_SHARE, _SMALLEST_SMOOTHING = 0.2, 0.5
 
@@ -65,7 +67,13 @@ def noisy_counts(
     entropy: Entropy,
 ) -> npt.NDArray[np.int64]:
     """The table that leaves the party, (K, S), in steps (`steps_per_row`), with noise of `deviation` rows a count."""
-    exact = exact_counts(symbols_N, labels_N, num_classes, num_symbols) * steps_per_row(deviation)
+    steps = steps_per_row(deviation)
+    if len(symbols_N) * steps >= _LARGEST_STEPS:
+        raise PlanError(
+            f"table_deviation={deviation:g} is too small for {len(symbols_N):,} rows: counts would leave 64-bit "
+            f"integers; use {len(symbols_N) * SIGMA / _LARGEST_STEPS:.2g} or more"
+        )
+    exact = exact_counts(symbols_N, labels_N, num_classes, num_symbols) * steps
     return exact + rounded_normal(entropy, exact.size).reshape(exact.shape)
 
 

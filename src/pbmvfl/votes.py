@@ -1,7 +1,7 @@
 """Votes: what a party makes of its own class scores before a mechanism takes them, and how sums become scores again.
 
     raw       the scores themselves, K coordinates
-    margin    two classes: tanh(gain (s1 - s0)), one coordinate
+    margin    two classes: tanh(gain (s1 - s0)) to the third power, one coordinate: small differences hardly count
     shares    softmax(gain s), K coordinates, none negative, together at most one
     ballot    1 for the class with the largest score and 0 for the others, K coordinates
     bins      two classes: one symbol, the bin of the logistic of gain (s1 - s0) among `grades` equal ones
@@ -122,7 +122,7 @@ class Vote:
             scores = _numbers(scores_BK)
             match self.kind:
                 case VoteKind.MARGIN:
-                    unit = np.tanh(self.gain * (scores[:, 1:2] - scores[:, 0:1]))
+                    unit = np.tanh(self.gain * (scores[:, 1:2] - scores[:, 0:1])) ** 3
                 case VoteKind.SHARES:
                     unit = _softmax(self.gain * scores)
                 case VoteKind.BALLOT:
@@ -152,9 +152,8 @@ class Vote:
         if self.kind is VoteKind.RANKS:
             # The second is one of the K-1 others: those after the top move down by one place.
             symbol = top * (scores.shape[1] - 1) + second - (second > top)
-        rows = np.arange(len(scores))
-        lead = scores[rows, top] - scores[rows, second]
-        graded: npt.NDArray[np.int64] = symbol * self.grades + self._graded(np.tanh(0.5 * self.gain * lead))
+        lead = np.tanh(0.5 * self.gain * score_leads(scores))
+        graded: npt.NDArray[np.int64] = symbol * self.grades + self._graded(lead)
         return graded
 
     def _graded(self, unit: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
@@ -176,6 +175,12 @@ class Vote:
 
     def to_dict(self) -> dict[str, Any]:
         return {**asdict(self), "kind": str(self.kind)}
+
+
+def score_leads(scores_BK: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+    """By how much the largest score of each row is above the second."""
+    two = np.partition(_numbers(scores_BK), -2, axis=1)[:, -2:]
+    return np.asarray(two[:, 1] - two[:, 0])
 
 
 def _numbers(scores: npt.NDArray[Any]) -> npt.NDArray[np.float64]:

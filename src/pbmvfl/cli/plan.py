@@ -5,40 +5,57 @@ from __future__ import annotations
 import json
 import shlex
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from pbmvfl.cli.options import check_picture, check_target
 from pbmvfl.cli.plan_options import plan_options
+from pbmvfl.cli.plan_words import describe_plan
 from pbmvfl.errors import RunFolderError
 from pbmvfl.files import write_atomically
 from pbmvfl.plan import Plan
+from pbmvfl.plan_groups import DATA, Training
 from pbmvfl.planner import PlannedBudget, noise_deviation, plan_for_budget
 from pbmvfl.privacy.table import PrivacyTable, format_epsilon, privacy_notes, usual_adversaries
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 _BUDGET, _OUTPUT = "Budget", "Output"
 
 
 @plan_options(
-    *("num_parties", "num_samples", "num_classes", "mechanism", "embedding_dim", "num_epochs", "batch_size"),
-    *("optimizer", "learning_rate", "gradient_codec", "noise_multiplier"),
+    *(
+        "num_parties",
+        "num_samples",
+        "num_classes",
+        "num_test_samples",
+        "mechanism",
+        "embedding_dim",
+        "num_epochs",
+        "batch_size",
+    ),
+    *("training", "optimizer", "learning_rate", "gradient_codec", "noise_multiplier"),
     required=("num_parties", "num_samples", "num_classes"),
 )
 def plan(
     *,
     epsilon: Annotated[float, typer.Option(help="The budget.", rich_help_panel=_BUDGET)],
-    delta: Annotated[float, typer.Option(help="Its delta; stay below 1/N.", rich_help_panel=_BUDGET)],
+    delta: Annotated[float, typer.Option(help="Its delta; stay below 1/N.", rich_help_panel=_BUDGET)] = 1e-5,
     unit: Annotated[
-        str,
-        typer.Option(
-            help="cell | record | party: what the epsilon protects. No default: say it.", rich_help_panel=_BUDGET
-        ),
-    ],
+        str, typer.Option(help="cell | record | party: what the epsilon protects.", rich_help_panel=_BUDGET)
+    ] = "cell",
     accounting: Annotated[
         str,
-        typer.Option(help="paper (not a proof) | strict (a theorem). No default: say it.", rich_help_panel=_BUDGET),
-    ],
+        typer.Option(help="strict (a theorem) | paper (as the paper counts, not a proof).", rich_help_panel=_BUDGET),
+    ] = "strict",
+    prediction_epsilon: Annotated[
+        float | None, typer.Option(help="What the prediction of a test row may cost.", rich_help_panel=_BUDGET)
+    ] = None,
+    columns: Annotated[
+        int | None, typer.Option(help="The most columns that a party has.", min=1, rich_help_panel=DATA)
+    ] = None,
     colluding_parties: Annotated[
         int, typer.Option(help="t: parties on the server's side.", rich_help_panel=_BUDGET)
     ] = 0,
@@ -59,8 +76,8 @@ def plan(
 ) -> None:
     """The plan with the least noise under a privacy budget, and a byte budget if you give one.
 
-    [bold]Try[/]  pbmvfl plan --epsilon 8 --delta 1e-5 --unit cell --accounting paper --num-parties 5 --num-samples 8844
-    --num-classes 2 --out plan.json  and then  pbmvfl train phishing --plan plan.json
+    [bold]Try[/]  pbmvfl plan --epsilon 8 --num-parties 5 --num-samples 7352 --num-classes 6 --columns 112
+    --out plan.json  and then  pbmvfl train activity --plan plan.json
 
     What you give of the mechanism and of training is fixed; the rest is chosen for you.
 
@@ -70,6 +87,8 @@ def plan(
     check_picture("picture", picture)
     if out is not None and picture is not None and out.resolve() == picture.resolve():
         raise RunFolderError(f"out={str(out)!r} and picture={str(picture)!r} are one file; name two")
+    if prediction_epsilon is not None:  # how many rows are predicted changes nothing of what one costs
+        choices = {"num_test_samples": 1, **choices}
     planned = plan_for_budget(
         Plan,
         epsilon=epsilon,
@@ -78,6 +97,9 @@ def plan(
         accounting=accounting,
         colluding_parties=colluding_parties,
         largest_bytes=max_bytes,
+        columns=columns,
+        column_values=choices.pop("column_values", None),
+        prediction_epsilon=prediction_epsilon,
         **choices,
     )
     if picture is not None:  # first: if it fails, there is no plan that the command would refuse to write again
@@ -132,13 +154,35 @@ def _number(value: float) -> str:
 
 def _show(planned: PlannedBudget, out: Path | None, picture: Path | None) -> None:
     from rich.console import Console
+    from rich.markup import escape
 
-    from pbmvfl.cli.tables import plain_table, print_notes, print_privacy
-    from pbmvfl.wire.traffic import human_bytes
+    from pbmvfl.cli.tables import plain_table, print_notes, print_privacy_of_rows
 
     console = Console(highlight=False)
-    plan, traffic = planned.plan, planned.plan.traffic()
+    plan = planned.plan
     console.print(f"For {planned.budget}:")
+    if plan.training is Training.LOCAL:
+        lines = plain_table("", "", left=2)
+        for title, said in describe_plan(plan):
+            lines.add_row(title, escape(said))
+        console.print(lines)
+        print_privacy_of_rows(console, plan.training_run(), delta=planned.budget.delta, title="epsilon of the plan")
+    else:
+        _show_joint(console, planned)
+    print_notes(console, _notes(planned))
+    # Names of files are no markup, and are not broken into lines: they are there to be copied.
+    if out is not None:
+        command = f"pbmvfl train DATASET --plan {shlex.quote(str(out))}"
+        console.print(f"written to {out}; train it with: {command}", markup=False, soft_wrap=True)
+    if picture is not None:
+        console.print(f"drawn in {picture}", markup=False, soft_wrap=True)
+
+
+def _show_joint(console: Console, planned: PlannedBudget) -> None:
+    from pbmvfl.cli.tables import plain_table, print_privacy
+    from pbmvfl.wire.traffic import human_bytes
+
+    plan, traffic = planned.plan, planned.plan.traffic()
     settings = type(plan.release).own_settings()
     table = plain_table("", *settings, "epsilon", "noise", "bytes")
     for name, other, spent in (
@@ -169,10 +213,3 @@ def _show(planned: PlannedBudget, out: Path | None, picture: Path | None) -> Non
     budget, costs = planned.budget, _costs(planned)
     meant = costs.bound(budget.unit, budget.accounting, budget.adversary)
     print_privacy(console, costs, title="epsilon of the chosen plan", explained=meant)
-    print_notes(console, _notes(planned))
-    # Names of files are no markup, and are not broken into lines: they are there to be copied.
-    if out is not None:
-        command = f"pbmvfl train DATASET --plan {shlex.quote(str(out))}"
-        console.print(f"written to {out}; train it with: {command}", markup=False, soft_wrap=True)
-    if picture is not None:
-        console.print(f"drawn in {picture}", markup=False, soft_wrap=True)

@@ -11,6 +11,7 @@ from pbmvfl.cli.plan_options import plan_options
 from pbmvfl.errors import PlanError
 from pbmvfl.mechanisms import MECHANISMS
 from pbmvfl.plan import Plan
+from pbmvfl.plan_names import plan_settings
 from pbmvfl.privacy.table import privacy_notes
 from pbmvfl.privacy.units import SERVER, Adversary
 
@@ -39,7 +40,9 @@ def privacy(
     [bold]strict[/] counts every release that can depend on the unit; a theorem under the conditions in --json.
     """
     # An epsilon of numbers that nobody gave would be taken for that of somebody's own.
-    unsaid = [name for name in MECHANISMS[choices["mechanism"]].own_settings() if name not in choices]
+    known = plan_settings()
+    own = MECHANISMS[choices["mechanism"]].own_settings()
+    unsaid = [name for name in own if name not in choices and known[name].kind is not bool]
     if unsaid:
         options = ", ".join("--" + name.replace("_", "-") for name in unsaid)
         raise PlanError(f"mechanism={choices['mechanism']} has numbers that were not given; say {options}")

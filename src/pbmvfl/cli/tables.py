@@ -8,9 +8,9 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.markup import escape
 from rich.table import Table
 
-from pbmvfl.privacy.accounting import NOT_A_PROOF, EpsilonBound
-from pbmvfl.privacy.table import PrivacyTable, attack_in_words, format_advantage, format_epsilon
-from pbmvfl.privacy.units import Accounting, Adversary
+from pbmvfl.privacy.accounting import NOT_A_PROOF, EpsilonBound, TrainingRun
+from pbmvfl.privacy.table import PrivacyTable, attack_in_words, format_advantage, format_epsilon, privacy_table
+from pbmvfl.privacy.units import Accounting, Adversary, Unit
 
 _STAR = "paper *"
 #: Below the usual 80 columns.
@@ -50,6 +50,29 @@ def _against(adversary: Adversary) -> str:
 
 def _with_advantage(row: EpsilonBound) -> str:
     return f"{format_epsilon(row.epsilon)} {format_advantage(row.advantage_upper_bound):>4}"
+
+
+def print_privacy_of_rows(
+    console: Console,
+    run: TrainingRun,
+    *,
+    delta: float,
+    title: str,
+    legend: bool = True,
+    noise_is_known: bool = False,
+) -> None:
+    """One table, or one for the rows of each split where those are charged apart."""
+    apart = run.splits if run.charges_by_split and len(run.splits) > 1 else ()
+    for split in apart or (None,):
+        chosen = run if split is None else run.of_split(split)
+        of_rows = "" if split is None else f", of {'training' if split == 'train' else 'predicted'} rows"
+        table = privacy_table(chosen, delta=delta, noise_is_known=noise_is_known)
+        strict = Accounting.STRICT if chosen.charges_by_split else None
+        explained = table.bound(Unit.CELL, strict) if strict else None
+        last = split is None or split == apart[-1]
+        if not chosen.has_joint_rounds:  # nothing that the paper would count otherwise
+            table = PrivacyTable(tuple(row for row in table.bounds if row.accounting is Accounting.STRICT))
+        print_privacy(console, table, title=title + of_rows, legend=legend and last, explained=explained)
 
 
 def print_privacy(

@@ -24,7 +24,11 @@ if TYPE_CHECKING:
     from pbmvfl.data.vertical import VerticalDataset
     from pbmvfl.federation import Parties
 
-_RUN = "Run"
+_RUN, _BUDGET = "Run", "Budget"
+#: Of a run without a plan and without numbers of one.
+_DEFAULT_EPSILON = 8.0
+#: Numbers that fit any plan, so that giving them is not yet a plan by hand.
+_NEUTRAL = frozenset({"seed", "evaluation"})
 #: What the data says and not the user.
 _SIZES = frozenset({"num_parties", "num_samples", "num_test_samples", "num_classes", "encoder"})
 #: What a plan and the data it is used for must agree on; a plan may leave the test rows open.
@@ -34,7 +38,7 @@ _SHARED_SIZES = ("num_parties", "num_samples", "num_classes")
 @plan_options(
     "num_parties",
     *("mechanism", "embedding_dim", "bound", "secure_aggregation", "evaluation"),
-    *("num_epochs", "batch_size", "learning_rate", "optimizer", "momentum"),
+    *("training", "labels", "num_epochs", "batch_size", "learning_rate", "optimizer", "momentum"),
     *("encoder", "activation", "gradient_codec", "noise_multiplier", "clip_norm", "seed"),
 )
 def train(
@@ -73,6 +77,31 @@ def train(
     root: Annotated[
         Path | None, typer.Option(help="Folder with local copies of the datasets.", rich_help_panel=DATA)
     ] = None,
+    epsilon: Annotated[
+        float | None,
+        typer.Option(
+            help="What training may cost. Default: 8, unless you give a plan or numbers of one.",
+            rich_help_panel=_BUDGET,
+        ),
+    ] = None,
+    unit: Annotated[
+        str | None,
+        typer.Option(help="cell | record | party: what the epsilon protects. Default: cell.", rich_help_panel=_BUDGET),
+    ] = None,
+    accounting: Annotated[
+        str | None,
+        typer.Option(
+            help="strict (a theorem) | paper (as the paper counts, not a proof). Default: strict.",
+            rich_help_panel=_BUDGET,
+        ),
+    ] = None,
+    prediction_epsilon: Annotated[
+        float | None,
+        typer.Option(
+            help="What the prediction of a test row may cost. Without it: exact sums, outside the epsilon.",
+            rich_help_panel=_BUDGET,
+        ),
+    ] = None,
     choices: dict[str, Any],
     out: Annotated[
         Path | None, typer.Option(help="Run folder; must not exist. Default: a new one in runs/.", rich_help_panel=_RUN)
@@ -100,7 +129,7 @@ def train(
     ] = False,
     delta: Annotated[
         float | None,
-        typer.Option(help="Of the epsilons that are shown. Default: 1e-5, or the run's own.", rich_help_panel=_RUN),
+        typer.Option(help="Of every epsilon. Default: 1e-5, or a tenth of 1/N if less.", rich_help_panel=_BUDGET),
     ] = None,
     checkpoint_every: Annotated[int, typer.Option(help="Epochs between checkpoints.", min=1, rich_help_panel=_RUN)] = 1,
     parties: Annotated[
@@ -116,7 +145,10 @@ def train(
 ) -> None:
     """Train a federation: every party in its own state machine, real noise, real masks, real bytes.
 
-    [bold]Try[/]  pbmvfl train digits
+    [bold]Try[/]  pbmvfl train phishing --epsilon 2
+
+    A budget is all it needs: the epsilon is a theorem, and the rest is planned. With --accounting paper, or with
+    numbers of a mechanism, training is the paper's.
 
     [bold]Own data[/]  pbmvfl train --data people.csv --label churn --columns "bank=income,debt;shop=visits,basket"
 
@@ -152,7 +184,8 @@ def train(
         public_seed = given.get("seed", planned.get("seed", 0))
         rows = _rows(dataset, table, wanted, root, public_seed)
         source = RunSource(rows=rows, ledger=_absolute(ledger), delta=DEFAULT_DELTA if delta is None else delta)
-        run = _new(source, planned, given, out, where, exact_metrics)
+        budget = _budget(epsilon, unit, accounting, prediction_epsilon, planned, given)
+        run = _new(source, planned, given, out, where, exact_metrics, budget, own_delta=delta is not None)
     TrainingRun(
         run.folder,
         run.plan,
@@ -168,6 +201,37 @@ def train(
         ledger=None if run.source.ledger is None else Path(run.source.ledger),
         delta=run.source.delta if delta is None else delta,
     ).go()
+
+
+@dataclass(frozen=True)
+class _Budget:
+    """What the user wants to spend."""
+
+    epsilon: float
+    unit: str
+    accounting: str
+    prediction_epsilon: float | None
+
+
+def _budget(
+    epsilon: float | None,
+    unit: str | None,
+    accounting: str | None,
+    prediction_epsilon: float | None,
+    planned: dict[str, Any],
+    given: dict[str, Any],
+) -> _Budget | None:
+    """The budget that was asked for, or the usual one; None where a plan was given, or numbers of one."""
+    asked = {"epsilon": epsilon, "unit": unit, "accounting": accounting, "prediction_epsilon": prediction_epsilon}
+    named = [f"--{name.replace('_', '-')}" for name, value in asked.items() if value is not None]
+    if planned and named:
+        raise PlanError(f"{named[0]} and --plan both say what is spent; give one of them")
+    if planned or (not named and not _NEUTRAL.issuperset(given)):
+        return None
+    chosen = _DEFAULT_EPSILON if epsilon is None else epsilon
+    if prediction_epsilon is not None and not prediction_epsilon > 0:
+        raise PlanError(f"prediction_epsilon={prediction_epsilon:g} must be above 0; leave it out for exact sums")
+    return _Budget(chosen, unit or "cell", accounting or "strict", prediction_epsilon)
 
 
 def _absolute(path: Path | None) -> str | None:
@@ -217,13 +281,16 @@ def _new(
     out: Path | None,
     parties: Parties,
     exact_metrics: bool,
+    budget: _Budget | None,
+    *,
+    own_delta: bool,
 ) -> _Prepared:
     from pbmvfl.federation import Federation, check_exact_metrics, make_ledger_folder
 
     if out is not None and out.exists():
         RunFolder.create(out, name="")  # refuses, before anything is loaded
     settings = {name: value for name, value in planned.items() if name not in _SIZES}
-    chosen = {**(settings or preset(source.rows.dataset)), **given}
+    chosen = {**(settings or ({} if budget else preset(source.rows.dataset))), **given}
     # Every number is checked before a long load or a download; the sizes come with the data.
     Plan.from_dict(
         {
@@ -238,7 +305,9 @@ def _new(
     for name in _SHARED_SIZES:
         if name in planned and planned[name] != getattr(data, name):
             raise PlanError(f"the plan was made for {name}={planned[name]}, the data has {getattr(data, name)}")
-    plan = Plan.for_data(data, **chosen)
+    if not own_delta:
+        source = replace(source, delta=min(DEFAULT_DELTA, 0.1 / data.num_samples))
+    plan = Plan.for_data(data, **chosen) if budget is None else _planned(data, budget, source.delta, chosen)
     Federation(plan, parties=parties).check(data)  # all that can be wrong with the input, while there is no folder yet
     if source.ledger is not None:
         make_ledger_folder(Path(source.ledger))
@@ -249,6 +318,18 @@ def _new(
         source = replace(source, rows=replace(source.rows, files=source.rows.file_facts()))
     folder.write_start(plan, source)
     return _Prepared(folder, plan, data, source)
+
+
+def _planned(data: VerticalDataset, budget: _Budget, delta: float, chosen: dict[str, Any]) -> Plan:
+    return Plan.for_budget(
+        epsilon=budget.epsilon,
+        delta=delta,
+        unit=budget.unit,
+        accounting=budget.accounting,
+        prediction_epsilon=budget.prediction_epsilon,
+        data=data,
+        **chosen,
+    )
 
 
 def _resumed(path: Path, asked: dict[str, Any], planned: dict[str, Any], given: dict[str, Any]) -> _Prepared:

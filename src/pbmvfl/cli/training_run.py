@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import shlex
 import time
@@ -15,22 +16,24 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from pbmvfl.cli.tables import print_notes, print_privacy
+from pbmvfl.cli.plan_words import describe_plan, learning_notes
+from pbmvfl.cli.tables import print_notes, print_privacy_of_rows
 from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.errors import LedgerError, ProtocolError, TransportError
 from pbmvfl.federation import Federation, Parties, newest_common_round
 from pbmvfl.plan import Plan
-from pbmvfl.privacy.table import privacy_notes, privacy_table
+from pbmvfl.privacy.table import privacy_notes
 from pbmvfl.report.curves import draw_curves
 from pbmvfl.runs.folder import RunFolder
 from pbmvfl.runs.history import EpochLine
 from pbmvfl.runs.release_log import ReleaseLog
 from pbmvfl.runs.results import Result
-from pbmvfl.schedule import JOINT, RowUses
+from pbmvfl.schedule import RowUses
 from pbmvfl.wire.traffic import Traffic, human_bytes
 
 #: Exit code of a run that a party's ledger ended: not an error, and not a complete run.
 STOPPED_BY_LEDGER = 3
+_MOST_LINES = 30
 
 
 class TrainingRun:
@@ -110,7 +113,9 @@ class TrainingRun:
 
             def on_epoch(line: EpochLine) -> None:
                 watch.on_epoch(line)
-                if not self._console.is_terminal:  # a file or a pipe: a line an epoch instead of a bar
+                # A file or a pipe gets a line an epoch instead of a bar, and of many epochs some.
+                few = -(-plan.num_epochs // _MOST_LINES)
+                if not self._console.is_terminal and (line.epoch % few == 0 or line.epoch == plan.num_epochs):
                     self._say(_describe_epoch(line, plan.num_epochs))
 
             try:
@@ -137,37 +142,22 @@ class TrainingRun:
 
     def _show_plan(self) -> None:
         plan, data = self._plan, self._data
-        span = f"[-{plan.bound:g}, {plan.bound:g}]"
         table = Table(show_header=False, box=None, padding=(0, 2))
         rows = f"{data.num_samples:,} training and {data.num_test_samples:,} test rows, {data.num_classes} classes"
         table.add_row("data", escape(f"{data.name}: {rows}"))
         table.add_row("parties", escape(_describe_parties(data)))
-        table.add_row(
-            "mechanism",
-            f"{plan.release.describe()}, embeddings of {plan.embedding_dim} values in {span}".replace("[", "\\["),
-        )
-        noise = plan.release.variance_upper_bound**0.5
-        if noise:
-            widest = plan.num_parties * plan.bound
-            table.add_row("noise", escape(f"standard deviation {noise:.3g} on sums within [-{widest:g}, {widest:g}]"))
-        rounds = (
-            f"{plan.num_epochs} epochs of {plan.schedule.rounds_per_pass(JOINT)} rounds, {plan.batch_size} rows each"
-        )
-        table.add_row("training", f"{rounds}, {plan.optimizer} {plan.learning_rate:g}")
-        traffic = plan.traffic()
-        up, down = human_bytes(traffic.bytes_up), human_bytes(traffic.bytes_down)
-        table.add_row("bytes", f"{up} up, {down} down ({plan.gradient_codec} gradient)")
+        for title, words in describe_plan(plan):
+            table.add_row(title, escape(words))
         table.add_row("run folder", escape(str(self._folder.path)))
         self._console.print(table)
-        table_of_costs = plan.privacy(delta=self._delta)
+        run = plan.training_run()
         released = self._released() if self._resumed else None
         if released is not None:  # what earlier sessions released stays released, and counts
             first_round, uses, public_start = released
             self._say(f"continues at round {first_round:,} of {len(plan.schedule):,}")
             run = plan.training_run(uses, public_start=public_start)
-            table_of_costs = privacy_table(run, delta=self._delta)
         title = "epsilon that this will cost" + (" in all" if released is not None else "")
-        print_privacy(self._console, table_of_costs, title=title)
+        print_privacy_of_rows(self._console, run, delta=self._delta, title=title)
         print_notes(self._console, self._warnings())
 
     def _released(self) -> tuple[int, tuple[RowUses, ...], bool] | None:
@@ -186,9 +176,14 @@ class TrainingRun:
     def _warnings(self) -> list[str]:
         plan = self._plan
         notes = [*self._notes, *self._data.notes]
-        if plan.release.is_private:
+        used = [plan.mechanism_for(kind) for kind in plan.schedule.kinds if kind.releases]
+        if all(mechanism.is_private for mechanism in used):
             notes += privacy_notes(plan.training_run(), num_samples=plan.num_samples, delta=self._delta)
-        notes += plan.release.notes
+        for mechanism in dict.fromkeys(used):
+            notes += mechanism.notes
+        notes += learning_notes(plan, self._data.train_features[0].shape[1:])
+        if plan.sends_labels:
+            notes.append("the labels of the training rows go to every party; they are not protected by any epsilon")
         if plan.couples_rows:
             notes.append(
                 f"encoder {plan.encoder} normalises over the batch, so an embedding depends on every row of its batch; "
@@ -212,7 +207,10 @@ class TrainingRun:
             f"{traffic.rounds:,} rounds in {result.seconds:.1f} s; measured {human_bytes(traffic.bytes_up)} up, "
             f"{human_bytes(traffic.bytes_down)} down, {human_bytes(traffic.bytes_setup)} set-up"
         )
-        print_privacy(self._console, result.privacy(delta=self._delta), title="epsilon that was spent", legend=False)
+        run = result.training_run
+        known = result.noise_is_seeded
+        title = "epsilon that was spent"
+        print_privacy_of_rows(self._console, run, delta=self._delta, title=title, legend=False, noise_is_known=known)
         print_notes(self._console, result.notes)
         self._say(f"result.json, history.csv and curves.png are in {self._folder.path}")
 
@@ -228,7 +226,7 @@ def _describe_epoch(line: EpochLine, num_epochs: int) -> str:
     shown = ("train_loss", "train_accuracy", "train_auprc", "test_accuracy", "test_auprc")
     measured = line.metrics
     values = ", ".join(f"{name.replace('_', ' ')} {measured[name]:.4f}" for name in shown if name in measured)
-    return f"epoch {line.epoch} of {num_epochs} after {line.seconds:.1f} s: {values}"
+    return f"epoch {line.epoch} of {num_epochs} after {line.seconds:.1f} s" + (f": {values}" if values else "")
 
 
 class _Watch:
@@ -252,7 +250,8 @@ class _Watch:
         started, first = self._since
         speed = (completed - first) / (now - started) if completed > first else 0.0
         moved = human_bytes(traffic.bytes_up + traffic.bytes_down)
-        shown = f"loss {self._smooth:.3f}{self._score}  {speed:.0f}/s  {moved}"
+        seen = "" if math.isnan(self._smooth) else f"loss {self._smooth:.3f}"
+        shown = f"{seen}{self._score}  {speed:.0f}/s  {moved}"
         self._bar.update(self._task, completed=completed, shown=shown)
 
     def on_epoch(self, line: EpochLine) -> None:

@@ -63,7 +63,7 @@ class PoissonBinomial(Trials):
     def largest_sum(self) -> int:
         return self.num_trials * self.num_parties
 
-    @property
+    @cached_property
     def payload(self) -> PackedIntegers:
         # Without masks a party's value is at most b, and needs only the bits of b.
         bits = self.ring.bits if self.secure_aggregation else self.num_trials.bit_length()

@@ -100,6 +100,11 @@ class TrainingRun:
         return tuple(dict.fromkeys(part.split for part in self.activities))
 
     @property
+    def has_joint_rounds(self) -> bool:
+        """Whether rounds both release rows and learn from them: only there the paper's count is another one."""
+        return any(part.release is not None and part.update is not None for part in self.activities)
+
+    @property
     def charges_by_split(self) -> bool:
         """Whether rows of one split are charged for nothing that is done with rows of another."""
         return self.public_start and not self.has_plain_updates

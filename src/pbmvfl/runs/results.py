@@ -12,7 +12,8 @@ from typing import Any
 from pbmvfl.errors import RunFolderError
 from pbmvfl.json_files import Kinds, checked_object, read_object
 from pbmvfl.plan import Plan
-from pbmvfl.plan_groups import Evaluation
+from pbmvfl.plan_groups import Evaluation, Training
+from pbmvfl.privacy.accounting import TrainingRun
 from pbmvfl.privacy.table import PrivacyTable, privacy_table
 from pbmvfl.privacy.units import Adversary
 from pbmvfl.runs.history import EpochLine
@@ -61,8 +62,14 @@ class Result:
 
     def privacy(self, *, delta: float = DEFAULT_DELTA, adversaries: Iterable[Adversary] | None = None) -> PrivacyTable:
         """What the run spent, for every unit, adversary and accounting."""
-        run = self.plan.training_run(self.row_uses, public_start=self.public_start)
-        return privacy_table(run, delta=delta, adversaries=adversaries, noise_is_known=self.noise_is_seeded)
+        return privacy_table(
+            self.training_run, delta=delta, adversaries=adversaries, noise_is_known=self.noise_is_seeded
+        )
+
+    @property
+    def training_run(self) -> TrainingRun:
+        """What the account sees of the run."""
+        return self.plan.training_run(self.row_uses, public_start=self.public_start)
 
     @property
     def public_start(self) -> bool:
@@ -76,10 +83,13 @@ class Result:
         if self.plan.evaluation is Evaluation.SIMULATOR:
             notes.append("metrics come from exact sums that no role of the protocol sees; they are outside the epsilon")
         else:
-            notes.append(
-                "train metrics come from the training rounds' own noisy sums; "
-                "test metrics from one more noisy release of every test row"
+            local = self.plan.training is Training.LOCAL
+            trained = (
+                "there are no train metrics: local rounds release nothing"
+                if local
+                else ("train metrics come from the training rounds' own noisy sums")
             )
+            notes.append(f"{trained}; test metrics come from one noisy release of every test row")
         if self.stopped:
             notes.append(f"a party's ledger ended the run early: {self.stopped}")
         if self.noise_is_seeded:

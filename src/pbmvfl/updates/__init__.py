@@ -1,7 +1,7 @@
 """How a party's network learns from a gradient: the forward pass, and what becomes of the gradient, in one object.
 
 The plan chooses. `plain` steps along the exact gradient; `noisy` clips each row's gradient and adds noise to the sum,
-which makes the strict account small.
+which makes the strict account small; `correlated` lets the noise of neighbouring steps cancel.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from torch import Tensor, nn
 from pbmvfl.errors import PlanError
 from pbmvfl.plan import Plan
 from pbmvfl.privacy.events import PlainUpdate, RoundedGaussianSum
+from pbmvfl.updates.correlated import Correlated
 from pbmvfl.updates.noisy import Noisy
 from pbmvfl.updates.plain import Plain
 
 if TYPE_CHECKING:
     from pbmvfl.randomness.secret import Entropy
 
-__all__ = ["Noisy", "Plain", "Update", "check_trainable", "update_for"]
+__all__ = ["Correlated", "Noisy", "Plain", "Update", "check_trainable", "update_for"]
 
 
 class Update(Protocol):
@@ -70,4 +71,5 @@ def update_for(
     raised where learning went on without it.
     """
     check_trainable(plan)
-    return _UPDATES[plan.update.event.name](plan, encoder, rows=rows, on_fault=on_fault)
+    kind = Correlated if plan.update.band.width > 1 else _UPDATES[plan.update.event.name]
+    return kind(plan, encoder, rows=rows, on_fault=on_fault)

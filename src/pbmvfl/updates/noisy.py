@@ -1,4 +1,4 @@
-"""Noisy updates: each row's gradient clipped, summed exactly, with exact discrete Gaussian noise on the sum.
+"""Noisy updates: each row's gradient clipped, summed exactly, with exactly rounded normal noise on the sum.
 
 Whatever is done with the noisy sum afterwards (dividing it by the rows of the batch, momentum, Adam) costs nothing
 more. A row's gradient is that of its own loss: the server sends gradients of the batch's mean loss, so they are taken
@@ -57,6 +57,7 @@ class Noisy:
             clip_norm=plan.clip_norm,
             num_weights=weights_of(encoder),
             largest_batch=plan.schedule.largest_batch,
+            band=plan.update.band,
         )
         if rows is not None and len(rows):
             _try_rows(encoder, rows, self._grid, plan.embedding_dim)
@@ -65,6 +66,9 @@ class Noisy:
         self._on_fault = on_fault or _say
         self._trainer = TotalTrainer(plan, encoder)
         self._rows = rows_of(encoder, self._grid)
+        self._mean = torch.empty(self._grid.num_weights)  # the last noisy mean, and the same memory weight by weight
+        parts = torch.split(self._mean, [weight.numel() for weight in self._trainer.parameters])
+        self._slopes = [part.view(weight.shape) for part, weight in zip(parts, self._trainer.parameters, strict=True)]
         self._waiting: Tensor | None = None  # the rows of the batch
         self._whole = False  # whether it was embedded as a whole
 
@@ -115,11 +119,14 @@ class Noisy:
         batch, whole = self._waiting, self._whole
         self._waiting, self._whole = None, False
         slopes_BP = torch.from_numpy(gradient_BP * np.float32(len(batch)))
-        steps = self._grid.released(self._clipped_sum(batch, slopes_BP, whole), entropy)
-        mean = torch.from_numpy(steps * (self._grid.step / len(batch))).to(torch.float32)
-        sizes = [weight.numel() for weight in self._trainer.parameters]
-        parts = zip(torch.split(mean, sizes), self._trainer.parameters, strict=True)
-        self._trainer.step([part.reshape(weight.shape) for part, weight in parts])
+        mean = self._noisy_mean(self._clipped_sum(batch, slopes_BP, whole), len(batch), entropy)
+        np.copyto(self._mean.numpy(), mean, casting="same_kind")
+        self._trainer.step(self._slopes)
+
+    def _noisy_mean(self, total: npt.NDArray[np.float64], rows: int, entropy: Entropy) -> npt.NDArray[np.float64]:
+        """What is stepped along, from the exact sum over so many rows in fine units: nothing else knows that sum."""
+        steps = self._grid.released(total, entropy)
+        return np.multiply(steps, self._grid.step / rows, dtype=np.float64)
 
     def _clipped_sum(self, batch: Tensor, slopes_BP: Tensor, whole: bool) -> npt.NDArray[np.float64]:
         if whole:

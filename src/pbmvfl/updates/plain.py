@@ -1,4 +1,6 @@
-"""The exact gradient, by autograd: what the paper does. Weights then know the rows they were trained on.
+"""The exact gradient: what the paper does. Weights then know the rows they were trained on.
+
+Dense networks have their chain rule written out (`dense.py`); all others have torch's autograd.
 
 Shape suffixes: B rows of the batch, P embedding_dim.
 """
@@ -15,6 +17,7 @@ from torch import Tensor, nn
 
 from pbmvfl.errors import EncoderError
 from pbmvfl.plan import Plan
+from pbmvfl.updates.dense import written_out
 from pbmvfl.updates.trainer import TotalTrainer
 
 if TYPE_CHECKING:
@@ -36,7 +39,9 @@ class Plain:
         self._encoder = encoder
         self._embedding_dim = plan.embedding_dim
         self._trainer = TotalTrainer(plan, encoder)
-        self._waiting: Tensor | None = None  # the embedding with its graph
+        self._dense = written_out(encoder)
+        self._by_dense = False  # whether the batch that waits went that way
+        self._waiting: Tensor | None = None  # the embedding, with its graph if autograd made one
 
     @property
     def waiting_rows(self) -> int:
@@ -47,7 +52,9 @@ class Plain:
         if for_training:
             if not self._encoder.training:  # asking costs nothing; setting it walks through the whole network
                 self._encoder.train()
-            embedding_BP: Tensor = self._encoder(batch)
+            self._by_dense = self._dense is not None and self._dense.takes(batch)
+            forward = self._dense.forward if self._dense is not None and self._by_dense else self._encoder
+            embedding_BP: Tensor = forward(batch)
         else:
             self._encoder.eval()
             with torch.no_grad():
@@ -65,10 +72,12 @@ class Plain:
         del entropy  # there is no noise
         if self._waiting is None:  # its embedding failed, and something else was released in its place
             return
-        # copy: the array may be a read-only view of the message
-        slopes = self._trainer.slopes(self._waiting, torch.from_numpy(gradient_BP.copy()))
+        waiting, self._waiting = self._waiting, None
+        if self._dense is not None and self._by_dense:
+            slopes = self._dense.slopes(gradient_BP)
+        else:  # copy: the array may be a read-only view of the message
+            slopes = self._trainer.slopes(waiting, torch.from_numpy(gradient_BP.copy()))
         self._trainer.step(slopes)
-        self._waiting = None
 
     def state(self) -> dict[str, Tensor]:
         return self._trainer.state()

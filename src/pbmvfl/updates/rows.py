@@ -1,8 +1,8 @@
 """Sums over the rows of a batch of clipped per-row gradients, in exact integers of a grid.
 
-Two ways. For networks of dense layers in a row the gradient of one row at a layer is an outer product; its two factors
-become integers, and one matrix product in float64 adds up all rows, exactly: no row's gradient is ever stored. For all
-other networks torch computes each row's gradient by itself, some rows at a time.
+Two ways. For networks of dense layers in a row the gradient of one row at a layer is an outer product; one factor is
+scaled, and matrix products in float32 add up some rows at a time, with a known error: no row's gradient is ever stored.
+For all other networks torch computes each row's gradient by itself, and rows are added up exactly.
 
 Shape suffixes: B rows of the batch, P embedding_dim, L layers, D weights.
 """
@@ -18,16 +18,30 @@ import torch
 from torch import Tensor, nn
 
 from pbmvfl.encoders import Bounded
-from pbmvfl.updates.grid import Grid, add_truncated, factor_scales, row_squares, truncated
+from pbmvfl.updates.dense import dense_leaves, written_out
+from pbmvfl.updates.grid import Grid, add_products, add_truncated, row_scales, row_squares
 
 #: Per-row gradients held at a time, in numbers: 64 MiB.
 _CHUNK = 1 << 24
-#: Wider layers could overflow the check of their integers' norm.
-_WIDEST = 1 << 16
+#: Layers without weights that fail on no value. With others a row could make its batch be taken row by row, and then
+#: the sums of other rows would be rounded in another way.
+_TOTAL = (
+    nn.Flatten,
+    nn.Identity,
+    nn.ReLU,
+    nn.LeakyReLU,
+    nn.ELU,
+    nn.GELU,
+    nn.SiLU,
+    nn.Tanh,
+    nn.Hardtanh,
+    nn.Sigmoid,
+    nn.Softplus,
+    nn.Softsign,
+)
 
-
-#: One network's arrays by place, rows and columns.
-Memory = dict[tuple[int, int, int], npt.NDArray[np.float64]]
+#: One network's arrays by use, rows and columns.
+Memory = dict[tuple[str, int, int], npt.NDArray[Any]]
 
 
 class Rows(Protocol):
@@ -43,41 +57,22 @@ class Rows(Protocol):
 
 def rows_of(encoder: Bounded, grid: Grid) -> Rows:
     """The faster way for dense networks, the other for the rest."""
-    leaves = _dense_leaves(encoder)
-    return AnyRows(encoder, grid) if leaves is None else DenseRows(encoder, leaves, grid)
-
-
-def _dense_leaves(encoder: Bounded) -> list[nn.Module] | None:
-    """The layers in the order in which they run, if all that learns is plain dense layers, each used once."""
-    leaves: list[nn.Module] = []
-
-    def collect(module: nn.Module) -> bool:
-        if type(module) is nn.Sequential:
-            return all(collect(child) for child in module)
-        leaves.append(module)
-        if type(module) is nn.Linear:
-            learns = {parameter.requires_grad for parameter in module.parameters()}
-            usual = {name for name, _ in module.named_parameters()} <= {"weight", "bias"}
-            return len(learns) == 1 and usual and max(module.weight.shape) < _WIDEST
-        return not any(True for _ in module.parameters())
-
-    if type(encoder) is not Bounded or not collect(encoder.network):
-        return None
-    dense = [leaf for leaf in leaves if type(leaf) is nn.Linear]
-    weights = [weight for leaf in dense for weight in leaf.parameters()]
-    apart = len({id(leaf) for leaf in dense}) == len(dense) and len({id(weight) for weight in weights}) == len(weights)
-    hooked = any(module._forward_hooks or module._forward_pre_hooks for module in encoder.modules())
-    return leaves if apart and not hooked and any(weight.requires_grad for weight in weights) else None
+    leaves = dense_leaves(encoder)
+    if leaves is None or not all(type(leaf) in (nn.Linear, *_TOTAL) for leaf in leaves):
+        return AnyRows(encoder, grid)
+    return DenseRows(encoder, leaves, grid)
 
 
 class DenseRows:
-    """Dense layers in a row, with anything without weights between them."""
+    """Dense layers in a row, with layers without weights between them."""
 
     def __init__(self, encoder: Bounded, leaves: list[nn.Module], grid: Grid) -> None:
         self._encoder = encoder
         self._leaves = leaves
         self._grid = grid
         self._any = AnyRows(encoder, grid)  # for inputs that are no rows of numbers, such as sequences
+        self._dense = written_out(encoder)
+        self._by_dense = False
         self._by_layer = True
         self._inputs: list[Tensor] = []
         self._outputs: list[Tensor] = []
@@ -86,6 +81,9 @@ class DenseRows:
         self._memory: Memory = {}
 
     def forward(self, batch: Tensor) -> Tensor:
+        self._by_dense = self._dense is not None and self._dense.takes(batch)
+        if self._dense is not None and self._by_dense:
+            return self._dense.forward(batch)
         self._inputs, self._outputs, self._layers = [], [], []
         values = batch
         for leaf in self._leaves:
@@ -103,21 +101,34 @@ class DenseRows:
         return self._embedding
 
     def clipped_sum(self, slopes_BP: Tensor) -> npt.NDArray[np.float64]:
-        if not self._by_layer:
+        if self._dense is not None and self._by_dense:
+            ins, outs = self._dense.factors(slopes_BP.numpy())
+            layers = self._dense.layers
+        elif not self._by_layer:
             return self._any.clipped_sum(slopes_BP)
-        assert self._embedding is not None
-        found = torch.autograd.grad(self._embedding, self._outputs, slopes_BP, allow_unused=True)
-        outs = [
-            (torch.zeros_like(output) if slope is None else slope).contiguous().numpy()
-            for slope, output in zip(found, self._outputs, strict=True)
-        ]
-        ins = [each.contiguous().numpy() for each in self._inputs]
-        biased = [layer.bias is not None for layer in self._layers]
-        self._inputs, self._outputs, self._embedding = [], [], None
+        else:
+            ins, outs, layers = *self._by_autograd(slopes_BP), self._layers
+        biased = [layer.bias is not None for layer in layers]
         parts: list[npt.NDArray[np.float64]] = []
         for sums, bias in zip(outer_sums(ins, outs, biased, self._grid, self._memory), biased, strict=True):
             parts += [sums[:, :-1].ravel(), sums[:, -1]] if bias else [sums.ravel()]
         return np.concatenate(parts)
+
+    def _by_autograd(self, slopes_BP: Tensor) -> tuple[list[npt.NDArray[np.float32]], list[npt.NDArray[np.float32]]]:
+        """The layers' inputs and the gradients at their outputs."""
+        assert self._embedding is not None
+        found = torch.autograd.grad(self._embedding, self._outputs, slopes_BP, allow_unused=True)
+        outs = [
+            torch.zeros_like(output) if slope is None else slope
+            for slope, output in zip(found, self._outputs, strict=True)
+        ]
+        ins = self._inputs
+        self._inputs, self._outputs, self._embedding = [], [], None
+        return [_plain_array(each) for each in ins], [_plain_array(each) for each in outs]
+
+
+def _plain_array(values: Tensor) -> npt.NDArray[np.float32]:
+    return values.to(torch.float32).contiguous().numpy()
 
 
 def outer_sums(
@@ -129,35 +140,33 @@ def outer_sums(
 ) -> list[npt.NDArray[np.float64]]:
     """For each layer the sum over rows of (gradient at its output) x (its input, and 1 for the bias), clipped by row.
 
-    All factors are integers and every row's norm is checked to be at most the grid's. A product of factors is then at
-    most that norm, a sum of B at most B times it, below 2^53: float64 adds exactly, whatever the order. `memory` is
-    used again from call to call: fresh arrays of this size would cost page faults.
+    In whole fine units, in memory that the next call with the same `memory` uses again: fresh arrays of this size would
+    cost page faults.
     """
     memory = {} if memory is None else memory
     shape_LB = (len(ins), len(ins[0]))
-    squares_in, squares_out, scale_in, scale_out = (np.empty(shape_LB) for _ in range(4))
+    squares_in, squares_out = np.empty(shape_LB), np.empty(shape_LB)
     for layer, bias in enumerate(biased):
         row_squares(ins[layer], float(bias), squares_in[layer])
         row_squares(outs[layer], 0.0, squares_out[layer])
-    factor_scales(squares_in, squares_out, grid.units, grid.target, scale_in, scale_out)
-    whole_in, whole_out = (np.empty(shape_LB, dtype=np.int64) for _ in range(2))
-    factors = []
+    scales = np.empty(shape_LB[1])
+    row_scales(squares_in, squares_out, grid.units, grid.target, scales)
+    totals = []
     for layer, bias in enumerate(biased):
-        left = _reused(memory, (2 * layer, shape_LB[1], outs[layer].shape[1]))
-        right = _reused(memory, (2 * layer + 1, shape_LB[1], ins[layer].shape[1] + bias))
-        truncated(outs[layer], scale_out[layer], False, left, whole_out[layer])
-        truncated(ins[layer], scale_in[layer], bias, right, whole_in[layer])
-        factors.append((left, right))
-    within_B = (whole_in.astype(np.float64) * whole_out.astype(np.float64)).sum(axis=0) <= grid.largest_square
-    if not within_B.all():  # scaling leaves no such row; should one be there, it counts for nothing
-        for left, _ in factors:
-            left[~within_B] = 0
-    return [(torch.from_numpy(left).T @ torch.from_numpy(right)).numpy() for left, right in factors]
+        columns_in, columns_out = ins[layer].shape[1], outs[layer].shape[1]
+        left = _reused(memory, ("left", grid.chunk_rows, columns_out), np.float32)
+        right = _reused(memory, ("right", grid.chunk_rows, columns_in), np.float32)
+        product = _reused(memory, ("product", columns_out, columns_in), np.float32)
+        total = _reused(memory, (f"total {layer}", columns_out, columns_in + bias), np.float64)
+        total.fill(0)
+        add_products(ins[layer], outs[layer], scales, bias, left, right, product, total)
+        totals.append(total)
+    return totals
 
 
-def _reused(memory: Memory, key: tuple[int, int, int]) -> npt.NDArray[np.float64]:
+def _reused(memory: Memory, key: tuple[str, int, int], kind: type[np.floating[Any]]) -> npt.NDArray[Any]:
     if key not in memory:
-        memory[key] = np.empty(key[1:])
+        memory[key] = np.empty(key[1:], dtype=kind)
     return memory[key]
 
 

@@ -1,0 +1,93 @@
+"""A plan in a few lines for a terminal."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from pbmvfl.local_planner import learning_note
+from pbmvfl.mechanisms import Mechanism
+from pbmvfl.plan import Plan
+from pbmvfl.plan_groups import Evaluation, FeatureMap, PreparationName, Training, feature_width
+from pbmvfl.votes import VoteKind
+from pbmvfl.wire.traffic import human_bytes
+
+
+def describe_plan(plan: Plan) -> Iterator[tuple[str, str]]:
+    """(title, words) of every line."""
+    if plan.training is Training.LOCAL:
+        yield "training", _local(plan)
+        yield "noise", _noise(plan)
+    else:
+        yield "mechanism", _released(plan.release)
+        yield from _deviation(plan)
+        yield "training", _joint(plan)
+    yield from _prediction(plan)
+    traffic = plan.traffic()
+    down = human_bytes(traffic.bytes_down)
+    gradient = f" ({plan.gradient_codec} gradient)" if plan.training is Training.JOINT else ""
+    labels = f", labels {human_bytes(traffic.bytes_setup)} with the handshake" if plan.sends_labels else ""
+    yield "bytes", f"{human_bytes(traffic.bytes_up)} up, {down} down{gradient}{labels}"
+
+
+def learning_notes(plan: Plan, shape: Sequence[int]) -> list[str]:
+    """What a person should know about local training with rows of this shape."""
+    if plan.training is not Training.LOCAL or not plan.noise_multiplier:
+        return []
+    shift = 2 * math.sqrt(plan.num_epochs) / plan.noise_multiplier
+    width = feature_width(plan.features, math.prod(shape), plan.column_values)
+    sizes = {"num_samples": plan.num_samples, "num_classes": plan.num_classes}
+    note = learning_note(shift=shift, width=width, **sizes)
+    return [] if note is None else [note]
+
+
+def _released(release: Mechanism) -> str:
+    return (
+        f"{release.describe()}, embeddings of {release.embedding_dim} values in [-{release.bound:g}, {release.bound:g}]"
+    )
+
+
+def _deviation(plan: Plan) -> Iterator[tuple[str, str]]:
+    noise = plan.release.variance_upper_bound**0.5
+    if noise:
+        widest = plan.num_parties * plan.bound
+        yield "noise", f"standard deviation {noise:.3g} on sums within [-{widest:g}, {widest:g}]"
+
+
+def _steps(plan: Plan) -> str:
+    kind = next(phase.kind for phase in plan.rounds.phases if phase.kind.trains)
+    rounds = plan.schedule.rounds_per_pass(kind)
+    each = "of all rows" if rounds == 1 else f"of {rounds} rounds, {plan.batch_size} rows each"
+    return f"{plan.num_epochs} epochs {each}, {plan.optimizer} {plan.learning_rate:g}"
+
+
+def _joint(plan: Plan) -> str:
+    return _steps(plan)
+
+
+def _local(plan: Plan) -> str:
+    seen = {
+        FeatureMap.COLUMNS: "its columns",
+        FeatureMap.PAIRS: "its columns and their products",
+        FeatureMap.VALUES: "the values of its columns and of every two together",
+    }[plan.features]
+    prepared = ", whitened" if plan.preparation is PreparationName.WHITEN else ""
+    return f"every party alone on {seen}{prepared}; nothing leaves it; {_steps(plan)}"
+
+
+def _noise(plan: Plan) -> str:
+    if not plan.noise_multiplier:
+        return "none"
+    rows = plan.schedule.num_rows(plan.schedule.trained_at - 1)
+    share = plan.noise_multiplier / rows
+    return f"{plan.noise_multiplier:.4g} times what one row may add to a step, {share:.2g} of what all {rows:,} may add"
+
+
+def _prediction(plan: Plan) -> Iterator[tuple[str, str]]:
+    if plan.evaluation is Evaluation.SIMULATOR:
+        if plan.training is Training.LOCAL:
+            yield "predictions", "exact sums, which the label holder may see; outside the epsilon"
+        return
+    release = plan.prediction or plan.release
+    vote = "" if plan.vote.kind is VoteKind.RAW else f" of every party's vote ({plan.vote.kind})"
+    yield "predictions", f"{release.describe()}{vote}, one release a test row"
