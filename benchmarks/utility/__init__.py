@@ -1,1 +1,1 @@
-"""What accuracy privacy leaves: ours beside others at the same epsilon (`python -m benchmarks.utility`), and studies."""
+"""What accuracy privacy leaves: ours beside others' at one epsilon (`python -m benchmarks.utility`), and studies."""

@@ -12,6 +12,7 @@ import sys
 import time
 import tomllib
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -46,7 +47,7 @@ def main() -> int:
     return 0
 
 
-def _measure(config: dict[str, list[float]], names: list[str], records: Records) -> None:
+def _measure(config: dict[str, Any], names: list[str], records: Records) -> None:
     todo = [
         (dataset, name, epsilon, seed)
         for dataset in config["datasets"]

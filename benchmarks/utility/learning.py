@@ -59,7 +59,9 @@ def sampled_noise(epsilon: float, delta: float, sampled: float, steps: int, prep
     """The noise multiplier of sampled steps beside a Gaussian of shift `prepared`, by dp-accounting."""
 
     def spent(multiplier: float) -> float:
-        accountant = pld.PLDAccountant(dp_accounting.NeighboringRelation.REPLACE_ONE, value_discretization_interval=1e-3)
+        accountant = pld.PLDAccountant(
+            dp_accounting.NeighboringRelation.REPLACE_ONE, value_discretization_interval=1e-3
+        )
         step = dp_accounting.PoissonSampledDpEvent(sampled, dp_accounting.GaussianDpEvent(multiplier))
         accountant.compose(step, steps)
         if prepared:
@@ -83,9 +85,16 @@ class Model:
 
 
 def learned(
-    part: Part, labels: Indices, prior_K: Reals, recipe: Recipe, *, epsilon: float, delta: float, rng: np.random.Generator,
+    part: Part,
+    labels: Indices,
+    prior_K: Reals,
+    recipe: Recipe,
+    *,
+    epsilon: float,
+    delta: float,
+    rng: np.random.Generator,
     noise_factor: float = 1.0,
-) -> Model:  # fmt: skip
+) -> Model:
     """A model of one part within the budget. `noise_factor` is the square root of how many add noise of their own."""
     count, columns = part.rows_ND.shape
     mu = shift_of(epsilon, delta) if math.isfinite(epsilon) else math.inf
@@ -136,8 +145,14 @@ def _features(part: Part, mean_D: Reals, matrix_DD: Reals | None, radius: float)
 
 
 def _steps(
-    rows_ND: Floats, labels: Indices, prior_K: Reals, recipe: Recipe, rate: float, multiplier: float, rng: np.random.Generator
-) -> Reals:  # fmt: skip
+    rows_ND: Floats,
+    labels: Indices,
+    prior_K: Reals,
+    recipe: Recipe,
+    rate: float,
+    multiplier: float,
+    rng: np.random.Generator,
+) -> Reals:
     count, shape = len(rows_ND), (rows_ND.shape[1], len(prior_K))
     norms_N = np.linalg.norm(rows_ND, axis=1)
     targets_NK = np.eye(len(prior_K), dtype=np.float32)[labels]

@@ -2,8 +2,8 @@
 
 A party's columns become symbols by a public code: groups of few-valued columns, or signs of public projections. The
 server makes tables of the released training rows, symbol by class, with the response's randomness taken out; a row's
-score is the sum of its symbols' logarithms (naive Bayes). Rows to be predicted are looked up at home (`exact_scores`), or
-released in turn as symbols of their scores (`scores`).
+score is the sum of its symbols' logarithms (naive Bayes). Rows to be predicted are looked up at home
+(`exact_scores`), or released in turn as symbols of their scores (`scores`).
 
 Shape suffixes: N rows, K classes, S symbols.
 """
@@ -121,19 +121,28 @@ def _symbols_of(scores_NK: Reals, size: int) -> Indices:
     return np.minimum((size / (1 + np.exp(-odds_N))).astype(np.int64), size - 1)
 
 
-def advantage(code: Code, table: Table, epsilon: float) -> float:
-    """Of the best attack on one party's release of one training row: total variation of the product of its responses."""
+def advantage(code: Code, table: Table, epsilon: float, *, exact: bool) -> float:
+    """Of the best attack on what one party releases of one row: of the row for which it is largest."""
     symbols, size = code.symbols(table.columns[0][:1], table.column_values)
-    share, count = epsilon / len(symbols), len(symbols)
-    kept = math.exp(share) / (math.exp(share) + size - 1)
-    other = kept * math.exp(-share)
-    rest = max(0.0, 1 - kept - other)
-    # Each response tells for one row, for the other, or for neither; their difference decides.
-    law: dict[int, float] = {}
-    for outcome in itertools.product((1, -1, 0), repeat=count):
-        chance = math.prod({1: kept, -1: other, 0: rest}[each] for each in outcome)
-        law[sum(outcome)] = law.get(sum(outcome), 0.0) + chance
-    return sum(max(0.0, law[d] - law[-d]) for d in law if d > 0)
+    found = responses_advantage(len(symbols), size, epsilon / len(symbols))
+    if exact:
+        return found
+    return max(found, responses_advantage(1, code.levels if table.num_classes == 2 else table.num_classes, epsilon))
+
+
+def responses_advantage(count: int, size: int, epsilon: float) -> float:
+    """Total variation between so many responses of this epsilon each, for rows that differ in all symbols."""
+    kept = 1 / (1 + (size - 1) * math.exp(-epsilon))
+    other = kept * math.exp(-epsilon)
+    chances = {1: kept, -1: other, 0: max(0.0, 1 - kept - other)}
+    # Each response tells for one row, for the other, or for neither; only the difference of these counts matters.
+    law: dict[int, float] = {0: 1.0}
+    for _ in range(count):
+        longer: dict[int, float] = {}
+        for (at, chance), (move, share) in itertools.product(law.items(), chances.items()):
+            longer[at + move] = longer.get(at + move, 0.0) + chance * share
+        law = longer
+    return sum(max(0.0, law[at] - law[-at]) for at in law)
 
 
 def _responses(symbols_N: Indices, size: int, epsilon: float, rng: np.random.Generator) -> Indices:

@@ -103,7 +103,9 @@ def _pooled(table: Table, epsilon: float, delta: float, seed: int, choice: Choic
     return _additive(table.pooled(), epsilon, delta, seed, choice)
 
 
-def _run_open(trial: Callable[[Table, float, float, int, Choice], Reals]) -> Callable[[Task, float, int, Choice], Measures]:
+def _run_open(
+    trial: Callable[[Table, float, float, int, Choice], Reals],
+) -> Callable[[Task, float, int, Choice], Measures]:
     def run(task: Task, epsilon: float, seed: int, choice: Choice) -> Measures:
         return _measures(trial(task.table, epsilon, task.delta, seed, choice), task.table) | {"advantage": 1.0}
 
@@ -135,7 +137,13 @@ def _run_central(task: Task, epsilon: float, seed: int, choice: Choice) -> Measu
 def _run_library(accounting: Accounting) -> Callable[[Task, float, int, Choice], Measures]:
     def run(task: Task, epsilon: float, seed: int, choice: Choice) -> Measures:
         plan = Plan.for_budget(
-            epsilon=epsilon, delta=task.delta, unit="cell", accounting=accounting.value, data=task.data, seed=seed, **choice
+            epsilon=epsilon,
+            delta=task.delta,
+            unit="cell",
+            accounting=accounting.value,
+            data=task.data,
+            seed=seed,
+            **choice,
         )
         result = Federation(plan).fit(task.data)
         bounds = {
@@ -187,7 +195,8 @@ def _run_local_dp(exact: bool) -> Callable[[Task, float, int, Choice], Measures]
     def run(task: Task, epsilon: float, seed: int, choice: Choice) -> Measures:
         found = _measures(trial(task.table, epsilon, task.delta, seed, choice), task.table)
         if "code" in choice:
-            return found | {"advantage": local_dp.advantage(local_dp.Code(**choice["code"]), task.table, epsilon)}
+            code = local_dp.Code(**choice["code"])
+            return found | {"advantage": local_dp.advantage(code, task.table, epsilon, exact=exact)}
         return found | {"advantage": advantage_of(shift_of(epsilon, task.delta))}
 
     return run

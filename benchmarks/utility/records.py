@@ -1,4 +1,4 @@
-"""Results as lines of JSON: one for every data set, method, epsilon and seed, so that a run continues where it stopped."""
+"""Results as lines of JSON, one for every data set, method, epsilon and seed: a run continues where it stopped."""
 
 from __future__ import annotations
 

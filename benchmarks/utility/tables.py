@@ -90,7 +90,9 @@ class Table:
 def load(name: str, num_parties: int) -> tuple[VerticalDataset, Table]:
     """The data set as the library has it, and as a table."""
     data = load_dataset(name, num_parties=num_parties, progress=False)
-    train, judged = ([np.asarray(part, np.float32) for part in parts] for parts in (data.train_features, data.test_features))
+    train, judged = (
+        [np.asarray(part, np.float32) for part in parts] for parts in (data.train_features, data.test_features)
+    )
     values = data.column_values
     return data, Table(
         name=name,
@@ -140,8 +142,8 @@ def _splits(name: str, count: int) -> Iterator[tuple[Indices, Indices]]:
     if name == "activity":
         people = _people()
         for group in range(_GROUPS_OF_PEOPLE):
-            held = np.isin(people, np.unique(people)[group :: _GROUPS_OF_PEOPLE + 1])
-            yield everybody[~held], everybody[held]
+            is_held = np.isin(people, np.unique(people)[group :: _GROUPS_OF_PEOPLE + 1])
+            yield everybody[~is_held], everybody[is_held]
         return
     for held in np.array_split(everybody, _BLOCKS):
         yield np.setdiff1d(everybody, held), held
