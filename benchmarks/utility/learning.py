@@ -54,19 +54,31 @@ def advantage_of(mu: float) -> float:
     return float(2 * norm.cdf(mu / 2) - 1)
 
 
+def advantage(recipe: Recipe, epsilon: float, delta: float) -> float:
+    """Of the best attack on a model that was learned by this recipe within this budget."""
+    mu = shift_of(epsilon, delta)
+    if recipe.sampled >= 1:
+        return advantage_of(mu)
+    prepared = math.sqrt(_MEAN_SHARE + _GRAM_SHARE) * mu if recipe.prepared else 0.0
+    multiplier = sampled_noise(epsilon, delta, recipe.sampled, recipe.steps, prepared)
+    return float(_accountant(multiplier, recipe.sampled, recipe.steps, prepared).get_delta(0.0))
+
+
+def _accountant(multiplier: float, sampled: float, steps: int, prepared: float) -> pld.PLDAccountant:
+    accountant = pld.PLDAccountant(dp_accounting.NeighboringRelation.REPLACE_ONE, value_discretization_interval=1e-3)
+    step = dp_accounting.PoissonSampledDpEvent(sampled, dp_accounting.GaussianDpEvent(multiplier))
+    accountant.compose(step, steps)
+    if prepared:
+        accountant.compose(dp_accounting.GaussianDpEvent(2 / prepared))
+    return accountant
+
+
 @cache
 def sampled_noise(epsilon: float, delta: float, sampled: float, steps: int, prepared: float) -> float:
     """The noise multiplier of sampled steps beside a Gaussian of shift `prepared`, by dp-accounting."""
 
     def spent(multiplier: float) -> float:
-        accountant = pld.PLDAccountant(
-            dp_accounting.NeighboringRelation.REPLACE_ONE, value_discretization_interval=1e-3
-        )
-        step = dp_accounting.PoissonSampledDpEvent(sampled, dp_accounting.GaussianDpEvent(multiplier))
-        accountant.compose(step, steps)
-        if prepared:
-            accountant.compose(dp_accounting.GaussianDpEvent(2 / prepared))
-        return float(accountant.get_epsilon(delta)) - epsilon
+        return float(_accountant(multiplier, sampled, steps, prepared).get_epsilon(delta)) - epsilon
 
     return float(brentq(spent, 0.3, 2000.0, xtol=1e-3))
 

@@ -35,8 +35,9 @@ class Code:
 
     #: Few-valued columns a symbol; 0 for the sum of all columns.
     columns: int = 0
-    #: Signs of projections a symbol, where columns have many values.
+    #: Signs of projections a symbol, where columns have many values, and how many such symbols.
     bits: int = 0
+    repeats: int = 1
     #: Which projections.
     draw: int = 0
     #: Steps of a score that is released, for two classes.
@@ -46,10 +47,11 @@ class Code:
         """Every symbol of every row, and how many symbols there are to choose from."""
         if column_values is None:
             rng = np.random.default_rng((_PROJECTION_SEED, self.draw))
-            directions = rng.normal(size=(rows_ND.shape[1], self.bits))
+            directions = rng.normal(size=(rows_ND.shape[1], self.bits * self.repeats))
             directions -= directions.mean(axis=0)  # what all columns have in common says little
-            bits_NB = (rows_ND @ directions.astype(np.float32)) > 0
-            return [bits_NB @ (1 << np.arange(self.bits))], 1 << self.bits
+            signs_NB = (rows_ND @ directions.astype(np.float32)) > 0
+            each = np.split(signs_NB, self.repeats, axis=1)
+            return [signs @ (1 << np.arange(self.bits)) for signs in each], 1 << self.bits
         values_ND = as_symbols(rows_ND, column_values)
         if self.columns == 0:
             return [values_ND.sum(axis=1)], rows_ND.shape[1] * (column_values - 1) + 1
@@ -61,7 +63,8 @@ class Code:
 def codes(column_values: int | None, levels: tuple[int, ...] = (2,)) -> Iterator[Code]:
     """Everything that is tried."""
     if column_values is None:
-        yield from (Code(bits=bits, draw=draw) for bits in (1, 2, 3, 5, 7) for draw in range(6))
+        shapes = ((1, 1), (2, 1), (3, 1), (5, 1), (7, 1), (9, 1), (1, 4), (1, 12), (3, 3), (5, 2))
+        yield from (Code(bits=bits, repeats=repeats, draw=draw) for bits, repeats in shapes for draw in range(6))
     else:
         yield from (Code(columns=columns, levels=each) for columns in (0, 1, 2, 3, 6) for each in levels)
 

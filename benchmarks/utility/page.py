@@ -24,14 +24,15 @@ party's values of one row are replaced; delta {delta:g}.
   are another matter.
 - **central DP-SGD**: one party has all columns: ours's features, whitening and softmax regression, trained jointly with
   noisy steps; a whole row is replaced, so its epsilon protects more. For every epsilon the best on hold-outs of full
-  batches and Poisson-sampled ones (a tenth of the rows, 100 steps, dp-accounting's losses), with and without whitening,
-  four step sizes.
+  batches and Poisson-sampled ones (a tenth of the rows, 100 steps, dp-accounting's losses) with several step sizes,
+  and full batches without whitening.
 - **PBM-VFL, paper's epsilon**: the paper's algorithm, planned for the same epsilon by the paper's account, which is not
   a proof. By the strict account the same runs have the epsilons of the last table, and advantage 1.
 - **local DP**: each party releases each row once by k-ary randomised response, pure epsilon. Tried: every column by
-  itself, two, three or six together, sums of columns (Phishing); 1 to 7 signs of six public draws of projections
-  (Activity). Seven tenths of the training rows make tables of counts by class; the other rows and the test rows are
-  released as symbols of the score (2, 4 or 16 steps of a probability, or the best class) that those tables give them.
+  itself, two, three or six together, sums of columns (Phishing); 1 to 12 symbols of 1 to 9 signs of public projections,
+  six draws of them (Activity). Seven tenths of the training rows make tables of counts by class; the other rows and
+  the test rows are released as symbols of the score (2, 4 or 16 steps of a probability, or the best class) that those
+  tables give them.
 - **local DP, exact at test**: the same tables from all training rows; test rows are looked up at home and summed
   exactly, as ours are. Also tried: each row's gradient with noise of its own.
 - **no privacy**: ours's features and model without noise, columns pooled, or parties alone as in ours.
@@ -121,7 +122,7 @@ def _in_words(choice: dict[str, Any]) -> str:
     if "code" in choice:
         code = choice["code"]
         if code["bits"]:
-            return f"{code['bits']} signs of draw {code['draw']}"
+            return f"{code['repeats']} x {code['bits']} signs of draw {code['draw']}"
         levels = f", {code['levels']} steps" if code["levels"] != 2 else ""
         return ("sums" if not code["columns"] else f"{code['columns']} together") + levels
     batch = "sampled" if choice.get("sampled", 1) < 1 else "full batches"

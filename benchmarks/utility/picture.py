@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ _STYLES = {
     "open_pooled": ("#000000", ""),
     "open_local": ("#777777", ""),
 }
-_TICKS = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.93, 0.95, 0.97)
+_TICKS = (0.2, 0.4, 0.6, 0.7, 0.8, 0.85, 0.9, 0.92, 0.94, 0.95, 0.96, 0.97)
 _LABEL_GAP = 0.062
 
 
@@ -34,13 +35,11 @@ def draw(config: dict[str, Any], records: Records, path: Path) -> None:
     datasets = config["datasets"]
     plt.rcParams.update({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False})
     figure, axes = plt.subplots(
-        len(datasets), 2, figsize=(10.5, 4.1 * len(datasets)), sharey="row", squeeze=False, layout="none"
+        len(datasets), 2, figsize=(11, 4.1 * len(datasets)), sharey="row", squeeze=False, layout="none"
     )
-    figure.subplots_adjust(left=0.075, right=0.985, top=0.94, bottom=0.075, wspace=0.56, hspace=0.3)
+    figure.subplots_adjust(left=0.06, right=0.985, top=0.95, bottom=0.065, wspace=0.7, hspace=0.3)
     for (left, right), dataset in zip(axes, datasets, strict=True):
         _panel(left, right, config, records, dataset)
-    for axis in axes[-1]:
-        axis.set_xlabel(axis.get_xlabel())
     figure.savefig(path, dpi=150)
     plt.close(figure)
 
@@ -78,8 +77,8 @@ def _panel(left: Any, right: Any, config: dict[str, Any], records: Records, data
     left.set_xscale("log", base=2)
     left.set_xticks(config["epsilons"], [f"{epsilon:g}" for epsilon in config["epsilons"]])
     left.minorticks_off()
-    left.set_xlabel(f"epsilon of a cell, at delta {config['delta']:g}")
-    right.set_xlabel("advantage of the best attack on a cell, by the method's own account")
+    left.set_xlabel(f"epsilon of a cell, at delta $10^{{{math.log10(config['delta']):.0f}}}$")
+    right.set_xlabel("advantage of the best attack on a cell")
     left.set_ylabel("accuracy on test rows")
     left.set_title(f"{dataset.capitalize()}, {config['num_parties']} parties", loc="left", fontweight="bold")
     for axis in (left, right):
@@ -90,9 +89,8 @@ def _panel(left: Any, right: Any, config: dict[str, Any], records: Records, data
 
 
 def _line(axis: Any, across: list[float], found: list[Summary], colour: str, mark: str, name: str) -> None:
-    order = np.argsort(across)
-    x = np.asarray(across)[order]
-    means, spreads = (np.asarray([getattr(found[at], which) for at in order]) for which in ("mean", "deviation"))
+    x = np.asarray(across)
+    means, spreads = (np.asarray([getattr(each, which) for each in found]) for which in ("mean", "deviation"))
     ours = name == "ours"
     axis.plot(x, _height(means), color=colour, marker=mark, markersize=6 if ours else 5, linewidth=2.4 if ours else 1.5,
               zorder=4 if ours else 3)  # fmt: skip
@@ -118,11 +116,18 @@ def _labels(axis: Any, ends: list[tuple[float, str, str]], bottom: float, top: f
         axis.annotate(
             label,
             xy=(1.0, end),
-            xytext=(1.06, height),
+            xytext=(1.1, height),
             xycoords=axis.get_yaxis_transform(),
             textcoords=axis.get_yaxis_transform(),
             color=colour,
             va="center",
             annotation_clip=False,
-            arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.7, "shrinkA": 1, "shrinkB": 1},
+            arrowprops={
+                "arrowstyle": "-",
+                "color": colour,
+                "linewidth": 0.7,
+                "shrinkA": 1,
+                "shrinkB": 2,
+                "relpos": (0, 0.5),
+            },
         )
