@@ -133,12 +133,12 @@ def _run_central(task: Task, epsilon: float, seed: int, choice: Choice) -> Measu
 # --- the library's own ---
 
 
-def _run_library(accounting: Accounting) -> Callable[[Task, float, int, Choice], Measures]:
+def _run_library(accounting: Accounting, unit: Unit = Unit.CELL) -> Callable[[Task, float, int, Choice], Measures]:
     def run(task: Task, epsilon: float, seed: int, choice: Choice) -> Measures:
         plan = Plan.for_budget(
             epsilon=epsilon,
             delta=task.delta,
-            unit="cell",
+            unit=unit.value,
             accounting=accounting.value,
             data=task.data,
             seed=seed,
@@ -146,7 +146,7 @@ def _run_library(accounting: Accounting) -> Callable[[Task, float, int, Choice],
         )
         result = Federation(plan).fit(task.data)
         bounds = {
-            each: epsilon_bound(plan.training_run(), Unit.CELL, each, delta=task.delta)
+            each: epsilon_bound(plan.training_run(), unit, each, delta=task.delta)
             for each in {accounting, Accounting.STRICT}
         }
         found = {
@@ -222,13 +222,19 @@ METHODS = {
         ),
         Method(
             name="central",
-            label="central DP-SGD",
+            label="central DP-SGD (whole row)",
             is_private=True,
             run=_run_central,
             candidates=_central_candidates,
             trial=_pooled,
         ),
-        Method(name="ours", label="ours, strict", is_private=True, run=_run_library(Accounting.STRICT)),
+        Method(name="ours", label="ours, strict (cell)", is_private=True, run=_run_library(Accounting.STRICT)),
+        Method(
+            name="ours_record",
+            label="ours, strict (whole row)",
+            is_private=True,
+            run=_run_library(Accounting.STRICT, Unit.RECORD),
+        ),
         Method(name="paper", label="PBM-VFL, paper's epsilon", is_private=True, run=_run_library(Accounting.PAPER)),
         Method(
             name="local_dp_exact",

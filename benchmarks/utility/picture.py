@@ -19,6 +19,7 @@ from benchmarks.utility.summary import Summary, summary
 #: Okabe and Ito's colours, which people with any colour vision tell apart, and a mark of its own for each.
 _STYLES = {
     "ours": ("#0072B2", "o"),
+    "ours_record": ("#56B4E9", "P"),
     "central": ("#009E73", "s"),
     "paper": ("#D55E00", "^"),
     "local_dp_exact": ("#CC79A7", "D"),
@@ -77,8 +78,8 @@ def _panel(left: Any, right: Any, config: dict[str, Any], records: Records, data
     left.set_xscale("log", base=2)
     left.set_xticks(config["epsilons"], [f"{epsilon:g}" for epsilon in config["epsilons"]])
     left.minorticks_off()
-    left.set_xlabel(f"epsilon of a cell, at delta $10^{{{math.log10(config['delta']):.0f}}}$")
-    right.set_xlabel("advantage of the best attack on a cell")
+    left.set_xlabel(f"epsilon, at delta $10^{{{math.log10(config['delta']):.0f}}}$")
+    right.set_xlabel("advantage of the best attack")
     left.set_ylabel("accuracy on test rows")
     left.set_title(f"{dataset.capitalize()}, {config['num_parties']} parties", loc="left", fontweight="bold")
     for axis in (left, right):
