@@ -259,9 +259,7 @@ def test_the_planner_s_noise_is_the_least_that_the_exact_account_allows(epsilon)
 
 
 def test_a_strict_plan_has_less_noise_than_renyi_curves_allow():
-    plan = Plan.for_budget(
-        epsilon=8, delta=DELTA, unit="cell", accounting="strict", num_parties=5, num_samples=8844, num_classes=2
-    )
+    plan = Plan.for_budget(epsilon=8, delta=DELTA, training="joint", num_parties=5, num_samples=8844, num_classes=2)
     quiet = plan.replace(num_trials=1, beta=1 / 128)
     half = 8 / math.sqrt(2)
     bounds = [

@@ -1,1 +1,1 @@
-"""What accuracy strict privacy leaves: studies with simulated noise, beside the product's own runs."""
+"""What accuracy privacy leaves: ours beside others' at one epsilon (`python -m benchmarks.utility`), and studies."""

@@ -1,6 +1,6 @@
 """Strict training and prediction as a user runs them: the command line, five seeds, ledgers kept.
 
-    python -m benchmarks.utility.strict [--only PART] [--out FILE]
+    python -m benchmarks.utility.strict [--only COMMAND] [--seeds N] [--out FILE]
 
 For every line one JSON object is appended, so that a run that was stopped goes on where it was. The epsilon of each run
 comes from `pbmvfl privacy RUN --json`, and the ledgers' totals with it.
@@ -26,7 +26,6 @@ RUNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     *(("phishing", ("--epsilon", "8", "--prediction-epsilon", epsilon)) for epsilon in ("8", "2")),
     *(("activity", ("--epsilon", "8", "--prediction-epsilon", epsilon)) for epsilon in ("8", "2", "1")),
 )
-SEEDS = range(5)
 OUT = Path(__file__).parents[1] / "results" / "strict.jsonl"
 
 
@@ -69,7 +68,8 @@ def measured(dataset: str, options: tuple[str, ...], seed: int) -> dict[str, Any
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", default="", help="only commands that contain this text")
+    parser.add_argument("--only", default=None, help="only this command, such as 'phishing --epsilon 1'")
+    parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--out", type=Path, default=OUT)
     chosen = parser.parse_args()
     lines = chosen.out.read_text().splitlines() if chosen.out.exists() else []
@@ -77,8 +77,8 @@ def main() -> None:
     wanted = [
         (dataset, options, seed)
         for dataset, options in RUNS
-        for seed in SEEDS
-        if chosen.only in " ".join((dataset, *options)) and (dataset, *options, seed) not in known
+        for seed in range(chosen.seeds)
+        if chosen.only in (None, " ".join((dataset, *options))) and (dataset, *options, seed) not in known
     ]
     for number, (dataset, options, seed) in enumerate(wanted, start=1):
         found = measured(dataset, options, seed)
