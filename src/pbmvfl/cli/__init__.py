@@ -8,6 +8,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from pbmvfl.cli import ledger
+from pbmvfl.cli.joint import joint
 from pbmvfl.cli.plan import plan
 from pbmvfl.cli.privacy import privacy
 from pbmvfl.cli.reproduce import reproduce
@@ -43,6 +44,7 @@ def _root(
 
 
 app.command()(train)
+app.command()(joint)
 app.command()(reproduce)
 app.command()(plan)
 app.command()(privacy)

@@ -263,6 +263,15 @@ class _Prepared:
     notes: Sequence[str] = ()
 
 
+def rows_of_options(
+    dataset: str | None, table: dict[str, Path | str | None], num_parties: int | None, seed: int
+) -> NamedSource | TableSource:
+    """The same for another command, from what its options say."""
+    given = {name: _absolute(value) if isinstance(value, Path) else value for name, value in table.items()}
+    unsaid: dict[str, Any] = dict.fromkeys(("test_fraction", "dataset_name"))
+    return _rows(dataset, {**unsaid, **given}, num_parties, None, seed)
+
+
 def _rows(
     dataset: str | None, table: dict[str, Any], num_parties: int | None, root: Path | None, seed: int
 ) -> NamedSource | TableSource:
