@@ -107,6 +107,7 @@ def test_the_exported_names_are_exactly_these():
         "WrongVersion",
         "load_dataset",
         "load_table",
+        "train_jointly",
     ]
 
 

@@ -2,7 +2,7 @@
 
 import pbmvfl
 data = pbmvfl.load_dataset("digits")
-plan = pbmvfl.Plan.for_data(data, num_trials=16, beta=0.25, embedding_dim=8)
+plan = pbmvfl.Plan.for_budget(epsilon=8, delta=1e-5, data=data)
 result = pbmvfl.Federation(plan).fit(data)
 """
 
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from pbmvfl.data import VerticalDataset, load_dataset, load_table
     from pbmvfl.encoders import Bounded
     from pbmvfl.federation import Federation, Parties
+    from pbmvfl.joint import train_jointly
     from pbmvfl.ledger.ledger import Ledger
     from pbmvfl.ledger.limits import Limit
     from pbmvfl.plan import Plan
@@ -77,6 +78,7 @@ _LAZY = {
     "data": "pbmvfl",
     "load_dataset": "pbmvfl.data",
     "load_table": "pbmvfl.data",
+    "train_jointly": "pbmvfl.joint",
 }
 
 __all__ = [
@@ -123,6 +125,7 @@ __all__ = [
     "WrongVersion",
     "load_dataset",
     "load_table",
+    "train_jointly",
 ]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from pbmvfl.privacy.accounting import TrainingRun, rdp_curve
 from pbmvfl.privacy.conversion import epsilon_from_rdp
 from pbmvfl.privacy.table import format_epsilon, privacy_notes, privacy_table
 from pbmvfl.privacy.units import Accounting, Unit
+from pbmvfl.runs.source import NamedSource, TableSource
 
 if TYPE_CHECKING:
     from pbmvfl.runs.results import Result
@@ -36,8 +38,8 @@ def show_run(path: Path, *, delta: float | None, as_json: bool) -> None:
                 split: privacy_table(run.of_split(split), delta=delta, noise_is_known=known).to_dicts()
                 for split in splits
             },
-            "strict_as_ledgers_count": counted,
-            "ledgers": books,
+            "strict_as_ledgers_count": {unit: _written(value) for unit, value in counted.items()},
+            "ledgers": [{name: _written(value) for name, value in book.items()} for book in books],
             "plan": plan.to_dict(),
         }
         print(json.dumps(shown, indent=2))
@@ -61,6 +63,11 @@ def show_run(path: Path, *, delta: float | None, as_json: bool) -> None:
     print_notes(console, privacy_notes(run, num_samples=plan.num_samples, delta=delta))
 
 
+def _written(value: Any) -> Any:
+    """Infinity is no number of JSON."""
+    return "inf" if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def _read(path: Path) -> tuple[Plan, Result | None, Path | None, float, str | None]:
     """(plan, result if there is one, folder of ledgers, delta, the data's name) of a run folder or of a plan's file."""
     from pbmvfl.runs.folder import RunFolder
@@ -78,11 +85,11 @@ def _read(path: Path) -> tuple[Plan, Result | None, Path | None, float, str | No
     return plan, None, None, DEFAULT_DELTA, None
 
 
-def _name_of(rows: Any) -> str:
+def _name_of(rows: NamedSource | TableSource) -> str:
     """The name under which ledgers know the data."""
-    if hasattr(rows, "dataset"):
-        return str(rows.dataset)
-    return str(rows.dataset_name or Path(rows.data).stem)
+    if isinstance(rows, NamedSource):
+        return rows.dataset
+    return rows.dataset_name or Path(rows.data).stem
 
 
 def _as_ledgers_count(run: TrainingRun, unit: Unit, delta: float) -> float:
