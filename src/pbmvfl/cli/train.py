@@ -193,7 +193,10 @@ def train(
         public_seed = given.get("seed", planned.get("seed", 0))
         rows = _rows(dataset, table, wanted, root, public_seed)
         source = RunSource(rows=rows, ledger=_absolute(ledger), delta=DEFAULT_DELTA if delta is None else delta)
-        budget = _budget(epsilon, unit, accounting, prediction_epsilon, same_rows, planned, given)
+        # Networks on pictures under a strict budget are a study yet: without a budget they get the paper's training.
+        by_hand = bool(planned) or not _NEUTRAL.issuperset(given) or uses_pictures(dataset)
+        asked_for = (epsilon, unit, accounting, prediction_epsilon, same_rows)
+        budget = _budget(*asked_for, is_planned=bool(planned), by_hand=by_hand)
         run = _new(source, planned, given, out, where, exact_metrics, budget, own_delta=delta is not None)
     TrainingRun(
         run.folder,
@@ -229,15 +232,16 @@ def _budget(
     accounting: str | None,
     prediction_epsilon: float | None,
     same_rows: bool,
-    planned: dict[str, Any],
-    given: dict[str, Any],
+    *,
+    is_planned: bool,
+    by_hand: bool,
 ) -> _Budget | None:
     """The budget that was asked for, or the usual one; None where a plan was given, or numbers of one."""
     asked = {"epsilon": epsilon, "unit": unit, "accounting": accounting, "prediction_epsilon": prediction_epsilon}
     named = [f"--{name.replace('_', '-')}" for name, value in asked.items() if value is not None]
-    if planned and named:
+    if is_planned and named:
         raise PlanError(f"{named[0]} and --plan both say what is spent; give one of them")
-    if planned or (not named and not _NEUTRAL.issuperset(given)):
+    if is_planned or (not named and by_hand):
         return None
     chosen = _DEFAULT_EPSILON if epsilon is None else epsilon
     if prediction_epsilon is not None and not prediction_epsilon > 0:
