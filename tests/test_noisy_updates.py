@@ -647,7 +647,7 @@ def test_a_strict_plan_is_trained_within_its_budget_and_learns(make_data):
     plan = Plan.for_budget(epsilon=8, delta=1e-5, unit="cell", accounting="strict", data=data, num_epochs=2)
     assert plan.update.event.to_dict() == {
         "event": "rounded-gaussian-sum",
-        "clip_norm": 1.0,
+        "clip_norm": plan.clip_norm,
         "noise_multiplier": plan.noise_multiplier,
         "diameter": 2.0,
     }
