@@ -144,6 +144,8 @@ class Party:
         self._codec = codec_for(plan.gradient_codec)
         self._schedule = plan.schedule
         self._votes = plan.vote.kind is not VoteKind.RAW
+        updates = {kind: plan.update_event(kind) for kind in plan.schedule.kinds}
+        self._noisy_kinds = {kind for kind, update in updates.items() if update is not None and update.is_noisy}
         self._columns = {Split.TRAIN: torch.from_numpy(train_features)}
         if test_features is not None:
             self._columns[Split.TEST] = torch.from_numpy(test_features)
@@ -448,8 +450,7 @@ class Party:
         current = self._schedule[message.round_number]
         if self._start_digest is not None:
             self._check_start()
-        update = self.plan.update_event(current.kind)
-        if update is not None and update.is_noisy:
+        if current.kind in self._noisy_kinds:
             check_rows_once(current)
         if not current.kind.releases:
             return self._learn_alone(current)

@@ -364,9 +364,17 @@ class Plan:
 
     def events(self, kind: RoundKind) -> tuple[Event, ...]:
         """All that one use of a row in a round of this kind is charged for."""
-        released: tuple[Event, ...] = (self.mechanism_for(kind).event,) if kind.releases else ()
-        update = self.update_event(kind)
-        return released if update is None else (*released, update)
+        found = self._events.get(kind)
+        if found is None:
+            released: tuple[Event, ...] = (self.mechanism_for(kind).event,) if kind.releases else ()
+            update = self.update_event(kind)
+            found = self._events[kind] = released if update is None else (*released, update)
+        return found
+
+    @cached_property
+    def _events(self) -> dict[RoundKind, tuple[Event, ...]]:
+        """Made once: parties and ledgers ask in every round."""
+        return {}
 
     @cached_property
     def hash(self) -> bytes:

@@ -43,7 +43,7 @@ class Order(StrEnum):
     FIXED = "fixed"  #: one public permutation, the same in every pass of every phase of this order
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class RoundKind:
     """What the rounds of one kind do. Roles act on these answers and never compare names."""
 
@@ -79,6 +79,15 @@ class RoundKind:
             raise PlanError(f"round kind {self.name!r}: a statistic is charged as an update; it needs updates=True")
         if self.told and not (self.statistic and self.answered):
             raise PlanError(f"round kind {self.name!r}: told=True is about a statistic, and is an answer")
+
+    # Written out, because every role asks several times a round: different codes decide at once.
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        return isinstance(other, RoundKind) and self.code == other.code and vars(self) == vars(other)
+
+    def __hash__(self) -> int:
+        return self.code
 
     @property
     def trains(self) -> bool:
