@@ -46,6 +46,7 @@ ORDER = [
     "plan_names",
     "local_planner",
     "planner",
+    "plan_checks",
     "plan",
     "data",
     "encoders",
@@ -157,7 +158,7 @@ def test_the_account_imports_nothing_but_errors_settings_and_the_registry() -> N
 
 
 def test_a_plan_is_only_a_type_to_the_wire_and_to_the_planner() -> None:
-    for module in ("pbmvfl.wire.traffic", "pbmvfl.planner"):
+    for module in ("pbmvfl.wire.traffic", "pbmvfl.planner", "pbmvfl.plan_checks"):
         assert "pbmvfl.plan" not in imports(ast.parse(SOURCES[module]), set(MODULES))
         assert "from pbmvfl.plan import Plan" in SOURCES[module]
 

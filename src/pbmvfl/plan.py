@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, overload
 from pbmvfl.errors import PlanError
 from pbmvfl.interactions.group import Interactions
 from pbmvfl.mechanisms import Mechanism
+from pbmvfl.plan_checks import check_together
 from pbmvfl.plan_groups import (
     Activation,
     Evaluation,
@@ -37,13 +38,12 @@ from pbmvfl.plan_groups import (
     Voting,
 )
 from pbmvfl.plan_names import PREDICTION_PREFIX, data_sizes, groups_of, names_with_words
-from pbmvfl.privacy.correlated import check_band
 from pbmvfl.privacy.events import Event, UpdateEvent
 from pbmvfl.protocol import PROTOCOL_VERSION
-from pbmvfl.schedule import COUNTS, GRAM, LOCAL, MEAN, SYMBOLS, Order, Phase, RoundKind, RowUses, Schedule
+from pbmvfl.schedule import COUNTS, SYMBOLS, Order, Phase, RoundKind, RowUses, Schedule
 from pbmvfl.settings import one_of, vars_of, written
 from pbmvfl.symbol_tables import table_bytes
-from pbmvfl.votes import Vote, VoteKind
+from pbmvfl.votes import Vote
 from pbmvfl.wire.codecs import GradientCodecName
 
 if TYPE_CHECKING:
@@ -172,132 +172,7 @@ class Plan:
         object.__setattr__(self, "evaluation", one_of("evaluation", self.evaluation, Evaluation))
         if not isinstance(self.seed, int) or isinstance(self.seed, bool) or not 0 <= self.seed < 1 << 63:
             raise PlanError(f"seed={self.seed!r} must be a whole number in 0..2^63-1")
-        for release in (self.release, self.prediction or self.release):
-            if release.num_parties != self.num_parties:
-                raise PlanError(f"num_parties={self.num_parties} in the plan, {release.num_parties} in its release")
-        self._check_prediction()
-        self._check_schedule()
-        self._check_learning()
-        self._check_interactions()
-        if self.first_weights and len(self.first_weights) != self.num_parties:
-            raise PlanError(
-                f"first_weights has {len(self.first_weights)} digests for num_parties={self.num_parties}; give one for "
-                "each party, or none"
-            )
-        if self.update.noise_multiplier and self.network.couples_rows:
-            # The noise hides one clipped gradient; here a row moves the gradients of its whole batch.
-            raise PlanError(
-                f"noise_multiplier={self.noise_multiplier:g} with encoder={self.encoder}, which couples the rows of a "
-                "batch: one row moves every clipped gradient of its batch, and the noise is for one; use "
-                "encoder=resnet18, which normalises by groups, or noise_multiplier=0"
-            )
-
-    def _check_prediction(self) -> None:
-        release = self.prediction or self.release
-        kind = self.voting.vote
-        if kind is VoteKind.RAW:
-            if (release.embedding_dim, release.bound) != (self.release.embedding_dim, self.release.bound):
-                raise PlanError(
-                    f"predictions have embedding_dim={release.embedding_dim}, bound={release.bound:g}, training has "
-                    f"{self.release.embedding_dim} and {self.release.bound:g}; one network makes both"
-                )
-            return
-        if self.prediction is None or self.head is not Head.FIXED:
-            raise PlanError(
-                f"vote={kind} is made of class scores for a mechanism of predictions alone: give prediction_mechanism "
-                "and head=fixed"
-            )
-        self.vote.check_classes(self.num_classes)
-        if release.embedding_dim != self.vote.width(self.num_classes):
-            raise PlanError(
-                f"predictions have embedding_dim={release.embedding_dim}; vote={kind} with "
-                f"num_classes={self.num_classes} makes {self.vote.width(self.num_classes)}"
-            )
-        released = any(phase.kind.releases and not phase.kind.trains for phase in self.rounds.phases)
-        if not released:
-            return
-        symbols = self.vote.symbols(self.num_classes)
-        if symbols is not None and (getattr(release, "symbols", None) != symbols or release.secure_aggregation):
-            raise PlanError(
-                f"vote={kind} makes one of {symbols} symbols, which the server reads party by party: give "
-                f"prediction_mechanism=krr, prediction_symbols={symbols} and no secure aggregation"
-            )
-        counted = any(phase.kind == COUNTS for phase in self.rounds.phases)
-        if symbols is not None and not (counted and self.voting.has_tables):
-            raise PlanError(
-                f"vote={kind} is read by counts of votes by class: give table_noise above 0, which is "
-                f"{self.table_noise:g}, and a round of counts before predictions"
-            )
-
-    def _check_learning(self) -> None:
-        """Refuse rounds that the rest of the plan does not fit."""
-        kinds = self.schedule.kinds
-        if COUNTS in kinds and not self.voting.has_tables:
-            raise PlanError(
-                f"vote={self.voting.vote}, table_noise={self.table_noise:g} with a round of counts: it counts votes "
-                "that are symbols or ballots, with noise; give such a vote and table_noise above 0, or no such round"
-            )
-        local = [kind.name for kind in kinds if kind.needs_labels]
-        if local and self.labels is not Labels.PARTIES:
-            raise PlanError(
-                f"labels={self.labels}, but {local[0]} rounds train at the parties, which then need the labels of the "
-                "training rows; if their holder allows that, plan with labels=parties, otherwise with training=joint"
-            )
-        if local and self.embedding_dim != self.num_classes:
-            raise PlanError(
-                f"embedding_dim={self.embedding_dim} with {local[0]} rounds: each party makes one score for each "
-                f"class, so it must be num_classes={self.num_classes}"
-            )
-        if self.head is Head.FIXED and self.embedding_dim != self.num_classes:
-            raise PlanError(
-                f"head=fixed takes sums for class scores, so embedding_dim={self.embedding_dim} must be "
-                f"num_classes={self.num_classes}"
-            )
-        releasing = [kind.name for kind in kinds if kind.releases and kind.trains]
-        if self.activation is Activation.NONE and releasing:
-            raise PlanError(
-                f"activation=none with {releasing[0]} rounds: embeddings that are released must stay in [-C, C]; use "
-                "activation=tanh"
-            )
-        prepared = [phase.kind for phase in self.rounds.phases if phase.kind in (MEAN, GRAM)]
-        if prepared != ([MEAN, GRAM] if self.preparation is PreparationName.WHITEN else []):
-            raise PlanError(
-                f"preparation={self.preparation} with rounds of {', '.join(kind.name for kind in prepared) or 'none'}; "
-                "whitening has one of mean and then one of gram: give preparation=whiten without phases"
-            )
-
-    def _check_interactions(self) -> None:
-        kinds = [phase.kind for phase in self.rounds.phases]
-        if self.interactions is None:
-            if SYMBOLS in kinds:
-                raise PlanError("rounds of symbols need interactions, which say what symbols are made of")
-            return
-        if len(self.interactions.columns) != self.num_parties:
-            raise PlanError(
-                f"interactions has columns of {len(self.interactions.columns)} parties; give those of each of "
-                f"num_parties={self.num_parties}"
-            )
-        if kinds[0] != SYMBOLS or SYMBOLS in kinds[1:] or self.rounds.phases[0].passes != 1:
-            raise PlanError("interactions go with one pass of symbols, and it comes first: give them without phases")
-        if self.interactions.publishes and any(kind not in (SYMBOLS, MEAN, GRAM, LOCAL) for kind in kinds):
-            wrong = next(kind.name for kind in kinds if kind not in (SYMBOLS, MEAN, GRAM, LOCAL))
-            raise PlanError(
-                f"interactions with pairs and {wrong} rounds: context of rows that are predicted is not released; plan "
-                "with training=local and evaluation=simulator, or without pairs"
-            )
-
-    def _check_schedule(self) -> None:
-        if self.evaluation is Evaluation.RELEASED and self.num_test_samples < 1:
-            raise PlanError(
-                f"evaluation=released needs num_test_samples of at least 1, got {self.num_test_samples}; "
-                "give test rows or use evaluation=simulator"
-            )
-        check_band(self.update.band, self.schedule.steps_between_uses)
-        if 4 * self.schedule.largest_batch * self.embedding_dim >= 1 << 32:
-            raise PlanError(
-                f"batch_size={self.batch_size} times embedding_dim={self.embedding_dim} makes a message of 4 GiB or "
-                "more; choose less"
-            )
+        check_together(self)
 
     # --- derived ---
 
