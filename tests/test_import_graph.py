@@ -58,6 +58,7 @@ ORDER = [
     "ledger",
     "vote_reader",
     "party_checks",
+    "party_rows",
     "party",
     "server",
     "runs",

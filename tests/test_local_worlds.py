@@ -130,7 +130,7 @@ def test_what_leaves_in_local_training_is_the_same_whatever_the_columns_are(name
         other, party = leaves(plan, columns)
         assert other == first, what
         assert party.fault is None, what
-        for split, features in party._features.items():
+        for split, features in party._rows.features.items():
             assert torch.isfinite(features).all(), (what, split)
 
 

@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 
 from pbmvfl import Federation, Plan
+from pbmvfl.answers import StoredAnswers
 from pbmvfl.data.vertical import VerticalDataset
+from pbmvfl.errors import AnswersError
 from pbmvfl.ledger.ledger import Ledger
 
-EMBEDDING, PREDICTION = 6, 2
+EMBEDDING, REFUSAL, PREDICTION = 6, 10, 2
 
 
 @pytest.fixture
@@ -112,3 +114,21 @@ def test_noise_on_sums_is_drawn_and_charged_anew(data: VerticalDataset, tmp_path
     assert len(first) == len(again) == 3
     assert all(one != other for one, other in zip(first, again, strict=True))
     assert charged_predictions(tmp_path, data, plan) == [1, 1]
+
+
+def test_a_store_that_fails_sends_nothing_of_the_round_and_says_nothing_of_itself(
+    data: VerticalDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise AnswersError("answers=/home/owner/secret-place cannot be written")
+
+    monkeypatch.setattr(StoredAnswers, "put", full)
+    federation = Federation(plan_for(data))
+    seen: list[tuple[str, int, bytes]] = []
+    federation.taps.append(lambda *message: seen.append(message))
+    with pytest.raises(AnswersError, match="secret-place"):  # whoever runs all roles is told
+        federation.fit(data, checkpoints=tmp_path / "run")
+    assert predictions(seen) == []
+    said = [message for way, _, message in seen if way == "up" and message[5] == REFUSAL]
+    assert len(said) == 3
+    assert not any(b"secret" in message or b"owner/" in message for message in said)

@@ -231,17 +231,17 @@ def test_a_party_learns_from_its_columns_and_from_context_made_of_what_was_relea
     data: VerticalDataset, make_cohort: Any, preparation: dict[str, Any]
 ) -> None:
     cohort = make_cohort(context_plan(data, **preparation), data)
-    before = cohort.parties[0]._features[Split.TRAIN]
+    before = cohort.parties[0]._rows.features[Split.TRAIN]
     assert before.shape == (ROWS, 4 + 13)
     assert not before[:, 4:].any()
     exchanged = run(cohort)
-    features = cohort.parties[0]._features[Split.TRAIN].numpy()
+    features = cohort.parties[0]._rows.features[Split.TRAIN].numpy()
     np.testing.assert_allclose(
         features[:, 4:], expected_context(data, sent_symbols(exchanged, 2)), rtol=1e-5, atol=1e-6
     )
     if not preparation:
         np.testing.assert_array_equal(features[:, :4], data.train_features[0])
-    assert cohort.parties[2]._features[Split.TRAIN].shape == (ROWS, 4)
+    assert cohort.parties[2]._rows.features[Split.TRAIN].shape == (ROWS, 4)
     assert cohort.parties[0].encoder.network[0].weight[:, 4:].abs().max() > 0
 
 
@@ -251,10 +251,10 @@ def test_the_simulator_shows_exact_levels_and_counts_each_party_for_a_half(
     cohort = make_cohort(context_plan(data), data)
     run(cohort)
     party = cohort.parties[0]
-    levels = {index: each.exact_levels(Split.TEST) for index, each in enumerate(cohort.parties)}
+    levels = {index: each.rows.exact_levels(Split.TEST) for index, each in enumerate(cohort.parties)}
     other = levels_of(data.test_features[1][:, 0], -1.5, 1.5, 3)
     np.testing.assert_array_equal(levels[1], other)
-    context = party.exact_context(Split.TEST, levels).numpy()
+    context = party.rows.exact_context(Split.TEST, levels).numpy()
     table = context[:, 1:].reshape(-1, 4, 3)
     own = levels_of(data.test_features[0][:, 1], -2.0, 2.0, 4)
     for row, (mine, theirs) in enumerate(zip(own, other, strict=True)):
@@ -262,7 +262,7 @@ def test_the_simulator_shows_exact_levels_and_counts_each_party_for_a_half(
         assert np.count_nonzero(np.delete(table[row], mine, axis=0)) == 0
         # The indicator less the shares sums to 0; the indicator's own scale is 2, halved.
         assert table[row, mine].sum() == pytest.approx(0, abs=1e-6)
-        ones = np.eye(3)[theirs] - party._context._read[1].context.prior_L
+        ones = np.eye(3)[theirs] - party._rows.context._read[1].context.prior_L
         np.testing.assert_allclose(table[row, mine], 0.5 * 2.0 * ones, rtol=1e-5)
 
 
@@ -293,7 +293,7 @@ def test_a_party_refuses_published_symbols_that_are_out_of_place(data: VerticalD
     asked = message[:5] + bytes([ROUND]) + message[6:32] + struct.pack("<IIBBH", 4, 0, LOCAL.code, 0, 0)
     with pytest.raises(OutOfOrder, match="round=4: local rounds need everybody's symbols"):
         party.answer(asked)
-    before = party._features[Split.TRAIN].clone()
+    before = party._rows.features[Split.TRAIN].clone()
     assert torch.equal(before[:, 4:], torch.zeros(ROWS, 13))
     assert party.answer(message) == b""
     assert party.answer(message) == b""  # the same message again is answered as before

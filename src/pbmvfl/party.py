@@ -34,14 +34,13 @@ from pbmvfl.errors import (
     WrongSender,
     WrongSession,
 )
-from pbmvfl.interactions.shared import OwnColumns, PublishedContext
-from pbmvfl.interactions.symbols import as_coordinates
+from pbmvfl.interactions.shared import OwnColumns
 from pbmvfl.losses import log_shares, mean_loss_slope
 from pbmvfl.mechanisms import Mechanism, Scratch
 from pbmvfl.party_checks import Features, check_identities, check_rows, check_rows_once
+from pbmvfl.party_rows import PartyRows
 from pbmvfl.plan import Plan
 from pbmvfl.plan_groups import Loss
-from pbmvfl.preparation import preparation_for
 from pbmvfl.privacy.events import Event
 from pbmvfl.randomness.secret import Entropy, SystemEntropy
 from pbmvfl.schedule import COUNTS, SYMBOLS, Round, RoundKind, Split
@@ -131,26 +130,15 @@ class Party:
             check_rows(rows, index=index, split=split)
         self.plan = plan
         self.index = index
-        own_rows = torch.from_numpy(train_features[:8])
-        self._context_width = 0 if plan.interactions is None else plan.interactions.context_width(index)
-        self._context: PublishedContext | None = None  # once everybody's symbols are published
-        self._own_columns = dict(own_columns or {})
-        self._symbols_N = self._make_symbols()
-        first_rows = self._with_context(own_rows, None)
-        self.encoder = check_encoder(encoder, plan, index=index, rows=first_rows)
-        self._update = update_for(plan, self.encoder, rows=first_rows, on_fault=self._note_fault)
+        self._rows = PartyRows(plan, index=index, train=train_features, test=test_features, own_columns=own_columns)
+        self.encoder = check_encoder(encoder, plan, index=index, rows=self._rows.first)
+        self._update = update_for(plan, self.encoder, rows=self._rows.first, on_fault=self._note_fault)
         self._scratch = Scratch()
-        self._preparation = preparation_for(plan, index=index, rows=own_rows)
         self._codec = codec_for(plan.gradient_codec)
         self._schedule = plan.schedule
         self._votes = plan.vote.kind is not VoteKind.RAW
         updates = {kind: plan.update_event(kind) for kind in plan.schedule.kinds}
         self._noisy_kinds = {kind for kind, update in updates.items() if update is not None and update.is_noisy}
-        self._columns = {Split.TRAIN: torch.from_numpy(train_features)}
-        if test_features is not None:
-            self._columns[Split.TEST] = torch.from_numpy(test_features)
-        self._features: dict[Split, Tensor] = {}  # as the network takes them: prepared, with context
-        self._prepare()
         self._identity = identity
         self._identities = tuple(identities)
         self._keeper = keeper
@@ -297,11 +285,10 @@ class Party:
             state = dict(self._keeper.load(self._run_id, first_round))
             known = state.pop(_PUBLIC_START, None)
             self.public_start = known is not None and known.numel() == 1 and bool(known)
-            self._preparation.load_state(state)
-            self._prepare()
+            self._rows.load_state(state)
             self._update.load_state(state)
         else:
-            shape = self._features[Split.TRAIN].shape[1:]
+            shape = self._rows.features[Split.TRAIN].shape[1:]
             self.public_start = is_public_start(self.encoder, self.plan, index=self.index, input_shape=shape)
         self._start_digest = self._digest()
         self._next_round = self._weights_of = first_round
@@ -359,7 +346,7 @@ class Party:
         shared = self.plan.interactions
         if self.plan.published_at is None or shared is None:
             raise WrongPlan("published symbols: this plan publishes none")
-        if self._context is not None:
+        if self._rows.context is not None:
             raise OutOfOrder(f"party={self.index}: published symbols come once in a session")
         if self._next_round < self.plan.published_at:
             raise OutOfOrder(
@@ -372,8 +359,7 @@ class Party:
             num_samples=self.plan.num_samples,
             num_symbols=shared.num_symbols,
         )
-        self._context = PublishedContext(shared, party=self.index, sent=sent, num_parties=self.plan.num_parties)
-        self._prepare()
+        self._rows.publish(sent)
         return b""
 
     def _masks_for(self, kind: RoundKind, pair_keys: dict[int, bytes]) -> Masks | None:
@@ -430,7 +416,7 @@ class Party:
         if not update and kind.needs_labels and self._labels is None:
             raise OutOfOrder(f"round={expected}: {kind.name} rounds need labels, and none came")
         published_at = self.plan.published_at
-        if not update and published_at is not None and expected >= published_at and self._context is None:
+        if not update and published_at is not None and expected >= published_at and self._rows.context is None:
             raise OutOfOrder(f"round={expected}: {kind.name} rounds need everybody's symbols, and none were published")
         if message.carries_gradient != (self._answered is not None):
             have = "waits for" if self._answered is not None else "does not wait for"
@@ -473,20 +459,10 @@ class Party:
     def _released_numbers(self, current: Round) -> npt.NDArray[np.float32]:
         """What a round releases of each of its rows, before it is randomised."""
         if current.kind == SYMBOLS:
-            assert self._symbols_N is not None
-            assert self.plan.interactions is not None
-            num_symbols = self.plan.interactions.num_symbols
-            return as_coordinates(self._symbols_N[current.rows], num_symbols=num_symbols, bound=1.0)
-        batch = self._features[current.kind.split].index_select(0, torch.from_numpy(current.rows))
+            return self._rows.symbols(current.rows)
+        batch = self._rows.features[current.kind.split].index_select(0, torch.from_numpy(current.rows))
         embedding_BP = self._embed(batch, current)
         return self.plan.vote(embedding_BP) if not current.kind.trains and self._votes else embedding_BP
-
-    def _make_symbols(self) -> npt.NDArray[np.int64] | None:
-        if self.plan.interactions is None:
-            return None
-        if Split.TRAIN not in self._own_columns:
-            raise WrongPlan(f"party={self.index}: the plan has symbols, and no columns were given to make them of")
-        return self._own_columns[Split.TRAIN].symbols(seed=self.plan.seed)
 
     def _answer_keys(self, current: Round, mechanism: Mechanism) -> list[bytes]:
         """Under which the answers to a round are stored; none if they are not."""
@@ -502,17 +478,15 @@ class Party:
                 },
                 split=split,
                 rows=current.rows.tolist(),
-                columns=self._own_columns[split].columns_ND[current.rows],
+                columns=self._rows.symbol_columns(split, current.rows),
                 weights_digest=hashlib.sha256(b"").digest(),
             )
-        digest = hashlib.sha256(weights_digest(self.encoder).encode())
-        for name, value in sorted(self._preparation.state().items()):
-            digest.update(name.encode() + value.numpy().tobytes())
+        digest = hashlib.sha256(weights_digest(self.encoder).encode() + self._rows.digest)
         return self._answers.keys(
             {"event": mechanism.event.to_dict(), "vote": self.plan.vote.to_dict()},
             split=split,
             rows=current.rows.tolist(),
-            columns=self._columns[split].numpy()[current.rows],
+            columns=self._rows.columns[split].numpy()[current.rows],
             weights_digest=digest.digest(),
         )
 
@@ -525,8 +499,7 @@ class Party:
             if current.kind == COUNTS:
                 payload = self._count_votes(current)
             elif current.kind.statistic:
-                self._preparation.learn(current.kind.statistic, self._columns[current.kind.split], self._entropy)
-                self._prepare()
+                self._rows.learn(current.kind.statistic, current.kind.split, self._entropy)
             else:
                 self._local_step(current)
         except Exception as error:
@@ -542,7 +515,7 @@ class Party:
         num_symbols = plan.vote.counted(plan.num_classes)
         assert num_symbols is not None
         try:
-            symbols_N = plan.vote.symbol(self._embed(self._features[current.kind.split], current))
+            symbols_N = plan.vote.symbol(self._embed(self._rows.features[current.kind.split], current))
         except Exception as error:
             self._note_fault(error)
             symbols_N = np.zeros(len(labels_N), dtype=np.int64)
@@ -552,31 +525,12 @@ class Party:
     def _local_step(self, current: Round) -> None:
         assert self._labels is not None
         rows = torch.from_numpy(current.rows)
-        batch = self._features[current.kind.split].index_select(0, rows)
+        batch = self._rows.features[current.kind.split].index_select(0, rows)
         scores_BK = torch.from_numpy(self._update.embed(batch, for_training=True))
         # What is known before any column is added once to everybody's sum, so that a party learns what its own add.
         slope_BK = mean_loss_slope(scores_BK + self._prior_K, self._labels.index_select(0, rows), self.plan.loss)
         bound = self.plan.gradient_bound
         self._update.apply(slope_BK.clamp(-bound, bound).numpy(), self._entropy)
-
-    def _prepare(self) -> None:
-        self._features = {
-            split: self._with_context(self._preparation(columns), self._context_of(split))
-            for split, columns in self._columns.items()
-        }
-
-    def _context_of(self, split: Split) -> npt.NDArray[np.float32] | None:
-        """Context features of the training rows, once symbols are published. What others have of test rows is not."""
-        if self._context is None or split is not Split.TRAIN or not self._context_width:
-            return None
-        return self._context.of_training(self._own_columns[split])
-
-    def _with_context(self, own_ND: Tensor, context: npt.NDArray[np.float32] | None) -> Tensor:
-        """Own numbers, and context features beside them: zeros as long as there are none."""
-        if not self._context_width:
-            return own_ND
-        beside = torch.zeros(len(own_ND), self._context_width) if context is None else torch.from_numpy(context)
-        return torch.cat((own_ND, beside), dim=1)
 
     def _embed(self, batch: Tensor, current: Round) -> npt.NDArray[np.float32]:
         """Embeddings, whatever the columns are: for rows on which the network fails, zeros are randomised and sent.
@@ -645,7 +599,7 @@ class Party:
 
     def _kept_state(self) -> dict[str, Tensor]:
         """With what is known about the weights that the run began with: a resume is charged by it."""
-        kept = {**self._update.state(), **self._preparation.state()}
+        kept = {**self._update.state(), **self._rows.state()}
         return {**kept, _PUBLIC_START: torch.tensor([self.public_start], dtype=torch.uint8)}
 
     def close(self) -> None:
@@ -662,22 +616,10 @@ class Party:
         """Noise-free embeddings, for a simulator's evaluation alone: no role of the protocol ever sees them."""
         self.encoder.eval()
         with torch.no_grad():
-            beside = None if context is None else context.numpy()
-            embedding_BP: Tensor = self.encoder(self._with_context(self._preparation(features), beside))
+            embedding_BP: Tensor = self.encoder(self._rows.for_network(features, context))
         return embedding_BP
 
     @property
-    def has_context(self) -> bool:
-        """Whether its network looks at context features."""
-        return self._context_width > 0
-
-    def exact_levels(self, split: Split) -> npt.NDArray[np.int64]:
-        """The levels of its released column, for a simulator's evaluation alone: a deployment would have to release
-        them."""
-        return self._own_columns[split].levels_N
-
-    def exact_context(self, split: Split, levels: Mapping[int, npt.NDArray[np.int64]]) -> Tensor:
-        """Context features of rows whose levels at the other parties are known, likewise."""
-        if self._context is None:
-            return torch.zeros(len(self._own_columns[split].levels_N), self._context_width)
-        return torch.from_numpy(self._context.of_known(self._own_columns[split], levels))
+    def rows(self) -> PartyRows:
+        """Its rows, for the same."""
+        return self._rows

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from pbmvfl.cli.options import TableColumns, TableFile, TableLabel, TableSchema, TableTestData
 from pbmvfl.cli.train import rows_of_options
 from pbmvfl.errors import DataError, RunFolderError
 from pbmvfl.plan_groups import DATA
@@ -21,17 +22,11 @@ def joint(
     dataset: Annotated[
         str | None, typer.Argument(help="A named dataset, as for train; or give --data.", show_default=False)
     ] = None,
-    data: Annotated[
-        Path | None, typer.Option(help="Your own table, .parquet or .csv, instead of DATASET.", rich_help_panel=DATA)
-    ] = None,
-    label: Annotated[str | None, typer.Option(help="The label column of --data.", rich_help_panel=DATA)] = None,
-    columns: Annotated[
-        str | None, typer.Option(help='Who holds what in --data: "bank=a,b,c;hospital=d,e".', rich_help_panel=DATA)
-    ] = None,
-    schema: Annotated[
-        Path | None, typer.Option(help="Public vocabularies and ranges of the columns, JSON.", rich_help_panel=DATA)
-    ] = None,
-    test_data: Annotated[Path | None, typer.Option(help="Test rows for --data.", rich_help_panel=DATA)] = None,
+    data: TableFile = None,
+    label: TableLabel = None,
+    columns: TableColumns = None,
+    schema: TableSchema = None,
+    test_data: TableTestData = None,
     num_parties: Annotated[int | None, typer.Option(help="Parties of a named dataset.", rich_help_panel=DATA)] = None,
     column_range: Annotated[
         str | None,

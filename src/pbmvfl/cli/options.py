@@ -1,11 +1,15 @@
-"""Checks of options that several commands have, before any long work."""
+"""Options that several commands have, and their checks, before any long work."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from pbmvfl.errors import PlanError, RunFolderError
+from pbmvfl.plan_groups import DATA
 
 
 def on_or_off(name: str, *, on: bool, off: bool) -> bool | None:
@@ -40,3 +44,21 @@ def check_picture(option: str, path: Path | None) -> None:
     check_target(option, path, may_exist=True)
     if path is not None and path.suffix.lower() not in _PICTURES:
         raise RunFolderError(f"{option}={str(path)!r} must end in one of {', '.join(_PICTURES)}; choose another name")
+
+
+# --- a table of the user's own, alike in every command that takes one ---
+
+TableFile = Annotated[
+    Path | None, typer.Option(help="Your own table, .parquet or .csv, instead of DATASET.", rich_help_panel=DATA)
+]
+TableLabel = Annotated[str | None, typer.Option(help="The label column of --data.", rich_help_panel=DATA)]
+TableColumns = Annotated[
+    str | None, typer.Option(help='Who holds what in --data: "bank=a,b,c;hospital=d,e".', rich_help_panel=DATA)
+]
+TableSchema = Annotated[
+    Path | None,
+    typer.Option(help="Public vocabularies and ranges of the columns of --data, JSON.", rich_help_panel=DATA),
+]
+TableTestData = Annotated[
+    Path | None, typer.Option(help="Test rows for --data; else a part of it.", rich_help_panel=DATA)
+]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pbmvfl.cli.options import TableColumns, TableFile, TableLabel, TableSchema, TableTestData
 from pbmvfl.cli.plan_options import plan_options
 from pbmvfl.cli.presets import preset, uses_pictures
 from pbmvfl.errors import CheckpointError, DataError, PlanError, RunFolderError
@@ -50,21 +51,11 @@ def train(
             help="digits, phishing, activity, cifar10, modelnet10 or imagenet100; or give --data.", show_default=False
         ),
     ] = None,
-    data: Annotated[
-        Path | None, typer.Option(help="Your own table, .parquet or .csv, instead of DATASET.", rich_help_panel=DATA)
-    ] = None,
-    label: Annotated[str | None, typer.Option(help="The label column of --data.", rich_help_panel=DATA)] = None,
-    columns: Annotated[
-        str | None,
-        typer.Option(help='Who holds what in --data: "bank=a,b,c;hospital=d,e".', rich_help_panel=DATA),
-    ] = None,
-    schema: Annotated[
-        Path | None,
-        typer.Option(help="Public vocabularies and ranges of the columns of --data, JSON.", rich_help_panel=DATA),
-    ] = None,
-    test_data: Annotated[
-        Path | None, typer.Option(help="Test rows for --data; else a part of it.", rich_help_panel=DATA)
-    ] = None,
+    data: TableFile = None,
+    label: TableLabel = None,
+    columns: TableColumns = None,
+    schema: TableSchema = None,
+    test_data: TableTestData = None,
     test_fraction: Annotated[
         float | None, typer.Option(help="That part, chosen by the public seed. Default: 0.2.", rich_help_panel=DATA)
     ] = None,

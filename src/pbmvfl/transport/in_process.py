@@ -43,8 +43,8 @@ class InProcess:
     def exact_embeddings(self, split: Split) -> list[npt.NDArray[np.float32]]:
         pairs = list(zip(self.parties, self._setups, strict=True))
         levels = None
-        if any(party.has_context for party in self.parties):
-            levels = {index: party.exact_levels(split) for index, party in enumerate(self.parties)}
+        if any(party.rows.has_context for party in self.parties):
+            levels = {index: party.rows.exact_levels(split) for index, party in enumerate(self.parties)}
         return [exact_embeddings(party, setup.features(split), split, levels) for party, setup in pairs]
 
     def public_starts(self) -> list[bool]:

@@ -27,7 +27,7 @@ def exact_embeddings(
 ) -> npt.NDArray[np.float32]:
     """Noise-free embeddings that no role of the protocol ever sees; `levels` are all parties', if context is made."""
     whole = torch.from_numpy(rows)
-    context = party.exact_context(split, levels) if party.has_context and levels is not None else None
+    context = party.rows.exact_context(split, levels) if party.rows.has_context and levels is not None else None
     parts = []
     for start in range(0, len(whole), _ROWS_AT_ONCE):
         some = slice(start, start + _ROWS_AT_ONCE)

@@ -241,7 +241,7 @@ def _handle(party: Party | None, setup: PartySetup, failure: Exception | None, c
             exact = exact_embeddings(party, setup.features(split), split, levels)
             return save({"embeddings": torch.from_numpy(exact)})
         case _Command.LEVELS:
-            return save({"levels": torch.from_numpy(party.exact_levels(Split(body.decode())))})
+            return save({"levels": torch.from_numpy(party.rows.exact_levels(Split(body.decode())))})
         case _Command.LAST_ERROR:
             return _error_text(party.last_error or party.fault)
         case _Command.PUBLIC_START:
