@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from torch import nn
+from torch import Tensor, nn
 
 from pbmvfl.answers import StoredAnswers
 from pbmvfl.encoders import build_encoder
@@ -50,6 +51,10 @@ class PartySetup:
     dataset: str = ""
     train_ids: tuple[str, ...] | None = None
     test_ids: tuple[str, ...] | None = None
+    #: This party's part of a trained model, for plans that only ask one; and numbers that stored answers know its test
+    #: rows by, where those are not always the same rows in the same order.
+    trained: Mapping[str, Tensor] | None = None
+    answer_names: tuple[int, ...] | None = None
     #: The owner's word that exact metrics may be looked at although the ledger has a limit for these rows.
     exact_metrics: bool = False
 
@@ -73,6 +78,8 @@ class PartySetup:
             keeper=keeper,
             own_columns=self._own_columns(),
             answers=self._stored_answers(),
+            answer_names=self.answer_names,
+            trained=self.trained,
             open_guard=self._open_ledger if self.ledger is not None else None,
         )
 
@@ -114,7 +121,8 @@ class PartySetup:
                 public_start=public_start,
                 rounds_ahead=ROUNDS_AHEAD,
                 exact_metrics=self.exact_metrics,
-                train_values=self.train_features,
+                # Nobody's rows are trained on where a model is asked: there are no values to be known again.
+                train_values=None if self.plan.model else self.train_features,
                 test_values=self.test_features,
                 train_ids=self.train_ids,
                 test_ids=self.test_ids,

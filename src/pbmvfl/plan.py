@@ -166,6 +166,7 @@ class Plan:
     encoder = _In[str]("network")
     activation = _In[Activation]("network")
     first_weights = _In[tuple[str, ...]]("network")
+    model = _In[str]("network")
     couples_rows = _In[bool]("network")
 
     def __post_init__(self) -> None:
@@ -386,8 +387,9 @@ class Plan:
         values |= {"batch_size": self.batch_size, **vars_of(self.learning), **vars_of(self.update)}
         values |= {**vars_of(self.supervision), **vars_of(self.preparing), **vars_of(self.voting)}
         values |= {**vars_of(self.network), "evaluation": self.evaluation, "seed": self.seed}
-        if not self.first_weights:
-            del values["first_weights"]
+        for name in ("first_weights", "model"):
+            if not values[name]:
+                del values[name]
         if self.interactions is not None:
             values["interactions"] = self.interactions
         if self.noise_band == 1:

@@ -30,6 +30,12 @@ def check_together(plan: Plan) -> None:
 
 
 def _networks(plan: Plan) -> None:
+    learning = [kind.name for kind in plan.schedule.kinds if kind.updates]
+    if plan.model and learning:
+        raise PlanError(
+            f"model={plan.model[:8]}... with {learning[0]} rounds: a plan either trains or goes on with a trained "
+            "model; leave out one of them"
+        )
     if plan.first_weights and len(plan.first_weights) != plan.num_parties:
         raise PlanError(
             f"first_weights has {len(plan.first_weights)} digests for num_parties={plan.num_parties}; give one for "
@@ -75,7 +81,7 @@ def _prediction(plan: Plan) -> None:
             f"prediction_mechanism=krr, prediction_symbols={symbols} and no secure aggregation"
         )
     counted = any(phase.kind == COUNTS for phase in plan.rounds.phases)
-    if symbols is not None and not (counted and plan.voting.has_tables):
+    if symbols is not None and not ((counted or plan.model) and plan.voting.has_tables):
         raise PlanError(
             f"vote={kind} is read by counts of votes by class: give table_noise above 0, which is "
             f"{plan.table_noise:g}, and a round of counts before predictions"
@@ -113,7 +119,7 @@ def _learning(plan: Plan) -> None:
             "activation=tanh"
         )
     prepared = [phase.kind for phase in plan.rounds.phases if phase.kind in (MEAN, GRAM)]
-    if prepared != ([MEAN, GRAM] if plan.preparation is PreparationName.WHITEN else []):
+    if not plan.model and prepared != ([MEAN, GRAM] if plan.preparation is PreparationName.WHITEN else []):
         raise PlanError(
             f"preparation={plan.preparation} with rounds of {', '.join(kind.name for kind in prepared) or 'none'}; "
             "whitening has one of mean and then one of gram: give preparation=whiten without phases"
