@@ -44,6 +44,9 @@ class PlanError(PbmvflError, ValueError):
 class DataError(PbmvflError, ValueError):
     """The data cannot be used as given: unknown set, missing or repeated column, NaN, missing label."""
 
+    #: Every fault, a sentence each, where a schema or a table was checked as a whole.
+    faults: tuple[str, ...] = ()
+
 
 class EncoderError(PbmvflError, ValueError):
     """An encoder that cannot be used: its output can leave [-C, C], or has the wrong shape."""
