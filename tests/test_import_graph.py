@@ -65,6 +65,7 @@ ORDER = [
     "party_setup",
     "transport",
     "driver",
+    "model",
     "run",
     "federation",
     "joint",

@@ -9,6 +9,7 @@
     ├── PolicyError              a plan that a party's owner does not accept
     ├── RunFolderError           a run folder that exists, is none, or cannot be written
     ├── CheckpointError          a checkpoint that is missing, damaged, or another run's
+    ├── ModelError               a part of a saved model that is missing, damaged or another's, or rows that do not fit
     ├── LedgerError              a ledger that cannot be used
     ├── AnswersError             stored answers that cannot be used
     ├── BudgetExceeded           a release that would cross a limit of the party's owner
@@ -66,6 +67,10 @@ class RunFolderError(PbmvflError):
 
 class CheckpointError(PbmvflError):
     """A checkpoint is missing, damaged, or belongs to another plan."""
+
+
+class ModelError(PbmvflError):
+    """A saved model that cannot be used: a part is missing, damaged, of another model or version; or other columns."""
 
 
 class LedgerError(PbmvflError):

@@ -67,21 +67,27 @@ class PartySetup:
         keeper = None
         if self.checkpoints is not None:
             keeper = Checkpoints(folder=self.checkpoints, plan=self.plan, every=self.checkpoint_every)
-        return self.make_party(
-            self.plan,
-            index=self.index,
-            train_features=self.features(Split.TRAIN),
-            test_features=None if self.test_features is None else self.features(Split.TEST),
-            encoder=encoder,
-            identity=Identity.from_private_bytes(self.identity),
-            identities=self.identities,
-            keeper=keeper,
-            own_columns=self._own_columns(),
-            answers=self._stored_answers(),
-            answer_names=self.answer_names,
-            trained=self.trained,
-            open_guard=self._open_ledger if self.ledger is not None else None,
-        )
+        answers = self._stored_answers()
+        try:
+            return self.make_party(
+                self.plan,
+                index=self.index,
+                train_features=self.features(Split.TRAIN),
+                test_features=None if self.test_features is None else self.features(Split.TEST),
+                encoder=encoder,
+                identity=Identity.from_private_bytes(self.identity),
+                identities=self.identities,
+                keeper=keeper,
+                own_columns=self._own_columns(),
+                answers=answers,
+                answer_names=self.answer_names,
+                trained=self.trained,
+                open_guard=self._open_ledger if self.ledger is not None else None,
+            )
+        except BaseException:
+            if answers is not None:  # nobody else could open them
+                answers.close()
+            raise
 
     def _own_columns(self) -> dict[Split, OwnColumns]:
         """The columns that symbols are made of, as they are, if the plan has symbols."""

@@ -22,6 +22,7 @@ def check_together(plan: Plan) -> None:
     for release in (plan.release, plan.prediction or plan.release):
         if release.num_parties != plan.num_parties:
             raise PlanError(f"num_parties={plan.num_parties} in the plan, {release.num_parties} in its release")
+    _model(plan)
     _prediction(plan)
     _schedule(plan)
     _learning(plan)
@@ -29,13 +30,16 @@ def check_together(plan: Plan) -> None:
     _networks(plan)
 
 
-def _networks(plan: Plan) -> None:
-    learning = [kind.name for kind in plan.schedule.kinds if kind.updates]
+def _model(plan: Plan) -> None:
+    learning = [phase.kind.name for phase in plan.rounds.phases if phase.kind.updates]
     if plan.model and learning:
         raise PlanError(
             f"model={plan.model[:8]}... with {learning[0]} rounds: a plan either trains or goes on with a trained "
             "model; leave out one of them"
         )
+
+
+def _networks(plan: Plan) -> None:
     if plan.first_weights and len(plan.first_weights) != plan.num_parties:
         raise PlanError(
             f"first_weights has {len(plan.first_weights)} digests for num_parties={plan.num_parties}; give one for "

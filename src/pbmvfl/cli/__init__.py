@@ -8,6 +8,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from pbmvfl.cli import ledger
+from pbmvfl.cli.asking import evaluate, predict
 from pbmvfl.cli.joint import joint
 from pbmvfl.cli.plan import plan
 from pbmvfl.cli.privacy import privacy
@@ -44,6 +45,8 @@ def _root(
 
 
 app.command()(train)
+app.command()(predict)
+app.command()(evaluate)
 app.command()(joint)
 app.command()(reproduce)
 app.command()(plan)

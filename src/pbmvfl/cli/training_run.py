@@ -78,6 +78,8 @@ class TrainingRun:
                 self._say(f"{self._folder.path} was ended by a party's ledger; it goes on from there.")
             self._show_plan()
             result = self._train()
+            if result.model is not None:
+                result.model.save(self._folder.new_model())
             draw_curves(result, self._folder.curves)
             self._folder.write_result(result, delta=self._delta)
         else:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pbmvfl.errors import RunFolderError
 from pbmvfl.json_files import Kinds, checked_object, read_object
@@ -20,6 +20,9 @@ from pbmvfl.runs.history import EpochLine
 from pbmvfl.runs.release_log import ReleasedRounds
 from pbmvfl.schedule import RowUses
 from pbmvfl.wire.traffic import Traffic
+
+if TYPE_CHECKING:
+    from pbmvfl.model.federated import FederatedModel
 
 #: The delta of epsilons where nobody asked for another.
 DEFAULT_DELTA = 1e-5
@@ -59,6 +62,8 @@ class Result:
     stopped: str = ""
     #: True only in tests: somebody knows the noise, so epsilon is infinite.
     noise_is_seeded: bool = False
+    #: What was trained, as `Federation.fit` gives it; a result that was read from a file has none.
+    model: FederatedModel | None = field(default=None, repr=False, compare=False)
 
     def privacy(self, *, delta: float = DEFAULT_DELTA, adversaries: Iterable[Adversary] | None = None) -> PrivacyTable:
         """What the run spent, for every unit, adversary and accounting."""
