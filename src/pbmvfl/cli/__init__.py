@@ -13,6 +13,7 @@ from pbmvfl.cli.joint import joint
 from pbmvfl.cli.plan import plan
 from pbmvfl.cli.privacy import privacy
 from pbmvfl.cli.reproduce import reproduce
+from pbmvfl.cli.schema import schema
 from pbmvfl.cli.train import train
 from pbmvfl.errors import PbmvflError
 
@@ -51,6 +52,7 @@ app.command()(joint)
 app.command()(reproduce)
 app.command()(plan)
 app.command()(privacy)
+app.command()(schema)
 app.add_typer(ledger.app, name="ledger")
 
 

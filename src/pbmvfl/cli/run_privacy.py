@@ -89,7 +89,7 @@ def _name_of(rows: NamedSource | TableSource) -> str:
     """The name under which ledgers know the data."""
     if isinstance(rows, NamedSource):
         return rows.dataset
-    return rows.dataset_name or Path(rows.data).stem
+    return rows.name
 
 
 def _as_ledgers_count(run: TrainingRun, unit: Unit, delta: float) -> float:

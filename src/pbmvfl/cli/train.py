@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pbmvfl.cli.options import TableColumns, TableFile, TableLabel, TableSchema, TableTestData
+from pbmvfl.cli.options import (
+    TableColumns,
+    TableFile,
+    TableId,
+    TableLabel,
+    TableLabelData,
+    TableSchema,
+    TableTestData,
+    table_files,
+)
 from pbmvfl.cli.plan_options import plan_options
 from pbmvfl.cli.presets import preset, uses_pictures
 from pbmvfl.errors import CheckpointError, DataError, PlanError, RunFolderError
@@ -54,10 +63,13 @@ def train(
     data: TableFile = None,
     label: TableLabel = None,
     columns: TableColumns = None,
+    id_: TableId = None,
+    label_data: TableLabelData = None,
     schema: TableSchema = None,
     test_data: TableTestData = None,
     test_fraction: Annotated[
-        float | None, typer.Option(help="That part, chosen by the public seed. Default: 0.2.", rich_help_panel=DATA)
+        float | None,
+        typer.Option(help="That part, chosen by the public seed; 0 for none. Default: 0.2.", rich_help_panel=DATA),
     ] = None,
     dataset_name: Annotated[
         str | None,
@@ -157,11 +169,13 @@ def train(
     given = dict(choices)
     num_parties = given.pop("num_parties", None)
     table = {
-        "data": _absolute(data),
+        "data": table_files("--data", data),
         "label": label,
         "columns": columns,
+        "id": id_,
+        "label_data": _absolute(label_data),
         "schema": _absolute(schema),
-        "test_data": _absolute(test_data),
+        "test_data": table_files("--test-data", test_data),
         "test_fraction": test_fraction,
         "dataset_name": dataset_name,
     }
@@ -259,11 +273,13 @@ class _Prepared:
 
 
 def rows_of_options(
-    dataset: str | None, table: dict[str, Path | str | None], num_parties: int | None, seed: int
+    dataset: str | None, table: dict[str, Any], num_parties: int | None, seed: int
 ) -> NamedSource | TableSource:
     """The same for another command, from what its options say."""
     given = {name: _absolute(value) if isinstance(value, Path) else value for name, value in table.items()}
-    unsaid: dict[str, Any] = dict.fromkeys(("test_fraction", "dataset_name"))
+    for name in ("data", "test_data"):
+        given[name] = table_files(f"--{name.replace('_', '-')}", table.get(name))
+    unsaid: dict[str, Any] = dict.fromkeys(("id", "label_data", "schema", "test_fraction", "dataset_name"))
     return _rows(dataset, {**unsaid, **given}, num_parties, None, seed)
 
 
@@ -274,11 +290,12 @@ def _rows(
     if (dataset is None) == (table["data"] is None):
         raise DataError("give either a DATASET (digits, phishing, activity, ...) or --data TABLE")
     if dataset is not None:
-        for option in ("label", "columns", "schema", "test_data", "test_fraction", "dataset_name"):
+        for option in (name for name in table if name != "data"):
             if table[option] is not None:
                 raise DataError(f"--{option.replace('_', '-')} goes with --data TABLE, not with DATASET={dataset}")
         return NamedSource(dataset=dataset, num_parties=num_parties, root=_absolute(root))
-    for option in ("label", "columns"):
+    # Each party's own file says by itself what it holds, and needs to say which rows are whose.
+    for option in ("label", "id" if isinstance(table["data"], dict) else "columns"):
         if table[option] is None:
             raise DataError(f"--data needs --{option}")
     given = {name: value for name, value in table.items() if value is not None}

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pbmvfl.data.encoding import Features, encode_columns, refuse_words
+from pbmvfl.data.encoding import Features, encode_columns, refuse_absent, refuse_words
 from pbmvfl.data.faults import Faults, Place, nearest
 from pbmvfl.data.schema import ColumnRule, Schema, rule_of_entry
 from pbmvfl.data.text import is_text
@@ -71,6 +71,9 @@ def resolved(name: str, schema: Schema, column: Any, place: Place, faults: Fault
     import pyarrow as pa
 
     if name in schema.faulty:
+        kind = schema.faulty[name]
+        if kind is not None:
+            refuse_absent(kind, column, place, faults)
         return None
     rule = schema.rules.get(name)
     if rule is None and pa.types.is_boolean(column.type):

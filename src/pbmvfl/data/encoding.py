@@ -26,6 +26,13 @@ def encode_columns(rules: Sequence[ColumnRule], table: Any, place: Place, faults
     return np.concatenate([np.zeros((table.num_rows, 0), np.float32), *parts], axis=1)
 
 
+def refuse_absent(rule: ColumnRule, column: Any, place: Place, faults: Faults) -> None:
+    """A fault if a value is missing and the rule has no slot for that."""
+    absent = absent_in(rule, column)
+    if absent.any() and not rule.missing:
+        _refuse_absent(_Column(rule, column, place, faults), absent)
+
+
 def refuse_words(name: str, column: Any, place: Place, faults: Faults) -> None:
     """A fault of words without a rule: words among numbers are named, else the reason and the remedy are."""
     cells = _Column(ColumnRule(name=name), column, place, faults)

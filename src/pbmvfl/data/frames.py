@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pbmvfl.data.assignment import party_sources
 from pbmvfl.data.reading import arrow_table
-from pbmvfl.data.table import load_table, party_sources
+from pbmvfl.data.table import load_table
 from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.errors import DataError
 

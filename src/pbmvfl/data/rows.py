@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pbmvfl.data.assignment import check_name, default_name, party_sources
 from pbmvfl.data.columns import PartyColumns
 from pbmvfl.data.encoding import Features, encode_columns
 from pbmvfl.data.faults import Faults, nearest
 from pbmvfl.data.joining import Aligned, read_each, read_one
 from pbmvfl.data.labels import known_labels, label_values
 from pbmvfl.data.reading import source_of
-from pbmvfl.data.table import check_name, default_name, party_sources
 from pbmvfl.errors import DataError
 
 
@@ -26,7 +26,8 @@ class NewRows:
     #: The owner's name for these people, under which ledgers count.
     name: str
     party_names: tuple[str, ...]
-    features: tuple[Features, ...]
+    #: float32, or uint8 for pictures.
+    features: tuple[npt.NDArray[Any], ...]
     #: By which ledgers know the rows.
     ids: tuple[str, ...]
     #: None: there are none, as is usual for rows that are to be predicted.

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -76,14 +76,15 @@ class ColumnRule:
 
 @dataclass(frozen=True, kw_only=True)
 class Schema:
-    """The rules that could be read, and the names of columns whose entry could not."""
+    """The rules that could be read, and the columns whose entry could not."""
 
     rules: Mapping[str, ColumnRule]
-    faulty: frozenset[str] = frozenset()
+    #: Columns whose entry has a fault, with as much of a rule as tells a missing value; None if nothing can be told.
+    faulty: Mapping[str, ColumnRule | None] = field(default_factory=dict)
 
     @property
     def names(self) -> tuple[str, ...]:
-        return (*self.rules, *sorted(self.faulty))
+        return (*self.rules, *self.faulty)
 
 
 def read_schema(schema: Mapping[str, Any] | str | Path | None, faults: Faults) -> Schema:
@@ -97,9 +98,17 @@ def read_schema(schema: Mapping[str, Any] | str | Path | None, faults: Faults) -
         faults.add('the schema must be of the form {"columns": {"name": {...}}}')
         return Schema(rules={})
     _only_keys(schema, ("columns",), "the schema", faults)
-    read = {str(name): rule_of_entry(str(name), entry, faults) for name, entry in columns.items()}
+    columns = {str(name): entry for name, entry in columns.items()}
+    read = {name: rule_of_entry(name, entry, faults) for name, entry in columns.items()}
     rules = {name: rule for name, rule in read.items() if rule is not None}
-    return Schema(rules=rules, faulty=frozenset(read).difference(rules))
+    return Schema(rules=rules, faulty={name: _kind_alone(name, columns[name]) for name in read if name not in rules})
+
+
+def _kind_alone(name: str, entry: Any) -> ColumnRule | None:
+    """A rule that is not filled in yet, for finding missing values: they are to be named in the same pass."""
+    if not isinstance(entry, Mapping) or entry.get("missing") or ("vocabulary" in entry) == ("range" in entry):
+        return None
+    return ColumnRule(name=name, vocabulary=("...",) if "vocabulary" in entry else None)
 
 
 def rule_of_entry(name: str, entry: Any, faults: Faults) -> ColumnRule | None:
@@ -159,7 +168,7 @@ def _only_keys(entry: Mapping[str, Any], known: Sequence[str], where: str, fault
 def _vocabulary(words: Any, where: str, faults: Faults) -> tuple[Word, ...] | None:
     form = "must be a list of words, of integers, or of true and false"
     if isinstance(words, list | tuple) and not words:
-        faults.add(f"{where}: the vocabulary is still empty; it {form}, written by hand and not collected from rows")
+        faults.add(f"{where}: the vocabulary is still empty; it must be a list of words that everybody may know")
     elif not isinstance(words, list | tuple) or len({type(word) for word in words}) > 1:
         faults.add(f"{where}: vocabulary={words!r} {form}")
     elif not isinstance(words[0], str | int):
@@ -177,7 +186,7 @@ def _vocabulary(words: Any, where: str, faults: Faults) -> tuple[Word, ...] | No
 def _range(limits: Any, where: str, faults: Faults) -> tuple[float, float] | None:
     is_pair = isinstance(limits, list | tuple) and len(limits) == 2
     if is_pair and None in limits:
-        faults.add(f"{where}: the range is not filled in yet; give two numbers that everybody may know, [low, high]")
+        faults.add(f"{where}: the range is not filled in yet; it must be two numbers that everybody may know")
     elif not is_pair or not all(isinstance(end, int | float) and not isinstance(end, bool) for end in limits):
         faults.add(f"{where}: range={limits!r} must be two numbers, [low, high]")
     else:

@@ -5,34 +5,23 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from pbmvfl.data.columns import PartyColumns, resolved
-from pbmvfl.data.encoding import Features, encode_columns
-from pbmvfl.data.faults import Faults, nearest
-from pbmvfl.data.joining import Aligned, read_each, read_one
-from pbmvfl.data.labels import Labels, classes_of_test_rows_alone, label_values, number_classes
-from pbmvfl.data.reading import Source, source_of
-from pbmvfl.data.schema import Schema, read_schema
+from pbmvfl.data.assignment import check_name, default_name, held_columns
+from pbmvfl.data.columns import PartyColumns
+from pbmvfl.data.encoding import Features
+from pbmvfl.data.faults import Faults, plural
+from pbmvfl.data.joining import Aligned
+from pbmvfl.data.labels import Labels, classes_of_test_rows_alone
+from pbmvfl.data.prepared import prepare
+from pbmvfl.data.reading import column_names, source_of
 from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.errors import DataError
 from pbmvfl.randomness.public import SPLIT_STREAM, public_permutation
-
-
-def parse_columns(text: str, *, may_share: bool = False) -> dict[str, tuple[str, ...]]:
-    """Who holds which column, from "bank=a,b,c;hospital=d,e". Files of their own `may_share` a column's name."""
-    columns: dict[str, tuple[str, ...]] = {}
-    for part in filter(None, (piece.strip() for piece in text.split(";"))):
-        party, equals, names = (piece.strip() for piece in part.partition("="))
-        if not equals or not party:
-            raise DataError(f"columns={text!r}: {part!r} is not of the form party=column,column;party=column")
-        if party in columns:
-            raise DataError(f"columns={text!r}: party={party!r} occurs twice; list all its columns in one place")
-        columns[party] = tuple(filter(None, (name.strip() for name in names.split(","))))
-    return _check_assignment(columns, may_share=may_share)
 
 
 def load_table(
@@ -66,188 +55,91 @@ def load_table(
     check_name(name)
     if isinstance(test_fraction, bool) or not isinstance(test_fraction, int | float) or not 0 <= test_fraction < 1:
         raise DataError(
-            f"test_fraction={test_fraction!r} is not permitted; give a number from 0 (no test rows) to less than 1"
+            f"test_fraction={test_fraction!r} is not permitted; give a number between 0 and 1, 1 excluded; 0 is no "
+            "test rows"
         )
     by_party = isinstance(source, Mapping)
-    held = _held(columns, label, id, by_party=by_party)
+    held = held_columns(columns, label, id, by_party=by_party)
     if test is not None and isinstance(test, Mapping) is not by_party:
         raise DataError("test must be given as the training data is: one table for all, or one for each party")
-    faults = Faults()
-    rules = read_schema(schema, faults)
-    splits: list[Aligned] = []
-    for data in (source,) if test is None else (source, test):
-        found = _read(data, held, label, id, label_data, rules, faults)
-        if found is not None:
-            splits.append(found)
-            held = found.held  # a test table needs the columns that the training rows have
-    _refuse_unknown(rules, splits, faults)
-    party_columns = _columns(splits[0], rules, faults) if splits else ()
-    features = [_features(split, party_columns, faults) for split in splits]
-    classes, labels = _labels(splits, label, faults)
-    faults.raise_any()
-    ids = [_row_ids(splits[0])]
+    tables = [source] if test is None else [source, test]
+    found = prepare(tables, held=held, label=label, id=id, label_data=label_data, schema=schema)
+    features, labels = found.features, found.labels
+    assert labels is not None
+    ids = [_row_ids(found.splits[0])]
     if test is not None:
-        ids.append(_row_ids(splits[1], of=_prefix(source, test)))
+        ids.append(_row_ids(found.splits[1], of=_prefix(source, test)))
     else:
         features, labels, ids = _cut(features[0], labels[0], ids[0], test_fraction, seed)
     return VerticalDataset(
         name=default_name(source) if name is None else name,
-        party_names=tuple(part.party for part in party_columns),
+        party_names=tuple(part.party for part in found.columns),
         train_features=features[0],
         test_features=features[1],
         train_labels=labels[0],
         test_labels=labels[1],
-        class_names=classes,
+        class_names=found.class_names,
         default_encoder="mlp",
         layout="assigned",
         notes=(
-            *_unscaled(party_columns),
-            *(note for split in splits for note in split.notes),
-            *classes_of_test_rows_alone(classes, labels[0], labels[1]),
+            *_unscaled(found.columns),
+            *(note for split in found.splits for note in split.notes),
+            *classes_of_test_rows_alone(found.class_names, labels[0], labels[1]),
         ),
         train_ids=ids[0],
         test_ids=ids[1],
-        columns=party_columns,
+        columns=found.columns,
         label=label,
     )
 
 
-def default_name(source: Any) -> str:
-    """The name of tables whose owner gave none: the files' names without their endings."""
-    if isinstance(source, Mapping):
-        return "+".join(dict.fromkeys(source_of(each).stem for each in source.values()))
-    return source_of(source).stem
+@dataclass(frozen=True, kw_only=True)
+class CheckedTable:
+    """A table and a schema that go together."""
+
+    num_rows: int
+    columns: tuple[PartyColumns, ...]
+    class_names: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    def __str__(self) -> str:
+        widths = [
+            f"{part.party}: {plural(len(part.rules), 'column becomes', 'columns become')} "
+            f"{plural(part.width, 'number')}"
+            for part in self.columns
+        ]
+        classes = [f"classes: {', '.join(self.class_names)}"] if self.class_names else []
+        return "\n".join([f"fine: {plural(self.num_rows, 'row')}", *widths, *classes, *self.notes])
 
 
-def party_sources(tables: Mapping[str, Any]) -> dict[str, Source]:
-    """A table per party; a frame is called by its party."""
-    return {party: source_of(table, called=f"frame of {party}") for party, table in tables.items()}
+def check_table(
+    source: Any,
+    *,
+    schema: Mapping[str, Any] | str | Path | None,
+    columns: Mapping[str, Sequence[str]] | str | None = None,
+    label: str | None = None,
+    id: str | None = None,
+    label_data: Any = None,
+) -> CheckedTable:
+    """Whether `load_table` would take it, with all faults in one error; without a label, that one is not looked at.
 
-
-# --- who holds what ---
-
-
-def check_name(name: str | None) -> None:
-    if name is None:
-        return
-    # Blanks at an end would make a second budget that looks like the first; run folders are named by it, too.
-    if not isinstance(name, str) or not name or name != name.strip() or "/" in name or "\\" in name:
-        raise DataError(
-            f"name={name!r} is not permitted; give a text without / and \\ that neither begins nor ends with a blank, "
-            "as in 'patients-2024', or leave it out to use the file's name"
-        )
-
-
-def _held(
-    columns: Mapping[str, Sequence[str]] | str | None, label: str, id: str | None, *, by_party: bool
-) -> Mapping[str, Sequence[str]] | None:
-    """Who holds what, as far as it was said."""
-    if columns is None:
-        if not by_party:
-            raise DataError("columns are needed with one table for all: say who holds what, as in bank=age;shop=visits")
-        return None
-    if by_party and id is None:
-        raise DataError("id is needed with a table for each party: name the column by which the rows are joined")
-    held = (
-        parse_columns(columns, may_share=by_party)
-        if isinstance(columns, str)
-        else _check_assignment(columns, may_share=by_party)
+    With one table for all and no `columns`, all of its columns are checked, whosever they will be.
+    """
+    by_party = isinstance(source, Mapping)
+    if columns is None and not by_party:
+        faults = Faults()
+        names = column_names(source_of(source), faults)
+        faults.raise_any()
+        held: Mapping[str, Sequence[str]] | None = {"table": [each for each in names or [] if each not in (label, id)]}
+    else:
+        held = held_columns(columns, label, id, by_party=by_party)
+    found = prepare([source], held=held, label=label, id=id, label_data=label_data, schema=schema)
+    return CheckedTable(
+        num_rows=found.splits[0].num_rows,
+        columns=found.columns,
+        class_names=found.class_names,
+        notes=(*_unscaled(found.columns), *found.splits[0].notes),
     )
-    for party, names in held.items():
-        if label in names:
-            raise DataError(f"label={label!r} is also a column of party={party!r}; a label cannot be a feature")
-        if id is not None and id in names:
-            raise DataError(f"id={id!r} is also a column of party={party!r}; an id cannot be a feature")
-    if id is not None and id == label:
-        raise DataError(f"id={id!r} is also the label; give another column")
-    return held
-
-
-def _check_assignment(columns: Mapping[str, Sequence[str]], *, may_share: bool) -> dict[str, tuple[str, ...]]:
-    """The assignment as plain tuples, after refusing what cannot be one."""
-    if len(columns) < 2 and not may_share:
-        parties = "1 party" if len(columns) == 1 else f"{len(columns)} parties"
-        raise DataError(f"columns name {parties}; at least 2 are needed, as in bank=age,income;hospital=bmi")
-    holder: dict[str, str] = {}
-    for party, names in columns.items():
-        if isinstance(names, str) or not all(isinstance(name, str) for name in names):
-            raise DataError(
-                f"party={party!r}: columns={names!r} is not a list of names; give one, as in ['age', 'income']"
-            )
-        if not names:
-            raise DataError(f"party={party!r} has no columns; give it at least one or leave it out")
-        for name in names:
-            if holder.get(name) == party or (name in holder and not may_share):
-                others = f"party={party!r}" if holder[name] == party else f"party={holder[name]!r} and party={party!r}"
-                raise DataError(f"column={name!r} is named twice ({others}); each column belongs to one party, once")
-            holder[name] = party
-    return {party: tuple(names) for party, names in columns.items()}
-
-
-# --- rows ---
-
-
-def _refuse_unknown(rules: Schema, splits: Sequence[Aligned], faults: Faults) -> None:
-    """A schema's column that no file has is nearly always a misspelt one."""
-    for split in splits[:1]:
-        files = " or ".join(dict.fromkeys(place.file for place in split.places.values()))
-        for name in rules.names:
-            if name not in split.present:
-                hint = nearest(name, split.present)
-                faults.add(f"the schema describes column={name!r}, which is not in {files}{hint}")
-
-
-def _read(
-    data: Any,
-    held: Mapping[str, Sequence[str]] | None,
-    label: str,
-    id: str | None,
-    label_data: Any,
-    rules: Schema,
-    faults: Faults,
-) -> Aligned | None:
-    if not isinstance(data, Mapping):
-        assert held is not None
-        if label_data is not None:
-            raise DataError("label_data goes with a table for each party; with one table for all it has the label")
-        return read_one(source_of(data), held=held, label=label, id=id, rules=lambda _: rules.rules, faults=faults)
-    if len(data) < 2:
-        raise DataError(f"a table for each of {len(data)} parties; at least 2 parties are needed")
-    if id is None:
-        raise DataError("id is needed with a table for each party: name the column by which the rows are joined")
-    return read_each(
-        party_sources(data),
-        held=held,
-        label=label,
-        label_source=None if label_data is None else source_of(label_data, called="frame of labels"),
-        id=id,
-        rules=lambda _: rules.rules,
-        faults=faults,
-    )
-
-
-def _columns(split: Aligned, rules: Schema, faults: Faults) -> tuple[PartyColumns, ...]:
-    found = []
-    for party, names in split.held.items():
-        table, place = split.tables[party], split.places[party]
-        own = [resolved(name, rules, table.column(name), place, faults) for name in names if name in table.column_names]
-        found.append(PartyColumns(party=party, rules=tuple(rule for rule in own if rule is not None)))
-    return tuple(found)
-
-
-def _features(split: Aligned, columns: Sequence[PartyColumns], faults: Faults) -> tuple[Features, ...]:
-    encoded = []
-    for part in columns:
-        table = split.tables[part.party]
-        rules = [rule for rule in part.rules if rule.name in table.column_names]
-        encoded.append(encode_columns(rules, table, split.places[part.party], faults))
-    return tuple(encoded)
-
-
-def _labels(splits: Sequence[Aligned], label: str, faults: Faults) -> tuple[tuple[str, ...], list[Labels]]:
-    raw = [label_values(split.label, label, split.label_place, faults) for split in splits if split.label is not None]
-    read = [values for values in raw if values is not None]
-    return number_classes(read, label, faults) if read and len(read) == len(splits) else ((), [])
 
 
 def _row_ids(split: Aligned, *, of: str = "") -> tuple[str, ...]:
