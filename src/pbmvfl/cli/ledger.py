@@ -14,7 +14,7 @@ from pbmvfl.cli.options import check_target
 from pbmvfl.errors import LedgerError
 from pbmvfl.files import write_atomically
 from pbmvfl.ledger.ledger import Ledger
-from pbmvfl.ledger.limits import Limit, epsilon_at, unit_and_accounting
+from pbmvfl.ledger.limits import Limit, unit_and_accounting
 from pbmvfl.ledger.spending import fixed_plan_epsilon, spending
 from pbmvfl.privacy.table import format_epsilon
 from pbmvfl.privacy.units import Accounting, Unit
@@ -90,7 +90,7 @@ def _show_dataset(console: Console, book: Ledger, dataset: str, delta: float) ->
     table = plain_table("  protects", "counting", "from", "limit", "spent", "as one plan", "delta")
     limits = book.limits(dataset)
     for limit in limits:
-        spent = epsilon_at(spending(book, dataset, limit).worst, limit.delta, limit.order)
+        spent = spending(book, dataset, limit).epsilon
         whole = fixed_plan_epsilon(
             book,
             dataset,
@@ -169,7 +169,7 @@ def limit(
         for ledger in books:
             known = {name for name in ledger.datasets() if ledger.sessions(name)}
             held = ledger.set_limit(dataset, chosen)
-            spent = epsilon_at(spending(ledger, dataset, held).worst, delta, held.order)
+            spent = spending(ledger, dataset, held).epsilon
             console.print(
                 f"{ledger.path}: {dataset}: {held}, counted at order {held.order:g}; spent {format_epsilon(spent)}",
                 markup=False,

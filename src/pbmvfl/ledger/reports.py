@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pbmvfl.ledger.file import FORMAT
-from pbmvfl.ledger.limits import epsilon_at
 from pbmvfl.ledger.spending import spending
 
 if TYPE_CHECKING:
@@ -44,8 +43,10 @@ def exported(book: Ledger) -> dict[str, Any]:
     for dataset in book.datasets():
         limits = []
         for limit in book.limits(dataset):
-            spent = epsilon_at(spending(book, dataset, limit).worst, limit.delta, limit.order)
-            limits.append({**asdict(limit), "spent_epsilon": spent if np.isfinite(spent) else "inf"})
+            spent = spending(book, dataset, limit).epsilon
+            order = limit.order if np.isfinite(limit.order) else None
+            said = {"counting": limit.counting, "order": order, "spent_epsilon": spent if np.isfinite(spent) else "inf"}
+            limits.append({**asdict(limit), **said})
         sessions = [_session(entry) for entry in book.sessions(dataset)]
         datasets[dataset] = {"limits": limits, "sessions": sessions, "notes": book.notes(dataset)}
     return {"format": FORMAT, "datasets": datasets, "history": [asdict(event) for event in book.history()]}
