@@ -7,10 +7,14 @@ import hashlib
 import os
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from pbmvfl.errors import LedgerError
+from pbmvfl.errors import BudgetExceeded, LedgerError
+from pbmvfl.ledger.forecast import Forecast
 from pbmvfl.ledger.ledger import Ledger
+from pbmvfl.privacy.table import format_epsilon
 
 ENDING = ".sqlite"
 #: Names that every file system takes as they are. The tilde is not among their letters: see `file_name`.
@@ -56,6 +60,50 @@ def book_of(folder: Path, index: int, party: str, *, dataset: str | None = None)
 def books_of(folder: Path, parties: Sequence[str], *, dataset: str | None = None) -> list[Path]:
     """The same for all parties, in their order."""
     return [book_of(folder, index, party, dataset=dataset) for index, party in enumerate(parties)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartyForecast:
+    """What one party's book says to a run before it begins."""
+
+    party: str
+    path: Path
+    #: Runs of this dataset in the book that have charged a round.
+    runs: int
+    #: One for each limit of the dataset.
+    limits: tuple[Forecast, ...]
+
+    @property
+    def ends(self) -> Forecast | None:
+        """The limit that would end the run first; None if none would."""
+        early = [limit for limit in self.limits if limit.stops_at is not None]
+        return min(early, key=lambda limit: limit.stops_at or 0, default=None)
+
+
+def look_ahead(path: Path, *, party: str, dataset: str, **session: Any) -> PartyForecast:
+    """What a party's book says to a session (`Ledger.forecast`); a book that is not there yet has nothing to say."""
+    if not path.is_file():
+        return PartyForecast(party=party, path=path, runs=0, limits=())
+    with contextlib.closing(Ledger(path, owner=party, read_only=True)) as book:
+        limits = book.forecast(dataset=dataset, **session)
+        runs = {entry.run for entry in book.sessions(dataset) if entry.charged_until > entry.first_round}
+    return PartyForecast(party=party, path=path, runs=len(runs), limits=limits)
+
+
+def check_reaches_end(found: Sequence[PartyForecast], *, dataset: str, rounds: int) -> None:
+    """Refuse a run that some owner's limit would end before its plan does."""
+    ends = [(book, limit) for book in found if (limit := book.ends) is not None]
+    if not ends:
+        return
+    book, limit = min(ends, key=lambda end: end[1].stops_at or 0)
+    others = f" and {len(ends) - 1} more" if len(ends) > 1 else ""
+    raise BudgetExceeded(
+        f"the limit of party={book.party!r}{others} would end this run at round={limit.stops_at} of {rounds}: it would "
+        f"bring dataset {dataset!r} from epsilon {format_epsilon(limit.spent)} to {format_epsilon(limit.will_be)}, and "
+        f"the owner's limit is {limit.limit}, counted {limit.limit.how}. Nothing was sent or written. Plan within what "
+        f"is left (`pbmvfl plan --ledger {book.path.parent} --dataset {dataset}`), or run until the limit: "
+        "--until-limit, Federation.fit(until_limit=True)"
+    )
 
 
 def check_folder(folder: Path) -> None:

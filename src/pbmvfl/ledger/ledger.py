@@ -27,6 +27,7 @@ from pbmvfl.ledger import copies, history
 from pbmvfl.ledger.charging import Charging, identity_of
 from pbmvfl.ledger.counter import Known, Outside, known_outside
 from pbmvfl.ledger.file import FORMAT, error_code, format_of, mark, now, open_for_reading, open_for_writing
+from pbmvfl.ledger.forecast import Forecast
 from pbmvfl.ledger.holder import check_free
 from pbmvfl.ledger.limits import Limit
 from pbmvfl.ledger.migration import migrate
@@ -454,6 +455,39 @@ class Ledger:
             test_ids=test_ids,
             rounds_ahead=rounds_ahead,
         ).begin(self)
+
+    def forecast(
+        self,
+        *,
+        dataset: str,
+        plan: Plan,
+        run: str = "",
+        first_round: int = 0,
+        public_start: bool = False,
+        exact_metrics: bool = False,
+        train_values: npt.NDArray[Any] | None = None,
+        test_values: npt.NDArray[Any] | None = None,
+        train_ids: Sequence[str] | range | None = None,
+        test_ids: Sequence[str] | range | None = None,
+    ) -> tuple[Forecast, ...]:
+        """What each limit of the dataset would say to such a session; whatever `open_session` refuses is refused.
+
+        Nothing is written. A reader may ask, and the names are those of `open_session`.
+        """
+        return Opening(
+            dataset=dataset,
+            plan=plan,
+            run=run,
+            session="",
+            first_round=first_round,
+            public_start=public_start,
+            exact_metrics=exact_metrics,
+            train_values=train_values,
+            test_values=test_values,
+            train_ids=train_ids,
+            test_ids=test_ids,
+            rounds_ahead=1,
+        ).forecast(self)
 
     @property
     def _lock_file(self) -> Path:

@@ -68,7 +68,8 @@ class Opening:
                 ledger._announce(lock)
                 ledger.check_unspoiled()
                 take(ledger._db, ledger.path, holder)
-                values = self._check_all(ledger, train, test)
+                self._check_permitted(ledger)
+                values = self._check_values(ledger, train, test)
                 history.close_left_sessions(ledger._db)
                 terms, started = self._terms(ledger), self._is_started(ledger)
                 number = self._insert(ledger, terms, values, train, test)
@@ -102,7 +103,9 @@ class Opening:
         check_ids(test)
         ledger.check_unspoiled()
         check_free(ledger._db, ledger.path)
-        self._check_all(ledger, train, test)
+        self._check_permitted(ledger)
+        if self._has_others(ledger):
+            self._check_values(ledger, train, test)
         opened = self.first_round > 0 or self._is_started(ledger)
         return forecasts(
             ledger, self.dataset, self._terms(ledger), train, test, first_round=self.first_round, run_started=opened
@@ -135,11 +138,20 @@ class Opening:
                 raise LedgerError(f"{name} has {len(ids)} rows, the plan has {count}")
         return train, test
 
-    def _check_all(self, ledger: Ledger, train: Sequence[str] | range, test: Sequence[str] | range) -> _Values:
+    def _check_permitted(self, ledger: Ledger) -> None:
         self._check_continues(ledger)
         has_limit = bool(ledger._db.rows("SELECT 1 FROM limits WHERE dataset = ?", (self.dataset,)))
         check_permitted(ledger, self.dataset, has_limit, self._shows_exact_metrics)
-        return self._check_values(ledger, train, test)
+
+    def _has_others(self, ledger: Ledger) -> bool:
+        """Whether anything was released under another name."""
+        return bool(
+            ledger._db.rows(
+                "SELECT 1 FROM sessions JOIN charged ON id = charged.session "
+                "WHERE dataset != ? AND charged_until > first_round LIMIT 1",
+                (self.dataset,),
+            )
+        )
 
     def _check_continues(self, ledger: Ledger) -> None:
         """A run that goes on must find what it released before: counted from here its epsilon would be too small."""
