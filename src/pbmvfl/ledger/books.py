@@ -96,7 +96,7 @@ def check_reaches_end(found: Sequence[PartyForecast], *, dataset: str, rounds: i
     if not ends:
         return
     book, limit = min(ends, key=lambda end: end[1].stops_at or 0)
-    others = f" and {len(ends) - 1} more" if len(ends) > 1 else ""
+    others = "" if len(ends) == 1 else " and of 1 other" if len(ends) == 2 else f" and of {len(ends) - 1} others"
     raise BudgetExceeded(
         f"the limit of party={book.party!r}{others} would end this run at round={limit.stops_at} of {rounds}: it would "
         f"bring dataset {dataset!r} from epsilon {format_epsilon(limit.spent)} to {format_epsilon(limit.will_be)}, and "

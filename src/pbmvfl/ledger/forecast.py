@@ -63,6 +63,16 @@ def forecasts(
     return tuple(found)
 
 
+def forecasts_for_plan(ledger: Ledger, dataset: str, terms: Terms) -> tuple[Forecast, ...]:
+    """The same for a new run that nobody has named rows for: those of the dataset's last run, if it has as many."""
+    schedule = terms.schedule
+    for entry in reversed(ledger.sessions(dataset)):
+        train, test = ledger.read_ids(entry.train_ids), ledger.read_ids(entry.test_ids)
+        if len(train) == schedule.num_samples and len(test) >= schedule.num_test_samples:
+            return forecasts(ledger, dataset, terms, train, test[: schedule.num_test_samples])
+    return forecasts_for_any_rows(ledger, dataset, terms)
+
+
 def forecasts_for_any_rows(ledger: Ledger, dataset: str, terms: Terms) -> tuple[Forecast, ...]:
     """The same for a new run whose rows are not known yet: each may be the one on which most was spent."""
     train, test = (terms.schedule.rows_of(split) for split in (Split.TRAIN, Split.TEST))
