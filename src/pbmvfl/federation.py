@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from enum import StrEnum
@@ -22,10 +21,10 @@ from torch import nn
 
 from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.driver import Tap
-from pbmvfl.encoders import build_encoder, check_distinct
+from pbmvfl.encoders import build_encoder, check_distinct, is_public_start
 from pbmvfl.errors import CheckpointError, EncoderError, LedgerError, ModelError, PlanError
 from pbmvfl.features import mapped, network_shape
-from pbmvfl.ledger.ledger import Ledger
+from pbmvfl.ledger.books import PartyForecast, book_of, books_of, check_folder, check_reaches_end, make_folder
 from pbmvfl.model.federated import FederatedModel
 from pbmvfl.model.parts import PartyPart, ServerPart, model_digest
 from pbmvfl.party import part_of_state
@@ -37,6 +36,7 @@ from pbmvfl.runs.checkpoints import Checkpoints
 from pbmvfl.runs.history import EpochLine
 from pbmvfl.runs.release_log import ReleaseLog
 from pbmvfl.runs.results import Result
+from pbmvfl.schedule import Split
 from pbmvfl.secagg.keys import Identity
 from pbmvfl.server import Server
 from pbmvfl.transport.base import Transport
@@ -107,6 +107,7 @@ class Federation:
         sessions: Path | str | None = None,
         ledger: Path | str | None = None,
         exact_metrics: bool = False,
+        until_limit: bool = False,
         on_round: OnRound | None = None,
         on_epoch: OnEpoch | None = None,
     ) -> Result:
@@ -114,8 +115,9 @@ class Federation:
 
         Every role writes its own there, in a folder of its own, after every `checkpoint_every` epochs and at the end;
         the count of releases goes to the folder `sessions`, by default beside them. With `ledger`, a folder, each party
-        keeps its own ledger there and may end the run at a limit of its owner; the result says so. `exact_metrics` is
-        the owners' word that evaluation=simulator may look at exact metrics of rows that have a limit.
+        keeps its own ledger there. A run that a limit in it would end early is refused before anything is released;
+        with `until_limit` it runs up to the limit, and the result says so. `exact_metrics` is the owners' word that
+        evaluation=simulator may look at exact metrics of rows that have a limit.
         """
         checkpoints, sessions, ledger = (
             None if folder is None else Path(folder) for folder in (checkpoints, sessions or checkpoints, ledger)
@@ -130,14 +132,16 @@ class Federation:
             newest_common_round(self.plan, checkpoints)
         for encoder, first in zip(self._encoders or (), self._first_weights, strict=True):
             encoder.load_state_dict(first)  # a second fit starts where the first one did
+        if ledger is not None:
+            ahead = self.forecast(data, ledger, checkpoints=checkpoints, exact_metrics=exact_metrics)
+            if not until_limit:
+                check_reaches_end(ahead, dataset=data.name, rounds=len(self.plan.schedule))
         with contextlib.ExitStack() as opened:
             log = ReleaseLog(sessions, plan_hash=self.plan.hash.hex(), moved_from=checkpoints)
             opened.callback(log.close)
             # From here on this process alone may write the folder, so what is read now stays true.
             if ledger is not None:
-                check_ledgers(ledger, self.plan, released=bool(log.records))
-                if not exact_metrics:
-                    check_exact_metrics(ledger, self.plan, data.name)
+                check_ledgers(ledger, data, released=bool(log.records))
             server = Server(
                 self.plan,
                 train_labels=data.train_labels,
@@ -231,6 +235,26 @@ class Federation:
             "the model, federation.save(folder), and read it with pbmvfl.load(folder)"
         )
 
+    def forecast(
+        self, data: VerticalDataset, ledger: Path, *, checkpoints: Path | None = None, exact_metrics: bool = False
+    ) -> list[PartyForecast]:
+        """What every party's ledger will say to a run, or to one that goes on; nothing is written."""
+        check_folder(ledger)
+        run, first_round = None, 0
+        if checkpoints is not None:
+            run = Checkpoints(folder=checkpoints / "server", plan=self.plan).run_id
+            first_round = newest_common_round(self.plan, checkpoints)
+        found = []
+        for index, setup in enumerate(self.party_setups(data, ledger, checkpoints, 1)):
+            public = True
+            if self._encoders is not None:
+                shape = setup.features(Split.TRAIN).shape[1:]
+                public = is_public_start(self._encoders[index], self.plan, index=index, input_shape=shape)
+            asked = replace(setup, exact_metrics=exact_metrics)
+            name = "" if run is None else run.hex()
+            found.append(asked.forecast(run=name, first_round=first_round, public_start=public))
+        return found
+
     def check(self, data: VerticalDataset) -> None:
         """Refuse a plan that cannot be trained on this data, before anything is written."""
         check_trainable(self.plan)
@@ -274,7 +298,8 @@ class Federation:
                 checkpoints=None if checkpoints is None else checkpoints / f"party-{index}",
                 checkpoint_every=checkpoint_every,
                 answers=None if checkpoints is None else checkpoints / f"party-{index}" / "answers",
-                ledger=None if ledger is None else ledger_of(ledger, index),
+                ledger=None if ledger is None else book_of(ledger, index, data.party_names[index], dataset=data.name),
+                owner=data.party_names[index],
                 dataset=data.name,
                 # Only a ledger asks for them, and a party in a process of its own gets a copy.
                 train_ids=None if ledger is None else data.train_ids,
@@ -335,46 +360,13 @@ def _check_encoder_takes(plan: Plan, features: npt.NDArray[Any], shape: tuple[in
         ) from error
 
 
-def make_ledger_folder(folder: Path) -> None:
-    """Make the folder of the parties' ledgers, or refuse what cannot be one, before anything is released."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise LedgerError(
-            f"ledger={str(folder)!r} is not a folder and cannot be made one ({error.strerror}); give another folder"
-        ) from error
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise LedgerError(f"ledger={str(folder)!r} cannot be written to; give another folder, or allow writing there")
-
-
-def ledger_of(folder: Path, index: int) -> Path:
-    """Where a simulation's party keeps its ledger."""
-    return folder / f"party-{index}.sqlite"
-
-
-def check_exact_metrics(folder: Path, plan: Plan, dataset: str) -> None:
-    """Refuse, before anything is written, a run whose parties would refuse its first round."""
-    if plan.evaluation is not Evaluation.SIMULATOR:
-        return
-    for index in range(plan.num_parties):
-        if not (path := ledger_of(folder, index)).is_file():
-            continue
-        with contextlib.closing(Ledger(path, read_only=True)) as book:
-            if book.limits(dataset):
-                raise LedgerError(
-                    f"evaluation=simulator looks at exact metrics of dataset={dataset!r}, which has a limit in "
-                    f"ledger={str(path)!r}, and no limit counts them; plan with evaluation=released, or give the "
-                    "owners' word: --exact-metrics, Federation.fit(exact_metrics=True)"
-                )
-
-
-def check_ledgers(folder: Path, plan: Plan, *, released: bool) -> None:
+def check_ledgers(folder: Path, data: VerticalDataset, *, released: bool) -> None:
     """A run that has released something goes on with the books that know of it."""
     if not released:
-        make_ledger_folder(folder)
+        make_folder(folder)
         return
-    for index in range(plan.num_parties):
-        if not (path := ledger_of(folder, index)).is_file():
+    for path in books_of(folder, data.party_names, dataset=data.name):
+        if not path.is_file():
             raise LedgerError(
                 f"ledger={str(path)!r} does not exist, but this run has released rounds, and a new ledger would not "
                 "know of them; put it back where it was, or start a new run"

@@ -15,6 +15,7 @@ from pbmvfl.answers import StoredAnswers
 from pbmvfl.encoders import build_encoder
 from pbmvfl.features import mapped, network_shape
 from pbmvfl.interactions.shared import OwnColumns
+from pbmvfl.ledger.books import PartyForecast, look_ahead
 from pbmvfl.ledger.charging import Charging
 from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.party import Party
@@ -46,8 +47,10 @@ class PartySetup:
     checkpoint_every: int = 1
     #: The folder of this party's answers to rows that were predicted; None: they are not kept.
     answers: Path | None = None
-    #: This party's own ledger, and its names for the data and for each row in it; None: rows by their position.
+    #: This party's own ledger, the name it is known by there, and its names for the data and for each row in it; None:
+    #: rows by their position.
     ledger: Path | None = None
+    owner: str = ""
     dataset: str = ""
     train_ids: tuple[str, ...] | None = None
     test_ids: tuple[str, ...] | None = None
@@ -116,23 +119,33 @@ class PartySetup:
 
     def _open_ledger(self, session: Session, first_round: int, public_start: bool) -> Charging:
         assert self.ledger is not None
-        ledger = Ledger(self.ledger)
+        ledger = Ledger(self.ledger, owner=self.owner)
         try:
             return ledger.open_session(
-                dataset=self.dataset,
-                plan=self.plan,
-                run=session.run_id.hex(),
                 session=session.id.hex(),
-                first_round=first_round,
-                public_start=public_start,
                 rounds_ahead=ROUNDS_AHEAD,
-                exact_metrics=self.exact_metrics,
-                # Nobody's rows are trained on where a model is asked: there are no values to be known again.
-                train_values=None if self.plan.model else self.train_features,
-                test_values=self.test_features,
-                train_ids=self.train_ids,
-                test_ids=self.test_ids,
+                **self._asked(session.run_id.hex(), first_round, public_start),
             )
         except BaseException:
             ledger.close()
             raise
+
+    def forecast(self, *, run: str = "", first_round: int = 0, public_start: bool = True) -> PartyForecast:
+        """What this party's ledger will say to the session, before there is one: nothing is written."""
+        assert self.ledger is not None
+        return look_ahead(self.ledger, party=self.owner, **self._asked(run, first_round, public_start))
+
+    def _asked(self, run: str, first_round: int, public_start: bool) -> dict[str, Any]:
+        """What the ledger is told of a session."""
+        return {
+            "dataset": self.dataset,
+            "plan": self.plan,
+            "run": run,
+            "first_round": first_round,
+            "public_start": public_start,
+            "exact_metrics": self.exact_metrics,
+            "train_values": self.train_features,
+            "test_values": self.test_features,
+            "train_ids": self.train_ids,
+            "test_ids": self.test_ids,
+        }

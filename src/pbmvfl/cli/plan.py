@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import shlex
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pbmvfl.cli.ledger_forecast import plan_within
 from pbmvfl.cli.options import check_picture, check_target
 from pbmvfl.cli.plan_options import plan_options
 from pbmvfl.cli.plan_words import describe_plan
@@ -63,6 +65,16 @@ def plan(
     max_bytes: Annotated[
         int | None, typer.Option(help="Limit on the whole run's traffic.", rich_help_panel=_BUDGET)
     ] = None,
+    ledger: Annotated[
+        Path | None,
+        typer.Option(
+            help="Plan within what the limits of these books leave: a folder, or one book.", rich_help_panel=_BUDGET
+        ),
+    ] = None,
+    dataset: Annotated[
+        str | None,
+        typer.Option(help="The owners' name for the data in --ledger, if it has several.", rich_help_panel=_BUDGET),
+    ] = None,
     choices: dict[str, Any],
     out: Annotated[
         Path | None, typer.Option(help="Write the plan here, for train --plan.", rich_help_panel=_OUTPUT)
@@ -90,9 +102,9 @@ def plan(
         raise RunFolderError(f"out={str(out)!r} and picture={str(picture)!r} are one file; name two")
     if prediction_epsilon is not None:  # how many rows are predicted changes nothing of what one costs
         choices = {"num_test_samples": 1, **choices}
-    planned = plan_for_budget(
+    make = partial(
+        plan_for_budget,
         Plan,
-        epsilon=epsilon,
         delta=delta,
         unit=unit,
         accounting=accounting,
@@ -103,6 +115,10 @@ def plan(
         prediction_epsilon=prediction_epsilon,
         **choices,
     )
+    if ledger is None:
+        planned = make(epsilon=epsilon)
+    else:
+        planned = plan_within(ledger, dataset, lambda most: make(epsilon=most), epsilon)
     if picture is not None:  # first: if it fails, there is no plan that the command would refuse to write again
         from pbmvfl.report.budget import draw_budget
 

@@ -28,7 +28,7 @@ def show_run(path: Path, *, delta: float | None, as_json: bool) -> None:
     delta = own_delta if delta is None else delta
     run = plan.training_run() if result is None else result.training_run
     known = result is not None and result.noise_is_seeded
-    books = [] if ledgers is None or dataset is None else _books(ledgers, plan, dataset, delta)
+    books = [] if ledgers is None or dataset is None else _books(ledgers, dataset, delta)
     counted = {str(unit): _as_ledgers_count(run, unit, delta) for unit in (Unit.CELL, Unit.RECORD)}
     splits = run.splits if run.charges_by_split else ()
     if as_json:
@@ -96,16 +96,12 @@ def _as_ledgers_count(run: TrainingRun, unit: Unit, delta: float) -> float:
     return epsilon_from_rdp(rdp_curve(run, unit, Accounting.STRICT, orders=FEW_ORDERS), delta, FEW_ORDERS)[0]
 
 
-def _books(folder: Path, plan: Plan, dataset: str, delta: float) -> list[dict[str, Any]]:
-    from pbmvfl.federation import ledger_of
+def _books(folder: Path, dataset: str, delta: float) -> list[dict[str, Any]]:
     from pbmvfl.ledger.ledger import Ledger
     from pbmvfl.ledger.spending import fixed_plan_epsilon
 
     found = []
-    for index in range(plan.num_parties):
-        path = ledger_of(folder, index)
-        if not path.is_file():
-            continue
+    for path in sorted(folder.glob("*.sqlite")):
         with contextlib.closing(Ledger(path, read_only=True)) as book:
             if dataset not in book.datasets():
                 continue

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -131,6 +133,14 @@ def train(
         Path | None,
         typer.Option(help="Folder where every party keeps its ledger and its limits.", rich_help_panel=_RUN),
     ] = None,
+    until_limit: Annotated[
+        bool,
+        typer.Option(
+            "--until-limit",
+            help="Run although a ledger's limit will end it early; without this such a run is refused.",
+            rich_help_panel=_RUN,
+        ),
+    ] = False,
     exact_metrics: Annotated[
         bool,
         typer.Option(
@@ -179,6 +189,7 @@ def train(
         "test_fraction": test_fraction,
         "dataset_name": dataset_name,
     }
+    from pbmvfl.cli.ledger_forecast import look_ahead, without_stub
     from pbmvfl.cli.training_run import TrainingRun
     from pbmvfl.federation import Parties
 
@@ -186,6 +197,7 @@ def train(
         check_delta(delta)
     where = Parties.named(parties)
     planned = {} if plan_file is None else _read_plan(plan_file)
+    ahead = partial(look_ahead, exact_metrics=exact_metrics, until_limit=until_limit, quiet=json_)
     if resume is not None:
         if out is not None:
             raise RunFolderError(f"--out {out} and --resume {resume}: a resumed run stays in its folder")
@@ -193,6 +205,7 @@ def train(
         if num_parties is not None:
             given["num_parties"] = num_parties
         run = _resumed(resume, asked, planned, given)
+        ahead(run.plan, run.data, run.source, run.folder)
     else:
         wanted = num_parties if num_parties is not None else planned.get("num_parties")
         public_seed = given.get("seed", planned.get("seed", 0))
@@ -202,8 +215,8 @@ def train(
         by_hand = bool(planned) or not _NEUTRAL.issuperset(given) or uses_pictures(dataset)
         asked_for = (epsilon, unit, accounting, prediction_epsilon, same_rows)
         budget = _budget(*asked_for, is_planned=bool(planned), by_hand=by_hand)
-        run = _new(source, planned, given, out, where, exact_metrics, budget, own_delta=delta is not None)
-    TrainingRun(
+        run = _new(source, planned, given, out, where, ahead, budget, own_delta=delta is not None)
+    training = TrainingRun(
         run.folder,
         run.plan,
         run.data,
@@ -214,10 +227,13 @@ def train(
         json_only=json_,
         resumed=resume is not None,
         exact_metrics=exact_metrics,
+        until_limit=until_limit,
         notes=run.notes,
         ledger=None if run.source.ledger is None else Path(run.source.ledger),
         delta=run.source.delta if delta is None else delta,
-    ).go()
+    )
+    with nullcontext() if resume is not None else without_stub(run.folder):
+        training.go()
 
 
 @dataclass(frozen=True)
@@ -314,12 +330,12 @@ def _new(
     given: dict[str, Any],
     out: Path | None,
     parties: Parties,
-    exact_metrics: bool,
+    ahead: Callable[[Plan, VerticalDataset, RunSource], None],
     budget: _Budget | None,
     *,
     own_delta: bool,
 ) -> _Prepared:
-    from pbmvfl.federation import Federation, check_exact_metrics, make_ledger_folder
+    from pbmvfl.federation import Federation
 
     if out is not None and out.exists():
         RunFolder.create(out, name="")  # refuses, before anything is loaded
@@ -344,10 +360,7 @@ def _new(
     planned_budget = None if budget is None else _planned(data, budget, source.delta, chosen)
     plan = Plan.for_data(data, **chosen) if planned_budget is None else planned_budget.plan
     Federation(plan, parties=parties).check(data)  # all that can be wrong with the input, while there is no folder yet
-    if source.ledger is not None:
-        make_ledger_folder(Path(source.ledger))
-        if not exact_metrics:
-            check_exact_metrics(Path(source.ledger), plan, data.name)
+    ahead(plan, data, source)
     folder = RunFolder.create(out, name=data.name)
     if isinstance(source.rows, TableSource):
         source = replace(source, rows=replace(source.rows, files=source.rows.file_facts()))

@@ -25,6 +25,7 @@ from pbmvfl.data.rows import NewRows, load_rows
 from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.driver import Tap
 from pbmvfl.errors import DataError, ModelError
+from pbmvfl.ledger.books import book_of
 from pbmvfl.model.parts import INDEX, SERVER, Part, PartyPart, ServerPart, folder_name
 from pbmvfl.model.predictions import Predictions
 from pbmvfl.model.serving import Release, answer_names, exact_scores, release_for, serve, serving_plan
@@ -372,8 +373,6 @@ class FederatedModel:
         return books
 
     def _setups(self, plan: Plan, rows: NewRows, books: Path | None) -> list[PartySetup]:
-        from pbmvfl.ledger.places import ledger_of
-
         identities = [Identity.generate() for _ in self._parties]
         pinned = tuple(identity.public for identity in identities)
         return [
@@ -385,7 +384,8 @@ class FederatedModel:
                 train_features=np.empty((0, *part.shape), dtype=part.dtype),
                 test_features=features,
                 answers=self._answers_of(part),
-                ledger=None if books is None else ledger_of(books, part.index, part.party),
+                ledger=None if books is None else book_of(books, part.index, part.party, dataset=rows.name),
+                owner=part.party,
                 dataset=rows.name,
                 test_ids=rows.ids,
                 trained=part.state,
