@@ -104,6 +104,7 @@ def test_the_exported_names_are_exactly_these():
         "TruncatedMessage",
         "Unit",
         "VerticalDataset",
+        "WriteError",
         "WrongPlan",
         "WrongSender",
         "WrongSession",

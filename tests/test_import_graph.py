@@ -30,6 +30,7 @@ ORDER = [
     "registry",
     "settings",
     "metrics",
+    "words",
     "randomness",
     "privacy",
     "secagg",

@@ -8,6 +8,7 @@
     │   └── NonFiniteMessage     the same in a message (also a ProtocolError)
     ├── PolicyError              a plan that a party's owner does not accept
     ├── RunFolderError           a run folder that exists, is none, or cannot be written
+    ├── WriteError               a file that could not be written; the one before it is whole (also an OSError)
     ├── CheckpointError          a checkpoint that is missing, damaged, or another run's
     ├── ModelError               a part of a saved model that is missing, damaged or another's, or rows that do not fit
     ├── LedgerError              a ledger that cannot be used
@@ -63,6 +64,10 @@ class PolicyError(PbmvflError):
 
 class RunFolderError(PbmvflError):
     """The run folder exists already, is not one, or cannot be written."""
+
+
+class WriteError(PbmvflError, OSError):
+    """A file could not be written: the disk is full, or nobody may. What was there before is whole."""
 
 
 class CheckpointError(PbmvflError):

@@ -11,6 +11,7 @@ from pbmvfl.plan import Plan
 from pbmvfl.plan_groups import Evaluation, FeatureMap, PreparationName, Training, feature_width
 from pbmvfl.votes import VoteKind
 from pbmvfl.wire.traffic import human_bytes
+from pbmvfl.words import counted
 
 
 def describe_plan(plan: Plan) -> Iterator[tuple[str, str]]:
@@ -42,9 +43,8 @@ def learning_notes(plan: Plan, shape: Sequence[int]) -> list[str]:
 
 
 def _released(release: Mechanism) -> str:
-    return (
-        f"{release.describe()}, embeddings of {release.embedding_dim} values in [-{release.bound:g}, {release.bound:g}]"
-    )
+    values = counted(release.embedding_dim, "value")
+    return f"{release.describe()}, embeddings of {values} in [-{release.bound:g}, {release.bound:g}]"
 
 
 def _deviation(plan: Plan) -> Iterator[tuple[str, str]]:
@@ -57,8 +57,8 @@ def _deviation(plan: Plan) -> Iterator[tuple[str, str]]:
 def _steps(plan: Plan) -> str:
     kind = next(phase.kind for phase in plan.rounds.phases if phase.kind.trains)
     rounds = plan.schedule.rounds_per_pass(kind)
-    each = "of all rows" if rounds == 1 else f"of {rounds} rounds, {plan.batch_size} rows each"
-    return f"{plan.num_epochs} epochs {each}, {plan.optimizer} {plan.learning_rate:g}"
+    each = "of all rows" if rounds == 1 else f"of {counted(rounds, 'round')}, {counted(plan.batch_size, 'row')} each"
+    return f"{counted(plan.num_epochs, 'epoch')} {each}, {plan.optimizer} {plan.learning_rate:g}"
 
 
 def _joint(plan: Plan) -> str:

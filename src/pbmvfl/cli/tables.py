@@ -37,10 +37,10 @@ def plain_table(*titles: str, left: int = 1, title: str | None = None) -> Table:
     return table
 
 
-def print_notes(console: Console, notes: Iterable[str]) -> None:
+def print_notes(console: Console, notes: Iterable[str], *, kind: str = "note") -> None:
     """What a person should know besides the figures; a note may name files and columns, so it is no markup."""
     for note in notes:
-        console.print(f"[yellow]note:[/] {escape(note)}")
+        console.print(f"[yellow]{kind}:[/] {escape(note)}")
 
 
 def _against(adversary: Adversary) -> str:

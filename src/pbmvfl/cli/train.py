@@ -175,6 +175,9 @@ def train(
     [bold]Own data[/]  pbmvfl train --data people.csv --label churn --columns "bank=income,debt;shop=visits,basket"
 
     The run folder gets plan.json, history.csv, result.json, curves.png and checkpoints/.
+
+    [bold]Ends with[/]  0 done; 2 bad input, or a disk that is full; 3 ended by a party's ledger; 4 the loss diverged;
+    130 interrupted. After 2, 3 and 130 what is trained is kept: --resume goes on.
     """
     given = dict(choices)
     num_parties = given.pop("num_parties", None)

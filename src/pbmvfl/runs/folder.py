@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pbmvfl.errors import PlanError, RunFolderError
+from pbmvfl.errors import PlanError, RunFolderError, WriteError
 from pbmvfl.files import PRIVATE_FILE, PRIVATE_FOLDER, make_private, write_atomically
 from pbmvfl.json_files import read_object
 from pbmvfl.plan import Plan
@@ -83,9 +84,18 @@ class RunFolder:
         return self.model
 
     def write_start(self, plan: Plan, source: RunSource) -> None:
-        """All that a resume needs, before the first round: the plan, the data, the ledgers' folder and the delta."""
-        self.write_source(source)
-        write_atomically(self.path / "plan.json", plan.to_json(), mode=PRIVATE_FILE)
+        """All that a resume needs, before the first round: the plan, the data, the ledgers' folder and the delta.
+
+        If it cannot be written there is no run, and no folder of one.
+        """
+        try:
+            self.write_source(source)
+            write_atomically(self.path / "plan.json", plan.to_json(), mode=PRIVATE_FILE)
+        except WriteError:
+            with contextlib.suppress(OSError):
+                (self.path / "data.json").unlink(missing_ok=True)
+                self.path.rmdir()
+            raise
 
     def write_source(self, source: RunSource) -> None:
         write_atomically(self.path / "data.json", json.dumps(source.to_dict(), indent=2) + "\n", mode=PRIVATE_FILE)
