@@ -11,6 +11,7 @@ from pbmvfl.cli import ledger
 from pbmvfl.cli.joint import joint
 from pbmvfl.cli.plan import plan
 from pbmvfl.cli.privacy import privacy
+from pbmvfl.cli.report import report
 from pbmvfl.cli.reproduce import reproduce
 from pbmvfl.cli.train import train
 from pbmvfl.errors import PbmvflError
@@ -48,6 +49,7 @@ app.command()(joint)
 app.command()(reproduce)
 app.command()(plan)
 app.command()(privacy)
+app.command()(report)
 app.add_typer(ledger.app, name="ledger")
 
 
