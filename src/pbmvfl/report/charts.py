@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from pbmvfl.report.markup import Markup, el, joined
 
 WIDTH, HEIGHT = 440, 250
-_LEFT, _RIGHT, _TOP, _BOTTOM = 52, 16, 12, 40
+_RIGHT, _TOP, _BOTTOM = 16, 12, 40
+#: Room left of an axis: its title, and so much for every character of its longest number.
+_TITLE_ROOM, _CHARACTER = 32, 6.9
 #: More marks than this on a line hide it: then some of them are drawn, and the line has all.
 _MOST_MARKS = 60
 #: Room beside the axis for what has no finite place on it.
@@ -50,9 +52,19 @@ class Level:
 
 
 class Axis:
-    """From values to places, linear or logarithmic, with round ticks."""
+    """From values to places, linear or logarithmic, with round ticks. A tight one ends with the data."""
 
-    def __init__(self, low: float, high: float, start: float, end: float, *, log: bool = False, whole: bool = False):
+    def __init__(
+        self,
+        low: float,
+        high: float,
+        start: float,
+        end: float,
+        *,
+        log: bool = False,
+        whole: bool = False,
+        tight: bool = False,
+    ) -> None:
         self.log = log
         if log:
             low, high = 10 ** math.floor(math.log10(low) + 1e-9), 10 ** math.ceil(math.log10(high) - 1e-9)
@@ -60,7 +72,7 @@ class Axis:
             decades = round(math.log10(self.high / self.low))
             every = max(1, -(-decades // 6))
             self.ticks = [self.low * 10**i for i in range(0, decades + 1, every)]
-            if decades <= 2:
+            if decades == 1:
                 self.ticks = sorted({*self.ticks, *(m * self.low * 10**i for i in range(decades) for m in (2, 5))})
         else:
             step = _round_step((high - low) / 4 or 1.0, whole=whole)
@@ -70,6 +82,8 @@ class Axis:
             self.ticks = [self.low + i * step for i in range(round((self.high - self.low) / step) + 1)]
             digits = max(0, 1 - math.floor(math.log10(step)))
             self.ticks = [round(tick, digits) for tick in self.ticks]
+            if tight and high > self.low:
+                self.high, self.ticks = high, [tick for tick in self.ticks if tick <= high]
         self.start, self.end = start, end
 
     def __call__(self, value: float) -> float:
@@ -111,14 +125,19 @@ def line_chart(
         if at_most is not None:
             high = min(high, at_most)
     across = [x for each in series for x, _ in each.points]
-    x = Axis(0 if min(across) >= 0 else min(across), max(across), _LEFT, WIDTH - _RIGHT, whole=True)
     y = Axis(low, high, HEIGHT - _BOTTOM, _TOP, log=log)
+    x = Axis(0, max(across), _left(y), WIDTH - _RIGHT, whole=True, tight=True)
     drawn = joined(
         _frame(x, y, x_title, y_title),
         *(_level(level, x, y) for level in levels),
         *(_line(each, x, y) for each in series),
     )
     return _figure(title, drawn, _legend(series, levels))
+
+
+def _left(y: Axis) -> float:
+    """Where the x axis begins, so that the numbers of the y axis have room."""
+    return _TITLE_ROOM + _CHARACTER * max(len(plain(tick)) for tick in y.ticks)
 
 
 def _line(series: Series, x: Axis, y: Axis) -> Markup:
@@ -137,7 +156,7 @@ def _line(series: Series, x: Axis, y: Axis) -> Markup:
             class_=f"mark {colour}",
             cx=x(a),
             cy=y(b),
-            r=2.6,
+            r=2.2,
             data_series=series.name,
             data_x=a,
             data_y=b,
@@ -185,10 +204,19 @@ def _frame(x: Axis, y: Axis, x_title: str, y_title: str, *, label: Callable[[flo
         parts.append(el("text", plain(tick), class_="tick y", x=x.start - 7, y=y(tick) + 4, data_at=y(tick)))
     for tick in x.ticks:
         parts.append(el("line", class_="grid faint", x1=x(tick), x2=x(tick), y1=top, y2=bottom))
-        parts.append(el("text", label(tick), class_="tick x", x=x(tick), y=bottom + 16, data_at=x(tick)))
+        parts.append(_x_tick(x, tick, bottom, label))
     parts.append(el("text", x_title, class_="title x", x=(x.start + x.end) / 2, y=HEIGHT - 6))
     parts.append(el("text", y_title, class_="title y", transform=f"translate(12 {(top + bottom) / 2}) rotate(-90)"))
     return joined(*parts)
+
+
+def _x_tick(x: Axis, tick: float, bottom: float, label: Callable[[float], str]) -> Markup:
+    """Numbers at the ends of an axis stay inside of it."""
+    text = label(tick)
+    edge = ""
+    if len(text) > 2:
+        edge = " first" if x(tick) - x.start < 10 else " last" if x.end - x(tick) < 10 else ""
+    return el("text", text, class_=f"tick x{edge}", x=x(tick), y=bottom + 16, data_at=x(tick))
 
 
 def _figure(title: str, drawn: Markup, legend: Markup | None = None, *, height: float = HEIGHT) -> Markup:
@@ -217,10 +245,10 @@ def scatter(
     finite = [dot.x for dot in dots if math.isfinite(dot.x)]
     outside = len(finite) < len(dots)
     end = WIDTH - _RIGHT - (_OUTSIDE if outside else 0)
-    x = Axis(min(finite, default=1.0), max(finite, default=10.0), _LEFT, end, log=True)
     heights = [dot.y for dot in dots]
     room = 0.08 * (max(heights) - min(heights)) or 0.02
     y = Axis(min(heights) - room, min(1.0, max(heights) + room), HEIGHT - _BOTTOM, _TOP)
+    x = Axis(min(finite, default=1.0), max(finite, default=10.0), _left(y), end, log=True)
     parts = [_frame(x, y, x_title, y_title, label=label)]
     if outside:
         parts.append(el("text", "∞", class_="tick x", x=WIDTH - _RIGHT - 8, y=HEIGHT - _BOTTOM + 16))
@@ -263,8 +291,7 @@ def bar_chart(title: str, bars: Sequence[Bar], *, x_title: str, label: Callable[
     parts = []
     for tick in x.ticks:
         parts.append(el("line", class_="grid faint", x1=x(tick), x2=x(tick), y1=top, y2=bottom))
-        edge = " first" if tick == x.ticks[0] else " last" if tick == x.ticks[-1] else ""
-        parts.append(el("text", label(tick), class_=f"tick x{edge}", x=x(tick), y=bottom + 16, data_at=x(tick)))
+        parts.append(_x_tick(x, tick, bottom, label))
     for i, bar in enumerate(bars):
         y = top + i * each
         parts.append(el("text", f"{bar.name}: ", el("tspan", bar.total, class_="strong"), class_="name", x=8, y=y + 14))
@@ -307,7 +334,7 @@ def share_chart(title: str, shares: Sequence[tuple[str, float]], *, x_title: str
     parts = []
     for tick in x.ticks:
         parts.append(el("line", class_="grid faint", x1=x(tick), x2=x(tick), y1=top, y2=bottom))
-        parts.append(el("text", plain(tick), class_="tick x", x=x(tick), y=bottom + 16, data_at=x(tick)))
+        parts.append(_x_tick(x, tick, bottom, plain))
     parts.append(el("line", class_="level", x1=x(1), x2=x(1), y1=top, y2=bottom))
     for i, (name, share) in enumerate(shares):
         y = top + i * each

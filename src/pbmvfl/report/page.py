@@ -70,7 +70,7 @@ def _run(facts: RunFacts, *, prefix: str, is_one_of_many: bool) -> Markup:
         else None,
         heading,
         summary(facts),
-        el("nav", *links, aria_label="Sections"),
+        el("nav", *(joined(link, " ") for link in links), aria_label="Sections"),
         *(el("section", el("h2", title, id=anchor), content) for anchor, title, content in parts),
     )
 

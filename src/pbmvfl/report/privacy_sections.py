@@ -72,8 +72,8 @@ def _reading(facts: RunFacts) -> Iterator[str]:
         "everybody but the one whose values are protected."
     )
     yield (
-        "strict counts everything that can depend on the values, and is a theorem under the assumptions below."
-        + (f" paper counts as the paper does and is {NOT_A_PROOF}." if _has_paper(facts) else "")
+        "Counting strictly: everything that can depend on the values. It is a theorem under the assumptions below."
+        + (f" As the paper counts: {NOT_A_PROOF}." if _has_paper(facts) else "")
     )
 
 
@@ -163,16 +163,19 @@ def _limit_charts(facts: RunFacts) -> Iterator[Markup]:
 
 def _account_charts(facts: RunFacts) -> Iterator[Markup]:
     for accounting in (Accounting.STRICT, Accounting.PAPER):
-        paths = [path for path in facts.paths if path.accounting is accounting and _finite(path)]
-        if paths:
-            unproved = ", not a proof" if accounting is Accounting.PAPER else ""
-            yield line_chart(
-                f"By the account, {accounting}{unproved}",
-                [_path_series(path, i) for i, path in enumerate(paths)],
-                x_title="rounds sent",
-                y_title=f"epsilon, delta {facts.delta:g}",
-                from_zero=True,
-            )
+        for rows in dict.fromkeys(path.rows for path in facts.paths):
+            paths = [path for path in facts.paths if (path.accounting, path.rows) == (accounting, rows)]
+            paths = [path for path in paths if _finite(path)]
+            if paths:
+                whose = f", {_ROWS[rows]}" if rows else ""
+                unproved = ", not a proof" if accounting is Accounting.PAPER else ""
+                yield line_chart(
+                    f"By the account, {accounting}{unproved}{whose}",
+                    [_path_series(path, i) for i, path in enumerate(paths)],
+                    x_title="rounds sent",
+                    y_title=f"epsilon, delta {facts.delta:g}",
+                    from_zero=True,
+                )
 
 
 def _finite(path: EpsilonPath) -> bool:
@@ -180,10 +183,9 @@ def _finite(path: EpsilonPath) -> bool:
 
 
 def _path_series(path: EpsilonPath, index: int) -> Series:
-    rows = {"": "", "train": ", trained on", "test": ", predicted"}[path.rows]
     last = format_epsilon(path.points[-1][1])
     return Series(
-        name=f"{path.unit}{rows}",
+        name=str(path.unit),
         points=path.points,
         colour=index,
         steps=True,

@@ -29,8 +29,9 @@ from pbmvfl.wire.traffic import Traffic
 #: Names of result.json that a page repeats. Not among them: why a ledger ended a run, in words that have its path, and
 #: the sessions, by whose names rows could be looked for in somebody's book.
 _SHOWN = (
-    *("version", "metrics", "measured", "majority", "classes", "positive_class", "history", "traffic", "seconds"),
-    *("row_uses", "noise_is_seeded", "public_start", "privacy", "plan", "plan_hash"),
+    *("version", "metrics", "measured_on", "released", "majority", "classes", "positive_class", "largest_score"),
+    *("diverged", "history", "traffic", "seconds", "row_uses", "noise_is_seeded", "public_start", "privacy"),
+    *("plan", "plan_hash"),
 )
 
 
@@ -108,7 +109,7 @@ class RunFacts:
             "limits": [
                 {
                     "books": list(path.books),
-                    "limit": asdict(path.limit),
+                    "limit": {name: _number(value) for name, value in asdict(path.limit).items()},
                     "points": [[x, _number(y)] for x, y in path.points],
                     "spent_now": _number(path.spent_now),
                 }
@@ -120,9 +121,9 @@ class RunFacts:
         }
 
 
-def _number(value: float | None) -> float | str | None:
+def _number(value: Any) -> Any:
     """Infinity is no number of JSON."""
-    return value if value is None or math.isfinite(value) else "inf"
+    return "inf" if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def facts_of(
@@ -188,12 +189,13 @@ def _parties(source: RunSource) -> tuple[str, ...]:
 
 @contextlib.contextmanager
 def _books(source: RunSource) -> Iterator[list[tuple[str, Ledger]]]:
-    """The parties' books that can be read here, by the names of their files. A page needs none of them."""
+    """The parties' books that can be read here, by their owners or the names of their files. A page needs none."""
     with contextlib.ExitStack() as opened:
         found = []
         for path in [] if source.ledger is None else sorted(Path(source.ledger).glob("*.sqlite")):
             with contextlib.suppress(LedgerError, OSError):
-                found.append((path.stem, opened.enter_context(contextlib.closing(Ledger(path, read_only=True)))))
+                book = opened.enter_context(contextlib.closing(Ledger(path, read_only=True)))
+                found.append((getattr(book, "owner", "") or path.stem, book))
         yield found
 
 

@@ -48,7 +48,9 @@ def warnings(facts: RunFacts) -> Iterator[str]:
     result = facts.result
     if result.noise_is_seeded:
         yield "The noise was seeded for a test: somebody knows it, and no epsilon holds."
-    if result.stopped:
+    if facts.written.get("diverged"):
+        yield "The loss went astray, which ended the run: the figures are of a model that did not learn."
+    elif result.stopped:
         done = counted(sum(each.charged_until - each.first_round for each in result.sessions), "round")
         yield f"A party's ledger ended this run early: {done} of {len(result.plan.schedule):,} were sent."
     if len(result.sessions) > 1:
@@ -101,6 +103,7 @@ def majority_rate(written: Mapping[str, Any], split: str) -> float | None:
     """The share of the commonest class, if the run's result says it."""
     found = written.get("majority")
     value = found.get(split) if isinstance(found, dict) else None
+    value = value.get("rate") if isinstance(value, dict) else value
     return float(value) if isinstance(value, int | float) else None
 
 
@@ -122,32 +125,42 @@ def _trained(facts: RunFacts) -> Markup:
 
 
 def _classes(facts: RunFacts) -> str:
-    found = facts.written.get("classes")
-    names = [str(each["name"]) for each in found if "name" in each] if isinstance(found, list) else []
+    names = [str(each["name"]) for each in _class_lines(facts)]
     positive = facts.written.get("positive_class")
     said = f"; AUPRC is of {positive}" if positive is not None else ""
     return (f"{len(names)}: {', '.join(names)}" if names else f"{facts.result.plan.num_classes}") + said
 
 
+def _class_lines(facts: RunFacts) -> list[Mapping[str, Any]]:
+    """Every class with its figures, if the run's result has them."""
+    found = facts.written.get("classes")
+    return [each for each in found if isinstance(each, dict) and "name" in each] if isinstance(found, list) else []
+
+
 # --- accuracy ---
 
+#: (name in the history, words, colour, dashed)
 _LINES = (
     ("test_accuracy", "test accuracy", 1, False),
     ("train_accuracy", "train accuracy", 0, False),
     ("test_auprc", "test AUPRC", 1, True),
     ("train_auprc", "train AUPRC", 0, True),
+    ("released_train_accuracy", "train accuracy, as the server saw it", 3, False),
+    ("released_train_auprc", "train AUPRC, as the server saw it", 3, True),
 )
+#: A table of more classes than this is for result.json.
+_MOST_CLASSES = 30
 
 
 def _accuracy(facts: RunFacts) -> Markup:
     result = facts.result
-    history = [(line.epoch, line.metrics) for line in result.history]
+    history = facts.written.get("history", [])
     scores = [
         Series(name=title, points=points, colour=colour, dashed=dashed, last=f"{points[-1][1]:.4f}")
         for name, title, colour, dashed in _LINES
-        if (points := [(epoch, found[name]) for epoch, found in history if name in found])
+        if (points := [(line["epoch"], line[name]) for line in history if name in line])
     ]
-    losses = [(epoch, found["train_loss"]) for epoch, found in history if "train_loss" in found]
+    losses = [(line["epoch"], line["train_loss"]) for line in history if "train_loss" in line]
     charts = []
     if any(len(each.points) > 1 for each in scores):
         rate = majority_rate(facts.written, "test" if "test_accuracy" in result.metrics else "train")
@@ -155,15 +168,47 @@ def _accuracy(facts: RunFacts) -> Markup:
         charts.append(line_chart("By epoch", scores, x_title="epoch", y_title="share", levels=levels, at_most=1.0))
     if len(losses) > 1:
         noisy = " at noisy sums" if result.plan.release.variance_upper_bound else ""
-        line = Series(name="training loss", points=losses, colour=2, last=f"{losses[-1][1]:.4f}")
+        line = Series(name="training loss", points=losses, colour=2, last=f"{losses[-1][1]:.4g}")
         charts.append(line_chart(f"Training loss{noisy}", [line], x_title="epoch", y_title="loss"))
-    lines = [(title, f"{result.metrics[name]:.4f}") for name, title, _, _ in _LINES if name in result.metrics]
+    lines = [(each.name, each.last) for each in scores]
     return joined(
         el("p", sentence(f"measured on {facts.measured_on}")),
         el("p", _missing(facts)) if _missing(facts) else None,
-        facts_table([(title, value) for title, value in lines]) if lines else None,
+        *(el("p", sentence(warning), class_="warn") for warning in getattr(result, "warnings", ())),
+        facts_table(lines) if lines else None,
         el("div", *charts, class_="charts") if charts else None,
+        _class_table(facts),
     )
+
+
+def _class_table(facts: RunFacts) -> Markup | None:
+    """Rows of every class, and what became of them; recall is the share of a class's rows that were found."""
+    lines = _class_lines(facts)[:_MOST_CLASSES]
+    every = (
+        ("train", "rows to train"),
+        ("test", "rows to test"),
+        ("test_predicted", "predicted, test"),
+        ("test_recall", "recall, test"),
+    )
+    columns = [(name, title) for name, title in every if any(name in line for line in lines)]
+    if not columns:
+        return None
+    head = [el("th", "class", scope="col"), *(el("th", title, class_="number", scope="col") for _, title in columns)]
+    body = [
+        el(
+            "tr",
+            el("th", str(line["name"]), scope="row"),
+            *(el("td", _figure(line.get(name)), class_="number") for name, _ in columns),
+        )
+        for line in lines
+    ]
+    return el("div", el("table", el("thead", el("tr", *head)), el("tbody", *body)), class_="scroll")
+
+
+def _figure(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.4f}"
+    return f"{value:,}" if isinstance(value, int) else ""
 
 
 def _missing(facts: RunFacts) -> str:
@@ -205,8 +250,12 @@ def _bytes(facts: RunFacts) -> Markup:
     return joined(
         el("p", said),
         el("p", npq),
-        el("div", bar_chart("Bytes of all parties", bars, x_title="bytes", label=human_bytes), class_="charts"),
-        _bytes_table((("measured", measured), ("predicted", predicted), ("NPQ", facts.npq))),
+        el(
+            "div",
+            bar_chart("Bytes of all parties", bars, x_title="bytes", label=human_bytes),
+            _bytes_table((("measured", measured), ("predicted", predicted), ("NPQ", facts.npq))),
+            class_="charts",
+        ),
     )
 
 
@@ -246,8 +295,12 @@ def _noise(facts: RunFacts) -> Markup:
             "The standard deviation of the noise as a share of the largest that the values themselves could be. At 1, "
             "the dotted line, they are alike. Real values are smaller, so noise weighs more than this.",
         ),
-        el("div", share_chart("Noise as a share of the largest signal", shares, x_title="share"), class_="charts"),
-        facts_table([(title, words) for title, words in lines]),
+        el(
+            "div",
+            share_chart("Noise as a share of the largest signal", shares, x_title="share"),
+            facts_table([(title, words) for title, words in lines]),
+            class_="charts",
+        ),
     )
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
 from pbmvfl.ledger.limits import Limit, epsilon_at
-from pbmvfl.ledger.spending import RowNumbers, spending
+from pbmvfl.ledger.spending import RowNumbers, Spent, spending
 from pbmvfl.privacy.accounting import TrainingRun, epsilon_bound
 from pbmvfl.privacy.units import Accounting, Unit
 from pbmvfl.schedule import Schedule
@@ -170,9 +170,15 @@ def _paths_of_book(name: str, book: Ledger, dataset: str, own: set[str], points:
         path = []
         for moment in moments:
             then = cast("Ledger", _AsOf(list(_as_of(entries, own, moment))))
-            path.append((moment, epsilon_at(spending(then, dataset, limit, rows=rows).worst, limit.delta, limit.order)))
-        now = epsilon_at(spending(book, dataset, limit, rows=rows).worst, limit.delta, limit.order)
+            path.append((moment, _spent(spending(then, dataset, limit, rows=rows), limit)))
+        now = _spent(spending(book, dataset, limit, rows=rows), limit)
         yield LimitPath(books=(name,), limit=limit, points=tuple(path), spent_now=now)
+
+
+def _spent(spent: Spent, limit: Limit) -> float:
+    """Of the row that has most, as the limit counts."""
+    by_itself = getattr(spent, "epsilon", None)
+    return epsilon_at(spent.worst, limit.delta, limit.order) if by_itself is None else float(by_itself)
 
 
 def _as_of(entries: Sequence[LedgerEntry], own: set[str], moment: int) -> Iterator[LedgerEntry]:
