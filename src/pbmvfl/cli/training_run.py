@@ -78,7 +78,7 @@ class TrainingRun:
                 self._say(f"{self._folder.path} was ended by a party's ledger; it goes on from there.")
             self._show_plan()
             result = self._train()
-            draw_curves(result, self._folder.curves)
+            draw_curves(result, self._folder.curves, delta=self._delta)
             self._folder.write_result(result, delta=self._delta)
         else:
             self._say(f"{self._folder.path} is finished already; this is its result.")

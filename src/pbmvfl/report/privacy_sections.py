@@ -116,7 +116,9 @@ def rounds_section(facts: RunFacts) -> Markup:
     charts = [*_limit_charts(facts), *_account_charts(facts)]
     return joined(
         el("p", _about_ledgers(facts)),
-        el("div", *charts, class_="charts") if charts else el("p", "There is nothing to draw: no epsilon holds."),
+        el("div", *charts, class_="charts")
+        if charts
+        else el("p", "There is nothing to draw: nothing was sent, or no epsilon holds."),
         el("p", "Between two marks a line stands at the height of the later one.", class_="muted small")
         if charts
         else None,
@@ -179,7 +181,8 @@ def _account_charts(facts: RunFacts) -> Iterator[Markup]:
 
 
 def _finite(path: EpsilonPath) -> bool:
-    return all(math.isfinite(epsilon) for _, epsilon in path.points)
+    """Whether there is a line to draw: something was sent, and is bounded."""
+    return len(path.points) > 1 and all(math.isfinite(epsilon) for _, epsilon in path.points)
 
 
 def _path_series(path: EpsilonPath, index: int) -> Series:
