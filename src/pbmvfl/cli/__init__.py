@@ -12,6 +12,7 @@ from pbmvfl.cli.asking import evaluate, predict
 from pbmvfl.cli.joint import joint
 from pbmvfl.cli.plan import plan
 from pbmvfl.cli.privacy import privacy
+from pbmvfl.cli.report import report
 from pbmvfl.cli.reproduce import reproduce
 from pbmvfl.cli.schema import schema
 from pbmvfl.cli.train import train
@@ -53,6 +54,7 @@ app.command()(reproduce)
 app.command()(plan)
 app.command()(privacy)
 app.command()(schema)
+app.command()(report)
 app.add_typer(ledger.app, name="ledger")
 
 
