@@ -180,9 +180,9 @@ def _mixed(random: Random, recipe: Recipe, rows: int) -> Made:
                 held.append(one_hot(codes, kinds))
                 total += random.normal(size=kinds)[codes]
             else:
-                values = random.random(rows) < random.uniform(0.02, 0.5)
-                held.append(one_hot(values.astype(int), 2))
-                total += random.normal() * 1.5 * values
+                answers = random.random(rows) < random.uniform(0.02, 0.5)
+                held.append(one_hot(answers.astype(int), 2))
+                total += random.normal() * 1.5 * answers
         parts.append(np.concatenate(held, axis=1))
     labels = _two(random, 3 * total / np.std(total), recipe.rare)
     chance = random.random(rows) < 0.2

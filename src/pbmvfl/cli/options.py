@@ -62,3 +62,7 @@ TableSchema = Annotated[
 TableTestData = Annotated[
     Path | None, typer.Option(help="Test rows for --data; else a part of it.", rich_help_panel=DATA)
 ]
+TestFraction = Annotated[
+    float | None,
+    typer.Option(help="That part, chosen by the public seed. Default: 0.2.", rich_help_panel=DATA),
+]
