@@ -202,3 +202,17 @@ def measures(scores_NK: Floats, labels_N: npt.NDArray[np.int64]) -> dict[str, fl
     right_N = scores_NK.argmax(axis=1) == labels_N
     found = [float(right_N[labels_N == each].mean()) for each in np.unique(labels_N)]
     return {"accuracy": float(right_N.mean()), "balanced": float(np.mean(found))}
+
+
+def planned(table: Table, epsilon: float) -> Settings:
+    """What the program's planner chooses for this table, from its sizes alone."""
+    plan = Plan.for_budget(
+        epsilon=epsilon,
+        num_parties=table.num_parties,
+        num_samples=table.num_samples,
+        num_classes=table.num_classes,
+        num_test_samples=len(table.test_labels),
+        columns=table.columns,
+        **({} if table.column_values is None else {"column_values": table.column_values}),
+    )
+    return Settings.of(plan)

@@ -212,21 +212,25 @@ def _local(
         has_tables=bool(released.get("table_noise")),
     )
     settings = {**sizes, **rules.settings(), **released, **choices}
-    num_epochs = settings["num_epochs"]
-    check_whole("num_epochs", num_epochs, least=1)
+    check_whole("num_epochs", settings["num_epochs"], least=1)
 
     def plan(shift: float) -> Plan:
         prepared = settings["preparation"] != "none"
-        return plans.of(**{**settings, **rules.strength(shift, num_epochs=num_epochs, prepared=prepared), **choices})
+        features = str(settings.get("features", "columns"))
+        noise = rules.strength(shift, num_epochs=settings["num_epochs"], prepared=prepared, features=features)
+        return plans.of(**{**settings, **noise, **choices})
 
     def spent(shift: float) -> float:
         run = plan(shift).training_run()
         return budget.spent_on(run.of_one_row() if same_rows else run.of_split(Split.TRAIN))
 
     shift = largest_shift(spent, budget.epsilon)
-    if shift is not None and "preparation" not in choices and not rules.can_prepare(shift):
-        settings["preparation"] = "none"
-        shift = largest_shift(spent, budget.epsilon)
+    if shift is not None:
+        # What rows are mapped to costs nothing; only whether they are prepared does.
+        settings = {**sizes, **rules.settings(shift), **released, **choices}
+        if "preparation" not in choices and not rules.can_prepare(shift, str(settings.get("features", "columns"))):
+            settings["preparation"] = "none"
+            shift = largest_shift(spent, budget.epsilon)
     if shift is None:
         least = plan(_QUIETEST_SHIFT)
         raise PlanError(
