@@ -9,7 +9,7 @@ add up; the shares below say how the whole of it is divided. What is chosen here
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +37,27 @@ _SEARCH_STEPS = 40
 _LEAST_PREPARED = 25.0
 #: The same for each class as well: nothing is learned up to the first, and little up to the second.
 _NOTHING_LEARNED, _LITTLE_LEARNED = 1.0, 3.0
+
+
+#: Pictures of more points a side are made smaller, by whole blocks, for networks of one layer.
+_LARGEST_SIDE = 16
+
+
+def block_sides(shape: Sequence[int]) -> tuple[int, int]:
+    """Of pictures (channels, height, width): how many points, down and across, become one for a dense layer."""
+    height, width = (
+        next(block for block in range(1, side + 1) if side % block == 0 and side // block <= _LARGEST_SIDE)
+        for side in shape[1:]
+    )
+    return height, width
+
+
+def dense_columns(shape: Sequence[int]) -> int:
+    """How many numbers of a row a dense layer sees: all of a table's, and those of a smaller picture."""
+    if len(shape) != 3:
+        return math.prod(shape)
+    height, width = block_sides(shape)
+    return math.prod(shape) // (height * width)
 
 
 @dataclass(frozen=True, kw_only=True)

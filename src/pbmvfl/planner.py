@@ -15,7 +15,7 @@ from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from pbmvfl.errors import PlanError
-from pbmvfl.local_planner import LocalRules, largest_shift
+from pbmvfl.local_planner import LocalRules, dense_columns, largest_shift
 from pbmvfl.mechanisms import Mechanism
 from pbmvfl.plan_groups import Evaluation
 from pbmvfl.prediction_planner import plan_prediction
@@ -139,7 +139,7 @@ def plan_for_budget(
     if data is not None:
         num_parties, num_samples, num_classes = data.num_parties, data.num_samples, data.num_classes
         num_test_samples = data.num_test_samples
-        columns = max(math.prod(part.shape[1:]) for part in data.train_features)
+        columns = max(dense_columns(part.shape[1:]) for part in data.train_features)
         column_values = data.column_values
     if num_parties is None or num_samples is None or num_classes is None:
         raise PlanError("give data, or num_parties, num_samples and num_classes")
@@ -156,7 +156,7 @@ def plan_for_budget(
         "num_classes": num_classes,
         "num_test_samples": num_test_samples,
     }
-    if _trains_alone(budget, data, choices):
+    if _trains_alone(budget, choices):
         if choices.get("evaluation") == Evaluation.RELEASED and "prediction_mechanism" not in choices:
             # Releases that nobody planned would be exact, and so without any epsilon.
             prediction_epsilon = budget.epsilon if prediction_epsilon is None else prediction_epsilon
@@ -181,15 +181,14 @@ def plan_for_budget(
 # --- parties that train alone ---
 
 
-def _trains_alone(budget: Budget, data: VerticalDataset | None, choices: dict[str, Any]) -> bool:
+def _trains_alone(budget: Budget, choices: dict[str, Any]) -> bool:
     """Whether a strict budget is best spent by parties that train alone: not if the caller says otherwise."""
     if budget.accounting is not Accounting.STRICT or budget.unit is Unit.PARTY:
         return False
     if choices.get("training") == "local":
         return True
     by_hand = {"training", "phases", "mechanism", "encoder", "num_trials", "beta"}
-    pictures = data is not None and data.default_encoder not in ("mlp", "linear")
-    return by_hand.isdisjoint(choices) and not pictures
+    return by_hand.isdisjoint(choices)
 
 
 def _local(

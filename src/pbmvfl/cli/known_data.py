@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ import typer
 
 from pbmvfl.cli.train import read_plan, rows_of_options
 from pbmvfl.errors import DataError, PlanError, RunFolderError
+from pbmvfl.local_planner import dense_columns
 from pbmvfl.plan_groups import DATA
 from pbmvfl.runs.source import NamedSource, TableSource
 
@@ -56,7 +56,7 @@ class KnownData:
         """The most numbers of a row that a party has; None if nobody said."""
         if self.data is None:
             return self.columns
-        return max(math.prod(part.shape[1:]) for part in self.data.train_features)
+        return max(dense_columns(part.shape[1:]) for part in self.data.train_features)
 
 
 def known_data(
