@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 #: Before the names of a mechanism's numbers, where they are those of predictions.
 PREDICTION_PREFIX = "prediction_"
+#: Names that fit any plan, so that giving them is not yet a plan by hand.
+NEUTRAL = frozenset({"seed", "evaluation"})
 _REQUIRED = ("num_parties", "num_samples", "num_classes")
 _PLAIN_GROUPS: dict[str, type] = {
     "learning": Learning,
