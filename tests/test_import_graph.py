@@ -66,6 +66,7 @@ ORDER = [
     "party_setup",
     "transport",
     "driver",
+    "model",
     "run",
     "federation",
     "joint",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from pbmvfl.local_planner import learning_note
+from pbmvfl.local_planner import dense_columns, learning_note
 from pbmvfl.mechanisms import Mechanism
 from pbmvfl.plan import Plan
 from pbmvfl.plan_groups import Evaluation, FeatureMap, PreparationName, Training, feature_width
@@ -36,7 +36,7 @@ def learning_notes(plan: Plan, shape: Sequence[int]) -> list[str]:
     if plan.training is not Training.LOCAL or not plan.noise_multiplier:
         return []
     shift = 2 * math.sqrt(plan.num_epochs) / plan.noise_multiplier
-    width = feature_width(plan.features, math.prod(shape), plan.column_values)
+    width = feature_width(plan.features, dense_columns(shape), plan.column_values)
     sizes = {"num_samples": plan.num_samples, "num_classes": plan.num_classes}
     note = learning_note(shift=shift, width=width, **sizes)
     return [] if note is None else [note]

@@ -84,10 +84,18 @@ def print_privacy_of_rows(
 
 
 def print_privacy(
-    console: Console, table: PrivacyTable, *, title: str, legend: bool = True, explained: EpsilonBound | None = None
+    console: Console,
+    table: PrivacyTable,
+    *,
+    title: str,
+    legend: bool = True,
+    explained: EpsilonBound | None = None,
+    strict_only: bool = False,
 ) -> None:
     """One line for each unit and accounting, one column for each adversary; `explained` (the first bound if it is not
-    given) is also put into words."""
+    given) is also put into words. `strict_only` leaves out the paper's count, where that is not another one."""
+    if strict_only:
+        table = PrivacyTable(tuple(row for row in table.bounds if row.accounting is Accounting.STRICT))
     adversaries = list(dict.fromkeys(row.adversary for row in table.bounds))
     delta = table.bounds[0].delta
     columns = [f"{_against(adversary)}\nepsilon adv." for adversary in adversaries]

@@ -59,6 +59,7 @@ class TrainingRun:
         ledger: Path | None,
         delta: float,
         exact_metrics: bool = False,
+        until_limit: bool = False,
         notes: Sequence[str] = (),
     ) -> None:
         self._folder, self._plan, self._data = folder, plan, data
@@ -68,7 +69,7 @@ class TrainingRun:
         self._json_only = json_only
         self._resumed = resumed
         self._ledger, self._delta = ledger, delta
-        self._exact_metrics, self._notes = exact_metrics, notes
+        self._exact_metrics, self._until_limit, self._notes = exact_metrics, until_limit, notes
         self._console = Console(stderr=json_only, quiet=json_only, highlight=False)
 
     def go(self) -> None:
@@ -88,6 +89,8 @@ class TrainingRun:
             self._show_plan()
             with self._saying_how_to_go_on():
                 result = self._train()
+                if result.model is not None:
+                    result.model.save(self._folder.new_model())
                 self._draw(result)
                 self._folder.write_result(result, delta=self._delta)
         if self._json_only:
@@ -160,6 +163,7 @@ class TrainingRun:
                 checkpoint_every=self._checkpoint_every,
                 ledger=self._ledger,
                 exact_metrics=self._exact_metrics,
+                until_limit=self._until_limit,
                 on_round=watch.on_round,
                 on_epoch=on_epoch,
             )

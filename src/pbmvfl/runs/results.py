@@ -6,9 +6,9 @@ import itertools
 import json
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pbmvfl.errors import RunFolderError
 from pbmvfl.json_files import Kinds, checked_object, read_object
@@ -24,6 +24,9 @@ from pbmvfl.runs.release_log import ReleasedRounds
 from pbmvfl.schedule import RowUses
 from pbmvfl.wire.traffic import Traffic
 from pbmvfl.words import counted
+
+if TYPE_CHECKING:
+    from pbmvfl.model.federated import FederatedModel
 
 #: The delta of epsilons where nobody asked for another.
 DEFAULT_DELTA = 1e-5
@@ -80,6 +83,8 @@ class Result:
     largest_score: float | None = None
     #: Whether the loss went astray, which ended the run; `stopped` says how.
     diverged: bool = False
+    #: What was trained, as `Federation.fit` gives it; a result that was read from a file has none.
+    model: FederatedModel | None = field(default=None, repr=False, compare=False)
 
     def privacy(self, *, delta: float = DEFAULT_DELTA, adversaries: Iterable[Adversary] | None = None) -> PrivacyTable:
         """What the run spent, for every unit, adversary and accounting."""
