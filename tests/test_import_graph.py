@@ -68,6 +68,7 @@ ORDER = [
     "run",
     "federation",
     "joint",
+    "doctor",
     "report",
     "simulation",
     "reproduction",
