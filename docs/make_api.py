@@ -103,7 +103,7 @@ def _members(value: type) -> Iterator[tuple[str, str]]:
 def _first_lines(value: type, member: str) -> str:
     found = inspect.getattr_static(value, member)
     found = getattr(found, "__func__", getattr(found, "fget", getattr(found, "func", found)))
-    text = inspect.getdoc(found) or ""
+    text = _own_doc(found)
     return ": " + _one_line(text.split("\n\n")[0]) if text else ""
 
 
@@ -181,10 +181,15 @@ def _default(value: Any) -> str:
 # --- text ---
 
 
+def _own_doc(value: Any) -> str:
+    """Not what another library's class above it says, which changes with that library."""
+    return inspect.cleandoc(getattr(value, "__doc__", None) or "")
+
+
 def _prose(value: Any) -> str:
     """A docstring in paragraphs; a block whose lines name something is a list of those."""
     blocks = []
-    for block in (inspect.getdoc(value) or "").split("\n\n"):
+    for block in _own_doc(value).split("\n\n"):
         lines = block.splitlines()
         named = [bool(re.match(r"\s*\w+( = \S+)?: ", line)) for line in lines]
         if len(lines) > 4 and named[0] and sum(named) > len(lines) / 3:

@@ -285,6 +285,8 @@ def _train_again(name: str, source: RunSource) -> str:
             if value is not None:
                 is_file = option in ("data", "schema", "test_data")
                 words += [f"--{option.replace('_', '-')}", Path(str(value)).name if is_file else str(value)]
+        if rows.test_data is None:
+            words += ["--test-fraction", f"{rows.test_fraction!r}"]
     words += ["--plan", f"{name}/plan.json", "--delta", f"{source.delta:g}"]
     return " ".join(map(_quoted, words)) + (" --ledger LEDGERS" if source.ledger is not None else "")
 
