@@ -8,12 +8,14 @@ from typing import Annotated, NoReturn
 import typer
 
 from pbmvfl.cli import ledger
+from pbmvfl.cli.asking import evaluate, predict
 from pbmvfl.cli.doctor import doctor
 from pbmvfl.cli.joint import joint
 from pbmvfl.cli.plan import plan
 from pbmvfl.cli.privacy import privacy
 from pbmvfl.cli.report import report
 from pbmvfl.cli.reproduce import reproduce
+from pbmvfl.cli.schema import schema
 from pbmvfl.cli.train import train
 from pbmvfl.errors import PbmvflError
 
@@ -46,10 +48,13 @@ def _root(
 
 
 app.command()(train)
+app.command()(predict)
+app.command()(evaluate)
 app.command()(joint)
 app.command()(reproduce)
 app.command()(plan)
 app.command()(privacy)
+app.command()(schema)
 app.command()(report)
 app.command()(doctor)
 app.add_typer(ledger.app, name="ledger")

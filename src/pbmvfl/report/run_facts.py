@@ -178,12 +178,12 @@ def data_name(source: RunSource) -> str:
 
 
 def _parties(source: RunSource) -> tuple[str, ...]:
-    from pbmvfl.data.table import parse_columns
+    from pbmvfl.data.assignment import parse_columns
 
     columns = getattr(source.rows, "columns", None)
     if not isinstance(columns, str):
         return ()
-    held = parse_columns(columns)
+    held = parse_columns(columns, may_share=True)
     return tuple(f"{name} ({len(names)} column{'' if len(names) == 1 else 's'})" for name, names in held.items())
 
 
