@@ -33,6 +33,8 @@ ColumnsOrCount = Annotated[
         rich_help_panel=DATA,
     ),
 ]
+#: Of test rows, where nobody says another.
+_USUAL_FRACTION = 0.2
 #: What data says about a plan.
 _SIZES = ("num_parties", "num_samples", "num_classes", "num_test_samples")
 
@@ -150,5 +152,6 @@ def _count(text: str | None) -> int | None:
 def _table_command(table: dict[str, Any]) -> str:
     """The options of a table once more, to be copied."""
     names = ("data", "label", "columns", "schema", "test_data", "test_fraction")
-    given = [(name, str(table[name])) for name in names if table.get(name) is not None]
+    said = {name: table[name] for name in names if table.get(name) not in (None, _USUAL_FRACTION)}
+    given = [(name, str(value)) for name, value in said.items()]
     return " ".join(f"--{name.replace('_', '-')} {shlex.quote(value)}" for name, value in given)
