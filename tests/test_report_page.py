@@ -6,6 +6,7 @@ import contextlib
 import html
 import json
 import re
+import shlex
 import shutil
 import stat
 import subprocess
@@ -31,8 +32,8 @@ from pbmvfl.runs.results import Result
 #: Names that would do something if anybody took them for HTML.
 CLASSES = ("<script>document.title='broken'</script>", "</script><img src=x onerror=\"document.title='broken'\">")
 PARTIES = ("<b>bank</b>", "shop & 'co'")
-#: What a reader of the page must not find in it: a value of a row, and the folder of the table.
-SECRET_VALUE, SECRET_FOLDER = "0.777000777", "private-place"
+#: What a reader of the page must not find in it: a value of a row, a row's id, and the folder of the table.
+SECRET_VALUE, SECRET_ID, SECRET_FOLDER = "0.777000777", "patient-", "private-place"
 
 
 def run_command(*arguments: object, cwd: Path) -> int:
@@ -52,11 +53,11 @@ def run_command(*arguments: object, cwd: Path) -> int:
 def write_table(path: Path, num_rows: int = 80) -> None:
     random = np.random.default_rng(3)
     values = random.normal(size=(num_rows, 4))
-    lines = ["income,debt,visits,basket,churn"]
+    lines = ["who,income,debt,visits,basket,churn"]
     for i, row in enumerate(values):
         numbers = [SECRET_VALUE if i == 7 else f"{row[0]:.6f}", *(f"{value:.6f}" for value in row[1:])]
         quoted = CLASSES[int(row[0] + row[2] > 0)].replace('"', '""')
-        lines.append(",".join(numbers) + f',"{quoted}"')
+        lines.append(f"{SECRET_ID}{i}," + ",".join(numbers) + f',"{quoted}"')
     path.parent.mkdir(parents=True)
     path.write_text("\n".join(lines) + "\n")
 
@@ -68,7 +69,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     table = place / SECRET_FOLDER / "people.csv"
     write_table(table)
     columns = f"{PARTIES[0]}=income,debt;{PARTIES[1]}=visits,basket"
-    rows = ("--data", table, "--label", "churn", "--columns", columns, "--ledger", place / SECRET_FOLDER / "books")
+    rows = ("--data", table, "--label", "churn", "--columns", columns, "--id", "who")
+    rows += ("--ledger", place / SECRET_FOLDER / "books")
     numbers = ("--num-epochs", 3, "--batch-size", 20, "--num-trials", 8, "--embedding-dim", 2)
     assert run_command("train", *rows, *numbers, "--out", "joint", cwd=place) == 0
     limit = Limit.choose(unit="cell", accounting="strict", epsilon=1e6, delta=1e-5)
@@ -238,6 +240,17 @@ def test_names_of_classes_and_parties_are_text_whatever_they_are_called(pages):
         assert html.escape(name, quote=True) in pages["joint"]
 
 
+def test_a_run_s_own_name_is_text_and_its_commands_are_quoted(place, tmp_path):
+    name = "a <b>'run' & $(more)"
+    shutil.copytree(place / "strict", tmp_path / name)
+    assert run_command("report", name, "--out", "page.html", cwd=tmp_path) == 0
+    page = (tmp_path / "page.html").read_text()
+    assert name not in page
+    assert f"Run {name}" in "".join(Reader(page).text)
+    commands = [html.unescape(text) for text in re.findall(r"<pre>(.*?)</pre>", page)]
+    assert shlex.split(next(command for command in commands if "privacy" in command)) == ["pbmvfl", "privacy", name]
+
+
 def test_text_and_attributes_are_escaped_and_json_cannot_end_its_element():
     assert el("p", "<i>", title='"') == '<p title="&quot;">&lt;i&gt;</p>'
     assert el("p", el("i", "&")) == "<p><i>&amp;</i></p>"
@@ -248,7 +261,7 @@ def test_text_and_attributes_are_escaped_and_json_cannot_end_its_element():
 
 def test_a_page_has_no_value_no_path_no_row_and_no_session(place, pages):
     for name, page in pages.items():
-        for secret in (SECRET_VALUE, SECRET_FOLDER, str(place)):
+        for secret in (SECRET_VALUE, SECRET_ID, SECRET_FOLDER, str(place)):
             assert secret not in page, (name, secret)
         for run in ("joint", "strict"):
             for session in result_of(place, run)["sessions"]:
@@ -282,8 +295,6 @@ def test_the_same_run_makes_the_same_page(place, pages):
 
 
 def test_the_command_that_the_page_gives_trains_the_same_plan_again(place, tmp_path, pages):
-    import shlex
-
     commands = [html.unescape(text) for text in re.findall(r"<pre>(.*?)</pre>", pages["joint"])]
     again = next(command for command in commands if command.startswith("pbmvfl train"))
     words = shlex.split(again)[1:]

@@ -159,7 +159,7 @@ def _limit_charts(facts: RunFacts) -> Iterator[Markup]:
             [Series(name=name, points=path.points, colour=0, steps=True, last=last)],
             x_title="rounds sent",
             y_title=f"epsilon, delta {limit.delta:g}",
-            levels=[Level(name="limit", value=limit.epsilon)],
+            levels=[Level(name="limit", value=limit.epsilon, shown=f"{limit.epsilon:g}")],
             from_zero=True,
         )
 

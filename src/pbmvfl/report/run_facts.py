@@ -268,11 +268,24 @@ def commands(name: str, source: RunSource, *, has_model: bool) -> Iterator[tuple
     """(what it does, command). Files are named without their folders."""
     yield "Train the same plan again, with new noise; its releases are charged again", _train_again(name, source)
     if has_model:
-        yield "Predict new rows, one charged release of each", f"pbmvfl predict {_quoted(name)} --data NEW.csv"
+        yield _ask(name, source)
     yield "What it spent, for every unit and adversary", f"pbmvfl privacy {_quoted(name)}"
     if source.ledger is not None:
         yield "What the parties' books have, over all runs", "pbmvfl ledger show LEDGERS"
     yield "This page", f"pbmvfl report {_quoted(name)}"
+
+
+def _ask(name: str, source: RunSource) -> tuple[str, str]:
+    rows = source.rows
+    if isinstance(rows, NamedSource):
+        return (
+            "What the label holder sees of its test rows, one charged release of each",
+            f"pbmvfl evaluate {_quoted(name)}",
+        )
+    new = [f"{party}=NEW.csv" for party in rows.data] if isinstance(rows.data, dict) else ["NEW.csv"]
+    words = ["pbmvfl", "predict", name, *(word for file in new for word in ("--data", file))]
+    words += [] if rows.id is None else ["--id", rows.id]
+    return "Predict new rows, one charged release of each", " ".join(map(_quoted, words))
 
 
 def _train_again(name: str, source: RunSource) -> str:

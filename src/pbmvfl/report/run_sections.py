@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from pbmvfl.plan_groups import Evaluation, Training
 from pbmvfl.privacy.table import format_epsilon
+from pbmvfl.privacy.units import Accounting, Unit
 from pbmvfl.report.charts import Bar, Level, Series, bar_chart, line_chart, share_chart
 from pbmvfl.report.markup import Child, Markup, el, joined
 from pbmvfl.report.pieces import facts_table, sentence
@@ -68,7 +69,11 @@ def _tiles(facts: RunFacts) -> Markup:
     rows, epsilon, advantage = facts.headline
     whose = {"": "a cell", "train": "a cell that was trained on", "test": "a cell that was predicted"}[rows]
     tiles = [
-        _tile(format_epsilon(epsilon), f"epsilon of {whose}", f"strict, from the server, delta {facts.delta:g}"),
+        _tile(
+            format_epsilon(epsilon),
+            f"epsilon of {whose}",
+            f"strict, from the server, delta {facts.delta:g}{_paper(facts)}",
+        ),
         _tile(
             f"{math.ceil(50 + 50 * advantage)} of 100",
             "right guesses of the best attack, at most",
@@ -92,6 +97,14 @@ def _tiles(facts: RunFacts) -> Markup:
         )
     )
     return el("div", *tiles, class_="tiles")
+
+
+def _paper(facts: RunFacts) -> str:
+    """What the paper would say, where that is another number."""
+    if not facts.result.training_run.has_joint_rounds:
+        return ""
+    epsilon = facts.tables[0][1].bound(Unit.CELL, Accounting.PAPER).epsilon
+    return f"; {format_epsilon(epsilon)} as the paper counts, which is not a proof"
 
 
 def _tile(value: str, what: str, more: str) -> Markup:
@@ -160,7 +173,7 @@ def _accuracy(facts: RunFacts) -> Markup:
     charts = []
     if any(len(each.points) > 1 for each in scores):
         rate = majority_rate(facts, "test" if "test_accuracy" in result.metrics else "train")
-        levels = [] if rate is None else [Level(name="majority rate", value=rate)]
+        levels = [] if rate is None else [Level(name="majority rate", value=rate, shown=f"{rate:.4f}")]
         charts.append(line_chart("By epoch", scores, x_title="epoch", y_title="share", levels=levels, at_most=1.0))
     if len(losses) > 1:
         noisy = " at noisy sums" if result.plan.release.variance_upper_bound else ""
