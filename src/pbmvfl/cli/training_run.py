@@ -107,11 +107,11 @@ class TrainingRun:
         try:
             yield
         except KeyboardInterrupt:
-            self._say(f"stopped; continue with: {self._resume_command}")
+            self._hint(f"stopped; continue with: {self._resume_command}")
             raise SystemExit(130) from None
         except (ProtocolError, TransportError, LedgerError, OSError) as error:
             if self._folder.checkpoints.exists() or not isinstance(error, LedgerError):
-                self._say(f"what is trained is kept; continue with: {self._resume_command}")
+                self._hint(f"what is trained is kept; continue with: {self._resume_command}")
             if isinstance(error, OSError) and error.filename is None:  # a full disk names no file
                 raise not_written(self._folder.path, error) from error
             raise
@@ -205,6 +205,10 @@ class TrainingRun:
     def _say(self, text: str) -> None:
         """Names of folders are no markup, and are not broken into lines."""
         self._console.print(text, markup=False, soft_wrap=True)
+
+    def _hint(self, text: str) -> None:
+        """What is said also where only JSON goes to stdout."""
+        Console(stderr=self._json_only, highlight=False).print(text, markup=False, soft_wrap=True)
 
     def _warnings(self) -> list[str]:
         plan = self._plan

@@ -23,7 +23,7 @@ from pbmvfl.words import counted
 if TYPE_CHECKING:
     from pbmvfl.data.vertical import VerticalDataset
 
-#: A loss so many times the largest that untrained networks may have does not come back.
+#: A loss so many times the one that noise can bring about does not come back.
 _ASTRAY = 30.0
 #: Of networks whose scores nothing bounds, in place of the bound.
 _UNBOUNDED = 1e4
@@ -71,15 +71,17 @@ class Figures:
 
 
 def loss_limit(plan: Plan) -> float:
-    """Where an epoch's loss has gone astray: far above any that networks can have before they learn.
+    """Where an epoch's loss has gone astray: far above any that the plan's noise brings about.
 
-    Untrained networks have scores of the size of a sum of embeddings with its noise, which the plan bounds; training
-    lowers the loss from there, so a mean above 30 times of that is no noise.
+    Untrained networks have scores of the size of a sum of embeddings with its noise, which the plan bounds. A step
+    along a noisy gradient moves the scores of another row by the learning rate times the product of two such sums; a
+    learning rate above 1 is no reason to expect more.
     """
     widest = plan.num_parties * plan.bound
     if plan.activation is Activation.NONE:
         widest = max(widest, _UNBOUNDED)
     size = math.hypot(widest, math.sqrt(plan.release.variance_upper_bound))
+    size += min(plan.learning_rate, 1.0) * plan.embedding_dim * size**2
     if plan.loss is Loss.SQUARED:
         return _ASTRAY * (1 + plan.num_classes * size**2) / 2
     return _ASTRAY * (math.log(plan.num_classes) + size)
@@ -91,8 +93,8 @@ def went_astray(plan: Plan, loss: float | None, epoch: float) -> str | None:
         return None
     size = f"{loss:.3g}" if math.isfinite(loss) else "no number"
     return (
-        f"the training loss of epoch {epoch:g} is {size}, and networks that know nothing have at most "
-        f"{loss_limit(plan) / _ASTRAY:.3g}; {what_to_change(plan)}"
+        f"the training loss of epoch {epoch:g} is {size}, and no noise of this plan brings it above "
+        f"{loss_limit(plan):.2g}; {what_to_change(plan)}"
     )
 
 
