@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import html
 import json
+import math
 import re
 import shlex
 import shutil
@@ -336,6 +337,35 @@ def test_a_run_that_has_not_ended_is_refused_with_the_command_that_continues_it(
     assert "continue it: pbmvfl train --resume half" in capsys.readouterr().err
 
 
+def changed(place: Path, folder: Path, **changes: Any) -> None:
+    """A copy of a run whose result says something else."""
+    shutil.copytree(place / "joint", folder, ignore=shutil.ignore_patterns("report.html"))
+    values = result_of(place, "joint")
+    (folder / "result.json").write_text(json.dumps({**values, **changes}))
+
+
+def test_a_loss_that_is_no_number_is_a_word_in_the_page_and_no_mark(place, tmp_path):
+    history = result_of(place, "joint")["history"]
+    history[1]["train_loss"], history[2]["train_loss"] = math.nan, math.inf
+    changed(place, tmp_path / "astray", history=history)
+    assert run_command("report", "astray", cwd=tmp_path) == 0
+    page = (tmp_path / "astray" / "report.html").read_text()
+    (run,) = numbers_of(page)["runs"]
+    assert [line["train_loss"] for line in run["result"]["history"][1:]] == ["nan", "inf"]
+    marks = [
+        attributes for tag, attributes in Reader(page).elements if attributes.get("data-series") == "training loss"
+    ]
+    assert [float(mark["data-x"]) for mark in marks] == [1]
+
+
+@pytest.mark.parametrize("value", ["<script>", None, True, [1]])
+def test_a_result_with_something_else_where_a_number_must_be_is_refused_by_name(place, tmp_path, capsys, value):
+    changed(place, tmp_path / "damaged", metrics={"test_accuracy": value})
+    assert run_command("report", "damaged", cwd=tmp_path) == 2
+    assert "result.json is damaged: test_accuracy=" in capsys.readouterr().err
+    assert not (tmp_path / "damaged" / "report.html").exists()
+
+
 # --- axes ---
 
 
@@ -369,12 +399,16 @@ const charts = [...document.querySelectorAll('figure.chart')].map(figure => ({
   bars: [...figure.querySelectorAll('rect[data-bar]')].map(bar => { const box = bar.getBoundingClientRect();
     return {bar: bar.dataset.bar, piece: bar.dataset.piece, left: box.left, right: box.right}; }),
 }));
+const dots = [...document.querySelectorAll('g.dot')].map(dot => ({run: dot.dataset.run,
+  title: dot.closest('figure').querySelector('figcaption').textContent,
+  x: middle(dot.querySelector('circle'), 'x'), y: middle(dot.querySelector('circle'), 'y')}));
 const clipped = [...document.querySelectorAll('figure.chart > svg text')].filter(text => {
   const box = text.getBoundingClientRect(), frame = text.ownerSVGElement.getBoundingClientRect();
   return box.left < frame.left - 1 || box.right > frame.right + 1 || box.bottom > frame.bottom + 1; });
-const found = {charts, title: document.title, clipped: clipped.map(text => text.textContent),
+const found = {charts, dots, width: innerWidth, title: document.title, clipped: clipped.map(text => text.textContent),
   fetched: performance.getEntriesByType('resource').length,
   scrolls: document.documentElement.scrollWidth > document.documentElement.clientWidth};
+if (parent !== window) parent.postMessage(JSON.stringify(found), '*');
 document.body.innerHTML = '';
 document.body.textContent = JSON.stringify(found);
 """
@@ -386,17 +420,26 @@ in_a_browser = pytest.mark.skipif(
 )
 
 
-def measured(page: str, folder: Path) -> dict[str, Any]:
+#: A page that shows another one as a phone would: a browser's own window has a least width.
+ON_A_PHONE = """<!doctype html><body><script>
+onmessage = message => { document.body.textContent = message.data; };
+</script><iframe src="measured.html" width="390" height="800"></iframe></body>"""
+
+
+def measured(page: str, folder: Path, *, phone: bool = False) -> dict[str, Any]:
     """What a browser draws. The page permits no script, so the copy that is measured goes without that rule."""
     assert BROWSER is not None
     open_page, rules = re.subn(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", page)
     assert rules == 1
-    path = folder / "measured.html"
-    path.write_text(open_page.replace("</body>", f"<script>{MEASURE}</script></body>"))
+    (folder / "measured.html").write_text(open_page.replace("</body>", f"<script>{MEASURE}</script></body>"))
+    (folder / "phone.html").write_text(ON_A_PHONE)
     flags = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking"
-    flags += " --disable-component-update --disable-sync --window-size=1280,900 --dump-dom"
+    flags += " --disable-component-update --disable-sync --window-size=1280,900 --virtual-time-budget=5000 --dump-dom"
     done = subprocess.run(
-        [BROWSER, *flags.split(), f"--user-data-dir={folder / 'profile'}", f"file://{path}"],
+        [
+            *(BROWSER, *flags.split(), f"--user-data-dir={folder / 'profile'}"),
+            f"file://{folder / ('phone.html' if phone else 'measured.html')}",
+        ],
         capture_output=True,
         text=True,
         timeout=300,
@@ -493,3 +536,35 @@ def test_a_browser_runs_no_name_fetches_nothing_and_cuts_nothing_off(seen):
     assert seen["fetched"] == 0
     assert seen["clipped"] == []
     assert not seen["scrolls"]
+
+
+@in_a_browser
+def test_runs_that_are_compared_stand_at_their_epsilon_their_bytes_and_their_accuracy(place, pages, tmp_path):
+    seen = measured(pages["both"], tmp_path)
+    for dot in seen["dots"]:
+        chart = chart_called(seen, dot["title"])
+        result = result_of(place, dot["run"])
+        (height,) = on_axis([dot["y"]], chart["y_lines"], chart["y_numbers"])
+        assert height == pytest.approx(result["metrics"]["test_accuracy"], abs=2e-3)
+        decades = [math.log10(number(text)) for text in chart["x_numbers"]]
+        slope = (decades[-1] - decades[0]) / (chart["x_lines"][-1] - chart["x_lines"][0])
+        across = 10 ** (decades[0] + slope * (dot["x"] - chart["x_lines"][0]))
+        table = numbers_of(pages[dot["run"]])["runs"][0]["privacy_by_rows"]
+        epsilon = next(
+            row["epsilon"]
+            for row in next(iter(table.values()))
+            if (row["unit"], row["accounting"], row["adversary"]) == ("cell", "strict", "server")
+        )
+        moved = sum(result["traffic"][name] for name in ("bytes_setup", "bytes_up", "bytes_down"))
+        assert across == pytest.approx(epsilon if "epsilon" in dot["title"] else moved, rel=0.02)
+    assert sorted((dot["title"], dot["run"]) for dot in seen["dots"]) == [
+        (f"Accuracy against {what}", run) for what in ("bytes", "epsilon") for run in ("joint", "strict")
+    ]
+
+
+@in_a_browser
+def test_a_page_fits_a_phone_without_scrolling_sideways(pages, tmp_path):
+    seen = measured(pages["both"], tmp_path, phone=True)
+    assert seen["width"] == 390
+    assert not seen["scrolls"]
+    assert seen["clipped"] == []

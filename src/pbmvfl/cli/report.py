@@ -12,7 +12,7 @@ import typer
 from pbmvfl.cli.options import check_target
 from pbmvfl.errors import RunFolderError
 from pbmvfl.files import PRIVATE_FILE, write_atomically
-from pbmvfl.json_files import read_object
+from pbmvfl.json_files import checked_object, read_object
 from pbmvfl.privacy.conversion import check_delta
 
 if TYPE_CHECKING:
@@ -92,6 +92,7 @@ def _facts(run: Path, delta: float | None) -> RunFacts:
     folder = RunFolder.existing(run)
     path = run / "result.json"
     result = Result.read(path)
+    checked_object(result.metrics, dict.fromkeys(result.metrics, int | float), path, RunFolderError)
     words: Sequence[tuple[str, str]] = [(title, text) for title, text in describe_plan(result.plan)]
     written = read_object(path, {}, RunFolderError)
     return facts_of(folder, result=result, written=written, plan_words=words, delta=delta)

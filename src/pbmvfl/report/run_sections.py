@@ -228,7 +228,7 @@ def _missing(facts: RunFacts) -> str:
     if _is_exact(facts):
         return (
             "What the label holder would see of predictions was not measured: that needs a release of test rows, with "
-            "an epsilon of its own (pbmvfl train --prediction-epsilon)."
+            "an epsilon of its own (pbmvfl evaluate, or pbmvfl train --prediction-epsilon)."
         )
     if result.plan.training is Training.LOCAL:
         return (
