@@ -23,7 +23,9 @@ _MOST_RUNS = 30
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="Run folders; several are compared.", show_default=False)],
+    runs: Annotated[
+        list[Path], typer.Argument(help="Run folders; several are compared.", metavar="RUN", show_default=False)
+    ],
     out: Annotated[
         Path | None,
         typer.Option(
@@ -35,8 +37,7 @@ def report(
 ) -> None:
     """A page about a run: what was trained, what it tells about anybody, accuracy, bytes, noise, how to do it again.
 
-    One HTML file that loads nothing and runs no script. It has no rows, no values and no paths; what it has is public
-    to whoever may read the run's result.
+    One HTML file that loads nothing and runs no script, without rows, values or paths.
 
     [bold]Try[/]  pbmvfl report runs/phishing-001
 

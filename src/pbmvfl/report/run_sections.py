@@ -170,16 +170,16 @@ def _accuracy(facts: RunFacts) -> Markup:
         if (points := [(line["epoch"], line[name]) for line in history if name in line])
     ]
     losses = [(line["epoch"], line["train_loss"]) for line in history if "train_loss" in line]
+    rate = majority_rate(facts, "test" if "test_accuracy" in result.metrics else "train")
     charts = []
     if any(len(each.points) > 1 for each in scores):
-        rate = majority_rate(facts, "test" if "test_accuracy" in result.metrics else "train")
-        levels = [] if rate is None else [Level(name="majority rate", value=rate, shown=f"{rate:.4f}")]
+        levels = _near([y for each in scores for _, y in each.points], rate)
         charts.append(line_chart("By epoch", scores, x_title="epoch", y_title="share", levels=levels, at_most=1.0))
     if len(losses) > 1:
         noisy = " at noisy sums" if result.plan.release.variance_upper_bound else ""
         line = Series(name="training loss", points=losses, colour=2, last=f"{losses[-1][1]:.4g}")
         charts.append(line_chart(f"Training loss{noisy}", [line], x_title="epoch", y_title="loss"))
-    lines = [(each.name, each.last) for each in scores]
+    lines = [(each.name, each.last) for each in scores] + ([] if rate is None else [("majority rate", f"{rate:.4f}")])
     return joined(
         el("p", sentence(f"measured on {facts.measured_on}")),
         el("p", _missing(facts)) if _missing(facts) else None,
@@ -188,6 +188,14 @@ def _accuracy(facts: RunFacts) -> Markup:
         el("div", *charts, class_="charts") if charts else None,
         _class_table(facts),
     )
+
+
+def _near(values: list[float], rate: float | None) -> list[Level]:
+    """The majority rate as a line, unless it lies so far below that nothing else could be told apart."""
+    low, high = min(values), max(values)
+    if rate is None or low - rate > 3 * max(high - low, 0.05):
+        return []
+    return [Level(name="majority rate", value=rate, shown=f"{rate:.4f}")]
 
 
 def _class_table(facts: RunFacts) -> Markup | None:
@@ -253,7 +261,7 @@ def _bytes(facts: RunFacts) -> Markup:
     npq = (
         "NPQ is the paper's comparison without privacy and without quantisation: as many epochs, every embedding up "
         "and every gradient down as 32-bit numbers, in messages of the same form. "
-        + (f"It would move {ratio:,.3g} times as much. " if ratio >= 1 else f"It would move {ratio:.2g} of it. ")
+        + (f"It would move {_times(ratio)} times as much. " if ratio >= 1 else f"It would move {ratio:.2g} of it. ")
         + ("Here parties train alone, so training sends hardly more than requests." if local else "")
     )
     return joined(
@@ -266,6 +274,10 @@ def _bytes(facts: RunFacts) -> Markup:
             class_="charts",
         ),
     )
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:,.0f}" if ratio >= 100 else f"{ratio:.3g}"
 
 
 def _bar(name: str, traffic: Traffic) -> Bar:
@@ -316,7 +328,7 @@ def _noise(facts: RunFacts) -> Markup:
 def _again(facts: RunFacts) -> Markup:
     parts: list[Child] = []
     for what, command in facts.commands:
-        parts += [el("p", f"{what}:"), el("pre", command)]
+        parts += [el("p", f"{what}:", class_="command"), el("pre", command)]
     return joined(
         *parts,
         el(
