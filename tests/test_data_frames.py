@@ -62,6 +62,14 @@ KINDS = {
     "pyarrow": lambda: pa.table(cells()),
     "pyarrow batch": lambda: pa.RecordBatch.from_pydict(cells()),
     "pyarrow with a dictionary": lambda: pa.table(cells(job=pa.array(cells()["job"]).dictionary_encode())),
+    "pyarrow with views of text, as polars has": lambda: pa.table(
+        cells(
+            job=pa.DictionaryArray.from_arrays(
+                pa.array([0, 1, None, 0] * 5, pa.uint32()), pa.array(["cook", "nurse"], pa.string_view())
+            ),
+            churn=pa.array(cells()["churn"], pa.string_view()),
+        )
+    ),
     "a stream": lambda: Stream(pa.table(cells())),
 }
 

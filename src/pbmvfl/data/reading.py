@@ -123,6 +123,7 @@ def read_columns(
             table = _of_csv(source.path, wanted, rules, as_text, faults)
         else:
             table = pq.read_table(source.path, columns=list(wanted))
+        table = None if table is None else _plain(table)
     except (OSError, pa.ArrowException) as error:
         # A CSV reader's words may have a value in them.
         faults.add(f"{source.file} cannot be read as a table" + ("" if source.is_csv else f" ({error})"))
@@ -130,17 +131,28 @@ def read_columns(
     if table is not None and not table.num_rows:
         faults.add(f"{source.file} has column names but no rows; at least one row is needed")
         return None
-    return table if table is None else _without_dictionaries(table)
+    return table
 
 
-def _without_dictionaries(table: Any) -> Any:
+def _plain(table: Any) -> Any:
+    """Dictionary columns as their values, and text of every kind as one type."""
     import pyarrow as pa
 
-    plain = [
-        pa.field(field.name, field.type.value_type if pa.types.is_dictionary(field.type) else field.type)
-        for field in table.schema
-    ]
-    return table.cast(pa.schema(plain))
+    columns = {}
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        if pa.types.is_dictionary(column.type):
+            # Not by a cast of the whole: there is none for dictionaries of string views, which polars makes.
+            chunks = [_one_text(chunk.dictionary).take(chunk.indices) for chunk in column.chunks]
+            columns[name] = pa.chunked_array(chunks or [_one_text(pa.array([], column.type.value_type))])
+        else:
+            columns[name] = _one_text(column)
+    return pa.table(columns)
+
+
+def _one_text(column: Any) -> Any:
+    import pyarrow as pa
+
+    return column.cast(pa.string()) if is_text(column.type) else column
 
 
 # --- frames ---
