@@ -88,6 +88,23 @@ def test_values_are_in_it_only_where_the_owner_says_that_they_are_public(cli: Cl
     assert "column='age'" in err
 
 
+def test_a_template_names_slips_and_dates_and_asks_for_numbers(cli: Cli) -> None:
+    lines = ["amount,opened,years,note"]
+    lines += [f"{i if i != 7 else '1.000.000'},2024-03-{1 + i % 9:02},{'<1' if i % 3 else i},?" for i in range(20)]
+    Path("loans.csv").write_text("\n".join(lines) + "\n")
+    code, out, err = cli("schema", "loans.csv", "--public-values", "amount")
+    assert code == 0
+    assert json.loads(out)["columns"] == {
+        "amount": {"range": [0.0, 19.0]},
+        "opened": {"vocabulary": []},
+        "years": {"vocabulary": []},
+        "note": {"range": [None, None]},
+    }
+    assert "column='amount' is mostly numbers, but row=7 (counted from 0) is not; mend that." in err
+    assert "column='opened' holds dates; make numbers of them before loading" in err
+    assert "1.000.000" not in out + err
+
+
 def test_a_template_goes_to_a_file_that_must_not_exist_and_to_json(cli: Cli) -> None:
     code, out, _ = cli("schema", "bank.csv", "--id", "person", "--out", "new.json")
     assert code == 0
