@@ -136,6 +136,8 @@ def _as_floats(cells: Any) -> npt.NDArray[np.float64]:
 
 def _numbers(column: _Column, absent: Mask) -> Features:
     """Clipped to the public range and scaled to [-1, 1], each row by itself; without a range, as they are."""
+    import pyarrow as pa
+
     rule, kind = column.rule, column.cells.type
     if is_text(kind):
         values, wrong = numbers_of(column.cells, absent)
@@ -146,6 +148,10 @@ def _numbers(column: _Column, absent: Mask) -> Features:
             column.fault(" has numbers that are stored as words; store the column as numbers")
     elif is_number(kind):
         values = _as_floats(column.cells)
+    elif pa.types.is_boolean(kind):
+        way_out = "give numbers" if rule.range is None else "true and false need no entry in the schema"
+        column.fault(f" holds true and false where numbers are meant; {way_out}")
+        return column.zeros()
     else:
         column.fault(f" has type {kind}; permitted are numbers, words, and true or false{_if_dates(kind)}")
         return column.zeros()
@@ -205,10 +211,9 @@ def _one_hot(column: _Column, absent: Mask) -> Features:
         )
         column.fault_of_rows(outside, f"has a value that is {rest}", f"have values that are {rest}")
         return column.zeros()
-    width = len(rule.vocabulary) + rule.other
+    encoded = np.zeros((len(column.cells), len(rule.vocabulary) + rule.other), np.float32)
     # A row without a value takes the last slot here; the caller puts zeros into it.
-    slot_vectors: Features = np.eye(width, dtype=np.float32)
-    encoded: Features = slot_vectors[np.asarray(slots.fill_null(width - 1).to_numpy())]
+    encoded[np.arange(len(encoded)), np.asarray(slots.fill_null(encoded.shape[1] - 1).to_numpy())] = 1
     return encoded
 
 

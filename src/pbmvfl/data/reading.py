@@ -47,15 +47,25 @@ class Source:
 
 def source_of(value: Any, *, called: str = "frame") -> Source:
     """A path or a frame as a source; a frame has no name of its own and is `called` so."""
+    import pyarrow as pa
+
     if isinstance(value, str | Path):
-        path = Path(value)
-        return Source(value=path, file=path.name, stem=path.stem)
-    if _is_pandas(value) or hasattr(value, "__arrow_c_stream__"):
-        return Source(value=value, file=called, stem="frame")
-    raise DataError(
-        f"data of type {type(value).__name__} cannot be read; give the path of a .parquet or .csv file, a DataFrame "
-        "(pandas, polars) or a pyarrow table"
-    )
+        return Source(value=Path(value), file=Path(value).name, stem=stem_of(value))
+    if _is_pandas(value) or isinstance(value, pa.Table):
+        return Source(value=value, file=called, stem=stem_of(value))
+    try:
+        # Here and once: some streams can be read a single time.
+        return Source(value=pa.table(value), file=called, stem=stem_of(value))
+    except (TypeError, ValueError, pa.ArrowException):
+        raise DataError(
+            f"data of type {type(value).__name__} cannot be read; give the path of a .parquet or .csv file, a "
+            "DataFrame (pandas, polars) or a pyarrow table"
+        ) from None
+
+
+def stem_of(value: Any) -> str:
+    """A file's name without its ending; frames have none of their own."""
+    return Path(value).stem if isinstance(value, str | Path) else "frame"
 
 
 def column_names(source: Source, faults: Faults) -> list[str] | None:
@@ -66,7 +76,7 @@ def column_names(source: Source, faults: Faults) -> list[str] | None:
     path = source.path
     if path is None:
         value = source.value
-        return [str(name) for name in (value.columns if _is_pandas(value) else _of_stream(value).column_names)]
+        return [str(name) for name in (value.columns if _is_pandas(value) else value.column_names)]
     if path.suffix not in (".parquet", ".csv"):
         faults.add(f"path={str(path)!r} ends in {path.suffix!r}; permitted are .parquet and .csv")
     elif not path.is_file():
@@ -171,17 +181,11 @@ def arrow_table(source: Source) -> Any:
     return table
 
 
-def _of_stream(value: Any) -> Any:
-    import pyarrow as pa
-
-    return value if isinstance(value, pa.Table) else pa.table(value)
-
-
 def _of_frame(source: Source, wanted: Sequence[str], faults: Faults) -> Any:
     import pyarrow as pa
 
     if not _is_pandas(source.value):
-        return _of_stream(source.value).select(list(wanted))
+        return source.value.select(list(wanted))
     names = [str(name) for name in source.value.columns]
     columns = {}
     for name in wanted:
