@@ -177,7 +177,7 @@ def test_without_json_a_person_sees_plan_epsilon_result_and_where_it_is(cli, tmp
     write_table(tmp_path / "people.csv")
     done = cli("train", "--data", "people.csv", *TABLE, *QUICK, "--out", "run")
     assert done.code == 0
-    for words in ("epsilon that this will cost", "epsilon that was spent", "accuracy", "AUPRC", "not a proof", "run"):
+    for words in ("epsilon that this will cost", "spent: epsilon", "accuracy", "AUPRC", "not a proof", "run"):
         assert words in done.out
     assert done.err == ""
 

@@ -280,7 +280,7 @@ def test_a_ledger_keeps_charges_and_reads_the_new_event(tmp_path):
     with contextlib.closing(Ledger(path, read_only=True)) as ledger:
         (entry,) = ledger.sessions(NAME)
         assert entry.terms.update(JOINT) == RoundedGaussianSum(clip_norm=1.0, noise_multiplier=4.0)
-        limit = Limit.choose(unit="cell", accounting="strict", epsilon=50.0, delta=DELTA)
+        limit = Limit.choose(unit="cell", accounting="strict", epsilon=50.0, delta=DELTA, counting="renyi")
         spent = spending(ledger, NAME, limit).worst
         expected = rdp_curve(plan.training_run(), Unit.CELL, Accounting.STRICT, orders=(limit.order,))[0]
         assert spent == pytest.approx(expected, rel=1e-9)

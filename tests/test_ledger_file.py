@@ -29,7 +29,7 @@ from pbmvfl.privacy.units import Accounting, Unit
 
 def test_a_folder_where_a_file_belongs_and_a_file_where_a_folder_belongs_are_refused(data, make_plan, tmp_path):
     for read_only in (False, True):
-        with pytest.raises(LedgerError, match=r"is a folder; permitted: a file, such as .*party-0\.sqlite"):
+        with pytest.raises(LedgerError, match=r"is a folder; permitted: a file, such as .*bank\.sqlite"):
             Ledger(tmp_path, read_only=read_only)
     file = tmp_path / "books"
     file.write_text("mine")

@@ -89,7 +89,8 @@ def assert_says_the_same(book: Ledger, *, whole: bool = True) -> None:
         assert found["notes"] == [DROPPED]
         assert len(found["limits"]) == len(said_of_it["limits"])
         for limit, said_limit in zip(found["limits"], said_of_it["limits"], strict=True):
-            assert limit == {**said_limit, "spent_epsilon": pytest.approx(said_limit["spent_epsilon"], rel=1e-12)}
+            spent_epsilon = pytest.approx(said_limit["spent_epsilon"], rel=1e-12)
+            assert limit == {**said_limit, "counting": "renyi", "spent_epsilon": spent_epsilon}
         assert [
             {name: value for name, value in session.items() if name != "terms"} for session in found["sessions"]
         ] == [{name: value for name, value in each.items() if name != "fingerprint"} for each in said_of_it["sessions"]]

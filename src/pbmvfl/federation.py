@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from enum import StrEnum
@@ -22,10 +21,13 @@ from torch import nn
 
 from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.driver import Tap
-from pbmvfl.encoders import build_encoder, check_distinct
-from pbmvfl.errors import CheckpointError, EncoderError, LedgerError, PlanError
+from pbmvfl.encoders import build_encoder, check_distinct, is_public_start
+from pbmvfl.errors import CheckpointError, EncoderError, LedgerError, ModelError, PlanError
 from pbmvfl.features import mapped, network_shape
-from pbmvfl.ledger.ledger import Ledger
+from pbmvfl.ledger.books import PartyForecast, book_of, books_of, check_folder, check_reaches_end, make_folder
+from pbmvfl.model.federated import FederatedModel
+from pbmvfl.model.parts import PartyPart, ServerPart, model_digest
+from pbmvfl.party import part_of_state
 from pbmvfl.party_setup import PartySetup
 from pbmvfl.plan import Plan
 from pbmvfl.plan_groups import Evaluation
@@ -34,6 +36,7 @@ from pbmvfl.runs.checkpoints import Checkpoints
 from pbmvfl.runs.history import EpochLine
 from pbmvfl.runs.release_log import ReleaseLog
 from pbmvfl.runs.results import Result
+from pbmvfl.schedule import Split
 from pbmvfl.secagg.keys import Identity
 from pbmvfl.server import Server
 from pbmvfl.transport.base import Transport
@@ -90,6 +93,8 @@ class Federation:
             self._first_weights = [copy.deepcopy(encoder.state_dict()) for encoder in encoders]
         #: Called with (direction, party, bytes) for every message, whatever it is.
         self.taps: list[Tap] = []
+        #: What the last `fit` trained; None before it.
+        self.model: FederatedModel | None = None
         #: What the server read of every party's symbols in the last `fit`, (M, N), if the plan has such rounds.
         self.symbols: npt.NDArray[np.int64] | None = None
 
@@ -102,6 +107,7 @@ class Federation:
         sessions: Path | str | None = None,
         ledger: Path | str | None = None,
         exact_metrics: bool = False,
+        until_limit: bool = False,
         on_round: OnRound | None = None,
         on_epoch: OnEpoch | None = None,
     ) -> Result:
@@ -109,8 +115,9 @@ class Federation:
 
         Every role writes its own there, in a folder of its own, after every `checkpoint_every` epochs and at the end;
         the count of releases goes to the folder `sessions`, by default beside them. With `ledger`, a folder, each party
-        keeps its own ledger there and may end the run at a limit of its owner; the result says so. `exact_metrics` is
-        the owners' word that evaluation=simulator may look at exact metrics of rows that have a limit.
+        keeps its own ledger there. A run that a limit in it would end early is refused before anything is released;
+        with `until_limit` it runs up to the limit, and the result says so. `exact_metrics` is the owners' word that
+        evaluation=simulator may look at exact metrics of rows that have a limit.
         """
         checkpoints, sessions, ledger = (
             None if folder is None else Path(folder) for folder in (checkpoints, sessions or checkpoints, ledger)
@@ -125,14 +132,16 @@ class Federation:
             newest_common_round(self.plan, checkpoints)
         for encoder, first in zip(self._encoders or (), self._first_weights, strict=True):
             encoder.load_state_dict(first)  # a second fit starts where the first one did
+        if ledger is not None:
+            ahead = self.forecast(data, ledger, checkpoints=checkpoints, exact_metrics=exact_metrics)
+            if not until_limit:
+                check_reaches_end(ahead, dataset=data.name, rounds=len(self.plan.schedule))
         with contextlib.ExitStack() as opened:
             log = ReleaseLog(sessions, plan_hash=self.plan.hash.hex(), moved_from=checkpoints)
             opened.callback(log.close)
             # From here on this process alone may write the folder, so what is read now stays true.
             if ledger is not None:
-                check_ledgers(ledger, self.plan, released=bool(log.records))
-                if not exact_metrics:
-                    check_exact_metrics(ledger, self.plan, data.name)
+                check_ledgers(ledger, data, released=bool(log.records))
             server = Server(
                 self.plan,
                 train_labels=data.train_labels,
@@ -157,7 +166,94 @@ class Federation:
             )
             result = run.finish()
             self.symbols = server.symbols
-            return result
+            model = self._trained(data, server, transport, checkpoints, ledger)
+            self.model = model
+            return replace(result, model=model)
+
+    # --- what was trained ---
+
+    def save(self, folder: Path | str) -> Path:
+        """The model of the last `fit`, every part in a folder of its own; `pbmvfl.load` reads it back."""
+        if self.model is None:
+            raise ModelError("there is no trained model yet; call fit(data) first (parties=processes need checkpoints)")
+        return self.model.save(folder)
+
+    def _trained(
+        self,
+        data: VerticalDataset,
+        server: Server,
+        transport: InProcess | Processes,
+        checkpoints: Path | None,
+        ledger: Path | None,
+    ) -> FederatedModel | None:
+        """The model. Weights never pass a transport: of parties in processes of their own it is made of what each of
+        them kept, and without checkpoints there is none."""
+        plan = self.plan
+        if plan.interactions is not None or not server.completed_rounds:
+            return None
+        if isinstance(transport, InProcess):
+            states = [party.part_state() for party in transport.parties]
+        elif checkpoints is not None and (completed := newest_common_round(plan, checkpoints)):
+            keepers = [Checkpoints(folder=checkpoints / f"party-{i}", plan=plan) for i in range(plan.num_parties)]
+            states = [part_of_state(plan, keeper.load(server.run_id, completed)) for keeper in keepers]
+        else:
+            return None
+        shared: dict[str, Any] = {
+            "model": model_digest(plan, server.run_id),
+            "plan": plan,
+            "dataset": data.name,
+        }
+        columns = data.columns or (None,) * plan.num_parties
+        parts = [
+            PartyPart(
+                **shared,
+                state=state,
+                index=index,
+                party=data.party_names[index],
+                shape=data.train_features[index].shape[1:],
+                dtype=str(data.train_features[index].dtype),
+                columns=columns[index],
+                own_network=self._encoders is not None,
+                has_ledger=ledger is not None,
+            )
+            for index, state in enumerate(states)
+        ]
+        kept = server.part_state()
+        names = (data.party_names, data.class_names)
+        return FederatedModel(
+            ServerPart(**shared, party_names=names[0], class_names=names[1], state=kept, label=data.label),
+            parts,
+            encoders=None if self._encoders is None else [copy.deepcopy(encoder) for encoder in self._encoders],
+            ledger=ledger,
+            setup_kind=self.setup_kind,
+            noise_is_seeded=self.noise_is_seeded,
+        )
+
+    def __reduce__(self) -> str:
+        raise ModelError(
+            "a Federation cannot be pickled: it holds every party's side, and a pickle runs code when it is read; save "
+            "the model, federation.save(folder), and read it with pbmvfl.load(folder)"
+        )
+
+    def forecast(
+        self, data: VerticalDataset, ledger: Path, *, checkpoints: Path | None = None, exact_metrics: bool = False
+    ) -> list[PartyForecast]:
+        """What every party's ledger will say to a run, or to one that goes on; nothing is written."""
+        check_folder(ledger)
+        run, first_round = None, 0
+        if checkpoints is not None:
+            run = Checkpoints(folder=checkpoints / "server", plan=self.plan).run_id
+            first_round = newest_common_round(self.plan, checkpoints)
+        found = []
+        for index, setup in enumerate(self.party_setups(data, ledger, checkpoints, 1)):
+            public = True
+            if self._encoders is not None:
+                shape = setup.features(Split.TRAIN).shape[1:]
+                public = is_public_start(self._encoders[index], self.plan, index=index, input_shape=shape)
+            asked = replace(setup, exact_metrics=exact_metrics)
+            name = "" if run is None else run.hex()
+            found.append(asked.forecast(run=name, first_round=first_round, public_start=public))
+        return found
 
     def check(self, data: VerticalDataset) -> None:
         """Refuse a plan that cannot be trained on this data, before anything is written."""
@@ -202,7 +298,8 @@ class Federation:
                 checkpoints=None if checkpoints is None else checkpoints / f"party-{index}",
                 checkpoint_every=checkpoint_every,
                 answers=None if checkpoints is None else checkpoints / f"party-{index}" / "answers",
-                ledger=None if ledger is None else ledger_of(ledger, index),
+                ledger=None if ledger is None else book_of(ledger, index, data.party_names[index], dataset=data.name),
+                owner=data.party_names[index],
                 dataset=data.name,
                 # Only a ledger asks for them, and a party in a process of its own gets a copy.
                 train_ids=None if ledger is None else data.train_ids,
@@ -263,46 +360,13 @@ def _check_encoder_takes(plan: Plan, features: npt.NDArray[Any], shape: tuple[in
         ) from error
 
 
-def make_ledger_folder(folder: Path) -> None:
-    """Make the folder of the parties' ledgers, or refuse what cannot be one, before anything is released."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise LedgerError(
-            f"ledger={str(folder)!r} is not a folder and cannot be made one ({error.strerror}); give another folder"
-        ) from error
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise LedgerError(f"ledger={str(folder)!r} cannot be written to; give another folder, or allow writing there")
-
-
-def ledger_of(folder: Path, index: int) -> Path:
-    """Where a simulation's party keeps its ledger."""
-    return folder / f"party-{index}.sqlite"
-
-
-def check_exact_metrics(folder: Path, plan: Plan, dataset: str) -> None:
-    """Refuse, before anything is written, a run whose parties would refuse its first round."""
-    if plan.evaluation is not Evaluation.SIMULATOR:
-        return
-    for index in range(plan.num_parties):
-        if not (path := ledger_of(folder, index)).is_file():
-            continue
-        with contextlib.closing(Ledger(path, read_only=True)) as book:
-            if book.limits(dataset):
-                raise LedgerError(
-                    f"evaluation=simulator looks at exact metrics of dataset={dataset!r}, which has a limit in "
-                    f"ledger={str(path)!r}, and no limit counts them; plan with evaluation=released, or give the "
-                    "owners' word: --exact-metrics, Federation.fit(exact_metrics=True)"
-                )
-
-
-def check_ledgers(folder: Path, plan: Plan, *, released: bool) -> None:
+def check_ledgers(folder: Path, data: VerticalDataset, *, released: bool) -> None:
     """A run that has released something goes on with the books that know of it."""
     if not released:
-        make_ledger_folder(folder)
+        make_folder(folder)
         return
-    for index in range(plan.num_parties):
-        if not (path := ledger_of(folder, index)).is_file():
+    for path in books_of(folder, data.party_names, dataset=data.name):
+        if not path.is_file():
             raise LedgerError(
                 f"ledger={str(path)!r} does not exist, but this run has released rounds, and a new ledger would not "
                 "know of them; put it back where it was, or start a new run"

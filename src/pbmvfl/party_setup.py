@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from torch import nn
+from torch import Tensor, nn
 
 from pbmvfl.answers import StoredAnswers
 from pbmvfl.encoders import build_encoder
 from pbmvfl.features import mapped, network_shape
 from pbmvfl.interactions.shared import OwnColumns
+from pbmvfl.ledger.books import PartyForecast, look_ahead
 from pbmvfl.ledger.charging import Charging
 from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.party import Party
@@ -45,11 +47,17 @@ class PartySetup:
     checkpoint_every: int = 1
     #: The folder of this party's answers to rows that were predicted; None: they are not kept.
     answers: Path | None = None
-    #: This party's own ledger, and its names for the data and for each row in it; None: rows by their position.
+    #: This party's own ledger, the name it is known by there, and its names for the data and for each row in it; None:
+    #: rows by their position.
     ledger: Path | None = None
+    owner: str = ""
     dataset: str = ""
     train_ids: tuple[str, ...] | None = None
     test_ids: tuple[str, ...] | None = None
+    #: This party's part of a trained model, for plans that only ask one; and numbers that stored answers know its test
+    #: rows by, where those are not always the same rows in the same order.
+    trained: Mapping[str, Tensor] | None = None
+    answer_names: tuple[int, ...] | None = None
     #: The owner's word that exact metrics may be looked at although the ledger has a limit for these rows.
     exact_metrics: bool = False
 
@@ -62,19 +70,27 @@ class PartySetup:
         keeper = None
         if self.checkpoints is not None:
             keeper = Checkpoints(folder=self.checkpoints, plan=self.plan, every=self.checkpoint_every)
-        return self.make_party(
-            self.plan,
-            index=self.index,
-            train_features=self.features(Split.TRAIN),
-            test_features=None if self.test_features is None else self.features(Split.TEST),
-            encoder=encoder,
-            identity=Identity.from_private_bytes(self.identity),
-            identities=self.identities,
-            keeper=keeper,
-            own_columns=self._own_columns(),
-            answers=self._stored_answers(),
-            open_guard=self._open_ledger if self.ledger is not None else None,
-        )
+        answers = self._stored_answers()
+        try:
+            return self.make_party(
+                self.plan,
+                index=self.index,
+                train_features=self.features(Split.TRAIN),
+                test_features=None if self.test_features is None else self.features(Split.TEST),
+                encoder=encoder,
+                identity=Identity.from_private_bytes(self.identity),
+                identities=self.identities,
+                keeper=keeper,
+                own_columns=self._own_columns(),
+                answers=answers,
+                answer_names=self.answer_names,
+                trained=self.trained,
+                open_guard=self._open_ledger if self.ledger is not None else None,
+            )
+        except BaseException:
+            if answers is not None:  # nobody else could open them
+                answers.close()
+            raise
 
     def _own_columns(self) -> dict[Split, OwnColumns]:
         """The columns that symbols are made of, as they are, if the plan has symbols."""
@@ -103,22 +119,33 @@ class PartySetup:
 
     def _open_ledger(self, session: Session, first_round: int, public_start: bool) -> Charging:
         assert self.ledger is not None
-        ledger = Ledger(self.ledger)
+        ledger = Ledger(self.ledger, owner=self.owner)
         try:
             return ledger.open_session(
-                dataset=self.dataset,
-                plan=self.plan,
-                run=session.run_id.hex(),
                 session=session.id.hex(),
-                first_round=first_round,
-                public_start=public_start,
                 rounds_ahead=ROUNDS_AHEAD,
-                exact_metrics=self.exact_metrics,
-                train_values=self.train_features,
-                test_values=self.test_features,
-                train_ids=self.train_ids,
-                test_ids=self.test_ids,
+                **self._asked(session.run_id.hex(), first_round, public_start),
             )
         except BaseException:
             ledger.close()
             raise
+
+    def forecast(self, *, run: str = "", first_round: int = 0, public_start: bool = True) -> PartyForecast:
+        """What this party's ledger will say to the session, before there is one: nothing is written."""
+        assert self.ledger is not None
+        return look_ahead(self.ledger, party=self.owner, **self._asked(run, first_round, public_start))
+
+    def _asked(self, run: str, first_round: int, public_start: bool) -> dict[str, Any]:
+        """What the ledger is told of a session."""
+        return {
+            "dataset": self.dataset,
+            "plan": self.plan,
+            "run": run,
+            "first_round": first_round,
+            "public_start": public_start,
+            "exact_metrics": self.exact_metrics,
+            "train_values": self.train_features,
+            "test_values": self.test_features,
+            "train_ids": self.train_ids,
+            "test_ids": self.test_ids,
+        }

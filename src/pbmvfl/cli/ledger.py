@@ -11,10 +11,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pbmvfl.cli.options import check_target
+from pbmvfl.data.vertical import numbered_parties
 from pbmvfl.errors import LedgerError
 from pbmvfl.files import write_atomically
+from pbmvfl.ledger.books import books_of, check_folder, make_folder
 from pbmvfl.ledger.ledger import Ledger
-from pbmvfl.ledger.limits import Limit, epsilon_at, unit_and_accounting
+from pbmvfl.ledger.limits import Limit, unit_and_accounting
+from pbmvfl.ledger.reports import counted, session_words
 from pbmvfl.ledger.spending import fixed_plan_epsilon, spending
 from pbmvfl.privacy.table import format_epsilon
 from pbmvfl.privacy.units import Accounting, Unit
@@ -33,13 +36,38 @@ _BOOK = typer.Argument(help="A ledger file, or a folder of a simulation's ledger
 def _books(path: Path, *, read_only: bool = False, may_be_new: bool = False) -> Iterator[list[Ledger]]:
     """Every book that a path stands for; all can be opened, or none is touched."""
     files = sorted(path.glob("*.sqlite")) if path.is_dir() else [path]
-    if not files:
-        raise LedgerError(f"ledger={str(path)!r} has no ledgers in it (*.sqlite); name a ledger, or the folder of some")
-    may_be_new = may_be_new and path.suffix == ".sqlite"  # a new file is made if it is named like a book
-    with contextlib.ExitStack() as opened:
+    if not files or (may_be_new and not path.exists() and path.suffix != ".sqlite"):
+        has = "has no ledgers in it (*.sqlite)" if path.is_dir() else "is not there yet"
+        new = "; to make the books of its parties: --parties bank,shop" if may_be_new else ""
+        raise LedgerError(f"ledger={str(path)!r} {has}; name a ledger, or the folder of some{new}")
+    with contextlib.ExitStack() as opened:  # a new file is made if it is named like a book
         yield [
             opened.enter_context(contextlib.closing(Ledger(file, must_exist=not may_be_new, read_only=read_only)))
             for file in files
+        ]
+
+
+@contextlib.contextmanager
+def _books_of_parties(folder: Path, parties: str, dataset: str) -> Iterator[list[Ledger]]:
+    """The books of these parties, which are made if they are not there."""
+    names = [name.strip() for name in parties.split(",")]
+    if len(names) == 1 and names[0].isdecimal():
+        names = list(numbered_parties(int(names[0])))
+    if not all(names) or len(set(names)) < len(names):
+        raise LedgerError(
+            f"parties={parties!r}; permitted: different names, such as bank,shop, or how many there are, such as 4 for "
+            "those of a named dataset"
+        )
+    check_folder(folder)
+    files = books_of(folder, names, dataset=dataset)
+    for file, name in zip(files, names, strict=True):
+        if file.is_file():  # all that can be wrong with one, before another is made
+            Ledger(file, owner=name, read_only=True).close()
+    make_folder(folder)
+    with contextlib.ExitStack() as opened:
+        yield [
+            opened.enter_context(contextlib.closing(Ledger(file, owner=name)))
+            for file, name in zip(files, names, strict=True)
         ]
 
 
@@ -58,7 +86,8 @@ def show(
     console = Console(highlight=False)
     with _books(book, read_only=True) as books:
         for each in books:
-            console.print(str(each.path), style="bold", markup=False, soft_wrap=True)
+            whose = f", the book of {each.owner}" if each.owner else ""
+            console.print(f"{each.path}{whose}", style="bold", markup=False, soft_wrap=True)
             if (trouble := each.trouble()) is not None:
                 console.print(f"  note: it {trouble}", style="yellow", markup=False, soft_wrap=True)
             if not each.datasets():
@@ -66,8 +95,8 @@ def show(
             for dataset in each.datasets():
                 _show_dataset(console, each, dataset, delta)
     console.print(
-        "spent: at the order fixed with the limit, valid whatever is run next. "
-        "As one plan: at the best order, valid only if all runs were planned before the first",
+        "spent: counted as was fixed with the limit, valid whatever is run next. "
+        "As one plan: counted the best way, valid only if all runs were planned before the first",
         style="dim",
     )
 
@@ -81,16 +110,15 @@ def _show_dataset(console: Console, book: Ledger, dataset: str, delta: float) ->
     from pbmvfl.cli.tables import plain_table, print_notes
 
     sessions = book.sessions(dataset)
+    counts = ((len({e.run for e in sessions}), "run"), (len(sessions), "session"))
     releases = sum(entry.row_releases for entry in sessions)
-    console.print(
-        f"  {dataset}: {len({e.run for e in sessions})} runs, {len(sessions)} sessions, {releases:,} row releases",
-        markup=False,
-    )
+    totals = ", ".join(counted(number, name) for number, name in (*counts, (releases, "row release")))
+    console.print(f"  {dataset}: {totals}", markup=False)
     print_notes(console, book.notes(dataset))
     table = plain_table("  protects", "counting", "from", "limit", "spent", "as one plan", "delta")
     limits = book.limits(dataset)
     for limit in limits:
-        spent = epsilon_at(spending(book, dataset, limit).worst, limit.delta, limit.order)
+        spent = spending(book, dataset, limit).epsilon
         whole = fixed_plan_epsilon(
             book,
             dataset,
@@ -118,39 +146,50 @@ def _show_dataset(console: Console, book: Ledger, dataset: str, delta: float) ->
             table.add_row("  " + unit, accounting, "server", "none", "", format_epsilon(whole), f"{delta:g}")
     console.print(table)
     for entry in sessions:
-        rounds = (
-            f"rounds {entry.first_round} to {entry.charged_until - 1}"
-            if entry.charged_until > entry.first_round
-            else "no round"
-        )
-        console.print(f"    {entry.opened}  run {entry.run}  {rounds}  {entry.terms.words}", style="dim", markup=False)
+        said = f"    {entry.opened}  run {entry.run}  {session_words(entry)}"
+        console.print(said, style="dim", markup=False, soft_wrap=True)
         for number, reason, at in book.refusals(entry.id):
-            console.print(f"    {at}  refused round {number}: {reason}", style="yellow", markup=False)
+            said = f"    {at}  refused round {number}: {reason}"
+            console.print(said, style="yellow", markup=False, soft_wrap=True)
 
 
 @app.command()
 def limit(
     book: Annotated[Path, _BOOK],
     dataset: Annotated[str, typer.Option(help="The owner's name for the data.")],
-    unit: Annotated[str, typer.Option(help="cell | record | party.")],
-    accounting: Annotated[str, typer.Option(help="paper (not a proof) | strict (a theorem).")],
     epsilon: Annotated[float | None, typer.Option(help="The limit.")] = None,
-    delta: Annotated[float, typer.Option(help="Its delta.")] = 1e-5,
+    unit: Annotated[str, typer.Option(help="cell | record | party: what the epsilon protects.")] = "cell",
+    accounting: Annotated[str, typer.Option(help="strict (a theorem) | paper (not a proof).")] = "strict",
+    delta: Annotated[float, typer.Option(help="Its delta; stay below 1/N.")] = 1e-5,
     colluding_parties: Annotated[int, typer.Option(help="t: parties on the server's side.")] = 0,
+    parties: Annotated[
+        str | None,
+        typer.Option(help='Whose books in the folder, which are made if need be: "bank,shop", or how many: 4.'),
+    ] = None,
+    counting: Annotated[
+        str | None,
+        typer.Option(
+            help="gaussian (exact for strict training) | renyi (for all else); fixed from now on. Default: gaussian if "
+            "strict, else renyi."
+        ),
+    ] = None,
     order: Annotated[
         float | None, typer.Option(help="Renyi order to count at; fixed from now on. Default: best for small releases.")
     ] = None,
     remove: Annotated[bool, typer.Option("--remove", help="Take this limit away.")] = False,
 ) -> None:
-    """Set a limit. The round that would cross it is refused before anything is sent, also in a run under way."""
+    """Set a limit. The round that would cross it is refused before anything is sent, also in a run under way.
+
+    [bold]Before the first run[/]  pbmvfl ledger limit books --parties bank,shop --dataset people --epsilon 8
+    """
     from rich.console import Console
 
-    from pbmvfl.cli.tables import print_notes
-
     console = Console(highlight=False)
+    if parties is not None and book.is_file():
+        raise LedgerError(f"ledger={str(book)!r} is one party's book; --parties goes with the folder of them")
     if remove:
         names = unit_and_accounting(unit, accounting)
-        with _books(book) as books:
+        with _books(book) if parties is None else _books_of_parties(book, parties, dataset) as books:
             for ledger in books:
                 ledger.remove_limit(dataset, *names, colluding_parties)
                 console.print(f"{ledger.path}: limit removed", markup=False, soft_wrap=True)
@@ -164,21 +203,36 @@ def limit(
         delta=delta,
         colluding_parties=colluding_parties,
         order=order,
+        counting=counting,
     )
-    with _books(book, may_be_new=True) as books:  # a limit may come before the first run
+    # A limit may come before the first run.
+    named = _books(book, may_be_new=True) if parties is None else _books_of_parties(book, parties, dataset)
+    with named as books:
         for ledger in books:
-            known = {name for name in ledger.datasets() if ledger.sessions(name)}
-            held = ledger.set_limit(dataset, chosen)
-            spent = epsilon_at(spending(ledger, dataset, held).worst, delta, held.order)
-            console.print(
-                f"{ledger.path}: {dataset}: {held}, counted at order {held.order:g}; spent {format_epsilon(spent)}",
-                markup=False,
-                soft_wrap=True,
-            )
-            if known and dataset not in known:
-                print_notes(console, [f"no run of {dataset!r} is in this book; it has runs of {', '.join(known)}"])
-            if spent > epsilon:
-                console.print("[yellow]note:[/] more than that is spent already: every further round will be refused")
+            _set_limit(console, ledger, dataset, chosen)
+
+
+def _set_limit(console: Console, ledger: Ledger, dataset: str, chosen: Limit) -> None:
+    from pbmvfl.cli.tables import print_notes
+
+    known = {name for name in ledger.datasets() if ledger.sessions(name)}
+    held = ledger.set_limit(dataset, chosen)
+    spent = spending(ledger, dataset, held).epsilon
+    console.print(
+        f"{ledger.path}: {dataset}: {held}, counted {held.how}; spent {format_epsilon(spent)}",
+        markup=False,
+        soft_wrap=True,
+    )
+    notes = []
+    if held.order != chosen.order:
+        notes.append(
+            f"it goes on being counted {held.how}: another way, chosen after releases were seen, proves nothing"
+        )
+    if known and dataset not in known:
+        notes.append(f"no run of {dataset!r} is in this book; it has runs of {', '.join(sorted(known))}")
+    if spent > held.epsilon:
+        notes.append("more than that is spent already: every further round will be refused")
+    print_notes(console, notes)
 
 
 @app.command()

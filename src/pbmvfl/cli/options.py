@@ -95,6 +95,10 @@ TableTestData = Annotated[
         rich_help_panel=DATA,
     ),
 ]
+TestFraction = Annotated[
+    float | None,
+    typer.Option(help="That part, chosen by the public seed; 0 for none. Default: 0.2.", rich_help_panel=DATA),
+]
 
 
 def table_files(option: str, given: Sequence[str | Path] | None) -> str | dict[str, str] | None:

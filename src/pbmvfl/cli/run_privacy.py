@@ -13,7 +13,7 @@ from pbmvfl.json_files import read_object
 from pbmvfl.plan import Plan
 from pbmvfl.planner import FEW_ORDERS
 from pbmvfl.privacy.accounting import TrainingRun, rdp_curve
-from pbmvfl.privacy.conversion import epsilon_from_rdp
+from pbmvfl.privacy.conversion import epsilon_from_rdp, usual_delta
 from pbmvfl.privacy.table import format_epsilon, privacy_notes, privacy_table
 from pbmvfl.privacy.units import Accounting, Unit
 from pbmvfl.runs.source import NamedSource, TableSource
@@ -25,10 +25,20 @@ if TYPE_CHECKING:
 def show_run(path: Path, *, delta: float | None, as_json: bool) -> None:
     """The tables of a run folder, or of a plan that `pbmvfl plan --out` wrote."""
     plan, result, ledgers, own_delta, dataset = _read(path)
-    delta = own_delta if delta is None else delta
+    _show(plan, result, ledgers, own_delta if delta is None else delta, dataset, as_json=as_json)
+
+
+def show_plan(plan: Plan, *, delta: float | None, as_json: bool) -> None:
+    """Those of a plan that nobody has written yet."""
+    _show(plan, None, None, usual_delta(plan.num_samples) if delta is None else delta, None, as_json=as_json)
+
+
+def _show(
+    plan: Plan, result: Result | None, ledgers: Path | None, delta: float, dataset: str | None, *, as_json: bool
+) -> None:
     run = plan.training_run() if result is None else result.training_run
     known = result is not None and result.noise_is_seeded
-    books = [] if ledgers is None or dataset is None else _books(ledgers, plan, dataset, delta)
+    books = [] if ledgers is None or dataset is None else _books(ledgers, dataset, delta)
     counted = {str(unit): _as_ledgers_count(run, unit, delta) for unit in (Unit.CELL, Unit.RECORD)}
     splits = run.splits if run.charges_by_split else ()
     if as_json:
@@ -71,7 +81,6 @@ def _written(value: Any) -> Any:
 def _read(path: Path) -> tuple[Plan, Result | None, Path | None, float, str | None]:
     """(plan, result if there is one, folder of ledgers, delta, the data's name) of a run folder or of a plan's file."""
     from pbmvfl.runs.folder import RunFolder
-    from pbmvfl.runs.results import DEFAULT_DELTA
 
     if path.is_dir():
         folder = RunFolder.existing(path)
@@ -82,7 +91,7 @@ def _read(path: Path) -> tuple[Plan, Result | None, Path | None, float, str | No
         raise RunFolderError(f"run={str(path)!r} is neither a run folder nor a plan's file; give one that exists")
     values = read_object(path, {}, PlanError)
     plan = Plan.from_dict(values["plan"] if isinstance(values.get("plan"), dict) else values)
-    return plan, None, None, DEFAULT_DELTA, None
+    return plan, None, None, usual_delta(plan.num_samples), None
 
 
 def _name_of(rows: NamedSource | TableSource) -> str:
@@ -96,16 +105,12 @@ def _as_ledgers_count(run: TrainingRun, unit: Unit, delta: float) -> float:
     return epsilon_from_rdp(rdp_curve(run, unit, Accounting.STRICT, orders=FEW_ORDERS), delta, FEW_ORDERS)[0]
 
 
-def _books(folder: Path, plan: Plan, dataset: str, delta: float) -> list[dict[str, Any]]:
-    from pbmvfl.federation import ledger_of
+def _books(folder: Path, dataset: str, delta: float) -> list[dict[str, Any]]:
     from pbmvfl.ledger.ledger import Ledger
     from pbmvfl.ledger.spending import fixed_plan_epsilon
 
     found = []
-    for index in range(plan.num_parties):
-        path = ledger_of(folder, index)
-        if not path.is_file():
-            continue
+    for path in sorted(folder.glob("*.sqlite")):
         with contextlib.closing(Ledger(path, read_only=True)) as book:
             if dataset not in book.datasets():
                 continue

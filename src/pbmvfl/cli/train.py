@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pbmvfl.cli.budget import (
+    AccountingName,
+    AskedBudget,
+    Delta,
+    Epsilon,
+    PredictionEpsilon,
+    RecordFlag,
+    UnitName,
+    asked_budget,
+    unit_of,
+)
 from pbmvfl.cli.options import (
     TableColumns,
     TableFile,
@@ -17,6 +30,7 @@ from pbmvfl.cli.options import (
     TableLabelData,
     TableSchema,
     TableTestData,
+    TestFraction,
     table_files,
 )
 from pbmvfl.cli.plan_options import plan_options
@@ -25,8 +39,9 @@ from pbmvfl.errors import CheckpointError, DataError, PlanError, RunFolderError
 from pbmvfl.json_files import read_object
 from pbmvfl.plan import Plan
 from pbmvfl.plan_groups import DATA
+from pbmvfl.plan_names import NEUTRAL
 from pbmvfl.planner import PlannedBudget, plan_for_budget
-from pbmvfl.privacy.conversion import check_delta
+from pbmvfl.privacy.conversion import check_delta, usual_delta
 from pbmvfl.runs.folder import RunFolder
 from pbmvfl.runs.results import DEFAULT_DELTA
 from pbmvfl.runs.source import NamedSource, RunSource, TableSource
@@ -36,10 +51,6 @@ if TYPE_CHECKING:
     from pbmvfl.federation import Parties
 
 _RUN, _BUDGET = "Run", "Budget"
-#: Of a run without a plan and without numbers of one.
-_DEFAULT_EPSILON = 8.0
-#: Numbers that fit any plan, so that giving them is not yet a plan by hand.
-_NEUTRAL = frozenset({"seed", "evaluation"})
 #: What the data says and not the user.
 _SIZES = frozenset({"num_parties", "num_samples", "num_test_samples", "num_classes", "encoder"})
 #: What a plan and the data it is used for must agree on; a plan may leave the test rows open.
@@ -67,10 +78,7 @@ def train(
     label_data: TableLabelData = None,
     schema: TableSchema = None,
     test_data: TableTestData = None,
-    test_fraction: Annotated[
-        float | None,
-        typer.Option(help="That part, chosen by the public seed; 0 for none. Default: 0.2.", rich_help_panel=DATA),
-    ] = None,
+    test_fraction: TestFraction = None,
     dataset_name: Annotated[
         str | None,
         typer.Option(
@@ -81,36 +89,25 @@ def train(
     root: Annotated[
         Path | None, typer.Option(help="Folder with local copies of the datasets.", rich_help_panel=DATA)
     ] = None,
-    epsilon: Annotated[
-        float | None,
-        typer.Option(
-            help="What training may cost. Default: 8, unless you give a plan or numbers of one.",
-            rich_help_panel=_BUDGET,
-        ),
-    ] = None,
-    unit: Annotated[
-        str | None,
-        typer.Option(help="cell | record | party: what the epsilon protects. Default: cell.", rich_help_panel=_BUDGET),
-    ] = None,
-    accounting: Annotated[
-        str | None,
-        typer.Option(
-            help="strict (a theorem) | paper (as the paper counts, not a proof). Default: strict.",
-            rich_help_panel=_BUDGET,
-        ),
-    ] = None,
-    prediction_epsilon: Annotated[
-        float | None,
-        typer.Option(
-            help="What the prediction of a test row may cost. Without it: exact sums, outside the epsilon.",
-            rich_help_panel=_BUDGET,
-        ),
-    ] = None,
+    epsilon: Epsilon = None,
+    unit: UnitName = None,
+    record: RecordFlag = False,
+    accounting: AccountingName = None,
+    prediction_epsilon: PredictionEpsilon = None,
     same_rows: Annotated[
         bool,
         typer.Option(
             "--same-rows",
             help="Rows that are trained on are also predicted: --epsilon is for both together.",
+            rich_help_panel=_BUDGET,
+        ),
+    ] = False,
+    delta: Delta = None,
+    paper: Annotated[
+        bool,
+        typer.Option(
+            "--paper",
+            help="The paper's own training and sizes for this dataset, instead of a budget: a very large epsilon.",
             rich_help_panel=_BUDGET,
         ),
     ] = False,
@@ -131,6 +128,14 @@ def train(
         Path | None,
         typer.Option(help="Folder where every party keeps its ledger and its limits.", rich_help_panel=_RUN),
     ] = None,
+    until_limit: Annotated[
+        bool,
+        typer.Option(
+            "--until-limit",
+            help="Run although a ledger's limit will end it early; without this such a run is refused.",
+            rich_help_panel=_RUN,
+        ),
+    ] = False,
     exact_metrics: Annotated[
         bool,
         typer.Option(
@@ -139,10 +144,6 @@ def train(
             rich_help_panel=_RUN,
         ),
     ] = False,
-    delta: Annotated[
-        float | None,
-        typer.Option(help="Of every epsilon. Default: 1e-5, or a tenth of 1/N if less.", rich_help_panel=_BUDGET),
-    ] = None,
     checkpoint_every: Annotated[int, typer.Option(help="Epochs between checkpoints.", min=1, rich_help_panel=_RUN)] = 1,
     parties: Annotated[
         str, typer.Option(help="in-process | processes: a process for each party.", rich_help_panel=_RUN)
@@ -159,12 +160,15 @@ def train(
 
     [bold]Try[/]  pbmvfl train phishing --epsilon 2
 
-    A budget is all it needs: the epsilon is a theorem, and the rest is planned. With --accounting paper, or with
-    numbers of a mechanism, training is the paper's.
+    A budget is all it needs, epsilon 8 if you give none: it is a theorem, and the rest is planned. What reproduces the
+    paper is asked for by name: --paper, --accounting paper, or numbers of its mechanism.
 
     [bold]Own data[/]  pbmvfl train --data people.csv --label churn --columns "bank=income,debt;shop=visits,basket"
 
     The run folder gets plan.json, history.csv, result.json, curves.png and checkpoints/.
+
+    [bold]Ends with[/]  0 done; 2 bad input, or a disk that is full; 3 ended by a party's ledger; 4 the loss diverged;
+    130 interrupted. After 2, 3 and 130 what is trained is kept: --resume goes on.
     """
     given = dict(choices)
     num_parties = given.pop("num_parties", None)
@@ -179,13 +183,15 @@ def train(
         "test_fraction": test_fraction,
         "dataset_name": dataset_name,
     }
+    from pbmvfl.cli.ledger_forecast import look_ahead, without_stub
     from pbmvfl.cli.training_run import TrainingRun
     from pbmvfl.federation import Parties
 
     if delta is not None:
         check_delta(delta)
     where = Parties.named(parties)
-    planned = {} if plan_file is None else _read_plan(plan_file)
+    planned = {} if plan_file is None else read_plan(plan_file)
+    ahead = partial(look_ahead, exact_metrics=exact_metrics, until_limit=until_limit, quiet=json_)
     if resume is not None:
         if out is not None:
             raise RunFolderError(f"--out {out} and --resume {resume}: a resumed run stays in its folder")
@@ -193,17 +199,25 @@ def train(
         if num_parties is not None:
             given["num_parties"] = num_parties
         run = _resumed(resume, asked, planned, given)
+        ahead(run.plan, run.data, run.source, run.folder)
     else:
         wanted = num_parties if num_parties is not None else planned.get("num_parties")
         public_seed = given.get("seed", planned.get("seed", 0))
         rows = _rows(dataset, table, wanted, root, public_seed)
         source = RunSource(rows=rows, ledger=_absolute(ledger), delta=DEFAULT_DELTA if delta is None else delta)
-        # Networks on pictures under a strict budget are a study yet: without a budget they get the paper's training.
-        by_hand = bool(planned) or not _NEUTRAL.issuperset(given) or uses_pictures(dataset)
-        asked_for = (epsilon, unit, accounting, prediction_epsilon, same_rows)
-        budget = _budget(*asked_for, is_planned=bool(planned), by_hand=by_hand)
-        run = _new(source, planned, given, out, where, exact_metrics, budget, own_delta=delta is not None)
-    TrainingRun(
+        if paper and planned:
+            raise PlanError("--paper and --plan both say how to train; give one of them")
+        budget = asked_budget(
+            epsilon=epsilon,
+            unit=unit_of(unit, record=record),
+            accounting=accounting,
+            prediction_epsilon=prediction_epsilon,
+            same_rows=same_rows,
+            instead="--plan" if planned else "--paper" if paper else None,
+            by_hand=not NEUTRAL.issuperset(given),
+        )
+        run = _new(source, planned, given, out, where, ahead, budget, own_delta=delta is not None)
+    training = TrainingRun(
         run.folder,
         run.plan,
         run.data,
@@ -214,46 +228,13 @@ def train(
         json_only=json_,
         resumed=resume is not None,
         exact_metrics=exact_metrics,
+        until_limit=until_limit,
         notes=run.notes,
         ledger=None if run.source.ledger is None else Path(run.source.ledger),
         delta=run.source.delta if delta is None else delta,
-    ).go()
-
-
-@dataclass(frozen=True)
-class _Budget:
-    """What the user wants to spend."""
-
-    epsilon: float
-    unit: str
-    accounting: str
-    prediction_epsilon: float | None
-    same_rows: bool
-
-
-def _budget(
-    epsilon: float | None,
-    unit: str | None,
-    accounting: str | None,
-    prediction_epsilon: float | None,
-    same_rows: bool,
-    *,
-    is_planned: bool,
-    by_hand: bool,
-) -> _Budget | None:
-    """The budget that was asked for, or the usual one; None where a plan was given, or numbers of one."""
-    asked = {"epsilon": epsilon, "unit": unit, "accounting": accounting, "prediction_epsilon": prediction_epsilon}
-    named = [f"--{name.replace('_', '-')}" for name, value in asked.items() if value is not None]
-    if is_planned and named:
-        raise PlanError(f"{named[0]} and --plan both say what is spent; give one of them")
-    if is_planned or (not named and by_hand):
-        return None
-    chosen = _DEFAULT_EPSILON if epsilon is None else epsilon
-    if prediction_epsilon is not None and not prediction_epsilon > 0:
-        raise PlanError(f"prediction_epsilon={prediction_epsilon:g} must be above 0; leave it out for exact sums")
-    if same_rows and prediction_epsilon is None:
-        raise PlanError("--same-rows goes with --prediction-epsilon: without it nothing is predicted at a cost")
-    return _Budget(chosen, unit or "cell", accounting or "strict", prediction_epsilon, same_rows)
+    )
+    with nullcontext() if resume is not None else without_stub(run.folder):
+        training.go()
 
 
 def _absolute(path: Path | None) -> str | None:
@@ -302,7 +283,7 @@ def _rows(
     return TableSource(**given, seed=seed, num_parties=num_parties)
 
 
-def _read_plan(path: Path) -> dict[str, Any]:
+def read_plan(path: Path) -> dict[str, Any]:
     """A plan's fields, from `pbmvfl plan --out` or from the whole of `pbmvfl plan --json`."""
     values = read_object(path, {}, PlanError)
     return Plan.from_dict(values["plan"] if isinstance(values.get("plan"), dict) else values).flat()
@@ -314,12 +295,12 @@ def _new(
     given: dict[str, Any],
     out: Path | None,
     parties: Parties,
-    exact_metrics: bool,
-    budget: _Budget | None,
+    ahead: Callable[[Plan, VerticalDataset, RunSource], None],
+    budget: AskedBudget | None,
     *,
     own_delta: bool,
 ) -> _Prepared:
-    from pbmvfl.federation import Federation, check_exact_metrics, make_ledger_folder
+    from pbmvfl.federation import Federation
 
     if out is not None and out.exists():
         RunFolder.create(out, name="")  # refuses, before anything is loaded
@@ -340,14 +321,11 @@ def _new(
         if name in planned and planned[name] != getattr(data, name):
             raise PlanError(f"the plan was made for {name}={planned[name]}, the data has {getattr(data, name)}")
     if not own_delta:
-        source = replace(source, delta=min(DEFAULT_DELTA, 0.1 / data.num_samples))
+        source = replace(source, delta=usual_delta(data.num_samples))
     planned_budget = None if budget is None else _planned(data, budget, source.delta, chosen)
     plan = Plan.for_data(data, **chosen) if planned_budget is None else planned_budget.plan
     Federation(plan, parties=parties).check(data)  # all that can be wrong with the input, while there is no folder yet
-    if source.ledger is not None:
-        make_ledger_folder(Path(source.ledger))
-        if not exact_metrics:
-            check_exact_metrics(Path(source.ledger), plan, data.name)
+    ahead(plan, data, source)
     folder = RunFolder.create(out, name=data.name)
     if isinstance(source.rows, TableSource):
         source = replace(source, rows=replace(source.rows, files=source.rows.file_facts()))
@@ -355,7 +333,7 @@ def _new(
     return _Prepared(folder, plan, data, source, () if planned_budget is None else planned_budget.words)
 
 
-def _planned(data: VerticalDataset, budget: _Budget, delta: float, chosen: dict[str, Any]) -> PlannedBudget:
+def _planned(data: VerticalDataset, budget: AskedBudget, delta: float, chosen: dict[str, Any]) -> PlannedBudget:
     return plan_for_budget(
         Plan,
         epsilon=budget.epsilon,

@@ -16,7 +16,7 @@ from pbmvfl.ledger import history
 from pbmvfl.ledger.counter import Known, Outside
 from pbmvfl.ledger.file import MARK_BYTES, mark, now
 from pbmvfl.ledger.holder import Holder, forget
-from pbmvfl.ledger.limits import Limit, Rates, epsilon_at
+from pbmvfl.ledger.limits import Limit, Rates
 from pbmvfl.ledger.spending import RowNumbers, Spent, spending
 from pbmvfl.ledger.terms import Terms
 from pbmvfl.privacy.events import Event
@@ -72,7 +72,7 @@ class Charging:
         self.notes = self._look_for_changes(entry)
         self._version = -1
         self._known_mark = b""
-        self._accounts: list[tuple[Limit, float, Rates, Spent]] = []
+        self._accounts: list[tuple[Limit, Rates, Spent]] = []
         self._load_limits()
         self._outside.write(self._known)
 
@@ -92,7 +92,6 @@ class Charging:
         accounts = [
             (
                 limit,
-                limit.budget,
                 Rates.of(self._terms, limit),
                 spending(self._ledger, self._dataset, limit, rows=self._rows),
             )
@@ -206,11 +205,11 @@ class Charging:
             rows = self._row_numbers(current)
             num_rows = len(rows)
             opens_run = i == 0 and not self._run_started
-            for limit, budget, rates, spent in self._accounts:
+            for limit, rates, spent in self._accounts:
                 everywhere = rates.for_all(current.kind, num_rows, first_of_run=opens_run)
                 spent.add(rows, rates.for_row(current.kind, num_rows), everywhere)
-                if not spent.within(budget):
-                    would = epsilon_at(spent.worst, limit.delta, limit.order)
+                if not spent.within_limit():
+                    would = spent.epsilon
                     self._load_limits()  # nothing of this was written
                     raise BudgetExceeded(
                         f"round={current.number} would bring dataset {self._dataset!r} to epsilon {would:.4g}; "
@@ -266,7 +265,7 @@ def check_permitted(ledger: Ledger, dataset: str, has_limit: bool, shows_exact_m
     if not has_limit and ledger.has_limits:
         raise LedgerError(
             f"dataset={dataset!r} has no limit in ledger={str(ledger.path)!r}, and others have; set one: `pbmvfl "
-            f"ledger limit {ledger.path} --dataset {dataset} --unit cell --accounting paper --epsilon E`"
+            f"ledger limit {ledger.path} --dataset {dataset} --unit cell --accounting strict --epsilon E`"
         )
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pbmvfl.ledger.file import Database, now
+from pbmvfl.ledger.schema import has_owner
 
 #: Events that begin anew: what the book holds then is taken as it is.
 _SNAPSHOTS = ("migrated", "accepted")
@@ -86,6 +87,9 @@ def difference(db: Database) -> str | None:
             limits[tuple(each[:4])] = each
         elif what == "removed":
             limits.pop(tuple(event[name] for name in _LIMIT[:4]), None)
+    owners = [event["owner"] for event in read if event["what"] == "owned"]
+    if has_owner(db) and db.rows("SELECT owner FROM identity")[0][0] != (owners[-1] if owners else ""):
+        return "it has another owner than it was made for"
     if opened != {number for (number,) in db.rows("SELECT id FROM sessions")}:
         return "it has other sessions than were opened"
     if sorted(limits.values()) != _limits(db):

@@ -27,13 +27,14 @@ from pbmvfl.ledger import copies, history
 from pbmvfl.ledger.charging import Charging, identity_of
 from pbmvfl.ledger.counter import Known, Outside, known_outside
 from pbmvfl.ledger.file import FORMAT, error_code, format_of, mark, now, open_for_reading, open_for_writing
+from pbmvfl.ledger.forecast import Forecast
 from pbmvfl.ledger.holder import check_free
 from pbmvfl.ledger.limits import Limit
 from pbmvfl.ledger.migration import migrate
 from pbmvfl.ledger.opening import Opening
 from pbmvfl.ledger.reports import exported, notes_of
 from pbmvfl.ledger.row_ids import read_ids
-from pbmvfl.ledger.schema import make_tables
+from pbmvfl.ledger.schema import add_what_came_later, has_owner, make_tables
 from pbmvfl.ledger.terms import Terms
 from pbmvfl.privacy.units import Accounting, Unit
 
@@ -72,16 +73,24 @@ class Ledger:
     """One party's book. Any number of readers; one process at a time may charge it."""
 
     def __init__(
-        self, path: Path | str, *, durable: bool = False, must_exist: bool = False, read_only: bool = False
+        self,
+        path: Path | str,
+        *,
+        owner: str = "",
+        durable: bool = False,
+        must_exist: bool = False,
+        read_only: bool = False,
     ) -> None:
         """`durable` waits for the disk at every round (power loss); otherwise a killed process loses nothing.
+
+        `owner` is the party that opens its book: a new one is that party's, and another party's is refused.
 
         `read_only` changes nothing on disk and needs no right to; what it shows may be the book as it was when opened.
         """
         self.path = Path(path)
         self._read_only = read_only
         if self.path.is_dir():
-            example = str(self.path / "party-0.sqlite")
+            example = str(self.path / "bank.sqlite")
             raise LedgerError(f"ledger={str(path)!r} is a folder; permitted: a file, such as {example!r}")
         if (must_exist or read_only) and not self.path.is_file():
             raise LedgerError(f"ledger={str(path)!r} does not exist; it is made by the first run with --ledger")
@@ -96,13 +105,14 @@ class Ledger:
             self._db = open_for_writing(self.path)
         try:
             if not read_only:
-                self._prepare(durable)
+                self._prepare(durable, owner)
             found = format_of(self._db, self.path)
             if found is None:
                 raise LedgerError(f"ledger={str(path)!r} is empty; it is filled by the first run with --ledger")
             if found != FORMAT:  # a reader leaves the file as it is
                 self._db = self._db.copy_in_memory()
                 migrate(self._db)
+            self._check_owner(owner)
             self._file = identity_of(self.path)
         except BaseException:
             self._db.close()
@@ -127,7 +137,7 @@ class Ledger:
             if error_code(error.__cause__) != sqlite3.SQLITE_READONLY_ROLLBACK:
                 raise
 
-    def _prepare(self, durable: bool) -> None:
+    def _prepare(self, durable: bool, owner: str) -> None:
         format_of(self._db, self.path)
         # Small pages: a round changes one number, and its page is what is written. Every so many pages the log is
         # folded into the book, which waits for the disk; a log of 1 MB keeps that to microseconds a round.
@@ -144,6 +154,26 @@ class Ledger:
                         each.chmod(0o600)
             if found is None:
                 make_tables(self._db)
+                if owner:
+                    self._db.run("UPDATE identity SET owner = ?", (owner,))
+                    history.append(self._db, "owned", owner=owner)
+            else:
+                add_what_came_later(self._db)
+
+    @property
+    def owner(self) -> str:
+        """The party whose book this is; none for a book that an earlier version made."""
+        if not has_owner(self._db):
+            return ""
+        name: str = self._db.rows("SELECT owner FROM identity")[0][0]
+        return name
+
+    def _check_owner(self, owner: str) -> None:
+        if owner and self.owner not in ("", owner):
+            raise LedgerError(
+                f"ledger={str(self.path)!r} is the book of party={self.owner!r}, not of party={owner!r}; name that "
+                "party's own, or a new file"
+            )
 
     def _keep_log(self) -> None:
         for _ in range(20):
@@ -319,6 +349,7 @@ class Ledger:
                 behind = max(0, max((each.counter for each in outside), default=0) - self._known().counter)
                 self._db.run("UPDATE identity SET changes = changes + ?", (behind + 1,))
                 history.append(self._db, "accepted", why=found)
+                history.append(self._db, "owned", owner=self.owner)  # as it is, like the rest
                 lock: int | None = None
                 with contextlib.suppress(FileNotFoundError):
                     lock = self._open_lock(os.O_RDWR)
@@ -424,6 +455,39 @@ class Ledger:
             test_ids=test_ids,
             rounds_ahead=rounds_ahead,
         ).begin(self)
+
+    def forecast(
+        self,
+        *,
+        dataset: str,
+        plan: Plan,
+        run: str = "",
+        first_round: int = 0,
+        public_start: bool = False,
+        exact_metrics: bool = False,
+        train_values: npt.NDArray[Any] | None = None,
+        test_values: npt.NDArray[Any] | None = None,
+        train_ids: Sequence[str] | range | None = None,
+        test_ids: Sequence[str] | range | None = None,
+    ) -> tuple[Forecast, ...]:
+        """What each limit of the dataset would say to such a session; whatever `open_session` refuses is refused.
+
+        Nothing is written. A reader may ask, and the names are those of `open_session`.
+        """
+        return Opening(
+            dataset=dataset,
+            plan=plan,
+            run=run,
+            session="",
+            first_round=first_round,
+            public_start=public_start,
+            exact_metrics=exact_metrics,
+            train_values=train_values,
+            test_values=test_values,
+            train_ids=train_ids,
+            test_ids=test_ids,
+            rounds_ahead=1,
+        ).forecast(self)
 
     @property
     def _lock_file(self) -> Path:

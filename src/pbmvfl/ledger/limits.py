@@ -1,8 +1,11 @@
 """Limits that hold although later runs depend on earlier results.
 
 Choosing the best Renyi order after the fact, or composing privacy-loss distributions, is valid only for a plan that was
-fixed beforehand. A limit must hold for whatever comes, so its order is fixed when it is set: at that order divergences
-add up, whoever chose the next release, and the sum may not pass the budget (a Renyi filter: Feldman and Zrnic, 2021).
+fixed beforehand. A limit must hold for whatever comes, so the way of counting is fixed when it is set. There are two:
+
+- `gaussian`: squared shifts in standard deviations add up, whoever chose the next release. Exact for Gaussian noise.
+  On a row that has no Gaussian noise yet, releases with a pure epsilon add up by that (docs/privacy.md has the proof).
+- `renyi`: at one order divergences add up (Feldman and Zrnic, 2021). For whatever is not Gaussian.
 """
 
 from __future__ import annotations
@@ -10,14 +13,28 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
 
 from pbmvfl.errors import PlanError
 from pbmvfl.ledger.terms import Terms
 from pbmvfl.privacy.conversion import check_delta
+from pbmvfl.privacy.events import ReleaseEvent, UpdateEvent
+from pbmvfl.privacy.gaussian_filter import gaussian_epsilon, largest_square, pure_epsilon, squared_shift
 from pbmvfl.privacy.orders import ORDERS, Curve
 from pbmvfl.privacy.table import format_epsilon
 from pbmvfl.privacy.units import Accounting, Adversary, Unit
 from pbmvfl.schedule import RoundKind
+
+#: What stands in a book where a limit by divergences has its order: an order that none of those can have.
+GAUSSIAN_ORDER = math.inf
+
+
+class Counting(StrEnum):
+    """What a limit adds up."""
+
+    GAUSSIAN = "gaussian"
+    RENYI = "renyi"
 
 
 def divergence_budget(epsilon: float, delta: float, order: float) -> float:
@@ -64,13 +81,24 @@ class Limit:
         delta: float,
         colluding_parties: int = 0,
         order: float | None = None,
+        counting: Counting | str | None = None,
     ) -> Limit:
-        """A limit with the order that leaves most room for many small releases, unless one is given."""
+        """A limit that counts as Gaussian noise what is strict, and else by the order that leaves most room for many
+        small releases; an order that is given, or another `counting`, overrules that."""
         check_delta(delta)
         if isinstance(epsilon, bool) or not 0 < epsilon < math.inf:
             raise PlanError(f"epsilon={epsilon!r} must be a finite number above 0")
         Adversary(colluding_parties=colluding_parties)  # names a value below 0
         unit, accounting = unit_and_accounting(unit, accounting)
+        if _counting(counting, order, unit, accounting) is Counting.GAUSSIAN:
+            return cls(
+                unit=unit,
+                accounting=accounting,
+                colluding_parties=colluding_parties,
+                epsilon=float(epsilon),
+                delta=float(delta),
+                order=GAUSSIAN_ORDER,
+            )
         # Small releases cost about order * constant, so this ratio counts how many of them fit.
         best = max(ORDERS, key=lambda alpha: divergence_budget(epsilon, delta, alpha) / alpha)
         chosen = best if order is None else order
@@ -94,8 +122,40 @@ class Limit:
         )
 
     @property
+    def counting(self) -> Counting:
+        return Counting.GAUSSIAN if self.order == GAUSSIAN_ORDER else Counting.RENYI
+
+    @property
     def budget(self) -> float:
+        """How much may add up on a row."""
+        return self.left_beside(0.0)
+
+    def left_beside(self, pure: float) -> float:
+        """The same on a row that has spent a pure epsilon before; below 0 if that alone is too much."""
+        if self.counting is Counting.GAUSSIAN:
+            return largest_square(self.epsilon - pure, self.delta)
         return divergence_budget(self.epsilon, self.delta, self.order)
+
+    def epsilon_of(self, amount: float, pure: float = 0.0) -> float:
+        """The epsilon of what has added up on a row, beside a pure one before it."""
+        if self.counting is Counting.GAUSSIAN:
+            return pure + gaussian_epsilon(amount, self.delta)
+        return epsilon_at(amount, self.delta, self.order)
+
+    def cost_of(self, event: ReleaseEvent | UpdateEvent, colluding_parties: int) -> Cost:
+        """What one event adds."""
+        adversary = Adversary(colluding_parties=colluding_parties)
+        if self.counting is Counting.RENYI:
+            orders = (self.order,)
+            curve = event.rdp(orders) if isinstance(event, UpdateEvent) else event.rdp(self.unit, adversary, orders)
+            return Cost(_divergence(curve))
+        losses = event.losses() if isinstance(event, UpdateEvent) else event.losses(self.unit, adversary)
+        return Cost(squared_shift(losses), pure_epsilon(losses))
+
+    @property
+    def how(self) -> str:
+        """In words, how it is counted."""
+        return "as Gaussian noise" if self.counting is Counting.GAUSSIAN else f"at order {self.order:g}"
 
     @property
     def counts_rows(self) -> bool:
@@ -107,21 +167,38 @@ class Limit:
         return f"{self.unit}, {self.accounting}, {adversary}: epsilon {self.epsilon:g} at delta {self.delta:g}"
 
 
+class Cost(NamedTuple):
+    """What a release or an update adds, in the unit that a limit counts in."""
+
+    amount: float
+    #: The same as a pure epsilon; infinity if it has none.
+    pure: float = math.inf
+
+    def times(self, count: int) -> Cost:
+        return Cost(self.amount * count, self.pure * count) if count else NOTHING
+
+    def plus(self, other: Cost) -> Cost:
+        return Cost(self.amount + other.amount, self.pure + other.pure)
+
+
+NOTHING = Cost(0.0, 0.0)
+
+
 @dataclass(frozen=True)
 class KindRates:
-    """What one round of a kind adds at a limit's order."""
+    """What one round of a kind adds, as a limit counts."""
 
     #: To each row of the round, for its own release.
-    own: float = 0.0
+    own: Cost = NOTHING
     #: To each row of the round, for the noisy update with it.
-    update: float = 0.0
+    update: Cost = NOTHING
     #: To every row whatever, for each row of the round: once weights know rows, every release may be about any of them.
-    everywhere: float = 0.0
+    everywhere: Cost = NOTHING
 
 
 @dataclass(frozen=True)
 class Rates:
-    """What a session's rounds add at a limit's order, by kind of round."""
+    """What a session's rounds add, as a limit counts, by kind of round."""
 
     kinds: Mapping[RoundKind, KindRates]
     #: Whether a use of a row is a release of its whole batch.
@@ -138,38 +215,48 @@ class Rates:
     @property
     def counts_rows(self) -> bool:
         """Whether anything is added to the rows of a round and not to others."""
-        return any(rates.own or rates.update for rates in self.kinds.values())
+        return any(rates.own.amount or rates.update.amount for rates in self.kinds.values())
 
-    def for_row(self, kind: RoundKind, num_rows: int) -> float:
+    def for_row(self, kind: RoundKind, num_rows: int) -> Cost:
         """What one use in a round of this kind adds to a row of it."""
         rates = self.kinds[kind]
-        return rates.own * (num_rows if self.couples_rows else 1) + rates.update
+        return rates.own.times(num_rows if self.couples_rows else 1).plus(rates.update)
 
-    def for_all(self, kind: RoundKind, num_rows: int, *, first_of_run: bool) -> float:
+    def for_all(self, kind: RoundKind, num_rows: int, *, first_of_run: bool) -> Cost:
         """What a round adds to every row. In a run's first round only a row's own release depends on it."""
         if first_of_run and not self.all_rows_alike and not self.couples_rows:
             return self.kinds[kind].everywhere
-        return self.kinds[kind].everywhere * num_rows
+        return self.kinds[kind].everywhere.times(num_rows)
 
 
 def _kind_rates(terms: Terms, kind: RoundKind, limit: Limit) -> KindRates:
     # A limit for more colluders than a run has parties is a limit for all but one of them.
-    adversary = Adversary(colluding_parties=min(limit.colluding_parties, terms.num_parties - 1))
-    orders = (limit.order,)
+    colluding = min(limit.colluding_parties, terms.num_parties - 1)
     release, update = terms.release(kind), terms.update(kind)
-    rate = 0.0 if release is None else _divergence(release.rdp(limit.unit, adversary, orders))
-    parties = adversary.honest_parties(terms.num_parties) if limit.unit is Unit.RECORD else 1
-    noise = 0.0 if update is None or not update.is_noisy else parties * _divergence(update.rdp(orders))
+    rate = NOTHING if release is None else limit.cost_of(release, colluding)
+    parties = terms.num_parties - colluding if limit.unit is Unit.RECORD else 1
+    noise = NOTHING if update is None or not update.is_noisy else limit.cost_of(update, colluding).times(parties)
     # A noisy sum that leaves its party, all of whose n rows may be others, moves n times as far: n^2 times its price,
     # and a round adds what is said here n times.
-    told = noise * terms.schedule.rows_of(kind.split) if kind.told else 0.0
+    told = noise.times(terms.schedule.rows_of(kind.split)) if kind.told else NOTHING
     if limit.unit is Unit.PARTY:
-        return KindRates(everywhere=rate + told)
+        return KindRates(everywhere=rate.plus(told))
     if limit.accounting is Accounting.PAPER:
         return KindRates(own=rate) if release is not None else KindRates(update=noise)
     if terms.has_plain_updates or not terms.public_start:  # weights that may know rows without noise
-        return KindRates(everywhere=rate + told)
+        return KindRates(everywhere=rate.plus(told))
     return KindRates(own=rate, update=noise)
+
+
+def _counting(counting: Counting | str | None, order: float | None, unit: Unit, accounting: Accounting) -> Counting:
+    if counting is None:
+        strict = accounting is Accounting.STRICT and unit is not Unit.PARTY
+        return Counting.GAUSSIAN if strict and order is None else Counting.RENYI
+    if counting not in tuple(Counting):
+        raise PlanError(f"counting={str(counting)!r}; permitted: {', '.join(Counting)}")
+    if order is not None and Counting(counting) is Counting.GAUSSIAN:
+        raise PlanError(f"order={order:g} goes with counting=renyi; leave one of them out")
+    return Counting(counting)
 
 
 def _divergence(curve: Curve) -> float:

@@ -8,8 +8,9 @@ import hashlib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
+import numpy as np
 import numpy.typing as npt
 
 from pbmvfl.errors import LedgerError
@@ -17,15 +18,25 @@ from pbmvfl.ledger import history
 from pbmvfl.ledger.charging import Charging, check_permitted
 from pbmvfl.ledger.counter import Outside
 from pbmvfl.ledger.file import now
-from pbmvfl.ledger.holder import Holder, forget, take
-from pbmvfl.ledger.row_ids import keep_ids
+from pbmvfl.ledger.forecast import Forecast, forecasts
+from pbmvfl.ledger.holder import Holder, check_free, forget, take
+from pbmvfl.ledger.row_ids import check_ids, keep_ids
+from pbmvfl.ledger.schema import has_row_values
 from pbmvfl.ledger.terms import Terms
-from pbmvfl.ledger.values import keyed_digests
+from pbmvfl.ledger.values import Digests, keyed_digests, row_digests, shared_rows
 from pbmvfl.plan_groups import Evaluation
 
 if TYPE_CHECKING:
     from pbmvfl.ledger.ledger import Ledger
     from pbmvfl.plan import Plan
+
+
+@dataclass(frozen=True, eq=False)
+class _Values:
+    """What is kept of a session's values: digests of all rows together, and of each."""
+
+    digests: tuple[str, ...]
+    rows: Digests
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -57,18 +68,11 @@ class Opening:
                 ledger._announce(lock)
                 ledger.check_unspoiled()
                 take(ledger._db, ledger.path, holder)
-                self._check_continues(ledger)
-                has_limit = bool(ledger._db.rows("SELECT 1 FROM limits WHERE dataset = ?", (self.dataset,)))
-                check_permitted(ledger, self.dataset, has_limit, self._shows_exact_metrics)
-                digests = self._check_values(ledger, train, test)
+                self._check_permitted(ledger)
+                values = self._check_values(ledger, train, test)
                 history.close_left_sessions(ledger._db)
-                terms = Terms.of(self.plan, public_start=self.public_start and self._began_public(ledger))
-                started = ledger._db.rows(
-                    "SELECT 1 FROM sessions JOIN charged ON id = charged.session "
-                    "WHERE run = ? AND charged_until > first_round",
-                    (self.run,),
-                )
-                number = self._insert(ledger, terms, digests, train, test)
+                terms, started = self._terms(ledger), self._is_started(ledger)
+                number = self._insert(ledger, terms, values, train, test)
             # So that a copy of the file without its log is never an empty book.
             ledger._db.rows("PRAGMA wal_checkpoint(PASSIVE)")
             return Charging(
@@ -80,7 +84,7 @@ class Opening:
                 lock=lock,
                 outside=outside,
                 holder=holder,
-                run_started=bool(started),
+                run_started=started,
                 rounds_ahead=self.rounds_ahead,
                 shows_exact_metrics=self._shows_exact_metrics,
             )
@@ -90,6 +94,22 @@ class Opening:
                 outside.close()
             os.close(lock)
             raise
+
+    def forecast(self, ledger: Ledger) -> tuple[Forecast, ...]:
+        """What each limit says to the session, without opening it: every refusal now, and nothing is written."""
+        self._check_numbers()
+        train, test = self._ids()
+        check_ids(train)
+        check_ids(test)
+        ledger.check_unspoiled()
+        check_free(ledger._db, ledger.path)
+        self._check_permitted(ledger)
+        if self._has_others(ledger):
+            self._check_values(ledger, train, test)
+        opened = self.first_round > 0 or self._is_started(ledger)
+        return forecasts(
+            ledger, self.dataset, self._terms(ledger), train, test, first_round=self.first_round, run_started=opened
+        )
 
     @property
     def _shows_exact_metrics(self) -> bool:
@@ -118,6 +138,21 @@ class Opening:
                 raise LedgerError(f"{name} has {len(ids)} rows, the plan has {count}")
         return train, test
 
+    def _check_permitted(self, ledger: Ledger) -> None:
+        self._check_continues(ledger)
+        has_limit = bool(ledger._db.rows("SELECT 1 FROM limits WHERE dataset = ?", (self.dataset,)))
+        check_permitted(ledger, self.dataset, has_limit, self._shows_exact_metrics)
+
+    def _has_others(self, ledger: Ledger) -> bool:
+        """Whether anything was released under another name."""
+        return bool(
+            ledger._db.rows(
+                "SELECT 1 FROM sessions JOIN charged ON id = charged.session "
+                "WHERE dataset != ? AND charged_until > first_round LIMIT 1",
+                (self.dataset,),
+            )
+        )
+
     def _check_continues(self, ledger: Ledger) -> None:
         """A run that goes on must find what it released before: counted from here its epsilon would be too small."""
         ((known,),) = ledger._db.rows(
@@ -133,26 +168,51 @@ class Opening:
                 "or start a new run"
             )
 
-    def _check_values(
-        self, ledger: Ledger, train: Sequence[str] | range, test: Sequence[str] | range
-    ) -> tuple[str, ...]:
+    def _check_values(self, ledger: Ledger, train: Sequence[str] | range, test: Sequence[str] | range) -> _Values:
         """Values that were released under another name are the same people, unless the owner says otherwise."""
         key: bytes = ledger._db.rows("SELECT key FROM identity")[0][0]
         digests = keyed_digests(key, self.train_values, self.test_values, train, test)
+        values = _Values(digests, row_digests(key, self.train_values, self.test_values))
         if ledger._db.rows("SELECT 1 FROM allowed WHERE dataset = ?", (self.dataset,)):
-            return digests
+            return values
         for digest in digests:
             for (other,) in ledger._db.rows(
                 "SELECT dataset FROM seen_values JOIN sessions USING (dataset) JOIN charged ON id = charged.session "
                 "WHERE digest = ? AND dataset != ? AND charged_until > first_round LIMIT 1",
                 (digest, self.dataset),
             ):
-                raise LedgerError(
-                    f"dataset={self.dataset!r} has the values of dataset={other!r} in ledger={str(ledger.path)!r}, and "
-                    f"what was spent on those would not count; run it as {other!r}, or, if these are other people, say "
-                    f"so: `pbmvfl ledger allow {ledger.path} --dataset {self.dataset}`"
-                )
-        return digests
+                self._refuse_values(ledger, other, "the values")
+        if not has_row_values(ledger._db):
+            return values
+        known = ledger._db.rows(
+            "SELECT dataset, digests FROM row_values WHERE dataset != ? AND dataset IN "
+            "(SELECT dataset FROM sessions JOIN charged ON id = charged.session WHERE charged_until > first_round)",
+            (self.dataset,),
+        )
+        for other, blob in known:
+            if found := shared_rows(values.rows, np.frombuffer(blob, dtype=np.uint32)):
+                self._refuse_values(ledger, other, f"{found:,} of the rows")
+        return values
+
+    def _refuse_values(self, ledger: Ledger, other: str, what: str) -> NoReturn:
+        raise LedgerError(
+            f"dataset={self.dataset!r} has {what} of dataset={other!r} in ledger={str(ledger.path)!r}, and what was "
+            f"spent on those would not count; run it as {other!r}, or, if these are other people, say so: `pbmvfl "
+            f"ledger allow {ledger.path} --dataset {self.dataset}`"
+        )
+
+    def _terms(self, ledger: Ledger) -> Terms:
+        return Terms.of(self.plan, public_start=self.public_start and self._began_public(ledger))
+
+    def _is_started(self, ledger: Ledger) -> bool:
+        """Whether the run has charged a round before."""
+        return bool(
+            ledger._db.rows(
+                "SELECT 1 FROM sessions JOIN charged ON id = charged.session "
+                "WHERE run = ? AND charged_until > first_round LIMIT 1",
+                (self.run,),
+            )
+        )
 
     def _began_public(self, ledger: Ledger) -> bool:
         """Weights that were not public in one session of a run are not public in its later ones."""
@@ -167,7 +227,7 @@ class Opening:
         self,
         ledger: Ledger,
         terms: Terms,
-        digests: tuple[str, ...],
+        values: _Values,
         train: Sequence[str] | range,
         test: Sequence[str] | range,
     ) -> int:
@@ -175,15 +235,19 @@ class Opening:
         # By the terms as well: if a later version made other releases of the same plan, both would be kept.
         key = hashlib.sha256(self.plan.hash + terms.to_json().encode()).hexdigest()
         db.run("INSERT OR IGNORE INTO plans VALUES (?, ?, ?)", (key, self.plan.to_json(), terms.to_json()))
-        line = (self.dataset, digests[0] if digests else "", self.run, self.session, key)
+        line = (self.dataset, values.digests[0] if values.digests else "", self.run, self.session, key)
         number = db.run(
             "INSERT INTO sessions (dataset, fingerprint, run, session, plan, train_ids, test_ids, first_round, opened) "
             "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (*line, keep_ids(db, train), keep_ids(db, test), self.first_round, now()),
         ).lastrowid
         assert number is not None
-        for digest in digests:
+        for digest in values.digests:
             db.run("INSERT OR IGNORE INTO seen_values VALUES (?, ?)", (digest, self.dataset))
+        if len(values.rows):
+            rows = np.sort(values.rows).tobytes()
+            content = hashlib.sha256(rows).hexdigest()
+            db.run("INSERT OR IGNORE INTO row_values VALUES (?, ?, ?)", (content, self.dataset, rows))
         db.run("INSERT INTO charged VALUES (?, ?, 1)", (number, self.first_round))
         exact = self.plan.evaluation is Evaluation.SIMULATOR and self.exact_metrics
         history.append(db, "opened", session=number, dataset=self.dataset, exact_metrics=exact)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pbmvfl.ledger.file import FORMAT
-from pbmvfl.ledger.limits import epsilon_at
 from pbmvfl.ledger.spending import spending
+from pbmvfl.schedule import Split
 
 if TYPE_CHECKING:
     from pbmvfl.ledger.ledger import Ledger, LedgerEntry
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 def notes_of(book: Ledger, dataset: str) -> list[str]:
     """What a reader should know beside a dataset's numbers."""
-    notes = []
+    notes: list[str] = []
+    permitted: list[str] = []
     sessions = book.sessions(dataset)
     numbers = {entry.id for entry in sessions}
     found = len({entry.fingerprint for entry in sessions if entry.fingerprint})
@@ -34,8 +35,42 @@ def notes_of(book: Ledger, dataset: str) -> list[str]:
         if event.what == "allowed" and event.values["dataset"] == dataset:
             notes.append(f"its owner said on {event.at} that it is about other people than data with equal values")
         if event.what == "opened" and event.values["session"] in numbers and event.values["exact_metrics"]:
-            notes.append(f"exact metrics of its rows were permitted on {event.at}: they are outside every epsilon")
+            permitted.append(event.at)
+    if permitted:
+        times = "" if len(permitted) == 1 else f" and {counted(len(permitted) - 1, 'time')} before"
+        notes.append(
+            f"exact metrics of its rows were permitted on {permitted[-1]}{times}: they are outside every epsilon"
+        )
     return list(dict.fromkeys(notes))
+
+
+def counted(number: int, name: str) -> str:
+    """1 run, 2,000 runs."""
+    return f"{number:,} {name}" if number == 1 else f"{number:,} {name}s"
+
+
+def session_words(entry: LedgerEntry) -> str:
+    """What a session did, as far as it was charged."""
+    first, until = entry.first_round, entry.charged_until
+    if until <= first:
+        return "nothing charged"
+    schedule = entry.terms.schedule
+    said = []
+    uses = {kind: count for kind, count in schedule.total_uses(first, until).items() if count}
+    for kind, count in uses.items():
+        if kind.trains:
+            passes = count / schedule.rows_of(kind.split)
+            epochs = f"{passes:.4g} epoch" + ("" if passes == 1 else "s")
+            said.append(f"trained {epochs} on {counted(schedule.num_samples, 'row')}")
+        elif kind.split is Split.TEST:
+            said.append(f"{counted(count, 'row')} predicted")
+        elif kind.statistic:
+            said.append(f"noisy {kind.statistic} told" if kind.told else "columns prepared")
+        else:
+            said.append(f"{kind.name} of {counted(count, 'row')}")
+    words = f", {entry.terms.words}" if any(kind.releases for kind in uses) else ""
+    rounds = f"round {first}" if until == first + 1 else f"rounds {first} to {until - 1}"
+    return f"{rounds}: {', '.join(dict.fromkeys(said))}{words}"
 
 
 def exported(book: Ledger) -> dict[str, Any]:
@@ -44,11 +79,18 @@ def exported(book: Ledger) -> dict[str, Any]:
     for dataset in book.datasets():
         limits = []
         for limit in book.limits(dataset):
-            spent = epsilon_at(spending(book, dataset, limit).worst, limit.delta, limit.order)
-            limits.append({**asdict(limit), "spent_epsilon": spent if np.isfinite(spent) else "inf"})
+            spent = spending(book, dataset, limit).epsilon
+            order = limit.order if np.isfinite(limit.order) else None
+            said = {"counting": limit.counting, "order": order, "spent_epsilon": spent if np.isfinite(spent) else "inf"}
+            limits.append({**asdict(limit), **said})
         sessions = [_session(entry) for entry in book.sessions(dataset)]
         datasets[dataset] = {"limits": limits, "sessions": sessions, "notes": book.notes(dataset)}
-    return {"format": FORMAT, "datasets": datasets, "history": [asdict(event) for event in book.history()]}
+    return {
+        "format": FORMAT,
+        "owner": book.owner,
+        "datasets": datasets,
+        "history": [asdict(event) for event in book.history()],
+    }
 
 
 def _session(entry: LedgerEntry) -> dict[str, Any]:

@@ -13,19 +13,26 @@ from pbmvfl.ledger.file import Database
 
 def keep_ids(db: Database, ids: Sequence[str] | range) -> str:
     """A reference to a list of row ids, inside the caller's transaction; numbered rows need no list."""
+    check_ids(ids)
+    if isinstance(ids, range):
+        return f"range:{ids.start}:{ids.stop}"
+    names = [_name(each) for each in ids]
+    text = json.dumps(names).encode()
+    digest = hashlib.sha256(text).hexdigest()
+    db.run("INSERT OR IGNORE INTO row_ids VALUES (?, ?)", (digest, zlib.compress(text)))
+    return f"list:{digest}"
+
+
+def check_ids(ids: Sequence[str] | range) -> None:
+    """Refuse what cannot be the rows of a session."""
     if isinstance(ids, range):
         if ids.step != 1 or ids.start < 0:
             raise LedgerError(
                 f"row ids {ids!r}; permitted: a range from 0 or above, without a step, or a list of names"
             )
-        return f"range:{ids.start}:{ids.stop}"
-    names = [_name(each) for each in ids]
-    if len(set(names)) != len(names):
+        return
+    if len({_name(each) for each in ids}) != len(ids):
         raise LedgerError("row ids must be different from each other: one row twice would be counted as two")
-    text = json.dumps(names).encode()
-    digest = hashlib.sha256(text).hexdigest()
-    db.run("INSERT OR IGNORE INTO row_ids VALUES (?, ?)", (digest, zlib.compress(text)))
-    return f"list:{digest}"
 
 
 def read_ids(db: Database, reference: str) -> Sequence[str] | range:

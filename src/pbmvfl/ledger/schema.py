@@ -1,4 +1,4 @@
-"""The tables of a ledger, and what makes a new one a book of its own."""
+"""The tables of a ledger, what makes a new one a book of its own, and what later versions added to format 2."""
 
 from __future__ import annotations
 
@@ -41,6 +41,15 @@ CREATE TABLE history (id INTEGER PRIMARY KEY, event TEXT NOT NULL, at TEXT NOT N
 """
 
 
+# What format 2 got later. A program that does not know of it can use the book and leaves it as it is. `row_values` has
+# the rows of one dataset as `values.row_digests` wrote them, once for each different content.
+_ROW_VALUES = """
+CREATE TABLE row_values (
+    hash TEXT NOT NULL, dataset TEXT NOT NULL, digests BLOB NOT NULL, PRIMARY KEY (hash, dataset)
+) STRICT
+"""
+
+
 def make_tables(db: Database) -> None:
     """A new book, inside the caller's transaction."""
     db.run("CREATE TABLE book (format INTEGER NOT NULL, limits_version INTEGER NOT NULL) STRICT")
@@ -55,3 +64,21 @@ def add_new_tables(db: Database) -> None:
     for statement in NEW_IN_FORMAT_2.split(";"):
         db.run(statement)
     db.run("INSERT INTO identity VALUES (?, ?, 0)", (os.urandom(16).hex(), os.urandom(KEY_BYTES)))
+    add_what_came_later(db)
+
+
+def add_what_came_later(db: Database) -> None:
+    """Bring a book of format 2 up to date, inside the caller's transaction."""
+    if not has_owner(db):
+        db.run("ALTER TABLE identity ADD COLUMN owner TEXT NOT NULL DEFAULT ''")
+    if not has_row_values(db):
+        db.run(_ROW_VALUES)
+
+
+def has_owner(db: Database) -> bool:
+    """Whether the book can say whose it is; a reader may find one that cannot."""
+    return any(name == "owner" for _, name, *_ in db.rows("PRAGMA table_info(identity)"))
+
+
+def has_row_values(db: Database) -> bool:
+    return bool(db.rows("SELECT 1 FROM sqlite_master WHERE name = 'row_values'"))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from pbmvfl.ledger.limits import Limit, Rates
+from pbmvfl.ledger.limits import GAUSSIAN_ORDER, Cost, Limit, Rates
 from pbmvfl.privacy.conversion import epsilon_from_rdp
 from pbmvfl.privacy.orders import ORDERS
 from pbmvfl.privacy.units import Accounting, Unit
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
 _Numbers = npt.NDArray[np.int64]
 #: Rounds kept aside before they are added to the rows.
 _MANY = 256
+_NO_ROWS: _Numbers = np.zeros(0, dtype=np.int64)
 
 
 class RowNumbers:
@@ -52,13 +56,32 @@ class RowNumbers:
         if reference not in self._lists:
             ids = self._ledger.read_ids(reference)
             if isinstance(ids, range):
-                if ids.stop > self._largest_range:  # other names move up to make room
-                    self._largest_range = ids.stop
-                    self._placed = {}
+                self._make_room(ids)
                 return np.arange(ids.start, ids.stop, dtype=np.int64)
-            self._lists[reference] = np.fromiter(map(self._index, ids), dtype=np.int64, count=len(ids))
+            self._lists[reference] = self._indices(ids)
         self._placed[reference] = _kept(self._places()[self._lists[reference]])
         return self._placed[reference]
+
+    def numbers_of(self, *lists: Sequence[str] | range) -> list[_Numbers]:
+        """The same for rows that no session has named yet. Ask again for all others afterwards: they may have moved."""
+        found = [None if isinstance(ids, range) else self._indices([str(name) for name in ids]) for ids in lists]
+        for ids in lists:
+            if isinstance(ids, range):
+                self._make_room(ids)
+        places = self._places()
+        return [
+            np.arange(ids.start, ids.stop, dtype=np.int64) if isinstance(ids, range) else places[indices]
+            for ids, indices in zip(lists, found, strict=True)
+        ]
+
+    def _make_room(self, ids: range) -> None:
+        """Names that are no numbers move up behind the numbered rows."""
+        if ids.stop > self._largest_range:
+            self._largest_range = ids.stop
+            self._placed = {}
+
+    def _indices(self, ids: Sequence[str]) -> _Numbers:
+        return np.fromiter(map(self._index, ids), dtype=np.int64, count=len(ids))
 
     def _index(self, name: str) -> int:
         found = self._known.setdefault(name, len(self._known))
@@ -89,21 +112,27 @@ def _kept(rows: _Numbers) -> _Numbers:
 
 
 class Spent:
-    """Divergence at one order: for each row by itself, and for all of them alike.
+    """What adds up by a limit: for each row by itself, and for all of them alike.
 
-    Rounds are added to the rows in bulk, as long as even their sum on one row could not matter.
+    Rounds are added to the rows in bulk, as long as even their sum on one row could not matter. Pure epsilons add up by
+    themselves on a row for which nothing else has added up yet; from then on they count like all others.
     """
 
-    def __init__(self, num_rows: int) -> None:
+    def __init__(self, num_rows: int, limit: Limit) -> None:
+        self._limit, self._budget = limit, limit.budget
         self._rows = np.zeros(num_rows)
         self._worst = 0.0
         self._pending: list[tuple[_Numbers, float]] = []
         self._pending_sum = 0.0
         self.everywhere = 0.0
+        #: Pure epsilons of each row, and how much else its limit leaves beside them; None as long as there are none.
+        self._pure: npt.NDArray[np.float64] | None = None
+        self._left = np.zeros(0)
+        self._pure_everywhere = 0.0
 
     @property
     def rows(self) -> npt.NDArray[np.float64]:
-        """What each row has by itself."""
+        """What each row has by itself, beside pure epsilons."""
         for rows, own in self._pending:
             self._rows[rows] += own  # rows of a round are different from each other
         if self._pending:
@@ -113,27 +142,80 @@ class Spent:
 
     @property
     def worst(self) -> float:
-        """Of the row that has most."""
+        """Of the row that has most, beside pure epsilons."""
         return float(self.rows.max(initial=0.0)) + self.everywhere
 
-    def add(self, rows: _Numbers, own: float, everywhere: float) -> None:
-        """Charge one round: `own` to each of its rows, `everywhere` to all rows."""
-        if own:
-            self._pending.append((rows, own))
-            self._pending_sum += own
-        self.everywhere += everywhere
+    @property
+    def epsilon(self) -> float:
+        """Of the row that has most."""
+        if self._pure is None:
+            return self._limit.epsilon_of(self.worst, self._pure_everywhere)
+        amounts = self.rows + self.everywhere
+        found = [
+            self._limit.epsilon_of(float(amounts[self._pure == pure].max()), float(pure) + self._pure_everywhere)
+            for pure in np.unique(self._pure)
+        ]
+        return max(found, default=0.0)
 
-    def within(self, budget: float) -> bool:
-        """Whether no row has more than the budget. False for anything that is not a number."""
-        if len(self._pending) < _MANY and self._worst + self._pending_sum + self.everywhere <= budget:
+    def copy_of_worst(self, num_rows: int) -> Spent:
+        """So many rows, each with the most that any row has here."""
+        copy = Spent(num_rows, self._limit)
+        copy.everywhere, copy._pure_everywhere = self.worst, self._pure_everywhere
+        if self._pure is not None:
+            copy._pure_everywhere += float(self._pure.max(initial=0.0))
+        copy._look_again()
+        return copy
+
+    def add(self, rows: _Numbers, own: Cost, everywhere: Cost) -> None:
+        """Charge one round: `own` to each of its rows, `everywhere` to all rows."""
+        if own.amount and math.isfinite(own.pure):
+            self._add_pure(rows, own)
+        elif own.amount:
+            self._pending.append((rows, own.amount))
+            self._pending_sum += own.amount
+        if everywhere.amount:
+            if math.isfinite(everywhere.pure) and not self.worst:
+                self._pure_everywhere += everywhere.pure
+                self._look_again()
+            else:
+                self.everywhere += everywhere.amount
+
+    def _add_pure(self, rows: _Numbers, own: Cost) -> None:
+        untouched = (self.rows[rows] == 0) & (self.everywhere == 0)
+        first, others = rows[untouched], rows[~untouched]
+        if len(others):
+            self._rows[others] += own.amount
+            self._worst = max(self._worst, float(self._rows[others].max()))
+        if len(first):
+            if self._pure is None:
+                self._pure = np.zeros(len(self._rows))
+                self._left = np.full(len(self._rows), self._limit.left_beside(self._pure_everywhere))
+            self._pure[first] += own.pure
+            self._left[first] = self._left_beside(self._pure[first])
+
+    def _look_again(self) -> None:
+        """What is left after a pure epsilon for all rows."""
+        self._budget = self._limit.left_beside(self._pure_everywhere)
+        if self._pure is not None:
+            self._left = self._left_beside(self._pure)
+
+    def _left_beside(self, pure: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        values, where = np.unique(pure, return_inverse=True)
+        return np.array([self._limit.left_beside(value + self._pure_everywhere) for value in values.tolist()])[where]
+
+    def within_limit(self) -> bool:
+        """Whether no row has more than its limit. False for anything that is not a number."""
+        if self._pure is not None:
+            return bool(np.all(self.rows + self.everywhere <= self._left))
+        if len(self._pending) < _MANY and self._worst + self._pending_sum + self.everywhere <= self._budget:
             return True
-        return self.worst <= budget
+        return self.worst <= self._budget
 
 
 def spending(ledger: Ledger, dataset: str, limit: Limit, *, rows: RowNumbers | None = None) -> Spent:
-    """Everything that the book charges to a dataset, at a limit's order."""
+    """Everything that the book charges to a dataset, as a limit counts."""
     rows = rows if rows is not None else RowNumbers(ledger, dataset)
-    spent = Spent(rows.count)
+    spent = Spent(rows.count, limit)
     started: set[str] = set()
     for entry in ledger.sessions(dataset):
         rates = Rates.of(entry.terms, limit)
@@ -145,27 +227,26 @@ def spending(ledger: Ledger, dataset: str, limit: Limit, *, rows: RowNumbers | N
 
 
 def _add_session(spent: Spent, entry: LedgerEntry, rates: Rates, rows: RowNumbers, *, first_of_run: bool) -> None:
-    if entry.charged_until <= entry.first_round:
-        return
+    """Pass by pass, in the order of the rounds."""
     schedule = entry.terms.schedule
-    if rates.counts_rows:
-        numbers = {Split.TRAIN: rows.numbers(entry.train_ids), Split.TEST: rows.numbers(entry.test_ids)}
-        number = entry.first_round
-        while number < entry.charged_until:
-            first, end = schedule.pass_of(number)
-            if number == first and end <= entry.charged_until and not rates.couples_rows:  # every row once
-                kind = schedule.kind(number)
-                spent.add(numbers[kind.split], rates.for_row(kind, 1), 0.0)
-                number = end
-                continue
-            current = schedule[number]
-            spent.add(numbers[current.kind.split][current.rows], rates.for_row(current.kind, current.num_rows), 0.0)
-            number += 1
-    first = entry.first_round
-    spent.everywhere += rates.for_all(schedule.kind(first), schedule.num_rows(first), first_of_run=first_of_run)
-    for kind, uses in schedule.total_uses(first + 1, entry.charged_until).items():
-        if uses:
-            spent.everywhere += rates.kinds[kind].everywhere * uses
+    numbers = {Split.TRAIN: rows.numbers(entry.train_ids), Split.TEST: rows.numbers(entry.test_ids)}
+    number, until = entry.first_round, entry.charged_until
+    while number < until:
+        first, end = schedule.pass_of(number)
+        kind = schedule.kind(number)
+        opens_run = first_of_run and number == entry.first_round
+        whole = number == first and end <= until and not rates.couples_rows  # every row once
+        if whole and not opens_run:
+            used = schedule.rows_of(kind.split)
+            spent.add(numbers[kind.split], rates.for_row(kind, 1), rates.kinds[kind].everywhere.times(used))
+            number = end
+            continue
+        count = schedule.num_rows(number)
+        everywhere = rates.for_all(kind, count, first_of_run=opens_run)
+        own = rates.for_row(kind, count)
+        used_rows = numbers[kind.split][schedule[number].rows] if own.amount else _NO_ROWS
+        spent.add(used_rows, own, everywhere)
+        number += 1
 
 
 def fixed_plan_epsilon(
@@ -183,4 +264,6 @@ def fixed_plan_epsilon(
             unit=unit, accounting=accounting, colluding_parties=colluding_parties, epsilon=1.0, delta=delta, order=order
         )
         worst[i] = spending(ledger, dataset, limit, rows=rows).worst
-    return epsilon_from_rdp(worst, delta, orders)[0]
+    # Squared shifts of Gaussian noise are a bound too, and mostly the better one where there is nothing else.
+    as_gaussian = spending(ledger, dataset, replace(limit, order=GAUSSIAN_ORDER), rows=rows)
+    return min(epsilon_from_rdp(worst, delta, orders)[0], as_gaussian.epsilon)

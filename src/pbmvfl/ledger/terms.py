@@ -24,7 +24,11 @@ if TYPE_CHECKING:
 def _words(plan: Plan) -> str:
     if plan.interactions is not None:
         return f"symbols of rows, {plan.mechanism_for(SYMBOLS).describe()} M={plan.num_parties}"
-    return f"{plan.release.describe()} P={plan.embedding_dim} M={plan.num_parties}"
+    kinds = [kind for kind in plan.schedule.kinds if kind.releases]
+    if not kinds:
+        return f"nothing leaves a party, M={plan.num_parties}"
+    described = dict.fromkeys(plan.mechanism_for(kind).describe() for kind in kinds)
+    return f"{', '.join(described)} P={plan.embedding_dim} M={plan.num_parties}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,8 +1,14 @@
-"""Recognising values without keeping anything that tells them: digests under a key that never leaves the ledger."""
+"""Recognising values without keeping anything that tells them: digests under a key that never leaves the ledger.
+
+All rows together have one digest, which is equal or not. Each row by itself has a short one, so that a part of the
+rows, another order of rows or of columns, or a table with some cells changed is recognised by the rest of its rows.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import hmac
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +17,12 @@ import numpy.typing as npt
 
 _Rows = npt.NDArray[Any]
 _Ids = Sequence[str] | range
+Digests = npt.NDArray[np.uint32]
+
+#: Four bytes of a row: enough to see that many rows are known, too few to be sure of one by trying its values.
+_ROW_BYTES = 4
+#: A table is taken for known if it shares more rows than chance explains, by so many standard deviations and rows.
+_DEVIATIONS, _ROWS = 4.0, 3.0
 
 
 def keyed_digests(
@@ -20,11 +32,10 @@ def keyed_digests(
 
     Rows with names are taken in the order of their names, so that another order or another split changes nothing.
     """
-    if train is None or not len(train):
+    both = ((train, train_ids), (test, test_ids))
+    parts = [(rows, ids) for rows, ids in both if rows is not None and len(rows)]
+    if not parts:
         return ()
-    parts = [(train, train_ids)]
-    if test is not None and len(test):
-        parts.append((test, test_ids))
     named = [(rows, None if isinstance(ids, range) else list(map(str, ids))) for rows, ids in parts]
     ordered = [_by_name(rows, names) for rows, names in named]
     all_names = [name for _, names in named for name in names or ()]
@@ -42,3 +53,46 @@ def _digest(key: bytes, rows: _Rows) -> str:
     code = hmac.new(key, f"{rows.dtype.str} {rows.shape}\0".encode(), "sha256")
     code.update(np.ascontiguousarray(rows).data)
     return code.hexdigest()
+
+
+# --- each row by itself ---
+
+
+def row_digests(key: bytes, *splits: _Rows | None) -> Digests:
+    """One for each row of all splits; rows of one table have the same whatever the order of its columns."""
+    parts = [_digests_of(key, rows) for rows in splits if rows is not None and len(rows)]
+    return np.concatenate(parts) if parts else np.zeros(0, dtype=np.uint32)
+
+
+def _digests_of(key: bytes, rows: _Rows) -> Digests:
+    # Pictures have no columns that somebody names in another order, and many values.
+    flat = np.sort(rows, axis=1) if rows.ndim == 2 else rows.reshape(len(rows), -1)
+    if flat.dtype == np.float32:
+        flat = flat + np.float32(0)  # there are two zeros, and they are equal
+    width = flat.shape[1] * flat.itemsize
+    data = flat.tobytes()
+    first = hashlib.blake2b(flat.dtype.str.encode(), digest_size=_ROW_BYTES, key=key)
+    found = bytearray()
+    for start in range(0, len(data), width):
+        code = first.copy()
+        code.update(data[start : start + width])
+        found += code.digest()
+    return np.frombuffer(bytes(found), dtype="<u4").astype(np.uint32)
+
+
+def shared_rows(new: Digests, known: Digests) -> int:
+    """How many rows two tables share, if they are more than chance explains; else 0.
+
+    Only rows that are alone in their table with their values are compared: everybody has a row of zeros. If both were
+    drawn from one population of other people, a new row would hit one of the known single rows with the share of rows
+    whose values were seen twice (Good and Turing's estimate), and by a short digest now and then.
+    """
+    own, counts = np.unique(new, return_counts=True)
+    others, numbers = np.unique(known, return_counts=True)
+    single, known_single = own[counts == 1], others[numbers == 1]
+    found = len(np.intersect1d(single, known_single, assume_unique=True))
+    if not found:
+        return 0
+    pairs = int(np.count_nonzero(numbers == 2))
+    chance = len(new) * (2 * (pairs + 1) / len(known) + len(known_single) / 2.0 ** (8 * _ROW_BYTES))
+    return found if found > chance + _DEVIATIONS * math.sqrt(chance) + _ROWS else 0

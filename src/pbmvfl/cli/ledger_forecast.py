@@ -1,0 +1,169 @@
+"""What the parties' ledgers will say to a run, shown before its first round, and a plan within what they leave."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pbmvfl.errors import LedgerError, PlanError
+from pbmvfl.ledger.books import PartyForecast, check_reaches_end
+from pbmvfl.ledger.forecast import Forecast, forecasts_for_plan
+from pbmvfl.ledger.ledger import Ledger
+from pbmvfl.ledger.terms import Terms
+from pbmvfl.privacy.table import format_epsilon
+from pbmvfl.privacy.units import Adversary
+
+if TYPE_CHECKING:
+    from pbmvfl.data.vertical import VerticalDataset
+    from pbmvfl.plan import Plan
+    from pbmvfl.planner import PlannedBudget
+    from pbmvfl.runs.folder import RunFolder
+    from pbmvfl.runs.source import RunSource
+
+
+def look_ahead(
+    plan: Plan,
+    data: VerticalDataset,
+    source: RunSource,
+    resumed: RunFolder | None = None,
+    *,
+    exact_metrics: bool,
+    until_limit: bool,
+    quiet: bool,
+) -> None:
+    """Say what every book has and will have; refuse a run that a limit would end, unless that is wanted."""
+    from rich.console import Console
+
+    from pbmvfl.federation import Federation
+
+    ended = None if resumed is None else resumed.read_result()
+    if source.ledger is None or (ended is not None and not ended.stopped):
+        return
+    checkpoints = None if resumed is None else resumed.checkpoints
+    books = Path(source.ledger)
+    found = Federation(plan).forecast(data, books, checkpoints=checkpoints, exact_metrics=exact_metrics)
+    console = Console(stderr=quiet, quiet=quiet, highlight=False)
+    for line in forecast_lines(found, dataset=data.name, plan=plan):
+        console.print(line, markup=False, soft_wrap=True)
+    if not until_limit:
+        check_reaches_end(found, dataset=data.name, rounds=len(plan.schedule))
+
+
+def forecast_lines(found: Sequence[PartyForecast], *, dataset: str, plan: Plan) -> list[str]:
+    """One line for all parties whose books say the same, and one for each of their limits."""
+    alike: dict[tuple[int, tuple[Forecast, ...]], list[str]] = {}
+    for book in found:
+        alike.setdefault((book.runs, book.limits), []).append(book.party)
+    lines = []
+    for (runs, limits), parties in alike.items():
+        who = "every party" if len(parties) == len(found) else ", ".join(parties)
+        has = "nothing" if not runs else "1 run" if runs == 1 else f"{runs} runs"
+        begin = f"ledger of {who}: {has} of {dataset!r}"
+        if not limits:
+            lines.append(f"{begin}, and no limit; what this run releases is written down")
+        lines += [f"{begin}; {_says(limit, plan)}" for limit in limits]
+    return lines
+
+
+def _says(found: Forecast, plan: Plan) -> str:
+    limit = found.limit
+    colluding = f", {Adversary(colluding_parties=limit.colluding_parties)}" if limit.colluding_parties else ""
+    what = (
+        f"{limit.unit}, {limit.accounting}{colluding}: epsilon {format_epsilon(found.spent)} of {limit.epsilon:g} is "
+        f"spent, {format_epsilon(found.will_be)} after this run, counted {limit.how}"
+    )
+    if found.stops_at is None:
+        return what
+    epochs = plan.schedule.num_epochs
+    done = f", after {found.epochs:.4g} of {epochs} epochs" if epochs else ""
+    return f"{what}; the limit would end it at round {found.stops_at:,} of {len(plan.schedule):,}{done}"
+
+
+@contextlib.contextmanager
+def without_stub(folder: RunFolder) -> Iterator[None]:
+    """A new run that a ledger refused, and that released nothing, leaves no folder behind."""
+    try:
+        yield
+    except LedgerError:
+        if not (folder.sessions / "sessions.json").exists():
+            shutil.rmtree(folder.path, ignore_errors=True)
+        raise
+
+
+# --- a plan within what is left ---
+
+#: Below this nobody learns anything.
+_SMALLEST = 0.01
+#: An epsilon within a limit is found to within this share.
+_SHARE = 0.002
+
+
+def plan_within(
+    books: Path, dataset: str | None, make: Callable[[float], PlannedBudget], epsilon: float
+) -> PlannedBudget:
+    """The plan for the largest epsilon, up to the one asked for, that runs to its end by every book's own count."""
+    with contextlib.ExitStack() as opened:
+        files = sorted(books.glob("*.sqlite")) if books.is_dir() else [books]
+        ledgers = [opened.enter_context(contextlib.closing(Ledger(file, read_only=True))) for file in files]
+        name = _dataset(books, ledgers, dataset)
+        ledgers = [ledger for ledger in ledgers if ledger.limits(name)]
+
+        def ahead(planned: PlannedBudget) -> list[Forecast]:
+            terms = Terms.of(planned.plan, public_start=True)
+            return [limit for ledger in ledgers for limit in forecasts_for_plan(ledger, name, terms)]
+
+        planned, tried = _largest(make, lambda planned: all(each.stops_at is None for each in ahead(planned)), epsilon)
+        said = ahead(planned)
+    tightest = max(said, key=lambda each: each.will_be / each.limit.epsilon)
+    less = f"; {epsilon:g} would cross it" if tried < epsilon else ""
+    words = (
+        f"the ledgers in {books} have {format_epsilon(tightest.spent)} of {tightest.limit.epsilon:g} for {name!r} "
+        f"({tightest.limit.unit}, {tightest.limit.accounting}), and will have {format_epsilon(tightest.will_be)} after "
+        f"this plan, counted {tightest.limit.how}{less}"
+    )
+    return replace(planned, words=(*planned.words, words))
+
+
+def _dataset(books: Path, ledgers: Sequence[Ledger], dataset: str | None) -> str:
+    """The dataset that has limits; by its name where there are several."""
+    known = sorted({name for ledger in ledgers for name in ledger.datasets() if ledger.limits(name)})
+    if dataset in known or (dataset is None and len(known) == 1):
+        return dataset or known[0]
+    has = f"limits for {', '.join(known)}" if known else "no limits"
+    how = "name one of them: --dataset NAME" if known else "set one: `pbmvfl ledger limit`"
+    asked = "" if dataset is None else f", and dataset={dataset!r} is asked for"
+    raise LedgerError(f"ledger={str(books)!r} has {has}{asked}; {how}")
+
+
+def _largest(
+    make: Callable[[float], PlannedBudget], fits: Callable[[PlannedBudget], bool], epsilon: float
+) -> tuple[PlannedBudget, float]:
+    """(plan, its epsilon): the largest one that fits, between one that does and one that does not."""
+    planned = make(epsilon)
+    if fits(planned):
+        return planned, epsilon
+    low, high = 0.0, epsilon
+    best: PlannedBudget | None = None
+    refused: PlanError | None = None
+    while high - low > _SHARE * high and high > _SMALLEST:
+        middle = (low + high) / 2
+        try:
+            planned = make(middle)
+        except PlanError as error:  # too little for any plan
+            refused, low = error, middle
+            continue
+        if fits(planned):
+            best, low = planned, middle
+        else:
+            high = middle
+    if best is None:
+        raise LedgerError(
+            f"no plan up to epsilon {epsilon:g} fits into what the limits leave"
+            + (f" ({refused})" if refused is not None else "")
+            + "; raise a limit (`pbmvfl ledger limit`), or take other rows"
+        )
+    return best, low

@@ -1,0 +1,135 @@
+"""A folder of books, one for each party of a simulation, each named by the party that owns it."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pbmvfl.errors import BudgetExceeded, LedgerError
+from pbmvfl.ledger.forecast import Forecast
+from pbmvfl.ledger.ledger import Ledger
+from pbmvfl.privacy.table import format_epsilon
+
+ENDING = ".sqlite"
+#: Names that every file system takes as they are. The tilde is not among their letters: see `file_name`.
+_PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,59}")
+_DIGEST_DIGITS = 12
+
+
+def file_name(party: str) -> str:
+    """A file name for a party's book, another one for every party.
+
+    A name with other letters than a file may have keeps those that it may have, and gets a digest after a tilde, which
+    no plain name has in it.
+    """
+    if _PLAIN.fullmatch(party):
+        return party + ENDING
+    kept = re.sub(r"[^A-Za-z0-9_-]+", "_", party)[:40].strip("_")
+    return f"{kept}~{hashlib.sha256(party.encode()).hexdigest()[:_DIGEST_DIGITS]}{ENDING}"
+
+
+def book_of(folder: Path, index: int, party: str, *, dataset: str | None = None) -> Path:
+    """Where a party keeps its book; a new one is named by the party.
+
+    Folders of earlier versions have books by the party's number, which say of no owner: such a one is gone on with. If
+    there are both, and the older one knows the dataset, neither alone would have everything.
+    """
+    named, numbered = folder / file_name(party), folder / f"party-{index}{ENDING}"
+    if named == numbered or not numbered.is_file():
+        return named
+    with contextlib.closing(Ledger(numbered, read_only=True)) as older:
+        if older.owner:
+            return named  # of a party with that very name
+        if not named.is_file():
+            return numbered
+        if dataset is not None and older.sessions(dataset):
+            raise LedgerError(
+                f"ledger={str(folder)!r} has two books of party={party!r} that know dataset={dataset!r}: {named.name} "
+                f"and {numbered.name}, which an earlier version named by number; move the one that is not to be gone "
+                "on with to another folder"
+            )
+    return named
+
+
+def books_of(folder: Path, parties: Sequence[str], *, dataset: str | None = None) -> list[Path]:
+    """The same for all parties, in their order."""
+    return [book_of(folder, index, party, dataset=dataset) for index, party in enumerate(parties)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartyForecast:
+    """What one party's book says to a run before it begins."""
+
+    party: str
+    path: Path
+    #: Runs of this dataset in the book that have charged a round.
+    runs: int
+    #: One for each limit of the dataset.
+    limits: tuple[Forecast, ...]
+
+    @property
+    def ends(self) -> Forecast | None:
+        """The limit that would end the run first; None if none would."""
+        early = [limit for limit in self.limits if limit.stops_at is not None]
+        return min(early, key=lambda limit: limit.stops_at or 0, default=None)
+
+
+def look_ahead(path: Path, *, party: str, dataset: str, **session: Any) -> PartyForecast:
+    """What a party's book says to a session (`Ledger.forecast`); a book that is not there yet has nothing to say."""
+    if not path.is_file():
+        return PartyForecast(party=party, path=path, runs=0, limits=())
+    with contextlib.closing(Ledger(path, owner=party, read_only=True)) as book:
+        limits = book.forecast(dataset=dataset, **session)
+        runs = {entry.run for entry in book.sessions(dataset) if entry.charged_until > entry.first_round}
+    return PartyForecast(party=party, path=path, runs=len(runs), limits=limits)
+
+
+def check_reaches_end(found: Sequence[PartyForecast], *, dataset: str, rounds: int, way_out: str | None = None) -> None:
+    """Refuse a run that some owner's limit would end before its plan does; `way_out` says what else could be done."""
+    ends = [(book, limit) for book in found if (limit := book.ends) is not None]
+    if not ends:
+        return
+    book, limit = min(ends, key=lambda end: end[1].stops_at or 0)
+    others = "" if len(ends) == 1 else " and of 1 other" if len(ends) == 2 else f" and of {len(ends) - 1} others"
+    usual = (
+        f"Plan within what is left (`pbmvfl plan --ledger {book.path.parent} --dataset {dataset}`), or run until the "
+        "limit: --until-limit, Federation.fit(until_limit=True)"
+    )
+    raise BudgetExceeded(
+        f"the limit of party={book.party!r}{others} would end this run at round={limit.stops_at} of {rounds}: it would "
+        f"bring dataset {dataset!r} from epsilon {format_epsilon(limit.spent)} to {format_epsilon(limit.will_be)}, and "
+        f"the owner's limit is {limit.limit}, counted {limit.limit.how}. Nothing was sent or written. "
+        f"{way_out or usual}"
+    )
+
+
+def check_folder(folder: Path) -> None:
+    """Refuse what cannot be a folder of ledgers, and make nothing yet."""
+    there = folder
+    while not there.exists() and there != there.parent:
+        there = there.parent
+    if not there.is_dir():
+        raise LedgerError(
+            f"ledger={str(folder)!r} is not a folder and cannot be made one: {str(there)!r} is a file; give another "
+            "folder"
+        )
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise LedgerError(f"ledger={str(folder)!r} cannot be written to; give another folder, or allow writing there")
+
+
+def make_folder(folder: Path) -> None:
+    """Make the folder of the parties' ledgers, or refuse what cannot be one, before anything is released."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise LedgerError(
+            f"ledger={str(folder)!r} is not a folder and cannot be made one ({error.strerror}); give another folder"
+        ) from error
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise LedgerError(f"ledger={str(folder)!r} cannot be written to; give another folder, or allow writing there")
