@@ -69,6 +69,8 @@ def test_a_frame_has_ids_too(data: VerticalDataset) -> None:
     assert load(data, frame).ids == ("frame:0",)
     assert load(data, frame, id="who").ids == ("P7",)
     assert load(data, frame, name="patients").name == "patients"
+    # All frames have the same name, so it says nothing about whose rows these are.
+    assert load(data, frame, name="frame").ids == ("frame:0",)
 
 
 def test_a_repr_shows_shapes_and_no_value(data: VerticalDataset, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -89,7 +90,7 @@ def load_rows(
     faults.raise_any()
     assert rows is not None
     stem = default_name(source)
-    prefix = "" if stem == name else f"{stem}:"
+    prefix = "" if stem == name and isinstance(source, str | Path) else f"{stem}:"
     return NewRows(
         name=stem if name is None else name,
         party_names=tuple(part.party for part in columns),
