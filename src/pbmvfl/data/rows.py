@@ -33,6 +33,8 @@ class NewRows:
     ids: tuple[str, ...]
     #: None: there are none, as is usual for rows that are to be predicted.
     labels: npt.NDArray[np.int64] | None = None
+    #: What a reader should know about them: rows that were left out of a join.
+    notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         sizes = {len(self.ids), *(len(part) for part in self.features)}
@@ -97,6 +99,7 @@ def load_rows(
         features=features,
         ids=rows.ids or tuple(f"{prefix}{row}" for row in range(rows.num_rows)),
         labels=labels,
+        notes=rows.notes,
     )
 
 
