@@ -355,6 +355,7 @@ def test_a_run_that_diverges_returns_4_and_is_not_continued(cli, tmp_path):
     assert "epsilon that was spent" in words  # less than planned
     result = strict_json((tmp_path / "run/result.json").read_text())
     assert result["diverged"] is True
+    assert not (tmp_path / "run/model").exists()  # nobody should ask it
     before = (tmp_path / "run/sessions.json").read_bytes()
     code, out, err = cli("train", "--resume", "run", "--json")
     assert (code, err) == (4, "")

@@ -81,9 +81,9 @@ def assert_all_is_counted(folder: Path, sent: Counter[tuple[int, int]]) -> dict[
     result: dict[str, Any] = json.loads((folder / "run/result.json").read_text())
     schedule = Plan.from_dict(result["plan"]).schedule
     assert [line["epoch"] for line in result["history"]] == [*range(1, EPOCHS + 1)]
-    for party in (0, 1):
+    for party, name in enumerate(("one", "two")):
         charged: Counter[int] = Counter()
-        for session in Ledger(folder / f"books/party-{party}.sqlite", must_exist=True).sessions("table"):
+        for session in Ledger(folder / f"books/{name}.sqlite", must_exist=True).sessions("table"):
             charged.update(range(session.first_round, session.charged_until))
         logged: Counter[int] = Counter()
         for session in result["sessions"]:
@@ -109,6 +109,8 @@ WRITES = [
     ("party-1/checkpoints.json", 2, 1),
     ("server/round-", 1, 0),
     ("server/checkpoints.json", 2, 1),
+    ("model/one/weights", 1, 2),
+    ("model/server/part.json", 1, 2),
     ("run/history.csv", 1, 2),
     ("run/result.json", 1, 2),
 ]
@@ -136,6 +138,7 @@ def test_a_run_on_a_full_disk_names_the_file_and_goes_on_where_it_was(
     again = result["sessions"][-1]["first_round"]
     assert again == kept * PER_EPOCH
     assert max(sent.values()) == (1 if kept == EPOCHS or part.startswith("run/") else 2)
+    assert cli("train", "--resume", "run", "--json")[0] == 0
 
 
 @pytest.mark.parametrize("name", ["plan.json", "data.json"])

@@ -20,7 +20,7 @@ from pbmvfl.cli.plan_words import describe_plan, learning_notes
 from pbmvfl.cli.result_words import print_result
 from pbmvfl.cli.tables import print_notes, print_privacy_of_rows
 from pbmvfl.data.vertical import VerticalDataset
-from pbmvfl.errors import LedgerError, ProtocolError, TransportError
+from pbmvfl.errors import LedgerError, ModelError, ProtocolError, TransportError
 from pbmvfl.federation import Federation, Parties, newest_common_round
 from pbmvfl.files import not_written
 from pbmvfl.metrics import class_figures
@@ -89,7 +89,7 @@ class TrainingRun:
             self._show_plan()
             with self._saying_how_to_go_on():
                 result = self._train()
-                if result.model is not None:
+                if result.model is not None and not result.diverged:
                     result.model.save(self._folder.new_model())
                 self._draw(result)
                 self._folder.write_result(result, delta=self._delta)
@@ -109,7 +109,7 @@ class TrainingRun:
         except KeyboardInterrupt:
             self._hint(f"stopped; continue with: {self._resume_command}")
             raise SystemExit(130) from None
-        except (ProtocolError, TransportError, LedgerError, OSError) as error:
+        except (ProtocolError, TransportError, LedgerError, ModelError, OSError) as error:
             if self._folder.checkpoints.exists() or not isinstance(error, LedgerError):
                 self._hint(f"what is trained is kept; continue with: {self._resume_command}")
             if isinstance(error, OSError) and error.filename is None:  # a full disk names no file
