@@ -338,6 +338,12 @@ def test_a_csv_in_utf_8_may_have_a_byte_order_mark_and_any_letters(tmp_path: Pat
     assert data.class_names == ("no", "süß")
 
 
+def test_blanks_around_the_names_of_a_csv_are_no_part_of_them(tmp_path: Path) -> None:
+    path = tmp_path / "people.csv"
+    path.write_text("age , job, bmi, sick\n" + "".join(f"{i},cook, {20 + i},{i % 2}\n" for i in range(ROWS)))
+    assert load(path).train_features[1].shape == (16, 1)
+
+
 @pytest.mark.parametrize(
     ("separator", "shown"),
     [(";", "not by ';'"), ("\t", r"not by '\\t'"), ("|", r"not by '\|'")],

@@ -70,6 +70,7 @@ ORDER = [
     "run",
     "federation",
     "joint",
+    "doctor",
     "report",
     "simulation",
     "reproduction",

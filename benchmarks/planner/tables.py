@@ -49,7 +49,7 @@ class Table:
     @property
     def columns(self) -> int:
         """The most of any party."""
-        return max(part.shape[1] for part in self.train)
+        return max(int(part.shape[1]) for part in self.train)
 
     @property
     def majority(self) -> float:
@@ -112,7 +112,7 @@ Made = tuple[list[npt.NDArray[Any]], Indices]
 def _normal(random: Random, recipe: Recipe, rows: int) -> Made:
     """Normal columns, a linear logit."""
     parts = [random.normal(size=(rows, recipe.columns)) for _ in range(recipe.parties)]
-    total = sum(part @ _weights(random, recipe.columns, recipe.classes) for part in parts)
+    total = np.sum([part @ _weights(random, recipe.columns, recipe.classes) for part in parts], axis=0)
     scores = 3 * total / np.std(total)
     labels = _two(random, scores[:, 1], recipe.rare) if recipe.classes == 2 else _many(random, scores)
     return [scaled(part, -5, 5) for part in parts], labels
@@ -121,7 +121,7 @@ def _normal(random: Random, recipe: Recipe, rows: int) -> Made:
 def _heavy(random: Random, recipe: Recipe, rows: int) -> Made:
     """Amounts with long tails, whose logarithms matter; their public range is far too wide."""
     parts = [np.exp(random.normal(size=(rows, recipe.columns))) for _ in range(recipe.parties)]
-    total = sum(np.log(part) @ _weights(random, recipe.columns) for part in parts)
+    total = np.sum([np.log(part) @ _weights(random, recipe.columns) for part in parts], axis=0)
     return [scaled(part, 0, 50) for part in parts], _two(random, 3 * total / np.std(total), recipe.rare)
 
 
@@ -299,6 +299,9 @@ _KINDS: dict[str, Callable[[Random, Recipe, int], Made]] = {
 }
 
 TUNING = (
+    Recipe(kind="normal", seed=17, rows=150, parties=3, columns=4, classes=3),
+    Recipe(kind="mixture", seed=18, rows=300, parties=2, columns=6, classes=3),
+    Recipe(kind="words", seed=19, rows=500, parties=3, columns=2, rare=0.2),
     Recipe(kind="normal", seed=1, rows=500, parties=2, columns=4),
     Recipe(kind="normal", seed=2, rows=4_000, parties=4, columns=20, rare=0.1),
     Recipe(kind="normal", seed=3, rows=30_000, parties=3, columns=8, rare=0.05),

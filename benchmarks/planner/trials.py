@@ -27,6 +27,7 @@ from pbmvfl.features import mapped
 from pbmvfl.local_planner import LocalRules
 from pbmvfl.losses import log_shares
 from pbmvfl.plan import Plan
+from pbmvfl.planner import plan_for_budget
 from pbmvfl.preparation import preparation_for
 from pbmvfl.schedule import GRAM, MEAN
 
@@ -206,13 +207,17 @@ def measures(scores_NK: Floats, labels_N: npt.NDArray[np.int64]) -> dict[str, fl
 
 def planned(table: Table, epsilon: float) -> Settings:
     """What the program's planner chooses for this table, from its sizes alone."""
-    plan = Plan.for_budget(
+    found = plan_for_budget(
+        Plan,
         epsilon=epsilon,
+        delta=None,
+        unit="cell",
+        accounting="strict",
         num_parties=table.num_parties,
         num_samples=table.num_samples,
         num_classes=table.num_classes,
         num_test_samples=len(table.test_labels),
         columns=table.columns,
-        **({} if table.column_values is None else {"column_values": table.column_values}),
+        column_values=table.column_values,
     )
-    return Settings.of(plan)
+    return Settings.of(found.plan)

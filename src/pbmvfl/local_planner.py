@@ -23,11 +23,11 @@ _WIDEST_VALUES = 256
 #: Products of columns are looked at up to so many numbers a row, up to so much noise on a score, and from so many rows
 #: for each weight on: where nothing acts together they then cost about a point; where something does they bring ten.
 _WIDEST_PAIRS, _PAIRS_NOISE, _ROWS_PER_WEIGHT = 512, 0.12, 8.0
-#: Up to so much noise on a score, rows keep their usual norm; beyond it they are clipped in proportion.
-_UNCLIPPED_NOISE = 0.1
-_LEAST_CLIP_SHARE = 0.05
-#: The step size for each class, at a noise of 1, and how it falls with the noise.
-_RATE, _RATE_POWER, _LARGEST_RATE = 0.03, 0.3, 1.5
+#: Up to so much noise on a score, rows keep their usual norm; beyond it they are clipped, by this power of the excess.
+_UNCLIPPED_NOISE, _CLIP_POWER, _LEAST_CLIP_SHARE = 0.08, 0.75, 0.05
+#: The step size of gradients that are not clipped: for each class, and for the root of rows times shift over the root
+#: of the numbers in a row; and the largest.
+_RATE, _LARGEST_RATE = 0.0019, 1.5
 #: Columns that are not prepared have a smaller norm than the largest they may have.
 _UNPREPARED_SHARE, _UNPREPARED_RATE = 0.3, 3.0
 #: Taken for the columns of a party where nobody said how many there are.
@@ -138,13 +138,13 @@ class LocalRules:
         """D whitened numbers and a constant have a norm of about sqrt(D + 1). Clipping below it bends what is learned
         where classes are not equally frequent: the rare one is what is clipped (7 points of accuracy at 80/20, down to
         the rate of the frequent class). Not clipping brings noise, which few rows of many columns cannot bear."""
-        share = max(_LEAST_CLIP_SHARE, min(1.0, _UNCLIPPED_NOISE / noise))
+        share: float = max(_LEAST_CLIP_SHARE, min(1.0, (_UNCLIPPED_NOISE / noise) ** _CLIP_POWER))
         return math.sqrt(width + 1) * (share if prepared else min(share, _UNPREPARED_SHARE))
 
-    def _learning_rate(self, noise: float, clip_norm: float, width: int, *, prepared: bool) -> float:
+    def _learning_rate(self, signal: float, clip_norm: float, width: int, *, prepared: bool) -> float:
         """Noise in the result grows with the step's size, and what is not learned yet falls with it. Flat within a
         factor of 4; clipped gradients need steps that are longer by as much as they are shorter."""
-        rate: float = min(_LARGEST_RATE, _RATE * self.num_classes * noise**-_RATE_POWER)
+        rate = min(_LARGEST_RATE, _RATE * self.num_classes * math.sqrt(signal / math.sqrt(width)))
         if not prepared:
             rate *= _UNPREPARED_RATE
         return rate * math.sqrt(width + 1) / clip_norm
@@ -179,7 +179,7 @@ class LocalRules:
             return {"clip_norm": 1.0, "learning_rate": self._rate_of_values(shift * self.num_samples, width)}
         noise = self.score_noise(shift, width)
         clip_norm = float(f"{self._clip_norm(noise, width, prepared=prepared):.3g}")
-        rate = self._learning_rate(noise, clip_norm, width, prepared=prepared)
+        rate = self._learning_rate(shift * self.num_samples, clip_norm, width, prepared=prepared)
         return {"clip_norm": clip_norm, "learning_rate": float(f"{min(4.0, usual) * rate:.3g}")}
 
 

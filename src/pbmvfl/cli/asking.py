@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pbmvfl.cli.options import check_target
+from pbmvfl.cli.options import check_target, table_files
 from pbmvfl.errors import DataError, RunFolderError
 from pbmvfl.plan_groups import DATA
 from pbmvfl.privacy.conversion import check_delta
@@ -62,6 +62,10 @@ _Uncharged = Annotated[
         "--uncharged", help="The owners' word that no ledger counts these predictions.", rich_help_panel=_BUDGET
     ),
 ]
+_UntilLimit = Annotated[
+    bool,
+    typer.Option("--until-limit", help="Predict as many rows as every party's limit allows.", rich_help_panel=_BUDGET),
+]
 _Exact = Annotated[
     bool,
     typer.Option(
@@ -82,6 +86,7 @@ def predict(
     delta: _Delta = None,
     ledger: _Ledger = None,
     uncharged: _Uncharged = False,
+    until_limit: _UntilLimit = False,
     exact: _Exact = False,
     out: Annotated[
         Path | None,
@@ -101,7 +106,7 @@ def predict(
     asked = _Asked(
         run, data, id_, None, dataset, epsilon=epsilon, unit=unit, delta=delta, ledger=ledger, json_only=json_
     )
-    found = asked.release(uncharged=uncharged, exact=exact, out=out, wants_file=True)
+    found = asked.release(uncharged=uncharged, until_limit=until_limit, exact=exact, out=out, wants_file=True)
     if json_:
         print(json.dumps(asked.summary(found), indent=2))
     if found.stopped:
@@ -122,6 +127,7 @@ def evaluate(
     delta: _Delta = None,
     ledger: _Ledger = None,
     uncharged: _Uncharged = False,
+    until_limit: _UntilLimit = False,
     exact: _Exact = False,
     out: Annotated[
         Path | None, typer.Option(help="File for the predictions, .parquet or .csv.", rich_help_panel=_OUT)
@@ -145,7 +151,7 @@ def evaluate(
         json_only=json_,
     )
     asked.require_labels()
-    found = asked.release(uncharged=uncharged, exact=exact, out=out, wants_file=False)
+    found = asked.release(uncharged=uncharged, until_limit=until_limit, exact=exact, out=out, wants_file=False)
     if json_:
         print(json.dumps(asked.summary(found), indent=2))
     else:
@@ -201,7 +207,7 @@ class _Asked:
                 "it; leave --data out to predict its test rows"
             )
         return load_rows(
-            _sources(data),
+            table_files("--data", data),
             columns=model.columns,
             class_names=model.class_names,
             label=label,
@@ -215,14 +221,16 @@ class _Asked:
 
     # --- the release ---
 
-    def release(self, *, uncharged: bool, exact: bool, out: Path | None, wants_file: bool) -> Predictions:
+    def release(
+        self, *, uncharged: bool, until_limit: bool, exact: bool, out: Path | None, wants_file: bool
+    ) -> Predictions:
         from pbmvfl.model.predictions import check_predictions_file
 
         if out is not None:
             check_target("out", check_predictions_file(out))
         self._file = out if out is not None or not wants_file else _free_file(self._path)
         self._show_before(exact=exact, uncharged=uncharged)
-        found = self._ask(uncharged=uncharged, exact=exact)
+        found = self._ask(uncharged=uncharged, until_limit=until_limit, exact=exact)
         if self._file is not None:
             found.write(self._file)
         if self._folder is not None:
@@ -230,7 +238,7 @@ class _Asked:
         self._show_after(found)
         return found
 
-    def _ask(self, *, uncharged: bool, exact: bool) -> Predictions:
+    def _ask(self, *, uncharged: bool, until_limit: bool, exact: bool) -> Predictions:
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
         bar = Progress(
@@ -253,6 +261,7 @@ class _Asked:
                 dataset=self._dataset,
                 ledger=self._ledger,
                 uncharged=uncharged,
+                until_limit=until_limit,
                 exact=exact,
                 on_round=on_round,
             )
@@ -287,6 +296,7 @@ class _Asked:
         return min(1e-5, 0.1 / self._model.plan.num_samples) if self._delta is None else self._delta
 
     def _show_before(self, *, exact: bool, uncharged: bool) -> None:
+        from pbmvfl.cli.ledger_forecast import forecast_lines
         from pbmvfl.cli.tables import plain_table, print_privacy
 
         model, rows = self._model, self._rows
@@ -304,6 +314,11 @@ class _Asked:
         self._console.print(table)
         privacy = model.prediction_privacy(**self._budget, num_rows=len(rows.ids))
         print_privacy(self._console, privacy, title="epsilon that a row's prediction costs", strict_only=True)
+        if self._ledger is not None and not uncharged:
+            plan = model.serving_plan_for(len(rows.ids), **self._budget)
+            ahead = model.forecast(rows, **self._budget, dataset=self._dataset, ledger=self._ledger)
+            for line in forecast_lines(ahead, dataset=self._dataset or rows.name, plan=plan):
+                self._say(line)
 
     def _show_after(self, found: Predictions) -> None:
         known = int(found.is_known.sum())
@@ -352,20 +367,6 @@ def _read_model(path: Path) -> tuple[RunFolder | None, FederatedModel, Path | No
         )
     ledger = folder.read_source().ledger
     return folder, FederatedModel.load(folder.model), None if ledger is None else Path(ledger)
-
-
-def _sources(data: list[str]) -> Any:
-    """One file for all parties, or one for each: party=FILE."""
-    pairs = [text.partition("=") for text in data]
-    if len(data) == 1 and (not pairs[0][1] or Path(data[0]).exists()):
-        return Path(data[0])
-    for text, (party, equals, file) in zip(data, pairs, strict=True):
-        if not equals or not party or not file:
-            raise DataError(f"--data {text}: with several files each is given as party=FILE")
-    names = [party for party, _, _ in pairs]
-    if len(set(names)) < len(names):
-        raise DataError(f"--data names a party twice: {', '.join(names)}")
-    return {party: Path(file) for party, _, file in pairs}
 
 
 def _free_file(path: Path) -> Path:

@@ -34,6 +34,8 @@ ColumnsOrCount = Annotated[
     ),
 ]
 _OF_TABLES = ("label", "id", "label_data", "schema", "test_data", "test_fraction")
+#: Of test rows, where nobody says another.
+_USUAL_FRACTION = 0.2
 #: What data says about a plan.
 _SIZES = ("num_parties", "num_samples", "num_classes", "num_test_samples")
 
@@ -151,14 +153,15 @@ def _count(text: str | None) -> int | None:
 def _table_command(table: dict[str, Any]) -> str:
     """The options of a table once more, to be copied."""
     names = ("data", "label", "columns", "id", "label_data", "schema", "test_data", "test_fraction")
-    given = [(name, text) for name in names for text in _texts(table.get(name))]
+    said = {name: table[name] for name in names if table.get(name) not in (None, _USUAL_FRACTION)}
+    given = [(name, text) for name, value in said.items() for text in _texts(value)]
     return " ".join(f"--{name.replace('_', '-')} {shlex.quote(text)}" for name, text in given)
 
 
 def _texts(value: Any) -> list[str]:
-    """As often as an option is given: once for each party's file, or once, or not at all."""
+    """As often as an option is given: once for each party's file, or once."""
     if isinstance(value, dict):
         return [f"{party}={file}" for party, file in value.items()]
     if isinstance(value, list):
         return [str(each) for each in value]
-    return [] if value is None else [str(value)]
+    return [str(value)]

@@ -74,8 +74,8 @@ def privacy(
     """
     if delta is not None:
         check_delta(delta)
-    own = {"data": data, "label": label, "columns": columns, "id": id_, "label_data": label_data, "schema": schema}
-    own |= {"test_data": test_data, "test_fraction": test_fraction}
+    own: dict[str, Any] = {"data": data, "label": label, "columns": columns, "id": id_, "label_data": label_data}
+    own |= {"schema": schema, "test_data": test_data, "test_fraction": test_fraction}
     known = known_data(source=source, table=own, plan_file=plan_file, given=choices, load=False)
     by_hand = any(name not in (*_USUAL, *_SIZES) for name in choices)
     if (known.folder or known.plan_file or known.data) is not None and not by_hand:

@@ -10,6 +10,7 @@ import typer
 
 from pbmvfl.cli.options import check_target, table_files
 from pbmvfl.errors import DataError
+from pbmvfl.files import write_atomically
 
 _TEMPLATE, _CHECK = "Template", "Check"
 
@@ -70,10 +71,10 @@ def schema(
     chosen = [name.strip() for name in (public_values or "").split(",") if name.strip()]
     made = schema_template(source, columns=columns, label=label, id=id_, public_values=chosen)
     if out is not None:
-        out.write_text(made.to_json(), encoding="utf-8")
+        write_atomically(out, made.to_json())
     if json_:
         shown = {"schema": made.schema, "fill_in": list(made.holes), "published": list(made.published)}
-        print(json.dumps({**shown, "notes": list(made.notes)}, indent=2))
+        print(json.dumps({**shown, "notes": list(made.notes)}, indent=2, ensure_ascii=False))
         return
     # Beside the template on stdout, which may go into a file.
     console = Console(stderr=out is None, highlight=False, soft_wrap=True)

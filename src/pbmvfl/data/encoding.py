@@ -134,7 +134,7 @@ def _numbers(column: _Column, absent: Mask) -> Features:
         if wrong.any():
             range_is_for_numbers = "its schema has a range, which is for numbers"
             _refuse_non_numbers(column, wrong, why="numbers are meant" if rule.range is None else range_is_for_numbers)
-        elif not rule.missing:
+        elif not rule.missing and not absent.any():  # marks of missing values are faults already
             column.fault(" has numbers that are stored as words; store the column as numbers")
     elif is_number(kind):
         values = _as_floats(column.cells)

@@ -10,7 +10,7 @@ import csv
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 
@@ -73,7 +73,11 @@ def column_names(source: Source, faults: Faults) -> list[str] | None:
         faults.add(f"path={str(path)!r} does not exist or is not a file; check the spelling")
     else:
         try:
-            return _csv_header(path, faults) if source.is_csv else list(pq.read_schema(path).names)
+            if not source.is_csv:
+                return list(pq.read_schema(path).names)
+            header = _csv_header(path, faults)
+            # Blanks around a name are nobody's wish, and no option could ask for them.
+            return None if header is None else [name.strip() for name in header]
         except (OSError, pa.ArrowException) as error:
             faults.add(f"path={str(path)!r} cannot be read as a table ({error})")
     return None
@@ -204,7 +208,7 @@ def _csv_header(path: Path, faults: Faults) -> list[str] | None:
     """
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            header = next(filter(None, csv.reader(file)), [])
+            header = _first_line(file)
             while file.read(1 << 20):
                 pass
     except UnicodeDecodeError:
@@ -221,6 +225,10 @@ def _csv_header(path: Path, faults: Faults) -> list[str] | None:
     return header
 
 
+def _first_line(file: TextIO) -> list[str]:
+    return next(filter(None, csv.reader(file)), [])
+
+
 def _of_csv(
     path: Path,
     wanted: Sequence[str],
@@ -232,6 +240,9 @@ def _of_csv(
     import pyarrow.csv
 
     ragged = 0
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        written = {name.strip(): name for name in _first_line(file)}
+    as_written = [written[name] for name in wanted]
 
     def skip(row: Any) -> str:
         nonlocal ragged
@@ -244,8 +255,8 @@ def _of_csv(
         read_options=pyarrow.csv.ReadOptions(use_threads=False),
         parse_options=pyarrow.csv.ParseOptions(newlines_in_values=True, invalid_row_handler=skip),
         convert_options=pyarrow.csv.ConvertOptions(
-            include_columns=list(wanted),
-            column_types=dict.fromkeys(wanted, pa.string()),
+            include_columns=as_written,
+            column_types=dict.fromkeys(as_written, pa.string()),
             null_values=_CSV_NULLS,
             strings_can_be_null=True,
             quoted_strings_can_be_null=False,
@@ -254,6 +265,7 @@ def _of_csv(
     if ragged:
         faults.add(_ragged_lines(path, ragged))
         return None
+    table = table.rename_columns(list(wanted))
     for position, name in enumerate(wanted):
         if name not in as_text:
             table = table.set_column(position, name, _typed(table.column(name), rules.get(name)))

@@ -58,20 +58,26 @@ def load_rows(
     class_names: Sequence[str],
     label: str | None = None,
     id: str | None = None,
+    label_data: Any = None,
     name: str | None = None,
 ) -> NewRows:
     """New rows from a table for all parties, or from one per party, {"bank": "bank.csv", ...}, joined by `id`.
 
     `columns` are the model's; other columns of a table are not read. `label` is read only if it is given, and every
-    class must then be one of `class_names`. Rows are known to ledgers by their `id`, else by file and row number.
+    class must then be one of `class_names`; with a table per party it may stand in `label_data`, beside the id.
+
+    Ledgers know rows by their `id`, else by file and row number. A file that is called as the rows are (`name`) holds
+    the rows that `load_table` numbered: there a row is known by its number alone, so that it is not taken for another.
     """
     check_name(name)
     faults = Faults()
     rules = {part.party: {rule.name: rule for rule in part.rules} for part in columns}
     held = {part.party: part.names for part in columns}
     if isinstance(source, Mapping):
-        rows = _of_each(source, held, rules, label, id, faults)
+        rows = _of_each(source, held, rules, label, label_data, id, faults)
     else:
+        if label_data is not None:
+            raise DataError("label_data goes with a table for each party; with one table for all it has the label")
         rows = read_one(source_of(source), held=held, label=label, id=id, rules=rules.__getitem__, faults=faults)
     features: tuple[Features, ...] = ()
     labels = None
@@ -83,11 +89,12 @@ def load_rows(
     faults.raise_any()
     assert rows is not None
     stem = default_name(source)
+    prefix = "" if stem == name else f"{stem}:"
     return NewRows(
         name=stem if name is None else name,
         party_names=tuple(part.party for part in columns),
         features=features,
-        ids=rows.ids or tuple(f"{stem}:{row}" for row in range(rows.num_rows)),
+        ids=rows.ids or tuple(f"{prefix}{row}" for row in range(rows.num_rows)),
         labels=labels,
     )
 
@@ -97,6 +104,7 @@ def _of_each(
     held: Mapping[str, Sequence[str]],
     rules: Mapping[str, Any],
     label: str | None,
+    label_data: Any,
     id: str | None,
     faults: Faults,
 ) -> Aligned | None:
@@ -109,7 +117,15 @@ def _of_each(
     if len(faults) or id is None:
         return None
     sources = party_sources({party: source[party] for party in held})
-    return read_each(sources, held=held, label=label, label_source=None, id=id, rules=rules.__getitem__, faults=faults)
+    return read_each(
+        sources,
+        held=held,
+        label=label,
+        label_source=None if label_data is None or label is None else source_of(label_data, called="frame of labels"),
+        id=id,
+        rules=rules.__getitem__,
+        faults=faults,
+    )
 
 
 def _encode(part: PartyColumns, rows: Aligned, faults: Faults) -> Features:

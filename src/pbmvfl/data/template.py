@@ -46,8 +46,12 @@ class Template:
 
     def to_json(self) -> str:
         """A line per column, to be read and written by hand."""
-        lines = [f"  {json.dumps(name)}: {json.dumps(entry)}" for name, entry in self.entries.items()]
+        lines = [f"  {_readable(name)}: {_readable(entry)}" for name, entry in self.entries.items()]
         return '{"columns": {\n' + ",\n".join(lines) + "\n}}\n"
+
+
+def _readable(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
 
 
 def schema_template(

@@ -25,7 +25,7 @@ from pbmvfl.data.rows import NewRows, load_rows
 from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.driver import Tap
 from pbmvfl.errors import DataError, ModelError
-from pbmvfl.ledger.books import book_of
+from pbmvfl.ledger.books import PartyForecast, book_of, check_reaches_end, make_folder
 from pbmvfl.model.parts import INDEX, SERVER, Part, PartyPart, ServerPart, folder_name
 from pbmvfl.model.predictions import Predictions
 from pbmvfl.model.serving import Release, answer_names, exact_scores, release_for, serve, serving_plan
@@ -44,6 +44,10 @@ if TYPE_CHECKING:
 #: What can be asked about: rows that were loaded, a file or a frame with all columns, one of each for each party, or
 #: one array for each party.
 Rows = NewRows | VerticalDataset | str | Path | Mapping[str, Any] | Sequence[npt.NDArray[Any]] | Any
+_WITHIN_A_LIMIT = (
+    "Ask for fewer rows or a smaller epsilon, or for as many rows as the limit allows: --until-limit, "
+    "release(until_limit=True)"
+)
 #: Releases that are remembered, so that asking again for the same rows in the same way releases nothing.
 _REMEMBERED = 8
 
@@ -204,6 +208,7 @@ class FederatedModel:
         dataset: str | None = None,
         ledger: Path | str | None = None,
         uncharged: bool = False,
+        until_limit: bool = False,
         exact: bool = False,
         on_round: Callable[[int, int], None] | None = None,
     ) -> Predictions:
@@ -211,8 +216,9 @@ class FederatedModel:
 
         `rows` are a file or a frame with the model's columns (`id` and `label` name further ones), one of each for each
         party, or what `load_rows` gave. Each row is charged to every party's ledger under `dataset`, by default the
-        name of the people that the model was trained on, and its id. A party with a limit may end it: then
-        `Predictions.stopped` says so, and rows that were released are there. `uncharged` is the owners' word that no
+        name of the people that the model was trained on, and its id. Rows that a party's limit would not all allow are
+        refused before anything is released; with `until_limit` those before the limit are, and `Predictions.stopped`
+        says so. `uncharged` is the owners' word that no
         ledger counts these, where training had ledgers. The same rows asked for again in the same way, by this object,
         are answered from what was released. `exact` looks at exact sums, as only a simulator can: no noise, no charge,
         no epsilon.
@@ -227,6 +233,12 @@ class FederatedModel:
             return self._released[known]
         started = time.perf_counter()
         setups = self._setups(plan, taken, books)
+        if books is not None:
+            make_folder(books)
+            if not until_limit:
+                ahead = [setup.forecast(public_start=self._weights_are_charged) for setup in setups]
+                rounds = len(plan.schedule)
+                check_reaches_end(ahead, dataset=taken.name, rounds=rounds, way_out=_WITHIN_A_LIMIT)
         with contextlib.closing(InProcess(setups, self._encoders)) as transport:
             if exact:
                 embeddings = transport.exact_embeddings(Split.TEST)
@@ -264,6 +276,17 @@ class FederatedModel:
             self._remember(known, found)
         return found
 
+    def serving_plan_for(
+        self,
+        num_rows: int,
+        *,
+        epsilon: float | None = None,
+        delta: float | None = None,
+        unit: Unit | str = Unit.CELL,
+    ) -> Plan:
+        """The plan of a session that predicts so many rows."""
+        return self._serving_plan(num_rows, self._release(epsilon, delta, unit))
+
     def prediction_privacy(
         self,
         *,
@@ -274,9 +297,29 @@ class FederatedModel:
     ) -> PrivacyTable:
         """What `release` will cost a row, before anything is released; `num_rows` matter where weights know rows that
         were trained on without noise: then each release is about all of those."""
-        plan = self._serving_plan(num_rows, self._release(epsilon, delta, unit))
+        plan = self.serving_plan_for(num_rows, epsilon=epsilon, delta=delta, unit=unit)
         run = plan.training_run(public_start=self._weights_are_charged)
         return privacy_table(run.of_split(Split.TEST), delta=self._delta(delta), noise_is_known=self._noise_is_seeded)
+
+    def forecast(
+        self,
+        rows: Rows,
+        *,
+        epsilon: float | None = None,
+        delta: float | None = None,
+        unit: Unit | str = Unit.CELL,
+        id: str | None = None,
+        dataset: str | None = None,
+        ledger: Path | str | None = None,
+    ) -> list[PartyForecast]:
+        """What every party's ledger will say to `release`, with the same arguments; nothing is written."""
+        books = self._books(ledger, uncharged=False, exact=False)
+        if books is None:
+            return []
+        taken = self._taken(rows, label=None, id=id, dataset=dataset)
+        plan = self.serving_plan_for(len(taken.ids), epsilon=epsilon, delta=delta, unit=unit)
+        setups = self._setups(plan, taken, books)
+        return [setup.forecast(public_start=self._weights_are_charged) for setup in setups]
 
     def prediction_words(
         self, *, epsilon: float | None = None, delta: float | None = None, unit: Unit | str = Unit.CELL

@@ -13,10 +13,10 @@ from pbmvfl.privacy.table import format_advantage, format_epsilon
 from pbmvfl.privacy.units import Accounting, Unit
 from pbmvfl.report.charts import Dot, scatter
 from pbmvfl.report.markup import Markup, document, el, embedded_json, joined, style
-from pbmvfl.report.pieces import counted
 from pbmvfl.report.run_facts import RunFacts
 from pbmvfl.report.run_sections import majority_rate, sections, summary
 from pbmvfl.wire.traffic import human_bytes
+from pbmvfl.words import counted
 
 #: The form of the numbers inside the page.
 FORMAT = 1
@@ -137,7 +137,7 @@ def _table(runs: Sequence[RunFacts]) -> Markup:
     for i, facts in enumerate(runs, 1):
         _, epsilon, advantage = facts.headline
         split = "test" if "test_accuracy" in facts.result.metrics else "train"
-        rate = majority_rate(facts.written, split)
+        rate = majority_rate(facts, split)
         how = f"{split}, exact" if _is_exact(facts) else f"{split}, released"
         values = (
             joined(format_epsilon(epsilon), el("small", f"delta {facts.delta:g}")),

@@ -7,11 +7,6 @@ from collections.abc import Iterable, Sequence
 from pbmvfl.report.markup import Child, Markup, el
 
 
-def counted(number: int, one: str, many: str | None = None) -> str:
-    """1 row, 2 rows."""
-    return f"{number:,} {one if number == 1 else many or one + 's'}"
-
-
 def sentence(text: str) -> str:
     return text[:1].upper() + text[1:] + "."
 

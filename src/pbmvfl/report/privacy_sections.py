@@ -10,9 +10,10 @@ from pbmvfl.privacy.table import PrivacyTable, attack_in_words, format_advantage
 from pbmvfl.privacy.units import Accounting, Adversary, Unit
 from pbmvfl.report.charts import Level, Series, line_chart
 from pbmvfl.report.markup import Child, Markup, el, joined
-from pbmvfl.report.pieces import counted, items, sentence
+from pbmvfl.report.pieces import items, sentence
 from pbmvfl.report.run_facts import RunFacts
 from pbmvfl.report.spent_over_rounds import EpsilonPath, LimitPath
+from pbmvfl.words import counted
 
 _UNITS = {
     Unit.CELL: "one party's values of one row",

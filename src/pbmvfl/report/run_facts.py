@@ -23,8 +23,9 @@ from pbmvfl.privacy.units import Accounting, Unit
 from pbmvfl.report.spent_over_rounds import EpsilonPath, LimitPath, epsilon_paths, limit_paths, splits_apart
 from pbmvfl.runs.folder import RunFolder
 from pbmvfl.runs.results import Result
-from pbmvfl.runs.source import NamedSource, RunSource
+from pbmvfl.runs.source import Files, NamedSource, RunSource, TableSource
 from pbmvfl.wire.traffic import Traffic
+from pbmvfl.words import counted
 
 #: Names of result.json that a page repeats. Not among them: why a ledger ended a run, in words that have its path, and
 #: the sessions, by whose names rows could be looked for in somebody's book.
@@ -165,26 +166,24 @@ def facts_of(
         noise=tuple(noise_lines(result.plan)),
         written={key: written[key] for key in _SHOWN if key in written},
         plan_words=tuple(plan_words),
-        commands=tuple(commands(name, source)),
+        commands=tuple(commands(name, source, has_model=folder.model.is_dir())),
     )
 
 
 def data_name(source: RunSource) -> str:
     """The name under which ledgers know the data: never a path."""
-    rows = source.rows
-    if isinstance(rows, NamedSource):
-        return rows.dataset
-    return rows.dataset_name or Path(str(rows.data)).stem
+    return source.rows.dataset if isinstance(source.rows, NamedSource) else source.rows.name
 
 
 def _parties(source: RunSource) -> tuple[str, ...]:
     from pbmvfl.data.assignment import parse_columns
 
-    columns = getattr(source.rows, "columns", None)
-    if not isinstance(columns, str):
+    if isinstance(source.rows, NamedSource):
         return ()
-    held = parse_columns(columns, may_share=True)
-    return tuple(f"{name} ({len(names)} column{'' if len(names) == 1 else 's'})" for name, names in held.items())
+    if source.rows.columns is None:  # each party's file has its columns
+        return tuple(source.rows.data) if isinstance(source.rows.data, dict) else ()
+    held = parse_columns(source.rows.columns, may_share=True)
+    return tuple(f"{name} ({counted(len(names), 'column')})" for name, names in held.items())
 
 
 @contextlib.contextmanager
@@ -195,7 +194,7 @@ def _books(source: RunSource) -> Iterator[list[tuple[str, Ledger]]]:
         for path in [] if source.ledger is None else sorted(Path(source.ledger).glob("*.sqlite")):
             with contextlib.suppress(LedgerError, OSError):
                 book = opened.enter_context(contextlib.closing(Ledger(path, read_only=True)))
-                found.append((getattr(book, "owner", "") or path.stem, book))
+                found.append((book.owner or path.stem, book))
         yield found
 
 
@@ -265,9 +264,11 @@ def _release_line(what: str, plan: Plan, variance: float, rows: int) -> Iterator
 # --- commands ---
 
 
-def commands(name: str, source: RunSource) -> Iterator[tuple[str, str]]:
+def commands(name: str, source: RunSource, *, has_model: bool) -> Iterator[tuple[str, str]]:
     """(what it does, command). Files are named without their folders."""
     yield "Train the same plan again, with new noise; its releases are charged again", _train_again(name, source)
+    if has_model:
+        yield "Predict new rows, one charged release of each", f"pbmvfl predict {_quoted(name)} --data NEW.csv"
     yield "What it spent, for every unit and adversary", f"pbmvfl privacy {_quoted(name)}"
     if source.ledger is not None:
         yield "What the parties' books have, over all runs", "pbmvfl ledger show LEDGERS"
@@ -277,16 +278,22 @@ def commands(name: str, source: RunSource) -> Iterator[tuple[str, str]]:
 def _train_again(name: str, source: RunSource) -> str:
     rows = source.rows
     words = ["pbmvfl", "train"]
-    if isinstance(rows, NamedSource):
-        words.append(rows.dataset)
-    else:
-        for option in ("data", "label", "columns", "schema", "test_data", "dataset_name"):
-            value = getattr(rows, option, None)
-            if value is not None:
-                is_file = option in ("data", "schema", "test_data")
-                words += [f"--{option.replace('_', '-')}", Path(str(value)).name if is_file else str(value)]
-    words += ["--plan", f"{name}/plan.json", "--delta", f"{source.delta:g}"]
+    words += [rows.dataset] if isinstance(rows, NamedSource) else list(_table_options(rows))
+    words += ["--plan", f"{name}/plan.json", "--delta", f"{source.delta!r}"]
     return " ".join(map(_quoted, words)) + (" --ledger LEDGERS" if source.ledger is not None else "")
+
+
+def _table_options(rows: TableSource) -> Iterator[str]:
+    for option in ("data", "test_data", "label_data", "schema"):
+        files: Files | None = getattr(rows, option)
+        for party, file in files.items() if isinstance(files, dict) else [("", files)]:
+            if file is not None:
+                yield from (f"--{option.replace('_', '-')}", (f"{party}=" if party else "") + Path(file).name)
+    for option in ("label", "columns", "id", "dataset_name"):
+        if (value := getattr(rows, option)) is not None:
+            yield from (f"--{option.replace('_', '-')}", value)
+    if rows.test_data is None:
+        yield from ("--test-fraction", f"{rows.test_fraction!r}")
 
 
 def _quoted(text: str) -> str:

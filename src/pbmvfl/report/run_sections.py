@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 from pbmvfl.plan_groups import Evaluation, Training
 from pbmvfl.privacy.table import format_epsilon
 from pbmvfl.report.charts import Bar, Level, Series, bar_chart, line_chart, share_chart
 from pbmvfl.report.markup import Child, Markup, el, joined
-from pbmvfl.report.pieces import counted, facts_table, sentence
+from pbmvfl.report.pieces import facts_table, sentence
 from pbmvfl.report.privacy_sections import privacy_section, rounds_section
 from pbmvfl.report.run_facts import RunFacts
 from pbmvfl.wire.traffic import Traffic, human_bytes
+from pbmvfl.words import counted
+
+#: More classes than this are for result.json.
+_MOST_CLASSES = 30
 
 
 def sections(facts: RunFacts, prefix: str) -> Iterator[tuple[str, str, Markup]]:
@@ -48,7 +51,7 @@ def warnings(facts: RunFacts) -> Iterator[str]:
     result = facts.result
     if result.noise_is_seeded:
         yield "The noise was seeded for a test: somebody knows it, and no epsilon holds."
-    if facts.written.get("diverged"):
+    if result.diverged:
         yield "The loss went astray, which ended the run: the figures are of a model that did not learn."
     elif result.stopped:
         done = counted(sum(each.charged_until - each.first_round for each in result.sessions), "round")
@@ -79,7 +82,7 @@ def _tiles(facts: RunFacts) -> Markup:
         tiles.append(_tile("not measured", f"{split} accuracy", "it needs a release"))
     else:
         tiles.append(_tile(f"{facts.accuracy:.4f}", f"{split} accuracy", source))
-    if (rate := majority_rate(facts.written, split)) is not None:
+    if (rate := majority_rate(facts, split)) is not None:
         tiles.append(_tile(f"{rate:.4f}", "majority rate", f"always naming the commonest class of {split} rows"))
     tiles.append(
         _tile(
@@ -99,12 +102,10 @@ def _is_exact(facts: RunFacts) -> bool:
     return facts.result.plan.evaluation is Evaluation.SIMULATOR
 
 
-def majority_rate(written: Mapping[str, Any], split: str) -> float | None:
+def majority_rate(facts: RunFacts, split: str) -> float | None:
     """The share of the commonest class, if the run's result says it."""
-    found = written.get("majority")
-    value = found.get(split) if isinstance(found, dict) else None
-    value = value.get("rate") if isinstance(value, dict) else value
-    return float(value) if isinstance(value, int | float) else None
+    found = facts.result.majority.get(split)
+    return None if found is None else found.rate
 
 
 # --- what was trained ---
@@ -125,16 +126,13 @@ def _trained(facts: RunFacts) -> Markup:
 
 
 def _classes(facts: RunFacts) -> str:
-    names = [str(each["name"]) for each in _class_lines(facts)]
-    positive = facts.written.get("positive_class")
-    said = f"; AUPRC is of {positive}" if positive is not None else ""
-    return (f"{len(names)}: {', '.join(names)}" if names else f"{facts.result.plan.num_classes}") + said
-
-
-def _class_lines(facts: RunFacts) -> list[Mapping[str, Any]]:
-    """Every class with its figures, if the run's result has them."""
-    found = facts.written.get("classes")
-    return [each for each in found if isinstance(each, dict) and "name" in each] if isinstance(found, list) else []
+    classes, positive = facts.result.classes, facts.result.positive_class
+    if not classes:
+        return f"{facts.result.plan.num_classes}"
+    names = ", ".join(each.name for each in classes[:_MOST_CLASSES])
+    more = ", ..." if len(classes) > _MOST_CLASSES else ""
+    said = "" if positive is None else f"; AUPRC is of {positive}"
+    return f"{len(classes)}: {names}{more}{said}"
 
 
 # --- accuracy ---
@@ -148,8 +146,6 @@ _LINES = (
     ("released_train_accuracy", "train accuracy, as the server saw it", 3, False),
     ("released_train_auprc", "train AUPRC, as the server saw it", 3, True),
 )
-#: A table of more classes than this is for result.json.
-_MOST_CLASSES = 30
 
 
 def _accuracy(facts: RunFacts) -> Markup:
@@ -163,7 +159,7 @@ def _accuracy(facts: RunFacts) -> Markup:
     losses = [(line["epoch"], line["train_loss"]) for line in history if "train_loss" in line]
     charts = []
     if any(len(each.points) > 1 for each in scores):
-        rate = majority_rate(facts.written, "test" if "test_accuracy" in result.metrics else "train")
+        rate = majority_rate(facts, "test" if "test_accuracy" in result.metrics else "train")
         levels = [] if rate is None else [Level(name="majority rate", value=rate)]
         charts.append(line_chart("By epoch", scores, x_title="epoch", y_title="share", levels=levels, at_most=1.0))
     if len(losses) > 1:
@@ -174,7 +170,7 @@ def _accuracy(facts: RunFacts) -> Markup:
     return joined(
         el("p", sentence(f"measured on {facts.measured_on}")),
         el("p", _missing(facts)) if _missing(facts) else None,
-        *(el("p", sentence(warning), class_="warn") for warning in getattr(result, "warnings", ())),
+        *(el("p", sentence(warning), class_="warn") for warning in result.warnings),
         facts_table(lines) if lines else None,
         el("div", *charts, class_="charts") if charts else None,
         _class_table(facts),
@@ -183,7 +179,7 @@ def _accuracy(facts: RunFacts) -> Markup:
 
 def _class_table(facts: RunFacts) -> Markup | None:
     """Rows of every class, and what became of them; recall is the share of a class's rows that were found."""
-    lines = _class_lines(facts)[:_MOST_CLASSES]
+    lines = [each.to_dict() for each in facts.result.classes[:_MOST_CLASSES]]
     every = (
         ("train", "rows to train"),
         ("test", "rows to test"),
@@ -197,7 +193,7 @@ def _class_table(facts: RunFacts) -> Markup | None:
     body = [
         el(
             "tr",
-            el("th", str(line["name"]), scope="row"),
+            el("th", line["name"], scope="row"),
             *(el("td", _figure(line.get(name)), class_="number") for name, _ in columns),
         )
         for line in lines

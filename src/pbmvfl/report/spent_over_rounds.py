@@ -1,6 +1,6 @@
 """Epsilon as it grows with the rounds of a run: by the account, and by each limit of the parties' books.
 
-By the account a path ends in the number of the run's own table. By a book it is what the book counts, at the order that
+By the account a path ends in the number of the run's own table. By a book it is what the book counts, in the way that
 the limit fixed, with all that the same rows had spent before the run.
 """
 
@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
-from pbmvfl.ledger.limits import Limit, epsilon_at
-from pbmvfl.ledger.spending import RowNumbers, Spent, spending
+from pbmvfl.ledger.limits import Limit
+from pbmvfl.ledger.spending import RowNumbers, spending
 from pbmvfl.privacy.accounting import TrainingRun, epsilon_bound
 from pbmvfl.privacy.units import Accounting, Unit
 from pbmvfl.schedule import Schedule
@@ -170,15 +170,9 @@ def _paths_of_book(name: str, book: Ledger, dataset: str, own: set[str], points:
         path = []
         for moment in moments:
             then = cast("Ledger", _AsOf(list(_as_of(entries, own, moment))))
-            path.append((moment, _spent(spending(then, dataset, limit, rows=rows), limit)))
-        now = _spent(spending(book, dataset, limit, rows=rows), limit)
+            path.append((moment, spending(then, dataset, limit, rows=rows).epsilon))
+        now = spending(book, dataset, limit, rows=rows).epsilon
         yield LimitPath(books=(name,), limit=limit, points=tuple(path), spent_now=now)
-
-
-def _spent(spent: Spent, limit: Limit) -> float:
-    """Of the row that has most, as the limit counts."""
-    by_itself = getattr(spent, "epsilon", None)
-    return epsilon_at(spent.worst, limit.delta, limit.order) if by_itself is None else float(by_itself)
 
 
 def _as_of(entries: Sequence[LedgerEntry], own: set[str], moment: int) -> Iterator[LedgerEntry]:
