@@ -89,15 +89,17 @@ class TrainingRun:
             self._show_plan()
             with self._saying_how_to_go_on():
                 result = self._train()
+                model = self._folder.new_model()  # one of an earlier session is not this run's any more
                 if result.model is not None and not result.diverged:
-                    result.model.save(self._folder.new_model())
+                    result.model.save(model)
                 self._draw(result)
                 self._folder.write_result(result, delta=self._delta)
         if self._json_only:
             print(result.to_json(delta=self._delta), end="")
         else:
             print_result(self._console, result, delta=self._delta, is_news=self._resumed or bool(result.stopped))
-            self._say(f"result.json, history.csv and curves.png are in {self._folder.path}")
+            files = "curves.png and model/" if self._folder.model.is_dir() else "and curves.png"
+            self._say(f"result.json, history.csv, {files} are in {self._folder.path}")
         if result.stopped:
             raise SystemExit(DIVERGED if result.diverged else STOPPED_BY_LEDGER)
 

@@ -105,8 +105,8 @@ class ReleaseLog:
         charged = max((record.charged_until for record in self.records), default=0)
         if self._path is not None and (not self.records or charged < completed_rounds):
             raise CheckpointError(
-                f"{self._path} counts releases of {counted(charged, 'round')}, the checkpoint has {completed_rounds}: the epsilon "
-                "would be too small; restore the file from a copy, or start a new run"
+                f"{self._path} counts releases of {counted(charged, 'round')}, the checkpoint has {completed_rounds}: "
+                "the epsilon would be too small; restore the file from a copy, or start a new run"
             )
 
     def close(self) -> None:
