@@ -23,6 +23,7 @@ from pbmvfl.files import write_atomically
 from pbmvfl.ledger.file import Database
 from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.plan import Plan
+from pbmvfl.wire.refusals import Refusal, RefusalCode
 
 EMBEDDING = 6
 EPOCHS, PER_EPOCH = 2, 4  # 32 training rows in batches of 8
@@ -232,3 +233,9 @@ def test_a_file_that_cannot_be_replaced_is_as_it_was(mode, monkeypatch, tmp_path
     assert [each.name for each in tmp_path.iterdir()] == ["book.json"]
     with pytest.raises(OSError, match="missing/book"):  # as every error of the system
         write_atomically(tmp_path / "missing/book", "after")
+
+
+def test_a_party_that_cannot_write_tells_the_server_nothing_of_its_disk():
+    refusal = Refusal.of(WriteError("/home/bank/run/round-1 cannot be written: No space left on device"))
+    assert refusal.code is RefusalCode.FAULT
+    assert not {"home", "bank", "space", "disk"} & set(refusal.words.replace("/", " ").split())
