@@ -336,6 +336,7 @@ class Plan:
         columns: int | None = None,
         prediction_epsilon: float | None = None,
         same_rows: bool = False,
+        serving_epsilon: float | None = 8.0,
         **choices: Any,
     ) -> Plan:
         """The plan with the least noise under a budget. `unit` and `accounting` say which epsilon is meant: of a cell,
@@ -344,8 +345,9 @@ class Plan:
         Give `data`, or `num_parties`, `num_samples`, `num_classes` and the most `columns` that a party has.
         `prediction_epsilon` is the budget of every test row, whose predictions are then released; without it they are
         looked at exactly, outside of any epsilon. With `same_rows` the epsilon is the total of a row that is trained on
-        and predicted. `largest_bytes` limits the whole run's traffic; `choices` fixes any
-        other name of a plan, as in `of`.
+        and predicted. `serving_epsilon` is what the trained model may spend on a row that it is asked about later; its
+        votes are counted in training, within the epsilon. `largest_bytes` limits the whole run's traffic; `choices`
+        fixes any other name of a plan, as in `of`.
         """
         from pbmvfl.planner import plan_for_budget
 
@@ -365,6 +367,7 @@ class Plan:
             columns=columns,
             prediction_epsilon=prediction_epsilon,
             same_rows=same_rows,
+            serving_epsilon=serving_epsilon,
             **choices,
         ).plan
 

@@ -40,6 +40,8 @@ _STEPS = 350
 _BATCHES = (8, 16, 25, 32, 50, 64, 100, 128, 200, 256)
 #: Enough for a search, and what a ledger's whole count is taken at.
 FEW_ORDERS = ORDERS[2::8]
+#: Numbers of a plan that say what predictions release.
+_VOTES = frozenset({"vote", "table_noise", "prediction_mechanism", "interactions"})
 #: So small a shift is as good as no information.
 _QUIETEST_SHIFT = 1e-4
 #: The noise of updates is sought to within this share, in at most so many exact accounts.
@@ -126,6 +128,7 @@ def plan_for_budget(
     column_values: int | None = None,
     prediction_epsilon: float | None = None,
     same_rows: bool = False,
+    serving_epsilon: float | None = USUAL_EPSILON,
     **choices: Any,
 ) -> PlannedBudget:
     """The plan with the least noise whose epsilon of the named kind is within the budget.
@@ -135,6 +138,8 @@ def plan_for_budget(
     With strict accounting parties train alone, unless training=joint is among the choices; `columns` are then the most
     that a party has, and `prediction_epsilon` the budget of every row that is predicted. With `same_rows` those are
     rows that are trained on, and `epsilon` is for both together.
+    `serving_epsilon` is what the trained model may spend on a row that it is asked about later: votes for it are
+    counted in training, within `epsilon`. None: nobody will ask, or only in ways that need no counts.
     """
     if data is not None:
         num_parties, num_samples, num_classes = data.num_parties, data.num_samples, data.num_classes
@@ -160,7 +165,9 @@ def plan_for_budget(
         if choices.get("evaluation") == Evaluation.RELEASED and "prediction_mechanism" not in choices:
             # Releases that nobody planned would be exact, and so without any epsilon.
             prediction_epsilon = budget.epsilon if prediction_epsilon is None else prediction_epsilon
-        planned = _local(plans, budget, sizes, columns, column_values, prediction_epsilon, same_rows, choices)
+        served = None if prediction_epsilon is not None or not _VOTES.isdisjoint(choices) else serving_epsilon
+        asked = (prediction_epsilon, served, same_rows)
+        planned = _local(plans, budget, sizes, columns, column_values, asked, choices)
         _check_bytes(planned, largest_bytes)
         return planned
     if data is not None:
@@ -197,12 +204,16 @@ def _local(
     sizes: dict[str, int],
     columns: int | None,
     column_values: int | None,
-    prediction_epsilon: float | None,
-    same_rows: bool,
+    asked: tuple[float | None, float | None, bool],
     choices: dict[str, Any],
 ) -> PlannedBudget:
+    """`asked` is what predictions of test rows may cost, what those of later rows may, and whether predicted rows are
+    those that are trained on."""
     budget.adversary.honest_parties(sizes["num_parties"])
+    prediction_epsilon, serving_epsilon, same_rows = asked
     released, words = ({}, ()) if prediction_epsilon is None else _prediction(budget, sizes, prediction_epsilon)
+    if serving_epsilon is not None:
+        released = _serving(budget, sizes, serving_epsilon)
     rules = LocalRules(
         num_samples=sizes["num_samples"],
         num_classes=sizes["num_classes"],
@@ -264,6 +275,15 @@ def _prediction(budget: Budget, sizes: dict[str, int], epsilon: float) -> tuple[
         "table_noise": choice.table_deviation or 0.0,
     }
     return names, (f"predictions within {choice.words}",)
+
+
+def _serving(budget: Budget, sizes: dict[str, int], epsilon: float) -> dict[str, Any]:
+    """The same for rows that a trained model is asked about later: now only their votes are counted."""
+    try:
+        names, _ = _prediction(budget, sizes, epsilon)
+    except PlanError:  # more classes than symbols, or too small a budget: such votes can be planned when rows are asked
+        return {}
+    return {**names, "evaluation": "simulator"} if names["table_noise"] else {}
 
 
 def _check_bytes(planned: PlannedBudget, largest_bytes: int | None) -> None:
