@@ -99,7 +99,7 @@ def without_stub(folder: RunFolder) -> Iterator[None]:
 #: Below this nobody learns anything.
 _SMALLEST = 0.01
 #: An epsilon within a limit is found to within this share.
-_SHARE = 0.002
+_SHARE = 0.005
 
 
 def plan_within(
