@@ -581,12 +581,12 @@ def test_a_result_of_version_1_is_written_and_read_as_one_of_this_version(tmp_pa
     old = Result.read(OLD_RESULT)
     path = tmp_path / "result.json"
     path.write_text(old.to_json())
-    assert json.loads(path.read_text())["version"] == 2
+    assert json.loads(path.read_text())["version"] == 3
     assert Result.read(path) == old
 
 
 @pytest.mark.parametrize(
-    "change", [{"version": 3}, {"row_uses": {"train": 4}}, {"row_uses": {"train": 4, "test": "1"}}], ids=str
+    "change", [{"version": 4}, {"row_uses": {"train": 4}}, {"row_uses": {"train": 4, "test": "1"}}], ids=str
 )
 def test_another_result_is_refused_by_name(change, tmp_path):
     path = tmp_path / "result.json"

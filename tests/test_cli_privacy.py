@@ -98,7 +98,7 @@ def test_bounds_name_unit_accounting_adversary_and_method(cli):
     ],
 )
 def test_the_epsilon_of_a_cell_is_the_known_one(given, least, most, cli):
-    code, out, _ = cli("privacy", *sizes(*given), "--json")
+    code, out, _ = cli("privacy", *sizes(*given), "--delta", 1e-5, "--json")
     assert code == 0
     assert least <= one(json.loads(out)["bounds"], **CELL)["epsilon"] <= most
 
@@ -338,8 +338,8 @@ def test_the_epsilon_that_is_meant_is_a_cell_s_and_strict_unless_it_is_said(cli)
     assert json.loads(out)["budget"] == "epsilon 8 at delta 1e-05 for a cell against server, strict accounting"
 
 
-@pytest.mark.parametrize("missing", ["epsilon", "num_parties"])
-def test_a_budget_and_sizes_must_be_said(missing, cli):
+@pytest.mark.parametrize("missing", ["num_parties", "num_samples", "num_classes"])
+def test_sizes_must_be_said_where_nothing_else_says_them(missing, cli):
     given = {name: value for name, value in {**BUDGET, **SIZES}.items() if name != missing}
     code, out, err = cli("plan", *options(**given))
     assert (code, out) == (2, "")

@@ -177,7 +177,7 @@ def test_without_json_a_person_sees_plan_epsilon_result_and_where_it_is(cli, tmp
     write_table(tmp_path / "people.csv")
     done = cli("train", "--data", "people.csv", *TABLE, *QUICK, "--out", "run")
     assert done.code == 0
-    for words in ("epsilon that this will cost", "epsilon that was spent", "accuracy", "AUPRC", "not a proof", "run"):
+    for words in ("epsilon that this will cost", "spent: epsilon", "accuracy", "AUPRC", "not a proof", "run"):
         assert words in done.out
     assert done.err == ""
 
@@ -437,12 +437,12 @@ BAD_TABLES = [
     (None, "churned", "bank=income,debt;shop=visits", ("churned", "churn")),
     (None, "debt", "bank=income,debt;shop=visits", ("label='debt'", "party='bank'")),
     (None, "churn", "bank=income,debt;shop=", ("party='shop'", "no columns")),
-    (None, "churn", "bank=income,debt", ("1 parties", "at least 2")),
+    (None, "churn", "bank=income,debt", ("1 party", "at least 2")),
     (None, "churn", "bank:income,debt", ("bank:income,debt", "party=column")),
     (column_of_nan, "churn", "bank=income,debt;shop=visits", ("debt",)),
     (infinity, "churn", "bank=income,debt;shop=visits", ("income",)),
     (no_label, "churn", "bank=income,debt;shop=visits", ("churn",)),
-    (one_class, "churn", "bank=income,debt;shop=visits", ("class_names=('same',)", "at least 2 classes")),
+    (one_class, "churn", "bank=income,debt;shop=visits", ("label='churn'", "'same'", "at least 2 classes")),
 ]
 
 

@@ -130,10 +130,11 @@ def test_splits_with_different_columns_are_refused() -> None:
         make(test_features=(np.zeros((2, 1), np.float32), np.ones((2, 3), np.float32)))
 
 
-def test_an_empty_split_is_refused() -> None:
+def test_training_rows_are_needed_and_test_rows_are_not() -> None:
     empty = (np.zeros((0, 2), np.float32), np.ones((0, 3), np.float32))
-    with pytest.raises(DataError, match="test labels: there are no rows"):
-        make(test_features=empty, test_labels=np.array([], np.int64))
+    assert make(test_features=empty, test_labels=np.array([], np.int64)).num_test_samples == 0
+    with pytest.raises(DataError, match="train labels: there are no rows"):
+        make(train_features=empty, train_labels=np.array([], np.int64))
 
 
 @settings(deadline=None)  # a busy machine is no failure

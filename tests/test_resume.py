@@ -308,7 +308,7 @@ def test_checkpoints_hold_weights_and_no_keys_and_no_noise(interrupted):
         files = {path.name for path in (interrupted / "checkpoints" / role).iterdir()}
         assert files == {"checkpoints.json", *(state["file"] for state in index["states"])}
     sessions = json.loads((interrupted / "sessions.json").read_text())
-    known = {"session", "first_round", "charged_until", "noise_is_seeded", "plan_hash", "public_start"}
+    known = {"session", "first_round", "charged_until", "noise_is_seeded", "plan_hash", "public_start", "sha256"}
     assert [set(session) for session in sessions] == [known]
 
 

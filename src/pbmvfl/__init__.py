@@ -20,6 +20,7 @@ from pbmvfl.errors import (
     EncoderError,
     IdentityError,
     LedgerError,
+    ModelError,
     NonFiniteError,
     NonFiniteMessage,
     OutOfOrder,
@@ -32,6 +33,7 @@ from pbmvfl.errors import (
     RunFolderError,
     TransportError,
     TruncatedMessage,
+    WriteError,
     WrongPlan,
     WrongSender,
     WrongSession,
@@ -46,6 +48,8 @@ if TYPE_CHECKING:
     from pbmvfl.joint import train_jointly
     from pbmvfl.ledger.ledger import Ledger
     from pbmvfl.ledger.limits import Limit
+    from pbmvfl.model.federated import FederatedModel, load
+    from pbmvfl.model.predictions import Predictions
     from pbmvfl.plan import Plan
     from pbmvfl.plan_groups import Activation, Evaluation, OptimizerName
     from pbmvfl.policy import Policy
@@ -63,6 +67,7 @@ _LAZY = {
     "Adversary": "pbmvfl.privacy.units",
     "Bounded": "pbmvfl.encoders",
     "Evaluation": "pbmvfl.plan_groups",
+    "FederatedModel": "pbmvfl.model.federated",
     "Federation": "pbmvfl.federation",
     "GradientCodecName": "pbmvfl.wire.codecs",
     "Ledger": "pbmvfl.ledger.ledger",
@@ -71,11 +76,13 @@ _LAZY = {
     "Parties": "pbmvfl.federation",
     "Plan": "pbmvfl.plan",
     "Policy": "pbmvfl.policy",
+    "Predictions": "pbmvfl.model.predictions",
     "PrivacyTable": "pbmvfl.privacy.table",
     "Result": "pbmvfl.runs.results",
     "Unit": "pbmvfl.privacy.units",
     "VerticalDataset": "pbmvfl.data",
     "data": "pbmvfl",
+    "load": "pbmvfl.model.federated",
     "load_dataset": "pbmvfl.data",
     "load_table": "pbmvfl.data",
     "train_jointly": "pbmvfl.joint",
@@ -93,12 +100,14 @@ __all__ = [
     "DuplicateMessage",
     "EncoderError",
     "Evaluation",
+    "FederatedModel",
     "Federation",
     "GradientCodecName",
     "IdentityError",
     "Ledger",
     "LedgerError",
     "Limit",
+    "ModelError",
     "NonFiniteError",
     "NonFiniteMessage",
     "OptimizerName",
@@ -111,6 +120,7 @@ __all__ = [
     "PlanError",
     "Policy",
     "PolicyError",
+    "Predictions",
     "PrivacyTable",
     "ProtocolError",
     "Result",
@@ -119,10 +129,12 @@ __all__ = [
     "TruncatedMessage",
     "Unit",
     "VerticalDataset",
+    "WriteError",
     "WrongPlan",
     "WrongSender",
     "WrongSession",
     "WrongVersion",
+    "load",
     "load_dataset",
     "load_table",
     "train_jointly",

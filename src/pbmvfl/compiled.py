@@ -33,6 +33,10 @@ def _compiled(function: _Function, **options: Any) -> _Function:
             import numba
 
             machine_code = numba.njit(cache=True, nogil=True, **options)(function)
+            try:
+                return machine_code(*arguments)
+            except OSError:  # it cannot be kept, as on a full disk: these loops touch no files themselves
+                machine_code = numba.njit(nogil=True, **options)(function)
         return machine_code(*arguments)
 
     return cast(_Function, call)

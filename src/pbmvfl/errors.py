@@ -8,7 +8,9 @@
     │   └── NonFiniteMessage     the same in a message (also a ProtocolError)
     ├── PolicyError              a plan that a party's owner does not accept
     ├── RunFolderError           a run folder that exists, is none, or cannot be written
+    ├── WriteError               a file that could not be written; the one before it is whole (also an OSError)
     ├── CheckpointError          a checkpoint that is missing, damaged, or another run's
+    ├── ModelError               a part of a saved model that is missing, damaged or another's, or rows that do not fit
     ├── LedgerError              a ledger that cannot be used
     ├── AnswersError             stored answers that cannot be used
     ├── BudgetExceeded           a release that would cross a limit of the party's owner
@@ -44,6 +46,9 @@ class PlanError(PbmvflError, ValueError):
 class DataError(PbmvflError, ValueError):
     """The data cannot be used as given: unknown set, missing or repeated column, NaN, missing label."""
 
+    #: Every fault, a sentence each, where a schema or a table was checked as a whole.
+    faults: tuple[str, ...] = ()
+
 
 class EncoderError(PbmvflError, ValueError):
     """An encoder that cannot be used: its output can leave [-C, C], or has the wrong shape."""
@@ -61,8 +66,16 @@ class RunFolderError(PbmvflError):
     """The run folder exists already, is not one, or cannot be written."""
 
 
+class WriteError(PbmvflError, OSError):
+    """A file could not be written: the disk is full, or nobody may. What was there before is whole."""
+
+
 class CheckpointError(PbmvflError):
     """A checkpoint is missing, damaged, or belongs to another plan."""
+
+
+class ModelError(PbmvflError):
+    """A saved model that cannot be used: a part is missing, damaged, of another model or version; or other columns."""
 
 
 class LedgerError(PbmvflError):

@@ -5,8 +5,11 @@
     values    for every column and each of L values, equally spaced from 0 to 1, whether the column is nearest to it;
               and half as much for every two columns and each of L^2 pairs of values
 
-With the latter two, one dense layer sees how a party's columns go together. Rows of `values` all have the norm of a row
-of as many ones.
+Pictures that parties learn from alone, by one dense layer, are made smaller first: blocks of points become their mean,
+which is scaled from 0..255 to [-1, 1].
+
+With the latter two maps, one dense layer sees how a party's columns go together. Rows of `values` all have the norm of
+a row of as many ones.
 
 Shape suffixes: N rows, D columns, L values.
 """
@@ -21,16 +24,20 @@ import numpy as np
 import numpy.typing as npt
 
 from pbmvfl.errors import EncoderError
+from pbmvfl.local_planner import block_sides, dense_columns
 from pbmvfl.plan import Plan
-from pbmvfl.plan_groups import FeatureMap, feature_width
+from pbmvfl.plan_groups import FeatureMap, Training, feature_width
 
 #: Wider rows would make matrices that take minutes.
 LARGEST_WIDTH = 4096
 _PAIR_WEIGHT = 0.5
+_PICTURES_AT_A_TIME = 1024
 
 
 def feature_shape(plan: Plan, shape: Sequence[int]) -> tuple[int, ...]:
     """The shape of a mapped row."""
+    if _takes_pictures(plan, shape):
+        return (dense_columns(shape),)
     if plan.features is FeatureMap.COLUMNS:
         return tuple(shape)
     width = feature_width(plan.features, math.prod(shape), plan.column_values)
@@ -53,11 +60,32 @@ def network_shape(plan: Plan, shape: Sequence[int], *, index: int) -> tuple[int,
 
 def mapped(plan: Plan, rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Rows as the network takes them."""
+    if _takes_pictures(plan, rows.shape[1:]):
+        return _points(rows)
     if plan.features is FeatureMap.COLUMNS:
         return rows
     feature_shape(plan, rows.shape[1:])  # refuses what would be too wide
     rows_ND = rows.reshape(len(rows), math.prod(rows.shape[1:])).astype(np.float32, copy=False)
     return _pairs(rows_ND) if plan.features is FeatureMap.PAIRS else _values(rows_ND, plan.column_values)
+
+
+def _takes_pictures(plan: Plan, shape: Sequence[int]) -> bool:
+    """Whether rows are pictures and the network is one dense layer that a party trains alone."""
+    alone = plan.training is Training.LOCAL and plan.features is FeatureMap.COLUMNS
+    return len(shape) == 3 and plan.encoder == "linear" and alone
+
+
+def _points(pictures: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+    """Means of blocks, some pictures at a time: all of them in floats would take four times their memory once more."""
+    rows, (channels, height, width) = len(pictures), pictures.shape[1:]
+    down, across = block_sides(pictures.shape[1:])
+    found = np.empty((rows, channels * (height // down) * (width // across)), dtype=np.float32)
+    for start in range(0, rows, _PICTURES_AT_A_TIME):
+        some = pictures[start : start + _PICTURES_AT_A_TIME]
+        blocks = some.reshape(len(some), channels, height // down, down, width // across, across)
+        means = blocks.mean(axis=(3, 5), dtype=np.float32).reshape(len(some), -1)
+        found[start : start + len(some)] = means / 127.5 - 1 if pictures.dtype == np.uint8 else means
+    return found
 
 
 def _pairs(rows_ND: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:

@@ -22,9 +22,12 @@ from torch import nn
 from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.driver import Tap
 from pbmvfl.encoders import build_encoder, check_distinct, is_public_start
-from pbmvfl.errors import CheckpointError, EncoderError, LedgerError, PlanError
+from pbmvfl.errors import CheckpointError, EncoderError, LedgerError, ModelError, PlanError
 from pbmvfl.features import mapped, network_shape
 from pbmvfl.ledger.books import PartyForecast, book_of, books_of, check_folder, check_reaches_end, make_folder
+from pbmvfl.model.federated import FederatedModel
+from pbmvfl.model.parts import PartyPart, ServerPart, model_digest
+from pbmvfl.party import part_of_state
 from pbmvfl.party_setup import PartySetup
 from pbmvfl.plan import Plan
 from pbmvfl.plan_groups import Evaluation
@@ -90,6 +93,8 @@ class Federation:
             self._first_weights = [copy.deepcopy(encoder.state_dict()) for encoder in encoders]
         #: Called with (direction, party, bytes) for every message, whatever it is.
         self.taps: list[Tap] = []
+        #: What the last `fit` trained; None before it.
+        self.model: FederatedModel | None = None
         #: What the server read of every party's symbols in the last `fit`, (M, N), if the plan has such rounds.
         self.symbols: npt.NDArray[np.int64] | None = None
 
@@ -161,7 +166,74 @@ class Federation:
             )
             result = run.finish()
             self.symbols = server.symbols
-            return result
+            model = self._trained(data, server, transport, checkpoints, ledger)
+            self.model = model
+            return replace(result, model=model)
+
+    # --- what was trained ---
+
+    def save(self, folder: Path | str) -> Path:
+        """The model of the last `fit`, every part in a folder of its own; `pbmvfl.load` reads it back."""
+        if self.model is None:
+            raise ModelError("there is no trained model yet; call fit(data) first (parties=processes need checkpoints)")
+        return self.model.save(folder)
+
+    def _trained(
+        self,
+        data: VerticalDataset,
+        server: Server,
+        transport: InProcess | Processes,
+        checkpoints: Path | None,
+        ledger: Path | None,
+    ) -> FederatedModel | None:
+        """The model. Weights never pass a transport: of parties in processes of their own it is made of what each of
+        them kept, and without checkpoints there is none."""
+        plan = self.plan
+        if plan.interactions is not None or not server.completed_rounds:
+            return None
+        if isinstance(transport, InProcess):
+            states = [party.part_state() for party in transport.parties]
+        elif checkpoints is not None and (completed := newest_common_round(plan, checkpoints)):
+            keepers = [Checkpoints(folder=checkpoints / f"party-{i}", plan=plan) for i in range(plan.num_parties)]
+            states = [part_of_state(plan, keeper.load(server.run_id, completed)) for keeper in keepers]
+        else:
+            return None
+        shared: dict[str, Any] = {
+            "model": model_digest(plan, server.run_id),
+            "plan": plan,
+            "dataset": data.name,
+        }
+        columns = data.columns or (None,) * plan.num_parties
+        parts = [
+            PartyPart(
+                **shared,
+                state=state,
+                index=index,
+                party=data.party_names[index],
+                shape=data.train_features[index].shape[1:],
+                dtype=str(data.train_features[index].dtype),
+                columns=columns[index],
+                own_network=self._encoders is not None,
+                has_ledger=ledger is not None,
+            )
+            for index, state in enumerate(states)
+        ]
+        kept = server.part_state()
+        names = (data.party_names, data.class_names)
+        return FederatedModel(
+            ServerPart(**shared, party_names=names[0], class_names=names[1], state=kept, label=data.label),
+            parts,
+            encoders=None if self._encoders is None else [copy.deepcopy(encoder) for encoder in self._encoders],
+            ledger=ledger,
+            setup_kind=self.setup_kind,
+            noise_is_seeded=self.noise_is_seeded,
+        )
+
+    def __reduce__(self) -> str:
+        raise ModelError(
+            "a Federation cannot be pickled: it holds every party's side, and a pickle runs code when it is read; save "
+            "the model, federation.save(folder), and read it with pbmvfl.load(folder)"
+        )
 
     def forecast(
         self, data: VerticalDataset, ledger: Path, *, checkpoints: Path | None = None, exact_metrics: bool = False

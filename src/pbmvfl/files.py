@@ -3,25 +3,53 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from pathlib import Path
 
+from pbmvfl.errors import WriteError
+
 #: Of files that only their owner may read, whatever the umask is, and of folders with such files.
 PRIVATE_FILE, PRIVATE_FOLDER = 0o600, 0o700
+_MAKE_ROOM = "make room on that disk"
+_WAYS_OUT = {
+    errno.ENOSPC: _MAKE_ROOM,
+    errno.EDQUOT: _MAKE_ROOM,
+    errno.EFBIG: "raise the limit on the size of files",
+    errno.EACCES: "allow writing there",
+    errno.EPERM: "allow writing there",
+    errno.EROFS: "choose a place that can be written",
+}
 
 
 def write_atomically(path: Path, data: str | bytes, *, mode: int | None = None) -> None:
-    """Write beside the file, force it to disk, then replace. A `mode` holds whatever the umask is."""
+    """Write beside the file, force it to disk, then replace. A `mode` holds whatever the umask is.
+
+    If that fails, as on a full disk, the file is as it was and what was begun beside it is gone.
+    """
     temporary = path.with_name(path.name + ".tmp")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666 if mode is None else mode)
-    with open(descriptor, "wb") as file:
-        if mode is not None:
-            os.fchmod(descriptor, mode)  # one that a killed process left may have other rights
-        file.write(data.encode() if isinstance(data, str) else data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
-    sync_folder(path.parent)
+    try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666 if mode is None else mode)
+        with open(descriptor, "wb") as file:
+            if mode is not None:
+                os.fchmod(descriptor, mode)  # one that a killed process left may have other rights
+            file.write(data.encode() if isinstance(data, str) else data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        sync_folder(path.parent)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise not_written(path, error) from error
+
+
+def not_written(path: Path, error: OSError) -> WriteError:
+    """An error that names the file, which the system's own does not when a disk is full."""
+    if isinstance(error, WriteError):
+        return error
+    what_to_do = _WAYS_OUT.get(error.errno or 0, "see that it can be written")
+    return WriteError(f"{path} cannot be written: {error.strerror or error}; {what_to_do}")
 
 
 def make_private(path: Path) -> None:

@@ -404,6 +404,7 @@ def _training_plan(
 ) -> Plan:
     """The plan with the least noise that what is left allows."""
     return Plan.for_budget(
+        serving_epsilon=None,
         epsilon=budget.epsilon,
         delta=budget.delta,
         unit=budget.unit,

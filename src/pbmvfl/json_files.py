@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -39,6 +40,22 @@ def checked_object(value: object, kinds: Kinds, path: Path, error: type[PbmvflEr
         if not isinstance(found, kind) or (isinstance(found, bool) and kind is not bool):
             raise _damaged(path, f"{name}={str(found)[:40]!r} must be {_spelled(kind)}", error)
     return value
+
+
+def sealed(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The object with a digest of all that it says."""
+    return {**values, "sha256": _seal(values)}
+
+
+def check_seal(value: Mapping[str, Any], path: Path, error: type[PbmvflError]) -> None:
+    """Refuse an object that is not what `sealed` made."""
+    if value.get("sha256") != _seal(value):
+        raise error(f"{path} is damaged: it is not what was written there; restore it from a copy, or make it anew")
+
+
+def _seal(values: Mapping[str, Any]) -> str:
+    said = {name: value for name, value in values.items() if name != "sha256"}
+    return hashlib.sha256(json.dumps(said, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def _damaged(path: Path, what: str, error: type[PbmvflError]) -> PbmvflError:

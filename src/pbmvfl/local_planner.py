@@ -9,23 +9,55 @@ add up; the shares below say how the whole of it is divided. What is chosen here
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from pbmvfl.plan_groups import FeatureMap, feature_width
 
 #: Shares of the squared shift: of the columns' mean, of their Gram matrix, of counts of votes; the steps get the rest.
 _MEAN_SHARE, _GRAM_SHARE, _TABLE_SHARE = 0.04, 0.12, 0.05
 _STEPS = 40
 #: Up to so many numbers a row, a weight for every two values is worth its noise.
 _WIDEST_VALUES = 256
-#: Up to so many whitened columns, and from so many rows times shift on for each class and root of them, rows are not
-#: clipped below their usual norm.
-_NARROW, _STRONG = 16, 300.0
+#: Products of columns are looked at up to so many numbers a row, up to so much noise on a score, and from so many rows
+#: for each weight on: where nothing acts together they then cost about a point; where something does they bring ten.
+_WIDEST_PAIRS, _PAIRS_NOISE, _ROWS_PER_WEIGHT = 512, 0.12, 8.0
+#: Up to so much noise on a score, rows keep their usual norm; beyond it they are clipped, by this power of the excess.
+_UNCLIPPED_NOISE, _CLIP_POWER, _LEAST_CLIP_SHARE = 0.08, 0.75, 0.05
+#: The step size of gradients that are not clipped: for each class, and for the root of rows times shift over the root
+#: of the numbers in a row; and the largest.
+_RATE, _LARGEST_RATE = 0.0019, 1.5
+#: Columns that are not prepared have a smaller norm than the largest they may have.
+_UNPREPARED_SHARE, _UNPREPARED_RATE = 0.3, 3.0
+#: Taken for the columns of a party where nobody said how many there are.
+_USUAL_COLUMNS = 16
 _SEARCH_STEPS = 40
 #: Rows times shift, for each root of the numbers in a row: preparation pays from here on.
 _LEAST_PREPARED = 25.0
 #: The same for each class as well: nothing is learned up to the first, and little up to the second.
 _NOTHING_LEARNED, _LITTLE_LEARNED = 1.0, 3.0
+
+
+#: Pictures of more points a side are made smaller, by whole blocks, for networks of one layer.
+_LARGEST_SIDE = 16
+
+
+def block_sides(shape: Sequence[int]) -> tuple[int, int]:
+    """Of pictures (channels, height, width): how many points, down and across, become one for a dense layer."""
+    height, width = (
+        next(block for block in range(1, side + 1) if side % block == 0 and side // block <= _LARGEST_SIDE)
+        for side in shape[1:]
+    )
+    return height, width
+
+
+def dense_columns(shape: Sequence[int]) -> int:
+    """How many numbers of a row a dense layer sees: all of a table's, and those of a smaller picture."""
+    if len(shape) != 3:
+        return math.prod(shape)
+    height, width = block_sides(shape)
+    return math.prod(shape) // (height * width)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,9 +72,10 @@ class LocalRules:
     column_values: int | None = None
     has_tables: bool = False
 
-    def settings(self) -> dict[str, Any]:
-        """Names and values of a plan, but for noise."""
-        few = self._has_few_values
+    def settings(self, shift: float | None = None) -> dict[str, Any]:
+        """Names and values of a plan, but for noise. What rows are mapped to depends on the whole shift."""
+        features = self._features(shift)
+        few = features == "values"
         return {
             "training": "local",
             "labels": "parties",
@@ -50,7 +83,8 @@ class LocalRules:
             "mechanism": "none",
             "embedding_dim": self.num_classes,
             "encoder": "linear",
-            **({"features": "values", "column_values": self.column_values} if few else {}),
+            **({"features": features} if features != "columns" else {}),
+            **({"column_values": self.column_values} if few else {}),
             "activation": "none",
             "start": "zero",
             "preparation": "whiten",
@@ -67,60 +101,86 @@ class LocalRules:
             "clip_norm": 1.0,
         }
 
-    def _clip_norm(self, signal: float) -> float:
+    # --- what a network sees of a row ---
+
+    def _features(self, shift: float | None) -> str:
+        """The public map: all that a party's columns say together, as far as it is worth its noise."""
+        if self.columns is None:
+            return "columns"
+        if self.column_values is not None and self._width_of("values") <= _WIDEST_VALUES:
+            return "values"
+        width = self._width_of("pairs")
+        affordable = (
+            self.columns > 1
+            and width <= _WIDEST_PAIRS
+            and self.num_samples >= _ROWS_PER_WEIGHT * width * self.num_classes
+            and shift is not None
+            and self.score_noise(shift, width) <= _PAIRS_NOISE
+        )
+        return "pairs" if affordable else "columns"
+
+    def _width_of(self, features: str) -> int:
+        """Numbers that a network sees of a row."""
+        columns = _USUAL_COLUMNS if self.columns is None else self.columns
+        values = 3 if self.column_values is None else self.column_values
+        return feature_width(FeatureMap(features), columns, values)
+
+    def score_noise(self, shift: float, width: int) -> float:
+        """How far the noise of all steps moves a class score of a row of so many numbers of about 1, to first order.
+
+        The sum of rows' gradients has noise of 2 C / shift in the end, where C is their norm, sqrt(width + 1); weights
+        have that divided by rows and curvature, which is about 1 / classes; a score adds up width + 1 of them."""
+        return 2 * (width + 1) * self.num_classes / (shift * self.num_samples)
+
+    # --- steps ---
+
+    def _clip_norm(self, noise: float, width: int, *, prepared: bool) -> float:
         """D whitened numbers and a constant have a norm of about sqrt(D + 1). Clipping below it bends what is learned
-        where classes are not equally frequent (6 points of accuracy on a made table). Above 1 it brings noise, which
-        only few columns of many rows do not feel."""
-        if self.columns is None or self.columns > _NARROW or self._has_few_values:
-            return 1.0
-        strong = signal >= _STRONG * self.num_classes * math.sqrt(self.columns)
-        return float(f"{math.sqrt(self.columns + 1):.3g}") if strong else 1.0
+        where classes are not equally frequent: the rare one is what is clipped (7 points of accuracy at 80/20, down to
+        the rate of the frequent class). Not clipping brings noise, which few rows of many columns cannot bear."""
+        share: float = max(_LEAST_CLIP_SHARE, min(1.0, (_UNCLIPPED_NOISE / noise) ** _CLIP_POWER))
+        return math.sqrt(width + 1) * (share if prepared else min(share, _UNPREPARED_SHARE))
 
-    @property
-    def _has_few_values(self) -> bool:
-        if self.columns is None or self.column_values is None:
-            return False
-        return self._width_of_values(self.columns, self.column_values) <= _WIDEST_VALUES
+    def _learning_rate(self, signal: float, clip_norm: float, width: int, *, prepared: bool) -> float:
+        """Noise in the result grows with the step's size, and what is not learned yet falls with it. Flat within a
+        factor of 4; clipped gradients need steps that are longer by as much as they are shorter."""
+        rate = min(_LARGEST_RATE, _RATE * self.num_classes * math.sqrt(signal / math.sqrt(width)))
+        if not prepared:
+            rate *= _UNPREPARED_RATE
+        return rate * math.sqrt(width + 1) / clip_norm
 
-    @staticmethod
-    def _width_of_values(columns: int, values: int) -> int:
-        return columns * values + columns * (columns - 1) // 2 * values**2
-
-    def _learning_rate(self, signal: float) -> float:
-        """Chosen on hold-outs of two tables (flat within a factor of 2) and tried on six others, where the second
-        limit matters: `signal` is the rows times the shift, and a wide row of few rows collects too much noise."""
+    def _rate_of_values(self, signal: float, width: int) -> float:
+        """Rows of values all have one norm and are clipped far below it; chosen on hold-outs of one table."""
         rate: float = 0.02 * self.num_classes**1.5 * signal**0.3
-        if self.columns is None:
-            return rate
-        return min(rate, signal / (60 * math.sqrt(self._width + 1)))
+        return min(rate, signal / (60 * math.sqrt(width + 1)))
 
-    @property
-    def _width(self) -> int:
-        """Numbers that a network sees of a row; 1 if nobody said."""
-        if self.columns is None:
-            return 1
-        if self._has_few_values and self.column_values is not None:
-            return self._width_of_values(self.columns, self.column_values)
-        return self.columns
-
-    def can_prepare(self, shift: float) -> bool:
+    def can_prepare(self, shift: float, features: str = "columns") -> bool:
         """Whether the noise of the columns' mean would be small beside their range: below, preparing them only adds
         noise."""
-        return shift * self.num_samples >= _LEAST_PREPARED * math.sqrt(self._width)
+        return shift * self.num_samples >= _LEAST_PREPARED * math.sqrt(self._width_of(features))
 
-    def strength(self, shift: float, *, num_epochs: int, prepared: bool) -> dict[str, float]:
-        """The noise of every part, for a whole shift: the root of the sum of their squared shifts; and the step that
-        goes with it. Noise in the result grows with the step's size, and what is not learned yet falls with it."""
+    def strength(self, shift: float, *, num_epochs: int, prepared: bool, features: str = "columns") -> dict[str, float]:
+        """The noise of every part, for a whole shift: the root of the sum of their squared shifts; and the steps that
+        go with it."""
         mean, gram = (_MEAN_SHARE, _GRAM_SHARE) if prepared else (0.0, 0.0)
         tables = _TABLE_SHARE if self.has_tables else 0.0
         found = {"noise_multiplier": 2 * math.sqrt(num_epochs / (1 - mean - gram - tables)) / shift}
         if prepared:
             found |= {"mean_noise": 2 / math.sqrt(mean) / shift, "gram_noise": math.sqrt(2 / gram) / shift}
-            found["clip_norm"] = self._clip_norm(shift * self.num_samples)
         if tables:
             found |= {"table_noise": math.sqrt(2 / tables) / shift}
-        found["learning_rate"] = self._learning_rate(shift * self.num_samples)
+        found |= self._steps(shift, num_epochs, features, prepared=prepared)
         return {name: float(f"{value:.6g}") for name, value in found.items()}
+
+    def _steps(self, shift: float, num_epochs: int, features: str, *, prepared: bool) -> dict[str, float]:
+        """Clip norm and learning rate. Half the steps have to go twice as far."""
+        width, usual = self._width_of(features), _STEPS / num_epochs
+        if features == "values":
+            return {"clip_norm": 1.0, "learning_rate": self._rate_of_values(shift * self.num_samples, width)}
+        noise = self.score_noise(shift, width)
+        clip_norm = float(f"{self._clip_norm(noise, width, prepared=prepared):.3g}")
+        rate = self._learning_rate(shift * self.num_samples, clip_norm, width, prepared=prepared)
+        return {"clip_norm": clip_norm, "learning_rate": float(f"{min(4.0, usual) * rate:.3g}")}
 
 
 def learning_note(*, shift: float, num_samples: int, num_classes: int, width: int) -> str | None:

@@ -1,19 +1,93 @@
-"""Accuracy, and for two classes the area under the precision-recall curve."""
+"""Accuracy, for two classes the area under the precision-recall curve, and what must stand beside them.
+
+An accuracy by itself says little: beside it belong the classes with their rows, what a model that always says the
+commonest class would get, and whether the model does any better.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
+Split = Literal["train", "test"]
+_Labels = npt.NDArray[np.int64]
 
-def classification_metrics(scores: npt.NDArray[Any], labels: npt.NDArray[np.int64], *, prefix: str) -> dict[str, float]:
+
+def classification_metrics(scores: npt.NDArray[Any], labels: _Labels, *, prefix: str) -> dict[str, float]:
     """`{prefix}_accuracy`, and `{prefix}_auprc` (positive class 1) where there are two classes."""
     metrics = {f"{prefix}_accuracy": float((scores.argmax(axis=1) == labels).mean())}
     if scores.shape[1] == 2:
         from sklearn.metrics import average_precision_score
 
-        if len(np.unique(labels)) == 2:  # undefined otherwise
-            metrics[f"{prefix}_auprc"] = float(average_precision_score(labels, scores[:, 1] - scores[:, 0]))
+        difference = scores[:, 1] - scores[:, 0]
+        if len(np.unique(labels)) == 2 and np.isfinite(difference).all():  # undefined otherwise
+            metrics[f"{prefix}_auprc"] = float(average_precision_score(labels, difference))
     return metrics
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassFigures:
+    """One class: how many rows have it, how many were said to have it, and how many of its own were found."""
+
+    name: str
+    train: int
+    test: int
+    train_predicted: int | None = None
+    test_predicted: int | None = None
+    train_recall: float | None = None
+    test_recall: float | None = None
+
+    def count(self, split: Split) -> int:
+        return self.train if split == "train" else self.test
+
+    def predicted(self, split: Split) -> int | None:
+        return self.train_predicted if split == "train" else self.test_predicted
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values; what was not measured is left out."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Majority:
+    """The commonest class of a split's rows, and its share: what a model gets that says it for every row."""
+
+    name: str
+    rate: float
+
+
+def class_figures(names: Sequence[str], train: _Labels, test: _Labels) -> tuple[ClassFigures, ...]:
+    """Every class with its rows; nothing is predicted yet."""
+    found = [np.bincount(labels, minlength=len(names)).tolist() for labels in (train, test)]
+    return tuple(
+        ClassFigures(name=name, train=in_train, test=in_test)
+        for name, in_train, in_test in zip(names, *found, strict=True)
+    )
+
+
+def majority(classes: Sequence[ClassFigures]) -> dict[str, Majority]:
+    """By split, for those with rows. Of classes that are equally common the first counts."""
+    found = {}
+    splits: tuple[Split, ...] = ("train", "test")
+    for split in splits:
+        if rows := sum(each.count(split) for each in classes):
+            commonest = max(classes, key=lambda each: each.count(split))
+            found[str(split)] = Majority(name=commonest.name, rate=commonest.count(split) / rows)
+    return found
+
+
+def per_class(scores: npt.NDArray[Any], labels: _Labels, *, split: Split) -> list[dict[str, Any]]:
+    """For each class what `ClassFigures` says about the predictions of a split."""
+    said = scores.argmax(axis=1)
+    num_classes = scores.shape[1]
+    rows, predicted, found = (
+        np.bincount(chosen, minlength=num_classes).tolist() for chosen in (labels, said, labels[said == labels])
+    )
+    return [
+        {f"{split}_predicted": predicted[k], f"{split}_recall": found[k] / rows[k] if rows[k] else None}
+        for k in range(num_classes)
+    ]

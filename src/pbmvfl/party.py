@@ -41,6 +41,7 @@ from pbmvfl.party_checks import Features, check_identities, check_rows, check_ro
 from pbmvfl.party_rows import PartyRows
 from pbmvfl.plan import Plan
 from pbmvfl.plan_groups import Loss
+from pbmvfl.preparation import PREPARATION
 from pbmvfl.privacy.events import Event
 from pbmvfl.randomness.secret import Entropy, SystemEntropy
 from pbmvfl.schedule import COUNTS, SYMBOLS, Round, RoundKind, Split
@@ -57,6 +58,7 @@ from pbmvfl.secagg.keys import (
 from pbmvfl.secagg.masks import Masks
 from pbmvfl.symbol_tables import encode_table, noisy_counts
 from pbmvfl.updates import update_for
+from pbmvfl.updates.trainer import WEIGHTS
 from pbmvfl.votes import VoteKind
 from pbmvfl.wire.codecs import codec_for
 from pbmvfl.wire.hello import Hello
@@ -93,6 +95,20 @@ class Keeper(Protocol):
     def load(self, run_id: bytes, completed_rounds: int) -> dict[str, Tensor]: ...
 
 
+def part_of_state(plan: Plan, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What a party's part of the model keeps of its state after training.
+
+    It says whether all that its weights know of rows was charged as noisy updates. Steps without noise leave more in
+    them: then every release that is made with them is about all rows they were trained on.
+    """
+    updates = [plan.update_event(kind) for kind in plan.schedule.kinds]
+    noisy = all(update.is_noisy for update in updates if update is not None)
+    public = state.get(_PUBLIC_START)
+    charged = noisy and public is not None and public.numel() == 1 and bool(public)
+    kept = {name: value for name, value in state.items() if name.startswith((WEIGHTS, PREPARATION))}
+    return {**kept, _PUBLIC_START: torch.tensor([charged], dtype=torch.uint8)}
+
+
 class Party:
     """One party's state machine for one session."""
 
@@ -110,14 +126,19 @@ class Party:
         own_columns: Mapping[Split, OwnColumns] | None = None,
         open_guard: Callable[[Session, int, bool], ReleaseGuard] | None = None,
         answers: StoredAnswers | None = None,
+        answer_names: Sequence[int] | None = None,
+        trained: Mapping[str, Tensor] | None = None,
     ) -> None:
         """`own_columns` are those that symbols are made of, if the plan has any. `open_guard` is called with the
         session, its first round and whether its run began with public weights, before anything is released in it.
-        `answers` are kept of releases that stand alone: a row that is asked again gets the same one."""
+        `answers` are kept of releases that stand alone: a row that is asked again gets the same one. It is known there
+        by its number, or by that in `answer_names` for test rows whose place may change.
+        `trained` is this party's part of a model, as `part_state` gives it, for plans that only ask one."""
         if not 0 <= index < plan.num_parties:
             raise WrongPlan(f"party={index}: the plan has parties 0 to {plan.num_parties - 1}")
         check_identities(identities, plan, index=index, own=identity.public)
-        if len(train_features) != plan.num_samples:
+        uses_train = any(kind.split is Split.TRAIN for kind in plan.schedule.kinds)
+        if uses_train and len(train_features) != plan.num_samples:
             raise WrongPlan(f"party={index}: has {len(train_features)} rows, the plan has {plan.num_samples}")
         num_test = 0 if test_features is None else len(test_features)
         uses_test = any(kind.split is Split.TEST for kind in plan.schedule.kinds)
@@ -144,6 +165,9 @@ class Party:
         self._keeper = keeper
         self._open_guard = open_guard
         self._answers = answers
+        self._answer_names = answer_names
+        #: Whether a trained part's weights know rows only by what was charged; None where the session trains.
+        self._part_is_charged = self._begin_with(trained)
         self._guard: ReleaseGuard | None = None
         self._entropy: Entropy = SystemEntropy()
         self._secret: Callable[[int], bytes] = os.urandom
@@ -287,11 +311,30 @@ class Party:
             self.public_start = known is not None and known.numel() == 1 and bool(known)
             self._rows.load_state(state)
             self._update.load_state(state)
+        elif self._part_is_charged is not None:
+            self.public_start = self._part_is_charged
         else:
             shape = self._rows.features[Split.TRAIN].shape[1:]
             self.public_start = is_public_start(self.encoder, self.plan, index=self.index, input_shape=shape)
         self._start_digest = self._digest()
         self._next_round = self._weights_of = first_round
+
+    def _begin_with(self, trained: Mapping[str, Tensor] | None) -> bool | None:
+        """Take a trained part; whether nothing but what was charged is known of rows by it."""
+        if (trained is None) == bool(self.plan.model):
+            has, needs = ("a part of a model", "none") if trained is not None else ("no part of a model", "one")
+            raise WrongPlan(f"party={self.index}: it has {has}, and the plan needs {needs}")
+        if trained is None:
+            return None
+        state = dict(trained)
+        known = state.pop(_PUBLIC_START, None)
+        self._rows.load_state(state)
+        self._update.load_state(state)
+        return known is not None and known.numel() == 1 and bool(known)
+
+    def part_state(self) -> dict[str, Tensor]:
+        """This party's part of the model: weights and what prepares its columns, without moments. It stays here."""
+        return part_of_state(self.plan, self._kept_state())
 
     def _digest(self) -> str | None:
         try:
@@ -485,10 +528,16 @@ class Party:
         return self._answers.keys(
             {"event": mechanism.event.to_dict(), "vote": self.plan.vote.to_dict()},
             split=split,
-            rows=current.rows.tolist(),
+            rows=self._names_of(current),
             columns=self._rows.columns[split].numpy()[current.rows],
             weights_digest=digest.digest(),
         )
+
+    def _names_of(self, current: Round) -> list[int]:
+        """What stored answers know a round's rows by."""
+        if self._answer_names is None or current.kind.split is not Split.TEST:
+            return [int(row) for row in current.rows]
+        return [self._answer_names[row] for row in current.rows]
 
     def _learn_alone(self, current: Round) -> bytes:
         """Have it charged, then learn from own columns and labels. The answer says that it is done, and no more."""

@@ -48,7 +48,7 @@ class PartyRows:
         self.columns = {Split.TRAIN: torch.from_numpy(train)}
         if test is not None:
             self.columns[Split.TEST] = torch.from_numpy(test)
-        self._preparation = preparation_for(plan, index=index, rows=self.columns[Split.TRAIN][:8])
+        self._preparation = preparation_for(plan, index=index, rows=self._some)
         #: Of everybody's symbols, once they are published.
         self.context: PublishedContext | None = None
         self._symbols_N = self._make_symbols(plan.seed)
@@ -59,7 +59,13 @@ class PartyRows:
     @property
     def first(self) -> Tensor:
         """A few training rows before anything is learned of them, to try a network with."""
-        return self._with_context(self.columns[Split.TRAIN][:8], None)
+        return self._with_context(self._some, None)
+
+    @property
+    def _some(self) -> Tensor:
+        """Rows like those of training; zeros where there are none any more, as where a model is only asked."""
+        columns = self.columns[Split.TRAIN][:8]
+        return columns if len(columns) else torch.zeros((8, *columns.shape[1:]), dtype=columns.dtype)
 
     # --- what changes them ---
 

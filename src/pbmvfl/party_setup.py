@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from torch import nn
+from torch import Tensor, nn
 
 from pbmvfl.answers import StoredAnswers
 from pbmvfl.encoders import build_encoder
@@ -53,6 +54,10 @@ class PartySetup:
     dataset: str = ""
     train_ids: tuple[str, ...] | None = None
     test_ids: tuple[str, ...] | None = None
+    #: This party's part of a trained model, for plans that only ask one; and numbers that stored answers know its test
+    #: rows by, where those are not always the same rows in the same order.
+    trained: Mapping[str, Tensor] | None = None
+    answer_names: tuple[int, ...] | None = None
     #: The owner's word that exact metrics may be looked at although the ledger has a limit for these rows.
     exact_metrics: bool = False
 
@@ -65,19 +70,27 @@ class PartySetup:
         keeper = None
         if self.checkpoints is not None:
             keeper = Checkpoints(folder=self.checkpoints, plan=self.plan, every=self.checkpoint_every)
-        return self.make_party(
-            self.plan,
-            index=self.index,
-            train_features=self.features(Split.TRAIN),
-            test_features=None if self.test_features is None else self.features(Split.TEST),
-            encoder=encoder,
-            identity=Identity.from_private_bytes(self.identity),
-            identities=self.identities,
-            keeper=keeper,
-            own_columns=self._own_columns(),
-            answers=self._stored_answers(),
-            open_guard=self._open_ledger if self.ledger is not None else None,
-        )
+        answers = self._stored_answers()
+        try:
+            return self.make_party(
+                self.plan,
+                index=self.index,
+                train_features=self.features(Split.TRAIN),
+                test_features=None if self.test_features is None else self.features(Split.TEST),
+                encoder=encoder,
+                identity=Identity.from_private_bytes(self.identity),
+                identities=self.identities,
+                keeper=keeper,
+                own_columns=self._own_columns(),
+                answers=answers,
+                answer_names=self.answer_names,
+                trained=self.trained,
+                open_guard=self._open_ledger if self.ledger is not None else None,
+            )
+        except BaseException:
+            if answers is not None:  # nobody else could open them
+                answers.close()
+            raise
 
     def _own_columns(self) -> dict[Split, OwnColumns]:
         """The columns that symbols are made of, as they are, if the plan has symbols."""

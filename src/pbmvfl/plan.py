@@ -37,7 +37,7 @@ from pbmvfl.plan_groups import (
     UpdateNoise,
     Voting,
 )
-from pbmvfl.plan_names import PREDICTION_PREFIX, data_sizes, groups_of, names_with_words
+from pbmvfl.plan_names import NEUTRAL, PREDICTION_PREFIX, data_sizes, groups_of, names_with_words
 from pbmvfl.privacy.events import Event, UpdateEvent
 from pbmvfl.protocol import PROTOCOL_VERSION
 from pbmvfl.schedule import COUNTS, SYMBOLS, Order, Phase, RoundKind, RowUses, Schedule
@@ -166,6 +166,7 @@ class Plan:
     encoder = _In[str]("network")
     activation = _In[Activation]("network")
     first_weights = _In[tuple[str, ...]]("network")
+    model = _In[str]("network")
     couples_rows = _In[bool]("network")
 
     def __post_init__(self) -> None:
@@ -306,7 +307,15 @@ class Plan:
 
     @classmethod
     def for_data(cls, data: VerticalDataset, **choices: Any) -> Plan:
-        """A plan for these rows, parties and classes; `choices` are other names, as in `of`."""
+        """A plan for these rows, parties and classes.
+
+        Without choices, or with a seed or an evaluation alone, it is the usual one: `for_budget` with epsilon 8. With
+        other names, as in `of`, it has those, and the rest is not planned.
+        """
+        if NEUTRAL.issuperset(choices):
+            from pbmvfl.planner import USUAL_EPSILON
+
+            return cls.for_budget(epsilon=USUAL_EPSILON, data=data, **choices)
         return cls.of(**{**data_sizes(data), **choices})
 
     @classmethod
@@ -314,7 +323,7 @@ class Plan:
         cls,
         *,
         epsilon: float,
-        delta: float,
+        delta: float | None = None,
         unit: Unit | str = "cell",
         accounting: Accounting | str = "strict",
         colluding_parties: int = 0,
@@ -327,16 +336,18 @@ class Plan:
         columns: int | None = None,
         prediction_epsilon: float | None = None,
         same_rows: bool = False,
+        serving_epsilon: float | None = 8.0,
         **choices: Any,
     ) -> Plan:
         """The plan with the least noise under a budget. `unit` and `accounting` say which epsilon is meant: of a cell,
-        and strict, unless you say otherwise.
+        and strict, unless you say otherwise. `delta` is a tenth of 1/N, at most 1e-5, unless you give one.
 
         Give `data`, or `num_parties`, `num_samples`, `num_classes` and the most `columns` that a party has.
         `prediction_epsilon` is the budget of every test row, whose predictions are then released; without it they are
         looked at exactly, outside of any epsilon. With `same_rows` the epsilon is the total of a row that is trained on
-        and predicted. `largest_bytes` limits the whole run's traffic; `choices` fixes any
-        other name of a plan, as in `of`.
+        and predicted. `serving_epsilon` is what the trained model may spend on a row that it is asked about later; its
+        votes are counted in training, within the epsilon. `largest_bytes` limits the whole run's traffic; `choices`
+        fixes any other name of a plan, as in `of`.
         """
         from pbmvfl.planner import plan_for_budget
 
@@ -356,6 +367,7 @@ class Plan:
             columns=columns,
             prediction_epsilon=prediction_epsilon,
             same_rows=same_rows,
+            serving_epsilon=serving_epsilon,
             **choices,
         ).plan
 
@@ -386,8 +398,9 @@ class Plan:
         values |= {"batch_size": self.batch_size, **vars_of(self.learning), **vars_of(self.update)}
         values |= {**vars_of(self.supervision), **vars_of(self.preparing), **vars_of(self.voting)}
         values |= {**vars_of(self.network), "evaluation": self.evaluation, "seed": self.seed}
-        if not self.first_weights:
-            del values["first_weights"]
+        for name in ("first_weights", "model"):
+            if not values[name]:
+                del values[name]
         if self.interactions is not None:
             values["interactions"] = self.interactions
         if self.noise_band == 1:

@@ -22,11 +22,21 @@ def check_together(plan: Plan) -> None:
     for release in (plan.release, plan.prediction or plan.release):
         if release.num_parties != plan.num_parties:
             raise PlanError(f"num_parties={plan.num_parties} in the plan, {release.num_parties} in its release")
+    _model(plan)
     _prediction(plan)
     _schedule(plan)
     _learning(plan)
     _interactions(plan)
     _networks(plan)
+
+
+def _model(plan: Plan) -> None:
+    learning = [phase.kind.name for phase in plan.rounds.phases if phase.kind.updates]
+    if plan.model and learning:
+        raise PlanError(
+            f"model={plan.model[:8]}... with {learning[0]} rounds: a plan either trains or goes on with a trained "
+            "model; leave out one of them"
+        )
 
 
 def _networks(plan: Plan) -> None:
@@ -75,7 +85,7 @@ def _prediction(plan: Plan) -> None:
             f"prediction_mechanism=krr, prediction_symbols={symbols} and no secure aggregation"
         )
     counted = any(phase.kind == COUNTS for phase in plan.rounds.phases)
-    if symbols is not None and not (counted and plan.voting.has_tables):
+    if symbols is not None and not ((counted or plan.model) and plan.voting.has_tables):
         raise PlanError(
             f"vote={kind} is read by counts of votes by class: give table_noise above 0, which is "
             f"{plan.table_noise:g}, and a round of counts before predictions"
@@ -113,7 +123,7 @@ def _learning(plan: Plan) -> None:
             "activation=tanh"
         )
     prepared = [phase.kind for phase in plan.rounds.phases if phase.kind in (MEAN, GRAM)]
-    if prepared != ([MEAN, GRAM] if plan.preparation is PreparationName.WHITEN else []):
+    if not plan.model and prepared != ([MEAN, GRAM] if plan.preparation is PreparationName.WHITEN else []):
         raise PlanError(
             f"preparation={plan.preparation} with rounds of {', '.join(kind.name for kind in prepared) or 'none'}; "
             "whitening has one of mean and then one of gram: give preparation=whiten without phases"

@@ -441,8 +441,15 @@ class Network:
     #: Of networks that are not built from the plan: for each party the digest of its public first weights, as
     #: `encoders.weights_digest` computes it. Whatever else a party starts with is charged as weights that know rows.
     first_weights: tuple[str, ...] = field(default=(), metadata={"later": True})
+    #: Of plans that train nothing: the trained federation whose parts the roles begin with, by its digest.
+    model: str = field(default="", metadata={"later": True})
 
     def __post_init__(self) -> None:
+        if self.model != "" and not _is_digest(self.model):
+            raise PlanError(
+                f"model={self.model!r} must be a SHA-256 digest, 64 hexadecimal digits, or empty; a trained model has "
+                "one (`FederatedModel.digest`)"
+            )
         if not isinstance(self.first_weights, list | tuple) or not all(map(_is_digest, self.first_weights)):
             raise PlanError(
                 f"first_weights={self.first_weights!r} must be SHA-256 digests, 64 hexadecimal digits each, one for "

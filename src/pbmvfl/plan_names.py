@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 #: Before the names of a mechanism's numbers, where they are those of predictions.
 PREDICTION_PREFIX = "prediction_"
+#: Names that fit any plan, so that giving them is not yet a plan by hand.
+NEUTRAL = frozenset({"seed", "evaluation"})
 _REQUIRED = ("num_parties", "num_samples", "num_classes")
 _PLAIN_GROUPS: dict[str, type] = {
     "learning": Learning,
@@ -94,7 +96,7 @@ def plan_settings() -> dict[str, Setting]:
 
 
 def _known_names() -> set[str]:
-    names = {*plan_settings(), "phases", "first_weights", "interactions"}
+    names = {*plan_settings(), "phases", "first_weights", "model", "interactions"}
     released = {"mechanism", "secure_aggregation", *(n for m in MECHANISMS.values() for n in m.own_settings())}
     return names | {PREDICTION_PREFIX + name for name in (*released, "embedding_dim", "bound")}
 
@@ -144,7 +146,7 @@ def groups_of(values: Mapping[str, Any]) -> dict[str, Any]:
             training=one_of("training", values.get("training", Training.JOINT), Training),
             shared="interactions" in groups,
             prepared=values.get("preparation", PreparationName.NONE) != PreparationName.NONE,
-            counted=voting.has_tables and evaluation is Evaluation.RELEASED,
+            counted=voting.has_tables,
             # Noise that is correlated over steps is for rows that keep their places from pass to pass.
             order=Order.SHUFFLED if values.get("noise_band", 1) == 1 else Order.FIXED,
             released=evaluation is Evaluation.RELEASED,
@@ -161,7 +163,8 @@ def groups_of(values: Mapping[str, Any]) -> dict[str, Any]:
     groups["rounds"] = Rounds(**_taken(values, Rounds), phases=phases)
     for name, group in _PLAIN_GROUPS.items():
         groups[name] = group(**_taken(values, group))
-    groups["network"] = Network(**_taken(values, Network), first_weights=values.get("first_weights", ()))
+    named = {name: values[name] for name in ("first_weights", "model") if name in values}
+    groups["network"] = Network(**_taken(values, Network), **named)
     return groups
 
 

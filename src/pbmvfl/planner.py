@@ -15,12 +15,12 @@ from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from pbmvfl.errors import PlanError
-from pbmvfl.local_planner import LocalRules, largest_shift
+from pbmvfl.local_planner import LocalRules, dense_columns, largest_shift
 from pbmvfl.mechanisms import Mechanism
 from pbmvfl.plan_groups import Evaluation
 from pbmvfl.prediction_planner import plan_prediction
 from pbmvfl.privacy.accounting import TrainingRun, epsilon_bound, rdp_curve
-from pbmvfl.privacy.conversion import check_delta, epsilon_from_rdp
+from pbmvfl.privacy.conversion import check_delta, epsilon_from_rdp, usual_delta
 from pbmvfl.privacy.orders import ORDERS
 from pbmvfl.privacy.table import format_epsilon, named
 from pbmvfl.privacy.units import SERVER, Accounting, Adversary, Unit
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from pbmvfl.data.vertical import VerticalDataset
     from pbmvfl.plan import Plan
 
+#: What training may cost where nobody says so.
+USUAL_EPSILON = 8.0
 #: Noise grows with the square root of the epochs and averages out over steps, so few epochs and small batches win, as
 #: long as the networks get enough steps; fewest where noise would drown the sums. Seen on two datasets at epsilon 8.
 _EPOCHS, _FEWEST_EPOCHS = 4, 2
@@ -38,6 +40,8 @@ _STEPS = 350
 _BATCHES = (8, 16, 25, 32, 50, 64, 100, 128, 200, 256)
 #: Enough for a search, and what a ledger's whole count is taken at.
 FEW_ORDERS = ORDERS[2::8]
+#: Numbers of a plan that say what predictions release.
+_VOTES = frozenset({"vote", "table_noise", "prediction_mechanism", "interactions"})
 #: So small a shift is as good as no information.
 _QUIETEST_SHIFT = 1e-4
 #: The noise of updates is sought to within this share, in at most so many exact accounts.
@@ -110,7 +114,7 @@ def plan_for_budget(
     plans: type[Plan],
     *,
     epsilon: float,
-    delta: float,
+    delta: float | None,
     unit: Unit | str,
     accounting: Accounting | str,
     colluding_parties: int = 0,
@@ -124,37 +128,46 @@ def plan_for_budget(
     column_values: int | None = None,
     prediction_epsilon: float | None = None,
     same_rows: bool = False,
+    serving_epsilon: float | None = USUAL_EPSILON,
     **choices: Any,
 ) -> PlannedBudget:
     """The plan with the least noise whose epsilon of the named kind is within the budget.
 
     `plans` makes them: `Plan`. `choices` fixes any of its flat names; `largest_bytes` limits the whole run's traffic.
+    A delta of None is a tenth of 1/N, at most 1e-5.
     With strict accounting parties train alone, unless training=joint is among the choices; `columns` are then the most
     that a party has, and `prediction_epsilon` the budget of every row that is predicted. With `same_rows` those are
     rows that are trained on, and `epsilon` is for both together.
+    `serving_epsilon` is what the trained model may spend on a row that it is asked about later: votes for it are
+    counted in training, within `epsilon`. None: nobody will ask, or only in ways that need no counts.
     """
+    if data is not None:
+        num_parties, num_samples, num_classes = data.num_parties, data.num_samples, data.num_classes
+        num_test_samples = data.num_test_samples
+        columns = max(dense_columns(part.shape[1:]) for part in data.train_features)
+        column_values = data.column_values
+    if num_parties is None or num_samples is None or num_classes is None:
+        raise PlanError("give data, or num_parties, num_samples and num_classes")
     budget = Budget(
         epsilon=epsilon,
-        delta=delta,
+        delta=usual_delta(num_samples) if delta is None else delta,
         unit=named(Unit, unit, "unit"),
         accounting=named(Accounting, accounting, "accounting"),
         adversary=Adversary(colluding_parties=colluding_parties),
     )
-    if data is not None:
-        num_parties, num_samples, num_classes = data.num_parties, data.num_samples, data.num_classes
-        num_test_samples = data.num_test_samples
-        columns = max(math.prod(part.shape[1:]) for part in data.train_features)
-        column_values = data.column_values
-    if num_parties is None or num_samples is None or num_classes is None:
-        raise PlanError("give data, or num_parties, num_samples and num_classes")
     sizes = {
         "num_parties": num_parties,
         "num_samples": num_samples,
         "num_classes": num_classes,
         "num_test_samples": num_test_samples,
     }
-    if _trains_alone(budget, data, choices):
-        planned = _local(plans, budget, sizes, columns, column_values, prediction_epsilon, same_rows, choices)
+    if _trains_alone(budget, choices):
+        if choices.get("evaluation") == Evaluation.RELEASED and "prediction_mechanism" not in choices:
+            # Releases that nobody planned would be exact, and so without any epsilon.
+            prediction_epsilon = budget.epsilon if prediction_epsilon is None else prediction_epsilon
+        served = None if prediction_epsilon is not None or not _VOTES.isdisjoint(choices) else serving_epsilon
+        asked = (prediction_epsilon, served, same_rows)
+        planned = _local(plans, budget, sizes, columns, column_values, asked, choices)
         _check_bytes(planned, largest_bytes)
         return planned
     if data is not None:
@@ -175,15 +188,14 @@ def plan_for_budget(
 # --- parties that train alone ---
 
 
-def _trains_alone(budget: Budget, data: VerticalDataset | None, choices: dict[str, Any]) -> bool:
+def _trains_alone(budget: Budget, choices: dict[str, Any]) -> bool:
     """Whether a strict budget is best spent by parties that train alone: not if the caller says otherwise."""
     if budget.accounting is not Accounting.STRICT or budget.unit is Unit.PARTY:
         return False
     if choices.get("training") == "local":
         return True
     by_hand = {"training", "phases", "mechanism", "encoder", "num_trials", "beta"}
-    pictures = data is not None and data.default_encoder not in ("mlp", "linear")
-    return by_hand.isdisjoint(choices) and not pictures
+    return by_hand.isdisjoint(choices)
 
 
 def _local(
@@ -192,12 +204,16 @@ def _local(
     sizes: dict[str, int],
     columns: int | None,
     column_values: int | None,
-    prediction_epsilon: float | None,
-    same_rows: bool,
+    asked: tuple[float | None, float | None, bool],
     choices: dict[str, Any],
 ) -> PlannedBudget:
+    """`asked` is what predictions of test rows may cost, what those of later rows may, and whether predicted rows are
+    those that are trained on."""
     budget.adversary.honest_parties(sizes["num_parties"])
+    prediction_epsilon, serving_epsilon, same_rows = asked
     released, words = ({}, ()) if prediction_epsilon is None else _prediction(budget, sizes, prediction_epsilon)
+    if serving_epsilon is not None:
+        released = _serving(budget, sizes, serving_epsilon)
     rules = LocalRules(
         num_samples=sizes["num_samples"],
         num_classes=sizes["num_classes"],
@@ -206,21 +222,25 @@ def _local(
         has_tables=bool(released.get("table_noise")),
     )
     settings = {**sizes, **rules.settings(), **released, **choices}
-    num_epochs = settings["num_epochs"]
-    check_whole("num_epochs", num_epochs, least=1)
+    check_whole("num_epochs", settings["num_epochs"], least=1)
 
     def plan(shift: float) -> Plan:
         prepared = settings["preparation"] != "none"
-        return plans.of(**{**settings, **rules.strength(shift, num_epochs=num_epochs, prepared=prepared), **choices})
+        features = str(settings.get("features", "columns"))
+        noise = rules.strength(shift, num_epochs=settings["num_epochs"], prepared=prepared, features=features)
+        return plans.of(**{**settings, **noise, **choices})
 
     def spent(shift: float) -> float:
         run = plan(shift).training_run()
         return budget.spent_on(run.of_one_row() if same_rows else run.of_split(Split.TRAIN))
 
     shift = largest_shift(spent, budget.epsilon)
-    if shift is not None and "preparation" not in choices and not rules.can_prepare(shift):
-        settings["preparation"] = "none"
-        shift = largest_shift(spent, budget.epsilon)
+    if shift is not None:
+        # What rows are mapped to costs nothing; only whether they are prepared does.
+        settings = {**sizes, **rules.settings(shift), **released, **choices}
+        if "preparation" not in choices and not rules.can_prepare(shift, str(settings.get("features", "columns"))):
+            settings["preparation"] = "none"
+            shift = largest_shift(spent, budget.epsilon)
     if shift is None:
         least = plan(_QUIETEST_SHIFT)
         raise PlanError(
@@ -255,6 +275,15 @@ def _prediction(budget: Budget, sizes: dict[str, int], epsilon: float) -> tuple[
         "table_noise": choice.table_deviation or 0.0,
     }
     return names, (f"predictions within {choice.words}",)
+
+
+def _serving(budget: Budget, sizes: dict[str, int], epsilon: float) -> dict[str, Any]:
+    """The same for rows that a trained model is asked about later: now only their votes are counted."""
+    try:
+        names, _ = _prediction(budget, sizes, epsilon)
+    except PlanError:  # more classes than symbols, or too small a budget: such votes can be planned when rows are asked
+        return {}
+    return {**names, "evaluation": "simulator"} if names["table_noise"] else {}
 
 
 def _check_bytes(planned: PlannedBudget, largest_bytes: int | None) -> None:

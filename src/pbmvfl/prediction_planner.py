@@ -81,9 +81,12 @@ def plan_prediction(
     num_classes: int,
     num_rows: int,
     secure_sum: bool = True,
+    tables: bool = True,
     typical_lead: float = TYPICAL_LEAD,
 ) -> PredictionChoice:
     """The choice for one release of each row to be predicted within (epsilon, delta) for the unit.
+
+    Without `tables`, as where training is over and nobody counted votes, the votes are those that can be added up.
 
     `num_rows` are the training rows, from which tables are counted. A table costs its cells one use of its own beside
     training (`symbol_tables`); it is no part of this budget.
@@ -117,7 +120,9 @@ def plan_prediction(
     response = _response_noise(cell_epsilon, num_parties, num_classes)
     laplace = _laplace_noise(epsilon, cells, num_parties / honest, num_classes)
     factor = _TWO_CLASSES_FACTOR if num_classes == 2 else _MANY_CLASSES_FACTOR
-    if not secure_sum or factor * response <= laplace:
+    if not secure_sum and not tables:
+        raise PlanError("secure_sum=False needs tables=True: symbols that are read party by party are read by tables")
+    if tables and (not secure_sum or factor * response <= laplace):
         vote = _symbols(cell_epsilon, num_classes, num_rows, typical_lead)
         symbols = vote.symbols(num_classes)
         assert symbols is not None
@@ -137,7 +142,7 @@ def plan_prediction(
             table_deviation=_deviation(cell_epsilon, num_classes, symbols, num_rows),
             words=f"{said}: randomised response with {symbols} symbols ({vote.kind}), as {why}",
         )
-    ballot = num_classes > 2 and cell_epsilon <= _BALLOT_EPSILON
+    ballot = tables and num_classes > 2 and cell_epsilon <= _BALLOT_EPSILON
     vote, levels = _votes(cell_epsilon, num_classes, typical_lead)
     _check_least(epsilon, unit, adversary, 2 * cells / LARGEST_SCALE)
     levels = min(levels, int(epsilon * LARGEST_SCALE / (2 * cells)))

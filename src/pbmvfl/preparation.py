@@ -27,7 +27,8 @@ from pbmvfl.updates.rows import add_clipped, gram_sum
 if TYPE_CHECKING:
     from pbmvfl.randomness.secret import Entropy
 
-_PREFIX = "preparation."
+#: Before the names of what was learned about columns in a state.
+PREPARATION = "preparation."
 #: More columns would make a matrix that takes minutes to invert.
 LARGEST_COLUMNS = 4096
 
@@ -119,11 +120,11 @@ class Whitening:
         return self._centred(rows_ND) @ self._matrix_DD
 
     def state(self) -> dict[str, Tensor]:
-        return {_PREFIX + "mean": self._mean_D.clone(), _PREFIX + "matrix": self._matrix_DD.clone()}
+        return {PREPARATION + "mean": self._mean_D.clone(), PREPARATION + "matrix": self._matrix_DD.clone()}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
         for name, mine in (("mean", self._mean_D), ("matrix", self._matrix_DD)):
-            kept = state.pop(_PREFIX + name, None)
+            kept = state.pop(PREPARATION + name, None)
             if kept is None or kept.shape != mine.shape or not bool(torch.isfinite(kept).all()):
                 raise CheckpointError(
                     f"the checkpoint has no {name} of prepared columns of shape={tuple(mine.shape)}; restore it from a "

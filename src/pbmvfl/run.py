@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,10 +15,11 @@ from torch import Tensor
 
 from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.driver import Meter, Tap, deliver, drive
-from pbmvfl.errors import CheckpointError, EncoderError, PartyRefused, PbmvflError
+from pbmvfl.errors import CheckpointError, EncoderError, NonFiniteError, PartyRefused, PbmvflError, ProtocolError
 from pbmvfl.json_files import checked_object
 from pbmvfl.metrics import classification_metrics
 from pbmvfl.runs.checkpoints import Checkpoints
+from pbmvfl.runs.figures import Figures, went_astray, what_to_change
 from pbmvfl.runs.history import EpochLine
 from pbmvfl.runs.release_log import ReleaseLog
 from pbmvfl.runs.results import TRAFFIC_KINDS, Result
@@ -26,6 +28,10 @@ from pbmvfl.server import Server
 from pbmvfl.transport.base import Inspection, Transport
 from pbmvfl.wire.refusals import RefusalCode
 from pbmvfl.wire.traffic import Traffic
+
+
+class _WentAstray(Exception):
+    """The loss is out of all bounds; its words say how. What is released after this would be wasted."""
 
 
 class Run:
@@ -57,10 +63,11 @@ class Run:
         self._started = time.perf_counter()
         self._earlier = Traffic()
         self._history: list[EpochLine] = []
+        self._figures = Figures(data)
         self._is_open = False
         self._loss = float("nan")
         self._losses: list[float] = []
-        self._seen: list[tuple[Tensor, Tensor]] = []  # this epoch's noisy scores, for evaluation=released
+        self._seen: list[tuple[Tensor, Tensor]] = []  # this epoch's noisy scores: what the server saw
         #: Rows and noisy scores of this pass over the test rows, as far as it is.
         self._predicted: list[tuple[npt.NDArray[np.int64], Tensor]] = []
         server.on_joint_round = self._joint_round
@@ -68,7 +75,7 @@ class Run:
 
     def finish(self) -> Result:
         """Run to the plan's end, or to the round that a party refuses."""
-        stopped = ""
+        stopped, diverged = "", False
         try:
             drive(
                 self._server,
@@ -82,11 +89,25 @@ class Run:
         except PartyRefused as refusal:
             stopped = self._stopped_by(refusal)
             self._stop_early()
+        except _WentAstray as end:
+            stopped, diverged = str(end), True
+            self._give_up(self._server.completed_rounds)
+        except NonFiniteError as error:
+            if isinstance(error, ProtocolError) or not self._is_open:  # somebody's message, not the server's own sums
+                raise
+            completed = self._server.completed_rounds
+            stopped = f"the gradient of round {completed} (counted from 0) is no number; {what_to_change(self._plan)}"
+            diverged = True
+            self._history.append(EpochLine(epoch=_shown(self._plan.schedule.epochs_before(completed))))
+            self._give_up(completed + 1)  # the round whose gradient is no number was released too
         except KeyboardInterrupt:
             if self._is_open:  # what was charged ahead and never asked for is given back; the round under way counts
                 asked = self._server.completed_rounds + 1
                 self._log.charge_until(min(asked, self._log.records[-1].charged_until))
             raise
+        is_evaluated = bool(self._history) and "train_accuracy" in self._history[-1].metrics
+        if self._inspection is not None and is_evaluated and not self._figures.has_measured:
+            self._evaluate()  # in a session before this one; of the same weights, for what is not in the history
         return Result(
             plan=self._plan,
             metrics=self._history[-1].metrics if self._history else {},
@@ -97,6 +118,9 @@ class Run:
             row_uses=self._log.uses(self._plan),
             noise_is_seeded=self._log.noise_is_seeded,
             stopped=stopped,
+            classes=self._figures.classes,
+            largest_score=self._figures.largest_score,
+            diverged=diverged,
         )
 
     def _stopped_by(self, refusal: PartyRefused) -> str:
@@ -120,6 +144,12 @@ class Run:
         if completed:
             self._save(min(completed, self._plan.schedule.trained_at))
         self._log.charge_until(sent)
+
+    def _give_up(self, sent: int) -> None:
+        """The loss is out of all bounds: nothing more is released. Checkpoints stay as they are."""
+        self._log.charge_until(sent)
+        if sent < len(self._plan.schedule):
+            deliver(self._server, self._transport, self._meter, self._server.stop(), setup=False)
 
     # --- what happens on the way ---
 
@@ -159,8 +189,7 @@ class Run:
     def _joint_round(self, loss: float, scores: Tensor, labels: Tensor) -> None:
         self._loss = loss
         self._losses.append(loss)
-        if self._inspection is None:
-            self._seen.append((scores, labels))
+        self._seen.append((scores, labels))
 
     def _scores(self, current: Round, scores: Tensor) -> None:
         """A whole pass over the test rows is an evaluation of the networks as they are; other scores are nobody's."""
@@ -173,7 +202,7 @@ class Run:
         if current.number == end - 1 and len(self._predicted) == end - first and self._history:
             labels = self._data.test_labels[np.concatenate([rows for rows, _ in self._predicted])]
             found = torch.cat([scores for _, scores in self._predicted]).numpy()
-            metrics: dict[str, Any] = classification_metrics(found, labels, prefix="test")
+            metrics: dict[str, Any] = self._figures.measure(found, labels, "test")
             self._history[-1] = dataclasses.replace(self._history[-1], **metrics)
 
     def _round(self) -> None:
@@ -183,6 +212,7 @@ class Run:
     def _epoch_end(self) -> None:
         self._raise_faults()
         completed = self._server.completed_rounds
+        mean_loss = float(np.mean(self._losses)) if self._losses else None
         line = self._line(self._plan.schedule.epochs_before(completed))
         self._history.append(line)
         self._losses, self._seen = [], []
@@ -190,6 +220,8 @@ class Run:
             self._save(completed)
         if self._on_epoch is not None:
             self._on_epoch(line)
+        if (words := went_astray(self._plan, mean_loss, line.epoch)) is not None:
+            raise _WentAstray(words)
 
     def _raise_faults(self) -> None:
         """A network that fails is covered up by its party; whoever runs all roles is told at the end of the epoch."""
@@ -202,9 +234,10 @@ class Run:
 
     def _line(self, epoch: float) -> EpochLine:
         traffic = self._traffic()
+        loss = float(np.mean(self._losses)) if self._losses else None
         return EpochLine(
-            epoch=int(epoch) if epoch == int(epoch) else round(epoch, 4),
-            train_loss=float(np.mean(self._losses)) if self._losses else None,
+            epoch=_shown(epoch),
+            train_loss=loss if loss is None or math.isfinite(loss) else None,
             **self._evaluate(),
             bytes_up=traffic.bytes_up,
             bytes_down=traffic.bytes_down,
@@ -212,21 +245,25 @@ class Run:
         )
 
     def _evaluate(self) -> dict[str, Any]:
-        """Metrics of the epoch: from the noisy sums that the server saw, or through the simulator's door."""
-        if self._inspection is None:
-            if not self._seen:
-                return {}
+        """Metrics of the epoch: from the noisy sums that the server saw, or those through the simulator's door."""
+        metrics: dict[str, float] = {}
+        if self._seen:
             scores = torch.cat([scores for scores, _ in self._seen]).numpy()
             labels = torch.cat([labels for _, labels in self._seen]).numpy()
-            return classification_metrics(scores, labels, prefix="train")
-        metrics: dict[str, float] = {}
+            if self._inspection is not None:
+                metrics = classification_metrics(scores, labels, prefix="released_train")
+            else:
+                metrics = self._figures.measure(scores, labels, "train")
+        if self._inspection is None:
+            return metrics
         for split, labels in ((Split.TRAIN, self._data.train_labels), (Split.TEST, self._data.test_labels)):
             if len(labels):
                 exact, *others = self._inspection.exact_embeddings(split)
-                for other in others:
-                    exact = exact + other
+                with np.errstate(over="ignore", invalid="ignore"):  # what is no number is said at the end
+                    for other in others:
+                        exact = exact + other
                 scores = self._server.predict(torch.from_numpy(exact)).numpy()
-                metrics |= classification_metrics(scores, labels, prefix=split)
+                metrics |= self._figures.measure(scores, labels, split.value)
         return metrics
 
     def _save(self, completed_rounds: int) -> None:
@@ -243,3 +280,8 @@ class Run:
 
     def _traffic(self) -> Traffic:
         return self._earlier + self._meter.traffic()
+
+
+def _shown(epoch: float) -> float:
+    """Whole epochs as whole numbers."""
+    return int(epoch) if epoch == int(epoch) else round(epoch, 4)

@@ -11,7 +11,7 @@ Shape suffixes: B rows of the batch, P embedding_dim.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -31,13 +31,15 @@ from pbmvfl.errors import (
     WrongSession,
 )
 from pbmvfl.losses import log_shares
+from pbmvfl.mechanisms import Mechanism
 from pbmvfl.party import Keeper
 from pbmvfl.plan import Plan
 from pbmvfl.plan_groups import Loss
 from pbmvfl.schedule import COUNTS, SYMBOLS, Round
 from pbmvfl.secagg.keys import KEY_BYTES, RUN_ID_BYTES, SIGNATURE_BYTES, Session
+from pbmvfl.symbol_tables import decode_table, log_prior
 from pbmvfl.updates.head import Teacher
-from pbmvfl.updates.trainer import Trainer
+from pbmvfl.updates.trainer import WEIGHTS, Trainer
 from pbmvfl.vote_reader import VoteReader
 from pbmvfl.votes import VoteKind
 from pbmvfl.wire.codecs import codec_for
@@ -50,6 +52,8 @@ from pbmvfl.wire.refusals import Refusal
 
 #: Beside the weights of a checkpoint: what was read of everybody's symbols.
 _SYMBOLS = "run.symbols"
+#: Beside the head in the server's part of a model: training rows of each class, and every party's counts of votes.
+_CLASS_COUNTS, _TABLE = "classes.rows", "votes.table."
 
 
 class Server:
@@ -59,16 +63,23 @@ class Server:
         self,
         plan: Plan,
         *,
-        train_labels: npt.NDArray[np.int64],
+        train_labels: npt.NDArray[np.int64] | None = None,
         head: nn.Module | None = None,
         run_id: bytes | None = None,
         keeper: Keeper | None = None,
+        trained: Mapping[str, Tensor] | None = None,
     ) -> None:
-        if len(train_labels) != plan.num_samples:
+        """`trained` is the server's part of a model, as `part_state` gives it, for plans that only ask one: then there
+        are no labels of training rows."""
+        if (trained is None) == bool(plan.model) or (train_labels is None) != (trained is not None):
+            raise WrongPlan("a server has labels of training rows, or its part of the model that the plan names")
+        if train_labels is None:
+            train_labels = np.empty(0, dtype=np.int64)
+        elif len(train_labels) != plan.num_samples:
             raise WrongPlan(f"the server has {len(train_labels)} labels, the plan has {plan.num_samples} rows")
         self.plan = plan
         self.head = head if head is not None else build_head(plan)
-        if isinstance(self.head, SumsAsScores) and plan.loss is Loss.CROSS_ENTROPY:
+        if isinstance(self.head, SumsAsScores) and plan.loss is Loss.CROSS_ENTROPY and trained is None:
             self.head.prior_K = log_shares(torch.from_numpy(train_labels), plan.num_classes)
         joint = [kind for kind in plan.schedule.kinds if kind.carries_gradient]
         self._trainer = Trainer(plan, self.head, num_steps=sum(map(plan.schedule.num_rounds, joint)))
@@ -92,11 +103,15 @@ class Server:
         self.first_round = 0
         self._next_round = 0
         self._gradient: bytes | None = None  # of the last round, not sent yet
+        #: How many training rows each class has.
+        self.rows_of_class_K = np.bincount(train_labels, minlength=plan.num_classes)
         self._reader: VoteReader | None = None  # once the parties' counts of votes are known
         #: Called after every joint round with (loss, noisy class scores, labels): what the server itself may see.
         self.on_joint_round: Callable[[float, Tensor, Tensor], None] | None = None
         #: Called after every round without a gradient with (the round, noisy class scores).
         self.on_scores: Callable[[Round, Tensor], None] | None = None
+        if trained is not None:
+            self._begin_with(trained)
 
     # --- in ---
 
@@ -283,7 +298,8 @@ class Server:
         if self.round.kind == SYMBOLS:
             self._take_symbols(payloads)
         elif self.round.kind == COUNTS:
-            self._reader = VoteReader(self.plan, payloads, self._labels.numpy())
+            tables_MKS = [decode_table(payload, self.plan.num_classes) for payload in payloads]
+            self._reader = VoteReader(self.plan, tables_MKS, self.rows_of_class_K)
         elif self.round.kind.releases and not self.round.kind.carries_gradient and self._reader is not None:
             self._say_scores(torch.from_numpy(self._reader.scores(payloads, self.round.num_rows)))
         elif self.round.kind.releases:  # otherwise every party says that it is done, and no more
@@ -327,7 +343,18 @@ class Server:
         elif self.plan.vote.kind is VoteKind.RAW:
             self._say_scores(self.predict(torch.from_numpy(estimated)))
         else:
-            self._say_scores(torch.from_numpy(self.plan.vote.decode_sums(estimated)))
+            self._say_scores(torch.from_numpy(self._scores_of_votes(estimated, mechanism)))
+
+    def _scores_of_votes(self, estimated: npt.NDArray[np.float32], mechanism: Mechanism) -> npt.NDArray[np.float32]:
+        vote = self.plan.vote
+        if self.plan.loss is not Loss.CROSS_ENTROPY:  # such scores know already how frequent classes are
+            return vote.decode_sums(estimated)
+        return vote.class_scores(
+            estimated,
+            log_prior_K=log_prior(self.rows_of_class_K),
+            noise=mechanism.variance_upper_bound**0.5,
+            num_parties=self.plan.num_parties,
+        )
 
     def _say_scores(self, scores: Tensor) -> None:
         assert self.round is not None
@@ -353,6 +380,28 @@ class Server:
         return scores
 
     # --- beside the protocol ---
+
+    def part_state(self) -> dict[str, Tensor]:
+        """The server's part of the model: its head, how frequent classes are, and the counts that votes are read by."""
+        state = {name: value for name, value in self._trainer.state().items() if name.startswith(WEIGHTS)}
+        state[_CLASS_COUNTS] = torch.from_numpy(self.rows_of_class_K.copy())
+        tables = () if self._reader is None else self._reader.tables_MKS
+        return {**state, **{f"{_TABLE}{party}": torch.from_numpy(table.copy()) for party, table in enumerate(tables)}}
+
+    def _begin_with(self, trained: Mapping[str, Tensor]) -> None:
+        state = dict(trained)
+        counts = state.pop(_CLASS_COUNTS, None)
+        if counts is None or tuple(counts.shape) != (self.plan.num_classes,):
+            raise CheckpointError(f"the model has no counts of num_classes={self.plan.num_classes} classes")
+        self.rows_of_class_K = counts.numpy()
+        tables = [state.pop(f"{_TABLE}{party}", None) for party in range(self.plan.num_parties)]
+        self._trainer.load_state(state)
+        if self.plan.voting.has_tables:
+            if any(table is None for table in tables):
+                raise CheckpointError("the model has no counts of votes, and the plan reads votes by them")
+            self._reader = VoteReader(
+                self.plan, [table.numpy() for table in tables if table is not None], self.rows_of_class_K
+            )
 
     def state(self) -> dict[str, Tensor]:
         """With the symbols: they are released once, and every session publishes them."""

@@ -13,7 +13,6 @@ from pbmvfl.plan import Plan
 from pbmvfl.symbol_tables import (
     ballot_scores,
     class_scores,
-    decode_table,
     log_prior,
     sent_log_likelihoods,
     symbol_shares,
@@ -23,17 +22,24 @@ from pbmvfl.symbol_tables import (
 class VoteReader:
     """Class scores from everybody's votes; all of it computed from what was released."""
 
-    def __init__(self, plan: Plan, tables: Sequence[bytes | memoryview], train_labels: npt.NDArray[np.int64]) -> None:
-        """`tables` are the parties' answers to the round of counts."""
+    def __init__(
+        self, plan: Plan, tables_MKS: Sequence[npt.NDArray[np.int64]], rows_of_class_K: npt.NDArray[np.int64]
+    ) -> None:
+        """`tables_MKS` are the parties' noisy counts, as `decode_table` gives them."""
         mechanism = plan.prediction
         if not isinstance(mechanism, RandomisedSymbols | PolyaLaplace):
             raise PlanError(f"vote={plan.vote.kind}: counts read votes of mechanism=krr and mechanism=laplace alone")
         self._mechanism = mechanism
-        rows_of_class_K = np.bincount(train_labels, minlength=plan.num_classes)
+        symbols = plan.vote.counted(plan.num_classes)
+        for party, table_KS in enumerate(tables_MKS):
+            if table_KS.shape != (plan.num_classes, symbols):
+                raise PlanError(
+                    f"party={party}: its counts have shape={table_KS.shape}, vote={plan.vote.kind} makes "
+                    f"{(plan.num_classes, symbols)}"
+                )
+        self.tables_MKS = tuple(tables_MKS)
         self._log_prior_K = log_prior(rows_of_class_K)
-        self._shares_MKS = [
-            symbol_shares(decode_table(table, plan.num_classes), rows_of_class_K, plan.table_noise) for table in tables
-        ]
+        self._shares_MKS = [symbol_shares(table_KS, rows_of_class_K, plan.table_noise) for table_KS in tables_MKS]
 
     def scores(self, payloads: Sequence[bytes | memoryview], rows: int) -> npt.NDArray[np.float32]:
         """ln P(class | everybody's votes) of each row, (B, K)."""

@@ -36,6 +36,11 @@ SMALLEST_GAIN, LARGEST_GAIN = 1e-6, 1e6
 LARGEST_SYMBOLS = 256
 
 
+#: Of a party's vote: the mean of a margin for the right class, the mean share of the right class, and the variance.
+_RIGHT_LEAD, _RIGHT_SHARE, _VOTE_VARIANCE = 0.5, 0.55, 0.4
+_SMALLEST_SHARE = 1e-30
+
+
 class VoteKind(StrEnum):
     """What scores become."""
 
@@ -172,6 +177,29 @@ class Vote:
             case VoteKind.RAW | VoteKind.SHARES | VoteKind.BALLOT:
                 return estimated
         raise PlanError(f"vote={self.kind} is a symbol of each party, which tables decode; sums say nothing about it")
+
+    def class_scores(
+        self,
+        estimated: npt.NDArray[np.float32],
+        *,
+        log_prior_K: npt.NDArray[np.float64],
+        noise: float,
+        num_parties: int,
+    ) -> npt.NDArray[np.float32]:
+        """ln P(class | the sums), (B, K), for votes that are added up: what is known of a class beforehand, and the
+        sums by what they are worth.
+
+        A normal law for sums of votes of a party that is right three times in four, whose spread adds to that of the
+        noise: the more noise there is, the less a sum says beside how frequent the classes are. Nothing is learned
+        here; votes that are read by tables (`symbol_tables`) need no such guess.
+        """
+        sums_BK = self.decode_sums(estimated).astype(np.float64) / self.bound
+        num_classes = sums_BK.shape[1]
+        spread = num_parties * _VOTE_VARIANCE + (noise / self.bound) ** 2
+        of_shares = _RIGHT_SHARE - (1 - _RIGHT_SHARE) / (num_classes - 1)
+        apart = 2 * _RIGHT_LEAD if self.kind is VoteKind.MARGIN else of_shares
+        scores_BK = log_prior_K + (num_parties * apart / spread) * sums_BK
+        return np.log(np.maximum(_softmax(scores_BK), _SMALLEST_SHARE)).astype(np.float32)
 
     def to_dict(self) -> dict[str, Any]:
         return {**asdict(self), "kind": str(self.kind)}

@@ -8,10 +8,14 @@ from typing import Annotated, NoReturn
 import typer
 
 from pbmvfl.cli import ledger
+from pbmvfl.cli.asking import evaluate, predict
+from pbmvfl.cli.doctor import doctor
 from pbmvfl.cli.joint import joint
 from pbmvfl.cli.plan import plan
 from pbmvfl.cli.privacy import privacy
+from pbmvfl.cli.report import report
 from pbmvfl.cli.reproduce import reproduce
+from pbmvfl.cli.schema import schema
 from pbmvfl.cli.train import train
 from pbmvfl.errors import PbmvflError
 
@@ -19,7 +23,7 @@ app = typer.Typer(
     name="pbmvfl",
     help="Vertical federated learning with the Poisson binomial mechanism: private columns, noisy sums, one model.",
     no_args_is_help=True,
-    add_completion=False,
+    add_completion=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     rich_markup_mode="rich",
@@ -44,17 +48,22 @@ def _root(
 
 
 app.command()(train)
+app.command()(predict)
+app.command()(evaluate)
 app.command()(joint)
 app.command()(reproduce)
 app.command()(plan)
 app.command()(privacy)
+app.command()(schema)
+app.command()(report)
+app.command()(doctor)
 app.add_typer(ledger.app, name="ledger")
 
 
 def main() -> None:
     """Run the command line. Bad input ends with code 2 and a message; a bug ends with its traceback."""
     try:
-        app()
+        app(prog_name="pbmvfl")  # by whatever name it was started: completion and examples are for this one
     except PbmvflError as error:
         _fail(str(error))
     except OSError as error:  # a folder that cannot be written, a full disk

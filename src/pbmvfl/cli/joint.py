@@ -8,7 +8,15 @@ from typing import Annotated, Any
 
 import typer
 
-from pbmvfl.cli.options import TableColumns, TableFile, TableLabel, TableSchema, TableTestData
+from pbmvfl.cli.options import (
+    TableColumns,
+    TableFile,
+    TableId,
+    TableLabel,
+    TableLabelData,
+    TableSchema,
+    TableTestData,
+)
 from pbmvfl.cli.train import rows_of_options
 from pbmvfl.errors import DataError, RunFolderError
 from pbmvfl.plan_groups import DATA
@@ -25,6 +33,8 @@ def joint(
     data: TableFile = None,
     label: TableLabel = None,
     columns: TableColumns = None,
+    id_: TableId = None,
+    label_data: TableLabelData = None,
     schema: TableSchema = None,
     test_data: TableTestData = None,
     num_parties: Annotated[int | None, typer.Option(help="Parties of a named dataset.", rich_help_panel=DATA)] = None,
@@ -62,7 +72,15 @@ def joint(
     A screen costs half of the total, and is run only where it can pay; the reason is said either way.
     """
     check_delta(delta)
-    table = {"data": data, "label": label, "columns": columns, "schema": schema, "test_data": test_data}
+    table = {
+        "data": data,
+        "label": label,
+        "columns": columns,
+        "id": id_,
+        "label_data": label_data,
+        "schema": schema,
+        "test_data": test_data,
+    }
     source = rows_of_options(dataset, table, num_parties, seed)
     span = None if column_range is None else _span(column_range)
     if out is not None and out.exists() and not out.is_dir():

@@ -13,6 +13,7 @@ from pbmvfl.errors import LedgerError, PlanError
 from pbmvfl.ledger.books import PartyForecast, check_reaches_end
 from pbmvfl.ledger.forecast import Forecast, forecasts_for_plan
 from pbmvfl.ledger.ledger import Ledger
+from pbmvfl.ledger.spending import spending
 from pbmvfl.ledger.terms import Terms
 from pbmvfl.privacy.table import format_epsilon
 from pbmvfl.privacy.units import Adversary
@@ -116,6 +117,13 @@ def plan_within(
             terms = Terms.of(planned.plan, public_start=True)
             return [limit for ledger in ledgers for limit in forecasts_for_plan(ledger, name, terms)]
 
+        for ledger in ledgers:
+            for limit in ledger.limits(name):
+                if (spent := spending(ledger, name, limit).epsilon) >= limit.epsilon:
+                    raise LedgerError(
+                        f"ledger={str(ledger.path)!r} has spent {format_epsilon(spent)} on {name!r}, and its limit is "
+                        f"{limit}: nothing is left to plan with; raise a limit (`pbmvfl ledger limit`), or take others"
+                    )
         planned, tried = _largest(make, lambda planned: all(each.stops_at is None for each in ahead(planned)), epsilon)
         said = ahead(planned)
     tightest = max(said, key=lambda each: each.will_be / each.limit.epsilon)

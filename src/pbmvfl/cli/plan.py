@@ -4,20 +4,42 @@ from __future__ import annotations
 
 import json
 import shlex
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pbmvfl.cli.budget import (
+    AccountingName,
+    Delta,
+    Epsilon,
+    PredictionEpsilon,
+    RecordFlag,
+    UnitName,
+    asked_budget,
+    unit_of,
+)
+from pbmvfl.cli.known_data import ColumnsOrCount, PlanFile, Source, known_data
 from pbmvfl.cli.ledger_forecast import plan_within
-from pbmvfl.cli.options import check_picture, check_target
+from pbmvfl.cli.options import (
+    TableFile,
+    TableId,
+    TableLabel,
+    TableLabelData,
+    TableSchema,
+    TableTestData,
+    TestFraction,
+    check_picture,
+    check_target,
+)
 from pbmvfl.cli.plan_options import plan_options
-from pbmvfl.cli.plan_words import describe_plan
-from pbmvfl.errors import RunFolderError
+from pbmvfl.cli.plan_words import describe_plan, learning_notes
+from pbmvfl.errors import PlanError, RunFolderError
 from pbmvfl.files import write_atomically
 from pbmvfl.plan import Plan
-from pbmvfl.plan_groups import DATA, Training
+from pbmvfl.plan_groups import Training
 from pbmvfl.planner import PlannedBudget, noise_deviation, plan_for_budget
 from pbmvfl.privacy.table import PrivacyTable, format_epsilon, privacy_notes, usual_adversaries
 
@@ -25,40 +47,32 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _BUDGET, _OUTPUT = "Budget", "Output"
+_NEEDED = ("num_parties", "num_samples", "num_classes")
 
 
 @plan_options(
-    *(
-        "num_parties",
-        "num_samples",
-        "num_classes",
-        "num_test_samples",
-        "column_values",
-        "mechanism",
-        "embedding_dim",
-        "num_epochs",
-        "batch_size",
-    ),
-    *("training", "optimizer", "learning_rate", "gradient_codec", "noise_multiplier"),
-    required=("num_parties", "num_samples", "num_classes"),
+    *("num_parties", "num_samples", "num_classes", "num_test_samples", "column_values"),
+    *("mechanism", "embedding_dim", "num_epochs", "batch_size"),
+    *("training", "optimizer", "learning_rate", "gradient_codec", "noise_multiplier", "seed"),
 )
 def plan(
     *,
-    epsilon: Annotated[float, typer.Option(help="The budget.", rich_help_panel=_BUDGET)],
-    delta: Annotated[float, typer.Option(help="Its delta; stay below 1/N.", rich_help_panel=_BUDGET)] = 1e-5,
-    unit: Annotated[
-        str, typer.Option(help="cell | record | party: what the epsilon protects.", rich_help_panel=_BUDGET)
-    ] = "cell",
-    accounting: Annotated[
-        str,
-        typer.Option(help="strict (a theorem) | paper (as the paper counts, not a proof).", rich_help_panel=_BUDGET),
-    ] = "strict",
-    prediction_epsilon: Annotated[
-        float | None, typer.Option(help="What the prediction of a test row may cost.", rich_help_panel=_BUDGET)
-    ] = None,
-    columns: Annotated[
-        int | None, typer.Option(help="The most columns that a party has.", min=1, rich_help_panel=DATA)
-    ] = None,
+    source: Source = None,
+    data: TableFile = None,
+    label: TableLabel = None,
+    columns: ColumnsOrCount = None,
+    id_: TableId = None,
+    label_data: TableLabelData = None,
+    schema: TableSchema = None,
+    test_data: TableTestData = None,
+    test_fraction: TestFraction = None,
+    plan_file: PlanFile = None,
+    epsilon: Epsilon = None,
+    unit: UnitName = None,
+    record: RecordFlag = False,
+    accounting: AccountingName = None,
+    prediction_epsilon: PredictionEpsilon = None,
+    delta: Delta = None,
     colluding_parties: Annotated[
         int, typer.Option(help="t: parties on the server's side.", rich_help_panel=_BUDGET)
     ] = 0,
@@ -89,10 +103,14 @@ def plan(
 ) -> None:
     """The plan with the least noise under a privacy budget, and a byte budget if you give one.
 
-    [bold]Try[/]  pbmvfl plan --epsilon 8 --num-parties 5 --num-samples 7352 --num-classes 6 --columns 112
-    --out plan.json  and then  pbmvfl train activity --plan plan.json
+    [bold]Try[/]  pbmvfl plan activity --epsilon 4 --out plan.json  and then  pbmvfl train activity --plan plan.json
 
-    What you give of the mechanism and of training is fixed; the rest is chosen for you.
+    [bold]Own data[/]  pbmvfl plan --data people.csv --label churn --columns "bank=income,debt;shop=visits,basket"
+
+    [bold]No data[/]  pbmvfl plan --num-parties 5 --num-samples 7352 --num-classes 6 --columns 112
+
+    Only sizes are read of the data: rows, classes, parties and columns. What you give of the mechanism and of training
+    is fixed; the rest is chosen for you.
 
     The search over settings is not charged: choose before you look at private results.
     """
@@ -100,25 +118,49 @@ def plan(
     check_picture("picture", picture)
     if out is not None and picture is not None and out.resolve() == picture.resolve():
         raise RunFolderError(f"out={str(out)!r} and picture={str(picture)!r} are one file; name two")
-    if prediction_epsilon is not None:  # how many rows are predicted changes nothing of what one costs
-        choices = {"num_test_samples": 1, **choices}
+    table = {"data": data, "label": label, "columns": columns, "id": id_, "label_data": label_data, "schema": schema}
+    known = known_data(
+        source=source,
+        table={**table, "test_data": test_data, "test_fraction": test_fraction},
+        plan_file=plan_file,
+        given=choices,
+    )
+    if missing := [name for name in _NEEDED if name not in known.sizes]:
+        options = ", ".join("--" + name.replace("_", "-") for name in missing)
+        raise PlanError(f"give a dataset, --data TABLE, --plan FILE or a run folder, or say {options}")
+    budget = asked_budget(
+        epsilon=epsilon,
+        unit=unit_of(unit, record=record),
+        accounting=accounting,
+        prediction_epsilon=prediction_epsilon,
+    )
+    assert budget is not None
+    sizes = dict(known.sizes)
+    if prediction_epsilon is not None and not sizes.get("num_test_samples"):
+        sizes["num_test_samples"] = 1  # how many rows are predicted changes nothing of what one costs
+    chosen = {name: value for name, value in choices.items() if name not in (*sizes, "column_values")}
+    about: dict[str, Any] = {**sizes, "columns": known.columns, "column_values": choices.get("column_values")}
+    if known.data is not None:
+        about = {"data": known.data}
     make = partial(
         plan_for_budget,
         Plan,
         delta=delta,
-        unit=unit,
-        accounting=accounting,
+        unit=budget.unit,
+        accounting=budget.accounting,
         colluding_parties=colluding_parties,
         largest_bytes=max_bytes,
-        columns=columns,
-        column_values=choices.pop("column_values", None),
         prediction_epsilon=prediction_epsilon,
-        **choices,
+        **about,
+        **chosen,
     )
     if ledger is None:
-        planned = make(epsilon=epsilon)
+        planned = make(epsilon=budget.epsilon)
     else:
-        planned = plan_within(ledger, dataset, lambda most: make(epsilon=most), epsilon)
+        people = dataset if dataset is not None or known.data is None else known.data.name
+        planned = plan_within(ledger, people, lambda most: make(epsilon=most), budget.epsilon)
+    learning = learning_notes(planned.plan, (known.widest,)) if known.widest is not None else []
+    planned = replace(planned, words=(*planned.words, *learning))
     if picture is not None:  # first: if it fails, there is no plan that the command would refuse to write again
         from pbmvfl.report.budget import draw_budget
 
@@ -128,7 +170,7 @@ def plan(
     if json_:
         print(json.dumps(_to_dict(planned), indent=2))
     else:
-        _show(planned, out, picture)
+        _show(planned, out, picture, known.command)
 
 
 def _notes(planned: PlannedBudget) -> list[str]:
@@ -170,7 +212,7 @@ def _number(value: float) -> str:
     return str(value) if isinstance(value, int) else f"{value:.4f}"
 
 
-def _show(planned: PlannedBudget, out: Path | None, picture: Path | None) -> None:
+def _show(planned: PlannedBudget, out: Path | None, picture: Path | None, data: str) -> None:
     from rich.console import Console
     from rich.markup import escape
 
@@ -190,7 +232,7 @@ def _show(planned: PlannedBudget, out: Path | None, picture: Path | None) -> Non
     print_notes(console, _notes(planned))
     # Names of files are no markup, and are not broken into lines: they are there to be copied.
     if out is not None:
-        command = f"pbmvfl train DATASET --plan {shlex.quote(str(out))}"
+        command = f"pbmvfl train {data} --plan {shlex.quote(str(out))}"
         console.print(f"written to {out}; train it with: {command}", markup=False, soft_wrap=True)
     if picture is not None:
         console.print(f"drawn in {picture}", markup=False, soft_wrap=True)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from pbmvfl.local_planner import learning_note
+from pbmvfl.local_planner import dense_columns, learning_note
 from pbmvfl.mechanisms import Mechanism
 from pbmvfl.plan import Plan
 from pbmvfl.plan_groups import Evaluation, FeatureMap, PreparationName, Training, feature_width
 from pbmvfl.votes import VoteKind
 from pbmvfl.wire.traffic import human_bytes
+from pbmvfl.words import counted
 
 
 def describe_plan(plan: Plan) -> Iterator[tuple[str, str]]:
@@ -35,16 +36,15 @@ def learning_notes(plan: Plan, shape: Sequence[int]) -> list[str]:
     if plan.training is not Training.LOCAL or not plan.noise_multiplier:
         return []
     shift = 2 * math.sqrt(plan.num_epochs) / plan.noise_multiplier
-    width = feature_width(plan.features, math.prod(shape), plan.column_values)
+    width = feature_width(plan.features, dense_columns(shape), plan.column_values)
     sizes = {"num_samples": plan.num_samples, "num_classes": plan.num_classes}
     note = learning_note(shift=shift, width=width, **sizes)
     return [] if note is None else [note]
 
 
 def _released(release: Mechanism) -> str:
-    return (
-        f"{release.describe()}, embeddings of {release.embedding_dim} values in [-{release.bound:g}, {release.bound:g}]"
-    )
+    values = counted(release.embedding_dim, "value")
+    return f"{release.describe()}, embeddings of {values} in [-{release.bound:g}, {release.bound:g}]"
 
 
 def _deviation(plan: Plan) -> Iterator[tuple[str, str]]:
@@ -57,8 +57,8 @@ def _deviation(plan: Plan) -> Iterator[tuple[str, str]]:
 def _steps(plan: Plan) -> str:
     kind = next(phase.kind for phase in plan.rounds.phases if phase.kind.trains)
     rounds = plan.schedule.rounds_per_pass(kind)
-    each = "of all rows" if rounds == 1 else f"of {rounds} rounds, {plan.batch_size} rows each"
-    return f"{plan.num_epochs} epochs {each}, {plan.optimizer} {plan.learning_rate:g}"
+    each = "of all rows" if rounds == 1 else f"of {counted(rounds, 'round')}, {counted(plan.batch_size, 'row')} each"
+    return f"{counted(plan.num_epochs, 'epoch')} {each}, {plan.optimizer} {plan.learning_rate:g}"
 
 
 def _joint(plan: Plan) -> str:

@@ -1,4 +1,4 @@
-"""What `pbmvfl train DATASET` uses where the user says nothing: settings that work, per dataset."""
+"""What `pbmvfl train DATASET --paper` uses, and what it adds to numbers by hand: settings that work, per dataset."""
 
 from __future__ import annotations
 

@@ -3,37 +3,57 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from pbmvfl.cli.known_data import PlanFile, Source, known_data
+from pbmvfl.cli.options import (
+    TableColumns,
+    TableFile,
+    TableId,
+    TableLabel,
+    TableLabelData,
+    TableSchema,
+    TableTestData,
+    TestFraction,
+)
 from pbmvfl.cli.plan_options import plan_options
 from pbmvfl.errors import PlanError
 from pbmvfl.mechanisms import MECHANISMS
 from pbmvfl.plan import Plan
 from pbmvfl.plan_names import plan_settings
-from pbmvfl.privacy.conversion import check_delta
+from pbmvfl.privacy.conversion import check_delta, usual_delta
 from pbmvfl.privacy.table import privacy_notes
 from pbmvfl.privacy.units import SERVER, Adversary
 
-_NEEDED = ("num_parties", "num_samples", "embedding_dim", "num_epochs")
+_SIZES = ("num_parties", "num_samples")
+_NEEDED = (*_SIZES, "embedding_dim", "num_epochs")
+#: They are there whether or not somebody gave them.
+_USUAL = ("mechanism", "batch_size", "noise_multiplier")
 
 
 @plan_options(
     *("num_parties", "num_samples", "mechanism", "embedding_dim", "secure_aggregation"),
     *("num_epochs", "batch_size", "noise_multiplier"),
-    defaults=("mechanism", "batch_size", "noise_multiplier"),
+    defaults=_USUAL,
 )
 def privacy(
     *,
-    run: Annotated[
-        Path | None,
-        typer.Argument(help="A run folder, or a plan of `pbmvfl plan --out`; or give numbers.", show_default=False),
-    ] = None,
+    source: Source = None,
+    data: TableFile = None,
+    label: TableLabel = None,
+    columns: TableColumns = None,
+    id_: TableId = None,
+    label_data: TableLabelData = None,
+    schema: TableSchema = None,
+    test_data: TableTestData = None,
+    test_fraction: TestFraction = None,
+    plan_file: PlanFile = None,
     choices: dict[str, Any],
     delta: Annotated[
-        float | None, typer.Option(help="Of every epsilon; stay below 1/N. Default: 1e-5, or the run's own.")
+        float | None,
+        typer.Option(help="Of every epsilon. Default: the run's own, or a tenth of 1/N, at most 1e-5."),
     ] = None,
     colluding_parties: Annotated[
         int | None,
@@ -49,23 +69,34 @@ def privacy(
     [bold]strict[/] counts every release that can depend on the unit; a theorem under the conditions in --json.
 
     [bold]Try[/]  pbmvfl privacy runs/phishing-001
+
+    For a dataset or --data alone it is that of the plan that `pbmvfl train` would make; with numbers, that of those.
     """
     if delta is not None:
         check_delta(delta)
-    if run is not None:
-        from pbmvfl.cli.run_privacy import show_run
+    own: dict[str, Any] = {"data": data, "label": label, "columns": columns, "id": id_, "label_data": label_data}
+    own |= {"schema": schema, "test_data": test_data, "test_fraction": test_fraction}
+    known = known_data(source=source, table=own, plan_file=plan_file, given=choices, load=False)
+    by_hand = any(name not in (*_USUAL, *_SIZES) for name in choices)
+    if (known.folder or known.plan_file or known.data) is not None and not by_hand:
+        from pbmvfl.cli.run_privacy import show_plan, show_run
 
-        show_run(run, delta=delta, as_json=json_)
+        if known.data is not None:
+            show_plan(Plan.for_data(known.data), delta=delta, as_json=json_)
+        else:
+            path = known.folder or known.plan_file
+            assert path is not None
+            show_run(path, delta=delta, as_json=json_)
         return
-    delta = 1e-5 if delta is None else delta
-    missing = [name for name in _NEEDED if name not in choices]
-    if missing:
+    choices = {**choices, **{name: known.sizes[name] for name in _SIZES if name in known.sizes}}
+    if missing := [name for name in _NEEDED if name not in choices]:
         options = ", ".join("--" + name.replace("_", "-") for name in missing)
-        raise PlanError(f"give a run folder or a plan's file, or say {options}")
+        raise PlanError(f"give a dataset, --data TABLE, a run folder or a plan's file, or say {options}")
+    delta = usual_delta(choices["num_samples"]) if delta is None else delta
     # An epsilon of numbers that nobody gave would be taken for that of somebody's own.
-    known = plan_settings()
-    own = MECHANISMS[choices["mechanism"]].own_settings()
-    unsaid = [name for name in own if name not in choices and known[name].kind is not bool]
+    settings = plan_settings()
+    numbers = MECHANISMS[choices["mechanism"]].own_settings()
+    unsaid = [name for name in numbers if name not in choices and settings[name].kind is not bool]
     if unsaid:
         options = ", ".join("--" + name.replace("_", "-") for name in unsaid)
         raise PlanError(f"mechanism={choices['mechanism']} has numbers that were not given; say {options}")

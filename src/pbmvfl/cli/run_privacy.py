@@ -14,7 +14,7 @@ from pbmvfl.plan import Plan
 from pbmvfl.planner import FEW_ORDERS
 from pbmvfl.privacy.accounting import TrainingRun, charges, rdp_curve
 from pbmvfl.privacy.composition import Losses, NoLosses
-from pbmvfl.privacy.conversion import epsilon_from_rdp
+from pbmvfl.privacy.conversion import epsilon_from_rdp, usual_delta
 from pbmvfl.privacy.events import Event, ReleaseEvent, UpdateEvent
 from pbmvfl.privacy.gaussian_filter import epsilon_in_turn
 from pbmvfl.privacy.table import format_epsilon, privacy_notes, privacy_table
@@ -28,7 +28,17 @@ if TYPE_CHECKING:
 def show_run(path: Path, *, delta: float | None, as_json: bool) -> None:
     """The tables of a run folder, or of a plan that `pbmvfl plan --out` wrote."""
     plan, result, ledgers, own_delta, dataset = _read(path)
-    delta = own_delta if delta is None else delta
+    _show(plan, result, ledgers, own_delta if delta is None else delta, dataset, as_json=as_json)
+
+
+def show_plan(plan: Plan, *, delta: float | None, as_json: bool) -> None:
+    """Those of a plan that nobody has written yet."""
+    _show(plan, None, None, usual_delta(plan.num_samples) if delta is None else delta, None, as_json=as_json)
+
+
+def _show(
+    plan: Plan, result: Result | None, ledgers: Path | None, delta: float, dataset: str | None, *, as_json: bool
+) -> None:
     run = plan.training_run() if result is None else result.training_run
     known = result is not None and result.noise_is_seeded
     books = [] if ledgers is None or dataset is None else _books(ledgers, dataset, delta)
@@ -74,7 +84,6 @@ def _written(value: Any) -> Any:
 def _read(path: Path) -> tuple[Plan, Result | None, Path | None, float, str | None]:
     """(plan, result if there is one, folder of ledgers, delta, the data's name) of a run folder or of a plan's file."""
     from pbmvfl.runs.folder import RunFolder
-    from pbmvfl.runs.results import DEFAULT_DELTA
 
     if path.is_dir():
         folder = RunFolder.existing(path)
@@ -85,14 +94,14 @@ def _read(path: Path) -> tuple[Plan, Result | None, Path | None, float, str | No
         raise RunFolderError(f"run={str(path)!r} is neither a run folder nor a plan's file; give one that exists")
     values = read_object(path, {}, PlanError)
     plan = Plan.from_dict(values["plan"] if isinstance(values.get("plan"), dict) else values)
-    return plan, None, None, DEFAULT_DELTA, None
+    return plan, None, None, usual_delta(plan.num_samples), None
 
 
 def _name_of(rows: NamedSource | TableSource) -> str:
     """The name under which ledgers know the data."""
     if isinstance(rows, NamedSource):
         return rows.dataset
-    return rows.dataset_name or Path(rows.data).stem
+    return rows.name
 
 
 def _as_ledgers_count(run: TrainingRun, unit: Unit, delta: float) -> float:

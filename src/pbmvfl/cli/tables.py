@@ -37,10 +37,10 @@ def plain_table(*titles: str, left: int = 1, title: str | None = None) -> Table:
     return table
 
 
-def print_notes(console: Console, notes: Iterable[str]) -> None:
+def print_notes(console: Console, notes: Iterable[str], *, kind: str = "note") -> None:
     """What a person should know besides the figures; a note may name files and columns, so it is no markup."""
     for note in notes:
-        console.print(f"[yellow]note:[/] {escape(note)}")
+        console.print(f"[yellow]{kind}:[/] {escape(note)}")
 
 
 def _against(adversary: Adversary) -> str:
@@ -84,10 +84,18 @@ def print_privacy_of_rows(
 
 
 def print_privacy(
-    console: Console, table: PrivacyTable, *, title: str, legend: bool = True, explained: EpsilonBound | None = None
+    console: Console,
+    table: PrivacyTable,
+    *,
+    title: str,
+    legend: bool = True,
+    explained: EpsilonBound | None = None,
+    strict_only: bool = False,
 ) -> None:
     """One line for each unit and accounting, one column for each adversary; `explained` (the first bound if it is not
-    given) is also put into words."""
+    given) is also put into words. `strict_only` leaves out the paper's count, where that is not another one."""
+    if strict_only:
+        table = PrivacyTable(tuple(row for row in table.bounds if row.accounting is Accounting.STRICT))
     adversaries = list(dict.fromkeys(row.adversary for row in table.bounds))
     delta = table.bounds[0].delta
     columns = [f"{_against(adversary)}\nepsilon adv." for adversary in adversaries]

@@ -11,15 +11,37 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pbmvfl.cli.options import TableColumns, TableFile, TableLabel, TableSchema, TableTestData
+from pbmvfl.cli.budget import (
+    AccountingName,
+    AskedBudget,
+    Delta,
+    Epsilon,
+    PredictionEpsilon,
+    RecordFlag,
+    UnitName,
+    asked_budget,
+    unit_of,
+)
+from pbmvfl.cli.options import (
+    TableColumns,
+    TableFile,
+    TableId,
+    TableLabel,
+    TableLabelData,
+    TableSchema,
+    TableTestData,
+    TestFraction,
+    table_files,
+)
 from pbmvfl.cli.plan_options import plan_options
 from pbmvfl.cli.presets import preset, uses_pictures
 from pbmvfl.errors import CheckpointError, DataError, PlanError, RunFolderError
 from pbmvfl.json_files import read_object
 from pbmvfl.plan import Plan
 from pbmvfl.plan_groups import DATA
+from pbmvfl.plan_names import NEUTRAL
 from pbmvfl.planner import PlannedBudget, plan_for_budget
-from pbmvfl.privacy.conversion import check_delta
+from pbmvfl.privacy.conversion import check_delta, usual_delta
 from pbmvfl.runs.folder import RunFolder
 from pbmvfl.runs.results import DEFAULT_DELTA
 from pbmvfl.runs.source import NamedSource, RunSource, TableSource
@@ -29,10 +51,6 @@ if TYPE_CHECKING:
     from pbmvfl.federation import Parties
 
 _RUN, _BUDGET = "Run", "Budget"
-#: Of a run without a plan and without numbers of one.
-_DEFAULT_EPSILON = 8.0
-#: Numbers that fit any plan, so that giving them is not yet a plan by hand.
-_NEUTRAL = frozenset({"seed", "evaluation"})
 #: What the data says and not the user.
 _SIZES = frozenset({"num_parties", "num_samples", "num_test_samples", "num_classes", "encoder"})
 #: What a plan and the data it is used for must agree on; a plan may leave the test rows open.
@@ -56,11 +74,11 @@ def train(
     data: TableFile = None,
     label: TableLabel = None,
     columns: TableColumns = None,
+    id_: TableId = None,
+    label_data: TableLabelData = None,
     schema: TableSchema = None,
     test_data: TableTestData = None,
-    test_fraction: Annotated[
-        float | None, typer.Option(help="That part, chosen by the public seed. Default: 0.2.", rich_help_panel=DATA)
-    ] = None,
+    test_fraction: TestFraction = None,
     dataset_name: Annotated[
         str | None,
         typer.Option(
@@ -71,36 +89,25 @@ def train(
     root: Annotated[
         Path | None, typer.Option(help="Folder with local copies of the datasets.", rich_help_panel=DATA)
     ] = None,
-    epsilon: Annotated[
-        float | None,
-        typer.Option(
-            help="What training may cost. Default: 8, unless you give a plan or numbers of one.",
-            rich_help_panel=_BUDGET,
-        ),
-    ] = None,
-    unit: Annotated[
-        str | None,
-        typer.Option(help="cell | record | party: what the epsilon protects. Default: cell.", rich_help_panel=_BUDGET),
-    ] = None,
-    accounting: Annotated[
-        str | None,
-        typer.Option(
-            help="strict (a theorem) | paper (as the paper counts, not a proof). Default: strict.",
-            rich_help_panel=_BUDGET,
-        ),
-    ] = None,
-    prediction_epsilon: Annotated[
-        float | None,
-        typer.Option(
-            help="What the prediction of a test row may cost. Without it: exact sums, outside the epsilon.",
-            rich_help_panel=_BUDGET,
-        ),
-    ] = None,
+    epsilon: Epsilon = None,
+    unit: UnitName = None,
+    record: RecordFlag = False,
+    accounting: AccountingName = None,
+    prediction_epsilon: PredictionEpsilon = None,
     same_rows: Annotated[
         bool,
         typer.Option(
             "--same-rows",
             help="Rows that are trained on are also predicted: --epsilon is for both together.",
+            rich_help_panel=_BUDGET,
+        ),
+    ] = False,
+    delta: Delta = None,
+    paper: Annotated[
+        bool,
+        typer.Option(
+            "--paper",
+            help="The paper's own training and sizes for this dataset, instead of a budget: a very large epsilon.",
             rich_help_panel=_BUDGET,
         ),
     ] = False,
@@ -137,10 +144,6 @@ def train(
             rich_help_panel=_RUN,
         ),
     ] = False,
-    delta: Annotated[
-        float | None,
-        typer.Option(help="Of every epsilon. Default: 1e-5, or a tenth of 1/N if less.", rich_help_panel=_BUDGET),
-    ] = None,
     checkpoint_every: Annotated[int, typer.Option(help="Epochs between checkpoints.", min=1, rich_help_panel=_RUN)] = 1,
     parties: Annotated[
         str, typer.Option(help="in-process | processes: a process for each party.", rich_help_panel=_RUN)
@@ -157,21 +160,26 @@ def train(
 
     [bold]Try[/]  pbmvfl train phishing --epsilon 2
 
-    A budget is all it needs: the epsilon is a theorem, and the rest is planned. With --accounting paper, or with
-    numbers of a mechanism, training is the paper's.
+    A budget is all it needs, epsilon 8 if you give none: it is a theorem, and the rest is planned. What reproduces the
+    paper is asked for by name: --paper, --accounting paper, or numbers of its mechanism.
 
     [bold]Own data[/]  pbmvfl train --data people.csv --label churn --columns "bank=income,debt;shop=visits,basket"
 
     The run folder gets plan.json, history.csv, result.json, curves.png and checkpoints/.
+
+    [bold]Ends with[/]  0 done; 2 bad input, or a disk that is full; 3 ended by a party's ledger; 4 the loss diverged;
+    130 interrupted. After 2, 3 and 130 what is trained is kept: --resume goes on.
     """
     given = dict(choices)
     num_parties = given.pop("num_parties", None)
     table = {
-        "data": _absolute(data),
+        "data": table_files("--data", data),
         "label": label,
         "columns": columns,
+        "id": id_,
+        "label_data": _absolute(label_data),
         "schema": _absolute(schema),
-        "test_data": _absolute(test_data),
+        "test_data": table_files("--test-data", test_data),
         "test_fraction": test_fraction,
         "dataset_name": dataset_name,
     }
@@ -182,7 +190,7 @@ def train(
     if delta is not None:
         check_delta(delta)
     where = Parties.named(parties)
-    planned = {} if plan_file is None else _read_plan(plan_file)
+    planned = {} if plan_file is None else read_plan(plan_file)
     ahead = partial(look_ahead, exact_metrics=exact_metrics, until_limit=until_limit, quiet=json_)
     if resume is not None:
         if out is not None:
@@ -197,10 +205,17 @@ def train(
         public_seed = given.get("seed", planned.get("seed", 0))
         rows = _rows(dataset, table, wanted, root, public_seed)
         source = RunSource(rows=rows, ledger=_absolute(ledger), delta=DEFAULT_DELTA if delta is None else delta)
-        # Networks on pictures under a strict budget are a study yet: without a budget they get the paper's training.
-        by_hand = bool(planned) or not _NEUTRAL.issuperset(given) or uses_pictures(dataset)
-        asked_for = (epsilon, unit, accounting, prediction_epsilon, same_rows)
-        budget = _budget(*asked_for, is_planned=bool(planned), by_hand=by_hand)
+        if paper and planned:
+            raise PlanError("--paper and --plan both say how to train; give one of them")
+        budget = asked_budget(
+            epsilon=epsilon,
+            unit=unit_of(unit, record=record),
+            accounting=accounting,
+            prediction_epsilon=prediction_epsilon,
+            same_rows=same_rows,
+            instead="--plan" if planned else "--paper" if paper else None,
+            by_hand=not NEUTRAL.issuperset(given),
+        )
         run = _new(source, planned, given, out, where, ahead, budget, own_delta=delta is not None)
     training = TrainingRun(
         run.folder,
@@ -222,42 +237,6 @@ def train(
         training.go()
 
 
-@dataclass(frozen=True)
-class _Budget:
-    """What the user wants to spend."""
-
-    epsilon: float
-    unit: str
-    accounting: str
-    prediction_epsilon: float | None
-    same_rows: bool
-
-
-def _budget(
-    epsilon: float | None,
-    unit: str | None,
-    accounting: str | None,
-    prediction_epsilon: float | None,
-    same_rows: bool,
-    *,
-    is_planned: bool,
-    by_hand: bool,
-) -> _Budget | None:
-    """The budget that was asked for, or the usual one; None where a plan was given, or numbers of one."""
-    asked = {"epsilon": epsilon, "unit": unit, "accounting": accounting, "prediction_epsilon": prediction_epsilon}
-    named = [f"--{name.replace('_', '-')}" for name, value in asked.items() if value is not None]
-    if is_planned and named:
-        raise PlanError(f"{named[0]} and --plan both say what is spent; give one of them")
-    if is_planned or (not named and by_hand):
-        return None
-    chosen = _DEFAULT_EPSILON if epsilon is None else epsilon
-    if prediction_epsilon is not None and not prediction_epsilon > 0:
-        raise PlanError(f"prediction_epsilon={prediction_epsilon:g} must be above 0; leave it out for exact sums")
-    if same_rows and prediction_epsilon is None:
-        raise PlanError("--same-rows goes with --prediction-epsilon: without it nothing is predicted at a cost")
-    return _Budget(chosen, unit or "cell", accounting or "strict", prediction_epsilon, same_rows)
-
-
 def _absolute(path: Path | None) -> str | None:
     """Run folders may be resumed from elsewhere."""
     return None if path is None else str(path.resolve())
@@ -275,11 +254,13 @@ class _Prepared:
 
 
 def rows_of_options(
-    dataset: str | None, table: dict[str, Path | str | None], num_parties: int | None, seed: int
+    dataset: str | None, table: dict[str, Any], num_parties: int | None, seed: int
 ) -> NamedSource | TableSource:
     """The same for another command, from what its options say."""
     given = {name: _absolute(value) if isinstance(value, Path) else value for name, value in table.items()}
-    unsaid: dict[str, Any] = dict.fromkeys(("test_fraction", "dataset_name"))
+    for name in ("data", "test_data"):
+        given[name] = table_files(f"--{name.replace('_', '-')}", table.get(name))
+    unsaid: dict[str, Any] = dict.fromkeys(("id", "label_data", "schema", "test_fraction", "dataset_name"))
     return _rows(dataset, {**unsaid, **given}, num_parties, None, seed)
 
 
@@ -290,18 +271,19 @@ def _rows(
     if (dataset is None) == (table["data"] is None):
         raise DataError("give either a DATASET (digits, phishing, activity, ...) or --data TABLE")
     if dataset is not None:
-        for option in ("label", "columns", "schema", "test_data", "test_fraction", "dataset_name"):
+        for option in (name for name in table if name != "data"):
             if table[option] is not None:
                 raise DataError(f"--{option.replace('_', '-')} goes with --data TABLE, not with DATASET={dataset}")
         return NamedSource(dataset=dataset, num_parties=num_parties, root=_absolute(root))
-    for option in ("label", "columns"):
+    # Each party's own file says by itself what it holds, and needs to say which rows are whose.
+    for option in ("label", "id" if isinstance(table["data"], dict) else "columns"):
         if table[option] is None:
             raise DataError(f"--data needs --{option}")
     given = {name: value for name, value in table.items() if value is not None}
     return TableSource(**given, seed=seed, num_parties=num_parties)
 
 
-def _read_plan(path: Path) -> dict[str, Any]:
+def read_plan(path: Path) -> dict[str, Any]:
     """A plan's fields, from `pbmvfl plan --out` or from the whole of `pbmvfl plan --json`."""
     values = read_object(path, {}, PlanError)
     return Plan.from_dict(values["plan"] if isinstance(values.get("plan"), dict) else values).flat()
@@ -314,7 +296,7 @@ def _new(
     out: Path | None,
     parties: Parties,
     ahead: Callable[[Plan, VerticalDataset, RunSource], None],
-    budget: _Budget | None,
+    budget: AskedBudget | None,
     *,
     own_delta: bool,
 ) -> _Prepared:
@@ -339,7 +321,7 @@ def _new(
         if name in planned and planned[name] != getattr(data, name):
             raise PlanError(f"the plan was made for {name}={planned[name]}, the data has {getattr(data, name)}")
     if not own_delta:
-        source = replace(source, delta=min(DEFAULT_DELTA, 0.1 / data.num_samples))
+        source = replace(source, delta=usual_delta(data.num_samples))
     planned_budget = None if budget is None else _planned(data, budget, source.delta, chosen)
     plan = Plan.for_data(data, **chosen) if planned_budget is None else planned_budget.plan
     Federation(plan, parties=parties).check(data)  # all that can be wrong with the input, while there is no folder yet
@@ -351,7 +333,7 @@ def _new(
     return _Prepared(folder, plan, data, source, () if planned_budget is None else planned_budget.words)
 
 
-def _planned(data: VerticalDataset, budget: _Budget, delta: float, chosen: dict[str, Any]) -> PlannedBudget:
+def _planned(data: VerticalDataset, budget: AskedBudget, delta: float, chosen: dict[str, Any]) -> PlannedBudget:
     return plan_for_budget(
         Plan,
         epsilon=budget.epsilon,

@@ -1,4 +1,4 @@
-"""What a person sees of a training run: the plan before it, a bar during it, a table after it."""
+"""What a person sees of a training run: the plan before it, a bar and epochs during it, its result after it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 import os
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,22 +17,27 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from pbmvfl.cli.plan_words import describe_plan, learning_notes
+from pbmvfl.cli.result_words import print_result
 from pbmvfl.cli.tables import print_notes, print_privacy_of_rows
 from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.errors import LedgerError, ProtocolError, TransportError
 from pbmvfl.federation import Federation, Parties, newest_common_round
+from pbmvfl.files import not_written
+from pbmvfl.metrics import class_figures
 from pbmvfl.plan import Plan
 from pbmvfl.privacy.table import privacy_notes
 from pbmvfl.report.curves import draw_curves
+from pbmvfl.runs.figures import describe_classes, notes_on_classes
 from pbmvfl.runs.folder import RunFolder
 from pbmvfl.runs.history import EpochLine
 from pbmvfl.runs.release_log import ReleaseLog
 from pbmvfl.runs.results import Result
 from pbmvfl.schedule import RowUses
 from pbmvfl.wire.traffic import Traffic, human_bytes
+from pbmvfl.words import counted
 
-#: Exit code of a run that a party's ledger ended: not an error, and not a complete run.
-STOPPED_BY_LEDGER = 3
+#: Exit codes of runs that are no error and not complete: a party's ledger ended it, or its loss went astray.
+STOPPED_BY_LEDGER, DIVERGED = 3, 4
 _MOST_LINES = 30
 
 
@@ -72,23 +77,55 @@ class TrainingRun:
 
         torch.set_num_threads(self._threads)
         result = self._folder.read_result() if self._resumed else None
-        if result is None or result.stopped:
+        if result is not None and result.diverged:
+            self._say(f"{self._folder.path} has diverged and is not continued; this is its result.")
+        elif result is not None and not result.stopped:
+            self._say(f"{self._folder.path} is finished already; this is its result.")
+        else:
             if self._resumed:
                 self._require_ledgers()
             if result is not None:
                 self._say(f"{self._folder.path} was ended by a party's ledger; it goes on from there.")
             self._show_plan()
-            result = self._train()
-            draw_curves(result, self._folder.curves)
-            self._folder.write_result(result, delta=self._delta)
-        else:
-            self._say(f"{self._folder.path} is finished already; this is its result.")
+            with self._saying_how_to_go_on():
+                result = self._train()
+                if result.model is not None:
+                    result.model.save(self._folder.new_model())
+                self._draw(result)
+                self._folder.write_result(result, delta=self._delta)
         if self._json_only:
             print(result.to_json(delta=self._delta), end="")
         else:
-            self._show_result(result)
+            print_result(self._console, result, delta=self._delta, is_news=self._resumed or bool(result.stopped))
+            self._say(f"result.json, history.csv and curves.png are in {self._folder.path}")
         if result.stopped:
-            raise SystemExit(STOPPED_BY_LEDGER)
+            raise SystemExit(DIVERGED if result.diverged else STOPPED_BY_LEDGER)
+
+    @contextlib.contextmanager
+    def _saying_how_to_go_on(self) -> Iterator[None]:
+        """What was trained is in checkpoints, and what was released is counted: a run that fails can go on."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            self._hint(f"stopped; continue with: {self._resume_command}")
+            raise SystemExit(130) from None
+        except (ProtocolError, TransportError, LedgerError, OSError) as error:
+            if self._folder.checkpoints.exists() or not isinstance(error, LedgerError):
+                self._hint(f"what is trained is kept; continue with: {self._resume_command}")
+            if isinstance(error, OSError) and error.filename is None:  # a full disk names no file
+                raise not_written(self._folder.path, error) from error
+            raise
+
+    @property
+    def _resume_command(self) -> str:
+        return f"pbmvfl train --resume {shlex.quote(str(self._folder.path))}"
+
+    def _draw(self, result: Result) -> None:
+        path = self._folder.curves
+        try:
+            draw_curves(result, path)
+        except OSError as error:
+            raise not_written(path, error) from error
 
     def _require_ledgers(self) -> None:
         """A new folder of ledgers would know neither of this run's releases nor of anybody's limits."""
@@ -114,39 +151,32 @@ class TrainingRun:
 
             def on_epoch(line: EpochLine) -> None:
                 watch.on_epoch(line)
-                # A file or a pipe gets a line an epoch instead of a bar, and of many epochs some.
+                # A line an epoch, of many epochs some; on a terminal they stand above the bar and stay.
                 few = -(-plan.num_epochs // _MOST_LINES)
-                if not self._console.is_terminal and (line.epoch % few == 0 or line.epoch == plan.num_epochs):
+                if line.epoch % few == 0 or line.epoch == plan.num_epochs:
                     self._say(_describe_epoch(line, plan.num_epochs))
 
-            try:
-                return Federation(plan, parties=self._parties).fit(
-                    self._data,
-                    checkpoints=self._folder.checkpoints,
-                    sessions=self._folder.sessions,
-                    checkpoint_every=self._checkpoint_every,
-                    ledger=self._ledger,
-                    exact_metrics=self._exact_metrics,
-                    until_limit=self._until_limit,
-                    on_round=watch.on_round,
-                    on_epoch=on_epoch,
-                )
-            except KeyboardInterrupt:
-                bar.stop()
-                self._say(f"stopped; continue with: pbmvfl train --resume {shlex.quote(str(self._folder.path))}")
-                raise SystemExit(130) from None
-            except (ProtocolError, TransportError):
-                bar.stop()
-                self._say(f"what is trained is kept: pbmvfl train --resume {shlex.quote(str(self._folder.path))}")
-                raise
+            return Federation(plan, parties=self._parties).fit(
+                self._data,
+                checkpoints=self._folder.checkpoints,
+                sessions=self._folder.sessions,
+                checkpoint_every=self._checkpoint_every,
+                ledger=self._ledger,
+                exact_metrics=self._exact_metrics,
+                until_limit=self._until_limit,
+                on_round=watch.on_round,
+                on_epoch=on_epoch,
+            )
 
     # --- tables ---
 
     def _show_plan(self) -> None:
         plan, data = self._plan, self._data
         table = Table(show_header=False, box=None, padding=(0, 2))
-        rows = f"{data.num_samples:,} training and {data.num_test_samples:,} test rows, {data.num_classes} classes"
-        table.add_row("data", escape(f"{data.name}: {rows}"))
+        rows = f"{counted(data.num_samples, 'training row')} and {counted(data.num_test_samples, 'test row')}"
+        table.add_row("data", escape(f"{data.name}: {rows}, {data.num_classes} classes"))
+        classes = class_figures(data.class_names, data.train_labels, data.test_labels)
+        table.add_row("classes", escape(describe_classes(classes)))
         table.add_row("parties", escape(_describe_parties(data)))
         for title, words in describe_plan(plan):
             table.add_row(title, escape(words))
@@ -161,6 +191,7 @@ class TrainingRun:
         title = "epsilon that this will cost" + (" in all" if released is not None else "")
         print_privacy_of_rows(self._console, run, delta=self._delta, title=title)
         print_notes(self._console, self._warnings())
+        print_notes(self._console, notes_on_classes(classes), kind="warning")
 
     def _released(self) -> tuple[int, tuple[RowUses, ...], bool] | None:
         """Where a resumed run goes on, how often a row will have been released at its end, and whether the weights
@@ -174,6 +205,10 @@ class TrainingRun:
     def _say(self, text: str) -> None:
         """Names of folders are no markup, and are not broken into lines."""
         self._console.print(text, markup=False, soft_wrap=True)
+
+    def _hint(self, text: str) -> None:
+        """What is said also where only JSON goes to stdout."""
+        Console(stderr=self._json_only, highlight=False).print(text, markup=False, soft_wrap=True)
 
     def _warnings(self) -> list[str]:
         plan = self._plan
@@ -193,42 +228,24 @@ class TrainingRun:
             )
         return notes
 
-    def _show_result(self, result: Result) -> None:
-        table = Table(show_header=True, header_style="bold", box=None, padding=(0, 2))
-        table.add_column("")
-        table.add_column("train", justify="right")
-        table.add_column("test", justify="right")
-        for name, title in (("accuracy", "accuracy"), ("auprc", "AUPRC")):
-            values = [result.metrics.get(f"{split}_{name}") for split in ("train", "test")]
-            if any(value is not None for value in values):
-                table.add_row(title, *("" if value is None else f"{value:.4f}" for value in values))
-        if table.row_count:
-            self._console.print(table)
-        traffic = result.traffic
-        self._console.print(
-            f"{traffic.rounds:,} rounds in {result.seconds:.1f} s; measured {human_bytes(traffic.bytes_up)} up, "
-            f"{human_bytes(traffic.bytes_down)} down, {human_bytes(traffic.bytes_setup)} set-up"
-        )
-        run = result.training_run
-        known = result.noise_is_seeded
-        title = "epsilon that was spent"
-        print_privacy_of_rows(self._console, run, delta=self._delta, title=title, legend=False, noise_is_known=known)
-        print_notes(self._console, result.notes)
-        self._say(f"result.json, history.csv and curves.png are in {self._folder.path}")
-
 
 def _describe_parties(data: VerticalDataset) -> str:
     shapes = ["x".join(map(str, part.shape[1:])) for part in data.train_features]
     if len(set(shapes)) == 1:
-        return f"{data.num_parties}, each with {shapes[0]} columns"
+        return f"{data.num_parties}, each with {shapes[0]} {'column' if shapes[0] == '1' else 'columns'}"
     return ", ".join(f"{name} ({shape})" for name, shape in zip(data.party_names, shapes, strict=True))
 
 
 def _describe_epoch(line: EpochLine, num_epochs: int) -> str:
     shown = ("train_loss", "train_accuracy", "train_auprc", "test_accuracy", "test_auprc")
     measured = line.metrics
-    values = ", ".join(f"{name.replace('_', ' ')} {measured[name]:.4f}" for name in shown if name in measured)
+    values = ", ".join(f"{name.replace('_', ' ')} {_figure(measured[name])}" for name in shown if name in measured)
     return f"epoch {line.epoch} of {num_epochs} after {line.seconds:.1f} s" + (f": {values}" if values else "")
+
+
+def _figure(value: float) -> str:
+    """A loss that has gone astray is not written out."""
+    return f"{value:.4f}" if abs(value) < 1e4 else f"{value:.3g}"
 
 
 class _Watch:
@@ -252,7 +269,7 @@ class _Watch:
         started, first = self._since
         speed = (completed - first) / (now - started) if completed > first else 0.0
         moved = human_bytes(traffic.bytes_up + traffic.bytes_down)
-        seen = "" if math.isnan(self._smooth) else f"loss {self._smooth:.3f}"
+        seen = "" if math.isnan(self._smooth) else f"loss {_figure(self._smooth)}"
         shown = f"{seen}{self._score}  {speed:.0f}/s  {moved}"
         self._bar.update(self._task, completed=completed, shown=shown)
 

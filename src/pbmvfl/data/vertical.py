@@ -8,14 +8,17 @@ can be cut again for another number of parties.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from pbmvfl.errors import DataError
+
+if TYPE_CHECKING:
+    from pbmvfl.data.columns import PartyColumns
 
 #: columns: contiguous blocks of a table. digits: 8x8 pictures as 64 columns. quadrants: (N, channels, H, W) pictures.
 #: views: (N, views, H, W) pictures of one object. assigned: the owner said who holds which column.
@@ -128,6 +131,11 @@ class VerticalDataset:
     test_ids: tuple[str, ...] | None = None
     #: How many values every column has, equally spaced from 0 to 1, where the data's public description says so.
     column_values: int | None = None
+    #: What is public about every party's columns, by which new rows become numbers as these did. None: the arrays have
+    #: no names, as in the named sets.
+    columns: tuple[PartyColumns, ...] | None = None
+    #: What the label's column is called in the table that the rows came from, if they did.
+    label: str | None = None
 
     def __post_init__(self) -> None:
         if len(self.party_names) < 2:
@@ -140,12 +148,37 @@ class VerticalDataset:
         self._check_split("test", self.test_features, self.test_labels)
         self._check_ids("train", self.train_ids, self.num_samples)
         self._check_ids("test", self.test_ids, self.num_test_samples)
+        self._check_columns()
         for party, train, test in zip(self.party_names, self.train_features, self.test_features, strict=True):
             if train.shape[1:] != test.shape[1:] or train.dtype != test.dtype:
                 raise DataError(
                     f"{self._this}, party={party!r}: training rows are {train.dtype}{train.shape[1:]} and test rows "
                     f"{test.dtype}{test.shape[1:]}; both splits need the same columns and type"
                 )
+
+    @classmethod
+    def from_frames(
+        cls,
+        frames: Mapping[str, Any],
+        *,
+        labels: Any,
+        ids: Any = None,
+        schema: Any = None,
+        test_fraction: float = 0.2,
+        seed: int = 0,
+        name: str | None = None,
+    ) -> VerticalDataset:
+        """A data set from a DataFrame (pandas, polars, pyarrow) per party, {"bank": frame, "shop": frame}.
+
+        With `ids` the name of a column that all frames have, their rows are joined by it, and `labels` is the name of
+        a column of one of them. Otherwise row i of every frame is the same row, `ids` are its names, if it has any,
+        and `labels` may also be a list, an array or a series. The other settings are those of `load_table`.
+        """
+        from pbmvfl.data.frames import dataset_of_frames
+
+        return dataset_of_frames(
+            frames, labels=labels, ids=ids, schema=schema, test_fraction=test_fraction, seed=seed, name=name
+        )
 
     def __repr__(self) -> str:
         """Names and shapes only: a notebook shows and keeps what it prints, and the values are private."""
@@ -229,6 +262,18 @@ class VerticalDataset:
             (twice, _), *_ = Counter(ids).most_common(1)
             raise DataError(f"{where}: {twice!r} occurs more than once; ids must tell the rows apart")
 
+    def _check_columns(self) -> None:
+        if self.columns is None:
+            return
+        if tuple(part.party for part in self.columns) != self.party_names:
+            raise DataError(f"{self._this}: columns must be those of {', '.join(self.party_names)}, in this order")
+        for part, features in zip(self.columns, self.train_features, strict=True):
+            if features.shape[1:] != (part.width,):
+                raise DataError(
+                    f"{self._this}, party={part.party!r}: columns make {part.width} numbers of a row, but the features "
+                    f"have shape={features.shape}; encode the rows by these columns"
+                )
+
     def _check_labels(self, split: str, labels: Array) -> int:
         where = f"{self._this}, {split} labels"
         if labels is None or not isinstance(labels, np.ndarray) or labels.ndim != 1:
@@ -239,7 +284,7 @@ class VerticalDataset:
                 raise DataError(f"{where}: row={missing[0]} (counted from 0) has no label; every row needs one")
         if labels.dtype != np.int64:
             raise DataError(f"{where}: dtype={labels.dtype}; give int64 class numbers")
-        if not len(labels):
+        if not len(labels) and split == "train":
             raise DataError(f"{where}: there are no rows; at least one is needed")
         outside = np.flatnonzero((labels < 0) | (labels >= self.num_classes))
         if len(outside):

@@ -90,19 +90,22 @@ def look_ahead(path: Path, *, party: str, dataset: str, **session: Any) -> Party
     return PartyForecast(party=party, path=path, runs=len(runs), limits=limits)
 
 
-def check_reaches_end(found: Sequence[PartyForecast], *, dataset: str, rounds: int) -> None:
-    """Refuse a run that some owner's limit would end before its plan does."""
+def check_reaches_end(found: Sequence[PartyForecast], *, dataset: str, rounds: int, way_out: str | None = None) -> None:
+    """Refuse a run that some owner's limit would end before its plan does; `way_out` says what else could be done."""
     ends = [(book, limit) for book in found if (limit := book.ends) is not None]
     if not ends:
         return
     book, limit = min(ends, key=lambda end: end[1].stops_at or 0)
     others = "" if len(ends) == 1 else " and of 1 other" if len(ends) == 2 else f" and of {len(ends) - 1} others"
+    usual = (
+        f"Plan within what is left (`pbmvfl plan --ledger {book.path.parent} --dataset {dataset}`), or run until the "
+        "limit: --until-limit, Federation.fit(until_limit=True)"
+    )
     raise BudgetExceeded(
         f"the limit of party={book.party!r}{others} would end this run at round={limit.stops_at} of {rounds}: it would "
         f"bring dataset {dataset!r} from epsilon {format_epsilon(limit.spent)} to {format_epsilon(limit.will_be)}, and "
-        f"the owner's limit is {limit.limit}, counted {limit.limit.how}. Nothing was sent or written. Plan within what "
-        f"is left (`pbmvfl plan --ledger {book.path.parent} --dataset {dataset}`), or run until the limit: "
-        "--until-limit, Federation.fit(until_limit=True)"
+        f"the owner's limit is {limit.limit}, counted {limit.limit.how}. Nothing was sent or written. "
+        f"{way_out or usual}"
     )
 
 

@@ -32,11 +32,10 @@ def keyed_digests(
 
     Rows with names are taken in the order of their names, so that another order or another split changes nothing.
     """
-    if train is None or not len(train):
+    both = ((train, train_ids), (test, test_ids))
+    parts = [(rows, ids) for rows, ids in both if rows is not None and len(rows)]
+    if not parts:
         return ()
-    parts = [(train, train_ids)]
-    if test is not None and len(test):
-        parts.append((test, test_ids))
     named = [(rows, None if isinstance(ids, range) else list(map(str, ids))) for rows, ids in parts]
     ordered = [_by_name(rows, names) for rows, names in named]
     all_names = [name for _, names in named for name in names or ()]

@@ -35,6 +35,15 @@ _LARGEST_SLACK_SHARE = 0.1
 _FEW_RELEASES = 4
 
 
+#: The largest delta that is taken where nobody says one.
+LARGEST_USUAL_DELTA = 1e-5
+
+
+def usual_delta(num_samples: int) -> float:
+    """Where nobody says one: a tenth of 1/N, so that publishing one row of N is far from permitted."""
+    return min(LARGEST_USUAL_DELTA, 0.1 / max(1, num_samples))
+
+
 def check_delta(delta: float) -> None:
     if not 0 < delta < 1:
         raise PlanError(f"delta={delta}; permitted: above 0 and below 1 (1e-5 is usual; stay below 1/num_samples).")

@@ -19,7 +19,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from pbmvfl.errors import CheckpointError
-from pbmvfl.files import PRIVATE_FILE, make_private_folder, write_atomically
+from pbmvfl.files import PRIVATE_FILE, make_private_folder, not_written, write_atomically
 from pbmvfl.json_files import Kinds, checked_object, read_object
 from pbmvfl.plan import Plan
 
@@ -64,7 +64,10 @@ class Checkpoints:
         """
         if completed_rounds == 0:
             return
-        make_private_folder(self.folder)
+        try:
+            make_private_folder(self.folder)
+        except OSError as error:
+            raise not_written(self.folder, error) from error
         data = save(state)
         digest = hashlib.sha256(data).hexdigest()
         name = f"round-{completed_rounds:07d}-{digest[:8]}.safetensors"

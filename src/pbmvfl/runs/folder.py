@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Sequence
+import shutil
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from pbmvfl.errors import PlanError, RunFolderError
+from pbmvfl.errors import PlanError, RunFolderError, WriteError
 from pbmvfl.files import PRIVATE_FILE, PRIVATE_FOLDER, make_private, write_atomically
 from pbmvfl.json_files import read_object
 from pbmvfl.plan import Plan
@@ -70,10 +73,29 @@ class RunFolder:
         """The folder of the count of releases: beside plan.json, so that it outlives checkpoints that are removed."""
         return self.path
 
+    @property
+    def model(self) -> Path:
+        """The folder of the trained model's parts."""
+        return self.path / "model"
+
+    def new_model(self) -> Path:
+        """The same, empty: a run that goes on after a limit ended it trains another model than it had."""
+        shutil.rmtree(self.model, ignore_errors=True)
+        return self.model
+
     def write_start(self, plan: Plan, source: RunSource) -> None:
-        """All that a resume needs, before the first round: the plan, the data, the ledgers' folder and the delta."""
-        self.write_source(source)
-        write_atomically(self.path / "plan.json", plan.to_json(), mode=PRIVATE_FILE)
+        """All that a resume needs, before the first round: the plan, the data, the ledgers' folder and the delta.
+
+        If it cannot be written there is no run, and no folder of one.
+        """
+        try:
+            self.write_source(source)
+            write_atomically(self.path / "plan.json", plan.to_json(), mode=PRIVATE_FILE)
+        except WriteError:
+            with contextlib.suppress(OSError):
+                (self.path / "data.json").unlink(missing_ok=True)
+                self.path.rmdir()
+            raise
 
     def write_source(self, source: RunSource) -> None:
         write_atomically(self.path / "data.json", json.dumps(source.to_dict(), indent=2) + "\n", mode=PRIVATE_FILE)
@@ -101,6 +123,13 @@ class RunFolder:
         path = self.path / "curves.png"
         make_private(path)
         return path
+
+    def note_release(self, said: Mapping[str, Any]) -> None:
+        """One more line about what was asked of the trained model: for people, the count itself is the ledgers'."""
+        path = self.path / "released.jsonl"
+        make_private(path)
+        with path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(said) + "\n")
 
     def write_history(self, history: Sequence[EpochLine]) -> None:
         write_atomically(self.path / "history.csv", history_csv(history), mode=PRIVATE_FILE)

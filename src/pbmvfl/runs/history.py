@@ -25,6 +25,9 @@ class EpochLine:
     train_auprc: float | None = None
     test_accuracy: float | None = None
     test_auprc: float | None = None
+    #: From the noisy sums of the epoch's own rounds, where the figures above come from exact ones.
+    released_train_accuracy: float | None = None
+    released_train_auprc: float | None = None
     bytes_up: int = 0
     bytes_down: int = 0
     seconds: float = 0.0
@@ -34,6 +37,12 @@ class EpochLine:
         """The measured figures alone."""
         names = ("train_accuracy", "test_accuracy", "train_auprc", "test_auprc", "train_loss")
         return {name: value for name in names if (value := getattr(self, name)) is not None}
+
+    @property
+    def released(self) -> dict[str, float]:
+        """Those of them that the server had from noisy sums as well, under the same names."""
+        names = ("train_accuracy", "train_auprc")
+        return {name: value for name in names if (value := getattr(self, f"released_{name}")) is not None}
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values; what was not measured is left out."""

@@ -2,16 +2,19 @@
 
 A round that is run again after a resume is a second release. `sessions.json` says what may have been released, and is
 written before it happens, so that a killed process leaves a count that is too high and never one that is too low. One
-process at a time may write it, and every record says for which plan.
+process at a time may write it, and every record says for which plan. Each has a digest of itself and of those before
+it: a count that was damaged on disk is refused, as it might be too low.
 """
 
 from __future__ import annotations
 
 import fcntl
 import gc
+import hashlib
 import json
 import os
 import weakref
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +27,7 @@ from pbmvfl.schedule import RowUses
 
 _SESSIONS = "sessions.json"
 _LOCK = "sessions.lock"
+_DIGEST = "sha256"
 _KINDS: Kinds = {"session": str, "first_round": int, "charged_until": int, "noise_is_seeded": bool}
 
 
@@ -143,9 +147,9 @@ class ReleaseLog:
             return
         if self._release_lock is None or not self._release_lock.alive:
             raise CheckpointError(f"{self._path} was closed, and another process may write it; open it again")
-        write_atomically(
-            self._path, json.dumps([record.to_dict() for record in self.records], indent=2) + "\n", mode=PRIVATE_FILE
-        )
+        records = [record.to_dict() for record in self.records]
+        signed = [{**each, _DIGEST: digest} for each, digest in zip(records, _digests(records), strict=True)]
+        write_atomically(self._path, json.dumps(signed, indent=2) + "\n", mode=PRIVATE_FILE)
 
     def uses_after(self, plan: Plan, *, first_round: int) -> tuple[RowUses, ...]:
         """What `uses` will be if one more session runs from this round to the plan's end."""
@@ -199,7 +203,25 @@ def _read_records(path: Path) -> list[ReleasedRounds]:
     values = read_json(path, CheckpointError)
     if not isinstance(values, list):
         raise CheckpointError(f"{path} is damaged: it must be a list of sessions; restore it from a copy")
-    return [ReleasedRounds.from_value(value, path, CheckpointError) for value in values]
+    records = [ReleasedRounds.from_value(value, path, CheckpointError) for value in values]
+    if any(_DIGEST in value for value in values):  # earlier versions wrote none
+        contents = [{name: known for name, known in value.items() if name != _DIGEST} for value in values]
+        if [value.get(_DIGEST) for value in values] != _digests(contents):
+            raise CheckpointError(
+                f"{path} is damaged: it is not what was written there, and may count too few releases; restore it from "
+                "a copy, or start a new run"
+            )
+    return records
+
+
+def _digests(records: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Of each record and all before it."""
+    chain = hashlib.sha256()
+    found = []
+    for record in records:
+        chain.update(json.dumps(record, sort_keys=True, separators=(",", ":")).encode() + b"\n")
+        found.append(chain.hexdigest())
+    return found
 
 
 def _check_plan(records: list[ReleasedRounds], plan_hash: str | None, path: Path) -> None:

@@ -17,11 +17,11 @@ _DELTA = 1e-5
 _TEXT = str | None
 _NAMED: Kinds = {"dataset": str, "num_parties": int | None, "root": _TEXT}
 _TABLE: Kinds = {
-    "data": str,
+    "data": str | dict,
     "label": str,
-    "columns": str,
+    "columns": _TEXT,
     "schema": _TEXT,
-    "test_data": _TEXT,
+    "test_data": str | dict | None,
     "test_fraction": int | float,
     "seed": int,
     "num_parties": int | None,
@@ -47,19 +47,27 @@ class NamedSource:
         return []
 
 
+#: A file for all parties, or one for each.
+Files = str | dict[str, str]
+
+
 @dataclass(frozen=True, kw_only=True)
 class TableSource:
-    """A table of the user's own."""
+    """A table of the user's own, or one for each party."""
 
-    data: str
+    data: Files
     label: str
-    columns: str
+    #: None: each party's file has its columns.
+    columns: str | None = None
     schema: str | None = None
-    test_data: str | None = None
+    test_data: Files | None = None
     test_fraction: float = 0.2
     dataset_name: str | None = None
     seed: int = 0
     num_parties: int | None = None
+    #: The column of row ids; version 0.1 had none.
+    id: str | None = None
+    label_data: str | None = None
     #: (size, time of the last change) of each file when the run began: facts of files, which tell nothing about values.
     files: dict[str, tuple[int, int]] = field(default_factory=dict)
 
@@ -68,6 +76,13 @@ class TableSource:
         """There is no name that a loader knows."""
         return
 
+    @property
+    def name(self) -> str:
+        """Under which ledgers know the rows."""
+        from pbmvfl.data.assignment import default_name
+
+        return self.dataset_name or default_name(self.data)
+
     def load(self) -> VerticalDataset:
         from pbmvfl.data import load_table
 
@@ -75,6 +90,8 @@ class TableSource:
             self.data,
             label=self.label,
             columns=self.columns,
+            id=self.id,
+            label_data=self.label_data,
             test=self.test_data,
             test_fraction=self.test_fraction,
             seed=self.seed,
@@ -83,7 +100,8 @@ class TableSource:
         )
         if self.num_parties is not None and self.num_parties != table.num_parties:
             raise DataError(
-                f"num_parties={self.num_parties} but --columns names {table.num_parties} parties: "
+                f"num_parties={self.num_parties} but --{'data' if self.columns is None else 'columns'} names "
+                f"{table.num_parties} parties: "
                 f"{', '.join(table.party_names)}"
             )
         return table
@@ -91,10 +109,21 @@ class TableSource:
     def file_facts(self) -> dict[str, tuple[int, int]]:
         """Size and time of every file of the table, as they are now."""
         found = {}
-        for name in ("data", "test_data", "schema"):
-            if (file := getattr(self, name)) is not None and Path(file).is_file():
+        for name, file in self._files().items():
+            if Path(file).is_file():
                 status = Path(file).stat()
                 found[name] = (status.st_size, status.st_mtime_ns)
+        return found
+
+    def _files(self) -> dict[str, str]:
+        """Every file by the option that named it, and by its party where there is one for each."""
+        found: dict[str, str] = {}
+        for name in ("data", "test_data", "label_data", "schema"):
+            files = getattr(self, name)
+            if isinstance(files, dict):
+                found |= {f"{name}:{party}": file for party, file in files.items()}
+            elif files is not None:
+                found[name] = files
         return found
 
     def changes(self, path: Path) -> list[str]:
@@ -103,7 +132,7 @@ class TableSource:
         now = self.file_facts() if self.files else {}
         for name, (size, time) in now.items():
             known_size, known_time = self.files.get(name, (size, time))
-            file = getattr(self, name)
+            file = self._files()[name]
             if size != known_size:
                 raise CheckpointError(
                     f"{path} is a run on other values: {file} had {known_size} bytes when it began and has {size} "
@@ -136,6 +165,7 @@ class RunSource:
         checked_object(values, _TABLE if kind is TableSource else _NAMED, path, RunFolderError)
         known = {each.name: values[each.name] for each in fields(kind) if each.name in values}
         if kind is TableSource:
+            _check_files(known, path)
             known["files"] = _file_facts(known.get("files", {}), path)
         return cls(rows=kind(**known), ledger=values["ledger"], delta=delta)
 
@@ -148,6 +178,14 @@ class RunSource:
         return None
 
 
+def _check_files(known: dict[str, Any], path: Path) -> None:
+    checked_object({"id": None, "label_data": None, **known}, {"id": _TEXT, "label_data": _TEXT}, path, RunFolderError)
+    for name in ("data", "test_data"):
+        files = known.get(name)
+        if isinstance(files, dict):
+            checked_object(files, dict.fromkeys(files, str), path, RunFolderError)
+
+
 def _file_facts(values: object, path: Path) -> dict[str, tuple[int, int]]:
     if isinstance(values, dict) and all(isinstance(facts, list) and len(facts) == 2 for facts in values.values()):
         return {name: (int(size), int(time)) for name, (size, time) in values.items()}
@@ -156,6 +194,6 @@ def _file_facts(values: object, path: Path) -> dict[str, tuple[int, int]]:
 
 def _comparable(name: str, value: Any) -> Any:
     """Who holds what may be spelled with other spaces."""
-    from pbmvfl.data.table import parse_columns
+    from pbmvfl.data.assignment import parse_columns
 
-    return list(parse_columns(value).items()) if name == "columns" and value is not None else value
+    return list(parse_columns(value, may_share=True).items()) if name == "columns" and value is not None else value

@@ -16,7 +16,8 @@ from pbmvfl.plan_groups import OptimizerName
 LARGEST_WEIGHT = 1e6
 #: Often enough that a network recovers, seldom enough to cost nothing.
 STEPS_BETWEEN_TIDYING = 16
-_MODEL = "model."
+#: Before the names of a network's weights and buffers in a state.
+WEIGHTS = "model."
 _MOMENT = "moment."
 _AVERAGE = "average."
 #: Beside the sums of an average: how many steps there were.
@@ -94,7 +95,7 @@ class Trainer:
 
     def state(self) -> dict[str, Tensor]:
         """Weights, buffers and moments as flat named tensors: what a checkpoint holds of one role."""
-        state = {_MODEL + name: value for name, value in self.network.state_dict().items()}
+        state = {WEIGHTS + name: value for name, value in self.network.state_dict().items()}
         state |= {f"{_MOMENT}{index}.velocity": value for index, value in enumerate(self._velocity)}
         if self._adam is not None:
             # Before its first step Adam has no moments. Zeros mean the same, and then their absence is always damage.
@@ -109,7 +110,7 @@ class Trainer:
     def load_state(self, state: dict[str, Tensor]) -> None:
         """Put a checkpointed state back; names and shapes must fit exactly."""
         _check_same_shapes(state, self.state())
-        weights = {name.removeprefix(_MODEL): value for name, value in state.items() if name.startswith(_MODEL)}
+        weights = {name.removeprefix(WEIGHTS): value for name, value in state.items() if name.startswith(WEIGHTS)}
         moments: dict[int, dict[str, Tensor]] = {}
         for key, value in state.items():
             if key.startswith(_MOMENT):

@@ -1,0 +1,1 @@
+"""How far planned training is from the best of a grid, over tables that no rule was chosen on."""

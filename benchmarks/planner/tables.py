@@ -1,0 +1,414 @@
+"""Tables of many sorts, each made from a seed: one family that rules are tuned on, and another to judge them by.
+
+The two families have different generators. Every table has training rows, hold-out rows, on which anything may be
+chosen, and test rows, which are looked at once. Columns are as `load_table` gives them: numbers scaled to [-1, 1] by a
+public range, words as one-hot columns. Ranges are round numbers that somebody would write without seeing the values.
+
+Shape suffixes: N rows, D columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float32]
+Indices = npt.NDArray[np.int64]
+Random = np.random.Generator
+
+#: Rows that made tables have beside the training rows.
+HOLD_OUT_ROWS, TEST_ROWS = 4_000, 8_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """One vertical table in three splits; `parts` has an array a party."""
+
+    name: str
+    num_classes: int
+    train: tuple[Floats, ...]
+    train_labels: Indices
+    hold_out: tuple[Floats, ...]
+    hold_out_labels: Indices
+    test: tuple[Floats, ...]
+    test_labels: Indices
+    column_values: int | None = None
+
+    @property
+    def num_parties(self) -> int:
+        return len(self.train)
+
+    @property
+    def num_samples(self) -> int:
+        return len(self.train_labels)
+
+    @property
+    def columns(self) -> int:
+        """The most of any party."""
+        return max(int(part.shape[1]) for part in self.train)
+
+    @property
+    def majority(self) -> float:
+        """The share of the most frequent class of the training rows, in the test rows."""
+        common = np.bincount(self.train_labels, minlength=self.num_classes).argmax()
+        return float((self.test_labels == common).mean())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """What a made table is made of."""
+
+    kind: str
+    seed: int
+    rows: int
+    parties: int
+    columns: int  #: of each party, before words become one-hot
+    classes: int = 2
+    rare: float = 0.5  #: about the share of the second of two classes
+
+    @property
+    def name(self) -> str:
+        share = f" {round(100 * (1 - self.rare))}/{round(100 * self.rare)}" if self.classes == 2 else ""
+        return f"{self.kind} {self.rows:,}x{self.parties}x{self.columns} {self.classes}{share}"
+
+
+def scaled(values: npt.NDArray[Any], low: float, high: float) -> npt.NDArray[np.float64]:
+    """By a public range, as tables with a schema are."""
+    return np.asarray((np.clip(values, low, high) - low) / (high - low) * 2 - 1)
+
+
+def one_hot(codes_N: npt.NDArray[Any], width: int) -> npt.NDArray[np.float64]:
+    return np.asarray(np.eye(width)[codes_N])
+
+
+def _two(random: Random, logit_N: npt.NDArray[Any], rare: float) -> Indices:
+    """Classes of two, the second with about this share."""
+    low, high = -60.0, 60.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if (1 / (1 + np.exp(-(logit_N + middle)))).mean() < rare else (low, middle)
+    return np.asarray(random.random(len(logit_N)) < 1 / (1 + np.exp(-(logit_N + low))), np.int64)
+
+
+def _many(random: Random, scores_NK: npt.NDArray[Any]) -> Indices:
+    """A class by its score's share."""
+    return np.asarray((scores_NK + random.gumbel(size=scores_NK.shape)).argmax(axis=1), np.int64)
+
+
+def _weights(random: Random, *shape: int) -> npt.NDArray[np.float64]:
+    return random.normal(size=shape)
+
+
+Made = tuple[list[npt.NDArray[Any]], Indices]
+
+
+# --- the family that rules are tuned on ---
+
+
+def _normal(random: Random, recipe: Recipe, rows: int) -> Made:
+    """Normal columns, a linear logit."""
+    parts = [random.normal(size=(rows, recipe.columns)) for _ in range(recipe.parties)]
+    total = np.sum([part @ _weights(random, recipe.columns, recipe.classes) for part in parts], axis=0)
+    scores = 3 * total / np.std(total)
+    labels = _two(random, scores[:, 1], recipe.rare) if recipe.classes == 2 else _many(random, scores)
+    return [scaled(part, -5, 5) for part in parts], labels
+
+
+def _heavy(random: Random, recipe: Recipe, rows: int) -> Made:
+    """Amounts with long tails, whose logarithms matter; their public range is far too wide."""
+    parts = [np.exp(random.normal(size=(rows, recipe.columns))) for _ in range(recipe.parties)]
+    total = np.sum([np.log(part) @ _weights(random, recipe.columns) for part in parts], axis=0)
+    return [scaled(part, 0, 50) for part in parts], _two(random, 3 * total / np.std(total), recipe.rare)
+
+
+def _words(random: Random, recipe: Recipe, rows: int) -> Made:
+    """Words of 2 to 8 kinds, not equally frequent, each with an effect."""
+    parts, total = [], np.zeros((rows, recipe.classes))
+    for _ in range(recipe.parties):
+        held = []
+        for _ in range(recipe.columns):
+            kinds = int(random.integers(2, 9))
+            codes = random.choice(kinds, size=rows, p=random.dirichlet(np.full(kinds, 1.5)))
+            held.append(one_hot(codes, kinds))
+            total += _weights(random, kinds, recipe.classes)[codes]
+        parts.append(np.concatenate(held, axis=1))
+    scores = 3 * total / np.std(total)
+    return parts, _two(random, scores[:, 1], recipe.rare) if recipe.classes == 2 else _many(random, scores)
+
+
+def _inside(random: Random, recipe: Recipe, rows: int) -> Made:
+    """Products of columns of one party matter as much as the columns."""
+    parts = [random.normal(size=(rows, recipe.columns)) for _ in range(recipe.parties)]
+    total = np.zeros(rows)
+    for part in parts:
+        total += part @ _weights(random, recipe.columns) / np.sqrt(recipe.columns)
+        for _ in range(2):
+            one, other = random.choice(recipe.columns, 2, replace=False)
+            total += part[:, one] * part[:, other]
+    return [scaled(part, -4, 4) for part in parts], _two(random, 3.5 * total / np.std(total), recipe.rare)
+
+
+def _mixture(random: Random, recipe: Recipe, rows: int) -> Made:
+    """A normal cloud a class; columns of a party lean on each other."""
+    labels = random.choice(recipe.classes, size=rows, p=random.dirichlet(np.full(recipe.classes, 4.0)))
+    parts = []
+    for _ in range(recipe.parties):
+        mixing = random.normal(size=(recipe.columns, recipe.columns)) / np.sqrt(recipe.columns)
+        centres = random.normal(size=(recipe.classes, recipe.columns)) * 2.5 / np.sqrt(recipe.columns * recipe.parties)
+        parts.append(scaled((centres[labels] + random.normal(size=(rows, recipe.columns))) @ mixing, -10, 10))
+    return parts, np.asarray(labels, np.int64)
+
+
+def _mixed(random: Random, recipe: Recipe, rows: int) -> Made:
+    """Amounts, words and yes-or-no side by side, columns of very different spread, and a fifth of labels by chance."""
+    parts, total = [], np.zeros(rows)
+    for _ in range(recipe.parties):
+        held = []
+        for column in range(recipe.columns):
+            if column % 3 == 0:
+                spread = float(10 ** random.uniform(-1.5, 0))
+                values = random.normal(size=rows)
+                held.append(scaled(values * spread, -5, 5)[:, None])
+                total += random.normal() * values
+            elif column % 3 == 1:
+                kinds = int(random.integers(3, 7))
+                codes = random.choice(kinds, size=rows, p=random.dirichlet(np.ones(kinds)))
+                held.append(one_hot(codes, kinds))
+                total += random.normal(size=kinds)[codes]
+            else:
+                answers = random.random(rows) < random.uniform(0.02, 0.5)
+                held.append(one_hot(answers.astype(int), 2))
+                total += random.normal() * 1.5 * answers
+        parts.append(np.concatenate(held, axis=1))
+    labels = _two(random, 3 * total / np.std(total), recipe.rare)
+    chance = random.random(rows) < 0.2
+    return parts, np.where(chance, (random.random(rows) < recipe.rare).astype(np.int64), labels)
+
+
+# --- the family that is held out ---
+
+
+def _trees(random: Random, recipe: Recipe, rows: int) -> Made:
+    """Every party's columns go down a tree of three questions; leaves vote."""
+    parts = [random.beta(2, 5, size=(rows, recipe.columns)) for _ in range(recipe.parties)]
+    total = np.zeros((rows, recipe.classes))
+    for part in parts:
+        asked = random.choice(recipe.columns, 3, replace=recipe.columns < 3)
+        leaf = sum((part[:, column] > random.uniform(0.15, 0.4)).astype(int) << bit for bit, column in enumerate(asked))
+        total += random.normal(size=(8, recipe.classes))[leaf]
+    scores = 3 * total / np.std(total)
+    labels = _two(random, scores[:, 1], recipe.rare) if recipe.classes == 2 else _many(random, scores)
+    return [scaled(part, 0, 1) for part in parts], labels
+
+
+def _fraud(random: Random, recipe: Recipe, rows: int) -> Made:
+    """A rare class whose amounts and places are others; classes come first, columns after."""
+    labels = (random.random(rows) < recipe.rare).astype(np.int64)
+    parts = []
+    for _ in range(recipe.parties):
+        held = []
+        for column in range(recipe.columns):
+            if column % 4 == 3:
+                kinds = 6
+                usual, odd = random.dirichlet(np.ones(kinds) * 2), random.dirichlet(np.ones(kinds))
+                codes = np.where(labels == 1, random.choice(kinds, rows, p=odd), random.choice(kinds, rows, p=usual))
+                held.append(one_hot(codes, kinds))
+            else:
+                moved = random.normal() * 0.8
+                amounts = random.standard_t(4, size=rows) + moved * labels
+                held.append(scaled(amounts, -20, 20)[:, None])
+        parts.append(np.concatenate(held, axis=1))
+    return parts, labels
+
+
+def _counts(random: Random, recipe: Recipe, rows: int) -> Made:
+    """Counts of events of different frequency; the label counts some of them."""
+    parts, total = [], np.zeros(rows)
+    for _ in range(recipe.parties):
+        rates = random.uniform(0.2, 6, size=recipe.columns)
+        counts = random.poisson(rates * random.gamma(2, 0.5, size=(rows, 1)))
+        total += (counts / np.sqrt(rates)) @ random.normal(size=recipe.columns)
+        parts.append(scaled(counts, 0, 30))
+    return parts, _two(random, 3 * total / np.std(total), recipe.rare)
+
+
+def _prototypes(random: Random, recipe: Recipe, rows: int) -> Made:
+    """Pictures of black and white points: a prototype a class, points flipped by chance."""
+    labels = random.integers(0, recipe.classes, size=rows)
+    parts = []
+    for _ in range(recipe.parties):
+        pattern = random.random((recipe.classes, recipe.columns)) < 0.4
+        flipped = random.random((rows, recipe.columns)) < 0.35
+        parts.append((pattern[labels] ^ flipped) * 2.0 - 1)
+    return parts, np.asarray(labels, np.int64)
+
+
+def _factors(random: Random, recipe: Recipe, rows: int) -> Made:
+    """A few traits of a person that every party sees in its own noisy way."""
+    traits = random.normal(size=(rows, 3))
+    total = traits @ random.normal(size=(3, recipe.classes))
+    parts = []
+    for _ in range(recipe.parties):
+        seen = traits @ random.normal(size=(3, recipe.columns)) + 1.5 * random.normal(size=(rows, recipe.columns))
+        parts.append(scaled(seen, -8, 8))
+    scores = 4 * total / np.std(total)
+    return parts, _two(random, scores[:, 1], recipe.rare) if recipe.classes == 2 else _many(random, scores)
+
+
+def _survey(random: Random, recipe: Recipe, rows: int) -> Made:
+    """Answers from 1 to 5, some questions nearly always answered alike; a tenth of labels wrong."""
+    parts, total = [], np.zeros(rows)
+    for _ in range(recipe.parties):
+        mood = random.normal(size=(rows, 1))
+        felt = 0.7 * mood + random.normal(size=(rows, recipe.columns)) + random.normal(size=recipe.columns)
+        answers = np.clip(np.rint(felt + 3), 1, 5)
+        total += (felt * random.normal(size=recipe.columns)).sum(axis=1) / np.sqrt(recipe.columns) + mood[:, 0]
+        parts.append(scaled(answers, 1, 5))
+    labels = _two(random, 3 * total / np.std(total), recipe.rare)
+    wrong = random.random(rows) < 0.1
+    return parts, np.where(wrong, (random.random(rows) < recipe.rare).astype(np.int64), labels)
+
+
+def _either(random: Random, recipe: Recipe, rows: int) -> Made:
+    """Each party has two columns of which exactly one must be high, beside columns that matter by themselves."""
+    parts = [random.uniform(-1, 1, size=(rows, recipe.columns)) for _ in range(recipe.parties)]
+    total = np.zeros(rows)
+    for part in parts:
+        total += 1.5 * np.sign(part[:, 0] * part[:, 1]) + 1.5 * part[:, 2:] @ random.normal(size=recipe.columns - 2)
+    return parts, _two(random, 2.5 * total / np.std(total), recipe.rare)
+
+
+_KINDS: dict[str, Callable[[Random, Recipe, int], Made]] = {
+    "normal": _normal,
+    "heavy": _heavy,
+    "words": _words,
+    "inside": _inside,
+    "mixture": _mixture,
+    "mixed": _mixed,
+    "trees": _trees,
+    "fraud": _fraud,
+    "counts": _counts,
+    "prototypes": _prototypes,
+    "factors": _factors,
+    "survey": _survey,
+    "either": _either,
+}
+
+TUNING = (
+    Recipe(kind="normal", seed=17, rows=150, parties=3, columns=4, classes=3),
+    Recipe(kind="mixture", seed=18, rows=300, parties=2, columns=6, classes=3),
+    Recipe(kind="words", seed=19, rows=500, parties=3, columns=2, rare=0.2),
+    Recipe(kind="normal", seed=1, rows=500, parties=2, columns=4),
+    Recipe(kind="normal", seed=2, rows=4_000, parties=4, columns=20, rare=0.1),
+    Recipe(kind="normal", seed=3, rows=30_000, parties=3, columns=8, rare=0.05),
+    Recipe(kind="normal", seed=4, rows=10_000, parties=5, columns=30, classes=6),
+    Recipe(kind="heavy", seed=5, rows=3_000, parties=3, columns=6),
+    Recipe(kind="heavy", seed=6, rows=20_000, parties=2, columns=5, rare=0.2),
+    Recipe(kind="words", seed=7, rows=1_500, parties=3, columns=3),
+    Recipe(kind="words", seed=8, rows=15_000, parties=4, columns=8, rare=0.2),
+    Recipe(kind="words", seed=9, rows=6_000, parties=2, columns=4, classes=4),
+    Recipe(kind="inside", seed=10, rows=5_000, parties=3, columns=5),
+    Recipe(kind="inside", seed=11, rows=40_000, parties=4, columns=10, rare=0.3),
+    Recipe(kind="mixture", seed=12, rows=2_000, parties=3, columns=12, classes=5),
+    Recipe(kind="mixture", seed=13, rows=12_000, parties=4, columns=40, classes=10),
+    Recipe(kind="mixed", seed=14, rows=1_000, parties=2, columns=9),
+    Recipe(kind="mixed", seed=15, rows=8_000, parties=3, columns=12, rare=0.15),
+    Recipe(kind="mixed", seed=16, rows=25_000, parties=6, columns=6, rare=0.05),
+)
+HELD_OUT = (
+    Recipe(kind="trees", seed=101, rows=2_500, parties=3, columns=6),
+    Recipe(kind="trees", seed=102, rows=20_000, parties=4, columns=10, classes=5),
+    Recipe(kind="fraud", seed=103, rows=6_000, parties=2, columns=8, rare=0.05),
+    Recipe(kind="fraud", seed=104, rows=50_000, parties=3, columns=12, rare=0.05),
+    Recipe(kind="counts", seed=105, rows=800, parties=2, columns=5),
+    Recipe(kind="counts", seed=106, rows=10_000, parties=5, columns=15, rare=0.15),
+    Recipe(kind="prototypes", seed=107, rows=1_500, parties=4, columns=16, classes=10),
+    Recipe(kind="prototypes", seed=108, rows=9_000, parties=3, columns=100, classes=8),
+    Recipe(kind="factors", seed=109, rows=500, parties=3, columns=3),
+    Recipe(kind="factors", seed=110, rows=5_000, parties=6, columns=25, classes=4),
+    Recipe(kind="factors", seed=111, rows=30_000, parties=2, columns=10, rare=0.1),
+    Recipe(kind="survey", seed=112, rows=3_000, parties=4, columns=12, rare=0.3),
+    Recipe(kind="survey", seed=113, rows=15_000, parties=2, columns=40),
+    Recipe(kind="either", seed=114, rows=4_000, parties=3, columns=4),
+    Recipe(kind="either", seed=115, rows=30_000, parties=2, columns=8, rare=0.25),
+)
+#: Public tables: those on which rules have been chosen before, and those that are judged by.
+PUBLIC_TUNING = ("phishing", "activity")
+PUBLIC_HELD_OUT = ("digits", "breast_cancer", "wine")
+FAMILIES = {
+    "tuning": (*(recipe.name for recipe in TUNING), *PUBLIC_TUNING),
+    "held-out": (*(recipe.name for recipe in HELD_OUT), *PUBLIC_HELD_OUT),
+}
+
+
+def load(name: str) -> Table:
+    """A table of either family."""
+    for recipe in (*TUNING, *HELD_OUT):
+        if recipe.name == name:
+            return made(recipe)
+    return _bundled(name) if name in ("breast_cancer", "wine") else _named(name)
+
+
+def made(recipe: Recipe, *, hold_out_rows: int = HOLD_OUT_ROWS, test_rows: int = TEST_ROWS) -> Table:
+    """The table of a recipe, the same at every call."""
+    random = np.random.default_rng(recipe.seed)
+    parts, labels = _KINDS[recipe.kind](random, recipe, recipe.rows + hold_out_rows + test_rows)
+    whole = [np.ascontiguousarray(part, dtype=np.float32) for part in parts]
+    ends = (recipe.rows, recipe.rows + hold_out_rows)
+    return _split(recipe.name, recipe.classes, whole, labels, ends)
+
+
+def _split(
+    name: str, classes: int, parts: list[Floats], labels: Indices, ends: tuple[int, int], values: int | None = None
+) -> Table:
+    first, second = ends
+    return Table(
+        name=name,
+        num_classes=classes,
+        train=tuple(part[:first] for part in parts),
+        train_labels=labels[:first],
+        hold_out=tuple(part[first:second] for part in parts),
+        hold_out_labels=labels[first:second],
+        test=tuple(part[second:] for part in parts),
+        test_labels=labels[second:],
+        column_values=values,
+    )
+
+
+def _bundled(name: str) -> Table:
+    """One of scikit-learn's, rows in an order of its own: a fifth to choose on, a fifth to judge by. Ranges are round
+    numbers around what the documentation of the table says."""
+    from sklearn import datasets
+
+    found = getattr(datasets, f"load_{name}")()
+    order = np.random.default_rng(7).permutation(len(found.target))
+    top = np.array([float(f"{value:.0e}") * 1.5 for value in found.data.max(axis=0)])
+    columns = np.column_stack([scaled(found.data[order, at], 0, top[at]) for at in range(found.data.shape[1])])
+    parts = [np.ascontiguousarray(part, dtype=np.float32) for part in np.array_split(columns, 3, axis=1)]
+    rows = len(order)
+    ends = (rows - 2 * (rows // 5), rows - rows // 5)
+    return _split(name, len(found.target_names), parts, found.target[order].astype(np.int64), ends)
+
+
+def _named(name: str) -> Table:
+    """One of the program's: the last fifth of the training rows to choose on (for Activity other people), its own test
+    rows to judge by."""
+    from pbmvfl.data.datasets import load_dataset
+
+    data = load_dataset(name, num_parties=4 if name == "digits" else 5, progress=False)
+    kept = data.num_samples - data.num_samples // 5
+    return Table(
+        name=name,
+        num_classes=data.num_classes,
+        train=tuple(part[:kept] for part in data.train_features),
+        train_labels=data.train_labels[:kept],
+        hold_out=tuple(part[kept:] for part in data.train_features),
+        hold_out_labels=data.train_labels[kept:],
+        test=data.test_features,
+        test_labels=data.test_labels,
+        column_values=data.column_values,
+    )

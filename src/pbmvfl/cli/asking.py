@@ -1,0 +1,377 @@
+"""`pbmvfl predict` and `pbmvfl evaluate`: a trained model asked about rows, one charged release of each."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pbmvfl.cli.options import check_target, table_files
+from pbmvfl.errors import DataError, RunFolderError
+from pbmvfl.plan_groups import DATA
+from pbmvfl.privacy.conversion import check_delta
+
+if TYPE_CHECKING:
+    from pbmvfl.data.rows import NewRows
+    from pbmvfl.model.federated import FederatedModel
+    from pbmvfl.model.predictions import Predictions
+    from pbmvfl.runs.folder import RunFolder
+
+_BUDGET, _OUT = "Budget", "Result"
+#: Instead of a column's name: the one that the labels of training came from.
+_OF_TRAINING = ""
+#: Exit code where a party's ledger kept rows back, as of `train`.
+STOPPED_BY_LEDGER = 3
+
+_Run = Annotated[
+    Path, typer.Argument(help="A run folder of `pbmvfl train`, or a folder of `model.save`.", show_default=False)
+]
+_Data = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Rows to predict, .csv or .parquet, with the model's columns; or party=FILE for each party. Default: the "
+        "run's own test rows.",
+        rich_help_panel=DATA,
+    ),
+]
+_Id = Annotated[
+    str | None,
+    typer.Option("--id", help="Column with the rows' ids, by which ledgers know them.", rich_help_panel=DATA),
+]
+_Dataset = Annotated[
+    str | None,
+    typer.Option(
+        help="The owners' name for these people, if not those of training; ledgers count by it.", rich_help_panel=DATA
+    ),
+]
+_Epsilon = Annotated[
+    float | None,
+    typer.Option(help="What one row's prediction may cost. Default: as planned, or 8.", rich_help_panel=_BUDGET),
+]
+_Unit = Annotated[str, typer.Option(help="cell | record: what it protects.", rich_help_panel=_BUDGET)]
+_Delta = Annotated[float | None, typer.Option(help="Default: as for training.", rich_help_panel=_BUDGET)]
+_Ledger = Annotated[
+    Path | None, typer.Option(help="Folder of the parties' ledgers. Default: the run's own.", rich_help_panel=_BUDGET)
+]
+_Uncharged = Annotated[
+    bool,
+    typer.Option(
+        "--uncharged", help="The owners' word that no ledger counts these predictions.", rich_help_panel=_BUDGET
+    ),
+]
+_UntilLimit = Annotated[
+    bool,
+    typer.Option("--until-limit", help="Predict as many rows as every party's limit allows.", rich_help_panel=_BUDGET),
+]
+_Exact = Annotated[
+    bool,
+    typer.Option(
+        "--exact", help="Exact sums, as only a simulator can see them: no noise, no epsilon.", rich_help_panel=_BUDGET
+    ),
+]
+_Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.", rich_help_panel=_OUT)]
+
+
+def predict(
+    *,
+    run: _Run,
+    data: _Data = None,
+    id_: _Id = None,
+    dataset: _Dataset = None,
+    epsilon: _Epsilon = None,
+    unit: _Unit = "cell",
+    delta: _Delta = None,
+    ledger: _Ledger = None,
+    uncharged: _Uncharged = False,
+    until_limit: _UntilLimit = False,
+    exact: _Exact = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="File for the predictions, .parquet or .csv. Default: a new one in RUN.", rich_help_panel=_OUT
+        ),
+    ] = None,
+    json_: _Json = False,
+) -> None:
+    """Predict rows with a trained model. No label is needed; every row is one release, charged to the ledgers.
+
+    [bold]Try[/]  pbmvfl predict runs/people-001 --data new.csv --out predictions.parquet
+
+    What a row costs is printed before anything is released. A file of the same rows asked again is released, and
+    charged, again, unless the parties keep their answers.
+    """
+    asked = _Asked(
+        run, data, id_, None, dataset, epsilon=epsilon, unit=unit, delta=delta, ledger=ledger, json_only=json_
+    )
+    found = asked.release(uncharged=uncharged, until_limit=until_limit, exact=exact, out=out, wants_file=True)
+    if json_:
+        print(json.dumps(asked.summary(found), indent=2))
+    if found.stopped:
+        raise SystemExit(STOPPED_BY_LEDGER)
+
+
+def evaluate(
+    *,
+    run: _Run,
+    data: _Data = None,
+    label: Annotated[
+        str | None, typer.Option(help="The label column of --data. Default: as in training.", rich_help_panel=DATA)
+    ] = None,
+    id_: _Id = None,
+    dataset: _Dataset = None,
+    epsilon: _Epsilon = None,
+    unit: _Unit = "cell",
+    delta: _Delta = None,
+    ledger: _Ledger = None,
+    uncharged: _Uncharged = False,
+    until_limit: _UntilLimit = False,
+    exact: _Exact = False,
+    out: Annotated[
+        Path | None, typer.Option(help="File for the predictions, .parquet or .csv.", rich_help_panel=_OUT)
+    ] = None,
+    json_: _Json = False,
+) -> None:
+    """How well a trained model predicts rows whose labels are known. Every row is one release, as for `predict`.
+
+    [bold]Try[/]  pbmvfl evaluate runs/people-001 --data test.csv
+    """
+    asked = _Asked(
+        run,
+        data,
+        id_,
+        label or _OF_TRAINING,
+        dataset,
+        epsilon=epsilon,
+        unit=unit,
+        delta=delta,
+        ledger=ledger,
+        json_only=json_,
+    )
+    asked.require_labels()
+    found = asked.release(uncharged=uncharged, until_limit=until_limit, exact=exact, out=out, wants_file=False)
+    if json_:
+        print(json.dumps(asked.summary(found), indent=2))
+    else:
+        asked.show_metrics(found)
+    if found.stopped:
+        raise SystemExit(STOPPED_BY_LEDGER)
+
+
+class _Asked:
+    """One question to a model: what is asked about, at which cost, and what is shown of it."""
+
+    def __init__(
+        self,
+        path: Path,
+        data: list[str] | None,
+        id_: str | None,
+        label: str | None,
+        dataset: str | None,
+        *,
+        epsilon: float | None,
+        unit: str,
+        delta: float | None,
+        ledger: Path | None,
+        json_only: bool,
+    ) -> None:
+        from rich.console import Console
+
+        if delta is not None:
+            check_delta(delta)
+        self._console = Console(stderr=json_only, quiet=json_only, highlight=False)
+        self._path, self._json_only = path, json_only
+        self._folder, self._model, own_ledger = _read_model(path)
+        self._ledger = ledger if ledger is not None else own_ledger
+        self._budget: dict[str, Any] = {"epsilon": epsilon, "unit": unit, "delta": delta}
+        self._dataset, self._delta = dataset, delta
+        self._rows = self._read_rows(data, id_, label)
+        self._file: Path | None = None
+
+    def _read_rows(self, data: list[str] | None, id_: str | None, label: str | None) -> NewRows:
+        from pbmvfl.data.rows import load_rows
+        from pbmvfl.model.federated import test_rows
+
+        model = self._model
+        if label == _OF_TRAINING:
+            label = model.label
+        if not data:
+            if self._folder is None:
+                raise DataError("a model's folder has no rows of its own; give --data FILE")
+            return test_rows(self._folder.read_source().rows.load())
+        if model.columns is None:
+            raise DataError(
+                f"this model was trained on {model.dataset!r}, whose columns have no names, so no file can be read for "
+                "it; leave --data out to predict its test rows"
+            )
+        return load_rows(
+            table_files("--data", data),
+            columns=model.columns,
+            class_names=model.class_names,
+            label=label,
+            id=id_,
+            name=self._dataset or model.dataset,
+        )
+
+    def require_labels(self) -> None:
+        if self._rows.labels is None:
+            raise DataError("the rows have no labels to compare with; give --label COLUMN")
+
+    # --- the release ---
+
+    def release(
+        self, *, uncharged: bool, until_limit: bool, exact: bool, out: Path | None, wants_file: bool
+    ) -> Predictions:
+        from pbmvfl.model.predictions import check_predictions_file
+
+        if out is not None:
+            check_target("out", check_predictions_file(out))
+        self._file = out if out is not None or not wants_file else _free_file(self._path)
+        self._show_before(exact=exact, uncharged=uncharged)
+        found = self._ask(uncharged=uncharged, until_limit=until_limit, exact=exact)
+        if self._file is not None:
+            found.write(self._file)
+        if self._folder is not None:
+            self._folder.note_release(self.summary(found))
+        self._show_after(found)
+        return found
+
+    def _ask(self, *, uncharged: bool, until_limit: bool, exact: bool) -> Predictions:
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+        bar = Progress(
+            BarColumn(bar_width=18),
+            TextColumn("round {task.completed}/{task.total}"),
+            TimeRemainingColumn(),
+            console=self._console,
+            disable=not self._console.is_terminal or self._json_only,
+            transient=True,
+        )
+        with bar:
+            task = bar.add_task("predicting", total=None)
+
+            def on_round(done: int, total: int) -> None:
+                bar.update(task, completed=done, total=total)
+
+            return self._model.release(
+                self._rows,
+                **self._budget,
+                dataset=self._dataset,
+                ledger=self._ledger,
+                uncharged=uncharged,
+                until_limit=until_limit,
+                exact=exact,
+                on_round=on_round,
+            )
+
+    # --- what is shown ---
+
+    def summary(self, found: Predictions) -> dict[str, Any]:
+        """For machines: what was predicted and what it cost, without any row."""
+        known = int(found.is_known.sum())
+        shown: dict[str, Any] = {
+            "rows": len(found),
+            "predicted": known,
+            "classes": {name: int((found.numbers == k).sum()) for k, name in enumerate(found.class_names)},
+            "exact": found.exact,
+            "mechanism": "exact sums" if found.exact else (found.plan.prediction or found.plan.release).describe(),
+            "bounds": [] if found.exact else found.privacy(delta=self._shown_delta).to_dicts(),
+            "bytes_up": found.traffic.bytes_up,
+            "bytes_down": found.traffic.bytes_down,
+            "seconds": round(found.seconds, 3),
+            "stopped": found.stopped,
+            "out": None if self._file is None else str(self._file),
+        }
+        if found.true_labels is not None and known:
+            counts = Counter(found.true_labels[found.is_known].tolist())
+            shown["metrics"] = found.metrics()
+            shown["labels"] = {name: counts.get(k, 0) for k, name in enumerate(found.class_names)}
+            shown["majority_rate"] = max(counts.values()) / known
+        return shown
+
+    @property
+    def _shown_delta(self) -> float:
+        return min(1e-5, 0.1 / self._model.plan.num_samples) if self._delta is None else self._delta
+
+    def _show_before(self, *, exact: bool, uncharged: bool) -> None:
+        from pbmvfl.cli.ledger_forecast import forecast_lines
+        from pbmvfl.cli.tables import plain_table, print_privacy
+
+        model, rows = self._model, self._rows
+        table = plain_table("", "", left=2)
+        table.show_header = False
+        table.add_row("model", f"{model.dataset}, {len(model.party_names)} parties: {', '.join(model.party_names)}")
+        table.add_row("rows", f"{len(rows.ids):,} of dataset {self._dataset or rows.name}")
+        if exact:
+            table.add_row("release", "none: exact sums, which only a simulator sees; outside of any epsilon")
+            self._console.print(table)
+            return
+        table.add_row("release", model.prediction_words(**self._budget))
+        charged = "nobody counts these (--uncharged)" if uncharged else None
+        table.add_row("charged to", charged or (str(self._ledger) if self._ledger else "no ledger: nobody counts them"))
+        self._console.print(table)
+        privacy = model.prediction_privacy(**self._budget, num_rows=len(rows.ids))
+        print_privacy(self._console, privacy, title="epsilon that a row's prediction costs", strict_only=True)
+        if self._ledger is not None and not uncharged:
+            plan = model.serving_plan_for(len(rows.ids), **self._budget)
+            ahead = model.forecast(rows, **self._budget, dataset=self._dataset, ledger=self._ledger)
+            for line in forecast_lines(ahead, dataset=self._dataset or rows.name, plan=plan):
+                self._say(line)
+
+    def _show_after(self, found: Predictions) -> None:
+        known = int(found.is_known.sum())
+        self._say(
+            f"{known:,} of {len(found):,} rows predicted in {found.seconds:.1f} s"
+            + (f"; {found.traffic.bytes_up + found.traffic.bytes_down:,} bytes" if not found.exact else "; exact sums")
+        )
+        for k, name in enumerate(found.class_names):
+            count = int((found.numbers == k).sum())
+            self._say(f"  {name}: {count:,}")
+        if found.stopped:
+            self._say(f"a party's ledger kept the rest back: {found.stopped}")
+        if self._file is not None:
+            self._say(f"predictions are in {self._file}")
+
+    def show_metrics(self, found: Predictions) -> None:
+        shown = self.summary(found)
+        if "metrics" not in shown:
+            return
+        measured = "exact sums, outside of any epsilon" if found.exact else "released predictions"
+        names = {"test_accuracy": "accuracy", "test_auprc": f"AUPRC of {found.class_names[-1]}"}
+        values = ", ".join(f"{names[name]} {value:.4f}" for name, value in shown["metrics"].items())
+        self._say(f"{values} ({measured}; most frequent class: {shown['majority_rate']:.4f})")
+
+    def _say(self, text: str) -> None:
+        self._console.print(text, markup=False, soft_wrap=True)
+
+
+def _read_model(path: Path) -> tuple[RunFolder | None, FederatedModel, Path | None]:
+    """A run's model, its folder and its ledgers; or a model by itself."""
+    from pbmvfl.model.federated import FederatedModel
+    from pbmvfl.model.parts import INDEX, SERVER
+    from pbmvfl.runs.folder import RunFolder
+
+    if (path / SERVER / INDEX).is_file():
+        return None, FederatedModel.load(path), None
+    if not (path / "plan.json").is_file():
+        raise RunFolderError(
+            f"run={str(path)!r} is neither a run folder (no plan.json) nor a model (no {SERVER}/{INDEX})"
+        )
+    folder = RunFolder(path)
+    if not folder.model.is_dir():
+        raise RunFolderError(
+            f"run={str(path)!r} has no model yet: it is written when training ends; "
+            f"continue it with `pbmvfl train --resume {path}`"
+        )
+    ledger = folder.read_source().ledger
+    return folder, FederatedModel.load(folder.model), None if ledger is None else Path(ledger)
+
+
+def _free_file(path: Path) -> Path:
+    for number in range(1, 100_000):
+        candidate = path / f"predictions-{number:03d}.parquet"
+        if not candidate.exists():
+            return candidate
+    raise RunFolderError(f"{path}/predictions-NNN.parquet are all taken; use --out FILE")

@@ -1,0 +1,250 @@
+"""Values as numbers, each row by itself, by public rules alone.
+
+Words become one slot each, numbers with a range are clipped to it and scaled to [-1, 1], and a value that is not there
+sets the column's slot for missing values and leaves its other numbers 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pbmvfl.data.faults import Faults, Place
+from pbmvfl.data.schema import USUAL_MARKERS, ColumnRule
+from pbmvfl.data.text import Mask, among, is_number, is_text, numbers_of, truths_of
+
+Features = npt.NDArray[np.float32]
+
+
+def encode_columns(rules: Sequence[ColumnRule], table: Any, place: Place, faults: Faults) -> Features:
+    """All columns side by side, (N, width); with a fault, the numbers mean nothing."""
+    parts = [_encode(_Column(rule, table.column(rule.name), place, faults)) for rule in rules]
+    return np.concatenate([np.zeros((table.num_rows, 0), np.float32), *parts], axis=1)
+
+
+def refuse_absent(rule: ColumnRule, column: Any, place: Place, faults: Faults) -> None:
+    """A fault if a value is missing and the rule has no slot for that."""
+    absent = absent_in(rule, column)
+    if absent.any() and not rule.missing:
+        _refuse_absent(_Column(rule, column, place, faults), absent)
+
+
+def refuse_words(name: str, column: Any, place: Place, faults: Faults) -> None:
+    """A fault of words without a rule: words among numbers are named, else the reason and the remedy are."""
+    cells = _Column(ColumnRule(name=name), column, place, faults)
+    absent = absent_in(cells.rule, column)
+    _, wrong = numbers_of(column, absent)
+    present, words = int((~absent).sum()), int(wrong.sum())
+    if not words and absent.any():  # only marks of missing values keep the column from being numbers
+        _refuse_absent(cells, absent)
+    elif not words:
+        cells.fault(" has numbers that are stored as words; store the column as numbers")
+    elif 2 * words < present:
+        _refuse_non_numbers(cells, wrong, why=f"{present - words:,} of {present:,} values are numbers")
+    else:
+        cells.fault(
+            " holds words and needs a vocabulary. One collected from the rows would tell which words occur, which is "
+            "a release about private values; so agree on it and write it into the schema: "
+            f'{{"columns": {{"{name}": {{"vocabulary": ["...", "..."], "other": true}}}}}}'
+        )
+
+
+@dataclass(frozen=True)
+class _Column:
+    """A column's cells, its rule, and where faults go."""
+
+    rule: ColumnRule
+    cells: Any
+    place: Place
+    faults: Faults
+
+    def fault(self, words: str) -> None:
+        self.faults.add(f"{self.place.file}: column={self.rule.name!r}{words}")
+
+    def fault_of_rows(self, rows: Mask, one: str, many: str) -> None:
+        chosen = np.flatnonzero(rows)
+        self.fault(f": {self.place.rows(chosen)} {one if len(chosen) == 1 else many}")
+
+    def zeros(self) -> Features:
+        return np.zeros((len(self.cells), self.rule.width), np.float32)
+
+
+def _encode(column: _Column) -> Features:
+    import pyarrow as pa
+
+    rule, before = column.rule, len(column.faults)
+    absent = absent_in(rule, column.cells)
+    if absent.any() and not rule.missing:
+        _refuse_absent(column, absent)
+    if pa.types.is_null(column.cells.type):
+        known = column.zeros()[:, : rule.width - rule.missing]
+    elif rule.vocabulary is not None:
+        known = _one_hot(column, absent)
+    else:
+        known = _numbers(column, absent)
+    if len(column.faults) > before:
+        return column.zeros()
+    known[absent] = 0
+    return np.concatenate([known, absent[:, None].astype(np.float32)], axis=1) if rule.missing else known
+
+
+def absent_in(rule: ColumnRule, cells: Any) -> Mask:
+    """Where there is no value: a fact of the cell and of the rule, whatever stands in other rows."""
+    import pyarrow.compute as pc
+
+    absent = np.array(pc.is_null(cells, nan_is_null=True).to_numpy(), dtype=bool)
+    if is_text(cells.type):
+        # Without a slot: what cannot be a value here in any case, so that it is named as what it is.
+        marks = {*USUAL_MARKERS, *rule.markers} if rule.missing else set() if rule.other else {"", "?"}
+        absent |= among(cells, marks.difference(map(str, rule.vocabulary or ())))
+    elif rule.markers and is_number(cells.type):
+        import pyarrow as pa
+
+        values, _ = numbers_of(pa.chunked_array([rule.markers]), np.zeros(len(rule.markers), dtype=bool))
+        absent |= np.isin(_as_floats(cells), values)  # NaN, for a mark that is a word, is in nothing
+    return absent
+
+
+def _refuse_absent(column: _Column, absent: Mask) -> None:
+    rest = (
+        "no value (empty, NA or ?); leave out or fill in, or give missing values a slot in the schema: "
+        + column.rule.with_slot_for_missing()
+    )
+    column.fault_of_rows(absent, f"has {rest}", f"have {rest}")
+
+
+def _as_floats(cells: Any) -> npt.NDArray[np.float64]:
+    import pyarrow as pa
+
+    return np.asarray(cells.cast(pa.float64(), safe=False).to_numpy(), dtype=np.float64)
+
+
+# --- numbers ---
+
+
+def _numbers(column: _Column, absent: Mask) -> Features:
+    """Clipped to the public range and scaled to [-1, 1], each row by itself; without a range, as they are."""
+    rule, kind = column.rule, column.cells.type
+    if is_text(kind):
+        values, wrong = numbers_of(column.cells, absent)
+        if wrong.any():
+            range_is_for_numbers = "its schema has a range, which is for numbers"
+            _refuse_non_numbers(column, wrong, why="numbers are meant" if rule.range is None else range_is_for_numbers)
+        elif not rule.missing and not absent.any():  # marks of missing values are faults already
+            column.fault(" has numbers that are stored as words; store the column as numbers")
+    elif is_number(kind):
+        values = _as_floats(column.cells)
+    else:
+        column.fault(f" has type {kind}; permitted are numbers, words, and true or false")
+        return column.zeros()
+    values = np.where(absent, 0.0, values)
+    if rule.range is not None:
+        low, high = rule.range
+        infinite = np.isinf(values)
+        # Halves first: high - low may overflow where each of them does not.
+        values = (np.clip(values, low, high) / 2 - low / 2) / (high / 2 - low / 2) * 2 - 1
+    else:
+        infinite = np.abs(values) > np.finfo(np.float32).max
+    if infinite.any():
+        column.fault_of_rows(
+            infinite,
+            "is infinite or too large for float32; correct it",
+            "are infinite or too large for float32; correct them",
+        )
+        return column.zeros()
+    return values.astype(np.float32)[:, None]
+
+
+def _refuse_non_numbers(column: _Column, wrong: Mask, *, why: str) -> None:
+    rest = "(numbers are written like 12 or 1.5) or leave out"
+    if column.rule.missing:
+        rest += '; marks of missing values of your own go into the schema, as in "missing": ["unknown"]'
+    rest += "; if these are words, give the column a vocabulary in the schema"
+    column.fault_of_rows(
+        wrong, f"is not a number, but {why}. Correct it {rest}", f"are not numbers, but {why}. Correct them {rest}"
+    )
+
+
+# --- words ---
+
+
+def _one_hot(column: _Column, absent: Mask) -> Features:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    rule = column.rule
+    assert rule.vocabulary is not None
+    common = {str: pa.string(), bool: pa.bool_(), int: pa.int64()}[type(rule.vocabulary[0])]
+    words = _words(column, absent)
+    if words is None:
+        return column.zeros()
+    slots = pc.index_in(words, value_set=pa.array(rule.vocabulary, type=common))
+    outside = np.asarray(slots.is_null().to_numpy(), dtype=bool) & ~absent
+    if outside.any() and not rule.other:
+        rest = (
+            f"not in the vocabulary{_because_of_blanks(column, outside)}; complete the vocabulary, or give such "
+            'values a place of their own with "other": true'
+        )
+        column.fault_of_rows(outside, f"has a value that is {rest}", f"have values that are {rest}")
+        return column.zeros()
+    width = len(rule.vocabulary) + rule.other
+    # A row without a value takes the last slot here; the caller puts zeros into it.
+    slot_vectors: Features = np.eye(width, dtype=np.float32)
+    encoded: Features = slot_vectors[np.asarray(slots.fill_null(width - 1).to_numpy())]
+    return encoded
+
+
+def _words(column: _Column, absent: Mask) -> Any:
+    """The cells in the vocabulary's own type; None, with a fault, if they cannot be."""
+    import pyarrow as pa
+
+    cells, kind, word_type = column.cells, column.cells.type, column.rule.word_type
+    assert word_type is not None
+    if word_type is str and is_text(kind):
+        return cells.cast(pa.string())
+    if word_type is bool and pa.types.is_boolean(kind):
+        return cells
+    if word_type is int and pa.types.is_integer(kind):
+        try:
+            return cells.cast(pa.int64())
+        except pa.ArrowException:
+            column.fault(" has integers that do not fit in 64 bits; store such codes as words")
+            return None
+    if word_type is int and is_number(kind):
+        return _whole(_as_floats(cells))
+    of_type = f"but its vocabulary is of {word_type.__name__} values"
+    if word_type is not str and is_text(kind):
+        words, wrong = truths_of(cells, absent) if word_type is bool else _whole_numbers_of(cells, absent)
+        if column.rule.missing and not wrong.any():
+            return words  # text only because of the marks of missing values
+        if wrong.any() and not (wrong | absent).all():
+            what = "whole number" if word_type is int else "true or false"
+            rest = f"no {what}, {of_type}; correct"
+            column.fault_of_rows(wrong, f"is {rest} it", f"are {rest} them")
+            return None
+    column.fault(f" has type {kind}, {of_type}; write the vocabulary in the column's type")
+    return None
+
+
+def _whole_numbers_of(cells: Any, absent: Mask) -> tuple[Any, Mask]:
+    values, wrong = numbers_of(cells, absent)
+    return _whole(values), wrong
+
+
+def _whole(values: npt.NDArray[np.float64]) -> Any:
+    """Whole numbers of a real type as integers, null for others: a column with gaps is real to many programs."""
+    import pyarrow as pa
+
+    with np.errstate(invalid="ignore"):
+        whole = (np.floor(values) == values) & (np.abs(values) < 2.0**63)
+    return pa.chunked_array([pa.array(np.where(whole, values, 0).astype(np.int64), mask=~whole)])
+
+
+def _because_of_blanks(column: _Column, outside: Mask) -> str:
+    known = [word for word in column.rule.vocabulary or () if isinstance(word, str)]
+    has_blanks = bool(known) and bool((among(column.cells, known) & outside).any())
+    return " because of blanks around words (take them away)" if has_blanks else ""

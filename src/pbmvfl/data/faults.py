@@ -1,0 +1,81 @@
+"""Every fault of a schema or a table told at once: whoever mends a file wants the whole list, with row and column.
+
+A fault never shows a value of a column: messages are kept in logs, pasted into questions and printed by notebooks.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pbmvfl.errors import DataError
+
+#: Faults that an error lists, and row numbers and names that one fault does.
+_SHOWN_FAULTS, _SHOWN_ROWS, _SHOWN_NAMES = 20, 5, 20
+
+Rows = npt.NDArray[np.int64]
+
+
+class Faults:
+    """A list that becomes one error."""
+
+    def __init__(self) -> None:
+        self._found: list[str] = []
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def add(self, fault: str) -> None:
+        if fault not in self._found:  # a train and a test file may share one
+            self._found.append(fault)
+
+    def raise_any(self) -> None:
+        """One fault as it is; several as a list, the first ones in full."""
+        if not self._found:
+            return
+        shown, more = self._found[:_SHOWN_FAULTS], len(self._found) - _SHOWN_FAULTS
+        text = shown[0]
+        if len(self._found) > 1:
+            lines = [f"  {number}. {fault}" for number, fault in enumerate(shown, start=1)]
+            lines += [f"  and {more:,} more"] if more > 0 else []
+            text = "\n".join([f"{len(self._found):,} faults were found:", *lines])
+        error = DataError(text)
+        error.faults = tuple(self._found)
+        raise error
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where rows stand: the file's name and, where rows were chosen or put into another order, their numbers in it."""
+
+    file: str
+    numbers: Rows | None = None
+
+    def rows(self, positions: Any) -> str:
+        """ "row=7 (counted from 0)", or the first few of many."""
+        found = np.sort(np.asarray(positions if self.numbers is None else self.numbers[positions])).tolist()
+        if len(found) == 1:
+            return f"row={found[0]} (counted from 0)"
+        more = f" and {len(found) - _SHOWN_ROWS:,} more" if len(found) > _SHOWN_ROWS else ""
+        return f"rows={', '.join(map(str, found[:_SHOWN_ROWS]))}{more} (counted from 0)"
+
+
+def plural(count: int, one: str, many: str | None = None) -> str:
+    """ "1 row", "2 rows"."""
+    return f"{count:,} {one if count == 1 else many or one + 's'}"
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """ " (did you mean 'age'?)" where something is spelled much alike."""
+    found = difflib.get_close_matches(name, list(known), n=1)
+    return f" (did you mean {found[0]!r}?)" if found else ""
+
+
+def listed(names: Sequence[str]) -> str:
+    """The first names of many."""
+    return ", ".join(map(repr, names[:_SHOWN_NAMES])) + (", ..." if len(names) > _SHOWN_NAMES else "")

@@ -1,0 +1,314 @@
+"""Tables from wherever they are, as pyarrow tables: .csv and .parquet files, frames of pandas, polars or pyarrow.
+
+A CSV has text only. What a column's cells mean is said by its rule, and by the column as a whole only where there is
+no rule.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+
+from pbmvfl.data.encoding import absent_in
+from pbmvfl.data.faults import Faults, listed, nearest, plural
+from pbmvfl.data.schema import ColumnRule
+from pbmvfl.data.text import infer, is_text, truths_of
+from pbmvfl.errors import DataError
+
+#: Unquoted, these are missing values in a CSV; in quotes they are words.
+_CSV_NULLS = ["", "NA", "N/A", "NaN", "nan", "NULL", "null"]
+
+#: Line numbers that one fault lists.
+_SHOWN_LINES = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """Where a table is: a path, or a frame in memory."""
+
+    value: Any
+    #: As messages and row ids name it.
+    file: str
+    stem: str
+
+    @property
+    def path(self) -> Path | None:
+        return self.value if isinstance(self.value, Path) else None
+
+    @property
+    def is_csv(self) -> bool:
+        return self.path is not None and self.path.suffix == ".csv"
+
+
+def source_of(value: Any, *, called: str = "frame") -> Source:
+    """A path or a frame as a source; a frame has no name of its own and is `called` so."""
+    if isinstance(value, str | Path):
+        path = Path(value)
+        return Source(value=path, file=path.name, stem=path.stem)
+    if _is_pandas(value) or hasattr(value, "__arrow_c_stream__"):
+        return Source(value=value, file=called, stem="frame")
+    raise DataError(
+        f"data of type {type(value).__name__} cannot be read; give the path of a .parquet or .csv file, a DataFrame "
+        "(pandas, polars) or a pyarrow table"
+    )
+
+
+def column_names(source: Source, faults: Faults) -> list[str] | None:
+    """The names of a table's columns; None, with a fault, if it cannot be read."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    path = source.path
+    if path is None:
+        value = source.value
+        return [str(name) for name in (value.columns if _is_pandas(value) else _of_stream(value).column_names)]
+    if path.suffix not in (".parquet", ".csv"):
+        faults.add(f"path={str(path)!r} ends in {path.suffix!r}; permitted are .parquet and .csv")
+    elif not path.is_file():
+        faults.add(f"path={str(path)!r} does not exist or is not a file; check the spelling")
+    else:
+        try:
+            if not source.is_csv:
+                return list(pq.read_schema(path).names)
+            header = _csv_header(path, faults)
+            # Blanks around a name are nobody's wish, and no option could ask for them.
+            return None if header is None else [name.strip() for name in header]
+        except (OSError, pa.ArrowException) as error:
+            faults.add(f"path={str(path)!r} cannot be read as a table ({error})")
+    return None
+
+
+def require_columns(source: Source, present: Sequence[str], wanted: Sequence[str], faults: Faults) -> list[str]:
+    """Those of `wanted` that can be read; one fault names all that are not there."""
+    absent = [name for name in dict.fromkeys(wanted) if name not in present]
+    if absent:
+        first, *others = [(f"column={name!r}", nearest(name, present)) for name in absent]
+        faults.add(
+            f"{first[0]} is not in {source.file}{first[1]}{''.join(f', nor is {name}{hint}' for name, hint in others)}"
+            f"; it has {plural(len(present), 'column')}: {listed(present)}"
+            f"{_separator_hint(source, present)}"
+        )
+    twice = [name for name in dict.fromkeys(wanted) if present.count(name) > 1]
+    for name in twice:
+        faults.add(f"column={name!r} occurs twice in {source.file}; rename one of them")
+    return [name for name in dict.fromkeys(wanted) if name not in absent and name not in twice]
+
+
+def read_columns(
+    source: Source,
+    wanted: Sequence[str],
+    rules: Mapping[str, ColumnRule],
+    faults: Faults,
+    *,
+    as_text: Collection[str] = (),
+) -> Any:
+    """A pyarrow table of the wanted columns, which must be there; None, with a fault, if it cannot be read.
+
+    A CSV's cells become what `rules` say; those of the columns in `as_text` stay as they are written.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    if not wanted:
+        return None
+    try:
+        if source.path is None:
+            table = _of_frame(source, wanted, faults)
+        elif source.is_csv:
+            table = _of_csv(source.path, wanted, rules, as_text, faults)
+        else:
+            table = pq.read_table(source.path, columns=list(wanted))
+    except (OSError, pa.ArrowException) as error:
+        # A CSV reader's words may have a value in them.
+        faults.add(f"{source.file} cannot be read as a table" + ("" if source.is_csv else f" ({error})"))
+        return None
+    if table is not None and not table.num_rows:
+        faults.add(f"{source.file} has column names but no rows; at least one row is needed")
+        return None
+    return table if table is None else _without_dictionaries(table)
+
+
+def _without_dictionaries(table: Any) -> Any:
+    import pyarrow as pa
+
+    plain = [
+        pa.field(field.name, field.type.value_type if pa.types.is_dictionary(field.type) else field.type)
+        for field in table.schema
+    ]
+    return table.cast(pa.schema(plain))
+
+
+# --- frames ---
+
+
+def _is_pandas(value: Any) -> bool:
+    return type(value).__module__.partition(".")[0] == "pandas" and hasattr(value, "iloc") and hasattr(value, "columns")
+
+
+def arrow_table(source: Source) -> Any:
+    """A frame in memory as a pyarrow table with all its columns."""
+    faults = Faults()
+    names = column_names(source, faults)
+    table = read_columns(source, names or [], {}, faults)
+    faults.raise_any()
+    return table
+
+
+def _of_stream(value: Any) -> Any:
+    import pyarrow as pa
+
+    return value if isinstance(value, pa.Table) else pa.table(value)
+
+
+def _of_frame(source: Source, wanted: Sequence[str], faults: Faults) -> Any:
+    import pyarrow as pa
+
+    if not _is_pandas(source.value):
+        return _of_stream(source.value).select(list(wanted))
+    names = [str(name) for name in source.value.columns]
+    columns = {}
+    for name in wanted:
+        series = source.value.iloc[:, names.index(name)]
+        try:
+            columns[name] = pa.array(series, from_pandas=True)
+        except (pa.ArrowException, OverflowError):  # its words have a value in them
+            columns[name] = _mixed(series)
+            if columns[name] is None:
+                faults.add(
+                    f"{source.file}: column={name!r} has objects of several types; make it numbers, words, or true and "
+                    "false"
+                )
+    usable = {name: column for name, column in columns.items() if column is not None}
+    return pa.table(usable) if len(usable) == len(columns) else None
+
+
+def _mixed(series: Any) -> Any:
+    """Numbers and words in one column, as a program that guessed types by pieces of a file leaves them: as text."""
+    import pyarrow as pa
+
+    cells = series.tolist()
+    if not all(cell is None or isinstance(cell, str | int | float) for cell in cells):
+        return None
+    absent = np.array([cell is None or cell != cell for cell in cells])
+    return pa.array([str(cell) for cell in cells], pa.string(), mask=absent)
+
+
+# --- CSV ---
+
+
+def _csv_header(path: Path, faults: Faults) -> list[str] | None:
+    """The column names of a CSV, after refusing text that is not UTF-8, whose words no schema could list.
+
+    Read by itself because a wrong separator often ends in an error about some row, before anything shows the header.
+    """
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            header = _first_line(file)
+            while file.read(1 << 20):
+                pass
+    except UnicodeDecodeError:
+        faults.add(
+            f"path={str(path)!r} is not UTF-8; save it as UTF-8 (in Excel: 'CSV UTF-8' in the list of file types)"
+        )
+        return None
+    except csv.Error as error:
+        faults.add(f"path={str(path)!r} has no readable header ({error}); give names separated by commas")
+        return None
+    if not header:
+        faults.add(f"path={str(path)!r} is empty; give a line of column names and then the rows")
+        return None
+    return header
+
+
+def _first_line(file: TextIO) -> list[str]:
+    return next(filter(None, csv.reader(file)), [])
+
+
+def _of_csv(
+    path: Path,
+    wanted: Sequence[str],
+    rules: Mapping[str, ColumnRule],
+    as_text: Collection[str],
+    faults: Faults,
+) -> Any:
+    import pyarrow as pa
+    import pyarrow.csv
+
+    ragged = 0
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        written = {name.strip(): name for name in _first_line(file)}
+    as_written = [written[name] for name in wanted]
+
+    def skip(row: Any) -> str:
+        nonlocal ragged
+        del row
+        ragged += 1
+        return "skip"
+
+    table = pyarrow.csv.read_csv(
+        path,
+        read_options=pyarrow.csv.ReadOptions(use_threads=False),
+        parse_options=pyarrow.csv.ParseOptions(newlines_in_values=True, invalid_row_handler=skip),
+        convert_options=pyarrow.csv.ConvertOptions(
+            include_columns=as_written,
+            column_types=dict.fromkeys(as_written, pa.string()),
+            null_values=_CSV_NULLS,
+            strings_can_be_null=True,
+            quoted_strings_can_be_null=False,
+        ),
+    )
+    if ragged:
+        faults.add(_ragged_lines(path, ragged))
+        return None
+    table = table.rename_columns(list(wanted))
+    for position, name in enumerate(wanted):
+        if name not in as_text:
+            table = table.set_column(position, name, _typed(table.column(name), rules.get(name)))
+    return table
+
+
+def _typed(column: Any, rule: ColumnRule | None) -> Any:
+    """Text in the type that its rule says; it stays text where a cell is something else, and the encoder names it."""
+    if rule is not None and rule.word_type is str:
+        return column
+    absent = absent_in(rule, column) if rule is not None and rule.missing else np.asarray(column.is_null().to_numpy())
+    if rule is not None and rule.word_type is bool:
+        truths, wrong = truths_of(column, absent)
+        return column if wrong.any() else truths
+    typed = infer(column, absent)
+    return typed if rule is None or not is_text(typed.type) else column
+
+
+def _ragged_lines(path: Path, count: int) -> str:
+    """Which lines have another number of values than the header has names; no value is shown."""
+    found: list[tuple[int, int]] = []
+    width = 0
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        reader = csv.reader(file)
+        try:
+            for cells in reader:
+                width = width or len(cells)
+                if cells and len(cells) != width and len(found) < _SHOWN_LINES:
+                    found.append((reader.line_num, len(cells)))
+        except csv.Error:
+            pass  # the lines before it are named
+    lines = ", ".join(f"line {line} has {cells}" for line, cells in found)
+    more = f", and {count - len(found):,} more" if found and count > len(found) else ""
+    return (
+        f"{path.name}: {plural(count, 'row')} with another number of values than the header's "
+        f"{plural(width, 'name')}: {lines or 'their lines could not be told'}{more} (lines counted from 1, with the "
+        "header); put values with a comma in them into quotes, and give every row as many values as there are names"
+    )
+
+
+def _separator_hint(source: Source, present: Sequence[str]) -> str:
+    found = next((mark for mark in (";", "\t", "|") if any(mark in name for name in present)), None)
+    if not source.is_csv or (found is None and len(present) > 1):
+        return ""
+    instead = "" if found is None else f", not by {found!r}"
+    return f". Columns must be separated by commas{instead}; save the file with commas"

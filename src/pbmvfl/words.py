@@ -1,0 +1,8 @@
+"""Counts in words, for messages that people read."""
+
+from __future__ import annotations
+
+
+def counted(number: int, noun: str, plural: str | None = None) -> str:
+    """`1 round`, `2 rounds`, `1,437 rows`; a noun with another plural gives it."""
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"

@@ -1,0 +1,484 @@
+"""`pbmvfl report`: that the page says what result.json says, says nothing else, and needs nobody."""
+
+from __future__ import annotations
+
+import contextlib
+import html
+import json
+import re
+import shutil
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pbmvfl.cli import main
+from pbmvfl.ledger.ledger import Ledger
+from pbmvfl.ledger.limits import Limit
+from pbmvfl.privacy.accounting import epsilon_bound
+from pbmvfl.privacy.units import Accounting, Unit
+from pbmvfl.report.charts import Axis
+from pbmvfl.report.markup import el, embedded_json
+from pbmvfl.report.page import LARGEST_BYTES
+from pbmvfl.runs.results import Result
+
+#: Names that would do something if anybody took them for HTML.
+CLASSES = ("<script>document.title='broken'</script>", "</script><img src=x onerror=\"document.title='broken'\">")
+PARTIES = ("<b>bank</b>", "shop & 'co'")
+#: What a reader of the page must not find in it: a value of a row, and the folder of the table.
+SECRET_VALUE, SECRET_FOLDER = "0.777000777", "private-place"
+
+
+def run_command(*arguments: object, cwd: Path) -> int:
+    """The command line in this process."""
+    before = sys.argv
+    sys.argv = ["pbmvfl", *map(str, arguments)]
+    try:
+        with contextlib.chdir(cwd):
+            main()
+    except SystemExit as exit:
+        return exit.code if isinstance(exit.code, int) else 1
+    finally:
+        sys.argv = before
+    return 0
+
+
+def write_table(path: Path, num_rows: int = 80) -> None:
+    random = np.random.default_rng(3)
+    values = random.normal(size=(num_rows, 4))
+    lines = ["income,debt,visits,basket,churn"]
+    for i, row in enumerate(values):
+        numbers = [SECRET_VALUE if i == 7 else f"{row[0]:.6f}", *(f"{value:.6f}" for value in row[1:])]
+        quoted = CLASSES[int(row[0] + row[2] > 0)].replace('"', '""')
+        lines.append(",".join(numbers) + f',"{quoted}"')
+    path.parent.mkdir(parents=True)
+    path.write_text("\n".join(lines) + "\n")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two runs of one table in ledgers with a limit: joint rounds as in the paper, and strict with predictions."""
+    place = tmp_path_factory.mktemp("reports")
+    table = place / SECRET_FOLDER / "people.csv"
+    write_table(table)
+    columns = f"{PARTIES[0]}=income,debt;{PARTIES[1]}=visits,basket"
+    rows = ("--data", table, "--label", "churn", "--columns", columns, "--ledger", place / SECRET_FOLDER / "books")
+    numbers = ("--num-epochs", 3, "--batch-size", 20, "--num-trials", 8, "--embedding-dim", 2)
+    assert run_command("train", *rows, *numbers, "--out", "joint", cwd=place) == 0
+    limit = Limit.choose(unit="cell", accounting="strict", epsilon=1e6, delta=1e-5)
+    for path in sorted((place / SECRET_FOLDER / "books").glob("*.sqlite")):
+        with contextlib.closing(Ledger(path)) as book:
+            book.set_limit("people", limit)
+    strict = ("--epsilon", 4, "--prediction-epsilon", 3)
+    assert run_command("train", *rows, *strict, "--out", "strict", cwd=place) == 0
+    return place
+
+
+@pytest.fixture(scope="module")
+def pages(place: Path) -> dict[str, str]:
+    """The page of each run, and of both."""
+    for name in ("joint", "strict"):
+        assert run_command("report", name, cwd=place) == 0
+    assert run_command("report", "joint", "strict", "--out", "both.html", cwd=place) == 0
+    found = {name: (place / name / "report.html").read_text() for name in ("joint", "strict")}
+    return {**found, "both": (place / "both.html").read_text()}
+
+
+class Reader(HTMLParser):
+    """Elements with their attributes, and all text outside of scripts and styles."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str]]] = []
+        self.text: list[str] = []
+        self.scripts: list[tuple[dict[str, str], str]] = []
+        self._inside = ""
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        self._inside = tag
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        del tag
+        self._inside = ""
+
+    def handle_data(self, data: str) -> None:
+        if self._inside == "script":
+            self.scripts.append((self.elements[-1][1], data))
+        elif self._inside != "style":
+            self.text.append(data)
+
+
+def numbers_of(page: str) -> dict[str, Any]:
+    """The JSON in the page."""
+    ((attributes, text),) = Reader(page).scripts
+    assert attributes == {"type": "application/json", "id": "pbmvfl-report"}
+    return json.loads(text)
+
+
+def result_of(place: Path, name: str) -> dict[str, Any]:
+    return json.loads((place / name / "result.json").read_text())
+
+
+# --- the numbers ---
+
+
+@pytest.mark.parametrize("name", ["joint", "strict"])
+def test_the_numbers_in_the_page_are_those_of_result_json(place, pages, name):
+    (run,) = numbers_of(pages[name])["runs"]
+    written = result_of(place, name)
+    assert run["name"] == name
+    assert run["data"] == "people"
+    assert {"metrics", "history", "traffic", "privacy", "plan", "plan_hash", "row_uses"} <= set(run["result"])
+    for key, value in run["result"].items():
+        assert value == written[key], key
+
+
+def test_a_page_of_several_runs_has_the_numbers_of_each(pages):
+    runs = numbers_of(pages["both"])["runs"]
+    assert [run["name"] for run in runs] == ["joint", "strict"]
+    for run in runs:
+        assert run == numbers_of(pages[run["name"]])["runs"][0]
+
+
+@pytest.mark.parametrize("name", ["joint", "strict"])
+def test_epsilon_over_rounds_never_falls_and_ends_where_the_table_does(place, pages, name):
+    (run,) = numbers_of(pages[name])["runs"]
+    result = Result.read(place / name / "result.json")
+    assert run["epsilon_over_rounds"]
+    for path in run["epsilon_over_rounds"]:
+        rounds, epsilons = zip(*path["points"], strict=True)
+        assert (rounds[0], rounds[-1]) == (0, len(result.plan.schedule))
+        assert list(rounds) == sorted(set(rounds))
+        assert list(epsilons) == sorted(epsilons)
+        whole = result.training_run
+        chosen = whole.of_split(path["rows"]) if path["rows"] else whole
+        bound = epsilon_bound(chosen, Unit(path["unit"]), Accounting(path["accounting"]), delta=run["delta"])
+        assert epsilons[-1] == bound.epsilon > 0
+
+
+def test_epsilon_on_the_way_is_that_of_a_run_that_ended_there(place, pages):
+    (run,) = numbers_of(pages["joint"])["runs"]
+    plan = Result.read(place / "joint" / "result.json").plan
+    after_one_epoch = plan.replace(num_epochs=1).training_run()
+    rounds = plan.schedule.end_of_epoch(1)
+    for path in run["epsilon_over_rounds"]:
+        unit, accounting = Unit(path["unit"]), Accounting(path["accounting"])
+        expected = epsilon_bound(after_one_epoch, unit, accounting, delta=run["delta"]).epsilon
+        assert dict(map(tuple, path["points"]))[rounds] == pytest.approx(expected, rel=1e-12)
+
+
+def test_the_books_are_drawn_as_they_count_and_equal_ones_are_drawn_once(place, pages):
+    (joint,), (strict,) = (numbers_of(pages[name])["runs"] for name in ("joint", "strict"))
+    files = sorted((place / SECRET_FOLDER / "books").glob("*.sqlite"))
+    with contextlib.closing(Ledger(files[0], read_only=True)) as book:
+        spent = book.export()["datasets"]["people"]["limits"][0]["spent_epsilon"]
+    for run in (joint, strict):
+        (path,) = run["limits"]
+        assert len(path["books"]) == len(files) == 2
+        assert path["limit"]["epsilon"] == 1e6
+        assert path["spent_now"] == pytest.approx(spent)
+    # The first run began with nothing; the second where the first one ended, and with its end the book is told whole.
+    assert joint["limits"][0]["points"][0] == [0, 0.0]
+    assert strict["limits"][0]["points"][0][1] == pytest.approx(joint["limits"][0]["points"][-1][1])
+    assert strict["limits"][0]["points"][-1][1] == pytest.approx(strict["limits"][0]["spent_now"])
+    assert joint["limits"][0]["points"][-1][1] < joint["limits"][0]["spent_now"]
+
+
+def test_without_privacy_a_round_moves_four_bytes_a_value_each_way(place, pages):
+    (run,) = numbers_of(pages["joint"])["runs"]
+    npq, plan = run["traffic_npq"], Result.read(place / "joint" / "result.json").plan
+    values = plan.num_epochs * plan.num_samples * plan.num_parties * plan.embedding_dim
+    rounds = plan.num_epochs * -(-plan.num_samples // plan.batch_size)
+    header = 44
+    assert npq["rounds"] == rounds
+    assert npq["bytes_up"] == 4 * values + rounds * plan.num_parties * header
+    assert npq["bytes_down"] == 4 * values + (rounds + plan.num_epochs) * plan.num_parties * header
+    assert run["traffic_predicted"] == run["result"]["traffic"]
+
+
+# --- nothing else ---
+
+
+@pytest.mark.parametrize("name", ["joint", "strict", "both"])
+def test_a_page_is_small_fetches_nothing_and_runs_nothing(pages, name):
+    page = pages[name]
+    assert len(page.encode()) < LARGEST_BYTES
+    assert not re.search(r"https?:|//[a-z]|@import|url\(|javascript:", page, flags=re.IGNORECASE)
+    elements = Reader(page).elements
+    assert {"link", "img", "iframe", "object", "embed", "form", "base"}.isdisjoint(tag for tag, _ in elements)
+    for tag, attributes in elements:
+        assert not {"src", "srcset", "action", "style"} & set(attributes)
+        assert not any(attribute.startswith("on") for attribute in attributes)
+        assert tag != "a" or attributes["href"].startswith("#")
+    policy = [attributes for tag, attributes in elements if "http-equiv" in attributes]
+    assert [each["content"].split(";")[0] for each in policy] == ["default-src 'none'"]
+
+
+@pytest.mark.parametrize("name", ["joint", "strict", "both"])
+def test_links_of_a_page_lead_somewhere_and_names_are_given_once(pages, name):
+    elements = Reader(pages[name]).elements
+    anchors = [attributes["id"] for _, attributes in elements if "id" in attributes]
+    assert len(anchors) == len(set(anchors))
+    assert {attributes["href"][1:] for tag, attributes in elements if tag == "a"} <= set(anchors)
+
+
+def test_names_of_classes_and_parties_are_text_whatever_they_are_called(pages):
+    text = "".join(Reader(pages["joint"]).text)
+    for name in (*CLASSES, *PARTIES):
+        assert name in text
+        assert name not in pages["joint"]
+        assert html.escape(name, quote=True) in pages["joint"]
+
+
+def test_text_and_attributes_are_escaped_and_json_cannot_end_its_element():
+    assert el("p", "<i>", title='"') == '<p title="&quot;">&lt;i&gt;</p>'
+    assert el("p", el("i", "&")) == "<p><i>&amp;</i></p>"
+    text = embedded_json("x", {"</script>": "\u2028<!--"})
+    assert text.count("<") == text.count(">") == 2
+    assert json.loads(text[text.index(">") + 1 : text.rindex("<")]) == {"</script>": "\u2028<!--"}
+
+
+def test_a_page_has_no_value_no_path_no_row_and_no_session(place, pages):
+    for name, page in pages.items():
+        for secret in (SECRET_VALUE, SECRET_FOLDER, str(place)):
+            assert secret not in page, (name, secret)
+        for run in ("joint", "strict"):
+            for session in result_of(place, run)["sessions"]:
+                assert session["session"] not in page
+
+
+def test_why_a_ledger_ended_a_run_stays_with_its_owner(place, tmp_path):
+    shutil.copytree(place / "strict", tmp_path / "ended")
+    path = tmp_path / "ended" / "result.json"
+    values = json.loads(path.read_text())
+    path.write_text(json.dumps({**values, "stopped": "ledger='/home/owner/secret.sqlite' refuses row 17"}))
+    assert run_command("report", "ended", cwd=tmp_path) == 0
+    page = (tmp_path / "ended" / "report.html").read_text()
+    assert "/home/owner" not in page
+    assert "A party&#x27;s ledger ended this run early" in page
+
+
+# --- the command ---
+
+
+@pytest.mark.usefixtures("pages")
+def test_a_page_beside_the_run_is_its_owners_alone_and_one_elsewhere_is_for_others(place):
+    assert stat.S_IMODE((place / "joint" / "report.html").stat().st_mode) == 0o600
+    assert (place / "both.html").exists()
+    assert not list(place.rglob("*.tmp"))
+
+
+def test_the_same_run_makes_the_same_page(place, pages):
+    assert run_command("report", "joint", "--out", "again.html", cwd=place) == 0
+    assert (place / "again.html").read_text() == pages["joint"]
+
+
+def test_the_command_that_the_page_gives_trains_the_same_plan_again(place, tmp_path, pages):
+    import shlex
+
+    commands = [html.unescape(text) for text in re.findall(r"<pre>(.*?)</pre>", pages["joint"])]
+    again = next(command for command in commands if command.startswith("pbmvfl train"))
+    words = shlex.split(again)[1:]
+    shutil.copy(place / SECRET_FOLDER / "people.csv", tmp_path / "people.csv")
+    shutil.copytree(place / "joint", tmp_path / "joint")
+    words[words.index("LEDGERS")] = str(tmp_path / "books")
+    assert run_command(*words, "--out", "again", cwd=tmp_path) == 0
+    assert result_of(tmp_path, "again")["plan_hash"] == result_of(place, "joint")["plan_hash"]
+
+
+def test_json_prints_the_numbers_and_writes_nothing(place, pages, capsys):
+    before = sorted(path.name for path in place.iterdir())
+    capsys.readouterr()
+    assert run_command("report", "joint", "--json", cwd=place) == 0
+    assert json.loads(capsys.readouterr().out) == numbers_of(pages["joint"])["runs"]
+    assert sorted(path.name for path in place.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["nowhere"], "run='nowhere' is not a run folder"),
+        (["joint", "joint/"], "a run is named twice"),
+        (["joint", "--out", "page.txt"], "must end in .html"),
+        (["joint", "--out", "missing/page.html"], "'missing' is not a folder"),
+        (["joint", "--delta", "2"], "delta=2.0; permitted"),
+    ],
+)
+def test_what_cannot_be_shown_is_refused_with_a_way_out(place, capsys, arguments, words):
+    capsys.readouterr()
+    assert run_command("report", *arguments, cwd=place) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_a_run_that_has_not_ended_is_refused_with_the_command_that_continues_it(place, tmp_path, capsys):
+    shutil.copytree(place / "joint", tmp_path / "half")
+    (tmp_path / "half" / "result.json").unlink()
+    assert run_command("report", "half", cwd=tmp_path) == 2
+    assert "continue it: pbmvfl train --resume half" in capsys.readouterr().err
+
+
+# --- axes ---
+
+
+@pytest.mark.parametrize("log", [False, True])
+def test_an_axis_holds_its_values_between_round_ticks(log):
+    random = np.random.default_rng(1)
+    for _ in range(300):
+        low, high = sorted(10 ** random.uniform(-4, 6, size=2))
+        axis = Axis(low, high, 50, 400, log=log)
+        assert axis.low <= low * (1 + 1e-9)
+        assert axis.high >= high * (1 - 1e-9)
+        assert 2 <= len(axis.ticks) <= 10
+        assert 50 <= axis(low) <= axis(high) <= 400
+        assert axis(axis.ticks[0]) == 50
+
+
+# --- in a browser ---
+
+#: Where everything stands on the screen, as a reader's eye has it: marks, grid lines, and the numbers beside those.
+MEASURE = """
+const middle = (node, way) => { const box = node.getBoundingClientRect();
+  return way === 'x' ? box.left + box.width / 2 : box.top + box.height / 2; };
+const charts = [...document.querySelectorAll('figure.chart')].map(figure => ({
+  title: figure.querySelector('figcaption').textContent,
+  x_lines: [...figure.querySelectorAll('.grid.faint')].map(line => middle(line, 'x')),
+  y_lines: [...figure.querySelectorAll('.grid:not(.faint)')].map(line => middle(line, 'y')),
+  x_numbers: [...figure.querySelectorAll('.tick.x')].map(text => text.textContent),
+  y_numbers: [...figure.querySelectorAll('.tick.y')].map(text => text.textContent),
+  marks: [...figure.querySelectorAll('circle.mark')].map(mark =>
+    ({series: mark.dataset.series, x: middle(mark, 'x'), y: middle(mark, 'y')})),
+  bars: [...figure.querySelectorAll('rect[data-bar]')].map(bar => { const box = bar.getBoundingClientRect();
+    return {bar: bar.dataset.bar, piece: bar.dataset.piece, left: box.left, right: box.right}; }),
+}));
+const clipped = [...document.querySelectorAll('figure.chart > svg text')].filter(text => {
+  const box = text.getBoundingClientRect(), frame = text.ownerSVGElement.getBoundingClientRect();
+  return box.left < frame.left - 1 || box.right > frame.right + 1 || box.bottom > frame.bottom + 1; });
+const found = {charts, title: document.title, clipped: clipped.map(text => text.textContent),
+  fetched: performance.getEntriesByType('resource').length,
+  scrolls: document.documentElement.scrollWidth > document.documentElement.clientWidth};
+document.body.innerHTML = '';
+document.body.textContent = JSON.stringify(found);
+"""
+BROWSER = next(
+    (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
+)
+in_a_browser = pytest.mark.skipif(
+    BROWSER is None, reason="no chromium here: the page is not looked at as a reader does"
+)
+
+
+def measured(page: str, folder: Path) -> dict[str, Any]:
+    """What a browser draws. The page permits no script, so the copy that is measured goes without that rule."""
+    assert BROWSER is not None
+    open_page, rules = re.subn(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", page)
+    assert rules == 1
+    path = folder / "measured.html"
+    path.write_text(open_page.replace("</body>", f"<script>{MEASURE}</script></body>"))
+    flags = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking"
+    flags += " --disable-component-update --disable-sync --window-size=1280,900 --dump-dom"
+    done = subprocess.run(
+        [BROWSER, *flags.split(), f"--user-data-dir={folder / 'profile'}", f"file://{path}"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    body = re.search(r"<body>(.*)</body>", done.stdout, flags=re.DOTALL)
+    assert body is not None, done.stderr
+    return json.loads(html.unescape(body[1]).strip())
+
+
+@pytest.fixture(scope="module")
+def seen(pages: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return measured(pages["joint"], tmp_path_factory.mktemp("browser"))
+
+
+UNITS = {"B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9}
+
+
+def number(text: str) -> float:
+    """A number as an axis has it: 1,000 or 20 kB."""
+    value, _, unit = text.replace(",", "").partition(" ")
+    return float(value) * UNITS.get(unit, 1)
+
+
+def on_axis(places: list[float], lines: list[float], numbers: list[str]) -> Iterator[float]:
+    """Values of places, read off an axis with a ruler."""
+    assert len(lines) == len(numbers) >= 2
+    slope = (number(numbers[-1]) - number(numbers[0])) / (lines[-1] - lines[0])
+    for line, text in zip(lines, numbers, strict=True):
+        assert number(numbers[0]) + slope * (line - lines[0]) == pytest.approx(number(text), rel=1e-3, abs=1e-9)
+    return (number(numbers[0]) + slope * (place - lines[0]) for place in places)
+
+
+def drawn(chart: dict[str, Any], series: str) -> list[tuple[float, float]]:
+    marks = [mark for mark in chart["marks"] if mark["series"] == series]
+    across = on_axis([mark["x"] for mark in marks], chart["x_lines"], chart["x_numbers"])
+    up = on_axis([mark["y"] for mark in marks], chart["y_lines"], chart["y_numbers"])
+    return list(zip(across, up, strict=True))
+
+
+def chart_called(seen: dict[str, Any], title: str) -> dict[str, Any]:
+    return next(chart for chart in seen["charts"] if chart["title"].startswith(title))
+
+
+@in_a_browser
+def test_the_points_on_the_screen_read_off_the_axes_are_those_of_result_json(place, seen):
+    history = result_of(place, "joint")["history"]
+    names = {"test accuracy": "test_accuracy", "train accuracy": "train_accuracy", "test AUPRC": "test_auprc"}
+    chart = chart_called(seen, "By epoch")
+    span = number(chart["y_numbers"][-1]) - number(chart["y_numbers"][0])
+    for series, name in names.items():
+        points = drawn(chart, series)
+        expected = [(line["epoch"], line[name]) for line in history]
+        assert len(points) == len(expected) == 3
+        assert np.abs(np.array(points) - np.array(expected)).max(axis=0) == pytest.approx(
+            [0, 0], abs=2e-3 * max(span, 1)
+        )
+    losses = drawn(chart_called(seen, "Training loss"), "training loss")
+    assert [loss for _, loss in losses] == pytest.approx([line["train_loss"] for line in history], rel=5e-3)
+
+
+@in_a_browser
+def test_the_epsilons_on_the_screen_end_at_those_of_result_json(place, seen):
+    table = result_of(place, "joint")["privacy"]
+    for accounting in ("strict", "paper"):
+        chart = chart_called(seen, f"By the account, {accounting}")
+        top = number(chart["y_numbers"][-1])
+        for unit in ("cell", "record"):
+            expected = next(
+                row["epsilon"]
+                for row in table
+                if (row["unit"], row["accounting"], row["adversary"], row["colluding_parties"])
+                == (unit, accounting, "server", 0)
+            )
+            assert drawn(chart, unit)[-1][1] == pytest.approx(expected, abs=2e-3 * top)
+
+
+@in_a_browser
+def test_the_bars_on_the_screen_are_as_long_as_the_bytes_of_result_json(place, seen):
+    chart = chart_called(seen, "Bytes")
+    traffic = result_of(place, "joint")["traffic"]
+    names = {"set-up": "bytes_setup", "up": "bytes_up", "down": "bytes_down"}
+    bars = [bar for bar in chart["bars"] if bar["bar"] == "measured"]
+    assert {bar["piece"] for bar in bars} == set(names)
+    longest = number(chart["x_numbers"][-1])
+    for bar in bars:
+        left, right = on_axis([bar["left"], bar["right"]], chart["x_lines"], chart["x_numbers"])
+        assert right - left == pytest.approx(traffic[names[bar["piece"]]], abs=3e-3 * longest)
+
+
+@in_a_browser
+def test_a_browser_runs_no_name_fetches_nothing_and_cuts_nothing_off(seen):
+    assert seen["title"] == "joint · pbmvfl"
+    assert seen["fetched"] == 0
+    assert seen["clipped"] == []
+    assert not seen["scrolls"]
