@@ -64,7 +64,7 @@ def forecasts(
 
 
 def forecasts_for_plan(ledger: Ledger, dataset: str, terms: Terms) -> tuple[Forecast, ...]:
-    """The same for a new run that nobody has named rows for: those of the last training on the dataset, if it has as many."""
+    """The same for a new run that nobody has named rows for: those of the last training there, if it has as many."""
     schedule = terms.schedule
     for entry in reversed(ledger.sessions(dataset)):
         if all(kind.split is Split.TEST for kind in entry.terms.schedule.kinds):
