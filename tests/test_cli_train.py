@@ -298,7 +298,7 @@ def test_a_ledger_knows_a_person_whatever_the_split(cli, tmp_path):
     limit = Limit.choose(unit="cell", accounting="paper", epsilon=1000.0, delta=1e-5, order=4.0)
     plan = Plan.from_dict(strict_json(done.out)["plan"])
     one = rdp_curve(plan.training_run(), Unit.CELL, Accounting.PAPER, orders=(limit.order,))[0]
-    spent = spending(Ledger("books/party-0.sqlite", must_exist=True), "people", limit).rows / one
+    spent = spending(Ledger("books/bank.sqlite", must_exist=True), "people", limit).rows / one
     assert len(set(people.tolist())) == 60
     assert sorted(np.round(spent, 6)) == sorted(uses[visits] for visits in people.tolist())
     assert max(uses.values()) == 3
@@ -310,7 +310,7 @@ def test_a_run_whose_first_round_is_refused_shows_what_there_is_and_returns_3(ev
     limit = ("ledger", "limit", "books/party-1.sqlite", "--dataset", "people", "--unit", "cell")
     assert cli(*limit, "--accounting", "paper", "--epsilon", 0.1).code == 0
     command = ("train", "--data", "people.csv", *TABLE, *QUICK, "--ledger", "books", "--evaluation", evaluation)
-    command += ("--exact-metrics",) if evaluation == "simulator" else ()
+    command += ("--exact-metrics", "--until-limit") if evaluation == "simulator" else ("--until-limit",)
     shown = cli(*command, "--out", "shown")
     assert (shown.code, shown.err) == (3, "")
     assert "None" not in shown.out
@@ -635,7 +635,7 @@ def test_ledgers_count_by_the_owners_name_for_the_people(cli, tmp_path):
     assert cli("train", "--data", "people.csv", *options, "--out", "first").code == 0
     (tmp_path / "copy.csv").write_bytes((tmp_path / "people.csv").read_bytes())
     assert cli("train", "--data", "copy.csv", *options, "--out", "second").code == 0
-    ledger = Ledger(tmp_path / "books" / "party-0.sqlite")
+    ledger = Ledger(tmp_path / "books" / "bank.sqlite")
     assert ledger.datasets() == ["customers"]
     assert len(ledger.sessions("customers")) == 2
     assert cli("train", "digits", "--dataset-name", "x").code == 2

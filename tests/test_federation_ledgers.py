@@ -159,7 +159,7 @@ def test_another_order_of_the_same_people_is_no_change_of_values(data, make_plan
 def test_a_run_whose_first_round_is_refused_has_no_metrics(data, make_plan, tmp_path):
     plan = make_plan(data)
     set_limit(tmp_path / "party-1.sqlite", data.name, limit_of(plan, 0.5))
-    result = Federation(plan).fit(data, ledger=tmp_path, exact_metrics=True)
+    result = Federation(plan).fit(data, ledger=tmp_path, exact_metrics=True, until_limit=True)
     assert result.stopped
     assert result.metrics == {}  # nothing was trained, so nobody looks at exact sums either
     assert [line.to_dict() for line in result.history] == [{"epoch": 0, "bytes_up": 0, "bytes_down": 0, "seconds": 0.0}]
@@ -170,6 +170,7 @@ def test_a_run_whose_first_round_is_refused_can_go_on_when_the_limit_is_raised(d
     book = tmp_path / "books" / "party-1.sqlite"
     set_limit(book, data.name, limit_of(plan, 0.5))
     folders: dict = {"ledger": tmp_path / "books", "checkpoints": tmp_path / "checkpoints", "exact_metrics": True}
+    folders["until_limit"] = True
     assert Federation(plan).fit(data, **folders).stopped
     assert Federation(plan).fit(data, **folders).stopped
     set_limit(book, data.name, limit_of(plan, 10))

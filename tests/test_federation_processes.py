@@ -199,7 +199,9 @@ def test_ledgers_count_the_same_in_processes_as_in_one_process(make_data, make_p
     rounds, stopped = [], []
     for where in Parties:
         set_limit(tmp_path / where / "party-1.sqlite", data.name, limit_of(plan, 2.5))
-        result = Federation(plan, parties=where).fit(data, ledger=tmp_path / where, exact_metrics=True)
+        result = Federation(plan, parties=where).fit(
+            data, ledger=tmp_path / where, exact_metrics=True, until_limit=True
+        )
         books = [Ledger(tmp_path / where / f"party-{m}.sqlite") for m in range(2)]
         rounds.append([entry.charged_until for book in books for entry in book.sessions(data.name)])
         stopped.append(result.stopped)

@@ -246,7 +246,7 @@ def test_training_stops_cleanly_at_a_limit_and_keeps_what_it_has(data, make_plan
     stingy.set_limit(data.name, paper_limit(epsilon_at(2.5 * rate, DELTA, 4.0)))
     stingy.close()
     result = Federation(plan).fit(
-        data, ledger=tmp_path / "ledgers", checkpoints=tmp_path / "checkpoints", exact_metrics=True
+        data, ledger=tmp_path / "ledgers", checkpoints=tmp_path / "checkpoints", exact_metrics=True, until_limit=True
     )
     assert "its owner's limit" in result.stopped
     assert [line.epoch for line in result.history] == [1, 2]

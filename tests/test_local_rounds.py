@@ -280,10 +280,10 @@ def test_a_limit_ends_the_run_before_it_is_crossed(tmp_path):
             DATA.name,
             Limit.choose(unit="cell", accounting="strict", epsilon=50.0, delta=1e-5, order=order),
         )
-    result, _ = fitted(plan, DATA, ledger=tmp_path, checkpoints=tmp_path / "run")
+    result, _ = fitted(plan, DATA, ledger=tmp_path, checkpoints=tmp_path / "run", until_limit=True)
     assert "limit" in result.stopped
     book = Ledger(tmp_path / "party-1.sqlite", read_only=True)
-    assert spending(book, DATA.name, limit).within(limit.budget)
+    assert spending(book, DATA.name, limit).within_limit()
     assert book.sessions(DATA.name)[0].charged_until == 2 + 2 * 4  # two statistics, two epochs of four batches
     book.close()
     # Others had taken the step of the refused round: the run goes on from what all have kept, if the owner allows more.

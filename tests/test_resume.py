@@ -353,14 +353,14 @@ def test_a_run_with_a_ledger_is_not_continued_around_it(cli, monkeypatch, tmp_pa
     interrupted_at(21, monkeypatch, cli, command("--ledger", "books", "--out", "run"))
     code, _, err = cli("train", "--resume", "run", "--json")
     assert code == 0, err
-    charged = Ledger(tmp_path / "books/party-0.sqlite", must_exist=True).sessions("table")
+    charged = Ledger(tmp_path / "books/one.sqlite", must_exist=True).sessions("table")
     assert len(charged) == 2
 
 
 @pytest.mark.parametrize("missing", ["all of them", "one of them"])
 def test_a_run_whose_ledgers_are_gone_is_refused_and_says_where_they_were(missing, cli, monkeypatch, tmp_path):
     interrupted_at(21, monkeypatch, cli, command("--ledger", "books", "--out", "run"))
-    path = tmp_path / ("books" if missing == "all of them" else "books/party-1.sqlite")
+    path = tmp_path / ("books" if missing == "all of them" else "books/two.sqlite")
     path.rename(tmp_path / "elsewhere")
     before = tree(tmp_path)
     code, out, words = cli("train", "--resume", "run", "--json")
@@ -386,7 +386,7 @@ def set_limit(folder: Path, plan: Plan, uses: float) -> None:
     one = plan.replace(num_epochs=1).training_run()
     divergence = uses * rdp_curve(one, Unit.CELL, Accounting.PAPER, orders=(4.0,))[0]
     choice = {"unit": "cell", "accounting": "paper", "delta": 1e-5, "order": 4.0}
-    book = Ledger(folder / "books/party-1.sqlite")
+    book = Ledger(folder / "books/two.sqlite")
     book.set_limit("table", Limit.choose(epsilon=epsilon_at(divergence, 1e-5, 4.0), **choice))
     book.close()
 
@@ -397,7 +397,7 @@ def stopped(cli, tmp_path) -> Plan:
     assert cli(*command("--out", "probe"))[0] == 0
     plan = Plan.from_json((tmp_path / "probe/plan.json").read_text())
     set_limit(tmp_path, plan, 2.5)
-    code, out, err = cli(*command("--ledger", "books", "--out", "run", "--exact-metrics"))
+    code, out, err = cli(*command("--ledger", "books", "--out", "run", "--exact-metrics", "--until-limit"))
     assert code == 3, err
     assert [line["epoch"] for line in json.loads(out)["history"]] == [1, 2]
     return plan
@@ -416,7 +416,7 @@ def test_a_run_that_a_limit_ended_goes_on_when_the_limit_is_raised(stopped, cli,
     assert uses(result) == {"joint": (7, 7, 6 * 32 + 8)}
     charged = [
         [(entry.first_round, entry.charged_until) for entry in Ledger(book, must_exist=True).sessions("table")]
-        for book in (tmp_path / "books/party-0.sqlite", tmp_path / "books/party-1.sqlite")
+        for book in (tmp_path / "books/one.sqlite", tmp_path / "books/two.sqlite")
     ]
     assert charged == [[(0, 9), (8, 24)], [(0, 8), (8, 24)]]
     again = cli("train", "--resume", "run", "--json", "--exact-metrics")
@@ -463,7 +463,7 @@ def test_a_run_that_is_refused_again_loses_nothing_even_if_it_is_killed_then(sto
 
     with monkeypatch.context() as patch:
         patch.setattr("pbmvfl.runs.checkpoints.write_atomically", killed)
-        assert cli("train", "--resume", "run", "--json", "--exact-metrics")[0] == 130
+        assert cli("train", "--resume", "run", "--json", "--exact-metrics", "--until-limit")[0] == 130
     assert len(writes) == 2
     assert_same_states(states(tmp_path / "run"), kept)
     set_limit(tmp_path, stopped, 20)

@@ -83,7 +83,7 @@ def run_twice(data: VerticalDataset, plan: Plan, tmp_path: Path) -> tuple[list[t
 
 def charged_predictions(tmp_path: Path, data: VerticalDataset, plan: Plan) -> list[int]:
     """How many rounds of predictions each session in the first party's book was charged for."""
-    book = Ledger(tmp_path / "books" / "party-0.sqlite", read_only=True)
+    book = Ledger(tmp_path / "books" / "a.sqlite", read_only=True)
     sessions = book.sessions("small")
     book.close()
     first = plan.schedule.num_rounds(plan.schedule.kinds[-1])

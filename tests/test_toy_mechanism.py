@@ -292,7 +292,7 @@ def test_a_limit_ends_a_run_with_it_where_the_price_says(data, make_plan, tmp_pa
     book = Ledger(tmp_path / "party-1.sqlite")
     book.set_limit("small", Limit.choose(unit="cell", accounting="paper", epsilon=epsilon, delta=DELTA, order=order))
     book.close()
-    result = Federation(plan).fit(data, ledger=tmp_path, exact_metrics=True)
+    result = Federation(plan).fit(data, ledger=tmp_path, exact_metrics=True, until_limit=True)
     assert "its owner's limit is cell, paper" in result.stopped
     (session,) = result.sessions
     assert session.charged_until == 2 * 4 + 1  # two epochs of four rounds, and the one that was refused

@@ -6,6 +6,7 @@ import contextlib
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,8 @@ from pbmvfl.errors import LedgerError, PlanError
 from pbmvfl.ledger.books import PartyForecast, check_reaches_end
 from pbmvfl.ledger.forecast import Forecast, forecasts_for_plan
 from pbmvfl.ledger.ledger import Ledger
+from pbmvfl.ledger.limits import Limit
+from pbmvfl.ledger.spending import spending
 from pbmvfl.ledger.terms import Terms
 from pbmvfl.privacy.table import format_epsilon
 from pbmvfl.privacy.units import Adversary
@@ -100,7 +103,7 @@ def without_stub(folder: RunFolder) -> Iterator[None]:
 #: Below this nobody learns anything.
 _SMALLEST = 0.01
 #: An epsilon within a limit is found to within this share.
-_SHARE = 0.002
+_SHARE = 0.005
 
 
 def plan_within(
@@ -117,7 +120,9 @@ def plan_within(
             terms = Terms.of(planned.plan, public_start=True)
             return [limit for ledger in ledgers for limit in forecasts_for_plan(ledger, name, terms)]
 
-        planned, tried = _largest(make, lambda planned: all(each.stops_at is None for each in ahead(planned)), epsilon)
+        likely = min(_left(ledger, name, limit) for ledger in ledgers for limit in ledger.limits(name))
+        fits = partial(_all_fit, ahead)
+        planned, tried = _largest(make, fits, epsilon, likely)
         said = ahead(planned)
     tightest = max(said, key=lambda each: each.will_be / each.limit.epsilon)
     less = f"; {epsilon:g} would cross it" if tried < epsilon else ""
@@ -127,6 +132,21 @@ def plan_within(
         f"this plan, counted {tightest.limit.how}{less}"
     )
     return replace(planned, words=(*planned.words, words))
+
+
+def _all_fit(ahead: Callable[[PlannedBudget], list[Forecast]], planned: PlannedBudget) -> bool:
+    return all(each.stops_at is None for each in ahead(planned))
+
+
+def _left(ledger: Ledger, dataset: str, limit: Limit) -> float:
+    """About what a plan may cost: exact if it is Gaussian noise, of the unit that the limit is for."""
+    spent = spending(ledger, dataset, limit)
+    if spent.epsilon >= limit.epsilon:
+        raise LedgerError(
+            f"ledger={str(ledger.path)!r} has spent {format_epsilon(spent.epsilon)} on {dataset!r}, and its limit is "
+            f"{limit}: nothing is left to plan with; raise a limit (`pbmvfl ledger limit`), or take other rows"
+        )
+    return limit.epsilon_of(max(limit.budget - spent.worst, 0.0))
 
 
 def _dataset(books: Path, ledgers: Sequence[Ledger], dataset: str | None) -> str:
@@ -141,7 +161,7 @@ def _dataset(books: Path, ledgers: Sequence[Ledger], dataset: str | None) -> str
 
 
 def _largest(
-    make: Callable[[float], PlannedBudget], fits: Callable[[PlannedBudget], bool], epsilon: float
+    make: Callable[[float], PlannedBudget], fits: Callable[[PlannedBudget], bool], epsilon: float, likely: float
 ) -> tuple[PlannedBudget, float]:
     """(plan, its epsilon): the largest one that fits, between one that does and one that does not."""
     planned = make(epsilon)
@@ -150,8 +170,9 @@ def _largest(
     low, high = 0.0, epsilon
     best: PlannedBudget | None = None
     refused: PlanError | None = None
+    tries = [each for each in (likely * (1 - _SHARE / 4), likely * (1 + _SHARE / 2)) if each < epsilon]
     while high - low > _SHARE * high and high > _SMALLEST:
-        middle = (low + high) / 2
+        middle = tries.pop(0) if tries and low < tries[0] < high else (low + high) / 2
         try:
             planned = make(middle)
         except PlanError as error:  # too little for any plan

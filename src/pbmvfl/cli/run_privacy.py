@@ -12,8 +12,11 @@ from pbmvfl.errors import PlanError, RunFolderError
 from pbmvfl.json_files import read_object
 from pbmvfl.plan import Plan
 from pbmvfl.planner import FEW_ORDERS
-from pbmvfl.privacy.accounting import TrainingRun, rdp_curve
+from pbmvfl.privacy.accounting import TrainingRun, charges, rdp_curve
+from pbmvfl.privacy.composition import Losses, NoLosses
 from pbmvfl.privacy.conversion import epsilon_from_rdp, usual_delta
+from pbmvfl.privacy.events import Event, ReleaseEvent, UpdateEvent
+from pbmvfl.privacy.gaussian_filter import epsilon_in_turn
 from pbmvfl.privacy.table import format_epsilon, privacy_notes, privacy_table
 from pbmvfl.privacy.units import Accounting, Unit
 from pbmvfl.runs.source import NamedSource, TableSource
@@ -62,7 +65,7 @@ def _show(
     title = "epsilon that was spent" if result is not None else "epsilon that this will cost"
     print_privacy_of_rows(console, run, delta=delta, title=title, noise_is_known=known)
     said = ", ".join(f"{format_epsilon(value)} for a {unit}" for unit, value in counted.items())
-    console.print(f"as ledgers count (Renyi divergences, which hold also for what is not planned yet): {said}")
+    console.print(f"as ledgers count (which holds also for what is not planned yet): {said}")
     for book in books:
         console.print(
             f"{book['ledger']}: {format_epsilon(book['cell'])} for a cell, {format_epsilon(book['record'])} for a "
@@ -102,7 +105,18 @@ def _name_of(rows: NamedSource | TableSource) -> str:
 
 
 def _as_ledgers_count(run: TrainingRun, unit: Unit, delta: float) -> float:
-    return epsilon_from_rdp(rdp_curve(run, unit, Accounting.STRICT, orders=FEW_ORDERS), delta, FEW_ORDERS)[0]
+    by_order = epsilon_from_rdp(rdp_curve(run, unit, Accounting.STRICT, orders=FEW_ORDERS), delta, FEW_ORDERS)[0]
+    in_turn = [
+        epsilon_in_turn([(count, _losses(event, unit)) for count, event in counted], delta)
+        for counted in charges(run, unit, Accounting.STRICT)
+    ]
+    return min(by_order, max(in_turn, default=0.0))
+
+
+def _losses(event: Event, unit: Unit) -> Losses:
+    if isinstance(event, ReleaseEvent):
+        return event.losses(unit)
+    return event.losses() if isinstance(event, UpdateEvent) else NoLosses()
 
 
 def _books(folder: Path, dataset: str, delta: float) -> list[dict[str, Any]]:

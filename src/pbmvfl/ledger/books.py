@@ -30,8 +30,8 @@ def file_name(party: str) -> str:
     """
     if _PLAIN.fullmatch(party):
         return party + ENDING
-    kept = re.sub(r"[^A-Za-z0-9_-]+", "_", party)[:40].strip("_")
-    return f"{kept}~{hashlib.sha256(party.encode()).hexdigest()[:_DIGEST_DIGITS]}{ENDING}"
+    kept = re.sub(r"[^A-Za-z0-9_-]+", "_", party)[:40].strip("_-")
+    return f"{kept or 'party'}~{hashlib.sha256(party.encode()).hexdigest()[:_DIGEST_DIGITS]}{ENDING}"
 
 
 def book_of(folder: Path, index: int, party: str, *, dataset: str | None = None) -> Path:

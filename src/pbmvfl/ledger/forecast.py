@@ -64,9 +64,11 @@ def forecasts(
 
 
 def forecasts_for_plan(ledger: Ledger, dataset: str, terms: Terms) -> tuple[Forecast, ...]:
-    """The same for a new run that nobody has named rows for: those of the dataset's last run, if it has as many."""
+    """The same for a new run that nobody has named rows for: those of the last training there, if it has as many."""
     schedule = terms.schedule
     for entry in reversed(ledger.sessions(dataset)):
+        if all(kind.split is Split.TEST for kind in entry.terms.schedule.kinds):
+            continue  # a model was asked: its training rows are not named there
         train, test = ledger.read_ids(entry.train_ids), ledger.read_ids(entry.test_ids)
         if len(train) == schedule.num_samples and len(test) >= schedule.num_test_samples:
             return forecasts(ledger, dataset, terms, train, test[: schedule.num_test_samples])

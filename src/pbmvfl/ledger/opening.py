@@ -104,7 +104,7 @@ class Opening:
         ledger.check_unspoiled()
         check_free(ledger._db, ledger.path)
         self._check_permitted(ledger)
-        if self._has_others(ledger):
+        if self._others(ledger):
             self._check_values(ledger, train, test)
         opened = self.first_round > 0 or self._is_started(ledger)
         return forecasts(
@@ -143,16 +143,6 @@ class Opening:
         has_limit = bool(ledger._db.rows("SELECT 1 FROM limits WHERE dataset = ?", (self.dataset,)))
         check_permitted(ledger, self.dataset, has_limit, self._shows_exact_metrics)
 
-    def _has_others(self, ledger: Ledger) -> bool:
-        """Whether anything was released under another name."""
-        return bool(
-            ledger._db.rows(
-                "SELECT 1 FROM sessions JOIN charged ON id = charged.session "
-                "WHERE dataset != ? AND charged_until > first_round LIMIT 1",
-                (self.dataset,),
-            )
-        )
-
     def _check_continues(self, ledger: Ledger) -> None:
         """A run that goes on must find what it released before: counted from here its epsilon would be too small."""
         ((known,),) = ledger._db.rows(
@@ -173,26 +163,34 @@ class Opening:
         key: bytes = ledger._db.rows("SELECT key FROM identity")[0][0]
         digests = keyed_digests(key, self.train_values, self.test_values, train, test)
         values = _Values(digests, row_digests(key, self.train_values, self.test_values))
-        if ledger._db.rows("SELECT 1 FROM allowed WHERE dataset = ?", (self.dataset,)):
-            return values
+        others = self._others(ledger)
         for digest in digests:
-            for (other,) in ledger._db.rows(
-                "SELECT dataset FROM seen_values JOIN sessions USING (dataset) JOIN charged ON id = charged.session "
-                "WHERE digest = ? AND dataset != ? AND charged_until > first_round LIMIT 1",
-                (digest, self.dataset),
-            ):
-                self._refuse_values(ledger, other, "the values")
-        if not has_row_values(ledger._db):
-            return values
-        known = ledger._db.rows(
-            "SELECT dataset, digests FROM row_values WHERE dataset != ? AND dataset IN "
-            "(SELECT dataset FROM sessions JOIN charged ON id = charged.session WHERE charged_until > first_round)",
-            (self.dataset,),
-        )
-        for other, blob in known:
-            if found := shared_rows(values.rows, np.frombuffer(blob, dtype=np.uint32)):
-                self._refuse_values(ledger, other, f"{found:,} of the rows")
+            for (other,) in ledger._db.rows("SELECT dataset FROM seen_values WHERE digest = ?", (digest,)):
+                if other in others:
+                    self._refuse_values(ledger, other, "the values")
+        if others and has_row_values(ledger._db):
+            for other, blob in ledger._db.rows("SELECT dataset, digests FROM row_values"):
+                if other in others and (found := shared_rows(values.rows, np.frombuffer(blob, dtype=np.uint32))):
+                    self._refuse_values(ledger, other, f"{found:,} of the rows")
         return values
+
+    def _others(self, ledger: Ledger) -> set[str]:
+        """Other names of which something was released, unless the owner said that these are other people.
+
+        That word was about one name. Names that had releases of their own by then keep them apart from it; a new name
+        would be a way around both.
+        """
+        charged = {
+            name
+            for (name,) in ledger._db.rows(
+                "SELECT DISTINCT dataset FROM sessions JOIN charged ON id = charged.session "
+                "WHERE charged_until > first_round"
+            )
+        }
+        allowed = {name for (name,) in ledger._db.rows("SELECT dataset FROM allowed")}
+        if self.dataset in allowed:
+            return set()
+        return charged - {self.dataset} - (allowed if self.dataset in charged else set())
 
     def _refuse_values(self, ledger: Ledger, other: str, what: str) -> NoReturn:
         raise LedgerError(

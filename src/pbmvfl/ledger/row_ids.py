@@ -16,7 +16,7 @@ def keep_ids(db: Database, ids: Sequence[str] | range) -> str:
     check_ids(ids)
     if isinstance(ids, range):
         return f"range:{ids.start}:{ids.stop}"
-    names = [_name(each) for each in ids]
+    names = [each if type(each) is str else _name(each) for each in ids]
     text = json.dumps(names).encode()
     digest = hashlib.sha256(text).hexdigest()
     db.run("INSERT OR IGNORE INTO row_ids VALUES (?, ?)", (digest, zlib.compress(text)))
@@ -31,7 +31,7 @@ def check_ids(ids: Sequence[str] | range) -> None:
                 f"row ids {ids!r}; permitted: a range from 0 or above, without a step, or a list of names"
             )
         return
-    if len({_name(each) for each in ids}) != len(ids):
+    if len({each if type(each) is str else _name(each) for each in ids}) != len(ids):
         raise LedgerError("row ids must be different from each other: one row twice would be counted as two")
 
 
@@ -44,7 +44,7 @@ def read_ids(db: Database, reference: str) -> Sequence[str] | range:
     found = db.rows("SELECT ids FROM row_ids WHERE hash = ?", (rest,))
     if not found:
         raise LedgerError(f"ledger={str(db.path)!r} lacks the row ids {rest!r}; put a whole copy of it back")
-    return [_name(each) for each in json.loads(zlib.decompress(found[0][0]))]
+    return [each if type(each) is str else _name(each) for each in json.loads(zlib.decompress(found[0][0]))]
 
 
 def _name(row: object) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -81,13 +82,10 @@ class RowNumbers:
             self._placed = {}
 
     def _indices(self, ids: Sequence[str]) -> _Numbers:
-        return np.fromiter(map(self._index, ids), dtype=np.int64, count=len(ids))
-
-    def _index(self, name: str) -> int:
-        found = self._known.setdefault(name, len(self._known))
-        if found == len(self._decimal):
-            self._decimal.append(_number_named(name))
-        return found
+        known, before = self._known, len(self._known)
+        found = [known.setdefault(name, len(known)) for name in ids]
+        self._decimal.extend(map(_number_named, islice(known, before, None)))
+        return np.array(found, dtype=np.int64)
 
     def _is_numbered(self) -> npt.NDArray[np.bool_]:
         decimal = np.array(self._decimal, dtype=np.int64)
@@ -100,6 +98,8 @@ class RowNumbers:
 
 def _number_named(name: str) -> int:
     """The row number that a name spells without a sign or leading zeros; -1 for any other name."""
+    if not "0" <= name[:1] <= "9":  # most names, and at once
+        return -1
     if name.isascii() and name.isdecimal() and (name == "0" or name[0] != "0") and len(name) <= 18:
         return int(name)
     return -1

@@ -12,7 +12,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from pbmvfl.privacy.composition import AtomLosses, BitLosses, GaussianLosses, HullLosses, Losses, NoLosses
+from pbmvfl.privacy.composition import AtomLosses, BitLosses, GaussianLosses, HullLosses, Losses, NoLosses, Parts
 from pbmvfl.privacy.conversion import check_delta
 from pbmvfl.privacy.large_sums import largest_loss
 from pbmvfl.privacy.loss_distribution import gaussian_delta
@@ -61,6 +61,20 @@ def squared_shift(losses: Losses) -> float:
             return shift_of_pure(largest_loss(1, losses.beta_16)) ** 2 * losses.num_trials * losses.coordinates
         case NoLosses():
             return math.inf
+
+
+def epsilon_in_turn(parts: Parts, delta: float) -> float:
+    """The epsilon of releases one after the other, each so many times: pure ones add up by themselves until the first
+    that is not, and from then on all add up by their squares. It holds although each may be chosen after looking."""
+    pure, square = 0.0, 0.0
+    for count, losses in parts:
+        if not count:
+            continue
+        if not square and math.isfinite(pure_epsilon(losses)):
+            pure += count * pure_epsilon(losses)
+        else:
+            square += count * squared_shift(losses)
+    return pure + gaussian_epsilon(square, delta)
 
 
 @lru_cache(maxsize=4096)
