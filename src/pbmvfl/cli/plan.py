@@ -20,7 +20,7 @@ from pbmvfl.cli.budget import (
     asked_budget,
     unit_of,
 )
-from pbmvfl.cli.known_data import ColumnsOrCount, PlanFile, Source, known_data
+from pbmvfl.cli.known_data import ColumnsOrCount, KnownData, PlanFile, Source, known_data
 from pbmvfl.cli.options import (
     TableFile,
     TableLabel,
@@ -31,7 +31,7 @@ from pbmvfl.cli.options import (
     check_target,
 )
 from pbmvfl.cli.plan_options import plan_options
-from pbmvfl.cli.plan_words import describe_plan, learning_notes
+from pbmvfl.cli.plan_words import describe_plan, learning_notes, learning_notes_for
 from pbmvfl.errors import PlanError, RunFolderError
 from pbmvfl.files import write_atomically
 from pbmvfl.plan import Plan
@@ -135,7 +135,10 @@ def plan(
         **about,
         **chosen,
     )
-    learning = learning_notes(planned.plan, (known.widest,)) if known.widest is not None else []
+    if known.data is None:
+        learning = learning_notes(planned.plan, columns=known.columns)
+    else:
+        learning = learning_notes_for(planned.plan, known.data)
     planned = replace(planned, words=(*planned.words, *learning))
     if picture is not None:  # first: if it fails, there is no plan that the command would refuse to write again
         from pbmvfl.report.budget import draw_budget
@@ -146,7 +149,7 @@ def plan(
     if json_:
         print(json.dumps(_to_dict(planned), indent=2))
     else:
-        _show(planned, out, picture, known.command)
+        _show(planned, out, picture, known)
 
 
 def _notes(planned: PlannedBudget) -> list[str]:
@@ -184,11 +187,17 @@ def _to_dict(planned: PlannedBudget) -> dict[str, Any]:
     }
 
 
+def _sizes(plan: Plan, columns: int | None) -> str:
+    """What the plan is for."""
+    widest = "" if columns is None else f" of at most {columns} column{'' if columns == 1 else 's'}"
+    return f"{plan.num_samples:,} training rows, {plan.num_classes} classes, {plan.num_parties} parties{widest}"
+
+
 def _number(value: float) -> str:
     return str(value) if isinstance(value, int) else f"{value:.4f}"
 
 
-def _show(planned: PlannedBudget, out: Path | None, picture: Path | None, data: str) -> None:
+def _show(planned: PlannedBudget, out: Path | None, picture: Path | None, known: KnownData) -> None:
     from rich.console import Console
     from rich.markup import escape
 
@@ -199,6 +208,8 @@ def _show(planned: PlannedBudget, out: Path | None, picture: Path | None, data: 
     console.print(f"For {planned.budget}:")
     if plan.training is Training.LOCAL:
         lines = plain_table("", "", left=2)
+        lines.show_header = False
+        lines.add_row("data", _sizes(plan, known.widest))
         for title, said in describe_plan(plan):
             lines.add_row(title, escape(said))
         console.print(lines)
@@ -208,7 +219,7 @@ def _show(planned: PlannedBudget, out: Path | None, picture: Path | None, data: 
     print_notes(console, _notes(planned))
     # Names of files are no markup, and are not broken into lines: they are there to be copied.
     if out is not None:
-        command = f"pbmvfl train {data} --plan {shlex.quote(str(out))}"
+        command = f"pbmvfl train {known.command} --plan {shlex.quote(str(out))}"
         console.print(f"written to {out}; train it with: {command}", markup=False, soft_wrap=True)
     if picture is not None:
         console.print(f"drawn in {picture}", markup=False, soft_wrap=True)
