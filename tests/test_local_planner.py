@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -180,14 +181,27 @@ def test_columns_of_one_party_that_act_together_are_learned_at_epsilon_8():
 # --- what is said before training ---
 
 
-def test_a_note_says_what_it_would_take_and_that_is_enough():
-    sizes = {"num_samples": 400, "num_classes": 3, "width": 20}
+@pytest.mark.parametrize("majority", [None, 0.5, 0.8, 0.97])
+def test_a_note_says_what_it_would_take_and_that_is_enough(majority):
+    sizes: dict[str, Any] = {"num_samples": 400, "num_classes": 3, "width": 20, "majority": majority}
     note = learning_note(shift=0.02, **sizes)
     assert note is not None
     assert "leaves nothing: expect the rate of the most frequent class" in note
-    times = float(note.split("about ")[1].split(" times")[0].replace(",", ""))
+    needed = re.search(r"about ([\d,]+) rows, or ([\d,.e+]+) times the epsilon", note)
+    assert needed is not None
+    rows, times = (float(number.replace(",", "")) for number in needed.groups())
     assert learning_note(shift=0.02 * times, **sizes) is None
-    assert learning_note(shift=0.02, **{**sizes, "num_samples": math.ceil(400 * times)}) is None
+    assert learning_note(shift=0.02, **{**sizes, "num_samples": int(rows)}) is None
+
+
+def test_rare_classes_are_said_to_be_lost_where_equal_ones_are_not():
+    sizes = {"num_samples": 4000, "num_classes": 2, "width": 20}
+    assert learning_note(shift=0.1, **sizes) is None
+    assert learning_note(shift=0.1, majority=0.5, **sizes) is None
+    note = learning_note(shift=0.1, majority=0.9, **sizes)
+    assert note is not None
+    assert "90% of them in one, leaves nothing" in note
+    assert learning_note(shift=0.1, majority=1.0, **sizes) is not None
 
 
 def test_notes_grow_with_the_noise():
