@@ -31,7 +31,7 @@ _RATE, _LARGEST_RATE = 0.0019, 1.5
 #: Columns that are not prepared have a smaller norm than the largest they may have.
 _UNPREPARED_SHARE, _UNPREPARED_RATE = 0.3, 3.0
 #: Taken for the columns of a party where nobody said how many there are.
-_USUAL_COLUMNS = 16
+USUAL_COLUMNS = 16
 _SEARCH_STEPS = 40
 #: Rows times shift, for each root of the numbers in a row: preparation pays from here on.
 _LEAST_PREPARED = 25.0
@@ -123,7 +123,7 @@ class LocalRules:
 
     def _width_of(self, features: str) -> int:
         """Numbers that a network sees of a row."""
-        columns = _USUAL_COLUMNS if self.columns is None else self.columns
+        columns = USUAL_COLUMNS if self.columns is None else self.columns
         values = 3 if self.column_values is None else self.column_values
         return feature_width(FeatureMap(features), columns, values)
 

@@ -34,6 +34,7 @@ from pbmvfl.cli.plan_options import plan_options
 from pbmvfl.cli.plan_words import describe_plan, learning_notes, learning_notes_for
 from pbmvfl.errors import PlanError, RunFolderError
 from pbmvfl.files import write_atomically
+from pbmvfl.local_planner import USUAL_COLUMNS
 from pbmvfl.plan import Plan
 from pbmvfl.plan_groups import Training
 from pbmvfl.planner import PlannedBudget, noise_deviation, plan_for_budget
@@ -137,6 +138,8 @@ def plan(
     )
     if known.data is None:
         learning = learning_notes(planned.plan, columns=known.columns)
+        if known.columns is None and planned.plan.training is Training.LOCAL:
+            learning = [f"nobody said how many columns a party has: planned as for {USUAL_COLUMNS}; give --columns"]
     else:
         learning = learning_notes_for(planned.plan, known.data)
     planned = replace(planned, words=(*planned.words, *learning))
