@@ -16,7 +16,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from pbmvfl.cli.plan_words import describe_plan, learning_notes
+from pbmvfl.cli.plan_words import describe_plan, learning_notes_for
 from pbmvfl.cli.result_words import print_result
 from pbmvfl.cli.tables import print_notes, print_privacy_of_rows
 from pbmvfl.data.vertical import VerticalDataset
@@ -220,7 +220,7 @@ class TrainingRun:
             notes += privacy_notes(plan.training_run(), num_samples=plan.num_samples, delta=self._delta)
         for mechanism in dict.fromkeys(used):
             notes += mechanism.notes
-        notes += learning_notes(plan, self._data.train_features[0].shape[1:])
+        notes += learning_notes_for(plan, self._data)
         if plan.sends_labels:
             notes.append("the labels of the training rows go to every party; they are not protected by any epsilon")
         if plan.couples_rows:
