@@ -272,6 +272,7 @@ class FederatedModel:
             exact=exact,
             stopped=stopped,
             public_start=public,
+            noise_is_seeded=self._noise_is_seeded,
             true_labels=taken.labels,
         )
         if not stopped:
