@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from ledger_books import NAME, charge_all, small_plan
 from pbmvfl.errors import LedgerError
 from pbmvfl.federation import Federation
-from pbmvfl.ledger.books import book_of, file_name
+from pbmvfl.ledger.books import book_of
 from pbmvfl.ledger.ledger import Ledger
+from pbmvfl.ledger.owners import file_name
 from pbmvfl.ledger.values import row_digests, shared_rows
 
 # --- names of files ---
@@ -64,6 +65,15 @@ def test_a_new_book_says_whose_it_is_and_is_nobody_else_s(tmp_path):
             LedgerError, match=r"is the book of party='bank', not of party='shop'; name that party's own"
         ):
             Ledger(path, owner="shop", read_only=read_only)
+
+
+def test_a_book_that_only_has_a_limit_is_taken_by_the_party_that_it_is_named_after(tmp_path):
+    """As `ledger limit books/bank.sqlite` makes it, before the first run."""
+    path = tmp_path / "bank.sqlite"
+    for owner, found in (("", ""), ("shop", ""), ("bank", "bank")):
+        with contextlib.closing(Ledger(path, owner=owner)) as book:
+            assert book.owner == found
+            assert book.trouble() is None
 
 
 def test_a_change_of_owner_by_something_else_is_seen_and_can_be_accepted(tmp_path):
