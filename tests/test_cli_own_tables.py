@@ -88,6 +88,23 @@ def test_values_are_in_it_only_where_the_owner_says_that_they_are_public(cli: Cl
     assert "column='age'" in err
 
 
+def test_a_template_names_slips_and_dates_and_asks_for_numbers(cli: Cli) -> None:
+    lines = ["amount,opened,years,note"]
+    lines += [f"{i if i != 7 else '1.000.000'},2024-03-{1 + i % 9:02},{'<1' if i % 3 else i},?" for i in range(20)]
+    Path("loans.csv").write_text("\n".join(lines) + "\n")
+    code, out, err = cli("schema", "loans.csv", "--public-values", "amount")
+    assert code == 0
+    assert json.loads(out)["columns"] == {
+        "amount": {"range": [0.0, 19.0]},
+        "opened": {"vocabulary": []},
+        "years": {"vocabulary": []},
+        "note": {"range": [None, None]},
+    }
+    assert "column='amount' is mostly numbers, but row=7 (counted from 0) is not; mend that." in err
+    assert "column='opened' holds dates; make numbers of them before loading" in err
+    assert "1.000.000" not in out + err
+
+
 def test_a_template_goes_to_a_file_that_must_not_exist_and_to_json(cli: Cli) -> None:
     code, out, _ = cli("schema", "bank.csv", "--id", "person", "--out", "new.json")
     assert code == 0
@@ -116,6 +133,14 @@ def test_a_template_that_is_not_filled_in_is_refused_with_all_holes() -> None:
     for name in ("income", "job", "visits", "city"):
         assert f"schema of column={name!r}" in found
     assert "bank.csv: column='job': rows=12, 15, 18, 21, 24 and 8 more (counted from 0) have no value" in found
+
+
+def test_a_template_needs_no_torch_and_no_numba(cli: Cli, run_process: Any, tmp_path: Path) -> None:
+    del cli  # it wrote the files
+    program = "import sys\nfrom pbmvfl.cli import main\ntry:\n    main()\nfinally:\n"
+    program += "    print([name for name in ('torch', 'numba', 'sklearn') if name in sys.modules], file=sys.stderr)\n"
+    done = run_process("schema", "bank.csv", "--json", program=program, cwd=tmp_path)
+    assert (done.returncode, done.stderr.strip()) == (0, "[]")
 
 
 # --- a check ---
@@ -169,7 +194,7 @@ def test_a_file_for_each_party_trains_resumes_and_is_known_to_ledgers_by_id(cli:
     assert isinstance(source, TableSource)
     assert source.data == {"bank": str(tmp_path / "bank.csv"), "shop": str(tmp_path / "shop.csv")}
     assert set(source.load().train_ids or ()) < {f"P{i}" for i in range(10, 50)}
-    assert Ledger(tmp_path / "books" / "party-0.sqlite", read_only=True).datasets() == ["customers"]
+    assert Ledger(tmp_path / "books" / "bank.sqlite", read_only=True).datasets() == ["customers"]
     (tmp_path / "run/result.json").unlink()  # as if it had not ended
     assert cli(*command, "--resume", "run")[0] == 0
     (tmp_path / "run/result.json").unlink()
@@ -192,7 +217,7 @@ def test_ledgers_are_found_by_the_files_names(cli: Cli, tmp_path: Path) -> None:
     code, out, _ = cli("privacy", "run")
     assert code == 0
     assert "all runs of 'bank+shop' in it together" in " ".join(out.split())
-    assert Ledger(tmp_path / "books" / "party-1.sqlite", read_only=True).datasets() == ["bank+shop"]
+    assert Ledger(tmp_path / "books" / "shop.sqlite", read_only=True).datasets() == ["bank+shop"]
 
 
 def test_labels_have_a_file_of_their_own_and_no_rows_are_for_testing(cli: Cli, tmp_path: Path) -> None:

@@ -141,6 +141,7 @@ def test_a_run_folder_has_its_plan_history_result_picture_and_checkpoint(cli, tm
         "result.json",
         "curves.png",
         "sessions.json",
+        "model",
         "checkpoints",
     }
     result = strict_json((folder / "result.json").read_text())

@@ -138,6 +138,17 @@ def test_a_ragged_csv_names_the_lines_and_shows_no_value(tmp_path: Path, quoted:
     assert "topsecret" not in found
 
 
+def test_a_cell_over_several_lines_is_one_cell_wherever_the_file_is_cut_for_reading(tmp_path: Path) -> None:
+    path = tmp_path / "people.csv"
+    rows = 30_000  # more than a megabyte, which is read in pieces
+    path.write_text(
+        "age,note,visits,churn\n" + "".join(f'{i % 90},"{"of two" * 4}\nlines",3,{i % 2}\n' for i in range(rows))
+    )
+    data = load_table(path, label="churn", columns="bank=age;shop=visits", test_fraction=0)
+    assert data.num_samples == rows
+    assert data.train_features[0].sum() == sum(i % 90 for i in range(rows))
+
+
 def test_many_ragged_lines_are_counted(tmp_path: Path) -> None:
     path = tmp_path / "people.csv"
     path.write_text("age,visits,churn\n" + "1,2,3,4\n" * 1000)

@@ -62,6 +62,15 @@ KINDS = {
     "pyarrow": lambda: pa.table(cells()),
     "pyarrow batch": lambda: pa.RecordBatch.from_pydict(cells()),
     "pyarrow with a dictionary": lambda: pa.table(cells(job=pa.array(cells()["job"]).dictionary_encode())),
+    "pyarrow with views of text, as polars has": lambda: pa.table(
+        cells(
+            job=pa.DictionaryArray.from_arrays(
+                pa.array([0, 1, None, 0] * 5, pa.uint32()), pa.array(["cook", "nurse"], pa.string_view())
+            ),
+            churn=pa.array(cells()["churn"], pa.string_view()),
+        )
+    ),
+    "a reader that can be read once": lambda: pa.table(cells()).to_reader(),
     "a stream": lambda: Stream(pa.table(cells())),
 }
 
@@ -117,6 +126,26 @@ def test_without_test_rows_all_are_for_training() -> None:
     assert [part.shape for part in data.test_features] == [(0, width) for width in WIDTHS]
     assert data.test_ids == ()
     assert sorted(map(int, data.train_ids or ())) == list(range(20))
+
+
+@pytest.mark.parametrize(
+    "source", [pd.Series([1, 2], name="age"), pa.chunked_array([[1, 2]]), pa.array([1]), iter([]), b"people.csv", 3.5]
+)
+def test_what_is_no_table_is_refused_with_what_is(source: Any) -> None:
+    with pytest.raises(DataError, match=r"cannot be read; give the path of a .parquet or .csv file, a DataFrame"):
+        load_table(source, label="churn", columns=COLUMNS)
+
+
+def test_true_and_false_with_a_range_are_refused_with_the_way_out() -> None:
+    schema = {"columns": SCHEMA["columns"] | {"member": {"range": [0, 1]}}}
+    with pytest.raises(DataError, match="holds true and false where numbers are meant; true and false need no entry"):
+        load_table(pandas_frame(), label="churn", columns=COLUMNS, schema=schema)
+
+
+@pytest.mark.parametrize("names", [{"label": None}, {"label": 3}, {"id": 7}])
+def test_a_label_and_an_id_are_names(names: dict[str, Any]) -> None:
+    with pytest.raises(DataError, match="must be names of columns"):
+        load_table(pandas_frame(), **({"label": "churn", "columns": COLUMNS} | names))
 
 
 # --- a frame per party ---

@@ -63,8 +63,8 @@ def test_rows_are_those_whose_id_every_file_has_and_stay_together(files: dict[st
     assert people_of(data) == {f"P{i}": (i, i + 100, "yes" if i % 2 else "no") for i in range(10, 30)}
     assert data.name == "bank+shop"
     assert data.notes[-2:] == (
-        "bank.csv: 10 of 30 rows are left out because another file does not have the id.",
-        "shop.parquet: 20 of 40 rows are left out because another file does not have the id.",
+        "bank.csv: 10 of 30 rows are left out because another table does not have the id.",
+        "shop.parquet: 20 of 40 rows are left out because another table does not have the id.",
     )
 
 

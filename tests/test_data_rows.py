@@ -69,6 +69,8 @@ def test_a_frame_has_ids_too(data: VerticalDataset) -> None:
     assert load(data, frame).ids == ("frame:0",)
     assert load(data, frame, id="who").ids == ("P7",)
     assert load(data, frame, name="patients").name == "patients"
+    # All frames have the same name, so it says nothing about whose rows these are.
+    assert load(data, frame, name="frame").ids == ("frame:0",)
 
 
 def test_a_repr_shows_shapes_and_no_value(data: VerticalDataset, tmp_path: Path) -> None:
@@ -86,6 +88,7 @@ def test_a_table_for_each_party_is_joined(data: VerticalDataset, tmp_path: Path)
     assert new.features[0].tolist() == [[1, 0, 0, 1, 0], [0, 0, 1, 0, 0]]
     assert new.labels is not None
     assert new.labels.tolist() == [1, 0]
+    assert new.notes == ("bank.csv: 1 of 3 rows is left out because another table does not have the id.",)
     labels = write(tmp_path / "labels.csv", "who,churn", "a,no")
     assert load(data, files, id="who", label="churn", label_data=labels).ids == ("a",)
 

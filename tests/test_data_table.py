@@ -213,6 +213,24 @@ def test_words_without_a_vocabulary_are_refused_with_the_reason_and_the_remedy(w
         load(write(), schema=None)
 
 
+def test_the_reason_for_vocabularies_is_given_once(write: Any) -> None:
+    with pytest.raises(DataError) as caught:
+        load(write(bmi=["thin", "thick"] * (ROWS // 2)), schema=None)
+    assert str(caught.value).count("is a release about private values") == 1
+    assert "column='bmi' holds words and needs a vocabulary as well" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["people.parquet", "people.csv"])
+def test_dates_are_refused_as_what_they_are(write: Any, name: str) -> None:
+    for dates in (["2024-12-31", "1999-01-01 10:00"], ["31.12.2024", "1.1.99"], ["12/31/2024", "1/1/1999"]):
+        with pytest.raises(DataError, match=r"column='bmi' holds dates; make numbers of them before loading, such as"):
+            load(write(name, bmi=dates * (ROWS // 2)))
+    if name == "people.parquet":
+        days = pa.array([1, 2] * (ROWS // 2), pa.int32()).cast(pa.date32())
+        with pytest.raises(DataError, match=r"has type date32.*If these are dates, make numbers of them"):
+            load(write(name, bmi=days))
+
+
 def test_a_word_outside_the_vocabulary_is_refused_with_its_rows_and_never_shown(write: Any) -> None:
     with pytest.raises(DataError, match=r"column='job': rows=4, 5, 6, 7, 8 and 11 more .* not in the voc") as caught:
         load(write(job=["cook"] * 4 + ["pilot"] + ["sailor"] * 15))

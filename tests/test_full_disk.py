@@ -23,6 +23,7 @@ from pbmvfl.files import write_atomically
 from pbmvfl.ledger.file import Database
 from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.plan import Plan
+from pbmvfl.wire.refusals import Refusal, RefusalCode
 
 EMBEDDING = 6
 EPOCHS, PER_EPOCH = 2, 4  # 32 training rows in batches of 8
@@ -81,9 +82,9 @@ def assert_all_is_counted(folder: Path, sent: Counter[tuple[int, int]]) -> dict[
     result: dict[str, Any] = json.loads((folder / "run/result.json").read_text())
     schedule = Plan.from_dict(result["plan"]).schedule
     assert [line["epoch"] for line in result["history"]] == [*range(1, EPOCHS + 1)]
-    for party in (0, 1):
+    for party, name in enumerate(("one", "two")):
         charged: Counter[int] = Counter()
-        for session in Ledger(folder / f"books/party-{party}.sqlite", must_exist=True).sessions("table"):
+        for session in Ledger(folder / f"books/{name}.sqlite", must_exist=True).sessions("table"):
             charged.update(range(session.first_round, session.charged_until))
         logged: Counter[int] = Counter()
         for session in result["sessions"]:
@@ -109,6 +110,8 @@ WRITES = [
     ("party-1/checkpoints.json", 2, 1),
     ("server/round-", 1, 0),
     ("server/checkpoints.json", 2, 1),
+    ("model/one/weights", 1, 2),
+    ("model/server/part.json", 1, 2),
     ("run/history.csv", 1, 2),
     ("run/result.json", 1, 2),
 ]
@@ -136,6 +139,7 @@ def test_a_run_on_a_full_disk_names_the_file_and_goes_on_where_it_was(
     again = result["sessions"][-1]["first_round"]
     assert again == kept * PER_EPOCH
     assert max(sent.values()) == (1 if kept == EPOCHS or part.startswith("run/") else 2)
+    assert cli("train", "--resume", "run", "--json")[0] == 0
 
 
 @pytest.mark.parametrize("name", ["plan.json", "data.json"])
@@ -229,3 +233,9 @@ def test_a_file_that_cannot_be_replaced_is_as_it_was(mode, monkeypatch, tmp_path
     assert [each.name for each in tmp_path.iterdir()] == ["book.json"]
     with pytest.raises(OSError, match="missing/book"):  # as every error of the system
         write_atomically(tmp_path / "missing/book", "after")
+
+
+def test_a_party_that_cannot_write_tells_the_server_nothing_of_its_disk():
+    refusal = Refusal.of(WriteError("/home/bank/run/round-1 cannot be written: No space left on device"))
+    assert refusal.code is RefusalCode.FAULT
+    assert not {"home", "bank", "space", "disk"} & set(refusal.words.replace("/", " ").split())

@@ -29,7 +29,6 @@ from pbmvfl.joint import (
     screen_plan,
     train_jointly,
 )
-from pbmvfl.local_planner import LocalRules
 from pbmvfl.plan import Plan
 from pbmvfl.planner import Budget
 from pbmvfl.privacy.units import SERVER, Accounting, Adversary, Unit
@@ -314,15 +313,3 @@ def test_runs_of_other_parties_have_no_common_account() -> None:
     plan = screen_plan(data, Columns.of(data, (-1, 1)), shown=2, epsilon=3.0)
     # Twice the same pure release: the screen's counts as pure, the last as a run of its own.
     assert joint_privacy([plan, plan], BUDGET).epsilon == pytest.approx(6, abs=1e-3)
-
-
-def test_rows_of_few_columns_are_not_clipped_below_their_norm_where_there_are_many() -> None:
-    """sqrt(6 + 1), to three digits."""
-
-    def clip(rows: int, columns: int, classes: int = 2) -> float:
-        rules = LocalRules(num_samples=rows, num_classes=classes, columns=columns)
-        return rules.strength(1.6, num_epochs=40, prepared=True)["clip_norm"]
-
-    assert clip(20_000, 6) == 2.65
-    assert clip(900, 6) == clip(20_000, 17) == clip(1_400, 16, 10) == 1.0
-    assert LocalRules(num_samples=20_000, num_classes=2).strength(1.6, num_epochs=40, prepared=True)["clip_norm"] == 1.0

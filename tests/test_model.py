@@ -258,7 +258,6 @@ def test_a_model_stays_as_it_was_when_its_federation_trains_again(data):
 
 def test_a_model_that_a_limit_ended_early_can_still_be_asked(data, tmp_path):
     from pbmvfl.ledger.books import book_of
-
     from pbmvfl.ledger.ledger import Ledger
     from pbmvfl.ledger.limits import Limit
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import html
 import json
+import math
 import re
+import shlex
 import shutil
 import stat
 import subprocess
@@ -31,8 +33,8 @@ from pbmvfl.runs.results import Result
 #: Names that would do something if anybody took them for HTML.
 CLASSES = ("<script>document.title='broken'</script>", "</script><img src=x onerror=\"document.title='broken'\">")
 PARTIES = ("<b>bank</b>", "shop & 'co'")
-#: What a reader of the page must not find in it: a value of a row, and the folder of the table.
-SECRET_VALUE, SECRET_FOLDER = "0.777000777", "private-place"
+#: What a reader of the page must not find in it: a value of a row, a row's id, and the folder of the table.
+SECRET_VALUE, SECRET_ID, SECRET_FOLDER = "0.777000777", "patient-", "private-place"
 
 
 def run_command(*arguments: object, cwd: Path) -> int:
@@ -52,11 +54,11 @@ def run_command(*arguments: object, cwd: Path) -> int:
 def write_table(path: Path, num_rows: int = 80) -> None:
     random = np.random.default_rng(3)
     values = random.normal(size=(num_rows, 4))
-    lines = ["income,debt,visits,basket,churn"]
+    lines = ["who,income,debt,visits,basket,churn"]
     for i, row in enumerate(values):
         numbers = [SECRET_VALUE if i == 7 else f"{row[0]:.6f}", *(f"{value:.6f}" for value in row[1:])]
         quoted = CLASSES[int(row[0] + row[2] > 0)].replace('"', '""')
-        lines.append(",".join(numbers) + f',"{quoted}"')
+        lines.append(f"{SECRET_ID}{i}," + ",".join(numbers) + f',"{quoted}"')
     path.parent.mkdir(parents=True)
     path.write_text("\n".join(lines) + "\n")
 
@@ -68,7 +70,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     table = place / SECRET_FOLDER / "people.csv"
     write_table(table)
     columns = f"{PARTIES[0]}=income,debt;{PARTIES[1]}=visits,basket"
-    rows = ("--data", table, "--label", "churn", "--columns", columns, "--ledger", place / SECRET_FOLDER / "books")
+    rows = ("--data", table, "--label", "churn", "--columns", columns, "--id", "who")
+    rows += ("--ledger", place / SECRET_FOLDER / "books")
     numbers = ("--num-epochs", 3, "--batch-size", 20, "--num-trials", 8, "--embedding-dim", 2)
     assert run_command("train", *rows, *numbers, "--out", "joint", cwd=place) == 0
     limit = Limit.choose(unit="cell", accounting="strict", epsilon=1e6, delta=1e-5)
@@ -238,6 +241,17 @@ def test_names_of_classes_and_parties_are_text_whatever_they_are_called(pages):
         assert html.escape(name, quote=True) in pages["joint"]
 
 
+def test_a_run_s_own_name_is_text_and_its_commands_are_quoted(place, tmp_path):
+    name = "a <b>'run' & $(more)"
+    shutil.copytree(place / "strict", tmp_path / name)
+    assert run_command("report", name, "--out", "page.html", cwd=tmp_path) == 0
+    page = (tmp_path / "page.html").read_text()
+    assert name not in page
+    assert f"Run {name}" in "".join(Reader(page).text)
+    commands = [html.unescape(text) for text in re.findall(r"<pre>(.*?)</pre>", page)]
+    assert shlex.split(next(command for command in commands if "privacy" in command)) == ["pbmvfl", "privacy", name]
+
+
 def test_text_and_attributes_are_escaped_and_json_cannot_end_its_element():
     assert el("p", "<i>", title='"') == '<p title="&quot;">&lt;i&gt;</p>'
     assert el("p", el("i", "&")) == "<p><i>&amp;</i></p>"
@@ -248,7 +262,7 @@ def test_text_and_attributes_are_escaped_and_json_cannot_end_its_element():
 
 def test_a_page_has_no_value_no_path_no_row_and_no_session(place, pages):
     for name, page in pages.items():
-        for secret in (SECRET_VALUE, SECRET_FOLDER, str(place)):
+        for secret in (SECRET_VALUE, SECRET_ID, SECRET_FOLDER, str(place)):
             assert secret not in page, (name, secret)
         for run in ("joint", "strict"):
             for session in result_of(place, run)["sessions"]:
@@ -282,8 +296,6 @@ def test_the_same_run_makes_the_same_page(place, pages):
 
 
 def test_the_command_that_the_page_gives_trains_the_same_plan_again(place, tmp_path, pages):
-    import shlex
-
     commands = [html.unescape(text) for text in re.findall(r"<pre>(.*?)</pre>", pages["joint"])]
     again = next(command for command in commands if command.startswith("pbmvfl train"))
     words = shlex.split(again)[1:]
@@ -325,6 +337,35 @@ def test_a_run_that_has_not_ended_is_refused_with_the_command_that_continues_it(
     assert "continue it: pbmvfl train --resume half" in capsys.readouterr().err
 
 
+def changed(place: Path, folder: Path, **changes: Any) -> None:
+    """A copy of a run whose result says something else."""
+    shutil.copytree(place / "joint", folder, ignore=shutil.ignore_patterns("report.html"))
+    values = result_of(place, "joint")
+    (folder / "result.json").write_text(json.dumps({**values, **changes}))
+
+
+def test_a_loss_that_is_no_number_is_a_word_in_the_page_and_no_mark(place, tmp_path):
+    history = result_of(place, "joint")["history"]
+    history[1]["train_loss"], history[2]["train_loss"] = math.nan, math.inf
+    changed(place, tmp_path / "astray", history=history)
+    assert run_command("report", "astray", cwd=tmp_path) == 0
+    page = (tmp_path / "astray" / "report.html").read_text()
+    (run,) = numbers_of(page)["runs"]
+    assert [line["train_loss"] for line in run["result"]["history"][1:]] == ["nan", "inf"]
+    marks = [
+        attributes for tag, attributes in Reader(page).elements if attributes.get("data-series") == "training loss"
+    ]
+    assert [float(mark["data-x"]) for mark in marks] == [1]
+
+
+@pytest.mark.parametrize("value", ["<script>", None, True, [1]])
+def test_a_result_with_something_else_where_a_number_must_be_is_refused_by_name(place, tmp_path, capsys, value):
+    changed(place, tmp_path / "damaged", metrics={"test_accuracy": value})
+    assert run_command("report", "damaged", cwd=tmp_path) == 2
+    assert "result.json is damaged: test_accuracy=" in capsys.readouterr().err
+    assert not (tmp_path / "damaged" / "report.html").exists()
+
+
 # --- axes ---
 
 
@@ -358,12 +399,16 @@ const charts = [...document.querySelectorAll('figure.chart')].map(figure => ({
   bars: [...figure.querySelectorAll('rect[data-bar]')].map(bar => { const box = bar.getBoundingClientRect();
     return {bar: bar.dataset.bar, piece: bar.dataset.piece, left: box.left, right: box.right}; }),
 }));
+const dots = [...document.querySelectorAll('g.dot')].map(dot => ({run: dot.dataset.run,
+  title: dot.closest('figure').querySelector('figcaption').textContent,
+  x: middle(dot.querySelector('circle'), 'x'), y: middle(dot.querySelector('circle'), 'y')}));
 const clipped = [...document.querySelectorAll('figure.chart > svg text')].filter(text => {
   const box = text.getBoundingClientRect(), frame = text.ownerSVGElement.getBoundingClientRect();
   return box.left < frame.left - 1 || box.right > frame.right + 1 || box.bottom > frame.bottom + 1; });
-const found = {charts, title: document.title, clipped: clipped.map(text => text.textContent),
+const found = {charts, dots, width: innerWidth, title: document.title, clipped: clipped.map(text => text.textContent),
   fetched: performance.getEntriesByType('resource').length,
   scrolls: document.documentElement.scrollWidth > document.documentElement.clientWidth};
+if (parent !== window) parent.postMessage(JSON.stringify(found), '*');
 document.body.innerHTML = '';
 document.body.textContent = JSON.stringify(found);
 """
@@ -375,17 +420,26 @@ in_a_browser = pytest.mark.skipif(
 )
 
 
-def measured(page: str, folder: Path) -> dict[str, Any]:
+#: A page that shows another one as a phone would: a browser's own window has a least width.
+ON_A_PHONE = """<!doctype html><body><script>
+onmessage = message => { document.body.textContent = message.data; };
+</script><iframe src="measured.html" width="390" height="800"></iframe></body>"""
+
+
+def measured(page: str, folder: Path, *, phone: bool = False) -> dict[str, Any]:
     """What a browser draws. The page permits no script, so the copy that is measured goes without that rule."""
     assert BROWSER is not None
     open_page, rules = re.subn(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", page)
     assert rules == 1
-    path = folder / "measured.html"
-    path.write_text(open_page.replace("</body>", f"<script>{MEASURE}</script></body>"))
+    (folder / "measured.html").write_text(open_page.replace("</body>", f"<script>{MEASURE}</script></body>"))
+    (folder / "phone.html").write_text(ON_A_PHONE)
     flags = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking"
-    flags += " --disable-component-update --disable-sync --window-size=1280,900 --dump-dom"
+    flags += " --disable-component-update --disable-sync --window-size=1280,900 --virtual-time-budget=5000 --dump-dom"
     done = subprocess.run(
-        [BROWSER, *flags.split(), f"--user-data-dir={folder / 'profile'}", f"file://{path}"],
+        [
+            *(BROWSER, *flags.split(), f"--user-data-dir={folder / 'profile'}"),
+            f"file://{folder / ('phone.html' if phone else 'measured.html')}",
+        ],
         capture_output=True,
         text=True,
         timeout=300,
@@ -482,3 +536,35 @@ def test_a_browser_runs_no_name_fetches_nothing_and_cuts_nothing_off(seen):
     assert seen["fetched"] == 0
     assert seen["clipped"] == []
     assert not seen["scrolls"]
+
+
+@in_a_browser
+def test_runs_that_are_compared_stand_at_their_epsilon_their_bytes_and_their_accuracy(place, pages, tmp_path):
+    seen = measured(pages["both"], tmp_path)
+    for dot in seen["dots"]:
+        chart = chart_called(seen, dot["title"])
+        result = result_of(place, dot["run"])
+        (height,) = on_axis([dot["y"]], chart["y_lines"], chart["y_numbers"])
+        assert height == pytest.approx(result["metrics"]["test_accuracy"], abs=2e-3)
+        decades = [math.log10(number(text)) for text in chart["x_numbers"]]
+        slope = (decades[-1] - decades[0]) / (chart["x_lines"][-1] - chart["x_lines"][0])
+        across = 10 ** (decades[0] + slope * (dot["x"] - chart["x_lines"][0]))
+        table = numbers_of(pages[dot["run"]])["runs"][0]["privacy_by_rows"]
+        epsilon = next(
+            row["epsilon"]
+            for row in next(iter(table.values()))
+            if (row["unit"], row["accounting"], row["adversary"]) == ("cell", "strict", "server")
+        )
+        moved = sum(result["traffic"][name] for name in ("bytes_setup", "bytes_up", "bytes_down"))
+        assert across == pytest.approx(epsilon if "epsilon" in dot["title"] else moved, rel=0.02)
+    assert sorted((dot["title"], dot["run"]) for dot in seen["dots"]) == [
+        (f"Accuracy against {what}", run) for what in ("bytes", "epsilon") for run in ("joint", "strict")
+    ]
+
+
+@in_a_browser
+def test_a_page_fits_a_phone_without_scrolling_sideways(pages, tmp_path):
+    seen = measured(pages["both"], tmp_path, phone=True)
+    assert seen["width"] == 390
+    assert not seen["scrolls"]
+    assert seen["clipped"] == []

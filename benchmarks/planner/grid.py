@@ -104,7 +104,8 @@ def note(table: Table, settings: Settings, shift: float) -> str | None:
     """What the program says before training."""
     width = feature_width(FeatureMap(settings.features), table.columns, settings.column_values)
     sizes = {"num_samples": table.num_samples, "num_classes": table.num_classes}
-    return learning_note(shift=shift, width=width, **sizes)
+    frequent = float(np.bincount(table.train_labels).max()) / table.num_samples
+    return learning_note(shift=shift, width=width, majority=frequent, **sizes)
 
 
 def _short(settings: Settings) -> dict[str, Any]:

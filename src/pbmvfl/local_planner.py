@@ -31,12 +31,14 @@ _RATE, _LARGEST_RATE = 0.0019, 1.5
 #: Columns that are not prepared have a smaller norm than the largest they may have.
 _UNPREPARED_SHARE, _UNPREPARED_RATE = 0.3, 3.0
 #: Taken for the columns of a party where nobody said how many there are.
-_USUAL_COLUMNS = 16
+USUAL_COLUMNS = 16
 _SEARCH_STEPS = 40
 #: Rows times shift, for each root of the numbers in a row: preparation pays from here on.
 _LEAST_PREPARED = 25.0
 #: The same for each class as well: nothing is learned up to the first, and little up to the second.
-_NOTHING_LEARNED, _LITTLE_LEARNED = 1.0, 3.0
+_NOTHING_LEARNED, _LITTLE_LEARNED = 1.5, 5.0
+#: Where one class has more than this share, the same over the share of all others: rare classes are lost much earlier.
+_FREQUENT, _NOTHING_RARE, _LITTLE_RARE = 0.6, 8.0, 16.0
 
 
 #: Pictures of more points a side are made smaller, by whole blocks, for networks of one layer.
@@ -121,7 +123,7 @@ class LocalRules:
 
     def _width_of(self, features: str) -> int:
         """Numbers that a network sees of a row."""
-        columns = _USUAL_COLUMNS if self.columns is None else self.columns
+        columns = USUAL_COLUMNS if self.columns is None else self.columns
         values = 3 if self.column_values is None else self.column_values
         return feature_width(FeatureMap(features), columns, values)
 
@@ -183,16 +185,27 @@ class LocalRules:
         return {"clip_norm": clip_norm, "learning_rate": float(f"{min(4.0, usual) * rate:.3g}")}
 
 
-def learning_note(*, shift: float, num_samples: int, num_classes: int, width: int) -> str | None:
-    """What a person should know before training whose noise leaves nothing, or little, to be learned."""
+def learning_note(
+    *, shift: float, num_samples: int, num_classes: int, width: int, majority: float | None = None
+) -> str | None:
+    """What a person should know before training whose noise leaves nothing, or little, to be learned.
+
+    `majority` is the share of the most frequent class, if somebody knows it; whoever does not hopes for equal ones.
+    """
     signal = shift * num_samples / (num_classes * math.sqrt(width))
-    if signal > _LITTLE_LEARNED:
+    nothing, little = _NOTHING_LEARNED, _LITTLE_LEARNED
+    if majority is not None and majority > _FREQUENT:
+        others = max(1 - majority, 1 / max(2, num_samples))
+        nothing, little = _NOTHING_RARE / others, _LITTLE_RARE / others
+    if signal > little:
         return None
-    more = math.ceil(_LITTLE_LEARNED / signal)
-    amount = "nothing: expect the rate of the most frequent class" if signal <= _NOTHING_LEARNED else "little"
+    times = float(f"{1.05 * little / signal:.2g}")
+    numbers = f"{width} number{'' if width == 1 else 's'}"
+    shares = "" if majority is None else f", {majority:.0%} of them in one,"
+    amount = "nothing: expect the rate of the most frequent class" if signal <= nothing else "little"
     return (
-        f"this much noise on {num_samples:,} rows of {width} numbers and {num_classes} classes leaves {amount}; it "
-        f"would take about {more} times as many rows, or {more} times the epsilon"
+        f"this much noise on {num_samples:,} rows of {numbers} and {num_classes} classes{shares} leaves {amount}; it "
+        f"would take about {times * num_samples:,.0f} rows, or {times:,g} times the epsilon"
     )
 
 

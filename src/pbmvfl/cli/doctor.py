@@ -13,8 +13,7 @@ def doctor(
 ) -> None:
     """Check this machine: versions, randomness, known answers of masks, noise and account, folders, locks, disk.
 
-    A few seconds; nothing is left behind. [bold]ok[/] is fine, a [bold]note[/] can be lived with, and [bold]trouble[/]
-    has a way out beside it. Ends with code 1 if there is trouble.
+    A few seconds; nothing is left behind. Each [bold]trouble[/] has a way out beside it, and ends in code 1.
 
     [bold]Try[/]  pbmvfl doctor
     """

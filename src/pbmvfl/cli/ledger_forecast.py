@@ -19,6 +19,7 @@ from pbmvfl.ledger.spending import spending
 from pbmvfl.ledger.terms import Terms
 from pbmvfl.privacy.table import format_epsilon
 from pbmvfl.privacy.units import Adversary
+from pbmvfl.words import counted
 
 if TYPE_CHECKING:
     from pbmvfl.data.vertical import VerticalDataset
@@ -84,7 +85,7 @@ def _says(found: Forecast, plan: Plan) -> str:
     if found.stops_at is None:
         return what
     epochs = plan.schedule.num_epochs
-    done = f", after {found.epochs:.4g} of {epochs} epochs" if epochs else ""
+    done = f", after {found.epochs:.4g} of {counted(epochs, 'epoch')}" if epochs else ""
     return f"{what}; the limit would end it at round {found.stops_at:,} of {len(plan.schedule):,}{done}"
 
 

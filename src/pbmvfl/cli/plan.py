@@ -21,7 +21,7 @@ from pbmvfl.cli.budget import (
     asked_budget,
     unit_of,
 )
-from pbmvfl.cli.known_data import ColumnsOrCount, PlanFile, Source, known_data
+from pbmvfl.cli.known_data import ColumnsOrCount, KnownData, PlanFile, Source, known_data
 from pbmvfl.cli.ledger_forecast import plan_within
 from pbmvfl.cli.options import (
     TableFile,
@@ -35,9 +35,10 @@ from pbmvfl.cli.options import (
     check_target,
 )
 from pbmvfl.cli.plan_options import plan_options
-from pbmvfl.cli.plan_words import describe_plan, learning_notes
+from pbmvfl.cli.plan_words import describe_plan, learning_notes, learning_notes_for
 from pbmvfl.errors import PlanError, RunFolderError
 from pbmvfl.files import write_atomically
+from pbmvfl.local_planner import USUAL_COLUMNS
 from pbmvfl.plan import Plan
 from pbmvfl.plan_groups import Training
 from pbmvfl.planner import PlannedBudget, noise_deviation, plan_for_budget
@@ -159,7 +160,12 @@ def plan(
     else:
         people = dataset if dataset is not None or known.data is None else known.data.name
         planned = plan_within(ledger, people, lambda most: make(epsilon=most), budget.epsilon)
-    learning = learning_notes(planned.plan, (known.widest,)) if known.widest is not None else []
+    if known.data is None:
+        learning = learning_notes(planned.plan, columns=known.columns)
+        if known.columns is None and planned.plan.training is Training.LOCAL:
+            learning = [f"nobody said how many columns a party has: planned as for {USUAL_COLUMNS}; give --columns"]
+    else:
+        learning = learning_notes_for(planned.plan, known.data)
     planned = replace(planned, words=(*planned.words, *learning))
     if picture is not None:  # first: if it fails, there is no plan that the command would refuse to write again
         from pbmvfl.report.budget import draw_budget
@@ -170,7 +176,7 @@ def plan(
     if json_:
         print(json.dumps(_to_dict(planned), indent=2))
     else:
-        _show(planned, out, picture, known.command)
+        _show(planned, out, picture, known)
 
 
 def _notes(planned: PlannedBudget) -> list[str]:
@@ -208,11 +214,17 @@ def _to_dict(planned: PlannedBudget) -> dict[str, Any]:
     }
 
 
+def _sizes(plan: Plan, columns: int | None) -> str:
+    """What the plan is for."""
+    widest = "" if columns is None else f" of at most {columns} column{'' if columns == 1 else 's'}"
+    return f"{plan.num_samples:,} training rows, {plan.num_classes} classes, {plan.num_parties} parties{widest}"
+
+
 def _number(value: float) -> str:
     return str(value) if isinstance(value, int) else f"{value:.4f}"
 
 
-def _show(planned: PlannedBudget, out: Path | None, picture: Path | None, data: str) -> None:
+def _show(planned: PlannedBudget, out: Path | None, picture: Path | None, known: KnownData) -> None:
     from rich.console import Console
     from rich.markup import escape
 
@@ -223,6 +235,8 @@ def _show(planned: PlannedBudget, out: Path | None, picture: Path | None, data: 
     console.print(f"For {planned.budget}:")
     if plan.training is Training.LOCAL:
         lines = plain_table("", "", left=2)
+        lines.show_header = False
+        lines.add_row("data", _sizes(plan, known.widest))
         for title, said in describe_plan(plan):
             lines.add_row(title, escape(said))
         console.print(lines)
@@ -232,7 +246,7 @@ def _show(planned: PlannedBudget, out: Path | None, picture: Path | None, data: 
     print_notes(console, _notes(planned))
     # Names of files are no markup, and are not broken into lines: they are there to be copied.
     if out is not None:
-        command = f"pbmvfl train {data} --plan {shlex.quote(str(out))}"
+        command = f"pbmvfl train {known.command} --plan {shlex.quote(str(out))}"
         console.print(f"written to {out}; train it with: {command}", markup=False, soft_wrap=True)
     if picture is not None:
         console.print(f"drawn in {picture}", markup=False, soft_wrap=True)

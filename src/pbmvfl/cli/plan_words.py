@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from pbmvfl.local_planner import dense_columns, learning_note
 from pbmvfl.mechanisms import Mechanism
@@ -12,6 +14,9 @@ from pbmvfl.plan_groups import Evaluation, FeatureMap, PreparationName, Training
 from pbmvfl.votes import VoteKind
 from pbmvfl.wire.traffic import human_bytes
 from pbmvfl.words import counted
+
+if TYPE_CHECKING:
+    from pbmvfl.data.vertical import VerticalDataset
 
 
 def describe_plan(plan: Plan) -> Iterator[tuple[str, str]]:
@@ -31,15 +36,23 @@ def describe_plan(plan: Plan) -> Iterator[tuple[str, str]]:
     yield "bytes", f"{human_bytes(traffic.bytes_up)} up, {down} down{gradient}{labels}"
 
 
-def learning_notes(plan: Plan, shape: Sequence[int]) -> list[str]:
-    """What a person should know about local training with rows of this shape."""
-    if plan.training is not Training.LOCAL or not plan.noise_multiplier:
+def learning_notes(plan: Plan, *, columns: int | None, majority: float | None = None) -> list[str]:
+    """What a person should know about local training with at most so many columns a party, before it begins."""
+    if plan.training is not Training.LOCAL or not plan.noise_multiplier or columns is None:
         return []
     shift = 2 * math.sqrt(plan.num_epochs) / plan.noise_multiplier
-    width = feature_width(plan.features, dense_columns(shape), plan.column_values)
+    width = feature_width(plan.features, columns, plan.column_values)
     sizes = {"num_samples": plan.num_samples, "num_classes": plan.num_classes}
-    note = learning_note(shift=shift, width=width, **sizes)
+    note = learning_note(shift=shift, width=width, majority=majority, **sizes)
     return [] if note is None else [note]
+
+
+def learning_notes_for(plan: Plan, data: VerticalDataset) -> list[str]:
+    """The same for these rows: their shapes, and how frequent the most frequent class is, which local training tells
+    every party anyway."""
+    columns = max(dense_columns(part.shape[1:]) for part in data.train_features)
+    frequent = max(Counter(data.train_labels.tolist()).values()) / data.num_samples
+    return learning_notes(plan, columns=columns, majority=frequent)
 
 
 def _released(release: Mechanism) -> str:

@@ -12,7 +12,7 @@ import typer
 from pbmvfl.cli.options import check_target
 from pbmvfl.errors import RunFolderError
 from pbmvfl.files import PRIVATE_FILE, write_atomically
-from pbmvfl.json_files import read_object
+from pbmvfl.json_files import checked_object, read_object
 from pbmvfl.privacy.conversion import check_delta
 
 if TYPE_CHECKING:
@@ -23,7 +23,9 @@ _MOST_RUNS = 30
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="Run folders; several are compared.", show_default=False)],
+    runs: Annotated[
+        list[Path], typer.Argument(help="Run folders; several are compared.", metavar="RUN", show_default=False)
+    ],
     out: Annotated[
         Path | None,
         typer.Option(
@@ -35,8 +37,7 @@ def report(
 ) -> None:
     """A page about a run: what was trained, what it tells about anybody, accuracy, bytes, noise, how to do it again.
 
-    One HTML file that loads nothing and runs no script. It has no rows, no values and no paths; what it has is public
-    to whoever may read the run's result.
+    One HTML file that loads nothing and runs no script, without rows, values or paths.
 
     [bold]Try[/]  pbmvfl report runs/phishing-001
 
@@ -92,6 +93,7 @@ def _facts(run: Path, delta: float | None) -> RunFacts:
     folder = RunFolder.existing(run)
     path = run / "result.json"
     result = Result.read(path)
+    checked_object(result.metrics, dict.fromkeys(result.metrics, int | float), path, RunFolderError)
     words: Sequence[tuple[str, str]] = [(title, text) for title, text in describe_plan(result.plan)]
     written = read_object(path, {}, RunFolderError)
     return facts_of(folder, result=result, written=written, plan_words=words, delta=delta)

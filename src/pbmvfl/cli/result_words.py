@@ -15,8 +15,8 @@ from pbmvfl.wire.traffic import human_bytes
 from pbmvfl.words import counted
 
 _EXACT, _NOISY = "exact sums, simulator only", "noisy sums, as the server saw"
-_UNMEASURED = "not measured"
-NEEDS_A_RELEASE = f"{_UNMEASURED}: needs a release (--prediction-epsilon E, or pbmvfl evaluate RUN)"
+_UNMEASURED = "-"
+NEEDS_A_RELEASE = f"{_UNMEASURED} not measured, needs a release (--prediction-epsilon E, or pbmvfl evaluate RUN)"
 
 
 def print_result(console: Console, result: Result, *, delta: float, is_news: bool) -> None:

@@ -16,11 +16,11 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from pbmvfl.cli.plan_words import describe_plan, learning_notes
+from pbmvfl.cli.plan_words import describe_plan, learning_notes_for
 from pbmvfl.cli.result_words import print_result
 from pbmvfl.cli.tables import print_notes, print_privacy_of_rows
 from pbmvfl.data.vertical import VerticalDataset
-from pbmvfl.errors import LedgerError, ProtocolError, TransportError
+from pbmvfl.errors import LedgerError, ModelError, ProtocolError, TransportError
 from pbmvfl.federation import Federation, Parties, newest_common_round
 from pbmvfl.files import not_written
 from pbmvfl.metrics import class_figures
@@ -89,15 +89,17 @@ class TrainingRun:
             self._show_plan()
             with self._saying_how_to_go_on():
                 result = self._train()
-                if result.model is not None:
-                    result.model.save(self._folder.new_model())
+                model = self._folder.new_model()  # one of an earlier session is not this run's any more
+                if result.model is not None and not result.diverged:
+                    result.model.save(model)
                 self._draw(result)
                 self._folder.write_result(result, delta=self._delta)
         if self._json_only:
             print(result.to_json(delta=self._delta), end="")
         else:
             print_result(self._console, result, delta=self._delta, is_news=self._resumed or bool(result.stopped))
-            self._say(f"result.json, history.csv and curves.png are in {self._folder.path}")
+            files = "curves.png and model/" if self._folder.model.is_dir() else "and curves.png"
+            self._say(f"result.json, history.csv, {files} are in {self._folder.path}")
         if result.stopped:
             raise SystemExit(DIVERGED if result.diverged else STOPPED_BY_LEDGER)
 
@@ -109,7 +111,7 @@ class TrainingRun:
         except KeyboardInterrupt:
             self._hint(f"stopped; continue with: {self._resume_command}")
             raise SystemExit(130) from None
-        except (ProtocolError, TransportError, LedgerError, OSError) as error:
+        except (ProtocolError, TransportError, LedgerError, ModelError, OSError) as error:
             if self._folder.checkpoints.exists() or not isinstance(error, LedgerError):
                 self._hint(f"what is trained is kept; continue with: {self._resume_command}")
             if isinstance(error, OSError) and error.filename is None:  # a full disk names no file
@@ -218,7 +220,7 @@ class TrainingRun:
             notes += privacy_notes(plan.training_run(), num_samples=plan.num_samples, delta=self._delta)
         for mechanism in dict.fromkeys(used):
             notes += mechanism.notes
-        notes += learning_notes(plan, self._data.train_features[0].shape[1:])
+        notes += learning_notes_for(plan, self._data)
         if plan.sends_labels:
             notes.append("the labels of the training rows go to every party; they are not protected by any epsilon")
         if plan.couples_rows:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pbmvfl.data.reading import Source, source_of
+from pbmvfl.data.reading import Source, source_of, stem_of
 from pbmvfl.errors import DataError
 
 
@@ -81,9 +81,7 @@ def check_name(name: str | None) -> None:
 
 def default_name(source: Any) -> str:
     """The name of tables whose owner gave none: the files' names without their endings."""
-    if isinstance(source, Mapping):
-        return "+".join(dict.fromkeys(source_of(each).stem for each in source.values()))
-    return source_of(source).stem
+    return "+".join(dict.fromkeys(map(stem_of, source.values() if isinstance(source, Mapping) else [source])))
 
 
 def party_sources(tables: Mapping[str, Any]) -> dict[str, Source]:

@@ -15,9 +15,13 @@ import numpy.typing as npt
 
 from pbmvfl.data.faults import Faults, Place
 from pbmvfl.data.schema import USUAL_MARKERS, ColumnRule
-from pbmvfl.data.text import Mask, among, is_number, is_text, numbers_of, truths_of
+from pbmvfl.data.text import Mask, among, are_dates, is_number, is_text, numbers_of, truths_of
 
 Features = npt.NDArray[np.float32]
+
+_WHY_VOCABULARIES = "One collected from the rows would tell which words occur, which is a release about private values"
+#: What to do about dates.
+NUMBERS_OF_DATES = "make numbers of them before loading, such as the year, the month or the days since a public day"
 
 
 def encode_columns(rules: Sequence[ColumnRule], table: Any, place: Place, faults: Faults) -> Features:
@@ -43,13 +47,17 @@ def refuse_words(name: str, column: Any, place: Place, faults: Faults) -> None:
         _refuse_absent(cells, absent)
     elif not words:
         cells.fault(" has numbers that are stored as words; store the column as numbers")
+    elif are_dates(column, absent):
+        cells.fault(f" holds dates; {NUMBERS_OF_DATES}")
     elif 2 * words < present:
         _refuse_non_numbers(cells, wrong, why=f"{present - words:,} of {present:,} values are numbers")
     else:
+        line = f'"{name}": {{"vocabulary": ["...", "..."], "other": true}}'
         cells.fault(
-            " holds words and needs a vocabulary. One collected from the rows would tell which words occur, which is "
-            "a release about private values; so agree on it and write it into the schema: "
-            f'{{"columns": {{"{name}": {{"vocabulary": ["...", "..."], "other": true}}}}}}'
+            f" holds words and needs a vocabulary as well: {line}"
+            if faults.has(_WHY_VOCABULARIES)
+            else f" holds words and needs a vocabulary. {_WHY_VOCABULARIES}; so agree on it and write it into the "
+            f'schema (`pbmvfl schema` makes a template): {{"columns": {{{line}}}}}'
         )
 
 
@@ -128,6 +136,8 @@ def _as_floats(cells: Any) -> npt.NDArray[np.float64]:
 
 def _numbers(column: _Column, absent: Mask) -> Features:
     """Clipped to the public range and scaled to [-1, 1], each row by itself; without a range, as they are."""
+    import pyarrow as pa
+
     rule, kind = column.rule, column.cells.type
     if is_text(kind):
         values, wrong = numbers_of(column.cells, absent)
@@ -138,8 +148,12 @@ def _numbers(column: _Column, absent: Mask) -> Features:
             column.fault(" has numbers that are stored as words; store the column as numbers")
     elif is_number(kind):
         values = _as_floats(column.cells)
+    elif pa.types.is_boolean(kind):
+        way_out = "give numbers" if rule.range is None else "true and false need no entry in the schema"
+        column.fault(f" holds true and false where numbers are meant; {way_out}")
+        return column.zeros()
     else:
-        column.fault(f" has type {kind}; permitted are numbers, words, and true or false")
+        column.fault(f" has type {kind}; permitted are numbers, words, and true or false{_if_dates(kind)}")
         return column.zeros()
     values = np.where(absent, 0.0, values)
     if rule.range is not None:
@@ -157,6 +171,12 @@ def _numbers(column: _Column, absent: Mask) -> Features:
         )
         return column.zeros()
     return values.astype(np.float32)[:, None]
+
+
+def _if_dates(kind: Any) -> str:
+    import pyarrow as pa
+
+    return f". If these are dates, {NUMBERS_OF_DATES}" if pa.types.is_temporal(kind) else ""
 
 
 def _refuse_non_numbers(column: _Column, wrong: Mask, *, why: str) -> None:
@@ -191,10 +211,9 @@ def _one_hot(column: _Column, absent: Mask) -> Features:
         )
         column.fault_of_rows(outside, f"has a value that is {rest}", f"have values that are {rest}")
         return column.zeros()
-    width = len(rule.vocabulary) + rule.other
+    encoded = np.zeros((len(column.cells), len(rule.vocabulary) + rule.other), np.float32)
     # A row without a value takes the last slot here; the caller puts zeros into it.
-    slot_vectors: Features = np.eye(width, dtype=np.float32)
-    encoded: Features = slot_vectors[np.asarray(slots.fill_null(width - 1).to_numpy())]
+    encoded[np.arange(len(encoded)), np.asarray(slots.fill_null(encoded.shape[1] - 1).to_numpy())] = 1
     return encoded
 
 

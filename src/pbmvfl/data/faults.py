@@ -34,6 +34,10 @@ class Faults:
         if fault not in self._found:  # a train and a test file may share one
             self._found.append(fault)
 
+    def has(self, words: str) -> bool:
+        """Whether a fault says so already: a reason needs to be given once."""
+        return any(words in fault for fault in self._found)
+
     def raise_any(self) -> None:
         """One fault as it is; several as a list, the first ones in full."""
         if not self._found:

@@ -237,7 +237,7 @@ def _join(
 def _left_out(read: Mapping[str, _WithIds], count: int) -> list[str]:
     return [
         f"{each.source.file}: {len(each.ids) - count:,} of {plural(len(each.ids), 'row')} "
-        f"{'is' if len(each.ids) - count == 1 else 'are'} left out because another file does not have the id."
+        f"{'is' if len(each.ids) - count == 1 else 'are'} left out because another table does not have the id."
         for each in read.values()
         if len(each.ids) > count
     ]

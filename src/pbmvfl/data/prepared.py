@@ -10,7 +10,7 @@ from typing import Any
 from pbmvfl.data.assignment import party_sources
 from pbmvfl.data.columns import PartyColumns, resolved
 from pbmvfl.data.encoding import Features, encode_columns
-from pbmvfl.data.faults import Faults, nearest
+from pbmvfl.data.faults import Faults, nearest, plural
 from pbmvfl.data.joining import Aligned, read_each, read_one
 from pbmvfl.data.labels import Labels, label_values, number_classes
 from pbmvfl.data.reading import source_of
@@ -81,7 +81,7 @@ def _read(
             raise DataError("label_data goes with a table for each party; with one table for all it has the label")
         return read_one(source_of(data), held=held, label=label, id=id, rules=lambda _: rules.rules, faults=faults)
     if len(data) < 2:
-        raise DataError(f"a table for each of {len(data)} parties; at least 2 parties are needed")
+        raise DataError(f"there are tables of {plural(len(data), 'party', 'parties')}; at least 2 parties are needed")
     if id is None:
         raise DataError("id is needed with a table for each party: name the column by which the rows are joined")
     return read_each(

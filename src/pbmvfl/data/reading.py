@@ -47,15 +47,25 @@ class Source:
 
 def source_of(value: Any, *, called: str = "frame") -> Source:
     """A path or a frame as a source; a frame has no name of its own and is `called` so."""
+    import pyarrow as pa
+
     if isinstance(value, str | Path):
-        path = Path(value)
-        return Source(value=path, file=path.name, stem=path.stem)
-    if _is_pandas(value) or hasattr(value, "__arrow_c_stream__"):
-        return Source(value=value, file=called, stem="frame")
-    raise DataError(
-        f"data of type {type(value).__name__} cannot be read; give the path of a .parquet or .csv file, a DataFrame "
-        "(pandas, polars) or a pyarrow table"
-    )
+        return Source(value=Path(value), file=Path(value).name, stem=stem_of(value))
+    if _is_pandas(value) or isinstance(value, pa.Table):
+        return Source(value=value, file=called, stem=stem_of(value))
+    try:
+        # Here and once: some streams can be read a single time.
+        return Source(value=pa.table(value), file=called, stem=stem_of(value))
+    except (TypeError, ValueError, pa.ArrowException):
+        raise DataError(
+            f"data of type {type(value).__name__} cannot be read; give the path of a .parquet or .csv file, a "
+            "DataFrame (pandas, polars) or a pyarrow table"
+        ) from None
+
+
+def stem_of(value: Any) -> str:
+    """A file's name without its ending; frames have none of their own."""
+    return Path(value).stem if isinstance(value, str | Path) else "frame"
 
 
 def column_names(source: Source, faults: Faults) -> list[str] | None:
@@ -66,7 +76,7 @@ def column_names(source: Source, faults: Faults) -> list[str] | None:
     path = source.path
     if path is None:
         value = source.value
-        return [str(name) for name in (value.columns if _is_pandas(value) else _of_stream(value).column_names)]
+        return [str(name) for name in (value.columns if _is_pandas(value) else value.column_names)]
     if path.suffix not in (".parquet", ".csv"):
         faults.add(f"path={str(path)!r} ends in {path.suffix!r}; permitted are .parquet and .csv")
     elif not path.is_file():
@@ -123,6 +133,7 @@ def read_columns(
             table = _of_csv(source.path, wanted, rules, as_text, faults)
         else:
             table = pq.read_table(source.path, columns=list(wanted))
+        table = None if table is None else _plain(table)
     except (OSError, pa.ArrowException) as error:
         # A CSV reader's words may have a value in them.
         faults.add(f"{source.file} cannot be read as a table" + ("" if source.is_csv else f" ({error})"))
@@ -130,17 +141,28 @@ def read_columns(
     if table is not None and not table.num_rows:
         faults.add(f"{source.file} has column names but no rows; at least one row is needed")
         return None
-    return table if table is None else _without_dictionaries(table)
+    return table
 
 
-def _without_dictionaries(table: Any) -> Any:
+def _plain(table: Any) -> Any:
+    """Dictionary columns as their values, and text of every kind as one type."""
     import pyarrow as pa
 
-    plain = [
-        pa.field(field.name, field.type.value_type if pa.types.is_dictionary(field.type) else field.type)
-        for field in table.schema
-    ]
-    return table.cast(pa.schema(plain))
+    columns = {}
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        if pa.types.is_dictionary(column.type):
+            # Not by a cast of the whole: there is none for dictionaries of string views, which polars makes.
+            chunks = [_one_text(chunk.dictionary).take(chunk.indices) for chunk in column.chunks]
+            columns[name] = pa.chunked_array(chunks or [_one_text(pa.array([], column.type.value_type))])
+        else:
+            columns[name] = _one_text(column)
+    return pa.table(columns)
+
+
+def _one_text(column: Any) -> Any:
+    import pyarrow as pa
+
+    return column.cast(pa.string()) if is_text(column.type) else column
 
 
 # --- frames ---
@@ -159,17 +181,11 @@ def arrow_table(source: Source) -> Any:
     return table
 
 
-def _of_stream(value: Any) -> Any:
-    import pyarrow as pa
-
-    return value if isinstance(value, pa.Table) else pa.table(value)
-
-
 def _of_frame(source: Source, wanted: Sequence[str], faults: Faults) -> Any:
     import pyarrow as pa
 
     if not _is_pandas(source.value):
-        return _of_stream(source.value).select(list(wanted))
+        return source.value.select(list(wanted))
     names = [str(name) for name in source.value.columns]
     columns = {}
     for name in wanted:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,8 @@ class NewRows:
     ids: tuple[str, ...]
     #: None: there are none, as is usual for rows that are to be predicted.
     labels: npt.NDArray[np.int64] | None = None
+    #: What a reader should know about them: rows that were left out of a join.
+    notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         sizes = {len(self.ids), *(len(part) for part in self.features)}
@@ -89,13 +92,14 @@ def load_rows(
     faults.raise_any()
     assert rows is not None
     stem = default_name(source)
-    prefix = "" if stem == name else f"{stem}:"
+    prefix = "" if stem == name and isinstance(source, str | Path) else f"{stem}:"
     return NewRows(
         name=stem if name is None else name,
         party_names=tuple(part.party for part in columns),
         features=features,
         ids=rows.ids or tuple(f"{prefix}{row}" for row in range(rows.num_rows)),
         labels=labels,
+        notes=rows.notes,
     )
 
 

@@ -18,7 +18,7 @@ from pbmvfl.data.faults import Faults, plural
 from pbmvfl.data.joining import Aligned
 from pbmvfl.data.labels import Labels, classes_of_test_rows_alone
 from pbmvfl.data.prepared import prepare
-from pbmvfl.data.reading import column_names, source_of
+from pbmvfl.data.reading import column_names, source_of, stem_of
 from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.errors import DataError
 from pbmvfl.randomness.public import SPLIT_STREAM, public_permutation
@@ -58,6 +58,8 @@ def load_table(
             f"test_fraction={test_fraction!r} is not permitted; give a number between 0 and 1, 1 excluded; 0 is no "
             "test rows"
         )
+    if not isinstance(label, str) or not isinstance(id, str | None):
+        raise DataError(f"label={label!r} and id={id!r} must be names of columns; only id may be left out")
     by_party = isinstance(source, Mapping)
     held = held_columns(columns, label, id, by_party=by_party)
     if test is not None and isinstance(test, Mapping) is not by_party:
@@ -150,9 +152,8 @@ def _prefix(source: Any, test: Any) -> str:
     """The file's own name keeps its rows apart from those of the training file."""
     if isinstance(source, Mapping) or test is source:
         return ""
-    files = [source_of(each).path for each in (source, test)]
-    is_same = files[0] is not None and files[1] is not None and os.path.samefile(files[0], files[1])
-    return "" if is_same else f"{source_of(test).stem}:"
+    are_files = isinstance(source, str | Path) and isinstance(test, str | Path)
+    return "" if are_files and os.path.samefile(source, test) else f"{stem_of(test)}:"
 
 
 def _cut(

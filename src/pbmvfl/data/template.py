@@ -14,13 +14,16 @@ from typing import Any
 import numpy as np
 
 from pbmvfl.data.assignment import held_columns, party_sources
-from pbmvfl.data.faults import Faults, nearest, plural
+from pbmvfl.data.encoding import NUMBERS_OF_DATES
+from pbmvfl.data.faults import Faults, Place, nearest, plural
 from pbmvfl.data.reading import Source, column_names, read_columns, require_columns, source_of
 from pbmvfl.data.schema import USUAL_MARKERS
-from pbmvfl.data.text import Mask, among, infer, is_number, is_text
+from pbmvfl.data.text import Mask, among, are_dates, infer, is_number, is_text, numbers_of
 
 #: A column with more words is nearly always a name or an identifier.
 _MOST_WORDS = 1_000
+#: Of the cells of a column that is meant to be numbers: slips of the pen.
+_MOST_WRONG = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,28 +106,46 @@ def _entries(
     table = read_columns(source, require_columns(source, present, wanted, faults), {}, faults)
     found = {}
     for name in [] if table is None else table.column_names:
-        column, absent = _values(table.column(name))
+        where = f"{source.file}: column={name!r}"
+        column, absent = _values(table.column(name), where, notes)
         entry = _entry(column)
         if entry is None:
             faults.add(
-                f"{source.file}: column={name!r} has type {column.type}; permitted are numbers, words, and true or "
-                "false: leave it out, or make numbers of it"
+                f"{where} has type {column.type}; permitted are numbers, words, and true or false. Leave it out; of "
+                f"dates, {NUMBERS_OF_DATES}"
             )
             continue
         if name in public_values:
-            _publish(entry, column, absent, f"{source.file}: column={name!r}", notes, faults)
+            _publish(entry, column, absent, where, notes, faults)
         found[name] = entry
     return found
 
 
-def _values(column: Any) -> tuple[Any, Mask]:
-    """The column in the type that it has without the usual marks of missing values, and where these are."""
+def _values(column: Any, where: str, notes: list[str]) -> tuple[Any, Mask]:
+    """The column in the type that it is meant to have, null where a cell is something else; and where it is empty."""
+    import pyarrow as pa
+
     absent = np.array(column.is_null(nan_is_null=True).to_numpy(), dtype=bool)
     if not is_text(column.type):
         return column, absent
-    marked = absent | among(column, USUAL_MARKERS)
-    typed = infer(column, marked) if marked.any() else column
-    return (column, marked) if is_text(typed.type) else (typed, marked)
+    absent |= among(column, USUAL_MARKERS)
+    if absent.all():
+        return pa.chunked_array([pa.nulls(len(column))]), absent
+    typed = infer(column, absent) if absent.any() else column
+    if not is_text(typed.type):
+        return typed, absent
+    values, wrong = numbers_of(column, absent)
+    if are_dates(column, absent):
+        notes.append(f"{where} holds dates; {NUMBERS_OF_DATES}.")
+        return column, absent
+    if _MOST_WRONG * (~absent).sum() < wrong.sum():
+        return column, absent
+    if wrong.any():
+        rows = Place(file=where).rows(np.flatnonzero(wrong))
+        notes.append(f"{where} is mostly numbers, but {rows} {'is' if wrong.sum() == 1 else 'are'} not; mend that.")
+    else:
+        notes.append(f"{where} has numbers that are stored as words; store the column as numbers.")
+    return pa.chunked_array([pa.array(values, mask=absent | wrong)]), absent
 
 
 def _entry(column: Any) -> dict[str, Any] | None:
@@ -141,7 +162,7 @@ def _publish(entry: dict[str, Any], column: Any, absent: Mask, where: str, notes
     """Fill in what the rows have."""
     import pyarrow as pa
 
-    known = column.filter(pa.array(~absent))
+    known = column.filter(pa.array(~absent)).drop_null()
     if "range" in entry:
         values = np.asarray(known.to_numpy())
         if len(values) and np.isfinite(values.astype(float)).all() and values.min() < values.max():

@@ -60,6 +60,14 @@ def truths_of(column: Any, absent: Mask) -> tuple[Any, Mask]:
     return pa.chunked_array([pa.array(yes, mask=~(yes | no) | absent)]), ~(yes | no | absent)
 
 
+def are_dates(column: Any, absent: Mask) -> bool:
+    """Whether every cell that is there begins like 2024-12-31 or 31.12.2024 or 12/31/2024."""
+    import pyarrow.compute as pc
+
+    found = pc.match_substring_regex(_trimmed(column), r"^(\d{4}-\d{1,2}-\d{1,2}|\d{1,2}[./]\d{1,2}[./]\d{2,4})")
+    return bool((np.asarray(found.fill_null(False).to_numpy(), dtype=bool) | absent).all() and not absent.all())
+
+
 def infer(column: Any, absent: Mask) -> Any:
     """A column of text in the first type that all its cells have: whole numbers, numbers, true and false, words."""
     import pyarrow as pa

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pbmvfl.errors import DataError
+from pbmvfl.words import counted
 
 if TYPE_CHECKING:
     from pbmvfl.data.columns import PartyColumns
@@ -139,7 +140,9 @@ class VerticalDataset:
 
     def __post_init__(self) -> None:
         if len(self.party_names) < 2:
-            raise DataError(f"{self._this}: {len(self.party_names)} parties; at least 2 are needed")
+            raise DataError(
+                f"{self._this}: {counted(len(self.party_names), 'party', 'parties')}; at least 2 are needed"
+            )
         if len(set(self.party_names)) < len(self.party_names) or not all(self.party_names):
             raise DataError(f"{self._this}: party_names={self.party_names} must be different and not empty")
         if len(self.class_names) < 2:

@@ -10,6 +10,7 @@ from pbmvfl.mechanisms.trials import SMALLEST_BETA, Trials
 from pbmvfl.plan import Plan
 from pbmvfl.planner import PlannedBudget
 from pbmvfl.report.style import COLOURS, new_figure, save_figure
+from pbmvfl.words import counted
 
 
 def draw_budget(planned: PlannedBudget, path: Path) -> None:
@@ -19,7 +20,13 @@ def draw_budget(planned: PlannedBudget, path: Path) -> None:
     figure, (left, *rest) = new_figure(2 if has_strength else 1, height=3.8)
     epochs = sorted({1, 2, plan.num_epochs, *np.linspace(1, 6 * plan.num_epochs, 10).astype(int).tolist()})
     left.plot(epochs, [budget.spent_by(plan.replace(num_epochs=e)) for e in epochs], color=COLOURS[0])
-    left.plot([plan.num_epochs], [planned.epsilon], "o", color=COLOURS[1], label=f"chosen: {plan.num_epochs} epochs")
+    left.plot(
+        [plan.num_epochs],
+        [planned.epsilon],
+        "o",
+        color=COLOURS[1],
+        label=f"chosen: {counted(plan.num_epochs, 'epoch')}",
+    )
     left.set(xlabel="epochs", ylabel=f"epsilon ({budget.unit}, {budget.accounting}, {budget.adversary})")
     for right in rest:
         strengths, epsilons = _by_strength(plan, planned)

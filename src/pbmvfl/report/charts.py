@@ -49,6 +49,7 @@ class Level:
 
     name: str
     value: float
+    shown: str
 
 
 class Axis:
@@ -176,7 +177,7 @@ def _legend(series: Sequence[Series], levels: Sequence[Level] = ()) -> Markup:
     entries = [
         (f"line c{each.colour % _COLOURS}" + (" dashed" if each.dashed else ""), each.name, each.last)
         for each in series
-    ] + [("level", level.name, plain(level.value)) for level in levels]
+    ] + [("level", level.name, level.shown) for level in levels]
     return el(
         "ul",
         *(

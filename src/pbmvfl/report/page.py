@@ -150,7 +150,12 @@ def _table(runs: Sequence[RunFacts]) -> Markup:
         )
         name = joined(f"{i} ", el("a", facts.name, href=f"#run-{i}-top"))
         body.append(
-            el("tr", el("td", name), el("td", facts.data), *(el("td", value, class_="number") for value in values))
+            el(
+                "tr",
+                el("td", name, class_="name"),
+                el("td", facts.data, class_="name"),
+                *(el("td", value, class_="number") for value in values),
+            )
         )
     return el("div", el("table", el("thead", el("tr", *head)), el("tbody", *body)), class_="scroll")
 

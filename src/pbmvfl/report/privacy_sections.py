@@ -20,6 +20,8 @@ _UNITS = {
     Unit.RECORD: "a whole row, at every party",
     Unit.PARTY: "all values of one party, in every row",
 }
+#: More parties than this are counted, not named.
+_MOST_NAMES = 4
 _ROWS = {"": "any row", "train": "rows that were trained on", "test": "rows that were predicted"}
 
 
@@ -137,7 +139,7 @@ def _about_ledgers(facts: RunFacts) -> str:
     later = " Some rows were used again since." if any(_grew(path) for path in facts.limits) else ""
     return (
         "By the books: what their owners count against their limits, over all runs of the same rows before this one. "
-        f"That number is larger, because it holds whatever is run next.{later} {account}"
+        f"That number may be larger, because it holds whatever is run next.{later} {account}"
     )
 
 
@@ -148,20 +150,25 @@ def _grew(path: LimitPath) -> bool:
 def _limit_charts(facts: RunFacts) -> Iterator[Markup]:
     for path in facts.limits:
         limit = path.limit
-        who = path.books[0] if len(path.books) == 1 else f"{len(path.books)} books alike"
         against = Adversary(colluding_parties=limit.colluding_parties)
         name = f"{limit.unit}, {limit.accounting}, {against}"
         last = format_epsilon(path.points[-1][1])
         if _grew(path):
             last += f", by now {format_epsilon(path.spent_now)}"
         yield line_chart(
-            f"By the books: {who}",
+            _whose(path.books),
             [Series(name=name, points=path.points, colour=0, steps=True, last=last)],
             x_title="rounds sent",
             y_title=f"epsilon, delta {limit.delta:g}",
-            levels=[Level(name="limit", value=limit.epsilon)],
+            levels=[Level(name="limit", value=limit.epsilon, shown=f"{limit.epsilon:g}")],
             from_zero=True,
         )
+
+
+def _whose(books: tuple[str, ...]) -> str:
+    if len(books) > _MOST_NAMES:
+        return f"By the books of {len(books)} parties, which are alike"
+    return f"By the book{'' if len(books) == 1 else 's'} of {', '.join(books)}"
 
 
 def _account_charts(facts: RunFacts) -> Iterator[Markup]:

@@ -101,17 +101,15 @@ class RunFacts:
             "data": self.data,
             "parties": list(self.parties),
             "delta": self.delta,
-            "result": dict(self.written),
+            "result": _number(dict(self.written)),
             "privacy_by_rows": {rows or "all": table.to_dicts() for rows, table in self.tables},
             "trained_on_and_predicted": _number(self.both),
-            "epsilon_over_rounds": [
-                {**asdict(path), "points": [[x, _number(y)] for x, y in path.points]} for path in self.paths
-            ],
+            "epsilon_over_rounds": [{**asdict(path), "points": _number(path.points)} for path in self.paths],
             "limits": [
                 {
                     "books": list(path.books),
-                    "limit": {name: _number(value) for name, value in asdict(path.limit).items()},
-                    "points": [[x, _number(y)] for x, y in path.points],
+                    "limit": _number(asdict(path.limit)),
+                    "points": _number(path.points),
                     "spent_now": _number(path.spent_now),
                 }
                 for path in self.limits
@@ -123,8 +121,14 @@ class RunFacts:
 
 
 def _number(value: Any) -> Any:
-    """Infinity is no number of JSON."""
-    return "inf" if isinstance(value, float) and not math.isfinite(value) else value
+    """What is no number of JSON is written as a word, however deep it lies."""
+    if isinstance(value, dict):
+        return {name: _number(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_number(each) for each in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
+    return value
 
 
 def facts_of(
@@ -268,11 +272,24 @@ def commands(name: str, source: RunSource, *, has_model: bool) -> Iterator[tuple
     """(what it does, command). Files are named without their folders."""
     yield "Train the same plan again, with new noise; its releases are charged again", _train_again(name, source)
     if has_model:
-        yield "Predict new rows, one charged release of each", f"pbmvfl predict {_quoted(name)} --data NEW.csv"
+        yield _ask(name, source)
     yield "What it spent, for every unit and adversary", f"pbmvfl privacy {_quoted(name)}"
     if source.ledger is not None:
         yield "What the parties' books have, over all runs", "pbmvfl ledger show LEDGERS"
     yield "This page", f"pbmvfl report {_quoted(name)}"
+
+
+def _ask(name: str, source: RunSource) -> tuple[str, str]:
+    rows = source.rows
+    if isinstance(rows, NamedSource):
+        return (
+            "What the label holder sees of its test rows, one charged release of each",
+            f"pbmvfl evaluate {_quoted(name)}",
+        )
+    new = [f"{party}=NEW.csv" for party in rows.data] if isinstance(rows.data, dict) else ["NEW.csv"]
+    words = ["pbmvfl", "predict", name, *(word for file in new for word in ("--data", file))]
+    words += [] if rows.id is None else ["--id", rows.id]
+    return "Predict new rows, one charged release of each", " ".join(map(_quoted, words))
 
 
 def _train_again(name: str, source: RunSource) -> str:

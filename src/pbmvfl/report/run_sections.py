@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from pbmvfl.plan_groups import Evaluation, Training
 from pbmvfl.privacy.table import format_epsilon
+from pbmvfl.privacy.units import Accounting, Unit
 from pbmvfl.report.charts import Bar, Level, Series, bar_chart, line_chart, share_chart
 from pbmvfl.report.markup import Child, Markup, el, joined
 from pbmvfl.report.pieces import facts_table, sentence
@@ -68,7 +69,11 @@ def _tiles(facts: RunFacts) -> Markup:
     rows, epsilon, advantage = facts.headline
     whose = {"": "a cell", "train": "a cell that was trained on", "test": "a cell that was predicted"}[rows]
     tiles = [
-        _tile(format_epsilon(epsilon), f"epsilon of {whose}", f"strict, from the server, delta {facts.delta:g}"),
+        _tile(
+            format_epsilon(epsilon),
+            f"epsilon of {whose}",
+            f"strict, from the server, delta {facts.delta:g}{_paper(facts)}",
+        ),
         _tile(
             f"{math.ceil(50 + 50 * advantage)} of 100",
             "right guesses of the best attack, at most",
@@ -92,6 +97,14 @@ def _tiles(facts: RunFacts) -> Markup:
         )
     )
     return el("div", *tiles, class_="tiles")
+
+
+def _paper(facts: RunFacts) -> str:
+    """What the paper would say, where that is another number."""
+    if not facts.result.training_run.has_joint_rounds:
+        return ""
+    epsilon = facts.tables[0][1].bound(Unit.CELL, Accounting.PAPER).epsilon
+    return f"; {format_epsilon(epsilon)} as the paper counts, which is not a proof"
 
 
 def _tile(value: str, what: str, more: str) -> Markup:
@@ -157,16 +170,16 @@ def _accuracy(facts: RunFacts) -> Markup:
         if (points := [(line["epoch"], line[name]) for line in history if name in line])
     ]
     losses = [(line["epoch"], line["train_loss"]) for line in history if "train_loss" in line]
+    rate = majority_rate(facts, "test" if "test_accuracy" in result.metrics else "train")
     charts = []
     if any(len(each.points) > 1 for each in scores):
-        rate = majority_rate(facts, "test" if "test_accuracy" in result.metrics else "train")
-        levels = [] if rate is None else [Level(name="majority rate", value=rate)]
+        levels = _near([y for each in scores for _, y in each.points], rate)
         charts.append(line_chart("By epoch", scores, x_title="epoch", y_title="share", levels=levels, at_most=1.0))
     if len(losses) > 1:
         noisy = " at noisy sums" if result.plan.release.variance_upper_bound else ""
         line = Series(name="training loss", points=losses, colour=2, last=f"{losses[-1][1]:.4g}")
         charts.append(line_chart(f"Training loss{noisy}", [line], x_title="epoch", y_title="loss"))
-    lines = [(each.name, each.last) for each in scores]
+    lines = [(each.name, each.last) for each in scores] + ([] if rate is None else [("majority rate", f"{rate:.4f}")])
     return joined(
         el("p", sentence(f"measured on {facts.measured_on}")),
         el("p", _missing(facts)) if _missing(facts) else None,
@@ -175,6 +188,14 @@ def _accuracy(facts: RunFacts) -> Markup:
         el("div", *charts, class_="charts") if charts else None,
         _class_table(facts),
     )
+
+
+def _near(values: list[float], rate: float | None) -> list[Level]:
+    """The majority rate as a line, unless it lies so far below that nothing else could be told apart."""
+    low, high = min(values), max(values)
+    if rate is None or low - rate > 3 * max(high - low, 0.05):
+        return []
+    return [Level(name="majority rate", value=rate, shown=f"{rate:.4f}")]
 
 
 def _class_table(facts: RunFacts) -> Markup | None:
@@ -215,7 +236,7 @@ def _missing(facts: RunFacts) -> str:
     if _is_exact(facts):
         return (
             "What the label holder would see of predictions was not measured: that needs a release of test rows, with "
-            "an epsilon of its own (pbmvfl train --prediction-epsilon)."
+            "an epsilon of its own (pbmvfl evaluate, or pbmvfl train --prediction-epsilon)."
         )
     if result.plan.training is Training.LOCAL:
         return (
@@ -240,7 +261,7 @@ def _bytes(facts: RunFacts) -> Markup:
     npq = (
         "NPQ is the paper's comparison without privacy and without quantisation: as many epochs, every embedding up "
         "and every gradient down as 32-bit numbers, in messages of the same form. "
-        + (f"It would move {ratio:,.3g} times as much. " if ratio >= 1 else f"It would move {ratio:.2g} of it. ")
+        + (f"It would move {_times(ratio)} times as much. " if ratio >= 1 else f"It would move {ratio:.2g} of it. ")
         + ("Here parties train alone, so training sends hardly more than requests." if local else "")
     )
     return joined(
@@ -253,6 +274,10 @@ def _bytes(facts: RunFacts) -> Markup:
             class_="charts",
         ),
     )
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:,.0f}" if ratio >= 100 else f"{ratio:.3g}"
 
 
 def _bar(name: str, traffic: Traffic) -> Bar:
@@ -303,7 +328,7 @@ def _noise(facts: RunFacts) -> Markup:
 def _again(facts: RunFacts) -> Markup:
     parts: list[Child] = []
     for what, command in facts.commands:
-        parts += [el("p", f"{what}:"), el("pre", command)]
+        parts += [el("p", f"{what}:", class_="command"), el("pre", command)]
     return joined(
         *parts,
         el(

@@ -24,6 +24,7 @@ from pbmvfl.files import PRIVATE_FILE, make_private_folder, write_atomically
 from pbmvfl.json_files import Kinds, checked_object, read_json
 from pbmvfl.plan import Plan
 from pbmvfl.schedule import RowUses
+from pbmvfl.words import counted
 
 _SESSIONS = "sessions.json"
 _LOCK = "sessions.lock"
@@ -104,8 +105,8 @@ class ReleaseLog:
         charged = max((record.charged_until for record in self.records), default=0)
         if self._path is not None and (not self.records or charged < completed_rounds):
             raise CheckpointError(
-                f"{self._path} counts releases of {charged} rounds, the checkpoint has {completed_rounds}: the epsilon "
-                "would be too small; restore the file from a copy, or start a new run"
+                f"{self._path} counts releases of {counted(charged, 'round')}, the checkpoint has {completed_rounds}: "
+                "the epsilon would be too small; restore the file from a copy, or start a new run"
             )
 
     def close(self) -> None:
