@@ -451,6 +451,7 @@ class Ledger:
         plan: Plan,
         run: str = "",
         first_round: int = 0,
+        until: int | None = None,
         public_start: bool = False,
         exact_metrics: bool = False,
         train_values: npt.NDArray[Any] | None = None,
@@ -460,7 +461,8 @@ class Ledger:
     ) -> tuple[Forecast, ...]:
         """What each limit of the dataset would say to such a session; whatever `open_session` refuses is refused.
 
-        Nothing is written. A reader may ask, and the names are those of `open_session`.
+        Nothing is written. A reader may ask, and the names are those of `open_session`. Rounds from `until` on will not
+        be charged, because all that they tell was told before.
         """
         return Opening(
             dataset=dataset,
@@ -475,7 +477,7 @@ class Ledger:
             train_ids=train_ids,
             test_ids=test_ids,
             rounds_ahead=1,
-        ).forecast(self)
+        ).forecast(self, until=until)
 
     @property
     def _lock_file(self) -> Path:

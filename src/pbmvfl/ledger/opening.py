@@ -95,7 +95,7 @@ class Opening:
             os.close(lock)
             raise
 
-    def forecast(self, ledger: Ledger) -> tuple[Forecast, ...]:
+    def forecast(self, ledger: Ledger, *, until: int | None = None) -> tuple[Forecast, ...]:
         """What each limit says to the session, without opening it: every refusal now, and nothing is written."""
         self._check_numbers()
         train, test = self._ids()
@@ -107,9 +107,8 @@ class Opening:
         if self._others(ledger):
             self._check_values(ledger, train, test)
         opened = self.first_round > 0 or self._is_started(ledger)
-        return forecasts(
-            ledger, self.dataset, self._terms(ledger), train, test, first_round=self.first_round, run_started=opened
-        )
+        rounds: dict[str, Any] = {"first_round": self.first_round, "until": until, "run_started": opened}
+        return forecasts(ledger, self.dataset, self._terms(ledger), train, test, **rounds)
 
     @property
     def _shows_exact_metrics(self) -> bool:
