@@ -283,13 +283,12 @@ class Opening:
 
 
 def _known_ids(ledger: Ledger, dataset: str) -> set[str]:
-    """Of all rows that sessions of a dataset have charged anything for, or could have."""
+    """Of all rows that sessions of a dataset were opened for."""
     references = set()
     for entry in ledger.sessions(dataset):
         splits = {kind.split for kind in entry.terms.schedule.kinds}
-        if entry.charged_until > entry.first_round:
-            references |= {entry.train_ids} if Split.TRAIN in splits else set()
-            references |= {entry.test_ids} if Split.TEST in splits else set()
+        references |= {entry.train_ids} if Split.TRAIN in splits else set()
+        references |= {entry.test_ids} if Split.TEST in splits else set()
     return {str(name) for reference in references for name in ledger.read_ids(reference)}
 
 
