@@ -10,6 +10,7 @@ A simulation: whoever calls it holds every party's columns and all labels. Betwe
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from numbers import Real
 from pathlib import Path
@@ -30,8 +31,10 @@ from pbmvfl.data.rows import NewRows, load_rows
 from pbmvfl.data.vertical import Array, VerticalDataset, column_blocks, numbered_parties, require_party_count
 from pbmvfl.errors import DataError, ModelError, PlanError
 from pbmvfl.federation import Federation
+from pbmvfl.local_planner import learning_note
 from pbmvfl.model.predictions import Predictions
 from pbmvfl.plan import Plan
+from pbmvfl.plan_groups import feature_width
 from pbmvfl.privacy.conversion import usual_delta
 from pbmvfl.privacy.units import Unit
 
@@ -108,6 +111,8 @@ class VerticalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
             serving_epsilon=self.prediction_epsilon,
             seed=self.seed,
         )
+        if (note := _learning_note(plan, data)) is not None:
+            warnings.warn(f"{type(self).__name__}: {note}", UserWarning, stacklevel=2)
         result = Federation(plan).fit(data, ledger=self.ledger, exact_metrics=self.exact_metrics)
         assert result.model is not None
         delta = usual_delta(data.num_samples) if self.delta is None else self.delta
@@ -270,12 +275,19 @@ class VerticalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
             raise DataError(f"columns={columns!r} {form}")
         if len(columns) < 2:
             raise DataError(f"columns name {len(columns)} party; at least 2 are needed, and it {form}")
+        words = [column for own in columns.values() for column in own if isinstance(column, str)]
+        if words and names is None:
+            raise DataError(
+                f"columns are named {listed(words)}, and X is an array, whose columns have no names; give numbers from "
+                f"0 to {width - 1}, or a DataFrame (in a pipeline, steps keep names with "
+                'set_output(transform="pandas"))'
+            )
         held: dict[str, list[int]] = {}
         faults = Faults()
         for party, own in columns.items():
             if isinstance(own, str) or not isinstance(own, Sequence) or not len(own):
                 raise DataError(f"party={party!r}: columns={own!r} is not a list of columns; columns {form}")
-            found = [_number_of(column, names, width, faults) for column in own]
+            found = [_number_of(column, names or (), width, faults) for column in own]
             for column, number in zip(own, found, strict=True):
                 others = [other for other, taken in held.items() if number in taken]
                 if number is not None and (others or found.count(number) > 1):
@@ -290,6 +302,11 @@ class VerticalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
         value = self.prediction_epsilon
         if isinstance(value, bool) or not isinstance(value, Real) or not 0 < float(value) < math.inf:
             raise PlanError(f"prediction_epsilon={value!r} must be a finite number above 0")
+        if self.unit not in (Unit.CELL, Unit.RECORD):
+            raise PlanError(
+                f"unit={self.unit!r} is not permitted; give 'cell', one party's columns of a row, or 'record', the "
+                "whole row. For a party's whole table see Plan.for_budget(unit='party')"
+            )
         for name in ("exact", "exact_metrics"):
             if not isinstance(getattr(self, name), bool | np.bool_):
                 raise PlanError(f"{name}={getattr(self, name)!r} must be True or False")
@@ -339,7 +356,7 @@ def _parts(X: Array, held: Mapping[str, Sequence[int]]) -> tuple[Array, ...]:
     return tuple(np.ascontiguousarray(X[:, list(own)]) for own in held.values())
 
 
-def _number_of(column: Any, names: tuple[str, ...] | None, width: int, faults: Faults) -> int | None:
+def _number_of(column: Any, names: tuple[str, ...], width: int, faults: Faults) -> int | None:
     """A column's place, from its name or its number."""
     if isinstance(column, int | np.integer) and not isinstance(column, bool):
         if 0 <= column < width:
@@ -347,13 +364,21 @@ def _number_of(column: Any, names: tuple[str, ...] | None, width: int, faults: F
         faults.add(f"column={column} is not there; X has {width} columns, 0 to {width - 1}")
     elif not isinstance(column, str):
         faults.add(f"column={column!r} must be a column's name or its number")
-    elif names is None:
-        faults.add(
-            f"column={column!r}: X is an array, whose columns have no names; give numbers from 0 to {width - 1}, or a "
-            'DataFrame (in a pipeline, steps keep names with set_output(transform="pandas"))'
-        )
     elif column not in names:
         faults.add(f"column={column!r} is not in X{nearest(column, names)}; it has {listed(names)}")
     else:
         return names.index(column)
     return None
+
+
+def _learning_note(plan: Plan, data: VerticalDataset) -> str | None:
+    """What a person should know before training whose noise leaves little to be learned; from public sizes, and from
+    labels, which local training tells every party anyway."""
+    columns = max(part.shape[1] for part in data.train_features)
+    return learning_note(
+        shift=2 * math.sqrt(plan.num_epochs) / plan.noise_multiplier,
+        num_samples=plan.num_samples,
+        num_classes=plan.num_classes,
+        width=feature_width(plan.features, columns, plan.column_values),
+        majority=float(np.bincount(data.train_labels).max()) / plan.num_samples,
+    )
