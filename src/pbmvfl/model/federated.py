@@ -14,6 +14,7 @@ import hashlib
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,7 @@ from pbmvfl.model.predictions import Predictions
 from pbmvfl.model.serving import Release, answer_names, exact_scores, release_for, serve, serving_plan
 from pbmvfl.party_setup import PartySetup
 from pbmvfl.plan import Plan
+from pbmvfl.privacy.conversion import usual_delta
 from pbmvfl.privacy.table import PrivacyTable, privacy_table
 from pbmvfl.privacy.units import Unit
 from pbmvfl.schedule import Split
@@ -340,7 +342,7 @@ class FederatedModel:
         return any(name.startswith("votes.table.") for name in self._server.state)
 
     def _delta(self, delta: float | None) -> float:
-        return min(1e-5, 0.1 / self.plan.num_samples) if delta is None else delta
+        return usual_delta(self.plan.num_samples) if delta is None else delta
 
     def _release(self, epsilon: float | None, delta: float | None, unit: Unit | str) -> Release:
         return release_for(self.plan, epsilon=epsilon, delta=self._delta(delta), unit=unit, has_tables=self._has_tables)
@@ -383,11 +385,7 @@ class FederatedModel:
                 "so every prediction is also about those, and is charged to them; leave dataset out"
             )
         self._check_arrays(rows.features)
-        if name == rows.name:
-            return rows
-        return NewRows(
-            name=name, party_names=rows.party_names, features=rows.features, ids=rows.ids, labels=rows.labels
-        )
+        return rows if name == rows.name else replace(rows, name=name)
 
     def _check_arrays(self, features: Sequence[npt.NDArray[Any]]) -> None:
         if len(features) != len(self._parties):
