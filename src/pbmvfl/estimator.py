@@ -24,7 +24,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_consistent_length, check_is_fitted, column_or_1d, validate_data
 
 from pbmvfl.data.assignment import check_name, parse_columns
-from pbmvfl.data.faults import Faults, listed, nearest
+from pbmvfl.data.faults import Faults, Place, listed, nearest
 from pbmvfl.data.labels import number_classes
 from pbmvfl.data.prepared import prepare
 from pbmvfl.data.rows import NewRows, load_rows
@@ -37,6 +37,7 @@ from pbmvfl.plan import Plan
 from pbmvfl.plan_groups import feature_width
 from pbmvfl.privacy.conversion import usual_delta
 from pbmvfl.privacy.units import Unit
+from pbmvfl.words import counted
 
 #: What predictions are released and charged by: as it was when the model was trained.
 _FIXED_BY_FIT = ("prediction_epsilon", "delta", "unit", "ledger", "dataset")
@@ -173,24 +174,21 @@ class VerticalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
 
     def _dataset(self, X: Any, y: Any) -> VerticalDataset:
         """Rows to train on, as every party has them, without test rows."""
-        given, is_table, labels = X, _is_frame(X), y
-        if is_table or self.schema is not None:
-            checks = {"skip_check_array": True} if is_table else {"dtype": None, "ensure_all_finite": False}
-            X, labels = validate_data(self, X, y, **checks)
-            is_table = True
-        else:
-            X, labels = validate_data(self, X, y, dtype=np.float32)
-        check_consistent_length(X, labels)
-        self._names = _names_of(given) or tuple(map(str, range(X.shape[1])))
+        as_table = _is_frame(X) or self.schema is not None
+        names = _names_of(X)
+        _check_labels(y)
+        rows, labels = self._checked(X, as_table=as_table, y=y)
+        check_consistent_length(rows, labels)
         numbers, class_names = self._classes(labels)
-        held = self._held(_names_of(given), X.shape[1])
-        if is_table:
+        held = self._held(names, rows.shape[1])
+        self._names = names or tuple(map(str, range(rows.shape[1])))
+        if as_table:
             named = {party: [self._names[column] for column in own] for party, own in held.items()}
-            table = _table(X, self._names)
+            table = _table(rows, self._names)
             found = prepare([table], held=named, label=None, id=None, label_data=None, schema=self.schema)
             columns, features = found.columns, found.features[0]
         else:
-            columns, features = None, _parts(X, held)
+            columns, features = None, _parts(rows, held)
         self._held_columns = held
         return VerticalDataset(
             name=self.dataset,
@@ -201,28 +199,40 @@ class VerticalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
             test_labels=numbers[:0],
             class_names=class_names,
             default_encoder="mlp",
-            train_ids=self._ids(given, len(numbers)),
+            train_ids=self._ids(X, len(numbers)),
             test_ids=(),
             columns=columns,
         )
 
     def _new_rows(self, X: Any) -> NewRows:
         """Rows to ask about; other columns than those of training are refused in scikit-learn's words."""
-        columns, given = self.model_.columns, X
+        columns = self.model_.columns
+        rows = self._checked(X, as_table=columns is not None, reset=False)
         if columns is None:
-            X = validate_data(self, X, reset=False, dtype=np.float32)
-            features: Sequence[Array] = _parts(X, self._held_columns)
+            features = _parts(rows, self._held_columns)
         else:
-            checks = {"skip_check_array": True} if _is_frame(X) else {"dtype": None, "ensure_all_finite": False}
-            X = validate_data(self, X, reset=False, **checks)
-            table = _table(X, self._names)
+            table = _table(rows, self._names)
             features = load_rows(table, columns=columns, class_names=self.model_.class_names).features
         return NewRows(
             name=self.dataset,
             party_names=self.model_.party_names,
-            features=tuple(features),
-            ids=self._ids(given, len(features[0])),
+            features=features,
+            ids=self._ids(X, len(features[0])),
         )
+
+    def _checked(self, X: Any, *, as_table: bool, **more: Any) -> Any:
+        """By scikit-learn's own checks of number, names and kind of columns; values of tables are checked by rules."""
+        checks: dict[str, Any] = {"dtype": None, "ensure_all_finite": False} if as_table else {"dtype": np.float32}
+        if as_table and _is_frame(X):
+            checks = {"skip_check_array": True}
+        try:
+            return validate_data(self, X, **more, **checks)
+        except ValueError as error:
+            if "could not convert" not in str(error):
+                raise
+            raise DataError(  # the words of the other error have a value in them
+                "X has values that are no numbers; give a DataFrame, and a schema with the vocabulary of such columns"
+            ) from None
 
     def _ids(self, X: Any, count: int) -> tuple[str, ...]:
         """The rows' names. Without a ledger nobody keeps them, and their places will do. With one, places will not:
@@ -245,10 +255,7 @@ class VerticalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
         check_classification_targets(y)
         if len(y) < 2:
             raise DataError(f"n_samples={len(y)}: there is nothing to learn from one sample; give at least 2 rows")
-        try:
-            classes, numbers = np.unique(y, return_inverse=True)
-        except TypeError:
-            raise DataError("y has values of several types, or None; every row needs a label of one type") from None
+        classes, numbers = np.unique(y, return_inverse=True)
         faults = Faults()
         names, _ = number_classes([y.tolist()], "y", faults)
         faults.raise_any()
@@ -274,7 +281,8 @@ class VerticalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
         if not isinstance(columns, Mapping) or not all(isinstance(party, str) and party for party in columns):
             raise DataError(f"columns={columns!r} {form}")
         if len(columns) < 2:
-            raise DataError(f"columns name {len(columns)} party; at least 2 are needed, and it {form}")
+            said = counted(len(columns), "party", "parties")
+            raise DataError(f"columns name {said}, and at least 2 are needed; columns {form}")
         words = [column for own in columns.values() for column in own if isinstance(column, str)]
         if words and names is None:
             raise DataError(
@@ -310,9 +318,13 @@ class VerticalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
         for name in ("exact", "exact_metrics"):
             if not isinstance(getattr(self, name), bool | np.bool_):
                 raise PlanError(f"{name}={getattr(self, name)!r} must be True or False")
-        if not isinstance(self.dataset, str):
-            raise DataError(f"dataset={self.dataset!r} must be the owners' name of these people, a text")
-        check_name(self.dataset)
+        try:
+            check_name(self.dataset or "")
+        except DataError:
+            raise DataError(
+                f"dataset={self.dataset!r} is not permitted; give the owners' name of these people, a text without / "
+                "and \\ that neither begins nor ends with a blank, as in 'patients-2024'"
+            ) from None
 
 
 # --- frames and arrays ---
@@ -350,6 +362,19 @@ def _table(X: Any, names: Sequence[str]) -> Any:
         return pa.table({name: pa.array(X[:, column]) for column, name in enumerate(names)})
     except (pa.ArrowException, TypeError):  # its words may have a value in them
         raise DataError("X has a column with values of several types; give a DataFrame") from None
+
+
+def _check_labels(y: Any) -> None:
+    """Labels that are missing, or of several types: scikit-learn takes them for amounts, or says nothing useful."""
+    values = np.asarray(y)
+    if y is None or values.dtype != object:
+        return
+    # Missing values are not equal to themselves, or cannot say whether they are.
+    missing = [row for row, each in enumerate(values.ravel()) if each is None or (each == each) is not True]
+    if missing:
+        raise DataError(f"y: {Place(file='y').rows(missing)} without a label; every row needs one")
+    if len({isinstance(each, str) for each in values.ravel()}) > 1:
+        raise DataError("y has words and other values; give labels of one type")
 
 
 def _parts(X: Array, held: Mapping[str, Sequence[int]]) -> tuple[Array, ...]:
