@@ -358,16 +358,15 @@ def _asked(facts: RunFacts) -> Markup:
         )
         for each in facts.asked
     ]
-    head = el("tr", *(el("th", title, class_="number" if i > 1 else None) for i, title in enumerate(titles)))
-    rows = [
-        el("tr", *(el("td", text, class_="number" if i > 1 else None) for i, text in enumerate(line))) for line in lines
-    ]
+    kinds = (None, None, *["number"] * 3)
+    head = el("tr", *(el("th", title, class_=kind) for title, kind in zip(titles, kinds, strict=True)))
+    rows = [el("tr", *(el("td", text, class_=kind) for text, kind in zip(line, kinds, strict=True))) for line in lines]
     return joined(
         el(
             "p",
-            "What the trained model was asked afterwards, as the run folder notes it. Every row that was predicted is one "
-            "release, beside what training cost; a row that is asked about twice pays twice, unless its answer was kept. "
-            "The parties' ledgers have the count that holds.",
+            "What the trained model was asked afterwards, as the run folder notes it. Every row that was predicted is "
+            "one release, beside what training cost; a row that is asked about twice pays twice, unless its answer was "
+            "kept. The parties' ledgers have the count that holds.",
         ),
         el("div", el("table", el("thead", head), el("tbody", *rows)), class_="scroll"),
     )
