@@ -112,7 +112,7 @@ def test_what_was_asked_stands_on_the_runs_page(cli, place):
     right = json.loads(out)["metrics"]["test_accuracy"]
     code, out, err = cli("report", "run", "--json")
     assert code == 0, err
-    (asked,) = json.loads(out)["runs"][0]["asked"]
+    (asked,) = json.loads(out)[0]["asked"]
     assert asked["accuracy"] == pytest.approx(right)
     assert cli("report", "run", "--out", "page.html")[0] == 0
     page = (place / "page.html").read_text()
