@@ -246,7 +246,8 @@ def test_a_party_that_cannot_write_tells_the_server_nothing_of_its_disk():
 def test_a_book_that_a_full_disk_left_empty_is_begun_by_the_next_run(tmp_path):
     """The disk is full while the book is made: a real limit, in a process of its own."""
     make = (
-        "import resource, signal; from pbmvfl.ledger.ledger import Ledger; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
+        "import resource, signal; from pbmvfl.ledger.ledger import Ledger;"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000)); Ledger('one.sqlite', owner='one')"
     )
     ended = subprocess.run([sys.executable, "-c", make], cwd=tmp_path, capture_output=True, text=True, check=False)
