@@ -238,7 +238,7 @@ class FederatedModel:
         if books is not None:
             make_folder(books)
             if not until_limit:
-                ahead = [setup.forecast(public_start=self._weights_are_charged) for setup in setups]
+                ahead = self._ahead(setups)
                 rounds = len(plan.schedule)
                 check_reaches_end(ahead, dataset=taken.name, rounds=rounds, way_out=_WITHIN_A_LIMIT)
         with contextlib.closing(InProcess(setups, self._encoders)) as transport:
@@ -272,6 +272,7 @@ class FederatedModel:
             exact=exact,
             stopped=stopped,
             public_start=public,
+            noise_is_seeded=self._noise_is_seeded,
             true_labels=taken.labels,
         )
         if not stopped:
@@ -321,7 +322,7 @@ class FederatedModel:
         taken = self._taken(rows, label=None, id=id, dataset=dataset)
         plan = self.serving_plan_for(len(taken.ids), epsilon=epsilon, delta=delta, unit=unit)
         setups = self._setups(plan, taken, books)
-        return [setup.forecast(public_start=self._weights_are_charged) for setup in setups]
+        return self._ahead(setups)
 
     def prediction_words(
         self, *, epsilon: float | None = None, delta: float | None = None, unit: Unit | str = Unit.CELL
@@ -434,6 +435,12 @@ class FederatedModel:
             )
             for part, identity, features in zip(self._parties, identities, rows.features, strict=True)
         ]
+
+    def _ahead(self, setups: Sequence[PartySetup]) -> list[PartyForecast]:
+        """What every party's ledger will say; rows that were answered before cost nothing."""
+        own = self._encoders if self._encoders is not None else [None] * len(setups)
+        public = self._weights_are_charged
+        return [setup.forecast(encoder, public_start=public) for setup, encoder in zip(setups, own, strict=True)]
 
     def _answers_of(self, part: PartyPart) -> Path | None:
         """Where a party keeps what it has answered: beside its part, if that is on a disk."""
