@@ -297,3 +297,19 @@ def test_sessions_are_shown_in_words(main, tmp_path):
     assert "rounds 0 to 6: trained 1 epoch on 23 rows, 7 rows predicted, PBM b=2" in out
     assert "round 0: trained 0.2174 epochs on 23 rows, PBM b=2" in out
     assert "nothing charged" in out
+
+
+def test_training_with_a_limit_and_no_word_about_exact_metrics_looks_at_none(main, tmp_path):
+    """A budget is planned so that it can be trained under the owners' limits; numbers by hand are left as they are."""
+    write_table(tmp_path / "people.csv")
+    limit = ("ledger", "limit", "books", "--parties", "one,two", "--dataset", "people", "--epsilon", 8)
+    assert main(*limit)[0] == 0
+    command = ("train", "--data", "people.csv", "--label", "churn", "--columns", "one=income,debt;two=visits")
+    command += ("--ledger", "books")
+    code, out, err = main(*command, "--out", "run")
+    assert code == 0, err
+    assert "no limit counts exact metrics: none are looked at" in " ".join(out.split())
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert result["metrics"] == {}
+    assert result["plan"]["evaluation"] == "none"
+    assert "nothing was measured, as the plan has it" in " ".join(out.split())

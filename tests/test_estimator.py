@@ -22,7 +22,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import pbmvfl
-from pbmvfl import BudgetExceeded, DataError, Ledger, LedgerError, Limit, ModelError, PlanError, VerticalClassifier
+from pbmvfl import BudgetExceeded, DataError, Ledger, Limit, ModelError, PlanError, VerticalClassifier
 
 PAGE = Path(__file__).parents[1] / "docs" / "estimator.md"
 COLUMNS = {"bank": ["age", "job"], "shop": ["visits", "spent"]}
@@ -313,9 +313,8 @@ def test_limits_hold(tmp_path):
     with contextlib.closing(Ledger(tmp_path / "books" / "bank.sqlite", owner="bank")) as book:
         book.set_limit("frame", Limit.choose(unit="cell", accounting="strict", epsilon=12, delta=1e-5))
     found = classifier(ledger=tmp_path / "books", prediction_epsilon=0.5)
-    with pytest.raises(LedgerError, match="exact metrics"):
-        found.fit(frame, labels)
-    found.set_params(exact_metrics=True).fit(frame, labels)
+    found.fit(frame, labels)
+    assert found.result_.metrics == {}  # nobody looked at anything exactly
     found.predict(frame)
     with pytest.raises(BudgetExceeded, match="Nothing was sent"):
         clone(found).fit(frame, labels)
@@ -403,7 +402,6 @@ def test_a_pipeline_keeps_names_if_its_steps_do(tmp_path):
         ({"unit": "party"}, "unit='party' is not permitted"),
         ({"seed": None}, "seed=None"),
         ({"exact": "no"}, "exact='no' must be True or False"),
-        ({"exact_metrics": 1}, "exact_metrics=1 must be True or False"),
         ({"dataset": "a/b"}, "dataset='a/b' is not permitted"),
         ({"dataset": None}, "dataset=None is not permitted"),
         ({"columns": None, "num_parties": 1}, "num_parties=1"),

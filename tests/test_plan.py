@@ -44,7 +44,7 @@ BAD = {
     "clip_norm": ([0, -1.0, *NUMBER], "above 0|finite number"),
     "gradient_codec": (["fp8", None, 32], "float32, bfloat16, int8"),
     "gradient_bound": ([0, -1.0, 1e7, *NUMBER], r"above 0 and at most 1e\+06|finite number"),
-    "evaluation": (["none", None, True], "simulator, released"),
+    "evaluation": (["some", None, True], "simulator, released, none"),
     "encoder": ([None, 5, ""], "name of an encoder"),
     "activation": (["relu", None, 1], "tanh, hardtanh, softsign"),
     "seed": ([-1, 2**63, *WHOLE], r"0\.\.2\^63-1"),

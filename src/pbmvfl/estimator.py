@@ -57,7 +57,6 @@ class VerticalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
     schema: what is public about columns (see `load_table`), for frames; arrays have columns "0", "1", ...
     ledger: the folder of the parties' books, which training and predictions are charged to. None: nobody counts.
     dataset: the owners' name of these people in the books.
-    exact_metrics: the owners' word that training may look at exact metrics of rows that have a limit.
     exact: predict by exact sums, as only a simulator can: no noise, no charge, no epsilon.
     seed: public; of schedules and first weights. Noise has none: two fits differ.
 
@@ -78,7 +77,6 @@ class VerticalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
         schema: Mapping[str, Any] | str | Path | None = None,
         ledger: Path | str | None = None,
         dataset: str = "frame",
-        exact_metrics: bool = False,
         exact: bool = False,
         seed: int = 0,
     ) -> None:
@@ -91,7 +89,6 @@ class VerticalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
         self.schema = schema
         self.ledger = ledger
         self.dataset = dataset
-        self.exact_metrics = exact_metrics
         self.exact = exact
         self.seed = seed
 
@@ -110,11 +107,12 @@ class VerticalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
             unit=self.unit,
             data=data,
             serving_epsilon=self.prediction_epsilon,
+            evaluation="none",
             seed=self.seed,
         )
         if (note := _learning_note(plan, data)) is not None:
             warnings.warn(f"{type(self).__name__}: {note}", UserWarning, stacklevel=2)
-        result = Federation(plan).fit(data, ledger=self.ledger, exact_metrics=self.exact_metrics)
+        result = Federation(plan).fit(data, ledger=self.ledger)
         assert result.model is not None
         delta = usual_delta(data.num_samples) if self.delta is None else self.delta
         self._fixed = {name: getattr(self, name) for name in _FIXED_BY_FIT}
@@ -272,9 +270,8 @@ class VerticalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
                 f"unit={self.unit!r} is not permitted; give 'cell', one party's columns of a row, or 'record', the "
                 "whole row. For a party's whole table see Plan.for_budget(unit='party')"
             )
-        for name in ("exact", "exact_metrics"):
-            if not isinstance(getattr(self, name), bool | np.bool_):
-                raise PlanError(f"{name}={getattr(self, name)!r} must be True or False")
+        if not isinstance(self.exact, bool | np.bool_):
+            raise PlanError(f"exact={self.exact!r} must be True or False")
         try:
             check_name(self.dataset or "")
         except DataError:

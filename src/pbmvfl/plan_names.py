@@ -88,7 +88,7 @@ def plan_settings() -> dict[str, Setting]:
         "evaluation",
         Evaluation,
         Evaluation.SIMULATOR,
-        f"{words(Evaluation)}: exact sums outside the protocol, or the noisy ones the server sees.",
+        f"{words(Evaluation)}: exact sums outside the protocol, the noisy ones the server sees, or nothing.",
         MECHANISM,
     )
     found["seed"] = Setting("seed", int, 0, "Public: schedule and first weights. Never the noise.", TRAINING)

@@ -42,6 +42,6 @@ class Policy:
                 )
         if not self.allows_exact_metrics and plan.evaluation is Evaluation.SIMULATOR:
             raise PolicyError(
-                "evaluation=simulator: the policy permits nobody to look at exact sums; plan with evaluation=released, "
-                "or change the policy"
+                "evaluation=simulator: the policy permits nobody to look at exact sums; plan with evaluation=none or "
+                "evaluation=released, or change the policy"
             )

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pbmvfl.errors import LedgerError, PlanError
-from pbmvfl.ledger.books import PartyForecast, check_reaches_end
+from pbmvfl.ledger.books import PartyForecast, books_of, check_reaches_end
+from pbmvfl.ledger.file import is_begun
 from pbmvfl.ledger.forecast import Forecast, forecasts_for_plan
 from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.ledger.limits import Limit
@@ -57,6 +58,25 @@ def look_ahead(
         console.print(line, markup=False, soft_wrap=True)
     if not until_limit:
         check_reaches_end(found, dataset=data.name, rounds=len(plan.schedule))
+
+
+#: Where an owner has a limit for these rows and gave no word about exact metrics.
+NOT_LOOKED_AT = (
+    "a ledger has a limit for these rows, and no limit counts exact metrics: none are looked at (evaluation=none). "
+    "`pbmvfl evaluate RUN` measures by a release; --exact-metrics is the owners' word that exact ones may be seen"
+)
+
+
+def has_limits(data: VerticalDataset, source: RunSource, *, exact_metrics: bool) -> bool:
+    """Whether some party's book has a limit for these rows, whose owner did not say that exact metrics may be seen."""
+    if source.ledger is None or exact_metrics:
+        return False
+    for book in books_of(Path(source.ledger), data.party_names, dataset=data.name):
+        if is_begun(book):
+            with contextlib.closing(Ledger(book, read_only=True)) as ledger:
+                if ledger.limits(data.name):
+                    return True
+    return False
 
 
 def forecast_lines(found: Sequence[PartyForecast], *, dataset: str, plan: Plan) -> list[str]:

@@ -99,8 +99,10 @@ def _noise(plan: Plan) -> str:
 
 
 def _prediction(plan: Plan) -> Iterator[tuple[str, str]]:
-    if plan.evaluation is Evaluation.SIMULATOR:
-        if plan.training is Training.LOCAL:
+    if plan.evaluation is not Evaluation.RELEASED:
+        if plan.evaluation is Evaluation.NONE:
+            yield "predictions", "none in training: nothing is measured"
+        elif plan.training is Training.LOCAL:
             yield "predictions", "exact sums, which the label holder may see; outside the epsilon"
         if plan.prediction is not None:
             vote = f" of every party's vote ({plan.vote.kind})"

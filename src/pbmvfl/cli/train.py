@@ -183,7 +183,7 @@ def train(
         "test_fraction": test_fraction,
         "dataset_name": dataset_name,
     }
-    from pbmvfl.cli.ledger_forecast import look_ahead, without_stub
+    from pbmvfl.cli.ledger_forecast import has_limits, look_ahead, without_stub
     from pbmvfl.cli.training_run import TrainingRun
     from pbmvfl.federation import Parties
 
@@ -192,6 +192,7 @@ def train(
     where = Parties.named(parties)
     planned = {} if plan_file is None else read_plan(plan_file)
     ahead = partial(look_ahead, exact_metrics=exact_metrics, until_limit=until_limit, quiet=json_)
+    unseen = partial(has_limits, exact_metrics=exact_metrics)
     if resume is not None:
         if out is not None:
             raise RunFolderError(f"--out {out} and --resume {resume}: a resumed run stays in its folder")
@@ -216,7 +217,7 @@ def train(
             instead="--plan" if planned else "--paper" if paper else None,
             by_hand=not NEUTRAL.issuperset(given),
         )
-        run = _new(source, planned, given, out, where, ahead, budget, own_delta=delta is not None)
+        run = _new(source, planned, given, out, where, ahead, unseen, budget, own_delta=delta is not None)
     training = TrainingRun(
         run.folder,
         run.plan,
@@ -296,10 +297,12 @@ def _new(
     out: Path | None,
     parties: Parties,
     ahead: Callable[[Plan, VerticalDataset, RunSource], None],
+    unseen: Callable[[VerticalDataset, RunSource], bool],
     budget: AskedBudget | None,
     *,
     own_delta: bool,
 ) -> _Prepared:
+    from pbmvfl.cli.ledger_forecast import NOT_LOOKED_AT
     from pbmvfl.federation import Federation
 
     if out is not None and out.exists():
@@ -322,6 +325,10 @@ def _new(
             raise PlanError(f"the plan was made for {name}={planned[name]}, the data has {getattr(data, name)}")
     if not own_delta:
         source = replace(source, delta=usual_delta(data.num_samples))
+    notes: tuple[str, ...] = ()
+    if budget is not None and "evaluation" not in chosen and budget.prediction_epsilon is None and unseen(data, source):
+        chosen["evaluation"] = "none"
+        notes = (NOT_LOOKED_AT,)
     planned_budget = None if budget is None else _planned(data, budget, source.delta, chosen)
     plan = Plan.for_data(data, **chosen) if planned_budget is None else planned_budget.plan
     Federation(plan, parties=parties).check(data)  # all that can be wrong with the input, while there is no folder yet
@@ -330,7 +337,7 @@ def _new(
     if isinstance(source.rows, TableSource):
         source = replace(source, rows=replace(source.rows, files=source.rows.file_facts()))
     folder.write_start(plan, source)
-    return _Prepared(folder, plan, data, source, () if planned_budget is None else planned_budget.words)
+    return _Prepared(folder, plan, data, source, (*notes, *(planned_budget.words if planned_budget else ())))
 
 
 def _planned(data: VerticalDataset, budget: AskedBudget, delta: float, chosen: dict[str, Any]) -> PlannedBudget:

@@ -261,8 +261,8 @@ def check_permitted(ledger: Ledger, dataset: str, has_limit: bool, shows_exact_m
     if has_limit and shows_exact_metrics:
         raise LedgerError(
             f"evaluation=simulator looks at exact metrics of dataset={dataset!r}, which has a limit in "
-            f"ledger={str(ledger.path)!r}, and no limit counts them; plan with evaluation=released, or give the "
-            "owner's word: --exact-metrics, Federation.fit(exact_metrics=True)"
+            f"ledger={str(ledger.path)!r}, and no limit counts them; plan with evaluation=none or "
+            "evaluation=released, or give the owner's word: --exact-metrics, Federation.fit(exact_metrics=True)"
         )
     if not has_limit and ledger.has_limits:
         raise LedgerError(

@@ -71,7 +71,8 @@ def _draw_scores(axis: Any, result: Result) -> None:
             marker = "o" if len(points) < 3 else None
             axis.plot(x, y, line_style, color=colour, marker=marker, label=f"{label} {y[-1]:.3f}")
     exact = result.plan.evaluation == "simulator"
-    axis.set(xlabel="epoch", ylim=(0, 1.04), title="By exact sums (simulator)" if exact else "By released noisy sums")
+    title = "By exact sums (simulator)" if exact else "By released noisy sums" if axis.lines else "Nothing was measured"
+    axis.set(xlabel="epoch", ylim=(0, 1.04), title=title)
     if axis.lines:  # none, if the first round was refused and nothing was evaluated
         axis.legend(loc="lower right", frameon=False)
     _fit_epochs(axis, result)

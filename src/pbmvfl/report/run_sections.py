@@ -233,6 +233,8 @@ def _figure(value: object) -> str:
 def _missing(facts: RunFacts) -> str:
     """What was not measured, and what it would take."""
     result = facts.result
+    if result.plan.evaluation is Evaluation.NONE:
+        return "Nothing beside training was measured, as the plan has it: `pbmvfl evaluate` does, by a release."
     if not result.metrics:
         return "Nothing was measured: the run ended before its first evaluation."
     if _is_exact(facts):

@@ -140,7 +140,10 @@ class Result:
     @property
     def _notes_on_the_run(self) -> list[str]:
         notes = []
-        if not self.metrics:
+        if self.plan.evaluation is Evaluation.NONE:
+            seen = "" if not self.metrics else " but what training's own noisy sums show"
+            notes.append(f"nothing was measured{seen}, as the plan has it: `pbmvfl evaluate RUN` does, by a release")
+        elif not self.metrics:
             notes.append("nothing was measured: the run ended before it could be evaluated")
         elif self.plan.evaluation is Evaluation.SIMULATOR:
             notes.append("metrics come from exact sums that no role of the protocol sees; they are outside the epsilon")
