@@ -2,6 +2,7 @@
 
     people.csv      one table of all columns and the label, `left`: whether a customer has left
     new_people.csv  other people, without the label
+    later.csv       the same other people a year later, when it is known who left
     bank.csv        the same people as in people.csv, with the bank's columns and the label
     shop.csv        the same people, with the shop's columns, in another order; some people are in one file only
     schema.json     what everybody may know of the columns, written by hand and not from the table
@@ -109,6 +110,7 @@ def main(folder: Path) -> None:
     new = with_holes(rng, people(rng, 200, first=1500))
     write(folder / "people.csv", ("customer", *BANK, *SHOP, "left"), known)
     write(folder / "new_people.csv", ("customer", *BANK, *SHOP), new)
+    write(folder / "later.csv", ("customer", *BANK, *SHOP, "left"), new)
     # Each organisation knows some people whom the other does not know.
     at_bank, at_shop = (rng.permutation(known)[:1450].tolist() for _ in range(2))
     write(folder / "bank.csv", ("customer", *BANK, "left"), at_bank)

