@@ -21,7 +21,7 @@ PAGE = Path(__file__).with_name("api.md")
 HOW = "python docs/make_api.py"
 #: Parts of the page, with the names that belong to each; what is in none of them is in the last one.
 PARTS = (
-    ("Train", ("Plan", "Federation", "Parties", "Result", "train_jointly")),
+    ("Train", ("Plan", "Federation", "Parties", "Result", "train_jointly", "VerticalClassifier")),
     ("Data", ("VerticalDataset", "load_dataset", "load_table", "load_rows", "NewRows", "PartyColumns", "ColumnRule")),
     ("Privacy", ("PrivacyTable", "Unit", "Accounting", "Adversary", "Policy", "Ledger", "Limit")),
     ("Settings", ("Activation", "Evaluation", "GradientCodecName", "OptimizerName", "Bounded")),

@@ -103,6 +103,7 @@ def test_the_exported_names_are_exactly_these():
         "TransportError",
         "TruncatedMessage",
         "Unit",
+        "VerticalClassifier",
         "VerticalDataset",
         "WriteError",
         "WrongPlan",

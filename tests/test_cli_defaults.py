@@ -164,10 +164,11 @@ def test_record_is_short_for_the_unit(cli):
 
 
 def test_what_reproduces_the_paper_is_asked_for_by_name(cli):
-    code, out, err = cli("train", "digits", "--paper", "--num-epochs", 1, "--out", "run", "--json")
+    quick = ("--num-epochs", 1, "--batch-size", 700)
+    code, out, err = cli("train", "digits", "--paper", *quick, "--out", "run", "--json")
     assert code == 0, err
     plan = planned(out)
-    assert (plan.training, plan.mechanism, plan.num_trials, plan.batch_size) == ("joint", "pbm", 16, 8)
+    assert (plan.training, plan.mechanism, plan.num_trials, plan.embedding_dim) == ("joint", "pbm", 16, 10)
 
 
 @pytest.mark.parametrize(

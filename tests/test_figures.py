@@ -336,13 +336,13 @@ def test_a_strict_budget_is_spent_as_planned_and_its_figures_are_the_simulators(
 def test_epoch_lines_stay_on_a_terminal_and_of_many_epochs_there_are_some(cli, monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")  # a terminal, as far as what is printed goes
     code, out, err = cli(
-        *TABLE, *QUICK, "--num-epochs", 62, "--batch-size", 48, "--checkpoint-every", 99, "--out", "run"
+        *TABLE, *QUICK, "--num-epochs", 31, "--batch-size", 48, "--checkpoint-every", 99, "--out", "run"
     )
     assert code == 0, err
-    shown = [line for line in out.replace("\r", "\n").split("\n") if "epoch " in line and " of 62 after" in line]
-    assert len(shown) == 21
-    assert "epoch 62 of 62" in shown[-1]
-    assert "round 62/62" in out
+    shown = [line for line in out.replace("\r", "\n").split("\n") if "epoch " in line and " of 31 after" in line]
+    assert len(shown) == 16
+    assert "epoch 31 of 31" in shown[-1]
+    assert "round 31/31" in out
 
 
 def test_a_run_that_diverges_returns_4_and_is_not_continued(cli, tmp_path):

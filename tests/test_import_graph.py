@@ -70,6 +70,7 @@ ORDER = [
     "run",
     "federation",
     "joint",
+    "estimator",
     "doctor",
     "report",
     "simulation",

@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from ledger_books import NAME, charge_all, small_plan
 from pbmvfl.errors import LedgerError
 from pbmvfl.federation import Federation
-from pbmvfl.ledger.books import book_of, file_name
+from pbmvfl.ledger.books import book_of
 from pbmvfl.ledger.ledger import Ledger
+from pbmvfl.ledger.owners import file_name
 from pbmvfl.ledger.values import row_digests, shared_rows
 
 # --- names of files ---
@@ -64,6 +65,15 @@ def test_a_new_book_says_whose_it_is_and_is_nobody_else_s(tmp_path):
             LedgerError, match=r"is the book of party='bank', not of party='shop'; name that party's own"
         ):
             Ledger(path, owner="shop", read_only=read_only)
+
+
+def test_a_book_that_only_has_a_limit_is_taken_by_the_party_that_it_is_named_after(tmp_path):
+    """As `ledger limit books/bank.sqlite` makes it, before the first run."""
+    path = tmp_path / "bank.sqlite"
+    for owner, found in (("", ""), ("shop", ""), ("bank", "bank")):
+        with contextlib.closing(Ledger(path, owner=owner)) as book:
+            assert book.owner == found
+            assert book.trouble() is None
 
 
 def test_a_change_of_owner_by_something_else_is_seen_and_can_be_accepted(tmp_path):
@@ -158,9 +168,10 @@ OTHERS = {
 }
 
 
-def open_under(path: Path, name: str, rows: npt.NDArray[Any]) -> None:
+def open_under(path: Path, name: str, rows: npt.NDArray[Any], ids: tuple[str, ...] | None = None) -> None:
     plan = small_plan(num_samples=len(rows))
-    session = Ledger(path).open_session(dataset=name, plan=plan, run=name, session="s", train_values=rows)
+    values = {"train_values": rows, "train_ids": ids}
+    session = Ledger(path).open_session(dataset=name, plan=plan, run=name, session="s", **values)
     session.charge(plan.schedule[0], plan.events(plan.schedule[0].kind))
     session.close()
 
@@ -188,6 +199,35 @@ def test_what_cannot_be_known_again_is_taken_for_other_people(case, tmp_path):
     path = tmp_path / "a.sqlite"
     open_under(path, "people", TABLE)
     open_under(path, "folk", OTHERS[case])
+
+
+def ids(stem: str, count: int) -> tuple[str, ...]:
+    return tuple(f"{stem}:{number}" for number in range(count))
+
+
+def test_a_person_has_one_id_under_one_name(tmp_path):
+    """Rows of a file without ids are named by the file: renamed or cut, each would get a second budget."""
+    path = tmp_path / "a.sqlite"
+    open_under(path, "people", TABLE, ids("new", ROWS))
+    open_under(path, "people", TABLE[::-1], ids("new", ROWS)[::-1])
+    open_under(path, "people", changed(TABLE, 200), ids("new", ROWS))  # values may change, the people are the same
+    others = np.concatenate([TABLE[:100], OTHERS["other people"]])
+    open_under(path, "people", others, (*ids("new", 100), *ids("others", ROWS)))
+    for rows, names in ((TABLE, ids("renamed", ROWS)), (TABLE[50:80], ids("cut", 30))):
+        with pytest.raises(LedgerError, match=r"rows with the values of rows .* knows by other ids.*--id, id="):
+            open_under(path, "people", rows, names)
+    Ledger(path).allow("people")
+    open_under(path, "people", TABLE, ids("renamed", ROWS))
+
+
+def test_rows_of_which_nothing_was_asked_are_not_known(tmp_path):
+    """The plan looks at no test row: they may come later, under whatever id."""
+    path = tmp_path / "a.sqlite"
+    plan = small_plan(num_samples=200, num_test_samples=100)
+    charge_all(Ledger(path), plan, train_values=TABLE[:200], test_values=TABLE[200:])
+    open_under(path, NAME, TABLE[200:], ids("later", 100))
+    with pytest.raises(LedgerError, match="knows by other ids"):
+        open_under(path, NAME, TABLE[100:], ids("later still", 200))
 
 
 def test_values_that_nothing_was_released_of_are_nobody_s_yet(tmp_path):

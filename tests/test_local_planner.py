@@ -70,10 +70,27 @@ def test_the_fewer_rows_and_the_more_columns_and_classes_the_harder_rows_are_cli
 
 def test_harder_clipping_goes_with_longer_steps():
     """A gradient that is clipped to a share of its norm needs steps that are longer by as much."""
-    few = strength(400, 30)
-    share = few["clip_norm"] / math.sqrt(31)
+    few = strength(3750, 200)
+    share = few["clip_norm"] / math.sqrt(201)
     assert share < 0.7
-    assert few["learning_rate"] * share == pytest.approx(0.0019 * 2 * math.sqrt(SHIFT * 400 / math.sqrt(30)), rel=0.01)
+    usual = 0.0019 * 2 * math.sqrt(SHIFT * 3750 / math.sqrt(200))
+    assert few["learning_rate"] * share == pytest.approx(usual, rel=0.01)
+
+
+def test_many_classes_in_much_noise_get_shorter_steps_and_a_stronger_ridge():
+    def step(classes: int, shift: float) -> float:
+        found = strength(1500, 16, classes, shift)
+        return found["learning_rate"] * found["clip_norm"] / math.sqrt(17)
+
+    assert step(10, 0.27) / step(10, 1.67) < 0.6 * step(2, 0.27) / step(2, 1.67)
+    assert rules(1500, 16, 10).settings(0.27)["ridge"] == 1.0
+    assert rules(1500, 16, 10).settings(1.67)["ridge"] == rules(1500, 16, 2).settings(0.27)["ridge"] == 0.5
+
+
+def test_products_with_few_rows_a_weight_get_shorter_steps():
+    few, many = (strength(rows, 8, features="pairs") for rows in (720, 2880))
+    assert few["learning_rate"] * few["clip_norm"] == pytest.approx(0.05 * math.sqrt(2) * math.sqrt(37 / 4), rel=0.01)
+    assert many["learning_rate"] * many["clip_norm"] > 2 * few["learning_rate"] * few["clip_norm"]
 
 
 def test_half_the_steps_go_twice_as_far_and_no_step_is_absurd():

@@ -397,3 +397,20 @@ def test_a_model_with_a_trained_head_releases_as_it_was_trained(data):
     with pytest.raises(ModelError, match="leave dataset out"):
         trained.predict(data, dataset="others")
     assert not trained.release(data).public_start
+
+
+# --- the format is a promise ---
+
+
+def test_a_model_of_format_1_is_read_and_computes_what_it_did(tmp_path):
+    """Written once by the version that made the format; `scores.json` has what that version computed of two rows."""
+    folder = tmp_path / "kept"
+    shutil.copytree(Path(__file__).parent / "data" / "model-format-1", folder)
+    model = pbmvfl.load(folder / "model")
+    assert model.party_names == ("bank", "shop")
+    assert model.class_names == ("goes", "stays")
+    assert [part.names for part in model.columns or ()] == [("income", "job"), ("visits",)]
+    known = json.loads((folder / "scores.json").read_text())
+    exact = model.release(folder / "rows.csv", exact=True)
+    np.testing.assert_allclose(exact.scores_NK, known, atol=1e-5)
+    assert model.release(folder / "rows.csv", uncharged=True).is_known.all()

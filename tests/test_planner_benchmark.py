@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from benchmarks.planner import page
 from benchmarks.planner.grid import EPSILONS, grid
-from benchmarks.planner.tables import FAMILIES, HELD_OUT, TUNING, Recipe, Table, made
+from benchmarks.planner.tables import FAMILIES, FIRST_HELD_OUT, HELD_OUT, TUNING, Recipe, Table, made
 from benchmarks.planner.trials import Settings, delta_of, measures, plan_of, planned, scores, shift_of
 
 from pbmvfl.data.vertical import VerticalDataset
@@ -74,12 +74,12 @@ def test_with_noise_the_program_and_the_benchmark_are_equally_good(table):
     plan = plan_of(table, USUAL, shift)
     theirs = np.mean([Federation(plan).fit(as_data(table)).metrics["test_accuracy"] for _ in range(12)])
 
-    def ours(shift: float) -> float:
-        found = (scores(table, [USUAL], shift, seed)[1][USUAL] for seed in range(40))
+    def ours(shift: float, runs: int = 40) -> float:
+        found = (scores(table, [USUAL], shift, seed)[1][USUAL] for seed in range(runs))
         return float(np.mean([measures(each, table.test_labels)["accuracy"] for each in found]))
 
     assert theirs == pytest.approx(ours(shift), abs=0.028)
-    assert ours(shift / 2) < ours(shift) - 0.028
+    assert ours(shift / 2, 12) < theirs - 0.015
 
 
 @pytest.mark.parametrize("epsilon", EPSILONS)
@@ -102,13 +102,13 @@ def test_planned_settings_are_the_planner_s(table):
 
 
 def test_the_families_share_no_generator_and_no_table():
-    assert not {recipe.kind for recipe in TUNING} & {recipe.kind for recipe in HELD_OUT}
+    assert not {recipe.kind for recipe in (*TUNING, *FIRST_HELD_OUT)} & {recipe.kind for recipe in HELD_OUT}
     assert not set(FAMILIES["tuning"]) & set(FAMILIES["held-out"])
     assert len({*FAMILIES["tuning"], *FAMILIES["held-out"]}) == sum(map(len, FAMILIES.values()))
 
 
 @pytest.mark.parametrize(
-    "recipe", [replace(each, rows=300) for each in (*TUNING, *HELD_OUT)], ids=lambda each: each.name
+    "recipe", [replace(each, rows=300) for each in (*TUNING, *FIRST_HELD_OUT, *HELD_OUT)], ids=lambda each: each.name
 )
 def test_made_tables_are_the_same_every_time_and_within_range(recipe):
     one, other = (made(recipe, hold_out_rows=50, test_rows=60) for _ in range(2))

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from pbmvfl import data as data
     from pbmvfl.data import VerticalDataset, load_dataset, load_table
     from pbmvfl.encoders import Bounded
+    from pbmvfl.estimator import VerticalClassifier
     from pbmvfl.federation import Federation, Parties
     from pbmvfl.joint import train_jointly
     from pbmvfl.ledger.ledger import Ledger
@@ -80,6 +81,7 @@ _LAZY = {
     "PrivacyTable": "pbmvfl.privacy.table",
     "Result": "pbmvfl.runs.results",
     "Unit": "pbmvfl.privacy.units",
+    "VerticalClassifier": "pbmvfl.estimator",
     "VerticalDataset": "pbmvfl.data",
     "data": "pbmvfl",
     "load": "pbmvfl.model.federated",
@@ -128,6 +130,7 @@ __all__ = [
     "TransportError",
     "TruncatedMessage",
     "Unit",
+    "VerticalClassifier",
     "VerticalDataset",
     "WriteError",
     "WrongPlan",

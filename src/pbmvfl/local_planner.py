@@ -26,8 +26,14 @@ _WIDEST_PAIRS, _PAIRS_NOISE, _ROWS_PER_WEIGHT = 512, 0.12, 8.0
 #: Up to so much noise on a score, rows keep their usual norm; beyond it they are clipped, by this power of the excess.
 _UNCLIPPED_NOISE, _CLIP_POWER, _LEAST_CLIP_SHARE = 0.08, 0.75, 0.05
 #: The step size of gradients that are not clipped: for each class, and for the root of rows times shift over the root
-#: of the numbers in a row; and the largest.
-_RATE, _LARGEST_RATE = 0.0019, 1.5
+#: of the numbers in a row; the smallest, for the root of the classes; and the largest.
+_RATE, _LEAST_RATE, _LARGEST_RATE = 0.0019, 0.05, 1.5
+#: Where noise on a score is above the first, many classes get shorter steps, at ten times that by this power of half
+#: their number; where there are so many classes and so much noise, a stronger ridge.
+_NOISY, _NOISY_POWER = 0.1, 0.4
+_MANY_CLASSES, _RIDGE_NOISE = 6, 0.3
+#: Products with fewer rows a weight than this get shorter steps.
+_MANY_ROWS_PER_WEIGHT = 40.0
 #: Columns that are not prepared have a smaller norm than the largest they may have.
 _UNPREPARED_SHARE, _UNPREPARED_RATE = 0.3, 3.0
 #: Taken for the columns of a party where nobody said how many there are.
@@ -93,7 +99,7 @@ class LocalRules:
             "mean_clip": 1.0,
             # Chosen on hold-outs: rows of values all have one norm, and need more of it and a stronger ridge.
             "gram_clip": 0.8 if few else 0.3,
-            "ridge": 1.0 if few else 0.5,
+            "ridge": 1.0 if few or self._is_drowned(shift, features) else 0.5,
             "batch_size": self.num_samples,
             "num_epochs": _STEPS,
             "optimizer": "sgd",
@@ -143,10 +149,22 @@ class LocalRules:
         share: float = max(_LEAST_CLIP_SHARE, min(1.0, (_UNCLIPPED_NOISE / noise) ** _CLIP_POWER))
         return math.sqrt(width + 1) * (share if prepared else min(share, _UNPREPARED_SHARE))
 
-    def _learning_rate(self, signal: float, clip_norm: float, width: int, *, prepared: bool) -> float:
+    def _is_drowned(self, shift: float | None, features: str) -> bool:
+        """Many classes and much noise: a Gram matrix that is mostly noise makes directions that are none."""
+        if shift is None or self.num_classes < _MANY_CLASSES:
+            return False
+        return self.score_noise(shift, self._width_of(features)) >= _RIDGE_NOISE
+
+    def _learning_rate(self, signal: float, clip_norm: float, features: str, noise: float, *, prepared: bool) -> float:
         """Noise in the result grows with the step's size, and what is not learned yet falls with it. Flat within a
         factor of 4; clipped gradients need steps that are longer by as much as they are shorter."""
-        rate = min(_LARGEST_RATE, _RATE * self.num_classes * math.sqrt(signal / math.sqrt(width)))
+        width = self._width_of(features)
+        usual = _RATE * self.num_classes * math.sqrt(signal / math.sqrt(width))
+        rate: float = min(_LARGEST_RATE, max(usual, _LEAST_RATE * math.sqrt(self.num_classes)))
+        excess = min(1.0, max(0.0, math.log10(noise / _NOISY)))
+        rate *= (self.num_classes / 2) ** (-_NOISY_POWER * excess)
+        if features == "pairs":
+            rate *= math.sqrt(min(1.0, self.num_samples / (width * self.num_classes) / _MANY_ROWS_PER_WEIGHT))
         if not prepared:
             rate *= _UNPREPARED_RATE
         return rate * math.sqrt(width + 1) / clip_norm
@@ -181,7 +199,7 @@ class LocalRules:
             return {"clip_norm": 1.0, "learning_rate": self._rate_of_values(shift * self.num_samples, width)}
         noise = self.score_noise(shift, width)
         clip_norm = float(f"{self._clip_norm(noise, width, prepared=prepared):.3g}")
-        rate = self._learning_rate(shift * self.num_samples, clip_norm, width, prepared=prepared)
+        rate = self._learning_rate(shift * self.num_samples, clip_norm, features, noise, prepared=prepared)
         return {"clip_norm": clip_norm, "learning_rate": float(f"{min(4.0, usual) * rate:.3g}")}
 
 

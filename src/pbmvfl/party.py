@@ -659,6 +659,15 @@ class Party:
             if self._guard is not None:
                 self._guard.close()
 
+    def rounds_to_charge(self) -> int:
+        """Of a session that only asks a trained part: rounds after the last row that has no stored answer are free."""
+        for number in range(len(self._schedule) - 1, -1, -1):
+            current = self._schedule[number]
+            keys = self._answer_keys(current, self.plan.mechanism_for(current.kind))
+            if not keys or self._answers is None or not self._answers.known(keys).all():
+                return number + 1
+        return 0
+
     # --- beside the protocol ---
 
     def exact_embeddings(self, features: Tensor, context: Tensor | None = None) -> Tensor:

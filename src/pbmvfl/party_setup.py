@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -130,10 +131,20 @@ class PartySetup:
             ledger.close()
             raise
 
-    def forecast(self, *, run: str = "", first_round: int = 0, public_start: bool = True) -> PartyForecast:
+    def forecast(
+        self, encoder: nn.Module | None = None, *, run: str = "", first_round: int = 0, public_start: bool = True
+    ) -> PartyForecast:
         """What this party's ledger will say to the session, before there is one: nothing is written."""
         assert self.ledger is not None
-        return look_ahead(self.ledger, party=self.owner, **self._asked(run, first_round, public_start))
+        asked = {**self._asked(run, first_round, public_start), "until": self._charged_until(encoder)}
+        return look_ahead(self.ledger, party=self.owner, **asked)
+
+    def _charged_until(self, encoder: nn.Module | None) -> int | None:
+        """Rows that a trained part has answered before are answered for nothing; None where there are no answers."""
+        if self.trained is None or self.answers is None or not self.answers.is_dir():
+            return None
+        with contextlib.closing(self.build(encoder)) as party:
+            return party.rounds_to_charge()
 
     def _asked(self, run: str, first_round: int, public_start: bool) -> dict[str, Any]:
         """What the ledger is told of a session."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from typing import Annotated, NoReturn
 
@@ -62,6 +63,8 @@ app.add_typer(ledger.app, name="ledger")
 
 def main() -> None:
     """Run the command line. Bad input ends with code 2 and a message; a bug ends with its traceback."""
+    # What a party's owner finds in the log is shown here as the error or the note that it is; once is enough.
+    logging.getLogger("pbmvfl").addHandler(logging.NullHandler())
     try:
         app(prog_name="pbmvfl")  # by whatever name it was started: completion and examples are for this one
     except PbmvflError as error:

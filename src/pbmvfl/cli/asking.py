@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pbmvfl.cli.options import check_target, table_files
+from pbmvfl.cli.options import TableLabelData, check_target, table_files
 from pbmvfl.errors import DataError, RunFolderError
 from pbmvfl.plan_groups import DATA
-from pbmvfl.privacy.conversion import check_delta
+from pbmvfl.privacy.conversion import check_delta, usual_delta
+from pbmvfl.words import counted
 
 if TYPE_CHECKING:
     from pbmvfl.data.rows import NewRows
@@ -103,9 +104,8 @@ def predict(
     What a row costs is printed before anything is released. A file of the same rows asked again is released, and
     charged, again, unless the parties keep their answers.
     """
-    asked = _Asked(
-        run, data, id_, None, dataset, epsilon=epsilon, unit=unit, delta=delta, ledger=ledger, json_only=json_
-    )
+    budget = {"epsilon": epsilon, "unit": unit, "delta": delta}
+    asked = _Asked(run, data, id_, dataset, budget=budget, ledger=ledger, json_only=json_)
     found = asked.release(uncharged=uncharged, until_limit=until_limit, exact=exact, out=out, wants_file=True)
     if json_:
         print(json.dumps(asked.summary(found), indent=2))
@@ -120,6 +120,7 @@ def evaluate(
     label: Annotated[
         str | None, typer.Option(help="The label column of --data. Default: as in training.", rich_help_panel=DATA)
     ] = None,
+    label_data: TableLabelData = None,
     id_: _Id = None,
     dataset: _Dataset = None,
     epsilon: _Epsilon = None,
@@ -138,18 +139,9 @@ def evaluate(
 
     [bold]Try[/]  pbmvfl evaluate runs/people-001 --data test.csv
     """
-    asked = _Asked(
-        run,
-        data,
-        id_,
-        label or _OF_TRAINING,
-        dataset,
-        epsilon=epsilon,
-        unit=unit,
-        delta=delta,
-        ledger=ledger,
-        json_only=json_,
-    )
+    budget = {"epsilon": epsilon, "unit": unit, "delta": delta}
+    labels = (label or _OF_TRAINING, label_data)
+    asked = _Asked(run, data, id_, dataset, labels=labels, budget=budget, ledger=ledger, json_only=json_)
     asked.require_labels()
     found = asked.release(uncharged=uncharged, until_limit=until_limit, exact=exact, out=out, wants_file=False)
     if json_:
@@ -168,49 +160,49 @@ class _Asked:
         path: Path,
         data: list[str] | None,
         id_: str | None,
-        label: str | None,
         dataset: str | None,
         *,
-        epsilon: float | None,
-        unit: str,
-        delta: float | None,
+        budget: dict[str, Any],
         ledger: Path | None,
         json_only: bool,
+        labels: tuple[str, Path | None] | None = None,
     ) -> None:
+        """`labels` are the column that has them, and the file if it is one by itself; None: none are needed."""
         from rich.console import Console
 
-        if delta is not None:
-            check_delta(delta)
+        if budget["delta"] is not None:
+            check_delta(budget["delta"])
         self._console = Console(stderr=json_only, quiet=json_only, highlight=False)
         self._path, self._json_only = path, json_only
         self._folder, self._model, own_ledger = _read_model(path)
         self._ledger = ledger if ledger is not None else own_ledger
-        self._budget: dict[str, Any] = {"epsilon": epsilon, "unit": unit, "delta": delta}
-        self._dataset, self._delta = dataset, delta
-        self._rows = self._read_rows(data, id_, label)
+        self._budget, self._dataset = budget, dataset
+        self._rows = self._read_rows(data, id_, labels)
         self._file: Path | None = None
 
-    def _read_rows(self, data: list[str] | None, id_: str | None, label: str | None) -> NewRows:
+    def _read_rows(self, data: list[str] | None, id_: str | None, labels: tuple[str, Path | None] | None) -> NewRows:
         from pbmvfl.data.rows import load_rows
         from pbmvfl.model.federated import test_rows
 
         model = self._model
-        if label == _OF_TRAINING:
-            label = model.label
         if not data:
             if self._folder is None:
                 raise DataError("a model's folder has no rows of its own; give --data FILE")
+            if id_ is not None:
+                raise DataError("--id names a column of --data; without it the run's own test rows are meant")
             return test_rows(self._folder.read_source().rows.load())
         if model.columns is None:
             raise DataError(
                 f"this model was trained on {model.dataset!r}, whose columns have no names, so no file can be read for "
                 "it; leave --data out to predict its test rows"
             )
+        label, label_data = labels or (None, None)
         return load_rows(
             table_files("--data", data),
             columns=model.columns,
             class_names=model.class_names,
-            label=label,
+            label=model.label if label == _OF_TRAINING else label,
+            label_data=label_data,
             id=id_,
             name=self._dataset or model.dataset,
         )
@@ -293,25 +285,29 @@ class _Asked:
 
     @property
     def _shown_delta(self) -> float:
-        return min(1e-5, 0.1 / self._model.plan.num_samples) if self._delta is None else self._delta
+        delta: float | None = self._budget["delta"]
+        return usual_delta(self._model.plan.num_samples) if delta is None else delta
 
     def _show_before(self, *, exact: bool, uncharged: bool) -> None:
         from pbmvfl.cli.ledger_forecast import forecast_lines
-        from pbmvfl.cli.tables import plain_table, print_privacy
+        from pbmvfl.cli.tables import plain_table, print_notes, print_privacy
 
         model, rows = self._model, self._rows
         table = plain_table("", "", left=2)
         table.show_header = False
-        table.add_row("model", f"{model.dataset}, {len(model.party_names)} parties: {', '.join(model.party_names)}")
-        table.add_row("rows", f"{len(rows.ids):,} of dataset {self._dataset or rows.name}")
+        parties = counted(len(model.party_names), "party", "parties")
+        table.add_row("model", f"{model.dataset}, {parties}: {', '.join(model.party_names)}")
+        table.add_row("rows", f"{counted(len(rows.ids), 'row')} of dataset {self._dataset or rows.name}")
         if exact:
             table.add_row("release", "none: exact sums, which only a simulator sees; outside of any epsilon")
             self._console.print(table)
+            print_notes(self._console, rows.notes)
             return
         table.add_row("release", model.prediction_words(**self._budget))
         charged = "nobody counts these (--uncharged)" if uncharged else None
         table.add_row("charged to", charged or (str(self._ledger) if self._ledger else "no ledger: nobody counts them"))
         self._console.print(table)
+        print_notes(self._console, rows.notes)
         privacy = model.prediction_privacy(**self._budget, num_rows=len(rows.ids))
         print_privacy(self._console, privacy, title="epsilon that a row's prediction costs", strict_only=True)
         if self._ledger is not None and not uncharged:
@@ -323,7 +319,7 @@ class _Asked:
     def _show_after(self, found: Predictions) -> None:
         known = int(found.is_known.sum())
         self._say(
-            f"{known:,} of {len(found):,} rows predicted in {found.seconds:.1f} s"
+            f"{known:,} of {counted(len(found), 'row')} predicted in {found.seconds:.1f} s"
             + (f"; {found.traffic.bytes_up + found.traffic.bytes_down:,} bytes" if not found.exact else "; exact sums")
         )
         for k, name in enumerate(found.class_names):

@@ -49,6 +49,8 @@ def look_ahead(
         return
     checkpoints = None if resumed is None else resumed.checkpoints
     books = Path(source.ledger)
+    if resumed is not None and not books.is_dir():
+        return  # which is another error than anything that a book could say
     found = Federation(plan).forecast(data, books, checkpoints=checkpoints, exact_metrics=exact_metrics)
     console = Console(stderr=quiet, quiet=quiet, highlight=False)
     for line in forecast_lines(found, dataset=data.name, plan=plan):

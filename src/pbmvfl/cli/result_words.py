@@ -21,7 +21,7 @@ NEEDS_A_RELEASE = f"{_UNMEASURED} not measured, needs a release (--prediction-ep
 
 def print_result(console: Console, result: Result, *, delta: float, is_news: bool) -> None:
     """Metrics, costs, and notes. `is_news` if the epsilons are not those of a table that was printed before."""
-    if result.classes or result.metrics:
+    if result.metrics:
         _print_metrics(console, result)
     traffic = result.traffic
     console.print(

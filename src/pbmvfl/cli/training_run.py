@@ -98,8 +98,8 @@ class TrainingRun:
             print(result.to_json(delta=self._delta), end="")
         else:
             print_result(self._console, result, delta=self._delta, is_news=self._resumed or bool(result.stopped))
-            files = "curves.png and model/" if self._folder.model.is_dir() else "and curves.png"
-            self._say(f"result.json, history.csv, {files} are in {self._folder.path}")
+            others = ", curves.png and model/" if self._folder.model.is_dir() else " and curves.png"
+            self._say(f"result.json, history.csv{others} are in {self._folder.path}")
         if result.stopped:
             raise SystemExit(DIVERGED if result.diverged else STOPPED_BY_LEDGER)
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,24 +12,8 @@ from typing import Any
 from pbmvfl.errors import BudgetExceeded, LedgerError
 from pbmvfl.ledger.forecast import Forecast
 from pbmvfl.ledger.ledger import Ledger
+from pbmvfl.ledger.owners import ENDING, file_name
 from pbmvfl.privacy.table import format_epsilon
-
-ENDING = ".sqlite"
-#: Names that every file system takes as they are. The tilde is not among their letters: see `file_name`.
-_PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,59}")
-_DIGEST_DIGITS = 12
-
-
-def file_name(party: str) -> str:
-    """A file name for a party's book, another one for every party.
-
-    A name with other letters than a file may have keeps those that it may have, and gets a digest after a tilde, which
-    no plain name has in it.
-    """
-    if _PLAIN.fullmatch(party):
-        return party + ENDING
-    kept = re.sub(r"[^A-Za-z0-9_-]+", "_", party)[:40].strip("_-")
-    return f"{kept or 'party'}~{hashlib.sha256(party.encode()).hexdigest()[:_DIGEST_DIGITS]}{ENDING}"
 
 
 def book_of(folder: Path, index: int, party: str, *, dataset: str | None = None) -> Path:

@@ -17,6 +17,7 @@ from pbmvfl.ledger.counter import Known, Outside
 from pbmvfl.ledger.file import MARK_BYTES, mark, now
 from pbmvfl.ledger.holder import Holder, forget
 from pbmvfl.ledger.limits import Limit, Rates
+from pbmvfl.ledger.reports import compared_by
 from pbmvfl.ledger.spending import RowNumbers, Spent, spending
 from pbmvfl.ledger.terms import Terms
 from pbmvfl.privacy.events import Event
@@ -77,7 +78,8 @@ class Charging:
         self._outside.write(self._known)
 
     def _look_for_changes(self, entry: LedgerEntry) -> list[str]:
-        others = {past.fingerprint for past in self._ledger.sessions(self._dataset) if past.id != entry.id} - {""}
+        past = [each for each in self._ledger.sessions(self._dataset) if compared_by(each) == compared_by(entry)]
+        others = {each.fingerprint for each in past if each.id != entry.id} - {""}
         if others and entry.fingerprint and entry.fingerprint not in others:
             return [
                 f"dataset {self._dataset!r} has other values than in its earlier runs; "

@@ -45,12 +45,17 @@ def forecasts(
     test_ids: Sequence[str] | range,
     *,
     first_round: int = 0,
+    until: int | None = None,
     run_started: bool = False,
 ) -> tuple[Forecast, ...]:
-    """What every limit of a dataset says to a session on these rows; none where there are no limits."""
+    """What every limit of a dataset says to a session on these rows; none where there are no limits.
+
+    Rounds from `until` on are not charged: all that they tell was told before.
+    """
     limits = ledger.limits(dataset)
     if not limits:
         return ()
+    rounds = range(first_round, len(terms.schedule) if until is None else until)
     rows = RowNumbers(ledger, dataset)
     train, test = rows.numbers_of(train_ids, test_ids)
     numbers = {Split.TRAIN: train, Split.TEST: test}
@@ -58,7 +63,7 @@ def forecasts(
     for limit in limits:
         spent = spending(ledger, dataset, limit, rows=rows)
         before, rates = spent.epsilon, Rates.of(terms, limit)
-        stops_at = _run(spent, terms, rates, numbers, first_round=first_round, run_started=run_started)
+        stops_at = _run(spent, terms, rates, numbers, rounds, run_started=run_started)
         found.append(_forecast(limit, before, spent, stops_at, terms))
     return tuple(found)
 
@@ -83,7 +88,8 @@ def forecasts_for_any_rows(ledger: Ledger, dataset: str, terms: Terms) -> tuple[
     for limit in ledger.limits(dataset):
         spent = spending(ledger, dataset, limit)
         after = spent.copy_of_worst(train + test)
-        stops_at = _run(after, terms, Rates.of(terms, limit), numbers, first_round=0, run_started=False)
+        rounds = range(len(terms.schedule))
+        stops_at = _run(after, terms, Rates.of(terms, limit), numbers, rounds, run_started=False)
         found.append(_forecast(limit, spent.epsilon, after, stops_at, terms))
     return tuple(found)
 
@@ -93,15 +99,15 @@ def _run(
     terms: Terms,
     rates: Rates,
     numbers: Mapping[Split, npt.NDArray[np.int64]],
+    rounds: range,
     *,
-    first_round: int,
     run_started: bool,
 ) -> int | None:
     """Add all rounds; the first one that is refused."""
     stops_at: int | None = None
-    for number in range(first_round, len(terms.schedule)):
+    for number in rounds:
         current = terms.schedule[number]
-        opens_run = number == first_round and not run_started
+        opens_run = number == rounds.start and not run_started
         everywhere = rates.for_all(current.kind, current.num_rows, first_of_run=opens_run)
         own = rates.for_row(current.kind, current.num_rows)
         spent.add(numbers[current.kind.split][current.rows], own, everywhere)

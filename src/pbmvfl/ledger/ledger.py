@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from pbmvfl.errors import LedgerError
 from pbmvfl.files import make_private
-from pbmvfl.ledger import copies, history
+from pbmvfl.ledger import copies, history, owners
 from pbmvfl.ledger.charging import Charging, identity_of
 from pbmvfl.ledger.counter import Known, Outside, known_outside
 from pbmvfl.ledger.file import FORMAT, error_code, format_of, mark, now, open_for_reading, open_for_writing
@@ -34,7 +34,7 @@ from pbmvfl.ledger.migration import migrate
 from pbmvfl.ledger.opening import Opening
 from pbmvfl.ledger.reports import exported, notes_of
 from pbmvfl.ledger.row_ids import read_ids
-from pbmvfl.ledger.schema import add_what_came_later, has_owner, make_tables
+from pbmvfl.ledger.schema import add_what_came_later, make_tables
 from pbmvfl.ledger.terms import Terms
 from pbmvfl.privacy.units import Accounting, Unit
 
@@ -112,7 +112,7 @@ class Ledger:
             if found != FORMAT:  # a reader leaves the file as it is
                 self._db = self._db.copy_in_memory()
                 migrate(self._db)
-            self._check_owner(owner)
+            owners.check(self._db, self.path, owner)
             self._file = identity_of(self.path)
         except BaseException:
             self._db.close()
@@ -154,26 +154,14 @@ class Ledger:
                         each.chmod(0o600)
             if found is None:
                 make_tables(self._db)
-                if owner:
-                    self._db.run("UPDATE identity SET owner = ?", (owner,))
-                    history.append(self._db, "owned", owner=owner)
             else:
                 add_what_came_later(self._db)
+            owners.take(self._db, self.path, owner, is_new=found is None)
 
     @property
     def owner(self) -> str:
         """The party whose book this is; none for a book that an earlier version made."""
-        if not has_owner(self._db):
-            return ""
-        name: str = self._db.rows("SELECT owner FROM identity")[0][0]
-        return name
-
-    def _check_owner(self, owner: str) -> None:
-        if owner and self.owner not in ("", owner):
-            raise LedgerError(
-                f"ledger={str(self.path)!r} is the book of party={self.owner!r}, not of party={owner!r}; name that "
-                "party's own, or a new file"
-            )
+        return owners.owner_of(self._db)
 
     def _keep_log(self) -> None:
         for _ in range(20):
@@ -463,6 +451,7 @@ class Ledger:
         plan: Plan,
         run: str = "",
         first_round: int = 0,
+        until: int | None = None,
         public_start: bool = False,
         exact_metrics: bool = False,
         train_values: npt.NDArray[Any] | None = None,
@@ -472,7 +461,8 @@ class Ledger:
     ) -> tuple[Forecast, ...]:
         """What each limit of the dataset would say to such a session; whatever `open_session` refuses is refused.
 
-        Nothing is written. A reader may ask, and the names are those of `open_session`.
+        Nothing is written. A reader may ask, and the names are those of `open_session`. Rounds from `until` on will not
+        be charged, because all that they tell was told before.
         """
         return Opening(
             dataset=dataset,
@@ -487,7 +477,7 @@ class Ledger:
             train_ids=train_ids,
             test_ids=test_ids,
             rounds_ahead=1,
-        ).forecast(self)
+        ).forecast(self, until=until)
 
     @property
     def _lock_file(self) -> Path:

@@ -25,6 +25,7 @@ from pbmvfl.ledger.schema import has_row_values
 from pbmvfl.ledger.terms import Terms
 from pbmvfl.ledger.values import Digests, keyed_digests, row_digests, shared_rows
 from pbmvfl.plan_groups import Evaluation
+from pbmvfl.schedule import Split
 
 if TYPE_CHECKING:
     from pbmvfl.ledger.ledger import Ledger
@@ -95,7 +96,7 @@ class Opening:
             os.close(lock)
             raise
 
-    def forecast(self, ledger: Ledger) -> tuple[Forecast, ...]:
+    def forecast(self, ledger: Ledger, *, until: int | None = None) -> tuple[Forecast, ...]:
         """What each limit says to the session, without opening it: every refusal now, and nothing is written."""
         self._check_numbers()
         train, test = self._ids()
@@ -104,12 +105,10 @@ class Opening:
         ledger.check_unspoiled()
         check_free(ledger._db, ledger.path)
         self._check_permitted(ledger)
-        if self._others(ledger):
-            self._check_values(ledger, train, test)
+        self._check_values(ledger, train, test)
         opened = self.first_round > 0 or self._is_started(ledger)
-        return forecasts(
-            ledger, self.dataset, self._terms(ledger), train, test, first_round=self.first_round, run_started=opened
-        )
+        rounds: dict[str, Any] = {"first_round": self.first_round, "until": until, "run_started": opened}
+        return forecasts(ledger, self.dataset, self._terms(ledger), train, test, **rounds)
 
     @property
     def _shows_exact_metrics(self) -> bool:
@@ -162,17 +161,50 @@ class Opening:
         """Values that were released under another name are the same people, unless the owner says otherwise."""
         key: bytes = ledger._db.rows("SELECT key FROM identity")[0][0]
         digests = keyed_digests(key, self.train_values, self.test_values, train, test)
-        values = _Values(digests, row_digests(key, self.train_values, self.test_values))
+        used = self._used(train, test)
+        values = _Values(digests, row_digests(key, *(rows for rows, _ in used)))
+        if ledger._db.rows("SELECT 1 FROM allowed WHERE dataset = ?", (self.dataset,)):
+            return values
         others = self._others(ledger)
         for digest in digests:
             for (other,) in ledger._db.rows("SELECT dataset FROM seen_values WHERE digest = ?", (digest,)):
                 if other in others:
                     self._refuse_values(ledger, other, "the values")
-        if others and has_row_values(ledger._db):
-            for other, blob in ledger._db.rows("SELECT dataset, digests FROM row_values"):
-                if other in others and (found := shared_rows(values.rows, np.frombuffer(blob, dtype=np.uint32))):
-                    self._refuse_values(ledger, other, f"{found:,} of the rows")
+        if not has_row_values(ledger._db):
+            return values
+        own = []
+        for other, blob in ledger._db.rows("SELECT dataset, digests FROM row_values"):
+            known = np.frombuffer(blob, dtype=np.uint32)
+            if other in others and (found := shared_rows(values.rows, known)):
+                self._refuse_values(ledger, other, f"{found:,} of the rows")
+            if other == self.dataset:
+                own.append(known)
+        if own:
+            self._check_ids_of_values(ledger, values.rows, [str(name) for _, ids in used for name in ids], own)
         return values
+
+    def _used(
+        self, train: Sequence[str] | range, test: Sequence[str] | range
+    ) -> list[tuple[npt.NDArray[Any], Sequence[str] | range]]:
+        """Values and ids of the splits that the session releases or learns anything of."""
+        splits = {kind.split for kind in self.plan.schedule.kinds}
+        both = ((Split.TRAIN, self.train_values, train), (Split.TEST, self.test_values, test))
+        return [(rows, ids) for split, rows, ids in both if split in splits and rows is not None and len(rows)]
+
+    def _check_ids_of_values(self, ledger: Ledger, rows: Digests, ids: list[str], own: Sequence[Digests]) -> None:
+        """Rows with new ids and known values, under the same name: one person with two ids would have two budgets."""
+        known = _known_ids(ledger, self.dataset)
+        is_new = np.array([name not in known for name in ids], dtype=np.bool_)
+        if not is_new.any():
+            return
+        for each in own:
+            if found := shared_rows(rows[is_new], each):
+                raise LedgerError(
+                    f"dataset={self.dataset!r} has {found:,} rows with the values of rows that ledger="
+                    f"{str(ledger.path)!r} knows by other ids, and what was spent on those would not count; give a row "
+                    "the id that it had (a file that was renamed or cut needs a column of ids: --id, id=...), or, if "
+                    f"these are other people, say so: `pbmvfl ledger allow {ledger.path} --dataset {self.dataset}`"
+                )
 
     def _others(self, ledger: Ledger) -> set[str]:
         """Other names of which something was released, unless the owner said that these are other people.
@@ -188,8 +220,6 @@ class Opening:
             )
         }
         allowed = {name for (name,) in ledger._db.rows("SELECT dataset FROM allowed")}
-        if self.dataset in allowed:
-            return set()
         return charged - {self.dataset} - (allowed if self.dataset in charged else set())
 
     def _refuse_values(self, ledger: Ledger, other: str, what: str) -> NoReturn:
@@ -250,6 +280,16 @@ class Opening:
         exact = self.plan.evaluation is Evaluation.SIMULATOR and self.exact_metrics
         history.append(db, "opened", session=number, dataset=self.dataset, exact_metrics=exact)
         return number
+
+
+def _known_ids(ledger: Ledger, dataset: str) -> set[str]:
+    """Of all rows that sessions of a dataset were opened for."""
+    references = set()
+    for entry in ledger.sessions(dataset):
+        splits = {kind.split for kind in entry.terms.schedule.kinds}
+        references |= {entry.train_ids} if Split.TRAIN in splits else set()
+        references |= {entry.test_ids} if Split.TEST in splits else set()
+    return {str(name) for reference in references for name in ledger.read_ids(reference)}
 
 
 def _lock(ledger: Ledger) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,8 @@ def notes_of(book: Ledger, dataset: str) -> list[str]:
     permitted: list[str] = []
     sessions = book.sessions(dataset)
     numbers = {entry.id for entry in sessions}
-    found = len({entry.fingerprint for entry in sessions if entry.fingerprint})
+    prints = {(compared_by(entry), entry.fingerprint) for entry in sessions if entry.fingerprint}
+    found = max(Counter(rows for rows, _ in prints).values(), default=0)
     if found > 1:
         notes.append(
             f"its values changed between runs ({found} different fingerprints); rows keep what was spent on them"
@@ -42,6 +44,12 @@ def notes_of(book: Ledger, dataset: str) -> list[str]:
             f"exact metrics of its rows were permitted on {permitted[-1]}{times}: they are outside every epsilon"
         )
     return list(dict.fromkeys(notes))
+
+
+def compared_by(entry: LedgerEntry) -> str:
+    """Sessions with the same answer hold the same rows: all that train, and of those that do not, each list of rows."""
+    trains = any(kind.split is Split.TRAIN for kind in entry.terms.schedule.kinds)
+    return "" if trains else entry.test_ids
 
 
 def counted(number: int, name: str) -> str:

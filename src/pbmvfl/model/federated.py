@@ -14,6 +14,7 @@ import hashlib
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,7 @@ from pbmvfl.model.predictions import Predictions
 from pbmvfl.model.serving import Release, answer_names, exact_scores, release_for, serve, serving_plan
 from pbmvfl.party_setup import PartySetup
 from pbmvfl.plan import Plan
+from pbmvfl.privacy.conversion import usual_delta
 from pbmvfl.privacy.table import PrivacyTable, privacy_table
 from pbmvfl.privacy.units import Unit
 from pbmvfl.schedule import Split
@@ -236,7 +238,7 @@ class FederatedModel:
         if books is not None:
             make_folder(books)
             if not until_limit:
-                ahead = [setup.forecast(public_start=self._weights_are_charged) for setup in setups]
+                ahead = self._ahead(setups)
                 rounds = len(plan.schedule)
                 check_reaches_end(ahead, dataset=taken.name, rounds=rounds, way_out=_WITHIN_A_LIMIT)
         with contextlib.closing(InProcess(setups, self._encoders)) as transport:
@@ -270,6 +272,7 @@ class FederatedModel:
             exact=exact,
             stopped=stopped,
             public_start=public,
+            noise_is_seeded=self._noise_is_seeded,
             true_labels=taken.labels,
         )
         if not stopped:
@@ -319,7 +322,7 @@ class FederatedModel:
         taken = self._taken(rows, label=None, id=id, dataset=dataset)
         plan = self.serving_plan_for(len(taken.ids), epsilon=epsilon, delta=delta, unit=unit)
         setups = self._setups(plan, taken, books)
-        return [setup.forecast(public_start=self._weights_are_charged) for setup in setups]
+        return self._ahead(setups)
 
     def prediction_words(
         self, *, epsilon: float | None = None, delta: float | None = None, unit: Unit | str = Unit.CELL
@@ -340,7 +343,7 @@ class FederatedModel:
         return any(name.startswith("votes.table.") for name in self._server.state)
 
     def _delta(self, delta: float | None) -> float:
-        return min(1e-5, 0.1 / self.plan.num_samples) if delta is None else delta
+        return usual_delta(self.plan.num_samples) if delta is None else delta
 
     def _release(self, epsilon: float | None, delta: float | None, unit: Unit | str) -> Release:
         return release_for(self.plan, epsilon=epsilon, delta=self._delta(delta), unit=unit, has_tables=self._has_tables)
@@ -383,11 +386,7 @@ class FederatedModel:
                 "so every prediction is also about those, and is charged to them; leave dataset out"
             )
         self._check_arrays(rows.features)
-        if name == rows.name:
-            return rows
-        return NewRows(
-            name=name, party_names=rows.party_names, features=rows.features, ids=rows.ids, labels=rows.labels
-        )
+        return rows if name == rows.name else replace(rows, name=name)
 
     def _check_arrays(self, features: Sequence[npt.NDArray[Any]]) -> None:
         if len(features) != len(self._parties):
@@ -436,6 +435,12 @@ class FederatedModel:
             )
             for part, identity, features in zip(self._parties, identities, rows.features, strict=True)
         ]
+
+    def _ahead(self, setups: Sequence[PartySetup]) -> list[PartyForecast]:
+        """What every party's ledger will say; rows that were answered before cost nothing."""
+        own = self._encoders if self._encoders is not None else [None] * len(setups)
+        public = self._weights_are_charged
+        return [setup.forecast(encoder, public_start=public) for setup, encoder in zip(setups, own, strict=True)]
 
     def _answers_of(self, part: PartyPart) -> Path | None:
         """Where a party keeps what it has answered: beside its part, if that is on a disk."""

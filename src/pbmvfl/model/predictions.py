@@ -41,6 +41,8 @@ class Predictions:
     stopped: str = ""
     #: Whether weights know rows only by what was charged in training. If not, each release is about all of those.
     public_start: bool = True
+    #: True only in tests: somebody knows the noise, so epsilon is infinite.
+    noise_is_seeded: bool = False
     #: Of the label holder, if there are any: numbers of classes.
     true_labels: npt.NDArray[np.int64] | None = None
 
@@ -96,7 +98,8 @@ class Predictions:
 
     def privacy(self, *, delta: float = 1e-5) -> PrivacyTable:
         """What one of these rows has spent by its prediction; of rows that the model was trained on, see the run's."""
-        return privacy_table(self.training_run.of_split(Split.TEST), delta=delta, noise_is_known=self.exact)
+        known = self.exact or self.noise_is_seeded
+        return privacy_table(self.training_run.of_split(Split.TEST), delta=delta, noise_is_known=known)
 
     # --- files ---
 

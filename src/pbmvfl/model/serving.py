@@ -27,6 +27,7 @@ from pbmvfl.privacy.composition import epsilon_by_losses
 from pbmvfl.privacy.units import SERVER, Unit
 from pbmvfl.schedule import PREDICTION, Order, Phase, Round
 from pbmvfl.server import Server
+from pbmvfl.settings import one_of
 from pbmvfl.transport.base import Inspection, Transport
 from pbmvfl.wire.refusals import RefusalCode
 from pbmvfl.wire.traffic import Traffic
@@ -55,6 +56,7 @@ def release_for(
 
     `has_tables` says whether the server has counts of votes: symbols can be read only by them.
     """
+    unit = one_of("unit", unit, Unit)
     own = _planned(training, has_tables)
     if epsilon is None and own is not None:
         return own
@@ -170,7 +172,7 @@ def serve(
         tell()
     except PartyRefused as refusal:
         error = None if owners is None else owners.owner_error(refusal.party)
-        if refusal.code != RefusalCode.BUDGET or (not server.is_open and server.completed_rounds == 0):
+        if refusal.code != RefusalCode.BUDGET or server.round is None:  # no row was asked for yet: an error
             raise (error if isinstance(error, PbmvflError) else refusal) from refusal
         stopped = str(refusal if error is None else error)
         deliver(server, transport, meter, server.stop(), setup=False)
