@@ -7,6 +7,7 @@ import contextlib
 import csv
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -94,6 +95,21 @@ def test_own_networks_are_trained_saved_and_asked(tmp_path):
     assert "epsilon 8.00 of a cell, strict" in printed  # a start that nobody declared would cost more
     assert number_after(printed, "accuracy of released predictions:") > 0.70
     assert sorted(path.name for path in (tmp_path / "own_model").iterdir()) == ["bank", "server", "shop"]
+
+
+@pytest.mark.slow
+def test_an_estimator_in_a_pipeline_charges_every_fold(tmp_path):
+    pytest.importorskip("pandas")
+    printed = executed("estimator_in_a_pipeline.py", tmp_path)
+    assert number_after(printed, "accuracy of released predictions, three folds:") > 0.70
+    for party in ("bank", "shop"):  # trained and predicted, three times; every row is predicted once
+        assert row_releases(tmp_path / "folds" / f"{party}.sqlite", "people") == [0, 500] * 3
+
+
+def test_every_example_is_run_here():
+    scripts = {path.name for path in EXAMPLES.glob("*.py")}
+    mentioned = set(re.findall(r"\w+\.py", Path(__file__).read_text()))
+    assert scripts <= mentioned
 
 
 # --- the tables ---
