@@ -8,7 +8,7 @@ INPUTS := pyproject.toml constraints.txt
 # pytest-xdist: one process a core, and torch may not start threads of its own in each of them.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test test-fast install lint bench clean
+.PHONY: demo test test-fast install lint bench wheel-check clean
 
 demo: $(STAMPS)/run
 	$(BIN)/pbmvfl train digits
@@ -26,6 +26,15 @@ lint: $(STAMPS)/dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# What a user gets: the wheel in an empty environment, from a self-test to a page about charged predictions.
+wheel-check:
+	rm -rf build/wheel && mkdir -p build/wheel
+	$(PYTHON) -m venv build/wheel/env
+	$(PYTHON) -m pip wheel --quiet --disable-pip-version-check --no-deps -w build/wheel .
+	build/wheel/env/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt build/wheel/*.whl
+	cd build/wheel && env/bin/pbmvfl doctor && env/bin/pbmvfl train digits --out run && env/bin/pbmvfl predict run \
+		&& env/bin/pbmvfl report run --out report.html
 
 bench: $(STAMPS)/run
 	$(BIN)/python -m benchmarks

@@ -99,7 +99,28 @@ def test_predictions_are_charged_under_the_names_of_the_rows(cli, place):
         assert book.read_ids(entry.test_ids) == [f"p{row}" for row in range(1000, 1005)]
         book.close()
     assert sorted(path.name for path in (place / "run").glob("predictions-*")) == ["predictions-001.parquet"]
-    assert json.loads((place / "run" / "released.jsonl").read_text())["rows"] == 5
+    noted = json.loads((place / "run" / "released.jsonl").read_text())
+    assert (noted["rows"], noted["exact"], noted["accuracy"]) == (5, False, None)
+    assert 7.9 < noted["epsilon"] <= 8
+    assert "p1000" not in (place / "run" / "released.jsonl").read_text()
+
+
+def test_what_was_asked_stands_on_the_runs_page(cli, place):
+    write(place / "test.csv", 2000, 40)
+    code, out, err = cli("evaluate", "run", "--data", "test.csv", "--id", "person", "--json")
+    assert code == 0, err
+    right = json.loads(out)["metrics"]["test_accuracy"]
+    code, out, err = cli("report", "run", "--json")
+    assert code == 0, err
+    (asked,) = json.loads(out)[0]["asked"]
+    assert asked["accuracy"] == pytest.approx(right)
+    assert cli("report", "run", "--out", "page.html")[0] == 0
+    page = (place / "page.html").read_text()
+    assert "Asked since" in page
+    assert f">{right:.4f}<" in page
+    (place / "run" / "released.jsonl").write_text("{")
+    code, _, err = cli("report", "run", "--json")
+    assert (code, "released.jsonl is damaged" in err) == (2, True)
 
 
 def test_an_evaluation_is_a_release_and_says_what_it_was_measured_on(cli, place):

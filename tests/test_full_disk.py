@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -20,6 +21,7 @@ import pytest
 from pbmvfl.driver import Meter
 from pbmvfl.errors import LedgerError, WriteError
 from pbmvfl.files import write_atomically
+from pbmvfl.ledger.books import look_ahead
 from pbmvfl.ledger.file import Database
 from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.plan import Plan
@@ -239,3 +241,21 @@ def test_a_party_that_cannot_write_tells_the_server_nothing_of_its_disk():
     refusal = Refusal.of(WriteError("/home/bank/run/round-1 cannot be written: No space left on device"))
     assert refusal.code is RefusalCode.FAULT
     assert not {"home", "bank", "space", "disk"} & set(refusal.words.replace("/", " ").split())
+
+
+def test_a_book_that_a_full_disk_left_empty_is_begun_by_the_next_run(tmp_path):
+    """The disk is full while the book is made: a real limit, in a process of its own."""
+    make = (
+        "import resource, signal; from pbmvfl.ledger.ledger import Ledger;"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000)); Ledger('one.sqlite', owner='one')"
+    )
+    ended = subprocess.run([sys.executable, "-c", make], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert "LedgerError" in ended.stderr
+    book = tmp_path / "one.sqlite"
+    assert book.is_file()
+    assert look_ahead(book, party="one", dataset="people").limits == ()  # nothing is refused because of it
+    with contextlib.closing(Ledger(book, owner="one")) as begun:
+        assert begun.datasets() == []
+    with pytest.raises(TypeError):  # now it is a book, and is asked: a session has a plan
+        look_ahead(book, party="one", dataset="people")

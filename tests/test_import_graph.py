@@ -70,6 +70,7 @@ ORDER = [
     "run",
     "federation",
     "joint",
+    "estimator_input",
     "estimator",
     "doctor",
     "report",

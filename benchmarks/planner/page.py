@@ -69,8 +69,20 @@ def _tables(records: dict[str, list[Found]]) -> str:
             f"| {_points(ours['accuracy'])} ± {_points(ours['deviation'])} | {loss(found):+.1f} "
             f"| {_points(best['balanced'])}, {_points(ours['balanced'])} | {found['planned_settings']['features']} |"
         )
-    lines += ["", *(f"- {each}" for each in summary(records["compared"]).splitlines()), "", *_notes(records)]
+    lines += ["", *(f"- {each}" for each in summary(records["compared"]).splitlines()), _verdict(records["compared"])]
+    lines += ["", *_notes(records)]
     return "\n".join(lines) + "\n"
+
+
+def _verdict(compared: Sequence[Found]) -> str:
+    """The goals, and what misses them."""
+    goals = f"- goals: at most {GOAL_MEDIAN:g} points on the median and {GOAL_WORST:g} at the worst"
+    missed = [
+        f"{each['table']} at epsilon {each['epsilon']:g} ({loss(each):.1f})"
+        for each in compared
+        if loss(each) > GOAL_WORST
+    ]
+    return f"{goals}; the second is missed by {', '.join(missed)}" if missed else f"{goals}: met"
 
 
 def _points(value: float) -> str:

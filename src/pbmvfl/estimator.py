@@ -23,13 +23,14 @@ from sklearn.utils import assert_all_finite
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_consistent_length, check_is_fitted, column_or_1d, validate_data
 
-from pbmvfl.data.assignment import check_name, parse_columns
-from pbmvfl.data.faults import Faults, Place, listed, nearest
+from pbmvfl.data.assignment import check_name
+from pbmvfl.data.faults import Faults
 from pbmvfl.data.labels import number_classes
 from pbmvfl.data.prepared import prepare
 from pbmvfl.data.rows import NewRows, load_rows
-from pbmvfl.data.vertical import Array, VerticalDataset, column_blocks, numbered_parties, require_party_count
+from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.errors import DataError, ModelError, PlanError
+from pbmvfl.estimator_input import check_labels, held_by_number, is_frame, names_of, parts_of, row_names, table_of
 from pbmvfl.federation import Federation
 from pbmvfl.local_planner import learning_note
 from pbmvfl.model.predictions import Predictions
@@ -37,7 +38,6 @@ from pbmvfl.plan import Plan
 from pbmvfl.plan_groups import feature_width
 from pbmvfl.privacy.conversion import usual_delta
 from pbmvfl.privacy.units import Unit
-from pbmvfl.words import counted
 
 #: What predictions are released and charged by: as it was when the model was trained.
 _FIXED_BY_FIT = ("prediction_epsilon", "delta", "unit", "ledger", "dataset")
@@ -174,21 +174,21 @@ class VerticalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
 
     def _dataset(self, X: Any, y: Any) -> VerticalDataset:
         """Rows to train on, as every party has them, without test rows."""
-        as_table = _is_frame(X) or self.schema is not None
-        names = _names_of(X)
-        _check_labels(y)
+        as_table = is_frame(X) or self.schema is not None
+        names = names_of(X)
+        check_labels(y)
         rows, labels = self._checked(X, as_table=as_table, y=y)
         check_consistent_length(rows, labels)
         numbers, class_names = self._classes(labels)
-        held = self._held(names, rows.shape[1])
+        held = held_by_number(self.columns, self.num_parties, names=names, width=rows.shape[1])
         self._names = names or tuple(map(str, range(rows.shape[1])))
         if as_table:
             named = {party: [self._names[column] for column in own] for party, own in held.items()}
-            table = _table(rows, self._names)
+            table = table_of(rows, self._names)
             found = prepare([table], held=named, label=None, id=None, label_data=None, schema=self.schema)
             columns, features = found.columns, found.features[0]
         else:
-            columns, features = None, _parts(rows, held)
+            columns, features = None, parts_of(rows, held)
         self._held_columns = held
         return VerticalDataset(
             name=self.dataset,
@@ -209,9 +209,9 @@ class VerticalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
         columns = self.model_.columns
         rows = self._checked(X, as_table=columns is not None, reset=False)
         if columns is None:
-            features = _parts(rows, self._held_columns)
+            features = parts_of(rows, self._held_columns)
         else:
-            table = _table(rows, self._names)
+            table = table_of(rows, self._names)
             features = load_rows(table, columns=columns, class_names=self.model_.class_names).features
         return NewRows(
             name=self.dataset,
@@ -223,7 +223,7 @@ class VerticalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
     def _checked(self, X: Any, *, as_table: bool, **more: Any) -> Any:
         """By scikit-learn's own checks of number, names and kind of columns; values of tables are checked by rules."""
         checks: dict[str, Any] = {"dtype": None, "ensure_all_finite": False} if as_table else {"dtype": np.float32}
-        if as_table and _is_frame(X):
+        if as_table and is_frame(X):
             checks = {"skip_check_array": True}
         try:
             return validate_data(self, X, **more, **checks)
@@ -237,7 +237,7 @@ class VerticalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
     def _ids(self, X: Any, count: int) -> tuple[str, ...]:
         """The rows' names. Without a ledger nobody keeps them, and their places will do. With one, places will not:
         row 0 of one fold is another person than row 0 of the next."""
-        names = _row_names(X)
+        names = row_names(X)
         if names is not None:
             return names
         if self.ledger is not None:
@@ -262,49 +262,6 @@ class VerticalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
         self.classes_ = classes
         return numbers.astype(np.int64), names
 
-    # --- columns ---
-
-    def _held(self, names: tuple[str, ...] | None, width: int) -> dict[str, list[int]]:
-        """Which columns each party holds, by their numbers."""
-        if self.columns is None:
-            require_party_count(self.num_parties)
-            if self.num_parties > width:
-                raise DataError(
-                    f"n_features={width} cannot be shared by num_parties={self.num_parties}: each party needs at least "
-                    "one column; give more columns or fewer parties, of which there are at least 2"
-                )
-            blocks = column_blocks("columns", width, self.num_parties)
-            parties = numbered_parties(self.num_parties)
-            return {party: block.tolist() for party, block in zip(parties, blocks, strict=True)}
-        columns = parse_columns(self.columns) if isinstance(self.columns, str) else self.columns
-        form = 'must be of the form {"bank": ["age", "job"], "shop": ["visits"]}'
-        if not isinstance(columns, Mapping) or not all(isinstance(party, str) and party for party in columns):
-            raise DataError(f"columns={columns!r} {form}")
-        if len(columns) < 2:
-            said = counted(len(columns), "party", "parties")
-            raise DataError(f"columns name {said}, and at least 2 are needed; columns {form}")
-        words = [column for own in columns.values() for column in own if isinstance(column, str)]
-        if words and names is None:
-            raise DataError(
-                f"columns are named {listed(words)}, and X is an array, whose columns have no names; give numbers from "
-                f"0 to {width - 1}, or a DataFrame (in a pipeline, steps keep names with "
-                'set_output(transform="pandas"))'
-            )
-        held: dict[str, list[int]] = {}
-        faults = Faults()
-        for party, own in columns.items():
-            if isinstance(own, str) or not isinstance(own, Sequence) or not len(own):
-                raise DataError(f"party={party!r}: columns={own!r} is not a list of columns; columns {form}")
-            found = [_number_of(column, names or (), width, faults) for column in own]
-            for column, number in zip(own, found, strict=True):
-                others = [other for other, taken in held.items() if number in taken]
-                if number is not None and (others or found.count(number) > 1):
-                    who = " and ".join(f"party={each!r}" for each in [*others, party])
-                    faults.add(f"column={column!r} is named twice ({who}); each column belongs to one party, once")
-            held[party] = [number for number in found if number is not None]
-        faults.raise_any()
-        return held
-
     def _check_parameters(self) -> None:
         """Those that nobody else looks at, or only when it is too late."""
         value = self.prediction_epsilon
@@ -325,75 +282,6 @@ class VerticalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
                 f"dataset={self.dataset!r} is not permitted; give the owners' name of these people, a text without / "
                 "and \\ that neither begins nor ends with a blank, as in 'patients-2024'"
             ) from None
-
-
-# --- frames and arrays ---
-
-
-def _is_frame(X: Any) -> bool:
-    """Of pandas, polars or pyarrow."""
-    return hasattr(X, "__arrow_c_stream__") and (hasattr(X, "columns") or hasattr(X, "column_names"))
-
-
-def _names_of(X: Any) -> tuple[str, ...] | None:
-    """What a frame's columns are called; None for arrays."""
-    if not _is_frame(X):
-        return None
-    return tuple(map(str, X.column_names if hasattr(X, "column_names") else X.columns))
-
-
-def _row_names(X: Any) -> tuple[str, ...] | None:
-    """The index of a pandas frame as texts; None if it does not tell the rows apart."""
-    index: Any = getattr(X, "index", None)
-    if not hasattr(index, "is_unique") or index.hasnans:
-        return None
-    # 7 and 7.0 are one name: an index becomes real by the way of an operation that is not about it.
-    names = tuple(str(int(each) if isinstance(each, float) and each.is_integer() else each) for each in index)
-    return names if len(set(names)) == len(names) else None
-
-
-def _table(X: Any, names: Sequence[str]) -> Any:
-    """What can be read by rules: a frame as it is, an array as a table with these names."""
-    if _is_frame(X):
-        return X
-    import pyarrow as pa
-
-    try:
-        return pa.table({name: pa.array(X[:, column]) for column, name in enumerate(names)})
-    except (pa.ArrowException, TypeError):  # its words may have a value in them
-        raise DataError("X has a column with values of several types; give a DataFrame") from None
-
-
-def _check_labels(y: Any) -> None:
-    """Labels that are missing, or of several types: scikit-learn takes them for amounts, or says nothing useful."""
-    values = np.asarray(y)
-    if y is None or values.dtype != object:
-        return
-    # Missing values are not equal to themselves, or cannot say whether they are.
-    missing = [row for row, each in enumerate(values.ravel()) if each is None or (each == each) is not True]
-    if missing:
-        raise DataError(f"y: {Place(file='y').rows(missing)} without a label; every row needs one")
-    if len({isinstance(each, str) for each in values.ravel()}) > 1:
-        raise DataError("y has words and other values; give labels of one type")
-
-
-def _parts(X: Array, held: Mapping[str, Sequence[int]]) -> tuple[Array, ...]:
-    return tuple(np.ascontiguousarray(X[:, list(own)]) for own in held.values())
-
-
-def _number_of(column: Any, names: tuple[str, ...], width: int, faults: Faults) -> int | None:
-    """A column's place, from its name or its number."""
-    if isinstance(column, int | np.integer) and not isinstance(column, bool):
-        if 0 <= column < width:
-            return int(column)
-        faults.add(f"column={column} is not there; X has {width} columns, 0 to {width - 1}")
-    elif not isinstance(column, str):
-        faults.add(f"column={column!r} must be a column's name or its number")
-    elif column not in names:
-        faults.add(f"column={column!r} is not in X{nearest(column, names)}; it has {listed(names)}")
-    else:
-        return names.index(column)
-    return None
 
 
 def _learning_note(plan: Plan, data: VerticalDataset) -> str | None:

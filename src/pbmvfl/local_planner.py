@@ -22,7 +22,7 @@ _STEPS = 40
 _WIDEST_VALUES = 256
 #: Products of columns are looked at up to so many numbers a row, up to so much noise on a score, and from so many rows
 #: for each weight on: where nothing acts together they then cost about a point; where something does they bring ten.
-_WIDEST_PAIRS, _PAIRS_NOISE, _ROWS_PER_WEIGHT = 512, 0.12, 8.0
+_WIDEST_PAIRS, _PAIRS_NOISE, _ROWS_PER_WEIGHT = 512, 0.5, 12.0
 #: Up to so much noise on a score, rows keep their usual norm; beyond it they are clipped, by this power of the excess.
 _UNCLIPPED_NOISE, _CLIP_POWER, _LEAST_CLIP_SHARE = 0.08, 0.75, 0.05
 #: The step size of gradients that are not clipped: for each class, and for the root of rows times shift over the root
@@ -40,7 +40,7 @@ _UNPREPARED_SHARE, _UNPREPARED_RATE = 0.3, 3.0
 USUAL_COLUMNS = 16
 _SEARCH_STEPS = 40
 #: Rows times shift, for each root of the numbers in a row: preparation pays from here on.
-_LEAST_PREPARED = 25.0
+_LEAST_PREPARED = 20.0
 #: The same for each class as well: nothing is learned up to the first, and little up to the second.
 _NOTHING_LEARNED, _LITTLE_LEARNED = 1.5, 5.0
 #: Where one class has more than this share, the same over the share of all others: rare classes are lost much earlier.

@@ -13,6 +13,8 @@ from pbmvfl.cli.options import TableLabelData, check_target, table_files
 from pbmvfl.errors import DataError, RunFolderError
 from pbmvfl.plan_groups import DATA
 from pbmvfl.privacy.conversion import check_delta, usual_delta
+from pbmvfl.privacy.units import Accounting, Unit
+from pbmvfl.runs.asked import Asked
 from pbmvfl.words import counted
 
 if TYPE_CHECKING:
@@ -226,7 +228,7 @@ class _Asked:
         if self._file is not None:
             found.write(self._file)
         if self._folder is not None:
-            self._folder.note_release(self.summary(found))
+            self._asked(found).note(self._folder.path)
         self._show_after(found)
         return found
 
@@ -287,6 +289,23 @@ class _Asked:
     def _shown_delta(self) -> float:
         delta: float | None = self._budget["delta"]
         return usual_delta(self._model.plan.num_samples) if delta is None else delta
+
+    def _asked(self, found: Predictions) -> Asked:
+        shown = self.summary(found)
+        bound = None if found.exact else found.privacy(delta=self._shown_delta).bound(Unit.CELL, Accounting.STRICT)
+        metrics = shown.get("metrics", {})
+        return Asked(
+            rows=shown["rows"],
+            predicted=shown["predicted"],
+            exact=found.exact,
+            law=shown["mechanism"],
+            epsilon=None if bound is None else bound.epsilon,
+            advantage=None if bound is None else bound.advantage_upper_bound,
+            delta=None if bound is None else bound.delta,
+            accuracy=metrics.get("test_accuracy"),
+            auprc=metrics.get("test_auprc"),
+            majority_rate=shown.get("majority_rate"),
+        )
 
     def _show_before(self, *, exact: bool, uncharged: bool) -> None:
         from pbmvfl.cli.ledger_forecast import forecast_lines

@@ -11,6 +11,7 @@ from pbmvfl.local_planner import dense_columns, learning_note
 from pbmvfl.mechanisms import Mechanism
 from pbmvfl.plan import Plan
 from pbmvfl.plan_groups import Evaluation, FeatureMap, PreparationName, Training, feature_width
+from pbmvfl.schedule import COUNTS
 from pbmvfl.votes import VoteKind
 from pbmvfl.wire.traffic import human_bytes
 from pbmvfl.words import counted
@@ -85,7 +86,8 @@ def _local(plan: Plan) -> str:
         FeatureMap.VALUES: "the values of its columns and of every two together",
     }[plan.features]
     prepared = ", whitened" if plan.preparation is PreparationName.WHITEN else ""
-    return f"every party alone on {seen}{prepared}; nothing leaves it; {_steps(plan)}"
+    leaves = "only noisy counts of its votes leave it" if COUNTS in plan.schedule.kinds else "nothing leaves it"
+    return f"every party alone on {seen}{prepared}; {leaves}; {_steps(plan)}"
 
 
 def _noise(plan: Plan) -> str:
@@ -100,6 +102,9 @@ def _prediction(plan: Plan) -> Iterator[tuple[str, str]]:
     if plan.evaluation is Evaluation.SIMULATOR:
         if plan.training is Training.LOCAL:
             yield "predictions", "exact sums, which the label holder may see; outside the epsilon"
+        if plan.prediction is not None:
+            vote = f" of every party's vote ({plan.vote.kind})"
+            yield "later rows", f"{plan.prediction.describe()}{vote}, when the trained model is asked"
         return
     release = plan.prediction or plan.release
     vote = "" if plan.vote.kind is VoteKind.RAW else f" of every party's vote ({plan.vote.kind})"

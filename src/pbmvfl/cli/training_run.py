@@ -100,6 +100,10 @@ class TrainingRun:
             print_result(self._console, result, delta=self._delta, is_news=self._resumed or bool(result.stopped))
             others = ", curves.png and model/" if self._folder.model.is_dir() else " and curves.png"
             self._say(f"result.json, history.csv{others} are in {self._folder.path}")
+            if self._folder.model.is_dir():
+                run = shlex.quote(str(self._folder.path))
+                ask = f"evaluate {run}" if self._data.columns is None else f"predict {run} --data NEW.csv"
+                self._say(f"next: pbmvfl {ask} (one charged release a row), pbmvfl report {run}")
         if result.stopped:
             raise SystemExit(DIVERGED if result.diverged else STOPPED_BY_LEDGER)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pbmvfl.errors import BudgetExceeded, LedgerError
+from pbmvfl.ledger.file import is_begun
 from pbmvfl.ledger.forecast import Forecast
 from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.ledger.owners import ENDING, file_name
@@ -23,7 +24,7 @@ def book_of(folder: Path, index: int, party: str, *, dataset: str | None = None)
     there are both, and the older one knows the dataset, neither alone would have everything.
     """
     named, numbered = folder / file_name(party), folder / f"party-{index}{ENDING}"
-    if named == numbered or not numbered.is_file():
+    if named == numbered or not is_begun(numbered):
         return named
     with contextlib.closing(Ledger(numbered, read_only=True)) as older:
         if older.owner:
@@ -64,7 +65,7 @@ class PartyForecast:
 
 def look_ahead(path: Path, *, party: str, dataset: str, **session: Any) -> PartyForecast:
     """What a party's book says to a session (`Ledger.forecast`); a book that is not there yet has nothing to say."""
-    if not path.is_file():
+    if not is_begun(path):
         return PartyForecast(party=party, path=path, runs=0, limits=())
     with contextlib.closing(Ledger(path, owner=party, read_only=True)) as book:
         limits = book.forecast(dataset=dataset, **session)

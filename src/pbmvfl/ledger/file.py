@@ -184,6 +184,17 @@ def format_of(db: Database, path: Path) -> int | None:
     return int(number)
 
 
+def is_begun(path: Path) -> bool:
+    """Whether a file is there and has a book in it: a full disk leaves one that is empty, where nothing was written."""
+    if not path.is_file():
+        return False
+    db = open_for_reading(path)
+    try:
+        return format_of(db, path) is not None
+    finally:
+        db.close()
+
+
 # --- what is written beside the rows ---
 
 #: What the lock file holds: the version of the limits, as a session's rounds compare it.

@@ -44,12 +44,13 @@ def privacy_section(facts: RunFacts) -> Markup:
             )
         )
     if not run.releases and not facts.result.noise_is_seeded:
-        parts.append(
-            el(
-                "p",
-                "Nothing about any row was released in this run: a party's 0 covers neither predictions nor weights.",
+        told = any(part.told_rows for part in run.activities)
+        words = "No row was released in this run by itself, only every party's noisy counts of its votes by class."
+        if not told:
+            words = (
+                "Nothing about any row was released in this run: a party's 0 covers neither predictions nor weights."
             )
-        )
+        parts.append(el("p", words))
     strict = facts.tables[0][1].bound(Unit.CELL, Accounting.STRICT)
     parts += [
         el("h3", "How to read it"),

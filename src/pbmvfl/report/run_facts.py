@@ -21,6 +21,7 @@ from pbmvfl.privacy.accounting import epsilon_bound
 from pbmvfl.privacy.table import PrivacyTable, privacy_table
 from pbmvfl.privacy.units import Accounting, Unit
 from pbmvfl.report.spent_over_rounds import EpsilonPath, LimitPath, epsilon_paths, limit_paths, splits_apart
+from pbmvfl.runs.asked import Asked, read_asked
 from pbmvfl.runs.folder import RunFolder
 from pbmvfl.runs.results import Result
 from pbmvfl.runs.source import Files, NamedSource, RunSource, TableSource
@@ -73,6 +74,8 @@ class RunFacts:
     plan_words: tuple[tuple[str, str], ...]
     #: Commands that make the run again, and look at it.
     commands: tuple[tuple[str, str], ...]
+    #: What was asked of the trained model since.
+    asked: tuple[Asked, ...] = ()
 
     @property
     def headline(self) -> tuple[str, float, float]:
@@ -117,6 +120,7 @@ class RunFacts:
             "traffic_predicted": self.result.plan.traffic().to_dict(),
             "traffic_npq": self.npq.to_dict(),
             "noise": [asdict(line) for line in self.noise],
+            "asked": [_number(asdict(each)) for each in self.asked],
         }
 
 
@@ -168,6 +172,7 @@ def facts_of(
         reads_ledgers=reads,
         npq=npq_traffic(result.plan),
         noise=tuple(noise_lines(result.plan)),
+        asked=read_asked(folder.path),
         written={key: written[key] for key in _SHOWN if key in written},
         plan_words=tuple(plan_words),
         commands=tuple(commands(name, source, has_model=folder.model.is_dir())),

@@ -26,6 +26,8 @@ def sections(facts: RunFacts, prefix: str) -> Iterator[tuple[str, str, Markup]]:
     yield f"{prefix}privacy", "What it tells about anybody", privacy_section(facts)
     yield f"{prefix}rounds", "Epsilon over the rounds", rounds_section(facts)
     yield f"{prefix}accuracy", "Accuracy and loss", _accuracy(facts)
+    if facts.asked:
+        yield f"{prefix}asked", "Asked since", _asked(facts)
     yield f"{prefix}bytes", "Bytes", _bytes(facts)
     if facts.noise:
         yield f"{prefix}noise", "Noise against signal", _noise(facts)
@@ -337,4 +339,34 @@ def _again(facts: RunFacts) -> Markup:
             "LEDGERS is the folder of the parties' ledgers: paths are not part of this page.",
             class_="muted small",
         ),
+    )
+
+
+# --- asked since ---
+
+
+def _asked(facts: RunFacts) -> Markup:
+    """Predictions of the trained model, each a release of its own."""
+    titles = ("rows", "by", "epsilon of a row", "accuracy", "majority rate")
+    lines = [
+        (
+            f"{each.predicted:,}" if each.predicted == each.rows else f"{each.predicted:,} of {each.rows:,}",
+            each.law,
+            "none" if each.epsilon is None else format_epsilon(each.epsilon),
+            _figure(each.accuracy),
+            _figure(each.majority_rate),
+        )
+        for each in facts.asked
+    ]
+    kinds = (None, None, *["number"] * 3)
+    head = el("tr", *(el("th", title, class_=kind) for title, kind in zip(titles, kinds, strict=True)))
+    rows = [el("tr", *(el("td", text, class_=kind) for text, kind in zip(line, kinds, strict=True))) for line in lines]
+    return joined(
+        el(
+            "p",
+            "What the trained model was asked afterwards, as the run folder notes it. Every row that was predicted is "
+            "one release, beside what training cost; a row that is asked about twice pays twice, unless its answer was "
+            "kept. The parties' ledgers have the count that holds.",
+        ),
+        el("div", el("table", el("thead", head), el("tbody", *rows)), class_="scroll"),
     )

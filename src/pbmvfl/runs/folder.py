@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from pbmvfl.errors import PlanError, RunFolderError, WriteError
 from pbmvfl.files import PRIVATE_FILE, PRIVATE_FOLDER, make_private, write_atomically
@@ -123,13 +122,6 @@ class RunFolder:
         path = self.path / "curves.png"
         make_private(path)
         return path
-
-    def note_release(self, said: Mapping[str, Any]) -> None:
-        """One more line about what was asked of the trained model: for people, the count itself is the ledgers'."""
-        path = self.path / "released.jsonl"
-        make_private(path)
-        with path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(said) + "\n")
 
     def write_history(self, history: Sequence[EpochLine]) -> None:
         write_atomically(self.path / "history.csv", history_csv(history), mode=PRIVATE_FILE)
