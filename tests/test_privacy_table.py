@@ -116,6 +116,18 @@ def test_printed_it_says_once_below_the_table_that_the_paper_s_count_is_no_proof
     assert len({line.index("server") for line in rows if "server" in line}) == 1  # columns stay columns
 
 
+def test_printed_it_has_only_theorems_where_the_paper_s_count_is_smaller_nowhere():
+    table = Plan.for_budget(epsilon=8, num_parties=2, num_samples=1000, num_classes=2, columns=5).privacy()
+    assert {row.accounting for row in table.bounds} == {"strict", "paper"}
+    text = str(table)
+    assert "paper" not in text
+    assert "not a proof" not in text
+    assert text.count("strict") == 9 + 1  # three units, three adversaries, and the sentence below
+    proved = [row for row in table.bounds if row.accounting == "strict"]
+    fewer = PrivacyTable((*proved, replace(proved[0], accounting="paper", epsilon=proved[0].epsilon / 2)))
+    assert "paper" in str(fewer)  # one that is smaller brings all of them back
+
+
 @pytest.mark.parametrize(("delta", "noted"), [(1 / 40, True), (0.5, True), (0.99 / 40, False), (1e-5, False)], ids=str)
 def test_a_delta_that_permits_publishing_a_row_is_noted(delta, noted):
     found = [note for note in notes(PLAN, delta) if "publishing a row outright" in note]
