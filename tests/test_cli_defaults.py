@@ -286,3 +286,13 @@ def test_the_default_of_a_named_dataset_is_that_of_its_data(cli):
 def test_a_budget_that_is_no_number_is_refused_in_python(make_data):
     with pytest.raises(PlanError, match="epsilon='8' is of type str"):
         Plan.for_budget(epsilon="8", data=make_data())  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("table")
+def test_a_plan_that_was_written_is_trained_as_it_is(cli):
+    """Its network too: steps that are made for one layer do not fit three."""
+    assert cli("plan", *TABLE, "--out", "plan.json")[0] == 0
+    code, _, err = cli("train", *TABLE, "--plan", "plan.json", "--out", "run", "--json")
+    assert code == 0, err
+    written, trained = (json.loads(Path(name).read_text()) for name in ("plan.json", "run/plan.json"))
+    assert trained == written

@@ -38,7 +38,7 @@ from pbmvfl.cli.presets import preset, uses_pictures
 from pbmvfl.errors import CheckpointError, DataError, PlanError, RunFolderError
 from pbmvfl.json_files import read_object
 from pbmvfl.plan import Plan
-from pbmvfl.plan_groups import DATA
+from pbmvfl.plan_groups import DATA, Network, Training
 from pbmvfl.plan_names import NEUTRAL
 from pbmvfl.planner import PlannedBudget, plan_for_budget
 from pbmvfl.privacy.conversion import check_delta, usual_delta
@@ -307,7 +307,7 @@ def _new(
 
     if out is not None and out.exists():
         RunFolder.create(out, name="")  # refuses, before anything is loaded
-    settings = {name: value for name, value in planned.items() if name not in _SIZES}
+    settings = {name: value for name, value in planned.items() if name not in _sizes_of(planned)}
     chosen = {**(settings or ({} if budget else preset(source.rows.dataset))), **given}
     # Every number is checked before a long load or a download; the sizes come with the data.
     Plan.from_dict(
@@ -340,6 +340,12 @@ def _new(
     return _Prepared(folder, plan, data, source, (*notes, *(planned_budget.words if planned_budget else ())))
 
 
+def _sizes_of(planned: dict[str, Any]) -> frozenset[str]:
+    """What the data says and a plan's file does not: also the network, where the plan has the one that nobody chose."""
+    unsaid = planned.get("encoder") == Network().encoder and planned.get("training") != Training.LOCAL
+    return _SIZES if unsaid else _SIZES - {"encoder"}
+
+
 def _planned(data: VerticalDataset, budget: AskedBudget, delta: float, chosen: dict[str, Any]) -> PlannedBudget:
     return plan_for_budget(
         Plan,
@@ -360,7 +366,8 @@ def _resumed(path: Path, asked: dict[str, Any], planned: dict[str, Any], given: 
 
     folder = RunFolder.existing(path)
     plan, source = folder.read_plan(), folder.read_source()
-    settings = {name: value for name, value in planned.items() if name not in _SIZES or name in _SHARED_SIZES}
+    sizes = _sizes_of(planned)
+    settings = {name: value for name, value in planned.items() if name not in sizes or name in _SHARED_SIZES}
     _check_same_plan(path, plan, {**settings, **given})
     _check_same_source(path, source, asked)
     notes = source.rows.changes(path)
