@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from pbmvfl.errors import DataError
 from pbmvfl.ledger.books import book_of
 from pbmvfl.ledger.ledger import Ledger
 
@@ -229,7 +230,67 @@ def test_a_limit_keeps_rows_back_and_returns_3(cli, place):
     assert "--until-limit" in err
     code, out, err = cli(*ask, "third.parquet", "--until-limit")
     assert (code, "0 of 5 rows predicted" in out) == (3, True), err
-    assert pq.read_table(place / "third.parquet")["prediction"].null_count == 5
+    assert not (place / "third.parquet").exists()  # there is nothing to write
+
+
+def test_books_that_do_not_know_of_the_training_are_refused(cli, place):
+    """New ones, those of another folder, and a folder that lost one: none knows what was spent, or a limit."""
+    write(place / "new.csv", 1000, 5, label=False)
+    ask = ("predict", "run", "--data", "new.csv", "--id", "person")
+    code, _, err = cli(*ask, "--ledger", "fresh")
+    assert (code, "does not know of this model's training" in err) == (2, True)
+    assert not (place / "fresh").exists()
+    (place / "books" / "shop.sqlite").rename(place / "shop.sqlite")
+    code, _, err = cli(*ask)
+    assert (code, "party='shop'" in err) == (2, True)
+    assert not list((place / "books").glob("shop.sqlite"))
+    assert not list((place / "run").glob("predictions-*"))
+
+
+def test_exact_sums_of_rows_with_a_limit_need_the_owners_word_and_are_noted(cli):
+    limit = ("ledger", "limit", "books", "--dataset", "people", "--unit", "cell", "--accounting", "strict")
+    assert cli(*limit, "--epsilon", 20)[0] == 0
+    code, _, err = cli("evaluate", "run", "--exact")
+    assert (code, "--exact-metrics" in err) == (2, True)
+    assert cli("evaluate", "run", "--exact", "--exact-metrics")[0] == 0
+    assert "exact metrics of its rows were permitted" in " ".join(cli("ledger", "show", "books")[1].split())
+
+
+def test_a_file_that_cannot_be_written_is_refused_before_rows_are_charged_for_it(cli, place, monkeypatch):
+    write(place / "new.csv", 1000, 5, label=False)
+    ask = ("predict", "run", "--data", "new.csv", "--id", "person", "--out")
+    code, _, err = cli(*ask, "/proc/p.csv")
+    assert (code, "nothing was released" in err, sessions(place)) == (2, True, 1)
+
+    def full(*_: object) -> None:
+        raise DataError("out='p.csv' cannot be written: the disk is full")
+
+    monkeypatch.setattr("pbmvfl.model.predictions.Predictions.write", _full_once(full))
+    code, out, err = cli(*ask, "p.csv")
+    assert code == 0, err
+    kept = Path(out.split("predictions are in ")[1].split()[0])
+    assert pq.read_table(kept).num_rows == 5
+    shutil.rmtree(kept.parent)
+
+
+def _full_once(full):
+    """The first write fails, as on a disk that has become full since it was tried; later ones do not."""
+    from pbmvfl.model.predictions import Predictions
+
+    write_it, failed = Predictions.write, []
+
+    def attempt(self, path):
+        if not failed:
+            failed.append(path)
+            full()
+        write_it(self, path)
+
+    return attempt
+
+
+def test_a_run_that_goes_on_keeps_its_budget(cli, place):
+    code, _, err = cli("train", "--resume", "run", "--epsilon", 4)
+    assert (code, "--epsilon with --resume" in err) == (2, True), place
 
 
 def test_a_damaged_or_incomplete_model_is_named(cli, place):

@@ -278,7 +278,7 @@ def test_a_model_that_a_limit_ended_early_can_still_be_asked(data, tmp_path):
     result = Federation(plan).fit(data, ledger=tmp_path, until_limit=True)
     assert result.stopped
     assert result.model is not None
-    assert result.model.release(data, exact=True).is_known.all()
+    assert result.model.release(data, exact=True, exact_metrics=True).is_known.all()
 
 
 # --- rows ---
@@ -366,15 +366,21 @@ def test_a_plan_that_asks_a_model_trains_nothing_and_needs_its_parts(model, data
 
 
 def test_without_counts_of_votes_a_model_releases_votes_that_can_be_added(data):
-    """And a budget that is not the one that was planned gets such votes, too."""
-    for plan in (local_plan(data, noise_multiplier=3.0), voting_plan(data, evaluation="simulator")):
+    """And a smaller budget than was planned gets such votes, too; a larger one gets what was planned, at its cost."""
+    for plan, epsilon in ((local_plan(data, noise_multiplier=3.0), 6.0), (voting_plan(data, evaluation="none"), 1.0)):
         trained = Federation(plan).fit(data).model
         assert trained is not None
-        found = trained.release(data, epsilon=6.0)
+        found = trained.release(data, epsilon=epsilon)
         assert found.plan.prediction.name == "laplace"
-        assert found.privacy(delta=1e-5).bound("cell", "strict").epsilon <= 6.0
+        assert found.privacy(delta=1e-5).bound("cell", "strict").epsilon <= epsilon
         assert np.isfinite(found.scores_NK).all()
         np.testing.assert_allclose(found.probabilities.sum(axis=1), 1, atol=1e-6)
+    assert any("counted in training for another epsilon" in note for note in trained.prediction_notes(epsilon=1.0))
+    more = trained.release(data, epsilon=6.0)
+    assert more.plan.prediction == plan.prediction
+    assert more.privacy(delta=1e-5).bound("cell", "strict").epsilon <= 2.0
+    assert not trained.prediction_notes(epsilon=6.0)
+    assert any("hardly better than the most frequent class" in note for note in trained.prediction_notes(epsilon=0.1))
 
 
 def test_a_model_without_privacy_is_asked_exactly_or_not_at_all(data):

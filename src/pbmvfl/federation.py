@@ -214,7 +214,7 @@ class Federation:
                 dtype=str(data.train_features[index].dtype),
                 columns=columns[index],
                 own_network=self._encoders is not None,
-                has_ledger=ledger is not None,
+                ledger_run="" if ledger is None else server.run_id.hex(),
             )
             for index, state in enumerate(states)
         ]

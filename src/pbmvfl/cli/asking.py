@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -75,6 +76,14 @@ _Exact = Annotated[
         "--exact", help="Exact sums, as only a simulator can see them: no noise, no epsilon.", rich_help_panel=_BUDGET
     ),
 ]
+_ExactMetrics = Annotated[
+    bool,
+    typer.Option(
+        "--exact-metrics",
+        help="With --exact: the owners' word for rows that have a limit; ledgers note it.",
+        rich_help_panel=_BUDGET,
+    ),
+]
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.", rich_help_panel=_OUT)]
 
 
@@ -91,6 +100,7 @@ def predict(
     uncharged: _Uncharged = False,
     until_limit: _UntilLimit = False,
     exact: _Exact = False,
+    exact_metrics: _ExactMetrics = False,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -108,7 +118,8 @@ def predict(
     """
     budget = {"epsilon": epsilon, "unit": unit, "delta": delta}
     asked = _Asked(run, data, id_, dataset, budget=budget, ledger=ledger, json_only=json_)
-    found = asked.release(uncharged=uncharged, until_limit=until_limit, exact=exact, out=out, wants_file=True)
+    how = {"uncharged": uncharged, "until_limit": until_limit, "exact": exact, "exact_metrics": exact_metrics}
+    found = asked.release(how, out=out, wants_file=True)
     if json_:
         print(json.dumps(asked.summary(found), indent=2))
     if found.stopped:
@@ -132,6 +143,7 @@ def evaluate(
     uncharged: _Uncharged = False,
     until_limit: _UntilLimit = False,
     exact: _Exact = False,
+    exact_metrics: _ExactMetrics = False,
     out: Annotated[
         Path | None, typer.Option(help="File for the predictions, .parquet or .csv.", rich_help_panel=_OUT)
     ] = None,
@@ -145,7 +157,8 @@ def evaluate(
     labels = (label or _OF_TRAINING, label_data)
     asked = _Asked(run, data, id_, dataset, labels=labels, budget=budget, ledger=ledger, json_only=json_)
     asked.require_labels()
-    found = asked.release(uncharged=uncharged, until_limit=until_limit, exact=exact, out=out, wants_file=False)
+    how = {"uncharged": uncharged, "until_limit": until_limit, "exact": exact, "exact_metrics": exact_metrics}
+    found = asked.release(how, out=out, wants_file=False)
     if json_:
         print(json.dumps(asked.summary(found), indent=2))
     else:
@@ -215,24 +228,37 @@ class _Asked:
 
     # --- the release ---
 
-    def release(
-        self, *, uncharged: bool, until_limit: bool, exact: bool, out: Path | None, wants_file: bool
-    ) -> Predictions:
+    def release(self, how: dict[str, Any], *, out: Path | None, wants_file: bool) -> Predictions:
         from pbmvfl.model.predictions import check_predictions_file
 
         if out is not None:
             check_target("out", check_predictions_file(out))
         self._file = out if out is not None or not wants_file else _free_file(self._path)
-        self._show_before(exact=exact, uncharged=uncharged)
-        found = self._ask(uncharged=uncharged, until_limit=until_limit, exact=exact)
         if self._file is not None:
-            found.write(self._file)
+            _try_to_write(self._file)
+        self._show_before(exact=how["exact"], uncharged=how["uncharged"])
+        found = self._ask(how)
+        if self._file is not None:
+            self._keep(found)
         if self._folder is not None:
             self._asked(found).note(self._folder.path)
         self._show_after(found)
         return found
 
-    def _ask(self, *, uncharged: bool, until_limit: bool, exact: bool) -> Predictions:
+    def _keep(self, found: Predictions) -> None:
+        """Write what was paid for: where it was asked for, or else where it can be."""
+        assert self._file is not None
+        if not found.is_known.any():
+            self._file = None  # a limit kept all rows back
+            return
+        try:
+            found.write(self._file)
+        except DataError as error:
+            self._file = Path(tempfile.mkdtemp(prefix="pbmvfl-predictions-")) / "predictions.parquet"
+            found.write(self._file)
+            self._say(f"{error}; they were charged, so they were kept elsewhere")
+
+    def _ask(self, how: dict[str, Any]) -> Predictions:
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
         bar = Progress(
@@ -254,9 +280,7 @@ class _Asked:
                 **self._budget,
                 dataset=self._dataset,
                 ledger=self._ledger,
-                uncharged=uncharged,
-                until_limit=until_limit,
-                exact=exact,
+                **how,
                 on_round=on_round,
             )
 
@@ -326,7 +350,7 @@ class _Asked:
         charged = "nobody counts these (--uncharged)" if uncharged else None
         table.add_row("charged to", charged or (str(self._ledger) if self._ledger else "no ledger: nobody counts them"))
         self._console.print(table)
-        print_notes(self._console, rows.notes)
+        print_notes(self._console, [*rows.notes, *model.prediction_notes(**self._budget)])
         privacy = model.prediction_privacy(**self._budget, num_rows=len(rows.ids))
         print_privacy(self._console, privacy, title="epsilon that a row's prediction costs", strict_only=True)
         if self._ledger is not None and not uncharged:
@@ -382,6 +406,18 @@ def _read_model(path: Path) -> tuple[RunFolder | None, FederatedModel, Path | No
         )
     ledger = folder.read_source().ledger
     return folder, FederatedModel.load(folder.model), None if ledger is None else Path(ledger)
+
+
+def _try_to_write(path: Path) -> None:
+    """Refuse a file that cannot be written before rows are charged for it."""
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        temporary.write_bytes(b"0")
+        temporary.unlink()
+    except OSError as error:
+        raise DataError(
+            f"out={str(path)!r} cannot be written: {error}; nothing was released. Give another file"
+        ) from error
 
 
 def _free_file(path: Path) -> Path:

@@ -89,3 +89,13 @@ def asked_budget(
         prediction_epsilon=prediction_epsilon,
         same_rows=same_rows,
     )
+
+
+def refuse_on_resume(asked: dict[str, object]) -> None:
+    """A run that goes on has its plan: another budget would be ignored, or be another run."""
+    for name, value in asked.items():
+        if value is not None:
+            raise PlanError(
+                f"--{name.replace('_', '-')} with --resume: a run goes on with its own plan; leave it out, or start a "
+                "new run"
+            )

@@ -20,6 +20,7 @@ from pbmvfl.cli.budget import (
     RecordFlag,
     UnitName,
     asked_budget,
+    refuse_on_resume,
     unit_of,
 )
 from pbmvfl.cli.options import (
@@ -196,6 +197,16 @@ def train(
     if resume is not None:
         if out is not None:
             raise RunFolderError(f"--out {out} and --resume {resume}: a resumed run stays in its folder")
+        refuse_on_resume(
+            {
+                "epsilon": epsilon,
+                "unit": unit_of(unit, record=record),
+                "accounting": accounting,
+                "prediction_epsilon": prediction_epsilon,
+                "same_rows": same_rows or None,
+                "paper": paper or None,
+            }
+        )
         asked = {"dataset": dataset, **table, "root": _absolute(root), "ledger": _absolute(ledger)}
         if num_parties is not None:
             given["num_parties"] = num_parties

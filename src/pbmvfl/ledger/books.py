@@ -81,8 +81,8 @@ def check_reaches_end(found: Sequence[PartyForecast], *, dataset: str, rounds: i
     book, limit = min(ends, key=lambda end: end[1].stops_at or 0)
     others = "" if len(ends) == 1 else " and of 1 other" if len(ends) == 2 else f" and of {len(ends) - 1} others"
     usual = (
-        f"Plan within what is left (`pbmvfl plan --ledger {book.path.parent} --dataset {dataset}`), or run until the "
-        "limit: --until-limit, Federation.fit(until_limit=True)"
+        f"Plan within what is left (`pbmvfl plan` with the data's own options and --ledger {book.path.parent}), or run "
+        "until the limit: --until-limit, Federation.fit(until_limit=True)"
     )
     raise BudgetExceeded(
         f"the limit of party={book.party!r}{others} would end this run at round={limit.stops_at} of {rounds}: it would "

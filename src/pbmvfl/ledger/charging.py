@@ -266,8 +266,9 @@ def check_permitted(ledger: Ledger, dataset: str, has_limit: bool, shows_exact_m
         )
     if not has_limit and ledger.has_limits:
         raise LedgerError(
-            f"dataset={dataset!r} has no limit in ledger={str(ledger.path)!r}, and others have; set one: `pbmvfl "
-            f"ledger limit {ledger.path} --dataset {dataset} --unit cell --accounting strict --epsilon E`"
+            f"dataset={dataset!r} has no limit in ledger={str(ledger.path)!r}, and others have; if these are "
+            "people that it knows, run it under their name (--dataset-name), else set a limit: `pbmvfl ledger limit "
+            f"{ledger.path} --dataset {dataset} --unit cell --accounting strict --epsilon E`"
         )
 
 

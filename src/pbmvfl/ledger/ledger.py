@@ -238,6 +238,11 @@ class Ledger:
             self._db.run("INSERT OR REPLACE INTO allowed VALUES (?, ?)", (dataset, now()))
             history.append(self._db, "allowed", dataset=dataset)
 
+    def note_exact(self, dataset: str) -> None:
+        """The owner's word that exact predictions of these rows may be seen: outside of every epsilon, and noted."""
+        with self._changed():
+            history.append(self._db, "exact", dataset=dataset)
+
     @contextlib.contextmanager
     def _changed(self) -> Iterator[None]:
         """A transaction of the owner, announced in the lock file before it is true.

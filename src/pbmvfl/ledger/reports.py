@@ -38,6 +38,8 @@ def notes_of(book: Ledger, dataset: str) -> list[str]:
             notes.append(f"its owner said on {event.at} that it is about other people than data with equal values")
         if event.what == "opened" and event.values["session"] in numbers and event.values["exact_metrics"]:
             permitted.append(event.at)
+        if event.what == "exact" and event.values["dataset"] == dataset:
+            permitted.append(event.at)
     if permitted:
         times = "" if len(permitted) == 1 else f" and {counted(len(permitted) - 1, 'time')} before"
         notes.append(

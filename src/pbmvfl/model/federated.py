@@ -25,8 +25,10 @@ from torch import nn
 from pbmvfl.data.rows import NewRows, load_rows
 from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.driver import Tap
-from pbmvfl.errors import DataError, ModelError
+from pbmvfl.errors import DataError, LedgerError, ModelError
 from pbmvfl.ledger.books import PartyForecast, book_of, check_reaches_end, make_folder
+from pbmvfl.ledger.file import is_begun
+from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.model.parts import INDEX, SERVER, Part, PartyPart, ServerPart, folder_name
 from pbmvfl.model.predictions import Predictions
 from pbmvfl.model.serving import Release, answer_names, exact_scores, release_for, serve, serving_plan
@@ -46,6 +48,8 @@ if TYPE_CHECKING:
 #: What can be asked about: rows that were loaded, a file or a frame with all columns, one of each for each party, or
 #: one array for each party.
 Rows = NewRows | VerticalDataset | str | Path | Mapping[str, Any] | Sequence[npt.NDArray[Any]] | Any
+#: Noise of so much of all votes together leaves little of them.
+_DROWNED = 0.5
 _WITHIN_A_LIMIT = (
     "Ask for fewer rows or a smaller epsilon, or for as many rows as the limit allows: --until-limit, "
     "release(until_limit=True)"
@@ -206,12 +210,14 @@ class FederatedModel:
         delta: float | None = None,
         unit: Unit | str = Unit.CELL,
         label: str | None = None,
+        label_data: Any = None,
         id: str | None = None,
         dataset: str | None = None,
         ledger: Path | str | None = None,
         uncharged: bool = False,
         until_limit: bool = False,
         exact: bool = False,
+        exact_metrics: bool = False,
         on_round: Callable[[int, int], None] | None = None,
     ) -> Predictions:
         """Predict rows: one release of each, within `epsilon` for each (8, or what training planned).
@@ -223,12 +229,14 @@ class FederatedModel:
         says so. `uncharged` is the owners' word that no
         ledger counts these, where training had ledgers. The same rows asked for again in the same way, by this object,
         are answered from what was released. `exact` looks at exact sums, as only a simulator can: no noise, no charge,
-        no epsilon.
+        no epsilon. Of rows that have a limit it needs the owners' word, `exact_metrics`, which their ledgers note.
         """
-        taken = self._taken(rows, label=label, id=id, dataset=dataset)
+        taken = self._taken(rows, label=label, label_data=label_data, id=id, dataset=dataset)
         release = self._release(epsilon, delta, unit) if not exact else None
         plan = self._serving_plan(len(taken.ids), release)
         books = self._books(ledger, uncharged, exact)
+        if exact:
+            self._look_exactly(taken.name, ledger, exact_metrics)
         known = self._known_by(plan, taken, exact)
         if known in self._released:
             self._released.move_to_end(known)
@@ -236,6 +244,7 @@ class FederatedModel:
         started = time.perf_counter()
         setups = self._setups(plan, taken, books)
         if books is not None:
+            self._check_books(setups)
             make_folder(books)
             if not until_limit:
                 ahead = self._ahead(setups)
@@ -319,9 +328,10 @@ class FederatedModel:
         books = self._books(ledger, uncharged=False, exact=False)
         if books is None:
             return []
-        taken = self._taken(rows, label=None, id=id, dataset=dataset)
+        taken = self._taken(rows, label=None, label_data=None, id=id, dataset=dataset)
         plan = self.serving_plan_for(len(taken.ids), epsilon=epsilon, delta=delta, unit=unit)
         setups = self._setups(plan, taken, books)
+        self._check_books(setups)
         return self._ahead(setups)
 
     def prediction_words(
@@ -330,6 +340,27 @@ class FederatedModel:
         """By which law a row is released, and why."""
         release = self._release(epsilon, delta, unit)
         return f"{release.mechanism.describe()}: {release.words}"
+
+    def prediction_notes(
+        self, *, epsilon: float | None = None, delta: float | None = None, unit: Unit | str = Unit.CELL
+    ) -> list[str]:
+        """What to know before a row is paid for: whether noise leaves anything of the votes."""
+        release = self._release(epsilon, delta, unit)
+        notes = []
+        if self._has_tables and release.voting != self.plan.voting:
+            notes.append(
+                "votes were counted in training for another epsilon than this one, and are only added up here: less "
+                "accurate, most of all where a class is rare; train with --prediction-epsilon for the one you mean"
+            )
+        noise = release.mechanism.variance_upper_bound**0.5 / release.mechanism.bound
+        votes = self.plan.num_parties
+        if release.mechanism.stands_alone or noise < _DROWNED * votes:
+            return notes
+        return [
+            *notes,
+            f"noise of {noise:.2g} on sums of {votes} votes: expect predictions hardly better than the most frequent "
+            "class, however good the model is; a larger epsilon for each row would help, more training would not",
+        ]
 
     # --- inside ---
 
@@ -353,7 +384,7 @@ class FederatedModel:
             release = Release(mechanism=self.plan.release, voting=type(self.plan.voting)(), words="")
         return serving_plan(self.plan, model=self.digest, num_rows=num_rows, release=release)
 
-    def _taken(self, rows: Rows, *, label: str | None, id: str | None, dataset: str | None) -> NewRows:
+    def _taken(self, rows: Rows, *, label: str | None, label_data: Any, id: str | None, dataset: str | None) -> NewRows:
         """Rows as every party's network takes them."""
         if isinstance(rows, VerticalDataset):
             rows = test_rows(rows)
@@ -376,6 +407,7 @@ class FederatedModel:
                 columns=self.columns,
                 class_names=self.class_names,
                 label=label,
+                label_data=label_data,
                 id=id,
                 name=dataset or self.dataset,
             )
@@ -407,7 +439,7 @@ class FederatedModel:
         if exact or uncharged:
             return None
         books = self.ledger if ledger is None else Path(ledger)
-        if books is None and any(part.has_ledger for part in self._parties):
+        if books is None and any(part.ledger_run for part in self._parties):
             raise ModelError(
                 "training was charged to ledgers, and predictions are charged there, too: give their folder "
                 "(ledger=..., --ledger), or the owners' word that nobody counts these (uncharged=True, --uncharged)"
@@ -435,6 +467,43 @@ class FederatedModel:
             )
             for part, identity, features in zip(self._parties, identities, rows.features, strict=True)
         ]
+
+    def _look_exactly(self, dataset: str, ledger: Path | str | None, permitted: bool) -> None:
+        """Exact sums are outside every limit: an owner who set one is asked, and what he says is noted."""
+        books = self.ledger if ledger is None else Path(ledger)
+        if books is None:
+            return
+        for part in self._parties:
+            path = book_of(books, part.index, part.party, dataset=dataset)
+            if not is_begun(path):
+                continue
+            with contextlib.closing(Ledger(path, owner=part.party)) as book:
+                if not book.limits(dataset):
+                    continue
+                if not permitted:
+                    raise LedgerError(
+                        f"exact sums of dataset={dataset!r}, which has a limit in ledger={str(path)!r}, are counted by "
+                        "no limit; leave exact out for a charged release, or give the owners' word: --exact-metrics, "
+                        "exact_metrics=True"
+                    )
+                book.note_exact(dataset)
+
+    def _check_books(self, setups: Sequence[PartySetup]) -> None:
+        """Where training was charged, predictions are charged to the very books that know of it: others, new ones among
+        them, know neither what was spent nor anybody's limit."""
+        for part, setup in zip(self._parties, setups, strict=True):
+            if not part.ledger_run or setup.ledger is None:
+                continue
+            known = False
+            if is_begun(setup.ledger):
+                with contextlib.closing(Ledger(setup.ledger, read_only=True)) as book:
+                    known = any(entry.run == part.ledger_run for entry in book.sessions(self.dataset))
+            if not known:
+                raise LedgerError(
+                    f"ledger={str(setup.ledger)!r} does not know of this model's training: it is another book than "
+                    f"that of party={part.party!r}, a new one, or an older copy, and what was spent would not count; "
+                    "put the book back that training was charged to, or name its folder"
+                )
 
     def _ahead(self, setups: Sequence[PartySetup]) -> list[PartyForecast]:
         """What every party's ledger will say; rows that were answered before cost nothing."""

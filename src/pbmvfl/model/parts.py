@@ -144,8 +144,9 @@ class PartyPart(Part):
     columns: PartyColumns | None = None
     #: Whether the network is the owner's own and not the plan's: then it must be given again.
     own_network: bool = False
-    #: Whether training was charged to a ledger: then predictions are, too.
-    has_ledger: bool = False
+    #: The run whose training was charged to this party's ledger, by which that book is known again; "" if none was.
+    #: Predictions are then charged to the same book.
+    ledger_run: str = ""
 
     def _own(self) -> dict[str, Any]:
         return {
@@ -155,7 +156,7 @@ class PartyPart(Part):
             "dtype": self.dtype,
             "columns": None if self.columns is None else self.columns.to_dict(),
             "own_network": self.own_network,
-            "has_ledger": self.has_ledger,
+            "ledger_run": self.ledger_run,
         }
 
     @classmethod
@@ -169,7 +170,7 @@ class PartyPart(Part):
                 "dtype": str(said["dtype"]),
                 "columns": None if columns is None else PartyColumns.from_dict(columns),
                 "own_network": bool(said["own_network"]),
-                "has_ledger": bool(said["has_ledger"]),
+                "ledger_run": str(said["ledger_run"]),
             }
         except (KeyError, TypeError, ValueError, DataError) as error:
             raise _of_another_version(path, error) from error

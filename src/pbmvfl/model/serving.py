@@ -36,8 +36,6 @@ from pbmvfl.wire.traffic import Traffic
 DEFAULT_EPSILON = 8.0
 #: Rows of a round: large enough that its message is not mostly header, small enough to be cut without losing much.
 ROWS_PER_ROUND = 1000
-#: The law that training planned for predictions serves a budget that is at most so much larger than it costs.
-_WORTH_OWN = 1.1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,8 +71,8 @@ def release_for(
     wanted = DEFAULT_EPSILON if epsilon is None else epsilon
     if own is not None and unit == Unit.CELL:
         cost = epsilon_by_losses([(1, own.mechanism.event.losses(Unit.CELL, SERVER))], delta, 1e4)
-        if cost <= wanted <= _WORTH_OWN * cost:
-            return own
+        if cost <= wanted:
+            return own  # read by counts, it is the better one at less than what it may cost
     choice = plan_prediction(
         epsilon=wanted,
         delta=delta,

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from pbmvfl.metrics import ClassFigures, Split, class_figures, classification_metrics, majority, per_class
 from pbmvfl.plan import Plan
-from pbmvfl.plan_groups import Activation, Loss, Training
+from pbmvfl.plan_groups import Activation, Evaluation, Loss, Training
 from pbmvfl.words import counted
 
 if TYPE_CHECKING:
@@ -148,10 +148,12 @@ def notes_on_predictions(
         notes.append(f"the model says class {said[0].name!r} for every {rows} row: it tells no two rows apart")
     accuracy, guess = metrics.get(f"{split}_accuracy"), majority(classes).get(split)
     if accuracy is not None and guess is not None and accuracy <= guess.rate:
-        needed = "" if diverged else "; it needs more rows, a larger epsilon or other settings (pbmvfl plan shows some)"
+        needed = "; it needs more rows, a larger epsilon or other settings (pbmvfl plan shows some)"
+        if plan.evaluation is Evaluation.RELEASED and plan.prediction is not None:
+            needed = "; the model may be better than its predictions, whose own epsilon (--prediction-epsilon) is small"
         notes.append(
             f"{split} accuracy {accuracy:.4f} is not above {guess.rate:.4f}, what saying {guess.name!r} for every row "
-            f"gives: do not use this model{needed}"
+            f"gives: do not use {'this model' if 'model may' not in needed else 'these'}{'' if diverged else needed}"
         )
     if largest_score is not None and largest_score > LARGEST_SCORE and not diverged:
         size = f"up to {largest_score:.3g}" if math.isfinite(largest_score) else "infinite, or no numbers"
