@@ -197,7 +197,7 @@ class _Asked:
 
     def _read_rows(self, data: list[str] | None, id_: str | None, labels: tuple[str, Path | None] | None) -> NewRows:
         from pbmvfl.data.rows import load_rows
-        from pbmvfl.model.federated import test_rows
+        from pbmvfl.model.asked_rows import test_rows
 
         model = self._model
         if not data:

@@ -13,8 +13,7 @@ import contextlib
 import hashlib
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,13 +21,12 @@ import numpy as np
 import numpy.typing as npt
 from torch import nn
 
-from pbmvfl.data.rows import NewRows, load_rows
-from pbmvfl.data.vertical import VerticalDataset
+from pbmvfl.data.rows import NewRows
 from pbmvfl.driver import Tap
-from pbmvfl.errors import DataError, LedgerError, ModelError
+from pbmvfl.errors import DataError, ModelError
 from pbmvfl.ledger.books import PartyForecast, book_of, check_reaches_end, make_folder
-from pbmvfl.ledger.file import is_begun
-from pbmvfl.ledger.ledger import Ledger
+from pbmvfl.model.asked_rows import Rows, taken_rows
+from pbmvfl.model.books import check_known, look_exactly
 from pbmvfl.model.parts import INDEX, SERVER, Part, PartyPart, ServerPart, folder_name
 from pbmvfl.model.predictions import Predictions
 from pbmvfl.model.serving import Release, answer_names, exact_scores, release_for, serve, serving_plan
@@ -45,9 +43,6 @@ from pbmvfl.wire.traffic import Traffic
 if TYPE_CHECKING:
     from pbmvfl.data.columns import PartyColumns
 
-#: What can be asked about: rows that were loaded, a file or a frame with all columns, one of each for each party, or
-#: one array for each party.
-Rows = NewRows | VerticalDataset | str | Path | Mapping[str, Any] | Sequence[npt.NDArray[Any]] | Any
 #: Noise of so much of all votes together leaves little of them.
 _DROWNED = 0.5
 _WITHIN_A_LIMIT = (
@@ -236,7 +231,8 @@ class FederatedModel:
         plan = self._serving_plan(len(taken.ids), release)
         books = self._books(ledger, uncharged, exact)
         if exact:
-            self._look_exactly(taken.name, ledger, exact_metrics)
+            books_there = self.ledger if ledger is None else Path(ledger)
+            look_exactly(self._parties, books_there, taken.name, permitted=exact_metrics)
         known = self._known_by(plan, taken, exact)
         if known in self._released:
             self._released.move_to_end(known)
@@ -244,7 +240,7 @@ class FederatedModel:
         started = time.perf_counter()
         setups = self._setups(plan, taken, books)
         if books is not None:
-            self._check_books(setups)
+            check_known(self._parties, setups, self.dataset)
             make_folder(books)
             if not until_limit:
                 ahead = self._ahead(setups)
@@ -331,7 +327,7 @@ class FederatedModel:
         taken = self._taken(rows, label=None, label_data=None, id=id, dataset=dataset)
         plan = self.serving_plan_for(len(taken.ids), epsilon=epsilon, delta=delta, unit=unit)
         setups = self._setups(plan, taken, books)
-        self._check_books(setups)
+        check_known(self._parties, setups, self.dataset)
         return self._ahead(setups)
 
     def prediction_words(
@@ -384,56 +380,15 @@ class FederatedModel:
             release = Release(mechanism=self.plan.release, voting=type(self.plan.voting)(), words="")
         return serving_plan(self.plan, model=self.digest, num_rows=num_rows, release=release)
 
-    def _taken(self, rows: Rows, *, label: str | None, label_data: Any, id: str | None, dataset: str | None) -> NewRows:
-        """Rows as every party's network takes them."""
-        if isinstance(rows, VerticalDataset):
-            rows = test_rows(rows)
-        if isinstance(rows, list | tuple) and rows and all(isinstance(each, np.ndarray) for each in rows):
-            self._check_arrays(rows)
-            rows = NewRows(
-                name=self.dataset,
-                party_names=self.party_names,
-                features=tuple(rows),
-                ids=tuple(f"rows:{row}" for row in range(len(rows[0]))),
-            )
-        if not isinstance(rows, NewRows):
-            if self.columns is None:
-                raise ModelError(
-                    f"this model was trained on arrays without column names (dataset={self.dataset!r}), and no table "
-                    "can be read for it; give one array for each party, or predict its own test rows"
-                )
-            rows = load_rows(
-                rows,
-                columns=self.columns,
-                class_names=self.class_names,
-                label=label,
-                label_data=label_data,
-                id=id,
-                name=dataset or self.dataset,
-            )
-        name = dataset or rows.name
-        if name != self.dataset and not self._weights_are_charged:
+    def _taken(self, rows: Rows, **how: Any) -> NewRows:
+        """Rows as every party's network takes them, under a name that they may be charged by."""
+        taken = taken_rows(self._server, self._parties, rows, **how)
+        if taken.name != self.dataset and not self._weights_are_charged:
             raise ModelError(
-                f"dataset={name!r}: the weights of this model know the rows of dataset={self.dataset!r} without noise, "
-                "so every prediction is also about those, and is charged to them; leave dataset out"
+                f"dataset={taken.name!r}: the weights of this model know the rows of dataset={self.dataset!r} without "
+                "noise, so every prediction is also about those, and is charged to them; leave dataset out"
             )
-        self._check_arrays(rows.features)
-        return rows if name == rows.name else replace(rows, name=name)
-
-    def _check_arrays(self, features: Sequence[npt.NDArray[Any]]) -> None:
-        if len(features) != len(self._parties):
-            raise ModelError(
-                f"there are columns of {len(features)} parties; this model has {len(self._parties)}: "
-                f"{', '.join(self.party_names)}"
-            )
-        for part, rows in zip(self._parties, features, strict=True):
-            if rows.shape[1:] != part.shape or str(rows.dtype) != part.dtype:
-                raise ModelError(
-                    f"party={part.party!r}: rows are {rows.dtype}{rows.shape[1:]}, the model was trained on "
-                    f"{part.dtype}{part.shape}"
-                )
-        if not len(features[0]):
-            raise DataError("there are no rows to predict; give at least one")
+        return taken
 
     def _books(self, ledger: Path | str | None, uncharged: bool, exact: bool) -> Path | None:
         if exact or uncharged:
@@ -467,43 +422,6 @@ class FederatedModel:
             )
             for part, identity, features in zip(self._parties, identities, rows.features, strict=True)
         ]
-
-    def _look_exactly(self, dataset: str, ledger: Path | str | None, permitted: bool) -> None:
-        """Exact sums are outside every limit: an owner who set one is asked, and what he says is noted."""
-        books = self.ledger if ledger is None else Path(ledger)
-        if books is None:
-            return
-        for part in self._parties:
-            path = book_of(books, part.index, part.party, dataset=dataset)
-            if not is_begun(path):
-                continue
-            with contextlib.closing(Ledger(path, owner=part.party)) as book:
-                if not book.limits(dataset):
-                    continue
-                if not permitted:
-                    raise LedgerError(
-                        f"exact sums of dataset={dataset!r}, which has a limit in ledger={str(path)!r}, are counted by "
-                        "no limit; leave exact out for a charged release, or give the owners' word: --exact-metrics, "
-                        "exact_metrics=True"
-                    )
-                book.note_exact(dataset)
-
-    def _check_books(self, setups: Sequence[PartySetup]) -> None:
-        """Where training was charged, predictions are charged to the very books that know of it: others, new ones among
-        them, know neither what was spent nor anybody's limit."""
-        for part, setup in zip(self._parties, setups, strict=True):
-            if not part.ledger_run or setup.ledger is None:
-                continue
-            known = False
-            if is_begun(setup.ledger):
-                with contextlib.closing(Ledger(setup.ledger, read_only=True)) as book:
-                    known = any(entry.run == part.ledger_run for entry in book.sessions(self.dataset))
-            if not known:
-                raise LedgerError(
-                    f"ledger={str(setup.ledger)!r} does not know of this model's training: it is another book than "
-                    f"that of party={part.party!r}, a new one, or an older copy, and what was spent would not count; "
-                    "put the book back that training was charged to, or name its folder"
-                )
 
     def _ahead(self, setups: Sequence[PartySetup]) -> list[PartyForecast]:
         """What every party's ledger will say; rows that were answered before cost nothing."""
@@ -561,19 +479,3 @@ def _check_parts(server: ServerPart, parties: Sequence[PartyPart]) -> None:
                 f"the part of {part.party!r} is of another model ({other.model[:8]}) than the server's "
                 f"({server.model[:8]}); put together parts of one training"
             )
-
-
-def test_rows(data: VerticalDataset) -> NewRows:
-    """A dataset's own test rows, under the names by which training's ledgers know them."""
-    if not data.num_test_samples:
-        raise DataError(f"dataset={data.name!r} has no test rows; give rows to predict")
-    ids = data.test_ids
-    if ids is None:
-        ids = tuple(str(data.num_samples + row) for row in range(data.num_test_samples))
-    return NewRows(
-        name=data.name,
-        party_names=data.party_names,
-        features=data.test_features,
-        ids=ids,
-        labels=data.test_labels,
-    )
