@@ -276,7 +276,7 @@ def test_a_dataset_without_a_limit_is_refused_once_another_has_one(path):
     charge(session, PLAN, 0)
     Ledger(path).set_limit("poeple", paper_limit())  # the name is misspelt
     for number in (1, 2):
-        with pytest.raises(LedgerError, match=r"'people' has no limit .* others have; .*set a limit: `pbmvfl ledger limit"):
+        with pytest.raises(LedgerError, match=r"'people' has no limit .* others have; .*set a limit: `pbmvfl"):
             charge(session, PLAN, number)
     session.close()
     with pytest.raises(LedgerError, match="'people' has no limit"):
