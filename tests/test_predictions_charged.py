@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from federation_runs import EMBEDDING
 from ledger_books import kill_after
 from local_plans import local_plan, voting_plan
-from pbmvfl import BudgetExceeded, FederatedModel, Federation, Ledger, Limit, ModelError, Plan, load
+from pbmvfl import BudgetExceeded, FederatedModel, Federation, Ledger, LedgerError, Limit, ModelError, Plan, load
 from pbmvfl.data.rows import NewRows
 from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.ledger.books import book_of
@@ -250,6 +250,12 @@ def test_training_with_ledgers_makes_predictions_with_ledgers(tmp_path):
     loaded = load(tmp_path / "m")
     with pytest.raises(ModelError, match="charged to ledgers, and predictions are charged there, too"):
         loaded.predict(people(0, 2))
+    for books in (None, tmp_path / "new"):  # nobody who could know of a limit is asked
+        with pytest.raises(LedgerError, match="that book is not here"):
+            loaded.predict(people(0, 2), exact=True, ledger=books)
+    assert not (tmp_path / "new").exists()
+    loaded.predict(people(0, 2), exact=True, exact_metrics=True)
+    loaded.predict(people(0, 2), exact=True, ledger=tmp_path / "books")
     loaded.predict(people(0, 2), uncharged=True)
     loaded.predict(people(0, 3), ledger=tmp_path / "books")
     assert spent_of(book_of(tmp_path / "books", 1, "shop"))["new2"] == pytest.approx(response_cost())

@@ -15,12 +15,19 @@ from pbmvfl.party_setup import PartySetup
 
 
 def look_exactly(parts: Sequence[PartyPart], books: Path | None, dataset: str, *, permitted: bool) -> None:
-    """Exact sums are outside every limit: an owner who set one is asked, and what he says is noted."""
-    if books is None:
-        return
+    """Exact sums are outside every limit: an owner who set one is asked, and what he says is noted.
+
+    Where training was charged, the books that know of it are the ones to ask: without them nobody knows of a limit.
+    """
     for part in parts:
-        path = book_of(books, part.index, part.party, dataset=dataset)
-        if not is_begun(path):
+        path = None if books is None else book_of(books, part.index, part.party, dataset=dataset)
+        if not permitted and part.ledger_run and not (path is not None and _knows(path, part)):
+            raise LedgerError(
+                f"exact sums: training of party={part.party!r} was charged to a ledger, which may have a limit, and "
+                "that book is not here; give its folder (ledger=..., --ledger), or the owners' word: --exact-metrics, "
+                "exact_metrics=True"
+            )
+        if path is None or not is_begun(path):
             continue
         with contextlib.closing(Ledger(path, owner=part.party)) as book:
             if not book.limits(dataset):
@@ -34,19 +41,21 @@ def look_exactly(parts: Sequence[PartyPart], books: Path | None, dataset: str, *
             book.note_exact(dataset)
 
 
-def check_known(parts: Sequence[PartyPart], setups: Sequence[PartySetup], dataset: str) -> None:
+def check_known(parts: Sequence[PartyPart], setups: Sequence[PartySetup]) -> None:
     """Where training was charged, predictions are charged to the very books that know of it: others, new ones among
-    them, know neither what was spent nor anybody's limit. `dataset` is the one that was trained on."""
+    them, know neither what was spent nor anybody's limit."""
     for part, setup in zip(parts, setups, strict=True):
-        if not part.ledger_run or setup.ledger is None:
-            continue
-        known = False
-        if is_begun(setup.ledger):
-            with contextlib.closing(Ledger(setup.ledger, read_only=True)) as book:
-                known = any(entry.run == part.ledger_run for entry in book.sessions(dataset))
-        if not known:
+        if part.ledger_run and setup.ledger is not None and not _knows(setup.ledger, part):
             raise LedgerError(
                 f"ledger={str(setup.ledger)!r} does not know of this model's training: it is another book than that of "
                 f"party={part.party!r}, a new one, or an older copy, and what was spent would not count; put the book "
                 "back that training was charged to, or name its folder"
             )
+
+
+def _knows(path: Path, part: PartyPart) -> bool:
+    """Whether a book has the training that a part came from."""
+    if not is_begun(path):
+        return False
+    with contextlib.closing(Ledger(path, read_only=True)) as book:
+        return any(entry.run == part.ledger_run for entry in book.sessions(part.dataset))

@@ -240,7 +240,7 @@ class FederatedModel:
         started = time.perf_counter()
         setups = self._setups(plan, taken, books)
         if books is not None:
-            check_known(self._parties, setups, self.dataset)
+            check_known(self._parties, setups)
             make_folder(books)
             if not until_limit:
                 ahead = self._ahead(setups)
@@ -327,7 +327,7 @@ class FederatedModel:
         taken = self._taken(rows, label=None, label_data=None, id=id, dataset=dataset)
         plan = self.serving_plan_for(len(taken.ids), epsilon=epsilon, delta=delta, unit=unit)
         setups = self._setups(plan, taken, books)
-        check_known(self._parties, setups, self.dataset)
+        check_known(self._parties, setups)
         return self._ahead(setups)
 
     def prediction_words(
