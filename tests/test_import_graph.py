@@ -59,6 +59,7 @@ ORDER = [
     "ledger",
     "vote_reader",
     "party_checks",
+    "party_handshake",
     "party_rows",
     "party",
     "server",

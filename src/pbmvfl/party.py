@@ -32,12 +32,12 @@ from pbmvfl.errors import (
     TruncatedMessage,
     WrongPlan,
     WrongSender,
-    WrongSession,
 )
 from pbmvfl.interactions.shared import OwnColumns
 from pbmvfl.losses import log_shares, mean_loss_slope
 from pbmvfl.mechanisms import Mechanism, Scratch
-from pbmvfl.party_checks import Features, check_identities, check_rows, check_rows_once
+from pbmvfl.party_checks import Features, check_rows, check_rows_once
+from pbmvfl.party_handshake import Handshake
 from pbmvfl.party_rows import PartyRows
 from pbmvfl.plan import Plan
 from pbmvfl.plan_groups import Loss
@@ -46,13 +46,8 @@ from pbmvfl.privacy.events import Event
 from pbmvfl.randomness.secret import Entropy, SystemEntropy
 from pbmvfl.schedule import COUNTS, SYMBOLS, Round, RoundKind, Split
 from pbmvfl.secagg.keys import (
-    KEY_BYTES,
-    NONCE_BYTES,
-    SIGNATURE_BYTES,
     Identity,
-    KeyExchange,
     Session,
-    SignedKey,
     kind_key,
 )
 from pbmvfl.secagg.masks import Masks
@@ -61,7 +56,6 @@ from pbmvfl.updates import update_for
 from pbmvfl.updates.trainer import WEIGHTS
 from pbmvfl.votes import VoteKind
 from pbmvfl.wire.codecs import codec_for
-from pbmvfl.wire.hello import Hello
 from pbmvfl.wire.labels import decode_labels
 from pbmvfl.wire.messages import SERVER, Message, MessageKind
 from pbmvfl.wire.published import decode_symbols
@@ -136,7 +130,10 @@ class Party:
         `trained` is this party's part of a model, as `part_state` gives it, for plans that only ask one."""
         if not 0 <= index < plan.num_parties:
             raise WrongPlan(f"party={index}: the plan has parties 0 to {plan.num_parties - 1}")
-        check_identities(identities, plan, index=index, own=identity.public)
+        self._secret: Callable[[int], bytes] = os.urandom
+        self._handshake = Handshake(
+            plan, index=index, identity=identity, identities=identities, secret=lambda count: self._secret(count)
+        )
         uses_train = any(kind.split is Split.TRAIN for kind in plan.schedule.kinds)
         if uses_train and len(train_features) != plan.num_samples:
             raise WrongPlan(f"party={index}: has {len(train_features)} rows, the plan has {plan.num_samples}")
@@ -160,8 +157,6 @@ class Party:
         self._votes = plan.vote.kind is not VoteKind.RAW
         updates = {kind: plan.update_event(kind) for kind in plan.schedule.kinds}
         self._noisy_kinds = {kind for kind, update in updates.items() if update is not None and update.is_noisy}
-        self._identity = identity
-        self._identities = tuple(identities)
         self._keeper = keeper
         self._open_guard = open_guard
         self._answers = answers
@@ -170,14 +165,8 @@ class Party:
         self._part_is_charged = self._begin_with(trained)
         self._guard: ReleaseGuard | None = None
         self._entropy: Entropy = SystemEntropy()
-        self._secret: Callable[[int], bytes] = os.urandom
         self._one_at_a_time = threading.Lock()
         # --- the session ---
-        self._nonce: bytes | None = None
-        self._run_id = b""
-        self._session: Session | None = None
-        self._exchange: KeyExchange | None = None
-        self._keyed = False
         self._prior_K = torch.zeros(plan.num_classes)
         self._labels: Tensor | None = None  # of the training rows, if the plan lets them go to the parties
         self._masks: dict[RoundKind, Masks] = {}
@@ -217,8 +206,8 @@ class Party:
                 return Message(
                     MessageKind.REFUSAL,
                     self.index,
-                    run_id=self._run_id or bytes(8),
-                    session_id=self._session.id if self._session else bytes(16),
+                    run_id=self._handshake.run_id or bytes(8),
+                    session_id=self._handshake.session.id if self._handshake.session else bytes(16),
                     payload=refusal.to_payload(),
                 ).to_bytes()
 
@@ -261,52 +250,20 @@ class Party:
     # --- handshake ---
 
     def _receive_start(self, message: Message) -> bytes:
-        if self._nonce is not None:
-            raise OutOfOrder(f"party={self.index}: this session is open already; make a new Party to start again")
-        payload = bytes(message.payload)
-        if len(payload) != len(self.plan.hash):
-            raise TruncatedMessage(f"start length={len(payload)}: a plan's hash has {len(self.plan.hash)} bytes")
-        self._check_plan(payload)
-        self._run_id = message.run_id
-        self._nonce = self._secret(NONCE_BYTES)
-        rounds = () if self._keeper is None else tuple(self._keeper.rounds(self._run_id))
-        hello = Hello(self.plan.hash, self._nonce, rounds)
-        return Message(MessageKind.HELLO, self.index, run_id=self._run_id, payload=hello.to_bytes()).to_bytes()
-
-    def _check_plan(self, plan_hash: bytes) -> None:
-        if plan_hash != self.plan.hash:
-            raise WrongPlan(
-                f"party={self.index}: it follows plan {self.plan.hash[:8].hex()}, the server {plan_hash[:8].hex()}"
-            )
+        hello = self._handshake.start(message, lambda run: () if self._keeper is None else self._keeper.rounds(run))
+        return Message(MessageKind.HELLO, self.index, run_id=self._handshake.run_id, payload=hello).to_bytes()
 
     def _receive_nonces(self, message: Message) -> bytes:
-        if self._nonce is None or self._session is not None:
-            raise OutOfOrder(f"party={self.index}: nonces belong after the start, once")
-        expected = len(self.plan.hash) + self.plan.num_parties * NONCE_BYTES
-        payload = bytes(message.payload)
-        if len(payload) != expected:
-            raise TruncatedMessage(f"nonces length={len(payload)}: {self.plan.num_parties} parties make {expected}")
-        self._check_plan(payload[:32])
-        if message.run_id != self._run_id:
-            raise WrongSession(f"run={message.run_id.hex()}: the session was started for run {self._run_id.hex()}")
-        nonces = [payload[32 + i * NONCE_BYTES :][:NONCE_BYTES] for i in range(self.plan.num_parties)]
-        if nonces[self.index] != self._nonce:
-            raise WrongSession(f"party={self.index}: its own nonce is not among those that the server returned")
-        first_round = message.round_number
-        session = Session.open(plan_hash=self.plan.hash, run_id=message.run_id, nonces=nonces, first_round=first_round)
-        if message.session_id != session.id:
-            raise WrongSession(f"session={message.session_id.hex()}: the nonces make {session.id.hex()}")
-        self._go_to(first_round)
-        self._session = session
-        self._exchange = KeyExchange(session=session, index=self.index, identity=self._identity, secret=self._secret)
-        return self._reply(MessageKind.KEY, self._exchange.signed_key.to_bytes())
+        session = self._handshake.session_of(message)
+        self._go_to(message.round_number)  # what cannot be gone on from is refused before the session is this party's
+        return self._reply(MessageKind.KEY, self._handshake.join(session))
 
     def _go_to(self, first_round: int) -> None:
         """Begin with round 0 and the first weights, or with a round that this party has kept its state of."""
         if first_round:
-            if self._keeper is None or first_round not in self._keeper.rounds(self._run_id):
+            if self._keeper is None or first_round not in self._keeper.rounds(self._handshake.run_id):
                 raise OutOfOrder(f"round={first_round}: this party has no checkpoint of it; it can begin with round 0")
-            state = dict(self._keeper.load(self._run_id, first_round))
+            state = dict(self._keeper.load(self._handshake.run_id, first_round))
             known = state.pop(_PUBLIC_START, None)
             self.public_start = known is not None and known.numel() == 1 and bool(known)
             self._rows.load_state(state)
@@ -352,27 +309,18 @@ class Party:
         self._start_digest = None
 
     def _receive_keys(self, message: Message) -> bytes:
-        if self._exchange is None:
-            raise OutOfOrder(f"party={self.index}: keys belong after nonces, once")
-        self._check_session(message, keyed=False)
-        size = KEY_BYTES + SIGNATURE_BYTES
-        payload = bytes(message.payload)
-        if len(payload) != self.plan.num_parties * size:
-            raise TruncatedMessage(f"keys length={len(payload)}: expected {self.plan.num_parties * size}")
-        keys = [SignedKey.from_bytes(payload[i * size :][:size]) for i in range(self.plan.num_parties)]
-        pair_keys = self._exchange.pair_keys(keys, self._identities)
+        pair_keys = self._handshake.pair_keys(message)
         self._masks = {
             kind: masks for kind in self._schedule.kinds if (masks := self._masks_for(kind, pair_keys)) is not None
         }
         if self._open_guard is not None:
-            assert self._session is not None
-            self._guard = self._open_guard(self._session, self._next_round, self.public_start)
-        self._exchange = None  # the secret half is gone
-        self._keyed = True
+            assert self._handshake.session is not None
+            self._guard = self._open_guard(self._handshake.session, self._next_round, self.public_start)
+        self._handshake.finish()
         return b""
 
     def _receive_labels(self, message: Message) -> bytes:
-        self._check_session(message)
+        self._handshake.check(message)
         if not self.plan.sends_labels:
             raise WrongPlan(f"labels={self.plan.labels}: this plan sends no labels to parties")
         if self._labels is not None:
@@ -385,7 +333,7 @@ class Party:
 
     def _receive_published(self, message: Message) -> bytes:
         """Everybody's symbols of the training rows: public, and whatever they are, a use of a row costs the same."""
-        self._check_session(message)
+        self._handshake.check(message)
         shared = self.plan.interactions
         if self.plan.published_at is None or shared is None:
             raise WrongPlan("published symbols: this plan publishes none")
@@ -416,20 +364,11 @@ class Party:
             values_per_round=self._schedule.largest_batch * mechanism.embedding_dim,
         )
 
-    def _check_session(self, message: Message, *, keyed: bool = True) -> None:
-        if self._session is None or (keyed and not self._keyed):
-            raise OutOfOrder(f"kind={message.kind.name}: the handshake is not finished")
-        if message.run_id != self._session.run_id or message.session_id != self._session.id:
-            raise WrongSession(
-                f"session={message.session_id.hex()}: this party is in {self._session.id.hex()}; "
-                "an older session cannot be continued, start a new one"
-            )
-
     # --- rounds ---
 
     def _step_once(self, message: Message, data: bytes) -> None:
         """Use the gradient that a message carries; if the message was refused later on and comes again, not again."""
-        self._check_session(message)
+        self._handshake.check(message)
         if data == self._stepped_for:
             return
         gradient_BP = self._check_round(message)
@@ -604,12 +543,13 @@ class Party:
         self.fault = self.fault or error
 
     def _reply(self, kind: MessageKind, payload: bytes, current: Round | None = None) -> bytes:
-        assert self._session is not None
+        session = self._handshake.session
+        assert session is not None
         return Message(
             kind,
             self.index,
-            run_id=self._session.run_id,
-            session_id=self._session.id,
+            run_id=session.run_id,
+            session_id=session.id,
             round_number=current.number if current else 0,
             round_kind=current.kind.code if current else 0,
             payload=payload,
@@ -624,11 +564,11 @@ class Party:
 
     def _keep_if_wanted(self) -> None:
         if self._keeper is not None and self._keeper.wants(self.completed_rounds):
-            self._keeper.save(self._run_id, self.completed_rounds, self._kept_state())
+            self._keeper.save(self._handshake.run_id, self.completed_rounds, self._kept_state())
 
     def _receive_stop(self, message: Message) -> bytes:
         """The run ends in the middle of an epoch. All parties have taken the same steps, so it can go on from here."""
-        self._check_session(message)
+        self._handshake.check(message)
         if self._learned_alone(message.round_number):
             return b""  # another party refused it, and its step is taken here: an older checkpoint must do
         if not self._weights_of <= message.round_number <= self.completed_rounds:
@@ -639,7 +579,7 @@ class Party:
         if self._keeper is not None:
             # Rounds after the last one that trains change no weights, and are all run again.
             kept = min(message.round_number, self._schedule.trained_at)
-            self._keeper.save(self._run_id, kept, self._kept_state())
+            self._keeper.save(self._handshake.run_id, kept, self._kept_state())
         return b""
 
     def _learned_alone(self, number: int) -> bool:
