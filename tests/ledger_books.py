@@ -109,3 +109,23 @@ def kill_after(reports: int, work: Callable[[int], None]) -> int:
         received += part
     os.close(reading)
     return len(received) // 4
+
+
+#: Noisy steps at every party alone, counts of votes, and predictions of two classes with a pure epsilon.
+LOCAL_NUMBERS: dict[str, Any] = {
+    "training": "local",
+    "labels": "parties",
+    "head": "fixed",
+    "mechanism": "none",
+    "embedding_dim": 2,
+    "activation": "none",
+    "encoder": "linear",
+    "num_epochs": 3,
+    "noise_multiplier": 6.0,
+    "evaluation": "released",
+    "vote": "top",
+    "table_noise": 5.0,
+    "prediction_mechanism": "krr",
+    "prediction_symbols": 2,
+    "prediction_response_epsilon": 1.5,
+}

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from ledger_books import DELTA, NAME, charge_all, small_plan
+from ledger_books import DELTA, LOCAL_NUMBERS, NAME, charge_all, small_plan
 from pbmvfl.errors import PlanError
 from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.ledger.limits import Counting, Limit
@@ -124,21 +124,7 @@ def test_pure_epsilons_after_gaussian_noise_would_not():
 
 
 LOCAL: dict[str, Any] = {
-    "training": "local",
-    "labels": "parties",
-    "head": "fixed",
-    "mechanism": "none",
-    "embedding_dim": 2,
-    "activation": "none",
-    "encoder": "linear",
-    "num_epochs": 3,
-    "noise_multiplier": 6.0,
-    "evaluation": "released",
-    "vote": "top",
-    "table_noise": 5.0,
-    "prediction_mechanism": "krr",
-    "prediction_symbols": 2,
-    "prediction_response_epsilon": 1.5,
+    **LOCAL_NUMBERS,
     "num_parties": 3,
     "num_samples": 23,
     "num_classes": 2,

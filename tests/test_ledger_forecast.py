@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from federation_runs import limit_of, set_limit
-from ledger_books import DELTA, NAME, charge_all, on_disk, paper_limit, small_plan
+from ledger_books import DELTA, LOCAL_NUMBERS, NAME, charge_all, on_disk, paper_limit, small_plan
 from pbmvfl.errors import BudgetExceeded, LedgerError
 from pbmvfl.federation import Federation
 from pbmvfl.ledger.ledger import Ledger
@@ -27,23 +27,7 @@ PLANS: dict[str, dict[str, Any]] = {
     "releases": {"num_epochs": 3},
     "released test rows": {"num_epochs": 2, "evaluation": "released"},
     "noisy joint steps": {"num_epochs": 2, "noise_multiplier": 4.0},
-    "local": {
-        "training": "local",
-        "labels": "parties",
-        "head": "fixed",
-        "mechanism": "none",
-        "embedding_dim": 2,
-        "activation": "none",
-        "encoder": "linear",
-        "num_epochs": 3,
-        "noise_multiplier": 6.0,
-        "evaluation": "released",
-        "vote": "top",
-        "table_noise": 5.0,
-        "prediction_mechanism": "krr",
-        "prediction_symbols": 2,
-        "prediction_response_epsilon": 1.5,
-    },
+    "local": LOCAL_NUMBERS,
 }
 LIMITS = [
     {"accounting": "paper", "order": 4.0},
