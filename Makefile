@@ -49,10 +49,10 @@ $(STAMPS)/run: $(INPUTS)
 
 $(STAMPS)/test: $(INPUTS)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[test]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[test,deploy]"
 	mkdir -p $(STAMPS) && touch $@ $(STAMPS)/run
 
 $(STAMPS)/dev: $(INPUTS)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[test,dev]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[test,deploy,dev]"
 	mkdir -p $(STAMPS) && touch $@ $(STAMPS)/run $(STAMPS)/test

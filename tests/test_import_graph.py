@@ -71,6 +71,7 @@ ORDER = [
     "run",
     "federation",
     "joint",
+    "deploy",
     "estimator_input",
     "estimator",
     "doctor",

@@ -7,6 +7,9 @@
     ├── NonFiniteError           NaN or infinity where a number must be
     │   └── NonFiniteMessage     the same in a message (also a ProtocolError)
     ├── PolicyError              a plan that a party's owner does not accept
+    ├── FederationError          files of a federation that are missing, damaged, or contradict each other
+    │   └── OrderError           a job that is not of the form that sites accept
+    ├── AlignmentError           rows of different organisations that cannot be put in one order
     ├── RunFolderError           a run folder that exists, is none, or cannot be written
     ├── WriteError               a file that could not be written; the one before it is whole (also an OSError)
     ├── CheckpointError          a checkpoint that is missing, damaged, or another run's
@@ -15,7 +18,8 @@
     ├── AnswersError             stored answers that cannot be used
     ├── BudgetExceeded           a release that would cross a limit of the party's owner
     ├── TransportError           a message could not be carried
-    │   └── PartyLost            a party did not answer: its process ended, or it took too long
+    │   ├── PartyLost            a party did not answer: its process ended, or it took too long
+    │   └── LinkError            a link between a party and the server that is cut, or is not who it says it is
     └── ProtocolError            a message that a state machine refuses; its state is unchanged
         ├── TruncatedMessage     shorter or longer than its header or the plan says
         ├── WrongVersion         not a pbmvfl message, or one of another version
@@ -62,6 +66,18 @@ class PolicyError(PbmvflError):
     """A plan that a party's owner does not accept. It is asked before there is a party."""
 
 
+class FederationError(PbmvflError):
+    """Files of a federation that are missing, damaged, or contradict each other: federation.toml, keys, kits, pins."""
+
+
+class OrderError(FederationError):
+    """A job that is not of the form that sites accept. Its words are public."""
+
+
+class AlignmentError(PbmvflError):
+    """Rows that cannot be put in one order: repeated or missing ids, none in common, or another order elsewhere."""
+
+
 class RunFolderError(PbmvflError):
     """The run folder exists already, is not one, or cannot be written."""
 
@@ -101,6 +117,10 @@ class PartyLost(TransportError):
         self.reasons = dict(reasons)
         named = "; ".join(f"party={party}: {reason}" for party, reason in sorted(self.reasons.items()))
         super().__init__(f"{named}; a run with checkpoints can be continued from its last one")
+
+
+class LinkError(TransportError):
+    """A link that is cut for longer than its patience, closed, or whose other end is not who it should be."""
 
 
 class ProtocolError(PbmvflError):
