@@ -290,13 +290,11 @@ class _Reader:
                 raise self._fault(f"[data] id and label are both {label!r}; they are two columns")
             return DataSource(file=file, id=ids, schema=schema, label=label)
         columns = self._names("data", table, "columns") if "columns" in table else None
-        if columns is not None and known["id"] in columns:
-            raise self._fault(
-                f"[data] columns has the id {known['id']!r}; leave it out: an id is nothing to learn from"
-            )
+        if columns is not None and ids in columns:
+            raise self._fault(f"[data] columns has the id {ids!r}; leave it out: an id is nothing to learn from")
         return DataSource(
-            file=self._file(table, "file"),
-            id=str(known["id"]),
+            file=file,
+            id=ids,
             columns=columns,
             schema=schema,
             dataset=self._text("data", table, "dataset", form=_DATASET),
