@@ -10,14 +10,14 @@ import importlib
 import json
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any
 
 import numpy as np
 from torch import nn
 
-from pbmvfl.deploy.admission import admit
+from pbmvfl.deploy.admission import take_up
 from pbmvfl.deploy.aligned_rows import AlignedRows
 from pbmvfl.deploy.home import Home
 from pbmvfl.deploy.links import Channel
@@ -33,7 +33,6 @@ from pbmvfl.errors import (
     ProtocolError,
 )
 from pbmvfl.features import network_shape
-from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.model.books import check_known
 from pbmvfl.model.parts import PartyPart, model_digest
 from pbmvfl.model.serving import answer_names
@@ -58,6 +57,7 @@ class PartySite:
         self._setup: PartySetup | None = None
         self._rows: AlignedRows | None = None
         self._aligning: Any = None
+        self._taken_up = False
         self._closing = threading.Lock()
         #: How the server said that the work ended; None before it did.
         self.ended: dict[str, Any] | None = None
@@ -93,8 +93,9 @@ class PartySite:
         mine: dict[str, str] = {}
         try:
             question = Question.from_bytes(body)
-            if self._party is None:
-                admit(self._home, self._order, datetime.now().astimezone())
+            if not self._taken_up:
+                take_up(self._home, self._order, datetime.now().astimezone(), row_ids=row_ids)
+                self._taken_up = True
                 self._make_party()
             rows = 0 if self._rows is None else self._rows.num_rows
             mine = facts(self._home, self._order, rows=rows)
@@ -125,7 +126,6 @@ class PartySite:
         assert order.plan is not None
         policy = PolicyFile.read(home)
         self._rows = AlignedRows.load(home.alignment(order.alignment))
-        with_limits(home, policy)
         predicting = order.work is Work.PREDICT
         part = PartyPart.load(home.model(order.run)) if predicting else None
         own: dict[str, Any] = {}
@@ -148,6 +148,7 @@ class PartySite:
             checkpoints=None if predicting else home.run(order.run) / "checkpoints",
             answers=home.model(order.run) / "answers",
             ledger=home.ledger,
+            durable=True,
             owner=home.name,
             dataset=policy.dataset,
             **own,
@@ -244,13 +245,10 @@ class PartySite:
             _log.error("%s", error, exc_info=error)
 
 
-def with_limits(home: Home, policy: PolicyFile) -> None:
-    """Bring the policy's limits into this party's ledger before anything is released."""
-    ledger = Ledger(home.ledger, owner=home.name)
-    try:
-        policy.apply_limits(ledger)
-    finally:
-        ledger.close()
+def row_ids(home: Home, order: Order) -> tuple[Sequence[str], Sequence[str]]:
+    """The ids of an order's training rows and test rows, as this party's book knows them."""
+    ids = AlignedRows.load(home.alignment(order.alignment)).ids
+    return ((), ids) if order.work is Work.PREDICT else (ids, ())
 
 
 def public_words(error: Exception) -> str:
