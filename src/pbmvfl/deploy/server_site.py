@@ -1,4 +1,4 @@
-"""What one job does at the label holder: joins the parties, agrees with them, runs the work, and writes what came of it.
+"""What one job does at the label holder: joins the parties, agrees with them, works, and writes what came of it.
 
 The files are the label holder's own: checkpoints of the head, the log of releases, the result, its part of the model,
 predictions. Nothing here is read from NVFlare.
@@ -31,6 +31,7 @@ from pbmvfl.errors import (
     PartyRefused,
     PbmvflError,
 )
+from pbmvfl.files import PRIVATE_FILE, write_atomically
 from pbmvfl.model.parts import ServerPart, model_digest
 from pbmvfl.model.predictions import Predictions
 from pbmvfl.model.serving import serve
@@ -303,7 +304,9 @@ class ServerSite:
         rows = AlignedLabels.load(self._home.alignment(order.alignment))
         part = ServerPart.load(self._home.model(order.run))
         if order.plan.model != part.model:
-            raise FederationError(f"run={order.run!r}: the order is for model {order.plan.model[:8]}, not {part.model[:8]}")
+            raise FederationError(
+                f"run={order.run!r}: the order is for model {order.plan.model[:8]}, not {part.model[:8]}"
+            )
         self._agree(rows)
         self._tell(state="predicting")
         began = time.monotonic()
@@ -327,8 +330,27 @@ class ServerSite:
         )
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         found.write(self.folder / "predictions.parquet")
+        write_atomically(self.folder / "summary.json", json.dumps(_summary(found)) + "\n", mode=PRIVATE_FILE)
         outcome = self._outcome(Ending.STOPPED if served.stopped else Ending.DONE, served.stopped)
         faults = self._say_end(outcome, completed=0)
         if faults:
             _log.warning("predicted, but %s", "; ".join(faults))
         return outcome
+
+
+def _summary(found: Predictions) -> dict[str, Any]:
+    """What was predicted, without any row."""
+    known = found.is_known
+    shown: dict[str, Any] = {
+        "rows": len(found),
+        "predicted": int(known.sum()),
+        "classes": {name: int((found.numbers == k).sum()) for k, name in enumerate(found.class_names)},
+        "stopped": found.stopped,
+        "bytes_up": found.traffic.bytes_up,
+        "bytes_down": found.traffic.bytes_down,
+        "seconds": round(found.seconds, 3),
+    }
+    if found.true_labels is not None and known.any():
+        shown["metrics"] = found.metrics()
+        shown["majority_rate"] = float(np.bincount(found.true_labels[known]).max() / known.sum())
+    return shown
