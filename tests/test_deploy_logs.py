@@ -137,10 +137,10 @@ def test_private_values_thrown_at_every_way_into_the_log_are_in_no_file(home: Ho
 def throw_at_the_log(home: Home, log: SiteLog) -> None:
     fields = [*everything_known(), "words", "row", "id", "x", "weights"]
     for value in private_values():
-        log.say(value)  # type: ignore[arg-type]
+        log.say(value)
         log.say(Event.NOTE, **{name: value for name in fields if not _is_number(name, value)})
         if not isinstance(value, str):  # names of a site, a job and a run are public: they are names of folders
-            with SiteLog(home.logs / "pbmvfl.jsonl", site=value, job=value, run=value) as other:  # type: ignore[arg-type]
+            with SiteLog(home.logs / "pbmvfl.jsonl", site=value, job=value, run=value) as other:
                 other.say(Event.STARTED)
     for error in private_errors():
         log.error(Event.FAILED, error, words=ID)
@@ -194,7 +194,7 @@ def test_the_library_speaks_to_this_log_alone_while_it_is_open(home: Home) -> No
     """NVFlare's root handlers write the kit's own log: whole texts of errors must not get there."""
     seen: list[logging.LogRecord] = []
     root = logging.Handler()
-    root.emit = seen.append  # type: ignore[method-assign]
+    root.emit = seen.append
     logging.getLogger().addHandler(root)
     library = logging.getLogger("pbmvfl.party")
     try:

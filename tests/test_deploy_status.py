@@ -26,7 +26,7 @@ SECRET = "alice-4711-0.73125"
 
 
 def new(path: Path, **changes: object) -> StatusFile:
-    return StatusFile(path, site="bank", role=Role.PARTY, **{"run": "first", "rounds_total": 90, **changes})  # type: ignore[arg-type]
+    return StatusFile(path, site="bank", role=Role.PARTY, **{"run": "first", "rounds_total": 90, **changes})
 
 
 def wait_for(path: Path, completed: int) -> Status:
