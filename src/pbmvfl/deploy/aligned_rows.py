@@ -181,7 +181,10 @@ class AlignedLabels(_Aligned):
     def labels_of_training(self) -> TrainingLabels:
         """Refuses labels that nothing can be learned from."""
         if self.labels is None:
-            raise AlignmentError(f"alignment={self.name!r} has no labels; name their column in policy.toml, align anew")
+            raise AlignmentError(
+                f"alignment={self.name!r} has no labels: the table had no column {self.label!r}; give it one and align "
+                "anew"
+            )
         faults = Faults()
         number_classes([[self.class_names[each] for each in self.labels]], self.label, faults)
         faults.raise_any()

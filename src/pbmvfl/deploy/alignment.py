@@ -119,7 +119,7 @@ class LabelSideAlignment:
         """With the table that the label holder's policy.toml names; what is wrong with it is said at once."""
         data = PolicyFile.read(home).data
         check_free(home.alignment(name))
-        table = read_label_table(data.file, id=data.id, label=data.label or None)
+        table = read_label_table(data.file, id=data.id, label=data.label or None, needed=False)
         return HomeAlignment(home, name, table, data.label)
 
 
