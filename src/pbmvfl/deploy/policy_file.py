@@ -41,7 +41,7 @@ _PLAN = (
     "smallest_noise",
     "fields",
 )
-_RUNS = ("sessions", "hours", "alignments", "largest_alignment", "until_limit")
+_RUNS = ("sessions", "hours", "alignments", "largest_alignment", "smallest_alignment", "until_limit")
 _HOURS = re.compile(r"([01][0-9]|2[0-3]):([0-5][0-9])-([01][0-9]|2[0-3]):([0-5][0-9])")
 _FUNCTION = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Za-z0-9_]*")
 _DATASET = re.compile(r"[A-Za-z0-9][A-Za-z0-9_. -]{0,79}")
@@ -96,6 +96,8 @@ class RunRules:
     alignments: int = 20
     #: The most ids that the label holder may ask about in one of them.
     largest_alignment: int = 10_000_000
+    #: The fewest rows in common: fewer would single out people.
+    smallest_alignment: int = 1
     #: Whether a run is begun although a limit will end it.
     until_limit: bool = False
 
@@ -348,6 +350,9 @@ class _Reader:
             alignments=self._whole("runs", table, "alignments", usual.alignments, least=0, most=100_000),
             largest_alignment=self._whole(
                 "runs", table, "largest_alignment", usual.largest_alignment, least=1, most=10**9
+            ),
+            smallest_alignment=self._whole(
+                "runs", table, "smallest_alignment", usual.smallest_alignment, least=1, most=10**9
             ),
             until_limit=self._switch("runs", table, "until_limit"),
         )
