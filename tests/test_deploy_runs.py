@@ -127,7 +127,7 @@ def spellings(value):
 
 
 def unmasked(drawn, plan):
-    """Each release as it would be packed without a mask. Short ones could occur by chance; these have dozens of bytes."""
+    """Each release as it would be packed without a mask: dozens of bytes, which do not occur by chance."""
     return {bytes(plan.release.payload.encode(each, None)) for each in drawn}
 
 
