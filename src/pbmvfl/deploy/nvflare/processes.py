@@ -27,6 +27,8 @@ from pbmvfl.files import make_private_folder
 _POLL = 0.05
 #: Seconds in which a process that is asked to end has to, before it is made to.
 _GRACE = 10.0
+#: How long a killed process may still be listed.
+_MOMENT = 0.3
 _LONGEST_LOG = 4000
 
 
@@ -113,11 +115,11 @@ def stop(home: Home) -> bool:
     with contextlib.suppress(psutil.NoSuchProcess):
         below = [(each.pid, birth(each.pid)) for each in psutil.Process(record.pid).children(recursive=True)]
         _signal(record.pid, record.birth, signal.SIGTERM)
-        if not _gone(record.pid, record.birth):
+        if not _gone(record.pid, record.birth, _GRACE):
             _signal(record.pid, record.birth, signal.SIGKILL)
             for pid, born in below:
                 _signal(pid, born, signal.SIGKILL)
-            _gone(record.pid, record.birth)
+            _gone(record.pid, record.birth, _GRACE)
     return True
 
 
@@ -141,8 +143,8 @@ def status(home: Home) -> KitStatus:
 def _refuse_second(home: Home) -> None:
     record = read_record(home)
     if record is not None and record.alive:
-        if not record.site_alive and _gone(record.pid, record.birth):
-            return  # it was just burying the last one
+        if _gone(record.site, record.site_birth, _MOMENT) and _gone(record.pid, record.birth, _GRACE):
+            return  # NVFlare's process was killed, and its keeper was just burying it
         raise FederationError(
             f"{home.name} runs already: process {record.site} since {record.since}; to start it anew: "
             f"`pbmvfl {'server' if home.is_server else 'party'} stop`"
@@ -173,8 +175,8 @@ def _signal(pid: int, born: str | None, number: signal.Signals) -> None:
         os.close(descriptor)
 
 
-def _gone(pid: int, born: str) -> bool:
-    until = time.monotonic() + _GRACE
+def _gone(pid: int, born: str, within: float) -> bool:
+    until = time.monotonic() + within
     while birth(pid) == born:
         if time.monotonic() > until:
             return False
