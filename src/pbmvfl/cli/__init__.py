@@ -8,7 +8,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from pbmvfl.cli import ledger
+from pbmvfl.cli import deploy_federation, deploy_sites, ledger
 from pbmvfl.cli.asking import evaluate, predict
 from pbmvfl.cli.doctor import doctor
 from pbmvfl.cli.joint import joint
@@ -59,6 +59,9 @@ app.command()(schema)
 app.command()(report)
 app.command()(doctor)
 app.add_typer(ledger.app, name="ledger")
+app.add_typer(deploy_federation.app, name="federation")
+app.add_typer(deploy_sites.server, name="server")
+app.add_typer(deploy_sites.party, name="party")
 
 
 def main() -> None:
