@@ -51,6 +51,8 @@ class PartySetup:
     #: This party's own ledger, the name it is known by there, and its names for the data and for each row in it; None:
     #: rows by their position.
     ledger: Path | None = None
+    #: Whether each charge is forced to the disk before anything leaves: for machines that may lose power.
+    durable: bool = False
     owner: str = ""
     dataset: str = ""
     train_ids: tuple[str, ...] | None = None
@@ -120,7 +122,7 @@ class PartySetup:
 
     def _open_ledger(self, session: Session, first_round: int, public_start: bool) -> Charging:
         assert self.ledger is not None
-        ledger = Ledger(self.ledger, owner=self.owner)
+        ledger = Ledger(self.ledger, owner=self.owner, durable=self.durable)
         try:
             return ledger.open_session(
                 session=session.id.hex(),

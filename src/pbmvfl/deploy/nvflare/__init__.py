@@ -1,1 +1,1 @@
-"""What of a deployment needs NVFlare: kits, the processes of sites, jobs. Nothing outside this folder imports it."""
+"""The one place that knows NVFlare: kits, jobs, what runs inside them, and who watches over them."""
