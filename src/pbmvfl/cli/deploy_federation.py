@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pbmvfl.cli.deploy_options import AsJson, HomeFolder, nvflare_installed
+from pbmvfl.cli.deploy_options import AsJson, HomeFolder, need_nvflare
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -46,8 +46,8 @@ def init(
     Whoever has the folder can let anybody in: keep it off line, and where few can read it. Who is who does not rest on
     it alone: identities are compared by phone.
     """
-    with nvflare_installed():
-        from pbmvfl.deploy.nvflare import authority as nvflare_authority
+    need_nvflare()
+    from pbmvfl.deploy.nvflare import authority as nvflare_authority
 
     made = nvflare_authority.init(federation, authority)
     console = _console()
@@ -70,8 +70,8 @@ def request(
 
     Asking again keeps the keys.
     """
-    with nvflare_installed():
-        from pbmvfl.deploy.nvflare import authority as nvflare_authority
+    need_nvflare()
+    from pbmvfl.deploy.nvflare import authority as nvflare_authority
 
     parcel = nvflare_authority.request(federation, name, home)
     if json_:
@@ -94,8 +94,8 @@ def approve(
 
     Without requests it makes new certificates for the same keys, as before the old ones end.
     """
-    with nvflare_installed():
-        from pbmvfl.deploy.nvflare import authority as nvflare_authority
+    need_nvflare()
+    from pbmvfl.deploy.nvflare import authority as nvflare_authority
 
     made = nvflare_authority.approve(authority, requests or (), replace=replace, days=days)
     if json_:
@@ -123,9 +123,9 @@ def package(
     json_: AsJson = False,
 ) -> None:
     """A kit to start from your own keys and what came back; and the fingerprint to compare by phone."""
-    with nvflare_installed():
-        from pbmvfl.deploy.nvflare import authority as nvflare_authority
+    need_nvflare()
     from pbmvfl.deploy.home import Home
+    from pbmvfl.deploy.nvflare import authority as nvflare_authority
 
     here = Home.at(home)
     found = nvflare_authority.package(here, signed, fingerprint_said=fingerprint, replace=replace)
@@ -163,8 +163,8 @@ def provision(
     json_: AsJson = False,
 ) -> None:
     """All organisations' folders at once, for a [bold]trial[/]: whoever runs this has seen every key."""
-    with nvflare_installed():
-        from pbmvfl.deploy.nvflare.provision import provision as make
+    need_nvflare()
+    from pbmvfl.deploy.nvflare.provision import provision as make
 
     homes = make(federation, out)
     if json_:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -11,18 +10,11 @@ import typer
 
 from pbmvfl.errors import FederationError
 
-INSTALL = 'NVFlare is not installed; pip install "pbmvfl[deploy]"'
-
 HomeFolder = Annotated[Path, typer.Option("--home", help="The organisation's folder.", show_default="this folder")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 
 
-@contextlib.contextmanager
-def nvflare_installed() -> Iterator[None]:
-    """Around imports that need the extra: whoever lacks it is told how to get it."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] in ("nvflare", "psutil"):
-            raise FederationError(INSTALL) from error
-        raise
+def need_nvflare() -> None:
+    """Before imports that need the extra: whoever lacks it is told how to get it."""
+    if find_spec("nvflare") is None:
+        raise FederationError('NVFlare is not installed; pip install "pbmvfl[deploy]"')

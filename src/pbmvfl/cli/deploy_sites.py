@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pbmvfl.cli.deploy_options import AsJson, HomeFolder, nvflare_installed
+from pbmvfl.cli.deploy_options import AsJson, HomeFolder, need_nvflare
 from pbmvfl.errors import FederationError
 
 if TYPE_CHECKING:
@@ -80,10 +80,8 @@ def _home(path: Path, *, server_wanted: bool) -> Home:
 
 def _start(path: Path, *, wait: float, foreground: bool, json_: bool, server_wanted: bool) -> None:
     home = _home(path, server_wanted=server_wanted)
-    with nvflare_installed():
-        import nvflare  # noqa: F401
-
-        from pbmvfl.deploy.nvflare import processes
+    need_nvflare()
+    from pbmvfl.deploy.nvflare import processes
 
     if foreground:
         print(f"{home.name} starts, and ends with Ctrl-C", flush=True)
@@ -93,16 +91,16 @@ def _start(path: Path, *, wait: float, foreground: bool, json_: bool, server_wan
 
 def _stop(path: Path, *, server_wanted: bool) -> None:
     home = _home(path, server_wanted=server_wanted)
-    with nvflare_installed():
-        from pbmvfl.deploy.nvflare import processes
+    need_nvflare()
+    from pbmvfl.deploy.nvflare import processes
 
     print(f"{home.name} is stopped" if processes.stop(home) else f"{home.name} was not running")
 
 
 def _status(path: Path, *, json_: bool, server_wanted: bool) -> None:
     home = _home(path, server_wanted=server_wanted)
-    with nvflare_installed():
-        from pbmvfl.deploy.nvflare import processes
+    need_nvflare()
+    from pbmvfl.deploy.nvflare import processes
 
     found = processes.status(home)
     _show(found, json_=json_)

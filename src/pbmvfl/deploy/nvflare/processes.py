@@ -20,6 +20,7 @@ from pbmvfl.deploy.certificates import Certificate
 from pbmvfl.deploy.home import Home
 from pbmvfl.deploy.nvflare import hardening, keeper
 from pbmvfl.deploy.nvflare.records import Record, birth, is_ready, read_record
+from pbmvfl.deploy.policy_file import PolicyFile
 from pbmvfl.deploy.reach import reach_server
 from pbmvfl.errors import FederationError
 from pbmvfl.files import make_private_folder
@@ -52,12 +53,13 @@ def check_start(home: Home, *, wait: float = 0.0) -> int:
     days = certificates.check(home.certificate, home.private_key, home.authority, name=home.name)
     home.pins()
     if home.is_server:
+        if home.policy.exists():
+            PolicyFile.read(home)
         _check_port(home.federation.port, "port")
         if home.federation.line_port is not None:
             _check_port(home.federation.line_port, "line_port")
         return days
-    if not home.policy.is_file():
-        raise FederationError(f"{home.policy} is missing: it says which jobs {home.name} accepts; write one first")
+    PolicyFile.read(home)
     reach_server(home, wait=wait)
     return days
 
