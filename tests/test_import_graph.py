@@ -52,6 +52,7 @@ ORDER = [
     "data",
     "encoders",
     "features",
+    "lazy_rows",
     "losses",
     "updates",
     "preparation",

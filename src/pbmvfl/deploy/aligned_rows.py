@@ -122,13 +122,13 @@ class AlignedRows(_Aligned):
     """A party's rows in the common order."""
 
     columns: PartyColumns
-    #: N x D, mapped from the file, read only.
-    features: npt.NDArray[np.float32]
+    #: N x D, mapped from the file, read only: a party takes batches from there, and loads nothing.
+    features: np.memmap[Any, np.dtype[np.float32]]
 
     @classmethod
     def load(cls, folder: Path, *, quick: bool = False) -> AlignedRows:
         """Map the rows of an alignment. `quick` leaves out reading them all once to see that none was changed."""
-        said, batch = _open(folder, quick=quick)
+        said, batch, base = _open(folder, quick=quick)
         path, count, width = folder / ORDER, said["count"], said["width"]
         try:
             columns = PartyColumns.from_dict(said["columns"])
@@ -137,7 +137,7 @@ class AlignedRows(_Aligned):
         column = batch.column(_FEATURES) if _FEATURES in batch.schema.names else None
         if column is None or columns.width != width or column.type.list_size != width:
             raise _damaged(folder / ROWS, "it has other columns than were written")
-        features = column.values.to_numpy(zero_copy_only=True).reshape(count, width)
+        features = _mapped(folder / ROWS, column.values, base, (count, width))
         return cls(**_common(said, batch), columns=columns, features=features)
 
 
@@ -164,7 +164,7 @@ class AlignedLabels(_Aligned):
 
     @classmethod
     def load(cls, folder: Path, *, quick: bool = False) -> AlignedLabels:
-        said, batch = _open(folder, quick=quick)
+        said, batch, _ = _open(folder, quick=quick)
         path = folder / ORDER
         if "widths" not in said:
             raise AlignmentError(f"{folder} has a party's rows, not a label holder's")
@@ -215,8 +215,8 @@ def _common(said: dict[str, Any], batch: Any) -> dict[str, Any]:
 # --- reading ---
 
 
-def _open(folder: Path, *, quick: bool) -> tuple[dict[str, Any], Any]:
-    """What order.json says, and the record batch of rows.arrow, mapped."""
+def _open(folder: Path, *, quick: bool) -> tuple[dict[str, Any], Any, int]:
+    """What order.json says, the record batch of rows.arrow, mapped, and the address of the file's first byte."""
     import pyarrow as pa
 
     order, rows = folder / ORDER, folder / ROWS
@@ -236,6 +236,8 @@ def _open(folder: Path, *, quick: bool) -> tuple[dict[str, Any], Any]:
             if known != said["digest"].encode() or file.num_record_batches != 1:
                 raise _damaged(rows, "it belongs to another alignment")
             batch = file.get_batch(0)
+            source.seek(0)
+            base = source.read_buffer(1).address
     except (OSError, pa.ArrowException) as error:
         raise _damaged(rows, f"it cannot be read ({error})") from error
     key, digest = bytes.fromhex(said["key"]), bytes.fromhex(said["digest"])
@@ -243,7 +245,14 @@ def _open(folder: Path, *, quick: bool) -> tuple[dict[str, Any], Any]:
         raise _damaged(rows, f"it has {batch.num_rows:,} rows, not {said['count']:,}")
     if not quick and order_digest(key, RowIds.of(batch.column(_IDS)).pieces(), said["count"]) != digest:
         raise _damaged(rows, "its ids are not in the order that was agreed on")
-    return said, batch
+    return said, batch, base
+
+
+def _mapped(path: Path, values: Any, base: int, shape: tuple[int, int]) -> np.memmap[Any, np.dtype[np.float32]]:
+    """The numbers of an Arrow array, which lie in the file in one piece, as numpy maps a file."""
+    inside = values.buffers()[1].address + 4 * values.offset - base
+    found: np.memmap[Any, np.dtype[np.float32]] = np.memmap(path, np.float32, "r", offset=inside, shape=shape)
+    return found
 
 
 def _damaged(path: Path, what: str) -> AlignmentError:
