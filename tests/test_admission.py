@@ -315,7 +315,7 @@ def test_rows_that_are_asked_about_are_looked_at_by_their_own_ids(home: Home) ->
                 charging.charge(current, plan.events(current.kind))
             charging.close()
     assert "a limit of this site would end it" in refused(home, order, row_ids=own_row_ids)
-    admit(home, order, NOON, row_ids=lambda *_: ((), [f"other-{number}" for number in range(10)]))
+    admit(home, order, NOON, row_ids=lambda *_: (None, [f"other-{number}" for number in range(10)]))
     (home.model("monday") / "answers").mkdir()  # with answers that can be given again for nothing, nobody foresees it
     admit(home, order, NOON, row_ids=own_row_ids)
 

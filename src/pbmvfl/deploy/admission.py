@@ -42,7 +42,8 @@ FORESEEN_ROWS = 200_000
 PRIVATE_REASON = "this site cannot take the order now; its operators find the reason in their log"
 
 #: The ids of an order's rows, as this party's book knows them: those that are trained on, and those that are predicted.
-RowIds = Callable[[Home, Order], tuple[Sequence[str], Sequence[str]]]
+#: None where there are none.
+RowIds = Callable[[Home, Order], tuple[Sequence[str] | None, Sequence[str] | None]]
 
 
 def admit(home: Home, order: Order, now: datetime, *, row_ids: RowIds | None = None) -> None:
@@ -91,12 +92,12 @@ def take_up(home: Home, order: Order, now: datetime, *, row_ids: RowIds | None =
             _write(folder / BOUND, {**_binding(order), "taken_up": _times_taken_up(folder) + 1})
 
 
-def own_row_ids(home: Home, order: Order) -> tuple[Sequence[str], Sequence[str]]:
+def own_row_ids(home: Home, order: Order) -> tuple[Sequence[str] | None, Sequence[str] | None]:
     """Of the alignment that an order names."""
     from pbmvfl.deploy.aligned_rows import AlignedRows
 
     ids = AlignedRows.load(home.alignment(order.alignment), quick=True).ids
-    return ((), ids) if order.work is Work.PREDICT else (ids, ())
+    return (None, ids) if order.work is Work.PREDICT else (ids, None)
 
 
 @contextlib.contextmanager
@@ -166,7 +167,7 @@ def _check_run(home: Home, order: Order, *, most: int) -> None:
         return
     known = _read_binding(home.run(order.run))
     if known is None:
-        if order.work is Work.PREDICT and not home.is_server:
+        if order.work is Work.PREDICT:
             raise OrderError(f"run={order.run}: this site has trained no such run; permitted: one that it has")
         return
     if known["run_id"] != order.run_id:
@@ -254,13 +255,12 @@ def _look_ahead(home: Home, order: Order, policy: PolicyFile, book: Ledger, row_
     if rounds > FORESEEN_ROUNDS:
         return
     train, test = row_ids(home, order)
-    predicts = order.work is Work.PREDICT
     found = book.forecast(
         dataset=policy.data.dataset,
         plan=plan,
-        run="" if predicts else order.run_id,  # a session of its own
+        run="" if order.work is Work.PREDICT else order.run_id,  # each question is a run of its own
         public_start=policy.encoder is None,
-        train_ids=None if predicts else train,
+        train_ids=train,
         test_ids=test,
     )
     forecast = PartyForecast(party=home.name, path=home.ledger, runs=0, limits=found)

@@ -254,10 +254,10 @@ class PartySite:
             _log.error("%s", error, exc_info=error)
 
 
-def row_ids(home: Home, order: Order) -> tuple[Sequence[str], Sequence[str]]:
+def row_ids(home: Home, order: Order) -> tuple[Sequence[str] | None, Sequence[str] | None]:
     """The ids of an order's training rows and test rows, as this party's book knows them."""
     ids = AlignedRows.load(home.alignment(order.alignment)).ids
-    return ((), ids) if order.work is Work.PREDICT else (ids, ())
+    return (None, ids) if order.work is Work.PREDICT else (ids, None)
 
 
 def public_words(error: Exception) -> str:

@@ -12,12 +12,14 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from pbmvfl.deploy.admission import take_up
 from pbmvfl.deploy.aligning import LabelRows, align_labels
 from pbmvfl.deploy.home import Home
 from pbmvfl.deploy.links import Channel, ServerLink
@@ -111,6 +113,7 @@ class ServerSite:
     def run(self) -> Outcome:
         """Do the work. Every ending is written down before anybody is told of it."""
         try:
+            take_up(self._home, self._order, datetime.now().astimezone())
             self._link.join(timeout=JOIN_SECONDS)
             outcome = self._work()
         except PartyRefused as error:
