@@ -10,6 +10,7 @@ import typer
 
 from pbmvfl.cli import ledger
 from pbmvfl.cli.asking import evaluate, predict
+from pbmvfl.cli.deploy_runs import align, resume, submit
 from pbmvfl.cli.doctor import doctor
 from pbmvfl.cli.joint import joint
 from pbmvfl.cli.plan import plan
@@ -20,6 +21,8 @@ from pbmvfl.cli.schema import schema
 from pbmvfl.cli.train import train
 from pbmvfl.errors import PbmvflError
 
+#: Where `--help` lists what is for organisations that run a federation together.
+_FEDERATION = "Between organisations"
 app = typer.Typer(
     name="pbmvfl",
     help="Vertical federated learning with the Poisson binomial mechanism: private columns, noisy sums, one model.",
@@ -58,6 +61,9 @@ app.command()(privacy)
 app.command()(schema)
 app.command()(report)
 app.command()(doctor)
+app.command(rich_help_panel=_FEDERATION)(align)
+app.command(rich_help_panel=_FEDERATION)(submit)
+app.command(rich_help_panel=_FEDERATION)(resume)
 app.add_typer(ledger.app, name="ledger")
 
 

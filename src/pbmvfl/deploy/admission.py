@@ -38,7 +38,7 @@ FORESEEN_ROUNDS = 20_000
 PRIVATE_REASON = "this site cannot take the order now; its operators find the reason in their log"
 
 #: The ids of an order's training rows and test rows, as this party's book knows them.
-RowIds = Callable[[Home, Order], tuple[Sequence[str], Sequence[str]]]
+RowIds = Callable[[Home, Order], tuple[Sequence[str] | None, Sequence[str] | None]]
 
 
 def admit(home: Home, order: Order, now: datetime, *, row_ids: RowIds | None = None) -> None:

@@ -49,7 +49,7 @@ def party_line(home: Home, job: str) -> PartyLine:
 
 
 def _credentials(home: Home) -> Credentials:
-    return Credentials(certificate=home.certificate, key=home.private_key, authority=home.authority)
+    return Credentials(certificate=home.certificate, private_key=home.private_key, authority=home.authority)
 
 
 def _line_port(home: Home) -> int:

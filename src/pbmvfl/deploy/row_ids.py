@@ -75,6 +75,13 @@ class RowIds:
         digits = pc.all(pc.match_substring_regex(texts, _WHOLE_NUMBER)).as_py()
         return cls(texts, IdForm.DIGITS if digits else IdForm.WORDS)
 
+    @staticmethod
+    def texts_of(column: Any) -> Any:
+        """A column of text or of integers as ids are compared: one array of text."""
+        import pyarrow as pa
+
+        return _as_arrow(column, "the table").cast(pa.large_string())
+
     def __len__(self) -> int:
         return len(self.column)
 

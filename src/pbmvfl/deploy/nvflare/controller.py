@@ -11,7 +11,7 @@ from nvflare.apis.signal import Signal
 
 from pbmvfl.deploy.federation_file import CarrierName
 from pbmvfl.deploy.home import Home
-from pbmvfl.deploy.order import Order
+from pbmvfl.deploy.nvflare.job import read_argument
 from pbmvfl.deploy.outcome import Ending
 from pbmvfl.deploy.site import ServerJob
 
@@ -30,7 +30,7 @@ class ServerController(Controller):
     def start_controller(self, fl_ctx: FLContext) -> None:
         engine = fl_ctx.get_engine()
         home = Home.at(Path(engine.get_workspace().get_root_dir()).parent)
-        order = Order.from_text(self._order)
+        order = read_argument(self._order)
         job = str(fl_ctx.get_job_id())
         link = None
         if home.federation.carrier is CarrierName.CELL:

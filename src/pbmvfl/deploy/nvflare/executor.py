@@ -14,7 +14,7 @@ from nvflare.apis.signal import Signal
 
 from pbmvfl.deploy.federation_file import CarrierName
 from pbmvfl.deploy.home import Home
-from pbmvfl.deploy.order import Order
+from pbmvfl.deploy.nvflare.job import read_argument
 from pbmvfl.deploy.site import PartyJob
 
 #: Seconds that a job which is told to end has to close its ledger.
@@ -46,7 +46,7 @@ class PartyExecutor(Executor):
             return
         engine = fl_ctx.get_engine()
         home = Home.at(Path(engine.get_workspace().get_root_dir()).parent)
-        order = Order.from_text(self._order)
+        order = read_argument(self._order)
         job = str(fl_ctx.get_job_id())
         link = None
         if home.federation.carrier is CarrierName.CELL:

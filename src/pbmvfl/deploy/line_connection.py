@@ -1,0 +1,119 @@
+"""One connection of a party, at the server: it never blocks, and keeps what has come and what still has to leave."""
+
+from __future__ import annotations
+
+import select
+import socket
+import ssl
+import struct
+from collections import deque
+
+from pbmvfl.deploy.frames import LIMIT, FrameBuffer, framed
+from pbmvfl.deploy.tls import drop, is_end
+
+_CHUNK = 1 << 16
+#: Bytes that are read at one go: then the others' turn comes, and deadlines are looked at.
+_AT_ONE_GO = 1 << 20
+_GONE = select.POLLRDHUP | select.POLLHUP | select.POLLERR | select.POLLNVAL
+#: Where Linux keeps the bytes that were acknowledged and received in `struct tcp_info`.
+_TCP_INFO_BYTES, _ACKNOWLEDGED = 136, 120
+
+
+class Broken(Exception):
+    """A connection that is no more. `ended`: the other end closed or reset it; otherwise it is out of reach."""
+
+    def __init__(self, error: Exception) -> None:
+        self.ended = is_end(error)
+        super().__init__(type(error).__name__)
+
+
+class Connection:
+    """Frames in and out. It belongs to one thread at a time."""
+
+    def __init__(self, connection: ssl.SSLSocket, *, last: int, limit: int = LIMIT) -> None:
+        connection.setblocking(False)
+        self._socket = connection
+        #: The number of the last question that the party had answered when it connected.
+        self.last = last
+        self._in = FrameBuffer(limit=limit)
+        self._limit = limit
+        self._out: deque[memoryview] = deque()
+        self._wants_write = False
+        self._broken: Broken | None = None
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    @property
+    def events(self) -> int:
+        """What to poll for."""
+        return select.POLLIN | select.POLLRDHUP | (select.POLLOUT if self._out or self._wants_write else 0)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the other end is gone, as far as the system knows. Nothing is read."""
+        poll = select.poll()
+        poll.register(self._socket.fileno(), select.POLLRDHUP)
+        return any(found & _GONE for _, found in poll.poll(0))
+
+    def put(self, body: bytes) -> None:
+        """Queue a frame; `write` sends it."""
+        view = memoryview(framed(body, limit=self._limit))
+        self._out.extend(view[start : start + _CHUNK] for start in range(0, len(view), _CHUNK))
+
+    def write(self) -> None:
+        """Send what can be sent now."""
+        try:
+            while self._out:
+                sent = self._socket.send(self._out[0])
+                if sent < len(self._out[0]):
+                    self._out[0] = self._out[0][sent:]
+                else:
+                    self._out.popleft()
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            return
+        except OSError as error:
+            raise Broken(error) from error
+
+    def read(self) -> list[bytes]:
+        """Whole frames that are there now. `LinkError` for one that is too long."""
+        self._wants_write = False
+        frames: list[bytes] = []
+        count = 0
+        try:
+            while self._broken is None and count < _AT_ONE_GO:
+                data = self._socket.recv(_CHUNK)
+                if not data:
+                    raise EOFError
+                count += len(data)
+                self._in.feed(data)
+                while (frame := self._in.take()) is not None:
+                    frames.append(frame)
+        except ssl.SSLWantReadError:
+            pass
+        except ssl.SSLWantWriteError:
+            self._wants_write = True
+        except (OSError, EOFError) as error:
+            self._broken = Broken(error)  # the system says it once, and frames that came before count
+        if self._broken is not None and not frames:
+            raise self._broken
+        return frames
+
+    @property
+    def must_read(self) -> bool:
+        """Whether there is something to read that polling does not see."""
+        return self._broken is not None or self._socket.pending() > 0
+
+    def bytes_on_socket(self) -> tuple[int, int]:
+        """Bytes that were sent and received, TLS and its handshake included; (0, 0) where the system does not say."""
+        try:
+            info = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
+        except OSError:
+            return 0, 0
+        if len(info) < _TCP_INFO_BYTES:
+            return 0, 0
+        sent, received = struct.unpack_from("=QQ", info, _ACKNOWLEDGED)
+        return sent, received
+
+    def close(self) -> None:
+        drop(self._socket)

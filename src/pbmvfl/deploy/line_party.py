@@ -1,0 +1,124 @@
+"""The line at a party: it dials the server, answers what it is asked, and dials again when the connection breaks.
+
+Nothing comes in at a party: it only ever calls its own server, at one address. It gives up when the server cannot be
+reached within the patience, when the server asks nothing for `idle` seconds, or at once when the server is another one.
+"""
+
+from __future__ import annotations
+
+import ssl
+import threading
+import time
+
+from pbmvfl.deploy import frames
+from pbmvfl.deploy.line_dialer import Call, Dialer
+from pbmvfl.deploy.links import Channel, Handler
+from pbmvfl.deploy.seal import PartySeal
+from pbmvfl.deploy.tls import drop
+from pbmvfl.errors import LinkError
+
+#: Seconds after the last answer in which the server may ask for it again.
+_LINGER = 2.0
+#: Frames that are not what they should be, one after the other, before the party lets go.
+_MOST_FAULTS = 3
+
+
+class PartyLine:
+    """A party's end: a `PartyLink`. `serve` belongs to one thread; `close` may come from any."""
+
+    def __init__(
+        self,
+        *,
+        address: tuple[str, int],
+        tls: ssl.SSLContext,
+        seal: PartySeal,
+        server_name: str,
+        patience: float,
+        idle: float | None = None,
+        ended_after: float = 5.0,
+        frame_limit: int = frames.LIMIT,
+    ) -> None:
+        self._seal, self._patience, self._frame_limit = seal, patience, frame_limit
+        #: The server is silent while it waits for others: for their answers, and for those that are cut off.
+        self._idle = 3 * patience if idle is None else idle
+        self._choices = {
+            "address": address,
+            "tls": tls,
+            "seal": seal,
+            "server_name": server_name,
+            "patience": patience,
+            "ended_after": ended_after,
+            "frame_limit": frame_limit,
+        }
+        self._lock = threading.Lock()
+        self._dialer: Dialer | None = None
+        self._closed = False
+
+    def serve(self, handle: Handler) -> None:
+        """Answer until the server says that the work is over."""
+        dialer = self._start()
+        try:
+            self._serve(dialer, handle)
+        finally:
+            dialer.close()
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            dialer = self._dialer
+        if dialer is not None:
+            dialer.close()
+
+    def _start(self) -> Dialer:
+        with self._lock:
+            if self._closed:
+                raise LinkError("server: the line was closed at this side")
+            self._dialer = Dialer(**self._choices)  # type: ignore[arg-type]
+            return self._dialer
+
+    def _serve(self, dialer: Dialer, handle: Handler) -> None:
+        heard = time.monotonic()
+        faults = 0
+        call: Call | None = None
+        while True:
+            call = dialer.call(other_than=call)
+            try:
+                while dialer.is_open(call) or len(call.buffer):
+                    question = self._next(call, until=heard + self._idle)
+                    channel, answer = self._seal.respond(question, handle)
+                    # The time that the handler took is this side's own, and no silence of the server.
+                    heard, faults = time.monotonic(), 0
+                    frames.send(call.connection, answer, deadline=heard + self._patience, limit=self._frame_limit)
+                    if channel is Channel.END and dialer.is_open(call):
+                        self._linger(call, handle)
+                        return
+                drop(call.connection)  # the dialer has another one, or soon will
+            except _Silent:
+                raise
+            except LinkError as error:
+                faults += 1
+                if faults >= _MOST_FAULTS:
+                    raise
+                dialer.report(call, error)
+            except (OSError, EOFError) as error:
+                dialer.report(call, error)
+
+    def _next(self, call: Call, *, until: float) -> bytes:
+        try:
+            return frames.receive(call.connection, call.buffer, deadline=until)
+        except TimeoutError:
+            raise _Silent(f"server: it asked nothing for {self._idle:g} seconds; the party lets go") from None
+
+    def _linger(self, call: Call, handle: Handler) -> None:
+        """The last answer may have to be sent again; a server that closes has it."""
+        until = time.monotonic() + _LINGER
+        try:
+            while True:
+                question = frames.receive(call.connection, call.buffer, deadline=until)
+                frames.send(call.connection, self._seal.respond(question, handle)[1], deadline=until)
+        except (OSError, EOFError, LinkError):
+            return
+
+
+class _Silent(LinkError):
+    """The server is there and says nothing."""

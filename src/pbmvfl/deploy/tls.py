@@ -1,0 +1,114 @@
+"""TLS 1.3 between sites, with the certificates of their kits and no others.
+
+Both ends show a certificate of the federation's own authority; the system's authorities count for nothing. A site's
+name is its certificate's common name, as it stands there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.x509.oid import NameOID
+
+from pbmvfl.errors import LinkError
+
+#: Milliseconds after which bytes that nobody acknowledges end a connection.
+_USER_TIMEOUT = 3000
+#: A silent connection is asked after so many seconds, so often, so many times.
+_KEEPALIVE_IDLE, _KEEPALIVE_INTERVAL, _KEEPALIVE_COUNT = 2, 1, 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Credentials:
+    """Where a kit keeps its certificate, the key of it, and the authority's certificate."""
+
+    certificate: Path
+    private_key: Path
+    authority: Path
+
+
+def server_context(credentials: Credentials) -> ssl.SSLContext:
+    return _context(ssl.PROTOCOL_TLS_SERVER, credentials)
+
+
+def party_context(credentials: Credentials) -> ssl.SSLContext:
+    return _context(ssl.PROTOCOL_TLS_CLIENT, credentials)
+
+
+def _context(protocol: int, credentials: Credentials) -> ssl.SSLContext:
+    context = ssl.SSLContext(protocol)
+    context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_3
+    # The name that a certificate must have is compared here, exactly: kits have it as the common name.
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_REQUIRED
+    # No session is ever resumed: every connection shows its certificate.
+    context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_TICKET
+    if protocol == ssl.PROTOCOL_TLS_SERVER:
+        context.num_tickets = 0
+    try:
+        context.load_verify_locations(cafile=str(credentials.authority))
+        # A key with a passphrase would ask for it at a terminal that nobody watches.
+        context.load_cert_chain(str(credentials.certificate), str(credentials.private_key), password="")
+    except (OSError, ValueError) as error:
+        files = f"{credentials.certificate}, {credentials.private_key}, {credentials.authority}"
+        raise LinkError(
+            f"certificates cannot be used: {error} ({files}); get a new kit, or restore these files"
+        ) from error
+    return context
+
+
+def wrap(context: ssl.SSLContext, connection: socket.socket, *, server_side: bool) -> ssl.SSLSocket:
+    """A socket whose `do_handshake` is still to come. Its end without a goodbye is an error, and never looks like one
+    that was meant."""
+    return context.wrap_socket(
+        connection, server_side=server_side, do_handshake_on_connect=False, suppress_ragged_eofs=False
+    )
+
+
+def prepare(connection: socket.socket) -> None:
+    """Small messages leave at once; a cable that is cut is noticed within some seconds, also while nothing is said."""
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (
+        ("TCP_KEEPIDLE", _KEEPALIVE_IDLE),
+        ("TCP_KEEPINTVL", _KEEPALIVE_INTERVAL),
+        ("TCP_KEEPCNT", _KEEPALIVE_COUNT),
+        ("TCP_USER_TIMEOUT", _USER_TIMEOUT),
+    ):
+        if hasattr(socket, option):  # not on every system
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+
+
+def common_name(connection: ssl.SSLSocket) -> str:
+    """The name in the other end's certificate, which the authority has signed; `LinkError` if it has not one name."""
+    certificate = connection.getpeercert(binary_form=True)
+    if certificate is None:
+        raise LinkError("no certificate was shown")
+    names = x509.load_der_x509_certificate(certificate).subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+    if len(names) != 1 or not isinstance(names[0].value, str):
+        raise LinkError(f"a certificate with {len(names)} common names; permitted: 1")
+    return names[0].value
+
+
+def is_end(error: Exception) -> bool:
+    """Whether the other end closed or reset the connection, which a process does that ends; anything else speaks of
+    what lies between."""
+    return isinstance(
+        error, EOFError | ssl.SSLEOFError | ssl.SSLZeroReturnError | ConnectionResetError | BrokenPipeError
+    )
+
+
+def drop(connection: socket.socket | None) -> None:
+    """Close a connection, whatever state it is in, and wake whoever waits for it."""
+    if connection is None:
+        return
+    with contextlib.suppress(OSError):
+        # Not the TLS socket's own: that one forgets its cipher first, and another thread could send in clear.
+        socket.socket.shutdown(connection, socket.SHUT_RDWR)
+    with contextlib.suppress(OSError):
+        connection.close()

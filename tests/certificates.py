@@ -1,0 +1,78 @@
+"""A federation's own authority and certificates as kits have them, made here."""
+
+from __future__ import annotations
+
+import datetime
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from pbmvfl.deploy.tls import Credentials
+
+_DAY = datetime.timedelta(days=1)
+
+
+def _name(common_name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
+
+
+@dataclass
+class Authority:
+    """Signs certificates, and writes them where a test wants them."""
+
+    folder: Path
+    name: str = "people"
+
+    def __post_init__(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._key = ec.generate_private_key(ec.SECP256R1())
+        self._write("rootCA.pem", self._signed(self.name, self._key.public_key(), is_authority=True))
+
+    def issue(self, common_name: str, *, first_day: int = -1, last_day: int = 30) -> Credentials:
+        """A certificate of this name and its key; days are counted from now."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        private = key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+        signed = self._signed(common_name, key.public_key(), first_day=first_day, last_day=last_day)
+        return Credentials(
+            certificate=self._write(f"{common_name}.crt", signed),
+            private_key=self._write(f"{common_name}.key", private),
+            authority=self.folder / "rootCA.pem",
+        )
+
+    def _write(self, name: str, content: bytes) -> Path:
+        path = self.folder / name
+        path.write_bytes(content)
+        return path
+
+    def _signed(
+        self,
+        common_name: str,
+        public: ec.EllipticCurvePublicKey,
+        *,
+        first_day: int = -1,
+        last_day: int = 30,
+        is_authority: bool = False,
+    ) -> bytes:
+        now = datetime.datetime.now(datetime.UTC)
+        own = x509.SubjectKeyIdentifier.from_public_key(public)
+        issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
+        certificate = (
+            x509.CertificateBuilder()
+            .subject_name(_name(common_name))
+            .issuer_name(_name(self.name))
+            .public_key(public)
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now + first_day * _DAY)
+            .not_valid_after(now + last_day * _DAY)
+            .add_extension(own, critical=False)
+            .add_extension(issuer, critical=False)
+            .add_extension(x509.BasicConstraints(ca=is_authority, path_length=None), critical=is_authority)
+            .sign(self._key, hashes.SHA256())
+        )
+        return certificate.public_bytes(serialization.Encoding.PEM)
