@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from pbmvfl.deploy.home import Home
 from pbmvfl.deploy.order import Order, Work
 from pbmvfl.plan import Plan
@@ -59,6 +61,28 @@ def write_policy(home: Path, text: str) -> None:
     path = home / "policy.toml"
     path.write_text(text)
     path.chmod(0o600)
+
+
+def make_alignment(home: Home, name: str = "first", count: int = 100) -> None:
+    """Rows person-0, person-1, ... in this order, as an alignment leaves them at a site."""
+    from pbmvfl.deploy.aligned_rows import materialise, materialise_labels
+    from pbmvfl.deploy.alignment_party import AgreedOrder
+    from pbmvfl.deploy.party_table import read_label_table, read_party_table
+    from pbmvfl.deploy.row_ids import order_digest
+
+    key = bytes(32)
+    lines = [f"person-{number},{number},{'yes' if number % 2 else 'no'}" for number in range(count)]
+    file = home.path / f"{name}.csv"
+    file.write_text("\n".join(["person,age,sick", *lines]) + "\n")
+    labels = read_label_table(file, id="person", label="sick")
+    party = read_party_table(file, id="person", columns=["age"], schema=None, party=home.name)
+    rows = np.arange(count)
+    digest = order_digest(key, labels.ids.pieces(rows), count)
+    order = AgreedOrder(name=name, rows=rows, key=key, digest=digest)
+    if home.is_server:
+        materialise_labels(labels, order, home.alignment(name))
+    else:
+        materialise(party, order, home.alignment(name))
 
 
 def small_plan(**choices: Any) -> Plan:

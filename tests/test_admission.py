@@ -7,14 +7,17 @@ import hashlib
 import json
 import logging
 import os
+import subprocess
+import sys
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pbmvfl.deploy.admission import MODEL_INDEX, PRIVATE_REASON, admit, take_up
+from pbmvfl.deploy.admission import MODEL_INDEX, PRIVATE_REASON, admit, own_row_ids, take_up
 from pbmvfl.deploy.home import Home
 from pbmvfl.deploy.order import Order, Work
 from pbmvfl.deploy.policy_file import PolicyFile, own_book
@@ -23,7 +26,17 @@ from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.model.parts import INDEX, model_digest
 from pbmvfl.model.serving import release_for, serving_plan
 from pbmvfl.plan import Plan
-from policy_homes import PARTY_POLICY, RUN_ID, align_order, joint_plan, make_home, small_plan, train_order, write_policy
+from policy_homes import (
+    PARTY_POLICY,
+    RUN_ID,
+    align_order,
+    joint_plan,
+    make_alignment,
+    make_home,
+    small_plan,
+    train_order,
+    write_policy,
+)
 
 NOON = datetime.fromisoformat("2026-03-02 12:00:00+01:00")
 
@@ -172,6 +185,15 @@ def test_alignments_are_counted_when_they_are_taken_up_whatever_they_are_called(
     assert "permits 0" in refused(home, align_order())
 
 
+def test_rows_that_a_run_stands_on_are_not_aligned_anew(home: Home) -> None:
+    """It would go on with other rows, and nobody would see it."""
+    admit(home, align_order(), NOON)
+    take_up(home, train_order(), NOON)
+    said = refused(home, align_order())
+    assert said == "alignment=first: run=monday was begun here with these rows; choose another name"
+    admit(home, align_order(alignment="second"), NOON)
+
+
 # --- runs and their names ---
 
 
@@ -192,7 +214,7 @@ def test_a_run_s_name_stands_for_one_number_one_plan_and_one_order_of_rows(home:
 
 def test_what_was_taken_up_is_written_for_the_owner_alone(home: Home) -> None:
     take_up(home, train_order(), NOON)
-    take_up(home, align_order(), NOON)
+    take_up(home, align_order(alignment="second"), NOON)
     for path in (home.run("monday") / "bound.json", home.path / "alignments.json"):
         assert os.stat(path).st_mode & 0o077 == 0
     said = json.loads((home.run("monday") / "bound.json").read_text())
@@ -275,6 +297,29 @@ def test_what_rows_have_spent_before_counts_and_other_rows_have_their_own(home: 
     admit(home, order, NOON, row_ids=lambda *_: ([f"other-{number}" for number in range(100)], []))
 
 
+def test_rows_that_are_asked_about_are_looked_at_by_their_own_ids(home: Home) -> None:
+    """A prediction of epsilon 4 fits in 8 twice, whatever training has spent on other rows; a third does not."""
+    take_up(home, train_order(), NOON)
+    order = asking(home)
+    make_alignment(home, "asked", count=10)
+    order = replace(order, alignment="asked")
+    assert order.plan is not None
+    plan, ids = order.plan, [f"person-{number}" for number in range(10)]
+    for number in range(2):
+        admit(home, order, NOON, row_ids=own_row_ids)
+        with own_book(home, PolicyFile.read(home)) as book:
+            charging = book.open_session(
+                dataset="people", plan=plan, run=f"{number:016x}", session="", public_start=True, test_ids=ids
+            )
+            for current in plan.schedule:
+                charging.charge(current, plan.events(current.kind))
+            charging.close()
+    assert "a limit of this site would end it" in refused(home, order, row_ids=own_row_ids)
+    admit(home, order, NOON, row_ids=lambda *_: (None, [f"other-{number}" for number in range(10)]))
+    (home.model("monday") / "answers").mkdir()  # with answers that can be given again for nothing, nobody foresees it
+    admit(home, order, NOON, row_ids=own_row_ids)
+
+
 def test_a_file_that_permits_more_than_the_book_stops_every_order(home: Home, caplog: pytest.LogCaptureFixture) -> None:
     admit(home, train_order(), NOON)
     write_policy(home.path, PARTY_POLICY.replace("epsilon = 8", "epsilon = 80"))
@@ -307,18 +352,17 @@ def test_what_is_wrong_at_home_is_said_at_home_alone(
 
 def test_looking_at_an_order_needs_no_torch(tmp_path: Path, home: Home) -> None:
     """It happens in the process that is there all the time; torch would make it four times as large."""
-    import subprocess
-    import sys
-
+    home.alignment("first").rmdir()
+    make_alignment(home)
     program = f"""
 import sys
 from datetime import datetime
 from pathlib import Path
-from pbmvfl.deploy.admission import admit
+from pbmvfl.deploy.admission import admit, own_row_ids
 from pbmvfl.deploy.home import Home
 from pbmvfl.deploy.order import Order
-admit(Home.at({str(home.path)!r}), Order.from_text(sys.stdin.read()), datetime.now())
-print(sorted({{"torch", "numba", "nvflare", "pyarrow"}} & set(sys.modules)))
+admit(Home.at({str(home.path)!r}), Order.from_text(sys.stdin.read()), datetime.now(), row_ids=own_row_ids)
+print(sorted({{"torch", "numba", "nvflare", "private_set_intersection"}} & set(sys.modules)))
 """
     ran = subprocess.run(
         [sys.executable, "-c", program],

@@ -15,7 +15,7 @@ import pytest
 from pbmvfl.deploy.home import Home
 from pbmvfl.deploy.order import Order
 from pbmvfl.errors import OrderError
-from policy_homes import PARTIES, align_order, joint_plan, make_home, small_plan, train_order
+from policy_homes import PARTIES, align_order, make_alignment, make_home, small_plan, train_order
 
 pytest.importorskip("nvflare", reason="the extra `deploy` is not installed")
 
@@ -46,7 +46,7 @@ def unpack(home: Home, order: Order, scratch: Path) -> Path:
 @pytest.fixture(params=ROLES)
 def home(request: pytest.FixtureRequest, tmp_path: Path) -> Home:
     home = make_home(tmp_path, request.param)
-    home.alignment("first").mkdir(parents=True)
+    make_alignment(home)
     return home
 
 
@@ -88,10 +88,10 @@ def element(config: dict[str, Any]) -> dict[str, Any]:
     [
         align_order(),
         train_order(),
-        train_order(joint_plan(num_trials=16, beta=0.1)),
+        train_order(small_plan(num_epochs=2, seed=7)),
         train_order(small_plan(encoder="{$PATH}")),
     ],
-    ids=["align", "local", "joint", "braces"],
+    ids=["align", "train", "other", "braces"],
 )
 def test_a_written_job_is_accepted_and_says_exactly_its_order(home: Home, tmp_path: Path, order: Order) -> None:
     app = unpack(home, order, tmp_path)
@@ -345,6 +345,7 @@ def test_an_order_that_the_site_does_not_take_is_refused_in_its_words(home: Home
         (train_order(small_plan(num_parties=9)), "num_parties=9: federation people has 3 parties"),
         (train_order(small_plan(evaluation="simulator")), "evaluation=simulator"),
         (train_order(alignment="second"), "alignment=second: this site has no such rows"),
+        *([] if home.is_server else [(train_order(small_plan(noise_multiplier=0.5)), "run=monday: a limit of this")]),
     ):
         said = answer(unpack(home, order, tmp_path))
         assert said.startswith(f"pbmvfl: {words}")

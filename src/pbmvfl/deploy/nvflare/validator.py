@@ -18,7 +18,7 @@ from typing import Any
 from nvflare.apis.app_validation import AppValidator
 from nvflare.lighter.tool_consts import NVFLARE_SIG_FILE, NVFLARE_SUBMITTER_CRT_FILE
 
-from pbmvfl.deploy.admission import PRIVATE_REASON, admit
+from pbmvfl.deploy.admission import FORESEEN_ROWS, PRIVATE_REASON, admit, own_row_ids
 from pbmvfl.deploy.home import Home
 from pbmvfl.deploy.nvflare.job import (
     CONFIG_FOLDER,
@@ -51,7 +51,7 @@ class JobValidator(AppValidator):
             folder = Path(app_folder).absolute()
             home = Home.at(folder.parents[2])  # HOME/kit/JOB/app_SITE
             order = read_app(folder, is_server=home.is_server)
-            admit(home, order, datetime.now().astimezone())
+            admit(home, order, datetime.now().astimezone(), row_ids=own_row_ids if _is_quick(order) else None)
         except (PolicyError, OrderError) as error:
             log.warning("a job was refused: %s", error)
             return f"pbmvfl: {error}", {}
@@ -59,6 +59,12 @@ class JobValidator(AppValidator):
             log.exception("a job was refused")
             return f"pbmvfl: {PRIVATE_REASON}", {}
         return "", {}
+
+
+def _is_quick(order: Order) -> bool:
+    """Whether so few rows are meant that this process can look ahead for them."""
+    plan = order.plan
+    return plan is not None and plan.num_samples + plan.num_test_samples <= FORESEEN_ROWS
 
 
 def read_app(folder: Path, *, is_server: bool) -> Order:
