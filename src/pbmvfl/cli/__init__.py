@@ -8,7 +8,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from pbmvfl.cli import ledger
+from pbmvfl.cli import deploy_policy, ledger
 from pbmvfl.cli.asking import evaluate, predict
 from pbmvfl.cli.deploy_runs import align, resume, submit
 from pbmvfl.cli.doctor import doctor
@@ -65,6 +65,7 @@ app.command(rich_help_panel=_FEDERATION)(align)
 app.command(rich_help_panel=_FEDERATION)(submit)
 app.command(rich_help_panel=_FEDERATION)(resume)
 app.add_typer(ledger.app, name="ledger")
+app.add_typer(deploy_policy.app, name="policy", rich_help_panel=_FEDERATION)
 
 
 def main() -> None:
