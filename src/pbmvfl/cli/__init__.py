@@ -11,6 +11,7 @@ import typer
 from pbmvfl.cli import ledger
 from pbmvfl.cli.asking import evaluate, predict
 from pbmvfl.cli.deploy_runs import align, resume, submit
+from pbmvfl.cli.deploy_watch import logs, watch
 from pbmvfl.cli.doctor import doctor
 from pbmvfl.cli.joint import joint
 from pbmvfl.cli.plan import plan
@@ -64,6 +65,8 @@ app.command()(doctor)
 app.command(rich_help_panel=_FEDERATION)(align)
 app.command(rich_help_panel=_FEDERATION)(submit)
 app.command(rich_help_panel=_FEDERATION)(resume)
+app.command(rich_help_panel=_FEDERATION)(watch)
+app.command(rich_help_panel=_FEDERATION)(logs)
 app.add_typer(ledger.app, name="ledger")
 
 
