@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import hmac
 import struct
 
 import numpy as np
@@ -11,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from alignment_runs import NAME, AlignmentRun, MemoryLink
+from alignment_runs import NAME, AlignmentRun, MemoryLink, hmac_of_order
 from pbmvfl.deploy import psi
-from pbmvfl.deploy.alignment import LabelSideAlignment, refusing
+from pbmvfl.deploy.alignment import LabelSideAlignment, Refusing
 from pbmvfl.deploy.alignment_messages import LONGEST_WORDS, Kind, Question
 from pbmvfl.deploy.links import Channel
 from pbmvfl.deploy.row_ids import IdForm, RowIds, order_proof
@@ -23,14 +22,6 @@ from pbmvfl.transport.base import Answers
 pytest.importorskip("private_set_intersection.python")
 
 PEOPLE = [f"person-{number:04d}" for number in range(60)]
-
-
-def hmac_of_order(key: bytes, ids: list[str]) -> bytes:
-    """The digest of an order, written out anew."""
-    text = b"pbmvfl order 1\0" + struct.pack("<Q", len(ids))
-    for each in ids:
-        text += struct.pack("<Q", len(each.encode())) + each.encode()
-    return hmac.new(key, text, hashlib.sha256).digest()
 
 
 # --- the result ---
@@ -285,7 +276,7 @@ def test_an_alignment_of_another_name_than_the_owner_expects_is_refused():
 
 
 def test_a_party_that_cannot_begin_says_why():
-    link = MemoryLink({"bank": refusing("its table cannot be used; its owner's log says why"), "shop": refusing("x")})
+    link = MemoryLink({"bank": Refusing("its table cannot be used; its owner's log says why"), "shop": Refusing("x")})
     with pytest.raises(AlignmentError, match=r"bank refused: its table cannot be used.*; party=shop refused: x"):
         LabelSideAlignment().align(link, PEOPLE, name=NAME)
 
@@ -319,11 +310,11 @@ def test_the_same_question_again_gets_the_same_bytes_again_and_a_second_list_doe
     run.link.on_answer = lambda party, data: _same_again(bank, begun, data) if party == "bank" else data
     run.align(PEOPLE)
     assert bank.kept
-    assert bank.receive(begun[0])[:1] == b"\1"
+    assert bank.handle(begun[0])[:1] == b"\1"
 
 
 def _same_again(bank, begun, answer):
-    assert bank.receive(begun[-1]) == answer
+    assert bank.handle(begun[-1]) == answer
     return answer
 
 
@@ -336,7 +327,7 @@ def test_a_second_request_for_the_same_chunk_is_refused_and_ends_the_alignment()
     def also_guess(party, data):
         if party == "bank" and data[1] == Kind.ORDER:
             guess = Question(Kind.REQUEST, 0, client.request([f"guess-{n}" for n in range(60)]).result())
-            asked.append(bank.receive(guess.to_bytes()))
+            asked.append(bank.handle(guess.to_bytes()))
         return data
 
     run.link.on_question = also_guess

@@ -8,7 +8,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from pbmvfl.cli import ledger
+from pbmvfl.cli import deploy_federation, deploy_sites, ledger
 from pbmvfl.cli.asking import evaluate, predict
 from pbmvfl.cli.deploy_runs import align, resume, submit
 from pbmvfl.cli.deploy_watch import logs, watch
@@ -68,6 +68,9 @@ app.command(rich_help_panel=_FEDERATION)(resume)
 app.command(rich_help_panel=_FEDERATION)(watch)
 app.command(rich_help_panel=_FEDERATION)(logs)
 app.add_typer(ledger.app, name="ledger")
+app.add_typer(deploy_federation.app, name="federation")
+app.add_typer(deploy_sites.server, name="server")
+app.add_typer(deploy_sites.party, name="party")
 
 
 def main() -> None:

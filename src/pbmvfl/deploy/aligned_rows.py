@@ -5,8 +5,8 @@ alignments/NAME/rows.arrow    at a party: ids and, row by row, the numbers that 
                               at the label holder: ids and, if there are any, labels
 
 rows.arrow is an Arrow file with one record batch, so that all rows are one matrix that is mapped into memory and never
-loaded: a table may be larger than memory. An alignment is written beside its place and then renamed; one that is there
-is never written over.
+loaded: a table may be larger than memory. order.json is written last, and says that an alignment is there; one that is
+there is never written over.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,15 +25,16 @@ import numpy as np
 import numpy.typing as npt
 
 from pbmvfl.data.columns import PartyColumns
-from pbmvfl.deploy.alignment_party import AgreedOrder
+from pbmvfl.data.faults import Faults, Place
+from pbmvfl.data.labels import known_labels, number_classes
 from pbmvfl.deploy.party_table import LabelTable, PartyTable
-from pbmvfl.deploy.row_ids import KEY_BYTES, RowIds, order_digest, order_proof
+from pbmvfl.deploy.row_ids import KEY_BYTES, AgreedOrder, RowIds, order_digest, order_proof
 from pbmvfl.errors import AlignmentError, DataError
-from pbmvfl.files import PRIVATE_FILE, make_private_folder, not_written, sync_folder, write_atomically
-from pbmvfl.json_files import check_seal, read_object, sealed
+from pbmvfl.files import PRIVATE_FILE, make_private_folder, not_written, write_atomically
+from pbmvfl.json_files import check_seal, checked_object, read_object, sealed
 
 FORMAT = 1
-ORDER, ROWS = "order.json", "rows.arrow"
+ORDER, ROWS, _SCRATCH = "order.json", "rows.arrow", "features.tmp"
 _IDS, _FEATURES, _LABELS = "id", "features", "label"
 _KINDS = {
     "format": int,
@@ -43,7 +44,6 @@ _KINDS = {
     "digest": str,
     "key": str,
     "columns": dict,
-    "class_names": list,
     "source": str,
     "rows_bytes": int,
     "rows_sha256": str,
@@ -57,23 +57,32 @@ def materialise(table: PartyTable, order: AgreedOrder, folder: Path) -> AlignedR
     count, width = order.count, table.width
     places = np.full(table.num_rows, -1, np.int64)
     places[order.rows] = np.arange(count)
-    with _new_folder(folder, room=2 * 4 * count * width) as making:
-        scratch = _Scratch(making / "features.tmp", (count, width))
+    with _making(folder, room=2 * 4 * count * width):
+        scratch = _Scratch(folder / _SCRATCH, (count, width))
         for start, found_BD in table.features():
             at = places[start : start + len(found_BD)]
             scratch.rows_ND[at[at >= 0]] = found_BD[at >= 0]
-        said = {"columns": table.columns.to_dict(), "class_names": [], "source": table.file_digest, "width": width}
-        _write(making, order, table.ids, {_FEATURES: scratch.rows_ND}, said)
+        said = {"columns": table.columns.to_dict(), "source": table.file_digest, "width": width}
+        _write(folder, order, table.ids, {_FEATURES: scratch.rows_ND}, said)
         scratch.remove()
     return AlignedRows.load(folder, quick=True)
 
 
-def materialise_labels(table: LabelTable, order: AgreedOrder, folder: Path) -> AlignedLabels:
-    """Write the label holder's ids and labels in the common order."""
+def materialise_labels(
+    table: LabelTable, order: AgreedOrder, folder: Path, *, widths: Mapping[str, int], label: str
+) -> AlignedLabels:
+    """Write the label holder's ids and labels in the common order. `widths` are what the parties said of theirs."""
     columns = {} if table.labels is None else {_LABELS: table.labels[order.rows]}
-    with _new_folder(folder, room=8 * order.count) as making:
-        said = {"columns": {}, "class_names": list(table.class_names), "source": table.file_digest, "width": 0}
-        _write(making, order, table.ids, columns, said)
+    with _making(folder, room=8 * order.count):
+        said = {
+            "columns": {},
+            "class_names": list(table.class_names),
+            "label": label,
+            "widths": dict(widths),
+            "source": table.file_digest,
+            "width": 0,
+        }
+        _write(folder, order, table.ids, columns, said)
     return AlignedLabels.load(folder, quick=True)
 
 
@@ -85,7 +94,7 @@ class _Aligned:
     """What both kinds have. Its values are private, so it is shown by its name and count alone."""
 
     name: str
-    count: int
+    num_rows: int
     digest: bytes
     key: bytes
     #: SHA-256 of the file that the rows came from.
@@ -93,10 +102,10 @@ class _Aligned:
     _batch: Any
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}(name={self.name!r}, count={self.count})"
+        return f"{type(self).__name__}(name={self.name!r}, num_rows={self.num_rows})"
 
     def __len__(self) -> int:
-        return self.count
+        return self.num_rows
 
     @property
     def ids(self) -> Sequence[str]:
@@ -113,13 +122,13 @@ class AlignedRows(_Aligned):
     """A party's rows in the common order."""
 
     columns: PartyColumns
-    #: N x D, mapped from the file, read only.
-    features: npt.NDArray[np.float32]
+    #: N x D, mapped from the file, read only: a party takes batches from there, and loads nothing.
+    features: np.memmap[Any, np.dtype[np.float32]]
 
     @classmethod
     def load(cls, folder: Path, *, quick: bool = False) -> AlignedRows:
         """Map the rows of an alignment. `quick` leaves out reading them all once to see that none was changed."""
-        said, batch = _open(folder, quick=quick)
+        said, batch, base = _open(folder, quick=quick)
         path, count, width = folder / ORDER, said["count"], said["width"]
         try:
             columns = PartyColumns.from_dict(said["columns"])
@@ -128,8 +137,17 @@ class AlignedRows(_Aligned):
         column = batch.column(_FEATURES) if _FEATURES in batch.schema.names else None
         if column is None or columns.width != width or column.type.list_size != width:
             raise _damaged(folder / ROWS, "it has other columns than were written")
-        features = column.values.to_numpy(zero_copy_only=True).reshape(count, width)
+        features = _mapped(folder / ROWS, column.values, base, (count, width))
         return cls(**_common(said, batch), columns=columns, features=features)
+
+
+@dataclass(frozen=True)
+class TrainingLabels:
+    """All that a label holder has of the training rows."""
+
+    class_names: tuple[str, ...]
+    train_labels: npt.NDArray[np.int64]
+    test_labels: npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -138,22 +156,55 @@ class AlignedLabels(_Aligned):
 
     #: None: these rows are there to be predicted.
     labels: npt.NDArray[np.int64] | None
+    #: All that occur in its table, and the column's name.
     class_names: tuple[str, ...]
+    label: str
+    #: Numbers that a row becomes at each party, in the order of parties.
+    widths: tuple[int, ...]
 
     @classmethod
     def load(cls, folder: Path, *, quick: bool = False) -> AlignedLabels:
-        said, batch = _open(folder, quick=quick)
-        if _FEATURES in batch.schema.names:
+        said, batch, _ = _open(folder, quick=quick)
+        path = folder / ORDER
+        if "widths" not in said:
             raise AlignmentError(f"{folder} has a party's rows, not a label holder's")
+        own = checked_object(said, {"class_names": list, "label": str, "widths": dict}, path, AlignmentError)
         has = _LABELS in batch.schema.names
-        labels = batch.column(_LABELS).to_numpy(zero_copy_only=True) if has else None
-        return cls(**_common(said, batch), labels=labels, class_names=tuple(map(str, said["class_names"])))
+        return cls(
+            **_common(said, batch),
+            labels=np.array(batch.column(_LABELS).to_numpy(), dtype=np.int64) if has else None,
+            class_names=tuple(map(str, own["class_names"])),
+            label=own["label"],
+            widths=tuple(map(int, own["widths"].values())),
+        )
+
+    def labels_of_training(self) -> TrainingLabels:
+        """Refuses labels that nothing can be learned from."""
+        if self.labels is None:
+            raise AlignmentError(
+                f"alignment={self.name!r} has no labels: the table had no column {self.label!r}; give it one and align "
+                "anew"
+            )
+        faults = Faults()
+        number_classes([[self.class_names[each] for each in self.labels]], self.label, faults)
+        faults.raise_any()
+        return TrainingLabels(self.class_names, self.labels, np.zeros(0, np.int64))
+
+    def labels_for(self, class_names: Sequence[str]) -> npt.NDArray[np.int64] | None:
+        """The labels by the numbers that a model's classes have; None if there are none."""
+        if self.labels is None:
+            return None
+        faults, place = Faults(), Place(file=f"alignment {self.name}")
+        words = [self.class_names[each] for each in self.labels]
+        found = known_labels(words, class_names, self.label, place, faults)
+        faults.raise_any()
+        return found
 
 
 def _common(said: dict[str, Any], batch: Any) -> dict[str, Any]:
     return {
         "name": said["name"],
-        "count": said["count"],
+        "num_rows": said["count"],
         "digest": bytes.fromhex(said["digest"]),
         "key": bytes.fromhex(said["key"]),
         "source": said["source"],
@@ -164,8 +215,8 @@ def _common(said: dict[str, Any], batch: Any) -> dict[str, Any]:
 # --- reading ---
 
 
-def _open(folder: Path, *, quick: bool) -> tuple[dict[str, Any], Any]:
-    """What order.json says, and the record batch of rows.arrow, mapped."""
+def _open(folder: Path, *, quick: bool) -> tuple[dict[str, Any], Any, int]:
+    """What order.json says, the record batch of rows.arrow, mapped, and the address of the file's first byte."""
     import pyarrow as pa
 
     order, rows = folder / ORDER, folder / ROWS
@@ -185,6 +236,8 @@ def _open(folder: Path, *, quick: bool) -> tuple[dict[str, Any], Any]:
             if known != said["digest"].encode() or file.num_record_batches != 1:
                 raise _damaged(rows, "it belongs to another alignment")
             batch = file.get_batch(0)
+            source.seek(0)
+            base = source.read_buffer(1).address
     except (OSError, pa.ArrowException) as error:
         raise _damaged(rows, f"it cannot be read ({error})") from error
     key, digest = bytes.fromhex(said["key"]), bytes.fromhex(said["digest"])
@@ -192,7 +245,14 @@ def _open(folder: Path, *, quick: bool) -> tuple[dict[str, Any], Any]:
         raise _damaged(rows, f"it has {batch.num_rows:,} rows, not {said['count']:,}")
     if not quick and order_digest(key, RowIds.of(batch.column(_IDS)).pieces(), said["count"]) != digest:
         raise _damaged(rows, "its ids are not in the order that was agreed on")
-    return said, batch
+    return said, batch, base
+
+
+def _mapped(path: Path, values: Any, base: int, shape: tuple[int, int]) -> np.memmap[Any, np.dtype[np.float32]]:
+    """The numbers of an Arrow array, which lie in the file in one piece, as numpy maps a file."""
+    inside = values.buffers()[1].address + 4 * values.offset - base
+    found: np.memmap[Any, np.dtype[np.float32]] = np.memmap(path, np.float32, "r", offset=inside, shape=shape)
+    return found
 
 
 def _damaged(path: Path, what: str) -> AlignmentError:
@@ -207,30 +267,42 @@ def _sha256(path: Path) -> str:
 # --- writing ---
 
 
+class NameTaken(AlignmentError):
+    """There is an alignment of that name. Its words are public."""
+
+
+def check_free(folder: Path) -> None:
+    """Refuse to write over an alignment: runs may stand on it."""
+    if (folder / ORDER).exists():
+        raise NameTaken(f"alignment={folder.name!r} is there already, and is not written over; choose another name")
+
+
 @contextlib.contextmanager
-def _new_folder(folder: Path, *, room: int) -> Iterator[Path]:
-    """A folder that takes its name once all is written in it; whatever fails leaves nothing behind."""
-    if folder.exists():
-        raise AlignmentError(f"alignment={folder.name!r} is there already; choose another name, or remove {folder}")
-    making = folder.with_name(f".{folder.name}.making")
+def _making(folder: Path, *, room: int) -> Iterator[None]:
+    """Whatever fails leaves no rows behind."""
+    check_free(folder)
     try:
-        make_private_folder(folder.parent)
-        shutil.rmtree(making, ignore_errors=True)  # of a killed process
-        make_private_folder(making)
-        free = shutil.disk_usage(making).free
+        make_private_folder(folder)
+        _remove(folder)  # of a killed process
+        free = shutil.disk_usage(folder).free
         if free < room + _SPARE_BYTES:
             raise AlignmentError(
-                f"{folder.parent} has {free >> 20:,} MiB free, and {(room + _SPARE_BYTES) >> 20:,} MiB are needed; make "
-                "room on that disk"
+                f"{folder} has {free >> 20:,} MiB free, and {(room + _SPARE_BYTES) >> 20:,} MiB are needed; make room "
+                "on that disk"
             )
-        yield making
-        sync_folder(making)
-        os.rename(making, folder)
-        sync_folder(folder.parent)
-    except OSError as error:
-        raise not_written(folder, error) from error
-    finally:
-        shutil.rmtree(making, ignore_errors=True)
+        yield
+    except BaseException as error:
+        if not (folder / ORDER).exists():
+            _remove(folder)
+        if isinstance(error, OSError):
+            raise not_written(folder, error) from error
+        raise
+
+
+def _remove(folder: Path) -> None:
+    for name in (ROWS, _SCRATCH):
+        with contextlib.suppress(OSError):
+            (folder / name).unlink()
 
 
 class _Scratch:

@@ -69,16 +69,18 @@ class PartySite:
         self.last_error: Exception | None = None
 
     def handle(self, channel: Channel, body: bytes) -> bytes:
-        """Answer one question."""
-        match channel:
-            case Channel.SETUP:
-                return self._agree(body)
-            case Channel.PROTOCOL:
-                return self._receive(body)
-            case Channel.ALIGN:
-                return self._align(body)
-            case Channel.END:
-                return self._end(body)
+        """Answer one question. A fault of the program is an answer without words, and a line in the owner's log."""
+        answers = {
+            Channel.SETUP: self._agree,
+            Channel.PROTOCOL: self._receive,
+            Channel.ALIGN: self._align,
+            Channel.END: self._end,
+        }
+        try:
+            return answers[channel](body)
+        except Exception as error:
+            self._note(error)
+            return b""
 
     def close(self) -> None:
         """Let ledger and answers go. Twice is once."""
@@ -104,7 +106,7 @@ class PartySite:
                 take_up(self._home, self._order, datetime.now().astimezone(), row_ids=row_ids)
                 self._taken_up = True
                 self._make_party()
-            rows = 0 if self._rows is None else self._rows.count
+            rows = 0 if self._rows is None else self._rows.num_rows
             mine = facts(self._home, self._order, rows=rows)
             server = self._home.federation.server
             differs = disagreement(mine, question.facts, me=self._home.name, them=server)
@@ -183,7 +185,7 @@ class PartySite:
         if self._order.work is not Work.ALIGN or self._aligning is None:
             return refused("nothing was agreed on yet: set-up comes first")
         self._tell("aligning")
-        answer = self._aligning.receive(body)
+        answer = self._aligning.handle(body)
         if self._aligning.last_error is not None:
             self._note(self._aligning.last_error)
         return answer

@@ -19,7 +19,7 @@ from pbmvfl.data.batches import read_batches
 from pbmvfl.data.columns import PartyColumns, resolved
 from pbmvfl.data.encoding import Features, encode_columns
 from pbmvfl.data.faults import Faults, Place, nearest
-from pbmvfl.data.labels import known_labels, label_values, number_classes
+from pbmvfl.data.labels import label_values
 from pbmvfl.data.reading import Source, column_names, read_columns, require_columns, source_of
 from pbmvfl.data.schema import Schema, read_schema
 from pbmvfl.deploy.row_ids import RowIds
@@ -89,8 +89,8 @@ def read_party_table(
     present = column_names(source, faults)
     faults.raise_any()
     assert present is not None
-    names = known.names if known is not None else columns or [name for name in present if name != id]
-    names = [name for name in names if name != id]
+    chosen = columns.names if isinstance(columns, PartyColumns) else columns or present
+    names = [name for name in chosen if name != id]
     usable = require_columns(source, present, [id, *names], faults)
     for name in said.names:
         if name not in present:
@@ -168,31 +168,30 @@ class LabelTable:
         return len(self.ids)
 
 
-def read_label_table(
-    path: Path | str, *, id: str, label: str | None, class_names: Sequence[str] | None = None
-) -> LabelTable:
-    """Read the label holder's .csv or .parquet file. `class_names` are those of a model that is there already;
-    without a `label` there are rows to predict, and nothing to compare with."""
+def read_label_table(path: Path | str, *, id: str, label: str | None, needed: bool = True) -> LabelTable:
+    """Read the label holder's .csv or .parquet file. Without a label there are rows to predict, and no truth.
+
+    Unless it is `needed`, a file without that column is such a one.
+    """
     source, faults = source_of(Path(path)), Faults()
     present = column_names(source, faults)
     faults.raise_any()
     assert present is not None
+    if label not in present and not needed:
+        label = None
     usable = require_columns(source, present, [id, *([] if label is None else [label])], faults)
     faults.raise_any()
     table = read_columns(source, usable, {}, faults, as_text=(id,))
     faults.raise_any()
     ids = RowIds.of(table.column(id), where=source.file)
-    labels, names = None, tuple(class_names or ())
+    labels: npt.NDArray[np.int64] | None = None
+    names: tuple[str, ...] = ()
     if label is not None:
-        place = Place(file=source.file)
-        values = label_values(table.column(label), label, place, faults)
+        values = label_values(table.column(label), label, Place(file=source.file), faults)
         faults.raise_any()
         assert values is not None
-        if class_names is None:
-            names, numbered = number_classes([values], label, faults)
-            faults.raise_any()
-            labels = numbered[0]
-        else:
-            labels = known_labels(values, names, label, place, faults)
-            faults.raise_any()
+        classes = sorted(set(values))
+        numbers = {value: number for number, value in enumerate(classes)}
+        labels = np.array([numbers[value] for value in values], dtype=np.int64)
+        names = tuple(map(str, classes))
     return LabelTable(source=source, ids=ids, labels=labels, class_names=names, file_digest=_digest(source))

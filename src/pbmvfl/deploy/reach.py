@@ -6,10 +6,8 @@ import socket
 import ssl
 import time
 
-from cryptography import x509
-from cryptography.x509.oid import NameOID
-
 from pbmvfl.deploy.home import Home
+from pbmvfl.deploy.tls import Credentials, common_name, party_context, wrap
 from pbmvfl.errors import FederationError, LinkError
 
 _TIMEOUT = 10.0
@@ -24,11 +22,9 @@ def reach_server(home: Home, *, wait: float = 0.0) -> None:
     `wait` is for how many seconds a server that is not there yet is tried again; one that refuses is not.
     """
     federation = home.federation
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.check_hostname = False  # the name in the certificate is the organisation's, and is compared below
-    context.load_verify_locations(home.authority)
-    context.load_cert_chain(home.certificate, home.private_key)
+    context = party_context(
+        Credentials(certificate=home.certificate, private_key=home.private_key, authority=home.authority)
+    )
     until = time.monotonic() + wait
     while True:
         try:
@@ -44,16 +40,16 @@ def reach_server(home: Home, *, wait: float = 0.0) -> None:
 def _shake_hands(context: ssl.SSLContext, plain: socket.socket, home: Home) -> None:
     where = f"{home.federation.host}:{home.federation.port}"
     try:
-        line = context.wrap_socket(plain, server_hostname=home.federation.host, suppress_ragged_eofs=False)
+        connection = wrap(context, plain, server_side=False)
+        connection.do_handshake()
     except ssl.SSLCertVerificationError as error:
         raise FederationError(f"{where}: {_refused(error)}") from error
     except ssl.SSLEOFError as error:  # as when it goes down just now
         raise ConnectionResetError("it hung up during the handshake") from error
     except ssl.SSLError as error:
         raise FederationError(f"{where} speaks no TLS 1.3 that this kit understands: {error.reason}") from error
-    with line:
-        certificate = line.getpeercert(binary_form=True)
-        name = _name(certificate)
+    with connection:
+        name = common_name(connection)
         if name != home.federation.server:
             raise FederationError(
                 f"{where} is {name!r}, not the server {home.federation.server!r}; it is another organisation's machine"
@@ -61,7 +57,7 @@ def _shake_hands(context: ssl.SSLContext, plain: socket.socket, home: Home) -> N
         try:
             # With TLS 1.3 a server looks at our certificate after the handshake looks done here. It answers our good
             # bye with its own, or with what it did not like.
-            line.unwrap()
+            connection.unwrap()
         except ssl.SSLEOFError:
             pass
         except ssl.SSLError as error:
@@ -72,14 +68,6 @@ def _shake_hands(context: ssl.SSLContext, plain: socket.socket, home: Home) -> N
                 ) from error
         except OSError:
             pass  # it hung up without a word, as servers do
-
-
-def _name(certificate: bytes | None) -> str:
-    found = []
-    if certificate is not None:
-        subject = x509.load_der_x509_certificate(certificate).subject
-        found = subject.get_attributes_for_oid(NameOID.COMMON_NAME)
-    return str(found[0].value) if len(found) == 1 else "?"
 
 
 def _refused(error: ssl.SSLCertVerificationError) -> str:

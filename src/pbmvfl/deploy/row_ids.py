@@ -132,6 +132,22 @@ def _as_arrow(values: Any, where: str) -> Any:
 # --- an order, and the proof of it ---
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class AgreedOrder:
+    """What an alignment leaves at an organisation: which of its rows, in which order."""
+
+    name: str
+    #: Numbers of rows of its own table.
+    rows: Rows
+    #: The same for everybody.
+    key: bytes
+    digest: bytes
+
+    @property
+    def count(self) -> int:
+        return len(self.rows)
+
+
 def order_digest(key: bytes, pieces: Iterator[Sequence[str]] | Sequence[Sequence[str]], count: int) -> bytes:
     """Of ids in their order. Without the key nobody can try out whether a list that he guesses is this one."""
     digest = hmac.new(key, b"pbmvfl order 1\0" + _LENGTH.pack(count), hashlib.sha256)
