@@ -11,6 +11,7 @@ import typer
 from pbmvfl.cli import deploy_federation, deploy_policy, deploy_sites, ledger
 from pbmvfl.cli.asking import evaluate, predict
 from pbmvfl.cli.deploy_runs import align, resume, submit
+from pbmvfl.cli.deploy_watch import logs, watch
 from pbmvfl.cli.doctor import doctor
 from pbmvfl.cli.joint import joint
 from pbmvfl.cli.plan import plan
@@ -69,6 +70,8 @@ app.add_typer(deploy_sites.party, name="party", rich_help_panel=_FEDERATION)
 app.command(rich_help_panel=_FEDERATION)(align)
 app.command(rich_help_panel=_FEDERATION)(submit)
 app.command(rich_help_panel=_FEDERATION)(resume)
+app.command(rich_help_panel=_FEDERATION)(watch)
+app.command(rich_help_panel=_FEDERATION)(logs)
 
 
 def main() -> None:
