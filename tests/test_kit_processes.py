@@ -235,6 +235,9 @@ def test_kits_start_once_survive_a_kill_and_stop_whole(homes: dict[str, Home]) -
     server, bank = homes[SERVER], homes["bank"]
     assert start(server, timeout=LONG).ready
     assert (server.path / "state/jobs").is_dir(), "the job store is not where the kit says"
+    for digit in range(8):
+        (bank.kit / f"0000000{digit}-0000-4000-8000-000000000000/app_bank").mkdir(parents=True, mode=0o700)
+        (bank.kit / f"0000000{digit}-0000-4000-8000-000000000000").chmod(0o700)
     party = start(bank, timeout=LONG)
     assert (party.running, party.ready, party.last_error) == (True, True, None)
     assert party.certificate_days is not None
@@ -246,6 +249,9 @@ def test_kits_start_once_survive_a_kill_and_stop_whole(homes: dict[str, Home]) -
     second = subprocess.run([sys.executable, "-m", keeper.__name__, str(bank.path)], timeout=LONG, check=False)
     assert second.returncode == keeper.LOCKED
     assert status(bank).pid == party.pid
+
+    # Folders of old jobs are gone, all but the newest.
+    assert len(list(bank.kit.glob("0000000?-*"))) == processes.KEPT_JOBS
 
     # What a site's process is given: its own rules, private files, no folder of a job on its path.
     site = psutil.Process(party.pid)
@@ -322,18 +328,6 @@ def test_a_process_that_ends_while_it_starts_says_why(homes: dict[str, Home], mo
             start(home, timeout=LONG)
     finally:
         resources.write_text(whole)
-
-
-def test_folders_of_old_jobs_go_and_the_newest_stay(tmp_path: Path) -> None:
-    home = Home(tmp_path)
-    names = [f"0000000{digit}-0000-4000-8000-000000000000" for digit in range(8)]
-    for age, name in enumerate(names):
-        (home.kit / name / "app_bank").mkdir(parents=True)
-        os.utime(home.kit / name, (1e9 - age, 1e9 - age))
-    for name in ("local", "startup", "mine"):
-        (home.kit / name).mkdir()
-    keeper.clean_jobs(home)
-    assert sorted(each.name for each in home.kit.iterdir()) == sorted([*names[:5], "local", "startup", "mine"])
 
 
 def test_settings_of_the_starter_do_not_reach_a_kit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ import psutil
 from pbmvfl.deploy import certificates
 from pbmvfl.deploy.certificates import Certificate
 from pbmvfl.deploy.home import Home
+from pbmvfl.deploy.logs import prune_jobs
 from pbmvfl.deploy.nvflare import hardening, keeper
 from pbmvfl.deploy.nvflare.records import Record, birth, is_ready, read_record
 from pbmvfl.deploy.policy_file import PolicyFile
@@ -25,6 +26,8 @@ from pbmvfl.deploy.reach import reach_server
 from pbmvfl.errors import FederationError
 from pbmvfl.files import make_private_folder
 
+#: How many folders of old jobs a kit keeps.
+KEPT_JOBS = 5
 _POLL = 0.05
 #: Seconds in which a process that is asked to end has to, before it is made to.
 _GRACE = 10.0
@@ -69,10 +72,7 @@ def start(home: Home, *, wait: float = 0.0, timeout: float = 60.0) -> KitStatus:
 
     `wait`: how many seconds a party waits for a server that is not there yet.
     """
-    _refuse_second(home)
-    check_start(home, wait=wait)
-    hardening.harden(home)
-    make_private_folder(home.logs)
+    _prepare(home, wait)
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", "pbmvfl.deploy.nvflare.keeper", str(home.path)],
         env=keeper.environment(),
@@ -100,9 +100,7 @@ def start(home: Home, *, wait: float = 0.0, timeout: float = 60.0) -> KitStatus:
 
 def run(home: Home, *, wait: float = 0.0) -> int:
     """The same in this very process, for systemd and the like: it returns NVFlare's exit code when that ends."""
-    _refuse_second(home)
-    check_start(home, wait=wait)
-    hardening.harden(home)
+    _prepare(home, wait)
     code = keeper.keep(home, foreground=True)
     if code == keeper.LOCKED:
         _refuse_second(home)
@@ -140,6 +138,14 @@ def status(home: Home) -> KitStatus:
         certificate_days=days,
         last_error=_last_error(home),
     )
+
+
+def _prepare(home: Home, wait: float) -> None:
+    _refuse_second(home)
+    check_start(home, wait=wait)
+    hardening.harden(home)
+    make_private_folder(home.logs)
+    prune_jobs(home, KEPT_JOBS)
 
 
 def _refuse_second(home: Home) -> None:
