@@ -284,6 +284,50 @@ def test_kits_start_once_survive_a_kill_and_stop_whole(homes: dict[str, Home]) -
         assert not stop(home)
 
 
+def test_what_a_killed_site_left_behind_is_ended(tmp_path: Path) -> None:
+    """Job processes have sessions of their own; an orphan of that kind would fight the next start for its line."""
+    orphan = "import time; time.sleep(600)"
+    site = f"""
+import subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", {orphan!r}], start_new_session=True)
+open("orphan", "w").write(str(child.pid) + "\\n")
+time.sleep(600)
+"""
+    program = f"""
+import sys
+from pbmvfl.deploy.home import Home
+from pbmvfl.deploy.nvflare import keeper
+keeper.command = lambda home: [sys.executable, "-c", {site!r}]
+sys.exit(keeper.keep(Home.at({str(tmp_path / "bank")!r})) % 256)
+"""
+    home = plain_home(tmp_path / "bank", "bank", Authority(tmp_path / "a"))
+    kept = subprocess.Popen([sys.executable, "-c", program])
+    try:
+        written = home.kit / "orphan"
+        assert soon(lambda: written.exists() and written.read_text().endswith("\n"))
+        assert soon(lambda: records.read_record(home) is not None)
+        pid = int(written.read_text())
+        assert records.birth(pid) is not None
+        os.kill(record_of(home).site, signal.SIGKILL)
+        assert kept.wait(LONG) == -signal.SIGKILL % 256
+        assert records.birth(pid) is None
+        lock = records.take_lock(home)
+        assert lock >= 0, "the next start finds the lock free"
+        os.close(lock)
+    finally:
+        kept.kill()
+        kept.wait()
+
+
+def test_two_starts_at_the_same_time_do_not_meet(homes: dict[str, Home]) -> None:
+    lock = records.take_lock(homes["hospital"], records.STARTING)
+    try:
+        with pytest.raises(FederationError, match="hospital is just being started by another process"):
+            start(homes["hospital"])
+    finally:
+        os.close(lock)
+
+
 def test_a_process_that_got_the_number_of_a_dead_one_is_left_alone(homes: dict[str, Home]) -> None:
     bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     try:

@@ -14,7 +14,9 @@ from pbmvfl.files import PRIVATE_FILE, make_private_folder, write_atomically
 from pbmvfl.json_files import read_object
 from pbmvfl.ledger.holder import boot_id, start_of
 
-_RECORD, _READY, _LOCK = "process.json", "ready", "lock"
+_RECORD, _READY = "process.json", "ready"
+#: Held by the keeper of a kit's process, and by whoever is just starting it.
+KEPT, STARTING = "lock", "starting"
 
 
 @dataclass(frozen=True)
@@ -43,10 +45,10 @@ def birth(pid: int) -> str | None:
     return None if started is None else f"{boot_id()}:{started}"
 
 
-def take_lock(home: Home) -> int:
-    """The one lock of a kit, as long as the descriptor is open; -1 if another process has it."""
+def take_lock(home: Home, name: str = KEPT) -> int:
+    """A kit's lock, as long as the descriptor is open; -1 if another process has it."""
     make_private_folder(home.path / "state")
-    descriptor = os.open(home.path / "state" / _LOCK, os.O_RDWR | os.O_CREAT, PRIVATE_FILE)
+    descriptor = os.open(home.path / "state" / name, os.O_RDWR | os.O_CREAT, PRIVATE_FILE)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
