@@ -106,7 +106,7 @@ class PartySite:
                 take_up(self._home, self._order, datetime.now().astimezone(), row_ids=row_ids)
                 self._taken_up = True
                 self._make_party()
-            rows = 0 if self._rows is None else self._rows.num_rows
+            rows = 0 if self._rows is None else self._rows.count
             mine = facts(self._home, self._order, rows=rows)
             server = self._home.federation.server
             differs = disagreement(mine, question.facts, me=self._home.name, them=server)
@@ -185,7 +185,7 @@ class PartySite:
         if self._order.work is not Work.ALIGN or self._aligning is None:
             return refused("nothing was agreed on yet: set-up comes first")
         self._tell("aligning")
-        answer = self._aligning.handle(body)
+        answer = self._aligning.receive(body)
         if self._aligning.last_error is not None:
             self._note(self._aligning.last_error)
         return answer
