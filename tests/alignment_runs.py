@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import hashlib
+import hmac
+import struct
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pbmvfl.deploy.alignment import Alignment, AlignmentLimits, LabelSideAlignment, PartySideAlignment
-from pbmvfl.deploy.alignment_party import AgreedOrder
 from pbmvfl.deploy.links import Channel, Handler
-from pbmvfl.deploy.row_ids import RowIds
+from pbmvfl.deploy.row_ids import AgreedOrder, RowIds
 from pbmvfl.transport.base import Answers
 
 NAME = "people"
+
+
+def hmac_of_order(key: bytes, ids: list[str]) -> bytes:
+    """The digest of an order, written out anew."""
+    text = b"pbmvfl order 1\0" + struct.pack("<Q", len(ids))
+    for each in ids:
+        text += struct.pack("<Q", len(each.encode())) + each.encode()
+    return hmac.new(key, text, hashlib.sha256).digest()
 
 
 class MemoryLink:

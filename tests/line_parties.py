@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
-import signal
+import pickle
+import socket
+import subprocess
+import sys
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from pbmvfl.deploy.line import Line
 from pbmvfl.deploy.line_party import PartyLine
 from pbmvfl.deploy.links import Channel, Handler
 from pbmvfl.deploy.seal import PartySeal, ServerSeal
-from pbmvfl.deploy.tls import Credentials, party_context, server_context
+from pbmvfl.deploy.tls import Credentials, drop, party_context, server_context
 from pbmvfl.errors import LinkError
 from pbmvfl.party_setup import PartySetup
 from pbmvfl.secagg.keys import Identity
@@ -80,8 +82,8 @@ class Federation:
         self._ends: list[tuple[PartyLine, threading.Thread]] = []
 
     def site(self, name: str, **choices: Any) -> Site:
-        usual = {"credentials": self.authority.issue(name), "address": self.line.address, "patience": self.patience}
-        return Site(name=name, **{**usual, **choices})
+        choices.setdefault("credentials", self.authority.issue(name))
+        return Site(name=name, **{"address": self.line.address, "patience": self.patience, **choices})
 
     def dial(self, name: str, handle: Handler, **choices: Any) -> PartyLine:
         """A party as a thread of this process."""
@@ -110,62 +112,119 @@ class Federation:
         self.close()
 
 
+def until(holds: Callable[[], bool], seconds: float = 60.0) -> bool:
+    """Whether something comes to hold; the seconds end a test that hangs."""
+    last = time.monotonic() + seconds
+    while not holds():
+        if time.monotonic() > last:
+            return False
+        time.sleep(0.005)
+    return True
+
+
 def echo(channel: Channel, body: bytes) -> bytes:
     return bytes([channel]) + body
 
 
-def serve_setup(site: Site, setup: PartySetup) -> None:
-    """A party's process: a party behind its line until the server says that the work is over."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    import torch
+class LineThreads:
+    """A transport for the conformance suite: a line, and a thread for each party, over real sockets."""
 
-    torch.set_num_threads(1)
-    torch.set_flush_denormal(True)
-    party = setup.build()
-    try:
-        with contextlib.suppress(LinkError):
-            site.line().serve(lambda channel, body: party.receive(body) if channel is Channel.PROTOCOL else b"")
-    finally:
-        party.close()
-
-
-class LineProcesses:
-    """A transport of its own for the conformance suite: a line, and a process for each party."""
-
-    def __init__(self, setups: Sequence[PartySetup], folder: Path, *, patience: float = 60.0, **choices: Any) -> None:
+    def __init__(self, setups: Sequence[PartySetup], folder: Path) -> None:
         names = [f"party-{index}" for index in range(len(setups))]
-        self.federation = Federation(folder, names, patience=patience, choices=choices)
-        context = multiprocessing.get_context("spawn")
-        self.processes: list[BaseProcess] = []
-        try:
-            for name, setup in zip(names, setups, strict=True):
-                process = context.Process(target=serve_setup, args=(self.federation.site(name), setup), daemon=True)
-                process.start()
-                self.processes.append(process)
-            self.federation.line.join(timeout=120)
-        except BaseException:
-            self.close()
-            raise
+        self.federation = Federation(folder, names, choices={"ended_after": 0.5})
+        self.parties = [setup.build() for setup in setups]
+        self.held = [threading.Event() for _ in setups]
+        self.ends = [self.federation.dial(name, self._handler(index)) for index, name in enumerate(names)]
+        self.federation.line.join(timeout=60)
+
+    def _handler(self, index: int) -> Handler:
+        self.held[index].set()
+
+        def handle(channel: Channel, body: bytes) -> bytes:
+            self.held[index].wait()
+            return self.parties[index].receive(body) if channel is Channel.PROTOCOL else b""
+
+        return handle
 
     def exchange(self, message: bytes, *, timeout: float | None = None) -> Answers:
         return self.federation.line.exchange(message, timeout=timeout)
 
     def close(self) -> None:
-        line, processes, self.processes = self.federation.line, self.processes, []
-        if processes:
-            line.ask(dict.fromkeys(range(len(processes)), b"done"), channel=Channel.END, timeout=30)
         self.federation.close()
-        for process in processes:
-            process.join(timeout=30)
-            if process.is_alive():
-                process.kill()
-                process.join()
+        for party in self.parties:
+            party.close()
 
-    def kill(self, party: int) -> None:
-        self.processes[party].kill()
-        self.processes[party].join()
 
-    def signal(self, party: int, number: signal.Signals) -> None:
-        pid = self.processes[party].pid
-        assert pid is not None
-        os.kill(pid, number)
+class Proxy:
+    """A cable that can be cut: it passes bytes on between parties and a line, and counts connections."""
+
+    def __init__(self, target: tuple[str, int]) -> None:
+        self._target = target
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address: tuple[str, int] = self._listener.getsockname()[:2]
+        self._pairs: list[tuple[socket.socket, socket.socket]] = []
+        self._lock = threading.Lock()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                near, _ = self._listener.accept()
+                far = socket.create_connection(self._target)
+                with self._lock:
+                    self._pairs.append((near, far))
+                for source, sink in ((near, far), (far, near)):
+                    threading.Thread(target=self._pass_on, args=(source, sink), daemon=True).start()
+
+    def _pass_on(self, source: socket.socket, sink: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 16):
+                sink.sendall(data)
+        for each in (source, sink):
+            drop(each)
+
+    def cut(self) -> None:
+        """Every connection ends, on both sides."""
+        with self._lock:
+            pairs, self._pairs = self._pairs, []
+        for pair in pairs:
+            for each in pair:
+                drop(each)
+
+    def close(self) -> None:
+        drop(self._listener)
+        self.cut()
+
+
+class EchoProcess:
+    """A party that says back what it hears, in a process of its own, maybe in a network of its own."""
+
+    def __init__(self, site: Site, folder: Path, *, network: str = "", seconds: float = 0.0) -> None:
+        order = folder / f"{site.name}.pickle"
+        order.write_bytes(pickle.dumps((site, seconds)))
+        prefix = ["ip", "netns", "exec", network] if network else []
+        self.process = subprocess.Popen(
+            [*prefix, sys.executable, str(Path(__file__).resolve()), str(order)],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        )
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+def _main(order: str) -> None:
+    site, seconds = pickle.loads(Path(order).read_bytes())
+
+    def handle(channel: Channel, body: bytes) -> bytes:
+        time.sleep(seconds)  # work
+        return echo(channel, body)
+
+    with contextlib.suppress(LinkError):
+        site.line().serve(handle)
+
+
+if __name__ == "__main__":
+    from line_parties import _main as main  # so that what is read has the module's own name
+
+    main(sys.argv[1])

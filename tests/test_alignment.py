@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import hmac
 import struct
 
 import numpy as np
@@ -11,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from alignment_runs import NAME, AlignmentRun, MemoryLink
+from alignment_runs import NAME, AlignmentRun, MemoryLink, hmac_of_order
 from pbmvfl.deploy import psi
-from pbmvfl.deploy.alignment import LabelSideAlignment, refusing
-from pbmvfl.deploy.alignment_messages import LONGEST_WORDS, Kind, Question
+from pbmvfl.deploy.alignment import LabelSideAlignment
+from pbmvfl.deploy.alignment_messages import LONGEST_WORDS, Kind, Question, refused
 from pbmvfl.deploy.links import Channel
 from pbmvfl.deploy.row_ids import IdForm, RowIds, order_proof
 from pbmvfl.errors import AlignmentError, PartyLost
@@ -23,14 +22,6 @@ from pbmvfl.transport.base import Answers
 pytest.importorskip("private_set_intersection.python")
 
 PEOPLE = [f"person-{number:04d}" for number in range(60)]
-
-
-def hmac_of_order(key: bytes, ids: list[str]) -> bytes:
-    """The digest of an order, written out anew."""
-    text = b"pbmvfl order 1\0" + struct.pack("<Q", len(ids))
-    for each in ids:
-        text += struct.pack("<Q", len(each.encode())) + each.encode()
-    return hmac.new(key, text, hashlib.sha256).digest()
 
 
 # --- the result ---
@@ -285,7 +276,8 @@ def test_an_alignment_of_another_name_than_the_owner_expects_is_refused():
 
 
 def test_a_party_that_cannot_begin_says_why():
-    link = MemoryLink({"bank": refusing("its table cannot be used; its owner's log says why"), "shop": refusing("x")})
+    words = "its table cannot be used; its owner's log says why"
+    link = MemoryLink({"bank": lambda *_: refused(words), "shop": lambda *_: refused("x")})
     with pytest.raises(AlignmentError, match=r"bank refused: its table cannot be used.*; party=shop refused: x"):
         LabelSideAlignment().align(link, PEOPLE, name=NAME)
 

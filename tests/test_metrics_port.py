@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import json
 import math
 import re
 import socket
@@ -34,6 +35,13 @@ def status(**changes: object) -> Status:
         "epsilon": (EpsilonSpent(limit=LIMIT, spent=1.25, epsilon=8.0, delta=1e-5),),
     }
     return Status(**{**values, **changes})
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "status.json"
+    path.write_text(json.dumps(status().to_dict()))
+    return path
 
 
 #: From the description of the format alone: name, labels, value; in labels \\\\, \\" and \\n are escapes.
@@ -134,11 +142,10 @@ def test_up_is_whether_a_process_is_alive_and_at_work(tmp_path: Path) -> None:
     assert up(None) == 0
 
 
-def test_the_port_answers_with_the_newest_status() -> None:
-    now = [status()]
-    with MetricsPort(0, lambda: now[0]) as metrics:
+def test_the_port_answers_with_the_newest_status(file: Path) -> None:
+    with MetricsPort(file, 0) as metrics:
         for number in (41, 42):
-            now[0] = replace(now[0], round=number)
+            file.write_text(json.dumps(status(round=number).to_dict()))
             line = http.client.HTTPConnection("127.0.0.1", metrics.port, timeout=10)
             line.request("GET", "/metrics")
             answer = line.getresponse()
@@ -163,8 +170,8 @@ def test_the_port_answers_with_the_newest_status() -> None:
         (b"\x16\x03\x01 <script>\r\n\r\n", 400),
     ],
 )
-def test_anything_but_get_metrics_is_an_empty_refusal(request_: bytes, code: int) -> None:
-    with MetricsPort(0, status) as metrics:
+def test_anything_but_get_metrics_is_an_empty_refusal(file: Path, request_: bytes, code: int) -> None:
+    with MetricsPort(file, 0) as metrics:
         try:
             answer = ask(metrics.port, request_)
         except ConnectionError:  # it is closed before all of a long request was read
@@ -176,16 +183,18 @@ def test_anything_but_get_metrics_is_an_empty_refusal(request_: bytes, code: int
         assert b" 200 " in ask(metrics.port, b"GET /metrics HTTP/1.0\r\nHost: localhost:9\r\n\r\n")
 
 
-def test_no_other_address_of_this_machine_reaches_the_port() -> None:
-    with MetricsPort(0, status) as metrics:
+def test_no_other_address_of_this_machine_reaches_the_port(file: Path) -> None:
+    with MetricsPort(file, 0) as metrics:
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.2", metrics.port), timeout=10)
         assert b" 200 " in ask(metrics.port, b"GET /metrics HTTP/1.0\r\n\r\n")
 
 
-def test_readers_that_say_nothing_or_say_it_slowly_do_not_hold_the_port(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_readers_that_say_nothing_or_say_it_slowly_do_not_hold_the_port(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(metrics_port, "_PATIENCE", 0.2)
-    with MetricsPort(0, status) as metrics:
+    with MetricsPort(file, 0) as metrics:
         silent = socket.create_connection(("127.0.0.1", metrics.port))
         slow, stop = socket.create_connection(("127.0.0.1", metrics.port)), threading.Event()
 
@@ -206,18 +215,18 @@ def test_readers_that_say_nothing_or_say_it_slowly_do_not_hold_the_port(monkeypa
 
 
 @pytest.mark.parametrize("port", [-1, 65536, True, "9000", None])
-def test_a_port_out_of_range_is_named(port: object) -> None:
+def test_a_port_out_of_range_is_named(file: Path, port: object) -> None:
     with pytest.raises(FederationError, match=re.escape(f"port={port!r}")):
-        MetricsPort(port, status)
+        MetricsPort(file, port)
 
 
-def test_a_port_that_is_taken_is_named_with_a_way_out() -> None:
-    with MetricsPort(0, status) as first, pytest.raises(FederationError, match="give another"):
-        MetricsPort(first.port, status)
+def test_a_port_that_is_taken_is_named_with_a_way_out(file: Path) -> None:
+    with MetricsPort(file, 0) as first, pytest.raises(FederationError, match="give another"):
+        MetricsPort(file, first.port)
 
 
-def test_a_closed_port_is_free_again() -> None:
-    with MetricsPort(0, status) as first:
+def test_a_closed_port_is_free_again(file: Path) -> None:
+    with MetricsPort(file, 0) as first:
         port = first.port
     with pytest.raises(ConnectionRefusedError):
         ask(port, b"")

@@ -34,6 +34,7 @@ from pbmvfl.errors import (
     WrongSender,
 )
 from pbmvfl.interactions.shared import OwnColumns
+from pbmvfl.lazy_rows import LazyRows
 from pbmvfl.losses import log_shares, mean_loss_slope
 from pbmvfl.mechanisms import Mechanism, Scratch
 from pbmvfl.party_checks import Features, check_rows, check_rows_once
@@ -111,11 +112,11 @@ class Party:
         plan: Plan,
         *,
         index: int,
-        train_features: Features,
+        train_features: Features | LazyRows,
         encoder: nn.Module,
         identity: Identity,
         identities: Sequence[bytes],
-        test_features: Features | None = None,
+        test_features: Features | LazyRows | None = None,
         keeper: Keeper | None = None,
         own_columns: Mapping[Split, OwnColumns] | None = None,
         open_guard: Callable[[Session, int, bool], ReleaseGuard] | None = None,
@@ -271,7 +272,7 @@ class Party:
         elif self._part_is_charged is not None:
             self.public_start = self._part_is_charged
         else:
-            shape = self._rows.features[Split.TRAIN].shape[1:]
+            shape = self._rows.shape(Split.TRAIN)
             self.public_start = is_public_start(self.encoder, self.plan, index=self.index, input_shape=shape)
         self._start_digest = self._digest()
         self._next_round = self._weights_of = first_round
@@ -442,8 +443,7 @@ class Party:
         """What a round releases of each of its rows, before it is randomised."""
         if current.kind == SYMBOLS:
             return self._rows.symbols(current.rows)
-        batch = self._rows.features[current.kind.split].index_select(0, torch.from_numpy(current.rows))
-        embedding_BP = self._embed(batch, current)
+        embedding_BP = self._embed(self._rows.batch(current.kind.split, current.rows), current)
         return self.plan.vote(embedding_BP) if not current.kind.trains and self._votes else embedding_BP
 
     def _answer_keys(self, current: Round, mechanism: Mechanism) -> list[bytes]:
@@ -468,7 +468,7 @@ class Party:
             {"event": mechanism.event.to_dict(), "vote": self.plan.vote.to_dict()},
             split=split,
             rows=self._names_of(current),
-            columns=self._rows.columns[split].numpy()[current.rows],
+            columns=self._rows.columns_of(split, current.rows),
             weights_digest=digest.digest(),
         )
 
@@ -503,7 +503,8 @@ class Party:
         num_symbols = plan.vote.counted(plan.num_classes)
         assert num_symbols is not None
         try:
-            symbols_N = plan.vote.symbol(self._embed(self._rows.features[current.kind.split], current))
+            pieces = self._rows.pieces(current.kind.split)
+            symbols_N = np.concatenate([plan.vote.symbol(self._embed(piece, current)) for piece in pieces])
         except Exception as error:
             self._note_fault(error)
             symbols_N = np.zeros(len(labels_N), dtype=np.int64)
@@ -513,7 +514,7 @@ class Party:
     def _local_step(self, current: Round) -> None:
         assert self._labels is not None
         rows = torch.from_numpy(current.rows)
-        batch = self._rows.features[current.kind.split].index_select(0, rows)
+        batch = self._rows.batch(current.kind.split, current.rows)
         scores_BK = torch.from_numpy(self._update.embed(batch, for_training=True))
         # What is known before any column is added once to everybody's sum, so that a party learns what its own add.
         slope_BK = mean_loss_slope(scores_BK + self._prior_K, self._labels.index_select(0, rows), self.plan.loss)

@@ -16,10 +16,12 @@ from pbmvfl.answers import StoredAnswers
 from pbmvfl.encoders import build_encoder
 from pbmvfl.features import mapped, network_shape
 from pbmvfl.interactions.shared import OwnColumns
+from pbmvfl.lazy_rows import LazyRows, is_mapped
 from pbmvfl.ledger.books import PartyForecast, look_ahead
 from pbmvfl.ledger.charging import Charging
 from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.party import Party
+from pbmvfl.party_checks import Features
 from pbmvfl.plan import Plan
 from pbmvfl.policy import Policy
 from pbmvfl.runs.checkpoints import Checkpoints
@@ -78,8 +80,8 @@ class PartySetup:
             return self.make_party(
                 self.plan,
                 index=self.index,
-                train_features=self.features(Split.TRAIN),
-                test_features=None if self.test_features is None else self.features(Split.TEST),
+                train_features=self._rows(Split.TRAIN, self.train_features),
+                test_features=None if self.test_features is None else self._rows(Split.TEST, self.test_features),
                 encoder=encoder,
                 identity=Identity.from_private_bytes(self.identity),
                 identities=self.identities,
@@ -113,6 +115,10 @@ class PartySetup:
     def make_party(self, plan: Plan, **arguments: Any) -> Party:
         """The state machine itself; a subclass may make one of its own."""
         return Party(plan, **arguments)
+
+    def _rows(self, split: Split, rows: Features) -> Features | LazyRows:
+        """As the party is given them: those in a mapped file stay there."""
+        return LazyRows(self.plan, rows) if is_mapped(rows) else self.features(split)
 
     def features(self, split: Split) -> npt.NDArray[np.float32] | npt.NDArray[np.uint8]:
         """The rows of a split as the network takes them; none where there are no test rows."""

@@ -14,7 +14,7 @@ from pbmvfl.errors import FederationError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from pbmvfl.deploy.aligned_rows import AlignedLabels
+    from pbmvfl.deploy.aligning import LabelRows
     from pbmvfl.deploy.home import Home
     from pbmvfl.deploy.order import Order
     from pbmvfl.deploy.outcome import Outcome
@@ -53,19 +53,20 @@ def align(
     Afterwards every site has its own rows in that order. The label holder learns which of its ids each party has, and
     how many rows it has; a party learns how many ids the label holder asked for, and which of its own rows are common.
     """
-    from pbmvfl.deploy.aligned_rows import AlignedLabels, set_request
+    from pbmvfl.deploy.aligning import LabelRows, Request
     from pbmvfl.deploy.order import Order, Work
+    from pbmvfl.deploy.outcome import forget
 
     place = _server_home(home)
-    folder = place.alignment(name)
-    if ids is not None:
-        set_request(folder, ids)
+    folder = place.request(name)
+    Request.of(place, ids).write(folder)
+    forget(folder)
     order = Order(work=Work.ALIGN, federation=place.federation.name, alignment=name)
     shown = _Shown(place, json_only=json_)
     shown.say(f"aligning {name} with {', '.join(place.federation.parties)}")
     outcome = shown.supervise(order, folder, token=f"align-{name}-{secrets.token_hex(4)}", keep_going=keep_going)
     if outcome.ending == "done":
-        rows = AlignedLabels.load(folder)
+        rows = LabelRows.load(place, name)
         shown.result(
             {
                 "alignment": name,
@@ -95,12 +96,12 @@ def submit(
     Every party checks the plan by its own policy and its own ledger before any process of the job exists. With
     --keep-going a job that is lost with a process is followed by another; what is released twice is charged twice.
     """
-    from pbmvfl.deploy.aligned_rows import AlignedLabels
+    from pbmvfl.deploy.aligning import LabelRows
     from pbmvfl.deploy.order import Order, Work
     from pbmvfl.deploy.plans import read_plan, training_plan
 
     place = _server_home(home)
-    rows = AlignedLabels.load(place.alignment(alignment))
+    rows = LabelRows.load(place, alignment)
     name = run or _free_run(place)
     folder = place.run(name)
     if (folder / ORDER).exists():
@@ -153,7 +154,7 @@ def ask(
     json_only: bool,
 ) -> None:
     """`predict` and `evaluate` in a federation: one charged release of every aligned row."""
-    from pbmvfl.deploy.aligned_rows import AlignedLabels
+    from pbmvfl.deploy.aligning import LabelRows
     from pbmvfl.deploy.order import Order, Work
     from pbmvfl.deploy.outcome import forget
     from pbmvfl.deploy.plans import prediction_plan
@@ -162,7 +163,7 @@ def ask(
     place = _server_home(home)
     if out is not None:
         check_predictions_file(out)
-    aligned = AlignedLabels.load(place.alignment(rows))
+    aligned = LabelRows.load(place, rows)
     if with_labels and not aligned.has_labels:
         raise FederationError(f"rows={rows!r} have no labels to compare with; use `pbmvfl predict`")
     trained = Order.from_text((place.run(run) / ORDER).read_text())
@@ -283,7 +284,7 @@ class _Shown:
 
     # --- before ---
 
-    def plan(self, plan: Plan, rows: AlignedLabels, run: str) -> None:
+    def plan(self, plan: Plan, rows: LabelRows, run: str) -> None:
         from rich.markup import escape
         from rich.table import Table
 
@@ -308,7 +309,7 @@ class _Shown:
                 ["the labels of the training rows go to every party; they are not protected by any epsilon"],
             )
 
-    def prediction(self, plan: Plan, rows: AlignedLabels, run: str, name: str) -> None:
+    def prediction(self, plan: Plan, rows: LabelRows, run: str, name: str) -> None:
         from pbmvfl.cli.tables import print_privacy
         from pbmvfl.privacy.conversion import usual_delta
         from pbmvfl.privacy.table import privacy_table

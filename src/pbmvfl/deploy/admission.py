@@ -33,12 +33,17 @@ BOUND = "bound.json"
 ALIGNMENTS_MADE = "alignments.json"
 #: `model.parts.INDEX`, which is not imported here: torch would come with it, into a process that only looks.
 MODEL_INDEX = "part.json"
-#: Rounds that are looked ahead over before a process exists. A longer run is looked at by its own process.
-FORESEEN_ROUNDS = 20_000
+#: Beside it, where a party keeps what it has answered.
+ANSWERS = "answers"
+#: Rounds that are looked ahead over: some seconds. A longer run is ended by the limit itself, when it is there.
+FORESEEN_ROUNDS = 50_000
+#: Rows whose ids are read in the process that is there all the time; a job's own process reads them however many.
+FORESEEN_ROWS = 200_000
 PRIVATE_REASON = "this site cannot take the order now; its operators find the reason in their log"
 
-#: The ids of an order's training rows and test rows, as this party's book knows them.
-RowIds = Callable[[Home, Order], tuple[Sequence[str], Sequence[str]]]
+#: The ids of an order's rows, as this party's book knows them: those that are trained on, and those that are predicted.
+#: None where there are none.
+RowIds = Callable[[Home, Order], tuple[Sequence[str] | None, Sequence[str] | None]]
 
 
 def admit(home: Home, order: Order, now: datetime, *, row_ids: RowIds | None = None) -> None:
@@ -54,7 +59,7 @@ def admit(home: Home, order: Order, now: datetime, *, row_ids: RowIds | None = N
             _check_evaluation(order.plan)
         _check_run(home, order, most=policy.runs.sessions)
         if order.work is Work.ALIGN:
-            _check_alignments(home, policy)
+            _check_alignments(home, order, policy)
             if home.is_server:
                 return
             with own_book(home, policy):  # a party that cannot keep a book takes part in nothing
@@ -85,6 +90,14 @@ def take_up(home: Home, order: Order, now: datetime, *, row_ids: RowIds | None =
             folder = home.run(order.run)
             make_private_folder(folder)
             _write(folder / BOUND, {**_binding(order), "taken_up": _times_taken_up(folder) + 1})
+
+
+def own_row_ids(home: Home, order: Order) -> tuple[Sequence[str] | None, Sequence[str] | None]:
+    """Of the alignment that an order names."""
+    from pbmvfl.deploy.aligned_rows import AlignedRows
+
+    ids = AlignedRows.load(home.alignment(order.alignment), quick=True).ids
+    return (None, ids) if order.work is Work.PREDICT else (ids, None)
 
 
 @contextlib.contextmanager
@@ -199,7 +212,13 @@ def _alignments_made(home: Home) -> int:
     return made
 
 
-def _check_alignments(home: Home, policy: PolicyFile) -> None:
+def _check_alignments(home: Home, order: Order, policy: PolicyFile) -> None:
+    for folder in sorted((home.path / "runs").glob("*")):
+        known = _read_binding(folder)
+        if known is not None and known["alignment"] == order.alignment:  # it would go on with other rows
+            raise OrderError(
+                f"alignment={order.alignment}: run={folder.name} was begun here with these rows; choose another name"
+            )
     if not home.is_server and (made := _alignments_made(home)) >= policy.runs.alignments:
         raise PolicyError(
             f"alignments={made} were made here: the policy permits {policy.runs.alignments}; use one that is there"
@@ -221,8 +240,9 @@ def _check_party(home: Home, order: Order, policy: PolicyFile, row_ids: RowIds |
                 f"run={order.run} has had {len(begun)} sessions: the policy permits {policy.runs.sessions}; train "
                 "under another name"
             )
-        # A training that goes on was looked at when it was begun, and at which round it goes on is not known yet.
-        goes_on = order.work is Work.TRAIN and bool(begun)
+        # A training that goes on was looked at when it was begun, and at which round it goes on is not known yet. Rows
+        # that were answered before get the same answer for nothing, and which those are only a party knows.
+        goes_on = bool(begun) if order.work is Work.TRAIN else (home.model(order.run) / ANSWERS).is_dir()
         if row_ids is not None and not policy.runs.until_limit and not goes_on:
             _look_ahead(home, order, policy, book, row_ids)
 
@@ -238,8 +258,8 @@ def _look_ahead(home: Home, order: Order, policy: PolicyFile, book: Ledger, row_
     found = book.forecast(
         dataset=policy.data.dataset,
         plan=plan,
-        run=order.run_id,
-        public_start=True,
+        run="" if order.work is Work.PREDICT else order.run_id,  # each question is a run of its own
+        public_start=policy.encoder is None,
         train_ids=train,
         test_ids=test,
     )

@@ -30,11 +30,11 @@ from pbmvfl.deploy.alignment_messages import (
     agree_body,
     read_answer,
 )
-from pbmvfl.deploy.alignment_party import AgreedOrder, AlignmentLimits, PartySideAlignment, refusing
+from pbmvfl.deploy.alignment_party import AlignmentLimits, PartySideAlignment
 from pbmvfl.deploy.home import check_name
 from pbmvfl.deploy.links import Channel, ServerLink
 from pbmvfl.deploy.psi import CHUNK, WORKERS, PsiClient, chunk_size, num_chunks, points_of, secret_order
-from pbmvfl.deploy.row_ids import KEY_BYTES, IdForm, RowIds, Rows, order_digest, order_proof
+from pbmvfl.deploy.row_ids import KEY_BYTES, AgreedOrder, IdForm, RowIds, Rows, order_digest, order_proof
 from pbmvfl.errors import AlignmentError, PartyLost
 
 __all__ = [
@@ -44,7 +44,6 @@ __all__ = [
     "LabelSideAlignment",
     "PartyRecord",
     "PartySideAlignment",
-    "refusing",
 ]
 
 #: Called with how much is done, and of how much.

@@ -30,10 +30,12 @@ from pbmvfl.deploy.alignment_messages import (
     read_agree,
     refused,
 )
-from pbmvfl.deploy.links import Channel, Handler
+from pbmvfl.deploy.links import Channel
 from pbmvfl.deploy.psi import CHUNK, WORKERS, PsiServer, chunk_size, num_chunks, points_of, secret_order
-from pbmvfl.deploy.row_ids import RowIds, Rows, order_digest
+from pbmvfl.deploy.row_ids import AgreedOrder, RowIds, Rows, order_digest
 from pbmvfl.errors import AlignmentError
+
+__all__ = ["AgreedOrder", "AlignmentLimits", "PartySideAlignment"]
 
 _log = logging.getLogger(__name__)
 #: Chunks of the setup that are made ahead while others travel.
@@ -49,22 +51,6 @@ class AlignmentLimits:
     most_ids: int = 10_000_000
     #: Fewer common rows than this would single out people.
     least_rows: int = 1
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class AgreedOrder:
-    """What an alignment leaves at a party: which of its rows, in which order."""
-
-    name: str
-    #: Numbers of rows of the party's own table.
-    rows: Rows
-    #: The same for everybody.
-    key: bytes
-    digest: bytes
-
-    @property
-    def count(self) -> int:
-        return len(self.rows)
 
 
 class PartySideAlignment:
@@ -234,11 +220,6 @@ class PartySideAlignment:
         self._keep(self._agreed)
         self.kept = True
         return b""
-
-
-def refusing(words: str) -> Handler:
-    """For a party that cannot even begin, as one whose table cannot be used: it says so. The words are public."""
-    return lambda channel, data: refused(words)  # noqa: ARG005
 
 
 class _Tags:

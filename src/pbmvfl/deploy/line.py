@@ -18,17 +18,14 @@ from dataclasses import dataclass
 
 from pbmvfl.deploy import frames
 from pbmvfl.deploy.line_connection import Broken, Connection
+from pbmvfl.deploy.line_dialer import CHALLENGE, REFUSED, TIME_LIMIT, WELCOME
 from pbmvfl.deploy.line_door import Door
 from pbmvfl.deploy.links import Channel
-from pbmvfl.deploy.seal import JOIN_BYTES, Admission, PartyChannel, ProcessReplaced, ServerSeal
+from pbmvfl.deploy.seal import JOIN_BYTES, OVERHEAD, Admission, PartyChannel, ProcessReplaced, ServerSeal
 from pbmvfl.deploy.tls import common_name
 from pbmvfl.errors import LinkError, PartyLost
 from pbmvfl.transport.base import Answers
 
-#: The first byte of what the server says before a party is in.
-CHALLENGE, WELCOME, REFUSED = b"C", b"W", b"R"
-#: Seconds that a newcomer has to show who it is.
-TIME_LIMIT = 10.0
 #: Frames that are not what they should be, before a party is given up.
 _MOST_FAULTS = 3
 
@@ -128,6 +125,9 @@ class Line:
         """As the link promises. Seconds in which a party is cut off count against the patience, not the timeout; a cut
         is noticed after three to five seconds."""
         limit = self._patience if timeout is None else timeout
+        longest = max(map(len, questions.values()), default=0) + OVERHEAD
+        if longest > self._frame_limit:
+            raise LinkError(f"server: a question of {longest:,} bytes; permitted: at most {self._frame_limit:,}")
         received: dict[int, bytes] = {}
         lost: dict[int, str] = {}
         with self._asking:
@@ -181,15 +181,22 @@ class Line:
                 if seat.connection is None or seat.channel is None:
                     continue
                 if wait.number is None:
-                    before = seat.channel.asked
-                    wait.number, question = seat.channel.question(wait.channel, wait.body)
-                    if wait.number > before:  # otherwise it is on its way already
-                        seat.connection.put(question)
+                    self._ask_first(seat, seat.channel, wait)
                 seat.connection.write()
             except Broken as broken:
                 self._lose_connection(seat, ended=broken.ended)
             except LinkError as error:
                 self._note_fault(seat, error)
+
+    def _ask_first(self, seat: _Seat, channel: PartyChannel, wait: _Wait) -> None:
+        before = channel.asked
+        try:
+            wait.number, question = channel.question(wait.channel, wait.body)
+        except LinkError as error:
+            seat.gone = str(error)
+            return
+        if wait.number > before and seat.connection is not None:  # otherwise it is on its way already
+            seat.connection.put(question)
 
     def _sit_down(self, seat: _Seat, wait: _Wait) -> None:
         """A party's new connection takes the place of the old one, and hears again what it has not answered."""

@@ -9,7 +9,7 @@ import struct
 from collections import deque
 
 from pbmvfl.deploy.frames import LIMIT, FrameBuffer, framed
-from pbmvfl.deploy.tls import drop
+from pbmvfl.deploy.tls import drop, is_end
 
 _CHUNK = 1 << 16
 #: Bytes that are read at one go: then the others' turn comes, and deadlines are looked at.
@@ -23,9 +23,7 @@ class Broken(Exception):
     """A connection that is no more. `ended`: the other end closed or reset it; otherwise it is out of reach."""
 
     def __init__(self, error: Exception) -> None:
-        self.ended = isinstance(
-            error, EOFError | ssl.SSLEOFError | ssl.SSLZeroReturnError | ConnectionResetError | BrokenPipeError
-        )
+        self.ended = is_end(error)
         super().__init__(type(error).__name__)
 
 

@@ -10,11 +10,12 @@ import contextlib
 import math
 import socket
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 from typing import Any
 
-from pbmvfl.deploy.status import State, Status
+from pbmvfl.deploy.status import State, Status, read_status
 from pbmvfl.errors import FederationError
 
 ADDRESS, PATH = "127.0.0.1", "/metrics"
@@ -67,11 +68,11 @@ def metrics_text(status: Status | None) -> str:
 class MetricsPort:
     """Answers on the port until it is closed, in a thread that holds no process at its end."""
 
-    def __init__(self, port: int, status: Callable[[], Status | None]) -> None:
-        """`status` is asked at every request: `StatusFile.now`, or `read_status`. Port 0 takes a free one."""
+    def __init__(self, status: Path, port: int) -> None:
+        """`status` is the site's file, read at every request. Port 0 takes a free one."""
         if isinstance(port, bool) or not isinstance(port, int) or not 0 <= port <= 65535:
             raise FederationError(f"port={port!r} of the metrics must be an integer in 0..65535; 0 takes a free one")
-        handler = type("_Handler", (_Handler,), {"status": staticmethod(status)})
+        handler = type("_Handler", (_Handler,), {"status_file": Path(status)})
         try:
             self._server = _Server((ADDRESS, port), handler)
         except OSError as error:
@@ -133,7 +134,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     server_version, sys_version = "pbmvfl", ""
     protocol_version = "HTTP/1.0"
-    status: Callable[[], Status | None]
+    status_file: Path
 
     def parse_request(self) -> bool:
         if not super().parse_request():
@@ -151,7 +152,7 @@ class _Handler(BaseHTTPRequestHandler):
         return False
 
     def do_GET(self) -> None:
-        body = metrics_text(self.status()).encode()
+        body = metrics_text(read_status(self.status_file)).encode()
         self.send_response(200)
         self.send_header("Content-Type", CONTENT_TYPE)
         self.send_header("Content-Length", str(len(body)))

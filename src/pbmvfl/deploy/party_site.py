@@ -19,6 +19,9 @@ from torch import nn
 
 from pbmvfl.deploy.admission import take_up
 from pbmvfl.deploy.aligned_rows import AlignedRows
+from pbmvfl.deploy.aligning import party_alignment
+from pbmvfl.deploy.alignment_messages import refused
+from pbmvfl.deploy.alignment_party import PartySideAlignment
 from pbmvfl.deploy.home import Home
 from pbmvfl.deploy.links import Channel
 from pbmvfl.deploy.order import Order, Work
@@ -28,6 +31,7 @@ from pbmvfl.errors import (
     AlignmentError,
     FederationError,
     LedgerError,
+    ModelError,
     PbmvflError,
     PolicyError,
     ProtocolError,
@@ -56,7 +60,7 @@ class PartySite:
         self._party: Party | None = None
         self._setup: PartySetup | None = None
         self._rows: AlignedRows | None = None
-        self._aligning: Any = None
+        self._aligning: PartySideAlignment | None = None
         self._taken_up = False
         self._closing = threading.Lock()
         #: How the server said that the work ended; None before it did.
@@ -65,21 +69,26 @@ class PartySite:
         self.last_error: Exception | None = None
 
     def handle(self, channel: Channel, body: bytes) -> bytes:
-        """Answer one question."""
-        match channel:
-            case Channel.SETUP:
-                return self._agree(body)
-            case Channel.PROTOCOL:
-                return self._receive(body)
-            case Channel.ALIGN:
-                return self._align(body)
-            case Channel.END:
-                return self._end(body)
+        """Answer one question. A fault of the program is an answer without words, and a line in the owner's log."""
+        answers = {
+            Channel.SETUP: self._agree,
+            Channel.PROTOCOL: self._receive,
+            Channel.ALIGN: self._align,
+            Channel.END: self._end,
+        }
+        try:
+            return answers[channel](body)
+        except Exception as error:
+            self._note(error)
+            return b""
 
     def close(self) -> None:
         """Let ledger and answers go. Twice is once."""
         with self._closing:
             party, self._party = self._party, None
+            aligning, self._aligning = self._aligning, None
+        if aligning is not None:
+            aligning.close()
         if party is not None:
             party.close()
 
@@ -97,7 +106,7 @@ class PartySite:
                 take_up(self._home, self._order, datetime.now().astimezone(), row_ids=row_ids)
                 self._taken_up = True
                 self._make_party()
-            rows = 0 if self._rows is None else self._rows.num_rows
+            rows = 0 if self._rows is None else self._rows.count
             mine = facts(self._home, self._order, rows=rows)
             server = self._home.federation.server
             differs = disagreement(mine, question.facts, me=self._home.name, them=server)
@@ -122,6 +131,7 @@ class PartySite:
         """Its party for this order, from what is in this organisation's folder."""
         order, home = self._order, self._home
         if order.work is Work.ALIGN:
+            self._aligning = party_alignment(home, order.alignment, PolicyFile.read(home))
             return
         assert order.plan is not None
         policy = PolicyFile.read(home)
@@ -154,6 +164,8 @@ class PartySite:
             **own,
         )
         if part is not None:
+            if part.columns is not None and part.columns.to_dict() != self._rows.columns.to_dict():
+                raise ModelError("the rows have other columns than the model was trained on; align them by its schema")
             check_known([part], [self._setup])
         self._party = self._setup.build(self._own_encoder(policy, self._setup))
 
@@ -170,13 +182,12 @@ class PartySite:
     # --- alignment ---
 
     def _align(self, body: bytes) -> bytes:
-        from pbmvfl.deploy.alignment import PartySideAlignment
-
-        if self._aligning is None:
-            policy = PolicyFile.read(self._home)
-            self._aligning = PartySideAlignment.for_home(self._home, self._order.alignment, policy)
+        if self._order.work is not Work.ALIGN or self._aligning is None:
+            return refused("nothing was agreed on yet: set-up comes first")
         self._tell("aligning")
-        answer: bytes = self._aligning.handle(body)
+        answer = self._aligning.receive(body)
+        if self._aligning.last_error is not None:
+            self._note(self._aligning.last_error)
         return answer
 
     # --- rounds ---
@@ -245,10 +256,10 @@ class PartySite:
             _log.error("%s", error, exc_info=error)
 
 
-def row_ids(home: Home, order: Order) -> tuple[Sequence[str], Sequence[str]]:
+def row_ids(home: Home, order: Order) -> tuple[Sequence[str] | None, Sequence[str] | None]:
     """The ids of an order's training rows and test rows, as this party's book knows them."""
     ids = AlignedRows.load(home.alignment(order.alignment)).ids
-    return ((), ids) if order.work is Work.PREDICT else (ids, ())
+    return (None, ids) if order.work is Work.PREDICT else (ids, None)
 
 
 def public_words(error: Exception) -> str:

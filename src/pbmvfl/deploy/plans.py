@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pbmvfl.deploy.aligned_rows import AlignedLabels
+from pbmvfl.deploy.aligning import LabelRows
 from pbmvfl.deploy.federation_file import FILE, FederationFile
 from pbmvfl.deploy.home import Home
 from pbmvfl.errors import FederationError, PlanError
@@ -20,7 +20,7 @@ from pbmvfl.privacy.units import Unit
 DEFAULT_EPSILON = 8.0
 
 
-def training_plan(federation: FederationFile, rows: AlignedLabels, **choices: Any) -> Plan:
+def training_plan(federation: FederationFile, rows: LabelRows, **choices: Any) -> Plan:
     """The plan within federation.toml's budget; `choices` overrule it. Nothing but released sums is looked at."""
     asked = {"epsilon": DEFAULT_EPSILON, **federation.plan, **choices}
     try:
@@ -38,7 +38,7 @@ def training_plan(federation: FederationFile, rows: AlignedLabels, **choices: An
         raise PlanError(f"[plan] of {FILE} has a name that no plan has: {error}") from error
 
 
-def read_plan(path: Path, federation: FederationFile, rows: AlignedLabels) -> Plan:
+def read_plan(path: Path, federation: FederationFile, rows: LabelRows) -> Plan:
     """A plan that was written before, if it is for these parties and rows."""
     plan = Plan.from_dict(read_object(path, {}, PlanError))
     fits = {
@@ -64,7 +64,7 @@ def release_of(part: ServerPart, *, epsilon: float | None, delta: float | None, 
 def prediction_plan(
     home: Home,
     run: str,
-    rows: AlignedLabels,
+    rows: LabelRows,
     *,
     epsilon: float | None = None,
     delta: float | None = None,

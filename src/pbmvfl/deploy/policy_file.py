@@ -28,7 +28,7 @@ from pbmvfl.policy import Policy
 LARGEST = 1 << 20
 _SECTIONS = ("data", "encoder", "limit", "plan", "runs", "watch")
 _LABEL_HOLDERS = ("data", "runs", "watch")
-_DATA = ("file", "id", "columns", "schema", "dataset")
+_DATA = ("file", "id", "columns", "schema", "dataset", "made_up")
 _LABELS = ("file", "id", "label", "schema")
 _LIMIT = ("epsilon", "delta", "unit", "accounting", "counting", "colluding_parties")
 _PLAN = (
@@ -41,13 +41,13 @@ _PLAN = (
     "smallest_noise",
     "fields",
 )
-_RUNS = ("sessions", "hours", "alignments", "largest_alignment", "until_limit")
+_RUNS = ("sessions", "hours", "alignments", "largest_alignment", "smallest_alignment", "until_limit")
 _HOURS = re.compile(r"([01][0-9]|2[0-3]):([0-5][0-9])-([01][0-9]|2[0-3]):([0-5][0-9])")
 _FUNCTION = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Za-z0-9_]*")
 _DATASET = re.compile(r"[A-Za-z0-9][A-Za-z0-9_. -]{0,79}")
 _NO_LIMIT = (
     "it has no [[limit]], and without one the rows could be asked about for ever; write what they may spend over all "
-    'runs, such as:\n[[limit]]\nepsilon = 8\ndelta = 1e-6\nunit = "cell"\naccounting = "strict"'
+    'runs, such as:\n[[limit]]\nepsilon = 8\ndelta = 1e-5\nunit = "cell"\naccounting = "strict"'
 )
 
 
@@ -66,6 +66,9 @@ class DataSource:
     dataset: str = ""
     #: The column of labels; of the label holder.
     label: str = ""
+    #: The owner's word that these rows are nobody's, as in a trial: then a limit may be left out. The ledger counts all
+    #: the same, and a limit that its book has holds.
+    made_up: bool = False
 
 
 @dataclass(frozen=True)
@@ -96,6 +99,8 @@ class RunRules:
     alignments: int = 20
     #: The most ids that the label holder may ask about in one of them.
     largest_alignment: int = 10_000_000
+    #: The fewest rows in common: fewer would single out people.
+    smallest_alignment: int = 1
     #: Whether a run is begun although a limit will end it.
     until_limit: bool = False
 
@@ -158,7 +163,7 @@ class PolicyFile:
         """
         changed = []
         for limit in self.limits:
-            held = next((each for each in book.limits(self.data.dataset) if _same_subject(each, limit)), None)
+            held = next((each for each in book.limits(self.data.dataset) if same_subject(each, limit)), None)
             if held is not None and (limit.epsilon > held.epsilon or limit.delta > held.delta):
                 raise PolicyFileError(
                     f"{self.path}: [[limit]] {limit} is looser than the book's, epsilon {held.epsilon:g} at delta "
@@ -177,7 +182,8 @@ def own_book(home: Home, policy: PolicyFile) -> Iterator[Ledger]:
         yield book
 
 
-def _same_subject(one: Limit, other: Limit) -> bool:
+def same_subject(one: Limit, other: Limit) -> bool:
+    """Whether both limit the same epsilon: a book has one of them."""
     return (one.unit, one.accounting, one.colluding_parties) == (other.unit, other.accounting, other.colluding_parties)
 
 
@@ -217,7 +223,7 @@ class _Reader:
             path=self._path,
             data=data,
             encoder=self._encoder(self._table(values, "encoder", ("own",))),
-            limits=() if self._is_server else self._limits(values.get("limit")),
+            limits=() if self._is_server else self._limits(values.get("limit"), made_up=data.made_up),
             plan=self._plan(self._table(values, "plan", _PLAN)),
             runs=self._runs(self._table(values, "runs", _RUNS)),
             metrics_port=self._port(self._table(values, "watch", ("metrics_port",))),
@@ -298,12 +304,15 @@ class _Reader:
             columns=columns,
             schema=schema,
             dataset=self._text("data", table, "dataset", form=_DATASET),
+            made_up=self._switch("data", table, "made_up"),
         )
 
     def _encoder(self, table: Mapping[str, Any]) -> str | None:
         return self._text("encoder", table, "own", form=_FUNCTION) if table else None
 
-    def _limits(self, tables: Any) -> tuple[Limit, ...]:
+    def _limits(self, tables: Any, *, made_up: bool) -> tuple[Limit, ...]:
+        if tables is None and made_up:
+            return ()
         if not tables or not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
             raise self._fault(_NO_LIMIT)
         found: list[Limit] = []
@@ -317,7 +326,7 @@ class _Reader:
                 limit = Limit.choose(**{"unit": "cell", "accounting": "strict", **table})
             except (PbmvflError, TypeError) as error:
                 raise self._fault(f"[[limit]] {error}") from error
-            if any(_same_subject(limit, each) for each in found):
+            if any(same_subject(limit, each) for each in found):
                 raise self._fault(f"two [[limit]] are about {limit.unit}, {limit.accounting}; keep the smaller one")
             found.append(limit)
         return tuple(found)
@@ -348,6 +357,9 @@ class _Reader:
             alignments=self._whole("runs", table, "alignments", usual.alignments, least=0, most=100_000),
             largest_alignment=self._whole(
                 "runs", table, "largest_alignment", usual.largest_alignment, least=1, most=10**9
+            ),
+            smallest_alignment=self._whole(
+                "runs", table, "smallest_alignment", usual.smallest_alignment, least=1, most=10**9
             ),
             until_limit=self._switch("runs", table, "until_limit"),
         )

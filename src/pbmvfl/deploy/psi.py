@@ -74,9 +74,14 @@ class _PerThread:
 
     def __init__(self, kind: Any, workers: int) -> None:
         self._kind = kind
-        self._key: bytes = kind.CreateWithNewKey(True).GetPrivateKeyBytes()
+        self._key = self._new_key(kind)
         self._local = threading.local()
         self.pool = ThreadPoolExecutor(workers, thread_name_prefix="psi")
+
+    @staticmethod
+    def _new_key(kind: Any) -> bytes:
+        key: bytes = kind.CreateWithNewKey(True).GetPrivateKeyBytes()
+        return key
 
     def object(self) -> Any:
         if not hasattr(self._local, "object"):

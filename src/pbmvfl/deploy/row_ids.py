@@ -75,6 +75,13 @@ class RowIds:
         digits = pc.all(pc.match_substring_regex(texts, _WHOLE_NUMBER)).as_py()
         return cls(texts, IdForm.DIGITS if digits else IdForm.WORDS)
 
+    @staticmethod
+    def texts_of(column: Any) -> Any:
+        """A column of text or of integers as ids are compared: one array of text."""
+        import pyarrow as pa
+
+        return _as_arrow(column, "the table").cast(pa.large_string())
+
     def __len__(self) -> int:
         return len(self.column)
 
@@ -123,6 +130,22 @@ def _as_arrow(values: Any, where: str) -> Any:
 
 
 # --- an order, and the proof of it ---
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class AgreedOrder:
+    """What an alignment leaves at an organisation: which of its rows, in which order."""
+
+    name: str
+    #: Numbers of rows of its own table.
+    rows: Rows
+    #: The same for everybody.
+    key: bytes
+    digest: bytes
+
+    @property
+    def count(self) -> int:
+        return len(self.rows)
 
 
 def order_digest(key: bytes, pieces: Iterator[Sequence[str]] | Sequence[Sequence[str]], count: int) -> bytes:

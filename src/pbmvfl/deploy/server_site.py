@@ -12,13 +12,15 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from pbmvfl.deploy.aligned_rows import AlignedLabels
+from pbmvfl.deploy.admission import take_up
+from pbmvfl.deploy.aligning import LabelRows, align_labels
 from pbmvfl.deploy.home import Home
 from pbmvfl.deploy.links import Channel, ServerLink
 from pbmvfl.deploy.order import Order, Work
@@ -70,15 +72,6 @@ class Progress:
 OnProgress = Callable[[Progress], None]
 
 
-@dataclass(frozen=True)
-class _Labels:
-    """All that the label holder has of the training rows."""
-
-    class_names: tuple[str, ...]
-    train_labels: npt.NDArray[np.int64]
-    test_labels: npt.NDArray[np.int64]
-
-
 class _Declared:
     """What owners said of themselves at set-up. There is no door to their logs, nor to exact sums."""
 
@@ -112,7 +105,7 @@ class ServerSite:
         """Where the outcome of the work is written."""
         order = self._order
         if order.work is Work.ALIGN:
-            return self._home.alignment(order.alignment)
+            return self._home.request(order.alignment)
         if order.work is Work.PREDICT:
             return self._home.run(order.run) / f"asked-{order.alignment}"
         return self._home.run(order.run)
@@ -120,6 +113,7 @@ class ServerSite:
     def run(self) -> Outcome:
         """Do the work. Every ending is written down before anybody is told of it."""
         try:
+            take_up(self._home, self._order, datetime.now().astimezone())
             self._link.join(timeout=JOIN_SECONDS)
             outcome = self._work()
         except PartyRefused as error:
@@ -165,7 +159,7 @@ class ServerSite:
 
     # --- before a session ---
 
-    def _agree(self, rows: AlignedLabels | None) -> None:
+    def _agree(self, rows: LabelRows | None) -> None:
         """Ask every party, with a challenge of its own, whether it means the same."""
         self._tell(state="set up")
         mine = facts(self._home, self._order, rows=0 if rows is None else rows.num_rows)
@@ -211,15 +205,13 @@ class ServerSite:
     # --- alignment ---
 
     def _align(self) -> Outcome:
-        from pbmvfl.deploy.alignment import LabelSideAlignment
-
         self._agree(None)
         self._tell(state="aligning")
 
         def progress(done: int, total: int) -> None:
             self._tell(round=done, rounds_total=total)
 
-        found = LabelSideAlignment.for_home(self._home, self._order.alignment).align(self._link, progress=progress)
+        found = align_labels(self._home, self._order.alignment, self._link, progress)
         outcome = self._outcome(Ending.DONE, f"{found.num_rows} rows in common")
         faults = self._say_end(outcome, completed=0)
         return outcome if not faults else self._outcome(Ending.FAILED, "; ".join(faults))
@@ -230,15 +222,14 @@ class ServerSite:
         order, home = self._order, self._home
         assert order.plan is not None
         plan, run_id = order.plan, bytes.fromhex(order.run_id)
-        rows = AlignedLabels.load(home.alignment(order.alignment))
-        labels = rows.labels_of_training()
+        rows = LabelRows.load(home, order.alignment)
         self._agree(rows)
         result = self._trained_before()
         if result is None:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             log = ReleaseLog(self.folder, plan_hash=plan.hash.hex())
             try:
-                result, server = self._fit(log, labels, run_id)
+                result, server = self._fit(log, rows, run_id)
             finally:
                 log.close()
             self._keep(result, server, rows)
@@ -256,7 +247,7 @@ class ServerSite:
         result = Result.read(path) if path.is_file() else None
         return None if result is None or result.stopped else result
 
-    def _fit(self, log: ReleaseLog, rows: Any, run_id: bytes) -> tuple[Result, Server]:
+    def _fit(self, log: ReleaseLog, rows: LabelRows, run_id: bytes) -> tuple[Result, Server]:
         plan = self._order.plan
         assert plan is not None
         keeper = Checkpoints(folder=self.folder / "checkpoints", plan=plan)
@@ -282,7 +273,7 @@ class ServerSite:
         )
         return run.finish(), server
 
-    def _keep(self, result: Result, server: Server, rows: AlignedLabels) -> None:
+    def _keep(self, result: Result, server: Server, rows: LabelRows) -> None:
         """The label holder's part of the model, then the result: what says that training is over comes last."""
         plan = server.plan
         ServerPart(
@@ -301,7 +292,7 @@ class ServerSite:
     def _predict(self) -> Outcome:
         order = self._order
         assert order.plan is not None
-        rows = AlignedLabels.load(self._home.alignment(order.alignment))
+        rows = LabelRows.load(self._home, order.alignment)
         part = ServerPart.load(self._home.model(order.run))
         if order.plan.model != part.model:
             raise FederationError(

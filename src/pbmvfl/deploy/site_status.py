@@ -55,7 +55,7 @@ class _Report:
         with contextlib.suppress(PbmvflError, OSError):  # the job does not depend on it
             port = PolicyFile.read(home).metrics_port
             if port is not None:
-                self._metrics = MetricsPort(port, lambda: self._status.now)
+                self._metrics = MetricsPort(home.status, port)
                 self._log.say(Event.METRICS_PORT, port=port)
         removed = prune_jobs(home, busy=(job,))
         if removed:

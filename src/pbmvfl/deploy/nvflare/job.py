@@ -23,8 +23,8 @@ SERVER_CLASS = "pbmvfl.deploy.nvflare.controller.ServerController"
 PARTY_CLASS = "pbmvfl.deploy.nvflare.executor.PartyExecutor"
 CONFIG_FOLDER = "config"
 SERVER_CONFIG, PARTY_CONFIG = "config_fed_server.json", "config_fed_client.json"
-#: In characters: an order's bytes in base64.
-LONGEST_ARGUMENT = 4 * (4 * LONGEST // 3 + 1)
+#: In characters: an order, which is written in ASCII, in base64.
+LONGEST_ARGUMENT = 4 * ((LONGEST + 2) // 3)
 
 
 def write_argument(order: Order) -> str:

@@ -20,6 +20,7 @@ from pbmvfl.deploy.certificates import Certificate
 from pbmvfl.deploy.home import Home
 from pbmvfl.deploy.nvflare import hardening, keeper
 from pbmvfl.deploy.nvflare.records import Record, birth, is_ready, read_record
+from pbmvfl.deploy.policy_file import PolicyFile
 from pbmvfl.deploy.reach import reach_server
 from pbmvfl.errors import FederationError
 from pbmvfl.files import make_private_folder
@@ -27,6 +28,8 @@ from pbmvfl.files import make_private_folder
 _POLL = 0.05
 #: Seconds in which a process that is asked to end has to, before it is made to.
 _GRACE = 10.0
+#: How long a killed process may still be listed.
+_MOMENT = 0.3
 _LONGEST_LOG = 4000
 
 
@@ -50,12 +53,13 @@ def check_start(home: Home, *, wait: float = 0.0) -> int:
     days = certificates.check(home.certificate, home.private_key, home.authority, name=home.name)
     home.pins()
     if home.is_server:
+        if home.policy.exists():
+            PolicyFile.read(home)
         _check_port(home.federation.port, "port")
         if home.federation.line_port is not None:
             _check_port(home.federation.line_port, "line_port")
         return days
-    if not home.policy.is_file():
-        raise FederationError(f"{home.policy} is missing: it says which jobs {home.name} accepts; write one first")
+    PolicyFile.read(home)
     reach_server(home, wait=wait)
     return days
 
@@ -113,11 +117,11 @@ def stop(home: Home) -> bool:
     with contextlib.suppress(psutil.NoSuchProcess):
         below = [(each.pid, birth(each.pid)) for each in psutil.Process(record.pid).children(recursive=True)]
         _signal(record.pid, record.birth, signal.SIGTERM)
-        if not _gone(record.pid, record.birth):
+        if not _gone(record.pid, record.birth, _GRACE):
             _signal(record.pid, record.birth, signal.SIGKILL)
             for pid, born in below:
                 _signal(pid, born, signal.SIGKILL)
-            _gone(record.pid, record.birth)
+            _gone(record.pid, record.birth, _GRACE)
     return True
 
 
@@ -141,8 +145,8 @@ def status(home: Home) -> KitStatus:
 def _refuse_second(home: Home) -> None:
     record = read_record(home)
     if record is not None and record.alive:
-        if not record.site_alive and _gone(record.pid, record.birth):
-            return  # it was just burying the last one
+        if _gone(record.site, record.site_birth, _MOMENT) and _gone(record.pid, record.birth, _GRACE):
+            return  # NVFlare's process was killed, and its keeper was just burying it
         raise FederationError(
             f"{home.name} runs already: process {record.site} since {record.since}; to start it anew: "
             f"`pbmvfl {'server' if home.is_server else 'party'} stop`"
@@ -173,8 +177,8 @@ def _signal(pid: int, born: str | None, number: signal.Signals) -> None:
         os.close(descriptor)
 
 
-def _gone(pid: int, born: str) -> bool:
-    until = time.monotonic() + _GRACE
+def _gone(pid: int, born: str, within: float) -> bool:
+    until = time.monotonic() + within
     while birth(pid) == born:
         if time.monotonic() > until:
             return False

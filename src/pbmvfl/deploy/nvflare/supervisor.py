@@ -8,6 +8,7 @@ checkpoint that everybody has.
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 import tempfile
 import time
@@ -182,7 +183,8 @@ class Supervisor:
 def _connect(home: Home) -> Any:
     from nvflare.fuel.flare_api.flare_api import new_secure_session
 
-    return new_secure_session(home.federation.lead, str(home.lead_kit), timeout=_CONNECT)
+    with contextlib.redirect_stdout(io.StringIO()):  # it prints that it connects
+        return new_secure_session(home.federation.lead, str(home.lead_kit), timeout=_CONNECT)
 
 
 def _without_prefix(detail: str) -> str:

@@ -6,6 +6,7 @@ file, class or key would be a way to run code here, and so would settings that N
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import os
@@ -17,7 +18,7 @@ from typing import Any
 from nvflare.apis.app_validation import AppValidator
 from nvflare.lighter.tool_consts import NVFLARE_SIG_FILE, NVFLARE_SUBMITTER_CRT_FILE
 
-from pbmvfl.deploy.admission import PRIVATE_REASON, admit
+from pbmvfl.deploy.admission import FORESEEN_ROWS, PRIVATE_REASON, admit, own_row_ids
 from pbmvfl.deploy.home import Home
 from pbmvfl.deploy.nvflare.job import (
     CONFIG_FOLDER,
@@ -41,7 +42,7 @@ _LARGEST_CONFIG = LONGEST_ARGUMENT + 10_000
 _NOT_OURS = "the job is not of the form that pbmvfl writes"
 
 
-class JobValidator(AppValidator):  # type: ignore[misc]  # NVFlare has no types
+class JobValidator(AppValidator):
     """Refuses with a public reason; never raises, and whatever it does not understand is refused."""
 
     def validate(self, app_folder: str) -> tuple[str, dict[str, Any]]:
@@ -50,7 +51,7 @@ class JobValidator(AppValidator):  # type: ignore[misc]  # NVFlare has no types
             folder = Path(app_folder).absolute()
             home = Home.at(folder.parents[2])  # HOME/kit/JOB/app_SITE
             order = read_app(folder, is_server=home.is_server)
-            admit(home, order, datetime.now().astimezone())
+            admit(home, order, datetime.now().astimezone(), row_ids=own_row_ids if _is_quick(order) else None)
         except (PolicyError, OrderError) as error:
             log.warning("a job was refused: %s", error)
             return f"pbmvfl: {error}", {}
@@ -58,6 +59,12 @@ class JobValidator(AppValidator):  # type: ignore[misc]  # NVFlare has no types
             log.exception("a job was refused")
             return f"pbmvfl: {PRIVATE_REASON}", {}
         return "", {}
+
+
+def _is_quick(order: Order) -> bool:
+    """Whether so few rows are meant that this process can look ahead for them."""
+    plan = order.plan
+    return plan is not None and plan.num_samples + plan.num_test_samples <= FORESEEN_ROWS
 
 
 def read_app(folder: Path, *, is_server: bool) -> Order:
@@ -77,19 +84,17 @@ def _check_files(folder: Path, *, files: frozenset[str], folders: frozenset[str]
     """Exactly these, and signatures; no link, no device, nothing that only looks alike."""
     if not stat.S_ISDIR(os.lstat(folder).st_mode):
         raise OrderError(f"{_NOT_OURS}: a folder is a link")
-    found = set()
-    for count, entry in enumerate(os.scandir(folder)):
-        if count > len(files) + len(folders) + len(_SIGNATURES):
-            raise OrderError(f"{_NOT_OURS}: it has more files than it should")
-        mode = entry.stat(follow_symlinks=False)
-        is_file = stat.S_ISREG(mode.st_mode) and entry.name in files | _SIGNATURES
-        if not is_file and not (stat.S_ISDIR(mode.st_mode) and entry.name in folders):
+    with os.scandir(folder) as entries:  # as many as there may be, and one more
+        present = list(itertools.islice(entries, len(files) + len(folders) + len(_SIGNATURES) + 1))
+    for entry in present:
+        found = entry.stat(follow_symlinks=False)
+        is_file = stat.S_ISREG(found.st_mode) and entry.name in files | _SIGNATURES
+        if not is_file and not (stat.S_ISDIR(found.st_mode) and entry.name in folders):
             raise OrderError(f"{_NOT_OURS}: it has {_printable(entry.name)!r}, which is not permitted")
         largest = _LARGEST_CONFIG if entry.name in files else _LARGEST_SIGNATURE
-        if is_file and mode.st_size > largest:
-            raise OrderError(f"{_NOT_OURS}: {entry.name!r} has {mode.st_size} bytes; permitted: at most {largest}")
-        found.add(entry.name)
-    if missing := (files | folders) - found:
+        if is_file and found.st_size > largest:
+            raise OrderError(f"{_NOT_OURS}: {entry.name!r} has {found.st_size} bytes; permitted: at most {largest}")
+    if missing := (files | folders) - {entry.name for entry in present}:
         raise OrderError(f"{_NOT_OURS}: {min(missing)!r} is missing")
 
 
