@@ -1,0 +1,1 @@
+"""What a federation between organisations costs: the line, cuts of the cable."""
