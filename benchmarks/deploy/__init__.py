@@ -1,0 +1,1 @@
+"""Benchmarks of a deployment: what organisations do on machines of their own."""
