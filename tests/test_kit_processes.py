@@ -235,6 +235,9 @@ def test_kits_start_once_survive_a_kill_and_stop_whole(homes: dict[str, Home]) -
     server, bank = homes[SERVER], homes["bank"]
     assert start(server, timeout=LONG).ready
     assert (server.path / "state/jobs").is_dir(), "the job store is not where the kit says"
+    for digit in range(8):
+        (bank.kit / f"0000000{digit}-0000-4000-8000-000000000000/app_bank").mkdir(parents=True, mode=0o700)
+        (bank.kit / f"0000000{digit}-0000-4000-8000-000000000000").chmod(0o700)
     party = start(bank, timeout=LONG)
     assert (party.running, party.ready, party.last_error) == (True, True, None)
     assert party.certificate_days is not None
@@ -246,6 +249,9 @@ def test_kits_start_once_survive_a_kill_and_stop_whole(homes: dict[str, Home]) -
     second = subprocess.run([sys.executable, "-m", keeper.__name__, str(bank.path)], timeout=LONG, check=False)
     assert second.returncode == keeper.LOCKED
     assert status(bank).pid == party.pid
+
+    # Folders of old jobs are gone, all but the newest.
+    assert len(list(bank.kit.glob("0000000?-*"))) == processes.KEPT_JOBS
 
     # What a site's process is given: its own rules, private files, no folder of a job on its path.
     site = psutil.Process(party.pid)
@@ -276,6 +282,50 @@ def test_kits_start_once_survive_a_kill_and_stop_whole(homes: dict[str, Home]) -
         assert not record_of(home).alive
         assert not status(home).running
         assert not stop(home)
+
+
+def test_what_a_killed_site_left_behind_is_ended(tmp_path: Path) -> None:
+    """Job processes have sessions of their own; an orphan of that kind would fight the next start for its line."""
+    orphan = "import time; time.sleep(600)"
+    site = f"""
+import subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", {orphan!r}], start_new_session=True)
+open("orphan", "w").write(str(child.pid) + "\\n")
+time.sleep(600)
+"""
+    program = f"""
+import sys
+from pbmvfl.deploy.home import Home
+from pbmvfl.deploy.nvflare import keeper
+keeper.command = lambda home: [sys.executable, "-c", {site!r}]
+sys.exit(keeper.keep(Home.at({str(tmp_path / "bank")!r})) % 256)
+"""
+    home = plain_home(tmp_path / "bank", "bank", Authority(tmp_path / "a"))
+    kept = subprocess.Popen([sys.executable, "-c", program])
+    try:
+        written = home.kit / "orphan"
+        assert soon(lambda: written.exists() and written.read_text().endswith("\n"))
+        assert soon(lambda: records.read_record(home) is not None)
+        pid = int(written.read_text())
+        assert records.birth(pid) is not None
+        os.kill(record_of(home).site, signal.SIGKILL)
+        assert kept.wait(LONG) == -signal.SIGKILL % 256
+        assert records.birth(pid) is None
+        lock = records.take_lock(home)
+        assert lock >= 0, "the next start finds the lock free"
+        os.close(lock)
+    finally:
+        kept.kill()
+        kept.wait()
+
+
+def test_two_starts_at_the_same_time_do_not_meet(homes: dict[str, Home]) -> None:
+    lock = records.take_lock(homes["hospital"], records.STARTING)
+    try:
+        with pytest.raises(FederationError, match="hospital is just being started by another process"):
+            start(homes["hospital"])
+    finally:
+        os.close(lock)
 
 
 def test_a_process_that_got_the_number_of_a_dead_one_is_left_alone(homes: dict[str, Home]) -> None:
@@ -322,18 +372,6 @@ def test_a_process_that_ends_while_it_starts_says_why(homes: dict[str, Home], mo
             start(home, timeout=LONG)
     finally:
         resources.write_text(whole)
-
-
-def test_folders_of_old_jobs_go_and_the_newest_stay(tmp_path: Path) -> None:
-    home = Home(tmp_path)
-    names = [f"0000000{digit}-0000-4000-8000-000000000000" for digit in range(8)]
-    for age, name in enumerate(names):
-        (home.kit / name / "app_bank").mkdir(parents=True)
-        os.utime(home.kit / name, (1e9 - age, 1e9 - age))
-    for name in ("local", "startup", "mine"):
-        (home.kit / name).mkdir()
-    keeper.clean_jobs(home)
-    assert sorted(each.name for each in home.kit.iterdir()) == sorted([*names[:5], "local", "startup", "mine"])
 
 
 def test_settings_of_the_starter_do_not_reach_a_kit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -232,6 +232,25 @@ def test_a_party_tells_the_server_nothing_of_its_settings(done: Setup) -> None:
     assert said["client"]["site_config"] == {}
 
 
+@pytest.mark.parametrize("name", ["comm_config.json", "resources.json", "fed_client.json"])
+@pytest.mark.parametrize("ending", ["", ".default"])
+def test_settings_that_a_job_brought_are_not_found(setup: Setup, name: str, ending: str) -> None:
+    """By NVFlare's own search, in a kit where every folder of a job is listed before the kit's own."""
+    from nvflare.fuel.utils.config_factory import ConfigFactory
+
+    home = setup.home("bank")
+    job = home.kit / "00000000-0000-4000-8000-000000000000/app_bank/config"
+    job.mkdir(parents=True)
+    for other in (ending, ".conf", ".yml"):
+        (job / Path(name).with_suffix(other if other.startswith((".c", ".y")) else f".json{other}")).write_text("{}")
+    found = ConfigFactory.load_config(name, [str(home.kit)])
+    assert found is not None
+    assert found.to_dict() == json.loads((home.kit / name).read_text()) != {}
+    if name != "comm_config.json":
+        folder = "local" if name == "resources.json" else "startup"
+        assert (home.kit / name).read_bytes() == (home.kit / folder / name).read_bytes()
+
+
 @pytest.mark.parametrize("stray", ["local/custom", "local/x__p_resources.json", "startup/fl__resources.json"])
 def test_a_kit_with_a_file_more_is_not_started(setup: Setup, stray: str) -> None:
     home = setup.home("bank")

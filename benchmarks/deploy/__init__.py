@@ -1,1 +1,1 @@
-"""A federation of real kits on one machine: what it costs, and what it survives."""
+"""Speed of a federation between organisations: python -m benchmarks.deploy.NAME for each."""
