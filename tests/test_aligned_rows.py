@@ -159,7 +159,7 @@ def test_files_are_their_owner_s_alone(tmp_path):
 
 def test_what_is_printed_shows_no_value(tmp_path):
     aligned = party_rows(tmp_path)
-    assert repr(aligned) == "AlignedRows(name='people', num_rows=5)"
+    assert repr(aligned) == "AlignedRows(name='people', count=5)"
     assert "p00007" not in str(aligned)
 
 
@@ -333,41 +333,20 @@ def label_rows(folder: Path, labels: list[str], rows: list[int]) -> AlignedLabel
     lines = [f"{number},{label}\n" for number, label in enumerate(labels)]
     (folder / "clinic.csv").write_text("person,ill\n" + "".join(lines))
     table = read_label_table(folder / "clinic.csv", id="person", label="ill")
-    return materialise_labels(table, agreed(table, rows), folder / "people", widths={"bank": 3, "shop": 7}, label="ill")
+    return materialise_labels(table, agreed(table, rows), folder / "people")
 
 
 def test_labels_stand_in_the_common_order(tmp_path):
     aligned = label_rows(tmp_path, ["yes", "no", "yes", "no"], [2, 1, 0])
     assert list(aligned.ids) == ["2", "1", "0"]
     assert [aligned.class_names[number] for number in aligned.labels] == ["yes", "no", "yes"]
-    assert (aligned.widths, aligned.label, aligned.num_rows) == ((3, 7), "ill", 3)
-    training = aligned.labels_of_training()
-    assert training.train_labels.tolist() == aligned.labels.tolist()
-    assert training.test_labels.size == 0
-
-
-def test_labels_take_the_numbers_of_a_model_s_classes(tmp_path):
-    aligned = label_rows(tmp_path, ["yes", "no", "yes", "no"], [2, 1])
-    assert aligned.labels_for(("yes", "perhaps", "no")).tolist() == [0, 2]
-    with pytest.raises(DataError, match="that the model does not know"):
-        aligned.labels_for(("perhaps", "no"))
-
-
-def test_labels_of_one_class_can_be_predicted_but_not_learned(tmp_path):
-    aligned = label_rows(tmp_path, ["yes", "no", "yes"], [2, 0])
-    assert aligned.labels_for(("no", "yes")).tolist() == [1, 1]
-    with pytest.raises(DataError, match="at least 2 classes"):
-        aligned.labels_of_training()
+    assert aligned.count == len(aligned) == 3
 
 
 def test_rows_without_labels_are_there_to_be_predicted(tmp_path):
     (tmp_path / "new.csv").write_text("person\n1\n2\n")
     table = read_label_table(tmp_path / "new.csv", id="person", label=None)
-    aligned = materialise_labels(table, agreed(table, [1]), tmp_path / "people", widths={"bank": 1}, label="")
-    assert aligned.labels is None
-    assert aligned.labels_for(("a", "b")) is None
-    with pytest.raises(AlignmentError, match="has no labels"):
-        aligned.labels_of_training()
+    assert materialise_labels(table, agreed(table, [1]), tmp_path / "people").labels is None
 
 
 def test_a_party_s_rows_are_not_taken_for_labels_nor_labels_for_rows(tmp_path):

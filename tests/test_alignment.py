@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from alignment_runs import NAME, AlignmentRun, MemoryLink, hmac_of_order
 from pbmvfl.deploy import psi
-from pbmvfl.deploy.alignment import LabelSideAlignment, Refusing
-from pbmvfl.deploy.alignment_messages import LONGEST_WORDS, Kind, Question
+from pbmvfl.deploy.alignment import LabelSideAlignment
+from pbmvfl.deploy.alignment_messages import LONGEST_WORDS, Kind, Question, refused
 from pbmvfl.deploy.links import Channel
 from pbmvfl.deploy.row_ids import IdForm, RowIds, order_proof
 from pbmvfl.errors import AlignmentError, PartyLost
@@ -276,7 +276,8 @@ def test_an_alignment_of_another_name_than_the_owner_expects_is_refused():
 
 
 def test_a_party_that_cannot_begin_says_why():
-    link = MemoryLink({"bank": Refusing("its table cannot be used; its owner's log says why"), "shop": Refusing("x")})
+    words = "its table cannot be used; its owner's log says why"
+    link = MemoryLink({"bank": lambda *_: refused(words), "shop": lambda *_: refused("x")})
     with pytest.raises(AlignmentError, match=r"bank refused: its table cannot be used.*; party=shop refused: x"):
         LabelSideAlignment().align(link, PEOPLE, name=NAME)
 
@@ -310,11 +311,11 @@ def test_the_same_question_again_gets_the_same_bytes_again_and_a_second_list_doe
     run.link.on_answer = lambda party, data: _same_again(bank, begun, data) if party == "bank" else data
     run.align(PEOPLE)
     assert bank.kept
-    assert bank.handle(begun[0])[:1] == b"\1"
+    assert bank.receive(begun[0])[:1] == b"\1"
 
 
 def _same_again(bank, begun, answer):
-    assert bank.handle(begun[-1]) == answer
+    assert bank.receive(begun[-1]) == answer
     return answer
 
 
@@ -327,7 +328,7 @@ def test_a_second_request_for_the_same_chunk_is_refused_and_ends_the_alignment()
     def also_guess(party, data):
         if party == "bank" and data[1] == Kind.ORDER:
             guess = Question(Kind.REQUEST, 0, client.request([f"guess-{n}" for n in range(60)]).result())
-            asked.append(bank.handle(guess.to_bytes()))
+            asked.append(bank.receive(guess.to_bytes()))
         return data
 
     run.link.on_question = also_guess

@@ -11,8 +11,8 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from alignment_runs import MemoryLink
 from pbmvfl.deploy import alignment, alignment_messages, alignment_party, psi
-from pbmvfl.deploy.aligned_rows import AlignedLabels, AlignedRows
-from pbmvfl.deploy.alignment import LabelSideAlignment, PartySideAlignment
+from pbmvfl.deploy.aligned_rows import AlignedRows
+from pbmvfl.deploy.aligning import LabelRows, Request, align_labels, party_alignment
 from pbmvfl.deploy.home import Home
 from pbmvfl.deploy.policy_file import PolicyFile
 from pbmvfl.errors import AlignmentError
@@ -60,17 +60,20 @@ class Federation:
         clinic = clinic or table_of({each: number % 2 for number, each in enumerate(people)}, "ill")
         tables = {"clinic": clinic, "bank": bank, "shop": shop}
         self.homes = {name: make_home(folder / name, name, table) for name, table in tables.items()}
+        self.link = MemoryLink({})
 
-    def align(self, name: str = "first") -> AlignedLabels:
-        self.sides = {
-            party: PartySideAlignment.for_home(self.homes[party], name, PolicyFile.read(self.homes[party]))
+    def align(self, name: str = "first") -> LabelRows:
+        server = self.homes["clinic"]
+        Request.of(server).write(server.request(name))
+        sides = {
+            party: party_alignment(self.homes[party], name, PolicyFile.read(self.homes[party]))
             for party in ("bank", "shop")
         }
-        self.link = MemoryLink(self.sides)
+        self.link = MemoryLink(sides)
         try:
-            return LabelSideAlignment.for_home(self.homes["clinic"], name).align(self.link)
+            return align_labels(server, name, self.link, lambda *_: None)
         finally:
-            for side in self.sides.values():
+            for side in sides.values():
                 side.close()
 
     def rows(self, party: str, name: str = "first") -> AlignedRows:
@@ -90,7 +93,7 @@ def test_every_organisation_has_its_own_rows_in_one_order(tmp_path):
     assert bank.ids == shop.ids == found.ids
     np.testing.assert_array_equal(bank.features[:, 0], np.float32([BANK[each] for each in found.ids]))
     np.testing.assert_array_equal(shop.features[:, 0], np.float32([SHOP[each] for each in found.ids]))
-    assert [found.class_names[label] for label in found.labels] == [str(int(each[-1]) % 2) for each in found.ids]
+    assert [found.class_names[label] for label in found.train_labels] == [str(int(each[-1]) % 2) for each in found.ids]
     for party in (bank, shop):
         assert party.proof(b"c" * 32, "bank") == found.proof(b"c" * 32, "bank")
 
@@ -139,49 +142,11 @@ def test_no_feature_value_and_no_label_is_in_any_message(tmp_path):
     assert b"first" in said  # the search finds what is there
 
 
-@pytest.mark.parametrize(
-    "table",
-    [
-        "person,x\nsecret-1,1\nsecret-1,2\n",
-        "person,x\nsecret-1,secret-word\n",
-        "key,x\n1,2\n",
-    ],
-)
-def test_a_table_that_cannot_be_used_is_said_in_public_words_and_in_the_owner_s_log(tmp_path, table, caplog):
-    federation = Federation(tmp_path, bank=table, shop=table_of(SHOP))
-    with pytest.raises(AlignmentError, match="bank refused: its table cannot be used as it is"):
-        federation.align()
-    assert b"secret" not in federation.link.all_bytes
-    assert "bank.csv" in caplog.text
-    assert "secret" not in caplog.text
-    assert not (federation.homes["shop"].alignment("first") / "order.json").exists()
-
-
-def test_an_alignment_of_a_name_that_is_taken_is_refused_before_any_id_is_asked(tmp_path):
-    federation = Federation(tmp_path, bank=table_of(BANK), shop=table_of(SHOP))
-    first = federation.align()
-    with pytest.raises(AlignmentError, match="'first' is there already"):
-        federation.align()
-    (federation.homes["clinic"].alignment("first") / "order.json").unlink()  # as if it had not come so far
-    with pytest.raises(AlignmentError, match=r"bank refused: alignment='first' is there already.*choose another name"):
-        federation.align()
-    assert federation.rows("bank").ids == first.ids
-    assert federation.align("second").num_rows == first.num_rows
-
-
 def test_a_label_holder_s_own_fault_is_said_before_any_party_is_asked(tmp_path):
     federation = Federation(tmp_path, bank=table_of(BANK), shop=table_of(SHOP), clinic="person,ill\na,1\na,0\n")
     with pytest.raises(AlignmentError, match="1 of 2 rows have an id that an earlier row has"):
         federation.align()
     assert not federation.link.crossed
-
-
-def test_a_label_holder_s_table_without_the_label_has_rows_to_predict(tmp_path):
-    federation = Federation(tmp_path, bank=table_of(BANK), shop=table_of(SHOP), clinic="person,other\nperson-4,1\n")
-    found = federation.align()
-    assert found.labels is None
-    with pytest.raises(AlignmentError, match="the table had no column 'ill'"):
-        found.labels_of_training()
 
 
 def test_a_party_s_policy_limits_how_many_ids_are_asked_about(tmp_path):

@@ -16,7 +16,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,8 +25,6 @@ import numpy as np
 import numpy.typing as npt
 
 from pbmvfl.data.columns import PartyColumns
-from pbmvfl.data.faults import Faults, Place
-from pbmvfl.data.labels import known_labels, number_classes
 from pbmvfl.deploy.party_table import LabelTable, PartyTable
 from pbmvfl.deploy.row_ids import KEY_BYTES, AgreedOrder, RowIds, order_digest, order_proof
 from pbmvfl.errors import AlignmentError, DataError
@@ -68,20 +66,11 @@ def materialise(table: PartyTable, order: AgreedOrder, folder: Path) -> AlignedR
     return AlignedRows.load(folder, quick=True)
 
 
-def materialise_labels(
-    table: LabelTable, order: AgreedOrder, folder: Path, *, widths: Mapping[str, int], label: str
-) -> AlignedLabels:
-    """Write the label holder's ids and labels in the common order. `widths` are what the parties said of theirs."""
+def materialise_labels(table: LabelTable, order: AgreedOrder, folder: Path) -> AlignedLabels:
+    """Write the label holder's ids and labels in the common order."""
     columns = {} if table.labels is None else {_LABELS: table.labels[order.rows]}
     with _making(folder, room=8 * order.count):
-        said = {
-            "columns": {},
-            "class_names": list(table.class_names),
-            "label": label,
-            "widths": dict(widths),
-            "source": table.file_digest,
-            "width": 0,
-        }
+        said = {"columns": {}, "class_names": list(table.class_names), "source": table.file_digest, "width": 0}
         _write(folder, order, table.ids, columns, said)
     return AlignedLabels.load(folder, quick=True)
 
@@ -94,7 +83,7 @@ class _Aligned:
     """What both kinds have. Its values are private, so it is shown by its name and count alone."""
 
     name: str
-    num_rows: int
+    count: int
     digest: bytes
     key: bytes
     #: SHA-256 of the file that the rows came from.
@@ -102,10 +91,10 @@ class _Aligned:
     _batch: Any
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}(name={self.name!r}, num_rows={self.num_rows})"
+        return f"{type(self).__name__}(name={self.name!r}, count={self.count})"
 
     def __len__(self) -> int:
-        return self.num_rows
+        return self.count
 
     @property
     def ids(self) -> Sequence[str]:
@@ -141,70 +130,30 @@ class AlignedRows(_Aligned):
         return cls(**_common(said, batch), columns=columns, features=features)
 
 
-@dataclass(frozen=True)
-class TrainingLabels:
-    """All that a label holder has of the training rows."""
-
-    class_names: tuple[str, ...]
-    train_labels: npt.NDArray[np.int64]
-    test_labels: npt.NDArray[np.int64]
-
-
 @dataclass(frozen=True, eq=False, repr=False)
 class AlignedLabels(_Aligned):
     """The label holder's rows in the common order."""
 
     #: None: these rows are there to be predicted.
     labels: npt.NDArray[np.int64] | None
-    #: All that occur in its table, and the column's name.
+    #: All that occur in its table.
     class_names: tuple[str, ...]
-    label: str
-    #: Numbers that a row becomes at each party, in the order of parties.
-    widths: tuple[int, ...]
 
     @classmethod
     def load(cls, folder: Path, *, quick: bool = False) -> AlignedLabels:
         said, batch, _ = _open(folder, quick=quick)
-        path = folder / ORDER
-        if "widths" not in said:
+        if "class_names" not in said:
             raise AlignmentError(f"{folder} has a party's rows, not a label holder's")
-        own = checked_object(said, {"class_names": list, "label": str, "widths": dict}, path, AlignmentError)
+        names = checked_object(said, {"class_names": list}, folder / ORDER, AlignmentError)["class_names"]
         has = _LABELS in batch.schema.names
-        return cls(
-            **_common(said, batch),
-            labels=np.array(batch.column(_LABELS).to_numpy(), dtype=np.int64) if has else None,
-            class_names=tuple(map(str, own["class_names"])),
-            label=own["label"],
-            widths=tuple(map(int, own["widths"].values())),
-        )
-
-    def labels_of_training(self) -> TrainingLabels:
-        """Refuses labels that nothing can be learned from."""
-        if self.labels is None:
-            raise AlignmentError(
-                f"alignment={self.name!r} has no labels: the table had no column {self.label!r}; give it one and align "
-                "anew"
-            )
-        faults = Faults()
-        number_classes([[self.class_names[each] for each in self.labels]], self.label, faults)
-        faults.raise_any()
-        return TrainingLabels(self.class_names, self.labels, np.zeros(0, np.int64))
-
-    def labels_for(self, class_names: Sequence[str]) -> npt.NDArray[np.int64] | None:
-        """The labels by the numbers that a model's classes have; None if there are none."""
-        if self.labels is None:
-            return None
-        faults, place = Faults(), Place(file=f"alignment {self.name}")
-        words = [self.class_names[each] for each in self.labels]
-        found = known_labels(words, class_names, self.label, place, faults)
-        faults.raise_any()
-        return found
+        labels = np.array(batch.column(_LABELS).to_numpy(), dtype=np.int64) if has else None
+        return cls(**_common(said, batch), labels=labels, class_names=tuple(map(str, names)))
 
 
 def _common(said: dict[str, Any], batch: Any) -> dict[str, Any]:
     return {
         "name": said["name"],
-        "num_rows": said["count"],
+        "count": said["count"],
         "digest": bytes.fromhex(said["digest"]),
         "key": bytes.fromhex(said["key"]),
         "source": said["source"],
@@ -267,20 +216,18 @@ def _sha256(path: Path) -> str:
 # --- writing ---
 
 
-class NameTaken(AlignmentError):
-    """There is an alignment of that name. Its words are public."""
-
-
-def check_free(folder: Path) -> None:
+def _check_free(folder: Path) -> None:
     """Refuse to write over an alignment: runs may stand on it."""
     if (folder / ORDER).exists():
-        raise NameTaken(f"alignment={folder.name!r} is there already, and is not written over; choose another name")
+        raise AlignmentError(
+            f"alignment={folder.name!r} is there already, and is not written over; choose another name"
+        )
 
 
 @contextlib.contextmanager
 def _making(folder: Path, *, room: int) -> Iterator[None]:
     """Whatever fails leaves no rows behind."""
-    check_free(folder)
+    _check_free(folder)
     try:
         make_private_folder(folder)
         _remove(folder)  # of a killed process

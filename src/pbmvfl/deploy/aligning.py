@@ -7,23 +7,23 @@ import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from pbmvfl.deploy.aligned_rows import AlignedLabels, materialise, materialise_labels
 from pbmvfl.deploy.alignment import LabelSideAlignment
-from pbmvfl.deploy.alignment_party import AlignmentLimits, PartySideAlignment
+from pbmvfl.deploy.alignment_party import AgreedOrder, AlignmentLimits, PartySideAlignment
 from pbmvfl.deploy.home import Home
 from pbmvfl.deploy.links import ServerLink
 from pbmvfl.deploy.party_table import read_label_table, read_party_table
 from pbmvfl.deploy.policy_file import PolicyFile
-from pbmvfl.deploy.row_ids import AgreedOrder
 from pbmvfl.errors import AlignmentError, FederationError
 from pbmvfl.files import PRIVATE_FILE, make_private_folder, write_atomically
 from pbmvfl.json_files import read_object
 
-_REQUEST = "request.json"
+_REQUEST, _FACTS = "request.json", "facts.json"
 
 
 # --- a party ---
@@ -92,11 +92,14 @@ class Request:
         return cls(file=Path(said["file"]), id=said["id"], label=said["label"])
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class LabelRows:
-    """The label holder's rows in the common order, as training and predictions take them."""
+    """The label holder's rows in the common order, and what is public about everybody's."""
 
     aligned: AlignedLabels
+    label: str | None
+    #: Numbers that a row becomes, of each party in federation.toml's order.
+    widths: tuple[int, ...]
 
     @classmethod
     def load(cls, home: Home, name: str) -> LabelRows:
@@ -107,20 +110,13 @@ class LabelRows:
                 f"alignment={name!r} is not there; make it with `pbmvfl align {name}`. There are: "
                 f"{', '.join(known) or 'none'}"
             )
-        return cls(AlignedLabels.load(folder))
-
-    @property
-    def label(self) -> str | None:
-        return self.aligned.label or None
-
-    @property
-    def widths(self) -> tuple[int, ...]:
-        """Numbers that a row becomes, of each party in federation.toml's order."""
-        return self.aligned.widths
+        facts = read_object(folder / _FACTS, {"widths": dict, "label": str | None}, FederationError)
+        widths = tuple(int(facts["widths"][party]) for party in home.federation.parties)
+        return cls(aligned=AlignedLabels.load(folder), label=facts["label"], widths=widths)
 
     @property
     def num_rows(self) -> int:
-        return self.aligned.num_rows
+        return self.aligned.count
 
     @property
     def ids(self) -> Sequence[str]:
@@ -166,5 +162,8 @@ def align_labels(home: Home, name: str, link: ServerLink, progress: Callable[[in
     found = LabelSideAlignment().align(link, table.ids, name=name, progress=progress)
     folder = home.alignment(name)
     _put_aside(folder)
+    materialise_labels(table, found.order, folder)
     widths = {party: record.width for party, record in found.parties.items()}
-    return LabelRows(materialise_labels(table, found.order, folder, widths=widths, label=request.label or ""))
+    said: dict[str, Any] = {"widths": widths, "label": request.label}
+    write_atomically(folder / _FACTS, json.dumps(said) + "\n", mode=PRIVATE_FILE)
+    return LabelRows.load(home, name)

@@ -19,7 +19,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pbmvfl.deploy.aligned_rows import AlignedLabels, check_free, materialise_labels
 from pbmvfl.deploy.alignment_messages import (
     ORDER_CHUNK,
     Begin,
@@ -31,11 +30,9 @@ from pbmvfl.deploy.alignment_messages import (
     agree_body,
     read_answer,
 )
-from pbmvfl.deploy.alignment_party import AlignmentLimits, PartySideAlignment, Refusing
-from pbmvfl.deploy.home import Home, check_name
+from pbmvfl.deploy.alignment_party import AlignmentLimits, PartySideAlignment
+from pbmvfl.deploy.home import check_name
 from pbmvfl.deploy.links import Channel, ServerLink
-from pbmvfl.deploy.party_table import LabelTable, read_label_table
-from pbmvfl.deploy.policy_file import PolicyFile
 from pbmvfl.deploy.psi import CHUNK, WORKERS, PsiClient, chunk_size, num_chunks, points_of, secret_order
 from pbmvfl.deploy.row_ids import KEY_BYTES, AgreedOrder, IdForm, RowIds, Rows, order_digest, order_proof
 from pbmvfl.errors import AlignmentError, PartyLost
@@ -47,7 +44,6 @@ __all__ = [
     "LabelSideAlignment",
     "PartyRecord",
     "PartySideAlignment",
-    "Refusing",
 ]
 
 #: Called with how much is done, and of how much.
@@ -77,7 +73,7 @@ class Alignment:
     parties: Mapping[str, PartyRecord]
 
     @property
-    def num_rows(self) -> int:
+    def count(self) -> int:
         return len(self.rows)
 
     @property
@@ -113,27 +109,6 @@ class LabelSideAlignment:
             return _Work(link, own, name, psi, self._timeout, self._least_rows, progress or _nothing).run()
         finally:
             psi.close()
-
-    @classmethod
-    def for_home(cls, home: Home, name: str) -> HomeAlignment:
-        """With the table that the label holder's policy.toml names; what is wrong with it is said at once."""
-        data = PolicyFile.read(home).data
-        check_free(home.alignment(name))
-        table = read_label_table(data.file, id=data.id, label=data.label or None, needed=False)
-        return HomeAlignment(home, name, table, data.label)
-
-
-class HomeAlignment:
-    """An alignment whose result is written into the label holder's folder."""
-
-    def __init__(self, home: Home, name: str, table: LabelTable, label: str) -> None:
-        self._home, self._name, self._table, self._label = home, name, table, label
-
-    def align(self, link: ServerLink, *, progress: Progress | None = None) -> AlignedLabels:
-        found = LabelSideAlignment().align(link, self._table.ids, name=self._name, progress=progress)
-        widths = {party: record.width for party, record in found.parties.items()}
-        folder = self._home.alignment(self._name)
-        return materialise_labels(self._table, found.order, folder, widths=widths, label=self._label)
 
 
 def _nothing(done: int, total: int) -> None:

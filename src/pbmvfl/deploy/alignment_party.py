@@ -13,12 +13,10 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from pbmvfl.deploy.aligned_rows import NameTaken, check_free, materialise
 from pbmvfl.deploy.alignment_messages import (
     ORDER_CHUNK,
     TAG_BYTES,
@@ -32,13 +30,12 @@ from pbmvfl.deploy.alignment_messages import (
     read_agree,
     refused,
 )
-from pbmvfl.deploy.home import Home
 from pbmvfl.deploy.links import Channel
-from pbmvfl.deploy.party_table import PartyTable, read_party_table
-from pbmvfl.deploy.policy_file import PolicyFile
 from pbmvfl.deploy.psi import CHUNK, WORKERS, PsiServer, chunk_size, num_chunks, points_of, secret_order
 from pbmvfl.deploy.row_ids import AgreedOrder, RowIds, Rows, order_digest
-from pbmvfl.errors import AlignmentError, PbmvflError
+from pbmvfl.errors import AlignmentError
+
+__all__ = ["AgreedOrder", "AlignmentLimits", "PartySideAlignment"]
 
 _log = logging.getLogger(__name__)
 #: Chunks of the setup that are made ahead while others travel.
@@ -89,32 +86,11 @@ class PartySideAlignment:
         #: What the owner would find in the log about a refusal. Never sent.
         self.last_error: Exception | None = None
 
-    @classmethod
-    def for_home(cls, home: Home, name: str, policy: PolicyFile) -> PartySideAlignment | Refusing:
-        """With the table that the owner's policy names. What is wrong with it is for the owner's log."""
-        folder, data = home.alignment(name), policy.data
-        try:
-            check_free(folder)
-            table = read_party_table(data.file, id=data.id, columns=data.columns, schema=data.schema, party=home.name)
-        except NameTaken as error:
-            return Refusing(str(error), error)
-        except (PbmvflError, OSError) as error:
-            _log.error("rows cannot be aligned: %s", error)
-            return Refusing("its table cannot be used as it is; its owner's log says why", error)
-        return cls(
-            party=home.name,
-            name=name,
-            ids=table.ids,
-            width=table.width,
-            keep=lambda order: _keep(table, order, folder),
-            limits=AlignmentLimits(most_ids=policy.runs.largest_alignment),
-        )
-
     def __call__(self, channel: Channel, data: bytes) -> bytes:
         """As a link's handler."""
-        return self.handle(data) if channel is Channel.ALIGN else refused("this party is here to align rows")
+        return self.receive(data) if channel is Channel.ALIGN else refused("this party is here to align rows")
 
-    def handle(self, data: bytes) -> bytes:
+    def receive(self, data: bytes) -> bytes:
         """The answer to a question, whatever it is. The same question again gets the same bytes again."""
         if self._last is not None and data == self._last[0]:
             return self._last[1]
@@ -244,30 +220,6 @@ class PartySideAlignment:
         self._keep(self._agreed)
         self.kept = True
         return b""
-
-
-def _keep(table: PartyTable, order: AgreedOrder, folder: Path) -> None:
-    materialise(table, order, folder)
-
-
-class Refusing:
-    """A party that cannot even begin, as one whose table cannot be used. Its words are public."""
-
-    def __init__(self, words: str, error: Exception | None = None) -> None:
-        self._words = words
-        #: For the owner alone.
-        self.last_error = error
-
-    def handle(self, data: bytes) -> bytes:
-        del data
-        return refused(self._words)
-
-    def __call__(self, channel: Channel, data: bytes) -> bytes:
-        del channel
-        return self.handle(data)
-
-    def close(self) -> None:
-        pass
 
 
 class _Tags:

@@ -32,6 +32,7 @@ from pbmvfl.errors import (
     FederationError,
     LedgerError,
     ModelError,
+    OrderError,
     PbmvflError,
     PolicyError,
     ProtocolError,
@@ -106,12 +107,13 @@ class PartySite:
                 take_up(self._home, self._order, datetime.now().astimezone(), row_ids=row_ids)
                 self._taken_up = True
                 self._make_party()
-            rows = 0 if self._rows is None else self._rows.num_rows
+            rows = 0 if self._rows is None else self._rows.count
             mine = facts(self._home, self._order, rows=rows)
             server = self._home.federation.server
             differs = disagreement(mine, question.facts, me=self._home.name, them=server)
             if differs is not None:
-                raise FederationError(differs)
+                self._note(FederationError(differs))
+                return Answer(facts=mine, proof=b"", refused=differs).to_bytes()
             proof = b"" if self._rows is None else self._rows.proof(question.challenge, self._home.name)
             self._tell("set up")
             return Answer(facts=mine, proof=proof, public_start=self._public_start).to_bytes()
@@ -185,7 +187,7 @@ class PartySite:
         if self._order.work is not Work.ALIGN or self._aligning is None:
             return refused("nothing was agreed on yet: set-up comes first")
         self._tell("aligning")
-        answer = self._aligning.handle(body)
+        answer = self._aligning.receive(body)
         if self._aligning.last_error is not None:
             self._note(self._aligning.last_error)
         return answer
@@ -263,9 +265,10 @@ def row_ids(home: Home, order: Order) -> tuple[Sequence[str] | None, Sequence[st
 
 
 def public_words(error: Exception) -> str:
-    """What others may know of an error: facts and rules that are public, or that there is one."""
+    """What others may know of an error: its words where they are public, and else that there is one. Words about files
+    are the owner's."""
     match error:
-        case PolicyError() | ProtocolError() | FederationError():
+        case PolicyError() | ProtocolError() | OrderError():
             return str(error)
         case LedgerError():
             return "its ledger cannot be charged now; its owner's log says why"

@@ -168,17 +168,12 @@ class LabelTable:
         return len(self.ids)
 
 
-def read_label_table(path: Path | str, *, id: str, label: str | None, needed: bool = True) -> LabelTable:
-    """Read the label holder's .csv or .parquet file. Without a label there are rows to predict, and no truth.
-
-    Unless it is `needed`, a file without that column is such a one.
-    """
+def read_label_table(path: Path | str, *, id: str, label: str | None) -> LabelTable:
+    """Read the label holder's .csv or .parquet file. Without a `label` there are rows to predict, and no truth."""
     source, faults = source_of(Path(path)), Faults()
     present = column_names(source, faults)
     faults.raise_any()
     assert present is not None
-    if label not in present and not needed:
-        label = None
     usable = require_columns(source, present, [id, *([] if label is None else [label])], faults)
     faults.raise_any()
     table = read_columns(source, usable, {}, faults, as_text=(id,))

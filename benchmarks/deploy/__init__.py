@@ -1,0 +1,1 @@
+"""Speed of a federation between organisations: python -m benchmarks.deploy.NAME for each."""
