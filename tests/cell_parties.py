@@ -10,13 +10,19 @@ import itertools
 import socket
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from nvflare.fuel.f3.cellnet.core_cell import CoreCell
+from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey
+from nvflare.fuel.f3.cellnet.utils import make_reply
+from nvflare.fuel.f3.message import Message
+from nvflare.fuel.f3.stats_pool import StatsPoolManager
 
 from line_parties import CONTEXT, SERVER, identity_of
 from pbmvfl.deploy.links import Channel, Handler
+from pbmvfl.deploy.nvflare.cell_door import CHANNEL, TOPIC, Kind
 from pbmvfl.deploy.nvflare.cell_party import PartyCell
 from pbmvfl.deploy.nvflare.cell_server import ServerCell
 from pbmvfl.deploy.seal import PartySeal, ServerSeal
@@ -26,7 +32,7 @@ from pbmvfl.transport.base import Answers
 
 NAMES = ("bank", "hospital", "insurer")
 #: Seconds after which what is missing is asked for again.
-AGAIN_AFTER = 0.4
+AGAIN_AFTER = 0.25
 _jobs = itertools.count(1)
 
 
@@ -38,6 +44,8 @@ def _free_port() -> int:
 
 
 def _open(name: str, **choices: Any) -> Any:
+    for pool in [each for each in StatsPoolManager.pools if each.endswith(f"@{name}")]:
+        del StatsPoolManager.pools[pool]  # of a cell of this name that was stopped
     cell = CoreCell(name, secure=False, credentials={}, **choices)
     CoreCell.ALL_CELLS.pop(name)
     cell.ALL_CELLS = {}
@@ -45,12 +53,47 @@ def _open(name: str, **choices: Any) -> Any:
     return cell
 
 
+@dataclass(frozen=True)
+class Passing:
+    """A message on its way through the server's parent process."""
+
+    origin: str
+    target: str
+    kind: Kind
+    payload: bytes
+
+
+def _loses_nothing(passing: Passing) -> bool:
+    del passing
+    return False
+
+
 class Backbone:
-    """The server's parent process: every message goes through it."""
+    """The server's parent process: every message goes through it, and it may lose some."""
 
     def __init__(self) -> None:
         self._url = f"tcp://127.0.0.1:{_free_port()}"
         self.root = _open("server", root_url=self._url, create_internal_listener=True)
+        self.root.add_incoming_filter(CHANNEL, TOPIC, self._forward)
+        #: Which messages are lost here; asked once for each.
+        self.loses: Callable[[Passing], bool] = _loses_nothing
+        self.passed: list[Passing] = []
+
+    def _forward(self, message: Message) -> Message | None:
+        payload = bytes(message.payload or b"")
+        origin, target = (message.get_header(key) for key in (MessageHeaderKey.ORIGIN, MessageHeaderKey.DESTINATION))
+        try:
+            passing = Passing(origin, target, Kind(payload[:1]), payload)
+        except ValueError:
+            return None
+        if self.loses(passing):
+            return make_reply("lost")
+        self.passed.append(passing)
+        return None
+
+    def reset(self) -> None:
+        self.loses = _loses_nothing
+        self.passed = []
 
     def job(self, site: str, job: str) -> Any:
         """A job's cell at a site, connected."""
@@ -63,18 +106,24 @@ class Backbone:
         return cell
 
     def close(self) -> None:
+        drivers = [each.driver for each in self.root.communicator.conn_manager.connectors.values()]
         self.root.stop()
+        for driver in drivers:  # NVFlare leaves them open for the end of the process
+            driver.server.server_close()
 
 
 class CellFederation:
     """One job: cells of its own, the server's link, and parties that can be added."""
 
-    def __init__(self, backbone: Backbone, names: Sequence[str] = NAMES, *, patience: float = 60.0) -> None:
-        self.backbone, self.names, self.patience = backbone, names, patience
+    def __init__(
+        self, backbone: Backbone, names: Sequence[str] = NAMES, *, patience: float = 60.0, **choices: Any
+    ) -> None:
+        backbone.reset()
+        self.backbone, self.names, self.patience, self.choices = backbone, names, patience, choices
         self.job = f"job-{next(_jobs)}"
         self.server_cell = backbone.job("server", self.job)
         self.cells: dict[str, Any] = {}
-        self.ends: dict[str, PartyCell] = {}
+        self.ends: list[PartyCell] = []
         self._threads: list[threading.Thread] = []
         self.errors: dict[str, str] = {}
         pins = {name: identity_of(name).public for name in names}
@@ -84,6 +133,7 @@ class CellFederation:
             cells={name: self.address(name) for name in names},
             patience=patience,
             again_after=AGAIN_AFTER,
+            **choices,
         )
 
     def address(self, name: str) -> str:
@@ -102,7 +152,8 @@ class CellFederation:
             server=f"server.{self.job}",
             patience=self.patience,
             again_after=AGAIN_AFTER,
-            linger=2.0,
+            linger=20.0,
+            **self.choices,
         )
 
         def serve() -> None:
@@ -116,8 +167,12 @@ class CellFederation:
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
         self._threads.append(thread)
-        self.ends[name] = end
+        self.ends.append(end)
         return end
+
+    def count(self, kind: Kind, *, target: str) -> int:
+        """How many of these have gone to a cell."""
+        return sum(each.kind is kind and each.target == target for each in self.backbone.passed)
 
     def wait(self) -> None:
         """Until every party has left."""
@@ -127,7 +182,7 @@ class CellFederation:
 
     def close(self) -> None:
         self.link.close()
-        for end in self.ends.values():
+        for end in self.ends:
             end.close()
         for thread in self._threads:
             thread.join(timeout=30)
@@ -139,6 +194,41 @@ class CellFederation:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class Recorder:
+    """A party that writes down what it is asked, and answers with its name and the question."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.seen: list[tuple[Channel, bytes]] = []
+        self.may_go_on = threading.Event()
+        self.may_go_on.set()
+
+    def __call__(self, channel: Channel, body: bytes) -> bytes:
+        self.seen.append((channel, body))
+        assert self.may_go_on.wait(60)
+        return self.name.encode() + b" heard " + body
+
+
+def recorders(federation: CellFederation) -> dict[str, Recorder]:
+    """A party of each name, joined."""
+    found = {name: Recorder(name) for name in federation.names}
+    for name, recorder in found.items():
+        federation.add(name, recorder)
+    federation.link.join(timeout=60)
+    return found
+
+
+def expected(body: bytes) -> dict[int, bytes]:
+    return {index: name.encode() + b" heard " + body for index, name in enumerate(NAMES)}
+
+
+def eventually(happened: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not happened():
+        assert time.monotonic() < deadline, "it never happened"
+        time.sleep(0.01)
 
 
 class CellThreads:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from certificates import Authority
 from pbmvfl.deploy.line import Line
@@ -22,9 +22,11 @@ from pbmvfl.deploy.links import Channel, Handler
 from pbmvfl.deploy.seal import PartySeal, ServerSeal
 from pbmvfl.deploy.tls import Credentials, drop, party_context, server_context
 from pbmvfl.errors import LinkError
-from pbmvfl.party_setup import PartySetup
 from pbmvfl.secagg.keys import Identity
 from pbmvfl.transport.base import Answers
+
+if TYPE_CHECKING:  # a party's process here has no party, and starts without torch
+    from pbmvfl.party_setup import PartySetup
 
 SERVER = "clinic"
 CONTEXT = b"federation, job 1"

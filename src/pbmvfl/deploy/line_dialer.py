@@ -6,7 +6,6 @@ replaced at once, and the server does not take the silence for a process that en
 
 from __future__ import annotations
 
-import errno
 import select
 import socket
 import ssl
@@ -15,7 +14,7 @@ import time
 
 from pbmvfl.deploy import frames
 from pbmvfl.deploy.seal import OtherJob, PartySeal
-from pbmvfl.deploy.tls import common_name, drop, is_end, prepare, wrap
+from pbmvfl.deploy.tls import common_name, drop, prepare, wrap
 from pbmvfl.errors import LinkError
 
 #: The first byte of what the server says before a party is in.
@@ -23,9 +22,9 @@ CHALLENGE, WELCOME, REFUSED = b"C", b"W", b"R"
 #: Seconds that both ends have to show who they are.
 TIME_LIMIT = 10.0
 _CONNECT_SECONDS = 1.0
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
+#: Seconds between attempts. Where nobody is reached they cost nobody anything, and a mended cable is found soon.
+_FIRST_PAUSE, _LONGEST_PAUSE, _LONGEST_PAUSE_UNREACHED = 0.05, 1.0, 0.25
 _LOOK_SECONDS = 0.5
-_GONE = select.POLLRDHUP | select.POLLHUP | select.POLLERR | select.POLLNVAL
 
 
 class Call:
@@ -55,9 +54,9 @@ class Dialer:
         self._changed = threading.Condition()
         self._call: Call | None = None
         self._connecting: socket.socket | None = None
-        self._broken_by: Exception | None = None
         self._failure: Exception | None = None
         self._was_welcome = False
+        self._reached = False
         self._closed = False
         self._hung_up = threading.Event()
         self._thread = threading.Thread(target=self._run, name="pbmvfl-dialer", daemon=True)
@@ -78,11 +77,11 @@ class Dialer:
         with self._changed:
             return self._call is call
 
-    def report(self, call: Call, error: Exception) -> None:
+    def report(self, call: Call) -> None:
         """The call is of no use any more."""
         with self._changed:
             if self._call is call:
-                self._call, self._broken_by = None, error
+                self._call = None
                 self._changed.notify_all()
         drop(call.connection)
 
@@ -103,22 +102,21 @@ class Dialer:
     # --- in the dialer's own thread ---
 
     def _run(self) -> None:
-        ended = False
         try:
             while True:
-                call = self._dial(ended=ended)
+                call = self._dial()
                 with self._changed:
                     self._check_open()
                     self._call = call
                     self._changed.notify_all()
-                ended = self._watch(call)
+                self._watch(call)
         except Exception as error:  # whatever it is, somebody waits to be told
             with self._changed:
                 self._failure = self._failure or error
                 self._changed.notify_all()
 
-    def _watch(self, call: Call) -> bool:
-        """Returns when the call is of no use any more: whether the server closed it."""
+    def _watch(self, call: Call) -> None:
+        """Returns when the call is of no use any more."""
         poll = select.poll()
         descriptor = call.connection.fileno()
         if descriptor >= 0:
@@ -128,13 +126,13 @@ class Dialer:
             with self._changed:
                 self._check_open()
                 if self._call is not call:  # reported
-                    return self._broken_by is not None and is_end(self._broken_by)
+                    return
                 if found:
                     self._call = None  # whoever reads it may go on with what has come
-                    return _closed_by_server(call.connection, found[0][1])
+                    return
 
-    def _dial(self, *, ended: bool) -> Call:
-        """A connection to a server that knows this party. `ended`: the last one was closed by the server."""
+    def _dial(self) -> Call:
+        """A connection to a server that knows this party."""
         since = time.monotonic()
         refused_since: float | None = None
         pause = _FIRST_PAUSE
@@ -144,10 +142,15 @@ class Dialer:
             except ConnectionRefusedError as error:
                 reason = "nobody listens there"
                 refused_since = refused_since or time.monotonic()
-                if ended and self._was_welcome and time.monotonic() - refused_since >= self._ended_after:
+                if self._was_welcome and time.monotonic() - refused_since >= self._ended_after:
                     raise LinkError("server: its process ended") from error
             except OtherJob as error:
-                reason, refused_since = str(error), None
+                # Before it was welcome: an earlier job may still be ending there. After that the port is another one's,
+                # and this job's server is gone; its ledger must not wait for the patience.
+                reason = str(error)
+                refused_since = (refused_since or time.monotonic()) if self._was_welcome else None
+                if refused_since is not None and time.monotonic() - refused_since >= self._ended_after:
+                    raise LinkError("server: its process ended, and another job is there") from error
             except (OSError, EOFError) as error:
                 self._check_certificates(error)
                 reason, refused_since = _words(error), None
@@ -156,10 +159,12 @@ class Dialer:
                 raise LinkError(f"server: not reached at {host}:{port} within {self._patience:g} seconds: {reason}")
             self._hung_up.wait(pause)
             self._check_open()
-            pause = min(2 * pause, _LONGEST_PAUSE)
+            pause = min(2 * pause, _LONGEST_PAUSE if self._reached else _LONGEST_PAUSE_UNREACHED)
 
     def _dial_once(self) -> Call:
+        self._reached = False
         raw = socket.create_connection(self._address, timeout=_CONNECT_SECONDS)
+        self._reached = True
         connection: socket.socket = raw
         try:
             prepare(raw)
@@ -201,16 +206,6 @@ class Dialer:
             raise LinkError("server: the line was closed at this side")
 
 
-def _closed_by_server(connection: ssl.SSLSocket, found: int) -> bool:
-    """Closed or reset, as the system says it, or out of reach."""
-    if found & select.POLLERR:
-        try:
-            return connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) in (0, errno.ECONNRESET, errno.EPIPE)
-        except OSError:
-            return False
-    return bool(found & _GONE)
-
-
 def _said(frame: bytes, expected: bytes) -> bytes:
     kind, rest = frame[:1], frame[1:]
     if kind == REFUSED:
@@ -222,7 +217,7 @@ def _said(frame: bytes, expected: bytes) -> bytes:
 
 
 def _words(error: Exception) -> str:
-    if is_end(error):
+    if isinstance(error, EOFError | ssl.SSLEOFError | ConnectionResetError):
         return "the connection was closed during the handshake"
     if isinstance(error, TimeoutError):
         return "no answer"

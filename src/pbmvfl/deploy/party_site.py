@@ -32,6 +32,7 @@ from pbmvfl.errors import (
     FederationError,
     LedgerError,
     ModelError,
+    OrderError,
     PbmvflError,
     PolicyError,
     ProtocolError,
@@ -111,7 +112,8 @@ class PartySite:
             server = self._home.federation.server
             differs = disagreement(mine, question.facts, me=self._home.name, them=server)
             if differs is not None:
-                raise FederationError(differs)
+                self._note(FederationError(differs))
+                return Answer(facts=mine, proof=b"", refused=differs).to_bytes()
             proof = b"" if self._rows is None else self._rows.proof(question.challenge, self._home.name)
             self._tell("set up")
             return Answer(facts=mine, proof=proof, public_start=self._public_start).to_bytes()
@@ -263,9 +265,10 @@ def row_ids(home: Home, order: Order) -> tuple[Sequence[str] | None, Sequence[st
 
 
 def public_words(error: Exception) -> str:
-    """What others may know of an error: facts and rules that are public, or that there is one."""
+    """What others may know of an error: its words where they are public, and else that there is one. Words about files
+    are the owner's."""
     match error:
-        case PolicyError() | ProtocolError() | FederationError():
+        case PolicyError() | ProtocolError() | OrderError():
             return str(error)
         case LedgerError():
             return "its ledger cannot be charged now; its owner's log says why"

@@ -219,8 +219,9 @@ class StatusFile:
         self._tell({"parties_alive": tuple(parties)}, at_once=False)
 
     def spent(self, epsilon: tuple[EpsilonSpent, ...]) -> None:
-        """What the ledger says; see `deploy.spent`."""
-        self._tell({"epsilon": tuple(epsilon)}, at_once=False)
+        """What the ledger says; see `deploy.spent`. It is no news of the job: a book can be read while that stands."""
+        if tuple(epsilon) != self.now.epsilon:
+            self._tell({"epsilon": tuple(epsilon), "updated": self.now.updated}, at_once=False)
 
     def error(self, error: BaseException) -> None:
         """Something went wrong and the job goes on, as with a cut that is being mended."""
@@ -260,7 +261,7 @@ class StatusFile:
                 return
             if "round" in changes:
                 changes = {**changes, "rounds_per_second": self._rate(int(changes["round"]))}
-            self._status = replace(self._status, **changes, updated=time.time())
+            self._status = replace(self._status, **{"updated": time.time(), **changes})
             self._is_news = True
             if not at_once:
                 if self._thread is None:

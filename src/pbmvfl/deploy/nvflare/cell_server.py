@@ -20,7 +20,7 @@ from pbmvfl.transport.base import Answers
 #: Messages of one party that wait to be read; more are dropped, and asked for again.
 _MOST_WAITING = 16
 #: Seconds that an answer may come later than its party's last word, which NVFlare may overtake.
-_OVERTAKEN = 3.0
+_OVERTAKEN = 2.0
 
 _log = logging.getLogger(__name__)
 
@@ -74,7 +74,7 @@ class ServerCell:
             while missing := [seat for seat in self._seats if seat.channel is None or seat.gone]:
                 self._check_open()
                 now = time.monotonic()
-                if now >= until or any(seat.gone for seat in missing):
+                if now >= until or any(seat.gone or seat.left_at is not None for seat in missing):
                     raise PartyLost({seat.index: seat.why_missing(timeout) for seat in missing})
                 for seat in missing:
                     self._challenge(seat, now)
@@ -277,6 +277,8 @@ class _Seat:
         if self.gone:
             return self.gone
         last = f"; it was last refused: {self.refused}" if self.refused else ""
+        if self.left_at is not None:
+            return f"{self.name} left before it joined{last}"
         return f"{self.name} did not join within {seconds:g} seconds{last}"
 
 

@@ -1,0 +1,1 @@
+"""A federation between organisations, measured: the line, the cell, alignment, large tables, faults."""
