@@ -331,6 +331,28 @@ def test_an_identity_that_changed_since_is_refused_until_its_owner_says_so(setup
     package(setup.home("bank"), setup.signed("bank"), replace=True)
 
 
+def test_an_organisation_that_lost_its_keys_gets_new_ones_after_calls(setup: Setup) -> None:
+    """New keys at bank; the authority and everybody else take them only if told to, and nobody is swapped on the way."""
+    bank = setup.home("bank")
+    shutil.rmtree(bank.path / "request")
+    os.unlink(bank.path / "identity.key")
+    parcel = request(setup.toml, "bank", bank.path)
+    with pytest.raises(FederationError, match="bank has asked before with another key"):
+        asks(setup, parcel)
+    fingerprint = asks(setup, parcel, replace=True).fingerprint
+    assert fingerprint != setup.fingerprint
+    whole = setup.signed("bank").read_bytes()
+    change(setup.signed("bank"), lambda said: said["identities"].update(hospital=Identity.generate().public.hex()))
+    with pytest.raises(FederationError, match="identity of hospital is another one than before"):
+        package(setup.home("bank"), setup.signed("bank"))
+    setup.signed("bank").write_bytes(whole)
+    assert package(setup.home("bank"), setup.signed("bank")) == fingerprint
+    with pytest.raises(FederationError, match="identity of bank is another one than before"):
+        package(setup.home("hospital"), setup.signed("hospital"))
+    assert package(setup.home("hospital"), setup.signed("hospital"), replace=True) == fingerprint
+    assert {fingerprint_of(setup.home(name)) for name in ("bank", "hospital")} == {fingerprint}
+
+
 def test_another_identity_for_oneself_is_refused(setup: Setup) -> None:
     change(setup.signed("bank"), lambda said: said["identities"].update(bank=Identity.generate().public.hex()))
     with pytest.raises(FederationError, match="another identity for bank than the one here"):
