@@ -25,7 +25,7 @@ from pbmvfl.deploy.fingerprint import fingerprint_of
 from pbmvfl.deploy.home import Home
 from pbmvfl.deploy.nvflare import authority
 from pbmvfl.deploy.nvflare.authority import approve, init, package, request
-from pbmvfl.deploy.nvflare.hardening import check
+from pbmvfl.deploy.nvflare.hardening import check, harden
 from pbmvfl.deploy.nvflare.provision import provision
 from pbmvfl.errors import FederationError
 from pbmvfl.secagg.keys import Identity
@@ -262,10 +262,13 @@ def test_a_kit_with_a_file_more_is_not_started(setup: Setup, stray: str) -> None
         check(home)
 
 
-def test_a_kit_without_its_rights_is_not_started(setup: Setup) -> None:
-    (setup.home("bank").kit / "local/authorization.json").unlink()
-    with pytest.raises(FederationError, match=r"lacks authorization\.json; package the kit again"):
-        check(setup.home("bank"))
+def test_rules_that_were_changed_or_lost_are_written_anew(setup: Setup) -> None:
+    home = setup.home("bank")
+    before = {path: path.read_bytes() for path in files(home.kit)}
+    (home.kit / "local/authorization.json").unlink()
+    (home.kit / "comm_config.json").write_text('{"comm_driver_path": "."}')
+    harden(home)
+    assert {path: path.read_bytes() for path in files(home.kit)} == before
 
 
 # --- who is who ---
@@ -332,7 +335,7 @@ def test_an_identity_that_changed_since_is_refused_until_its_owner_says_so(setup
 
 
 def test_an_organisation_that_lost_its_keys_gets_new_ones_after_calls(setup: Setup) -> None:
-    """New keys at bank; the authority and everybody else take them only if told to, and nobody is swapped on the way."""
+    """New keys at bank: the authority and all others take them only if told to, and nobody is swapped on the way."""
     bank = setup.home("bank")
     shutil.rmtree(bank.path / "request")
     os.unlink(bank.path / "identity.key")

@@ -104,18 +104,19 @@ def harden(home: Home) -> None:
 
 
 def check(home: Home) -> None:
-    """Refuse a kit that is not as `harden` left it: a file more can change what a site accepts."""
+    """Refuse a kit with a file more than `harden` leaves: it can change what a site accepts. Or without its keys."""
     startup, local = home.kit / "startup", home.kit / "local"
-    expected = {
-        startup: {_startup_name(home), home.certificate.name, home.private_key.name, home.authority.name},
+    keys = {home.certificate.name, home.private_key.name, home.authority.name}
+    permitted = {
+        startup: {_startup_name(home), *keys},
         local: {"resources.json", "authorization.json", "log_config.json"},
     }
-    for folder, names in expected.items():
+    for folder, names in permitted.items():
         found = {each.name for each in folder.iterdir()} if folder.is_dir() else set()
-        if missing := names - found:
-            raise FederationError(f"{folder} lacks {', '.join(sorted(missing))}; package the kit again")
         if more := found - names:
             raise FederationError(f"{folder} has files that no kit has: {', '.join(sorted(more))}; take them away")
+    if missing := [name for name in sorted(keys) if not (startup / name).is_file()]:
+        raise FederationError(f"{startup} lacks {', '.join(missing)}; make it with `pbmvfl federation package`")
 
 
 def startup_file(home: Home) -> dict[str, Any]:
