@@ -218,7 +218,9 @@ def test_a_hardened_kit_grants_what_is_needed_and_nothing_else(done: Setup) -> N
         assert [role for role in rights if rights[role]["submit_job"] != "none"] == ["lead"]
         startup = json.loads(next((home.kit / "startup").glob("fed_*.json")).read_text())
         assert startup["require_signed_jobs"] is True
-        assert json.loads((home.kit / "comm_config.json").read_text()) == {"allow_adhoc_conns": False}
+        said = json.loads((home.kit / "comm_config.json").read_text())
+        assert said["allow_adhoc_conns"] is False
+        assert said["internal"]["resources"] == {"host": "localhost", "connection_security": "mtls"}
         log = json.loads((home.kit / "local/log_config.json").read_text())
         assert log["loggers"]["root"]["level"] == "WARNING"
 

@@ -61,6 +61,14 @@ AUTHORIZATION: dict[str, Any] = {
 }
 
 
+#: Nobody but the server is dialled; and a site's own processes show each other the site's certificate, so that another
+#: user of the same machine cannot speak to them.
+COMMUNICATION: dict[str, Any] = {
+    "allow_adhoc_conns": False,
+    "internal": {"scheme": "tcp", "resources": {"host": "localhost", "connection_security": "mtls"}},
+}
+
+
 def harden(home: Home) -> None:
     """Write every file of an organisation's kit that is no key and no certificate; the lead's kit too, where it is."""
     startup, local = home.kit / "startup", home.kit / "local"
@@ -77,7 +85,7 @@ def harden(home: Home) -> None:
         # NVFlare looks for these by their bare names in the whole kit, folders of jobs included, and takes the first
         # that it finds: what lies here is found before anything that a job brought.
         home.kit: {
-            "comm_config.json": {"allow_adhoc_conns": False},
+            "comm_config.json": COMMUNICATION,
             _startup_name(home): startup_file(home),
             "resources.json": resources(home),
         },
