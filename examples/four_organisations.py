@@ -88,10 +88,10 @@ class Town:
         for name in (CLINIC, *PARTIES):
             (self._folder / name).mkdir(mode=0o700)
             self.run(name, f"federation request ../federation.toml --name {name}")
-        requests = " ".join(f"../{name}/{name}.request.zip" for name in (CLINIC, *PARTIES))
+        requests = " ".join(f"../{name}/request/{name}.request.zip" for name in (CLINIC, *PARTIES))
         self.run(CLINIC, f"federation approve ../authority {requests}")
         for name in (CLINIC, *PARTIES):
-            self.run(name, f"federation package ../authority/{name}.signed.zip")
+            self.run(name, f"federation package ../authority/signed/{name}.signed.zip")
 
 
 def federation_file() -> str:

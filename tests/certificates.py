@@ -35,13 +35,14 @@ class Authority:
     def issue(self, common_name: str, *, first_day: int = -1, last_day: int = 30) -> Credentials:
         """A certificate of this name and its key; days are counted from now."""
         key = ec.generate_private_key(ec.SECP256R1())
+        stem = f"{common_name}-{x509.random_serial_number():x}"  # two of one name are two
         private = key.private_bytes(
             serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
         )
         signed = self._signed(common_name, key.public_key(), first_day=first_day, last_day=last_day)
         return Credentials(
-            certificate=self._write(f"{common_name}.crt", signed),
-            private_key=self._write(f"{common_name}.key", private),
+            certificate=self._write(f"{stem}.crt", signed),
+            private_key=self._write(f"{stem}.key", private),
             authority=self.folder / "rootCA.pem",
         )
 

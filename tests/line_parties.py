@@ -5,25 +5,28 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
+import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from certificates import Authority
 from pbmvfl.deploy.line import Line
 from pbmvfl.deploy.line_party import PartyLine
 from pbmvfl.deploy.links import Channel, Handler
 from pbmvfl.deploy.seal import PartySeal, ServerSeal
-from pbmvfl.deploy.tls import Credentials, party_context, server_context
+from pbmvfl.deploy.tls import Credentials, drop, party_context, server_context
 from pbmvfl.errors import LinkError
-from pbmvfl.party_setup import PartySetup
 from pbmvfl.secagg.keys import Identity
 from pbmvfl.transport.base import Answers
+
+if TYPE_CHECKING:  # a party's process here has no party, and starts without torch
+    from pbmvfl.party_setup import PartySetup
 
 SERVER = "clinic"
 CONTEXT = b"federation, job 1"
@@ -81,8 +84,8 @@ class Federation:
         self._ends: list[tuple[PartyLine, threading.Thread]] = []
 
     def site(self, name: str, **choices: Any) -> Site:
-        usual = {"credentials": self.authority.issue(name), "address": self.line.address, "patience": self.patience}
-        return Site(name=name, **{**usual, **choices})
+        choices.setdefault("credentials", self.authority.issue(name))
+        return Site(name=name, **{"address": self.line.address, "patience": self.patience, **choices})
 
     def dial(self, name: str, handle: Handler, **choices: Any) -> PartyLine:
         """A party as a thread of this process."""
@@ -109,6 +112,16 @@ class Federation:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def until(holds: Callable[[], bool], seconds: float = 60.0) -> bool:
+    """Whether something comes to hold; the seconds end a test that hangs."""
+    last = time.monotonic() + seconds
+    while not holds():
+        if time.monotonic() > last:
+            return False
+        time.sleep(0.005)
+    return True
 
 
 def echo(channel: Channel, body: bytes) -> bytes:
@@ -142,6 +155,47 @@ class LineThreads:
         self.federation.close()
         for party in self.parties:
             party.close()
+
+
+class Proxy:
+    """A cable that can be cut: it passes bytes on between parties and a line, and counts connections."""
+
+    def __init__(self, target: tuple[str, int]) -> None:
+        self._target = target
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address: tuple[str, int] = self._listener.getsockname()[:2]
+        self._pairs: list[tuple[socket.socket, socket.socket]] = []
+        self._lock = threading.Lock()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                near, _ = self._listener.accept()
+                far = socket.create_connection(self._target)
+                with self._lock:
+                    self._pairs.append((near, far))
+                for source, sink in ((near, far), (far, near)):
+                    threading.Thread(target=self._pass_on, args=(source, sink), daemon=True).start()
+
+    def _pass_on(self, source: socket.socket, sink: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 16):
+                sink.sendall(data)
+        for each in (source, sink):
+            drop(each)
+
+    def cut(self) -> None:
+        """Every connection ends, on both sides."""
+        with self._lock:
+            pairs, self._pairs = self._pairs, []
+        for pair in pairs:
+            for each in pair:
+                drop(each)
+
+    def close(self) -> None:
+        drop(self._listener)
+        self.cut()
 
 
 class EchoProcess:

@@ -64,25 +64,20 @@ def write_policy(home: Path, text: str) -> None:
 
 
 def make_alignment(home: Home, name: str = "first", count: int = 100) -> None:
-    """Rows person-0, person-1, ... in this order, as an alignment leaves them at a site."""
-    from pbmvfl.deploy.aligned_rows import materialise, materialise_labels
-    from pbmvfl.deploy.alignment_party import AgreedOrder
-    from pbmvfl.deploy.party_table import read_label_table, read_party_table
-    from pbmvfl.deploy.row_ids import order_digest
-
-    key = bytes(32)
-    lines = [f"person-{number},{number},{'yes' if number % 2 else 'no'}" for number in range(count)]
-    file = home.path / f"{name}.csv"
-    file.write_text("\n".join(["person,age,sick", *lines]) + "\n")
-    labels = read_label_table(file, id="person", label="sick")
-    party = read_party_table(file, id="person", columns=["age"], schema=None, party=home.name)
-    rows = np.arange(count)
-    digest = order_digest(key, labels.ids.pieces(rows), count)
-    order = AgreedOrder(name=name, rows=rows, key=key, digest=digest)
+    """Rows person-0, person-1, ... in this order, as an alignment leaves them at a party; at the label holder none."""
     if home.is_server:
-        materialise_labels(labels, order, home.alignment(name))
-    else:
-        materialise(party, order, home.alignment(name))
+        home.alignment(name).mkdir(parents=True)
+        return
+    from pbmvfl.deploy.aligned_rows import materialise
+    from pbmvfl.deploy.party_table import read_party_table
+    from pbmvfl.deploy.row_ids import AgreedOrder, order_digest
+
+    file = home.path / f"{name}.csv"
+    file.write_text("\n".join(["person,age", *(f"person-{number},{number}" for number in range(count))]) + "\n")
+    table = read_party_table(file, id="person", party=home.name)
+    key, rows = bytes(32), np.arange(count)
+    digest = order_digest(key, table.ids.pieces(rows), count)
+    materialise(table, AgreedOrder(name=name, rows=rows, key=key, digest=digest), home.alignment(name))
 
 
 def small_plan(**choices: Any) -> Plan:

@@ -9,6 +9,7 @@ import logging
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
@@ -227,6 +228,26 @@ def test_a_damaged_record_of_a_run_is_refused_and_not_begun_anew(home: Home, cap
         (home.run("monday") / "bound.json").write_text(damage)
         assert refused(home, train_order()) == PRIVATE_REASON
     assert "bound.json" in caplog.text
+
+
+def test_sites_that_take_up_at_the_same_moment_are_all_counted(home: Home) -> None:
+    """Eight threads, each with a file of its own, as processes have; the label holder may submit jobs at once."""
+    with_rules(home, "[runs]\nalignments = 5\n")
+    start, taken = threading.Barrier(8), []
+
+    def take() -> None:
+        start.wait()
+        with contextlib.suppress(PolicyError):
+            take_up(home, align_order(), NOON)
+            taken.append(True)
+
+    threads = [threading.Thread(target=take) for _ in range(8)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert len(taken) == 5
+    assert json.loads((home.path / "alignments.json").read_text()) == {"made": 5}
 
 
 # --- predictions ---

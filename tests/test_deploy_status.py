@@ -16,11 +16,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from ledger_books import DELTA, NAME, charge_all, paper_limit, small_plan
 from pbmvfl.deploy import status as module
 from pbmvfl.deploy.owner_words import owner_words
-from pbmvfl.deploy.spent import limits_spent
+from pbmvfl.deploy.spent import SpentWatch, limits_spent
 from pbmvfl.deploy.status import EpsilonSpent, Role, State, Status, StatusFile, read_status
 from pbmvfl.errors import DataError, EncoderError, LedgerError, PartyLost, PartyRefused
+from pbmvfl.ledger.ledger import Ledger
+from pbmvfl.privacy.units import Adversary, Unit
 
 SECRET = "alice-4711-0.73125"
 
@@ -300,3 +303,38 @@ def test_a_party_without_a_ledger_has_no_limits(tmp_path: Path) -> None:
     assert limits_spent(tmp_path / "ledger.sqlite", "people") == ()
     (tmp_path / "ledger.sqlite").write_text("no database")
     assert limits_spent(tmp_path / "ledger.sqlite", "people") == ()
+
+
+def wait_for_spent(path: Path, least: float) -> Status:
+    for _ in range(2000):
+        found = read_status(path)
+        if found is not None and found.epsilon and found.epsilon[0].spent >= least:
+            return found
+        time.sleep(0.005)
+    raise AssertionError("the ledger was never read")
+
+
+def test_a_status_follows_the_ledger_while_it_is_charged(tmp_path: Path) -> None:
+    book, plan = tmp_path / "ledger.sqlite", small_plan()
+    ledger = Ledger(book)
+    ledger.set_limit(NAME, paper_limit(epsilon=50.0))
+    # By hand: every row is released once an epoch, and at order 4 divergences add up.
+    (once,) = plan.release.event.rdp(Unit.CELL, Adversary(), (4.0,))
+    share = math.log1p(-1 / 4) - math.log(DELTA * 4) / 3
+    path = tmp_path / "status.json"
+    told = new(path)
+    news = told.now.updated
+    watch = SpentWatch(told, book, NAME, pause=0.01)
+    rounds = len(plan.schedule) // plan.num_epochs  # of one epoch
+    charge_all(ledger, plan, session="a", rounds=rounds)
+    seen = wait_for_spent(path, float(once) + share - 1e-9)
+    charge_all(Ledger(book), plan, session="b", rounds=rounds, first_round=rounds)
+    watch.close()
+    told.close()
+    last = read_status(path)
+    assert last is not None
+    said = last.epsilon[0]
+    assert (said.limit, said.epsilon, said.delta) == ("cell, paper, server", 50.0, DELTA)
+    assert seen.epsilon[0].spent >= float(once) + share - 1e-9
+    assert said.spent == pytest.approx(2 * float(once) + share)
+    assert last.updated == news  # reading a book is no news of the job

@@ -15,7 +15,7 @@ import pytest
 from pbmvfl.deploy.home import Home
 from pbmvfl.deploy.order import Order
 from pbmvfl.errors import OrderError
-from policy_homes import PARTIES, align_order, make_alignment, make_home, small_plan, train_order
+from policy_homes import PARTIES, PARTY_POLICY, align_order, make_alignment, make_home, small_plan, train_order
 
 pytest.importorskip("nvflare", reason="the extra `deploy` is not installed")
 
@@ -350,6 +350,17 @@ def test_an_order_that_the_site_does_not_take_is_refused_in_its_words(home: Home
         said = answer(unpack(home, order, tmp_path))
         assert said.startswith(f"pbmvfl: {words}")
         assert str(home.path) not in said
+
+
+def test_words_that_an_attacker_chose_are_no_commands_to_a_terminal(tmp_path: Path) -> None:
+    home = make_home(tmp_path, policy=PARTY_POLICY + '[plan.fields]\nencoder = ["linear"]\n')
+    make_alignment(home)
+    app = unpack(home, train_order(small_plan(encoder="\x1b[2J\nforged line \u202e" + "x" * 5000)), tmp_path)
+    said = answer(app)
+    assert "encoder=" in said
+    assert "the policy permits linear" in said
+    assert said.isascii()
+    assert said.isprintable()
 
 
 def test_a_kit_that_is_in_no_organisation_s_folder_takes_nothing(tmp_path: Path, home: Home) -> None:

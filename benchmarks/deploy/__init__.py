@@ -1,1 +1,1 @@
-"""Benchmarks of a deployment: what organisations do on machines of their own."""
+"""Speed of a federation between organisations: python -m benchmarks.deploy.NAME for each."""

@@ -32,6 +32,10 @@ _OF_TRAINING = frozenset(
 )
 
 
+#: An epsilon by Renyi divergences so many times above what is permitted needs no closer look.
+_FAR_ABOVE = 10.0
+
+
 @dataclass(frozen=True)
 class Permitted:
     """What a field of a plan may be: one of some values, or a number in a range."""
@@ -148,7 +152,7 @@ class Policy:
                 )
             if not rule.permits(values[name]):
                 raise PolicyError(
-                    f"{name}={values[name]}: the policy permits {rule}; plan with what it permits, {_WAY_OUT}"
+                    f"{name}={_shown(values[name])}: the policy permits {rule}; plan with what it permits, {_WAY_OUT}"
                 )
 
     def _check_noise(self, plan: Plan) -> None:
@@ -167,11 +171,13 @@ class Policy:
         if self.largest_epsilon is None:
             return
         run = plan.training_run()
-        # The quick way is an upper bound too: the exact one matters only where that is too large.
+        # The quick way is an upper bound too. The exact one can take seconds, and is never so much smaller.
         for exactly in (False, True):
             found = epsilon_bound(run, self.unit, Accounting.STRICT, delta=self.delta, pld=exactly).epsilon
             if found <= self.largest_epsilon:
                 return
+            if found > _FAR_ABOVE * (self.largest_epsilon + 1):
+                break
         raise PolicyError(
             f"epsilon={format_epsilon(found)} ({self.unit}, strict, delta={self.delta:g}): the policy permits "
             f"{self.largest_epsilon:g} or less in one plan; plan with a smaller budget, {_WAY_OUT}"
@@ -196,6 +202,12 @@ def _values(plan: Plan) -> dict[str, Any]:
         "interactions": plan.interactions is not None,
     }
     return {name: str(value) if isinstance(value, str) else value for name, value in found.items()}
+
+
+def _shown(value: object) -> str:
+    """A value that somebody else chose, for a terminal."""
+    text = str(value)
+    return text if text.isprintable() and len(text) <= 60 else repr(text[:60])
 
 
 def _is_number(value: object) -> bool:

@@ -8,9 +8,10 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from pbmvfl.cli import deploy_federation, deploy_sites, ledger
+from pbmvfl.cli import deploy_federation, deploy_policy, deploy_sites, ledger
 from pbmvfl.cli.asking import evaluate, predict
 from pbmvfl.cli.deploy_runs import align, resume, submit
+from pbmvfl.cli.deploy_watch import logs, watch
 from pbmvfl.cli.doctor import doctor
 from pbmvfl.cli.joint import joint
 from pbmvfl.cli.plan import plan
@@ -61,13 +62,16 @@ app.command()(privacy)
 app.command()(schema)
 app.command()(report)
 app.command()(doctor)
+app.add_typer(ledger.app, name="ledger")
+app.add_typer(deploy_federation.app, name="federation", rich_help_panel=_FEDERATION)
+app.add_typer(deploy_policy.app, name="policy", rich_help_panel=_FEDERATION)
+app.add_typer(deploy_sites.server, name="server", rich_help_panel=_FEDERATION)
+app.add_typer(deploy_sites.party, name="party", rich_help_panel=_FEDERATION)
 app.command(rich_help_panel=_FEDERATION)(align)
 app.command(rich_help_panel=_FEDERATION)(submit)
 app.command(rich_help_panel=_FEDERATION)(resume)
-app.add_typer(ledger.app, name="ledger")
-app.add_typer(deploy_federation.app, name="federation")
-app.add_typer(deploy_sites.server, name="server")
-app.add_typer(deploy_sites.party, name="party")
+app.command(rich_help_panel=_FEDERATION)(watch)
+app.command(rich_help_panel=_FEDERATION)(logs)
 
 
 def main() -> None:

@@ -90,13 +90,15 @@ _Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else
 _Home = Annotated[
     Path | None,
     typer.Option(
-        "--home", help="The label holder's folder: RUN is then a run of its federation.", rich_help_panel="Federation"
+        "--home", help="With --rows: the label holder's folder. Default: this one.", rich_help_panel="Federation"
     ),
 ]
 _AlignedRows = Annotated[
     str | None,
     typer.Option(
-        "--rows", help="With --home: the aligned rows (`pbmvfl align`) to ask about.", rich_help_panel="Federation"
+        "--rows",
+        help="The aligned rows (`pbmvfl align`) to ask about; RUN is then a run of the federation.",
+        rich_help_panel="Federation",
     ),
 ]
 
@@ -197,9 +199,9 @@ def _ask_federation(
     """The same question to parties at other organisations."""
     from pbmvfl.cli.deploy_runs import ask
 
-    if home is None or rows is None:
-        raise DataError("--home and --rows go together: the label holder's folder, and the name of aligned rows")
-    ask(str(run), home=home, rows=rows, budget=budget, out=out, **how)
+    if rows is None:
+        raise DataError("--home is the label holder's folder of a federation; say which aligned rows: --rows NAME")
+    ask(str(run), home=home or Path(), rows=rows, budget=budget, out=out, **how)
 
 
 class _Asked:

@@ -126,6 +126,7 @@ def package(
     need_nvflare()
     from pbmvfl.deploy.home import Home
     from pbmvfl.deploy.nvflare import authority as nvflare_authority
+    from pbmvfl.deploy.nvflare import processes
 
     here = Home.at(home)
     found = nvflare_authority.package(here, signed, fingerprint_said=fingerprint, replace=replace)
@@ -135,6 +136,9 @@ def package(
     console = _console()
     console.print(f"kit of {here.name} in {here.path}", markup=False)
     _show_fingerprint(console, found)
+    if processes.status(here).running:
+        role = "server" if here.is_server else "party"
+        console.print(f"it still runs with the old kit: `pbmvfl {role} stop`, then start it again", markup=False)
     if fingerprint is None:
         console.print(
             "next: read it to the others over the phone. If theirs differs, somebody is in between: do not start",

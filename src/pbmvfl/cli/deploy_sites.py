@@ -24,7 +24,6 @@ server = typer.Typer(no_args_is_help=True, help="The label holder's site: partie
 Foreground = Annotated[
     bool, typer.Option("--foreground", help="Stay here until it ends, as systemd wants it; else it goes on alone.")
 ]
-_SOON = 30
 
 
 @party.command(name="start")
@@ -114,6 +113,8 @@ def _show(status: KitStatus, *, json_: bool) -> None:
         return
     from rich.console import Console
 
+    from pbmvfl.deploy.certificates import SOON
+
     console = Console(highlight=False, soft_wrap=True)
     if status.running:
         state = "is ready" if status.ready else "is starting, or the server has not taken it yet"
@@ -122,8 +123,8 @@ def _show(status: KitStatus, *, json_: bool) -> None:
         console.print(f"{status.name} does not run", markup=False)
     days = status.certificate_days
     if days is not None:
-        note = "; ask for a new one" if days < _SOON else ""
+        note = "; the authority makes new ones with `pbmvfl federation approve`" if days < SOON else ""
         words = f"expired {-days} days ago" if days < 0 else f"valid for {days} more days"
-        console.print(f"certificate {words}{note}", style="yellow" if days < _SOON else "", markup=False)
+        console.print(f"certificate {words}{note}", style="yellow" if days < SOON else "", markup=False)
     if status.last_error is not None:
         console.print(f"last error: {status.last_error}", style="yellow", markup=False)

@@ -7,8 +7,10 @@ that cannot be read, a book in use, what rows have spent) is for the owner's log
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import logging
+import os
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -39,6 +41,7 @@ ANSWERS = "answers"
 FORESEEN_ROUNDS = 50_000
 #: Rows whose ids are read in the process that is there all the time; a job's own process reads them however many.
 FORESEEN_ROWS = 200_000
+_LOCK = "admission.lock"
 PRIVATE_REASON = "this site cannot take the order now; its operators find the reason in their log"
 
 #: The ids of an order's rows, as this party's book knows them: those that are trained on, and those that are predicted.
@@ -80,8 +83,8 @@ def take_up(home: Home, order: Order, now: datetime, *, row_ids: RowIds | None =
 
     From then on the run's name stands for this plan and this number, and an alignment is counted, whatever comes of it.
     """
-    admit(home, order, now, row_ids=row_ids)
-    with _public_words():
+    with _public_words(), _alone(home):
+        admit(home, order, now, row_ids=row_ids)
         if order.work is Work.ALIGN:
             if not home.is_server:
                 made = _alignments_made(home)
@@ -98,6 +101,17 @@ def own_row_ids(home: Home, order: Order) -> tuple[Sequence[str] | None, Sequenc
 
     ids = AlignedRows.load(home.alignment(order.alignment), quick=True).ids
     return (None, ids) if order.work is Work.PREDICT else (ids, None)
+
+
+@contextlib.contextmanager
+def _alone(home: Home) -> Iterator[None]:
+    """One process of this site at a time: two that count at once would count one."""
+    descriptor = os.open(home.path / _LOCK, os.O_RDWR | os.O_CREAT, PRIVATE_FILE)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 @contextlib.contextmanager

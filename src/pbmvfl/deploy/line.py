@@ -159,13 +159,11 @@ class Line:
             self._changed.notify_all()
         self._wake()
         self._door.close()
-        with self._changed:
+        with self._asking, self._changed:  # whoever asks has noticed
+            for connection in self._connections():
+                self._count_out(connection)
             for seat in self._seats:
-                self._drop(seat)
-                if seat.newcomer is not None:
-                    self._count_out(seat.newcomer)
-                    seat.newcomer = None
-        with self._asking:  # nobody waits on them any more
+                seat.connection = seat.newcomer = None
             self._wakes.close()
             self._waker.close()
 

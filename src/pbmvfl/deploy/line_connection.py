@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import select
 import socket
 import ssl
@@ -9,22 +10,24 @@ import struct
 from collections import deque
 
 from pbmvfl.deploy.frames import LIMIT, FrameBuffer, framed
-from pbmvfl.deploy.tls import drop, is_end
+from pbmvfl.deploy.tls import drop
 
 _CHUNK = 1 << 16
 #: Bytes that are read at one go: then the others' turn comes, and deadlines are looked at.
 _AT_ONE_GO = 1 << 20
 _GONE = select.POLLRDHUP | select.POLLHUP | select.POLLERR | select.POLLNVAL
-#: Where Linux keeps the bytes that were acknowledged and received in `struct tcp_info`.
+#: Where Linux keeps the bytes that were acknowledged and received in `struct tcp_info`; its first byte is the state.
 _TCP_INFO_BYTES, _ACKNOWLEDGED = 136, 120
+#: States in which the other end has said that nothing more comes: TIME_WAIT, CLOSE_WAIT, LAST_ACK, CLOSING.
+_SAID_GOODBYE = frozenset({6, 8, 9, 11})
 
 
 class Broken(Exception):
     """A connection that is no more. `ended`: the other end closed or reset it; otherwise it is out of reach."""
 
-    def __init__(self, error: Exception) -> None:
-        self.ended = is_end(error)
-        super().__init__(type(error).__name__)
+    def __init__(self, *, ended: bool) -> None:
+        self.ended = ended
+        super().__init__("the other end closed it" if ended else "out of reach")
 
 
 class Connection:
@@ -40,6 +43,7 @@ class Connection:
         self._out: deque[memoryview] = deque()
         self._wants_write = False
         self._broken: Broken | None = None
+        self._error = 0
 
     def fileno(self) -> int:
         return self._socket.fileno()
@@ -63,6 +67,9 @@ class Connection:
 
     def write(self) -> None:
         """Send what can be sent now."""
+        if not self._out:
+            return
+        self._look_for_errors()
         try:
             while self._out:
                 sent = self._socket.send(self._out[0])
@@ -73,13 +80,14 @@ class Connection:
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
             return
         except OSError as error:
-            raise Broken(error) from error
+            raise Broken(ended=self._was_closed(error)) from error
 
     def read(self) -> list[bytes]:
         """Whole frames that are there now. `LinkError` for one that is too long."""
         self._wants_write = False
         frames: list[bytes] = []
         count = 0
+        self._look_for_errors()
         try:
             while self._broken is None and count < _AT_ONE_GO:
                 data = self._socket.recv(_CHUNK)
@@ -94,7 +102,9 @@ class Connection:
         except ssl.SSLWantWriteError:
             self._wants_write = True
         except (OSError, EOFError) as error:
-            self._broken = Broken(error)  # the system says it once, and frames that came before count
+            self._broken = Broken(
+                ended=self._was_closed(error)
+            )  # the system says it once, and frames that came before count
         if self._broken is not None and not frames:
             raise self._broken
         return frames
@@ -104,15 +114,30 @@ class Connection:
         """Whether there is something to read that polling does not see."""
         return self._broken is not None or self._socket.pending() > 0
 
-    def bytes_on_socket(self) -> tuple[int, int]:
-        """Bytes that were sent and received, TLS and its handshake included; (0, 0) where the system does not say."""
+    def _look_for_errors(self) -> None:
+        """Python's TLS sockets say "end of file" whatever went wrong; the system knows better, and says it once."""
+        self._error = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) or self._error
+
+    def _was_closed(self, error: Exception) -> bool:
+        """Whether the other end closed or reset it, as a process does that ends; or it is out of reach."""
+        if self._error:
+            return self._error in (errno.ECONNRESET, errno.EPIPE)
+        if isinstance(error, ConnectionResetError | BrokenPipeError):
+            return True
+        if isinstance(error, EOFError | ssl.SSLEOFError | ssl.SSLZeroReturnError):
+            return self._tcp_info()[0] in _SAID_GOODBYE
+        return False
+
+    def _tcp_info(self) -> bytes:
         try:
             info = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
         except OSError:
-            return 0, 0
-        if len(info) < _TCP_INFO_BYTES:
-            return 0, 0
-        sent, received = struct.unpack_from("=QQ", info, _ACKNOWLEDGED)
+            info = b""
+        return info.ljust(_TCP_INFO_BYTES, b"\0")
+
+    def bytes_on_socket(self) -> tuple[int, int]:
+        """Bytes that were sent and received, TLS and its handshake included; (0, 0) where the system does not say."""
+        sent, received = struct.unpack_from("=QQ", self._tcp_info(), _ACKNOWLEDGED)
         return sent, received
 
     def close(self) -> None:

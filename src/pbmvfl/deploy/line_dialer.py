@@ -6,7 +6,6 @@ replaced at once, and the server does not take the silence for a process that en
 
 from __future__ import annotations
 
-import errno
 import select
 import socket
 import ssl
@@ -15,7 +14,7 @@ import time
 
 from pbmvfl.deploy import frames
 from pbmvfl.deploy.seal import OtherJob, PartySeal
-from pbmvfl.deploy.tls import common_name, drop, is_end, prepare, wrap
+from pbmvfl.deploy.tls import common_name, drop, prepare, wrap
 from pbmvfl.errors import LinkError
 
 #: The first byte of what the server says before a party is in.
@@ -25,7 +24,6 @@ TIME_LIMIT = 10.0
 _CONNECT_SECONDS = 1.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
 _LOOK_SECONDS = 0.5
-_GONE = select.POLLRDHUP | select.POLLHUP | select.POLLERR | select.POLLNVAL
 
 
 class Call:
@@ -55,7 +53,6 @@ class Dialer:
         self._changed = threading.Condition()
         self._call: Call | None = None
         self._connecting: socket.socket | None = None
-        self._broken_by: Exception | None = None
         self._failure: Exception | None = None
         self._was_welcome = False
         self._closed = False
@@ -78,11 +75,11 @@ class Dialer:
         with self._changed:
             return self._call is call
 
-    def report(self, call: Call, error: Exception) -> None:
+    def report(self, call: Call) -> None:
         """The call is of no use any more."""
         with self._changed:
             if self._call is call:
-                self._call, self._broken_by = None, error
+                self._call = None
                 self._changed.notify_all()
         drop(call.connection)
 
@@ -103,22 +100,21 @@ class Dialer:
     # --- in the dialer's own thread ---
 
     def _run(self) -> None:
-        ended = False
         try:
             while True:
-                call = self._dial(ended=ended)
+                call = self._dial()
                 with self._changed:
                     self._check_open()
                     self._call = call
                     self._changed.notify_all()
-                ended = self._watch(call)
+                self._watch(call)
         except Exception as error:  # whatever it is, somebody waits to be told
             with self._changed:
                 self._failure = self._failure or error
                 self._changed.notify_all()
 
-    def _watch(self, call: Call) -> bool:
-        """Returns when the call is of no use any more: whether the server closed it."""
+    def _watch(self, call: Call) -> None:
+        """Returns when the call is of no use any more."""
         poll = select.poll()
         descriptor = call.connection.fileno()
         if descriptor >= 0:
@@ -128,13 +124,13 @@ class Dialer:
             with self._changed:
                 self._check_open()
                 if self._call is not call:  # reported
-                    return self._broken_by is not None and is_end(self._broken_by)
+                    return
                 if found:
                     self._call = None  # whoever reads it may go on with what has come
-                    return _closed_by_server(call.connection, found[0][1])
+                    return
 
-    def _dial(self, *, ended: bool) -> Call:
-        """A connection to a server that knows this party. `ended`: the last one was closed by the server."""
+    def _dial(self) -> Call:
+        """A connection to a server that knows this party."""
         since = time.monotonic()
         refused_since: float | None = None
         pause = _FIRST_PAUSE
@@ -144,7 +140,7 @@ class Dialer:
             except ConnectionRefusedError as error:
                 reason = "nobody listens there"
                 refused_since = refused_since or time.monotonic()
-                if ended and self._was_welcome and time.monotonic() - refused_since >= self._ended_after:
+                if self._was_welcome and time.monotonic() - refused_since >= self._ended_after:
                     raise LinkError("server: its process ended") from error
             except OtherJob as error:
                 reason, refused_since = str(error), None
@@ -201,16 +197,6 @@ class Dialer:
             raise LinkError("server: the line was closed at this side")
 
 
-def _closed_by_server(connection: ssl.SSLSocket, found: int) -> bool:
-    """Closed or reset, as the system says it, or out of reach."""
-    if found & select.POLLERR:
-        try:
-            return connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) in (0, errno.ECONNRESET, errno.EPIPE)
-        except OSError:
-            return False
-    return bool(found & _GONE)
-
-
 def _said(frame: bytes, expected: bytes) -> bytes:
     kind, rest = frame[:1], frame[1:]
     if kind == REFUSED:
@@ -222,7 +208,7 @@ def _said(frame: bytes, expected: bytes) -> bytes:
 
 
 def _words(error: Exception) -> str:
-    if is_end(error):
+    if isinstance(error, EOFError | ssl.SSLEOFError | ConnectionResetError):
         return "the connection was closed during the handshake"
     if isinstance(error, TimeoutError):
         return "no answer"

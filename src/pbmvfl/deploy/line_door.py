@@ -25,7 +25,7 @@ from pbmvfl.errors import LinkError
 MOST_NEWCOMERS = 64
 _BACKLOG = 128
 #: Seconds that an earlier process may take to let go of the port.
-_PORT_PATIENCE = 15.0
+PORT_PATIENCE = 15.0
 _PAUSE = 0.1
 
 #: Hears a newcomer until a deadline. It keeps the connection and returns, or raises; then it is dropped.
@@ -50,13 +50,14 @@ class Door:
         greet: Greeter,
         time_limit: float,
         most: int = MOST_NEWCOMERS,
-        port_patience: float = _PORT_PATIENCE,
     ) -> None:
         self._tls, self._greet, self._time_limit, self._most = tls, greet, time_limit, most
+        #: How many have come so far, whoever they are.
+        self.heard = 0
         self._newcomers: dict[int, _Newcomer] = {}
         self._lock = threading.Lock()
         self._closed = threading.Event()
-        self._listener = _listener(listen, port_patience)
+        self._listener = _listener(listen, PORT_PATIENCE)
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
         self._thread = threading.Thread(target=self._accept, name="pbmvfl-door", daemon=True)
         self._thread.start()
@@ -95,6 +96,7 @@ class Door:
 
     def _hear(self, number: int, connection: socket.socket, address: str) -> None:
         self._sweep()
+        self.heard += 1
         try:
             prepare(connection)
             connection.settimeout(self._time_limit)

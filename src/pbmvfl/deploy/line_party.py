@@ -95,13 +95,13 @@ class PartyLine:
                 drop(call.connection)  # the dialer has another one, or soon will
             except _Silent:
                 raise
-            except LinkError as error:
+            except LinkError:
                 faults += 1
                 if faults >= _MOST_FAULTS:
                     raise
-                dialer.report(call, error)
-            except (OSError, EOFError) as error:
-                dialer.report(call, error)
+                dialer.report(call)
+            except (OSError, EOFError):
+                dialer.report(call)
 
     def _next(self, call: Call, *, until: float) -> bytes:
         try:

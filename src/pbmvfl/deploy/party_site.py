@@ -32,6 +32,7 @@ from pbmvfl.errors import (
     FederationError,
     LedgerError,
     ModelError,
+    OrderError,
     PbmvflError,
     PolicyError,
     ProtocolError,
@@ -69,16 +70,18 @@ class PartySite:
         self.last_error: Exception | None = None
 
     def handle(self, channel: Channel, body: bytes) -> bytes:
-        """Answer one question."""
-        match channel:
-            case Channel.SETUP:
-                return self._agree(body)
-            case Channel.PROTOCOL:
-                return self._receive(body)
-            case Channel.ALIGN:
-                return self._align(body)
-            case Channel.END:
-                return self._end(body)
+        """Answer one question. A fault of the program is an answer without words, and a line in the owner's log."""
+        answers = {
+            Channel.SETUP: self._agree,
+            Channel.PROTOCOL: self._receive,
+            Channel.ALIGN: self._align,
+            Channel.END: self._end,
+        }
+        try:
+            return answers[channel](body)
+        except Exception as error:
+            self._note(error)
+            return b""
 
     def close(self) -> None:
         """Let ledger and answers go. Twice is once."""
@@ -109,7 +112,8 @@ class PartySite:
             server = self._home.federation.server
             differs = disagreement(mine, question.facts, me=self._home.name, them=server)
             if differs is not None:
-                raise FederationError(differs)
+                self._note(FederationError(differs))
+                return Answer(facts=mine, proof=b"", refused=differs).to_bytes()
             proof = b"" if self._rows is None else self._rows.proof(question.challenge, self._home.name)
             self._tell("set up")
             return Answer(facts=mine, proof=proof, public_start=self._public_start).to_bytes()
@@ -261,9 +265,10 @@ def row_ids(home: Home, order: Order) -> tuple[Sequence[str] | None, Sequence[st
 
 
 def public_words(error: Exception) -> str:
-    """What others may know of an error: facts and rules that are public, or that there is one."""
+    """What others may know of an error: its words where they are public, and else that there is one. Words about files
+    are the owner's."""
     match error:
-        case PolicyError() | ProtocolError() | FederationError():
+        case PolicyError() | ProtocolError() | OrderError():
             return str(error)
         case LedgerError():
             return "its ledger cannot be charged now; its owner's log says why"

@@ -47,7 +47,7 @@ _FUNCTION = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*:[A-Za
 _DATASET = re.compile(r"[A-Za-z0-9][A-Za-z0-9_. -]{0,79}")
 _NO_LIMIT = (
     "it has no [[limit]], and without one the rows could be asked about for ever; write what they may spend over all "
-    'runs, such as:\n[[limit]]\nepsilon = 8\ndelta = 1e-6\nunit = "cell"\naccounting = "strict"'
+    'runs, such as:\n[[limit]]\nepsilon = 8\ndelta = 1e-5\nunit = "cell"\naccounting = "strict"'
 )
 
 
@@ -163,7 +163,7 @@ class PolicyFile:
         """
         changed = []
         for limit in self.limits:
-            held = next((each for each in book.limits(self.data.dataset) if _same_subject(each, limit)), None)
+            held = next((each for each in book.limits(self.data.dataset) if same_subject(each, limit)), None)
             if held is not None and (limit.epsilon > held.epsilon or limit.delta > held.delta):
                 raise PolicyFileError(
                     f"{self.path}: [[limit]] {limit} is looser than the book's, epsilon {held.epsilon:g} at delta "
@@ -182,7 +182,8 @@ def own_book(home: Home, policy: PolicyFile) -> Iterator[Ledger]:
         yield book
 
 
-def _same_subject(one: Limit, other: Limit) -> bool:
+def same_subject(one: Limit, other: Limit) -> bool:
+    """Whether both limit the same epsilon: a book has one of them."""
     return (one.unit, one.accounting, one.colluding_parties) == (other.unit, other.accounting, other.colluding_parties)
 
 
@@ -325,7 +326,7 @@ class _Reader:
                 limit = Limit.choose(**{"unit": "cell", "accounting": "strict", **table})
             except (PbmvflError, TypeError) as error:
                 raise self._fault(f"[[limit]] {error}") from error
-            if any(_same_subject(limit, each) for each in found):
+            if any(same_subject(limit, each) for each in found):
                 raise self._fault(f"two [[limit]] are about {limit.unit}, {limit.accounting}; keep the smaller one")
             found.append(limit)
         return tuple(found)

@@ -42,6 +42,7 @@ _CHALLENGE = struct.Struct(f">H{_CONTEXT_BYTES}s{_NONCE_BYTES}s{KEY_BYTES}s")
 #: Protocol version, digest of the context, number of the last question that was answered, party's key.
 _JOIN = struct.Struct(f">H{_CONTEXT_BYTES}sQ{KEY_BYTES}s")
 _HEAD = struct.Struct(">QB")
+Keyed = hashlib.blake2b
 #: What a question or answer is longer than its body.
 OVERHEAD = _HEAD.size + MAC_BYTES
 CHALLENGE_BYTES = _CHALLENGE.size + SIGNATURE_BYTES
@@ -234,10 +235,10 @@ class PartySeal:
 
 @dataclass(frozen=True)
 class _Keys:
-    """One for each direction."""
+    """One for each direction, as a keyed hash that has heard nothing yet."""
 
-    down: bytes
-    up: bytes
+    down: Keyed
+    up: Keyed
 
 
 def _agreed(name: str, context: bytes, *, server: bytes, party: bytes) -> bytes:
@@ -253,8 +254,9 @@ def _keys(private: X25519PrivateKey, public: bytes, agreed: bytes, where: str) -
         raise LinkError(f"{where}: its key is a point of low order") from None
     salt = hashlib.sha256(_KEY_LABEL + agreed).digest()
 
-    def derived(direction: bytes) -> bytes:
-        return HKDF(algorithm=hashes.SHA256(), length=32, salt=salt, info=_KEY_LABEL + direction).derive(secret)
+    def derived(direction: bytes) -> Keyed:
+        key = HKDF(algorithm=hashes.SHA256(), length=32, salt=salt, info=_KEY_LABEL + direction).derive(secret)
+        return hashlib.blake2b(key=key, digest_size=MAC_BYTES)
 
     return _Keys(down=derived(_DOWN), up=derived(_UP))
 
@@ -285,19 +287,19 @@ def _same_version_and_context(version: int, context: bytes, own: bytes, where: s
         )
 
 
-def _mac(key: bytes, *parts: bytes) -> bytes:
-    mac = hashlib.blake2b(key=key, digest_size=MAC_BYTES)
+def _mac(key: Keyed, *parts: bytes) -> bytes:
+    mac = key.copy()
     for part in parts:
         mac.update(part)
     return mac.digest()
 
 
-def _sealed(key: bytes, number: int, channel: int, body: bytes) -> bytes:
+def _sealed(key: Keyed, number: int, channel: int, body: bytes) -> bytes:
     head = _HEAD.pack(number, channel)
     return b"".join((head, body, _mac(key, head, body)))
 
 
-def _opened(key: bytes, frame: bytes, where: str) -> tuple[int, int, bytes]:
+def _opened(key: Keyed, frame: bytes, where: str) -> tuple[int, int, bytes]:
     if len(frame) < OVERHEAD:
         raise LinkError(f"{where}: a message of {len(frame)} bytes; permitted: {OVERHEAD} or more")
     if not hmac.compare_digest(_mac(key, frame[:-MAC_BYTES]), frame[-MAC_BYTES:]):

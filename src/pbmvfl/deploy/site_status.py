@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 
 from pbmvfl.deploy.home import Home
 from pbmvfl.deploy.log_events import Event
@@ -13,12 +12,10 @@ from pbmvfl.deploy.order import Order
 from pbmvfl.deploy.party_site import PartySite
 from pbmvfl.deploy.policy_file import PolicyFile
 from pbmvfl.deploy.server_site import Progress
-from pbmvfl.deploy.spent import limits_spent
+from pbmvfl.deploy.spent import SpentWatch
 from pbmvfl.deploy.status import Role, State, StatusFile
 from pbmvfl.errors import FederationError, PbmvflError
 
-#: Seconds between two looks into the ledger for the status: the whole book is read.
-_SPENT_EVERY = 10.0
 _STATES = {
     "joining": State.JOINING,
     "set up": State.HANDSHAKE,
@@ -84,25 +81,20 @@ class PartyReport(_Report):
 
     def __init__(self, home: Home, order: Order, job: str) -> None:
         super().__init__(home, order, job, Role.PARTY)
-        self._looked = -_SPENT_EVERY
-        self._look()
+        self._spent: SpentWatch | None = None
+        with contextlib.suppress(PbmvflError, OSError):  # the job itself says what is wrong with the policy
+            self._spent = SpentWatch(self._status, home.ledger, PolicyFile.read(home).dataset)
 
     def progress(self, state: str, completed: int) -> None:
         if state in ("training", "predicting") and state != self._state:
             self._log.say(Event.FIRST_ROUND, round=completed, rounds=self._status.now.rounds_total)
         self.state(state)
         self._status.count(completed)
-        if time.monotonic() - self._looked > _SPENT_EVERY:
-            self._look()
-
-    def _look(self) -> None:
-        self._looked = time.monotonic()
-        with contextlib.suppress(PbmvflError):
-            self._status.spent(limits_spent(self._home.ledger, PolicyFile.read(self._home).dataset))
 
     def close(self, site: PartySite) -> None:
         """Last words: how the server said that it ended, or that it said nothing."""
-        self._look()
+        if self._spent is not None:
+            self._spent.close()
         ended = site.ended
         if ended is None:
             if not self._status.now.state.is_over:

@@ -91,7 +91,9 @@ class Status:
     parties_alive: tuple[str, ...] = ()
     #: At a party alone, from its own ledger.
     epsilon: tuple[EpsilonSpent, ...] = ()
+    #: Empty if nothing went wrong yet; the job may have gone on since.
     last_error: str = ""
+    error_at: float = 0.0
     #: Seconds since 1970. `updated` is when there was news, not when the file was written.
     started: float = 0.0
     updated: float = 0.0
@@ -217,12 +219,13 @@ class StatusFile:
         self._tell({"parties_alive": tuple(parties)}, at_once=False)
 
     def spent(self, epsilon: tuple[EpsilonSpent, ...]) -> None:
-        """What the ledger says; see `deploy.spent`."""
-        self._tell({"epsilon": tuple(epsilon)}, at_once=False)
+        """What the ledger says; see `deploy.spent`. It is no news of the job: a book can be read while that stands."""
+        if tuple(epsilon) != self.now.epsilon:
+            self._tell({"epsilon": tuple(epsilon), "updated": self.now.updated}, at_once=False)
 
     def error(self, error: BaseException) -> None:
         """Something went wrong and the job goes on, as with a cut that is being mended."""
-        self._tell({"last_error": owner_words(error)}, at_once=False)
+        self._tell({"last_error": owner_words(error), "error_at": time.time()}, at_once=False)
 
     def done(self) -> None:
         """The job did what it was asked to do; written at once."""
@@ -230,7 +233,8 @@ class StatusFile:
 
     def failed(self, error: BaseException) -> None:
         """It did not, and why; written at once."""
-        self._tell({"state": State.FAILED, "last_error": owner_words(error)}, at_once=True)
+        told = {"state": State.FAILED, "last_error": owner_words(error), "error_at": time.time()}
+        self._tell(told, at_once=True)
 
     def close(self) -> None:
         """Write what is not written yet. A job that was neither done nor failed is left as it is: its process ends."""
@@ -257,7 +261,7 @@ class StatusFile:
                 return
             if "round" in changes:
                 changes = {**changes, "rounds_per_second": self._rate(int(changes["round"]))}
-            self._status = replace(self._status, **changes, updated=time.time())
+            self._status = replace(self._status, **{"updated": time.time(), **changes})
             self._is_news = True
             if not at_once:
                 if self._thread is None:
@@ -280,7 +284,7 @@ class StatusFile:
             self._recent.popleft()
         first_at, first = self._recent[0]
         seconds = now - first_at
-        return (completed - first) / seconds if seconds > 0.05 and completed > first else None
+        return round((completed - first) / seconds, 3) if seconds > 0.05 and completed > first else None
 
     def _write_later(self) -> None:
         while True:
@@ -336,7 +340,7 @@ def _checked(values: Mapping[str, Any]) -> Status:
         said[name] = printable(_text(said.get(name, "")))
     for name in ("round", "rounds_total", "bytes_up", "bytes_down", "pid"):
         said[name] = _count(said.get(name, 0))
-    for name in ("started", "updated"):
+    for name in ("started", "updated", "error_at"):
         said[name] = _number(said.get(name, 0.0))
     for name in ("rounds_per_second", "loss"):
         said[name] = None if said.get(name) is None else _number(said[name])

@@ -95,14 +95,6 @@ def common_name(connection: ssl.SSLSocket) -> str:
     return names[0].value
 
 
-def is_end(error: Exception) -> bool:
-    """Whether the other end closed or reset the connection, which a process does that ends; anything else speaks of
-    what lies between."""
-    return isinstance(
-        error, EOFError | ssl.SSLEOFError | ssl.SSLZeroReturnError | ConnectionResetError | BrokenPipeError
-    )
-
-
 def drop(connection: socket.socket | None) -> None:
     """Close a connection, whatever state it is in, and wake whoever waits for it."""
     if connection is None:

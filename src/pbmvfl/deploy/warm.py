@@ -21,7 +21,7 @@ from pbmvfl.driver import Meter, drive
 from pbmvfl.errors import PbmvflError
 from pbmvfl.federation import Federation
 from pbmvfl.plan import Plan
-from pbmvfl.plan_groups import Evaluation, Labels, PreparationName
+from pbmvfl.plan_groups import Evaluation, Head, Labels, PreparationName
 from pbmvfl.schedule import COUNTS, JOINT, LOCAL, PREDICTION, SYMBOLS, Order, Phase
 from pbmvfl.server import Server
 from pbmvfl.transport.in_process import InProcess
@@ -79,6 +79,7 @@ def tiny_plan(plan: Plan) -> Plan:
             "phases": phases,
             "evaluation": Evaluation.RELEASED if predicted else Evaluation.NONE,
             "preparation": PreparationName.NONE if plan.model else plan.preparation,
+            "labels": Labels.PARTIES if any(phase.kind.needs_labels for phase in phases) else plan.labels,
             "interactions": None,
             "first_weights": (),
             "model": "",
@@ -92,7 +93,7 @@ def _tiny_phases(plan: Plan) -> tuple[Phase, ...]:
     phases = [Phase(kind=phase.kind, passes=1, order=phase.order) for phase in plan.rounds.phases]
     phases = [phase for phase in phases if phase.kind != SYMBOLS]
     if plan.model:
-        learns = LOCAL if plan.labels is Labels.PARTIES else JOINT
+        learns = LOCAL if plan.head is Head.FIXED else JOINT
         before = [learns, COUNTS] if plan.voting.has_tables else [learns]
         phases = [*(Phase(kind=kind, passes=1, order=Order.AS_GIVEN) for kind in before), *phases]
     return tuple(phases)

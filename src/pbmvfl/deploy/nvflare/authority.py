@@ -171,17 +171,18 @@ def package(home: Home, parcel: Path, *, fingerprint_said: str | None = None, re
             f"{parcel} has another identity for {home.name} than the one here: somebody swapped it, or this "
             "organisation asked again since; do not use it"
         )
-    with tempfile.TemporaryDirectory(prefix=".package-", dir=home.path) as scratch:
+    with tempfile.TemporaryDirectory(prefix=".package-", dir=home.path) as scratch, _named(scratch, parcel):
         root = Path(scratch) / "rootCA.pem"
         root.write_text(signed.authority)
-        _check_authority(Certificate.read(root), parcel)
+        authority = Certificate.read(root)
+        if (words := certificates.fault(authority, name=authority.name, authority=authority)) is not None:
+            raise FederationError(words)
         kits = [("site", home.name, signed.site)] + ([("lead", federation.lead, signed.lead)] if home.is_server else [])
         for place, name, pem in kits:
             certificate = Path(scratch) / f"{place}.crt"
             certificate.write_text(pem)
-            with _named(certificate, parcel):
-                certificates.check(certificate, home.path / "request" / f"{name}.key", root, name=name)
-        found = fingerprint(federation, Certificate.read(root), signed.identities)
+            certificates.check(certificate, home.path / "request" / f"{name}.key", root, name=name)
+        found = fingerprint(federation, authority, signed.identities)
     if fingerprint_said is not None:
         check_fingerprint(fingerprint_said, found)
     _check_pins(home, signed, replace)
@@ -221,20 +222,13 @@ def _check_pins(home: Home, signed: Signed, replace: bool) -> None:
         )
 
 
-def _check_authority(root: Certificate, parcel: Path) -> None:
-    with _named(root.path, parcel):
-        words = certificates.fault(root, name=root.name, authority=root)
-        if words is not None:
-            raise FederationError(words)
-
-
 @contextlib.contextmanager
-def _named(scratch: Path, parcel: Path) -> Iterator[None]:
+def _named(scratch: str, parcel: Path) -> Iterator[None]:
     """Errors name the parcel, not a file that is gone when they are read."""
     try:
         yield
     except FederationError as error:
-        raise FederationError(str(error).replace(str(scratch), f"{parcel} ({scratch.name})")) from None
+        raise FederationError(str(error).replace(f"{scratch}/", f"{parcel}: ")) from None
 
 
 def _csr(folder: Path, name: str, owner: str, kind: str) -> str:

@@ -74,8 +74,13 @@ def harden(home: Home) -> None:
             "authorization.json": AUTHORIZATION,
             "log_config.json": log_config(),
         },
-        # Found first, before one that a job might bring.
-        home.kit: {"comm_config.json": {"allow_adhoc_conns": False}},
+        # NVFlare looks for these by their bare names in the whole kit, folders of jobs included, and takes the first
+        # that it finds: what lies here is found before anything that a job brought.
+        home.kit: {
+            "comm_config.json": {"allow_adhoc_conns": False},
+            _startup_name(home): startup_file(home),
+            "resources.json": resources(home),
+        },
     }
     _empty(startup, keep)
     _empty(local, set())

@@ -10,8 +10,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -26,12 +24,9 @@ from pbmvfl.deploy.nvflare.hardening import HEARTBEAT
 from pbmvfl.deploy.nvflare.records import take_lock, write_record
 from pbmvfl.files import PRIVATE_FILE, make_private_folder
 
-#: How many folders of old jobs a kit keeps.
-KEPT_JOBS = 5
 LOCKED = 3
 OUTPUT = "kit.out"
 _GRACE = 3.0
-_JOB = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _PDEATHSIG, _SUBREAPER = 1, 36
 _FOREIGN = ("NVFL", "FL_LOG_LEVEL", "PYTHONSTARTUP", "PYTHONINSPECT")
 
@@ -54,13 +49,6 @@ def environment() -> dict[str, str]:
     return {"OMP_NUM_THREADS": "1", **kept, "PYTHONSAFEPATH": "1"}
 
 
-def clean_jobs(home: Home, keep: int = KEPT_JOBS) -> None:
-    """Folders of old jobs go; the newest stay for whoever looks for what went wrong."""
-    jobs = [each for each in home.kit.iterdir() if _JOB.fullmatch(each.name) and each.is_dir()]
-    for old in sorted(jobs, key=lambda each: each.stat().st_mtime, reverse=True)[keep:]:
-        shutil.rmtree(old, ignore_errors=True)
-
-
 def keep(home: Home, *, foreground: bool = False) -> int:
     """Run NVFlare's process of a kit until it ends or this one is asked to. Its exit code."""
     lock = take_lock(home)
@@ -69,7 +57,6 @@ def keep(home: Home, *, foreground: bool = False) -> int:
     os.umask(0o077)
     make_private_folder(home.logs)
     output = None if foreground else _output(home)
-    clean_jobs(home)
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_SUBREAPER, 1, 0, 0, 0)  # what NVFlare's process leaves behind becomes a child of this one
 

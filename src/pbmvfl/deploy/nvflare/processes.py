@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import psutil
@@ -18,13 +19,16 @@ import psutil
 from pbmvfl.deploy import certificates
 from pbmvfl.deploy.certificates import Certificate
 from pbmvfl.deploy.home import Home
+from pbmvfl.deploy.logs import prune_jobs
 from pbmvfl.deploy.nvflare import hardening, keeper
-from pbmvfl.deploy.nvflare.records import Record, birth, is_ready, read_record
+from pbmvfl.deploy.nvflare.records import STARTING, birth, is_ready, read_record, take_lock
 from pbmvfl.deploy.policy_file import PolicyFile
 from pbmvfl.deploy.reach import reach_server
 from pbmvfl.errors import FederationError
 from pbmvfl.files import make_private_folder
 
+#: How many folders of old jobs a kit keeps.
+KEPT_JOBS = 5
 _POLL = 0.05
 #: Seconds in which a process that is asked to end has to, before it is made to.
 _GRACE = 10.0
@@ -69,43 +73,38 @@ def start(home: Home, *, wait: float = 0.0, timeout: float = 60.0) -> KitStatus:
 
     `wait`: how many seconds a party waits for a server that is not there yet.
     """
-    _refuse_second(home)
-    check_start(home, wait=wait)
-    hardening.harden(home)
-    make_private_folder(home.logs)
-    process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "pbmvfl.deploy.nvflare.keeper", str(home.path)],
-        env=keeper.environment(),
-        cwd=home.path,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    # A starter that lives on buries it.
-    threading.Thread(target=process.wait, daemon=True).start()
-    until = time.monotonic() + timeout
-    while time.monotonic() < until:
-        record = read_record(home)
-        if record is not None and record.pid == process.pid and is_ready(home, record):
-            return status(home)
-        if process.returncode is not None:
-            if process.returncode == keeper.LOCKED:
-                _refuse_second(home)
-            raise FederationError(f"{home.name} ended while it started: {_said(home)}")
-        time.sleep(_POLL)
-    stop(home)
-    raise FederationError(f"{home.name} was not ready after {timeout:g} seconds: {_said(home)}")
+    with _starting(home):
+        _prepare(home, wait)
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "pbmvfl.deploy.nvflare.keeper", str(home.path)],
+            env=keeper.environment(),
+            cwd=home.path,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        # A starter that lives on buries it.
+        threading.Thread(target=process.wait, daemon=True).start()
+        until = time.monotonic() + timeout
+        while time.monotonic() < until:
+            record = read_record(home)
+            if record is not None and record.pid == process.pid and is_ready(home, record):
+                return status(home)
+            if process.returncode is not None:
+                _refuse_locked(home, process.returncode)
+                raise FederationError(f"{home.name} ended while it started: {_said(home)}")
+            time.sleep(_POLL)
+        stop(home)
+        raise FederationError(f"{home.name} was not ready after {timeout:g} seconds: {_said(home)}")
 
 
 def run(home: Home, *, wait: float = 0.0) -> int:
     """The same in this very process, for systemd and the like: it returns NVFlare's exit code when that ends."""
-    _refuse_second(home)
-    check_start(home, wait=wait)
-    hardening.harden(home)
+    with _starting(home):
+        _prepare(home, wait)
     code = keeper.keep(home, foreground=True)
-    if code == keeper.LOCKED:
-        _refuse_second(home)
+    _refuse_locked(home, code)
     return code
 
 
@@ -142,6 +141,36 @@ def status(home: Home) -> KitStatus:
     )
 
 
+@contextlib.contextmanager
+def _starting(home: Home) -> Iterator[None]:
+    """One start at a time: two would write the same files."""
+    lock = take_lock(home, STARTING)
+    if lock < 0:
+        raise FederationError(f"{home.name} is just being started by another process; wait for that one")
+    try:
+        yield
+    finally:
+        os.close(lock)
+
+
+def _refuse_locked(home: Home, code: int) -> None:
+    if code == keeper.LOCKED:
+        _refuse_second(home)
+        raise FederationError(f"{home.name} runs already; see `pbmvfl {_role(home)} status`")
+
+
+def _role(home: Home) -> str:
+    return "server" if home.is_server else "party"
+
+
+def _prepare(home: Home, wait: float) -> None:
+    _refuse_second(home)
+    check_start(home, wait=wait)
+    hardening.harden(home)
+    make_private_folder(home.logs)
+    prune_jobs(home, KEPT_JOBS)
+
+
 def _refuse_second(home: Home) -> None:
     record = read_record(home)
     if record is not None and record.alive:
@@ -149,7 +178,7 @@ def _refuse_second(home: Home) -> None:
             return  # NVFlare's process was killed, and its keeper was just burying it
         raise FederationError(
             f"{home.name} runs already: process {record.site} since {record.since}; to start it anew: "
-            f"`pbmvfl {'server' if home.is_server else 'party'} stop`"
+            f"`pbmvfl {_role(home)} stop`"
         )
 
 
@@ -205,6 +234,3 @@ def _last_error(home: Home) -> str | None:
     except OSError:
         return None
     return next((line for line in reversed(lines) if " ERROR " in line or " CRITICAL " in line), None)
-
-
-__all__ = ["KitStatus", "Record", "check_start", "run", "start", "status", "stop"]

@@ -7,17 +7,16 @@ import fcntl
 import json
 import os
 from dataclasses import asdict, dataclass
-from pathlib import Path
-
-import psutil
 
 from pbmvfl.deploy.home import Home
 from pbmvfl.errors import FederationError
 from pbmvfl.files import PRIVATE_FILE, make_private_folder, write_atomically
 from pbmvfl.json_files import read_object
+from pbmvfl.ledger.holder import boot_id, start_of
 
-_RECORD, _READY, _LOCK = "process.json", "ready", "lock"
-_BOOT = Path("/proc/sys/kernel/random/boot_id")
+_RECORD, _READY = "process.json", "ready"
+#: Held by the keeper of a kit's process, and by whoever is just starting it.
+KEPT, STARTING = "lock", "starting"
 
 
 @dataclass(frozen=True)
@@ -42,23 +41,14 @@ class Record:
 
 def birth(pid: int) -> str | None:
     """When a process began, by no clock that anybody can set; None if it is not there or only waits to be buried."""
-    try:
-        process = psutil.Process(pid)
-        if process.status() == psutil.STATUS_ZOMBIE:
-            return None
-        # Field 22 after the name, which may have anything in it: ticks since the machine started.
-        ticks = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-        return f"{_BOOT.read_text().strip()}:{ticks}"
-    except (psutil.Error, ProcessLookupError, FileNotFoundError):
-        return None
-    except OSError as error:
-        raise FederationError(f"process={pid} cannot be looked at: {error}; NVFlare's kits run on Linux") from error
+    started = start_of(pid)
+    return None if started is None else f"{boot_id()}:{started}"
 
 
-def take_lock(home: Home) -> int:
-    """The one lock of a kit, as long as the descriptor is open; -1 if another process has it."""
+def take_lock(home: Home, name: str = KEPT) -> int:
+    """A kit's lock, as long as the descriptor is open; -1 if another process has it."""
     make_private_folder(home.path / "state")
-    descriptor = os.open(home.path / "state" / _LOCK, os.O_RDWR | os.O_CREAT, PRIVATE_FILE)
+    descriptor = os.open(home.path / "state" / name, os.O_RDWR | os.O_CREAT, PRIVATE_FILE)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

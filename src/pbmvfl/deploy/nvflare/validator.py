@@ -39,6 +39,7 @@ log = logging.getLogger(__name__)
 _SIGNATURES = frozenset({NVFLARE_SIG_FILE, NVFLARE_SUBMITTER_CRT_FILE})
 _LARGEST_SIGNATURE = 100_000
 _LARGEST_CONFIG = LONGEST_ARGUMENT + 10_000
+_LONGEST_WORDS = 600
 _NOT_OURS = "the job is not of the form that pbmvfl writes"
 
 
@@ -53,8 +54,9 @@ class JobValidator(AppValidator):
             order = read_app(folder, is_server=home.is_server)
             admit(home, order, datetime.now().astimezone(), row_ids=own_row_ids if _is_quick(order) else None)
         except (PolicyError, OrderError) as error:
-            log.warning("a job was refused: %s", error)
-            return f"pbmvfl: {error}", {}
+            words = _printable(str(error), _LONGEST_WORDS)
+            log.warning("a job was refused: %s", words)
+            return f"pbmvfl: {words}", {}
         except Exception:
             log.exception("a job was refused")
             return f"pbmvfl: {PRIVATE_REASON}", {}
@@ -90,7 +92,7 @@ def _check_files(folder: Path, *, files: frozenset[str], folders: frozenset[str]
         found = entry.stat(follow_symlinks=False)
         is_file = stat.S_ISREG(found.st_mode) and entry.name in files | _SIGNATURES
         if not is_file and not (stat.S_ISDIR(found.st_mode) and entry.name in folders):
-            raise OrderError(f"{_NOT_OURS}: it has {_printable(entry.name)!r}, which is not permitted")
+            raise OrderError(f"{_NOT_OURS}: it has {_printable(entry.name, 60)!r}, which is not permitted")
         largest = _LARGEST_CONFIG if entry.name in files else _LARGEST_SIGNATURE
         if is_file and found.st_size > largest:
             raise OrderError(f"{_NOT_OURS}: {entry.name!r} has {found.st_size} bytes; permitted: at most {largest}")
@@ -118,6 +120,6 @@ def _argument(raw: bytes, *, is_server: bool) -> str:
     return argument
 
 
-def _printable(name: str) -> str:
-    """A name that an attacker chose, for a log and a terminal."""
-    return "".join(letter if letter.isascii() and letter.isprintable() else "?" for letter in name)[:60]
+def _printable(text: str, longest: int) -> str:
+    """What may have been chosen by an attacker, for a log and a terminal."""
+    return "".join(letter if letter.isascii() and letter.isprintable() else "?" for letter in text[:longest])

@@ -1,0 +1,82 @@
+"""Two networks of their own with one cable between them, which can be cut. Needs root and `ip`."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+_CLONE_NEWNET = 0x40000000
+
+
+def why_not() -> str:
+    """Why there can be no networks here; nothing if there can."""
+    if os.geteuid() != 0:
+        return "only root makes networks"
+    if shutil.which("ip") is None:
+        return "there is no `ip`"
+    name = f"pbmvfl-try-{os.getpid()}"
+    made = subprocess.run(["ip", "netns", "add", name], capture_output=True, check=False)
+    subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+    return "" if made.returncode == 0 else "this machine makes no networks"
+
+
+class Networks:
+    """The server's network and a party's, and nothing else in them."""
+
+    def __init__(self) -> None:
+        number = os.getpid()
+        self.server, self.party = f"pbmvfl-s-{number}", f"pbmvfl-p-{number}"
+        self.host = "10.231.77.1"
+        self._made: list[str] = []
+        try:
+            for name in (self.server, self.party):
+                _ip("netns", "add", name)
+                self._made.append(name)
+                _ip("-n", name, "link", "set", "lo", "up")
+            _ip("-n", self.server, "link", "add", "cable", "type", "veth", "peer", "name", "cable", "netns", self.party)
+            _ip("-n", self.server, "addr", "add", f"{self.host}/30", "dev", "cable")
+            _ip("-n", self.party, "addr", "add", "10.231.77.2/30", "dev", "cable")
+            self.mend()
+            _ip("-n", self.party, "link", "set", "cable", "up")
+        except BaseException:
+            self.close()
+            raise
+
+    def cut(self) -> None:
+        _ip("-n", self.server, "link", "set", "cable", "down")
+
+    def mend(self) -> None:
+        _ip("-n", self.server, "link", "set", "cable", "up")
+
+    def close(self) -> None:
+        made, self._made = self._made, []
+        for name in made:
+            subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+
+    @contextlib.contextmanager
+    def at_the_server(self) -> Iterator[None]:
+        """Sockets that this thread makes here belong to the server's network, and stay there."""
+        own = Path("/proc/thread-self/ns/net")
+        with own.open() as before, Path("/run/netns", self.server).open() as there:
+            _enter(there.fileno())
+            try:
+                yield
+            finally:
+                _enter(before.fileno())
+
+
+def _enter(descriptor: int) -> None:
+    library = ctypes.CDLL(None, use_errno=True)
+    if library.setns(descriptor, _CLONE_NEWNET) != 0:
+        raise OSError(ctypes.get_errno(), "the network cannot be entered")
+
+
+def _ip(*arguments: str) -> None:
+    done = subprocess.run(["ip", *arguments], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise OSError(f"ip {' '.join(arguments)}: {done.stderr.strip()}")
