@@ -92,9 +92,18 @@ class ServerSite:
     """One job at the label holder."""
 
     def __init__(
-        self, home: Home, order: Order, link: ServerLink, *, job: str, on_progress: OnProgress | None = None
+        self,
+        home: Home,
+        order: Order,
+        link: ServerLink,
+        *,
+        job: str,
+        on_progress: OnProgress | None = None,
+        why_closed: Callable[[], str] = str,
     ) -> None:
+        """`why_closed`: whoever closes the link from outside says why."""
         self._home, self._order, self._link, self._job = home, order, link, job
+        self._why_closed = why_closed
         self._on_progress = on_progress
         self._owners = _Declared([False] * len(home.federation.parties))
         self._is_told = False
@@ -103,12 +112,7 @@ class ServerSite:
     @property
     def folder(self) -> Path:
         """Where the outcome of the work is written."""
-        order = self._order
-        if order.work is Work.ALIGN:
-            return self._home.request(order.alignment)
-        if order.work is Work.PREDICT:
-            return self._home.run(order.run) / f"asked-{order.alignment}"
-        return self._home.run(order.run)
+        return outcome_folder(self._home, self._order)
 
     def run(self) -> Outcome:
         """Do the work. Every ending is written down before anybody is told of it."""
@@ -123,7 +127,7 @@ class ServerSite:
             lost = "; ".join(f"{self._name(party)}: {words}" for party, words in sorted(error.reasons.items()))
             outcome = self._outcome(Ending.FAILED, f"lost {lost}")
         except LinkError as error:
-            outcome = self._outcome(Ending.FAILED, str(error))
+            outcome = self._outcome(Ending.FAILED, self._why_closed() or str(error))
         except PbmvflError as error:
             outcome = self._outcome(Ending.REFUSED, str(error))
         except Exception as error:
@@ -327,6 +331,15 @@ class ServerSite:
         if faults:
             _log.warning("predicted, but %s", "; ".join(faults))
         return outcome
+
+
+def outcome_folder(home: Home, order: Order) -> Path:
+    """Where the label holder keeps what came of an order."""
+    if order.work is Work.ALIGN:
+        return home.request(order.alignment)
+    if order.work is Work.PREDICT:
+        return home.run(order.run) / f"asked-{order.alignment}"
+    return home.run(order.run)
 
 
 def _summary(found: Predictions) -> dict[str, Any]:

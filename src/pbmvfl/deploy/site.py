@@ -5,6 +5,7 @@ python -m pbmvfl.deploy.site HOME JOB < ORDER     one role of one job, without N
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
@@ -17,7 +18,7 @@ from pbmvfl.deploy.links import PartyLink, ServerLink
 from pbmvfl.deploy.order import Order, Work
 from pbmvfl.deploy.outcome import Ending, Outcome
 from pbmvfl.deploy.party_site import PartySite, public_words
-from pbmvfl.deploy.server_site import Progress, ServerSite
+from pbmvfl.deploy.server_site import Progress, ServerSite, outcome_folder
 from pbmvfl.deploy.site_status import PartyReport, ServerReport
 from pbmvfl.deploy.warm import warm_up
 from pbmvfl.errors import PbmvflError
@@ -81,6 +82,7 @@ class ServerJob:
         self._home, self._order, self._job = home, order, job
         self._link = link
         self._stopped = threading.Event()
+        self._why_closed = ""
         self.outcome: Outcome | None = None
 
     def run(self) -> None:
@@ -92,12 +94,21 @@ class ServerJob:
             prepare_process()
             if self._order.plan is not None and self._order.work is not Work.ALIGN:
                 warm_up(self._order.plan)
-            site = ServerSite(self._home, self._order, self._link, job=self._job, on_progress=report.progress)
+            site = ServerSite(
+                self._home,
+                self._order,
+                self._link,
+                job=self._job,
+                on_progress=report.progress,
+                why_closed=lambda: self._why_closed,
+            )
             self.outcome = site.run()
         except Exception as error:
             _log.exception("the label holder's part of the job failed")
-            words = f"{self._home.name}: {public_words(error)}"
+            words = self._why_closed or f"{self._home.name}: {public_words(error)}"
             self.outcome = Outcome(job=self._job, ending=Ending.FAILED, words=words)
+            with contextlib.suppress(PbmvflError, OSError):  # the disk may be what failed
+                self.outcome.write(outcome_folder(self._home, self._order))
             report.progress(Progress(state="failed", words=words))
         finally:
             if self._link is not None:
@@ -105,8 +116,14 @@ class ServerJob:
             report.close()
 
     def stop(self) -> None:
+        """The job is to end. Who is not there any more is why, as far as it can be seen from here."""
+        if self._stopped.is_set():
+            return
         self._stopped.set()
         if self._link is not None:
+            here = self._link.alive
+            gone = [name for name in self._link.parties if name not in here]
+            self._why_closed = f"lost {', '.join(gone)}: no process there" if gone else "NVFlare ended the job"
             self._link.close()
 
 

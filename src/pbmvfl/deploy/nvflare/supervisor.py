@@ -25,8 +25,12 @@ from pbmvfl.errors import FederationError, PolicyError
 
 _log = logging.getLogger(__name__)
 #: Seconds between two looks; seconds without a server after which it is given up; seconds that a job which NVFlare
-#: calls running may be missing from what the server runs.
-LOOK, SERVER_PATIENCE, LOST_AFTER = 0.5, 180.0, 15.0
+#: calls running may be missing from what the server runs, and the same if the server was started anew meanwhile.
+LOOK, SERVER_PATIENCE, LOST_AFTER, LOST_BY_RESTART = 0.5, 180.0, 15.0, 3.0
+#: What NVFlare calls a job that has, or is about to get, processes. A server that is started anew never takes one up.
+_UNDER_WAY = ("DISPATCHED", "RUNNING")
+#: What NVFlare says of a site that was lost while a job was brought to it; anything else is the site's own word.
+_NO_REPLY = "no reply"
 #: Jobs in a row that may end without a new round before it is given up.
 MOST_FRUITLESS = 6
 _CONNECT = 5.0
@@ -68,7 +72,7 @@ class Supervisor:
         try:
             while True:
                 outcome = self._one_job(attempt)
-                if outcome.ending is not Ending.FAILED or not keep_going:
+                if outcome.ending is not Ending.FAILED or not keep_going or not outcome.job:
                     return outcome
                 now = self._watched.progress()
                 fruitless = 0 if now > reached else fruitless + 1
@@ -83,6 +87,14 @@ class Supervisor:
     # --- one job ---
 
     def _one_job(self, attempt: int) -> Outcome:
+        if missing_sites := self._await_sites():
+            names = ", ".join(missing_sites)
+            return Outcome(
+                job="",
+                ending=Ending.FAILED,
+                words=f"not connected to the server: {names}; start there with `pbmvfl party start`",
+            )
+        server = self._server_started()
         job = self._submit(attempt)
         missing_since: float | None = None
         ended_since: float | None = None
@@ -97,9 +109,10 @@ class Supervisor:
                 if now - ended_since > 1.0:
                     return self._told(job) or self._ended_without_word(job, status)
             # A job that the server does not run although it says so was lost with an earlier server process.
-            missing = status == "RUNNING" and not runs
+            missing = status in _UNDER_WAY and not runs
             missing_since = (missing_since or now) if missing else None
-            if missing_since is not None and now - missing_since > LOST_AFTER:
+            patience = LOST_AFTER if self._server_started() == server else LOST_BY_RESTART
+            if missing_since is not None and now - missing_since > patience:
                 return Outcome(job=job, ending=Ending.FAILED, words="the server was restarted and has lost the job")
             if self._look is not None:
                 self._look()
@@ -115,13 +128,15 @@ class Supervisor:
     def _ended_without_word(self, job: str, status: str) -> Outcome:
         """It never began, or was killed: the reason is with NVFlare, if anywhere."""
         meta = self._call(lambda session: session.get_job_meta(job)) or {}
-        details = [str(each) for each in meta.get("job_deploy_detail", [])]
-        refused = [each for each in details if "OK" not in each.split(":")[-1]]
+        sites = ("server", *self._home.federation.parties)
+        said = [str(each).partition(":")[::2] for each in meta.get("job_deploy_detail", [])]
+        details = [f"{site}:{words}" for site, words in said if site in sites and words.strip() != "OK"]
+        lost = [each for each in details if _NO_REPLY in each]
+        refused = [each for each in details if each not in lost]
         if refused and "FAILED_TO_RUN" in status:
             return Outcome(job=job, ending=Ending.REFUSED, words="; ".join(map(_without_prefix, refused)))
-        return Outcome(
-            job=job, ending=Ending.FAILED, words=f"the job ended ({status.removeprefix('FINISHED:').lower()})"
-        )
+        words = "; ".join(lost) or f"the job ended ({status.removeprefix('FINISHED:').lower()})"
+        return Outcome(job=job, ending=Ending.FAILED, words=words)
 
     def _submit(self, attempt: int) -> str:
         with tempfile.TemporaryDirectory(prefix="pbmvfl-job-") as scratch:
@@ -139,10 +154,38 @@ class Supervisor:
         """NVFlare's status, and whether the server's process really has the job."""
         meta = self._call(lambda session: session.get_job_meta(job)) or {}
         status = str(meta.get("status", ""))
-        if status != "RUNNING":
+        if status not in _UNDER_WAY:
             return status, False
         found = self._call(lambda session: session.check_status("server")) or {}
         return status, job in str(found.get("jobs", ""))
+
+    def _server_started(self) -> float:
+        """When the server's process began: another moment is another process, which has nobody's jobs."""
+        found = self._call(lambda session: session.check_status("server")) or {}
+        return float(found.get("server_start_time", 0.0))
+
+    def _await_sites(self) -> list[str]:
+        """Wait for every site as long as the line would. NVFlare asks a site that is gone for ten seconds, again and
+        again; here it costs nothing to ask. Those that did not come."""
+        until = time.monotonic() + self._home.federation.patience
+        said: list[str] = []
+        while missing := self._missing_sites():
+            if time.monotonic() > until:
+                return missing
+            if missing != said:
+                self._say(f"waiting for {', '.join(missing)}")
+                said = missing
+            time.sleep(LOOK)
+        return []
+
+    def _missing_sites(self) -> list[str]:
+        found = self._call(lambda session: session.check_status("client")) or {}
+        here = {
+            str(each.get("client_name"))
+            for each in found.get("client_status", [])
+            if each.get("status") not in (None, "no_reply")
+        }
+        return [name for name in self._home.federation.parties if name not in here]
 
     # --- the session with the server ---
 
