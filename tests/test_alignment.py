@@ -269,6 +269,15 @@ def test_an_owner_s_limits_are_kept(limits, words):
     assert not run.kept
 
 
+def test_a_party_that_says_it_has_more_ids_than_can_be_looked_at_is_refused():
+    run = AlignmentRun({"bank": PEOPLE, "shop": PEOPLE})
+    with pytest.raises(AlignmentError, match="party=bank: it says that it has 60 ids; permitted: 59"):
+        LabelSideAlignment(most_ids=59).align(run.link, PEOPLE, name=NAME)
+    assert [question[1] for _, question, _ in run.link.crossed] == [Kind.BEGIN] * 2
+    for side in run.sides.values():
+        side.close()
+
+
 def test_an_alignment_of_another_name_than_the_owner_expects_is_refused():
     run = AlignmentRun({"bank": PEOPLE, "shop": PEOPLE})
     with pytest.raises(AlignmentError, match="name='others': this party is here for 'people'"):
