@@ -8,10 +8,14 @@ INPUTS := pyproject.toml constraints.txt
 # pytest-xdist: one process a core, and torch may not start threads of its own in each of them.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test test-fast install lint bench wheel-check clean
+.PHONY: demo deploy-demo test test-fast install lint bench wheel-check clean
 
 demo: $(STAMPS)/run
 	$(BIN)/pbmvfl train digits
+
+# Four organisations as processes on this machine, from their keys to charged predictions. Two to four minutes.
+deploy-demo: $(STAMPS)/deploy
+	$(BIN)/python examples/four_organisations.py build/deploy-demo
 
 test: $(STAMPS)/test
 	$(BIN)/python -m pytest -n auto --dist loadgroup
@@ -46,6 +50,11 @@ $(STAMPS)/run: $(INPUTS)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
 	mkdir -p $(STAMPS) && touch $@
+
+$(STAMPS)/deploy: $(INPUTS)
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[deploy]"
+	mkdir -p $(STAMPS) && touch $@ $(STAMPS)/run
 
 $(STAMPS)/test: $(INPUTS)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

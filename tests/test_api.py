@@ -99,6 +99,7 @@ def test_the_exported_names_are_exactly_these():
         "PlanError",
         "Policy",
         "PolicyError",
+        "PolicyFileError",
         "Predictions",
         "PrivacyTable",
         "ProtocolError",

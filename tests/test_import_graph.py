@@ -52,6 +52,7 @@ ORDER = [
     "data",
     "encoders",
     "features",
+    "lazy_rows",
     "losses",
     "updates",
     "preparation",
@@ -171,6 +172,33 @@ def test_a_plan_is_only_a_type_to_the_wire_and_to_the_planner() -> None:
         assert "from pbmvfl.plan import Plan" in SOURCES[module]
 
 
+def test_only_its_own_folder_imports_nvflare() -> None:
+    """The line, policies and alignment are tested, and could be run, without it."""
+    importers = {module for module, text in SOURCES.items() if "nvflare" in foreign(ast.parse(text))}
+    assert importers, "the folder that may import it does"
+    assert {module for module in importers if not module.startswith("pbmvfl.deploy.nvflare.")} == set()
+
+
+def test_of_a_deployment_only_the_command_line_imports_what_needs_nvflare() -> None:
+    """Nothing of the library drags it in by way of the folder that may."""
+    known = set(MODULES)
+    for module, text in SOURCES.items():
+        if part(module) in ("deploy", "cli") and not module.startswith("pbmvfl.deploy.nvflare"):
+            found = {name for name in imports(ast.parse(text), known) if name.startswith("pbmvfl.deploy.nvflare")}
+            assert not found or part(module) == "cli", f"{module} imports {', '.join(sorted(found))}"
+
+
+def foreign(tree: ast.Module) -> set[str]:
+    """Packages that a module imports, by their first names, also inside functions and for a type checker."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found.add(str(node.module).partition(".")[0])
+    return found
+
+
 # --- names that begin with an underscore ---
 
 
@@ -253,6 +281,11 @@ def test_a_cycle_is_noticed_also_inside_functions_and_not_for_type_checkers() ->
     assert cycle_of(parts_imported({"pbmvfl.low": typed, **high})) == []
     other = typed + "else:\n    from pbmvfl.high import top\n"
     assert set(cycle_of(parts_imported({"pbmvfl.low": other, **high}))) == {"low", "high"}
+
+
+def test_packages_of_others_are_noticed_in_every_form() -> None:
+    text = "import a.b\nfrom typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import c as d\n"
+    assert foreign(ast.parse(text + "def late():\n    from e.f import g\n")) == {"a", "typing", "c", "e"}
 
 
 def test_private_names_are_noticed_in_every_form() -> None:

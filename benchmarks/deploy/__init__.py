@@ -1,1 +1,1 @@
-"""What a federation between organisations costs: the line, cuts of the cable."""
+"""A federation between organisations, measured: the line, the cell, alignment, large tables, faults."""

@@ -7,6 +7,7 @@
     ├── NonFiniteError           NaN or infinity where a number must be
     │   └── NonFiniteMessage     the same in a message (also a ProtocolError)
     ├── PolicyError              a plan that a party's owner does not accept
+    ├── PolicyFileError          a policy.toml that cannot be used; for its owner alone
     ├── FederationError          files of a federation that are missing, damaged, or contradict each other
     │   └── OrderError           a job that is not of the form that sites accept
     ├── AlignmentError           rows of different organisations that cannot be put in one order
@@ -64,6 +65,10 @@ class NonFiniteError(PbmvflError, ValueError):
 
 class PolicyError(PbmvflError):
     """A plan that a party's owner does not accept. It is asked before there is a party."""
+
+
+class PolicyFileError(PbmvflError):
+    """A policy.toml that cannot be used, or that permits more than the book does. Its words are private."""
 
 
 class FederationError(PbmvflError):

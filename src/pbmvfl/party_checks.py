@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pbmvfl.errors import DataError, WrongPlan
+from pbmvfl.lazy_rows import LazyRows
 from pbmvfl.plan import Plan
 from pbmvfl.schedule import Round, Split
 from pbmvfl.secagg.keys import IDENTITY_BYTES
@@ -46,14 +47,17 @@ def check_rows_once(current: Round) -> None:
         raise WrongPlan(f"round={current.number}: a row stands in its batch more than once, and updates are noisy")
 
 
-def check_rows(rows: Features | None, *, index: int, split: Split) -> None:
+def check_rows(rows: Features | LazyRows | None, *, index: int, split: Split) -> None:
     """Refuse columns that are no numbers, or far out of scale, on the owner's machine and before any session."""
     if rows is None or not np.issubdtype(rows.dtype, np.floating):
         return
-    permitted = np.abs(rows) <= LARGEST_COLUMN  # NaN is not
-    if not permitted.all():
-        where = np.argwhere(~permitted)[0]
-        raise DataError(
-            f"party={index}: row {where[0]} of its {split} rows, column {where[1:].tolist()} is NaN or beyond "
-            f"{LARGEST_COLUMN:g}; give finite numbers, scaled by public constants"
-        )
+    before = 0
+    for piece in rows.pieces() if isinstance(rows, LazyRows) else (rows,):
+        permitted = np.abs(piece) <= LARGEST_COLUMN  # NaN is not
+        if not permitted.all():
+            where = np.argwhere(~permitted)[0]
+            raise DataError(
+                f"party={index}: row {before + where[0]} of its {split} rows, column {where[1:].tolist()} is NaN or "
+                f"beyond {LARGEST_COLUMN:g}; give finite numbers, scaled by public constants"
+            )
+        before += len(piece)

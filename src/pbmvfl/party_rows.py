@@ -8,8 +8,8 @@ Shape suffixes: N rows, D columns.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,7 @@ from torch import Tensor
 from pbmvfl.errors import WrongPlan
 from pbmvfl.interactions.shared import OwnColumns, PublishedContext
 from pbmvfl.interactions.symbols import as_coordinates
+from pbmvfl.lazy_rows import LazyRows
 from pbmvfl.party_checks import Features
 from pbmvfl.plan import Plan
 from pbmvfl.preparation import preparation_for
@@ -36,24 +37,30 @@ class PartyRows:
         plan: Plan,
         *,
         index: int,
-        train: Features,
-        test: Features | None,
+        train: Features | LazyRows,
+        test: Features | LazyRows | None,
         own_columns: Mapping[Split, OwnColumns] | None,
     ) -> None:
         """`own_columns` are those that symbols are made of, if the plan has any."""
         self._interactions, self._index, self._num_parties = plan.interactions, index, plan.num_parties
         self._context_width = 0 if plan.interactions is None else plan.interactions.context_width(index)
         self._own_columns = dict(own_columns or {})
-        #: After the public map, as they came.
-        self.columns = {Split.TRAIN: torch.from_numpy(train)}
-        if test is not None:
-            self.columns[Split.TEST] = torch.from_numpy(test)
+        #: After the public map, as they came; of those that are in memory.
+        self.columns: dict[Split, Tensor] = {}
+        #: Those that stay in their file.
+        self._lazy: dict[Split, LazyRows] = {}
+        for split, rows in ((Split.TRAIN, train), (Split.TEST, test)):
+            if isinstance(rows, LazyRows):
+                self._lazy[split] = rows
+            elif rows is not None:
+                self.columns[split] = torch.from_numpy(rows)
         self._preparation = preparation_for(plan, index=index, rows=self._some)
         #: Of everybody's symbols, once they are published.
         self.context: PublishedContext | None = None
         self._symbols_N = self._make_symbols(plan.seed)
-        #: As the network takes them.
+        #: As the network takes them; of those that are in memory.
         self.features: dict[Split, Tensor] = {}
+        self._lazy_context: Tensor | None = None
         self._prepare()
 
     @property
@@ -64,14 +71,55 @@ class PartyRows:
     @property
     def _some(self) -> Tensor:
         """Rows like those of training; zeros where there are none any more, as where a model is only asked."""
-        columns = self.columns[Split.TRAIN][:8]
+        lazy = self._lazy.get(Split.TRAIN)
+        columns = (
+            self.columns[Split.TRAIN][:8] if lazy is None else torch.from_numpy(lazy.take(np.arange(len(lazy))[:8]))
+        )
         return columns if len(columns) else torch.zeros((8, *columns.shape[1:]), dtype=columns.dtype)
+
+    # --- as the network takes them ---
+
+    def shape(self, split: Split) -> tuple[int, ...]:
+        """Of one row."""
+        return tuple(self.features[split].shape[1:] if split in self.features else self.first.shape[1:])
+
+    def batch(self, split: Split, rows: npt.NDArray[np.int64]) -> Tensor:
+        """These rows, in this order."""
+        if split in self.features:
+            return self.features[split].index_select(0, torch.from_numpy(rows))
+        context = self._lazy_context if split is Split.TRAIN else None
+        own_BD = self._preparation(torch.from_numpy(self._lazy[split].take(rows)))
+        return self._beside(own_BD, None if context is None else context.index_select(0, torch.from_numpy(rows)))
+
+    def pieces(self, split: Split) -> Iterator[Tensor]:
+        """All rows in their order: at once if they are in memory, else some at a time."""
+        if split in self.features:
+            yield self.features[split]
+            return
+        for start in range(0, len(self._lazy[split]), self._lazy[split].piece_rows):
+            rows = np.arange(start, min(start + self._lazy[split].piece_rows, len(self._lazy[split])))
+            yield self.batch(split, rows)
+
+    def piece_rows(self, split: Split) -> int | None:
+        """Rows that are taken from a file at a time; None where all are in memory."""
+        return self._lazy[split].piece_rows if split in self._lazy else None
+
+    def columns_of(self, split: Split, rows: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+        """These rows after the public map, before anything is learned of them."""
+        if split in self.columns:
+            found: npt.NDArray[Any] = self.columns[split].numpy()[rows]
+            return found
+        return self._lazy[split].take(rows)
 
     # --- what changes them ---
 
     def learn(self, statistic: str, split: Split, entropy: Entropy) -> None:
         """Take a noisy statistic of all rows of a split, and prepare the columns by it."""
-        self._preparation.learn(statistic, self.columns[split], entropy)
+        if split in self.columns:
+            pieces: Iterable[Tensor] = (self.columns[split],)
+        else:
+            pieces = map(torch.from_numpy, self._lazy[split].pieces())
+        self._preparation.learn(statistic, pieces, entropy)
         self._prepare()
 
     def publish(self, sent: Mapping[int, npt.NDArray[np.int64]]) -> None:
@@ -101,6 +149,9 @@ class PartyRows:
             split: self._with_context(self._preparation(columns), self._context_of(split))
             for split, columns in self.columns.items()
         }
+        if Split.TRAIN in self._lazy:
+            context = self._context_of(Split.TRAIN)
+            self._lazy_context = None if context is None else torch.from_numpy(context)
 
     def _context_of(self, split: Split) -> npt.NDArray[np.float32] | None:
         """Context features of the training rows, once symbols are published. What others have of test rows is not."""
@@ -110,9 +161,12 @@ class PartyRows:
 
     def _with_context(self, own_ND: Tensor, context: npt.NDArray[np.float32] | None) -> Tensor:
         """Own numbers, and context features beside them: zeros as long as there are none."""
+        return self._beside(own_ND, None if context is None else torch.from_numpy(context))
+
+    def _beside(self, own_ND: Tensor, context: Tensor | None) -> Tensor:
         if not self._context_width:
             return own_ND
-        beside = torch.zeros(len(own_ND), self._context_width) if context is None else torch.from_numpy(context)
+        beside = torch.zeros(len(own_ND), self._context_width) if context is None else context
         return torch.cat((own_ND, beside), dim=1)
 
     # --- symbols ---

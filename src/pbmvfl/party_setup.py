@@ -16,10 +16,12 @@ from pbmvfl.answers import StoredAnswers
 from pbmvfl.encoders import build_encoder
 from pbmvfl.features import mapped, network_shape
 from pbmvfl.interactions.shared import OwnColumns
+from pbmvfl.lazy_rows import LazyRows, is_mapped
 from pbmvfl.ledger.books import PartyForecast, look_ahead
 from pbmvfl.ledger.charging import Charging
 from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.party import Party
+from pbmvfl.party_checks import Features
 from pbmvfl.plan import Plan
 from pbmvfl.policy import Policy
 from pbmvfl.runs.checkpoints import Checkpoints
@@ -51,6 +53,8 @@ class PartySetup:
     #: This party's own ledger, the name it is known by there, and its names for the data and for each row in it; None:
     #: rows by their position.
     ledger: Path | None = None
+    #: Whether each charge is forced to the disk before anything leaves: for machines that may lose power.
+    durable: bool = False
     owner: str = ""
     dataset: str = ""
     train_ids: tuple[str, ...] | None = None
@@ -76,8 +80,8 @@ class PartySetup:
             return self.make_party(
                 self.plan,
                 index=self.index,
-                train_features=self.features(Split.TRAIN),
-                test_features=None if self.test_features is None else self.features(Split.TEST),
+                train_features=self._rows(Split.TRAIN, self.train_features),
+                test_features=None if self.test_features is None else self._rows(Split.TEST, self.test_features),
                 encoder=encoder,
                 identity=Identity.from_private_bytes(self.identity),
                 identities=self.identities,
@@ -112,6 +116,10 @@ class PartySetup:
         """The state machine itself; a subclass may make one of its own."""
         return Party(plan, **arguments)
 
+    def _rows(self, split: Split, rows: Features) -> Features | LazyRows:
+        """As the party is given them: those in a mapped file stay there."""
+        return LazyRows(self.plan, rows) if is_mapped(rows) else self.features(split)
+
     def features(self, split: Split) -> npt.NDArray[np.float32] | npt.NDArray[np.uint8]:
         """The rows of a split as the network takes them; none where there are no test rows."""
         if split is Split.TRAIN:
@@ -120,7 +128,7 @@ class PartySetup:
 
     def _open_ledger(self, session: Session, first_round: int, public_start: bool) -> Charging:
         assert self.ledger is not None
-        ledger = Ledger(self.ledger, owner=self.owner)
+        ledger = Ledger(self.ledger, owner=self.owner, durable=self.durable)
         try:
             return ledger.open_session(
                 session=session.id.hex(),

@@ -95,14 +95,15 @@ def plan_settings() -> dict[str, Setting]:
     return found
 
 
-def _known_names() -> set[str]:
+def known_names() -> set[str]:
+    """Every flat name that `Plan.of` takes."""
     names = {*plan_settings(), "phases", "first_weights", "model", "interactions"}
     released = {"mechanism", "secure_aggregation", *(n for m in MECHANISMS.values() for n in m.own_settings())}
     return names | {PREDICTION_PREFIX + name for name in (*released, "embedding_dim", "bound")}
 
 
 def _check_names(names: Iterable[str]) -> None:
-    known = sorted(_known_names())
+    known = sorted(known_names())
     for name in names:
         if name not in known:
             near = get_close_matches(name, known, n=1)

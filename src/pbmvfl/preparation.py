@@ -10,6 +10,7 @@ Shape suffixes: N rows, D columns.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -36,8 +37,8 @@ LARGEST_COLUMNS = 4096
 class ColumnPreparation(Protocol):
     """A map of a party's columns, with what it has learned of them."""
 
-    def learn(self, statistic: str, rows_ND: Tensor, entropy: Entropy) -> None:
-        """Take a noisy statistic of all rows, which costs a use of each."""
+    def learn(self, statistic: str, pieces: Iterable[Tensor], entropy: Entropy) -> None:
+        """Take a noisy statistic of all rows, which costs a use of each. Sums are exact: pieces change nothing."""
 
     def __call__(self, rows_ND: Tensor) -> Tensor: ...
 
@@ -50,8 +51,8 @@ class ColumnPreparation(Protocol):
 class AsTheyAre:
     """Columns by themselves."""
 
-    def learn(self, statistic: str, rows_ND: Tensor, entropy: Entropy) -> None:
-        del statistic, rows_ND, entropy
+    def learn(self, statistic: str, pieces: Iterable[Tensor], entropy: Entropy) -> None:
+        del statistic, pieces, entropy
 
     def __call__(self, rows_ND: Tensor) -> Tensor:
         return rows_ND
@@ -87,21 +88,25 @@ class Whitening:
         self._mean_D = torch.zeros(columns)
         self._matrix_DD = torch.eye(columns)
 
-    def learn(self, statistic: str, rows_ND: Tensor, entropy: Entropy) -> None:
+    def learn(self, statistic: str, pieces: Iterable[Tensor], entropy: Entropy) -> None:
         if statistic == MEAN.statistic:
-            self._mean_D.copy_(torch.from_numpy(self._mean(rows_ND, entropy)))
+            self._mean_D.copy_(torch.from_numpy(self._mean(pieces, entropy)))
         else:
-            self._matrix_DD.copy_(torch.from_numpy(self._root(self._gram(rows_ND, entropy))))
+            self._matrix_DD.copy_(torch.from_numpy(self._root(self._gram(pieces, entropy))))
 
-    def _mean(self, rows_ND: Tensor, entropy: Entropy) -> npt.NDArray[np.float64]:
-        grid, total_D = self._mean_grid, np.zeros(rows_ND.shape[1])
-        add_clipped(rows_ND.contiguous().numpy(), grid, total_D)
-        return np.asarray(grid.released(total_D, entropy) * (grid.step / len(rows_ND)), dtype=np.float64)
+    def _mean(self, pieces: Iterable[Tensor], entropy: Entropy) -> npt.NDArray[np.float64]:
+        grid, total_D, count = self._mean_grid, np.zeros(len(self._mean_D)), 0
+        for rows_ND in pieces:
+            add_clipped(rows_ND.contiguous().numpy(), grid, total_D)
+            count += len(rows_ND)
+        return np.asarray(grid.released(total_D, entropy) * (grid.step / count), dtype=np.float64)
 
-    def _gram(self, rows_ND: Tensor, entropy: Entropy) -> npt.NDArray[np.float64]:
-        grid, rows = self._gram_grid, self._centred(rows_ND).contiguous().numpy()
-        total_DD = gram_sum(rows, grid)
-        noisy_DD = grid.released(total_DD.reshape(-1), entropy).reshape(total_DD.shape) * (grid.step / len(rows))
+    def _gram(self, pieces: Iterable[Tensor], entropy: Entropy) -> npt.NDArray[np.float64]:
+        grid, total_DD, count = self._gram_grid, np.zeros((len(self._mean_D),) * 2), 0
+        for rows_ND in pieces:
+            total_DD += gram_sum(self._centred(rows_ND).contiguous().numpy(), grid)
+            count += len(rows_ND)
+        noisy_DD = grid.released(total_DD.reshape(-1), entropy).reshape(total_DD.shape) * (grid.step / count)
         return (noisy_DD + noisy_DD.T) / 2
 
     def _root(self, gram_DD: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

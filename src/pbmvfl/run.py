@@ -13,13 +13,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.driver import Meter, Tap, deliver, drive
 from pbmvfl.errors import CheckpointError, EncoderError, NonFiniteError, PartyRefused, PbmvflError, ProtocolError
 from pbmvfl.json_files import checked_object
 from pbmvfl.metrics import classification_metrics
 from pbmvfl.runs.checkpoints import Checkpoints
-from pbmvfl.runs.figures import Figures, went_astray, what_to_change
+from pbmvfl.runs.figures import Figures, Labelled, went_astray, what_to_change
 from pbmvfl.runs.history import EpochLine
 from pbmvfl.runs.release_log import ReleaseLog
 from pbmvfl.runs.results import TRAFFIC_KINDS, Result
@@ -41,7 +40,7 @@ class Run:
         self,
         server: Server,
         transport: Transport,
-        data: VerticalDataset,
+        data: Labelled,
         *,
         log: ReleaseLog,
         keeper: Checkpoints | None,

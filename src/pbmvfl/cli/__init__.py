@@ -8,8 +8,10 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from pbmvfl.cli import ledger
+from pbmvfl.cli import deploy_federation, deploy_policy, deploy_sites, ledger
 from pbmvfl.cli.asking import evaluate, predict
+from pbmvfl.cli.deploy_runs import align, resume, submit
+from pbmvfl.cli.deploy_watch import logs, watch
 from pbmvfl.cli.doctor import doctor
 from pbmvfl.cli.joint import joint
 from pbmvfl.cli.plan import plan
@@ -20,6 +22,8 @@ from pbmvfl.cli.schema import schema
 from pbmvfl.cli.train import train
 from pbmvfl.errors import PbmvflError
 
+#: Where `--help` lists what is for organisations that run a federation together.
+_FEDERATION = "Between organisations"
 app = typer.Typer(
     name="pbmvfl",
     help="Vertical federated learning with the Poisson binomial mechanism: private columns, noisy sums, one model.",
@@ -59,6 +63,15 @@ app.command()(schema)
 app.command()(report)
 app.command()(doctor)
 app.add_typer(ledger.app, name="ledger")
+app.add_typer(deploy_federation.app, name="federation", rich_help_panel=_FEDERATION)
+app.add_typer(deploy_policy.app, name="policy", rich_help_panel=_FEDERATION)
+app.add_typer(deploy_sites.server, name="server", rich_help_panel=_FEDERATION)
+app.add_typer(deploy_sites.party, name="party", rich_help_panel=_FEDERATION)
+app.command(rich_help_panel=_FEDERATION)(align)
+app.command(rich_help_panel=_FEDERATION)(submit)
+app.command(rich_help_panel=_FEDERATION)(resume)
+app.command(rich_help_panel=_FEDERATION)(watch)
+app.command(rich_help_panel=_FEDERATION)(logs)
 
 
 def main() -> None:

@@ -87,6 +87,22 @@ _ExactMetrics = Annotated[
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.", rich_help_panel=_OUT)]
 
 
+_Home = Annotated[
+    Path | None,
+    typer.Option(
+        "--home", help="With --rows: the label holder's folder. Default: this one.", rich_help_panel="Federation"
+    ),
+]
+_AlignedRows = Annotated[
+    str | None,
+    typer.Option(
+        "--rows",
+        help="The aligned rows (`pbmvfl align`) to ask about; RUN is then a run of the federation.",
+        rich_help_panel="Federation",
+    ),
+]
+
+
 def predict(
     *,
     run: _Run,
@@ -107,6 +123,8 @@ def predict(
             help="File for the predictions, .parquet or .csv. Default: a new one in RUN.", rich_help_panel=_OUT
         ),
     ] = None,
+    home: _Home = None,
+    rows: _AlignedRows = None,
     json_: _Json = False,
 ) -> None:
     """Predict rows with a trained model. No label is needed; every row is one release, charged to the ledgers.
@@ -117,6 +135,9 @@ def predict(
     charged, again, unless the parties keep their answers.
     """
     budget = {"epsilon": epsilon, "unit": unit, "delta": delta}
+    if home is not None or rows is not None:
+        _ask_federation(run, home, rows, budget, out=out, with_labels=False, json_only=json_)
+        return
     asked = _Asked(run, data, id_, dataset, budget=budget, ledger=ledger, json_only=json_)
     how = {"uncharged": uncharged, "until_limit": until_limit, "exact": exact, "exact_metrics": exact_metrics}
     found = asked.release(how, out=out, wants_file=True)
@@ -147,6 +168,8 @@ def evaluate(
     out: Annotated[
         Path | None, typer.Option(help="File for the predictions, .parquet or .csv.", rich_help_panel=_OUT)
     ] = None,
+    home: _Home = None,
+    rows: _AlignedRows = None,
     json_: _Json = False,
 ) -> None:
     """How well a trained model predicts rows whose labels are known. Every row is one release, as for `predict`.
@@ -154,6 +177,9 @@ def evaluate(
     [bold]Try[/]  pbmvfl evaluate runs/people-001 --data test.csv
     """
     budget = {"epsilon": epsilon, "unit": unit, "delta": delta}
+    if home is not None or rows is not None:
+        _ask_federation(run, home, rows, budget, out=out, with_labels=True, json_only=json_)
+        return
     labels = (label or _OF_TRAINING, label_data)
     asked = _Asked(run, data, id_, dataset, labels=labels, budget=budget, ledger=ledger, json_only=json_)
     asked.require_labels()
@@ -165,6 +191,17 @@ def evaluate(
         asked.show_metrics(found)
     if found.stopped:
         raise SystemExit(STOPPED_BY_LEDGER)
+
+
+def _ask_federation(
+    run: Path, home: Path | None, rows: str | None, budget: dict[str, Any], *, out: Path | None, **how: bool
+) -> None:
+    """The same question to parties at other organisations."""
+    from pbmvfl.cli.deploy_runs import ask
+
+    if rows is None:
+        raise DataError("--home is the label holder's folder of a federation; say which aligned rows: --rows NAME")
+    ask(str(run), home=home or Path(), rows=rows, budget=budget, out=out, **how)
 
 
 class _Asked:

@@ -7,7 +7,7 @@ no rule.
 from __future__ import annotations
 
 import csv
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -133,7 +133,7 @@ def read_columns(
             table = _of_csv(source.path, wanted, rules, as_text, faults)
         else:
             table = pq.read_table(source.path, columns=list(wanted))
-        table = None if table is None else _plain(table)
+        table = None if table is None else plain(table)
     except (OSError, pa.ArrowException) as error:
         # A CSV reader's words may have a value in them.
         faults.add(f"{source.file} cannot be read as a table" + ("" if source.is_csv else f" ({error})"))
@@ -144,7 +144,7 @@ def read_columns(
     return table
 
 
-def _plain(table: Any) -> Any:
+def plain(table: Any) -> Any:
     """Dictionary columns as their values, and text of every kind as one type."""
     import pyarrow as pa
 
@@ -252,13 +252,9 @@ def _of_csv(
     as_text: Collection[str],
     faults: Faults,
 ) -> Any:
-    import pyarrow as pa
     import pyarrow.csv
 
     ragged = 0
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        written = {name.strip(): name for name in _first_line(file)}
-    as_written = [written[name] for name in wanted]
 
     def skip(row: Any) -> str:
         nonlocal ragged
@@ -266,23 +262,37 @@ def _of_csv(
         ragged += 1
         return "skip"
 
-    table = pyarrow.csv.read_csv(
-        path,
-        read_options=pyarrow.csv.ReadOptions(use_threads=False),
-        parse_options=pyarrow.csv.ParseOptions(newlines_in_values=True, invalid_row_handler=skip),
-        convert_options=pyarrow.csv.ConvertOptions(
+    table = pyarrow.csv.read_csv(path, **csv_options(path, wanted, skip))
+    if ragged:
+        faults.add(ragged_lines(path, ragged))
+        return None
+    return typed(table.rename_columns(list(wanted)), rules, as_text)
+
+
+def csv_options(path: Path, wanted: Sequence[str], on_ragged: Callable[[Any], str]) -> dict[str, Any]:
+    """How Arrow reads a CSV: these columns, all as text."""
+    import pyarrow as pa
+    import pyarrow.csv
+
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        written = {name.strip(): name for name in _first_line(file)}
+    as_written = [written[name] for name in wanted]
+    return {
+        "read_options": pyarrow.csv.ReadOptions(use_threads=False),
+        "parse_options": pyarrow.csv.ParseOptions(newlines_in_values=True, invalid_row_handler=on_ragged),
+        "convert_options": pyarrow.csv.ConvertOptions(
             include_columns=as_written,
             column_types=dict.fromkeys(as_written, pa.string()),
             null_values=_CSV_NULLS,
             strings_can_be_null=True,
             quoted_strings_can_be_null=False,
         ),
-    )
-    if ragged:
-        faults.add(_ragged_lines(path, ragged))
-        return None
-    table = table.rename_columns(list(wanted))
-    for position, name in enumerate(wanted):
+    }
+
+
+def typed(table: Any, rules: Mapping[str, ColumnRule], as_text: Collection[str]) -> Any:
+    """A table of text in the types that the columns' rules say."""
+    for position, name in enumerate(table.column_names):
         if name not in as_text:
             table = table.set_column(position, name, _typed(table.column(name), rules.get(name)))
     return table
@@ -300,7 +310,7 @@ def _typed(column: Any, rule: ColumnRule | None) -> Any:
     return typed if rule is None or not is_text(typed.type) else column
 
 
-def _ragged_lines(path: Path, count: int) -> str:
+def ragged_lines(path: Path, count: int) -> str:
     """Which lines have another number of values than the header has names; no value is shown."""
     found: list[tuple[int, int]] = []
     width = 0

@@ -38,9 +38,10 @@ from typing import Any
 from pbmvfl.errors import FederationError
 
 FILE = "federation.toml"
-_NAME = re.compile(r"[a-z][a-z0-9-]{0,29}")
-_HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,252}")
-_LEAD = re.compile(r"[a-z0-9][a-z0-9._-]{0,40}@[a-z0-9][a-z0-9.-]{0,60}")
+# They become names in certificates, where NVFlare takes no hyphen at an end, and 64 characters at most.
+_NAME = re.compile(r"[a-z]([a-z0-9-]{0,28}[a-z0-9])?")
+_HOST = re.compile(r"(?=.{1,253}\Z)[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?)*")
+_LEAD = re.compile(r"[a-z0-9][a-z0-9._-]{0,20}@[a-z0-9][a-z0-9.-]{0,30}\.[a-z]{2,10}")
 _RESERVED = frozenset({"server", "lead", "all"})
 _SECTIONS = frozenset({"federation", "server", "party", "plan", "line"})
 LARGEST_NUM_PARTIES = 200

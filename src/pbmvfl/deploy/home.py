@@ -173,6 +173,10 @@ class Home:
     def alignment(self, name: str) -> Path:
         return self.path / "alignments" / check_name(name, "alignment")
 
+    def request(self, name: str) -> Path:
+        """At the label holder: what was asked for in an alignment, and what came of it."""
+        return self.path / "requests" / check_name(name, "alignment")
+
     def run(self, name: str) -> Path:
         return self.path / "runs" / check_name(name, "run")
 

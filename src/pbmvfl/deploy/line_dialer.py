@@ -145,7 +145,12 @@ class Dialer:
                 if self._was_welcome and time.monotonic() - refused_since >= self._ended_after:
                     raise LinkError("server: its process ended") from error
             except OtherJob as error:
-                reason, refused_since = str(error), None
+                # Before it was welcome: an earlier job may still be ending there. After that the port is another one's,
+                # and this job's server is gone; its ledger must not wait for the patience.
+                reason = str(error)
+                refused_since = (refused_since or time.monotonic()) if self._was_welcome else None
+                if refused_since is not None and time.monotonic() - refused_since >= self._ended_after:
+                    raise LinkError("server: its process ended, and another job is there") from error
             except (OSError, EOFError) as error:
                 self._check_certificates(error)
                 reason, refused_since = _words(error), None

@@ -26,13 +26,13 @@ class Holder:
     @classmethod
     def new(cls) -> Holder:
         number = os.getpid()
-        return cls(number, _start_of(number) or "", _boot(), secrets.token_hex(16))
+        return cls(number, start_of(number) or "", boot_id(), secrets.token_hex(16))
 
     @property
     def is_alive(self) -> bool:
-        if self.boot != _boot():
+        if self.boot != boot_id():
             return False
-        started = _start_of(self.process)
+        started = start_of(self.process)
         if started is None or started != self.started:
             return False
         return self.process != os.getpid() or self.token in _OPEN
@@ -60,7 +60,7 @@ def forget(holder: Holder) -> None:
     _OPEN.discard(holder.token)
 
 
-def _start_of(process: int) -> str | None:
+def start_of(process: int) -> str | None:
     """When a process started, as the system counts it; None if there is no such process, or only its remains."""
     try:
         # The name of the program is in brackets and may hold anything, so what follows is counted from the last one.
@@ -79,7 +79,8 @@ def _start_of(process: int) -> str | None:
     return ""
 
 
-def _boot() -> str:
+def boot_id() -> str:
+    """Of this start of the machine: process numbers of an earlier one mean nothing."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:

@@ -21,6 +21,8 @@ Digests = npt.NDArray[np.uint32]
 
 #: Four bytes of a row: enough to see that many rows are known, too few to be sure of one by trying its values.
 _ROW_BYTES = 4
+#: So many are in memory at once.
+_ROWS_AT_A_TIME = 1 << 14
 #: A table is taken for known if it shares more rows than chance explains, by so many standard deviations and rows.
 _DEVIATIONS, _ROWS = 4.0, 3.0
 
@@ -37,21 +39,21 @@ def keyed_digests(
     if not parts:
         return ()
     named = [(rows, None if isinstance(ids, range) else list(map(str, ids))) for rows, ids in parts]
-    ordered = [_by_name(rows, names) for rows, names in named]
-    all_names = [name for _, names in named for name in names or ()]
-    whole = np.concatenate([rows for rows, _ in parts])
-    whole = _by_name(whole, all_names if len(all_names) == len(whole) else None)
-    found = [_digest(key, rows) for rows in (whole, *ordered)]
+    found = [_digest(key, rows, names) for rows, names in named]
+    if len(parts) > 1:
+        whole = np.concatenate([rows for rows, _ in parts])
+        all_names = [name for _, names in named for name in names or ()]
+        found.insert(0, _digest(key, whole, all_names if len(all_names) == len(whole) else None))
     return tuple(dict.fromkeys(found))
 
 
-def _by_name(rows: _Rows, names: list[str] | None) -> _Rows:
-    return rows if names is None else rows[np.argsort(np.array(names), kind="stable")]
-
-
-def _digest(key: bytes, rows: _Rows) -> str:
+def _digest(key: bytes, rows: _Rows, names: list[str] | None) -> str:
+    """In the order of names, if there are any; some rows at a time, since they may be in a file larger than memory."""
     code = hmac.new(key, f"{rows.dtype.str} {rows.shape}\0".encode(), "sha256")
-    code.update(np.ascontiguousarray(rows).data)
+    order = None if names is None else np.argsort(np.array(names), kind="stable")
+    for start in range(0, len(rows), _ROWS_AT_A_TIME):
+        some = slice(start, start + _ROWS_AT_A_TIME)
+        code.update(np.ascontiguousarray(rows[some] if order is None else rows[order[some]]).data)
     return code.hexdigest()
 
 
@@ -65,6 +67,13 @@ def row_digests(key: bytes, *splits: _Rows | None) -> Digests:
 
 
 def _digests_of(key: bytes, rows: _Rows) -> Digests:
+    found = bytearray()
+    for start in range(0, len(rows), _ROWS_AT_A_TIME):
+        found += _digests_of_some(key, rows[start : start + _ROWS_AT_A_TIME])
+    return np.frombuffer(bytes(found), dtype="<u4").astype(np.uint32)
+
+
+def _digests_of_some(key: bytes, rows: _Rows) -> bytearray:
     # Pictures have no columns that somebody names in another order, and many values.
     flat = np.sort(rows, axis=1) if rows.ndim == 2 else rows.reshape(len(rows), -1)
     if flat.dtype == np.float32:
@@ -77,7 +86,7 @@ def _digests_of(key: bytes, rows: _Rows) -> Digests:
         code = first.copy()
         code.update(data[start : start + width])
         found += code.digest()
-    return np.frombuffer(bytes(found), dtype="<u4").astype(np.uint32)
+    return found
 
 
 def shared_rows(new: Digests, known: Digests) -> int:

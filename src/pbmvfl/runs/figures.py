@@ -10,7 +10,7 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -19,9 +19,6 @@ from pbmvfl.metrics import ClassFigures, Split, class_figures, classification_me
 from pbmvfl.plan import Plan
 from pbmvfl.plan_groups import Activation, Evaluation, Loss, Training
 from pbmvfl.words import counted
-
-if TYPE_CHECKING:
-    from pbmvfl.data.vertical import VerticalDataset
 
 #: A loss so many times the one that noise can bring about does not come back.
 _ASTRAY = 30.0
@@ -33,10 +30,23 @@ LARGEST_SCORE = 1e4
 _MOST_NAMES = 5
 
 
+class Labelled(Protocol):
+    """What of the data the label holder has: enough to measure, without anybody's columns."""
+
+    @property
+    def class_names(self) -> tuple[str, ...]: ...
+
+    @property
+    def train_labels(self) -> npt.NDArray[np.int64]: ...
+
+    @property
+    def test_labels(self) -> npt.NDArray[np.int64]: ...
+
+
 class Figures:
     """Beside the metrics of the newest evaluation: what it said about every class, and how large scores were."""
 
-    def __init__(self, data: VerticalDataset) -> None:
+    def __init__(self, data: Labelled) -> None:
         self._data = data
         self._measured: dict[Split, list[dict[str, Any]]] = {}
         self._largest: dict[Split, float] = {}

@@ -1,0 +1,266 @@
+"""`python -m benchmarks.deploy.faults --runs 20 --seed 1`: kill -9 at random moments of a run between organisations.
+
+One federation of real kits on loopback. In each run one process is killed: a party's job, a party's NVFlare parent, the
+server's job, or the server's parent. Dead parents are started again after 3 seconds, as systemd would. Every run must
+end by itself, no ledger may have less than what left the party, and the model must be as good as unharmed ones.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import re
+import sqlite3
+import subprocess
+import tempfile
+import threading
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.deploy.phishing import PARTIES, SERVER, Trial, environment, wait_for
+from pbmvfl.deploy.aligning import LabelRows
+from pbmvfl.deploy.plans import training_plan
+
+EPOCHS = 160
+RESTART_AFTER = 3.0
+LONGEST_RUN = 300.0
+TARGETS = ("party job", "party parent", "server job", "server parent")
+RESULTS = Path(__file__).parent.parent / "results" / "faults.json"
+
+
+@dataclass
+class Told:
+    """What came of one run."""
+
+    number: int
+    killed: str = "nothing"
+    site: str = ""
+    #: What the label holder's status said when it was killed, and the round.
+    state: str = ""
+    round: int = 0
+    #: From the kill to the first round that every party has answered anew; None if there was none to come.
+    seconds_until_rounds: float | None = None
+    seconds: float = 0.0
+    jobs: int = 1
+    ending: str = ""
+    words: list[str] = field(default_factory=list)
+    accuracy: float | None = None
+    #: For each party: rounds that left it, rounds in its ledger; over all sessions.
+    released: dict[str, int] = field(default_factory=dict)
+    charged: dict[str, int] = field(default_factory=dict)
+    ledgers_hold: bool = True
+    load: float = 0.0
+
+
+# --- what left a party, and what its book has; neither by the program's own reader ---
+
+
+def released(trial: Trial, party: str, since: float) -> list[tuple[float, str, int]]:
+    """(when, session, round) of every answer of a round, as the tap wrote it."""
+    path = trial.homes[party].path / "released.log"
+    found = []
+    for line in path.read_text().splitlines() if path.exists() else []:
+        moment, session, number = line.split()
+        if float(moment) >= since:
+            found.append((float(moment), session, int(number)))
+    return found
+
+
+def charged(trial: Trial, party: str) -> dict[str, tuple[int, int]]:
+    """Every session's rounds in a party's book, from its tables."""
+    book = sqlite3.connect(f"file:{trial.homes[party].ledger}?mode=ro", uri=True)
+    rows = book.execute(
+        "SELECT s.session, s.first_round, c.charged_until FROM sessions s JOIN charged c ON c.session = s.id"
+    ).fetchall()
+    book.close()
+    return {session: (first, until) for session, first, until in rows}
+
+
+def compare_ledgers(trial: Trial, told: Told, since: float) -> None:
+    for party in PARTIES:
+        left = {(session, number) for _, session, number in released(trial, party, since)}
+        book = charged(trial, party)
+        told.released[party] = len(left)
+        sessions = {session for session, _ in left}
+        told.charged[party] = sum(until - first for name, (first, until) in book.items() if name in sessions)
+        for session, number in left:
+            first, until = book.get(session, (0, 0))
+            if not first <= number < until:
+                told.ledgers_hold = False
+
+
+# --- one run ---
+
+
+def status(trial: Trial, run: str) -> dict[str, Any]:
+    try:
+        found = json.loads(trial.server.status.read_text())
+    except (OSError, ValueError):
+        return {}
+    return found if found.get("run") == run else {}
+
+
+def one_run(trial: Trial, number: int, target: str | None, site: str, when: tuple[str, float], plan: Path) -> Told:
+    """`when`: ("seconds", s) after submitting, or ("round", r)."""
+    told, name = Told(number, load=os.getloadavg()[0]), f"trial-{number:03d}"
+    began = time.time()
+    command = trial.command(
+        SERVER, "submit", name, "--home", str(trial.server.path), "--plan", str(plan), "--keep-going"
+    )
+    with tempfile.TemporaryFile("w+") as output:
+        submitter = subprocess.Popen(command, env=environment(), stdout=output, stderr=subprocess.STDOUT)
+        restart: threading.Thread | None = None
+        killed_at = None
+        try:
+            if target is not None:
+                restart, killed_at = _kill(trial, told, name, target, site, when, submitter)
+            try:
+                submitter.wait(timeout=LONGEST_RUN)
+            except subprocess.TimeoutExpired:
+                told.words.append(f"no end within {LONGEST_RUN:g} seconds")
+        finally:
+            if submitter.poll() is None:
+                submitter.kill()
+            submitter.wait()
+            if restart is not None:
+                restart.join(timeout=160)
+        output.seek(0)
+        said = output.read()
+    told.seconds = round(time.time() - began, 1)
+    told.words += [line for line in said.splitlines() if "new job" in line or "waiting" in line or "lost" in line]
+    told.jobs = 1 + said.count("going on in a new job")
+    told.ending = {0: "done", 3: "stopped", 5: "failed"}.get(submitter.returncode or 0, f"code {submitter.returncode}")
+    if told.ending != "done":
+        told.words.append(said[-600:])
+    compare_ledgers(trial, told, began)
+    if killed_at is not None:
+        told.seconds_until_rounds = _until_rounds(trial, killed_at)
+    if told.ending == "done":
+        told.accuracy = accuracy(trial, name)
+    return told
+
+
+def _kill(trial, told, name, target, site, when, submitter):
+    kind, amount = when
+    began = time.monotonic()
+    alive = lambda: submitter.poll() is None  # noqa: E731
+    if kind == "seconds":
+        wait_for(lambda: time.monotonic() - began >= amount or not alive(), 60)
+    else:
+        wait_for(lambda: status(trial, name).get("round", 0) >= amount or not alive(), 120, 0.01)
+    find = trial.job if "job" in target else trial.parent
+    process = wait_for(lambda: find(site) or (None if alive() else "none"), 60)
+    if process in (None, "none"):
+        told.words.append("there was nothing to kill any more")
+        return None, None
+    seen = status(trial, name)
+    process.kill()
+    killed_at = time.time()
+    told.killed, told.site = target, site
+    told.state, told.round = seen.get("state", "before the job"), seen.get("round", 0)
+    restart = None
+    if "parent" in target:
+        restart = threading.Thread(target=lambda: (time.sleep(RESTART_AFTER), trial.start(site)))
+        restart.start()
+    return restart, killed_at
+
+
+def _until_rounds(trial: Trial, killed_at: float) -> float | None:
+    """When every party had answered a round of a session that began after the kill."""
+    firsts = []
+    for party in PARTIES:
+        everything = released(trial, party, 0)
+        old = {session for moment, session, _ in everything if moment < killed_at}
+        new = [moment for moment, session, _ in everything if moment >= killed_at and session not in old]
+        if not new:
+            return None
+        firsts.append(min(new))
+    return round(max(firsts) - killed_at, 1)
+
+
+def accuracy(trial: Trial, run: str) -> float | None:
+    said = trial.call(SERVER, "evaluate", run, "--rows", "visitors", "--home", str(trial.server.path))
+    found = re.search(r"accuracy (0\.\d+)", said)
+    return float(found[1]) if found else None
+
+
+# --- all of them ---
+
+
+def prepare(folder: Path, trial: Trial) -> Path:
+    home = str(trial.server.path)
+    if not trial.server.alignment("visitors").exists():
+        trial.call(SERVER, "align", "people", "--home", home)
+        trial.call(SERVER, "align", "visitors", "--ids", str(trial.server.path / "new.csv"), "--home", home)
+    plan = training_plan(trial.server.federation, LabelRows.load(trial.server, "people"), num_epochs=EPOCHS)
+    path = folder / "plan.json"
+    path.write_text(plan.to_json())
+    return path
+
+
+def table(runs: list[Told]) -> str:
+    lines = [
+        "| run | killed | when | rounds go on after s | jobs | ending | accuracy | released / charged, least | load |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for told in runs:
+        when = f"{told.state}, round {told.round}" if told.killed != "nothing" else ""
+        after = "-" if told.seconds_until_rounds is None else f"{told.seconds_until_rounds:.1f}"
+        slack = min(
+            ((told.charged[party] - told.released[party], party) for party in told.released), default=(0, PARTIES[0])
+        )
+        book = f"{told.released.get(slack[1], 0)} / {told.charged.get(slack[1], 0)}"
+        what = f"{told.killed} ({told.site})" if told.site else told.killed
+        lines.append(
+            f"| {told.number} | {what} | {when} | {after} | {told.jobs} | {told.ending} | {told.accuracy} | {book}"
+            f"{'' if told.ledgers_hold else ' BELOW'} | {told.load:.1f} |"
+        )
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.deploy.faults", description=__doc__)
+    parser.add_argument("--runs", type=int, default=20)
+    parser.add_argument("--unharmed", type=int, default=5)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--target", choices=TARGETS, help="always this one")
+    parser.add_argument("--folder", type=Path, help="where the organisations live; default: a temporary folder")
+    parser.add_argument("--port", type=int, default=38002)
+    parser.add_argument("--json", type=Path, default=RESULTS)
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="pbmvfl-faults-") as scratch:
+        folder = given.folder or Path(scratch)
+        trial = Trial.make(folder, port=given.port, networks={})
+        with trial.running():
+            runs = _all(trial, prepare(folder, trial), given)
+    print(table(runs))
+    return 0 if all(told.ending == "done" and told.ledgers_hold for told in runs) else 1
+
+
+def _all(trial: Trial, plan: Path, given: argparse.Namespace) -> list[Told]:
+    chance = random.Random(given.seed)
+    rounds = len(
+        training_plan(trial.server.federation, LabelRows.load(trial.server, "people"), num_epochs=EPOCHS).schedule
+    )
+    runs: list[Told] = []
+    for number in range(given.unharmed + given.runs):
+        target, site, when = None, "", ("seconds", 0.0)
+        if number >= given.unharmed:
+            # Each kind as often as the others, half of them before the first round.
+            target = given.target or TARGETS[number % len(TARGETS)]
+            site = SERVER if "server" in target else chance.choice(PARTIES)
+            early, late = ("seconds", chance.uniform(0, 12)), ("round", float(chance.randrange(rounds)))
+            when = chance.choice((early, late, late))
+        told = one_run(trial, number, target, site, when, plan)
+        runs.append(told)
+        print(json.dumps(asdict(told)), flush=True)
+        given.json.write_text(json.dumps([asdict(each) for each in runs], indent=1) + "\n")
+    return runs
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

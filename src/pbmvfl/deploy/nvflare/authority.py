@@ -1,0 +1,274 @@
+"""Keys born at home: each organisation makes its own, asks for certificates, and gets nothing but public texts back.
+
+init      the authority: a certificate that signs those of all others; whoever runs it keeps its folder
+request   every organisation: keys at home, a request to send
+approve   the authority: all requests of a federation become parcels to send back
+package   every organisation: a kit from its own keys and what came back
+
+NVFlare makes keys, requests and certificates (its distributed way); what is sent is ours, since it also carries
+identities, and the kit's other files are written at home by `hardening`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import shutil
+import tempfile
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nvflare.tool.cert.cert_commands import generate_csr_files, handle_cert_init, sign_csr_files
+
+from pbmvfl.deploy import certificates
+from pbmvfl.deploy.certificates import Certificate
+from pbmvfl.deploy.federation_file import FILE, FederationFile
+from pbmvfl.deploy.fingerprint import check_fingerprint, fingerprint
+from pbmvfl.deploy.home import WHO, Home
+from pbmvfl.deploy.nvflare.hardening import harden
+from pbmvfl.deploy.nvflare.provision import make_home, organisation
+from pbmvfl.deploy.requests import Request, Signed, check_distinct
+from pbmvfl.errors import FederationError
+from pbmvfl.files import PRIVATE_FILE, make_private_folder, write_atomically
+
+AUTHORITY_DAYS, CERTIFICATE_DAYS = 3650, 365
+
+
+@dataclass(frozen=True, kw_only=True)
+class Approval:
+    """What came of a call of `approve`."""
+
+    #: A parcel for each organisation; none before every one has asked.
+    parcels: dict[str, Path]
+    #: Who has not asked yet.
+    missing: tuple[str, ...]
+    #: Of the whole federation; empty before every one has asked.
+    fingerprint: str
+
+
+def init(federation_toml: Path, folder: Path) -> FederationFile:
+    """A new authority in a folder of its own. Whoever has this folder can let in anybody: keep it off line."""
+    federation = FederationFile.read(federation_toml)
+    if folder.exists() and any(folder.iterdir()):
+        raise FederationError(f"{folder} is not empty and was not touched; choose another folder")
+    make_private_folder(folder)
+    with _nvflare(f"the authority in {folder}"), tempfile.TemporaryDirectory() as scratch:
+        profile = Path(scratch) / "profile.yml"
+        profile.write_text(f"name: {federation.name}\n")
+        handle_cert_init(
+            Namespace(
+                profile=str(profile),
+                output_dir=str(folder),
+                org=None,
+                valid_days=AUTHORITY_DAYS,
+                deploy_version=None,
+                force=False,
+            )
+        )
+    (folder / "rootCA.key").chmod(PRIVATE_FILE)
+    write_atomically(folder / FILE, _text(federation_toml))
+    return federation
+
+
+def request(federation_toml: Path, name: str, path: Path) -> Path:
+    """This organisation's folder with keys of its own, made here; the file to send. Asking again keeps the keys."""
+    federation = FederationFile.read(federation_toml)
+    if name != federation.server:
+        federation.index_of(name)
+    if (path / WHO).exists() and Home.at(path).name != name:
+        raise FederationError(f"{path} is the folder of {Home.at(path).name}, not of {name}; choose another")
+    home = make_home(path, name, _text(federation_toml))
+    identity = home.make_identity()
+    folder = home.path / "request"
+    make_private_folder(folder)
+    wanted = Request(
+        federation=federation.digest,
+        name=name,
+        identity=identity.public,
+        site=_csr(folder, name, name, "server" if home.is_server else "client"),
+        lead=_csr(folder, federation.lead, name, "lead") if home.is_server else "",
+    )
+    parcel = folder / f"{name}.request.zip"
+    wanted.write(parcel, identity)
+    return parcel
+
+
+def approve(
+    folder: Path,
+    requests: Sequence[Path] = (),
+    *,
+    replace: bool = False,
+    days: int = CERTIFICATE_DAYS,
+) -> Approval:
+    """Sign the requests of a whole federation; those of earlier calls are remembered.
+
+    Once everybody has asked, every organisation's parcel is made, with certificates for `days` from now. Called again
+    it renews them. A second request in a name that has another key is refused unless it is to `replace` the first.
+    """
+    federation = FederationFile.read(folder / FILE)
+    known = folder / "requests"
+    make_private_folder(known)
+    accepted: dict[str, tuple[Path, Request]] = {}
+    for each in requests:
+        wanted = Request.read(each, federation)
+        if (twice := accepted.get(wanted.name)) is not None and twice[1] != wanted:
+            raise FederationError(f"{twice[0]} and {each} are both of {wanted.name}, with different keys; ask them")
+        accepted[wanted.name] = (each, wanted)
+        before = known / f"{wanted.name}.request.zip"
+        if before.exists() and Request.read(before, federation) != wanted and not replace:
+            raise FederationError(
+                f"{each}: {wanted.name} has asked before with another key; call them, and if it is true that they made "
+                "a new one: --replace"
+            )
+    names = (federation.server, *federation.parties)
+    for path in known.glob("*.request.zip"):
+        with contextlib.suppress(FederationError):  # of an older federation.toml: whoever it was must ask again
+            old = Request.read(path, federation)
+            accepted.setdefault(old.name, (path, old))
+    everybody = {name: accepted[name][1] for name in names if name in accepted}
+    check_distinct({name: each.identity for name, each in everybody.items()}, "requests")
+    keys = {name: each.keys(federation, accepted[name][0]) for name, each in everybody.items()}
+    check_distinct({f"{name} ({place})": key for name in keys for place, key in enumerate(keys[name])}, "requests")
+    for name, (path, _) in accepted.items():
+        if path.parent.resolve() != known.resolve():
+            shutil.copyfile(path, known / f"{name}.request.zip")
+    missing = tuple(name for name in names if name not in everybody)
+    if missing:
+        return Approval(parcels={}, missing=missing, fingerprint="")
+    identities = {name: each.identity for name, each in everybody.items()}
+    root = Certificate.read(folder / "rootCA.pem")
+    parcels = {}
+    make_private_folder(folder / "signed")
+    for name, wanted in everybody.items():
+        server = name == federation.server
+        parcels[name] = folder / "signed" / f"{name}.signed.zip"
+        Signed(
+            federation=federation.digest,
+            name=name,
+            authority=root.path.read_text(),
+            site=_sign(folder, wanted.site, "server" if server else "client", days, federation.host),
+            lead=_sign(folder, wanted.lead, "lead", days, federation.host) if server else "",
+            identities=identities,
+        ).write(parcels[name])
+    return Approval(parcels=parcels, missing=(), fingerprint=fingerprint(federation, root, identities))
+
+
+def package(home: Home, parcel: Path, *, fingerprint_said: str | None = None, replace: bool = False) -> str:
+    """A kit from the keys at home and what the authority sent. The federation's fingerprint, to compare by phone.
+
+    With `fingerprint_said` nothing is written unless it is the same. Identities that were pinned before and are others
+    now are refused, unless they are to `replace` the old ones.
+    """
+    federation = home.federation
+    signed = Signed.read(parcel, federation)
+    if signed.name != home.name:
+        raise FederationError(f"{parcel} is for {signed.name[:40]!r}, and this is the folder of {home.name}")
+    if signed.identities[home.name] != home.identity().public:
+        raise FederationError(
+            f"{parcel} has another identity for {home.name} than the one here: somebody swapped it, or this "
+            "organisation asked again since; do not use it"
+        )
+    with tempfile.TemporaryDirectory(prefix=".package-", dir=home.path) as scratch, _named(scratch, parcel):
+        root = Path(scratch) / "rootCA.pem"
+        root.write_text(signed.authority)
+        authority = Certificate.read(root)
+        if (words := certificates.fault(authority, name=authority.name, authority=authority)) is not None:
+            raise FederationError(words)
+        kits = [("site", home.name, signed.site)] + ([("lead", federation.lead, signed.lead)] if home.is_server else [])
+        for place, name, pem in kits:
+            certificate = Path(scratch) / f"{place}.crt"
+            certificate.write_text(pem)
+            certificates.check(certificate, home.path / "request" / f"{name}.key", root, name=name)
+        found = fingerprint(federation, authority, signed.identities)
+    if fingerprint_said is not None:
+        check_fingerprint(fingerprint_said, found)
+    _check_pins(home, signed, replace)
+    _write_kit(home, signed)
+    return found
+
+
+def _write_kit(home: Home, signed: Signed) -> None:
+    federation, request_folder = home.federation, home.path / "request"
+    places = [(home.kit, home.certificate.name, home.private_key.name, home.name, signed.site)]
+    if home.is_server:
+        places.append((home.lead_kit, "client.crt", "client.key", federation.lead, signed.lead))
+    for kit, certificate, key, name, pem in places:
+        startup = kit / "startup"
+        make_private_folder(startup)
+        write_atomically(startup / key, (request_folder / f"{name}.key").read_bytes(), mode=PRIVATE_FILE)
+        write_atomically(startup / certificate, pem, mode=PRIVATE_FILE)
+        write_atomically(startup / "rootCA.pem", signed.authority, mode=PRIVATE_FILE)
+    home.write_pins(
+        signed.identities[federation.server], {name: signed.identities[name] for name in federation.parties}
+    )
+    harden(home)
+    home.pins()
+
+
+def _check_pins(home: Home, signed: Signed, replace: bool) -> None:
+    try:
+        pins = home.pins()
+    except FederationError:
+        return  # none yet, or none that are whole
+    old = {home.federation.server: pins.server, **dict(zip(home.federation.parties, pins.parties, strict=True))}
+    changed = sorted(name for name in old if old[name] != signed.identities[name])
+    if changed and not replace:
+        raise FederationError(
+            f"the identity of {', '.join(changed)} is another one than before; call them, and if it is true that they "
+            "made a new one: --replace"
+        )
+
+
+@contextlib.contextmanager
+def _named(scratch: str, parcel: Path) -> Iterator[None]:
+    """Errors name the parcel, not a file that is gone when they are read."""
+    try:
+        yield
+    except FederationError as error:
+        raise FederationError(str(error).replace(f"{scratch}/", f"{parcel}: ")) from None
+
+
+def _csr(folder: Path, name: str, owner: str, kind: str) -> str:
+    """The request for a certificate; its key is made once, here, and stays."""
+    path, key = folder / f"{name}.csr", folder / f"{name}.key"
+    if not (path.exists() and key.exists()):
+        key.unlink(missing_ok=True)
+        with _nvflare(f"the request of {name}"):
+            generate_csr_files(name=name, org=organisation(owner), cert_type=kind, output_dir=str(folder))
+        key.chmod(PRIVATE_FILE)
+    return path.read_text()
+
+
+def _sign(folder: Path, csr: str, kind: str, days: int, host: str) -> str:
+    with _nvflare("a certificate"), tempfile.TemporaryDirectory() as scratch:
+        path = Path(scratch) / "request.csr"
+        path.write_text(csr)
+        made: dict[str, Any] = sign_csr_files(
+            csr_path=str(path),
+            ca_dir=str(folder),
+            output_dir=str(Path(scratch) / "signed"),
+            cert_type=kind,
+            valid_days=days,
+            server_default_host=host if kind == "server" else None,
+            server_additional_hosts=[host] if kind == "server" else None,
+        )
+        return Path(made["signed_cert"]).read_text()
+
+
+@contextlib.contextmanager
+def _nvflare(what: str) -> Iterator[None]:
+    """NVFlare's command-line functions print what is wrong and end the program; here it becomes an error."""
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+            yield
+    except SystemExit:
+        words = " ".join(said.getvalue().split())[:300]
+        raise FederationError(f"{what} could not be made: {words}") from None
+
+
+def _text(federation_toml: Path) -> str:
+    return (federation_toml / FILE if federation_toml.is_dir() else federation_toml).read_text()

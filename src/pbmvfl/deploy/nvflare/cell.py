@@ -1,0 +1,51 @@
+"""NVFlare's cell as a carrier, for sites that may open one port only. The line (`deploy.line`) is faster.
+
+A message of the cell goes from a job's process to the server's parent process and from there to the other job's
+process. It arrives once or never, and nobody is told. What is said is the seal's (`deploy.seal`): the cell cannot
+forge, change, repeat or reorder a question or an answer. Around them are hints, which are believed because nothing
+but time is lost by a false one:
+
+    party  HELLO      it is there
+    server CHALLENGE  the seal's          -> party JOIN, or REFUSED and why
+    server QUESTION   sealed              -> party ANSWER, sealed
+    server PROBE      after some seconds without an answer: what of this question?
+                                          -> party STATE: the last that it answered, the one that it works on;
+                                             and the last answer again, if it is that one's
+    either BYE        it leaves
+
+A question is sent again, as it was, when the party says that it has neither answered it nor works on it: a slow party
+is not sent megabytes again and again.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pbmvfl.deploy.carriers import party_seal, server_seal
+from pbmvfl.deploy.home import Home
+from pbmvfl.deploy.nvflare.cell_party import PartyCell
+from pbmvfl.deploy.nvflare.cell_server import ServerCell
+
+#: What NVFlare calls the server, whatever its organisation is called.
+_ROOT = "server"
+
+
+def server_cell(home: Home, cell: Any, job: str) -> ServerCell:
+    """The label holder's end. `cell` is the job process's own: `engine.get_cell()`."""
+    federation = home.federation
+    return ServerCell(
+        core_cell=cell.core_cell,
+        seal=server_seal(home, job),
+        cells={name: f"{name}.{job}" for name in federation.parties},
+        patience=federation.patience,
+    )
+
+
+def party_cell(home: Home, cell: Any, job: str) -> PartyCell:
+    """A party's end."""
+    return PartyCell(
+        core_cell=cell.core_cell,
+        seal=party_seal(home, job),
+        server=f"{_ROOT}.{job}",
+        patience=home.federation.patience,
+    )

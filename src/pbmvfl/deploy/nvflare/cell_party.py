@@ -1,0 +1,184 @@
+"""The cell at a party: answers what the server's job asks, one question at a time, whatever NVFlare's threads bring."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from typing import Any
+
+from pbmvfl.deploy import frames
+from pbmvfl.deploy.links import Channel, Handler
+from pbmvfl.deploy.nvflare.cell_door import AGAIN_AFTER, NUMBER, STATE, Door, Kind, words_of
+from pbmvfl.deploy.seal import MAC_BYTES, MOST_UNANSWERED, OtherJob, PartySeal, ProcessReplaced
+from pbmvfl.errors import LinkError
+
+#: Seconds after the last answer in which the server may ask for it again; a server that leaves has it.
+_LINGER = 6.0
+
+
+class PartyCell:
+    """A party's end: a `PartyLink`. `serve` belongs to one thread; `close` may come from any.
+
+    A server that is silent may be cut off, ended, or waiting for others: the cell cannot tell. So it is given up after
+    `patience` seconds before it has joined, and after `idle` seconds without a question later.
+    """
+
+    def __init__(
+        self,
+        *,
+        core_cell: Any,
+        seal: PartySeal,
+        server: str,
+        patience: float,
+        idle: float | None = None,
+        again_after: float = AGAIN_AFTER,
+        linger: float = _LINGER,
+        frame_limit: int = frames.LIMIT,
+    ) -> None:
+        """`server` is the cell of the server's job: nobody else is heard."""
+        self._seal, self._server, self._patience, self._again_after = seal, server, patience, again_after
+        self._idle = 3 * patience if idle is None else idle
+        self._linger, self._limit = linger, frame_limit
+        #: Guards all below, which NVFlare's threads see too.
+        self._came = threading.Condition()
+        self._box: deque[tuple[Kind, bytes]] = deque()
+        self._heard_at = time.monotonic()
+        self._hello_at = 0.0
+        self._has_joined = self._server_left = self._closed = False
+        self._refused = ""
+        #: The question that is worked on, as it came; the last that was answered, and its answer as it travels.
+        self._working_on = b""
+        self._last = 0
+        self._last_answer = b""
+        self._door = Door(core_cell, peers=(server,), hear=self._hear, limit=frame_limit)
+
+    def serve(self, handle: Handler) -> None:
+        """Answer until the server says that the work is over."""
+        with self._came:
+            self._heard_at = time.monotonic()
+        leaves_at: float | None = None
+        while (message := self._next(leaves_at)) is not None:
+            kind, body = message
+            if kind is Kind.CHALLENGE:
+                self._join(body)
+            elif self._answer(body, handle) is Channel.END and leaves_at is None:
+                leaves_at = time.monotonic() + self._linger
+
+    def close(self) -> None:
+        with self._came:
+            if self._closed:
+                return
+            self._closed = True
+            self._came.notify_all()
+        self._door.say(self._server, Kind.BYE)
+        self._door.close()
+
+    # --- in the thread that serves ---
+
+    def _next(self, leaves_at: float | None) -> tuple[Kind, bytes] | None:
+        """What is to be done next; None when the work is over, and nobody asks for the last answer again."""
+        while True:
+            now = time.monotonic()
+            with self._came:
+                if self._closed:
+                    raise LinkError("server: the link was closed at this side")
+                if self._box:
+                    kind, body = self._box.popleft()
+                    self._working_on = body if kind is Kind.QUESTION else b""
+                    return kind, body
+                if leaves_at is not None and (self._server_left or now >= leaves_at):
+                    return None
+                patience = self._idle if self._has_joined else self._patience
+                until = self._heard_at + patience if leaves_at is None else leaves_at
+                if self._server_left or now >= until:
+                    raise LinkError(self._why_lost(patience))
+                says_hello = not self._has_joined and now >= self._hello_at
+                if not says_hello:
+                    self._came.wait(min(until, until if self._has_joined else self._hello_at) - now)
+            if says_hello:
+                self._hello_at = now + self._again_after
+                self._door.say(self._server, Kind.HELLO)
+
+    def _why_lost(self, patience: float) -> str:
+        last = f"; last refused: {self._refused}" if self._refused else ""
+        if self._server_left:
+            return f"server: it left before the work was over{last}"
+        said = "asked nothing" if self._has_joined else "did not take this party in"
+        return f"server: it {said} for {patience:g} seconds; the party lets go{last}"
+
+    def _join(self, challenge: bytes) -> None:
+        try:
+            join = self._seal.join(challenge)
+        except LinkError as error:
+            self._refused = str(error)
+            self._door.say(self._server, Kind.REFUSED, str(error).encode()[:400])
+            if isinstance(error, OtherJob | ProcessReplaced):  # signed by the server: it will not change
+                raise
+            self._door.dropped(str(error))
+            return
+        self._door.say(self._server, Kind.JOIN, join)
+
+    def _answer(self, question: bytes, handle: Handler) -> Channel | None:
+        """The channel of a question that was answered; None for what is no question of the server's."""
+        answer = b""
+        try:
+            channel, answer = self._seal.respond(question, handle)
+        except LinkError as error:
+            self._door.dropped(str(error))
+            return None
+        finally:
+            with self._came:
+                self._working_on = b""
+                self._heard_at = time.monotonic()  # the time that the handler took is no silence of the server
+                if answer:
+                    self._has_joined = True
+                    self._last, self._last_answer = _number(question), answer
+        if len(answer) > self._limit:
+            raise LinkError(f"an answer of {len(answer):,} bytes; permitted: at most {self._limit:,}")
+        self._door.say(self._server, Kind.ANSWER, answer)
+        return channel
+
+    # --- in NVFlare's threads ---
+
+    def _hear(self, cell: str, kind: Kind, body: bytes) -> None:
+        del cell  # the door lets in the server's only
+        state, again = b"", b""
+        with self._came:
+            self._heard_at = time.monotonic()
+            match kind:
+                case Kind.QUESTION if not self._has_already(body):
+                    self._put(kind, body)
+                case Kind.CHALLENGE:
+                    self._put(kind, body)
+                case Kind.PROBE if len(body) == NUMBER.size:
+                    state = STATE.pack(self._last, self._number_in_work())
+                    again = self._last_answer if NUMBER.unpack(body)[0] == self._last else b""
+                case Kind.REFUSED:
+                    self._refused = words_of(body)
+                case Kind.BYE:
+                    self._server_left = True
+            self._came.notify_all()
+        if again:
+            self._door.say(self._server, Kind.ANSWER, again)
+        elif state:
+            self._door.say(self._server, Kind.STATE, state)
+
+    def _has_already(self, question: bytes) -> bool:
+        """Whether it waits or is worked on, so that a second delivery is not handled twice."""
+        mac = question[-MAC_BYTES:]
+        return any(each[-MAC_BYTES:] == mac for each in (self._working_on, *(body for _, body in self._box)))
+
+    def _put(self, kind: Kind, body: bytes) -> None:
+        """More than an honest server has under way is dropped; it asks again."""
+        if len(self._box) <= MOST_UNANSWERED:
+            self._box.append((kind, body))
+
+    def _number_in_work(self) -> int:
+        waiting = [body for kind, body in self._box if kind is Kind.QUESTION]
+        return _number(self._working_on or (waiting[0] if waiting else b""))
+
+
+def _number(question: bytes) -> int:
+    """A question's number as it says itself; 0 for no question."""
+    return int.from_bytes(question[: NUMBER.size]) if len(question) >= NUMBER.size else 0

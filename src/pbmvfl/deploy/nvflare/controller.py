@@ -1,0 +1,59 @@
+"""The label holder's side of a job, as NVFlare starts it. All it does is to start and end `deploy.site`."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.impl.controller import Controller
+from nvflare.apis.signal import Signal
+
+from pbmvfl.deploy.federation_file import CarrierName
+from pbmvfl.deploy.home import Home
+from pbmvfl.deploy.nvflare.job import read_argument
+from pbmvfl.deploy.outcome import Ending
+from pbmvfl.deploy.site import ServerJob
+
+#: Seconds between two looks at whether the job was aborted.
+_LOOK = 0.2
+
+
+class ServerController(Controller):
+    """Runs the server's state machine over the federation's own link. NVFlare's tasks are not used."""
+
+    def __init__(self, order: str) -> None:
+        super().__init__()
+        self._order = order
+        self._job: ServerJob | None = None
+
+    def start_controller(self, fl_ctx: FLContext) -> None:
+        engine = fl_ctx.get_engine()
+        home = Home.at(Path(engine.get_workspace().get_root_dir()).parent)
+        order = read_argument(self._order)
+        job = str(fl_ctx.get_job_id())
+        link = None
+        if home.federation.carrier is CarrierName.CELL:
+            from pbmvfl.deploy.nvflare.cell import server_cell
+
+            link = server_cell(home, engine.get_cell(), job)
+        self._job = ServerJob(home, order, job=job, link=link)
+
+    def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
+        assert self._job is not None
+        work = threading.Thread(target=self._job.run, name="pbmvfl-server", daemon=True)
+        work.start()
+        while work.is_alive():
+            work.join(_LOOK)
+            if abort_signal.triggered:
+                self._job.stop()
+                work.join(10)
+                break
+        outcome = self._job.outcome
+        if outcome is None or outcome.ending in (Ending.FAILED, Ending.REFUSED):
+            self.system_panic("the work did not end well" if outcome is None else outcome.words, fl_ctx)
+
+    def stop_controller(self, fl_ctx: FLContext) -> None:
+        del fl_ctx
+        if self._job is not None:
+            self._job.stop()

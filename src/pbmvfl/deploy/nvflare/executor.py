@@ -1,0 +1,63 @@
+"""A party's side of a job, as NVFlare starts it. All it does is to start and end `deploy.site`."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+from nvflare.apis.event_type import EventType
+from nvflare.apis.executor import Executor
+from nvflare.apis.fl_constant import ReturnCode
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.shareable import Shareable, make_reply
+from nvflare.apis.signal import Signal
+
+from pbmvfl.deploy.federation_file import CarrierName
+from pbmvfl.deploy.home import Home
+from pbmvfl.deploy.nvflare.job import read_argument
+from pbmvfl.deploy.site import PartyJob
+
+#: Seconds that a job which is told to end has to close its ledger.
+_TO_END = 10.0
+
+
+class PartyExecutor(Executor):
+    """Answers the server over the federation's own link. NVFlare's tasks are not used."""
+
+    def __init__(self, order: str) -> None:
+        super().__init__()
+        self._order = order
+        self._job: PartyJob | None = None
+        self._thread: threading.Thread | None = None
+
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        if event_type == EventType.START_RUN:
+            self._start(fl_ctx)
+        elif event_type in (EventType.ABOUT_TO_END_RUN, EventType.END_RUN, EventType.JOB_ABORTED):
+            self._end()
+
+    def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
+        del task_name, shareable, fl_ctx, abort_signal
+        return make_reply(ReturnCode.TASK_UNKNOWN)
+
+    def _start(self, fl_ctx: FLContext) -> None:
+        """In a thread of its own: NVFlare's events must return. A daemon, so that it cannot keep the process."""
+        if self._job is not None:
+            return
+        engine = fl_ctx.get_engine()
+        home = Home.at(Path(engine.get_workspace().get_root_dir()).parent)
+        order = read_argument(self._order)
+        job = str(fl_ctx.get_job_id())
+        link = None
+        if home.federation.carrier is CarrierName.CELL:
+            from pbmvfl.deploy.nvflare.cell import party_cell
+
+            link = party_cell(home, engine.get_cell(), job)
+        self._job = PartyJob(home, order, job=job, link=link)
+        self._thread = threading.Thread(target=self._job.run, name="pbmvfl-party", daemon=True)
+        self._thread.start()
+
+    def _end(self) -> None:
+        if self._job is not None and self._thread is not None:
+            self._job.stop()
+            self._thread.join(_TO_END)

@@ -1,0 +1,309 @@
+"""A kit with nothing in it that a federation does not need.
+
+NVFlare's own kits are for sending code: whoever may submit a job may run what they like at every site, read files and
+get logs. Here every file of a kit but keys and certificates is written anew, in one form, whatever made the kit: rights
+are spelled out, a job can name one class of ours and no other, a job's files are looked at before any process starts,
+and nothing is stored outside the organisation's folder.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from pbmvfl.deploy.federation_file import LARGEST_NUM_PARTIES
+from pbmvfl.deploy.home import Home
+from pbmvfl.errors import FederationError
+from pbmvfl.files import PRIVATE_FILE, PRIVATE_FOLDER, make_private_folder, write_atomically
+
+#: The only classes that a job can name, at a party and at the server.
+EXECUTOR = "pbmvfl.deploy.nvflare.executor.PartyExecutor"
+CONTROLLER = "pbmvfl.deploy.nvflare.controller.ServerController"
+VALIDATOR = "pbmvfl.deploy.nvflare.validator.JobValidator"
+READINESS = "pbmvfl.deploy.nvflare.readiness.Readiness"
+
+#: Seconds between a site's signs of life. NVFlare's 10 would let a dead job look alive for as long.
+HEARTBEAT = 2
+#: A site that is silent for longer than the line has patience, and this, is no longer listed.
+_SILENCE = 60
+_LOG_BYTES, _LOG_FILES = 2_000_000, 3
+
+_NOTHING = {
+    "submit_job": "none",
+    "clone_job": "none",
+    "manage_job": "none",
+    "download_job": "none",
+    "operate": "none",
+    "app_command": "none",
+    "byoc": "none",
+    "shell_commands": "none",
+    "server-predeployed-flwr": "none",
+}
+#: Every right that there is, for every role that a certificate can have.
+AUTHORIZATION: dict[str, Any] = {
+    "format_version": "1.0",
+    "permissions": {
+        "lead": {
+            **_NOTHING,
+            "submit_job": "any",
+            "clone_job": "n:submitter",
+            "manage_job": "n:submitter",
+            "app_command": "any",
+            "view": "any",
+        },
+        "project_admin": {**_NOTHING, "view": "none"},
+        "org_admin": {**_NOTHING, "view": "none"},
+        "member": {**_NOTHING, "view": "none"},
+    },
+}
+
+
+#: Nobody but the server is dialled; and a site's own processes show each other the site's certificate, so that another
+#: user of the same machine cannot speak to them.
+COMMUNICATION: dict[str, Any] = {
+    "allow_adhoc_conns": False,
+    "internal": {"scheme": "tcp", "resources": {"host": "localhost", "connection_security": "mtls"}},
+}
+
+
+def harden(home: Home) -> None:
+    """Write every file of an organisation's kit that is no key and no certificate; the lead's kit too, where it is."""
+    startup, local = home.kit / "startup", home.kit / "local"
+    for folder in (home.kit, startup, local, home.path / "state"):
+        make_private_folder(folder)
+    keep = {home.certificate.name, home.private_key.name, home.authority.name}
+    written = {
+        startup: {_startup_name(home): startup_file(home)},
+        local: {
+            "resources.json": resources(home),
+            "authorization.json": AUTHORIZATION,
+            "log_config.json": log_config(),
+        },
+        # NVFlare looks for these by their bare names in the whole kit, folders of jobs included, and takes the first
+        # that it finds: what lies here is found before anything that a job brought.
+        home.kit: {
+            "comm_config.json": COMMUNICATION,
+            _startup_name(home): startup_file(home),
+            "resources.json": resources(home),
+        },
+    }
+    _empty(startup, keep)
+    _empty(local, set())
+    for stray in ("readme.txt", "transfer"):
+        _remove(home.kit / stray)
+    for folder, files in written.items():
+        for name, said in files.items():
+            write_atomically(folder / name, json.dumps(said, indent=1) + "\n", mode=PRIVATE_FILE)
+    if home.is_server and home.lead_kit.is_dir():
+        _harden_lead(home)
+    for folder in (home.kit, home.lead_kit, home.path / "state"):
+        close_to_others(folder)
+
+
+def check(home: Home) -> None:
+    """Refuse a kit that is not as `harden` left it: a file more can change what a site accepts."""
+    startup, local = home.kit / "startup", home.kit / "local"
+    expected = {
+        startup: {_startup_name(home), home.certificate.name, home.private_key.name, home.authority.name},
+        local: {"resources.json", "authorization.json", "log_config.json"},
+    }
+    for folder, names in expected.items():
+        found = {each.name for each in folder.iterdir()} if folder.is_dir() else set()
+        if missing := names - found:
+            raise FederationError(f"{folder} lacks {', '.join(sorted(missing))}; package the kit again")
+        if more := found - names:
+            raise FederationError(f"{folder} has files that no kit has: {', '.join(sorted(more))}; take them away")
+
+
+def startup_file(home: Home) -> dict[str, Any]:
+    """Who this site is and where the server is; jobs must be signed."""
+    federation = home.federation
+    ours = {"ssl_private_key": home.private_key.name, "ssl_cert": home.certificate.name, "ssl_root_cert": "rootCA.pem"}
+    service = {"target": f"{federation.host}:{federation.port}", "scheme": "tcp"}
+    if home.is_server:
+        server = {
+            "name": federation.name,
+            # It listens at every address of the machine; the name is the one in its certificate.
+            "service": {**service, "target": f"{federation.server}:{federation.port}"},
+            "admin_server": federation.server,
+            "admin_port": federation.port,
+            **ours,
+            "connection_security": "mtls",
+        }
+        return {"format_version": 2, "require_signed_jobs": True, "servers": [server]}
+    return {
+        "format_version": 2,
+        "require_signed_jobs": True,
+        "servers": [{"name": federation.name, "service": service, "identity": federation.server}],
+        "client": {**ours, "fqsn": home.name, "is_leaf": True, "connection_security": "mtls"},
+    }
+
+
+def resources(home: Home) -> dict[str, Any]:
+    """What a site's process is made of, and what it accepts from jobs."""
+    common = {
+        "format_version": 2,
+        "class_list_enforcement_mode": "enforce",
+        "class_allow_list": [CONTROLLER if home.is_server else EXECUTOR],
+        "app_validator": {"path": VALIDATOR, "args": {}},
+    }
+    ready = {"id": "readiness", "path": READINESS, "args": {}}
+    if not home.is_server:
+        return {
+            **common,
+            "allow_log_streaming": False,
+            # Without it NVFlare sends most of this very file to the server.
+            "client": {"retry_timeout": 30, "site_config": {}},
+            "components": [
+                {
+                    "id": "resource_manager",
+                    "path": "nvflare.app_common.resource_managers.gpu_resource_manager.GPUResourceManager",
+                    "args": {"num_of_gpus": 0, "mem_per_gpu_in_GiB": 0, "expiration_period": 30},
+                },
+                {
+                    "id": "resource_consumer",
+                    "path": "nvflare.app_common.resource_consumers.gpu_resource_consumer.GPUResourceConsumer",
+                    "args": {},
+                },
+                {
+                    "id": "process_launcher",
+                    "path": "nvflare.app_common.job_launcher.client_process_launcher.ClientProcessJobLauncher",
+                    "args": {},
+                },
+                ready,
+            ],
+        }
+    storage = "nvflare.app_common.storages.filesystem_storage.FilesystemStorage"
+    return {
+        **common,
+        "servers": [
+            {
+                "admin_storage": "transfer",
+                "max_num_clients": LARGEST_NUM_PARTIES,
+                "heart_beat_timeout": home.federation.patience + _SILENCE,
+                "download_job_url": "http://localhost/",
+                "admin_timeout": 10.0,
+            }
+        ],
+        "snapshot_persistor": {
+            "path": "nvflare.app_common.state_persistors.storage_state_persistor.StorageStatePersistor",
+            "args": {
+                "uri_root": "/",
+                "storage": {"path": storage, "args": {"root_dir": str(home.path / "state/snapshots"), "uri_root": "/"}},
+            },
+        },
+        "components": [
+            {
+                "id": "job_scheduler",
+                "path": "nvflare.app_common.job_schedulers.job_scheduler.DefaultJobScheduler",
+                "args": {
+                    # One run at a time: two would ask the same parties for the same rows.
+                    "max_jobs": 1,
+                    "min_schedule_interval": 1.0,
+                    "max_schedule_interval": 5.0,
+                    # A job waits for a site that is not there as long as the line would.
+                    "max_schedule_count": max(10, int(home.federation.patience // 3)),
+                },
+            },
+            {
+                "id": "job_manager",
+                "path": "nvflare.apis.impl.job_def_manager.SimpleJobDefManager",
+                "args": {"uri_root": str(home.path / "state/jobs"), "job_store_id": "job_store"},
+            },
+            {"id": "job_store", "path": storage, "args": {}},
+            {
+                "id": "process_launcher",
+                "path": "nvflare.app_common.job_launcher.server_process_launcher.ServerProcessJobLauncher",
+                "args": {},
+            },
+            ready,
+        ],
+    }
+
+
+def log_config() -> dict[str, Any]:
+    """Warnings and errors, in files of this organisation that do not grow without end."""
+    form = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+    def file(name: str, level: str) -> dict[str, Any]:
+        return {
+            "class": "logging.handlers.RotatingFileHandler",
+            "level": level,
+            "formatter": "plain",
+            "filename": name,
+            "mode": "a",
+            "maxBytes": _LOG_BYTES,
+            "backupCount": _LOG_FILES,
+            "delay": True,
+        }
+
+    return {
+        "version": 1,
+        "disable_existing_loggers": False,
+        "formatters": {"plain": {"format": form}},
+        "handlers": {"log": file("log.txt", "DEBUG"), "errors": file("error_log.txt", "ERROR")},
+        "loggers": {"root": {"level": "WARNING", "handlers": ["log", "errors"]}},
+    }
+
+
+def close_to_others(folder: Path) -> None:
+    """Nobody but the owner may read anything here."""
+    for here, folders, files in os.walk(folder):
+        os.chmod(here, PRIVATE_FOLDER)
+        for name in (*folders, *files):
+            path = Path(here) / name
+            if not path.is_symlink() and path.is_file():
+                path.chmod(PRIVATE_FILE)
+
+
+def _startup_name(home: Home) -> str:
+    return "fed_server.json" if home.is_server else "fed_client.json"
+
+
+def _harden_lead(home: Home) -> None:
+    """The kit of who submits: it dials the server, and keeps what it loads down inside its own folder."""
+    federation = home.federation
+    startup, local = home.lead_kit / "startup", home.lead_kit / "local"
+    for folder in (startup, local, home.lead_kit / "transfer"):
+        make_private_folder(folder)
+    _empty(startup, {"client.crt", "client.key", "rootCA.pem"})
+    _empty(local, set())
+    admin = {
+        "project_name": federation.name,
+        "username": federation.lead,
+        "server_identity": federation.server,
+        "scheme": "tcp",
+        "host": federation.host,
+        "port": federation.port,
+        "connection_security": "mtls",
+        "uid_source": "user_input",
+        "with_file_transfer": True,
+        "upload_dir": "transfer",
+        "download_dir": "transfer",
+        "client_key": "client.key",
+        "client_cert": "client.crt",
+        "ca_cert": "rootCA.pem",
+    }
+    waits = {"idle_timeout": 900.0, "login_timeout": 10.0, "with_debug": False, "authenticate_msg_timeout": 2.0}
+    for path, said in (
+        (startup / "fed_admin.json", admin),
+        (local / "resources.json", {**waits, "prompt": "> "}),
+    ):
+        text = json.dumps({"format_version": 1, "admin": said}, indent=1) + "\n"
+        write_atomically(path, text, mode=PRIVATE_FILE)
+
+
+def _empty(folder: Path, keep: set[str]) -> None:
+    for each in folder.iterdir():
+        if each.name not in keep:
+            _remove(each)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

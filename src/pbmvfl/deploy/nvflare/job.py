@@ -1,0 +1,100 @@
+"""The one form of a job: two apps, of parameters only, and each with one parameter, the order.
+
+`JobValidator` refuses whatever was not written here, byte by byte. NVFlare replaces words in braces, by its own
+settings or by variables of a site's environment, in every text of a job; so the order travels in letters without any.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from pathlib import Path
+from typing import Any
+
+from pbmvfl.deploy.federation_file import FederationFile
+from pbmvfl.deploy.order import LONGEST, Order
+from pbmvfl.errors import OrderError
+
+SERVER_APP, PARTY_APP = "server", "party"
+#: What NVFlare calls the site that is the server, whatever the organisation is called.
+SERVER_SITE = "server"
+SERVER_CLASS = "pbmvfl.deploy.nvflare.controller.ServerController"
+PARTY_CLASS = "pbmvfl.deploy.nvflare.executor.PartyExecutor"
+CONFIG_FOLDER = "config"
+SERVER_CONFIG, PARTY_CONFIG = "config_fed_server.json", "config_fed_client.json"
+#: In characters: an order, which is written in ASCII, in base64.
+LONGEST_ARGUMENT = 4 * ((LONGEST + 2) // 3)
+
+
+def write_argument(order: Order) -> str:
+    """The order in letters, digits, hyphens and underscores."""
+    return base64.urlsafe_b64encode(order.to_text().encode()).decode()
+
+
+def read_argument(argument: str) -> Order:
+    """What `write_argument` wrote, or `OrderError` with words that anybody may read."""
+    if not isinstance(argument, str) or len(argument) > LONGEST_ARGUMENT:
+        raise OrderError(f"an order's argument is a text of at most {LONGEST_ARGUMENT} characters")
+    try:
+        text = base64.b64decode(argument.encode("ascii"), altchars=b"-_", validate=True).decode()
+    except (ValueError, binascii.Error):  # letters that are none of base64's, bytes that are no text
+        raise OrderError("the order's argument is not written as this version writes it") from None
+    order = Order.from_text(text)
+    if write_argument(order) != argument:  # base64 has several spellings of its last letter
+        raise OrderError("the order's argument is not written as this version writes it")
+    return order
+
+
+def server_config(argument: str) -> dict[str, Any]:
+    """What the server's app consists of."""
+    workflow = {"id": "pbmvfl", "path": SERVER_CLASS, "args": {"order": argument}}
+    return {
+        "format_version": 2,
+        "workflows": [workflow],
+        "components": [],
+        "task_data_filters": [],
+        "task_result_filters": [],
+    }
+
+
+def party_config(argument: str) -> dict[str, Any]:
+    """What a party's app consists of."""
+    executor = {"path": PARTY_CLASS, "args": {"order": argument}}
+    return {
+        "format_version": 2,
+        "executors": [{"tasks": ["*"], "executor": executor}],
+        "components": [],
+        "task_data_filters": [],
+        "task_result_filters": [],
+    }
+
+
+def meta(order: Order, federation: FederationFile) -> dict[str, Any]:
+    """Who gets which app: every site by its name, and none may be missing."""
+    return {
+        "name": f"{federation.name}-{order.work}-{order.run or order.alignment}",
+        "resource_spec": {},
+        "deploy_map": {SERVER_APP: [SERVER_SITE], PARTY_APP: list(federation.parties)},
+        "min_clients": len(federation.parties),
+        "mandatory_clients": list(federation.parties),
+    }
+
+
+def to_bytes(config: dict[str, Any]) -> bytes:
+    """The one spelling of a file."""
+    return (json.dumps(config, indent=2) + "\n").encode()
+
+
+def write_job(folder: Path, order: Order, federation: FederationFile) -> None:
+    """Write a job's folder, as NVFlare's `submit_job` takes it."""
+    argument = write_argument(order)
+    files = {
+        Path("meta.json"): meta(order, federation),
+        Path(SERVER_APP, CONFIG_FOLDER, SERVER_CONFIG): server_config(argument),
+        Path(PARTY_APP, CONFIG_FOLDER, PARTY_CONFIG): party_config(argument),
+    }
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(to_bytes(content))

@@ -1,0 +1,113 @@
+"""`python -m pbmvfl.deploy.nvflare.keeper HOME`: keeps one kit's NVFlare process, and ends with it.
+
+It holds the kit's lock, so two starts of one kit cannot fight. It is the parent that buries the dead: NVFlare's job
+processes live on as long as a parent of theirs, even a dead one, is listed. If NVFlare's process ends, whatever it left
+behind is ended too, and a new start finds nothing in its way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import FrameType
+
+import psutil
+
+from pbmvfl.deploy.home import Home
+from pbmvfl.deploy.nvflare.hardening import HEARTBEAT
+from pbmvfl.deploy.nvflare.records import take_lock, write_record
+from pbmvfl.files import PRIVATE_FILE, make_private_folder
+
+LOCKED = 3
+OUTPUT = "kit.out"
+_GRACE = 3.0
+_PDEATHSIG, _SUBREAPER = 1, 36
+_FOREIGN = ("NVFL", "FL_LOG_LEVEL", "PYTHONSTARTUP", "PYTHONINSPECT")
+
+
+def command(home: Home) -> list[str]:
+    """NVFlare's module, without the shell scripts around it. -P: a job's folder is no place to import from."""
+    role = "server" if home.is_server else "client"
+    module = f"nvflare.private.fed.app.{role}.{role}_train"
+    sets = ["secure_train=true", f"org={home.name.replace('-', '_')}", "config_folder=config"]
+    if not home.is_server:
+        sets += [f"uid={home.name}", f"heart_beat_interval={HEARTBEAT}"]
+    kit = str(home.kit)
+    return [sys.executable, "-P", "-u", "-m", module, "-m", kit, "-s", f"fed_{role}.json", "--set", *sets]
+
+
+def environment() -> dict[str, str]:
+    """This process's, less what would change NVFlare's settings behind a kit's back."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN)}
+    # One thread a process: with more, several busy ones on few cores slow each other many times.
+    return {"OMP_NUM_THREADS": "1", **kept, "PYTHONSAFEPATH": "1"}
+
+
+def keep(home: Home, *, foreground: bool = False) -> int:
+    """Run NVFlare's process of a kit until it ends or this one is asked to. Its exit code."""
+    lock = take_lock(home)
+    if lock < 0:
+        return LOCKED
+    os.umask(0o077)
+    make_private_folder(home.logs)
+    output = None if foreground else _output(home)
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(_SUBREAPER, 1, 0, 0, 0)  # what NVFlare's process leaves behind becomes a child of this one
+
+    def with_parent() -> None:
+        libc.prctl(_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+    site = subprocess.Popen(
+        command(home),
+        env=environment(),
+        cwd=home.kit,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        preexec_fn=with_parent,
+    )
+
+    def end(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
+        with contextlib.suppress(ProcessLookupError):
+            site.terminate()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, end)
+    write_record(home, site.pid)
+    code = site.wait()
+    _end_all(psutil.Process().children(recursive=True))
+    os.close(lock)
+    return code
+
+
+def _end_all(processes: list[psutil.Process]) -> None:
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            process.terminate()
+    _, left = psutil.wait_procs(processes, timeout=_GRACE)
+    for process in left:
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+    psutil.wait_procs(left, timeout=_GRACE)
+    with contextlib.suppress(ChildProcessError):  # those that became ours
+        until = time.monotonic() + _GRACE
+        while time.monotonic() < until and os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
+def _output(home: Home) -> int:
+    """Where NVFlare prints what it could not log, with the last start's beside it."""
+    path = home.logs / OUTPUT
+    if path.exists():
+        os.replace(path, path.with_suffix(".out.old"))
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, PRIVATE_FILE)
+
+
+if __name__ == "__main__":
+    sys.exit(keep(Home.at(Path(sys.argv[1]))))

@@ -1,0 +1,236 @@
+"""Starting, stopping and looking at the process of an organisation's kit."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import psutil
+
+from pbmvfl.deploy import certificates
+from pbmvfl.deploy.certificates import Certificate
+from pbmvfl.deploy.home import Home
+from pbmvfl.deploy.logs import prune_jobs
+from pbmvfl.deploy.nvflare import hardening, keeper
+from pbmvfl.deploy.nvflare.records import STARTING, birth, is_ready, read_record, take_lock
+from pbmvfl.deploy.policy_file import PolicyFile
+from pbmvfl.deploy.reach import reach_server
+from pbmvfl.errors import FederationError
+from pbmvfl.files import make_private_folder
+
+#: How many folders of old jobs a kit keeps.
+KEPT_JOBS = 5
+_POLL = 0.05
+#: Seconds in which a process that is asked to end has to, before it is made to.
+_GRACE = 10.0
+#: How long a killed process may still be listed.
+_MOMENT = 0.3
+_LONGEST_LOG = 4000
+
+
+@dataclass(frozen=True, kw_only=True)
+class KitStatus:
+    """What there is to know of a kit's process from outside."""
+
+    name: str
+    running: bool
+    ready: bool
+    pid: int | None
+    since: str | None
+    certificate_days: int | None
+    #: The last line that its log calls an error, of this start or of the last one.
+    last_error: str | None
+
+
+def check_start(home: Home, *, wait: float = 0.0) -> int:
+    """Everything that could keep a kit from working, before it is started. The days that its certificate has left."""
+    hardening.check(home)
+    days = certificates.check(home.certificate, home.private_key, home.authority, name=home.name)
+    home.pins()
+    if home.is_server:
+        if home.policy.exists():
+            PolicyFile.read(home)
+        _check_port(home.federation.port, "port")
+        if home.federation.line_port is not None:
+            _check_port(home.federation.line_port, "line_port")
+        return days
+    PolicyFile.read(home)
+    reach_server(home, wait=wait)
+    return days
+
+
+def start(home: Home, *, wait: float = 0.0, timeout: float = 60.0) -> KitStatus:
+    """Start a kit's process, and return when the server took the party, or the server takes parties.
+
+    `wait`: how many seconds a party waits for a server that is not there yet.
+    """
+    with _starting(home):
+        _prepare(home, wait)
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "pbmvfl.deploy.nvflare.keeper", str(home.path)],
+            env=keeper.environment(),
+            cwd=home.path,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        # A starter that lives on buries it.
+        threading.Thread(target=process.wait, daemon=True).start()
+        until = time.monotonic() + timeout
+        while time.monotonic() < until:
+            record = read_record(home)
+            if record is not None and record.pid == process.pid and is_ready(home, record):
+                return status(home)
+            if process.returncode is not None:
+                _refuse_locked(home, process.returncode)
+                raise FederationError(f"{home.name} ended while it started: {_said(home)}")
+            time.sleep(_POLL)
+        stop(home)
+        raise FederationError(f"{home.name} was not ready after {timeout:g} seconds: {_said(home)}")
+
+
+def run(home: Home, *, wait: float = 0.0) -> int:
+    """The same in this very process, for systemd and the like: it returns NVFlare's exit code when that ends."""
+    with _starting(home):
+        _prepare(home, wait)
+    code = keeper.keep(home, foreground=True)
+    _refuse_locked(home, code)
+    return code
+
+
+def stop(home: Home) -> bool:
+    """End a kit's process and all that it started; False if none was there."""
+    record = read_record(home)
+    if record is None or not record.alive:
+        return False
+    with contextlib.suppress(psutil.NoSuchProcess):
+        below = [(each.pid, birth(each.pid)) for each in psutil.Process(record.pid).children(recursive=True)]
+        _signal(record.pid, record.birth, signal.SIGTERM)
+        if not _gone(record.pid, record.birth, _GRACE):
+            _signal(record.pid, record.birth, signal.SIGKILL)
+            for pid, born in below:
+                _signal(pid, born, signal.SIGKILL)
+            _gone(record.pid, record.birth, _GRACE)
+    return True
+
+
+def status(home: Home) -> KitStatus:
+    record = read_record(home)
+    alive = record is not None and record.site_alive
+    days = None
+    with contextlib.suppress(FederationError):
+        days = Certificate.read(home.certificate).days_left(datetime.datetime.now(datetime.UTC))
+    return KitStatus(
+        name=home.name,
+        running=alive,
+        ready=alive and record is not None and is_ready(home, record),
+        pid=record.site if record is not None and alive else None,
+        since=record.since if record is not None else None,
+        certificate_days=days,
+        last_error=_last_error(home),
+    )
+
+
+@contextlib.contextmanager
+def _starting(home: Home) -> Iterator[None]:
+    """One start at a time: two would write the same files."""
+    lock = take_lock(home, STARTING)
+    if lock < 0:
+        raise FederationError(f"{home.name} is just being started by another process; wait for that one")
+    try:
+        yield
+    finally:
+        os.close(lock)
+
+
+def _refuse_locked(home: Home, code: int) -> None:
+    if code == keeper.LOCKED:
+        _refuse_second(home)
+        raise FederationError(f"{home.name} runs already; see `pbmvfl {_role(home)} status`")
+
+
+def _role(home: Home) -> str:
+    return "server" if home.is_server else "party"
+
+
+def _prepare(home: Home, wait: float) -> None:
+    _refuse_second(home)
+    check_start(home, wait=wait)
+    hardening.harden(home)
+    make_private_folder(home.logs)
+    prune_jobs(home, KEPT_JOBS)
+
+
+def _refuse_second(home: Home) -> None:
+    record = read_record(home)
+    if record is not None and record.alive:
+        if _gone(record.site, record.site_birth, _MOMENT) and _gone(record.pid, record.birth, _GRACE):
+            return  # NVFlare's process was killed, and its keeper was just burying it
+        raise FederationError(
+            f"{home.name} runs already: process {record.site} since {record.since}; to start it anew: "
+            f"`pbmvfl {_role(home)} stop`"
+        )
+
+
+def _check_port(port: int, name: str) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", port))
+        except OSError as error:
+            raise FederationError(f"{name}={port} cannot be used here: {error.strerror}; end what has it") from error
+
+
+def _signal(pid: int, born: str | None, number: signal.Signals) -> None:
+    """To this process and no other: the descriptor stays with it even if its number is given to another."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        if born is not None and birth(pid) == born:
+            signal.pidfd_send_signal(descriptor, number)
+    except ProcessLookupError:
+        pass
+    finally:
+        os.close(descriptor)
+
+
+def _gone(pid: int, born: str, within: float) -> bool:
+    until = time.monotonic() + within
+    while birth(pid) == born:
+        if time.monotonic() > until:
+            return False
+        time.sleep(_POLL)
+    return True
+
+
+def _said(home: Home) -> str:
+    words = _last_error(home)
+    if words is None:
+        with contextlib.suppress(OSError):
+            lines = (home.logs / keeper.OUTPUT).read_text(errors="replace")[-_LONGEST_LOG:].strip().splitlines()
+            words = lines[-1] if lines else None
+    return f"{words or 'it said nothing'}; see {home.kit / 'log.txt'} and {home.logs / keeper.OUTPUT}"
+
+
+def _last_error(home: Home) -> str | None:
+    path = home.kit / "error_log.txt"
+    try:
+        with open(path, "rb") as file:
+            file.seek(0, os.SEEK_END)
+            file.seek(max(0, file.tell() - _LONGEST_LOG))
+            lines = file.read().decode(errors="replace").splitlines()
+    except OSError:
+        return None
+    return next((line for line in reversed(lines) if " ERROR " in line or " CRITICAL " in line), None)

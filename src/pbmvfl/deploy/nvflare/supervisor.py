@@ -1,0 +1,235 @@
+"""Who watches over a job at the label holder: submits it, sees whether it lives, and submits it again if it may.
+
+NVFlare's status says whether processes are there. Whether the work is done is said by the label holder's own files
+(`deploy.outcome`), which the job writes last. A lost process costs one new job, which goes on from the newest
+checkpoint that everybody has.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pbmvfl.deploy.home import Home
+from pbmvfl.deploy.nvflare.job import write_job
+from pbmvfl.deploy.order import Order
+from pbmvfl.deploy.outcome import Ending, Outcome, final_outcome, last_outcome
+from pbmvfl.errors import FederationError, PolicyError
+
+_log = logging.getLogger(__name__)
+#: Seconds between two looks; seconds without a server after which it is given up; seconds that a job which NVFlare
+#: calls running may be missing from what the server runs, and the same if the server was started anew meanwhile.
+LOOK, SERVER_PATIENCE, LOST_AFTER, LOST_BY_RESTART = 0.5, 180.0, 15.0, 3.0
+#: What NVFlare calls a job that has, or is about to get, processes. A server that is started anew never takes one up.
+_UNDER_WAY = ("DISPATCHED", "RUNNING")
+#: What NVFlare says of a site that was lost while a job was brought to it; anything else is the site's own word.
+_NO_REPLY = "no reply"
+#: Jobs in a row that may end without a new round before it is given up.
+MOST_FRUITLESS = 6
+_CONNECT = 5.0
+#: Called with a sentence for the operator.
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Watched:
+    """What the label holder's files say about the work, wherever it is."""
+
+    folder: Path
+    #: A number that grows with the work: completed rounds.
+    progress: Callable[[], int]
+
+
+class Supervisor:
+    """One order, from its first job to its end."""
+
+    def __init__(
+        self,
+        home: Home,
+        order: Order,
+        watched: Watched,
+        *,
+        token: str,
+        say: Say,
+        look: Callable[[], None] | None = None,
+    ) -> None:
+        """`token` names this order: the same one submitted twice is the same job. `look` is called again and again."""
+        self._look = look
+        self._home, self._order, self._watched = home, order, watched
+        self._say, self._token = say, token
+        self._session: Any = None
+
+    def run(self, *, keep_going: bool) -> Outcome:
+        """Submit, and wait for the end. With `keep_going` a job that was lost is followed by another."""
+        fruitless, attempt, reached = 0, 0, self._watched.progress()
+        try:
+            while True:
+                outcome = self._one_job(attempt)
+                if outcome.ending is not Ending.FAILED or not keep_going or not outcome.job:
+                    return outcome
+                now = self._watched.progress()
+                fruitless = 0 if now > reached else fruitless + 1
+                reached = max(reached, now)
+                if fruitless >= MOST_FRUITLESS:
+                    return outcome
+                attempt += 1
+                self._say(f"{outcome.words or 'the job was lost'}; going on in a new job")
+        finally:
+            self._close()
+
+    # --- one job ---
+
+    def _one_job(self, attempt: int) -> Outcome:
+        if missing_sites := self._await_sites():
+            names = ", ".join(missing_sites)
+            return Outcome(
+                job="",
+                ending=Ending.FAILED,
+                words=f"not connected to the server: {names}; start there with `pbmvfl party start`",
+            )
+        server = self._server_started()
+        job = self._submit(attempt)
+        missing_since: float | None = None
+        ended_since: float | None = None
+        while True:
+            if (found := self._told(job)) is not None:
+                return found
+            status, runs = self._state(job)
+            now = time.monotonic()
+            if status.startswith("FINISHED") or status in ("ABORTED", "ABANDONED", "FAILED"):
+                # What the job wrote is read once more: it may have ended between the two looks.
+                ended_since = now if ended_since is None else ended_since
+                if now - ended_since > 1.0:
+                    return self._told(job) or self._ended_without_word(job, status)
+            # A job that the server does not run although it says so was lost with an earlier server process.
+            missing = status in _UNDER_WAY and not runs
+            missing_since = (missing_since or now) if missing else None
+            patience = LOST_AFTER if self._server_started() == server else LOST_BY_RESTART
+            if missing_since is not None and now - missing_since > patience:
+                return Outcome(job=job, ending=Ending.FAILED, words="the server was restarted and has lost the job")
+            if self._look is not None:
+                self._look()
+            time.sleep(LOOK)
+
+    def _told(self, job: str) -> Outcome | None:
+        """What the job itself wrote about its end."""
+        for outcome in (final_outcome(self._watched.folder), last_outcome(self._watched.folder)):
+            if outcome is not None and outcome.job == job:
+                return outcome
+        return None
+
+    def _ended_without_word(self, job: str, status: str) -> Outcome:
+        """It never began, or was killed: the reason is with NVFlare, if anywhere."""
+        meta = self._call(lambda session: session.get_job_meta(job)) or {}
+        sites = ("server", *self._home.federation.parties)
+        said = [str(each).partition(":")[::2] for each in meta.get("job_deploy_detail", [])]
+        details = [f"{site}:{words}" for site, words in said if site in sites and words.strip() != "OK"]
+        lost = [each for each in details if _NO_REPLY in each]
+        refused = [each for each in details if each not in lost]
+        if refused and "FAILED_TO_RUN" in status:
+            return Outcome(job=job, ending=Ending.REFUSED, words="; ".join(map(_without_prefix, refused)))
+        words = "; ".join(lost) or f"the job ended ({status.removeprefix('FINISHED:').lower()})"
+        return Outcome(job=job, ending=Ending.FAILED, words=words)
+
+    def _submit(self, attempt: int) -> str:
+        with tempfile.TemporaryDirectory(prefix="pbmvfl-job-") as scratch:
+            folder = Path(scratch) / "job"
+            write_job(folder, self._order, self._home.federation)
+            token = f"{self._token}-{attempt}"
+            job: str | None = self._call(lambda session: session.submit_job(str(folder), submit_token=token))
+            if job is None:
+                raise FederationError(
+                    "the server took no job within the time it has; is it running? `pbmvfl server status`"
+                )
+        return job
+
+    def _state(self, job: str) -> tuple[str, bool]:
+        """NVFlare's status, and whether the server's process really has the job."""
+        meta = self._call(lambda session: session.get_job_meta(job)) or {}
+        status = str(meta.get("status", ""))
+        if status not in _UNDER_WAY:
+            return status, False
+        found = self._call(lambda session: session.check_status("server")) or {}
+        return status, job in str(found.get("jobs", ""))
+
+    def _server_started(self) -> float:
+        """When the server's process began: another moment is another process, which has nobody's jobs."""
+        found = self._call(lambda session: session.check_status("server")) or {}
+        return float(found.get("server_start_time", 0.0))
+
+    def _await_sites(self) -> list[str]:
+        """Wait for every site as long as the line would. NVFlare asks a site that is gone for ten seconds, again and
+        again; here it costs nothing to ask. Those that did not come."""
+        until = time.monotonic() + self._home.federation.patience
+        said: list[str] = []
+        while missing := self._missing_sites():
+            if time.monotonic() > until:
+                return missing
+            if missing != said:
+                self._say(f"waiting for {', '.join(missing)}")
+                said = missing
+            time.sleep(LOOK)
+        return []
+
+    def _missing_sites(self) -> list[str]:
+        found = self._call(lambda session: session.check_status("client")) or {}
+        here = {
+            str(each.get("client_name"))
+            for each in found.get("client_status", [])
+            if each.get("status") not in (None, "no_reply")
+        }
+        return [name for name in self._home.federation.parties if name not in here]
+
+    # --- the session with the server ---
+
+    def _call(self, ask: Callable[[Any], Any]) -> Any:
+        """Ask the server, through restarts of it, as long as patience lasts."""
+        from nvflare.fuel.flare_api.api_spec import AuthorizationError, InvalidJobDefinition, JobNotFound
+
+        deadline = time.monotonic() + SERVER_PATIENCE
+        said = False
+        while True:
+            try:
+                if self._session is None:
+                    self._session = _connect(self._home)
+                return ask(self._session)
+            except (AuthorizationError, InvalidJobDefinition) as error:
+                raise PolicyError(f"the server did not take the job: {error}") from error
+            except JobNotFound:
+                return None
+            except Exception as error:
+                self._close()
+                if time.monotonic() > deadline:
+                    raise FederationError(
+                        f"no answer of the server at {self._home.federation.host}:{self._home.federation.port} for "
+                        f"{SERVER_PATIENCE:g} seconds ({type(error).__name__}); start it with `pbmvfl server start`"
+                    ) from error
+                if not said:
+                    self._say("waiting for the server")
+                    said = True
+                time.sleep(LOOK)
+
+    def _close(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            with contextlib.suppress(Exception):
+                session.close()
+
+
+def _connect(home: Home) -> Any:
+    from nvflare.fuel.flare_api.flare_api import new_secure_session
+
+    with contextlib.redirect_stdout(io.StringIO()):  # it prints that it connects
+        return new_secure_session(home.federation.lead, str(home.lead_kit), timeout=_CONNECT)
+
+
+def _without_prefix(detail: str) -> str:
+    """What a site said, without NVFlare's words around it."""
+    return detail.replace("NVFLARE_ERROR: ", "").replace("ERROR: ", "")

@@ -1,0 +1,125 @@
+"""What a site of NVFlare looks at before any process of a job exists: is it exactly one of ours, and is it accepted.
+
+NVFlare unpacks an app into KIT/JOB/app_SITE and asks. Whatever is not exactly what `job.py` writes is refused: another
+file, class or key would be a way to run code here, and so would settings that NVFlare finds in a job's folder.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import os
+import stat
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from nvflare.apis.app_validation import AppValidator
+from nvflare.lighter.tool_consts import NVFLARE_SIG_FILE, NVFLARE_SUBMITTER_CRT_FILE
+
+from pbmvfl.deploy.admission import FORESEEN_ROWS, PRIVATE_REASON, admit, own_row_ids
+from pbmvfl.deploy.home import Home
+from pbmvfl.deploy.nvflare.job import (
+    CONFIG_FOLDER,
+    LONGEST_ARGUMENT,
+    PARTY_CONFIG,
+    SERVER_CONFIG,
+    party_config,
+    read_argument,
+    server_config,
+    to_bytes,
+)
+from pbmvfl.deploy.order import Order
+from pbmvfl.errors import OrderError, PolicyError
+
+log = logging.getLogger(__name__)
+
+#: What NVFlare's own `submit_job` adds to every folder of a job: the submitter's signature.
+_SIGNATURES = frozenset({NVFLARE_SIG_FILE, NVFLARE_SUBMITTER_CRT_FILE})
+_LARGEST_SIGNATURE = 100_000
+_LARGEST_CONFIG = LONGEST_ARGUMENT + 10_000
+_LONGEST_WORDS = 600
+_NOT_OURS = "the job is not of the form that pbmvfl writes"
+
+
+class JobValidator(AppValidator):
+    """Refuses with a public reason; never raises, and whatever it does not understand is refused."""
+
+    def validate(self, app_folder: str) -> tuple[str, dict[str, Any]]:
+        """NVFlare's question about an unpacked app; an empty text accepts it."""
+        try:
+            folder = Path(app_folder).absolute()
+            home = Home.at(folder.parents[2])  # HOME/kit/JOB/app_SITE
+            order = read_app(folder, is_server=home.is_server)
+            admit(home, order, datetime.now().astimezone(), row_ids=own_row_ids if _is_quick(order) else None)
+        except (PolicyError, OrderError) as error:
+            words = _printable(str(error), _LONGEST_WORDS)
+            log.warning("a job was refused: %s", words)
+            return f"pbmvfl: {words}", {}
+        except Exception:
+            log.exception("a job was refused")
+            return f"pbmvfl: {PRIVATE_REASON}", {}
+        return "", {}
+
+
+def _is_quick(order: Order) -> bool:
+    """Whether so few rows are meant that this process can look ahead for them."""
+    plan = order.plan
+    return plan is not None and plan.num_samples + plan.num_test_samples <= FORESEEN_ROWS
+
+
+def read_app(folder: Path, *, is_server: bool) -> Order:
+    """The order of an unpacked app that is exactly what `write_job` wrote for this role."""
+    name = SERVER_CONFIG if is_server else PARTY_CONFIG
+    _check_files(folder, files=frozenset(), folders=frozenset({CONFIG_FOLDER}))
+    config = folder / CONFIG_FOLDER
+    _check_files(config, files=frozenset({name}), folders=frozenset())
+    raw = _read(config / name)
+    argument = _argument(raw, is_server=is_server)
+    if raw != to_bytes(server_config(argument) if is_server else party_config(argument)):
+        raise OrderError(f"{_NOT_OURS}: {CONFIG_FOLDER}/{name} has something else in it than one order")
+    return read_argument(argument)
+
+
+def _check_files(folder: Path, *, files: frozenset[str], folders: frozenset[str]) -> None:
+    """Exactly these, and signatures; no link, no device, nothing that only looks alike."""
+    if not stat.S_ISDIR(os.lstat(folder).st_mode):
+        raise OrderError(f"{_NOT_OURS}: a folder is a link")
+    with os.scandir(folder) as entries:  # as many as there may be, and one more
+        present = list(itertools.islice(entries, len(files) + len(folders) + len(_SIGNATURES) + 1))
+    for entry in present:
+        found = entry.stat(follow_symlinks=False)
+        is_file = stat.S_ISREG(found.st_mode) and entry.name in files | _SIGNATURES
+        if not is_file and not (stat.S_ISDIR(found.st_mode) and entry.name in folders):
+            raise OrderError(f"{_NOT_OURS}: it has {_printable(entry.name, 60)!r}, which is not permitted")
+        largest = _LARGEST_CONFIG if entry.name in files else _LARGEST_SIGNATURE
+        if is_file and found.st_size > largest:
+            raise OrderError(f"{_NOT_OURS}: {entry.name!r} has {found.st_size} bytes; permitted: at most {largest}")
+    if missing := (files | folders) - {entry.name for entry in present}:
+        raise OrderError(f"{_NOT_OURS}: {min(missing)!r} is missing")
+
+
+def _read(path: Path) -> bytes:
+    """At most so much, whatever its size was said to be, and not through a link that came in between."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    with open(descriptor, "rb") as file:
+        return file.read(_LARGEST_CONFIG + 1)
+
+
+def _argument(raw: bytes, *, is_server: bool) -> str:
+    """The one parameter, from where it must be; what stands around it is compared afterwards."""
+    try:
+        said: Any = json.loads(raw.decode())
+        element = said["workflows"][0] if is_server else said["executors"][0]["executor"]
+        argument = element["args"]["order"]
+    except (ValueError, LookupError, TypeError, RecursionError):
+        argument = None
+    if not isinstance(argument, str):
+        raise OrderError(f"{_NOT_OURS}: there is no order in it")
+    return argument
+
+
+def _printable(text: str, longest: int) -> str:
+    """What may have been chosen by an attacker, for a log and a terminal."""
+    return "".join(letter if letter.isascii() and letter.isprintable() else "?" for letter in text[:longest])

@@ -1,0 +1,164 @@
+"""The ids of an organisation's rows, checked, and what proves in which order they stand. Nothing here leaves it.
+
+Errors have counts, never an id: they are kept in logs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pbmvfl.errors import AlignmentError
+
+KEY_BYTES = 32
+Rows = npt.NDArray[np.int64]
+_WHOLE_NUMBER = r"^(0|-?[1-9][0-9]*)$"
+_LENGTH = struct.Struct("<Q")
+_PIECE = 65_536
+
+
+class IdForm(IntEnum):
+    """How ids are stored. The numbers travel, and keep their meaning."""
+
+    WORDS = 1  #: text, not all of it spelled as a whole number is: "007", "A12"
+    WHOLE_NUMBERS = 2  #: a column of integers
+    DIGITS = 3  #: text, and each is spelled as a whole number is: it may be the same as a column of integers
+
+    def fits(self, other: IdForm) -> bool:
+        """Whether the same id is spelled alike in both."""
+        return {self, other} != {IdForm.WORDS, IdForm.WHOLE_NUMBERS}
+
+    @property
+    def words(self) -> str:
+        return {1: "words", 2: "whole numbers", 3: "words spelled as whole numbers are"}[int(self)]
+
+
+@dataclass(frozen=True, eq=False)
+class RowIds:
+    """One id for every row: no two alike, none missing. `column` is an Arrow array of text."""
+
+    column: Any
+    form: IdForm
+
+    @classmethod
+    def of(cls, values: Any, *, where: str = "the table") -> RowIds:
+        """Ids from a list or an Arrow column of text or of integers. `where` names the table in errors."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        column = _as_arrow(values, where)
+        whole = pa.types.is_integer(column.type)
+        texts = column.cast(pa.large_string())
+        missing = texts.null_count + (pc.sum(pc.equal(texts, "")).as_py() or 0)
+        if missing:
+            raise AlignmentError(
+                f"{where}: {missing:,} of {len(texts):,} rows have no id; leave out such rows, or give them one"
+            )
+        if not len(texts):
+            raise AlignmentError(f"{where} has no rows; give at least one")
+        repeated = len(texts) - len(pc.unique(texts))
+        if repeated:
+            raise AlignmentError(
+                f"{where}: {repeated:,} of {len(texts):,} rows have an id that an earlier row has; ids must tell the "
+                "rows apart, so keep one row for each"
+            )
+        if whole:
+            return cls(texts, IdForm.WHOLE_NUMBERS)
+        digits = pc.all(pc.match_substring_regex(texts, _WHOLE_NUMBER)).as_py()
+        return cls(texts, IdForm.DIGITS if digits else IdForm.WORDS)
+
+    @staticmethod
+    def texts_of(column: Any) -> Any:
+        """A column of text or of integers as ids are compared: one array of text."""
+        import pyarrow as pa
+
+        return _as_arrow(column, "the table").cast(pa.large_string())
+
+    def __len__(self) -> int:
+        return len(self.column)
+
+    def take(self, rows: Rows) -> list[str]:
+        """The ids of these rows, in this order."""
+        import pyarrow as pa
+
+        found: list[str] = self.column.take(pa.array(rows)).to_pylist()
+        return found
+
+    def pieces(self, rows: Rows | None = None) -> Iterator[list[str]]:
+        """The ids of these rows, or of all, some at a time."""
+        count = len(self) if rows is None else len(rows)
+        for start in range(0, count, _PIECE):
+            if rows is None:
+                yield self.column.slice(start, _PIECE).to_pylist()
+            else:
+                yield self.take(rows[start : start + _PIECE])
+
+
+def _as_arrow(values: Any, where: str) -> Any:
+    """One array of text or of integers."""
+    import pyarrow as pa
+
+    permitted = "permitted are words and whole numbers, all of one kind"
+    try:
+        if isinstance(values, pa.ChunkedArray):
+            column = pa.chunked_array(values.chunks, type=values.type).combine_chunks()
+        elif isinstance(values, pa.Array):
+            column = values
+        else:
+            column = pa.array(list(values))
+    except (pa.ArrowException, TypeError, ValueError, OverflowError, UnicodeError):  # its words may have an id in them
+        raise AlignmentError(f"{where}: its ids are of different types, or no text; {permitted}") from None
+    if isinstance(column, pa.ChunkedArray):  # what has no chunks stays one
+        column = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], type=column.type)
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    if pa.types.is_null(column.type):
+        return column.cast(pa.large_string())
+    if not (
+        pa.types.is_integer(column.type) or pa.types.is_string(column.type) or pa.types.is_large_string(column.type)
+    ):
+        raise AlignmentError(f"{where}: its ids have type {column.type}; {permitted}")
+    return column
+
+
+# --- an order, and the proof of it ---
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class AgreedOrder:
+    """What an alignment leaves at an organisation: which of its rows, in which order."""
+
+    name: str
+    #: Numbers of rows of its own table.
+    rows: Rows
+    #: The same for everybody.
+    key: bytes
+    digest: bytes
+
+    @property
+    def count(self) -> int:
+        return len(self.rows)
+
+
+def order_digest(key: bytes, pieces: Iterator[Sequence[str]] | Sequence[Sequence[str]], count: int) -> bytes:
+    """Of ids in their order. Without the key nobody can try out whether a list that he guesses is this one."""
+    digest = hmac.new(key, b"pbmvfl order 1\0" + _LENGTH.pack(count), hashlib.sha256)
+    for piece in pieces:
+        for each in piece:
+            text = each.encode()
+            digest.update(_LENGTH.pack(len(text)) + text)
+    return digest.digest()
+
+
+def order_proof(*, key: bytes, digest: bytes, challenge: bytes, party: str) -> bytes:
+    """What only somebody with this order and the alignment's key can answer to a challenge, each in its own name."""
+    said = b"".join(_LENGTH.pack(len(part)) + part for part in (challenge, party.encode(), digest))
+    return hmac.digest(key, b"pbmvfl order proof 1\0" + said, "sha256")
