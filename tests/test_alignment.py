@@ -461,9 +461,9 @@ def test_a_party_that_has_begun_answers_anything_and_keeps_nothing(kind, number,
     assert bank.receive(Question(Kind.BEGIN, body=begin.to_body()).to_bytes())[:1] == b"\0"
     answer = bank.receive(Question(kind, number, body).to_bytes())
     bank.close()
-    if (kind, number, body) == (Kind.SETUP, 0, b""):
-        assert len(answer) == 1 + 3 * 33
-    elif (kind, number, len(body)) == (Kind.REQUEST, 0, 3 * 33) and answer[:1] == b"\0":
+    asks_setup = (kind, number, body) == (Kind.SETUP, 0, b"")
+    has_points = (kind, number, len(body)) == (Kind.REQUEST, 0, 3 * 33) and answer[:1] == b"\0"
+    if asks_setup or has_points:
         assert len(answer) == 1 + 3 * 33
     else:
         assert answer[:1] == b"\1"
