@@ -390,11 +390,11 @@ def test_an_order_with_a_row_that_the_party_lacks_is_refused(monkeypatch):
         psi.PsiClient, "_matches", lambda self, setup, points: list(range(len(real(self, setup, points)) and 60))
     )
     with pytest.raises(
-        AlignmentError, match=r"bank refused: .*more than both sides can share|1 rows that this party lacks"
+        AlignmentError, match=r"bank refused: .*more than both sides can share|rows that this party lacks"
     ):
         run.align(PEOPLE)
     run = AlignmentRun({"bank": [*PEOPLE[:59], "else"], "shop": PEOPLE})
-    with pytest.raises(AlignmentError, match="bank refused: the order has 1 rows that this party lacks"):
+    with pytest.raises(AlignmentError, match="bank refused: the order has rows that this party lacks"):
         run.align(PEOPLE)
     assert not run.kept
 
