@@ -269,6 +269,15 @@ def test_an_owner_s_limits_are_kept(limits, words):
     assert not run.kept
 
 
+def test_a_party_that_says_it_has_more_ids_than_can_be_looked_at_is_refused():
+    run = AlignmentRun({"bank": PEOPLE, "shop": PEOPLE})
+    with pytest.raises(AlignmentError, match="party=bank: it says that it has 60 ids; permitted: 59"):
+        LabelSideAlignment(most_ids=59).align(run.link, PEOPLE, name=NAME)
+    assert [question[1] for _, question, _ in run.link.crossed] == [Kind.BEGIN] * 2
+    for side in run.sides.values():
+        side.close()
+
+
 def test_an_alignment_of_another_name_than_the_owner_expects_is_refused():
     run = AlignmentRun({"bank": PEOPLE, "shop": PEOPLE})
     with pytest.raises(AlignmentError, match="name='others': this party is here for 'people'"):
@@ -381,11 +390,11 @@ def test_an_order_with_a_row_that_the_party_lacks_is_refused(monkeypatch):
         psi.PsiClient, "_matches", lambda self, setup, points: list(range(len(real(self, setup, points)) and 60))
     )
     with pytest.raises(
-        AlignmentError, match=r"bank refused: .*more than both sides can share|1 rows that this party lacks"
+        AlignmentError, match=r"bank refused: .*more than both sides can share|rows that this party lacks"
     ):
         run.align(PEOPLE)
     run = AlignmentRun({"bank": [*PEOPLE[:59], "else"], "shop": PEOPLE})
-    with pytest.raises(AlignmentError, match="bank refused: the order has 1 rows that this party lacks"):
+    with pytest.raises(AlignmentError, match="bank refused: the order has rows that this party lacks"):
         run.align(PEOPLE)
     assert not run.kept
 

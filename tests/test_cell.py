@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 
 import pytest
@@ -197,6 +198,17 @@ def test_a_party_that_does_not_come_is_named(backbone):
         with pytest.raises(PartyLost, match="hospital did not join within 1 seconds") as lost:
             federation.link.join(timeout=1)
         assert set(lost.value.reasons) == {1}
+
+
+def test_parties_that_wait_for_others_do_not_chatter(backbone):
+    with CellFederation(backbone) as federation:
+        federation.add("bank", Recorder("bank"))
+        began = time.monotonic()
+        with pytest.raises(PartyLost):
+            federation.link.join(timeout=1.5)
+        most = (time.monotonic() - began) / AGAIN_AFTER + 2
+        assert 1 <= federation.count(Kind.HELLO, target=f"server.{federation.job}") <= most
+        assert 1 <= federation.count(Kind.CHALLENGE, target=federation.address("bank")) <= 2 * most
 
 
 def test_a_party_without_the_pinned_identity_is_not_let_in(backbone):

@@ -127,6 +127,15 @@ def test_check_notes_what_protects_nobody(home: Home) -> None:
         assert any(words in note for note in said), words
 
 
+def test_check_notes_rows_that_are_said_to_be_nobody_s(home: Home) -> None:
+    write_policy(home.path, PARTY_POLICY.partition("[[limit]]")[0] + "made_up = true\n")
+    said = json.loads(run("check", "--home", str(home.path), "--json"))
+    assert said["limits"] == []
+    assert any("by the owner's word" in note for note in said["notes"])
+    write_policy(home.path, PARTY_POLICY.partition("[[limit]]")[0] + "made_up = false\n")
+    assert "has no [[limit]]" in str(fails("check", "--home", str(home.path)))
+
+
 def test_check_says_whether_a_plan_would_be_accepted(home: Home, tmp_path: Path) -> None:
     write_policy(home.path, PARTY_POLICY + "[plan]\nlargest_epsilon = 8\n")
     file = tmp_path / "plan.json"

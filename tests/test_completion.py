@@ -23,7 +23,7 @@ def complete(run_main, monkeypatch):
 
 
 def test_commands_are_completed(complete):
-    assert sorted(complete("re")) == ["report", "reproduce"]
+    assert sorted(complete("re")) == ["report", "reproduce", "resume"]
     assert {"train", "plan", "privacy", "ledger", "doctor"} <= set(complete(""))
 
 

@@ -106,6 +106,39 @@ def test_signatures_that_nvflare_adds_are_accepted_at_both_levels(app: Path) -> 
     assert answer(app) == ""
 
 
+def deploy(home: Home, job: Path) -> str:
+    """What NVFlare's own deployer does with an app's bytes at this site, up to its question to the validator."""
+    from nvflare.apis.fl_context import FLContext
+    from nvflare.apis.workspace import Workspace
+    from nvflare.fuel.utils.zip_utils import zip_directory_to_bytes
+    from nvflare.private.fed.app.fl_app_validator import FLAppValidator
+    from nvflare.private.fed.utils.app_authz import AppAuthzService
+    from nvflare.private.fed.utils.app_deployer import AppDeployer
+
+    for folder in ("startup", "local"):
+        (home.kit / folder).mkdir(parents=True, exist_ok=True)
+    site, role = ("server", "server") if home.is_server else (home.name, "client")
+    AppAuthzService.initialize(FLAppValidator(site_type=role, custom_validators=[JobValidator()]))
+    try:
+        data = zip_directory_to_bytes(str(job / app_name(home)), "")
+        workspace = Workspace(str(home.kit), site)
+        said = AppDeployer().deploy(workspace, JOB, {"name": "job"}, app_name(home), data, FLContext())
+    finally:
+        AppAuthzService.initialize(None)
+    return str(said or "")
+
+
+def test_nvflare_s_own_deployer_finds_the_validator_s_answer(home: Home, tmp_path: Path) -> None:
+    job = tmp_path / "job"
+    write_job(job, train_order(), home.federation)
+    assert deploy(home, job) == ""
+    assert (home.kit / JOB / f"app_{'server' if home.is_server else home.name}" / "config").is_dir()
+    (job / app_name(home) / "config" / "comm_config.json").write_text('{"comm_driver_path": "."}')
+    said = deploy(home, job)
+    assert "'comm_config.json', which is not permitted" in said
+    assert not (home.kit / JOB).exists()
+
+
 def test_a_job_names_every_site_and_none_may_be_missing(home: Home, tmp_path: Path) -> None:
     write_job(tmp_path / "job", train_order(), home.federation)
     meta = json.loads((tmp_path / "job" / "meta.json").read_text())

@@ -58,6 +58,20 @@ def soon(true: Callable[[], bool], within: float = LONG) -> bool:
     return True
 
 
+def asks_for_a_certificate(port: int) -> bool:
+    """Whether a stranger who speaks TLS is turned away for having none."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    with socket.create_connection(("127.0.0.1", port), timeout=LONG) as plain, context.wrap_socket(plain) as line:
+        try:
+            line.recv(1)
+        except ssl.SSLError as error:
+            return "CERTIFICATE_REQUIRED" in (error.reason or "")
+        except ConnectionResetError:
+            return True  # it hung up so fast that its reason was lost
+    return False
+
+
 def record_of(home: Home) -> records.Record:
     record = records.read_record(home)
     assert record is not None
@@ -259,6 +273,13 @@ def test_kits_start_once_survive_a_kill_and_stop_whole(homes: dict[str, Home]) -
     assert Path(site.cwd()) == bank.kit
     for path in (*bank.kit.rglob("*"), *bank.logs.rglob("*"), *(bank.path / "state").rglob("*")):
         assert path.stat().st_mode & 0o077 == 0, path
+
+    # Every port that a site's process opened asks for a certificate, the one for its own jobs too.
+    for pid, least in ((party.pid, 1), (status(server).pid, 2)):
+        ports = {each.laddr.port for each in psutil.Process(pid).net_connections("tcp") if each.status == "LISTEN"}
+        assert len(ports) >= least
+        for port in ports:
+            assert asks_for_a_certificate(port), port
 
     # NVFlare's process is killed: its keeper notices and ends; a start works at once.
     os.kill(party.pid or 0, signal.SIGKILL)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from conftest import Cohort, small_data, small_plan
 from local_plans import WHITENED, local_plan, voting_plan
@@ -19,6 +20,7 @@ from pbmvfl.features import mapped
 from pbmvfl.lazy_rows import LazyRows, is_mapped
 from pbmvfl.ledger.values import keyed_digests, row_digests
 from pbmvfl.party_checks import check_rows
+from pbmvfl.party_rows import PartyRows
 from pbmvfl.schedule import Split
 
 DATA = small_data(num_parties=3, num_samples=37, num_test_samples=13)
@@ -158,6 +160,58 @@ def test_a_party_with_many_mapped_rows_takes_little_memory(tmp_path):
     finally:
         tracemalloc.stop()
     assert peak < 12 << 20
+
+
+# --- batches larger than memory ---
+
+
+MANY = small_data(num_parties=2, num_samples=700, num_test_samples=10)
+
+
+@pytest.mark.parametrize("choices", [{}, {"noise_band": 2, "batch_size": 300}, {"encoder": "mlp"}], ids=str)
+def test_a_step_over_pieces_is_the_step_over_the_batch_to_the_bit(choices):
+    """Chunks of 128 rows are added up exactly, so that it does not matter how many of them come at a time."""
+    plan = local_plan(MANY, **{"noise_multiplier": 3.0, "clip_norm": 0.7, "batch_size": 700, **choices})
+    at_once, in_pieces = (Cohort(plan, MANY).parties[0] for _ in range(2))
+    count = plan.batch_size
+    rows = torch.from_numpy(MANY.train_features[0][:count])
+    gradient = np.random.default_rng(4).normal(size=(count, plan.embedding_dim)).astype(np.float32) / count
+    for _ in range(3):
+        at_once._update.embed(rows, for_training=True)
+        at_once._update.apply(gradient, at_once._entropy)
+        pieces = (
+            (rows[start : start + 256], lambda _, part=gradient[start : start + 256]: part)
+            for start in range(0, count, 256)
+        )
+        in_pieces._update.step_over(pieces, rows=count, entropy=in_pieces._entropy)
+    for key, value in at_once.part_state().items():
+        assert value.numpy().tobytes() == in_pieces.part_state()[key].numpy().tobytes(), key
+    assert in_pieces._update.waiting_rows == 0
+
+
+def test_all_rows_as_one_batch_are_learned_from_piece_by_piece(tmp_path, monkeypatch):
+    """Rows are taken in the file's order, so sums of chunks in float32 are of other rows: equal to its rounding."""
+    monkeypatch.setattr(lazy_rows, "_PIECE_BYTES", 4 * 4 * 200)
+    plan = local_plan(MANY, noise_multiplier=3.0, batch_size=700, num_epochs=5, **WHITENED)
+    in_memory, mapped_rows = Cohort(plan, MANY), Cohort(plan, in_files(tmp_path, MANY))
+    largest: list[int] = []
+    original = PartyRows.batch
+
+    def note(self, split, rows):
+        largest.append(len(rows))
+        return original(self, split, rows)
+
+    in_memory.run()
+    monkeypatch.setattr(PartyRows, "batch", note)
+    mapped_rows.run()
+    assert max(largest) == 128
+    for one, other in zip(in_memory.parties, mapped_rows.parties, strict=True):
+        assert one.fault is None
+        assert other.fault is None
+        state = other.part_state()
+        for key, value in one.part_state().items():
+            np.testing.assert_allclose(state[key].numpy(), value.numpy(), rtol=1e-5, atol=1e-6)
+        assert max(float(value.abs().max()) for key, value in state.items() if key.startswith("model.")) > 0.01
 
 
 # --- the ledger's digests of values ---

@@ -97,7 +97,7 @@ def test_a_cut_of_three_seconds_is_not_seen_and_a_kill_behind_it_is(networks, tm
 @needs_networks
 def test_a_stopped_process_and_a_cut_are_no_ended_process(networks, tmp_path):
     with networks.at_the_server():
-        federation = Federation(tmp_path, ["bank"], patience=8.0, host=networks.host)
+        federation = Federation(tmp_path, ["bank"], patience=4.0, host=networks.host)
     with federation:
         process = EchoProcess(federation.site("bank"), tmp_path, network=networks.party)
         try:
@@ -108,6 +108,6 @@ def test_a_stopped_process_and_a_cut_are_no_ended_process(networks, tmp_path):
             os.kill(process.process.pid, signal.SIGCONT)
             networks.cut()
             cut = federation.line.ask({0: b"y"}, channel=Channel.SETUP, timeout=100)
-            assert cut.lost == {0: "no connection within 8 seconds"}
+            assert cut.lost == {0: "no connection within 4 seconds"}
         finally:
             process.kill()

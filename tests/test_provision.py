@@ -25,7 +25,7 @@ from pbmvfl.deploy.fingerprint import fingerprint_of
 from pbmvfl.deploy.home import Home
 from pbmvfl.deploy.nvflare import authority
 from pbmvfl.deploy.nvflare.authority import approve, init, package, request
-from pbmvfl.deploy.nvflare.hardening import check
+from pbmvfl.deploy.nvflare.hardening import check, harden
 from pbmvfl.deploy.nvflare.provision import provision
 from pbmvfl.errors import FederationError
 from pbmvfl.secagg.keys import Identity
@@ -218,7 +218,9 @@ def test_a_hardened_kit_grants_what_is_needed_and_nothing_else(done: Setup) -> N
         assert [role for role in rights if rights[role]["submit_job"] != "none"] == ["lead"]
         startup = json.loads(next((home.kit / "startup").glob("fed_*.json")).read_text())
         assert startup["require_signed_jobs"] is True
-        assert json.loads((home.kit / "comm_config.json").read_text()) == {"allow_adhoc_conns": False}
+        said = json.loads((home.kit / "comm_config.json").read_text())
+        assert said["allow_adhoc_conns"] is False
+        assert said["internal"]["resources"] == {"host": "localhost", "connection_security": "mtls"}
         log = json.loads((home.kit / "local/log_config.json").read_text())
         assert log["loggers"]["root"]["level"] == "WARNING"
 
@@ -260,10 +262,13 @@ def test_a_kit_with_a_file_more_is_not_started(setup: Setup, stray: str) -> None
         check(home)
 
 
-def test_a_kit_without_its_rights_is_not_started(setup: Setup) -> None:
-    (setup.home("bank").kit / "local/authorization.json").unlink()
-    with pytest.raises(FederationError, match=r"lacks authorization\.json; package the kit again"):
-        check(setup.home("bank"))
+def test_rules_that_were_changed_or_lost_are_written_anew(setup: Setup) -> None:
+    home = setup.home("bank")
+    before = {path: path.read_bytes() for path in files(home.kit)}
+    (home.kit / "local/authorization.json").unlink()
+    (home.kit / "comm_config.json").write_text('{"comm_driver_path": "."}')
+    harden(home)
+    assert {path: path.read_bytes() for path in files(home.kit)} == before
 
 
 # --- who is who ---
@@ -327,6 +332,28 @@ def test_an_identity_that_changed_since_is_refused_until_its_owner_says_so(setup
     with pytest.raises(FederationError, match=r"identity of hospital is another one than before; call them"):
         package(setup.home("bank"), setup.signed("bank"))
     package(setup.home("bank"), setup.signed("bank"), replace=True)
+
+
+def test_an_organisation_that_lost_its_keys_gets_new_ones_after_calls(setup: Setup) -> None:
+    """New keys at bank: the authority and all others take them only if told to, and nobody is swapped on the way."""
+    bank = setup.home("bank")
+    shutil.rmtree(bank.path / "request")
+    os.unlink(bank.path / "identity.key")
+    parcel = request(setup.toml, "bank", bank.path)
+    with pytest.raises(FederationError, match="bank has asked before with another key"):
+        asks(setup, parcel)
+    fingerprint = asks(setup, parcel, replace=True).fingerprint
+    assert fingerprint != setup.fingerprint
+    whole = setup.signed("bank").read_bytes()
+    change(setup.signed("bank"), lambda said: said["identities"].update(hospital=Identity.generate().public.hex()))
+    with pytest.raises(FederationError, match="identity of hospital is another one than before"):
+        package(setup.home("bank"), setup.signed("bank"))
+    setup.signed("bank").write_bytes(whole)
+    assert package(setup.home("bank"), setup.signed("bank")) == fingerprint
+    with pytest.raises(FederationError, match="identity of bank is another one than before"):
+        package(setup.home("hospital"), setup.signed("hospital"))
+    assert package(setup.home("hospital"), setup.signed("hospital"), replace=True) == fingerprint
+    assert {fingerprint_of(setup.home(name)) for name in ("bank", "hospital")} == {fingerprint}
 
 
 def test_another_identity_for_oneself_is_refused(setup: Setup) -> None:

@@ -41,6 +41,14 @@ PARTIES = ("bank", "shop")
 
 
 @pytest.fixture
+def still(monkeypatch: pytest.MonkeyPatch) -> float:
+    """A clock that stands, however busy the machine is."""
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now)
+    return now
+
+
+@pytest.fixture
 def home(tmp_path: Path) -> Home:
     (tmp_path / "federation.toml").write_text(FEDERATION)
     (tmp_path / "organisation.json").write_text('{"name": "bank"}')
@@ -99,19 +107,19 @@ def test_a_party_sees_its_own_epsilon_of_its_limits_and_no_loss(home: Home) -> N
     assert not {"loss", "parties"} & set(said)
 
 
-def test_silence_of_a_live_process_is_told_from_the_end_of_one(home: Home) -> None:
+def test_silence_of_a_live_process_is_told_from_the_end_of_one(home: Home, still: float) -> None:
     with party_status(home) as told:
-        old = replace(told.now, updated=time.time() - 12)
+        old = replace(told.now, updated=still - 12)
         assert words(told.now)["news"] == "now; the process is alive"
         assert words(old)["news"] == "none for 12 s; the process is alive"
         assert words(replace(old, process_started="1"))["news"] == "none for 12 s; the process has ended"
 
 
-def test_speed_is_shown_while_rounds_move_and_not_after(home: Home) -> None:
+def test_speed_is_shown_while_rounds_move_and_not_after(home: Home, still: float) -> None:
     with party_status(home) as told:
         moving = replace(told.now, round=8000, rounds_per_second=30.0)
     assert words(moving)["speed"] == "30 rounds/s, about 30 s left"
-    assert "speed" not in words(replace(moving, updated=time.time() - 60))
+    assert "speed" not in words(replace(moving, updated=still - 60))
     assert "speed" not in words(replace(moving, process_started="1"))
     assert "speed" not in words(replace(moving, state=State.DONE))
 

@@ -1,1 +1,1 @@
-"""Speed of a federation between organisations: python -m benchmarks.deploy.NAME for each."""
+"""A federation between organisations, measured: the line, the cell, alignment, large tables, faults."""

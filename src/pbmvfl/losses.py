@@ -26,10 +26,13 @@ def mean_loss(scores_BK: Tensor, labels_B: Tensor, loss: Loss) -> Tensor:
     return (scores_BK - goals_BK).square().sum(dim=1).mean() / 2
 
 
-def mean_loss_slope(scores_BK: Tensor, labels_B: Tensor, loss: Loss) -> Tensor:
-    """The gradient of `mean_loss` at the scores. Total: scores that are no numbers count as 0."""
+def mean_loss_slope(scores_BK: Tensor, labels_B: Tensor, loss: Loss, *, rows: int | None = None) -> Tensor:
+    """The gradient of `mean_loss` at the scores. Total: scores that are no numbers count as 0.
+
+    `rows` are those of the whole batch, if these are a piece of one.
+    """
     scores_BK = scores_BK.nan_to_num(nan=0.0)
     if loss is Loss.CROSS_ENTROPY:
         scores_BK = scores_BK.softmax(dim=1)
     goals_BK = functional.one_hot(labels_B, scores_BK.shape[1])
-    return (scores_BK - goals_BK) / len(labels_B)
+    return (scores_BK - goals_BK) / (len(labels_B) if rows is None else rows)

@@ -16,6 +16,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -53,7 +54,7 @@ from pbmvfl.secagg.keys import (
 )
 from pbmvfl.secagg.masks import Masks
 from pbmvfl.symbol_tables import encode_table, noisy_counts
-from pbmvfl.updates import update_for
+from pbmvfl.updates import Noisy, update_for
 from pbmvfl.updates.trainer import WEIGHTS
 from pbmvfl.votes import VoteKind
 from pbmvfl.wire.codecs import codec_for
@@ -512,14 +513,29 @@ class Party:
         return encode_table(noisy_counts(symbols_N, labels_N, plan.num_classes, num_symbols, noise, self._entropy))
 
     def _local_step(self, current: Round) -> None:
+        split, update = current.kind.split, self._update
+        at_a_time = self._rows.piece_rows(split)
+        if at_a_time is not None and isinstance(update, Noisy) and current.num_rows > update.piece_rows(at_a_time):
+            # In the order of the file: whoever gathers a large batch at random reads most of the file for each row.
+            in_order, size = np.sort(current.rows), update.piece_rows(at_a_time)
+            parts = (in_order[start : start + size] for start in range(0, len(in_order), size))
+            pieces = ((self._rows.batch(split, part), partial(self._slope, part, current)) for part in parts)
+            update.step_over(pieces, rows=current.num_rows, entropy=self._entropy)
+            return
+        scores_BK = update.embed(self._rows.batch(split, current.rows), for_training=True)
+        update.apply(self._slope(current.rows, current, scores_BK), self._entropy)
+
+    def _slope(
+        self, rows: npt.NDArray[np.int64], current: Round, scores_BK: npt.NDArray[np.float32]
+    ) -> npt.NDArray[np.float32]:
+        """The gradient of a round's mean loss at some of its rows' scores."""
         assert self._labels is not None
-        rows = torch.from_numpy(current.rows)
-        batch = self._rows.batch(current.kind.split, current.rows)
-        scores_BK = torch.from_numpy(self._update.embed(batch, for_training=True))
+        labels_B = self._labels.index_select(0, torch.from_numpy(rows))
         # What is known before any column is added once to everybody's sum, so that a party learns what its own add.
-        slope_BK = mean_loss_slope(scores_BK + self._prior_K, self._labels.index_select(0, rows), self.plan.loss)
+        known_BK = torch.from_numpy(scores_BK) + self._prior_K
+        slope_BK = mean_loss_slope(known_BK, labels_B, self.plan.loss, rows=current.num_rows)
         bound = self.plan.gradient_bound
-        self._update.apply(slope_BK.clamp(-bound, bound).numpy(), self._entropy)
+        return slope_BK.clamp(-bound, bound).numpy()
 
     def _embed(self, batch: Tensor, current: Round) -> npt.NDArray[np.float32]:
         """Embeddings, whatever the columns are: for rows on which the network fails, zeros are randomised and sent.

@@ -100,6 +100,10 @@ class PartyRows:
             rows = np.arange(start, min(start + self._lazy[split].piece_rows, len(self._lazy[split])))
             yield self.batch(split, rows)
 
+    def piece_rows(self, split: Split) -> int | None:
+        """Rows that are taken from a file at a time; None where all are in memory."""
+        return self._lazy[split].piece_rows if split in self._lazy else None
+
     def columns_of(self, split: Split, rows: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
         """These rows after the public map, before anything is learned of them."""
         if split in self.columns:

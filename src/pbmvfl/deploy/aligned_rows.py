@@ -18,6 +18,7 @@ import os
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ import numpy.typing as npt
 
 from pbmvfl.data.columns import PartyColumns
 from pbmvfl.deploy.party_table import LabelTable, PartyTable
-from pbmvfl.deploy.row_ids import KEY_BYTES, AgreedOrder, RowIds, order_digest, order_proof
+from pbmvfl.deploy.row_ids import KEY_BYTES, AgreedOrder, IdForm, RowIds, order_digest, order_proof
 from pbmvfl.errors import AlignmentError, DataError
 from pbmvfl.files import PRIVATE_FILE, make_private_folder, not_written, write_atomically
 from pbmvfl.json_files import check_seal, checked_object, read_object, sealed
@@ -96,7 +97,7 @@ class _Aligned:
     def __len__(self) -> int:
         return self.count
 
-    @property
+    @cached_property
     def ids(self) -> Sequence[str]:
         """One for every row, made when this is asked for: a tuple of a few million takes some hundred megabytes."""
         return tuple(self._batch.column(_IDS).to_pylist())
@@ -192,7 +193,8 @@ def _open(folder: Path, *, quick: bool) -> tuple[dict[str, Any], Any, int]:
     key, digest = bytes.fromhex(said["key"]), bytes.fromhex(said["digest"])
     if len(key) != KEY_BYTES or batch.num_rows != said["count"]:
         raise _damaged(rows, f"it has {batch.num_rows:,} rows, not {said['count']:,}")
-    if not quick and order_digest(key, RowIds.of(batch.column(_IDS)).pieces(), said["count"]) != digest:
+    ids = RowIds(batch.column(_IDS), IdForm.WORDS)  # checked when they were written
+    if not quick and order_digest(key, ids.pieces(), said["count"]) != digest:
         raise _damaged(rows, "its ids are not in the order that was agreed on")
     return said, batch, base
 

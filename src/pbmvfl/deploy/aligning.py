@@ -44,7 +44,7 @@ def party_alignment(home: Home, name: str, policy: PolicyFile) -> PartySideAlign
         ids=table.ids,
         width=table.width,
         keep=keep,
-        limits=AlignmentLimits(most_ids=policy.runs.largest_alignment),
+        limits=AlignmentLimits(most_ids=policy.runs.largest_alignment, least_rows=policy.runs.smallest_alignment),
     )
 
 

@@ -89,9 +89,17 @@ class Alignment:
 class LabelSideAlignment:
     """The label holder's part: asks the parties, and finds the common order."""
 
-    def __init__(self, *, least_rows: int = 1, timeout: float | None = None, workers: int = WORKERS) -> None:
-        """`timeout` is for each question; None: as long as the link has patience."""
-        self._least_rows, self._timeout, self._workers = least_rows, timeout, workers
+    def __init__(
+        self,
+        *,
+        least_rows: int = 1,
+        most_ids: int = 10_000_000,
+        timeout: float | None = None,
+        workers: int = WORKERS,
+    ) -> None:
+        """`most_ids` are those that a party may say it has: they are all looked at. `timeout` is for each question;
+        None: as long as the link has patience."""
+        self.least_rows, self.most_ids, self.timeout, self._workers = least_rows, most_ids, timeout, workers
 
     def align(
         self,
@@ -106,7 +114,7 @@ class LabelSideAlignment:
         own = ids if isinstance(ids, RowIds) else RowIds.of(ids, where="the label holder's table")
         psi = PsiClient(workers=self._workers)
         try:
-            return _Work(link, own, name, psi, self._timeout, self._least_rows, progress or _nothing).run()
+            return _Work(self, link, own, name, psi, progress or _nothing).run()
         finally:
             psi.close()
 
@@ -120,16 +128,15 @@ class _Work:
 
     def __init__(
         self,
+        choices: LabelSideAlignment,
         link: ServerLink,
         ids: RowIds,
         name: str,
         psi: PsiClient,
-        timeout: float | None,
-        least_rows: int,
         progress: Progress,
     ) -> None:
-        self._link, self._ids, self._name, self._psi = link, ids, name, psi
-        self._timeout, self._least_rows, self._progress = timeout, least_rows, progress
+        self._link, self._ids, self._name, self._psi, self._progress = link, ids, name, psi, progress
+        self._timeout, self._least_rows, self._most_ids = choices.timeout, choices.least_rows, choices.most_ids
         self._names = tuple(link.parties)
         self._done, self._total = 0, 1
 
@@ -200,6 +207,8 @@ class _Work:
                 )
             except AlignmentError as error:
                 raise self._fault(index, error) from None
+            if fact.count > self._most_ids:
+                raise self._fault(index, f"it says that it has {fact.count:,} ids; permitted: {self._most_ids:,}")
             if not self._ids.form.fits(fact.form):
                 raise self._fault(
                     index,

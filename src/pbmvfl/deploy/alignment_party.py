@@ -194,9 +194,8 @@ class PartySideAlignment:
         if self._tags is None:
             self._tags = _Tags(b"".join(self._shared.tag(each) for piece in self._ids.pieces() for each in piece))
         rows = self._tags.rows_of(body)
-        unknown = int((rows < 0).sum())
-        if unknown:
-            raise AlignmentError(f"the order has {unknown:,} rows that this party lacks; nothing was kept")
+        if (rows < 0).any():  # how many would answer more guesses than one
+            raise AlignmentError("the order has rows that this party lacks; nothing was kept")
         self._rows.append(rows)
         return b""
 
@@ -217,7 +216,11 @@ class PartySideAlignment:
     def _receive_keep(self, question: Question) -> bytes:
         if self._agreed is None or question.body:
             raise AlignmentError("KEEP before AGREE")
-        self._keep(self._agreed)
+        try:
+            self._keep(self._agreed)
+        except Exception as error:  # of files and disks, whatever its kind: for the owner alone
+            self.last_error = error
+            raise AlignmentError(_FAULT) from error
         self.kept = True
         return b""
 

@@ -11,8 +11,9 @@ from pbmvfl.errors import FederationError
 
 
 def link_context(home: Home, job: str) -> bytes:
-    """What a link is for: nothing that is sealed for one job of one federation is anything in another."""
-    return f"{home.federation.digest}\0{job}".encode()
+    """What a link is for: nothing that is sealed for one job of one federation is anything in another. Whether both
+    sides have the same federation.toml is asked at set-up, where both digests can be named."""
+    return f"{home.federation.name}\0{job}".encode()
 
 
 def server_seal(home: Home, job: str) -> ServerSeal:

@@ -22,7 +22,8 @@ CHALLENGE, WELCOME, REFUSED = b"C", b"W", b"R"
 #: Seconds that both ends have to show who they are.
 TIME_LIMIT = 10.0
 _CONNECT_SECONDS = 1.0
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
+#: Seconds between attempts. Where nobody is reached they cost nobody anything, and a mended cable is found soon.
+_FIRST_PAUSE, _LONGEST_PAUSE, _LONGEST_PAUSE_UNREACHED = 0.05, 1.0, 0.25
 _LOOK_SECONDS = 0.5
 
 
@@ -55,6 +56,7 @@ class Dialer:
         self._connecting: socket.socket | None = None
         self._failure: Exception | None = None
         self._was_welcome = False
+        self._reached = False
         self._closed = False
         self._hung_up = threading.Event()
         self._thread = threading.Thread(target=self._run, name="pbmvfl-dialer", daemon=True)
@@ -157,10 +159,12 @@ class Dialer:
                 raise LinkError(f"server: not reached at {host}:{port} within {self._patience:g} seconds: {reason}")
             self._hung_up.wait(pause)
             self._check_open()
-            pause = min(2 * pause, _LONGEST_PAUSE)
+            pause = min(2 * pause, _LONGEST_PAUSE if self._reached else _LONGEST_PAUSE_UNREACHED)
 
     def _dial_once(self) -> Call:
+        self._reached = False
         raw = socket.create_connection(self._address, timeout=_CONNECT_SECONDS)
+        self._reached = True
         connection: socket.socket = raw
         try:
             prepare(raw)

@@ -21,7 +21,7 @@ from pbmvfl.errors import FederationError
 ADDRESS, PATH = "127.0.0.1", "/metrics"
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 #: In seconds, for one request: a reader that says nothing, or says it slowly, does not hold the port.
-_PATIENCE = 1.0
+_PATIENCE = 5.0
 
 #: One sample: its labels and its value.
 _Sample = tuple[Mapping[str, str], float]
@@ -92,7 +92,7 @@ class MetricsPort:
     def close(self) -> None:
         self._server.shutdown()
         self._server.server_close()
-        self._thread.join(timeout=2 * _PATIENCE)
+        self._thread.join(timeout=_PATIENCE)
 
     def __enter__(self) -> MetricsPort:
         return self

@@ -63,6 +63,9 @@ class PartySite:
         self._rows: AlignedRows | None = None
         self._aligning: PartySideAlignment | None = None
         self._taken_up = False
+        #: Whether the server's facts were this party's own, the last time it was asked.
+        self._agreed = False
+        self._one_at_a_time = threading.Lock()
         self._closing = threading.Lock()
         #: How the server said that the work ended; None before it did.
         self.ended: dict[str, Any] | None = None
@@ -78,7 +81,8 @@ class PartySite:
             Channel.END: self._end,
         }
         try:
-            return answers[channel](body)
+            with self._one_at_a_time:
+                return answers[channel](body)
         except Exception as error:
             self._note(error)
             return b""
@@ -102,6 +106,7 @@ class PartySite:
     def _agree(self, body: bytes) -> bytes:
         mine: dict[str, str] = {}
         try:
+            self._agreed = False
             question = Question.from_bytes(body)
             if not self._taken_up:
                 take_up(self._home, self._order, datetime.now().astimezone(), row_ids=row_ids)
@@ -115,6 +120,7 @@ class PartySite:
                 self._note(FederationError(differs))
                 return Answer(facts=mine, proof=b"", refused=differs).to_bytes()
             proof = b"" if self._rows is None else self._rows.proof(question.challenge, self._home.name)
+            self._agreed = True
             self._tell("set up")
             return Answer(facts=mine, proof=proof, public_start=self._public_start).to_bytes()
         except Exception as error:
@@ -196,8 +202,11 @@ class PartySite:
 
     def _receive(self, body: bytes) -> bytes:
         party = self._party
-        if party is None:
+        if party is None or not self._agreed:
             return _refusal(self._home.index, "nothing was agreed on yet: set-up comes first")
+        if self._order.work is Work.TRAIN and (other := _starts_run(body)) not in ("", self._order.run_id):
+            # The book counts sessions by their run, and checkpoints are known by it.
+            return _refusal(self._home.index, f"run={other}: this party was asked for run {self._order.run_id}")
         answer = party.receive(body)
         if party.last_error is not None:
             self._note(party.last_error)
@@ -276,6 +285,15 @@ def public_words(error: Exception) -> str:
             return "it has no rows in this order; its owner's log says why. Align again"
         case _:
             return Refusal.of(error).words
+
+
+def _starts_run(body: bytes) -> str:
+    """The run that a session is started for; empty for messages that start none."""
+    try:
+        message = Message.from_bytes(body)
+    except ProtocolError:
+        return ""
+    return message.run_id.hex() if message.kind is MessageKind.START else ""
 
 
 def _refusal(index: int, words: str) -> bytes:

@@ -107,6 +107,8 @@ def run_words(policy: PolicyFile, *, is_server: bool) -> list[str]:
 def notes(policy: PolicyFile) -> list[str]:
     """What is not wrong, and should be looked at."""
     found = [*policy.notes]
+    if policy.data.made_up:
+        found.append("[data] made_up: the rows are nobody's, by the owner's word; take it out for rows of people")
     if policy.limits and not any(limit.accounting is Accounting.STRICT for limit in policy.limits):
         found.append('no limit is strict: the paper\'s count is not a proof; add one with accounting = "strict"')
     for limit in policy.limits:

@@ -25,6 +25,7 @@ from pbmvfl.deploy.home import Home
 from pbmvfl.deploy.links import Channel, ServerLink
 from pbmvfl.deploy.order import Order, Work
 from pbmvfl.deploy.outcome import Ending, Outcome
+from pbmvfl.deploy.owner_words import printable
 from pbmvfl.deploy.setup import CHALLENGE_BYTES, Answer, Question, check_answer, facts
 from pbmvfl.errors import (
     FederationError,
@@ -195,12 +196,8 @@ class ServerSite:
         except PbmvflError as error:
             return [str(error)]
         for index, answer in sorted(answers.received.items()):
-            try:
-                kept = json.loads(answer)
-            except ValueError:
-                kept = {}
-            if not isinstance(kept, dict) or kept.get("kept") is not True:
-                words = str(kept.get("words", "no answer that can be read"))[:400] if isinstance(kept, dict) else ""
+            words = _why_not_kept(answer)
+            if words:
                 faults.append(f"{self._name(index)}: {words}")
         faults += [f"{self._name(index)}: {words}" for index, words in sorted(answers.lost.items())]
         faults += [f"{name}: not connected" for name in self._link.parties if name not in self._link.alive]
@@ -340,6 +337,19 @@ def outcome_folder(home: Home, order: Order) -> Path:
     if order.work is Work.PREDICT:
         return home.run(order.run) / f"asked-{order.alignment}"
     return home.run(order.run)
+
+
+def _why_not_kept(answer: bytes) -> str:
+    """A party's words at the end, fit to be printed; empty if it kept its part."""
+    try:
+        said = json.loads(answer)
+    except (ValueError, RecursionError):
+        said = None
+    if not isinstance(said, dict):
+        return "no answer that can be read"
+    if said.get("kept") is True:
+        return ""
+    return printable(str(said.get("words", "")), 400) or "it did not say why"
 
 
 def _summary(found: Predictions) -> dict[str, Any]:

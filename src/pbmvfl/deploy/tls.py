@@ -89,7 +89,10 @@ def common_name(connection: ssl.SSLSocket) -> str:
     certificate = connection.getpeercert(binary_form=True)
     if certificate is None:
         raise LinkError("no certificate was shown")
-    names = x509.load_der_x509_certificate(certificate).subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+    try:
+        names = x509.load_der_x509_certificate(certificate).subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+    except ValueError:
+        raise LinkError("a certificate that cannot be read") from None
     if len(names) != 1 or not isinstance(names[0].value, str):
         raise LinkError(f"a certificate with {len(names)} common names; permitted: 1")
     return names[0].value

@@ -20,13 +20,14 @@ from pbmvfl.privacy.correlated import COEFFICIENT_BITS
 from pbmvfl.updates.noisy import Noisy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from torch import Tensor, nn
 
     from pbmvfl.plan import Plan
     from pbmvfl.randomness.secret import Entropy
     from pbmvfl.updates.grid import Grid
+    from pbmvfl.updates.noisy import Gradient
 
 
 class BandMemory:
@@ -94,6 +95,13 @@ class Correlated(Noisy):
         try:
             super().apply(gradient_BP, entropy)
         except Exception:  # a step that was not made, as above
+            self._memory.forget()
+            raise
+
+    def step_over(self, pieces: Iterable[tuple[Tensor, Gradient]], *, rows: int, entropy: Entropy) -> None:
+        try:
+            super().step_over(pieces, rows=rows, entropy=entropy)
+        except Exception:
             self._memory.forget()
             raise
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from pbmvfl.randomness.secret import Entropy
 
 _log = logging.getLogger(__name__)
+#: The gradient of a batch's mean loss at a piece's embeddings, from these.
+Gradient = Callable[[npt.NDArray[np.float32]], npt.NDArray[np.float32]]
 
 
 class Noisy:
@@ -122,6 +124,24 @@ class Noisy:
         mean = self._noisy_mean(self._clipped_sum(batch, slopes_BP, whole), len(batch), entropy)
         np.copyto(self._mean.numpy(), mean, casting="same_kind")
         self._trainer.step(self._slopes)
+
+    def step_over(self, pieces: Iterable[tuple[Tensor, Gradient]], *, rows: int, entropy: Entropy) -> None:
+        """One step over a batch of so many rows that comes piece by piece, each with its gradient by its embeddings.
+
+        Sums are exact, so that pieces of whole chunks (`piece_rows`) add up to what the batch would have given at once.
+        """
+        total = np.zeros(self._grid.num_weights)
+        for piece, gradient in pieces:
+            slopes_BP = torch.from_numpy(gradient(self.embed(piece, for_training=True)) * np.float32(rows))
+            whole, self._waiting, self._whole = self._whole, None, False
+            total += self._clipped_sum(piece, slopes_BP, whole)
+        np.copyto(self._mean.numpy(), self._noisy_mean(total, rows, entropy), casting="same_kind")
+        self._trainer.step(self._slopes)
+
+    def piece_rows(self, rows: int) -> int:
+        """About so many, in whole chunks of rows that are added up in float32."""
+        chunk = self._grid.chunk_rows
+        return max(1, rows // chunk) * chunk
 
     def _noisy_mean(self, total: npt.NDArray[np.float64], rows: int, entropy: Entropy) -> npt.NDArray[np.float64]:
         """What is stepped along, from the exact sum over so many rows in fine units: nothing else knows that sum."""

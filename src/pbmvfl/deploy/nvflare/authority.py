@@ -27,12 +27,13 @@ from pbmvfl.deploy import certificates
 from pbmvfl.deploy.certificates import Certificate
 from pbmvfl.deploy.federation_file import FILE, FederationFile
 from pbmvfl.deploy.fingerprint import check_fingerprint, fingerprint
-from pbmvfl.deploy.home import WHO, Home
+from pbmvfl.deploy.home import PINS, WHO, Home
 from pbmvfl.deploy.nvflare.hardening import harden
 from pbmvfl.deploy.nvflare.provision import make_home, organisation
 from pbmvfl.deploy.requests import Request, Signed, check_distinct
 from pbmvfl.errors import FederationError
 from pbmvfl.files import PRIVATE_FILE, make_private_folder, write_atomically
+from pbmvfl.json_files import read_object
 
 AUTHORITY_DAYS, CERTIFICATE_DAYS = 3650, 365
 
@@ -209,16 +210,21 @@ def _write_kit(home: Home, signed: Signed) -> None:
 
 
 def _check_pins(home: Home, signed: Signed, replace: bool) -> None:
-    try:
-        pins = home.pins()
-    except FederationError:
-        return  # none yet, or none that are whole
-    old = {home.federation.server: pins.server, **dict(zip(home.federation.parties, pins.parties, strict=True))}
-    changed = sorted(name for name in old if old[name] != signed.identities[name])
-    if changed and not replace:
+    """Identities of others, as this organisation accepted them before; its own may be new, and it knows that."""
+    path = home.path / PINS
+    if replace or not path.exists():
+        return
+    said = read_object(path, {"server": str, "parties": dict}, FederationError)
+    old = {**said["parties"], home.federation.server: said["server"]}
+    changed = [
+        name
+        for name, identity in signed.identities.items()
+        if name != home.name and old.get(name, identity.hex()) != identity.hex()
+    ]
+    if changed:
         raise FederationError(
-            f"the identity of {', '.join(changed)} is another one than before; call them, and if it is true that they "
-            "made a new one: --replace"
+            f"the identity of {', '.join(sorted(changed))} is another one than before; call them, and if it is true "
+            "that they made a new one: --replace"
         )
 
 

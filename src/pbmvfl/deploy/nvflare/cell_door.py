@@ -7,7 +7,6 @@ decodes it: its sender chooses the encoding, may ask for certificates to be exch
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import struct
 from collections.abc import Callable, Collection
@@ -65,8 +64,18 @@ class Door:
         """Send, and do not wait. What cannot be sent now is lost: whoever needs an answer asks again."""
         if self._closed:
             return
-        with contextlib.suppress(Exception):  # the cell is about to stop, or has stopped
+        try:
             self._cell.fire_and_forget(CHANNEL, TOPIC, target, Message(None, kind.value + body), optional=True)
+        except Exception as error:  # the cell is about to stop, or has stopped
+            _log.debug("not sent to %s: %s", target, error)
+
+    def dropped(self, words: str) -> None:
+        """Say in the owner's log what had no effect; not for ever."""
+        if self._closed or self._warnings >= _MOST_WARNINGS:
+            return
+        self._warnings += 1
+        last = "; no more of these are written" if self._warnings == _MOST_WARNINGS else ""
+        _log.warning("dropped: %s%s", words, last)
 
     def close(self) -> None:
         """Nothing is heard or said from now on."""
@@ -131,12 +140,8 @@ class Door:
         return None
 
     def _warn(self, message: Message, fault: str) -> None:
-        if self._closed or self._warnings >= _MOST_WARNINGS:
-            return
-        self._warnings += 1
-        last = "; no more of these are written" if self._warnings == _MOST_WARNINGS else ""
         origin = str(message.get_header(MessageHeaderKey.ORIGIN))[:120]
-        _log.warning("dropped: a message of cell %r %s%s", origin, fault, last)
+        self.dropped(f"a message of cell {origin!r} {fault}")
 
 
 def words_of(body: bytes) -> str:

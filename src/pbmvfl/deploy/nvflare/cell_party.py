@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections import deque
@@ -16,8 +15,6 @@ from pbmvfl.errors import LinkError
 
 #: Seconds after the last answer in which the server may ask for it again; a server that leaves has it.
 _LINGER = 6.0
-
-_log = logging.getLogger(__name__)
 
 
 class PartyCell:
@@ -47,6 +44,7 @@ class PartyCell:
         self._came = threading.Condition()
         self._box: deque[tuple[Kind, bytes]] = deque()
         self._heard_at = time.monotonic()
+        self._hello_at = 0.0
         self._has_joined = self._server_left = self._closed = False
         self._refused = ""
         #: The question that is worked on, as it came; the last that was answered, and its answer as it travels.
@@ -80,7 +78,6 @@ class PartyCell:
 
     def _next(self, leaves_at: float | None) -> tuple[Kind, bytes] | None:
         """What is to be done next; None when the work is over, and nobody asks for the last answer again."""
-        hello_at = 0.0
         while True:
             now = time.monotonic()
             with self._came:
@@ -96,11 +93,11 @@ class PartyCell:
                 until = self._heard_at + patience if leaves_at is None else leaves_at
                 if self._server_left or now >= until:
                     raise LinkError(self._why_lost(patience))
-                says_hello = not self._has_joined and now >= hello_at
+                says_hello = not self._has_joined and now >= self._hello_at
                 if not says_hello:
-                    self._came.wait(min(until, until if self._has_joined else hello_at) - now)
+                    self._came.wait(min(until, until if self._has_joined else self._hello_at) - now)
             if says_hello:
-                hello_at = now + self._again_after
+                self._hello_at = now + self._again_after
                 self._door.say(self._server, Kind.HELLO)
 
     def _why_lost(self, patience: float) -> str:
@@ -118,7 +115,7 @@ class PartyCell:
             self._door.say(self._server, Kind.REFUSED, str(error).encode()[:400])
             if isinstance(error, OtherJob | ProcessReplaced):  # signed by the server: it will not change
                 raise
-            _log.warning("dropped: %s", error)
+            self._door.dropped(str(error))
             return
         self._door.say(self._server, Kind.JOIN, join)
 
@@ -128,7 +125,7 @@ class PartyCell:
         try:
             channel, answer = self._seal.respond(question, handle)
         except LinkError as error:
-            _log.warning("dropped: %s", error)
+            self._door.dropped(str(error))
             return None
         finally:
             with self._came:

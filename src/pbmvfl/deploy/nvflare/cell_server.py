@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections import deque
@@ -17,12 +16,12 @@ from pbmvfl.deploy.seal import OVERHEAD, PartyChannel, ProcessReplaced, SealedAn
 from pbmvfl.errors import LinkError, PartyLost
 from pbmvfl.transport.base import Answers
 
+#: Seconds between two challenges of one party, whatever it says.
+_BETWEEN_CHALLENGES = 0.1
 #: Messages of one party that wait to be read; more are dropped, and asked for again.
 _MOST_WAITING = 16
 #: Seconds that an answer may come later than its party's last word, which NVFlare may overtake.
 _OVERTAKEN = 2.0
-
-_log = logging.getLogger(__name__)
 
 
 class ServerCell:
@@ -77,8 +76,9 @@ class ServerCell:
                 if now >= until or any(seat.gone or seat.left_at is not None for seat in missing):
                     raise PartyLost({seat.index: seat.why_missing(timeout) for seat in missing})
                 for seat in missing:
-                    self._challenge(seat, now)
-                for seat, kind, body in self._read(min(until, *(seat.next_try for seat in missing))):
+                    self._challenge(seat, now, after=self._again_after)
+                again = min(seat.challenged_at for seat in missing) + self._again_after
+                for seat, kind, body in self._read(min(until, again)):
                     self._take(seat, kind, body, None)
 
     def exchange(self, message: bytes, *, timeout: float | None = None) -> Answers:
@@ -134,26 +134,28 @@ class ServerCell:
         seat.told(now)
         self._door.say(seat.cell, kind, body)
 
-    def _challenge(self, seat: _Seat, now: float) -> None:
-        if now >= seat.next_try:
-            seat.next_try = now + self._again_after
+    def _challenge(self, seat: _Seat, now: float, *, after: float) -> None:
+        """Unless it was challenged just before."""
+        if now >= seat.challenged_at + after:
+            seat.challenged_at = now
             self._say(seat, Kind.CHALLENGE, seat.challenge, now)
 
     def _send(self, wait: _Wait, now: float) -> None:
         """Whatever is due: the question once, then whether it has come."""
         seat = wait.seat
         if seat.channel is None:
-            self._challenge(seat, now)
+            self._challenge(seat, now, after=self._again_after)
+            wait.next_try = seat.challenged_at + self._again_after
         elif wait.number is None:
             try:
                 wait.number, question = seat.channel.question(wait.channel, wait.body)
             except LinkError as error:
                 seat.gone = str(error).removeprefix(f"party={seat.name}: ")
                 return
-            seat.next_try = now + self._again_after
+            wait.next_try = now + self._again_after
             self._say(seat, Kind.QUESTION, question, now)
-        elif now >= seat.next_try:
-            seat.next_try = now + self._again_after
+        elif now >= wait.next_try:
+            wait.next_try = now + self._again_after
             self._say(seat, Kind.PROBE, NUMBER.pack(wait.number), now)
 
     # --- hearing ---
@@ -185,10 +187,8 @@ class ServerCell:
         """Act on one message; its answer, if it is one. What is not the party's has no effect."""
         try:
             match kind:
-                case Kind.HELLO:
-                    seat.next_try = 0.0 if seat.channel is None else seat.next_try
-                    if seat.channel is not None:  # another process would join with another key, and is found out
-                        self._door.say(seat.cell, Kind.CHALLENGE, seat.challenge)
+                case Kind.HELLO:  # one that has joined too: another process has another key, and is found out
+                    self._challenge(seat, time.monotonic(), after=_BETWEEN_CHALLENGES)
                 case Kind.JOIN:
                     self._admit(seat, body)
                 case Kind.STATE:
@@ -203,7 +203,7 @@ class ServerCell:
                     seat.left_at = time.monotonic()
                     return None
         except LinkError as error:
-            _log.warning("dropped: %s", error)
+            self._door.dropped(str(error))
             return None
         seat.heard(time.monotonic(), wait)
         return None
@@ -246,7 +246,7 @@ class _Seat:
     channel: PartyChannel | None = None
     #: What has come and is not read.
     box: deque[tuple[Kind, bytes]] = field(default_factory=deque)
-    next_try: float = 0.0
+    challenged_at: float = -1e9
     #: Since when it was told something and has said nothing.
     silent_since: float | None = None
     #: When it said that it leaves.
@@ -294,6 +294,8 @@ class _Wait:
     deadline: float
     #: The question's number, once it could be sealed.
     number: int | None = None
+    #: When something is to be said again.
+    next_try: float = 0.0
     #: Seconds in which the party was cut off.
     cut: float = 0.0
 
@@ -312,7 +314,7 @@ class _Wait:
 
     def until(self, patience: float) -> float:
         """When there is something to do, if nothing is heard."""
-        return min(self.ends(patience), self.seat.next_try)
+        return min(self.ends(patience), self.next_try)
 
     def over(self, now: float, patience: float) -> str:
         """Why it is not waited for any longer; nothing while it is."""

@@ -61,6 +61,14 @@ AUTHORIZATION: dict[str, Any] = {
 }
 
 
+#: Nobody but the server is dialled; and a site's own processes show each other the site's certificate, so that another
+#: user of the same machine cannot speak to them.
+COMMUNICATION: dict[str, Any] = {
+    "allow_adhoc_conns": False,
+    "internal": {"scheme": "tcp", "resources": {"host": "localhost", "connection_security": "mtls"}},
+}
+
+
 def harden(home: Home) -> None:
     """Write every file of an organisation's kit that is no key and no certificate; the lead's kit too, where it is."""
     startup, local = home.kit / "startup", home.kit / "local"
@@ -77,7 +85,7 @@ def harden(home: Home) -> None:
         # NVFlare looks for these by their bare names in the whole kit, folders of jobs included, and takes the first
         # that it finds: what lies here is found before anything that a job brought.
         home.kit: {
-            "comm_config.json": {"allow_adhoc_conns": False},
+            "comm_config.json": COMMUNICATION,
             _startup_name(home): startup_file(home),
             "resources.json": resources(home),
         },
@@ -96,18 +104,19 @@ def harden(home: Home) -> None:
 
 
 def check(home: Home) -> None:
-    """Refuse a kit that is not as `harden` left it: a file more can change what a site accepts."""
+    """Refuse a kit with a file more than `harden` leaves: it can change what a site accepts. Or without its keys."""
     startup, local = home.kit / "startup", home.kit / "local"
-    expected = {
-        startup: {_startup_name(home), home.certificate.name, home.private_key.name, home.authority.name},
+    keys = {home.certificate.name, home.private_key.name, home.authority.name}
+    permitted = {
+        startup: {_startup_name(home), *keys},
         local: {"resources.json", "authorization.json", "log_config.json"},
     }
-    for folder, names in expected.items():
+    for folder, names in permitted.items():
         found = {each.name for each in folder.iterdir()} if folder.is_dir() else set()
-        if missing := names - found:
-            raise FederationError(f"{folder} lacks {', '.join(sorted(missing))}; package the kit again")
         if more := found - names:
             raise FederationError(f"{folder} has files that no kit has: {', '.join(sorted(more))}; take them away")
+    if missing := [name for name in sorted(keys) if not (startup / name).is_file()]:
+        raise FederationError(f"{startup} lacks {', '.join(missing)}; make it with `pbmvfl federation package`")
 
 
 def startup_file(home: Home) -> dict[str, Any]:

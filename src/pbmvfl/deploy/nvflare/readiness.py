@@ -1,4 +1,7 @@
-"""Says that a site's process is registered: NVFlare itself says so only in a log that nobody should have to read."""
+"""What every process of a kit has in it, from its configuration on: the guard, and a word when the site is registered.
+
+NVFlare itself says that it is registered only in a log that nobody should have to read.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,17 @@ from nvflare.apis.fl_component import FLComponent
 from nvflare.apis.fl_context import FLContext
 
 from pbmvfl.deploy.home import Home
+from pbmvfl.deploy.nvflare import guard
 from pbmvfl.deploy.nvflare.records import note_ready
 
 
 class Readiness(FLComponent):
     """A party is ready when the server took it, the server when it takes parties."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        guard.install(Home.at(Path.cwd().parent).federation.parties)  # NVFlare works in the kit's folder
+
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:  # noqa: ARG002
         if event_type == EventType.SYSTEM_START:
-            note_ready(Home.at(Path.cwd().parent))  # NVFlare works in the kit's folder
+            note_ready(Home.at(Path.cwd().parent))

