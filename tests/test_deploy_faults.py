@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import os
 import random
-import shutil
 import signal
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from deploy_homes import PARTIES, SERVER, Tables, aligned, make_homes, run_job, train_order
-from deploy_processes import Death, Processes, charged, released, wait_until
+from deploy_homes import PARTIES, SERVER, Tables, aligned, make_homes, train_order
+from deploy_processes import Death, Processes, charged, released
 from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.deploy.aligned_rows import AlignedRows
 from pbmvfl.deploy.outcome import last_outcome
 from pbmvfl.deploy.status import read_status
 from pbmvfl.federation import Federation
-from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.party_setup import ROUNDS_AHEAD
 from pbmvfl.plan import Plan
 
