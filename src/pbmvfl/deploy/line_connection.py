@@ -120,7 +120,7 @@ class Connection:
 
     def _was_closed(self, error: Exception) -> bool:
         """Whether the other end closed or reset it, as a process does that ends; or it is out of reach."""
-        # TLS answers an end of file with an alert, and who has ended answers that with a reset, at any moment: the state
+        # TLS answers an end of file with an alert, and who has ended answers that with a reset, at any time: the state
         # is looked at first, and errors once more after it.
         state = self._tcp_info()[0]
         self._look_for_errors()
