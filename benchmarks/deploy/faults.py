@@ -12,8 +12,10 @@ import json
 import os
 import random
 import re
+import signal
 import sqlite3
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -232,6 +234,7 @@ def main() -> int:
     parser.add_argument("--port", type=int, default=38002)
     parser.add_argument("--json", type=Path, default=RESULTS)
     given = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started is stopped
     with tempfile.TemporaryDirectory(prefix="pbmvfl-faults-") as scratch:
         folder = given.folder or Path(scratch)
         trial = Trial.make(folder, port=given.port, networks={})

@@ -120,12 +120,16 @@ class Connection:
 
     def _was_closed(self, error: Exception) -> bool:
         """Whether the other end closed or reset it, as a process does that ends; or it is out of reach."""
+        # TLS answers an end of file with an alert, and who has ended answers that with a reset, at any time: the state
+        # is looked at first, and errors once more after it.
+        state = self._tcp_info()[0]
+        self._look_for_errors()
         if self._error:
             return self._error in (errno.ECONNRESET, errno.EPIPE)
         if isinstance(error, ConnectionResetError | BrokenPipeError):
             return True
         if isinstance(error, EOFError | ssl.SSLEOFError | ssl.SSLZeroReturnError):
-            return self._tcp_info()[0] in _SAID_GOODBYE
+            return state in _SAID_GOODBYE
         return False
 
     def _tcp_info(self) -> bytes:

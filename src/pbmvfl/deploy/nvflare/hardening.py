@@ -27,6 +27,8 @@ READINESS = "pbmvfl.deploy.nvflare.readiness.Readiness"
 
 #: Seconds between a site's signs of life. NVFlare's 10 would let a dead job look alive for as long.
 HEARTBEAT = 2
+#: Seconds that the server waits for a party's last word on a job whose work is done. NVFlare's 900 are for results.
+OUTCOME_WAIT = 10
 #: A site that is silent for longer than the line has patience, and this, is no longer listed.
 _SILENCE = 60
 _LOG_BYTES, _LOG_FILES = 2_000_000, 3

@@ -20,7 +20,7 @@ from types import FrameType
 import psutil
 
 from pbmvfl.deploy.home import Home
-from pbmvfl.deploy.nvflare.hardening import HEARTBEAT
+from pbmvfl.deploy.nvflare.hardening import HEARTBEAT, OUTCOME_WAIT
 from pbmvfl.deploy.nvflare.records import take_lock, write_record
 from pbmvfl.files import PRIVATE_FILE, make_private_folder
 
@@ -36,7 +36,10 @@ def command(home: Home) -> list[str]:
     role = "server" if home.is_server else "client"
     module = f"nvflare.private.fed.app.{role}.{role}_train"
     sets = ["secure_train=true", f"org={home.name.replace('-', '_')}", "config_folder=config"]
-    if not home.is_server:
+    if home.is_server:
+        # A party that was lost at the very end would hold up the next job for a quarter of an hour.
+        sets.append(f"client_outcome_wait_timeout={OUTCOME_WAIT}")
+    else:
         sets += [f"uid={home.name}", f"heart_beat_interval={HEARTBEAT}"]
     kit = str(home.kit)
     return [sys.executable, "-P", "-u", "-m", module, "-m", kit, "-s", f"fed_{role}.json", "--set", *sets]

@@ -96,6 +96,7 @@ class Supervisor:
             )
         server = self._server_started()
         job = self._submit(attempt)
+        was_under_way = False
         missing_since: float | None = None
         ended_since: float | None = None
         while True:
@@ -111,9 +112,12 @@ class Supervisor:
             # A job that the server does not run although it says so was lost with an earlier server process.
             missing = status in _UNDER_WAY and not runs
             missing_since = (missing_since or now) if missing else None
-            patience = LOST_AFTER if self._server_started() == server else LOST_BY_RESTART
-            if missing_since is not None and now - missing_since > patience:
-                return Outcome(job=job, ending=Ending.FAILED, words="the server was restarted and has lost the job")
+            if missing_since is not None:
+                is_another = self._server_started() != server
+                patience = LOST_AFTER if not is_another else 0.0 if was_under_way else LOST_BY_RESTART
+                if now - missing_since >= patience:
+                    return Outcome(job=job, ending=Ending.FAILED, words="the server was restarted and has lost the job")
+            was_under_way = was_under_way or runs
             if self._look is not None:
                 self._look()
             time.sleep(LOOK)
