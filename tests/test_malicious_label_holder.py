@@ -397,6 +397,24 @@ def test_a_partys_last_words_do_nothing_to_the_label_holders_terminal(homes: dic
         site.close()
 
 
+def test_what_a_site_says_about_a_job_does_nothing_to_the_leads_terminal(homes: dict[str, Home]) -> None:
+    from pbmvfl.deploy.nvflare.supervisor import Supervisor, Watched
+
+    order, home = training(), homes["clinic"]
+    watched = Watched(folder=home.run("run"), progress=lambda: 0)
+    supervisor = Supervisor(home, order, watched, token="t", say=lambda _: None)
+    detail = [
+        "server: OK",
+        "bank: NVFLARE_ERROR: \x1b[2J\nhospital: OK \x1b]0;owned\x07" + 10_000 * "x",
+        "hospital: OK",
+    ]
+    supervisor._call = lambda _: {"job_deploy_detail": detail}  # type: ignore[method-assign]
+    outcome = supervisor._ended_without_word("job", "FINISHED:FAILED_TO_RUN")
+    assert outcome.words.startswith("bank: ")
+    assert outcome.words.isprintable()
+    assert len(outcome.words) < 700
+
+
 def test_threads_that_ask_at_the_same_time_get_one_alignment(homes: dict[str, Home]) -> None:
     """The link is one thread's; should it ever be two, nothing is counted or begun twice."""
     order = Order(work=Work.ALIGN, federation="people", alignment="probe")
