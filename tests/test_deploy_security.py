@@ -40,7 +40,7 @@ from attacked_federation import (
     tls_talk,
 )
 from pbmvfl.deploy import frames
-from pbmvfl.deploy.carriers import party_seal, server_seal
+from pbmvfl.deploy.carriers import link_context, party_seal, server_seal
 from pbmvfl.deploy.links import Channel
 from pbmvfl.deploy.nvflare import processes
 from pbmvfl.deploy.outcome import Ending
@@ -193,6 +193,7 @@ def test_the_server_cannot_make_a_party_show_a_file(fed: Attacked) -> None:
         check_told_nothing(evil(fed, SERVER, *PARTIES), of=PARTIES)
     finally:
         processes.start(fed.homes[SERVER], timeout=120)
+        fed.wait_for_parties()
 
 
 # --- jobs ---
@@ -473,7 +474,7 @@ def try_the_line(fed: Attacked) -> None:
     def posing_as(name: str, identity: Identity) -> Callable[[bytes], bytes]:
         home = fed.homes["bank"]
         job = fed.status(SERVER).job  # type: ignore[union-attr]
-        seal = PartySeal(identity, home.pins().server, name, f"{home.federation.digest}\0{job}".encode())
+        seal = PartySeal(identity, home.pins().server, name, link_context(home, job))
         return lambda challenge: frames.framed(seal.join(challenge))
 
     bank = fed.homes["bank"].identity()
