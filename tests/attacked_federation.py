@@ -141,6 +141,16 @@ class Attacked:
             processes.stop(self.homes[name])
             processes.start(self.homes[name], wait=30, timeout=120)
 
+    def wait_for_parties(self, seconds: float = 120.0) -> None:
+        """After a new start of the server: until it has taken all parties again."""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            with contextlib.suppress(Exception), self.session() as session:
+                if {each.name for each in session.get_system_info().client_info} == set(PARTIES):
+                    return
+            time.sleep(0.5)
+        raise AssertionError("the parties did not come back")
+
     # --- honest work ---
 
     @property

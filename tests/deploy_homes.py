@@ -35,7 +35,7 @@ def free_port() -> int:
         return port
 
 
-def federation_text(parties: Sequence[str] = PARTIES, *, patience: float = 20, plan: str = "epsilon = 8") -> str:
+def federation_text(parties: Sequence[str] = PARTIES, *, patience: float = 90, plan: str = "epsilon = 8") -> str:
     names = "\n".join(f'[[party]]\nname = "{name}"\n' for name in parties)
     return (
         f'[federation]\nname = "people"\n\n[server]\nname = "{SERVER}"\nhost = "127.0.0.1"\nport = {free_port()}\n'
@@ -66,7 +66,7 @@ def make_homes(
     tables: Tables,
     *,
     parties: Sequence[str] = PARTIES,
-    patience: float = 20,
+    patience: float = 90,
     limit: float | None = 50,
     plan: str = "epsilon = 8",
 ) -> dict[str, Home]:

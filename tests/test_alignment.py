@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from alignment_runs import NAME, AlignmentRun, MemoryLink, hmac_of_order
 from pbmvfl.deploy import psi
 from pbmvfl.deploy.alignment import LabelSideAlignment
-from pbmvfl.deploy.alignment_messages import LONGEST_WORDS, Kind, Question, refused
+from pbmvfl.deploy.alignment_messages import LONGEST_WORDS, Begin, Kind, OrderKey, Question, refused
 from pbmvfl.deploy.links import Channel
 from pbmvfl.deploy.row_ids import IdForm, RowIds, order_proof
 from pbmvfl.errors import AlignmentError, PartyLost
@@ -445,6 +445,31 @@ def test_a_party_answers_any_bytes_with_a_refusal(data):
     assert answer[:1] == b"\1"
     assert len(answer) <= 1 + LONGEST_WORDS
     assert run.sides["bank"](Channel.PROTOCOL, data)[:1] == b"\1"
+
+
+@given(
+    kind=st.sampled_from(list(Kind)),
+    number=st.integers(0, 2**32 - 1) | st.integers(0, 2),
+    body=st.binary(max_size=150) | st.sampled_from([b"", b"\x02" * 33, b"\x02" * 99]),
+)
+@settings(max_examples=100, deadline=None)
+def test_a_party_that_has_begun_answers_anything_and_keeps_nothing(kind, number, body):
+    """It answers a part of its setup, and points that are on the curve, as many as were said; nothing else."""
+    run = AlignmentRun({"bank": PEOPLE[:3]})
+    bank = run.sides["bank"]
+    begin = Begin(name=NAME, count=3, form=IdForm.WORDS, share=OrderKey().share)
+    assert bank.receive(Question(Kind.BEGIN, body=begin.to_body()).to_bytes())[:1] == b"\0"
+    answer = bank.receive(Question(kind, number, body).to_bytes())
+    bank.close()
+    asks_setup = (kind, number, body) == (Kind.SETUP, 0, b"")
+    has_points = (kind, number, len(body)) == (Kind.REQUEST, 0, 3 * 33) and answer[:1] == b"\0"
+    if asks_setup or has_points:
+        assert len(answer) == 1 + 3 * 33
+    else:
+        assert answer[:1] == b"\1"
+        assert len(answer) <= 1 + LONGEST_WORDS
+        assert bank.receive(Question(Kind.SETUP).to_bytes())[:1] == b"\1"  # it is over
+    assert not run.kept
 
 
 def test_without_the_library_the_error_says_what_to_install(monkeypatch):

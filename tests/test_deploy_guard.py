@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -94,4 +95,26 @@ assert kept == guard.SITE_COMMANDS, kept
 assert {type(each).__name__ for each in AdminCommands.commands} == guard.JOB_COMMANDS
 """
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_a_jobs_folder_is_no_other_folder_of_the_kit(tmp_path: Path) -> None:
+    program = """
+import sys
+from nvflare.apis.workspace import Workspace
+from pbmvfl.deploy.nvflare import guard
+kit = Workspace(sys.argv[1], "bank")
+assert kit.get_run_dir("startup").endswith("/startup")  # NVFlare would empty it for a job of this name
+guard.install(("bank", "hospital"))
+assert kit.get_run_dir("01234567-89ab-cdef-0123-456789abcdef")
+for name in ("startup", "local", "..", "", None, 7, "01234567-89ab-cdef-0123-456789abcdef/.."):
+    try:
+        kit.get_run_dir(name)
+    except ValueError:
+        continue
+    raise AssertionError(name)
+"""
+    for folder in ("startup", "local"):
+        (tmp_path / folder).mkdir()
+    ended = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, timeout=120)
     assert ended.returncode == 0, ended.stderr

@@ -40,7 +40,7 @@ from attacked_federation import (
     tls_talk,
 )
 from pbmvfl.deploy import frames
-from pbmvfl.deploy.carriers import party_seal, server_seal
+from pbmvfl.deploy.carriers import link_context, party_seal, server_seal
 from pbmvfl.deploy.links import Channel
 from pbmvfl.deploy.nvflare import processes
 from pbmvfl.deploy.outcome import Ending
@@ -54,10 +54,31 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("attacked-federation")]
 HERE = Path(__file__).parent
 
 
+#: In every process of the kits: who unpickles what.
+AUDIT = """
+import sys, traceback
+def hook(event, args):
+    if event == "pickle.find_class":
+        files = " ".join(frame.filename for frame in traceback.extract_stack())
+        with open({out!r}, "a") as out:
+            out.write(args[0] + "." + args[1] + " by " + files + "\\n")
+sys.addaudithook(hook)
+"""
+
+
 @pytest.fixture(scope="module")
 def fed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Attacked]:
     """Up, and with aligned rows: the honest way works."""
     attacked = Attacked(tmp_path_factory.mktemp("attacked"))
+    hooked = attacked.folder / "hooked"
+    put("sitecustomize.py", AUDIT.format(out=str(attacked.folder / "unpickled.txt")))(hooked)
+    path = os.pathsep.join([str(hooked), *filter(None, [os.environ.get("PYTHONPATH")])])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", path)
+        yield from _running(attacked)
+
+
+def _running(attacked: Attacked) -> Iterator[Attacked]:
     try:
         attacked.start()
         outcome = attacked.align()
@@ -100,24 +121,36 @@ def test_nvflares_port_hears_a_party(fed: Attacked) -> None:
 # --- one site to another ---
 
 
-def evil(fed: Attacked, name: str, *targets: str) -> list[dict[str, str]]:
-    """What a site's process gets when its owner lets it ask others; the honest one rests meanwhile."""
-    out = fed.folder / f"evil-{name}.jsonl"
-    processes.stop(fed.homes[name])
-    command = [sys.executable, "-P", str(HERE / "evil_site.py"), str(fed.homes[name].path), str(out), *targets]
-    with (fed.folder / f"evil-{name}.log").open("wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+@contextlib.contextmanager
+def evil_process(fed: Attacked, home: Path, name: str, *targets: str) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
+    """A site's process whose owner lets it ask others, and the file where it writes what it got."""
+    out, log = fed.folder / f"evil-{name}.jsonl", fed.folder / f"evil-{name}.log"
+    command = [sys.executable, "-P", str(HERE / "evil_site.py"), str(home), name, str(out), *targets]
+    with log.open("wb") as said:
+        process = subprocess.Popen(command, stdout=said, stderr=said, stdin=subprocess.DEVNULL)
     try:
-        until = time.monotonic() + 120
-        while time.monotonic() < until and process.poll() is None:
-            if out.exists() and '"end"' in out.read_text():
-                break
-            time.sleep(0.1)
-        assert out.exists(), (fed.folder / f"evil-{name}.log").read_text()[-2000:]
-        return [json.loads(line) for line in out.read_text().splitlines()]
+        yield process, out
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait(timeout=30)
+
+
+def evil(fed: Attacked, name: str, *targets: str) -> list[dict[str, str]]:
+    """What an organisation's site gets; the honest process rests meanwhile."""
+    processes.stop(fed.homes[name])
+    with evil_process(fed, fed.homes[name].path, name, *targets) as (process, out):
+        wait_for(lambda: process.poll() is not None or (out.exists() and '"end"' in out.read_text()))
+        assert out.exists(), (fed.folder / f"evil-{name}.log").read_text()[-2000:]
+        return [json.loads(line) for line in out.read_text().splitlines()]
+
+
+def wait_for(is_so: Callable[[], bool], seconds: float = 120.0) -> bool:
+    until = time.monotonic() + seconds
+    while not is_so():
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.1)
+    return True
 
 
 def check_told_nothing(found: list[dict[str, str]], *, of: tuple[str, ...]) -> None:
@@ -129,6 +162,23 @@ def check_told_nothing(found: list[dict[str, str]], *, of: tuple[str, ...]) -> N
     for each in asked:
         assert each["answer"] in ("None", "", "invalid_request"), each
         assert each["code"] == "unauthenticated" or each["answer"] == "invalid_request", each
+
+
+def test_a_name_that_is_not_in_the_federation_is_nobody_although_its_authority_signed_it(fed: Attacked) -> None:
+    """The control is the next test: there the same process, with the bank's name, is taken."""
+    home = copy_kit(fed.homes["bank"].path, fed.folder / "stranger")
+    stranger = fed.strangers.issue("stranger")
+    (home / "kit/startup/client.crt").write_bytes(stranger.certificate.read_bytes())
+    (home / "kit/startup/client.key").write_bytes(stranger.private_key.read_bytes())
+    edit("kit/startup/fed_client.json", '"fqsn": "bank"', '"fqsn": "stranger"')(home)
+    log = fed.clinic.kit / "log.txt"
+    with evil_process(fed, home, "stranger", "hospital") as (_, out):
+        assert wait_for(
+            lambda: log.exists() and "request of 'stranger' on channel 'task' was turned away" in log.read_text()
+        )
+        with fed.session() as session:
+            assert {each.name for each in session.get_system_info().client_info} == set(PARTIES)
+        assert not out.exists()
 
 
 def test_a_party_cannot_make_another_site_show_a_file(fed: Attacked) -> None:
@@ -143,6 +193,7 @@ def test_the_server_cannot_make_a_party_show_a_file(fed: Attacked) -> None:
         check_told_nothing(evil(fed, SERVER, *PARTIES), of=PARTIES)
     finally:
         processes.start(fed.homes[SERVER], timeout=120)
+        fed.wait_for_parties()
 
 
 # --- jobs ---
@@ -423,7 +474,7 @@ def try_the_line(fed: Attacked) -> None:
     def posing_as(name: str, identity: Identity) -> Callable[[bytes], bytes]:
         home = fed.homes["bank"]
         job = fed.status(SERVER).job  # type: ignore[union-attr]
-        seal = PartySeal(identity, home.pins().server, name, f"{home.federation.digest}\0{job}".encode())
+        seal = PartySeal(identity, home.pins().server, name, link_context(home, job))
         return lambda challenge: frames.framed(seal.join(challenge))
 
     bank = fed.homes["bank"].identity()
@@ -575,6 +626,17 @@ def test_no_id_and_no_value_of_a_row_is_where_it_does_not_belong(fed: Attacked) 
                 secret = [*own, *shown, *floats]
             hit = next((each for each in secret if each in data), None)
             assert hit is None, f"{path} has {hit!r} of {name}"
+
+
+def test_no_process_of_a_kit_unpickled_anything(fed: Attacked) -> None:
+    """But compiled code that this machine keeps for itself."""
+    out = fed.folder / "unpickled.txt"
+    program = "import pickle, datetime; pickle.loads(pickle.dumps(datetime.date(2000, 1, 1)))"
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    lines = out.read_text().splitlines()
+    assert any(line.startswith("datetime.date by ") for line in lines), "the hook would not have seen it"
+    others = [line for line in lines if not line.startswith("datetime.date by ") and "/numba/" not in line]
+    assert others == []
 
 
 def test_nothing_in_the_library_unpickles() -> None:

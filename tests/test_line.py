@@ -233,14 +233,26 @@ def test_a_party_lets_go_when_the_server_asks_nothing(federation):
     assert words == "server: it asked nothing for 0.3 seconds; the party lets go"
 
 
-def test_a_party_lets_go_when_the_servers_process_has_ended(federation):
+def test_a_party_lets_go_at_once_when_the_server_says_goodbye(federation):
     def handle(*_: object) -> bytes:
         threading.Thread(target=federation.line.close, daemon=True).start()
         return b""
 
     asked = threading.Thread(target=_ignoring(federation.line.exchange), args=(b"x",), daemon=True)
     asked.start()
-    assert end_of(federation.site("bank"), handle, ended_after=0.3) == "server: its process ended"
+    words = end_of(federation.site("bank"), handle, ended_after=60)
+    assert words == "server: it closed the line before the work was over"
+
+
+def test_a_party_lets_go_when_the_servers_process_has_ended(federation, proxy):
+    def handle(*_: object) -> bytes:
+        proxy.close()  # nobody says goodbye, and nobody listens any more
+        return b""
+
+    asked = threading.Thread(target=_ignoring(federation.line.exchange), args=(b"x",), daemon=True)
+    asked.start()
+    words = end_of(federation.site("bank"), handle, address=proxy.address, ended_after=0.3)
+    assert words == "server: its process ended"
 
 
 def _ignoring(call):
@@ -249,6 +261,20 @@ def _ignoring(call):
             call(*arguments)
 
     return quiet
+
+
+def test_the_last_answer_gets_through_although_its_connection_breaks(federation, proxy):
+    def handle(channel: Channel, body: bytes) -> bytes:
+        proxy.cut()
+        return echo(channel, body)
+
+    end = federation.site("bank").line(address=proxy.address)
+    thread = threading.Thread(target=lambda: end.serve(handle), daemon=True)
+    thread.start()
+    assert federation.line.ask({0: b"done"}, channel=Channel.END).received == {0: b"\4done"}
+    federation.line.close()
+    thread.join(timeout=60)
+    assert not thread.is_alive()
 
 
 def test_a_party_that_cannot_reach_its_server_says_where_and_why(federation):

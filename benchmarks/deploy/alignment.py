@@ -108,7 +108,7 @@ def measure(count: int) -> dict[str, object]:
         "label_holder": {name: round(value, 1) for name, value in used().items()},
         "party": {name: round(float(value), 1) for name, value in at_party.items()},
         "cores": os.cpu_count(),
-        "load_before": round(os.getloadavg()[0], 2),
+        "load": round(os.getloadavg()[0], 2),
     }
 
 

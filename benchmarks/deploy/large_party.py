@@ -84,21 +84,19 @@ def write_table(path: Path, rows: int, columns: int) -> None:
 def align(folder: Path, rows: int) -> dict[str, Any]:
     """In a process of its own: from the Parquet file to the common order."""
     before = anonymous()
-    began = time.perf_counter()
-    table = read_party_table(folder / "party.parquet", id="person")
-    read = time.perf_counter()
-    order = np.random.default_rng(1).permutation(rows).astype(np.int64)
-    key = bytes(32)
-    agreed = AgreedOrder(name="people", rows=order, key=key, digest=order_digest(key, table.ids.pieces(order), rows))
-    agreed_at = time.perf_counter()
-    materialise(table, agreed, folder / "people")
-    status = Path("/proc/self/status").read_text().splitlines()
+    with Peak() as peak:
+        began = time.perf_counter()
+        table = read_party_table(folder / "party.parquet", id="person")
+        read = time.perf_counter()
+        order, key = np.random.default_rng(1).permutation(rows).astype(np.int64), bytes(32)
+        digest = order_digest(key, table.ids.pieces(order), rows)
+        agreed_at = time.perf_counter()
+        materialise(table, AgreedOrder(name="people", rows=order, key=key, digest=digest), folder / "people")
     return {
         "read_seconds": read - began,
         "materialise_seconds": time.perf_counter() - agreed_at,
         "anonymous_before_mb": before,
-        "anonymous_after_mb": anonymous(),
-        "peak_rss_mb": next(int(line.split()[1]) / 1024 for line in status if line.startswith("VmHWM")),
+        "anonymous_peak_mb": peak.megabytes,
     }
 
 

@@ -158,14 +158,15 @@ class Line:
             self._closed = True
             self._changed.notify_all()
         self._wake()
-        self._door.close()
         with self._asking, self._changed:  # whoever asks has noticed
             for connection in self._connections():
+                connection.say_goodbye()
                 self._count_out(connection)
             for seat in self._seats:
                 seat.connection = seat.newcomer = None
             self._wakes.close()
             self._waker.close()
+        self._door.close()  # last, so that nobody who is in is taken for a newcomer, and all hear the goodbye
 
     # --- asking ---
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import select
 import socket
@@ -143,6 +144,11 @@ class Connection:
         """Bytes that were sent and received, TLS and its handshake included; (0, 0) where the system does not say."""
         sent, received = struct.unpack_from("=QQ", self._tcp_info(), _ACKNOWLEDGED)
         return sent, received
+
+    def say_goodbye(self) -> None:
+        """TLS's own word that nothing more comes: it was meant, and no process died."""
+        with contextlib.suppress(OSError, ValueError):
+            self._socket.unwrap()
 
     def close(self) -> None:
         drop(self._socket)

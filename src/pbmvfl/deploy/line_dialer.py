@@ -62,15 +62,18 @@ class Dialer:
         self._thread = threading.Thread(target=self._run, name="pbmvfl-dialer", daemon=True)
         self._thread.start()
 
-    def call(self, *, other_than: Call | None = None) -> Call:
-        """The call that is open; one that the asker has done with is none. Raises what the dialer gave up with."""
+    def call(self, *, other_than: Call | None = None, seconds: float | None = None) -> Call:
+        """The call that is open; one that the asker has done with is none. Raises what the dialer gave up with.
+
+        Without `seconds` it takes as long as the dialer does: its patience and one attempt.
+        """
         with self._changed:
-            # The dialer itself never takes longer than its patience and one attempt.
-            self._changed.wait_for(lambda: self._failure is not None or self._call not in (None, other_than))
+            self._changed.wait_for(
+                lambda: self._failure is not None or self._call not in (None, other_than), timeout=seconds
+            )
             if self._call is not None and self._call is not other_than:
                 return self._call
-            assert self._failure is not None
-            raise self._failure
+            raise self._failure or LinkError(f"server: not reached within {seconds:g} seconds")
 
     def is_open(self, call: Call) -> bool:
         """Whether this is still the call to speak on."""

@@ -128,8 +128,6 @@ class Door:
             drop(guest)
         finally:
             self._forget(number)
-        if self._closed.is_set():
-            drop(guest)
 
     def _forget(self, number: int) -> None:
         with self._lock:

@@ -89,18 +89,18 @@ class PartyLine:
                     # The time that the handler took is this side's own, and no silence of the server.
                     heard, faults = time.monotonic(), 0
                     frames.send(call.connection, answer, deadline=heard + self._patience, limit=self._frame_limit)
-                    if channel is Channel.END and dialer.is_open(call):
-                        self._linger(call, handle)
+                    if channel is Channel.END:
+                        self._linger(dialer, call, handle)
                         return
                 drop(call.connection)  # the dialer has another one, or soon will
-            except _Silent:
+            except (_Silent, _Goodbye):
                 raise
             except LinkError:
                 faults += 1
                 if faults >= _MOST_FAULTS:
                     raise
                 dialer.report(call)
-            except (OSError, EOFError):
+            except OSError:
                 dialer.report(call)
 
     def _next(self, call: Call, *, until: float) -> bytes:
@@ -108,17 +108,27 @@ class PartyLine:
             return frames.receive(call.connection, call.buffer, deadline=until)
         except TimeoutError:
             raise _Silent(f"server: it asked nothing for {self._idle:g} seconds; the party lets go") from None
+        except EOFError:
+            raise _Goodbye("server: it closed the line before the work was over") from None
 
-    def _linger(self, call: Call, handle: Handler) -> None:
-        """The last answer may have to be sent again; a server that closes has it."""
+    def _linger(self, dialer: Dialer, call: Call, handle: Handler) -> None:
+        """The last answer may have to be sent again, over a new connection too; a server that says goodbye has it."""
         until = time.monotonic() + _LINGER
         try:
             while True:
-                question = frames.receive(call.connection, call.buffer, deadline=until)
-                frames.send(call.connection, self._seal.respond(question, handle)[1], deadline=until)
-        except (OSError, EOFError, LinkError):
+                try:
+                    question = frames.receive(call.connection, call.buffer, deadline=until)
+                    frames.send(call.connection, self._seal.respond(question, handle)[1], deadline=until)
+                except OSError:
+                    dialer.report(call)
+                    call = dialer.call(other_than=call, seconds=max(0.0, until - time.monotonic()))
+        except (EOFError, LinkError):
             return
 
 
 class _Silent(LinkError):
     """The server is there and says nothing."""
+
+
+class _Goodbye(LinkError):
+    """The server left, and said so."""

@@ -81,13 +81,16 @@ class PartyReport(_Report):
 
     def __init__(self, home: Home, order: Order, job: str) -> None:
         super().__init__(home, order, job, Role.PARTY)
+        self._begun = False
         self._spent: SpentWatch | None = None
         with contextlib.suppress(PbmvflError, OSError):  # the job itself says what is wrong with the policy
             self._spent = SpentWatch(self._status, home.ledger, PolicyFile.read(home).dataset)
 
     def progress(self, state: str, completed: int) -> None:
-        if state in ("training", "predicting") and state != self._state:
-            self._log.say(Event.FIRST_ROUND, round=completed, rounds=self._status.now.rounds_total)
+        if not self._begun and completed:  # before the first round nobody knows where a run goes on
+            self._begun = True
+            event = Event.FIRST_ROUND if completed == 1 else Event.RESUMED
+            self._log.say(event, round=completed - 1, rounds=self._status.now.rounds_total)
         self.state(state)
         self._status.count(completed)
 

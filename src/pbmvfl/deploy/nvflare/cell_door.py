@@ -18,8 +18,9 @@ from nvflare.fuel.f3.cellnet.utils import make_reply
 from nvflare.fuel.f3.message import Message
 
 from pbmvfl.deploy import frames
+from pbmvfl.deploy.nvflare.guard import LINK_CHANNEL
 
-CHANNEL, TOPIC = "pbmvfl", "link"
+CHANNEL, TOPIC = LINK_CHANNEL, "link"
 #: Seconds after which an answer that is missing is asked for again.
 AGAIN_AFTER = 2.0
 #: Of a PROBE: the question's number.

@@ -11,10 +11,12 @@ Every process of a kit imports this before it has a connection: `local/resources
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterable
 from enum import Enum, auto
 from typing import Any
 
+from nvflare.apis.workspace import Workspace
 from nvflare.fuel.f3.cellnet.core_cell import CoreCell
 from nvflare.fuel.f3.cellnet.defs import CellChannel, MessageHeaderKey, MessageType, ReturnCode
 from nvflare.fuel.f3.cellnet.utils import make_reply
@@ -23,6 +25,7 @@ from nvflare.private.fed.client.admin_commands import AdminCommands
 from nvflare.private.fed.client.client_req_processors import ClientRequestProcessors
 
 log = logging.getLogger(__name__)
+_JOB = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 #: What NVFlare calls the server's cell, and how the cell of somebody who submits begins.
 SERVER, ADMIN = "server", "_admin_"
@@ -125,6 +128,14 @@ def install(parties: Iterable[str]) -> None:
     _guard_replies()
     # A message may name an address to dial back to, wherever that is: nobody is dialled but the server.
     CoreCell._add_adhoc_connector = _dial_nobody
+    # A job's folder is emptied before its files are looked at, and "startup" would be a name too.
+    Workspace._check_job_id = staticmethod(_checked_job_id)
+
+
+def _checked_job_id(job_id: object) -> str:
+    if not isinstance(job_id, str) or not _JOB.fullmatch(job_id):
+        raise ValueError("a job's id is not one that NVFlare gives")
+    return job_id
 
 
 def _dial_nobody(*_: object) -> None:
