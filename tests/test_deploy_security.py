@@ -40,6 +40,7 @@ from attacked_federation import (
     tls_talk,
 )
 from pbmvfl.deploy import frames
+from pbmvfl.deploy.aligned_rows import AlignedRows
 from pbmvfl.deploy.carriers import link_context, party_seal, server_seal
 from pbmvfl.deploy.links import Channel
 from pbmvfl.deploy.nvflare import processes
@@ -608,22 +609,24 @@ def test_no_id_and_no_value_of_a_row_is_where_it_does_not_belong(fed: Attacked) 
         # Row by row: of an id the text, of a value the decimals and the float's own bytes.
         own = [own_id(name, row).encode() for row in range(7)]
         ids = [common_id(row).encode() for row in range(ROWS)]
-        values = [feature(index, row, column) for row in range(ROWS) for column in range(COLUMNS)]
-        shown = [repr(value).encode() for value in values]
-        floats = [np.float32(value).tobytes() for value in values] + [np.float64(value).tobytes() for value in values]
+        values = np.array([[feature(index, row, column) for column in range(COLUMNS)] for row in range(ROWS)])
+        shown = [repr(float(value)).encode() for value in values.flat]
+        assert min(map(len, shown)) > 10  # so that none is found by chance; of floats a whole row is looked for
+        floats = [row.astype(kind).tobytes() for row in values for kind in (np.float32, np.float64)]
+        scaled = [row.tobytes() for row in np.array(AlignedRows.load(home.alignment("people")).features)]
         found = (home.path / "rows.csv").read_bytes()
         assert all(each in found for each in (*own, *ids, *shown))  # the search would find them
         mapped = (home.alignment("people") / "rows.arrow").read_bytes()
-        assert all(each in mapped for each in ids)
+        assert all(each in mapped for each in (*ids, *scaled))
         assert not any(each in mapped for each in own), "rows that are not common are in the aligned ones"
         for path in files_under(*(each.path for each in fed.homes.values())):
             data = path.read_bytes()
             if path.is_relative_to(home.path):
                 if path.name in ("rows.csv", "rows.arrow") or path.name.startswith("ledger.sqlite"):
                     continue
-                secret = [*own, *ids, *shown]
+                secret = [*own, *ids, *shown, *floats, *scaled]
             else:
-                secret = [*own, *shown, *floats]
+                secret = [*own, *shown, *floats, *scaled]
             hit = next((each for each in secret if each in data), None)
             assert hit is None, f"{path} has {hit!r} of {name}"
 
