@@ -1,29 +1,32 @@
 """One role of one job as a process, `pbmvfl.deploy.site` with a tap outside of it; it can be told to die in a round.
 
-python tests/deploy_processes.py HOME JOB MOMENT ROUNDS IDLE < ORDER
+python tests/deploy_processes.py HOME JOB MOMENT ROUNDS < ORDER
 
 MOMENT: `never`, `before` an answer leaves, `after` it has left. ROUNDS: in which answer of this process, from 1. Every
-answer of a round is written down before it leaves, read by the offsets of the message's header. IDLE: after how many
-seconds a party lets go of a server that asks nothing.
+answer of a round is written down before it leaves, read by the offsets of the message's header.
 """
 
 from __future__ import annotations
 
-import functools
 import os
 import signal
 import sqlite3
 import struct
 import subprocess
 import sys
-import time
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from deploy_homes import SERVER
+from pbmvfl.deploy import site
 from pbmvfl.deploy.home import Home
+from pbmvfl.deploy.line import Line
 from pbmvfl.deploy.order import Order
+from pbmvfl.deploy.outcome import Outcome
+from pbmvfl.deploy.party_site import PartySite
+from pbmvfl.deploy.site import PartyJob, ServerJob
 
 RELEASED = "released.log"
 _KIND, _SESSION, _ROUND, _EMBEDDING, _PROTOCOL = 5, slice(16, 32), 32, 6, 2
@@ -37,52 +40,50 @@ class Death:
     rounds: int = 0
 
 
-class Processes:
-    """All roles of one job, each a process of its own."""
+class DyingRole:
+    """One role of a job as a process of its own."""
 
-    def __init__(
-        self,
-        homes: Mapping[str, Home],
-        order: Order,
-        job: str,
-        deaths: Mapping[str, Death] | None = None,
-        *,
-        idle: float = 60,
-    ) -> None:
-        self._running: dict[str, subprocess.Popen[str]] = {}
-        source = os.pathsep.join(filter(None, sys.path))
-        for name, home in homes.items():
-            death = (deaths or {}).get(name, Death())
-            arguments = [str(home.path), job, death.moment, str(death.rounds), str(idle)]
-            process = subprocess.Popen(
-                [sys.executable, str(Path(__file__).resolve()), *arguments],
-                env={**os.environ, "PYTHONPATH": source, "OMP_NUM_THREADS": "1"},
-                stdin=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                text=True,
-            )
-            assert process.stdin is not None
-            process.stdin.write(order.to_text())
-            process.stdin.close()
-            self._running[name] = process
+    def __init__(self, home: Home, order: Order, job: str, death: Death) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, str(Path(__file__).resolve()), str(home.path), job, death.moment, str(death.rounds)],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"},
+            stdin=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        assert self._process.stdin is not None
+        self._process.stdin.write(order.to_text())
+        self._process.stdin.close()
 
-    def code(self, name: str, timeout: float = 120) -> int:
-        """A role's exit code, when it has ended; below 0 the signal that ended it."""
-        return self._running[name].wait(timeout=timeout)
+    def code(self) -> int:
+        """Its exit code, when it has ended; below 0 the signal that ended it."""
+        return self._process.wait(timeout=120)
 
-    def codes(self) -> dict[str, int]:
-        return {name: self.code(name) for name in self._running}
-
-    def signal(self, name: str, number: signal.Signals) -> None:
-        self._running[name].send_signal(number)
-
-    def __enter__(self) -> Processes:
+    def __enter__(self) -> DyingRole:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for process in self._running.values():
-            process.kill()
-            process.wait()
+        self._process.kill()
+        self._process.wait()
+
+
+def run_with_death(
+    homes: Mapping[str, Home], order: Order, job: str, name: str, death: Death
+) -> tuple[int, Outcome | None]:
+    """One job in which one role is a process that dies and the others are threads; its code, and the server's outcome
+    if the server was not the one."""
+    others = [role for role in homes if role != name]
+    jobs = {role: (ServerJob if role == SERVER else PartyJob)(homes[role], order, job=job) for role in others}
+    threads = [threading.Thread(target=each.run, daemon=True) for each in jobs.values()]
+    with DyingRole(homes[name], order, job, death) as dying:
+        for thread in threads:
+            thread.start()
+        code = dying.code()
+        for thread in threads:
+            thread.join(120)
+            assert not thread.is_alive(), "a role did not end after another one died"
+    served = jobs.get(SERVER)
+    return code, served.outcome if isinstance(served, ServerJob) else None
 
 
 def released(home: Home) -> list[tuple[str, int]]:
@@ -102,13 +103,6 @@ def charged(home: Home) -> dict[str, range]:
     return {session: range(first, until) for session, first, until in rows}
 
 
-def wait_until(is_so: Callable[[], bool], seconds: float = 120.0) -> None:
-    until = time.monotonic() + seconds
-    while not is_so():
-        assert time.monotonic() < until, f"it was not so within {seconds:g} seconds"
-        time.sleep(0.02)
-
-
 # --- in the process itself ---
 
 
@@ -116,9 +110,8 @@ def _die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _tap_party(death: Death) -> None:
-    from pbmvfl.deploy.party_site import PartySite
-
+def tap_parties(death: Death) -> Callable[..., bytes]:
+    """What `PartySite.handle` becomes: the same, with every answer of a round written down."""
     handle, count = PartySite.handle, 0
 
     def watched(self, channel, body):
@@ -135,12 +128,10 @@ def _tap_party(death: Death) -> None:
                 file.write(f"{bytes(answer[_SESSION]).hex()} {number}\n")
         return answer
 
-    PartySite.handle = watched  # type: ignore[method-assign]
+    return watched
 
 
 def _tap_server(death: Death) -> None:
-    from pbmvfl.deploy.line import Line
-
     exchange, count = Line.exchange, 0
 
     def watched(self, message, *, timeout=None):
@@ -156,16 +147,12 @@ def _tap_server(death: Death) -> None:
 
 
 def _main() -> int:
-    from pbmvfl.deploy import carriers, site
-    from pbmvfl.deploy.line_party import PartyLine
-
-    folder, job, moment, rounds, idle = sys.argv[1:]
+    folder, job, moment, rounds = sys.argv[1:]
     death = Death(moment, int(rounds))
     if Path(folder).name == SERVER:
         _tap_server(death)
     else:
-        carriers.PartyLine = functools.partial(PartyLine, idle=float(idle))  # type: ignore[misc, assignment]
-        _tap_party(death)
+        PartySite.handle = tap_parties(death)  # type: ignore[method-assign]
     return site.main([folder, job])
 
 

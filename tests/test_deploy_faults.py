@@ -2,27 +2,38 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import signal
+import threading
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from deploy_homes import PARTIES, SERVER, Tables, aligned, make_homes, train_order
-from deploy_processes import Death, Processes, charged, released
+from deploy_homes import DATASET, PARTIES, SERVER, Tables, aligned, make_homes, run_job, train_order
+from deploy_processes import Death, charged, released, run_with_death, tap_parties
 from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.deploy.aligned_rows import AlignedRows
-from pbmvfl.deploy.outcome import last_outcome
+from pbmvfl.deploy.carriers import party_seal
+from pbmvfl.deploy.line import Line
+from pbmvfl.deploy.line_party import PartyLine
+from pbmvfl.deploy.party_site import PartySite
+from pbmvfl.deploy.site import PartyJob, ServerJob
 from pbmvfl.deploy.status import read_status
+from pbmvfl.deploy.tls import Credentials, party_context
+from pbmvfl.errors import LedgerError
 from pbmvfl.federation import Federation
+from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.party_setup import ROUNDS_AHEAD
 from pbmvfl.plan import Plan
 
 pytestmark = pytest.mark.xdist_group("deploy_faults")
 PER_EPOCH, EPOCHS = 3, 8
 ROUNDS = PER_EPOCH * EPOCHS
+#: Seconds after which a party lets go of a server that asks nothing.
+IDLE = 8.0
 
 
 @pytest.fixture(scope="module")
@@ -53,8 +64,8 @@ def exact_plan(rows):
     )
 
 
-def save_unharmed(homes, rows, plan, folder):
-    """The same rows in the same order, in one process that nobody kills."""
+def assert_weights_as_unharmed(homes, rows, order, folder):
+    """To the bit those of the same rows in the same order, in one process that nobody harms."""
     features = tuple(np.array(AlignedRows.load(homes[name].alignment("people")).features) for name in PARTIES)
     data = VerticalDataset(
         name="people",
@@ -66,34 +77,34 @@ def save_unharmed(homes, rows, plan, folder):
         class_names=rows.class_names,
         default_encoder="mlp",
     )
-    here = Federation(plan)
+    here = Federation(order.plan)
     here.fit(data)
-    here.model.save(folder)
+    here.model.save(folder / "unharmed")
+    for name, part in {**{each: each for each in PARTIES}, SERVER: "server"}.items():
+        found = load_file(homes[name].model(order.run) / "weights.safetensors")
+        unharmed = load_file(folder / "unharmed" / part / "weights.safetensors")
+        assert {key: value.tobytes() for key, value in found.items()} == {
+            key: value.tobytes() for key, value in unharmed.items()
+        }
 
 
-def test_killed_processes_cost_rounds_since_the_last_epoch_and_nothing_else(homes, tmp_path):
+def test_killed_processes_cost_rounds_since_the_last_epoch_and_nothing_else(homes, monkeypatch, tmp_path):
     """A party and the server die at rounds drawn here; the oracle of what left a party is a tap outside of it."""
     rows = aligned(homes)
     order = train_order(exact_plan(rows))
+    monkeypatch.setattr(PartySite, "handle", tap_parties(Death()))
     chance = random.Random(int.from_bytes(os.urandom(4), "big"))
     first, second = sorted(chance.sample(range(1, ROUNDS), 2))
-    with Processes(homes, order, "job-1", {"bank": Death(chance.choice(("before", "after")), first)}) as job:
-        assert job.code("bank") == -signal.SIGKILL
-        assert job.code(SERVER) == 1
-        assert job.code("shop") == 0
-    outcome = last_outcome(homes[SERVER].run(order.run))
+    code, outcome = run_with_death(homes, order, "job-1", "bank", Death(chance.choice(("before", "after")), first))
+    assert code == -signal.SIGKILL
     assert (outcome.ending, outcome.words) == ("failed", "lost bank: its process ended")
-    resumed_at = PER_EPOCH * ((first - 1) // PER_EPOCH)  # the newest end of an epoch that everybody has
 
-    with Processes(homes, order, "job-2", {SERVER: Death("after", second - resumed_at + 1)}) as job:
-        assert job.code(SERVER) == -signal.SIGKILL
-        assert {job.code(name) for name in PARTIES} == {0}
+    resumed_at = PER_EPOCH * ((first - 1) // PER_EPOCH)  # the newest end of an epoch that everybody has
+    code, _ = run_with_death(homes, order, "job-2", SERVER, Death("after", second - resumed_at + 1))
+    assert code == -signal.SIGKILL
     assert read_status(homes["shop"].status).last_error.endswith("server: its process ended")
 
-    with Processes(homes, order, "job-3") as job:
-        assert set(job.codes().values()) == {0}
-    assert last_outcome(homes[SERVER].run(order.run)).ending == "done"
-
+    assert run_job(homes, order).ending == "done"
     starts = [0, resumed_at, PER_EPOCH * (second // PER_EPOCH)]
     for name in PARTIES:
         left, book = released(homes[name]), charged(homes[name])
@@ -103,10 +114,113 @@ def test_killed_processes_cost_rounds_since_the_last_epoch_and_nothing_else(home
         assert all(number in book[session] for session, number in left)  # never below what was released
         spare = sum(map(len, book.values())) - len(set(left))
         assert 0 <= spare <= 2 * ROUNDS_AHEAD  # and not far above it
-    save_unharmed(homes, rows, order.plan, tmp_path / "unharmed")
-    for name, folder in {**{each: each for each in PARTIES}, SERVER: "server"}.items():
-        found = load_file(homes[name].model(order.run) / "weights.safetensors")
-        unharmed = load_file(tmp_path / "unharmed" / folder / "weights.safetensors")
-        assert {key: value.tobytes() for key, value in found.items()} == {
-            key: value.tobytes() for key, value in unharmed.items()
-        }
+    assert_weights_as_unharmed(homes, rows, order, tmp_path)
+
+
+def test_a_server_that_stalls_loses_the_party_and_the_ledger_is_free_again(homes, monkeypatch):
+    """Its connection stays open, as with a process that is stopped: nothing but the silence tells."""
+    rows = aligned(homes)
+    order = train_order(exact_plan(rows))
+    home = homes["bank"]
+    exchange, stalls, goes_on = Line.exchange, threading.Event(), threading.Event()
+
+    def stall(self, message, *, timeout=None):
+        if read_status(home.status).round >= 1:
+            stalls.set()
+            goes_on.wait(120)
+        return exchange(self, message, timeout=timeout)
+
+    def open_book():
+        book = Ledger(home.ledger)
+        book.open_session(dataset=DATASET, plan=order.plan, run="other", session="other").close()
+        book.close()
+
+    monkeypatch.setattr(Line, "exchange", stall)
+    served = ServerJob(homes[SERVER], order, job="job")
+    parties = [PartyJob(homes[name], order, job="job", link=_impatient_line(homes[name], "job")) for name in PARTIES]
+    server, *threads = [threading.Thread(target=each.run, daemon=True) for each in (served, *parties)]
+    for thread in (server, *threads):
+        thread.start()
+    assert stalls.wait(120)
+    with pytest.raises(LedgerError, match="another session"):
+        open_book()
+    for thread in threads:
+        thread.join(120)
+        assert not thread.is_alive()
+    assert f"asked nothing for {IDLE:g} seconds; the party lets go" in read_status(home.status).last_error
+    open_book()
+    goes_on.set()
+    server.join(120)
+    assert (served.outcome.ending, served.outcome.words) == (
+        "failed",
+        "lost bank: its process ended; shop: its process ended",
+    )
+
+
+def _impatient_line(home, job):
+    return PartyLine(
+        address=(home.federation.host, home.federation.line_port),
+        tls=party_context(
+            Credentials(certificate=home.certificate, private_key=home.private_key, authority=home.authority)
+        ),
+        seal=party_seal(home, job),
+        server_name=home.federation.server,
+        patience=home.federation.patience,
+        idle=IDLE,
+    )
+
+
+# --- files ---
+
+
+@pytest.fixture
+def half_done(homes, monkeypatch):
+    """A run that a full disk at one party has ended after some epochs."""
+    rows = aligned(homes)
+    order = train_order(exact_plan(rows))
+    with monkeypatch.context() as patch:
+        _no_space_for(patch, homes["bank"].run(order.run) / "checkpoints", after=5)
+        outcome = run_job(homes, order)
+    return homes, rows, order, outcome
+
+
+def _no_space_for(patch, folder, *, after):
+    """As a full disk: so many files below a folder can be forced to disk, and no more."""
+    sync, count = os.fsync, 0
+
+    def fsync(descriptor):
+        nonlocal count
+        path = os.readlink(f"/proc/self/fd/{descriptor}")
+        if path.startswith(str(folder)) and os.path.isfile(path):
+            count += 1
+            if count > after:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        sync(descriptor)
+
+    patch.setattr(os, "fsync", fsync)
+
+
+def test_a_full_disk_at_a_party_is_named_and_the_run_goes_on_once_there_is_room(half_done, tmp_path):
+    homes, rows, order, outcome = half_done
+    assert outcome.ending == "failed"
+    assert outcome.words.startswith("bank refused: ")
+    assert "No space left on device" in read_status(homes["bank"].status).last_error
+    assert run_job(homes, order).ending == "done"
+    assert_weights_as_unharmed(homes, rows, order, tmp_path)
+
+
+@pytest.mark.parametrize("site", ["bank", SERVER])
+def test_a_damaged_checkpoint_is_named_at_its_site_and_nothing_is_lost_if_it_is_restored(site, half_done, tmp_path):
+    homes, rows, order, _ = half_done
+    kept = sorted((homes[site].run(order.run) / "checkpoints").glob("round-*.safetensors"))
+    whole = {path: path.read_bytes() for path in kept}
+    for path, content in whole.items():
+        path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    outcome = run_job(homes, order)
+    assert outcome.ending in ("failed", "refused")
+    assert outcome.words.startswith(f"{site}")
+    assert "restore it from a copy" in read_status(homes[site].status).last_error
+    for path, content in whole.items():
+        path.write_bytes(content)
+    assert run_job(homes, order).ending == "done"
+    assert_weights_as_unharmed(homes, rows, order, tmp_path)

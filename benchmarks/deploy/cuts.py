@@ -1,107 +1,122 @@
-"""`python -m benchmarks.deploy.cuts`: a cable that is cut for some seconds, and how soon rounds go on after the mend.
+"""`python -m benchmarks.deploy.cuts`: a party's cable is cut for some seconds in the midst of a run, as root on Linux.
 
-Two networks of their own with one cable between them (needs root and `ip`). A party with rounds of Activity's size
-sits in one, the server in the other. Results go to benchmarks/results/cuts.json.
+Every site has a network of its own, with one cable to a switch. NVFlare's connections are cut with the line's. A cut
+shorter than the patience must not cost a job: rounds go on in the same session after the mend.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import os
+import signal
+import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
+from benchmarks.deploy.faults import Told, accuracy, compare_ledgers, prepare, released, status
+from benchmarks.deploy.phishing import PARTIES, SERVER, Trial, environment, wait_for
 
-from line_parties import EchoProcess, Federation
-from networks import Networks, why_not
-from pbmvfl.deploy.links import Channel
-
-RESULTS = Path(__file__).resolve().parents[1] / "results" / "cuts.json"
-CUTS = (3, 8, 20, 60)
-#: Bytes of a round's message to a party, of Activity's shape.
-MESSAGE = 6444
-PATIENCE = 120.0
+SECONDS = (3, 8, 20, 60)
+RESULTS = Path(__file__).parent.parent / "results" / "cuts.json"
+_SWITCH, _PREFIX = "pbmvfl-sw", "pbmvfl-"
+_NET = "10.213.7"
 
 
-class Asking(threading.Thread):
-    """One round after the other, and the time at which each was over."""
-
-    def __init__(self, federation: Federation) -> None:
-        super().__init__(daemon=True)
-        self._line = federation.line
-        self.over = threading.Event()
-        self.ended = [time.monotonic()]
-        self.lost = ""
-
-    def run(self) -> None:
-        while not self.over.is_set():
-            answers = self._line.ask({0: bytes(MESSAGE)}, channel=Channel.PROTOCOL)
-            if answers.lost:
-                self.lost = answers.lost[0]
-                return
-            self.ended.append(time.monotonic())
-            self.over.wait(0.002)
-
-    def seconds_after(self, moment: float, *, at_most: float) -> float | None:
-        """How long after a moment a round was over; None if none was."""
-        while self.ended[-1] <= moment and not self.lost and time.monotonic() < moment + at_most:
-            time.sleep(0.005)
-        later = [each for each in self.ended[-1000:] if each > moment]
-        return later[0] - moment if later else None
+def _ip(*words: str, check: bool = True) -> None:
+    subprocess.run(["ip", *words], check=check, capture_output=True)
 
 
-def cut_for(seconds: float) -> dict[str, object]:
-    networks = Networks()
-    with tempfile.TemporaryDirectory() as folder:
+@contextlib.contextmanager
+def networks() -> Iterator[dict[str, str]]:
+    """A namespace for each site, and one for the switch between them; nothing reaches the machine's own network."""
+    names = {site: f"{_PREFIX}{site}" for site in (SERVER, *PARTIES)}
+    try:
+        _ip("netns", "add", _SWITCH)
+        _ip("-n", _SWITCH, "link", "add", "br0", "type", "bridge")
+        _ip("-n", _SWITCH, "link", "set", "br0", "up")
+        for number, (site, name) in enumerate(names.items(), start=1):
+            _ip("netns", "add", name)
+            _ip("-n", name, "link", "add", "eth0", "type", "veth", "peer", "name", site, "netns", _SWITCH)
+            _ip("-n", name, "addr", "add", f"{_NET}.{number}/24", "dev", "eth0")
+            for device in ("lo", "eth0"):
+                _ip("-n", name, "link", "set", device, "up")
+            _ip("-n", _SWITCH, "link", "set", site, "master", "br0")
+            _ip("-n", _SWITCH, "link", "set", site, "up")
+        yield names
+    finally:
+        for name in (*names.values(), _SWITCH):
+            _ip("netns", "del", name, check=False)
+
+
+def cut(site: str, *, up: bool) -> None:
+    """At the switch: the site's own end stays up, as with a cable that a digger found."""
+    _ip("-n", _SWITCH, "link", "set", site, "up" if up else "down")
+
+
+def one_cut(trial: Trial, number: int, seconds: float, site: str, plan: Path) -> dict[str, Any]:
+    name = f"cut-{number:03d}"
+    began = time.time()
+    command = trial.command(
+        SERVER, "submit", name, "--home", str(trial.server.path), "--plan", str(plan), "--keep-going"
+    )
+    told = Told(number, killed=f"cable of {site}, {seconds:g} s", site=site, load=os.getloadavg()[0])
+    with tempfile.TemporaryFile("w+") as output:
+        submitter = subprocess.Popen(command, env=environment(), stdout=output, stderr=subprocess.STDOUT)
         try:
-            with networks.at_the_server():
-                federation = Federation(Path(folder), ["bank"], patience=PATIENCE, host=networks.host)
-            with federation:
-                process = EchoProcess(federation.site("bank"), Path(folder), network=networks.party)
-                try:
-                    federation.line.join(timeout=60)
-                    asking = Asking(federation)
-                    asking.start()
-                    time.sleep(1)
-                    networks.cut()
-                    time.sleep(seconds)
-                    networks.mend()
-                    after = asking.seconds_after(time.monotonic(), at_most=60)
-                    asking.over.set()
-                    asking.join(timeout=60)
-                    return {
-                        "cut_seconds": seconds,
-                        "seconds_until_rounds_go_on": None if after is None else round(after, 3),
-                        "redials": federation.line.traffic.redials,
-                        "lost": asking.lost,
-                    }
-                finally:
-                    process.kill()
+            wait_for(lambda: status(trial, name).get("round", 0) >= 10 or submitter.poll() is not None, 180, 0.01)
+            told.round = status(trial, name).get("round", 0)
+            told.state = status(trial, name).get("state", "")
+            cut(site, up=False)
+            time.sleep(seconds)
+            before = {party: len(released(trial, party, began)) for party in PARTIES}
+            cut(site, up=True)
+            mended = time.time()
+            submitter.wait(timeout=300)
         finally:
-            networks.close()
+            cut(site, up=True)
+            if submitter.poll() is None:
+                submitter.kill()
+            submitter.wait()
+        output.seek(0)
+        said = output.read()
+    told.jobs = 1 + said.count("going on in a new job")
+    told.words = [line for line in said.splitlines() if "new job" in line or "waiting" in line or "lost" in line]
+    told.ending = {0: "done"}.get(submitter.returncode, f"code {submitter.returncode}: {said[-500:]}")
+    told.seconds = round(time.time() - began, 1)
+    after = released(trial, site, mended)
+    told.seconds_until_rounds = round(after[0][0] - mended, 1) if after else None
+    compare_ledgers(trial, told, began)
+    if told.ending == "done":
+        told.accuracy = accuracy(trial, name)
+    return {**told.__dict__, "cut": seconds, "released_at_the_mend": before[site]}
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.deploy.cuts", description=__doc__)
-    parser.add_argument("--seconds", type=float, nargs="+", default=CUTS, help="of each cut")
-    parser.add_argument("--json", type=Path, default=RESULTS, help="where the rows go")
-    given = parser.parse_args(arguments)
-    if reason := why_not():
-        print(f"no networks here: {reason}", file=sys.stderr)
-        return 2
-    rows = []
-    for seconds in given.seconds:
-        rows.append(cut_for(seconds))
-        print(rows[-1])
-    given.json.parent.mkdir(exist_ok=True)
-    given.json.write_text(json.dumps({"patience": PATIENCE, "rows": rows}, indent=1) + "\n")
-    return 0 if all(row["seconds_until_rounds_go_on"] is not None for row in rows) else 1
+    parser.add_argument("--seconds", type=float, nargs="*", default=SECONDS)
+    parser.add_argument("--folder", type=Path)
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--json", type=Path, default=RESULTS)
+    given = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    found = []
+    with tempfile.TemporaryDirectory(prefix="pbmvfl-cuts-") as scratch, networks() as names:
+        folder = given.folder or Path(scratch)
+        trial = Trial.of(folder, host=f"{_NET}.1", port=38022, patience=120, networks=names)
+        with trial.running():
+            plan = prepare(folder, trial)
+            for number, seconds in enumerate(given.seconds, start=given.first):
+                found.append(one_cut(trial, number, seconds, PARTIES[number % len(PARTIES)], plan))
+                print(json.dumps(found[-1]), flush=True)
+                given.json.write_text(json.dumps(found, indent=1) + "\n")
+    return 0 if all(each["jobs"] == 1 and each["ending"] == "done" for each in found) else 1
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -232,12 +232,13 @@ def main() -> int:
     parser.add_argument("--target", choices=TARGETS, help="always this one")
     parser.add_argument("--folder", type=Path, help="where the organisations live; default: a temporary folder")
     parser.add_argument("--port", type=int, default=38002)
+    parser.add_argument("--first", type=int, default=0, help="number of the first run, in a folder that has some")
     parser.add_argument("--json", type=Path, default=RESULTS)
     given = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started is stopped
     with tempfile.TemporaryDirectory(prefix="pbmvfl-faults-") as scratch:
         folder = given.folder or Path(scratch)
-        trial = Trial.make(folder, port=given.port, networks={})
+        trial = Trial.of(folder, port=given.port)
         with trial.running():
             runs = _all(trial, prepare(folder, trial), given)
     print(table(runs))
@@ -250,10 +251,10 @@ def _all(trial: Trial, plan: Path, given: argparse.Namespace) -> list[Told]:
         training_plan(trial.server.federation, LabelRows.load(trial.server, "people"), num_epochs=EPOCHS).schedule
     )
     runs: list[Told] = []
-    for number in range(given.unharmed + given.runs):
+    for number in range(given.first, given.first + given.unharmed + given.runs):
         target, site, when = None, "", ("seconds", 0.0)
-        if number >= given.unharmed:
-            # Each kind as often as the others, half of them before the first round.
+        if number >= given.first + given.unharmed:
+            # Each kind as often as the others, a third of them before the first round.
             target = given.target or TARGETS[number % len(TARGETS)]
             site = SERVER if "server" in target else chance.choice(PARTIES)
             early, late = ("seconds", chance.uniform(0, 12)), ("round", float(chance.randrange(rounds)))

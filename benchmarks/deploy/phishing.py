@@ -64,9 +64,18 @@ class Trial:
     networks: dict[str, str]
 
     @classmethod
-    def make(
-        cls, folder: Path, *, host: str = "127.0.0.1", port: int = 38002, patience: int = 120, networks: dict[str, str]
+    def of(
+        cls,
+        folder: Path,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 38002,
+        patience: int = 120,
+        networks: dict[str, str] | None = None,
     ) -> Trial:
+        """The organisations of a folder, made there if there are none."""
+        if (folder / "homes").is_dir():
+            return cls({name: Home.at(folder / "homes" / name) for name in (SERVER, *PARTIES)}, networks or {})
         folder.mkdir(parents=True, exist_ok=True)
         parties = "".join(f'\n[[party]]\nname = "{name}"\n' for name in PARTIES)
         text = _FEDERATION.format(
@@ -75,7 +84,7 @@ class Trial:
         (folder / "federation.toml").write_text(text)
         homes = provision(folder / "federation.toml", folder / "homes")
         _write_rows(homes)
-        return cls(homes, networks)
+        return cls(homes, networks or {})
 
     @property
     def server(self) -> Home:

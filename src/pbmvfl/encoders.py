@@ -7,8 +7,10 @@ depends on that row and on the party's own weights alone: networks that break th
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import hashlib
+import threading
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
@@ -159,10 +161,21 @@ ENCODERS: dict[str, Callable[[Sequence[int], int], nn.Module]] = {
 }
 
 
+_GENERATOR = threading.RLock()
+
+
+@contextlib.contextmanager
+def own_generator() -> Iterator[None]:
+    """Torch's global generator for one thread at a time, and as it was before for whoever comes next: several parties
+    may be built in threads of one process."""
+    with _GENERATOR, torch.random.fork_rng(devices=[]):
+        yield
+
+
 def _with_public_seed(build: Callable[[], nn.Module], *, seed: int, index: int) -> nn.Module:
     """First weights are public: drawn from (seed, index), without touching torch's global generator."""
     word = int(public_bits(1, seed=seed, stream=WEIGHTS_STREAM, index=index)[0]) >> 1
-    with torch.random.fork_rng(devices=[]):
+    with own_generator():
         torch.manual_seed(word)
         return build()
 
@@ -343,7 +356,7 @@ def _traces(encoder: Bounded, batch: Tensor) -> list[Tensor]:
     """
     network = copy.deepcopy(encoder).train()
     network._squash = _unsquashed
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
+    with own_generator(), torch.no_grad():
         torch.manual_seed(0)
         others = network(batch)[1:]
         later = network(batch[1:])

@@ -129,8 +129,10 @@ class ServerSite:
             outcome = self._outcome(Ending.FAILED, f"lost {lost}")
         except LinkError as error:
             outcome = self._outcome(Ending.FAILED, self._why_closed() or str(error))
-        except PbmvflError as error:
+        except FederationError as error:
             outcome = self._outcome(Ending.REFUSED, str(error))
+        except PbmvflError as error:  # of its own files: what to do stands in the words, and where is said here
+            outcome = self._outcome(Ending.REFUSED, f"{self._home.name}: {error}")
         except Exception as error:
             _log.exception("the label holder's part failed")
             outcome = self._outcome(Ending.FAILED, f"{type(error).__name__} at {self._home.name}; its log says more")

@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.driver import Meter, drive
+from pbmvfl.encoders import own_generator
 from pbmvfl.errors import PbmvflError
 from pbmvfl.federation import Federation
 from pbmvfl.plan import Plan
@@ -47,7 +47,7 @@ def train_tiny(plan: Plan) -> None:
     """All rounds of the tiny plan, by parties and a server that nobody else sees."""
     small = tiny_plan(plan)
     rows = _made_up_rows(small)
-    with torch.random.fork_rng(devices=[]):
+    with own_generator():
         transport = InProcess(Federation(small).party_setups(rows, None, None, 1))
         try:
             server = Server(small, train_labels=rows.train_labels)

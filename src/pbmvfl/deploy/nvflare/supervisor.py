@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from pbmvfl.deploy.home import Home
+from pbmvfl.deploy.nvflare.hardening import HEARTBEAT
 from pbmvfl.deploy.nvflare.job import write_job
 from pbmvfl.deploy.order import Order
 from pbmvfl.deploy.outcome import Ending, Outcome, final_outcome, last_outcome
@@ -90,7 +91,8 @@ class Supervisor:
     # --- one job ---
 
     def _one_job(self, attempt: int) -> Outcome:
-        if missing_sites := self._await_sites():
+        # After a loss, only a sign of life that is newer than it says that a site is there.
+        if missing_sites := self._await_sites(time.time() - (0.0 if attempt else 3 * HEARTBEAT)):
             names = ", ".join(missing_sites)
             return Outcome(
                 job="",
@@ -172,28 +174,31 @@ class Supervisor:
         found = self._call(lambda session: session.check_status("server")) or {}
         return float(found.get("server_start_time", 0.0))
 
-    def _await_sites(self) -> list[str]:
-        """Wait for every site as long as the line would. NVFlare asks a site that is gone for ten seconds, again and
-        again; here it costs nothing to ask. Those that did not come."""
-        until = time.monotonic() + self._home.federation.patience
+    def _await_sites(self, since: float) -> list[str]:
+        """Wait for a sign of life of every site as long as the line would; those that gave none.
+
+        NVFlare gives a job to a site that is gone, and waits ten seconds for it, again and again.
+        """
+        began = time.monotonic()
         said: list[str] = []
-        while missing := self._missing_sites():
-            if time.monotonic() > until:
+        while missing := self._missing_sites(since):
+            waited = time.monotonic() - began
+            if waited > self._home.federation.patience:
                 return missing
-            if missing != said:
+            if missing != said and waited > 3 * HEARTBEAT:
                 self._say(f"waiting for {', '.join(missing)}")
                 said = missing
             time.sleep(LOOK)
         return []
 
-    def _missing_sites(self) -> list[str]:
-        found = self._call(lambda session: session.check_status("client")) or {}
-        here = {
-            str(each.get("client_name"))
-            for each in found.get("client_status", [])
-            if each.get("status") not in (None, "no_reply")
+    def _missing_sites(self, since: float) -> list[str]:
+        """Sites that the server has heard nothing of since a moment, by the clock of its machine, which is this one."""
+        found = self._call(lambda session: session.check_status("server")) or {}
+        heard = {
+            str(each.get("client_name")): float(each.get("client_last_conn_time", 0.0))
+            for each in found.get("clients", [])
         }
-        return [name for name in self._home.federation.parties if name not in here]
+        return [name for name in self._home.federation.parties if heard.get(name, 0.0) < since]
 
     # --- the session with the server ---
 
