@@ -510,7 +510,7 @@ def try_the_line(fed: Attacked) -> None:
 
 
 def test_a_run_completes_while_the_line_is_attacked(fed: Attacked) -> None:
-    order = fed.training("run", num_epochs=100)
+    order = fed.training("run", num_epochs=200)
     thread, found = in_thread(lambda: fed.supervise(order, fed.clinic.run("run")))
     assert line_is_open(fed.line_port, 120)
     states, rounds = set(), 0
