@@ -61,13 +61,13 @@ class Told:
 # --- what left a party, and what its book has; neither by the program's own reader ---
 
 
-def released(trial: Trial, party: str, since: float) -> list[tuple[float, str, int]]:
-    """(when, session, round) of every answer of a round, as the tap wrote it."""
+def released(trial: Trial, party: str, since: float, run_id: str = "") -> list[tuple[float, str, int]]:
+    """(when, session, round) of every answer of a round, of one run or of any, as the tap wrote it."""
     path = trial.homes[party].path / "released.log"
     found = []
     for line in path.read_text().splitlines() if path.exists() else []:
-        moment, session, number = line.split()
-        if float(moment) >= since:
+        moment, session, number, run = line.split()
+        if float(moment) >= since and run_id in ("", run):
             found.append((float(moment), session, int(number)))
     return found
 
@@ -82,9 +82,11 @@ def charged(trial: Trial, party: str) -> dict[str, tuple[int, int]]:
     return {session: (first, until) for session, first, until in rows}
 
 
-def compare_ledgers(trial: Trial, told: Told, since: float) -> None:
+def compare_ledgers(trial: Trial, told: Told, run: str) -> None:
+    order = trial.server.run(run) / "order.json"
+    run_id = json.loads(order.read_text())["run_id"]
     for party in PARTIES:
-        left = {(session, number) for _, session, number in released(trial, party, since)}
+        left = {(session, number) for _, session, number in released(trial, party, 0, run_id)}
         book = charged(trial, party)
         told.released[party] = len(left)
         sessions = {session for session, _ in left}
@@ -138,7 +140,7 @@ def one_run(trial: Trial, number: int, target: str | None, site: str, when: tupl
     told.ending = {0: "done", 3: "stopped", 5: "failed"}.get(submitter.returncode or 0, f"code {submitter.returncode}")
     if told.ending != "done":
         told.words.append(said[-600:])
-    compare_ledgers(trial, told, began)
+    compare_ledgers(trial, told, name)
     if killed_at is not None:
         told.seconds_until_rounds = _until_rounds(trial, killed_at)
     if told.ending == "done":
