@@ -250,7 +250,7 @@ def common_id(row: int) -> str:
 
 def feature(owner: int, row: int, column: int) -> float:
     """A number that is found nowhere by chance."""
-    return round(0.137 + 0.00713 * row + 0.0001931 * column + 0.0521 * owner, 7)
+    return round(0.13713713 + 0.00713137 * row + 0.00019319 * column + 0.05217931 * owner, 9) + 1.1e-10
 
 
 def _write_rows(homes: dict[str, Home]) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 from nvflare.apis.event_type import EventType
 
 from pbmvfl.deploy.home import Home
-from pbmvfl.deploy.nvflare import keeper, readiness
+from pbmvfl.deploy.nvflare import guard, keeper, readiness
 
 HOME, NAME, OUT, TARGETS = Home.at(sys.argv[1]), sys.argv[2], Path(sys.argv[3]), sys.argv[4:]
 QUESTIONS = ("cat ../policy.toml", "cat ../identity.key", "ls -R ..")
@@ -67,8 +67,8 @@ def handle(_: Any, event_type: str, fl_ctx: Any) -> None:
         threading.Thread(target=later, daemon=True).start()
 
 
-readiness.Readiness.handle_event = handle  # type: ignore[method-assign]
-readiness.guard.install = lambda parties: None  # type: ignore[assignment]  # noqa: ARG005
+readiness.Readiness.handle_event = handle  # type: ignore[method-assign, assignment]
+guard.install = lambda parties: None  # noqa: ARG005
 command = [each.replace(f"uid={HOME.name}", f"uid={NAME}") for each in keeper.command(HOME)]
 at = command.index("-m")
 sys.argv = command[at + 1 :]

@@ -118,3 +118,35 @@ for name in ("startup", "local", "..", "", None, 7, "01234567-89ab-cdef-0123-456
         (tmp_path / folder).mkdir()
     ended = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, timeout=120)
     assert ended.returncode == 0, ended.stderr
+
+
+def test_a_jobs_files_are_taken_once(tmp_path: Path) -> None:
+    program = """
+import os, sys, threading
+os.chdir(sys.argv[1])
+from nvflare.private.defs import RequestHeader
+from nvflare.private.fed.client.training_cmds import DeployProcessor
+from pbmvfl.deploy.nvflare import guard
+taken = []
+DeployProcessor.process = lambda self, request, engine: taken.append(request.job)
+guard.install(("bank", "hospital"))
+
+class Request:
+    def __init__(self, job):
+        self.job = job
+    def get_header(self, name):
+        assert name == RequestHeader.JOB_ID
+        return self.job
+
+first, there = "01234567-89ab-cdef-0123-456789abcdef", "11234567-89ab-cdef-0123-456789abcdef"
+os.mkdir(there)  # of an earlier start
+threads = [threading.Thread(target=DeployProcessor().process, args=(Request(first), None)) for _ in range(8)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+assert "came before" in str(DeployProcessor().process(Request(there), None).body)
+assert taken == [first], taken
+"""
+    ended = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0, ended.stderr

@@ -234,13 +234,12 @@ def test_a_party_lets_go_when_the_server_asks_nothing(federation):
 
 
 def test_a_party_lets_go_at_once_when_the_server_says_goodbye(federation):
-    def handle(*_: object) -> bytes:
-        threading.Thread(target=federation.line.close, daemon=True).start()
-        return b""
+    def ask_and_leave() -> None:  # the party's answer is here, and it waits for the next question
+        federation.line.ask({0: b"x"}, channel=Channel.PROTOCOL)
+        federation.line.close()
 
-    asked = threading.Thread(target=_ignoring(federation.line.exchange), args=(b"x",), daemon=True)
-    asked.start()
-    words = end_of(federation.site("bank"), handle, ended_after=60)
+    threading.Thread(target=_ignoring(ask_and_leave), daemon=True).start()
+    words = end_of(federation.site("bank"), ended_after=60)
     assert words == "server: it closed the line before the work was over"
 
 

@@ -372,6 +372,68 @@ def test_an_order_with_rows_that_are_not_here_tells_no_number_of_them(homes: dic
     assert told.pop()[:1] == b"\1"
 
 
+# --- the same rows again ---
+
+
+def run_job(homes: dict[str, Home], order: Order, *, cut_after: int | None = None) -> Any:
+    """All roles of one job in this process; with `cut_after` the label holder says END after so many rounds."""
+    sites = {each: PartySite(homes[each], order) for each in PARTIES}
+    link = MemoryLink({each: site.handle for each, site in sites.items()})
+    rounds = 0
+
+    def exchange(message: bytes, *, timeout: float | None = None) -> Any:
+        nonlocal rounds
+        rounds += Message.from_bytes(message).kind is MessageKind.ROUND
+        if cut_after is not None and rounds > cut_after:
+            end = json.dumps({"ending": "done", "completed_rounds": 10**6}).encode()
+            link.ask(dict.fromkeys(range(2), end), channel=Channel.END)
+        return link.ask(dict.fromkeys(range(2), message), channel=Channel.PROTOCOL, timeout=timeout)
+
+    link.exchange = exchange  # type: ignore[method-assign]
+    try:
+        return ServerSite(homes["clinic"], order, link, job=secrets.token_hex(4)).run()
+    finally:
+        for site in sites.values():
+            site.close()
+
+
+def charged(home: Home) -> list[tuple[str, int]]:
+    """(run, row releases) of every session in the book."""
+    with contextlib.closing(Ledger(home.ledger, read_only=True)) as book:
+        return [(entry.run, entry.row_releases) for entry in book.sessions("people")]
+
+
+def test_a_round_that_is_asked_for_in_many_sessions_is_charged_in_each_and_sessions_end(tmp_path: Path) -> None:
+    homes = make_homes(tmp_path, rules="sessions = 2")
+    align(homes)
+    order = training(num_epochs=1)
+    endings = [str(run_job(homes, order, cut_after=2).ending) for _ in range(3)]
+    assert "done" not in endings
+    assert [(run, releases > 0) for run, releases in charged(homes["bank"])] == [(order.run_id, True)] * 2
+    with site_of(homes["bank"], order) as site:
+        assert "the policy permits 2 sessions" in agree(site, homes, order).refused
+
+
+def test_an_end_in_the_middle_gives_no_model_that_can_be_asked_for_nothing(homes: dict[str, Home]) -> None:
+    """The part is of a round that was paid for, and whoever asks it pays."""
+    from pbmvfl.deploy.plans import prediction_plan
+
+    order = training()
+    assert str(run_job(homes, order, cut_after=6).ending) != "done"
+    early = (homes["bank"].model("run") / "part.json").is_file()
+    assert early  # of the first epoch's end
+    assert str(run_job(homes, order).ending) == "done"
+    plan = prediction_plan(homes["clinic"], "run", LabelRows.load(homes["clinic"], "people"))
+    asked = Order(work=Work.PREDICT, federation="people", alignment="people", run="run", run_id=order.run_id, plan=plan)
+    before = charged(homes["bank"])
+    assert str(run_job(homes, asked).ending) == "done"
+    after = charged(homes["bank"])
+    assert sum(releases for _, releases in after[len(before) :]) == ROWS  # training rows, each once more
+    assert str(run_job(homes, asked).ending) == "done"
+    again = charged(homes["bank"])
+    assert sum(releases for _, releases in again[len(after) :]) == ROWS  # masked sums are drawn anew, and charged anew
+
+
 # --- a party that would harm the label holder ---
 
 
@@ -395,6 +457,24 @@ def test_a_partys_last_words_do_nothing_to_the_label_holders_terminal(homes: dic
         sites = {each: PartySite(homes[each], order) for each in PARTIES}
     for site in sites.values():
         site.close()
+
+
+def test_what_a_site_says_about_a_job_does_nothing_to_the_leads_terminal(homes: dict[str, Home]) -> None:
+    from pbmvfl.deploy.nvflare.supervisor import Supervisor, Watched
+
+    order, home = training(), homes["clinic"]
+    watched = Watched(folder=home.run("run"), progress=lambda: 0)
+    supervisor = Supervisor(home, order, watched, token="t", say=lambda _: None)
+    detail = [
+        "server: OK",
+        "bank: NVFLARE_ERROR: \x1b[2J\nhospital: OK \x1b]0;owned\x07" + 10_000 * "x",
+        "hospital: OK",
+    ]
+    supervisor._call = lambda _: {"job_deploy_detail": detail}  # type: ignore[method-assign, assignment]
+    outcome = supervisor._ended_without_word("job", "FINISHED:FAILED_TO_RUN")
+    assert outcome.words.startswith("bank: ")
+    assert outcome.words.isprintable()
+    assert len(outcome.words) < 700
 
 
 def test_threads_that_ask_at_the_same_time_get_one_alignment(homes: dict[str, Home]) -> None:

@@ -55,6 +55,8 @@ class Dialer:
         #: Guards what follows; whoever waits for a call, or for the end of one, is told.
         self._changed = threading.Condition()
         self._call: Call | None = None
+        #: Also those that somebody may still read from: whatever is open is closed at the end.
+        self._calls: list[Call] = []
         self._connecting: socket.socket | None = None
         self._failure: Exception | None = None
         self._was_welcome = False
@@ -89,6 +91,8 @@ class Dialer:
             if self._call is call:
                 self._call = None
                 self._changed.notify_all()
+            if call in self._calls:
+                self._calls.remove(call)
         drop(call.connection)
 
     def close(self) -> None:
@@ -97,9 +101,9 @@ class Dialer:
             self._closed = True
             self._failure = self._failure or LinkError("server: the line was closed at this side")
             drop(self._connecting)
-            if self._call is not None:
-                drop(self._call.connection)
-                self._call = None
+            for call in self._calls:
+                drop(call.connection)
+            self._call, self._calls = None, []
             self._changed.notify_all()
         self._hung_up.set()
         if threading.current_thread() is not self._thread:
@@ -116,6 +120,7 @@ class Dialer:
                         drop(call.connection)
                     self._check_open()
                     self._call = call
+                    self._calls.append(call)
                     self._changed.notify_all()
                 self._watch(call)
         except Exception as error:  # whatever it is, somebody waits to be told

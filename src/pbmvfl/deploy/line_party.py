@@ -14,7 +14,6 @@ from pbmvfl.deploy import frames
 from pbmvfl.deploy.line_dialer import Call, Dialer
 from pbmvfl.deploy.links import Channel, Handler
 from pbmvfl.deploy.seal import PartySeal
-from pbmvfl.deploy.tls import drop
 from pbmvfl.errors import LinkError
 
 #: Seconds after the last answer in which the server may ask for it again.
@@ -92,7 +91,7 @@ class PartyLine:
                     if channel is Channel.END:
                         self._linger(dialer, call, handle)
                         return
-                drop(call.connection)  # the dialer has another one, or soon will
+                dialer.report(call)  # there is another one, or soon will be
             except (_Silent, _Goodbye):
                 drop(call.connection)  # the dialer may have done with it already
                 raise

@@ -14,6 +14,7 @@ import os
 import re
 import shutil
 import sys
+import threading
 from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -73,15 +74,12 @@ class SiteLog:
         """
         if self._handler is None:
             self._handler = _LibraryHandler(self)
-            logger = logging.getLogger(_LIBRARY)
-            self._propagated, logger.propagate = logger.propagate, False
-            logger.addHandler(self._handler)
+            _captors.add(self._handler)
 
     def close(self) -> None:
         if self._handler is not None:
-            logger = logging.getLogger(_LIBRARY)
-            logger.removeHandler(self._handler)
-            logger.propagate, self._handler = self._propagated, None
+            _captors.remove(self._handler)
+            self._handler = None
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -118,6 +116,34 @@ class SiteLog:
             self.trouble = ""
         except OSError as error:
             self.trouble = owner_words(error)
+
+
+class _Captors:
+    """Who takes over what the library says. While there is one, it is said nowhere else."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._there: list[logging.Handler] = []
+        self._propagated = True
+
+    def add(self, handler: logging.Handler) -> None:
+        logger = logging.getLogger(_LIBRARY)
+        with self._lock:
+            if not self._there:
+                self._propagated, logger.propagate = logger.propagate, False
+            self._there.append(handler)
+            logger.addHandler(handler)
+
+    def remove(self, handler: logging.Handler) -> None:
+        logger = logging.getLogger(_LIBRARY)
+        with self._lock:
+            logger.removeHandler(handler)
+            self._there.remove(handler)
+            if not self._there:
+                logger.propagate = self._propagated
+
+
+_captors = _Captors()
 
 
 class _LibraryHandler(logging.Handler):

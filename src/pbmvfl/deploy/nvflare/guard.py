@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import logging
 import re
+import threading
 from collections.abc import Iterable
 from enum import Enum, auto
+from pathlib import Path
 from typing import Any
 
 from nvflare.apis.workspace import Workspace
@@ -21,8 +23,11 @@ from nvflare.fuel.f3.cellnet.core_cell import CoreCell
 from nvflare.fuel.f3.cellnet.defs import CellChannel, MessageHeaderKey, MessageType, ReturnCode
 from nvflare.fuel.f3.cellnet.utils import make_reply
 from nvflare.fuel.f3.streaming.stream_const import STREAM_CHANNEL, STREAM_DATA_TOPIC, StreamHeaderKey
+from nvflare.private.admin_defs import error_reply
+from nvflare.private.defs import RequestHeader
 from nvflare.private.fed.client.admin_commands import AdminCommands
 from nvflare.private.fed.client.client_req_processors import ClientRequestProcessors
+from nvflare.private.fed.client.training_cmds import DeployProcessor
 
 log = logging.getLogger(__name__)
 _JOB = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
@@ -130,12 +135,30 @@ def install(parties: Iterable[str]) -> None:
     CoreCell._add_adhoc_connector = _dial_nobody
     # A job's folder is emptied before its files are looked at, and "startup" would be a name too.
     Workspace._check_job_id = staticmethod(_checked_job_id)
+    _deploy_once()
 
 
 def _checked_job_id(job_id: object) -> str:
     if not isinstance(job_id, str) or not _JOB.fullmatch(job_id):
         raise ValueError("a job's id is not one that NVFlare gives")
     return job_id
+
+
+def _deploy_once() -> None:
+    """A job's files come once. A second time they would lie there unlooked at for a moment, while the process that was
+    started for the first ones reads them."""
+    deploy = DeployProcessor.process
+    begun: set[str] = set()
+    lock = threading.Lock()
+
+    def deploy_new(processor: Any, request: Any, engine: Any) -> Any:
+        job = request.get_header(RequestHeader.JOB_ID)
+        with lock:
+            known = job in begun or (isinstance(job, str) and bool(_JOB.fullmatch(job)) and Path(job).exists())
+            begun.add(str(job))
+        return error_reply("this job's files came before") if known else deploy(processor, request, engine)
+
+    DeployProcessor.process = deploy_new
 
 
 def _dial_nobody(*_: object) -> None:

@@ -22,6 +22,7 @@ from pbmvfl.deploy.nvflare.hardening import HEARTBEAT
 from pbmvfl.deploy.nvflare.job import write_job
 from pbmvfl.deploy.order import Order
 from pbmvfl.deploy.outcome import Ending, Outcome, final_outcome, last_outcome
+from pbmvfl.deploy.owner_words import printable
 from pbmvfl.errors import FederationError, PolicyError
 
 _log = logging.getLogger(__name__)
@@ -35,6 +36,8 @@ _NO_REPLY = "no reply"
 #: Jobs in a row that may end without a new round before it is given up.
 MOST_FRUITLESS = 6
 _CONNECT = 5.0
+#: In characters, of what a site says why it does not take a job: it ends in the lead's terminal, whoever wrote it.
+LONGEST_DETAIL = 600
 #: Called with a sentence for the operator.
 Say = Callable[[str], None]
 
@@ -136,7 +139,8 @@ class Supervisor:
         meta = self._call(lambda session: session.get_job_meta(job)) or {}
         sites = ("server", *self._home.federation.parties)
         said = [str(each).partition(":")[::2] for each in meta.get("job_deploy_detail", [])]
-        details = [f"{site}:{words}" for site, words in said if site in sites and words.strip() != "OK"]
+        told = [(site, printable(words, LONGEST_DETAIL)) for site, words in said]
+        details = [f"{site}: {words}" for site, words in told if site in sites and words != "OK"]
         lost = [each for each in details if _NO_REPLY in each]
         refused = [each for each in details if each not in lost]
         if refused and "FAILED_TO_RUN" in status:
