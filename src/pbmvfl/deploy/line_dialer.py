@@ -32,8 +32,6 @@ class Call:
 
     def __init__(self, connection: ssl.SSLSocket, buffer: frames.FrameBuffer) -> None:
         self.connection, self.buffer = connection, buffer
-        #: Whether somebody reads it, and closes it.
-        self.is_taken = False
 
 
 class Dialer:
@@ -76,7 +74,6 @@ class Dialer:
                 lambda: self._failure is not None or self._call not in (None, other_than), timeout=seconds
             )
             if self._call is not None and self._call is not other_than:
-                self._call.is_taken = True
                 return self._call
             raise self._failure or LinkError(f"server: not reached within {seconds:g} seconds")
 
@@ -142,8 +139,6 @@ class Dialer:
                     return
                 if found:
                     self._call = None  # whoever reads it may go on with what has come
-                    if not call.is_taken:
-                        drop(call.connection)
                     return
 
     def _dial(self) -> Call:

@@ -93,13 +93,12 @@ class PartyLine:
                         return
                 dialer.report(call)  # there is another one, or soon will be
             except (_Silent, _Goodbye):
-                drop(call.connection)  # the dialer may have done with it already
                 raise
             except LinkError:
                 faults += 1
-                dialer.report(call)
                 if faults >= _MOST_FAULTS:
                     raise
+                dialer.report(call)
             except OSError:
                 dialer.report(call)
 
@@ -124,8 +123,6 @@ class PartyLine:
                     call = dialer.call(other_than=call, seconds=max(0.0, until - time.monotonic()))
         except (EOFError, LinkError):
             return
-        finally:
-            drop(call.connection)
 
 
 class _Silent(LinkError):
