@@ -91,7 +91,7 @@ def one_cut(trial: Trial, number: int, seconds: float, site: str, plan: Path) ->
     told.seconds = round(time.time() - began, 1)
     after = released(trial, site, mended)
     told.seconds_until_rounds = round(after[0][0] - mended, 1) if after else None
-    compare_ledgers(trial, told, began)
+    compare_ledgers(trial, told, name)
     if told.ending == "done":
         told.accuracy = accuracy(trial, name)
     return {**told.__dict__, "cut": seconds, "released_at_the_mend": before[site]}

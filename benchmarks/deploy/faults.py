@@ -11,7 +11,7 @@ import argparse
 import json
 import os
 import random
-import re
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -23,9 +23,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from benchmarks.deploy.phishing import PARTIES, SERVER, Trial, environment, wait_for
 from pbmvfl.deploy.aligning import LabelRows
 from pbmvfl.deploy.plans import training_plan
+from pbmvfl.model.federated import FederatedModel
 
 EPOCHS = 160
 RESTART_AFTER = 3.0
@@ -50,6 +53,7 @@ class Told:
     jobs: int = 1
     ending: str = ""
     words: list[str] = field(default_factory=list)
+    #: Of later rows, exact.
     accuracy: float | None = None
     #: For each party: rounds that left it, rounds in its ledger; over all sessions.
     released: dict[str, int] = field(default_factory=dict)
@@ -61,13 +65,13 @@ class Told:
 # --- what left a party, and what its book has; neither by the program's own reader ---
 
 
-def released(trial: Trial, party: str, since: float) -> list[tuple[float, str, int]]:
-    """(when, session, round) of every answer of a round, as the tap wrote it."""
+def released(trial: Trial, party: str, since: float, run_id: str = "") -> list[tuple[float, str, int]]:
+    """(when, session, round) of every answer of a round, of one run or of any, as the tap wrote it."""
     path = trial.homes[party].path / "released.log"
     found = []
     for line in path.read_text().splitlines() if path.exists() else []:
-        moment, session, number = line.split()
-        if float(moment) >= since:
+        moment, session, number, run = line.split()
+        if float(moment) >= since and run_id in ("", run):
             found.append((float(moment), session, int(number)))
     return found
 
@@ -82,9 +86,11 @@ def charged(trial: Trial, party: str) -> dict[str, tuple[int, int]]:
     return {session: (first, until) for session, first, until in rows}
 
 
-def compare_ledgers(trial: Trial, told: Told, since: float) -> None:
+def compare_ledgers(trial: Trial, told: Told, run: str) -> None:
+    order = trial.server.run(run) / "order.json"
+    run_id = json.loads(order.read_text())["run_id"]
     for party in PARTIES:
-        left = {(session, number) for _, session, number in released(trial, party, since)}
+        left = {(session, number) for _, session, number in released(trial, party, 0, run_id)}
         book = charged(trial, party)
         told.released[party] = len(left)
         sessions = {session for session, _ in left}
@@ -138,7 +144,7 @@ def one_run(trial: Trial, number: int, target: str | None, site: str, when: tupl
     told.ending = {0: "done", 3: "stopped", 5: "failed"}.get(submitter.returncode or 0, f"code {submitter.returncode}")
     if told.ending != "done":
         told.words.append(said[-600:])
-    compare_ledgers(trial, told, began)
+    compare_ledgers(trial, told, name)
     if killed_at is not None:
         told.seconds_until_rounds = _until_rounds(trial, killed_at)
     if told.ending == "done":
@@ -184,10 +190,17 @@ def _until_rounds(trial: Trial, killed_at: float) -> float | None:
     return round(max(firsts) - killed_at, 1)
 
 
-def accuracy(trial: Trial, run: str) -> float | None:
-    said = trial.call(SERVER, "evaluate", run, "--rows", "visitors", "--home", str(trial.server.path))
-    found = re.search(r"accuracy (0\.\d+)", said)
-    return float(found[1]) if found else None
+def accuracy(trial: Trial, run: str) -> float:
+    """Of later rows, without noise: all sites' parts put together, as nobody could do between organisations."""
+    rows = pd.read_csv(trial.server.path / "new.csv")
+    with tempfile.TemporaryDirectory() as folder:
+        for site, home in trial.homes.items():
+            shutil.copytree(home.model(run), Path(folder) / ("server" if site == SERVER else site))
+            if site != SERVER:
+                rows = rows.merge(pd.read_csv(home.path / "rows.csv"), on="id")
+        model = FederatedModel.load(folder)
+        found = model.evaluate(rows, label="label", id="id", exact=True, exact_metrics=True)
+    return round(found["test_accuracy"], 4)
 
 
 # --- all of them ---

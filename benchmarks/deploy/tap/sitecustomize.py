@@ -1,7 +1,7 @@
 """Writes down what a party's process lets out, from outside of the program: on PYTHONPATH of a trial's kits only.
 
-Every answer of a round is one line, written before the answer is sent: seconds, session, round. It knows the message's
-header by its offsets, and nothing of ledgers. So a ledger can be compared with what was released.
+Every answer of a round is one line, written before the answer is sent: seconds, session, round, run. It knows the
+message's header by its offsets, and nothing of ledgers. So a ledger can be compared with what was released.
 """
 
 import importlib.abc
@@ -12,7 +12,7 @@ import sys
 import time
 
 _MODULE = "pbmvfl.deploy.party_site"
-_KIND, _SESSION, _ROUND, _EMBEDDING = 5, slice(16, 32), 32, 6
+_KIND, _RUN, _SESSION, _ROUND, _EMBEDDING = 5, slice(8, 16), slice(16, 32), 32, 6
 FILE = "released.log"
 
 
@@ -23,7 +23,7 @@ def _watch(module):
         answer = handle(self, channel, body)
         if channel == 2 and len(answer) >= 44 and answer[_KIND] == _EMBEDDING:
             (number,) = struct.unpack_from("<I", answer, _ROUND)
-            line = f"{time.time():.3f} {bytes(answer[_SESSION]).hex()} {number}\n"
+            line = f"{time.time():.3f} {bytes(answer[_SESSION]).hex()} {number} {bytes(answer[_RUN]).hex()}\n"
             file = os.open(self._home.path / FILE, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
             os.write(file, line.encode())
             os.close(file)

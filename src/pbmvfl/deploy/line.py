@@ -69,6 +69,8 @@ class Line:
         self._waker.setblocking(False)
         self._messages_down = self._messages_up = self._redials = 0
         self._closed_sockets = (0, 0)
+        #: The party that went first and has not come back: when a job is ended, the others follow.
+        self.first_gone = ""
         try:
             self._door = Door(listen=listen, tls=tls, greet=self._greet, time_limit=time_limit)
         except BaseException:
@@ -208,6 +210,8 @@ class Line:
             wait.cut += cut
             wait.deadline += cut
         seat.cut_since, seat.ended = None, False
+        if self.first_gone == seat.name:
+            self.first_gone = ""
         assert seat.connection is not None
         assert seat.channel is not None
         for question in seat.channel.again(seat.connection.last):
@@ -271,6 +275,7 @@ class Line:
         with self._changed:
             self._drop(seat)
         seat.cut_since, seat.ended = time.monotonic(), ended
+        self.first_gone = self.first_gone or seat.name
 
     # --- newcomers: in threads of the door ---
 

@@ -123,7 +123,9 @@ class ServerJob:
         if self._link is not None:
             here = self._link.alive
             gone = [name for name in self._link.parties if name not in here]
-            self._why_closed = f"lost {', '.join(gone)}: no process there" if gone else "NVFlare ended the job"
+            first = getattr(self._link, "first_gone", "")
+            words = f"lost {first or ', '.join(gone)}: its process ended"
+            self._why_closed = words if first or gone else "NVFlare ended the job"
             self._link.close()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from pathlib import Path
 
@@ -17,6 +18,8 @@ from pbmvfl.deploy.site import ServerJob
 
 #: Seconds between two looks at whether the job was aborted.
 _LOOK = 0.2
+#: NVFlare's code for a job whose work failed.
+_LOST = 1
 
 
 class ServerController(Controller):
@@ -50,6 +53,10 @@ class ServerController(Controller):
                 work.join(10)
                 break
         outcome = self._job.outcome
+        if outcome is not None and outcome.ending is Ending.FAILED:
+            # Another job waits until this process is gone. What there is to keep is on disk, and the parties were told;
+            # NVFlare would take some ten seconds to end it, and ends the parties' processes also like this.
+            os._exit(_LOST)
         if outcome is None or outcome.ending in (Ending.FAILED, Ending.REFUSED):
             self.system_panic("the work did not end well" if outcome is None else outcome.words, fl_ctx)
 
