@@ -61,6 +61,16 @@ def test_a_party_cannot_speak_as_the_servers_own_job_nor_as_the_lead() -> None:
     assert "server_parent_listener" in heard("server", "server.job-1")
 
 
+def test_a_party_asks_the_servers_job_for_tasks_and_gives_it_no_orders() -> None:
+    def heard_on(origin: str, topic: str) -> bool:
+        return is_permitted(origin, "server_command", topic, me="server.job-1", parties=PARTIES)
+
+    assert heard_on("bank.job-1", "get_task")
+    for topic in ("abort", "show_stats", "configure_job_log", "app_command", "get_errors", "handle_dead_job", ""):
+        assert not heard_on("bank.job-1", topic)
+        assert heard_on("server", topic)
+
+
 def test_nobody_is_heard_where_cells_are_looked_into_stopped_or_relayed() -> None:
     for me in ("server", "server.job-1", "hospital", "hospital.job-1"):
         for origin in ("server", "server.job-1", "bank", "hospital", ADMIN):

@@ -182,6 +182,17 @@ def test_a_session_is_for_the_run_of_the_order_and_no_other(homes: dict[str, Hom
         assert Message.from_bytes(site.handle(Channel.PROTOCOL, start(order))).kind is MessageKind.HELLO
 
 
+def test_a_session_is_for_the_plan_of_the_order_and_no_other(homes: dict[str, Home]) -> None:
+    order, other = training(), training(num_epochs=3)
+    assert order.plan is not None
+    assert other.plan is not None
+    with site_of(homes["bank"], order) as site:
+        agree(site, homes, order)
+        words = words_of(site.handle(Channel.PROTOCOL, start(other, order.run_id)))
+        assert order.plan.hash[:8].hex() in words  # both are named
+        assert other.plan.hash[:8].hex() in words
+
+
 def test_one_job_is_one_session(homes: dict[str, Home]) -> None:
     """Otherwise the owner's limit on sessions would be one on jobs."""
     order = training()

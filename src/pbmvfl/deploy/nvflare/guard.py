@@ -51,6 +51,9 @@ SITE_COMMANDS = frozenset(
 #: What a site may have its own job's process do.
 JOB_COMMANDS = frozenset({"CheckStatusCommand", "AbortCommand", "AbortTaskCommand", "ByeCommand"})
 
+#: What a party may ask the server's job for on the channel by which the server's own process ends it and looks into it.
+PARTYS_COMMANDS = frozenset({"get_task", "submit_update"})
+
 
 class Who(Enum):
     """Where a request comes from, as seen by the process that gets it."""
@@ -102,11 +105,14 @@ def who(origin: str, *, me: str, parties: Iterable[str]) -> Who:
     return Who.LEAD if origin.startswith(ADMIN) and "." not in origin else Who.STRANGER
 
 
-def is_permitted(origin: str, channel: str, *, me: str, parties: Iterable[str]) -> bool:
+def is_permitted(origin: str, channel: str, topic: str = "", *, me: str, parties: Iterable[str]) -> bool:
     """Whether the cell `me` hears a request."""
     site, _, job = me.partition(".")
     rules = AT_A_PARTY if site != SERVER else AT_THE_SERVERS_JOB if job else AT_THE_SERVER
-    return who(origin, me=me, parties=parties) in rules.get(channel, frozenset())
+    asks = who(origin, me=me, parties=parties)
+    if channel == CellChannel.SERVER_COMMAND and asks is Who.PARTY and topic not in PARTYS_COMMANDS:
+        return False
+    return asks in rules.get(channel, frozenset())
 
 
 def is_forged_return(origin: str, asked: str, *, me: str) -> bool:
@@ -170,8 +176,8 @@ def _guard_requests(parties: tuple[str, ...]) -> None:
     told: set[tuple[str, str]] = set()
 
     def hear_permitted(cell: Any, origin: str, message: Any) -> Any:
-        me, channel = cell.my_info.fqcn, _channel(message)
-        if is_permitted(str(origin), channel, me=me, parties=parties):
+        channel, topic = _subject(message)
+        if is_permitted(str(origin), channel, topic, me=cell.my_info.fqcn, parties=parties):
             return hear(cell, origin, message)
         seen = (str(origin)[:60], channel[:60])
         if seen not in told and len(told) < 100:
@@ -197,11 +203,11 @@ def _guard_replies() -> None:
     CoreCell._process_reply = take_true
 
 
-def _channel(message: Any) -> str:
-    """What a request is about; of a stream, what its data are about. Word on how a stream goes is like a reply."""
-    channel = message.get_header(MessageHeaderKey.CHANNEL, "")
+def _subject(message: Any) -> tuple[str, str]:
+    """Channel and topic of a request; of a stream, those of its data. Word on how a stream goes is like a reply."""
+    channel, topic = message.get_header(MessageHeaderKey.CHANNEL, ""), message.get_header(MessageHeaderKey.TOPIC, "")
     if channel != STREAM_CHANNEL:
-        return str(channel)
-    if message.get_header(MessageHeaderKey.TOPIC, "") != STREAM_DATA_TOPIC:
-        return str(CellChannel.RETURN_ONLY)
-    return str(message.get_header(StreamHeaderKey.CHANNEL, ""))
+        return str(channel), str(topic)
+    if topic != STREAM_DATA_TOPIC:
+        return str(CellChannel.RETURN_ONLY), str(topic)
+    return str(message.get_header(StreamHeaderKey.CHANNEL, "")), str(message.get_header(StreamHeaderKey.TOPIC, ""))
