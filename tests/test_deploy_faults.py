@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import random
+import shutil
 import signal
 import threading
 
@@ -12,9 +13,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from certificates import Authority
 from deploy_homes import DATASET, PARTIES, SERVER, Tables, aligned, make_homes, run_job, train_order
 from deploy_processes import Death, charged, released, run_with_death, tap_parties
 from pbmvfl.data.vertical import VerticalDataset
+from pbmvfl.deploy import certificates
 from pbmvfl.deploy.aligned_rows import AlignedRows
 from pbmvfl.deploy.carriers import party_seal
 from pbmvfl.deploy.line import Line
@@ -23,7 +26,7 @@ from pbmvfl.deploy.party_site import PartySite
 from pbmvfl.deploy.site import PartyJob, ServerJob
 from pbmvfl.deploy.status import read_status
 from pbmvfl.deploy.tls import Credentials, party_context
-from pbmvfl.errors import LedgerError
+from pbmvfl.errors import FederationError, LedgerError
 from pbmvfl.federation import Federation
 from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.party_setup import ROUNDS_AHEAD
@@ -224,3 +227,41 @@ def test_a_damaged_checkpoint_is_named_at_its_site_and_nothing_is_lost_if_it_is_
         path.write_bytes(content)
     assert run_job(homes, order).ending == "done"
     assert_weights_as_unharmed(homes, rows, order, tmp_path)
+
+
+# --- clocks ---
+
+
+def _give(home, issued):
+    shutil.copy(issued.certificate, home.certificate)
+    shutil.copy(issued.private_key, home.private_key)
+    shutil.copy(issued.authority, home.authority)
+    home.private_key.chmod(0o600)
+
+
+def test_a_clock_that_is_behind_is_named_before_anything_starts(homes, tmp_path):
+    """A certificate that begins tomorrow is what a clock that is a day late sees."""
+    home = homes["bank"]
+    issued = Authority(tmp_path / "authority-again").issue("bank", first_day=1)
+    _give(home, issued)
+    with pytest.raises(FederationError, match=r"client\.crt is not valid yet: .* is the clock right\?"):
+        certificates.check(home.certificate, home.private_key, home.authority, name="bank")
+
+
+def test_a_site_whose_certificate_is_refused_by_date_is_named_at_the_end_of_the_job(homes):
+    """Its own clock may be right: then the server's words are the only ones that it hears."""
+    rows = aligned(homes)
+    late = Authority(homes["bank"].path.parent / "authority-again")
+    for name, home in homes.items():
+        issued = late.issue(name, first_day=1 if name == "bank" else -1)
+        _give(home, issued)
+    job = PartyJob(homes["bank"], train_order(exact_plan(rows)), job="job")
+    served = ServerJob(homes[SERVER], train_order(exact_plan(rows)), job="job")
+    server = threading.Thread(target=served.run, daemon=True)
+    server.start()
+    job.run()
+    served.stop()
+    server.join(120)
+    assert "check its dates" in read_status(homes["bank"].status).last_error
+    assert served.outcome.ending == "failed"
+    assert "bank" in served.outcome.words
