@@ -150,6 +150,18 @@ def test_jobs_that_never_get_further_are_given_up(server, homes):
     assert len(server.jobs) == supervisor.MOST_FRUITLESS == len(said) + 1
 
 
+def test_a_site_that_says_the_same_no_again_is_not_asked_many_times(server, homes):
+    server.on_submit = lambda job: write_end(homes, job, Ending.FAILED, "bank refused: something failed at this party")
+    assert supervise(homes)[0].words.startswith("bank refused")
+    assert len(server.jobs) == supervisor.MOST_REFUSALS
+
+
+def test_a_server_process_that_ended_without_a_word_is_named(server, homes):
+    server.on_submit = lambda job: server.jobs[job].update(status="FINISHED:EXECUTION_EXCEPTION")
+    outcome, _ = supervise(homes, keep_going=False)
+    assert outcome.words == "lost clinic: its process ended without a word (execution_exception)"
+
+
 def test_without_keep_going_one_loss_is_the_end(server, homes):
     server.on_submit = lambda job: write_end(homes, job, Ending.FAILED, "lost bank: its process ended")
     assert supervise(homes, keep_going=False)[0].ending == "failed"

@@ -35,6 +35,9 @@ _UNDER_WAY = ("DISPATCHED", "RUNNING")
 _NO_REPLY = "no reply"
 #: Jobs in a row that may end without a new round before it is given up.
 MOST_FRUITLESS = 6
+#: The same, where a site was there and refused for a reason that may pass: a ledger in use, a full disk.
+MOST_REFUSALS = 2
+_REFUSED = " refused: "
 _CONNECT = 5.0
 #: In characters, of what a site says why it does not take a job: it ends in the lead's terminal, whoever wrote it.
 LONGEST_DETAIL = 600
@@ -81,7 +84,8 @@ class Supervisor:
                 now = self._watched.progress()
                 fruitless = 0 if now > reached else fruitless + 1
                 reached = max(reached, now)
-                if fruitless >= MOST_FRUITLESS:
+                # A site that says what it said before is not lost: a full disk, a damaged file. Its owner has to look.
+                if fruitless >= (MOST_REFUSALS if _REFUSED in outcome.words else MOST_FRUITLESS):
                     return outcome
                 attempt += 1
                 self._say(f"{outcome.words or 'the job was lost'}; going on in a new job")
@@ -145,7 +149,8 @@ class Supervisor:
         refused = [each for each in details if each not in lost]
         if refused and "FAILED_TO_RUN" in status:
             return Outcome(job=job, ending=Ending.REFUSED, words="; ".join(map(_without_prefix, refused)))
-        words = "; ".join(lost) or f"the job ended ({status.removeprefix('FINISHED:').lower()})"
+        code = status.removeprefix("FINISHED:").lower()
+        words = "; ".join(lost) or f"lost {self._home.name}: its process ended without a word ({code})"
         return Outcome(job=job, ending=Ending.FAILED, words=words)
 
     def _submit(self, attempt: int) -> str:
