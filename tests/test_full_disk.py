@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from pbmvfl.driver import Meter
-from pbmvfl.errors import LedgerError, WriteError
+from pbmvfl.errors import CheckpointError, LedgerError, WriteError
 from pbmvfl.files import write_atomically
 from pbmvfl.ledger.books import look_ahead
 from pbmvfl.ledger.file import Database
@@ -237,10 +237,18 @@ def test_a_file_that_cannot_be_replaced_is_as_it_was(mode, monkeypatch, tmp_path
         write_atomically(tmp_path / "missing/book", "after")
 
 
-def test_a_party_that_cannot_write_tells_the_server_nothing_of_its_disk():
+def test_a_party_that_cannot_write_tells_the_server_what_to_wait_for_and_no_name_of_a_file():
     refusal = Refusal.of(WriteError("/home/bank/run/round-1 cannot be written: No space left on device"))
     assert refusal.code is RefusalCode.FAULT
-    assert not {"home", "bank", "space", "disk"} & set(refusal.words.replace("/", " ").split())
+    assert "make room" in refusal.words
+    assert not {"home", "bank", "run", "round-1", "device"} & set(refusal.words.replace("/", " ").split())
+
+
+def test_a_party_whose_checkpoint_is_damaged_says_so_without_its_name():
+    refusal = Refusal.of(CheckpointError("/home/bank/run/round-1 is damaged"))
+    assert refusal.code is RefusalCode.FAULT
+    assert "checkpoint" in refusal.words
+    assert not {"home", "bank", "run", "round-1"} & set(refusal.words.replace("/", " ").split())
 
 
 def test_a_book_that_a_full_disk_left_empty_is_begun_by_the_next_run(tmp_path):

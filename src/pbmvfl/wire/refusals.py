@@ -11,7 +11,16 @@ import struct
 from dataclasses import dataclass
 from enum import IntEnum
 
-from pbmvfl.errors import BudgetExceeded, LedgerError, PolicyError, ProtocolError, TruncatedMessage, WrongPlan
+from pbmvfl.errors import (
+    BudgetExceeded,
+    CheckpointError,
+    LedgerError,
+    PolicyError,
+    ProtocolError,
+    TruncatedMessage,
+    WriteError,
+    WrongPlan,
+)
 
 _CODE = struct.Struct("<H")
 #: In bytes. Enough for a sentence, too little to carry anything else.
@@ -36,6 +45,9 @@ _WORDS = {
     RefusalCode.FAULT: "something failed at this party; its owner's log says what",
 }
 
+_NOT_WRITTEN = "a file cannot be written there, as on a full disk: its owner's log says which; make room, then go on"
+_NO_CHECKPOINT = "a checkpoint there cannot be used: its owner's log says which; put a copy back, then go on"
+
 
 @dataclass(frozen=True)
 class Refusal:
@@ -58,6 +70,10 @@ class Refusal:
                 code = RefusalCode.LEDGER
             case PolicyError():
                 code = RefusalCode.POLICY
+            case WriteError():  # whether a disk is full does not depend on what is in a column
+                return cls(RefusalCode.FAULT, _NOT_WRITTEN)
+            case CheckpointError():
+                return cls(RefusalCode.FAULT, _NO_CHECKPOINT)
             case _:
                 code = RefusalCode.FAULT
         return cls(code, _WORDS[code])
