@@ -39,6 +39,13 @@ settings.register_profile("pbmvfl", deadline=None, print_blob=True, derandomize=
 settings.load_profile("pbmvfl")
 
 
+@pytest.fixture(autouse=True)
+def _arithmetic_as_it_was():
+    """A job's process has numbers near zero flushed; where tests run one as a thread, others must not inherit that."""
+    yield
+    torch.set_flush_denormal(False)
+
+
 def small_data(
     *, num_parties: int = 3, num_samples: int = 37, num_test_samples: int = 13, num_classes: int = 3, columns: int = 4
 ) -> VerticalDataset:

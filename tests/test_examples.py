@@ -107,6 +107,7 @@ def test_an_estimator_in_a_pipeline_charges_every_fold(tmp_path):
 
 
 def test_every_example_is_run_here():
+    """All but four_organisations.py, which is `make deploy-demo`: minutes, in processes of real kits."""
     scripts = {path.name for path in EXAMPLES.glob("*.py")}
     mentioned = set(re.findall(r"\w+\.py", Path(__file__).read_text()))
     assert scripts <= mentioned

@@ -202,7 +202,7 @@ def test_whitening_never_raises_and_never_makes_what_is_no_number(rows, clip, no
     whitening = Whitening(plan, columns)
     entropy = SeededEntropy(b"whiten")
     for statistic in ("mean", "gram"):
-        whitening.learn(statistic, torch.from_numpy(rows), entropy)
+        whitening.learn(statistic, [torch.from_numpy(rows)], entropy)
         assert torch.isfinite(whitening(torch.from_numpy(rows))).all()
         assert all(torch.isfinite(value).all() for value in whitening.state().values())
     # No row is longer than its clip before the matrix, whatever it was.

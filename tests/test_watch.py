@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -304,12 +305,14 @@ def test_following_shows_a_line_that_comes_later_and_ctrl_c_ends_it(home: Home) 
     with open_logs(home) as log:
         log.say(Event.STARTED)
         command = [sys.executable, "-m", "pbmvfl", "logs", "--home", str(home.path), "--follow"]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ}) as child:
+        # A shell that runs tests in the background has Ctrl-C ignored, and children would inherit that.
+        hears = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)}
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ}, **hears) as child:
             assert child.stdout is not None
             assert "has started" in child.stdout.readline()
             log.say(Event.DONE)
             assert "done" in child.stdout.readline()
-            child.send_signal(2)
+            child.send_signal(signal.SIGINT)
             assert child.wait(30) == 130
 
 

@@ -150,7 +150,7 @@ def _prepared(table: Table, plan: Plan, party: int, random: np.random.Generator)
     preparation = preparation_for(plan, index=party, rows=parts[0][:8])
     if plan.preparation != "none":
         for statistic in (MEAN.statistic, GRAM.statistic):
-            preparation.learn(statistic, parts[0], Seeded(random))
+            preparation.learn(statistic, [parts[0]], Seeded(random))
     for part in parts:
         rows = preparation(part)
         yield torch.cat((rows, torch.ones(len(rows), 1)), dim=1).contiguous()
