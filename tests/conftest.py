@@ -13,7 +13,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 # Ledgers keep a counter outside of them: in a folder of this test run alone, also in the processes that it starts.
 os.environ["PBMVFL_STATE"] = tempfile.mkdtemp(prefix="pbmvfl-state-")
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,7 @@ settings.load_profile("pbmvfl")
 
 
 @pytest.fixture(autouse=True)
-def _arithmetic_as_it_was():
+def _arithmetic_as_it_was() -> Iterator[None]:
     """A job's process has numbers near zero flushed; where tests run one as a thread, others must not inherit that."""
     yield
     torch.set_flush_denormal(False)
