@@ -17,8 +17,9 @@ demo: $(STAMPS)/run
 deploy-demo: $(STAMPS)/deploy
 	$(BIN)/python examples/four_organisations.py build/deploy-demo
 
+# Three processes on two cores: tests of federations between processes wait more than they work.
 test: $(STAMPS)/test
-	$(BIN)/python -m pytest -n auto --dist loadgroup
+	$(BIN)/python -m pytest -n 3 --dist loadgroup
 
 # Without the tests that are marked slow: for a quick look while working, not instead of `make test`.
 test-fast: $(STAMPS)/test

@@ -23,6 +23,11 @@ _TCP_INFO_BYTES, _ACKNOWLEDGED = 136, 120
 _SAID_GOODBYE = frozenset({6, 8, 9, 11})
 
 
+#: Where TCP_INFO has the milliseconds since the last acknowledgement; the state of a connection that is no more; and
+#: how long ago "just now" is, well below the silence after which the system gives a connection up.
+_LAST_HEARD, _CLOSED, _JUST_NOW_MS = 56, 7, 2000
+
+
 class Broken(Exception):
     """A connection that is no more. `ended`: the other end closed or reset it; otherwise it is out of reach."""
 
@@ -123,14 +128,17 @@ class Connection:
         """Whether the other end closed or reset it, as a process does that ends; or it is out of reach."""
         # TLS answers an end of file with an alert, and who has ended answers that with a reset, at any time: the state
         # is looked at first, and errors once more after it.
-        state = self._tcp_info()[0]
+        info = self._tcp_info()
         self._look_for_errors()
         if self._error:
             return self._error in (errno.ECONNRESET, errno.EPIPE)
         if isinstance(error, ConnectionResetError | BrokenPipeError):
             return True
         if isinstance(error, EOFError | ssl.SSLEOFError | ssl.SSLZeroReturnError):
-            return state in _SAID_GOODBYE
+            # A reset may have come between two looks, and then reading took the error: what was heard a moment ago was
+            # no cut, which is seen after seconds of silence.
+            (silent_ms,) = struct.unpack_from("=I", info, _LAST_HEARD)
+            return info[0] in _SAID_GOODBYE or (info[0] == _CLOSED and silent_ms < _JUST_NOW_MS)
         return False
 
     def _tcp_info(self) -> bytes:

@@ -123,8 +123,9 @@ class Door:
             guest.settimeout(max(0.01, deadline - time.monotonic()))
             guest.do_handshake()
             self._greet(guest, deadline)
-        except (OSError, EOFError, ValueError, LinkError):
-            # Strangers come and go. What a party did wrong, whoever greets it has noted.
+        except Exception:
+            # Strangers come and go, and a connection may be closed in the midst of its handshake. What a party did
+            # wrong, whoever greets it has noted.
             drop(guest)
         finally:
             self._forget(number)
