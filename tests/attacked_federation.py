@@ -213,7 +213,10 @@ class Attacked:
             meta = session.get_job_meta(job)
             status = str(meta.get("status", ""))
             assert "RUNNING" not in status, meta
-            if status.startswith("FINISHED") or "ABANDON" in status:
+            said = meta.get("job_deploy_detail") or meta.get("schedule_history")
+            if (
+                status.startswith("FINISHED") or "ABANDON" in status
+            ) and said:  # what sites said is stored a little later
                 return status, json.dumps(meta.get("job_deploy_detail", [])) + json.dumps(
                     meta.get("schedule_history", [])
                 )

@@ -21,6 +21,9 @@ _LINGER = 2.0
 #: Frames that are not what they should be, one after the other, before the party lets go.
 _MOST_FAULTS = 3
 
+#: Seconds in which what has come already is read.
+_LAST_WORD = 0.1
+
 
 class PartyLine:
     """A party's end: a `PartyLink`. `serve` belongs to one thread; `close` may come from any."""
@@ -91,6 +94,7 @@ class PartyLine:
                     if channel is Channel.END:
                         self._linger(dialer, call, handle)
                         return
+                self._hear_goodbye(call)
                 dialer.report(call)  # there is another one, or soon will be
             except (_Silent, _Goodbye):
                 raise
@@ -109,6 +113,16 @@ class PartyLine:
             raise _Silent(f"server: it asked nothing for {self._idle:g} seconds; the party lets go") from None
         except EOFError:
             raise _Goodbye("server: it closed the line before the work was over") from None
+
+    def _hear_goodbye(self, call: Call) -> None:
+        """A call that was found closed while this side was busy may have had a last word. A question that comes
+        instead is asked again on the next call."""
+        try:
+            frames.receive(call.connection, call.buffer, deadline=time.monotonic() + _LAST_WORD)
+        except EOFError:
+            raise _Goodbye("server: it closed the line before the work was over") from None
+        except OSError:
+            return
 
     def _linger(self, dialer: Dialer, call: Call, handle: Handler) -> None:
         """The last answer may have to be sent again, over a new connection too; a server that says goodbye has it."""
