@@ -305,8 +305,6 @@ def test_a_party_waits_while_the_server_of_an_earlier_job_still_listens(federati
         thread.join(timeout=60)
 
 
-# A socket that another thread closes in the midst of its handshake may be left to the collector, which says so.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_closing_from_another_thread_ends_whoever_waits_and_every_thread(tmp_path):
     federation = Federation(tmp_path, ["bank"])
     held = threading.Event()

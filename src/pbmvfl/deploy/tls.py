@@ -7,10 +7,12 @@ name is its certificate's common name, as it stands there.
 from __future__ import annotations
 
 import contextlib
+import errno
 import socket
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from cryptography import x509
 from cryptography.x509.oid import NameOID
@@ -32,6 +34,21 @@ class Credentials:
     authority: Path
 
 
+class _Socket(ssl.SSLSocket):
+    """A TLS socket that is closed where its other end has left before TLS began.
+
+    The standard library looks who is at the other end while it makes one. If nobody is there any more it may raise, and
+    forgets to close what it has begun.
+    """
+
+    def getpeername(self) -> Any:
+        try:
+            return super().getpeername()
+        except OSError as error:
+            self.close()
+            raise ConnectionAbortedError(errno.ECONNABORTED, "the other end left before TLS began") from error
+
+
 def server_context(credentials: Credentials) -> ssl.SSLContext:
     return _context(ssl.PROTOCOL_TLS_SERVER, credentials)
 
@@ -46,6 +63,7 @@ def _context(protocol: int, credentials: Credentials) -> ssl.SSLContext:
     # The name that a certificate must have is compared here, exactly: kits have it as the common name.
     context.check_hostname = False
     context.verify_mode = ssl.CERT_REQUIRED
+    context.sslsocket_class = _Socket
     # No session is ever resumed: every connection shows its certificate.
     context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_TICKET
     if protocol == ssl.PROTOCOL_TLS_SERVER:
