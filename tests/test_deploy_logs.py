@@ -328,11 +328,16 @@ def test_all_but_the_newest_job_folders_go_and_nothing_else(home: Home, tmp_path
 
 def test_the_folder_of_a_job_that_runs_is_kept_however_old_it_is(home: Home) -> None:
     make_jobs(home, 6)
-    code = "import sys; sys.stdin.read()"
+    code = "import sys; print('up', flush=True); sys.stdin.read()"
     with (
         StatusFile(home.status, site="bank", role="party", job=job(1)),
-        subprocess.Popen([sys.executable, "-c", code, "-n", job(2)], stdin=subprocess.PIPE) as child,
+        subprocess.Popen(
+            [sys.executable, "-c", code, "-n", job(2)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        ) as child,
     ):
+        # Linux shows a process's command line a moment after exec: only then is there something to see.
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"up\n"
         assert prune_jobs(home, keep=1, busy={job(3)}) == 2
         child.kill()
     assert {path.name for path in home.kit.iterdir()} == {job(1), job(2), job(3), job(5)}
