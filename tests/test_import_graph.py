@@ -62,6 +62,7 @@ ORDER = [
     "party_checks",
     "party_handshake",
     "party_rows",
+    "party_network",
     "party",
     "server",
     "runs",

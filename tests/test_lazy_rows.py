@@ -177,16 +177,16 @@ def test_a_step_over_pieces_is_the_step_over_the_batch_to_the_bit(choices):
     rows = torch.from_numpy(MANY.train_features[0][:count])
     gradient = np.random.default_rng(4).normal(size=(count, plan.embedding_dim)).astype(np.float32) / count
     for _ in range(3):
-        at_once._update.embed(rows, for_training=True)
-        at_once._update.apply(gradient, at_once._entropy)
+        at_once.network.update.embed(rows, for_training=True)
+        at_once.network.update.apply(gradient, at_once._entropy)
         pieces = (
             (rows[start : start + 256], lambda _, part=gradient[start : start + 256]: part)
             for start in range(0, count, 256)
         )
-        in_pieces._update.step_over(pieces, rows=count, entropy=in_pieces._entropy)
+        in_pieces.network.update.step_over(pieces, rows=count, entropy=in_pieces._entropy)
     for key, value in at_once.part_state().items():
         assert value.numpy().tobytes() == in_pieces.part_state()[key].numpy().tobytes(), key
-    assert in_pieces._update.waiting_rows == 0
+    assert in_pieces.network.update.waiting_rows == 0
 
 
 def test_all_rows_as_one_batch_are_learned_from_piece_by_piece(tmp_path, monkeypatch):

@@ -587,7 +587,7 @@ def test_labels_come_once_and_where_the_plan_sends_them():
     others = bytes(37)
     with pytest.raises(OutOfOrder, match="once"):
         party.answer(message(cohort, MessageKind.LABELS, payload=others))
-    assert party._labels.tolist() == DATA.train_labels.tolist()
+    assert party.network.labels.tolist() == DATA.train_labels.tolist()
     joint = keyed(local_plan(DATA, training="joint", labels="server", activation="tanh", mechanism="pbm"))
     with pytest.raises(WrongPlan, match="labels=server"):
         joint.parties[0].answer(message(joint, MessageKind.LABELS, payload=GOOD))

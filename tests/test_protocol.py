@@ -199,7 +199,7 @@ def same_state(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) 
 
 def weights(party: Party) -> dict[str, torch.Tensor]:
     """All that a checkpoint of the party would hold."""
-    return party._update.state()
+    return party.network.update.state()
 
 
 def assert_twins(one, other) -> None:

@@ -127,8 +127,8 @@ class World:
             identity=identities[0],
             identities=[identity.public for identity in identities],
         )
-        self.party._labels = LABELS
-        self.grid: Grid = self.party._update._grid  # type: ignore[attr-defined]
+        self.party.network.labels = LABELS
+        self.grid: Grid = self.party.network.update._grid  # type: ignore[attr-defined]
         self.steps = [current for current in plan.schedule if current.kind == LOCAL]
         self.same_noise = False
 
@@ -145,7 +145,7 @@ class World:
         self.noise.values = [noise]
         Grid.released = spy  # type: ignore[method-assign]
         try:
-            self.party._local_step(current)
+            self.party.network.local_step(current, self.party._entropy)
         finally:
             Grid.released = released  # type: ignore[method-assign]
         assert len(seen) == 1
@@ -154,13 +154,14 @@ class World:
     def votes(self) -> tuple[int, ...]:
         """Of both training rows and of the test row, with the weights as they are."""
         both = [self.party._rows.features[split] for split in (Split.TRAIN, Split.TEST)]
-        return tuple(self.plan.vote.symbol(self.party._update.embed(torch.cat(both), for_training=False)).tolist())
+        scores = self.party.network.update.embed(torch.cat(both), for_training=False)
+        return tuple(self.plan.vote.symbol(scores).tolist())
 
     # --- the law of both steps' noisy sums, and the votes that follow from them ---
 
     def open(self) -> None:
         """Once, before anything is asked; the schedule may have been broken by then."""
-        self.start = self.party._update.state()
+        self.start = self.party.network.update.state()
         self.first = self.step(self.steps[0], 0)  # with noise 0 the sum itself
         self._after: dict[int, tuple[dict[str, torch.Tensor], int]] = {}
         self._votes: dict[tuple[int, int], tuple[int, ...]] = {}
@@ -168,9 +169,9 @@ class World:
     def after(self, one: int) -> tuple[dict[str, torch.Tensor], int]:
         """The weights after a first noisy sum, and the second sum that they lead to."""
         if one not in self._after:
-            self.party._update.load_state(self.start)
+            self.party.network.update.load_state(self.start)
             assert self.step(self.steps[0], one - self.first) == one
-            state = self.party._update.state()
+            state = self.party.network.update.state()
             self._after[one] = (state, self.step(self.steps[1], 0))
         return self._after[one]
 
@@ -184,7 +185,7 @@ class World:
         """The program's, after these two sums."""
         if sums not in self._votes:
             state, second = self.after(sums[0])
-            self.party._update.load_state(state)
+            self.party.network.update.load_state(state)
             assert self.step(self.steps[1], sums[1] - second) == sums[1]
             self._votes[sums] = self.votes()
             assert self.party.fault is None

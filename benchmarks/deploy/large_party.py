@@ -139,7 +139,7 @@ def train(folder: Path, rows: int, columns: int) -> dict[str, Any]:
         began = time.perf_counter()
         party = party_of(plan, aligned)
         seconds["build"] = time.perf_counter() - began
-        party._labels = torch.from_numpy(np.arange(rows) % 2)
+        party.network.labels = torch.from_numpy(np.arange(rows) % 2)
         for kind in plan.schedule.kinds:
             if kind in (MEAN, GRAM):
                 began = time.perf_counter()
@@ -148,7 +148,7 @@ def train(folder: Path, rows: int, columns: int) -> dict[str, Any]:
         numbers = (number for number in range(len(plan.schedule)) if plan.schedule.kind(number) == LOCAL)
         current = plan.schedule[next(numbers)]
         began = time.perf_counter()
-        party._local_step(current)
+        party.network.local_step(current, party._entropy)
         seconds["a step over all rows"] = time.perf_counter() - began
     del current
     party = party_of(plan.replace(batch_size=BATCH), aligned)
@@ -159,8 +159,8 @@ def train(folder: Path, rows: int, columns: int) -> dict[str, Any]:
         batch = party.rows.batch(Split.TRAIN, chosen)
         taken.append(time.perf_counter() - began)
         worked.append(time.thread_time() - busy)
-        party._update.embed(batch, for_training=True)
-        party._update.apply(slope, party._entropy)
+        party.network.update.embed(batch, for_training=True)
+        party.network.update.apply(slope, party._entropy)
         stepped.append(time.perf_counter() - began)
         if number % 100 == 99:
             growth.append(anonymous())

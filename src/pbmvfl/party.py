@@ -16,7 +16,6 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -25,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from pbmvfl.answers import StoredAnswers
-from pbmvfl.encoders import check_encoder, is_public_start, weights_digest
+from pbmvfl.encoders import weights_digest
 from pbmvfl.errors import (
     EncoderError,
     OutOfOrder,
@@ -36,27 +35,23 @@ from pbmvfl.errors import (
 )
 from pbmvfl.interactions.shared import OwnColumns
 from pbmvfl.lazy_rows import LazyRows
-from pbmvfl.losses import log_shares, mean_loss_slope
 from pbmvfl.mechanisms import Mechanism, Scratch
 from pbmvfl.party_checks import Features, check_rows, check_rows_once
 from pbmvfl.party_handshake import Handshake
+from pbmvfl.party_network import PartyNetwork
 from pbmvfl.party_rows import PartyRows
 from pbmvfl.plan import Plan
-from pbmvfl.plan_groups import Loss
 from pbmvfl.preparation import PREPARATION
 from pbmvfl.privacy.events import Event
 from pbmvfl.randomness.secret import Entropy, SystemEntropy
-from pbmvfl.schedule import COUNTS, SYMBOLS, Round, RoundKind, Split
+from pbmvfl.schedule import SYMBOLS, Round, RoundKind, Split
 from pbmvfl.secagg.keys import (
     Identity,
     Session,
     kind_key,
 )
 from pbmvfl.secagg.masks import Masks
-from pbmvfl.symbol_tables import encode_table, noisy_counts
-from pbmvfl.updates import Noisy, update_for
 from pbmvfl.updates.trainer import WEIGHTS
-from pbmvfl.votes import VoteKind
 from pbmvfl.wire.codecs import codec_for
 from pbmvfl.wire.labels import decode_labels
 from pbmvfl.wire.messages import SERVER, Message, MessageKind
@@ -151,12 +146,10 @@ class Party:
         self.plan = plan
         self.index = index
         self._rows = PartyRows(plan, index=index, train=train_features, test=test_features, own_columns=own_columns)
-        self.encoder = check_encoder(encoder, plan, index=index, rows=self._rows.first)
-        self._update = update_for(plan, self.encoder, rows=self._rows.first, on_fault=self._note_fault)
+        self.network = PartyNetwork(plan, encoder, self._rows, index=index)
         self._scratch = Scratch()
         self._codec = codec_for(plan.gradient_codec)
         self._schedule = plan.schedule
-        self._votes = plan.vote.kind is not VoteKind.RAW
         updates = {kind: plan.update_event(kind) for kind in plan.schedule.kinds}
         self._noisy_kinds = {kind for kind, update in updates.items() if update is not None and update.is_noisy}
         self._keeper = keeper
@@ -169,8 +162,6 @@ class Party:
         self._entropy: Entropy = SystemEntropy()
         self._one_at_a_time = threading.Lock()
         # --- the session ---
-        self._prior_K = torch.zeros(plan.num_classes)
-        self._labels: Tensor | None = None  # of the training rows, if the plan lets them go to the parties
         self._masks: dict[RoundKind, Masks] = {}
         #: Whether the run began with public weights. Known once the session has its first round.
         self.public_start = False
@@ -183,8 +174,15 @@ class Party:
         self._stepped_for: bytes | None = None  # the last request whose gradient was used, answered or not
         #: What the owner would find in the log about the last refusal. Never sent.
         self.last_error: Exception | None = None
-        #: The first failure of the party's own network. The party answered all the same, and the owner should know.
-        self.fault: Exception | None = None
+
+    @property
+    def encoder(self) -> nn.Module:
+        return self.network.encoder
+
+    @property
+    def fault(self) -> Exception | None:
+        """The first failure of the party's own network. The party answered all the same; the owner should know."""
+        return self.network.fault
 
     @property
     def noise_is_seeded(self) -> bool:
@@ -268,14 +266,12 @@ class Party:
             state = dict(self._keeper.load(self._handshake.run_id, first_round))
             known = state.pop(_PUBLIC_START, None)
             self.public_start = known is not None and known.numel() == 1 and bool(known)
-            self._rows.load_state(state)
-            self._update.load_state(state)
+            self.network.load_state(state)
         elif self._part_is_charged is not None:
             self.public_start = self._part_is_charged
         else:
-            shape = self._rows.shape(Split.TRAIN)
-            self.public_start = is_public_start(self.encoder, self.plan, index=self.index, input_shape=shape)
-        self._start_digest = self._digest()
+            self.public_start = self.network.begins_publicly()
+        self._start_digest = self.network.digest()
         self._next_round = self._weights_of = first_round
 
     def _begin_with(self, trained: Mapping[str, Tensor] | None) -> bool | None:
@@ -287,23 +283,16 @@ class Party:
             return None
         state = dict(trained)
         known = state.pop(_PUBLIC_START, None)
-        self._rows.load_state(state)
-        self._update.load_state(state)
+        self.network.load_state(state)
         return known is not None and known.numel() == 1 and bool(known)
 
     def part_state(self) -> dict[str, Tensor]:
         """This party's part of the model: weights and what prepares its columns, without moments. It stays here."""
         return part_of_state(self.plan, self._kept_state())
 
-    def _digest(self) -> str | None:
-        try:
-            return weights_digest(self.encoder)
-        except EncoderError:
-            return None  # such weights are never public
-
     def _check_start(self) -> None:
         """What was found about the first weights must hold for those that the first release is made with."""
-        if self.public_start and self._start_digest is not None and self._digest() != self._start_digest:
+        if self.public_start and self._start_digest is not None and self.network.digest() != self._start_digest:
             raise EncoderError(
                 f"party={self.index}: its weights changed between the handshake and the first round; a network can be "
                 "in one run at a time, give each run a copy of its own"
@@ -325,12 +314,10 @@ class Party:
         self._handshake.check(message)
         if not self.plan.sends_labels:
             raise WrongPlan(f"labels={self.plan.labels}: this plan sends no labels to parties")
-        if self._labels is not None:
+        if self.network.labels is not None:
             raise OutOfOrder(f"party={self.index}: labels come once in a session")
         labels = decode_labels(message.payload, num_samples=self.plan.num_samples, num_classes=self.plan.num_classes)
-        self._labels = torch.from_numpy(labels)
-        if self.plan.loss is Loss.CROSS_ENTROPY:
-            self._prior_K = log_shares(self._labels, self.plan.num_classes)
+        self.network.hold(torch.from_numpy(labels))
         return b""
 
     def _receive_published(self, message: Message) -> bytes:
@@ -375,10 +362,7 @@ class Party:
             return
         gradient_BP = self._check_round(message)
         if gradient_BP is not None:
-            try:
-                self._update.apply(gradient_BP, self._entropy)
-            except Exception as error:
-                self._note_fault(error)
+            self.network.apply(gradient_BP, self._entropy)
             assert self._answered is not None
             self._weights_of = self._answered.number + 1
             self._answered = None
@@ -397,7 +381,7 @@ class Party:
             raise WrongPlan(
                 f"round={expected}: round kind {message.round_kind}, the plan has {kind.name} ({kind.code})"
             )
-        if not update and kind.needs_labels and self._labels is None:
+        if not update and kind.needs_labels and self.network.labels is None:
             raise OutOfOrder(f"round={expected}: {kind.name} rounds need labels, and none came")
         published_at = self.plan.published_at
         if not update and published_at is not None and expected >= published_at and self._rows.context is None:
@@ -425,7 +409,7 @@ class Party:
         if not current.kind.releases:
             return self._learn_alone(current)
         mechanism = self.plan.mechanism_for(current.kind)
-        embedding_BP = self._released_numbers(current)
+        embedding_BP = self.network.released_numbers(current)
         released_BP = mechanism.randomize(embedding_BP, self._entropy, self._scratch)
         keys = self._answer_keys(current, mechanism)
         # Rows that all have been answered before get the same answers again, and cost nothing.
@@ -439,13 +423,6 @@ class Party:
         self._answered = current if current.kind.carries_gradient else None
         self._next_round = current.number + 1
         return answer
-
-    def _released_numbers(self, current: Round) -> npt.NDArray[np.float32]:
-        """What a round releases of each of its rows, before it is randomised."""
-        if current.kind == SYMBOLS:
-            return self._rows.symbols(current.rows)
-        embedding_BP = self._embed(self._rows.batch(current.kind.split, current.rows), current)
-        return self.plan.vote(embedding_BP) if not current.kind.trains and self._votes else embedding_BP
 
     def _answer_keys(self, current: Round, mechanism: Mechanism) -> list[bytes]:
         """Under which the answers to a round are stored; none if they are not."""
@@ -483,81 +460,9 @@ class Party:
         """Have it charged, then learn from own columns and labels. The answer says that it is done, and no more."""
         if self._guard is not None:
             self._guard.charge(current, self.plan.events(current.kind))
-        payload = b""
-        try:
-            if current.kind == COUNTS:
-                payload = self._count_votes(current)
-            elif current.kind.statistic:
-                self._rows.learn(current.kind.statistic, current.kind.split, self._entropy)
-            else:
-                self._local_step(current)
-        except Exception as error:
-            self._note_fault(error)
+        payload = self.network.learn_alone(current, self._entropy)
         self._next_round = self._weights_of = current.number + 1
         return self._reply(MessageKind.EMBEDDING, payload, current)
-
-    def _count_votes(self, current: Round) -> bytes:
-        """How often each class has each vote, with noise, over all training rows. A table always leaves: whether one
-        did is no secret that noise would cover."""
-        assert self._labels is not None
-        plan, labels_N = self.plan, self._labels.numpy()
-        num_symbols = plan.vote.counted(plan.num_classes)
-        assert num_symbols is not None
-        try:
-            pieces = self._rows.pieces(current.kind.split)
-            symbols_N = np.concatenate([plan.vote.symbol(self._embed(piece, current)) for piece in pieces])
-        except Exception as error:
-            self._note_fault(error)
-            symbols_N = np.zeros(len(labels_N), dtype=np.int64)
-        noise = plan.table_noise
-        return encode_table(noisy_counts(symbols_N, labels_N, plan.num_classes, num_symbols, noise, self._entropy))
-
-    def _local_step(self, current: Round) -> None:
-        split, update = current.kind.split, self._update
-        at_a_time = self._rows.piece_rows(split)
-        if at_a_time is not None and isinstance(update, Noisy) and current.num_rows > update.piece_rows(at_a_time):
-            # In the order of the file: whoever gathers a large batch at random reads most of the file for each row.
-            in_order, size = np.sort(current.rows), update.piece_rows(at_a_time)
-            parts = (in_order[start : start + size] for start in range(0, len(in_order), size))
-            pieces = ((self._rows.batch(split, part), partial(self._slope, part, current)) for part in parts)
-            update.step_over(pieces, rows=current.num_rows, entropy=self._entropy)
-            return
-        scores_BK = update.embed(self._rows.batch(split, current.rows), for_training=True)
-        update.apply(self._slope(current.rows, current, scores_BK), self._entropy)
-
-    def _slope(
-        self, rows: npt.NDArray[np.int64], current: Round, scores_BK: npt.NDArray[np.float32]
-    ) -> npt.NDArray[np.float32]:
-        """The gradient of a round's mean loss at some of its rows' scores."""
-        assert self._labels is not None
-        labels_B = self._labels.index_select(0, torch.from_numpy(rows))
-        # What is known before any column is added once to everybody's sum, so that a party learns what its own add.
-        known_BK = torch.from_numpy(scores_BK) + self._prior_K
-        slope_BK = mean_loss_slope(known_BK, labels_B, self.plan.loss, rows=current.num_rows)
-        bound = self.plan.gradient_bound
-        return slope_BK.clamp(-bound, bound).numpy()
-
-    def _embed(self, batch: Tensor, current: Round) -> npt.NDArray[np.float32]:
-        """Embeddings, whatever the columns are: for rows on which the network fails, zeros are randomised and sent.
-
-        That a party does not answer is something that an adversary sees, and no epsilon counts it. Rows are then tried
-        one by one, so that a row on which the network fails moves no other row's embedding.
-        """
-        try:
-            return self._update.embed(batch, for_training=current.kind.carries_gradient)
-        except Exception as error:
-            self._note_fault(error)
-            return np.concatenate([self._embed_alone(row) for row in torch.split(batch, 1)])
-
-    def _embed_alone(self, row: Tensor) -> npt.NDArray[np.float32]:
-        try:
-            return self._update.embed(row, for_training=False)
-        except Exception:
-            return np.zeros((1, self.plan.embedding_dim), dtype=np.float32)
-
-    def _note_fault(self, error: Exception) -> None:
-        _log.error("party=%d: its network failed, and the round goes on without it", self.index, exc_info=error)
-        self.fault = self.fault or error
 
     def _reply(self, kind: MessageKind, payload: bytes, current: Round | None = None) -> bytes:
         session = self._handshake.session
@@ -605,8 +510,7 @@ class Party:
 
     def _kept_state(self) -> dict[str, Tensor]:
         """With what is known about the weights that the run began with: a resume is charged by it."""
-        kept = {**self._update.state(), **self._rows.state()}
-        return {**kept, _PUBLIC_START: torch.tensor([self.public_start], dtype=torch.uint8)}
+        return {**self.network.state(), _PUBLIC_START: torch.tensor([self.public_start], dtype=torch.uint8)}
 
     def close(self) -> None:
         """End the session: the ledger learns that nothing more will be sent."""
@@ -629,10 +533,7 @@ class Party:
 
     def exact_embeddings(self, features: Tensor, context: Tensor | None = None) -> Tensor:
         """Noise-free embeddings, for a simulator's evaluation alone: no role of the protocol ever sees them."""
-        self.encoder.eval()
-        with torch.no_grad():
-            embedding_BP: Tensor = self.encoder(self._rows.for_network(features, context))
-        return embedding_BP
+        return self.network.exact_embeddings(features, context)
 
     @property
     def rows(self) -> PartyRows:
