@@ -20,6 +20,7 @@ from pbmvfl.deploy import frames
 from pbmvfl.deploy.line_connection import Broken, Connection
 from pbmvfl.deploy.line_dialer import CHALLENGE, REFUSED, TIME_LIMIT, WELCOME
 from pbmvfl.deploy.line_door import Door
+from pbmvfl.deploy.line_seats import Seat, Wait
 from pbmvfl.deploy.links import Channel
 from pbmvfl.deploy.seal import JOIN_BYTES, OVERHEAD, Admission, PartyChannel, ProcessReplaced, ServerSeal
 from pbmvfl.deploy.tls import common_name
@@ -58,7 +59,7 @@ class Line:
         frame_limit: int = frames.LIMIT,
     ) -> None:
         self._seal, self._patience, self._ended_after, self._frame_limit = seal, patience, ended_after, frame_limit
-        self._seats = [_Seat(index, name) for index, name in enumerate(parties)]
+        self._seats = [Seat(index, name) for index, name in enumerate(parties)]
         self._by_name = {seat.name: seat for seat in self._seats}
         #: Guards seats; whoever sits down tells it. `ask` is one thread's at a time.
         self._changed = threading.Condition()
@@ -135,7 +136,7 @@ class Line:
         with self._asking:
             now = time.monotonic()
             waits = {
-                index: _Wait(self._seats[index], channel, body, started=now, limit=limit, deadline=now + limit)
+                index: Wait(seat=self._seats[index], channel=channel, body=body, started=now, limit=limit)
                 for index, body in questions.items()
             }
             while waits:
@@ -172,7 +173,7 @@ class Line:
 
     # --- asking ---
 
-    def _send(self, waits: Mapping[int, _Wait]) -> None:
+    def _send(self, waits: Mapping[int, Wait]) -> None:
         """Whatever can be sent now to those who are there, newcomers first of all."""
         for wait in waits.values():
             seat = wait.seat
@@ -189,7 +190,7 @@ class Line:
             except LinkError as error:
                 self._note_fault(seat, error)
 
-    def _ask_first(self, seat: _Seat, channel: PartyChannel, wait: _Wait) -> None:
+    def _ask_first(self, seat: Seat, channel: PartyChannel, wait: Wait) -> None:
         before = channel.asked
         try:
             wait.number, question = channel.question(wait.channel, wait.body)
@@ -199,16 +200,14 @@ class Line:
         if wait.number > before and seat.connection is not None:  # otherwise it is on its way already
             seat.connection.put(question)
 
-    def _sit_down(self, seat: _Seat, wait: _Wait) -> None:
+    def _sit_down(self, seat: Seat, wait: Wait) -> None:
         """A party's new connection takes the place of the old one, and hears again what it has not answered."""
         with self._changed:
             self._count_out(seat.connection)
             seat.connection, seat.newcomer = seat.newcomer, None
         now = time.monotonic()
         if seat.cut_since is not None:
-            cut = now - max(seat.cut_since, wait.started)
-            wait.cut += cut
-            wait.deadline += cut
+            wait.count_cut(seat.cut_since, now)
         seat.cut_since, seat.ended = None, False
         if self.first_gone == seat.name:
             self.first_gone = ""
@@ -217,12 +216,12 @@ class Line:
         for question in seat.channel.again(seat.connection.last):
             seat.connection.put(question)
 
-    def _given_up(self, waits: Mapping[int, _Wait]) -> list[tuple[int, str]]:
+    def _given_up(self, waits: Mapping[int, Wait]) -> list[tuple[int, str]]:
         now = time.monotonic()
         found = ((index, wait.over(now, self._patience, self._ended_after)) for index, wait in waits.items())
         return [(index, reason) for index, reason in found if reason]
 
-    def _await(self, waits: Mapping[int, _Wait]) -> list[int]:
+    def _await(self, waits: Mapping[int, Wait]) -> list[int]:
         """Those of whom something can be read; nobody when a deadline comes first, or somebody sits down."""
         if not waits:
             return []
@@ -247,7 +246,7 @@ class Line:
                 ready.add(found[descriptor])
         return sorted(ready)
 
-    def _read(self, wait: _Wait) -> bytes | None:
+    def _read(self, wait: Wait) -> bytes | None:
         """The answer that is waited for, if it is there."""
         seat = wait.seat
         assert seat.connection is not None
@@ -264,14 +263,14 @@ class Line:
             self._note_fault(seat, error)
         return None
 
-    def _note_fault(self, seat: _Seat, error: LinkError) -> None:
+    def _note_fault(self, seat: Seat, error: LinkError) -> None:
         """A frame that is not what it should be costs the connection; the party may dial again, not for ever."""
         seat.faults += 1
         if seat.faults >= _MOST_FAULTS:
             seat.gone = str(error).removeprefix(f"party={seat.name}: ")
         self._lose_connection(seat, ended=False)
 
-    def _lose_connection(self, seat: _Seat, *, ended: bool) -> None:
+    def _lose_connection(self, seat: Seat, *, ended: bool) -> None:
         with self._changed:
             self._drop(seat)
         seat.cut_since, seat.ended = time.monotonic(), ended
@@ -307,7 +306,7 @@ class Line:
         frames.send(guest, WELCOME, deadline=deadline)
         self._seat(seat, guest, admission)
 
-    def _seat(self, seat: _Seat, guest: ssl.SSLSocket, admission: Admission) -> None:
+    def _seat(self, seat: Seat, guest: ssl.SSLSocket, admission: Admission) -> None:
         with self._changed:
             self._check_open()
             self._redials += seat.channel is not None
@@ -324,7 +323,7 @@ class Line:
         both = [each for seat in self._seats for each in (seat.connection, seat.newcomer)]
         return [each for each in both if each is not None]
 
-    def _drop(self, seat: _Seat) -> None:
+    def _drop(self, seat: Seat) -> None:
         self._count_out(seat.connection)
         seat.connection = None
 
@@ -341,71 +340,3 @@ class Line:
     def _wake(self) -> None:
         with contextlib.suppress(OSError):
             self._waker.send(b"\0")
-
-
-@dataclass(eq=False)
-class _Seat:
-    """A party's place at the server."""
-
-    index: int
-    name: str
-    channel: PartyChannel | None = None
-    connection: Connection | None = None
-    #: Connected, and not yet taken up by whoever asks.
-    newcomer: Connection | None = None
-    #: When its connection was missed; and whether the other end closed it.
-    cut_since: float | None = None
-    ended: bool = False
-    faults: int = 0
-    #: Why it never comes back; and why it was last refused.
-    gone: str = ""
-    refused: str = ""
-
-    @property
-    def is_alive(self) -> bool:
-        newest = self.newcomer or self.connection
-        return newest is not None and not self.gone and not newest.has_ended
-
-    def why_missing(self, seconds: float) -> str:
-        if self.gone:
-            return self.gone
-        last = f"; it was last refused: {self.refused}" if self.refused else ""
-        return f"{self.name} did not join within {seconds:g} seconds{last}"
-
-
-@dataclass(eq=False)
-class _Wait:
-    """One party's answer that is waited for."""
-
-    seat: _Seat
-    channel: Channel
-    body: bytes
-    started: float
-    limit: float
-    deadline: float
-    #: The question's number, once it could be sealed.
-    number: int | None = None
-    #: Seconds without a connection, those before this one's.
-    cut: float = 0.0
-
-    def until(self, patience: float, ended_after: float) -> float:
-        """When there is something to decide, if nothing happens before."""
-        if self.seat.gone:
-            return 0.0
-        if self.seat.connection is not None:
-            return self.deadline
-        since = self.seat.cut_since if self.seat.cut_since is not None else self.started
-        until = since + patience - self.cut
-        return min(until, since + ended_after) if self.seat.ended else until
-
-    def over(self, now: float, patience: float, ended_after: float) -> str:
-        """Why it is not waited for any longer; nothing while it is."""
-        if self.seat.gone:
-            return self.seat.gone
-        if now < self.until(patience, ended_after):
-            return ""
-        if self.seat.connection is not None:
-            return f"no answer within {self.limit:g} seconds"
-        if self.seat.ended:
-            return "its process ended"
-        return f"no connection within {patience:g} seconds"

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from pbmvfl.deploy import frames
 from pbmvfl.deploy.links import Channel
 from pbmvfl.deploy.nvflare.cell_door import AGAIN_AFTER, NUMBER, STATE, Door, Kind, words_of
-from pbmvfl.deploy.seal import OVERHEAD, PartyChannel, ProcessReplaced, SealedAnswer, ServerSeal
+from pbmvfl.deploy.nvflare.cell_seats import Seat, Wait
+from pbmvfl.deploy.seal import OVERHEAD, ProcessReplaced, SealedAnswer, ServerSeal
 from pbmvfl.errors import LinkError, PartyLost
 from pbmvfl.transport.base import Answers
 
@@ -20,8 +19,6 @@ from pbmvfl.transport.base import Answers
 _BETWEEN_CHALLENGES = 0.1
 #: Messages of one party that wait to be read; more are dropped, and asked for again.
 _MOST_WAITING = 16
-#: Seconds that an answer may come later than its party's last word, which NVFlare may overtake.
-_OVERTAKEN = 2.0
 
 
 class ServerCell:
@@ -45,7 +42,7 @@ class ServerCell:
         """`cells` are the parties' cells by their names, in the order of the parties' indices."""
         self._seal, self._patience, self._again_after = seal, patience, again_after
         self._seats = [
-            _Seat(index, name, cell, challenge=seal.challenge(), cut_after=3 * again_after)
+            Seat(index, name, cell, challenge=seal.challenge(), cut_after=3 * again_after)
             for index, (name, cell) in enumerate(cells.items())
         ]
         self._by_cell = {seat.cell: seat for seat in self._seats}
@@ -97,7 +94,7 @@ class ServerCell:
         with self._asking:
             now = time.monotonic()
             waits = {
-                index: _Wait(self._seats[index], channel, body, limit=limit, started=now, deadline=now + limit)
+                index: Wait(seat=self._seats[index], channel=channel, body=body, started=now, limit=limit)
                 for index, body in questions.items()
             }
             while waits:
@@ -130,17 +127,17 @@ class ServerCell:
 
     # --- saying ---
 
-    def _say(self, seat: _Seat, kind: Kind, body: bytes, now: float) -> None:
+    def _say(self, seat: Seat, kind: Kind, body: bytes, now: float) -> None:
         seat.told(now)
         self._door.say(seat.cell, kind, body)
 
-    def _challenge(self, seat: _Seat, now: float, *, after: float) -> None:
+    def _challenge(self, seat: Seat, now: float, *, after: float) -> None:
         """Unless it was challenged just before."""
         if now >= seat.challenged_at + after:
             seat.challenged_at = now
             self._say(seat, Kind.CHALLENGE, seat.challenge, now)
 
-    def _send(self, wait: _Wait, now: float) -> None:
+    def _send(self, wait: Wait, now: float) -> None:
         """Whatever is due: the question once, then whether it has come."""
         seat = wait.seat
         if seat.channel is None:
@@ -168,7 +165,7 @@ class ServerCell:
                 seat.box.append((kind, body))
                 self._came.notify_all()
 
-    def _read(self, until: float) -> list[tuple[_Seat, Kind, bytes]]:
+    def _read(self, until: float) -> list[tuple[Seat, Kind, bytes]]:
         """What has come; nothing if the time is over first, or the link was closed."""
         with self._came:
             while not self._closed:
@@ -183,7 +180,7 @@ class ServerCell:
                 self._came.wait(left)
         return []
 
-    def _take(self, seat: _Seat, kind: Kind, body: bytes, wait: _Wait | None) -> SealedAnswer | None:
+    def _take(self, seat: Seat, kind: Kind, body: bytes, wait: Wait | None) -> SealedAnswer | None:
         """Act on one message; its answer, if it is one. What is not the party's has no effect."""
         try:
             match kind:
@@ -208,7 +205,7 @@ class ServerCell:
         seat.heard(time.monotonic(), wait)
         return None
 
-    def _admit(self, seat: _Seat, join: bytes) -> None:
+    def _admit(self, seat: Seat, join: bytes) -> None:
         try:
             seat.channel = self._seal.admit(seat.name, seat.challenge, join).channel
             seat.refused = ""
@@ -219,7 +216,7 @@ class ServerCell:
             self._door.say(seat.cell, Kind.REFUSED, str(error).encode()[:400])
             raise
 
-    def _send_again(self, seat: _Seat, body: bytes, wait: _Wait | None) -> None:
+    def _send_again(self, seat: Seat, body: bytes, wait: Wait | None) -> None:
         """The party says where it stands; it hears again what it has not heard."""
         if len(body) != STATE.size or wait is None or wait.number is None or seat.channel is None:
             return
@@ -231,99 +228,3 @@ class ServerCell:
     def _check_open(self) -> None:
         if self._closed:
             raise LinkError("server: the link is closed")
-
-
-@dataclass(eq=False)
-class _Seat:
-    """A party's place at the server."""
-
-    index: int
-    name: str
-    cell: str
-    challenge: bytes
-    #: Seconds of silence after which it is taken for cut off.
-    cut_after: float
-    channel: PartyChannel | None = None
-    #: What has come and is not read.
-    box: deque[tuple[Kind, bytes]] = field(default_factory=deque)
-    challenged_at: float = -1e9
-    #: Since when it was told something and has said nothing.
-    silent_since: float | None = None
-    #: When it said that it leaves.
-    left_at: float | None = None
-    #: Why it never comes back; and why it or the server last refused.
-    gone: str = ""
-    refused: str = ""
-
-    def told(self, now: float) -> None:
-        if self.silent_since is None:
-            self.silent_since = now
-
-    def heard(self, now: float, wait: _Wait | None) -> None:
-        if self.silent_since is not None and wait is not None and self.is_cut(now):
-            cut = now - max(self.silent_since, wait.started)
-            wait.cut += cut
-            wait.deadline += cut
-        self.silent_since = None
-
-    def is_cut(self, now: float) -> bool:
-        since = self.silent_since
-        return since is not None and now - since >= self.cut_after
-
-    def is_alive(self, now: float) -> bool:
-        return self.channel is not None and not self.gone and self.left_at is None and not self.is_cut(now)
-
-    def why_missing(self, seconds: float) -> str:
-        if self.gone:
-            return self.gone
-        last = f"; it was last refused: {self.refused}" if self.refused else ""
-        if self.left_at is not None:
-            return f"{self.name} left before it joined{last}"
-        return f"{self.name} did not join within {seconds:g} seconds{last}"
-
-
-@dataclass(eq=False)
-class _Wait:
-    """One party's answer that is waited for."""
-
-    seat: _Seat
-    channel: Channel
-    body: bytes
-    limit: float
-    started: float
-    deadline: float
-    #: The question's number, once it could be sealed.
-    number: int | None = None
-    #: When something is to be said again.
-    next_try: float = 0.0
-    #: Seconds in which the party was cut off.
-    cut: float = 0.0
-
-    def ends(self, patience: float) -> float:
-        """When it is not waited for any longer, if nothing more is heard."""
-        seat = self.seat
-        if seat.gone:
-            return 0.0
-        if seat.left_at is not None:
-            return seat.left_at + _OVERTAKEN
-        if seat.silent_since is None:
-            return self.deadline
-        given_up = max(seat.silent_since, self.started) + patience - self.cut
-        is_over_before_cut = self.deadline <= seat.silent_since + seat.cut_after
-        return min(self.deadline, given_up) if is_over_before_cut else given_up
-
-    def until(self, patience: float) -> float:
-        """When there is something to do, if nothing is heard."""
-        return min(self.ends(patience), self.next_try)
-
-    def over(self, now: float, patience: float) -> str:
-        """Why it is not waited for any longer; nothing while it is."""
-        if now < (ends := self.ends(patience)):
-            return ""
-        if self.seat.gone:
-            return self.seat.gone
-        if self.seat.left_at is not None:
-            return "it left before it answered"
-        if ends < self.deadline or self.seat.is_cut(now):
-            return f"no word within {patience:g} seconds: its process ended, or it is cut off"
-        return f"no answer within {self.limit:g} seconds"
