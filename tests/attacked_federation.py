@@ -27,6 +27,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+import nvflare_settings  # noqa: F401
+from federation_texts import LEAD, SERVER, federation_text, free_ports
 from pbmvfl.deploy.aligning import LabelRows, Request
 from pbmvfl.deploy.home import Home
 from pbmvfl.deploy.nvflare import processes, provision
@@ -38,26 +40,9 @@ from pbmvfl.deploy.status import Status, read_status
 from pbmvfl.deploy.tls import Credentials
 from pbmvfl.plan import Plan
 
-SERVER, PARTIES = "clinic", ("bank", "hospital")
-LEAD = "lead@clinic.example"
+PARTIES = ("bank", "hospital")
 ROWS, COLUMNS = 60, 3
 _DAY = datetime.timedelta(days=1)
-
-
-def free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as open_:
-        probes = [open_.enter_context(contextlib.closing(socket.socket())) for _ in range(count)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in probes]
-
-
-def federation_toml(port: int, line_port: int) -> str:
-    parties = "".join(f'[[party]]\nname = "{name}"\n' for name in PARTIES)
-    return (
-        f'[federation]\nname = "people"\n[server]\nname = "{SERVER}"\nhost = "127.0.0.1"\nport = {port}\n'
-        f'line_port = {line_port}\nlead = "{LEAD}"\n{parties}[line]\npatience = 60\n'
-    )
 
 
 class Strangers:
@@ -118,7 +103,9 @@ class Attacked:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.port, self.line_port = free_ports(2)
-        (folder / "federation.toml").write_text(federation_toml(self.port, self.line_port))
+        (folder / "federation.toml").write_text(
+            federation_text(PARTIES, host="127.0.0.1", port=self.port, line_port=self.line_port, patience=60)
+        )
         self.homes, authority = _provision(folder / "federation.toml", folder / "homes")
         self.strangers = Strangers(folder / "strangers", authority)
         self.others = Strangers(folder / "others")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +19,8 @@ from nvflare.fuel.f3.cellnet.utils import make_reply
 from nvflare.fuel.f3.message import Message
 from nvflare.fuel.f3.stats_pool import StatsPoolManager
 
+import nvflare_settings  # noqa: F401
+from federation_texts import free_ports
 from line_parties import CONTEXT, SERVER, identity_of
 from pbmvfl.deploy.links import Channel, Handler
 from pbmvfl.deploy.nvflare.cell_door import CHANNEL, TOPIC, Kind
@@ -34,13 +35,6 @@ NAMES = ("bank", "hospital", "insurer")
 #: Seconds after which what is missing is asked for again.
 AGAIN_AFTER = 0.25
 _jobs = itertools.count(1)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _open(name: str, **choices: Any) -> Any:
@@ -72,7 +66,7 @@ class Backbone:
     """The server's parent process: every message goes through it, and it may lose some."""
 
     def __init__(self) -> None:
-        self._url = f"tcp://127.0.0.1:{_free_port()}"
+        self._url = f"tcp://127.0.0.1:{free_ports(1)[0]}"
         self.root = _open("server", root_url=self._url, create_internal_listener=True)
         self.root.add_incoming_filter(CHANNEL, TOPIC, self._forward)
         #: Which messages are lost here; asked once for each.

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import shutil
-import socket
 from pathlib import Path
 
+import federation_texts
 from certificates import Authority
+from federation_texts import LEAD, SERVER, free_ports
 from pbmvfl.deploy.federation_file import FILE
 from pbmvfl.deploy.home import Home
 from pbmvfl.secagg.keys import Identity
 
-SERVER, PARTIES, LEAD = "clinic", ("bank", "hospital"), "lead@clinic.example"
+__all__ = ["LEAD", "PARTIES", "POLICY", "SERVER", "federation_text", "free_ports", "plain_home", "write_pins"]
+
+PARTIES = ("bank", "hospital")
 POLICY = """
 [data]
 file = "rows.csv"
@@ -24,21 +27,7 @@ delta = 1e-6
 
 
 def federation_text(*, port: int = 8002, line_port: int = 8003, host: str = "127.0.0.1") -> str:
-    parties = "".join(f'[[party]]\nname = "{name}"\n' for name in PARTIES)
-    server = f'[server]\nname = "{SERVER}"\nhost = "{host}"\nport = {port}\nline_port = {line_port}\nlead = "{LEAD}"\n'
-    return f'[federation]\nname = "people"\n{server}{parties}[plan]\nepsilon = 8\n'
-
-
-def free_ports(number: int = 2) -> list[int]:
-    """Ports that nobody listens at just now."""
-    taken = [socket.socket() for _ in range(number)]
-    try:
-        for each in taken:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in taken]
-    finally:
-        for each in taken:
-            each.close()
+    return federation_texts.federation_text(PARTIES, host=host, port=port, line_port=line_port, plan="epsilon = 8")
 
 
 def plain_home(folder: Path, name: str, authority: Authority, *, port: int = 8002, **days: int) -> Home:

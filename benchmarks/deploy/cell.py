@@ -47,7 +47,10 @@ lead = "lead@clinic.example"
 
 def _open_cell(home: Home, name: str, **choices: Any) -> Any:
     from nvflare.fuel.f3.cellnet.core_cell import CoreCell
+    from nvflare.fuel.utils.config_service import ConfigService
 
+    # Not those of some kit below the folder in which this is run.
+    ConfigService.initialize(section_files={}, config_path=[str(home.kit)])
     role = "server" if home.is_server else "client"
     credentials = {
         "ca_cert": str(home.authority),

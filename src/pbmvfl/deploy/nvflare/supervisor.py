@@ -243,7 +243,11 @@ class Supervisor:
 
 def _connect(home: Home) -> Any:
     from nvflare.fuel.flare_api.flare_api import new_secure_session
+    from nvflare.fuel.utils.config_service import ConfigService
 
+    # NVFlare would look for settings in every folder below that in which a command is run; one of them names code to
+    # load.
+    ConfigService.initialize(section_files={}, config_path=[str(home.lead_kit)])
     with contextlib.redirect_stdout(io.StringIO()):  # it prints that it connects
         return new_secure_session(home.federation.lead, str(home.lead_kit), timeout=_CONNECT)
 
