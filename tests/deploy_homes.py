@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import secrets
 import shutil
-import socket
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from certificates import Authority
+from federation_texts import PARTIES, SERVER, federation_text, free_ports
 from pbmvfl.deploy.aligning import LabelRows, Request
 from pbmvfl.deploy.home import Home
 from pbmvfl.deploy.order import Order, Work
@@ -23,25 +23,7 @@ from pbmvfl.deploy.site import PartyJob, ServerJob
 from pbmvfl.files import make_private_folder
 from pbmvfl.plan import Plan
 
-SERVER = "clinic"
-PARTIES = ("bank", "shop")
 DATASET = "people"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-def federation_text(parties: Sequence[str] = PARTIES, *, patience: float = 90, plan: str = "epsilon = 8") -> str:
-    names = "\n".join(f'[[party]]\nname = "{name}"\n' for name in parties)
-    return (
-        f'[federation]\nname = "people"\n\n[server]\nname = "{SERVER}"\nhost = "127.0.0.1"\nport = {free_port()}\n'
-        f'line_port = {free_port()}\nlead = "lead@clinic.example"\n\n{names}\n[plan]\n{plan}\n\n'
-        f"[line]\npatience = {patience}\n"
-    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +54,8 @@ def make_homes(
 ) -> dict[str, Home]:
     """A folder for each organisation, ready for jobs over the line. Without a `limit` the rows are said to be made up,
     and plans without noise are taken, too."""
-    text = federation_text(parties, patience=patience, plan=plan)
+    port, line_port = free_ports(2)
+    text = federation_text(parties, host="127.0.0.1", port=port, line_port=line_port, patience=patience, plan=plan)
     authority = Authority(folder / "authority")
     homes = {}
     for name in (SERVER, *parties):

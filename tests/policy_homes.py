@@ -8,27 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from federation_texts import federation_text
 from pbmvfl.deploy.home import Home
 from pbmvfl.deploy.order import Order, Work
 from pbmvfl.plan import Plan
 
 PARTIES = ("bank", "shop", "insurer")
-FEDERATION = """
-[federation]
-name = "people"
-[server]
-name = "clinic"
-host = "localhost"
-port = 8002
-line_port = 8003
-lead = "lead@clinic.example"
-[[party]]
-name = "bank"
-[[party]]
-name = "shop"
-[[party]]
-name = "insurer"
-"""
 PARTY_POLICY = """
 [data]
 file = "rows.csv"
@@ -51,7 +36,7 @@ def make_home(folder: Path, name: str = "bank", policy: str | None = None) -> Ho
     """One organisation's folder with a policy that its owner alone may read."""
     path = folder / name
     path.mkdir(parents=True)
-    (path / "federation.toml").write_text(FEDERATION)
+    (path / "federation.toml").write_text(federation_text(PARTIES))
     (path / "organisation.json").write_text(json.dumps({"name": name}))
     write_policy(path, (SERVER_POLICY if name == "clinic" else PARTY_POLICY) if policy is None else policy)
     return Home.at(path)

@@ -10,6 +10,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from alignment_runs import MemoryLink
+from federation_texts import federation_text
 from pbmvfl.deploy import alignment, alignment_messages, alignment_party, psi
 from pbmvfl.deploy.aligned_rows import AlignedRows
 from pbmvfl.deploy.aligning import LabelRows, Request, align_labels, party_alignment
@@ -19,26 +20,12 @@ from pbmvfl.errors import AlignmentError
 
 pytest.importorskip("private_set_intersection.python")
 
-FEDERATION = """
-[federation]
-name = "people"
-[server]
-name = "clinic"
-host = "localhost"
-port = 8002
-line_port = 8003
-lead = "lead@clinic.example"
-[[party]]
-name = "bank"
-[[party]]
-name = "shop"
-"""
 LIMIT = '[[limit]]\nepsilon = 8\ndelta = 1e-6\nunit = "cell"\naccounting = "strict"\n'
 
 
 def make_home(folder: Path, name: str, table: str) -> Home:
     folder.mkdir(parents=True)
-    (folder / "federation.toml").write_text(FEDERATION)
+    (folder / "federation.toml").write_text(federation_text())
     (folder / f"{name}.csv").write_text(table)
     more = 'label = "ill"\n' if name == "clinic" else 'dataset = "people"\n' + LIMIT
     (folder / "policy.toml").write_text(f'[data]\nfile = "{name}.csv"\nid = "person"\n' + more)

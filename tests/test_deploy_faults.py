@@ -9,16 +9,13 @@ import shutil
 import signal
 import threading
 
-import numpy as np
 import pytest
-from safetensors.numpy import load_file
+from benchmarks.deploy.together import differing_tensors, train_together
 
 from certificates import Authority
 from deploy_homes import DATASET, PARTIES, SERVER, Tables, aligned, make_homes, run_job, train_order
 from deploy_processes import Death, charged, released, run_with_death, tap_parties
-from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.deploy import certificates
-from pbmvfl.deploy.aligned_rows import AlignedRows
 from pbmvfl.deploy.carriers import party_seal
 from pbmvfl.deploy.line import Line
 from pbmvfl.deploy.line_party import PartyLine
@@ -27,16 +24,16 @@ from pbmvfl.deploy.site import PartyJob, ServerJob
 from pbmvfl.deploy.status import read_status
 from pbmvfl.deploy.tls import Credentials, party_context
 from pbmvfl.errors import FederationError, LedgerError
-from pbmvfl.federation import Federation
 from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.party_setup import ROUNDS_AHEAD
 from pbmvfl.plan import Plan
+from pbmvfl.wire.messages import Message, MessageKind
 
 pytestmark = pytest.mark.xdist_group("deploy_faults")
 PER_EPOCH, EPOCHS = 3, 8
 ROUNDS = PER_EPOCH * EPOCHS
 #: Seconds after which a party lets go of a server that asks nothing.
-IDLE = 8.0
+IDLE = 2.0
 
 
 @pytest.fixture(scope="module")
@@ -67,28 +64,10 @@ def exact_plan(rows):
     )
 
 
-def assert_weights_as_unharmed(homes, rows, order, folder):
+def assert_weights_as_unharmed(homes, order, folder):
     """To the bit those of the same rows in the same order, in one process that nobody harms."""
-    features = tuple(np.array(AlignedRows.load(homes[name].alignment("people")).features) for name in PARTIES)
-    data = VerticalDataset(
-        name="people",
-        party_names=PARTIES,
-        train_features=features,
-        test_features=tuple(part[:0] for part in features),
-        train_labels=rows.train_labels,
-        test_labels=rows.test_labels,
-        class_names=rows.class_names,
-        default_encoder="mlp",
-    )
-    here = Federation(order.plan)
-    here.fit(data)
-    here.model.save(folder / "unharmed")
-    for name, part in {**{each: each for each in PARTIES}, SERVER: "server"}.items():
-        found = load_file(homes[name].model(order.run) / "weights.safetensors")
-        unharmed = load_file(folder / "unharmed" / part / "weights.safetensors")
-        assert {key: value.tobytes() for key, value in found.items()} == {
-            key: value.tobytes() for key, value in unharmed.items()
-        }
+    train_together(homes, order.plan, folder / "unharmed")
+    assert differing_tensors(homes, order.run, folder / "unharmed") == []
 
 
 def test_killed_processes_cost_rounds_since_the_last_epoch_and_nothing_else(homes, monkeypatch, tmp_path):
@@ -117,7 +96,7 @@ def test_killed_processes_cost_rounds_since_the_last_epoch_and_nothing_else(home
         assert all(number in book[session] for session, number in left)  # never below what was released
         spare = sum(map(len, book.values())) - len(set(left))
         assert 0 <= spare <= 2 * ROUNDS_AHEAD  # and not far above it
-    assert_weights_as_unharmed(homes, rows, order, tmp_path)
+    assert_weights_as_unharmed(homes, order, tmp_path)
 
 
 def test_a_server_that_stalls_loses_the_party_and_the_ledger_is_free_again(homes, monkeypatch):
@@ -128,7 +107,11 @@ def test_a_server_that_stalls_loses_the_party_and_the_ledger_is_free_again(homes
     exchange, stalls, goes_on = Line.exchange, threading.Event(), threading.Event()
 
     def stall(self, message, *, timeout=None):
-        if read_status(home.status).round >= 1:
+        asked = Message.from_bytes(message)
+        if asked.kind is MessageKind.ROUND and asked.round_number == 1:
+            for line in lines:
+                line._idle = IDLE  # from now on: until here a loaded machine may take its time
+        if asked.kind is MessageKind.ROUND and asked.round_number == 2:
             stalls.set()
             goes_on.wait(120)
         return exchange(self, message, timeout=timeout)
@@ -140,11 +123,12 @@ def test_a_server_that_stalls_loses_the_party_and_the_ledger_is_free_again(homes
 
     monkeypatch.setattr(Line, "exchange", stall)
     served = ServerJob(homes[SERVER], order, job="job")
-    parties = [PartyJob(homes[name], order, job="job", link=_impatient_line(homes[name], "job")) for name in PARTIES]
+    lines = [_line(homes[name], "job") for name in PARTIES]
+    parties = [PartyJob(homes[name], order, job="job", link=line) for name, line in zip(PARTIES, lines, strict=True)]
     server, *threads = [threading.Thread(target=each.run, daemon=True) for each in (served, *parties)]
     for thread in (server, *threads):
         thread.start()
-    assert stalls.wait(120)
+    assert stalls.wait(120), served.outcome
     with pytest.raises(LedgerError, match="another session"):
         open_book()
     for thread in threads:
@@ -160,7 +144,7 @@ def test_a_server_that_stalls_loses_the_party_and_the_ledger_is_free_again(homes
     )
 
 
-def _impatient_line(home, job):
+def _line(home, job):
     return PartyLine(
         address=(home.federation.host, home.federation.line_port),
         tls=party_context(
@@ -169,7 +153,6 @@ def _impatient_line(home, job):
         seal=party_seal(home, job),
         server_name=home.federation.server,
         patience=home.federation.patience,
-        idle=IDLE,
     )
 
 
@@ -184,7 +167,7 @@ def half_done(homes, monkeypatch):
     with monkeypatch.context() as patch:
         _no_space_for(patch, homes["bank"].run(order.run) / "checkpoints", after=5)
         outcome = run_job(homes, order)
-    return homes, rows, order, outcome
+    return homes, order, outcome
 
 
 def _no_space_for(patch, folder, *, after):
@@ -204,17 +187,17 @@ def _no_space_for(patch, folder, *, after):
 
 
 def test_a_full_disk_at_a_party_is_named_and_the_run_goes_on_once_there_is_room(half_done, tmp_path):
-    homes, rows, order, outcome = half_done
+    homes, order, outcome = half_done
     assert outcome.ending == "failed"
     assert outcome.words.startswith("bank refused: ")
     assert "No space left on device" in read_status(homes["bank"].status).last_error
     assert run_job(homes, order).ending == "done"
-    assert_weights_as_unharmed(homes, rows, order, tmp_path)
+    assert_weights_as_unharmed(homes, order, tmp_path)
 
 
 @pytest.mark.parametrize("site", ["bank", SERVER])
 def test_a_damaged_checkpoint_is_named_at_its_site_and_nothing_is_lost_if_it_is_restored(site, half_done, tmp_path):
-    homes, rows, order, _ = half_done
+    homes, order, _ = half_done
     kept = sorted((homes[site].run(order.run) / "checkpoints").glob("round-*.safetensors"))
     whole = {path: path.read_bytes() for path in kept}
     for path, content in whole.items():
@@ -226,7 +209,7 @@ def test_a_damaged_checkpoint_is_named_at_its_site_and_nothing_is_lost_if_it_is_
     for path, content in whole.items():
         path.write_bytes(content)
     assert run_job(homes, order).ending == "done"
-    assert_weights_as_unharmed(homes, rows, order, tmp_path)
+    assert_weights_as_unharmed(homes, order, tmp_path)
 
 
 # --- clocks ---

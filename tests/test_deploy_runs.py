@@ -7,12 +7,9 @@ import struct
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
+from benchmarks.deploy.together import differing_tensors, train_together
 
 from deploy_homes import PARTIES, SERVER, Tables, aligned, make_homes, run_job, train_order
-from pbmvfl.data.vertical import VerticalDataset
-from pbmvfl.deploy.aligned_rows import AlignedRows
-from pbmvfl.federation import Federation
 from pbmvfl.mechanisms.pbm import PoissonBinomial
 from pbmvfl.plan import Plan
 
@@ -49,36 +46,12 @@ def test_without_noise_weights_are_to_the_bit_those_of_one_process(tmp_path, tab
     outcome = run_job(homes, train_order(plan))
     assert outcome.ending == "done", outcome.words
 
-    # The same rows in the same order, all in this process.
-    features = tuple(np.array(AlignedRows.load(homes[name].alignment("people")).features) for name in PARTIES)
-    data = VerticalDataset(
-        name="people",
-        party_names=PARTIES,
-        train_features=features,
-        test_features=tuple(part[:0] for part in features),
-        train_labels=rows.train_labels,
-        test_labels=rows.test_labels,
-        class_names=rows.class_names,
-        default_encoder="mlp",
-    )
-    here = Federation(plan)
-    here.fit(data)
-    assert here.model is not None
-    here.model.save(tmp_path / "here")
-    for name, folder in {**{each: each for each in PARTIES}, SERVER: "server"}.items():
-        apart = load_file(homes[name].model("run-001") / "weights.safetensors")
-        together = load_file(tmp_path / "here" / folder / "weights.safetensors")
-        assert apart.keys() == together.keys()
-        for key in apart:
-            assert apart[key].tobytes() == together[key].tobytes(), (name, key)
-    other = joint_plan(rows, mechanism="none", momentum=0.5, seed=1)  # the control: another seed, other weights
-    assert other.hash != plan.hash
-    once_more = Federation(other)
-    once_more.fit(data)
-    once_more.model.save(tmp_path / "other")
-    others = load_file(tmp_path / "other" / "bank" / "weights.safetensors")
-    mine = load_file(homes["bank"].model("run-001") / "weights.safetensors")
-    assert any(others[key].tobytes() != mine[key].tobytes() for key in mine)
+    train_together(homes, plan, tmp_path / "here")
+    assert differing_tensors(homes, "run-001", tmp_path / "here") == []
+    other = plan.replace(seed=plan.seed + 1)  # the control: another seed, other weights, at everybody
+    train_together(homes, other, tmp_path / "other")
+    found = differing_tensors(homes, "run-001", tmp_path / "other")
+    assert {each.split(":")[0] for each in found} == {SERVER, *PARTIES}
 
 
 # --- what crosses the carrier's inside, before TLS ---

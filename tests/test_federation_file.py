@@ -106,7 +106,7 @@ def test_layout_and_comments_do_not_change_the_digest() -> None:
         ("lead@clinic.example", "lead@clinics.example"),
         ("epsilon = 8", "epsilon = 9"),
         ("[plan]", "[line]\npatience = 60\n[plan]"),
-        ('name = "bank"\n[[party]]\nname = "hospital"', 'name = "hospital"\n[[party]]\nname = "bank"'),
+        ('name = "bank"\n\n[[party]]\nname = "hospital"', 'name = "hospital"\n\n[[party]]\nname = "bank"'),
     ],
 )
 def test_every_meaning_has_a_digest_of_its_own(old: str, new: str) -> None:

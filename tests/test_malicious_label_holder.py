@@ -20,6 +20,7 @@ import pytest
 pytest.importorskip("private_set_intersection")
 
 from alignment_runs import MemoryLink
+from federation_texts import federation_text
 from pbmvfl.deploy.aligning import LabelRows, Request, align_labels
 from pbmvfl.deploy.alignment_messages import Begin, Kind, PartyFacts, read_answer
 from pbmvfl.deploy.alignment_messages import Question as Asked
@@ -37,20 +38,6 @@ from pbmvfl.wire.messages import SERVER, Message, MessageKind
 from pbmvfl.wire.refusals import Refusal
 
 PARTIES = ("bank", "hospital")
-FEDERATION = """
-[federation]
-name = "people"
-[server]
-name = "clinic"
-host = "127.0.0.1"
-port = 8002
-line_port = 8003
-lead = "lead@clinic.example"
-[[party]]
-name = "bank"
-[[party]]
-name = "hospital"
-"""
 ROWS = 40
 
 
@@ -64,7 +51,7 @@ def make_homes(folder: Path, *, rules: str = "") -> dict[str, Home]:
     for index, name in enumerate(("clinic", *PARTIES)):
         path = folder / name
         path.mkdir(parents=True)
-        (path / "federation.toml").write_text(FEDERATION)
+        (path / "federation.toml").write_text(federation_text(PARTIES, host="127.0.0.1"))
         (path / "organisation.json").write_text(json.dumps({"name": name}))
         homes[name] = Home.at(path)
         public[name] = homes[name].make_identity().public

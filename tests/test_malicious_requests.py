@@ -13,27 +13,13 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from federation_texts import federation_text
 from pbmvfl.deploy.nvflare import authority
-
-FEDERATION = """
-[federation]
-name = "people"
-[server]
-name = "clinic"
-host = "127.0.0.1"
-port = 8002
-line_port = 8003
-lead = "lead@clinic.example"
-[[party]]
-name = "bank"
-[[party]]
-name = "hospital"
-"""
 
 
 @pytest.mark.parametrize("role", ["lead", "project_admin", "server"])
 def test_a_party_gets_no_role_no_other_name_and_no_right_to_sign(tmp_path: Path, role: str) -> None:
-    (tmp_path / "federation.toml").write_text(FEDERATION)
+    (tmp_path / "federation.toml").write_text(federation_text(("bank", "hospital"), host="127.0.0.1"))
     folder = tmp_path / "authority"
     authority.init(tmp_path / "federation.toml", folder)
     said = [

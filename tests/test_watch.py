@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from federation_texts import federation_text
 from pbmvfl.deploy import watching
 from pbmvfl.deploy.home import Home
 from pbmvfl.deploy.log_events import Event
@@ -24,20 +25,6 @@ from pbmvfl.deploy.status import EpsilonSpent, Role, State, Status, StatusFile
 from pbmvfl.errors import LinkError, PartyLost
 
 Main = Callable[..., tuple[int, str, str]]
-FEDERATION = """
-[federation]
-name = "people"
-[server]
-name = "clinic"
-host = "localhost"
-port = 8002
-line_port = 8003
-lead = "lead@clinic.example"
-[[party]]
-name = "bank"
-[[party]]
-name = "shop"
-"""
 PARTIES = ("bank", "shop")
 
 
@@ -51,7 +38,7 @@ def still(monkeypatch: pytest.MonkeyPatch) -> float:
 
 @pytest.fixture
 def home(tmp_path: Path) -> Home:
-    (tmp_path / "federation.toml").write_text(FEDERATION)
+    (tmp_path / "federation.toml").write_text(federation_text())
     (tmp_path / "organisation.json").write_text('{"name": "bank"}')
     return Home.at(tmp_path)
 

@@ -19,16 +19,12 @@ from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-import numpy as np
-from safetensors.numpy import load_file
 
 from benchmarks.deploy.phishing import PARTIES, SERVER, Trial
+from benchmarks.deploy.together import differing_tensors, train_together
 from benchmarks.measure import Row
-from pbmvfl.data.vertical import VerticalDataset
-from pbmvfl.deploy.aligned_rows import AlignedRows
 from pbmvfl.deploy.aligning import LabelRows
 from pbmvfl.deploy.status import read_status
-from pbmvfl.federation import Federation
 from pbmvfl.plan import Plan
 
 RESULTS = Path("benchmarks/results/jobs.json")
@@ -77,36 +73,6 @@ def seconds_to_first_round(trial: Trial, run: str, plan: Path) -> float:
     return found[0] - max(before, handed_in)
 
 
-def differences(trial: Trial, run: str, plan: Plan, folder: Path) -> list[str]:
-    """Names of tensors that are not to the bit those of one process."""
-    rows = LabelRows.load(trial.server, "people")
-    features = tuple(np.array(AlignedRows.load(trial.homes[name].alignment("people")).features) for name in PARTIES)
-    data = VerticalDataset(
-        name="people",
-        party_names=PARTIES,
-        train_features=features,
-        test_features=tuple(part[:0] for part in features),
-        train_labels=rows.train_labels,
-        test_labels=rows.test_labels,
-        class_names=rows.class_names,
-        default_encoder="mlp",
-    )
-    here = Federation(plan)
-    here.fit(data)
-    here.save(folder)
-    found = []
-    for name in (SERVER, *PARTIES):
-        apart = load_file(trial.homes[name].model(run) / "weights.safetensors")
-        together = load_file(folder / ("server" if name == SERVER else name) / "weights.safetensors")
-        keys = apart.keys() | together.keys()
-        found += [f"{name}: {key}" for key in keys if not _same(apart.get(key), together.get(key))]
-    return found
-
-
-def _same(one: np.ndarray | None, other: np.ndarray | None) -> bool:
-    return one is not None and other is not None and one.tobytes() == other.tobytes()
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.deploy.jobs", description=__doc__)
     parser.add_argument("--times", type=int, default=3)
@@ -128,7 +94,8 @@ def main() -> int:
             seconds = [
                 seconds_to_first_round(trial, f"run-{number}", folder / "plan.json") for number in range(given.times)
             ]
-            differing = differences(trial, "run-0", plan, folder / "here")
+            train_together(trial.homes, plan, folder / "here")
+            differing = differing_tensors(trial.homes, "run-0", folder / "here")
     shown = [
         Row("submit to first round: median", statistics.median(seconds), GATE, "s"),
         Row("tensors that differ from one process", float(len(differing)), 0.0, ""),
