@@ -13,6 +13,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 # Ledgers keep a counter outside of them: in a folder of this test run alone, also in the processes that it starts.
 os.environ["PBMVFL_STATE"] = tempfile.mkdtemp(prefix="pbmvfl-state-")
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,13 @@ torch.set_num_threads(1)
 # change is judged by itself; everywhere else each run looks at new ones.
 settings.register_profile("pbmvfl", deadline=None, print_blob=True, derandomize=bool(os.environ.get("CI")))
 settings.load_profile("pbmvfl")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with the most slow tests first: a file is one process's (`--dist loadfile`), and the last one should be
+    short."""
+    slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
+    items.sort(key=lambda item: -slow[item.path])
 
 
 @pytest.fixture(autouse=True)

@@ -29,7 +29,7 @@ from pbmvfl.party_setup import ROUNDS_AHEAD
 from pbmvfl.plan import Plan
 from pbmvfl.wire.messages import Message, MessageKind
 
-pytestmark = pytest.mark.xdist_group("deploy_faults")
+pytestmark = pytest.mark.slow
 PER_EPOCH, EPOCHS = 3, 8
 ROUNDS = PER_EPOCH * EPOCHS
 #: Seconds after which a party lets go of a server that asks nothing.

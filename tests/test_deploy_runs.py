@@ -13,8 +13,6 @@ from deploy_homes import PARTIES, SERVER, Tables, aligned, make_homes, run_job, 
 from pbmvfl.mechanisms.pbm import PoissonBinomial
 from pbmvfl.plan import Plan
 
-pytestmark = pytest.mark.xdist_group("deploy_runs")
-
 
 @pytest.fixture(scope="module")
 def tables():

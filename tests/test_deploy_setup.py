@@ -21,7 +21,6 @@ from pbmvfl.errors import AlignmentError, FederationError
 from pbmvfl.plan import Plan
 from pbmvfl.secagg.keys import Identity
 
-pytestmark = pytest.mark.xdist_group("deploy_runs")
 FACTS = {"version": "1", "protocol": "2", "federation": "ab", "identities": "cd", "plan": "ef", "rows": "7"}
 
 

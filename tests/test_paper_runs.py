@@ -11,7 +11,6 @@ from pbmvfl.federation import Federation
 from pbmvfl.plan import Plan
 
 #: One process runs them all, so that runs which two tests need are made once.
-pytestmark = pytest.mark.xdist_group("paper runs")
 
 TARGET = 0.80
 

@@ -81,7 +81,7 @@ def main() -> int:
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="pbmvfl-jobs-") as scratch:
         folder = Path(scratch)
-        trial = Trial.make(folder, port=given.port, networks={})
+        trial = Trial.of(folder, port=given.port)
         for name in PARTIES:
             trial.homes[name].policy.write_text(_MADE_UP)
         with trial.running():

@@ -17,6 +17,7 @@ import psutil
 
 import pbmvfl
 from pbmvfl.deploy.home import Home
+from pbmvfl.deploy.nvflare import job_process
 from pbmvfl.deploy.nvflare.provision import provision
 from pbmvfl.deploy.nvflare.records import birth, read_record
 
@@ -52,7 +53,6 @@ delta = 1e-5
 unit = "cell"
 accounting = "strict"
 """
-_JOB = ("worker_process", "runner_process")
 
 
 @dataclass
@@ -146,9 +146,17 @@ class Trial:
             return None
         with contextlib.suppress(psutil.Error):
             for child in parent.children(recursive=True):
-                if birth(child.pid) is not None and any(name in " ".join(child.cmdline()) for name in _JOB):
+                if birth(child.pid) is not None and _has_job(child):
                     return child
         return None
+
+
+def _has_job(process: psutil.Process) -> bool:
+    """One that waits for a job still listens to its parent."""
+    with contextlib.suppress(OSError):
+        known = {job_process.__name__, job_process.PARTY, job_process.SERVER}
+        return bool(known & set(process.cmdline())) and os.readlink(f"/proc/{process.pid}/fd/0") == os.devnull
+    return False
 
 
 def environment() -> dict[str, str]:

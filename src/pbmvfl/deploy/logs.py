@@ -224,23 +224,13 @@ def prune_jobs(home: Home, keep: int = 10, *, busy: Collection[str] = ()) -> int
     found.sort(reverse=True)
     status = read_status(home.status)
     running = {*busy, status.job if status is not None and status.process_is_alive else ""}
-    commands = _command_lines() if len(found) > keep else ""
     removed = 0
     for _, path in found[max(keep, 0) :]:
-        if path.name in running or path.name in commands:
+        if path.name in running:
             continue
         shutil.rmtree(path, ignore_errors=True)
         removed += not path.exists()
     return removed
-
-
-def _command_lines() -> str:
-    """Of every process that can be seen: a job's process has the job's id in it."""
-    lines = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):
-            lines.append(path.read_bytes().decode(errors="replace"))
-    return "\n".join(lines)
 
 
 def _short(name: str) -> str:

@@ -23,6 +23,7 @@ from pbmvfl.files import PRIVATE_FILE, PRIVATE_FOLDER, make_private_folder, writ
 EXECUTOR = "pbmvfl.deploy.nvflare.executor.PartyExecutor"
 CONTROLLER = "pbmvfl.deploy.nvflare.controller.ServerController"
 VALIDATOR = "pbmvfl.deploy.nvflare.validator.JobValidator"
+LAUNCHERS = "pbmvfl.deploy.nvflare.launcher"
 READINESS = "pbmvfl.deploy.nvflare.readiness.Readiness"
 
 #: Seconds between a site's signs of life. NVFlare's 10 would let a dead job look alive for as long.
@@ -173,7 +174,7 @@ def resources(home: Home) -> dict[str, Any]:
                 },
                 {
                     "id": "process_launcher",
-                    "path": "nvflare.app_common.job_launcher.client_process_launcher.ClientProcessJobLauncher",
+                    "path": f"{LAUNCHERS}.PartyLauncher",
                     "args": {},
                 },
                 ready,
@@ -219,7 +220,7 @@ def resources(home: Home) -> dict[str, Any]:
             {"id": "job_store", "path": storage, "args": {}},
             {
                 "id": "process_launcher",
-                "path": "nvflare.app_common.job_launcher.server_process_launcher.ServerProcessJobLauncher",
+                "path": f"{LAUNCHERS}.ServerLauncher",
                 "args": {},
             },
             ready,
@@ -292,11 +293,12 @@ def _harden_lead(home: Home) -> None:
     }
     waits = {"idle_timeout": 900.0, "login_timeout": 10.0, "with_debug": False, "authenticate_msg_timeout": 2.0}
     for path, said in (
-        (startup / "fed_admin.json", admin),
-        (local / "resources.json", {**waits, "prompt": "> "}),
+        (startup / "fed_admin.json", {"format_version": 1, "admin": admin}),
+        (local / "resources.json", {"format_version": 1, "admin": {**waits, "prompt": "> "}}),
+        # In its root, where it is found before anything that was loaded down.
+        (home.lead_kit / "comm_config.json", {"allow_adhoc_conns": False}),
     ):
-        text = json.dumps({"format_version": 1, "admin": said}, indent=1) + "\n"
-        write_atomically(path, text, mode=PRIVATE_FILE)
+        write_atomically(path, json.dumps(said, indent=1) + "\n", mode=PRIVATE_FILE)
 
 
 def _empty(folder: Path, keep: set[str]) -> None:

@@ -1,0 +1,65 @@
+"""`python -m pbmvfl.deploy.nvflare.job_process`: a process that has loaded what a job needs, and waits for one.
+
+Loading torch and compiled loops is most of the time between a submit and the first round. A process that a site has at
+hand has done it before. It knows nothing of the organisation until a job comes: one line on its standard input, by the
+site's own process, which alone holds the other end. If that end is closed instead, it is not needed any more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import runpy
+import sys
+from collections.abc import Mapping, Sequence
+
+#: What NVFlare runs a job with, at a party and at the server; no other module is run here.
+PARTY, SERVER = "nvflare.private.fed.app.client.worker_process", "nvflare.private.fed.app.server.runner_process"
+_USED = ("pbmvfl.deploy.nvflare.executor", "pbmvfl.deploy.nvflare.controller", "pbmvfl.deploy.nvflare.validator")
+#: Bytes of the line: a command and an environment are a few thousand.
+_LONGEST = 1 << 20
+
+
+def job_line(command: Sequence[str], environment: Mapping[str, str]) -> bytes:
+    """What a waiting process is told: NVFlare's command, without the interpreter and `-m`, and its environment."""
+    line = json.dumps({"command": list(command), "environment": dict(environment)}).encode() + b"\n"
+    if len(line) > _LONGEST:
+        raise ValueError(f"a job's command and environment have {len(line):,} bytes; permitted: at most {_LONGEST:,}")
+    return line
+
+
+def load() -> None:
+    """All that is the same for every job. Nothing here reads a file of the organisation or opens a connection."""
+    for name in (*_USED, PARTY, SERVER):
+        importlib.import_module(name)
+    for name in (PARTY, SERVER):
+        del sys.modules[name]  # it is run as a program later on
+    from pbmvfl.deploy.warm import warm_up
+    from pbmvfl.plan import Plan
+
+    with contextlib.suppress(Exception):  # a job warms up for its own plan in any case
+        warm_up(Plan.for_budget(epsilon=8, delta=1e-5, num_parties=2, num_samples=1000, num_classes=2, columns=3))
+
+
+def main() -> int:
+    load()
+    line = sys.stdin.buffer.readline(_LONGEST + 1)
+    if not line.endswith(b"\n"):
+        return 0
+    with open(os.devnull, "rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
+    job = json.loads(line)
+    module, *arguments = job["command"]
+    if module not in (PARTY, SERVER):
+        raise ValueError(f"module={module!r} is not NVFlare's for a job; permitted: {PARTY}, {SERVER}")
+    os.environ.clear()
+    os.environ.update(job["environment"])
+    sys.argv[1:] = arguments
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

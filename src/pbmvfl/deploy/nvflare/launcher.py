@@ -1,0 +1,130 @@
+"""How a site starts the process of a job: it has one at hand that has loaded everything, and gives it the job.
+
+NVFlare would start Python anew, and loading torch takes longer than all else between a submit and the first round.
+Where none is at hand, NVFlare's own way is taken.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shlex
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from nvflare.apis.event_type import EventType
+from nvflare.apis.fl_constant import FLContextKey, JobConstants
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.job_launcher_spec import JobHandleSpec, JobReturnCode
+from nvflare.app_common.job_launcher.client_process_launcher import ClientProcessJobLauncher
+from nvflare.app_common.job_launcher.process_launcher import ProcessHandle, ProcessJobLauncher
+from nvflare.app_common.job_launcher.server_process_launcher import ServerProcessJobLauncher
+from nvflare.utils.job_launcher_utils import get_credential_env
+
+from pbmvfl.deploy.home import Home
+from pbmvfl.deploy.nvflare import job_process
+from pbmvfl.deploy.status import State, read_status
+
+_log = logging.getLogger(__name__)
+#: Seconds between two looks at a job that starts, and how long one may take to start.
+_LOOK, _LONGEST_START = 0.5, 600.0
+#: What a job does before it works; until then it has the machine alone.
+_STARTING = frozenset({State.WARMING_UP, State.JOINING, State.HANDSHAKE})
+
+
+class ReadyProcess:
+    """At most one process that waits for a job."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting: subprocess.Popen[bytes] | None = None
+
+    def prepare(self) -> None:
+        """Have one, unless there is one. It ends with this process, which holds its standard input."""
+        with self._lock:
+            if self._waiting is not None and self._waiting.poll() is None:
+                return
+            try:
+                self._waiting = subprocess.Popen(
+                    [sys.executable, "-P", "-u", "-m", job_process.__name__],
+                    stdin=subprocess.PIPE,
+                    start_new_session=True,  # NVFlare ends a job with its whole process group
+                )
+            except OSError as error:
+                _log.warning("no process can be made ready for the next job: %s", error)
+
+    def prepare_after(self, starts: Callable[[], bool]) -> None:
+        """Have one for the next job as soon as this one has started, or has ended."""
+
+        def wait() -> None:
+            until = time.monotonic() + _LONGEST_START
+            while starts() and time.monotonic() < until:
+                time.sleep(_LOOK)
+            self.prepare()
+
+        threading.Thread(target=wait, name="pbmvfl-ready", daemon=True).start()
+
+    def give(self, line: bytes) -> subprocess.Popen[bytes] | None:
+        """The process that has the job now; None if none is there."""
+        with self._lock:
+            process, self._waiting = self._waiting, None
+        if process is None or process.poll() is not None:
+            return None
+        assert process.stdin is not None
+        try:
+            with process.stdin as told:
+                told.write(line)
+        except OSError:  # it died just now
+            return None
+        return process
+
+    def close(self) -> None:
+        with self._lock:
+            process, self._waiting = self._waiting, None
+        if process is not None and process.stdin is not None:
+            process.stdin.close()
+            process.wait()
+
+
+class _AtHand(ProcessJobLauncher):
+    """Beside NVFlare's way to start a job: the process that waits for one, in the site's own process alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._ready = ReadyProcess()
+
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        super().handle_event(event_type, fl_ctx)
+        if event_type == EventType.SYSTEM_START:
+            self._ready.prepare()
+        elif event_type == EventType.SYSTEM_END:
+            self._ready.close()
+
+    def launch_job(self, job_meta: dict[str, Any], fl_ctx: FLContext) -> JobHandleSpec:
+        python, dash, *command = shlex.split(self.get_command(job_meta, fl_ctx), True)
+        process = None
+        if (python, dash) == (sys.executable, "-m") and command[0] in (job_process.PARTY, job_process.SERVER):
+            credentials = get_credential_env(fl_ctx.get_prop(FLContextKey.JOB_PROCESS_ARGS) or {})
+            process = self._ready.give(job_process.job_line(command, {**os.environ, **credentials}))
+        handle = super().launch_job(job_meta, fl_ctx) if process is None else ProcessHandle(process=process)
+        job = str(job_meta.get(JobConstants.JOB_ID))
+        self._ready.prepare_after(lambda: handle.poll() == JobReturnCode.UNKNOWN and not _works(job))
+        return handle
+
+
+def _works(job: str) -> bool:
+    status = read_status(Home.at(Path.cwd().parent).status)  # NVFlare works in the kit's folder
+    return status is not None and status.job == job and status.state not in _STARTING
+
+
+class PartyLauncher(_AtHand, ClientProcessJobLauncher):
+    """At a party."""
+
+
+class ServerLauncher(_AtHand, ServerProcessJobLauncher):
+    """At the server."""
