@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +21,10 @@ from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.job_launcher_spec import JobProcessArgs, JobReturnCode
 from nvflare.app_common.job_launcher.process_launcher import ProcessJobLauncher
 
+from federation_texts import federation_text
+from pbmvfl.deploy.home import Home
 from pbmvfl.deploy.nvflare import job_process, launcher
+from pbmvfl.deploy.status import State, StatusFile
 
 #: As the module, but without loading anything; NVFlare's program is one that writes down what it was given.
 WAITING = """
@@ -171,3 +175,31 @@ def test_the_waiting_process_is_one_and_ends_with_the_site(started) -> None:  # 
     site.handle_event(EventType.SYSTEM_END, Context())
     assert process.returncode == 0
     process.stdout.close()
+
+
+# --- when the next one is made ready ---
+
+
+def test_the_next_process_is_made_ready_when_the_job_has_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launcher, "_LOOK", 0.001)
+    ready, made, left = launcher.ReadyProcess(), threading.Event(), [True, True, False]
+    monkeypatch.setattr(ready, "prepare", lambda: made.set() if not left else pytest.fail("too early"))
+    ready.prepare_after(lambda: left.pop(0))
+    assert made.wait(60)
+
+
+@pytest.mark.parametrize(
+    ("state", "works"),
+    [(State.WARMING_UP, False), (State.HANDSHAKE, False), (State.ALIGNING, True), (State.TRAINING, True)],
+)
+def test_a_job_works_when_its_own_status_says_so(tmp_path, monkeypatch, state: State, works: bool) -> None:
+    (tmp_path / "federation.toml").write_text(federation_text())
+    home = Home(tmp_path)
+    home.write_name("bank")
+    home.kit.mkdir()
+    monkeypatch.chdir(home.kit)
+    assert not launcher._works("job-1")  # no status at all
+    with StatusFile(home.status, site="bank", role="party", job="job-1") as status:
+        status.state(state)
+    assert launcher._works("job-1") is works
+    assert not launcher._works("job-2")
