@@ -172,7 +172,7 @@ def _kill(trial, told, name, target, site, when, submitter):
     told.state, told.round = seen.get("state", "before the job"), seen.get("round", 0)
     restart = None
     if "parent" in target:
-        restart = threading.Thread(target=lambda: (time.sleep(RESTART_AFTER), trial.start(site)))
+        restart = threading.Timer(RESTART_AFTER, trial.start, [site])
         restart.start()
     return restart, killed_at
 

@@ -23,7 +23,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.deploy.sites import LineSites
+from benchmarks.deploy.sites import LineSites, Trains
 from benchmarks.measure import Row, alternate
 from pbmvfl.driver import Meter, deliver
 from pbmvfl.party_setup import PartySetup
@@ -93,11 +93,12 @@ def rounds_and_bytes(blocks: int) -> Iterator[Row]:
     plan = plan_of()
     setups = setups_of(plan, columns=140)
     local = Processes(setups)
-    sites = LineSites(setups)
+    sites = LineSites([Trains(setup) for setup in setups])
     try:
         by_line, by_processes = Rounds(plan, sites), Rounds(plan, local)
         for _ in range(20):
-            by_line(), by_processes()
+            by_line()
+            by_processes()
         before = sites.traffic
         ratio, line, processes = alternate(by_line, by_processes, calls=4, blocks=blocks)
         after = sites.traffic
@@ -117,7 +118,7 @@ def rounds_and_bytes(blocks: int) -> Iterator[Row]:
 def memory(count: int) -> Iterator[Row]:
     """The server's memory over many rounds. Batches are small: what could grow is kept for a round or a message."""
     plan = plan_of(num_parties=2, num_samples=200, batch_size=10, embedding_dim=4, num_epochs=1 << 14)
-    sites = LineSites(setups_of(plan, columns=4))
+    sites = LineSites([Trains(setup) for setup in setups_of(plan, columns=4)])
     try:
         rounds = Rounds(plan, sites)
         for _ in range(count // 10):
@@ -137,7 +138,7 @@ def many_parties(count: int) -> Iterator[Row]:
     """An epoch of many parties, each with its own certificate and connection; 25 share a process, as threads."""
     plan = plan_of(num_parties=count, num_samples=1000, batch_size=100, num_epochs=1)
     started = time.perf_counter()
-    sites = LineSites(setups_of(plan, columns=11), parties_a_process=25)
+    sites = LineSites([Trains(setup) for setup in setups_of(plan, columns=11)], parties_a_process=25)
     try:
         joined = time.perf_counter() - started
         rounds = Rounds(plan, sites)

@@ -8,9 +8,10 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -164,7 +165,7 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join((str(TAP), source)), "OMP_NUM_THREADS": "1"}
 
 
-def wait_for(condition, seconds: float, pause: float = 0.02):
+def wait_for(condition: Callable[[], Any], seconds: float, pause: float = 0.02) -> Any:
     """What the condition becomes when it is something; None if it never does."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-
-import torch
+from typing import TYPE_CHECKING, Protocol
 
 # Certificates for a trial, and networks with a cable that can be cut, are the tests' own helpers.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
@@ -19,16 +18,46 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 from certificates import Authority
 from pbmvfl.deploy.line import Line, LineTraffic
 from pbmvfl.deploy.line_party import PartyLine
-from pbmvfl.deploy.links import Channel
+from pbmvfl.deploy.links import Channel, Handler
 from pbmvfl.deploy.seal import PartySeal, ServerSeal
 from pbmvfl.deploy.tls import Credentials, party_context, server_context
-from pbmvfl.party_setup import PartySetup
 from pbmvfl.secagg.keys import Identity
 from pbmvfl.transport.base import Answers
+
+if TYPE_CHECKING:
+    from pbmvfl.party_setup import PartySetup
 
 CONTEXT = b"benchmark"
 SERVER = "server"
 PATIENCE = 300.0
+
+
+class Work(Protocol):
+    """What a party does; it is pickled to the party's process, and begins there."""
+
+    def begin(self) -> Handler: ...
+
+
+@dataclass(frozen=True)
+class Trains:
+    """Trains of the protocol."""
+
+    setup: PartySetup
+
+    def begin(self) -> Handler:
+        import torch
+
+        torch.set_num_threads(1)
+        torch.set_flush_denormal(True)
+        party = self.setup.build()
+
+        def handle(channel: Channel, body: bytes) -> bytes:
+            if channel is Channel.PROTOCOL:
+                return party.receive(body)
+            party.close()
+            return b""
+
+        return handle
 
 
 @dataclass(frozen=True)
@@ -40,27 +69,20 @@ class Site:
     server_pin: bytes
     address: tuple[str, int]
     credentials: Credentials
-    setup: PartySetup
+    work: Work
 
     def serve(self) -> None:
-        party = self.setup.build()
-        line = PartyLine(
+        PartyLine(
             address=self.address,
             tls=party_context(self.credentials),
             seal=PartySeal(Identity.from_private_bytes(self.identity), self.server_pin, self.name, CONTEXT),
             server_name=SERVER,
             patience=PATIENCE,
-        )
-        try:
-            line.serve(lambda channel, body: party.receive(body) if channel is Channel.PROTOCOL else b"")
-        finally:
-            party.close()
+        ).serve(self.work.begin())
 
 
 def serve_all(sites: Sequence[Site]) -> None:
     """A process of one or more parties, a thread each."""
-    torch.set_num_threads(1)
-    torch.set_flush_denormal(True)
     threads = [threading.Thread(target=site.serve, daemon=True) for site in sites]
     for thread in threads:
         thread.start()
@@ -71,11 +93,11 @@ def serve_all(sites: Sequence[Site]) -> None:
 class LineSites:
     """A transport: a line, and parties behind it, so many in a process."""
 
-    def __init__(self, setups: Sequence[PartySetup], *, parties_a_process: int = 1, join_seconds: float = 180) -> None:
+    def __init__(self, works: Sequence[Work], *, parties_a_process: int = 1, join_seconds: float = 180) -> None:
         self._folder = tempfile.TemporaryDirectory()
         authority = Authority(Path(self._folder.name))
-        names = [f"party-{index}" for index in range(len(setups))]
-        server, parties = Identity.generate(), [Identity.generate() for _ in setups]
+        names = [f"party-{index}" for index in range(len(works))]
+        server, parties = Identity.generate(), [Identity.generate() for _ in works]
         pins = {name: identity.public for name, identity in zip(names, parties, strict=True)}
         self.line = Line(
             listen=("127.0.0.1", 0),
@@ -85,8 +107,8 @@ class LineSites:
             patience=PATIENCE,
         )
         sites = [
-            Site(name, identity.private_bytes(), server.public, self.line.address, authority.issue(name), setup)
-            for name, identity, setup in zip(names, parties, setups, strict=True)
+            Site(name, identity.private_bytes(), server.public, self.line.address, authority.issue(name), work)
+            for name, identity, work in zip(names, parties, works, strict=True)
         ]
         context = multiprocessing.get_context("spawn")
         self._processes: list[BaseProcess] = []
