@@ -8,6 +8,7 @@ import threading
 from collections.abc import Sequence
 from queue import Empty, SimpleQueue
 
+import numpy as np
 import pytest
 
 from pbmvfl.errors import PolicyError
@@ -15,6 +16,7 @@ from pbmvfl.federation import Federation
 from pbmvfl.party import Party
 from pbmvfl.party_setup import PartySetup
 from pbmvfl.policy import Policy
+from pbmvfl.randomness.secret import SystemEntropy
 from pbmvfl.transport.base import Answers
 from pbmvfl.transport.in_process import InProcess
 from pbmvfl.transport.processes import Processes
@@ -139,3 +141,32 @@ def test_what_is_wrong_with_a_party_in_a_process_is_said_when_it_starts(data, ma
     refusing = [PartySetup(**{**vars(each), "policy": Policy(smallest_num_parties=9)}) for each in setups]
     with pytest.raises(PolicyError, match="the policy permits 9 or more"):
         Processes(refusing)
+
+
+class NamesItsSurroundings(Policy):
+    """What a process of a party has around it, as the words of its refusal."""
+
+    def check(self, plan):
+        del plan
+        drawn = SystemEntropy()
+        drawn.fill(noise := np.zeros(16, dtype=np.uint8))
+        raise PolicyError(f"{os.environ.get('PBMVFL_TEST_WORD')} {os.getpid()} {noise.tobytes().hex()}")
+
+
+def test_parties_come_from_one_template_with_the_environment_of_now_and_noise_of_their_own(
+    data, make_plan, monkeypatch
+):
+    """Copies of one process: whatever is random in one must not be so in the other."""
+    setups = Federation(make_plan(data)).party_setups(data, None, None, 1)
+    naming = [PartySetup(**{**vars(each), "policy": NamesItsSurroundings()}) for each in setups]
+    found = []
+    for word in ("first", "second"):
+        monkeypatch.setenv("PBMVFL_TEST_WORD", word)
+        for each in naming:
+            with pytest.raises(PolicyError) as refused:
+                Processes([each])
+            found.append(str(refused.value).split())
+    assert [words for words, _, _ in found] == ["first"] * len(naming) + ["second"] * len(naming)
+    for column in (1, 2):  # neither a process nor its noise twice
+        assert len({each[column] for each in found}) == len(found)
+    assert str(os.getpid()) not in {process for _, process, _ in found}

@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 import json
 import multiprocessing
+import os
 import signal
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from enum import Enum
 from multiprocessing import connection, resource_tracker
 from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext, SpawnContext
 from typing import assert_never
 
 import numpy as np
@@ -43,7 +46,7 @@ class _Command(Enum):
 
 
 class Processes:
-    """Each party runs in a spawned process. Its setup is pickled once, to start it; from then on both ends exchange
+    """Each party runs in a process of its own. Its setup is pickled once, to start it; from then on both ends exchange
     bytes over a pipe, and nothing that arrives there is unpickled."""
 
     def __init__(self, setups: Sequence[PartySetup]) -> None:
@@ -123,9 +126,10 @@ class _Child:
     """The parent's end of one party's pipe."""
 
     def __init__(self, setup: PartySetup) -> None:
-        context = multiprocessing.get_context("spawn")
+        context = _context()
         self._pipe, other = context.Pipe()
-        self._process = context.Process(target=_serve, args=(other, setup), daemon=True)
+        # A template has the environment of the moment when it was made; a party is given that of now.
+        self._process = context.Process(target=_serve, args=(other, setup, dict(os.environ)), daemon=True)
         with _interrupts_held_back():
             self._process.start()
             other.close()
@@ -165,6 +169,17 @@ class _Child:
             self._process.join()
 
 
+def _context() -> SpawnContext | ForkServerContext:
+    """Every party is copied from a template: a process that has loaded the code, and has never seen a party. Loading
+    takes seconds, copying none. Elsewhere than on Linux a copied process is not safe to use, and each loads for itself.
+    """
+    if sys.platform != "linux":
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    return context
+
+
 @contextlib.contextmanager
 def _interrupts_held_back() -> Iterator[None]:
     """Ctrl-C reaches every process of a terminal. A new one inherits that it is held back, and so outlives one that
@@ -196,8 +211,10 @@ def _takes_words(kind: type[PbmvflError]) -> bool:
 # --- the child ---
 
 
-def _serve(pipe: Connection, setup: PartySetup) -> None:
+def _serve(pipe: Connection, setup: PartySetup, environment: dict[str, str]) -> None:
     """The party's process: handle one request after the other until told to stop or the other end goes away."""
+    os.environ.clear()
+    os.environ.update(environment)
     # Ctrl-C is the parent's to handle: it closes the pipe, and the ledger gets back what was charged ahead.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)  # several parties share the machine; threads of each would fight
