@@ -68,7 +68,7 @@ def handle(_: Any, event_type: str, fl_ctx: Any) -> None:
 
 
 readiness.Readiness.handle_event = handle  # type: ignore[method-assign, assignment]
-guard.install = lambda parties: None  # noqa: ARG005
+guard.install = lambda parties, lead: None  # noqa: ARG005
 command = [each.replace(f"uid={HOME.name}", f"uid={NAME}") for each in keeper.command(HOME)]
 at = command.index("-m")
 sys.argv = command[at + 1 :]

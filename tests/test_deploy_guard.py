@@ -98,8 +98,8 @@ from nvflare.private.fed.client.admin_commands import AdminCommands
 from nvflare.private.fed.client.client_req_processors import ClientRequestProcessors
 before = {type(each).__name__ for each in ClientRequestProcessors.request_processors}
 assert {"ShellCommandProcessor", "ConfigureSiteLogProcessor", "DeleteRunNumberProcessor"} <= before, before
-guard.install(("bank", "hospital"))
-guard.install(("bank", "hospital", "stranger"))  # the first word counts
+guard.install(("bank", "hospital"), "lead@clinic.example")
+guard.install(("bank", "hospital", "stranger"), "lead@clinic.example")  # the first word counts
 kept = {type(each).__name__ for each in ClientRequestProcessors.request_processors}
 assert kept == guard.SITE_COMMANDS, kept
 assert {type(each).__name__ for each in AdminCommands.commands} == guard.JOB_COMMANDS
@@ -115,7 +115,7 @@ from nvflare.apis.workspace import Workspace
 from pbmvfl.deploy.nvflare import guard
 kit = Workspace(sys.argv[1], "bank")
 assert kit.get_run_dir("startup").endswith("/startup")  # NVFlare would empty it for a job of this name
-guard.install(("bank", "hospital"))
+guard.install(("bank", "hospital"), "lead@clinic.example")
 assert kit.get_run_dir("01234567-89ab-cdef-0123-456789abcdef")
 for name in ("startup", "local", "..", "", None, 7, "01234567-89ab-cdef-0123-456789abcdef/.."):
     try:
@@ -134,19 +134,19 @@ def test_a_jobs_files_are_taken_once(tmp_path: Path) -> None:
     program = """
 import os, sys, threading
 os.chdir(sys.argv[1])
+from nvflare.private.admin_defs import ok_reply
 from nvflare.private.defs import RequestHeader
 from nvflare.private.fed.client.training_cmds import DeployProcessor
 from pbmvfl.deploy.nvflare import guard
 taken = []
-DeployProcessor.process = lambda self, request, engine: taken.append(request.job)
-guard.install(("bank", "hospital"))
+DeployProcessor.process = lambda self, request, engine: taken.append(request.job) or ok_reply()
+guard.install(("bank", "hospital"), "lead@clinic.example")
 
 class Request:
     def __init__(self, job):
         self.job = job
     def get_header(self, name):
-        assert name == RequestHeader.JOB_ID
-        return self.job
+        return {RequestHeader.JOB_ID: self.job, RequestHeader.JOB_META: {"job_id": self.job}}[name]
 
 first, there = "01234567-89ab-cdef-0123-456789abcdef", "11234567-89ab-cdef-0123-456789abcdef"
 os.mkdir(there)  # of an earlier start
@@ -160,3 +160,58 @@ assert taken == [first], taken
 """
     ended = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, timeout=120)
     assert ended.returncode == 0, ended.stderr
+
+
+def test_what_cannot_be_unpacked_wholly_or_names_another_job_leaves_nothing(tmp_path: Path) -> None:
+    """By NVFlare's own deployment, with files that fit where it looks at their signature, and not where they stay."""
+    program = """
+import io, os, sys, uuid, zipfile
+from pathlib import Path
+from types import SimpleNamespace
+os.chdir(sys.argv[1])
+from nvflare.private.admin_defs import Message
+from nvflare.private.defs import RequestHeader
+from nvflare.private.fed.client import training_cmds
+from nvflare.private.fed.client.client_engine import ClientEngine
+from nvflare.private.privacy_manager import PrivacyService
+from pbmvfl.deploy.nvflare import guard
+PrivacyService.initialize(None)
+training_cmds.require_signed_jobs = lambda *_: False  # the lead signs what he likes; here nobody has to
+if sys.argv[2] == "guarded":
+    guard.install(("bank", "hospital"), "lead@clinic.example")
+engine = ClientEngine.__new__(ClientEngine)
+engine.args, engine.client = SimpleNamespace(workspace=os.getcwd()), SimpleNamespace(client_name="hospital")
+engine.get_component, engine.new_context = lambda name: None, lambda: None
+
+def deploy(job, described, files):
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w") as packed:
+        for name in files:
+            packed.writestr(name, "raise SystemExit")
+    request = Message("deploy", data.getvalue())
+    request.set_header(RequestHeader.JOB_ID, job)
+    request.set_header(RequestHeader.JOB_META, {"job_id": described})
+    request.set_header(RequestHeader.APP_NAME, "party")
+    try:
+        return str(training_cmds.DeployProcessor().process(request, engine).body)
+    except Exception as error:
+        return str(error)
+
+first, second = str(uuid.uuid4()), str(uuid.uuid4())
+long = "/".join(["z" * 200] * 19) + "/" + "z" * 200
+answer = deploy(first, first, ["custom/sitecustomize.py", long])
+assert "too long" in answer, answer
+left = sorted(str(each) for each in Path(first).rglob("*.py"))
+assert bool(left) is (sys.argv[2] == "open"), left
+if sys.argv[2] == "guarded":
+    assert "names another job" in deploy(second, first, ["config/x"])
+    assert not Path(second).exists()
+"""
+    kit = tmp_path / ("k" * 100) / ("k" * 100)  # deeper than a temporary folder
+    for folder in ("startup", "local"):
+        (kit / folder).mkdir(parents=True)
+    for mode in ("open", "guarded"):  # the former is the control
+        ended = subprocess.run(
+            [sys.executable, "-c", program, str(kit), mode], capture_output=True, text=True, timeout=120
+        )
+        assert ended.returncode == 0, (mode, ended.stderr)

@@ -23,7 +23,7 @@ from federation_texts import federation_text
 from pbmvfl.deploy.home import Home
 from pbmvfl.deploy.log_events import WORDS, Event, permitted_fields, sentence
 from pbmvfl.deploy.log_file import LogFile, log_files
-from pbmvfl.deploy.logs import SiteLog, open_logs, prune_jobs
+from pbmvfl.deploy.logs import SiteLog, open_logs, prune_jobs, remove_unfinished_jobs
 from pbmvfl.deploy.status import StatusFile
 from pbmvfl.errors import BudgetExceeded, DataError, EncoderError, LedgerError, LinkError
 from pbmvfl.secagg.keys import Identity
@@ -320,5 +320,37 @@ def test_the_folder_of_a_job_that_runs_is_kept_however_old_it_is(home: Home) -> 
     assert {path.name for path in home.kit.iterdir()} == {job(1), job(3), job(5)}
 
 
+def test_files_of_a_job_that_nobody_has_looked_at_to_the_end_go_at_a_start(home: Home, tmp_path: Path) -> None:
+    make_jobs(home, 3)
+    (home.kit / job(1) / "meta.json").write_text("{}")
+    (home.kit / "startup").mkdir()
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (home.kit / job(7)).symlink_to(outside)
+    assert remove_unfinished_jobs(home) == 2
+    assert {path.name for path in home.kit.iterdir()} == {job(1), job(7), "startup"}
+    assert outside.is_dir()
+
+
+def test_threads_that_rotate_at_once_lose_nothing(tmp_path: Path) -> None:
+    file = LogFile(tmp_path / "x.jsonl", largest=200, files=500)
+    start = threading.Barrier(8)
+
+    def write(name: int) -> None:
+        start.wait()
+        for number in range(60):
+            file.write(f"{name} {number:03d} {'x' * 40}")
+
+    threads = [threading.Thread(target=write, args=(name,)) for name in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    file.close()
+    written = "".join(each.read_text() for each in log_files(tmp_path / "x.jsonl", 500)).splitlines()
+    for name in range(8):
+        assert [line[2:5] for line in written if line.startswith(f"{name} ")] == [f"{n:03d}" for n in range(60)]
+
+
 def test_a_home_without_a_kit_has_nothing_to_remove(home: Home) -> None:
-    assert prune_jobs(home) == 0
+    assert prune_jobs(home) == remove_unfinished_jobs(home) == 0

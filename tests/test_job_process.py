@@ -9,7 +9,6 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +18,7 @@ pytest.importorskip("nvflare")
 from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.job_launcher_spec import JobProcessArgs, JobReturnCode
+from nvflare.apis.workspace import Workspace
 from nvflare.app_common.job_launcher.process_launcher import ProcessJobLauncher
 
 from federation_texts import federation_text
@@ -100,6 +100,8 @@ def test_a_line_has_a_longest() -> None:
 class Context:
     """As much of NVFlare's context as a launcher asks for."""
 
+    workspace: Any = None
+
     def __init__(self, module: str = job_process.PARTY) -> None:
         self.arguments = {
             JobProcessArgs.EXE_MODULE: ("-m", module),
@@ -108,73 +110,89 @@ class Context:
         }
 
     def get_prop(self, name: str) -> Any:
-        return self.arguments if name == FLContextKey.JOB_PROCESS_ARGS else None
+        return {
+            FLContextKey.JOB_PROCESS_ARGS: self.arguments,
+            FLContextKey.WORKSPACE_OBJECT: self.workspace,
+        }.get(name)
 
 
 @pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """Waiting processes load nothing; what NVFlare itself would start is only noted."""
-    plainly: list[list[str]] = []
-
-    def launch(self: ProcessJobLauncher, job_meta: Any, fl_ctx: Any) -> Any:
-        plainly.append(self.get_command(job_meta, fl_ctx).split())
-        return SimpleNamespace(poll=lambda: JobReturnCode.SUCCESS)
-
+def started(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Waiting processes load nothing; every one that was started."""
+    found: list[Any] = []
     popen = subprocess.Popen
-    monkeypatch.setattr(ProcessJobLauncher, "launch_job", launch)
-    monkeypatch.setattr(
-        launcher.subprocess,
-        "Popen",
-        lambda _, **more: popen([sys.executable, "-c", WAITING], stdout=subprocess.PIPE, **more),
-    )
+
+    def start(command: list[str], **more: Any) -> Any:
+        assert command[-2:] == ["-m", job_process.__name__]
+        found.append(popen([sys.executable, "-c", WAITING], stdout=subprocess.PIPE, **more))
+        return found[-1]
+
+    monkeypatch.setattr(ProcessJobLauncher, "launch_job", lambda *_: pytest.fail("NVFlare's way was taken"))
+    monkeypatch.setattr(launcher.subprocess, "Popen", start)
     monkeypatch.setattr(launcher.ReadyProcess, "prepare_after", lambda *_: None)
-    return plainly
+    return found
 
 
-def test_a_job_goes_to_the_process_that_waits_and_the_next_one_nvflares_way(started) -> None:
+def said_by(process: Any) -> dict[str, Any]:
+    with process.stdout:
+        said: dict[str, Any] = json.loads(process.stdout.read().splitlines()[1])
+    process.wait(60)
+    return said
+
+
+def test_a_job_goes_to_the_process_that_waits_and_the_next_one_to_a_new_one(started) -> None:
     site = launcher.PartyLauncher()
     site.handle_event(EventType.SYSTEM_START, Context())
-    handle = site.launch_job({}, Context())
-    process = handle.adapter.process
-    with process.stdout:
-        said = json.loads(process.stdout.read().splitlines()[1])
-    process.wait(60)
-    assert said["module"] == job_process.PARTY
-    assert said["arguments"] == ["-n", "a-job"]  # the token is no argument
-    assert "secret-of-a-job" in said["environment"].values()
-    assert handle.poll() == JobReturnCode.SUCCESS
-    assert started == []
-    site.launch_job({}, Context())  # nobody waits any more
-    assert started == [[sys.executable, "-m", job_process.PARTY, "-n", "a-job"]]
+    for number in (1, 2):
+        handle = site.launch_job({"job_id": "a-job"}, Context())
+        assert len(started) == number
+        assert handle.adapter.process is started[-1]
+        said = said_by(started[-1])
+        assert said["module"] == job_process.PARTY
+        assert said["arguments"] == ["-n", "a-job"]  # the token is no argument
+        assert "secret-of-a-job" in said["environment"].values()
+        assert handle.poll() == JobReturnCode.SUCCESS
 
 
 def test_one_that_died_while_it_waited_costs_nothing_but_time(started) -> None:
     site = launcher.ServerLauncher()
     site.handle_event(EventType.SYSTEM_START, Context())
-    process = site._ready._waiting
-    process.kill()
-    process.communicate()
-    site.launch_job({}, Context(job_process.SERVER))
-    assert len(started) == 1
+    started[0].kill()
+    started[0].communicate()
+    site.launch_job({"job_id": "a-job"}, Context(job_process.SERVER))
+    assert said_by(started[1])["module"] == job_process.SERVER
 
 
-def test_a_command_that_is_not_a_jobs_goes_nvflares_way(started) -> None:
+def test_a_job_whose_description_names_another_one_is_not_started(started) -> None:
+    """Its files would be those of a job that nobody has looked at."""
     site = launcher.PartyLauncher()
-    site.handle_event(EventType.SYSTEM_START, Context())
-    site.launch_job({}, Context("some.other.module"))
-    assert len(started) == 1
-    with site._ready._waiting.stdout:
-        site.handle_event(EventType.SYSTEM_END, Context())
+    with pytest.raises(ValueError, match="another job's"):
+        site.launch_job({"job_id": "job-b"}, Context())
+    assert started == []
 
 
-def test_the_waiting_process_is_one_and_ends_with_the_site(started) -> None:  # noqa: ARG001
+def test_a_folder_of_the_job_is_not_where_code_is_loaded_from(started, tmp_path) -> None:
+    """NVFlare's own launcher puts it on the path, whoever filled it, and Python would run a file of it by its name."""
+    custom = tmp_path / "a-job" / "app_bank" / "custom"
+    custom.mkdir(parents=True)
+    for folder in ("startup", "local"):
+        (tmp_path / folder).mkdir()
+    context = Context()
+    context.workspace = Workspace(str(tmp_path), "bank")
+    assert context.workspace.get_app_custom_dir("a-job") == str(custom)  # the control: it is there to be found
+    site = launcher.PartyLauncher()
+    site.launch_job({"job_id": "a-job"}, context)
+    assert str(custom) not in said_by(started[0])["environment"].get("PYTHONPATH", "")
+
+
+def test_the_waiting_process_is_one_and_ends_with_the_site(started) -> None:
     site = launcher.PartyLauncher()
     for _ in range(3):
         site.handle_event(EventType.SYSTEM_START, Context())
-    process = site._ready._waiting
     site.handle_event(EventType.SYSTEM_END, Context())
-    assert process.returncode == 0
-    process.stdout.close()
+    assert len(started) == 1
+    assert started[0].returncode == 0
+    started[0].stdout.close()
 
 
 # --- when the next one is made ready ---

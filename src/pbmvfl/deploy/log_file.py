@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +20,7 @@ class LogFile:
     def __init__(self, path: Path, *, largest: int = LARGEST_FILE, files: int = FILES) -> None:
         self.path, self._largest, self._files = Path(path), largest, files
         make_private_folder(self.path.parent)
+        self._threads = threading.Lock()
         self._lock = self._open(self.path.with_name(self.path.name + ".lock"))
 
     def write(self, line: str) -> None:
@@ -47,12 +49,14 @@ class LogFile:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        """Other processes of the same site write here too: a job's process, and the one that started it."""
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
-        try:
-            yield
-        finally:
-            fcntl.flock(self._lock, fcntl.LOCK_UN)
+        """Other processes of the same site write here too: a job's process, and the one that started it. The lock of the
+        file is a process's: threads of one would both have it, and two that rotate at once would lose a file."""
+        with self._threads:
+            fcntl.flock(self._lock, fcntl.LOCK_EX)
+            try:
+                yield
+            finally:
+                fcntl.flock(self._lock, fcntl.LOCK_UN)
 
     def _open(self, path: Path) -> int:
         descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, PRIVATE_FILE)

@@ -233,5 +233,19 @@ def prune_jobs(home: Home, keep: int = 10, *, busy: Collection[str] = ()) -> int
     return removed
 
 
+def remove_unfinished_jobs(home: Home) -> int:
+    """Remove what NVFlare had unpacked for a job when it was killed, before anybody had looked at it; how many.
+
+    Files that were looked at have a description beside them. Only while none of the kit's processes lives.
+    """
+    removed = 0
+    with contextlib.suppress(OSError):
+        for path in home.kit.iterdir():
+            if _JOB.fullmatch(path.name) and not path.is_symlink() and not (path / "meta.json").is_file():
+                shutil.rmtree(path, ignore_errors=True)
+                removed += not path.exists()
+    return removed
+
+
 def _short(name: str) -> str:
     return name if isinstance(name, str) and (name == "" or _NAME.fullmatch(name)) else "?"

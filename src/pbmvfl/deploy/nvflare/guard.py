@@ -3,7 +3,8 @@
 NVFlare lets every registered site send requests to every process of every other site, and the one who asks decides
 whether its rights are looked at: a party could read any file of another by its remote shell. Here a process hears
 requests of its own site and of the server, on channels that jobs need, and a site keeps only those commands that a job
-needs. At the server a name that is not in federation.toml is nobody, whoever signed its certificate.
+needs. At the server a name that is not in federation.toml is nobody, whoever signed its certificate. Whose word a
+message is, the connection says (`guard_origin`); what stays of a job's files, `guard_deploy`.
 
 Every process of a kit imports this before it has a connection: `local/resources.json` names classes that do.
 """
@@ -11,29 +12,23 @@ Every process of a kit imports this before it has a connection: `local/resources
 from __future__ import annotations
 
 import logging
-import re
-import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from enum import Enum, auto
-from pathlib import Path
 from typing import Any
 
-from nvflare.apis.workspace import Workspace
 from nvflare.fuel.f3.cellnet.core_cell import CoreCell
 from nvflare.fuel.f3.cellnet.defs import CellChannel, MessageHeaderKey, MessageType, ReturnCode
 from nvflare.fuel.f3.cellnet.utils import make_reply
 from nvflare.fuel.f3.streaming.stream_const import STREAM_CHANNEL, STREAM_DATA_TOPIC, StreamHeaderKey
-from nvflare.private.admin_defs import error_reply
-from nvflare.private.defs import RequestHeader
+from nvflare.fuel.utils.fobs import lobs
 from nvflare.private.fed.client.admin_commands import AdminCommands
 from nvflare.private.fed.client.client_req_processors import ClientRequestProcessors
-from nvflare.private.fed.client.training_cmds import DeployProcessor
+
+from pbmvfl.deploy.nvflare import guard_deploy, guard_origin
+from pbmvfl.deploy.nvflare.guard_origin import ADMIN, SERVER, site_of
 
 log = logging.getLogger(__name__)
-_JOB = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
-#: What NVFlare calls the server's cell, and how the cell of somebody who submits begins.
-SERVER, ADMIN = "server", "_admin_"
 #: The link of a federation whose carrier is the cell; it has a guard of its own besides.
 LINK_CHANNEL = "pbmvfl"
 #: What the server may have a site do: take a job, start it, end it, say whether it lives.
@@ -95,8 +90,8 @@ AT_THE_SERVERS_JOB: dict[str, frozenset[Who]] = {
 
 def who(origin: str, *, me: str, parties: Iterable[str]) -> Who:
     """Of a cell's name, such as bank or bank.JOB; `me` is the cell that was asked."""
-    site = origin.partition(".")[0]
-    if site == me.partition(".")[0]:
+    site = site_of(origin)
+    if site == site_of(me):
         return Who.OWN
     if site == SERVER:
         return Who.SERVER
@@ -118,19 +113,30 @@ def is_permitted(origin: str, channel: str, topic: str = "", *, me: str, parties
 def is_forged_return(origin: str, asked: str, *, me: str) -> bool:
     """A request that comes back undelivered is credited to whom it was for: only that site, the server or one's own
     may say so."""
-    site = origin.partition(".")[0]
-    return site not in (me.partition(".")[0], SERVER, asked.partition(".")[0])
+    site = site_of(origin)
+    return site not in (site_of(me), SERVER, site_of(asked))
+
+
+def is_awaited(requests: object, target: str, waiters: Mapping[str, Any]) -> bool:
+    """Whether a reply of this target belongs to a request that waits for it."""
+    ids = [requests] if isinstance(requests, str) else requests
+    if not isinstance(ids, list):
+        return False
+    found = [waiters.get(each) for each in ids if isinstance(each, str)]
+    return any(each is not None and target in each.targets for each in found)
 
 
 _installed: list[tuple[str, ...]] = []
 
 
-def install(parties: Iterable[str]) -> None:
+def install(parties: Iterable[str], lead: str) -> None:
     """From now on, in this process. Once is enough, and the first word counts."""
     if _installed:
         return
     known = tuple(parties)
     _installed.append(known)
+    guard_origin.install(known, lead)
+    guard_deploy.install()
     ClientRequestProcessors.request_processors[:] = [
         each for each in ClientRequestProcessors.request_processors if type(each).__name__ in SITE_COMMANDS
     ]
@@ -139,36 +145,16 @@ def install(parties: Iterable[str]) -> None:
     _guard_replies()
     # A message may name an address to dial back to, wherever that is: nobody is dialled but the server.
     CoreCell._add_adhoc_connector = _dial_nobody
-    # A job's folder is emptied before its files are looked at, and "startup" would be a name too.
-    Workspace._check_job_id = staticmethod(_checked_job_id)
-    _deploy_once()
-
-
-def _checked_job_id(job_id: object) -> str:
-    if not isinstance(job_id, str) or not _JOB.fullmatch(job_id):
-        raise ValueError("a job's id is not one that NVFlare gives")
-    return job_id
-
-
-def _deploy_once() -> None:
-    """A job's files come once. A second time they would lie there unlooked at for a moment, while the process that was
-    started for the first ones reads them."""
-    deploy = DeployProcessor.process
-    begun: set[str] = set()
-    lock = threading.Lock()
-
-    def deploy_new(processor: Any, request: Any, engine: Any) -> Any:
-        job = request.get_header(RequestHeader.JOB_ID)
-        with lock:
-            known = job in begun or (isinstance(job, str) and bool(_JOB.fullmatch(job)) and Path(job).exists())
-            begun.add(str(job))
-        return error_reply("this job's files came before") if known else deploy(processor, request, engine)
-
-    DeployProcessor.process = deploy_new
+    # A message could have its reader write files, in a folder that all users of a machine share.
+    lobs.get_datum_dir = _no_files
 
 
 def _dial_nobody(*_: object) -> None:
     return None
+
+
+def _no_files() -> str:
+    raise ValueError("a message brings a file; permitted: none")
 
 
 def _guard_requests(parties: tuple[str, ...]) -> None:
@@ -198,6 +184,10 @@ def _guard_replies() -> None:
             if is_forged_return(str(origin), asked, me=cell.my_info.fqcn):
                 log.warning("%r answered in the name of %r: dropped", str(origin)[:60], asked[:60])
                 return None
+        else:
+            asked = str(origin)
+        if not is_awaited(message.get_header(MessageHeaderKey.REQ_ID), asked, cell.waiters):
+            return None  # it would be decoded before anybody looks whether it was asked for
         return take(cell, origin, message, msg_type)
 
     CoreCell._process_reply = take_true

@@ -28,7 +28,8 @@ LOCKED = 3
 OUTPUT = "kit.out"
 _GRACE = 3.0
 _PDEATHSIG, _SUBREAPER = 1, 36
-_FOREIGN = ("NVFL", "FL_LOG_LEVEL", "PYTHONSTARTUP", "PYTHONINSPECT")
+#: Beginnings of variables that would change NVFlare's settings; one of them names code to load.
+FOREIGN = ("NVFL", "FL_LOG_LEVEL", "PYTHONSTARTUP", "PYTHONINSPECT")
 
 
 def command(home: Home) -> list[str]:
@@ -47,7 +48,7 @@ def command(home: Home) -> list[str]:
 
 def environment() -> dict[str, str]:
     """This process's, less what would change NVFlare's settings behind a kit's back."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN)}
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)}
     # One thread a process: with more, several busy ones on few cores slow each other many times.
     return {"OMP_NUM_THREADS": "1", **kept, "PYTHONSAFEPATH": "1"}
 

@@ -1,7 +1,7 @@
 """How a site starts the process of a job: it has one at hand that has loaded everything, and gives it the job.
 
-NVFlare would start Python anew, and loading torch takes longer than all else between a submit and the first round.
-Where none is at hand, NVFlare's own way is taken.
+NVFlare would start Python anew, and loading torch takes longer than all else between a submit and the first round. It
+would also put a folder of the job on the path that code is loaded from.
 """
 
 from __future__ import annotations
@@ -50,11 +50,7 @@ class ReadyProcess:
             if self._waiting is not None and self._waiting.poll() is None:
                 return
             try:
-                self._waiting = subprocess.Popen(
-                    [sys.executable, "-P", "-u", "-m", job_process.__name__],
-                    stdin=subprocess.PIPE,
-                    start_new_session=True,  # NVFlare ends a job with its whole process group
-                )
+                self._waiting = _start()
             except OSError as error:
                 _log.warning("no process can be made ready for the next job: %s", error)
 
@@ -69,19 +65,16 @@ class ReadyProcess:
 
         threading.Thread(target=wait, name="pbmvfl-ready", daemon=True).start()
 
-    def give(self, line: bytes) -> subprocess.Popen[bytes] | None:
-        """The process that has the job now; None if none is there."""
+    def give(self, line: bytes) -> subprocess.Popen[bytes]:
+        """The process that has the job now: the one that waits, or a new one."""
         with self._lock:
             process, self._waiting = self._waiting, None
-        if process is None or process.poll() is not None:
-            return None
-        assert process.stdin is not None
-        try:
-            with process.stdin as told:
-                told.write(line)
-        except OSError:  # it died just now
-            return None
-        return process
+        if process is not None and process.poll() is None:
+            try:
+                return _tell(process, line)
+            except OSError:  # it died just now
+                process.wait()
+        return _tell(_start(), line)
 
     def close(self) -> None:
         with self._lock:
@@ -91,8 +84,23 @@ class ReadyProcess:
             process.wait()
 
 
+def _start() -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-P", "-u", "-m", job_process.__name__],
+        stdin=subprocess.PIPE,
+        start_new_session=True,  # NVFlare ends a job with its whole process group
+    )
+
+
+def _tell(process: subprocess.Popen[bytes], line: bytes) -> subprocess.Popen[bytes]:
+    assert process.stdin is not None
+    with process.stdin as told:
+        told.write(line)
+    return process
+
+
 class _AtHand(ProcessJobLauncher):
-    """Beside NVFlare's way to start a job: the process that waits for one, in the site's own process alone."""
+    """In a site's own process: the process that waits for a job, instead of NVFlare's way to start one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -106,13 +114,13 @@ class _AtHand(ProcessJobLauncher):
             self._ready.close()
 
     def launch_job(self, job_meta: dict[str, Any], fl_ctx: FLContext) -> JobHandleSpec:
-        python, dash, *command = shlex.split(self.get_command(job_meta, fl_ctx), True)
-        process = None
-        if (python, dash) == (sys.executable, "-m") and command[0] in (job_process.PARTY, job_process.SERVER):
-            credentials = get_credential_env(fl_ctx.get_prop(FLContextKey.JOB_PROCESS_ARGS) or {})
-            process = self._ready.give(job_process.job_line(command, {**os.environ, **credentials}))
-        handle = super().launch_job(job_meta, fl_ctx) if process is None else ProcessHandle(process=process)
         job = str(job_meta.get(JobConstants.JOB_ID))
+        python, dash, *command = shlex.split(self.get_command(job_meta, fl_ctx), True)
+        if (python, dash) != (sys.executable, "-m") or job not in command:
+            raise ValueError(f"job={job}: not a job's command, or another job's")
+        credentials = get_credential_env(fl_ctx.get_prop(FLContextKey.JOB_PROCESS_ARGS) or {})
+        process = self._ready.give(job_process.job_line(command, {**os.environ, **credentials}))
+        handle = ProcessHandle(process=process)
         self._ready.prepare_after(lambda: handle.poll() == JobReturnCode.UNKNOWN and not _works(job))
         return handle
 

@@ -19,7 +19,7 @@ import psutil
 from pbmvfl.deploy import certificates
 from pbmvfl.deploy.certificates import Certificate
 from pbmvfl.deploy.home import Home
-from pbmvfl.deploy.logs import prune_jobs
+from pbmvfl.deploy.logs import prune_jobs, remove_unfinished_jobs
 from pbmvfl.deploy.nvflare import hardening, keeper
 from pbmvfl.deploy.nvflare.records import STARTING, birth, is_ready, read_record, take_lock
 from pbmvfl.deploy.policy_file import PolicyFile
@@ -168,6 +168,7 @@ def _prepare(home: Home, wait: float) -> None:
     check_start(home, wait=wait)
     hardening.harden(home)
     make_private_folder(home.logs)
+    remove_unfinished_jobs(home)
     prune_jobs(home, KEPT_JOBS)
 
 

@@ -21,7 +21,8 @@ class Readiness(FLComponent):
 
     def __init__(self) -> None:
         super().__init__()
-        guard.install(Home.at(Path.cwd().parent).federation.parties)  # NVFlare works in the kit's folder
+        federation = Home.at(Path.cwd().parent).federation  # NVFlare works in the kit's folder
+        guard.install(federation.parties, federation.lead)
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:  # noqa: ARG002
         if event_type == EventType.SYSTEM_START:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+import os
 import tempfile
 import time
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from pbmvfl.deploy.home import Home
+from pbmvfl.deploy.nvflare import keeper
 from pbmvfl.deploy.nvflare.hardening import HEARTBEAT
 from pbmvfl.deploy.nvflare.job import write_job
 from pbmvfl.deploy.order import Order
@@ -245,8 +247,10 @@ def _connect(home: Home) -> Any:
     from nvflare.fuel.flare_api.flare_api import new_secure_session
     from nvflare.fuel.utils.config_service import ConfigService
 
-    # NVFlare would look for settings in every folder below that in which a command is run; one of them names code to
-    # load.
+    # NVFlare would take settings from the environment, and from files in any folder below that in which a command is
+    # run; one of them names code to load.
+    for name in [each for each in os.environ if each.startswith(keeper.FOREIGN)]:
+        del os.environ[name]
     ConfigService.initialize(section_files={}, config_path=[str(home.lead_kit)])
     with contextlib.redirect_stdout(io.StringIO()):  # it prints that it connects
         return new_secure_session(home.federation.lead, str(home.lead_kit), timeout=_CONNECT)
