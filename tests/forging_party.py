@@ -178,6 +178,7 @@ def main() -> None:
     send("server.job", "server", CellChannel.SERVER_PARENT_LISTENER, "as the server's job")
     send("_admin_x", "server", CellChannel.HCI, "as the lead")
     send("bank", "hospital", CellChannel.CLIENT_MAIN, "as itself")
+    send("bank", "server", CellChannel.SERVER_MAIN, "listed as the server")
 
     # A reply that nobody asked for, with a file in it; and one that says that it is encrypted.
     main_part, content = msgpack.packb("x"), b"written by another site's process"
@@ -207,7 +208,7 @@ def main() -> None:
     asked.start()
     # With the guard the admin's request waits for three seconds; all that was sent before it is dealt with by then.
     if MODE == "open":
-        until(lambda: len(heard) >= 7 and any(datums.iterdir()) and held_threads())
+        until(lambda: len(heard) >= 8 and any(datums.iterdir()) and held_threads())
     asked.join(WAIT)
     last = honest("last").get_header(Key.RETURN_CODE)
     said = {"heard": sorted(heard), "files": len(list(datums.iterdir())), "held": held_threads(), "last": str(last)}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ import pytest
 pytest.importorskip("nvflare")
 
 from pbmvfl.deploy.nvflare.guard import Who, is_forged_return, is_permitted, who
+from pbmvfl.deploy.nvflare.guard_deploy import too_large
 
 PARTIES = ("bank", "hospital")
 ADMIN = "_admin_0f0e"
@@ -34,7 +37,9 @@ CHANNELS = (
 
 
 def heard(me: str, origin: str) -> set[str]:
-    return {each for each in CHANNELS if is_permitted(origin, each, me=me, parties=PARTIES)}
+    """With a topic that jobs have where there is a list of them."""
+    topic = "__sync_runner__"
+    return {each for each in CHANNELS if is_permitted(origin, each, topic, me=me, parties=PARTIES)}
 
 
 @pytest.mark.parametrize("me", ["hospital", "hospital.job-1"])
@@ -69,6 +74,36 @@ def test_a_party_asks_the_servers_job_for_tasks_and_gives_it_no_orders() -> None
     for topic in ("abort", "show_stats", "configure_job_log", "app_command", "get_errors", "handle_dead_job", ""):
         assert not heard_on("bank.job-1", topic)
         assert heard_on("server", topic)
+
+
+def test_no_event_is_fired_in_anothers_process() -> None:
+    for me, origin in (("server.job-1", "bank.job-1"), ("bank", "server"), ("bank.job-1", "server.job-1")):
+        for topic in ("__sync_runner__", "__job_heartbeat__"):
+            assert is_permitted(origin, "aux_communication", topic, me=me, parties=PARTIES)
+        for topic in ("fed.event", "__do_task__", "", "anything"):
+            assert not is_permitted(origin, "aux_communication", topic, me=me, parties=PARTIES)
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        ({"config/x": b"{}"}, ""),
+        ({f"config/{number}": b"" for number in range(51)}, "51 files of 0 bytes; permitted: 50"),
+        ({"config/x": bytes(40_000_000)}, "1 files of 40,000,000 bytes"),
+        (None, "not a zip file"),
+    ],
+)
+def test_what_a_job_would_take_on_disk_is_known_before_it_is_unpacked(
+    files: dict[str, bytes] | None, words: str
+) -> None:
+    data = io.BytesIO()
+    if files is not None:
+        with zipfile.ZipFile(data, "w", zipfile.ZIP_DEFLATED) as packed:
+            for name, content in files.items():
+                packed.writestr(name, content)
+    found = too_large(data.getvalue())
+    assert words in found
+    assert bool(found) is bool(words)
 
 
 def test_nobody_is_heard_where_cells_are_looked_into_stopped_or_relayed() -> None:
@@ -143,6 +178,7 @@ DeployProcessor.process = lambda self, request, engine: taken.append(request.job
 guard.install(("bank", "hospital"), "lead@clinic.example")
 
 class Request:
+    body = b"PK\\5\\6" + bytes(18)  # an empty zip file
     def __init__(self, job):
         self.job = job
     def get_header(self, name):

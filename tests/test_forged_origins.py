@@ -15,7 +15,7 @@ import pytest
 pytest.importorskip("nvflare")
 
 from pbmvfl.deploy.nvflare.guard import is_awaited
-from pbmvfl.deploy.nvflare.guard_origin import is_accepted, is_true_origin, may_pass_on
+from pbmvfl.deploy.nvflare.guard_origin import is_accepted, is_own_connection, is_true_origin, may_pass_on
 
 HERE = Path(__file__).parent
 PARTIES, LEAD, ADMIN = ("bank", "hospital"), "lead@clinic.example", "_admin_0f0e"
@@ -56,6 +56,7 @@ def test_without_the_guard_all_of_it_is_heard(tmp_path: Path) -> None:
         "server heard as the server's job of server.job",
         "server heard as the lead of _admin_x",
         "hospital heard as itself of bank",
+        "server heard listed as the server of bank",
     ):
         assert words in said["heard"]
     assert any("heard as an admin of _admin_" in each for each in said["heard"])
@@ -112,6 +113,17 @@ def test_the_server_passes_nothing_on_from_one_party_to_another_nor_for_a_lead()
 )
 def test_who_is_not_of_the_federation_is_not_heard_at_all(endpoint: str, common_name: str, is_heard: bool) -> None:
     assert accepted(endpoint, endpoint, "server", common_name=common_name) is is_heard
+
+
+def test_words_about_a_connection_are_for_its_two_ends() -> None:
+    def heard(origin: str, destination: str, endpoint: str, me: str, topic: str = "bye") -> bool:
+        return is_own_connection("cellnet.channel", topic, origin, destination, endpoint, me=me)
+
+    assert heard("bank", "server", "bank", "server")
+    assert not heard("bank", "server.job", "bank", "server")  # it would be passed on
+    assert not heard("bank", "server.job", "server", "server.job")  # it was
+    assert not heard("bank", "server", "bank", "server", topic="bulk")
+    assert is_own_connection("task", "bulk", "bank", "server.job", "server", me="server.job")
 
 
 class Waits:

@@ -12,15 +12,17 @@ Every process of a kit imports this before it has a connection: `local/resources
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import Enum, auto
 from typing import Any
 
+from nvflare.apis.fl_constant import ReservedTopic
 from nvflare.fuel.f3.cellnet.core_cell import CoreCell
 from nvflare.fuel.f3.cellnet.defs import CellChannel, MessageHeaderKey, MessageType, ReturnCode
 from nvflare.fuel.f3.cellnet.utils import make_reply
 from nvflare.fuel.f3.streaming.stream_const import STREAM_CHANNEL, STREAM_DATA_TOPIC, StreamHeaderKey
 from nvflare.fuel.utils.fobs import lobs
+from nvflare.private.defs import CellMessageHeaderKeys
 from nvflare.private.fed.client.admin_commands import AdminCommands
 from nvflare.private.fed.client.client_req_processors import ClientRequestProcessors
 
@@ -47,7 +49,11 @@ SITE_COMMANDS = frozenset(
 JOB_COMMANDS = frozenset({"CheckStatusCommand", "AbortCommand", "AbortTaskCommand", "ByeCommand"})
 
 #: What a party may ask the server's job for on the channel by which the server's own process ends it and looks into it.
-PARTYS_COMMANDS = frozenset({"get_task", "submit_update"})
+PARTYS_COMMANDS = frozenset({"get_task"})
+#: How a server's and a party's job find each other and know that the other lives. Other topics have events fired.
+JOB_TOPICS = frozenset(
+    {ReservedTopic.SYNC_RUNNER, ReservedTopic.JOB_HEART_BEAT, ReservedTopic.TASK_CHECK, ReservedTopic.END_RUN}
+)
 
 
 class Who(Enum):
@@ -107,6 +113,8 @@ def is_permitted(origin: str, channel: str, topic: str = "", *, me: str, parties
     asks = who(origin, me=me, parties=parties)
     if channel == CellChannel.SERVER_COMMAND and asks is Who.PARTY and topic not in PARTYS_COMMANDS:
         return False
+    if channel == CellChannel.AUX_COMMUNICATION and asks in (Who.PARTY, Who.SERVER) and topic not in JOB_TOPICS:
+        return False
     return asks in rules.get(channel, frozenset())
 
 
@@ -141,12 +149,19 @@ def install(parties: Iterable[str], lead: str) -> None:
         each for each in ClientRequestProcessors.request_processors if type(each).__name__ in SITE_COMMANDS
     ]
     AdminCommands.commands[:] = [each for each in AdminCommands.commands if type(each).__name__ in JOB_COMMANDS]
-    _guard_requests(known)
+    _guard_requests(known, lead)
     _guard_replies()
     # A message may name an address to dial back to, wherever that is: nobody is dialled but the server.
-    CoreCell._add_adhoc_connector = _dial_nobody
+    _replace(CoreCell, "_add_adhoc_connector", _dial_nobody)
     # A message could have its reader write files, in a folder that all users of a machine share.
-    lobs.get_datum_dir = _no_files
+    _replace(lobs, "get_datum_dir", _no_files)
+
+
+def _replace(owner: Any, name: str, by: Callable[..., Any]) -> None:
+    """A name that NVFlare does not have any more must not pass for one that is guarded."""
+    if not callable(getattr(owner, name, None)):
+        raise RuntimeError(f"{name} is not there to be guarded; permitted: nvflare==2.9.0")
+    setattr(owner, name, by)
 
 
 def _dial_nobody(*_: object) -> None:
@@ -157,13 +172,19 @@ def _no_files() -> str:
     raise ValueError("a message brings a file; permitted: none")
 
 
-def _guard_requests(parties: tuple[str, ...]) -> None:
+def _guard_requests(parties: tuple[str, ...], lead: str) -> None:
     hear = CoreCell._process_request
     told: set[tuple[str, str]] = set()
 
     def hear_permitted(cell: Any, origin: str, message: Any) -> Any:
         channel, topic = _subject(message)
-        if is_permitted(str(origin), channel, topic, me=cell.my_info.fqcn, parties=parties):
+        me = cell.my_info.fqcn
+        # The server lists its clients by the name in this header, whoever shows a token that it signed.
+        named = message.get_header(CellMessageHeaderKeys.CLIENT_NAME, None)
+        is_listed = me == SERVER and channel == CellChannel.SERVER_MAIN
+        site = site_of(str(origin))
+        is_own_name = not is_listed or named in (None, "", lead if site.startswith(ADMIN) else site)
+        if is_own_name and is_permitted(str(origin), channel, topic, me=me, parties=parties):
             return hear(cell, origin, message)
         seen = (str(origin)[:60], channel[:60])
         if seen not in told and len(told) < 100:

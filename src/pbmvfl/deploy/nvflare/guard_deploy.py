@@ -6,9 +6,11 @@ job whose description names another one could be started with them.
 
 from __future__ import annotations
 
+import io
 import re
 import shutil
 import threading
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,8 @@ from nvflare.private.admin_defs import MsgHeader, ReturnCode, error_reply
 from nvflare.private.defs import RequestHeader
 from nvflare.private.fed.client.training_cmds import DeployProcessor
 
+#: Of a job, whose files are an order and its signatures.
+_MOST_FILES, _MOST_BYTES = 50, 32_000_000
 _JOB = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
@@ -26,10 +30,22 @@ def is_job(name: object) -> bool:
     return isinstance(name, str) and bool(_JOB.fullmatch(name))
 
 
+def too_large(packed: object) -> str:
+    """What is wrong with the size of a job's files, before any is unpacked; nothing if they may be looked at."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(packed if isinstance(packed, bytes | bytearray) else b"")) as files:
+            sizes = [each.file_size for each in files.infolist()]
+    except (zipfile.BadZipFile, OSError, ValueError):
+        return "a job's files are not a zip file"
+    if len(sizes) > _MOST_FILES or sum(sizes) > _MOST_BYTES:
+        return f"{len(sizes):,} files of {sum(sizes):,} bytes; permitted: {_MOST_FILES} of {_MOST_BYTES:,} in all"
+    return ""
+
+
 def install() -> None:
+    deploy, _ = DeployProcessor.process, Workspace._check_job_id  # both must be there to be replaced
     # A job's folder is emptied before its files are looked at, whatever it is called.
     Workspace._check_job_id = staticmethod(_checked_job_id)
-    deploy = DeployProcessor.process
     begun: set[str] = set()
     lock = threading.Lock()
 
@@ -39,6 +55,8 @@ def install() -> None:
             return error_reply("a job's id is not one that NVFlare gives")
         if not isinstance(described, dict) or described.get(JobMetaKey.JOB_ID.value) != job:
             return error_reply("a job's description names another job")
+        if words := too_large(request.body):
+            return error_reply(words)
         with lock:
             # A second time they would lie there unlooked at while a process that was started for the first ones reads.
             known = job in begun or Path(job).exists()

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from nvflare.fuel.f3.cellnet.core_cell import CoreCell
-from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey
+from nvflare.fuel.f3.cellnet.defs import CellChannel, MessageHeaderKey
 from nvflare.fuel.f3.drivers.driver_params import DriverParams
 
 _log = logging.getLogger(__name__)
@@ -22,6 +22,7 @@ SERVER, ADMIN = "server", "_admin_"
 #: Messages that claim to be encrypted make the one who gets them ask for a certificate, and wait for an hour. The
 #: connections are encrypted, and nobody needs them.
 _ENCRYPTED = (MessageHeaderKey.SECURE, MessageHeaderKey.ENCRYPTED)
+_BUNDLE = "bulk"
 
 
 def site_of(cell: str) -> str:
@@ -53,6 +54,12 @@ def may_pass_on(origin: str, destination: str) -> bool:
     return SERVER in ends and not any(each.startswith(ADMIN) for each in ends)
 
 
+def is_own_connection(channel: str, topic: str, origin: str, destination: str, endpoint: str, *, me: str) -> bool:
+    """Words about a connection are for its two ends, and from one of them: a "bye" that was passed on would end one of
+    somebody else. Nobody uses messages in bundles, and nobody would look at what is in them."""
+    return channel != CellChannel.CELLNET or (origin == endpoint and destination == me and topic != _BUNDLE)
+
+
 def is_accepted(
     origin: str, destination: str, endpoint: str, common_name: str, *, me: str, parties: Iterable[str], lead: str
 ) -> bool:
@@ -74,9 +81,14 @@ def install(parties: tuple[str, ...], lead: str) -> None:
             str(message.get_header(key, "")) for key in (MessageHeaderKey.ORIGIN, MessageHeaderKey.DESTINATION)
         )
         by, name = str(endpoint.name), str(properties.get(DriverParams.PEER_CN.value, ""))
-        encrypted = any(message.get_header(key, False) for key in _ENCRYPTED)
-        if not encrypted and is_accepted(
-            origin, destination, by, name, me=cell.my_info.fqcn, parties=parties, lead=lead
+        channel, topic = (
+            str(message.get_header(key, "")) for key in (MessageHeaderKey.CHANNEL, MessageHeaderKey.TOPIC)
+        )
+        me = cell.my_info.fqcn
+        if (
+            not any(message.get_header(key, False) for key in _ENCRYPTED)
+            and is_own_connection(channel, topic, origin, destination, by, me=me)
+            and is_accepted(origin, destination, by, name, me=me, parties=parties, lead=lead)
         ):
             return receive(cell, endpoint, connection, message)
         seen = (by[:60], origin[:60])

@@ -32,6 +32,8 @@ HEARTBEAT = 2
 OUTCOME_WAIT = 10
 #: A site that is silent for longer than the line has patience, and this, is no longer listed.
 _SILENCE = 60
+#: Bytes that somebody may announce: so many are set aside before the first of them has come. A job has fewer.
+LARGEST_BLOB = 32 << 20
 _LOG_BYTES, _LOG_FILES = 2_000_000, 3
 
 _NOTHING = {
@@ -68,6 +70,7 @@ AUTHORIZATION: dict[str, Any] = {
 #: user of the same machine cannot speak to them.
 COMMUNICATION: dict[str, Any] = {
     "allow_adhoc_conns": False,
+    "streaming_max_blob_size": LARGEST_BLOB,
     "internal": {"scheme": "tcp", "resources": {"host": "localhost", "connection_security": "mtls"}},
 }
 
@@ -296,7 +299,7 @@ def _harden_lead(home: Home) -> None:
         (startup / "fed_admin.json", {"format_version": 1, "admin": admin}),
         (local / "resources.json", {"format_version": 1, "admin": {**waits, "prompt": "> "}}),
         # In its root, where it is found before anything that was loaded down.
-        (home.lead_kit / "comm_config.json", {"allow_adhoc_conns": False}),
+        (home.lead_kit / "comm_config.json", {"allow_adhoc_conns": False, "streaming_max_blob_size": LARGEST_BLOB}),
     ):
         write_atomically(path, json.dumps(said, indent=1) + "\n", mode=PRIVATE_FILE)
 
