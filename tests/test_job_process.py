@@ -154,6 +154,15 @@ def test_a_job_goes_to_the_process_that_waits_and_the_next_one_to_a_new_one(star
         assert handle.poll() == JobReturnCode.SUCCESS
 
 
+def test_a_folder_may_have_spaces_in_its_name(started) -> None:
+    context = Context()
+    context.arguments[JobProcessArgs.WORKSPACE] = ("-m", "/srv/our people/bank/kit")
+    context.arguments[JobProcessArgs.OPTIONS] = ("--set", "secure_train=true uid=bank")
+    launcher.PartyLauncher().launch_job({"job_id": "a-job"}, context)
+    said = said_by(started[0])["arguments"]
+    assert said == ["-m", "/srv/our people/bank/kit", "-n", "a-job", "--set", "secure_train=true", "uid=bank"]
+
+
 def test_one_that_died_while_it_waited_costs_nothing_but_time(started) -> None:
     site = launcher.ServerLauncher()
     site.handle_event(EventType.SYSTEM_START, Context())

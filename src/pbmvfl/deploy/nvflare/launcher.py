@@ -8,23 +8,22 @@ from __future__ import annotations
 
 import logging
 import os
-import shlex
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_constant import FLContextKey, JobConstants
 from nvflare.apis.fl_context import FLContext
-from nvflare.apis.job_launcher_spec import JobHandleSpec, JobReturnCode
+from nvflare.apis.job_launcher_spec import JobHandleSpec, JobProcessArgs, JobReturnCode
 from nvflare.app_common.job_launcher.client_process_launcher import ClientProcessJobLauncher
 from nvflare.app_common.job_launcher.process_launcher import ProcessHandle, ProcessJobLauncher
 from nvflare.app_common.job_launcher.server_process_launcher import ServerProcessJobLauncher
-from nvflare.utils.job_launcher_utils import get_credential_env
+from nvflare.utils.job_launcher_utils import get_client_job_args, get_credential_env, get_server_job_args
 
 from pbmvfl.deploy.home import Home
 from pbmvfl.deploy.nvflare import job_process
@@ -102,6 +101,9 @@ def _tell(process: subprocess.Popen[bytes], line: bytes) -> subprocess.Popen[byt
 class _AtHand(ProcessJobLauncher):
     """In a site's own process: the process that waits for a job, instead of NVFlare's way to start one."""
 
+    #: Names of NVFlare's options for a job's process.
+    arguments: Callable[[], list[str]]
+
     def __init__(self) -> None:
         super().__init__()
         self._ready = ReadyProcess()
@@ -114,15 +116,25 @@ class _AtHand(ProcessJobLauncher):
             self._ready.close()
 
     def launch_job(self, job_meta: dict[str, Any], fl_ctx: FLContext) -> JobHandleSpec:
-        job = str(job_meta.get(JobConstants.JOB_ID))
-        python, dash, *command = shlex.split(self.get_command(job_meta, fl_ctx), True)
-        if (python, dash) != (sys.executable, "-m") or job not in command:
+        job, given = str(job_meta.get(JobConstants.JOB_ID)), fl_ctx.get_prop(FLContextKey.JOB_PROCESS_ARGS) or {}
+        dash, *command = _words(given, self.arguments())
+        if dash != "-m" or job not in command:
             raise ValueError(f"job={job}: not a job's command, or another job's")
-        credentials = get_credential_env(fl_ctx.get_prop(FLContextKey.JOB_PROCESS_ARGS) or {})
-        process = self._ready.give(job_process.job_line(command, {**os.environ, **credentials}))
+        process = self._ready.give(job_process.job_line(command, {**os.environ, **get_credential_env(given)}))
         handle = ProcessHandle(process=process)
         self._ready.prepare_after(lambda: handle.poll() == JobReturnCode.UNKNOWN and not _works(job))
         return handle
+
+
+def _words(given: Mapping[str, Any], names: Iterable[str]) -> list[str]:
+    """NVFlare's options of a job's process. It writes them as one line itself, which falls apart at a space in the name
+    of a folder."""
+    words: list[str] = []
+    for name in names:
+        if given.get(name):
+            option, value = given[name]
+            words += [option, *(str(value).split() if name == JobProcessArgs.OPTIONS else [str(value)])]
+    return words or [""]
 
 
 def _works(job: str) -> bool:
@@ -133,6 +145,10 @@ def _works(job: str) -> bool:
 class PartyLauncher(_AtHand, ClientProcessJobLauncher):
     """At a party."""
 
+    arguments = staticmethod(get_client_job_args)
+
 
 class ServerLauncher(_AtHand, ServerProcessJobLauncher):
     """At the server."""
+
+    arguments = staticmethod(get_server_job_args)
