@@ -17,10 +17,10 @@ demo: $(STAMPS)/run
 deploy-demo: $(STAMPS)/deploy
 	$(BIN)/python examples/four_organisations.py build/deploy-demo
 
-# Four processes on two cores: tests of federations between processes wait more than they work. A file is one process's,
+# Three processes on two cores: tests of federations between processes wait more than they work. A file is one process's,
 # so that what its tests share is made once; tests/conftest.py has put slow files first.
 test: $(STAMPS)/test
-	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 # Without the tests that are marked slow: for a quick look while working, not instead of `make test`.
 test-fast: $(STAMPS)/test
