@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Sequence
 from queue import Empty, SimpleQueue
@@ -170,3 +172,30 @@ def test_parties_come_from_one_template_with_the_environment_of_now_and_noise_of
     for column in (1, 2):  # neither a process nor its noise twice
         assert len({each[column] for each in found}) == len(found)
     assert str(os.getpid()) not in {process for _, process, _ in found}
+
+
+@pytest.mark.slow
+def test_a_program_that_no_process_can_be_started_from_is_told_so(data, make_plan, tmp_path):
+    """One that is typed in, so that there is no file of it: the way of Python's own processes ends there."""
+    (tmp_path / "plan.json").write_text(make_plan(data).to_json())
+    program = """
+from conftest import small_data
+from pbmvfl.federation import Federation
+from pbmvfl.plan import Plan
+from pbmvfl.transport.processes import Processes
+plan = Plan.from_json(open("plan.json").read())
+Processes(Federation(plan).party_setups(small_data(), None, None, 1))
+"""
+    path = os.pathsep.join((os.path.dirname(__file__), os.environ.get("PYTHONPATH", "")))
+    done = subprocess.run(
+        [sys.executable, "-"],
+        input=program,
+        text=True,
+        capture_output=True,
+        cwd=tmp_path,
+        timeout=120,
+        env={**os.environ, "PYTHONPATH": path},
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("pbmvfl.errors.PartyLost"), done.stderr

@@ -32,6 +32,10 @@ from pbmvfl.transport.inspection import exact_embeddings
 #: Seconds that a party has to finish what it is doing and close its ledger, once nobody listens any more.
 _PATIENCE = 10
 _ENDED = "its process ended without an answer"
+_NOT_STARTED = (
+    "its process could not be started; a program that starts some is a file, and its own work stands below "
+    "`if __name__ == '__main__':`"
+)
 
 
 class _Command(Enum):
@@ -53,8 +57,11 @@ class Processes:
         self._children: list[_Child] = []
         self._has_context = any(setup.plan.published_at is not None for setup in setups)
         try:
-            for setup in setups:
-                self._children.append(_Child(setup))
+            for index, setup in enumerate(setups):
+                try:
+                    self._children.append(_Child(setup))
+                except OSError as broken:
+                    raise PartyLost({index: _NOT_STARTED}) from broken
             for child in self._children:  # what is wrong with a setup is said now, not in the first exchange
                 child.request(_Command.LAST_ERROR)
             for index in range(len(setups)):
