@@ -63,6 +63,7 @@ ORDER = [
     "party_handshake",
     "party_rows",
     "party_network",
+    "party_answers",
     "party",
     "server",
     "runs",

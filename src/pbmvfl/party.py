@@ -11,7 +11,6 @@ Shape suffixes: B rows of the batch, P embedding_dim.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import threading
@@ -24,7 +23,6 @@ import torch
 from torch import Tensor, nn
 
 from pbmvfl.answers import StoredAnswers
-from pbmvfl.encoders import weights_digest
 from pbmvfl.errors import (
     EncoderError,
     OutOfOrder,
@@ -35,7 +33,8 @@ from pbmvfl.errors import (
 )
 from pbmvfl.interactions.shared import OwnColumns
 from pbmvfl.lazy_rows import LazyRows
-from pbmvfl.mechanisms import Mechanism, Scratch
+from pbmvfl.mechanisms import Scratch
+from pbmvfl.party_answers import PartyAnswers
 from pbmvfl.party_checks import Features, check_rows, check_rows_once
 from pbmvfl.party_handshake import Handshake
 from pbmvfl.party_network import PartyNetwork
@@ -44,7 +43,7 @@ from pbmvfl.plan import Plan
 from pbmvfl.preparation import PREPARATION
 from pbmvfl.privacy.events import Event
 from pbmvfl.randomness.secret import Entropy, SystemEntropy
-from pbmvfl.schedule import SYMBOLS, Round, RoundKind, Split
+from pbmvfl.schedule import Round, RoundKind, Split
 from pbmvfl.secagg.keys import (
     Identity,
     Session,
@@ -154,8 +153,7 @@ class Party:
         self._noisy_kinds = {kind for kind, update in updates.items() if update is not None and update.is_noisy}
         self._keeper = keeper
         self._open_guard = open_guard
-        self._answers = answers
-        self._answer_names = answer_names
+        self._answers = PartyAnswers(plan, self._rows, self.network, stored=answers, names=answer_names)
         #: Whether a trained part's weights know rows only by what was charged; None where the session trains.
         self._part_is_charged = self._begin_with(trained)
         self._guard: ReleaseGuard | None = None
@@ -411,50 +409,17 @@ class Party:
         mechanism = self.plan.mechanism_for(current.kind)
         embedding_BP = self.network.released_numbers(current)
         released_BP = mechanism.randomize(embedding_BP, self._entropy, self._scratch)
-        keys = self._answer_keys(current, mechanism)
+        keys = self._answers.keys(current)
         # Rows that all have been answered before get the same answers again, and cost nothing.
-        if self._guard is not None and not (keys and self._answers is not None and self._answers.known(keys).all()):
+        if self._guard is not None and not self._answers.all_known(keys):
             self._guard.charge(current, self.plan.events(current.kind))
-        if keys and self._answers is not None:
-            released_BP = self._answers.settle(keys, released_BP)
+        released_BP = self._answers.settle(keys, released_BP)
         masks = self._masks.get(current.kind)
         mask = None if masks is None else masks.for_round(current.number, released_BP.size)
         answer = self._reply(MessageKind.EMBEDDING, mechanism.payload.encode(released_BP, mask), current)
         self._answered = current if current.kind.carries_gradient else None
         self._next_round = current.number + 1
         return answer
-
-    def _answer_keys(self, current: Round, mechanism: Mechanism) -> list[bytes]:
-        """Under which the answers to a round are stored; none if they are not."""
-        if self._answers is None or not self.plan.stores_answers(current.kind):
-            return []
-        split = current.kind.split
-        if current.kind == SYMBOLS and self.plan.interactions is not None:  # no network makes these
-            return self._answers.keys(
-                {
-                    "event": mechanism.event.to_dict(),
-                    "interactions": self.plan.interactions.to_dict(),
-                    "seed": self.plan.seed,
-                },
-                split=split,
-                rows=current.rows.tolist(),
-                columns=self._rows.symbol_columns(split, current.rows),
-                weights_digest=hashlib.sha256(b"").digest(),
-            )
-        digest = hashlib.sha256(weights_digest(self.encoder).encode() + self._rows.digest)
-        return self._answers.keys(
-            {"event": mechanism.event.to_dict(), "vote": self.plan.vote.to_dict()},
-            split=split,
-            rows=self._names_of(current),
-            columns=self._rows.columns_of(split, current.rows),
-            weights_digest=digest.digest(),
-        )
-
-    def _names_of(self, current: Round) -> list[int]:
-        """What stored answers know a round's rows by."""
-        if self._answer_names is None or current.kind.split is not Split.TEST:
-            return [int(row) for row in current.rows]
-        return [self._answer_names[row] for row in current.rows]
 
     def _learn_alone(self, current: Round) -> bytes:
         """Have it charged, then learn from own columns and labels. The answer says that it is done, and no more."""
@@ -515,19 +480,13 @@ class Party:
     def close(self) -> None:
         """End the session: the ledger learns that nothing more will be sent."""
         with self._one_at_a_time:
-            if self._answers is not None:
-                self._answers.close()
+            self._answers.close()
             if self._guard is not None:
                 self._guard.close()
 
     def rounds_to_charge(self) -> int:
         """Of a session that only asks a trained part: rounds after the last row that has no stored answer are free."""
-        for number in range(len(self._schedule) - 1, -1, -1):
-            current = self._schedule[number]
-            keys = self._answer_keys(current, self.plan.mechanism_for(current.kind))
-            if not keys or self._answers is None or not self._answers.known(keys).all():
-                return number + 1
-        return 0
+        return self._answers.rounds_to_charge()
 
     # --- beside the protocol ---
 
