@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -201,6 +202,16 @@ def test_the_waiting_process_is_one_and_ends_with_the_site(started) -> None:
     site.handle_event(EventType.SYSTEM_END, Context())
     assert len(started) == 1
     assert started[0].returncode == 0
+    started[0].stdout.close()
+
+
+def test_a_site_does_not_wait_for_a_process_that_hangs(started, monkeypatch) -> None:
+    monkeypatch.setattr(launcher, "_TO_END", 0.2)
+    site = launcher.PartyLauncher()
+    site.handle_event(EventType.SYSTEM_START, Context())
+    os.kill(started[0].pid, signal.SIGSTOP)
+    site.handle_event(EventType.SYSTEM_END, Context())
+    assert started[0].returncode == -signal.SIGKILL
     started[0].stdout.close()
 
 

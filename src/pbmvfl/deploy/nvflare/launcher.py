@@ -32,6 +32,8 @@ from pbmvfl.deploy.status import State, read_status
 _log = logging.getLogger(__name__)
 #: Seconds between two looks at a job that starts, and how long one may take to start.
 _LOOK, _LONGEST_START = 0.5, 600.0
+#: Seconds that a process which waits for a job has to end, once none will come.
+_TO_END = 5.0
 #: What a job does before it works; until then it has the machine alone.
 _STARTING = frozenset({State.WARMING_UP, State.JOINING, State.HANDSHAKE})
 
@@ -80,7 +82,11 @@ class ReadyProcess:
             process, self._waiting = self._waiting, None
         if process is not None and process.stdin is not None:
             process.stdin.close()
-            process.wait()
+            try:
+                process.wait(_TO_END)
+            except subprocess.TimeoutExpired:  # it has nothing to lose, and the site is not to wait for it
+                process.kill()
+                process.wait()
 
 
 def _start() -> subprocess.Popen[bytes]:
