@@ -18,12 +18,18 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+# The release monitor is imported before anything of the product; processes that tests start find it on their path.
+os.environ["PBMVFL_TEST_VIOLATIONS"] = os.path.join(os.environ["PBMVFL_STATE"], "violations")
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    filter(None, (str(Path(__file__).resolve().parent / "monitored"), os.environ.get("PYTHONPATH")))
+)
 import numpy as np
 import pytest
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from hypothesis import settings
 
+import release_monitor
 from known_randomness import TwinSetup
 from pbmvfl.cli import main
 from pbmvfl.data.vertical import VerticalDataset
@@ -45,6 +51,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     short."""
     slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
     items.sort(key=lambda item: -slow[item.path])
+
+
+@pytest.fixture(autouse=True)
+def _one_release_for_one_charge(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail a test, whatever it is about, in which a party released more than was charged."""
+    yield
+    found = release_monitor.violations()
+    if request.node.get_closest_marker("releases_uncharged") is None:
+        assert not found, found
 
 
 @pytest.fixture(autouse=True)

@@ -445,6 +445,7 @@ def test_ten_thousand_mutated_messages_get_refusals_or_what_is_charged(name, dri
     assert len(resent) <= 1  # the last round before may be asked for again, and costs nothing
 
 
+@pytest.mark.releases_uncharged
 def test_the_mutations_find_a_party_that_answers_twice():
     """The control: without the memory of the last request the same round would be answered with fresh noise."""
     plan = small_plan(DATA, batch_size=8, num_epochs=2)
@@ -452,7 +453,7 @@ def test_the_mutations_find_a_party_that_answers_twice():
     world.shake_hands()
     request = world.request(0, None)
     first = world.party.receive(request)
-    world.party._last = None
+    world.party._last = world.party._last_round = None
     world.party._next_round = 0
     world.party._masks[plan.schedule.kind(0)]._next = 0
     world.party._answered = None

@@ -3,8 +3,10 @@
     START -> HELLO    NONCES -> KEY    ROUND t -> EMBEDDING t    KEYS, LABELS, PUBLISHED, UPDATE, STOP -> nothing
 
 Every message gets bytes back: the answer, no bytes where the protocol has none, or a REFUSAL with public words. What
-does not fit is refused before anything changes. A round's bytes are made once: the same message again gets the same
-bytes, because fresh noise under an old mask would leak the difference. One message at a time: a second thread waits.
+does not fit is refused before anything changes. A round is drawn once, whatever sequence of messages arrives: the same
+request again gets the same bytes, because fresh noise would be a second release for one charge, and under an old mask
+would leak the difference; any other request below the next round is refused. One message at a time: a second thread
+waits.
 
 Shape suffixes: B rows of the batch, P embedding_dim.
 """
@@ -15,7 +17,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -169,7 +171,10 @@ class Party:
         self._weights_of = 0  # how many rounds the weights have seen, at least: those up to the last step
         self._answered: Round | None = None  # the round that was answered and waits for its gradient
         self._last: tuple[bytes, bytes] | None = None  # the last message that was accepted, and what answered it
+        self._last_round: tuple[bytes, bytes] | None = None  # the newest request for a round, and what answered it
+        self._drawn_BP: npt.NDArray[Any] | None = None  # drawn and charged for the next round, and not yet sent
         self._stepped_for: bytes | None = None  # the last request whose gradient was used, answered or not
+        self._stopped = False
         #: What the owner would find in the log about the last refusal. Never sent.
         self.last_error: Exception | None = None
 
@@ -215,8 +220,9 @@ class Party:
             return self._answer(data)
 
     def _answer(self, data: bytes) -> bytes:
-        if self._last is not None and data == self._last[0]:
-            return self._last[1]  # asked again: the same bytes, no new noise, no new charge
+        for answered in (self._last, self._last_round):
+            if answered is not None and data == answered[0]:
+                return answered[1]  # a retry: the same bytes, no new noise, no new charge
         message = Message.from_bytes(data)
         if message.sender != SERVER:
             raise WrongSender(f"sender={message.sender}: a party listens to the server ({SERVER}) alone")
@@ -233,7 +239,8 @@ class Party:
                 answer = self._receive_published(message)
             case MessageKind.ROUND:
                 self._step_once(message, data)
-                answer = self._answer_round(message)
+                answer = self._answer_round(self._schedule[message.round_number])
+                self._last_round = (bytes(data), answer)
             case MessageKind.UPDATE:
                 self._step_once(message, data)
                 self._keep_if_wanted()
@@ -356,9 +363,10 @@ class Party:
     def _step_once(self, message: Message, data: bytes) -> None:
         """Use the gradient that a message carries; if the message was refused later on and comes again, not again."""
         self._handshake.check(message)
+        self._check_round(message)
         if data == self._stepped_for:
             return
-        gradient_BP = self._check_round(message)
+        gradient_BP = self._gradient_of(message)
         if gradient_BP is not None:
             self.network.apply(gradient_BP, self._entropy)
             assert self._answered is not None
@@ -366,8 +374,10 @@ class Party:
             self._answered = None
         self._stepped_for = bytes(data)
 
-    def _check_round(self, message: Message) -> npt.NDArray[np.float32] | None:
-        """Refuse what does not fit; the decoded gradient if there is one. Changes nothing."""
+    def _check_round(self, message: Message) -> None:
+        """Refuse a request that does not fit where this party is, whether it is new or a retry. Changes nothing."""
+        if self._stopped:
+            raise OutOfOrder(f"round={message.round_number}: this session was stopped; start a new one to resume")
         update = message.kind is MessageKind.UPDATE
         expected = self._next_round - 1 if update else self._next_round
         if message.round_number != expected:
@@ -384,11 +394,15 @@ class Party:
         published_at = self.plan.published_at
         if not update and published_at is not None and expected >= published_at and self._rows.context is None:
             raise OutOfOrder(f"round={expected}: {kind.name} rounds need everybody's symbols, and none were published")
+
+    def _gradient_of(self, message: Message) -> npt.NDArray[np.float32] | None:
+        """Return the decoded gradient that a message carries, or None where it has none. Changes nothing."""
+        number, update = message.round_number, message.kind is MessageKind.UPDATE
         if message.carries_gradient != (self._answered is not None):
             have = "waits for" if self._answered is not None else "does not wait for"
-            raise OutOfOrder(f"round={expected}: this party {have} a gradient")
+            raise OutOfOrder(f"round={number}: this party {have} a gradient")
         if self._answered is None:
-            if update and (kind.carries_gradient or not self._schedule.ends_epoch(expected)):
+            if update and (self._schedule.kind(number).carries_gradient or not self._schedule.ends_epoch(number)):
                 raise OutOfOrder("an update carries a gradient, or ends an epoch of rounds without one")
             if len(message.payload):
                 raise TruncatedMessage(f"payload of {len(message.payload)} bytes where none belongs")
@@ -397,9 +411,9 @@ class Party:
             message.payload, self._answered.num_rows, self.plan.embedding_dim, bound=self.plan.gradient_bound
         )
 
-    def _answer_round(self, message: Message) -> bytes:
-        """Embed, randomise, have it charged, mask. Whatever raises leaves the round to be asked for again."""
-        current = self._schedule[message.round_number]
+    def _answer_round(self, current: Round) -> bytes:
+        """Embed, randomise, have it charged, mask. After an error the request can be sent again; what was charged by
+        then is neither drawn nor charged a second time."""
         if self._start_digest is not None:
             self._check_start()
         if current.kind in self._noisy_kinds:
@@ -407,16 +421,19 @@ class Party:
         if not current.kind.releases:
             return self._learn_alone(current)
         mechanism = self.plan.mechanism_for(current.kind)
-        embedding_BP = self.network.released_numbers(current)
-        released_BP = mechanism.randomize(embedding_BP, self._entropy, self._scratch)
         keys = self._answers.keys(current)
-        # Rows that all have been answered before get the same answers again, and cost nothing.
-        if self._guard is not None and not self._answers.all_known(keys):
-            self._guard.charge(current, self.plan.events(current.kind))
-        released_BP = self._answers.settle(keys, released_BP)
+        if self._drawn_BP is None:
+            embedding_BP = self.network.released_numbers(current)
+            released_BP = mechanism.randomize(embedding_BP, self._entropy, self._scratch)
+            # Rows that all have been answered before get the same answers again, and cost nothing.
+            if self._guard is not None and not self._answers.all_known(keys):
+                self._guard.charge(current, self.plan.events(current.kind))
+            self._drawn_BP = released_BP
+        released_BP = self._answers.settle(keys, self._drawn_BP)
         masks = self._masks.get(current.kind)
         mask = None if masks is None else masks.for_round(current.number, released_BP.size)
         answer = self._reply(MessageKind.EMBEDDING, mechanism.payload.encode(released_BP, mask), current)
+        self._drawn_BP = None
         self._answered = current if current.kind.carries_gradient else None
         self._next_round = current.number + 1
         return answer
@@ -425,8 +442,9 @@ class Party:
         """Have it charged, then learn from own columns and labels. The answer says that it is done, and no more."""
         if self._guard is not None:
             self._guard.charge(current, self.plan.events(current.kind))
-        payload = self.network.learn_alone(current, self._entropy)
+        # Before anything is drawn: a step that is interrupted is not taken a second time.
         self._next_round = self._weights_of = current.number + 1
+        payload = self.network.learn_alone(current, self._entropy)
         return self._reply(MessageKind.EMBEDDING, payload, current)
 
     def _reply(self, kind: MessageKind, payload: bytes, current: Round | None = None) -> bytes:
@@ -454,9 +472,11 @@ class Party:
             self._keeper.save(self._handshake.run_id, self.completed_rounds, self._kept_state())
 
     def _receive_stop(self, message: Message) -> bytes:
-        """The run ends in the middle of an epoch. All parties have taken the same steps, so it can go on from here."""
+        """End the session in the middle of an epoch. All parties have taken the same steps, so the run can be resumed
+        from here, in another session: no round of this one is answered any more."""
         self._handshake.check(message)
         if self._learned_alone(message.round_number):
+            self._stopped = True
             return b""  # another party refused it, and its step is taken here: an older checkpoint must do
         if not self._weights_of <= message.round_number <= self.completed_rounds:
             raise OutOfOrder(
@@ -467,6 +487,7 @@ class Party:
             # Rounds after the last one that trains change no weights, and are all run again.
             kept = min(message.round_number, self._schedule.trained_at)
             self._keeper.save(self._handshake.run_id, kept, self._kept_state())
+        self._stopped = True
         return b""
 
     def _learned_alone(self, number: int) -> bool:

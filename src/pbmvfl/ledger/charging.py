@@ -62,7 +62,7 @@ class Charging:
         self._run_started = run_started or first_round > 0
         self._rounds_ahead = rounds_ahead
         self._schedule = terms.schedule
-        self._first_round = self._sent_until = self._charged_until = first_round
+        self._sent_until = self._charged_until = first_round
         entry = next(entry for entry in ledger.sessions(dataset) if entry.id == number)
         self._rows = RowNumbers(ledger, dataset)
         self._train = self._rows.numbers(entry.train_ids)
@@ -116,18 +116,18 @@ class Charging:
             raise LedgerError(f"round={current.number} is asked of a forked copy of the session; open one of its own")
         if self._lock < 0:
             raise LedgerError(f"round={current.number} comes after the session was closed; open another")
-        if current.number < self._first_round:
+        if current.number < self._sent_until:
             raise LedgerError(
-                f"round={current.number} is not this session's; permitted: {self._first_round}, where it began, to "
-                f"{len(self._schedule) - 1}. To run a round again open a session that begins with it"
+                f"round={current.number} was charged in this session or comes before it; permitted: "
+                f"{self._sent_until} to {len(self._schedule) - 1}. A charge is for one draw: to run a round again open "
+                "a session that begins with it"
             )
         # A lock file without a name was removed or replaced, and then nobody can tell this session of a new limit.
         if current.number >= self._charged_until or not os.fstat(self._lock).st_nlink:
             self._check_files(current.number)
         if current.number < self._charged_until:
-            # A round that may have left stays charged, and its bytes are made once: asked for again it costs nothing.
-            if current.number < self._sent_until or not self._limits_changed():
-                self._sent_until = max(self._sent_until, current.number + 1)
+            if not self._limits_changed():
+                self._sent_until = current.number + 1
                 return  # paid ahead
             self._give_back(current.number)  # the owner changed a limit: it holds from this round on
             self._load_limits()
