@@ -9,7 +9,7 @@ each party in its session it demands:
    payload of an uncharged round consists of stored answers that were charged before.
 
 What it finds is written to a folder, because most violations happen in another thread or process, or inside code that
-turns exceptions into refusals. Importing it installs it where that folder is named: by `conftest` in the test process, by
+turns exceptions into refusals. Importing it installs it where that folder is named: `conftest` does so in its process,
 `monitored/sitecustomize.py` in every Python process that a test starts. It imports the standard library alone, and
 wraps a class when its module is imported: some tests are about what is not imported.
 """

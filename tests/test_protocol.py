@@ -238,7 +238,12 @@ def test_a_party_refuses_what_does_not_fit_and_stays_as_it_was(choices, data, ma
             assert kind_of(said) == REFUSAL
             assert str(refusal.value).encode()[:400] == said[HEADER + 2 :]
         earlier = [old for way, index, old in disturbed.transcript if way == "down" and index == party.index]
+        newest = next((old for old in reversed(earlier) if kind_of(old) == ROUND), b"")
         for old in earlier[:-1]:
+            if old == newest:  # a retry, also after the message that ended its epoch
+                own = [each for way, index, each in disturbed.transcript if way == "up" and index == party.index]
+                assert party.answer(old) == own[-1]
+                continue
             with pytest.raises(OutOfOrder):
                 party.answer(old)
 
