@@ -23,6 +23,7 @@ SOURCE = Path(pbmvfl.__file__).parent
 ORDER = [
     "errors",
     "pbmvfl",
+    "reference",
     "protocol",
     "compiled",
     "files",
