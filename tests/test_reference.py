@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import itertools
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from fractions import Fraction
@@ -28,6 +29,7 @@ from pbmvfl import reference
 from statistical import NUM_DRAWS
 
 SOURCE = Path(reference.__file__)
+ROOT = next(folder for folder in Path(__file__).parents if (folder / "pyproject.toml").exists())
 TOLERANCE = 1e-6
 
 
@@ -48,6 +50,15 @@ def test_the_reference_shares_no_code_with_the_package():
             found.add(node.module)
     typing_only = {"__future__", "collections.abc"}
     assert found - typing_only == {"numpy", "numpy.typing", "torch", "torch.nn.functional"}
+
+
+def test_the_code_of_the_page_about_it_runs(tmp_path, run_process):
+    page = (ROOT / "docs" / "pbm-vfl.md").read_text()
+    (code,) = re.findall(r"^```python\n(.*?)^```", page, flags=re.DOTALL | re.MULTILINE)
+    ran = run_process(cwd=tmp_path, program=code)
+    assert ran.returncode == 0, ran.stderr
+    assert (found := re.fullmatch(r"loss (\d\.\d\d) -> (\d\.\d\d)\n", ran.stdout))
+    assert float(found[2]) < float(found[1])
 
 
 # --- what the public seed says, by the definitions alone ---
