@@ -50,7 +50,7 @@ def drive(
 ) -> None:
     """Run the server's plan to its end. `on_open` comes before the first release, `on_epoch_end` after each epoch."""
     opened = False
-    while True:
+    while True:  # Algorithm 2, line 2
         if not opened and server.is_open:
             opened = True
             on_open()

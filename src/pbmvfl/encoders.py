@@ -55,7 +55,7 @@ class Bounded(nn.Module):
         self._squash = _ACTIVATIONS[self.activation]
 
     def forward(self, features: Tensor) -> Tensor:
-        embedding = self._squash(self.network(features))
+        embedding = self._squash(self.network(features))  # Algorithm 1, line 1: in [-C, C]
         return embedding if self.bound == 1.0 else embedding * self.bound
 
 
@@ -184,7 +184,7 @@ def build_encoder(plan: Plan, *, index: int, input_shape: Sequence[int]) -> Boun
     """The plan's encoder for one party, with its public first weights."""
     if plan.encoder not in ENCODERS:
         raise EncoderError(f"encoder={plan.encoder!r} is not one of {', '.join(ENCODERS)}; or pass your own networks")
-    network = _with_public_seed(
+    network = _with_public_seed(  # Algorithm 2, line 1
         lambda: ENCODERS[plan.encoder](input_shape, plan.embedding_dim), seed=plan.seed, index=index
     )
     if plan.start is Start.ZERO:
@@ -251,7 +251,7 @@ def build_head(plan: Plan) -> nn.Module:
     """The server's fusion model: one dense layer, as in the paper, or none where sums are class scores."""
     if plan.head is Head.FIXED:
         return SumsAsScores(plan.num_classes)
-    return _with_public_seed(
+    return _with_public_seed(  # Algorithm 2, line 1
         lambda: nn.Linear(plan.embedding_dim, plan.num_classes), seed=plan.seed, index=plan.num_parties
     )
 

@@ -368,7 +368,7 @@ class Party:
             return
         gradient_BP = self._gradient_of(message)
         if gradient_BP is not None:
-            self.network.apply(gradient_BP, self._entropy)
+            self.network.apply(gradient_BP, self._entropy)  # Algorithm 2, lines 16 to 18
             assert self._answered is not None
             self._weights_of = self._answered.number + 1
             self._answered = None
@@ -423,7 +423,7 @@ class Party:
         mechanism = self.plan.mechanism_for(current.kind)
         keys = self._answers.keys(current)
         if self._drawn_BP is None:
-            embedding_BP = self.network.released_numbers(current)
+            embedding_BP = self.network.released_numbers(current)  # Algorithm 2, line 6, with the draw below
             released_BP = mechanism.randomize(embedding_BP, self._entropy, self._scratch)
             # Rows that all have been answered before get the same answers again, and cost nothing.
             if self._guard is not None and not self._answers.all_known(keys):
@@ -431,7 +431,8 @@ class Party:
             self._drawn_BP = released_BP
         released_BP = self._answers.settle(keys, self._drawn_BP)
         masks = self._masks.get(current.kind)
-        mask = None if masks is None else masks.for_round(current.number, released_BP.size)
+        mask = None if masks is None else masks.for_round(current.number, released_BP.size)  # Protocol 0, step 2
+        # Protocol 0, step 3: the mask is added where the bits are packed.
         answer = self._reply(MessageKind.EMBEDDING, mechanism.payload.encode(released_BP, mask), current)
         self._drawn_BP = None
         self._answered = current if current.kind.carries_gradient else None

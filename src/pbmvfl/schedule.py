@@ -301,6 +301,7 @@ class Schedule:
 
     def _round(self, number: int) -> Round:
         phase, offset, earlier = self._phase_at(number)
+        # Algorithm 2, line 3: every row once in a pass, in an order that all roles derive from the public seed.
         passed, position = divmod(offset, self.rounds_per_pass(phase.kind))
         count = self.rows_of(phase.kind.split)
         start = position * self.rows_per_round(phase.kind)

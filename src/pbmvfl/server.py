@@ -268,11 +268,13 @@ class Server:
     def _ask_round(self) -> bytes:
         self.round = self._schedule[self._next_round]
         self._expected = MessageKind.EMBEDDING
+        # Algorithm 2, line 11: the gradient of the round before goes with the request for this one.
         gradient, self._gradient = self._gradient, None
         return self._message(MessageKind.ROUND, gradient)
 
     def _send_update(self) -> bytes:
         self._expected = None
+        # Algorithm 2, line 11: after the last round of an epoch the gradient goes by itself.
         gradient, self._gradient = self._gradient, None
         return self._message(MessageKind.UPDATE, gradient)
 
@@ -331,13 +333,13 @@ class Server:
         assert self.round is not None
         mechanism = self.plan.mechanism_for(self.round.kind)
         shape = (self.round.num_rows, mechanism.embedding_dim)
-        quantized_sum = self._payload.total(payloads, shape[0] * shape[1])
+        quantized_sum = self._payload.total(payloads, shape[0] * shape[1])  # Algorithm 2, line 9
         if mechanism.largest_sum is not None and int(quantized_sum.max()) > mechanism.largest_sum:
             raise ProtocolError(
                 f"round={self.round.number}: a sum is {int(quantized_sum.max())}, and honest parties make at most "
                 f"{mechanism.largest_sum}: a party does not follow the protocol, or its masks are another session's"
             )
-        estimated = mechanism.estimate(quantized_sum).reshape(shape)
+        estimated = mechanism.estimate(quantized_sum).reshape(shape)  # Algorithm 2, line 10
         if self.round.kind.carries_gradient:
             self._learn(torch.from_numpy(estimated), self._labels.index_select(0, torch.from_numpy(self.round.rows)))
         elif self.plan.vote.kind is VoteKind.RAW:
@@ -365,10 +367,10 @@ class Server:
         assert self.round is not None
         if not self.head.training:
             self.head.train()
-        loss, scores, gradient_BP, slopes = self._teacher.lesson(estimated_sum_BP, labels_B)
+        loss, scores, gradient_BP, slopes = self._teacher.lesson(estimated_sum_BP, labels_B)  # Algorithm 2, line 11
         # Encoding refuses NaN, and it comes before the step: bad numbers never reach the weights.
         self._gradient = self._codec.encode(gradient_BP.numpy(), seed=self.plan.seed, round_number=self.round.number)
-        self._trainer.step(slopes)
+        self._trainer.step(slopes)  # Algorithm 2, line 13
         if self.on_joint_round is not None:
             self.on_joint_round(loss, scores, labels_B)
 

@@ -45,13 +45,13 @@ def count_successes(values: Any, scale: Any, beta_16: Any, num_trials: Any, rand
             below = min(scaled if scaled > -limit else -limit, limit)
             shift = (above + below) * half
             rounded = np.int32(shift + np.float32(32768.5))
-            probability[i] = np.uint16(min(max(rounded, lowest), highest))
+            probability[i] = np.uint16(min(max(rounded, lowest), highest))  # Algorithm 1, line 2
             tally[i] = 0
         first = start * num_trials
         for _ in range(num_trials):
             drawn = random[first : first + width]
             for i in range(width):
-                tally[i] += np.uint16(drawn[i] < probability[i])
+                tally[i] += np.uint16(drawn[i] < probability[i])  # Algorithm 1, line 3
             first += width
         for i in range(width):
             target[i] = tally[i]

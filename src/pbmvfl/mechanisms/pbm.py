@@ -94,7 +94,7 @@ class PoissonBinomial(Trials):
         else:
             for start in range(0, values.size, step):
                 self._draw(values[start : start + step], entropy, scratch, counts[start : start + step])
-        return counts.reshape(embedding.shape)
+        return counts.reshape(embedding.shape)  # Algorithm 1, line 4
 
     def _draw(
         self, values: npt.NDArray[np.float32], entropy: Entropy, scratch: Scratch, counts: npt.NDArray[Any]
@@ -106,6 +106,7 @@ class PoissonBinomial(Trials):
 
     def estimate(self, total: npt.NDArray[np.uint16]) -> npt.NDArray[np.float32]:
         """The unbiased estimate of the sum of the embeddings."""
+        # Algorithm 2, line 10, with the bound C that the printed line leaves out.
         scale = self.bound * PROBABILITY_ONE / (self.event.beta_16 * self.num_trials)
         centre = self.num_trials * self.num_parties / 2
         return ((total.astype(np.float32) - np.float32(centre)) * np.float32(scale)).astype(np.float32)

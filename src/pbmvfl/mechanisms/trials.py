@@ -35,7 +35,7 @@ class Trials(Mechanism):
     beta: float = setting(0.25, help="In [1/128, 63/128]. More: less noise, less privacy.", panel=_PANEL)
 
     def check(self) -> None:
-        check_whole("num_trials", self.num_trials, least=1)
+        check_whole("num_trials", self.num_trials, least=1)  # Algorithm 1, line 1, with a wider range of beta
         object.__setattr__(self, "beta", finite("beta", self.beta))
         if not SMALLEST_BETA <= self.beta <= LARGEST_BETA:
             reason = ""

@@ -147,6 +147,7 @@ class KeyExchange:
             except ValueError:
                 raise IdentityError(f"party={peer}: its session key is a point of low order") from None
             pair = struct.pack("<HHH", PROTOCOL_VERSION, min(peer, self._index), max(peer, self._index))
+            # Protocol 0, step 1: the secret seed of the pair.
             shared[peer] = HKDF(
                 algorithm=hashes.SHA256(),
                 length=32,

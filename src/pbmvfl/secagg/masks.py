@@ -57,7 +57,7 @@ class Masks:
             self._expand(number)
         self._next = number + 1
         start = (number - self._first) * (self._slot_bytes // self._ring.itemsize)
-        return self._sums[start : start + count]
+        return self._sums[start : start + count]  # Protocol 0, step 3: what is added to q_m
 
     def _expand(self, first: int) -> None:
         # The first stream is written straight into the sum. If all peers are below us it has the wrong sign, like
@@ -76,10 +76,12 @@ class Masks:
             target, values = drawn.data, drawn.view(self._ring.dtype)
             for stream, (_, adds) in zip(streams[1:], self._peers[1:], strict=True):
                 stream.update_into(zeros[:size], target)
+                # Protocol 0, step 2: one integer of a pair, with opposite signs at its two parties.
                 (np.add if adds or negate else np.subtract)(part, values, out=part)
             if negate:
                 np.negative(part, out=part)
         self._first, self._end = first, first + self._rounds_ahead
 
     def _stream(self, key: bytes, number: int) -> CipherContext:
+        # Protocol 0, step 1: integers that both parties of a pair draw from its seed.
         return keystream(key, first_block=number * self._slot_bytes // _BLOCK)

@@ -45,6 +45,7 @@ class Teacher:
             self._written_out = not labels.size or (labels.min() >= 0 and labels.max() < self._head.out_features)
 
     def lesson(self, sums_BP: Tensor, labels_B: Tensor) -> Lesson:
+        # Algorithm 2, lines 11 and 13: the gradients at the sums and at the head's weights.
         same_rows = 0 < sums_BP.shape[0] == labels_B.shape[0]  # compiled loops look no further
         if self._written_out and same_rows and sums_BP.dtype is torch.float32:
             return self._without_autograd(sums_BP, labels_B)

@@ -54,7 +54,7 @@ class Plain:
                 self._encoder.train()
             self._by_dense = self._dense is not None and self._dense.takes(batch)
             forward = self._dense.forward if self._dense is not None and self._by_dense else self._encoder
-            embedding_BP: Tensor = forward(batch)
+            embedding_BP: Tensor = forward(batch)  # Algorithm 2, line 6: h_m
         else:
             self._encoder.eval()
             with torch.no_grad():
@@ -72,12 +72,13 @@ class Plain:
         del entropy  # there is no noise
         if self._waiting is None:  # its embedding failed, and something else was released in its place
             return
+        # Algorithm 2, lines 16 and 17.
         waiting, self._waiting = self._waiting, None
         if self._dense is not None and self._by_dense:
             slopes = self._dense.slopes(gradient_BP)
         else:  # copy: the array may be a read-only view of the message
             slopes = self._trainer.slopes(waiting, torch.from_numpy(gradient_BP.copy()))
-        self._trainer.step(slopes)
+        self._trainer.step(slopes)  # Algorithm 2, line 18
 
     def state(self) -> dict[str, Tensor]:
         return self._trainer.state()

@@ -91,6 +91,7 @@ class Trainer:
             torch._foreach_add_(self._velocity, slopes)
             ahead = torch._foreach_mul(self._velocity, self._momentum) if self._nesterov else ()
             slopes = list(torch._foreach_add(ahead, slopes)) if self._nesterov else self._velocity
+        # Algorithm 2, lines 13 and 18.
         torch._foreach_add_(self._weights, slopes, alpha=-self._learning_rate)
 
     def state(self) -> dict[str, Tensor]:

@@ -20,6 +20,7 @@ def pack(values: npt.NDArray[Any], bits: int, mask: npt.NDArray[Any] | None = No
 
     Cutting off the higher bits is the reduction modulo 2^bits, so adding a mask here is adding it in the ring.
     """
+    # Protocol 0, step 3: y_m.
     flat = values.reshape(-1)
     if bits == 8:
         return (flat if mask is None else flat + mask).astype(np.uint8).tobytes()

@@ -51,7 +51,7 @@ class PackedIntegers:
         totals: npt.NDArray[Any] = np.zeros(count, dtype=np.uint16 if self.ring.bits <= 16 else np.uint32)
         for payload in payloads:
             add_packed(payload, self.bits, totals)
-        return self.ring.reduce(totals)
+        return self.ring.reduce(totals)  # Protocol 0, step 4
 
     def each(self, payloads: Sequence[bytes | memoryview], count: int) -> npt.NDArray[Any]:
         values: npt.NDArray[Any] = np.zeros((len(payloads), count), dtype=np.uint16 if self.bits <= 16 else np.uint32)
