@@ -52,6 +52,39 @@ def test_the_reference_shares_no_code_with_the_package():
     assert found - typing_only == {"numpy", "numpy.typing", "torch", "torch.nn.functional"}
 
 
+#: Lines and steps that do something: the others open or close a loop, or hold a comment.
+LINES = {
+    "Algorithm 1": {1, 2, 3, 4},
+    "Protocol 0": {1, 2, 3, 4},
+    "Algorithm 2": {1, 2, 3, 6, 9, 10, 11, 13, 16, 17, 18},
+}
+_MARKER = re.compile(r"(Algorithm [12]|Protocol 0), (?:line|step)s? (\d+)(?: (and|to) (\d+))?")
+
+
+def marked_lines(text: str) -> dict[str, set[int]]:
+    """Lines of the paper that comments name, such as "Algorithm 2, line 6" or "Algorithm 2, lines 16 to 18"."""
+    found: dict[str, set[int]] = {name: set() for name in LINES}
+    for name, first, between, last in _MARKER.findall(text):
+        end = int(last or first)
+        found[name] |= set(range(int(first), end + 1)) if between == "to" else {int(first), end}
+    return found
+
+
+def test_every_line_of_the_paper_is_marked_in_the_reference_and_in_the_package():
+    others = [path for path in SOURCE.parent.rglob("*.py") if path != SOURCE]
+    in_package = marked_lines("\n".join(path.read_text() for path in others))
+    assert in_package == LINES
+    in_reference = marked_lines(SOURCE.read_text())
+    assert all(lines <= in_reference[name] for name, lines in LINES.items())
+
+
+def test_the_reader_of_markers_knows_their_three_forms():
+    found = marked_lines(
+        "# Algorithm 2, line 6\n# Algorithm 2, lines 16 to 18.\nProtocol 0, steps 2 and 4, Algorithm 3, line 1"
+    )
+    assert found == {"Algorithm 1": set(), "Protocol 0": {2, 4}, "Algorithm 2": {6, 16, 17, 18}}
+
+
 def test_the_code_of_the_page_about_it_runs(tmp_path, run_process):
     page = (ROOT / "docs" / "pbm-vfl.md").read_text()
     (code,) = re.findall(r"^```python\n(.*?)^```", page, flags=re.DOTALL | re.MULTILINE)
