@@ -11,6 +11,9 @@ which is scaled from 0..255 to [-1, 1].
 With the latter two maps, one dense layer sees how a party's columns go together. Rows of `values` all have the norm of
 a row of as many ones.
 
+Every map is total on columns that are permitted (at most LARGEST_COLUMN in size), and so is what follows: results are
+clipped to the same bound. Whether a row is accepted depends on its columns alone, by one rule for all maps.
+
 Shape suffixes: N rows, D columns, L values.
 """
 
@@ -28,6 +31,8 @@ from pbmvfl.local_planner import block_sides, dense_columns
 from pbmvfl.plan import Plan
 from pbmvfl.plan_groups import FeatureMap, Training, feature_width
 
+#: The public bound of a column, in either direction. Products with weights and a gradient stay far inside float32.
+LARGEST_COLUMN = 1e9
 #: Wider rows would make matrices that take minutes.
 LARGEST_WIDTH = 4096
 _PAIR_WEIGHT = 0.5
@@ -59,14 +64,19 @@ def network_shape(plan: Plan, shape: Sequence[int], *, index: int) -> tuple[int,
 
 
 def mapped(plan: Plan, rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Rows as the network takes them."""
+    """Return rows as the network takes them: columns by themselves, or what a map makes of them, within the bound."""
     if _takes_pictures(plan, rows.shape[1:]):
-        return _points(rows)
+        return _clipped(_points(rows))
     if plan.features is FeatureMap.COLUMNS:
         return rows
     feature_shape(plan, rows.shape[1:])  # refuses what would be too wide
     rows_ND = rows.reshape(len(rows), math.prod(rows.shape[1:])).astype(np.float32, copy=False)
-    return _pairs(rows_ND) if plan.features is FeatureMap.PAIRS else _values(rows_ND, plan.column_values)
+    return _clipped(_pairs(rows_ND)) if plan.features is FeatureMap.PAIRS else _values(rows_ND, plan.column_values)
+
+
+def _clipped(found_ND: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """Clip to the bound in place, so that no result of a map is out of scale where its columns are not."""
+    return np.clip(found_ND, -LARGEST_COLUMN, LARGEST_COLUMN, out=found_ND)
 
 
 def _takes_pictures(plan: Plan, shape: Sequence[int]) -> bool:

@@ -31,10 +31,11 @@ class LazyRows:
 
     def __init__(self, plan: Plan, rows: np.memmap[Any, Any]) -> None:
         self._plan = plan
-        # The same memory without memmap's bookkeeping, which would cost more than a small batch.
-        self._rows: npt.NDArray[Any] = rows.view(np.ndarray)
+        #: The columns in their file, before the map: the same memory without memmap's bookkeeping, which would cost
+        #: more than a small batch.
+        self.raw: npt.NDArray[Any] = rows.view(np.ndarray)
         self.shape = (len(rows), *feature_shape(plan, rows.shape[1:]))
-        self.dtype: np.dtype[Any] = mapped(plan, self._rows[:0]).dtype
+        self.dtype: np.dtype[Any] = mapped(plan, self.raw[:0]).dtype
         self.piece_rows = max(1, _PIECE_BYTES // max(1, math.prod(self.shape[1:]) * self.dtype.itemsize))
 
     def __len__(self) -> int:
@@ -42,9 +43,9 @@ class LazyRows:
 
     def take(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
         """These rows, in this order, as an array of their own."""
-        return mapped(self._plan, self._rows.take(rows, axis=0))
+        return mapped(self._plan, self.raw.take(rows, axis=0))
 
     def pieces(self) -> Iterator[npt.NDArray[Any]]:
         """All rows in their order."""
         for start in range(0, len(self), self.piece_rows):
-            yield mapped(self._plan, np.array(self._rows[start : start + self.piece_rows]))
+            yield mapped(self._plan, np.array(self.raw[start : start + self.piece_rows]))

@@ -121,8 +121,9 @@ class Party:
         answer_names: Sequence[int] | None = None,
         trained: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """`own_columns` are those that symbols are made of, if the plan has any. `open_guard` is called with the
-        session, its first round and whether its run began with public weights, before anything is released in it.
+        """Features are the owner's columns, before the plan's public map. `own_columns` are those that symbols are
+        made of, if the plan has any. `open_guard` is called with the session, its first round and whether its run
+        began with public weights, before anything is released in it.
         `answers` are kept of releases that stand alone: a row that is asked again gets the same one. It is known there
         by its number, or by that in `answer_names` for test rows whose place may change.
         `trained` is this party's part of a model, as `part_state` gives it, for plans that only ask one."""

@@ -8,14 +8,15 @@ import numpy as np
 import numpy.typing as npt
 
 from pbmvfl.errors import DataError, WrongPlan
+from pbmvfl.features import LARGEST_COLUMN
 from pbmvfl.lazy_rows import LazyRows
 from pbmvfl.plan import Plan
 from pbmvfl.schedule import Round, Split
 from pbmvfl.secagg.keys import IDENTITY_BYTES
 
 Features = npt.NDArray[np.float32] | npt.NDArray[np.uint8]
-#: Products of a column with weights and a gradient stay far inside float32.
-LARGEST_COLUMN = 1e9
+#: Of columns that are looked at together: they may be in a file larger than memory.
+_PIECE_BYTES = 4 << 20
 
 
 def check_identities(identities: Sequence[bytes], plan: Plan, *, index: int, own: bytes) -> None:
@@ -48,16 +49,21 @@ def check_rows_once(current: Round) -> None:
 
 
 def check_rows(rows: Features | LazyRows | None, *, index: int, split: Split) -> None:
-    """Refuse columns that are no numbers, or far out of scale, on the owner's machine and before any session."""
-    if rows is None or not np.issubdtype(rows.dtype, np.floating):
+    """Refuse columns that are no numbers, or far out of scale, on the owner's machine and before any session.
+
+    The columns are looked at before the plan's public map: which cells are permitted is the same for every plan.
+    """
+    if rows is None:
         return
-    before = 0
-    for piece in rows.pieces() if isinstance(rows, LazyRows) else (rows,):
-        permitted = np.abs(piece) <= LARGEST_COLUMN  # NaN is not
+    raw = rows.raw if isinstance(rows, LazyRows) else rows
+    if not np.issubdtype(raw.dtype, np.floating):
+        return
+    at_a_time = max(1, _PIECE_BYTES // max(1, raw[:1].nbytes))
+    for start in range(0, len(raw), at_a_time):
+        permitted = np.abs(raw[start : start + at_a_time]) <= LARGEST_COLUMN  # NaN is not
         if not permitted.all():
             where = np.argwhere(~permitted)[0]
             raise DataError(
-                f"party={index}: row {before + where[0]} of its {split} rows, column {where[1:].tolist()} is NaN or "
+                f"party={index}: row {start + where[0]} of its {split} rows, column {where[1:].tolist()} is NaN or "
                 f"beyond {LARGEST_COLUMN:g}; give finite numbers, scaled by public constants"
             )
-        before += len(piece)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from pbmvfl.errors import WrongPlan
+from pbmvfl.features import mapped
 from pbmvfl.interactions.shared import OwnColumns, PublishedContext
 from pbmvfl.interactions.symbols import as_coordinates
 from pbmvfl.lazy_rows import LazyRows
@@ -41,7 +42,8 @@ class PartyRows:
         test: Features | LazyRows | None,
         own_columns: Mapping[Split, OwnColumns] | None,
     ) -> None:
-        """`own_columns` are those that symbols are made of, if the plan has any."""
+        """`train` and `test` are columns before the public map. `own_columns` are those that symbols are made of, if
+        the plan has any."""
         self._interactions, self._index, self._num_parties = plan.interactions, index, plan.num_parties
         self._context_width = 0 if plan.interactions is None else plan.interactions.context_width(index)
         self._own_columns = dict(own_columns or {})
@@ -53,7 +55,7 @@ class PartyRows:
             if isinstance(rows, LazyRows):
                 self._lazy[split] = rows
             elif rows is not None:
-                self.columns[split] = torch.from_numpy(rows)
+                self.columns[split] = torch.from_numpy(mapped(plan, rows))
         self._preparation = preparation_for(plan, index=index, rows=self._some)
         #: Of everybody's symbols, once they are published.
         self.context: PublishedContext | None = None

@@ -80,8 +80,8 @@ class PartySetup:
             return self.make_party(
                 self.plan,
                 index=self.index,
-                train_features=self._rows(Split.TRAIN, self.train_features),
-                test_features=None if self.test_features is None else self._rows(Split.TEST, self.test_features),
+                train_features=self._rows(self.train_features),
+                test_features=None if self.test_features is None else self._rows(self.test_features),
                 encoder=encoder,
                 identity=Identity.from_private_bytes(self.identity),
                 identities=self.identities,
@@ -116,9 +116,9 @@ class PartySetup:
         """The state machine itself; a subclass may make one of its own."""
         return Party(plan, **arguments)
 
-    def _rows(self, split: Split, rows: Features) -> Features | LazyRows:
-        """As the party is given them: those in a mapped file stay there."""
-        return LazyRows(self.plan, rows) if is_mapped(rows) else self.features(split)
+    def _rows(self, rows: Features) -> Features | LazyRows:
+        """Columns as the party is given them: those in a mapped file stay there."""
+        return LazyRows(self.plan, rows) if is_mapped(rows) else rows
 
     def features(self, split: Split) -> npt.NDArray[np.float32] | npt.NDArray[np.uint8]:
         """The rows of a split as the network takes them; none where there are no test rows."""
