@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import shutil
@@ -176,6 +177,26 @@ def test_a_file_for_each_party_is_joined_by_its_ids(cli, place):
     assert code == 0, err
     assert sorted(pq.read_table(place / "p.parquet")["id"].to_pylist()) == [f"p{row}" for row in range(1005, 1025)]
     assert "note:" in out
+
+
+def test_columns_that_changed_are_asked_about_by_another_data_version(cli, place):
+    """The same people with other columns get the answers that they got; the owner's word makes a new question."""
+    ask = ("predict", "run", "--data", "new.csv", "--id", "person")
+    write(place / "new.csv", 1000, 30, label=False)
+    assert cli(*ask, "--out", "first.parquet")[0] == 0
+    first = pq.read_table(place / "first.parquet")
+    header, *rows = (place / "new.csv").read_text().splitlines()
+    changed = [",".join([row.split(",")[0], "4.5", "4.5", "-2.5", "clerk"]) for row in rows]
+    (place / "new.csv").write_text("\n".join([header, *changed]) + "\n")
+    assert cli(*ask, "--out", "again.parquet")[0] == 0
+    assert pq.read_table(place / "again.parquet").equals(first)
+    code, out, err = cli(*ask, "--data-version", "2026-02", "--out", "anew.parquet")
+    assert (code, "of dataset people, version 2026-02" in out) == (0, True), err
+    assert not pq.read_table(place / "anew.parquet").equals(first)
+    with contextlib.closing(Ledger(book_of(place / "books", 0, "bank"), read_only=True)) as book:
+        assert [entry.row_releases for entry in book.sessions("people")[1:]] == [30, 0, 30]
+    code, _, err = cli("predict", "run", "--rows", "visitors", "--data-version", "2026-02")
+    assert (code, "[data] version" in err) == (2, True)
 
 
 # --- what is wrong is named, and nothing is released ---

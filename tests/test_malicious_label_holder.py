@@ -432,6 +432,51 @@ def test_an_end_in_the_middle_gives_no_model_that_can_be_asked_for_nothing(homes
     assert sum(releases for _, releases in again[len(after) :]) == ROWS  # masked sums are drawn anew, and charged anew
 
 
+def test_a_partys_columns_that_changed_are_told_when_its_owner_says_so_and_not_before(homes: dict[str, Home]) -> None:
+    """A new table with other columns of the same people, aligned anew: the answers of before, for nothing."""
+    from pbmvfl.deploy.plans import prediction_plan
+
+    order = training(
+        training="local",
+        labels="parties",
+        head="fixed",
+        mechanism="none",
+        activation="none",
+        encoder="linear",
+        noise_multiplier=6.0,
+        vote="top",
+        table_noise=5.0,
+        prediction_mechanism="krr",
+        prediction_symbols=2,
+        prediction_response_epsilon=2.0,
+    )
+    assert str(run_job(homes, order).ending) == "done"
+
+    def ask(alignment: str) -> list[int]:
+        """The rows that each party's ledger was charged for."""
+        plan = prediction_plan(homes["clinic"], "run", LabelRows.load(homes["clinic"], alignment))
+        asked = Order(
+            work=Work.PREDICT, federation="people", alignment=alignment, run="run", run_id=order.run_id, plan=plan
+        )
+        before = [charged(homes[party]) for party in PARTIES]
+        ended = run_job(homes, asked)
+        assert str(ended.ending) == "done", ended.words
+        after = [charged(homes[party]) for party in PARTIES]
+        pairs = zip(after, before, strict=True)
+        return [sum(releases for _, releases in now[len(then) :]) for now, then in pairs]
+
+    assert ask("people") == [ROWS, ROWS]
+    rows = homes["bank"].path / "rows.csv"
+    header, *lines = rows.read_text().splitlines()
+    rows.write_text("\n".join([header, *(f"{line.split(',')[0]},-7,9" for line in lines)]) + "\n")
+    align(homes, "later")
+    assert ask("later") == [0, 0]
+    policy = homes["bank"].policy
+    policy.write_text(policy.read_text().replace('dataset = "people"\n', 'dataset = "people"\nversion = "2026-02"\n'))
+    assert ask("later") == [ROWS, 0]
+    assert ask("people") == [0, 0]  # all of its people were asked about in this version
+
+
 # --- a party that would harm the label holder ---
 
 

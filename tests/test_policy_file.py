@@ -26,6 +26,7 @@ id = "person"
 columns = ["age", "job"]
 schema = "schema.json"
 dataset = "people"
+version = "2026-02"
 [encoder]
 own = "bank_models.small:network"
 [[limit]]
@@ -72,6 +73,7 @@ def test_every_name_of_the_file_is_read() -> None:
     assert found.data.file == Path("/home/bank/rows.parquet")
     assert found.data.schema == Path("/home/bank/schema.json")
     assert (found.data.id, found.data.columns, found.dataset) == ("person", ("age", "job"), "people")
+    assert found.data.version == "2026-02"
     assert found.encoder == "bank_models.small:network"
     assert [(str(each.unit), each.epsilon, each.counting) for each in found.limits] == [
         ("cell", 8.0, Counting.GAUSSIAN),
@@ -93,6 +95,7 @@ def test_a_short_file_permits_no_exact_metrics_and_has_careful_defaults() -> Non
     assert not found.policy().allows_exact_metrics
     assert (found.runs.sessions, found.runs.hours, found.runs.until_limit) == (100, None, False)
     assert (found.encoder, found.metrics_port, found.data.columns) == (None, None, None)
+    assert found.data.version == ""
 
 
 def test_the_label_holder_has_a_label_and_no_limit() -> None:
@@ -113,6 +116,7 @@ def test_files_with_a_path_of_their_own_are_looked_for_there() -> None:
         ('id = "person"', 'ids = "person"', "[data] ids is not known; did you mean id? permitted: file, id"),
         ('dataset = "people"', "", "[data] dataset is missing"),
         ('dataset = "people"', 'dataset = "../people"', "[data] dataset ='../people'"),
+        ('id = "person"', 'id = "person"\nversion = 2026', "[data] version =2026; permitted: a text of the form"),
         ('"rows.csv"', '"rows.pickle"', "permitted: a .csv or .parquet file"),
         ('"rows.csv"', "3", "[data] file =3; permitted: a text"),
         ("[data]", "[dta]", "[dta] is not known; did you mean data?"),

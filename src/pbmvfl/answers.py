@@ -2,15 +2,15 @@
 
 For mechanisms whose releases stand alone (randomised response): what was sent for a row, under the same weights, by the
 same vote and the same law, is sent again instead of being drawn anew. Sums behind masks have nothing to store. Only
-what has been released, or is about to be, is ever kept: never a true symbol, a score or a column.
+what has been released, or is about to be, is ever kept: never a true symbol, a score or a column, nor anything that
+depends on one.
 
     known = answers.known(keys)                 # which rows are charged: those that are not known
     fresh = mechanism.randomize(...)            # drawn for ALL rows, so that time and length do not depend on the store
     sent  = answers.settle(keys, fresh)         # stored ones where there are, else the fresh ones, written down first
 
-Which rows are known follows from which rows were asked before, which the server knows, and from whether the party
-changed its columns or weights in between. A key is a digest under a secret of the store, so a file without its secret
-says nothing about columns.
+Which rows are known follows from which rows were asked about before, and in which words: a row whose columns changed is
+the same row. A key is a digest under a secret of the store, so a file without its secret says nothing about names.
 
 The file is a list of blocks, one for each call of `settle` with something new:
 
@@ -29,7 +29,7 @@ import hmac
 import json
 import os
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,28 +71,24 @@ class StoredAnswers:
 
     # --- keys ---
 
-    def keys(
-        self,
-        release: Mapping[str, Any],
-        *,
-        split: str,
-        rows: Sequence[int],
-        columns: npt.NDArray[Any],
-        weights_digest: bytes,
-    ) -> list[bytes]:
-        """A key for each row: under the same law and vote (`release`: plain values), of the same split and number, with
-        the same values, embedded by the same weights, it is the same key; else it is another one."""
-        if len(rows) != len(columns):
-            raise AnswersError(f"{len(rows)} row numbers for {len(columns)} rows of columns; give one for each")
-        what = json.dumps(dict(release), sort_keys=True, separators=(",", ":")).encode()
-        shared = b"".join(len(part).to_bytes(8, "little") + part for part in (what, split.encode(), weights_digest))
-        start = hashlib.blake2b(shared, digest_size=_KEY_BYTES, key=self._secret, person=b"answers' keys")
-        values = np.ascontiguousarray(columns)
-        kind = str(values.dtype).encode().ljust(16)
+    def keys(self, asked: Mapping[str, Any], rows: Iterable[str]) -> list[bytes]:
+        """Return the key of each row: one for each pair of what is asked and a row's name.
+
+        Args:
+            asked: Whose rows they are, and the law, vote and weights by which they are released, as plain values.
+            rows: The names of the rows, which say who they are.
+        """
+        what = json.dumps(dict(asked), sort_keys=True, separators=(",", ":")).encode()
+        start = hashlib.blake2b(
+            len(what).to_bytes(8, "little") + what,
+            digest_size=_KEY_BYTES,
+            key=self._secret,
+            person=b"answers' keys",
+        )
         found = []
-        for row, own in zip(rows, values, strict=True):
+        for row in rows:
             digest = start.copy()
-            digest.update(int(row).to_bytes(8, "little") + kind + own.tobytes())
+            digest.update(row.encode())
             found.append(digest.digest())
         return found
 

@@ -287,6 +287,8 @@ class Federation:
         """Every party's own side of the run."""
         identities = [self.new_identity(index) for index in range(self.plan.num_parties)]
         pinned = tuple(identity.public for identity in identities)
+        # Only ledgers and stored answers ask for ids, and a party in a process of its own gets a copy.
+        named = ledger is not None or checkpoints is not None
         return [
             self.setup_kind(
                 plan=self.plan,
@@ -301,9 +303,8 @@ class Federation:
                 ledger=None if ledger is None else book_of(ledger, index, data.party_names[index], dataset=data.name),
                 owner=data.party_names[index],
                 dataset=data.name,
-                # Only a ledger asks for them, and a party in a process of its own gets a copy.
-                train_ids=None if ledger is None else data.train_ids,
-                test_ids=None if ledger is None else data.test_ids,
+                train_ids=data.train_ids if named else None,
+                test_ids=data.test_ids if named else None,
             )
             for index, identity in enumerate(identities)
         ]

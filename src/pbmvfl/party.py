@@ -24,7 +24,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from pbmvfl.answers import StoredAnswers
 from pbmvfl.errors import (
     EncoderError,
     OutOfOrder,
@@ -36,7 +35,7 @@ from pbmvfl.errors import (
 from pbmvfl.interactions.shared import OwnColumns
 from pbmvfl.lazy_rows import LazyRows
 from pbmvfl.mechanisms import Scratch
-from pbmvfl.party_answers import PartyAnswers
+from pbmvfl.party_answers import AnswersOf, PartyAnswers
 from pbmvfl.party_checks import Features, check_rows, check_rows_once
 from pbmvfl.party_handshake import Handshake
 from pbmvfl.party_network import PartyNetwork
@@ -117,15 +116,13 @@ class Party:
         keeper: Keeper | None = None,
         own_columns: Mapping[Split, OwnColumns] | None = None,
         open_guard: Callable[[Session, int, bool], ReleaseGuard] | None = None,
-        answers: StoredAnswers | None = None,
-        answer_names: Sequence[int] | None = None,
+        answers: AnswersOf | None = None,
         trained: Mapping[str, Tensor] | None = None,
     ) -> None:
         """Features are the owner's columns, before the plan's public map. `own_columns` are those that symbols are
         made of, if the plan has any. `open_guard` is called with the session, its first round and whether its run
         began with public weights, before anything is released in it.
-        `answers` are kept of releases that stand alone: a row that is asked again gets the same one. It is known there
-        by its number, or by that in `answer_names` for test rows whose place may change.
+        `answers` are kept of releases that stand alone: a row that is asked again gets the same one.
         `trained` is this party's part of a model, as `part_state` gives it, for plans that only ask one."""
         if not 0 <= index < plan.num_parties:
             raise WrongPlan(f"party={index}: the plan has parties 0 to {plan.num_parties - 1}")
@@ -156,7 +153,7 @@ class Party:
         self._noisy_kinds = {kind for kind, update in updates.items() if update is not None and update.is_noisy}
         self._keeper = keeper
         self._open_guard = open_guard
-        self._answers = PartyAnswers(plan, self._rows, self.network, stored=answers, names=answer_names)
+        self._answers = PartyAnswers(plan, self._rows, self.network, of=answers)
         #: Whether a trained part's weights know rows only by what was charged; None where the session trains.
         self._part_is_charged = self._begin_with(trained)
         self._guard: ReleaseGuard | None = None

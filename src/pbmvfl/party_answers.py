@@ -1,6 +1,9 @@
 """Which of a party's stored answers belong to a round: a row that is asked again gets the same one, and costs nothing.
 
-What stored answers are, and how they are kept, is in `answers`; here is what they are of.
+What stored answers are, and how they are kept, is in `answers`; here is what they are of. A row is known as the ledger
+knows it, by the owner's name of the data and by its id, and never by its columns: an answer that changed with a cell,
+or a row that is charged anew because of one, would tell of that cell, and no epsilon counts it. Columns that changed
+are another question when the owner says so, by another data version, and then they are for all rows.
 
 Shape suffixes: B rows of the batch, P embedding_dim.
 """
@@ -9,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy.typing as npt
@@ -21,43 +25,45 @@ from pbmvfl.plan import Plan
 from pbmvfl.schedule import SYMBOLS, Round, Split
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class AnswersOf:
+    """A store of answers, and the owner's names of the rows that a session asks about."""
+
+    store: StoredAnswers
+    #: The owner's name of the people, under which the ledger counts.
+    dataset: str = ""
+    #: The owner's public name of the state that the columns are in.
+    data_version: str = ""
+    #: None: rows are numbered as the ledger numbers them, test rows after training rows.
+    train_ids: Sequence[str] | None = None
+    test_ids: Sequence[str] | None = None
+
+
 class PartyAnswers:
     """Those of one party's rows and network, by the rounds of its plan. Without a store every answer is a new one."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        rows: PartyRows,
-        network: PartyNetwork,
-        *,
-        stored: StoredAnswers | None,
-        names: Sequence[int] | None,
-    ) -> None:
-        """`names` are what test rows are known by, where their place may change."""
-        self._plan, self._rows, self._network = plan, rows, network
-        self._stored, self._names = stored, names
+    def __init__(self, plan: Plan, rows: PartyRows, network: PartyNetwork, *, of: AnswersOf | None) -> None:
+        self._plan, self._rows, self._network, self._of = plan, rows, network, of
+        self._stored = None if of is None else of.store
 
     def keys(self, current: Round) -> list[bytes]:
-        """Under which the answers to a round are stored; none if they are not."""
-        if self._stored is None or not self._plan.stores_answers(current.kind):
+        """Return the keys under which the answers to a round are stored; none if they are not."""
+        if self._of is None or not self._plan.stores_answers(current.kind):
             return []
-        split, event = current.kind.split, self._plan.mechanism_for(current.kind).event.to_dict()
+        names = self._names(self._of, current)
+        asked: dict[str, Any] = {
+            "dataset": self._of.dataset,
+            "data_version": self._of.data_version,
+            "event": self._plan.mechanism_for(current.kind).event.to_dict(),
+        }
         if current.kind == SYMBOLS and self._plan.interactions is not None:  # no network makes these
-            return self._stored.keys(
-                {"event": event, "interactions": self._plan.interactions.to_dict(), "seed": self._plan.seed},
-                split=split,
-                rows=current.rows.tolist(),
-                columns=self._rows.symbol_columns(split, current.rows),
-                weights_digest=hashlib.sha256(b"").digest(),
-            )
-        digest = hashlib.sha256(weights_digest(self._network.encoder).encode() + self._rows.digest)
-        return self._stored.keys(
-            {"event": event, "vote": self._plan.vote.to_dict()},
-            split=split,
-            rows=self._names_of(current),
-            columns=self._rows.columns_of(split, current.rows),
-            weights_digest=digest.digest(),
-        )
+            asked |= {"interactions": self._plan.interactions.to_dict(), "seed": self._plan.seed}
+            # Which columns a row shows follows from its place: at another one it is asked about others.
+            names = [f"{place} {name}" for place, name in zip(current.rows.tolist(), names, strict=True)]
+        else:
+            made_by = hashlib.sha256(weights_digest(self._network.encoder).encode() + self._rows.digest)
+            asked |= {"vote": self._plan.vote.to_dict(), "weights": made_by.hexdigest()}
+        return self._of.store.keys(asked, names)
 
     def all_known(self, keys: Sequence[bytes]) -> bool:
         """Whether every row of a round was answered before: then nothing new is released."""
@@ -79,7 +85,9 @@ class PartyAnswers:
         if self._stored is not None:
             self._stored.close()
 
-    def _names_of(self, current: Round) -> list[int]:
-        if self._names is None or current.kind.split is not Split.TEST:
-            return [int(row) for row in current.rows]
-        return [self._names[row] for row in current.rows]
+    def _names(self, of: AnswersOf, current: Round) -> list[str]:
+        ids, before = of.train_ids, 0
+        if current.kind.split is Split.TEST:
+            ids, before = of.test_ids, self._plan.num_samples
+        rows: list[int] = current.rows.tolist()
+        return [str(before + row if ids is None else ids[row]) for row in rows]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -106,13 +106,6 @@ class PartyRows:
         """Rows that are taken from a file at a time; None where all are in memory."""
         return self._lazy[split].piece_rows if split in self._lazy else None
 
-    def columns_of(self, split: Split, rows: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
-        """These rows after the public map, before anything is learned of them."""
-        if split in self.columns:
-            found: npt.NDArray[Any] = self.columns[split].numpy()[rows]
-            return found
-        return self._lazy[split].take(rows)
-
     # --- what changes them ---
 
     def learn(self, statistic: str, split: Split, entropy: Entropy) -> None:
@@ -185,10 +178,6 @@ class PartyRows:
         assert self._symbols_N is not None
         assert self._interactions is not None
         return as_coordinates(self._symbols_N[rows], num_symbols=self._interactions.num_symbols, bound=1.0)
-
-    def symbol_columns(self, split: Split, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
-        """The columns that those are made of."""
-        return self._own_columns[split].columns_ND[rows]
 
     # --- beside the protocol: for a simulator's evaluation alone ---
 

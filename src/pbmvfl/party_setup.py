@@ -21,6 +21,7 @@ from pbmvfl.ledger.books import PartyForecast, look_ahead
 from pbmvfl.ledger.charging import Charging
 from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.party import Party
+from pbmvfl.party_answers import AnswersOf
 from pbmvfl.party_checks import Features
 from pbmvfl.plan import Plan
 from pbmvfl.policy import Policy
@@ -48,8 +49,11 @@ class PartySetup:
     #: The folder of this party's own checkpoints, and how many epochs lie between them.
     checkpoints: Path | None = None
     checkpoint_every: int = 1
-    #: The folder of this party's answers to rows that were predicted; None: they are not kept.
+    #: The folder of this party's answers to rows that were predicted; None: they are not kept. They know a row by
+    #: dataset and id, as the ledger does, and by the owner's public name of the state that the columns are in. Another
+    #: name is another question about every row, which is charged; changed columns alone are not.
     answers: Path | None = None
+    data_version: str = ""
     #: This party's own ledger, the name it is known by there, and its names for the data and for each row in it; None:
     #: rows by their position.
     ledger: Path | None = None
@@ -59,10 +63,8 @@ class PartySetup:
     dataset: str = ""
     train_ids: tuple[str, ...] | None = None
     test_ids: tuple[str, ...] | None = None
-    #: This party's part of a trained model, for plans that only ask one; and numbers that stored answers know its test
-    #: rows by, where those are not always the same rows in the same order.
+    #: This party's part of a trained model, for plans that only ask one.
     trained: Mapping[str, Tensor] | None = None
-    answer_names: tuple[int, ...] | None = None
     #: The owner's word that exact metrics may be looked at although the ledger has a limit for these rows.
     exact_metrics: bool = False
 
@@ -75,7 +77,7 @@ class PartySetup:
         keeper = None
         if self.checkpoints is not None:
             keeper = Checkpoints(folder=self.checkpoints, plan=self.plan, every=self.checkpoint_every)
-        answers = self._stored_answers()
+        answers = self._answers_of_rows()
         try:
             return self.make_party(
                 self.plan,
@@ -88,13 +90,12 @@ class PartySetup:
                 keeper=keeper,
                 own_columns=self._own_columns(),
                 answers=answers,
-                answer_names=self.answer_names,
                 trained=self.trained,
                 open_guard=self._open_ledger if self.ledger is not None else None,
             )
         except BaseException:
             if answers is not None:  # nobody else could open them
-                answers.close()
+                answers.store.close()
             raise
 
     def _own_columns(self) -> dict[Split, OwnColumns]:
@@ -107,10 +108,17 @@ class PartySetup:
             for split, rows in ((Split.TRAIN, self.train_features), (Split.TEST, test))
         }
 
-    def _stored_answers(self) -> StoredAnswers | None:
-        """None where no round has answers to keep."""
-        kept = any(self.plan.stores_answers(kind) for kind in self.plan.schedule.kinds)
-        return StoredAnswers(self.answers) if kept and self.answers is not None else None
+    def _answers_of_rows(self) -> AnswersOf | None:
+        """Open the store; None where no round has answers to keep."""
+        if self.answers is None or not any(self.plan.stores_answers(kind) for kind in self.plan.schedule.kinds):
+            return None
+        return AnswersOf(
+            store=StoredAnswers(self.answers),
+            dataset=self.dataset,
+            data_version=self.data_version,
+            train_ids=self.train_ids,
+            test_ids=self.test_ids,
+        )
 
     def make_party(self, plan: Plan, **arguments: Any) -> Party:
         """The state machine itself; a subclass may make one of its own."""

@@ -51,6 +51,14 @@ _Dataset = Annotated[
         help="The owners' name for these people, if not those of training; ledgers count by it.", rich_help_panel=DATA
     ),
 ]
+_DataVersion = Annotated[
+    str,
+    typer.Option(
+        help="The owners' public name of the state that columns are in. Rows with ids keep their answers, whatever "
+        "changed in their columns, until it is another one: then all are released and charged anew.",
+        rich_help_panel=DATA,
+    ),
+]
 _Epsilon = Annotated[
     float | None,
     typer.Option(help="What one row's prediction may cost. Default: as planned, or 8.", rich_help_panel=_BUDGET),
@@ -109,6 +117,7 @@ def predict(
     data: _Data = None,
     id_: _Id = None,
     dataset: _Dataset = None,
+    data_version: _DataVersion = "",
     epsilon: _Epsilon = None,
     unit: _Unit = "cell",
     delta: _Delta = None,
@@ -136,9 +145,9 @@ def predict(
     """
     budget = {"epsilon": epsilon, "unit": unit, "delta": delta}
     if home is not None or rows is not None:
-        _ask_federation(run, home, rows, budget, out=out, with_labels=False, json_only=json_)
+        _ask_federation(run, home, rows, budget, data_version, out=out, with_labels=False, json_only=json_)
         return
-    asked = _Asked(run, data, id_, dataset, budget=budget, ledger=ledger, json_only=json_)
+    asked = _Asked(run, data, id_, dataset, data_version, budget=budget, ledger=ledger, json_only=json_)
     how = {"uncharged": uncharged, "until_limit": until_limit, "exact": exact, "exact_metrics": exact_metrics}
     found = asked.release(how, out=out, wants_file=True)
     if json_:
@@ -157,6 +166,7 @@ def evaluate(
     label_data: TableLabelData = None,
     id_: _Id = None,
     dataset: _Dataset = None,
+    data_version: _DataVersion = "",
     epsilon: _Epsilon = None,
     unit: _Unit = "cell",
     delta: _Delta = None,
@@ -178,10 +188,10 @@ def evaluate(
     """
     budget = {"epsilon": epsilon, "unit": unit, "delta": delta}
     if home is not None or rows is not None:
-        _ask_federation(run, home, rows, budget, out=out, with_labels=True, json_only=json_)
+        _ask_federation(run, home, rows, budget, data_version, out=out, with_labels=True, json_only=json_)
         return
     labels = (label or _OF_TRAINING, label_data)
-    asked = _Asked(run, data, id_, dataset, labels=labels, budget=budget, ledger=ledger, json_only=json_)
+    asked = _Asked(run, data, id_, dataset, data_version, labels=labels, budget=budget, ledger=ledger, json_only=json_)
     asked.require_labels()
     how = {"uncharged": uncharged, "until_limit": until_limit, "exact": exact, "exact_metrics": exact_metrics}
     found = asked.release(how, out=out, wants_file=False)
@@ -194,13 +204,25 @@ def evaluate(
 
 
 def _ask_federation(
-    run: Path, home: Path | None, rows: str | None, budget: dict[str, Any], *, out: Path | None, **how: bool
+    run: Path,
+    home: Path | None,
+    rows: str | None,
+    budget: dict[str, Any],
+    data_version: str,
+    *,
+    out: Path | None,
+    **how: bool,
 ) -> None:
     """The same question to parties at other organisations."""
     from pbmvfl.cli.deploy_runs import ask
 
     if rows is None:
         raise DataError("--home is the label holder's folder of a federation; say which aligned rows: --rows NAME")
+    if data_version:
+        raise DataError(
+            f"--data-version {data_version!r}: in a federation each party's owner gives it, [data] version of its "
+            "policy.toml; leave it out"
+        )
     ask(str(run), home=home or Path(), rows=rows, budget=budget, out=out, **how)
 
 
@@ -213,6 +235,7 @@ class _Asked:
         data: list[str] | None,
         id_: str | None,
         dataset: str | None,
+        data_version: str,
         *,
         budget: dict[str, Any],
         ledger: Path | None,
@@ -228,7 +251,7 @@ class _Asked:
         self._path, self._json_only = path, json_only
         self._folder, self._model, own_ledger = _read_model(path)
         self._ledger = ledger if ledger is not None else own_ledger
-        self._budget, self._dataset = budget, dataset
+        self._budget, self._dataset, self._data_version = budget, dataset, data_version
         self._rows = self._read_rows(data, id_, labels)
         self._file: Path | None = None
 
@@ -317,6 +340,7 @@ class _Asked:
                 **self._budget,
                 dataset=self._dataset,
                 ledger=self._ledger,
+                data_version=self._data_version,
                 **how,
                 on_round=on_round,
             )
@@ -377,7 +401,8 @@ class _Asked:
         table.show_header = False
         parties = counted(len(model.party_names), "party", "parties")
         table.add_row("model", f"{model.dataset}, {parties}: {', '.join(model.party_names)}")
-        table.add_row("rows", f"{counted(len(rows.ids), 'row')} of dataset {self._dataset or rows.name}")
+        version = f", version {self._data_version}" if self._data_version else ""
+        table.add_row("rows", f"{counted(len(rows.ids), 'row')} of dataset {self._dataset or rows.name}{version}")
         if exact:
             table.add_row("release", "none: exact sums, which only a simulator sees; outside of any epsilon")
             self._console.print(table)
@@ -392,7 +417,8 @@ class _Asked:
         print_privacy(self._console, privacy, title="epsilon that a row's prediction costs", strict_only=True)
         if self._ledger is not None and not uncharged:
             plan = model.serving_plan_for(len(rows.ids), **self._budget)
-            ahead = model.forecast(rows, **self._budget, dataset=self._dataset, ledger=self._ledger)
+            how = {**self._budget, "dataset": self._dataset, "data_version": self._data_version}
+            ahead = model.forecast(rows, **how, ledger=self._ledger)
             for line in forecast_lines(ahead, dataset=self._dataset or rows.name, plan=plan):
                 self._say(line)
 

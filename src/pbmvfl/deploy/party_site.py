@@ -40,7 +40,6 @@ from pbmvfl.errors import (
 from pbmvfl.features import network_shape
 from pbmvfl.model.books import check_known
 from pbmvfl.model.parts import PartyPart, model_digest
-from pbmvfl.model.serving import answer_names
 from pbmvfl.party import Party, part_of_state
 from pbmvfl.party_setup import PartySetup
 from pbmvfl.runs.checkpoints import Checkpoints
@@ -155,7 +154,6 @@ class PartySite:
                 "test_features": self._rows.features,
                 "test_ids": self._rows.ids,
                 "trained": part.state,
-                "answer_names": answer_names(self._rows.ids),
             }
         self._setup = PartySetup(
             plan=order.plan,
@@ -169,6 +167,7 @@ class PartySite:
             durable=True,
             owner=home.name,
             dataset=policy.dataset,
+            data_version=policy.data.version,
             **own,
         )
         if part is not None:

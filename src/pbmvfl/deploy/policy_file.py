@@ -28,7 +28,7 @@ from pbmvfl.policy import Policy
 LARGEST = 1 << 20
 _SECTIONS = ("data", "encoder", "limit", "plan", "runs", "watch")
 _LABEL_HOLDERS = ("data", "runs", "watch")
-_DATA = ("file", "id", "columns", "schema", "dataset", "made_up")
+_DATA = ("file", "id", "columns", "schema", "dataset", "version", "made_up")
 _LABELS = ("file", "id", "label", "schema")
 _LIMIT = ("epsilon", "delta", "unit", "accounting", "counting", "colluding_parties")
 _PLAN = (
@@ -64,6 +64,9 @@ class DataSource:
     schema: Path | None = None
     #: The name that the ledger counts under; of parties.
     dataset: str = ""
+    #: The owner's public name of the state that the columns are in; of parties. Rows that were predicted keep their
+    #: answers, for nothing, until it is another one: then all that are asked about are drawn and charged anew.
+    version: str = ""
     #: The column of labels; of the label holder.
     label: str = ""
     #: The owner's word that these rows are nobody's, as in a trial: then a limit may be left out. The ledger counts all
@@ -304,6 +307,7 @@ class _Reader:
             columns=columns,
             schema=schema,
             dataset=self._text("data", table, "dataset", form=_DATASET),
+            version=self._text("data", table, "version", form=_DATASET) if "version" in table else "",
             made_up=self._switch("data", table, "made_up"),
         )
 

@@ -24,6 +24,7 @@ def party_template(*, name: str, home: str, num_parties: int, file: str, id: str
         (f"file = {_quoted(file)}", ".csv or .parquet"),
         (f"id = {_quoted(id)}", "the column by which rows of different organisations are matched"),
         (f"dataset = {_quoted(dataset)}", "what the ledger counts under; never change it for the same people"),
+        ('# version = "2026-01"', "change it when columns changed: rows are then predicted, and charged, anew"),
         ('# columns = ["age", "job"]', "default: all but the id"),
         ('# schema = "schema.json"', "of `pbmvfl schema`: ranges and words that everybody may know"),
         "",

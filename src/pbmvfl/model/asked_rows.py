@@ -15,6 +15,7 @@ from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.errors import DataError, ModelError
 from pbmvfl.model.parts import PartyPart, ServerPart
 
+_LONGEST_VERSION = 80
 #: What can be asked about: rows that were loaded, a file or a frame with all columns, one of each for each party, or
 #: one array for each party.
 Rows = NewRows | VerticalDataset | str | Path | Mapping[str, Any] | Sequence[npt.NDArray[Any]] | Any
@@ -40,6 +41,7 @@ def taken_rows(
             party_names=server.party_names,
             features=tuple(rows),
             ids=tuple(f"rows:{row}" for row in range(len(rows[0]))),
+            named=False,
         )
     if not isinstance(rows, NewRows):
         columns = [part.columns for part in parts if part.columns is not None]
@@ -73,6 +75,15 @@ def _check_arrays(parts: Sequence[PartyPart], features: Sequence[npt.NDArray[Any
             )
     if not len(features[0]):
         raise DataError("there are no rows to predict; give at least one")
+
+
+def check_data_version(version: object) -> None:
+    """Refuse what cannot be the owners' name of the state that their columns are in."""
+    if not isinstance(version, str) or version != version.strip() or len(version) > _LONGEST_VERSION:
+        raise DataError(
+            f"data_version={version!r}; permitted: a text of at most {_LONGEST_VERSION} characters that neither begins "
+            "nor ends with a blank, as in '2026-01'"
+        )
 
 
 def test_rows(data: VerticalDataset) -> NewRows:

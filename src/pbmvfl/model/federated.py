@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,11 +27,11 @@ from pbmvfl.data.rows import NewRows
 from pbmvfl.driver import Tap
 from pbmvfl.errors import DataError, ModelError
 from pbmvfl.ledger.books import PartyForecast, book_of, check_reaches_end, make_folder
-from pbmvfl.model.asked_rows import Rows, taken_rows
+from pbmvfl.model.asked_rows import Rows, check_data_version, taken_rows
 from pbmvfl.model.books import check_known, look_exactly
 from pbmvfl.model.parts import INDEX, SERVER, Part, PartyPart, ServerPart, folder_name
 from pbmvfl.model.predictions import Predictions
-from pbmvfl.model.serving import Release, answer_names, exact_scores, release_for, serve, serving_plan
+from pbmvfl.model.serving import Release, exact_scores, release_for, serve, serving_plan
 from pbmvfl.party_setup import PartySetup
 from pbmvfl.plan import Plan
 from pbmvfl.privacy.conversion import usual_delta
@@ -211,6 +213,7 @@ class FederatedModel:
         ledger: Path | str | None = None,
         uncharged: bool = False,
         until_limit: bool = False,
+        data_version: str = "",
         exact: bool = False,
         exact_metrics: bool = False,
         on_round: Callable[[int, int], None] | None = None,
@@ -222,10 +225,17 @@ class FederatedModel:
         name of the people that the model was trained on, and its id. Rows that a party's limit would not all allow are
         refused before anything is released; with `until_limit` those before the limit are, and `Predictions.stopped`
         says so. `uncharged` is the owners' word that no
-        ledger counts these, where training had ledgers. The same rows asked for again in the same way, by this object,
-        are answered from what was released. `exact` looks at exact sums, as only a simulator can: no noise, no charge,
+        ledger counts these, where training had ledgers.
+
+        The same rows asked for again in the same way, by this object, are answered from what was released, whatever
+        their columns are by now: an answer that changed with a cell would tell of it. Columns that changed are asked
+        about by another `data_version`, a public name: all rows are then released, and charged, anew. Rows without ids
+        are nobody in particular, and are released anew each time where a ledger counts them.
+
+        `exact` looks at exact sums, as only a simulator can: no noise, no charge,
         no epsilon. Of rows that have a limit it needs the owners' word, `exact_metrics`, which their ledgers note.
         """
+        check_data_version(data_version)
         taken = self._taken(rows, label=label, label_data=label_data, id=id, dataset=dataset)
         release = self._release(epsilon, delta, unit) if not exact else None
         plan = self._serving_plan(len(taken.ids), release)
@@ -233,12 +243,12 @@ class FederatedModel:
         if exact:
             books_there = self.ledger if ledger is None else Path(ledger)
             look_exactly(self._parties, books_there, taken.name, permitted=exact_metrics)
-        known = self._known_by(plan, taken, exact)
-        if known in self._released:
+        known = None if exact else self._known_by(plan, taken, data_version, charged=books is not None)
+        if known is not None and known in self._released:
             self._released.move_to_end(known)
-            return self._released[known]
+            return replace(self._released[known], true_labels=taken.labels)
         started = time.perf_counter()
-        setups = self._setups(plan, taken, books)
+        setups = self._setups(plan, taken, books, data_version)
         if books is not None:
             check_known(self._parties, setups)
             make_folder(books)
@@ -280,7 +290,7 @@ class FederatedModel:
             noise_is_seeded=self._noise_is_seeded,
             true_labels=taken.labels,
         )
-        if not stopped:
+        if known is not None and not stopped:
             self._remember(known, found)
         return found
 
@@ -319,14 +329,16 @@ class FederatedModel:
         id: str | None = None,
         dataset: str | None = None,
         ledger: Path | str | None = None,
+        data_version: str = "",
     ) -> list[PartyForecast]:
         """What every party's ledger will say to `release`, with the same arguments; nothing is written."""
+        check_data_version(data_version)
         books = self._books(ledger, uncharged=False, exact=False)
         if books is None:
             return []
         taken = self._taken(rows, label=None, label_data=None, id=id, dataset=dataset)
         plan = self.serving_plan_for(len(taken.ids), epsilon=epsilon, delta=delta, unit=unit)
-        setups = self._setups(plan, taken, books)
+        setups = self._setups(plan, taken, books, data_version)
         check_known(self._parties, setups)
         return self._ahead(setups)
 
@@ -401,7 +413,7 @@ class FederatedModel:
             )
         return books
 
-    def _setups(self, plan: Plan, rows: NewRows, books: Path | None) -> list[PartySetup]:
+    def _setups(self, plan: Plan, rows: NewRows, books: Path | None, data_version: str = "") -> list[PartySetup]:
         identities = [Identity.generate() for _ in self._parties]
         pinned = tuple(identity.public for identity in identities)
         return [
@@ -412,13 +424,13 @@ class FederatedModel:
                 identities=pinned,
                 train_features=np.empty((0, *part.shape), dtype=part.dtype),
                 test_features=features,
-                answers=self._answers_of(part),
+                answers=self._answers_of(part) if rows.named else None,
+                data_version=data_version,
                 ledger=None if books is None else book_of(books, part.index, part.party, dataset=rows.name),
                 owner=part.party,
                 dataset=rows.name,
                 test_ids=rows.ids,
                 trained=part.state,
-                answer_names=answer_names(rows.ids),
             )
             for part, identity, features in zip(self._parties, identities, rows.features, strict=True)
         ]
@@ -433,13 +445,18 @@ class FederatedModel:
         """Where a party keeps what it has answered: beside its part, if that is on a disk."""
         return None if self._folder is None else self._folder / folder_name(part.party) / "answers"
 
-    def _known_by(self, plan: Plan, rows: NewRows, exact: bool) -> bytes:
-        """What a release is remembered by: the same rows, in the same order, by the same law."""
-        digest = hashlib.sha256(plan.hash + (b"exact" if exact else b""))
-        digest.update("\0".join((rows.name, *rows.ids)).encode())
-        for features in rows.features:
+    def _known_by(self, plan: Plan, rows: NewRows, data_version: str, *, charged: bool) -> bytes | None:
+        """Return what a release is remembered by: the same rows, in the same order, by the same law; None for none.
+
+        Never by columns where ids say who rows are: whether an answer is a new one would tell of a cell that changed.
+        Rows without such ids have nothing but their columns. Where a ledger counts, each question about them is a new
+        release; where none does, no epsilon is claimed over several questions, and the fewest releases are best.
+        """
+        if charged and not rows.named:
+            return None
+        digest = hashlib.sha256(plan.hash + json.dumps([rows.name, data_version, rows.named, *rows.ids]).encode())
+        for features in () if rows.named else rows.features:
             digest.update(np.ascontiguousarray(features).data)
-        digest.update(b"" if rows.labels is None else rows.labels.tobytes())
         return digest.digest()
 
     def _remember(self, known: bytes, found: Predictions) -> None:

@@ -7,7 +7,6 @@ and what it had released stays charged. Rows whose answers are stored get the sa
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -121,11 +120,6 @@ def serving_plan(training: Plan, *, model: str, num_rows: int, release: Release)
             "evaluation": Evaluation.RELEASED,
         }
     )
-
-
-def answer_names(ids: Sequence[str]) -> tuple[int, ...]:
-    """Numbers that stored answers know rows by, wherever those stand in a table: digests of their ids."""
-    return tuple(int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little") for name in ids)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
