@@ -16,7 +16,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from pbmvfl.deploy.admission import MODEL_INDEX, PRIVATE_REASON, admit, own_row_ids, take_up
 from pbmvfl.deploy.home import Home
@@ -24,7 +26,7 @@ from pbmvfl.deploy.order import Order, Work
 from pbmvfl.deploy.policy_file import PolicyFile, own_book
 from pbmvfl.errors import FederationError, OrderError, PolicyError
 from pbmvfl.ledger.ledger import Ledger
-from pbmvfl.model.parts import INDEX, model_digest
+from pbmvfl.model.parts import INDEX, WEIGHTS_FILE, model_digest
 from pbmvfl.model.serving import release_for, serving_plan
 from pbmvfl.plan import Plan
 from policy_homes import (
@@ -254,12 +256,13 @@ def test_sites_that_take_up_at_the_same_moment_are_all_counted(home: Home) -> No
 
 
 def asking(home: Home, *, digest: str | None = None, **changes: Any) -> Order:
-    """An order that asks the model of the run `monday`, whose part this site has."""
+    """An order that asks the model of the run `monday`, whose part this site has; its training was noisy."""
     training = small_plan()
     model = model_digest(training, bytes.fromhex(RUN_ID))
     folder = home.model("monday")
     folder.mkdir(parents=True, exist_ok=True)
     (folder / INDEX).write_text(json.dumps({"model": model}))
+    save_file({"run.public_start": np.ones(1, np.uint8)}, folder / WEIGHTS_FILE)
     release = release_for(training, epsilon=4.0, delta=1e-5, has_tables=False)
     plan = serving_plan(training, model=digest or model, num_rows=10, release=release)
     return train_order(plan, work=Work.PREDICT, **changes)

@@ -148,8 +148,8 @@ def test_what_is_wrong_with_a_party_in_a_process_is_said_when_it_starts(data, ma
 class NamesItsSurroundings(Policy):
     """What a process of a party has around it, as the words of its refusal."""
 
-    def check(self, plan):
-        del plan
+    def check(self, plan, *, public_start=None):
+        del plan, public_start
         drawn = SystemEntropy()
         drawn.fill(noise := np.zeros(16, dtype=np.uint8))
         raise PolicyError(f"{os.environ.get('PBMVFL_TEST_WORD')} {os.getpid()} {noise.tobytes().hex()}")

@@ -21,7 +21,7 @@ from torch import nn
 
 from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.driver import Tap
-from pbmvfl.encoders import build_encoder, check_distinct, is_public_start
+from pbmvfl.encoders import build_encoder, check_distinct
 from pbmvfl.errors import CheckpointError, EncoderError, LedgerError, ModelError, PlanError
 from pbmvfl.features import mapped, network_shape
 from pbmvfl.ledger.books import PartyForecast, book_of, books_of, check_folder, check_reaches_end, make_folder
@@ -36,7 +36,6 @@ from pbmvfl.runs.checkpoints import Checkpoints
 from pbmvfl.runs.history import EpochLine
 from pbmvfl.runs.release_log import ReleaseLog
 from pbmvfl.runs.results import Result
-from pbmvfl.schedule import Split
 from pbmvfl.secagg.keys import Identity
 from pbmvfl.server import Server
 from pbmvfl.transport.base import Transport
@@ -246,13 +245,9 @@ class Federation:
             first_round = newest_common_round(self.plan, checkpoints)
         found = []
         for index, setup in enumerate(self.party_setups(data, ledger, checkpoints, 1)):
-            public = True
-            if self._encoders is not None:
-                shape = setup.features(Split.TRAIN).shape[1:]
-                public = is_public_start(self._encoders[index], self.plan, index=index, input_shape=shape)
             asked = replace(setup, exact_metrics=exact_metrics)
-            name = "" if run is None else run.hex()
-            found.append(asked.forecast(run=name, first_round=first_round, public_start=public))
+            own = None if self._encoders is None else self._encoders[index]
+            found.append(asked.forecast(own, run="" if run is None else run.hex(), first_round=first_round))
         return found
 
     def check(self, data: VerticalDataset) -> None:

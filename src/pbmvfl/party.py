@@ -86,6 +86,12 @@ class Keeper(Protocol):
     def load(self, run_id: bytes, completed_rounds: int) -> dict[str, Tensor]: ...
 
 
+def weights_are_charged(state: Mapping[str, Tensor]) -> bool:
+    """Return whether a kept state says that its weights know rows only by what was charged. Without a flag: no."""
+    flag = state.get(_PUBLIC_START)
+    return flag is not None and flag.numel() == 1 and bool(flag)
+
+
 def part_of_state(plan: Plan, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """What a party's part of the model keeps of its state after training.
 
@@ -93,9 +99,7 @@ def part_of_state(plan: Plan, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     them: then every release that is made with them is about all rows they were trained on.
     """
     updates = [plan.update_event(kind) for kind in plan.schedule.kinds]
-    noisy = all(update.is_noisy for update in updates if update is not None)
-    public = state.get(_PUBLIC_START)
-    charged = noisy and public is not None and public.numel() == 1 and bool(public)
+    charged = all(update.is_noisy for update in updates if update is not None) and weights_are_charged(state)
     kept = {name: value for name, value in state.items() if name.startswith((WEIGHTS, PREPARATION))}
     return {**kept, _PUBLIC_START: torch.tensor([charged], dtype=torch.uint8)}
 

@@ -13,14 +13,14 @@ import numpy.typing as npt
 from torch import Tensor, nn
 
 from pbmvfl.answers import StoredAnswers
-from pbmvfl.encoders import build_encoder
+from pbmvfl.encoders import build_encoder, is_public_start
 from pbmvfl.features import mapped, network_shape
 from pbmvfl.interactions.shared import OwnColumns
 from pbmvfl.lazy_rows import LazyRows, is_mapped
 from pbmvfl.ledger.books import PartyForecast, look_ahead
 from pbmvfl.ledger.charging import Charging
 from pbmvfl.ledger.ledger import Ledger
-from pbmvfl.party import Party
+from pbmvfl.party import Party, weights_are_charged
 from pbmvfl.party_answers import AnswersOf
 from pbmvfl.party_checks import Features
 from pbmvfl.plan import Plan
@@ -70,10 +70,11 @@ class PartySetup:
 
     def build(self, encoder: nn.Module | None = None) -> Party:
         """The party, if its owner accepts the plan."""
-        self.policy.check(self.plan)
+        public = self.begins_publicly(encoder)
+        # An own network that is not public now may be so once it has seen a row: whatever it is then is accepted here.
+        self.policy.check(self.plan, public_start=public if public or self.trained is not None else None)
         if encoder is None:
-            shape = network_shape(self.plan, self.train_features.shape[1:], index=self.index)
-            encoder = build_encoder(self.plan, index=self.index, input_shape=shape)
+            encoder = build_encoder(self.plan, index=self.index, input_shape=self._network_shape)
         keeper = None
         if self.checkpoints is not None:
             keeper = Checkpoints(folder=self.checkpoints, plan=self.plan, every=self.checkpoint_every)
@@ -97,6 +98,20 @@ class PartySetup:
             if answers is not None:  # nobody else could open them
                 answers.store.close()
             raise
+
+    @property
+    def _network_shape(self) -> tuple[int, ...]:
+        return network_shape(self.plan, self.train_features.shape[1:], index=self.index)
+
+    def begins_publicly(self, encoder: nn.Module | None = None) -> bool:
+        """Return whether the session's first weights know rows only by what was charged for them.
+
+        Args:
+            encoder: The owner's own network; None for the plan's.
+        """
+        if self.trained is not None:
+            return weights_are_charged(self.trained)
+        return encoder is None or is_public_start(encoder, self.plan, index=self.index, input_shape=self._network_shape)
 
     def _own_columns(self) -> dict[Split, OwnColumns]:
         """The columns that symbols are made of, as they are, if the plan has symbols."""
@@ -136,6 +151,8 @@ class PartySetup:
 
     def _open_ledger(self, session: Session, first_round: int, public_start: bool) -> Charging:
         assert self.ledger is not None
+        if first_round:  # a checkpoint's weights may have begun otherwise than the network that was given now
+            self.policy.check(self.plan, public_start=public_start)
         ledger = Ledger(self.ledger, owner=self.owner, durable=self.durable)
         try:
             return ledger.open_session(
@@ -147,12 +164,10 @@ class PartySetup:
             ledger.close()
             raise
 
-    def forecast(
-        self, encoder: nn.Module | None = None, *, run: str = "", first_round: int = 0, public_start: bool = True
-    ) -> PartyForecast:
+    def forecast(self, encoder: nn.Module | None = None, *, run: str = "", first_round: int = 0) -> PartyForecast:
         """What this party's ledger will say to the session, before there is one: nothing is written."""
         assert self.ledger is not None
-        asked = {**self._asked(run, first_round, public_start), "until": self._charged_until(encoder)}
+        asked = self._asked(run, first_round, self.begins_publicly(encoder)) | {"until": self._charged_until(encoder)}
         return look_ahead(self.ledger, party=self.owner, **asked)
 
     def _charged_until(self, encoder: nn.Module | None) -> int | None:

@@ -16,7 +16,7 @@ from pbmvfl.mechanisms import Mechanism
 from pbmvfl.plan import Plan
 from pbmvfl.plan_groups import Evaluation, Learning, Rounds, UpdateNoise
 from pbmvfl.plan_names import PREDICTION_PREFIX, known_names
-from pbmvfl.privacy.accounting import epsilon_bound
+from pbmvfl.privacy.accounting import TrainingRun, epsilon_bound
 from pbmvfl.privacy.conversion import check_delta
 from pbmvfl.privacy.table import format_epsilon
 from pbmvfl.privacy.units import Accounting, Unit
@@ -113,8 +113,18 @@ class Policy:
         rules = {name: Permitted.of(name, rule) for name, rule in self.fields.items()}
         object.__setattr__(self, "fields", rules)
 
-    def check(self, plan: Plan) -> None:
-        """Refuse a plan that does not meet the conditions."""
+    def check(self, plan: Plan, *, public_start: bool | None = None) -> None:
+        """Refuse a plan that does not meet the conditions.
+
+        Args:
+            plan: The plan of a session.
+            public_start: Whether the weights that the session begins with know rows only by what was charged for them.
+                If not, every release may be about any row. None where it is not known: then the plan must be within
+                `largest_epsilon` by both counts.
+
+        Raises:
+            PolicyError: The plan does not meet a condition.
+        """
         if plan.num_parties < self.smallest_num_parties:
             raise PolicyError(
                 f"num_parties={plan.num_parties}: the policy permits {self.smallest_num_parties} or more; "
@@ -138,7 +148,10 @@ class Policy:
             )
         self._check_fields(plan)
         self._check_noise(plan)
-        self._check_epsilon(plan)
+        if self.largest_epsilon is not None:
+            # Neither count is always the larger one: noise on updates is charged by the first alone.
+            for public in (True, False) if public_start is None else (public_start,):
+                self._check_epsilon(plan.training_run(public_start=public), self.largest_epsilon)
 
     def _check_fields(self, plan: Plan) -> None:
         values = _values(plan)
@@ -167,20 +180,18 @@ class Policy:
                     f"{self.smallest_noise:g} or more; plan with more noise, {_WAY_OUT}"
                 )
 
-    def _check_epsilon(self, plan: Plan) -> None:
-        if self.largest_epsilon is None:
-            return
-        run = plan.training_run()
+    def _check_epsilon(self, run: TrainingRun, largest: float) -> None:
         # The quick way is an upper bound too. The exact one can take seconds, and is never so much smaller.
         for exactly in (False, True):
             found = epsilon_bound(run, self.unit, Accounting.STRICT, delta=self.delta, pld=exactly).epsilon
-            if found <= self.largest_epsilon:
+            if found <= largest:
                 return
-            if found > _FAR_ABOVE * (self.largest_epsilon + 1):
+            if found > _FAR_ABOVE * (largest + 1):
                 break
+        weights = "" if run.public_start else ", weights that may know any row"
         raise PolicyError(
-            f"epsilon={format_epsilon(found)} ({self.unit}, strict, delta={self.delta:g}): the policy permits "
-            f"{self.largest_epsilon:g} or less in one plan; plan with a smaller budget, {_WAY_OUT}"
+            f"epsilon={format_epsilon(found)} ({self.unit}, strict, delta={self.delta:g}{weights}): the policy permits "
+            f"{largest:g} or less in one plan; plan with a smaller budget, {_WAY_OUT}"
         )
 
 

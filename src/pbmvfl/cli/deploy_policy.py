@@ -96,6 +96,7 @@ def check(
 
 def _refusal(home: Home, policy: PolicyFile, file: Path) -> str | None:
     """Why a plan would be refused; None if it would not."""
+    from pbmvfl.deploy.admission import begins_publicly
     from pbmvfl.errors import PlanError
     from pbmvfl.json_files import read_object
     from pbmvfl.plan import Plan
@@ -105,7 +106,7 @@ def _refusal(home: Home, policy: PolicyFile, file: Path) -> str | None:
     if plan.num_parties != there:
         return f"num_parties={plan.num_parties}: federation {home.federation.name} has {there} parties"
     try:
-        policy.policy().check(plan)
+        policy.policy().check(plan, public_start=begins_publicly(policy, plan))
     except PolicyError as error:
         return str(error)
     return None

@@ -16,6 +16,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError, safe_open
+
 from pbmvfl.deploy.home import Home
 from pbmvfl.deploy.order import Order, Work
 from pbmvfl.deploy.policy_file import PolicyFile, own_book
@@ -35,6 +37,8 @@ BOUND = "bound.json"
 ALIGNMENTS_MADE = "alignments.json"
 #: `model.parts.INDEX`, which is not imported here: torch would come with it, into a process that only looks.
 MODEL_INDEX = "part.json"
+#: `model.parts.WEIGHTS_FILE`, and the flag in it that `party.weights_are_charged` reads, for the same reason.
+WEIGHTS_FILE, PUBLIC_START = "weights.safetensors", "run.public_start"
 #: Beside it, where a party keeps what it has answered.
 ANSWERS = "answers"
 #: Rounds that are looked ahead over: some seconds. A longer run is ended by the limit itself, when it is there.
@@ -244,7 +248,7 @@ def _check_alignments(home: Home, order: Order, policy: PolicyFile) -> None:
 
 def _check_party(home: Home, order: Order, policy: PolicyFile, row_ids: RowIds | None) -> None:
     assert order.plan is not None
-    policy.policy().check(order.plan)
+    policy.policy().check(order.plan, public_start=begins_publicly(policy, order.plan, home.model(order.run)))
     with own_book(home, policy) as book:
         if (trouble := book.trouble()) is not None:
             raise FederationError(f"{home.ledger} {trouble}")
@@ -261,6 +265,28 @@ def _check_party(home: Home, order: Order, policy: PolicyFile, row_ids: RowIds |
             _look_ahead(home, order, policy, book, row_ids)
 
 
+def begins_publicly(policy: PolicyFile, plan: Plan, part: Path | None = None) -> bool | None:
+    """Return whether a session's first weights know rows only by what was charged; None where it is not known here.
+
+    The job's own process looks again, with the networks themselves.
+
+    Args:
+        policy: The party's own.
+        plan: The plan of the session.
+        part: The folder of this party's part of the model that the plan asks.
+    """
+    if not plan.model:
+        return True if policy.encoder is None else None
+    if part is None:
+        return None
+    try:
+        with safe_open(part / WEIGHTS_FILE, framework="np") as file:
+            flag = file.get_tensor(PUBLIC_START)
+            return bool(flag.size == 1 and flag.all())
+    except (OSError, SafetensorError):
+        return False  # nothing says that they are
+
+
 def _look_ahead(home: Home, order: Order, policy: PolicyFile, book: Ledger, row_ids: RowIds) -> None:
     """Refuse a run that a limit would end early. By how much is private."""
     plan = order.plan
@@ -273,7 +299,7 @@ def _look_ahead(home: Home, order: Order, policy: PolicyFile, book: Ledger, row_
         dataset=policy.data.dataset,
         plan=plan,
         run="" if order.work is Work.PREDICT else order.run_id,  # each question is a run of its own
-        public_start=policy.encoder is None,
+        public_start=begins_publicly(policy, plan, home.model(order.run)) is True,
         train_ids=train,
         test_ids=test,
     )

@@ -40,7 +40,7 @@ from pbmvfl.errors import (
 from pbmvfl.features import network_shape
 from pbmvfl.model.books import check_known
 from pbmvfl.model.parts import PartyPart, model_digest
-from pbmvfl.party import Party, part_of_state
+from pbmvfl.party import Party, part_of_state, weights_are_charged
 from pbmvfl.party_setup import PartySetup
 from pbmvfl.runs.checkpoints import Checkpoints
 from pbmvfl.wire.messages import Message, MessageKind
@@ -132,7 +132,7 @@ class PartySite:
         setup = self._setup
         if setup is None or setup.trained is None:
             return setup is not None and PolicyFile.read(self._home).encoder is None
-        return bool(setup.trained["run.public_start"])
+        return weights_are_charged(setup.trained)
 
     def _make_party(self) -> None:
         """Its party for this order, from what is in this organisation's folder."""

@@ -32,6 +32,7 @@ from pbmvfl.model.books import check_known, look_exactly
 from pbmvfl.model.parts import INDEX, SERVER, Part, PartyPart, ServerPart, folder_name
 from pbmvfl.model.predictions import Predictions
 from pbmvfl.model.serving import Release, exact_scores, release_for, serve, serving_plan
+from pbmvfl.party import weights_are_charged
 from pbmvfl.party_setup import PartySetup
 from pbmvfl.plan import Plan
 from pbmvfl.privacy.conversion import usual_delta
@@ -375,7 +376,7 @@ class FederatedModel:
     @property
     def _weights_are_charged(self) -> bool:
         """Whether all that weights know of training rows was charged in training."""
-        return all(bool(part.state["run.public_start"]) for part in self._parties)
+        return all(weights_are_charged(part.state) for part in self._parties)
 
     @property
     def _has_tables(self) -> bool:
@@ -438,8 +439,7 @@ class FederatedModel:
     def _ahead(self, setups: Sequence[PartySetup]) -> list[PartyForecast]:
         """What every party's ledger will say; rows that were answered before cost nothing."""
         own = self._encoders if self._encoders is not None else [None] * len(setups)
-        public = self._weights_are_charged
-        return [setup.forecast(encoder, public_start=public) for setup, encoder in zip(setups, own, strict=True)]
+        return [setup.forecast(encoder) for setup, encoder in zip(setups, own, strict=True)]
 
     def _answers_of(self, part: PartyPart) -> Path | None:
         """Where a party keeps what it has answered: beside its part, if that is on a disk."""
