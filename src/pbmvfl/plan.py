@@ -258,6 +258,10 @@ class Plan:
         text = json.dumps({"protocol": PROTOCOL_VERSION, **self.to_dict()}, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).digest()
 
+    def model_digest(self, run_id: bytes) -> str:
+        """Return what the parts of one training by this plan have in common, and those of another have not."""
+        return hashlib.sha256(b"pbmvfl model\0" + self.hash + run_id).hexdigest()
+
     def training_run(self, uses: Iterable[RowUses] | None = None, *, public_start: bool = True) -> TrainingRun:
         """What the account sees: all that an undisturbed run releases and updates, or what was used instead.
 

@@ -91,7 +91,9 @@ def forecast_lines(found: Sequence[PartyForecast], *, dataset: str, plan: Plan) 
         begin = f"ledger of {who}: {has} of {dataset!r}"
         if not limits:
             lines.append(f"{begin}, and no limit; what this run releases is written down")
-        lines += [f"{begin}; {_says(limit, plan)}" for limit in limits]
+        for limit in limits:
+            other = "" if limit.dataset == dataset else f"{limit.dataset!r}, whose rows the weights may know, "
+            lines.append(f"{begin}; {other}{_says(limit, plan)}")
     return lines
 
 

@@ -14,6 +14,7 @@ from pbmvfl.ledger.file import is_begun
 from pbmvfl.ledger.forecast import Forecast
 from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.ledger.owners import ENDING, file_name
+from pbmvfl.ledger.reports import why_charged
 from pbmvfl.privacy.table import format_epsilon
 
 
@@ -86,9 +87,9 @@ def check_reaches_end(found: Sequence[PartyForecast], *, dataset: str, rounds: i
     )
     raise BudgetExceeded(
         f"the limit of party={book.party!r}{others} would end this run at round={limit.stops_at} of {rounds}: it would "
-        f"bring dataset {dataset!r} from epsilon {format_epsilon(limit.spent)} to {format_epsilon(limit.will_be)}, and "
-        f"the owner's limit is {limit.limit}, counted {limit.limit.how}. Nothing was sent or written. "
-        f"{way_out or usual}"
+        f"bring dataset {limit.dataset!r} from epsilon {format_epsilon(limit.spent)} to "
+        f"{format_epsilon(limit.will_be)}, and the owner's limit is {limit.limit}, counted {limit.limit.how}. Nothing "
+        "was sent or written. " + (way_out or usual if limit.dataset == dataset else why_charged(limit.dataset))
     )
 
 

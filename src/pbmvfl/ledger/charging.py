@@ -16,9 +16,8 @@ from pbmvfl.ledger import history
 from pbmvfl.ledger.counter import Known, Outside
 from pbmvfl.ledger.file import MARK_BYTES, mark, now
 from pbmvfl.ledger.holder import Holder, forget
-from pbmvfl.ledger.limits import Limit, Rates
-from pbmvfl.ledger.reports import compared_by
-from pbmvfl.ledger.spending import RowNumbers, Spent, spending
+from pbmvfl.ledger.reports import compared_by, why_charged
+from pbmvfl.ledger.spending import Account, RowNumbers, accounts
 from pbmvfl.ledger.terms import Terms
 from pbmvfl.privacy.events import Event
 from pbmvfl.schedule import Round, Split
@@ -73,7 +72,7 @@ class Charging:
         self.notes = self._look_for_changes(entry)
         self._version = -1
         self._known_mark = b""
-        self._accounts: list[tuple[Limit, Rates, Spent]] = []
+        self._accounts: list[Account] = []
         self._load_limits()
         self._outside.write(self._known)
 
@@ -89,18 +88,11 @@ class Charging:
 
     def _load_limits(self) -> None:
         """What every limit has left, from the whole book; again whenever the owner changes one."""
-        version, limits, known = self._ledger._versioned_limits(self._dataset)
-        check_permitted(self._ledger, self._dataset, bool(limits), self._shows_exact_metrics)
-        accounts = [
-            (
-                limit,
-                Rates.of(self._terms, limit),
-                spending(self._ledger, self._dataset, limit, rows=self._rows),
-            )
-            for limit in limits
-        ]
+        version, limits, known = self._ledger._versioned_limits()
+        check_permitted(self._ledger, self._dataset, self._dataset in limits, self._shows_exact_metrics)
+        found = accounts(self._ledger, self._dataset, self._terms, limits, rows=self._rows)
         # together: an error in between must not leave one of them
-        self._version, self._known_mark, self._accounts, self._known = version, mark(version), accounts, known
+        self._version, self._known_mark, self._accounts, self._known = version, mark(version), found, known
 
     def charge(self, current: Round, events: Sequence[Event]) -> None:
         """Charge a round, on disk, before its bytes leave; or raise BudgetExceeded and charge nothing.
@@ -207,15 +199,17 @@ class Charging:
             rows = self._row_numbers(current)
             num_rows = len(rows)
             opens_run = i == 0 and not self._run_started
-            for limit, rates, spent in self._accounts:
+            for account in self._accounts:
+                rates, spent = account.rates, account.spent
                 everywhere = rates.for_all(current.kind, num_rows, first_of_run=opens_run)
                 spent.add(rows, rates.for_row(current.kind, num_rows), everywhere)
                 if not spent.within_limit():
                     would = spent.epsilon
                     self._load_limits()  # nothing of this was written
                     raise BudgetExceeded(
-                        f"round={current.number} would bring dataset {self._dataset!r} to epsilon {would:.4g}; "
-                        f"its owner's limit is {limit}. Nothing was sent"
+                        f"round={current.number} would bring dataset {account.dataset!r} to epsilon {would:.4g}; its "
+                        f"owner's limit is {account.limit}. Nothing was sent"
+                        + ("" if account.dataset == self._dataset else f". {why_charged(account.dataset)}")
                     )
 
     def _row_numbers(self, current: Round) -> npt.NDArray[np.int64]:

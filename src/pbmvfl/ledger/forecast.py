@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pbmvfl.ledger.limits import Limit, Rates
-from pbmvfl.ledger.spending import RowNumbers, Spent, spending
+from pbmvfl.ledger.spending import RowNumbers, Spent, accounts, spending
 from pbmvfl.ledger.terms import Terms
 from pbmvfl.schedule import Split
 
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 class Forecast:
     """What one limit says to a session."""
 
+    #: Whose limit it is: the session's own dataset, or another one whose rows its first weights may know.
+    dataset: str
     limit: Limit
     #: Epsilon of the row that has most, over the whole dataset, as the book has it now.
     spent: float
@@ -48,11 +50,11 @@ def forecasts(
     until: int | None = None,
     run_started: bool = False,
 ) -> tuple[Forecast, ...]:
-    """What every limit of a dataset says to a session on these rows; none where there are no limits.
+    """What every limit says that a session on these rows counts against; none where there are no limits.
 
     Rounds from `until` on are not charged: all that they tell was told before.
     """
-    limits = ledger.limits(dataset)
+    _, limits, _ = ledger._versioned_limits()
     if not limits:
         return ()
     rounds = range(first_round, len(terms.schedule) if until is None else until)
@@ -60,11 +62,10 @@ def forecasts(
     train, test = rows.numbers_of(train_ids, test_ids)
     numbers = {Split.TRAIN: train, Split.TEST: test}
     found = []
-    for limit in limits:
-        spent = spending(ledger, dataset, limit, rows=rows)
-        before, rates = spent.epsilon, Rates.of(terms, limit)
-        stops_at = _run(spent, terms, rates, numbers, rounds, run_started=run_started)
-        found.append(_forecast(limit, before, spent, stops_at, terms))
+    for account in accounts(ledger, dataset, terms, limits, rows=rows):
+        before = account.spent.epsilon
+        stops_at = _run(account.spent, terms, account.rates, numbers, rounds, run_started=run_started)
+        found.append(_forecast(account.dataset, account.limit, before, account.spent, stops_at, terms))
     return tuple(found)
 
 
@@ -90,7 +91,7 @@ def forecasts_for_any_rows(ledger: Ledger, dataset: str, terms: Terms) -> tuple[
         after = spent.copy_of_worst(train + test)
         rounds = range(len(terms.schedule))
         stops_at = _run(after, terms, Rates.of(terms, limit), numbers, rounds, run_started=False)
-        found.append(_forecast(limit, spent.epsilon, after, stops_at, terms))
+        found.append(_forecast(dataset, limit, spent.epsilon, after, stops_at, terms))
     return tuple(found)
 
 
@@ -116,9 +117,10 @@ def _run(
     return stops_at
 
 
-def _forecast(limit: Limit, before: float, after: Spent, stops_at: int | None, terms: Terms) -> Forecast:
+def _forecast(dataset: str, limit: Limit, before: float, after: Spent, stops_at: int | None, terms: Terms) -> Forecast:
     done = len(terms.schedule) if stops_at is None else stops_at
     return Forecast(
+        dataset=dataset,
         limit=limit,
         spent=before,
         will_be=after.epsilon,

@@ -202,7 +202,7 @@ class Ledger:
                 "WHERE dataset = ? AND unit = ? AND accounting = ? AND colluding_parties = ?",
                 values,
             )
-            if earlier and self.sessions(dataset):
+            if earlier and self.charged_to(dataset):
                 limit = replace(limit, order=earlier[0][0])
             numbers = (limit.epsilon, limit.delta, limit.order)
             self._db.run("INSERT OR REPLACE INTO limits VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (*values, *numbers, now()))
@@ -282,21 +282,21 @@ class Ledger:
             raise self._no_lock(error) from error
 
     def limits(self, dataset: str) -> list[Limit]:
-        return self._versioned_limits(dataset)[1]
+        return self._versioned_limits()[1].get(dataset, [])
 
-    def _versioned_limits(self, dataset: str) -> tuple[int, list[Limit], Known]:
+    def _versioned_limits(self) -> tuple[int, dict[str, list[Limit]], Known]:
+        """Return the version of the limits, all of them by dataset, and how many changes there were."""
         with self._db.transaction("DEFERRED"):  # all of one moment
             version, known = self._limits_version(), self._known()
             found = self._db.rows(
-                'SELECT unit, accounting, colluding_parties, epsilon, delta, "order" FROM limits WHERE dataset = ? '
-                "ORDER BY unit, accounting, colluding_parties",
-                (dataset,),
+                'SELECT dataset, unit, accounting, colluding_parties, epsilon, delta, "order" FROM limits '
+                "ORDER BY dataset, unit, accounting, colluding_parties"
             )
         names = ("colluding_parties", "epsilon", "delta", "order")
-        limits = [
-            Limit(unit=Unit(row[0]), accounting=Accounting(row[1]), **dict(zip(names, row[2:], strict=True)))
-            for row in found
-        ]
+        limits: dict[str, list[Limit]] = {}
+        for dataset, unit, accounting, *numbers in found:
+            limit = Limit(unit=Unit(unit), accounting=Accounting(accounting), **dict(zip(names, numbers, strict=True)))
+            limits.setdefault(dataset, []).append(limit)
         return version, limits, known
 
     @property
@@ -361,11 +361,21 @@ class Ledger:
         return [name for (name,) in found]
 
     def sessions(self, dataset: str) -> list[LedgerEntry]:
+        """Return the sessions of a dataset, in their order."""
+        return self._entries("WHERE dataset = ?", (dataset,))
+
+    def charged_to(self, dataset: str) -> list[LedgerEntry]:
+        """Return the sessions that a dataset's limits count, in their order.
+
+        Those are its own, and those of other datasets whose first weights may know its rows.
+        """
+        return [each for each in self._entries() if each.dataset == dataset or each.terms.may_know(dataset)]
+
+    def _entries(self, where: str = "", values: Sequence[str] = ()) -> list[LedgerEntry]:
         names = [name for name in LedgerEntry.__dataclass_fields__ if name != "terms"]
         columns = ", ".join(f"charged.{name}" if name == "charged_until" else f"sessions.{name}" for name in names)
         rows = self._db.rows(
-            f"SELECT {columns} FROM sessions JOIN charged ON id = charged.session WHERE dataset = ? ORDER BY id",
-            (dataset,),
+            f"SELECT {columns} FROM sessions JOIN charged ON id = charged.session {where} ORDER BY id", tuple(values)
         )
         # After the sessions that name them: another process may begin one in between.
         plans = {key: (plan, terms) for key, plan, terms in self._db.rows("SELECT hash, plan, terms FROM plans")}

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -216,6 +216,11 @@ class Rates:
     def counts_rows(self) -> bool:
         """Whether anything is added to the rows of a round and not to others."""
         return any(rates.own.amount or rates.update.amount for rates in self.kinds.values())
+
+    @property
+    def elsewhere(self) -> Rates:
+        """The same for rows of another dataset, none of which is in a round."""
+        return replace(self, kinds={kind: KindRates(everywhere=each.everywhere) for kind, each in self.kinds.items()})
 
     def for_row(self, kind: RoundKind, num_rows: int) -> Cost:
         """What one use in a round of this kind adds to a row of it."""

@@ -24,12 +24,12 @@ from pbmvfl.ledger.row_ids import check_ids, keep_ids
 from pbmvfl.ledger.schema import has_row_values
 from pbmvfl.ledger.terms import Terms
 from pbmvfl.ledger.values import Digests, keyed_digests, row_digests, shared_rows
+from pbmvfl.plan import Plan
 from pbmvfl.plan_groups import Evaluation
 from pbmvfl.schedule import Split
 
 if TYPE_CHECKING:
-    from pbmvfl.ledger.ledger import Ledger
-    from pbmvfl.plan import Plan
+    from pbmvfl.ledger.ledger import Ledger, LedgerEntry
 
 
 @dataclass(frozen=True, eq=False)
@@ -230,7 +230,23 @@ class Opening:
         )
 
     def _terms(self, ledger: Ledger) -> Terms:
-        return Terms.of(self.plan, public_start=self.public_start and self._began_public(ledger))
+        public = self.public_start and self._began_public(ledger)
+        known = None if public else self._known_datasets(ledger)
+        return Terms.of(self.plan, public_start=public, known_datasets=known)
+
+    def _known_datasets(self, ledger: Ledger) -> tuple[str, ...] | None:
+        """Return the datasets whose rows the weights of a trained model know; None: any.
+
+        A training that this ledger charged, and that began with public weights, has told them of no other rows.
+        """
+        if not self.plan.model:
+            return None
+        entries = ledger._entries()
+        runs = {entry.run for entry in entries if _is_training_of(self.plan.model, entry)}
+        trained = [entry for entry in entries if entry.run in runs]
+        if not trained or not all(entry.terms.public_start for entry in trained):
+            return None
+        return tuple(sorted({entry.dataset for entry in trained}))
 
     def _is_started(self, ledger: Ledger) -> bool:
         """Whether the run has charged a round before."""
@@ -280,6 +296,14 @@ class Opening:
         exact = self.plan.evaluation is Evaluation.SIMULATOR and self.exact_metrics
         history.append(db, "opened", session=number, dataset=self.dataset, exact_metrics=exact)
         return number
+
+
+def _is_training_of(model: str, entry: LedgerEntry) -> bool:
+    """Return whether a session is of the training that a model came from."""
+    try:
+        return Plan.from_dict(entry.plan).model_digest(bytes.fromhex(entry.run)) == model
+    except ValueError:  # PlanError too: a plan that cannot be read is of no model that can be asked
+        return False
 
 
 def _known_ids(ledger: Ledger, dataset: str) -> set[str]:

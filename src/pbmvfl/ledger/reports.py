@@ -29,6 +29,12 @@ def notes_of(book: Ledger, dataset: str) -> list[str]:
         notes.append(
             f"its values changed between runs ({found} different fingerprints); rows keep what was spent on them"
         )
+    others = [entry for entry in book.charged_to(dataset) if entry.dataset != dataset]
+    if names := sorted({entry.dataset for entry in others if entry.charged_until > entry.first_round}):
+        notes.append(
+            f"what was released of {', '.join(map(repr, names))} with weights that may know its rows is counted for "
+            "every one of them"
+        )
     for event in book.history():
         if event.what == "migrated" and numbers & set(event.values["sessions"]):
             notes.append("its runs before format 2 have no fingerprint any more: a change of values since is not seen")
@@ -46,6 +52,14 @@ def notes_of(book: Ledger, dataset: str) -> list[str]:
             f"exact metrics of its rows were permitted on {permitted[-1]}{times}: they are outside every epsilon"
         )
     return list(dict.fromkeys(notes))
+
+
+def why_charged(dataset: str) -> str:
+    """Return why a session of another dataset counts against this one, and what to do about it."""
+    return (
+        f"The weights that the session begins with may know rows of {dataset!r}: begin with the plan's own network, or "
+        "with public weights that the plan declares (first_weights)"
+    )
 
 
 def compared_by(entry: LedgerEntry) -> str:

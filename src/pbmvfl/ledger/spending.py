@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,7 @@ from pbmvfl.schedule import Split
 
 if TYPE_CHECKING:
     from pbmvfl.ledger.ledger import Ledger, LedgerEntry
+    from pbmvfl.ledger.terms import Terms
 
 _Numbers = npt.NDArray[np.int64]
 #: Rounds kept aside before they are added to the rows.
@@ -213,12 +214,12 @@ class Spent:
 
 
 def spending(ledger: Ledger, dataset: str, limit: Limit, *, rows: RowNumbers | None = None) -> Spent:
-    """Everything that the book charges to a dataset, as a limit counts."""
+    """Return everything that the ledger charges to a dataset, as a limit counts."""
     rows = rows if rows is not None else RowNumbers(ledger, dataset)
     spent = Spent(rows.count, limit)
     started: set[str] = set()
-    for entry in ledger.sessions(dataset):
-        rates = Rates.of(entry.terms, limit)
+    for entry in ledger.charged_to(dataset):
+        rates = _rates(entry.terms, limit, entry.dataset, dataset)
         first_of_run = entry.first_round == 0 and entry.run not in started
         _add_session(spent, entry, rates, rows, first_of_run=first_of_run)
         if entry.charged_until > entry.first_round:
@@ -226,10 +227,50 @@ def spending(ledger: Ledger, dataset: str, limit: Limit, *, rows: RowNumbers | N
     return spent
 
 
+class Account(NamedTuple):
+    """One limit that a session's releases count against, and what was spent of it before."""
+
+    dataset: str
+    limit: Limit
+    rates: Rates
+    spent: Spent
+
+
+def accounts(
+    ledger: Ledger, dataset: str, terms: Terms, limits: Mapping[str, Sequence[Limit]], *, rows: RowNumbers
+) -> list[Account]:
+    """Return the accounts of a session: of its own dataset, and of others whose rows its first weights may know.
+
+    Args:
+        ledger: The ledger that the session is charged to.
+        dataset: The session's own.
+        terms: What the session may release.
+        limits: All limits of the ledger, by dataset.
+        rows: The numbers of the dataset's rows.
+    """
+    found = []
+    for name in sorted(limits, key=lambda each: (each != dataset, each)):
+        if name != dataset and not terms.may_know(name):
+            continue
+        known = rows if name == dataset else RowNumbers(ledger, name)
+        for limit in limits[name]:
+            spent = spending(ledger, name, limit, rows=known)
+            found.append(Account(name, limit, _rates(terms, limit, dataset, name), spent))
+    return found
+
+
+def _rates(terms: Terms, limit: Limit, own: str, charged: str) -> Rates:
+    """Return what a session of one dataset adds to the rows of the same or another one."""
+    rates = Rates.of(terms, limit)
+    return rates if own == charged else rates.elsewhere
+
+
 def _add_session(spent: Spent, entry: LedgerEntry, rates: Rates, rows: RowNumbers, *, first_of_run: bool) -> None:
     """Pass by pass, in the order of the rounds."""
     schedule = entry.terms.schedule
-    numbers = {Split.TRAIN: rows.numbers(entry.train_ids), Split.TEST: rows.numbers(entry.test_ids)}
+    ids = {Split.TRAIN: entry.train_ids, Split.TEST: entry.test_ids}
+    # Of a session that charges all rows alike no row is looked up: those of another dataset have no number here.
+    numbers = {split: rows.numbers(ids[split]) if rates.counts_rows else _NO_ROWS for split in ids}
     number, until = entry.first_round, entry.charged_until
     while number < until:
         first, end = schedule.pass_of(number)

@@ -44,8 +44,13 @@ class Terms:
     words: str
     #: Whether the run's first weights are public. If not, every release of the session may be about any row.
     public_start: bool = True
+    #: Datasets of the same ledger whose rows first weights that are not public can know; None for any.
+    known_datasets: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
+        known = self.known_datasets
+        if known is not None and not (isinstance(known, tuple) and all(isinstance(name, str) for name in known)):
+            raise LedgerError(f"known_datasets={known!r} must be a list of names")
         check_whole("num_parties", self.num_parties, least=2)
         for name in ("couples_rows", "public_start"):
             if not isinstance(getattr(self, name), bool):
@@ -61,7 +66,7 @@ class Terms:
                 )
 
     @classmethod
-    def of(cls, plan: Plan, *, public_start: bool) -> Terms:
+    def of(cls, plan: Plan, *, public_start: bool, known_datasets: tuple[str, ...] | None = None) -> Terms:
         return cls(
             schedule=plan.schedule,
             events={kind: plan.events(kind) for kind in plan.schedule.kinds},
@@ -69,7 +74,12 @@ class Terms:
             couples_rows=plan.couples_rows,
             words=_words(plan),
             public_start=public_start,
+            known_datasets=known_datasets,
         )
+
+    def may_know(self, dataset: str) -> bool:
+        """Return whether the first weights may know rows of a dataset without a charge for it."""
+        return not self.public_start and (self.known_datasets is None or dataset in self.known_datasets)
 
     def release(self, kind: RoundKind) -> ReleaseEvent | None:
         return next((event for event in self.events[kind] if isinstance(event, ReleaseEvent)), None)
@@ -84,6 +94,8 @@ class Terms:
         return any(update is not None and not update.is_noisy for update in updates)
 
     def to_json(self) -> str:
+        # Terms without names keep the text that they had.
+        known = {} if self.known_datasets is None else {"known_datasets": self.known_datasets}
         return json.dumps(
             {
                 "schedule": self.schedule.to_dict(),
@@ -92,6 +104,7 @@ class Terms:
                 "couples_rows": self.couples_rows,
                 "words": self.words,
                 "public_start": self.public_start,
+                **known,
             }
         )
 
@@ -100,6 +113,7 @@ class Terms:
         """What `to_json` wrote. Kinds and events that this version does not know cannot be priced, and are refused."""
         try:
             values: dict[str, Any] = json.loads(text)
+            known = values.get("known_datasets")
             for name in ("num_samples", "num_test_samples", "batch_size", "seed"):
                 check_whole(name, values["schedule"][name], least=0 if name in ("num_test_samples", "seed") else 1)
             return cls(
@@ -112,6 +126,7 @@ class Terms:
                 couples_rows=values["couples_rows"],
                 words=values["words"],
                 public_start=values["public_start"],
+                known_datasets=tuple(known) if isinstance(known, list) else known,
             )
         except (PbmvflError, AttributeError, KeyError, TypeError, ValueError) as error:
             why = f"{error} is missing" if isinstance(error, KeyError) else error

@@ -35,7 +35,7 @@ _KINDS: Kinds = {"format": int, "role": str, "model": str, "plan": dict, "datase
 
 def model_digest(plan: Plan, run_id: bytes) -> str:
     """What parts of one training have in common, and those of another have not."""
-    return hashlib.sha256(b"pbmvfl model\0" + plan.hash + run_id).hexdigest()
+    return plan.model_digest(run_id)
 
 
 def folder_name(party: str) -> str:

@@ -137,7 +137,7 @@ class _AsOf:
     def __init__(self, entries: Sequence[LedgerEntry]) -> None:
         self._entries = entries
 
-    def sessions(self, dataset: str) -> list[LedgerEntry]:
+    def charged_to(self, dataset: str) -> list[LedgerEntry]:
         del dataset
         return list(self._entries)
 
@@ -159,7 +159,7 @@ def limit_paths(
 
 
 def _paths_of_book(name: str, book: Ledger, dataset: str, own: set[str], points: int) -> Iterable[LimitPath]:
-    entries = book.sessions(dataset)
+    entries = book.charged_to(dataset)
     mine = [entry for entry in entries if entry.session in own]
     if not mine:
         return
