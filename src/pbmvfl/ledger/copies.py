@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pbmvfl.ledger import history
+from pbmvfl.ledger import history, plan_keys
 from pbmvfl.ledger.counter import Known
 from pbmvfl.ledger.file import Database
 
@@ -18,7 +18,7 @@ def known(db: Database) -> Known:
 
 def trouble(db: Database, outside: Sequence[Known]) -> str | None:
     """What is wrong with a ledger, as the end of a sentence about it; None if nothing is."""
-    if (found := history.difference(db)) is not None:
+    if (found := history.difference(db) or plan_keys.difference(db, history.taken_plans(db))) is not None:
         return f"was changed by something else than this program: {found}"
     counter, made = known(db).counter, max((each.counter for each in outside), default=0)
     if counter < made:

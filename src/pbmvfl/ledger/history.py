@@ -6,6 +6,7 @@ own way. Whoever has the file also has the key, so it does not stop an owner who
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import json
 from dataclasses import dataclass
@@ -47,6 +48,7 @@ def append(db: Database, what: str, **values: Any) -> None:
     if what in _SNAPSHOTS:
         values |= {
             "limits": _limits(db),
+            "plans": {key: plan_digest(*texts) for key, *texts in db.rows("SELECT hash, plan, terms FROM plans")},
             "sessions": [row[0] for row in db.rows("SELECT id FROM sessions ORDER BY id")],
         }
     text = json.dumps({"what": what, **values}, sort_keys=True)
@@ -95,6 +97,17 @@ def difference(db: Database) -> str | None:
     if sorted(limits.values()) != _limits(db):
         return "it has other limits than its owner set"
     return None
+
+
+def taken_plans(db: Database) -> dict[str, str]:
+    """Return digests of the plans that the last snapshot took as they were, by key; earlier versions noted none."""
+    snapshots = [event.values for event in events(db) if event.what in _SNAPSHOTS]
+    return dict(snapshots[-1].get("plans", {})) if snapshots else {}
+
+
+def plan_digest(plan: str, terms: str) -> str:
+    """Return a digest of the texts of a plan and its terms."""
+    return hashlib.sha256(json.dumps([plan, terms]).encode()).hexdigest()
 
 
 def _limits(db: Database) -> list[list[Any]]:

@@ -20,6 +20,7 @@ from pbmvfl.ledger.counter import Outside
 from pbmvfl.ledger.file import now
 from pbmvfl.ledger.forecast import Forecast, forecasts
 from pbmvfl.ledger.holder import Holder, check_free, forget, take
+from pbmvfl.ledger.plan_keys import key_of
 from pbmvfl.ledger.row_ids import check_ids, keep_ids
 from pbmvfl.ledger.schema import has_row_values
 from pbmvfl.ledger.terms import Terms
@@ -276,9 +277,9 @@ class Opening:
         test: Sequence[str] | range,
     ) -> int:
         db = ledger._db
-        # By the terms as well: if a later version made other releases of the same plan, both would be kept.
-        key = hashlib.sha256(self.plan.hash + terms.to_json().encode()).hexdigest()
-        db.run("INSERT OR IGNORE INTO plans VALUES (?, ?, ?)", (key, self.plan.to_json(), terms.to_json()))
+        key = key_of(self.plan.hash, terms.to_json())
+        # Texts that are not the key's, which an owner accepted, would price this session too.
+        db.run("INSERT OR REPLACE INTO plans VALUES (?, ?, ?)", (key, self.plan.to_json(), terms.to_json()))
         line = (self.dataset, values.digests[0] if values.digests else "", self.run, self.session, key)
         number = db.run(
             "INSERT INTO sessions (dataset, fingerprint, run, session, plan, train_ids, test_ids, first_round, opened) "

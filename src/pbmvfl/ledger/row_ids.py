@@ -44,7 +44,21 @@ def read_ids(db: Database, reference: str) -> Sequence[str] | range:
     found = db.rows("SELECT ids FROM row_ids WHERE hash = ?", (rest,))
     if not found:
         raise LedgerError(f"ledger={str(db.path)!r} lacks the row ids {rest!r}; put a whole copy of it back")
-    return [each if type(each) is str else _name(each) for each in json.loads(zlib.decompress(found[0][0]))]
+    text = _unpacked(found[0][0])
+    if hashlib.sha256(text).hexdigest() != rest:
+        raise LedgerError(
+            f"ledger={str(db.path)!r} was changed by something else than this program: the row ids {rest!r} are not "
+            "what was written; put a whole copy of it back"
+        )
+    return [each if type(each) is str else _name(each) for each in json.loads(text)]
+
+
+def _unpacked(data: bytes) -> bytes:
+    """Return a list's text, or no text where it is damaged."""
+    try:
+        return zlib.decompress(data)
+    except zlib.error:
+        return b""
 
 
 def _name(row: object) -> str:
