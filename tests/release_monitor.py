@@ -242,4 +242,4 @@ _WRAPPERS: dict[str, dict[str, Callable[[Callable[..., Any]], Callable[..., Any]
 
 if FOLDER in os.environ:
     assert not _WATCHED.keys() & sys.modules.keys(), "import release_monitor before the product"
-    sys.meta_path.insert(0, _Finder())  # type: ignore[arg-type]  # a finder needs no more than find_spec
+    sys.meta_path.insert(0, _Finder())
