@@ -9,8 +9,8 @@ depends on one.
     fresh = mechanism.randomize(...)            # drawn for ALL rows, so that time and length do not depend on the store
     sent  = answers.settle(keys, fresh)         # stored ones where there are, else the fresh ones, written down first
 
-Which rows are known follows from which rows were asked about before, and in which words: a row whose columns changed is
-the same row. A key is a digest under a secret of the store, so a file without its secret says nothing about names.
+Which rows are known follows from which rows were asked about before, and how: a row whose columns changed is the same
+row. A key is a digest under a secret of the store, so a file without its secret says nothing about names.
 
 The file is a list of blocks, one for each call of `settle` with something new:
 
@@ -79,16 +79,12 @@ class StoredAnswers:
             rows: The names of the rows, which say who they are.
         """
         what = json.dumps(dict(asked), sort_keys=True, separators=(",", ":")).encode()
-        start = hashlib.blake2b(
-            len(what).to_bytes(8, "little") + what,
-            digest_size=_KEY_BYTES,
-            key=self._secret,
-            person=b"answers' keys",
-        )
+        shared = len(what).to_bytes(8, "little") + what
+        start = hashlib.blake2b(shared, digest_size=_KEY_BYTES, key=self._secret, person=b"answers' keys")
         found = []
         for row in rows:
             digest = start.copy()
-            digest.update(row.encode())
+            digest.update(row.encode(errors="surrogatepass"))  # whatever letters a ledger takes
             found.append(digest.digest())
         return found
 

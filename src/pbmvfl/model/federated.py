@@ -225,16 +225,15 @@ class FederatedModel:
         party, or what `load_rows` gave. Each row is charged to every party's ledger under `dataset`, by default the
         name of the people that the model was trained on, and its id. Rows that a party's limit would not all allow are
         refused before anything is released; with `until_limit` those before the limit are, and `Predictions.stopped`
-        says so. `uncharged` is the owners' word that no
-        ledger counts these, where training had ledgers.
+        says so. `uncharged` is the owners' word that no ledger counts these, where training had ledgers.
 
         The same rows asked for again in the same way, by this object, are answered from what was released, whatever
         their columns are by now: an answer that changed with a cell would tell of it. Columns that changed are asked
         about by another `data_version`, a public name: all rows are then released, and charged, anew. Rows without ids
         are nobody in particular, and are released anew each time where a ledger counts them.
 
-        `exact` looks at exact sums, as only a simulator can: no noise, no charge,
-        no epsilon. Of rows that have a limit it needs the owners' word, `exact_metrics`, which their ledgers note.
+        `exact` looks at exact sums, as only a simulator can: no noise, no charge, no epsilon. Of rows that have a limit
+        it needs the owners' word, `exact_metrics`, which their ledgers note.
         """
         check_data_version(data_version)
         taken = self._taken(rows, label=label, label_data=label_data, id=id, dataset=dataset)
