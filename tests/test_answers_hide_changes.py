@@ -327,8 +327,8 @@ def test_rows_without_ids_are_not_taken_for_others_at_their_place(nearly_exact, 
 def test_rows_without_ids_are_charged_for_each_question_and_kept_nowhere(worlds):
     """Whether they are the same rows again could be told by their columns alone, which a ledger does not count."""
     here, there = worlds
-    first = people(named=False)
-    for world, rows in ((here, people(named=False)), (there, people(named=False, moved=[3]))):
+    first = people(rows_are_named=False)
+    for world, rows in ((here, people(rows_are_named=False)), (there, people(rows_are_named=False, moved=[3]))):
         assert world.ask(first).charged == [COUNT, COUNT]
         assert world.ask(rows).charged == [COUNT, COUNT]
     assert not list(here.folder.rglob("answers/*"))

@@ -216,7 +216,7 @@ class VerticalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
             party_names=self.model_.party_names,
             features=features,
             ids=self._ids(X, len(features[0])),
-            named=self.ledger is not None,
+            rows_are_named=self.ledger is not None,
         )
 
     def _checked(self, X: Any, *, as_table: bool, **more: Any) -> Any:

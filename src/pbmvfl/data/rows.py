@@ -31,9 +31,8 @@ class NewRows:
     features: tuple[npt.NDArray[Any], ...]
     #: By which ledgers know the rows.
     ids: tuple[str, ...]
-    #: Whether an id says who a row is. If not, it is only a place in a file or an array, and a later row at that place
-    #: may be somebody else: no answer is kept for it.
-    named: bool = True
+    #: False where the ids are places in a table, as in `VerticalDataset`.
+    rows_are_named: bool = True
     #: None: there are none, as is usual for rows that are to be predicted.
     labels: npt.NDArray[np.int64] | None = None
     #: What a reader should know about them: rows that were left out of a join.
@@ -101,7 +100,7 @@ def load_rows(
         party_names=tuple(part.party for part in columns),
         features=features,
         ids=rows.ids or tuple(f"{prefix}{row}" for row in range(rows.num_rows)),
-        named=rows.ids is not None,
+        rows_are_named=rows.ids is not None,
         labels=labels,
         notes=rows.notes,
     )

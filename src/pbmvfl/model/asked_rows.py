@@ -41,7 +41,7 @@ def taken_rows(
             party_names=server.party_names,
             features=tuple(rows),
             ids=tuple(f"rows:{row}" for row in range(len(rows[0]))),
-            named=False,
+            rows_are_named=False,
         )
     if not isinstance(rows, NewRows):
         columns = [part.columns for part in parts if part.columns is not None]

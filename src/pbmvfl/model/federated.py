@@ -424,7 +424,7 @@ class FederatedModel:
                 identities=pinned,
                 train_features=np.empty((0, *part.shape), dtype=part.dtype),
                 test_features=features,
-                answers=self._answers_of(part) if rows.named else None,
+                answers=self._answers_of(part) if rows.rows_are_named else None,
                 data_version=data_version,
                 ledger=None if books is None else book_of(books, part.index, part.party, dataset=rows.name),
                 owner=part.party,
@@ -448,13 +448,15 @@ class FederatedModel:
         """Return what a release is remembered by: the same rows, in the same order, by the same law; None for none.
 
         Never by columns where ids say who rows are: whether an answer is a new one would tell of a cell that changed.
-        Rows without such ids have nothing but their columns. Where a ledger counts, each question about them is a new
-        release; where none does, no epsilon is claimed over several questions, and the fewest releases are best.
+        Ids that are places do not say it: a later row at a place may be somebody else. Where a ledger counts, each
+        question about such rows is a new release. Where none does, no epsilon is claimed over several questions, and
+        rows with the same columns are released once.
         """
-        if charged and not rows.named:
+        named = rows.rows_are_named
+        if charged and not named:
             return None
-        digest = hashlib.sha256(plan.hash + json.dumps([rows.name, data_version, rows.named, *rows.ids]).encode())
-        for features in () if rows.named else rows.features:
+        digest = hashlib.sha256(plan.hash + json.dumps([rows.name, data_version, named, *rows.ids]).encode())
+        for features in () if named else rows.features:
             digest.update(np.ascontiguousarray(features).data)
         return digest.digest()
 
