@@ -20,6 +20,7 @@ from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.federation import Federation
 from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.ledger.limits import Limit, epsilon_at
+from pbmvfl.ledger.owners import file_name
 from pbmvfl.plan import Plan
 from pbmvfl.privacy.accounting import rdp_curve
 from pbmvfl.privacy.units import Accounting, Unit
@@ -150,6 +151,12 @@ def limit_of(plan: Plan, uses: float) -> Limit:
     divergence = uses * rdp_curve(one, Unit.CELL, Accounting.PAPER, orders=(4.0,))[0]
     epsilon = epsilon_at(divergence, 1e-5, 4.0)
     return Limit.choose(unit="cell", accounting="paper", epsilon=epsilon, delta=1e-5, order=4.0)
+
+
+def make_ledgers(folder: Path, parties: Iterable[str]) -> None:
+    """Every owner's ledger, without a limit: a folder with a limit knows no other parties."""
+    for party in parties:
+        Ledger(folder / file_name(party), owner=party).close()
 
 
 def set_limit(path: Path, dataset: str, limit: Limit) -> None:

@@ -241,7 +241,7 @@ def test_a_limit_keeps_rows_back_and_returns_3(cli, place):
     write(place / "new.csv", 1000, 5, label=False)
     limit = ("ledger", "limit", "books", "--dataset", "strangers", "--unit", "cell", "--accounting", "strict")
     assert cli(*limit, "--epsilon", 4)[0] == 0
-    ask = ("predict", "run", "--data", "new.csv", "--dataset", "strangers", "--epsilon", 3, "--out")
+    ask = ("predict", "run", "--data", "new.csv", "--id", "person", "--dataset", "strangers", "--epsilon", 3, "--out")
     code, out, err = cli(*ask, "first.parquet")
     assert code == 0, err
     assert "of 4 is spent" in out

@@ -35,13 +35,13 @@ def main(run_main: Main, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Mai
 
 def write_table(path: Path) -> None:
     random = np.random.default_rng(3)
-    lines = ["income,debt,visits,basket,churn"]
-    for row in random.normal(size=(60, 4)).round(3):
-        lines.append(",".join(map(str, row)) + ("," + ("yes" if row.sum() > 0 else "no")))
+    lines = ["person,income,debt,visits,basket,churn"]
+    for number, row in enumerate(random.normal(size=(60, 4)).round(3)):
+        lines.append(",".join(map(str, (number, *row))) + ("," + ("yes" if row.sum() > 0 else "no")))
     path.write_text("\n".join(lines) + "\n")
 
 
-TRAIN = ("train", "--data", "people.csv", "--label", "churn", "--columns", COLUMNS, "--num-epochs", 1)
+TRAIN = ("train", "--data", "people.csv", "--label", "churn", "--columns", COLUMNS, "--id", "person", "--num-epochs", 1)
 
 
 def test_training_with_a_limit_and_exact_metrics_is_refused_before_there_is_a_folder(main, tmp_path):
@@ -125,7 +125,7 @@ SIZES = ("--num-parties", 2, "--num-samples", 48, "--num-classes", 2, "--num-tes
 
 
 def strict_train(out: str, *options: object, data: str = "people.csv") -> tuple[object, ...]:
-    table = ("--data", data, "--label", "churn", "--columns", COLUMNS, "--plan", "plan.json")
+    table = ("--data", data, "--label", "churn", "--columns", COLUMNS, "--id", "person", "--plan", "plan.json")
     return ("train", *table, "--ledger", "books", "--exact-metrics", "--out", out, *options)
 
 
@@ -305,7 +305,7 @@ def test_training_with_a_limit_and_no_word_about_exact_metrics_looks_at_none(mai
     limit = ("ledger", "limit", "books", "--parties", "one,two", "--dataset", "people", "--epsilon", 8)
     assert main(*limit)[0] == 0
     command = ("train", "--data", "people.csv", "--label", "churn", "--columns", "one=income,debt;two=visits")
-    command += ("--ledger", "books")
+    command += ("--id", "person", "--ledger", "books")
     code, out, err = main(*command, "--out", "run")
     assert code == 0, err
     assert "no limit counts exact metrics: none are looked at" in " ".join(out.split())

@@ -87,6 +87,12 @@ def write_table(path: Path, *, num_rows: int = 60, num_classes: int = 2, spoil: 
         csv.writer(file).writerows([header, *rows])
 
 
+def with_ids(header: list[str], rows: list[list[str]]) -> None:
+    header.append("person")
+    for number, row in enumerate(rows):
+        row.append(f"p{number}")
+
+
 TABLE = ("--label", "churn", "--columns", "bank=income,debt;shop=visits")
 QUICK = ("--encoder", "linear", "--num-epochs", 2, "--batch-size", 10, "--embedding-dim", 2, "--num-trials", 4)
 
@@ -306,10 +312,12 @@ def test_a_ledger_knows_a_person_whatever_the_split(cli, tmp_path):
 
 @pytest.mark.parametrize("evaluation", ["simulator", "released"])
 def test_a_run_whose_first_round_is_refused_shows_what_there_is_and_returns_3(evaluation, cli, tmp_path):
-    write_table(tmp_path / "people.csv")
-    limit = ("ledger", "limit", "books/party-1.sqlite", "--dataset", "people", "--unit", "cell")
-    assert cli(*limit, "--accounting", "paper", "--epsilon", 0.1).code == 0
-    command = ("train", "--data", "people.csv", *TABLE, *QUICK, "--ledger", "books", "--evaluation", evaluation)
+    write_table(tmp_path / "people.csv", spoil=with_ids)
+    limit = ("ledger", "limit", "--dataset", "people", "--unit", "cell", "--accounting", "paper", "--epsilon")
+    assert cli(*limit, 1000, "books/party-0.sqlite").code == 0
+    assert cli(*limit, 0.1, "books/party-1.sqlite").code == 0
+    command = ("train", "--data", "people.csv", *TABLE, *QUICK, "--id", "person", "--ledger", "books")
+    command += ("--evaluation", evaluation)
     command += ("--exact-metrics", "--until-limit") if evaluation == "simulator" else ("--until-limit",)
     shown = cli(*command, "--out", "shown")
     assert (shown.code, shown.err) == (3, "")

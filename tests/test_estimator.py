@@ -310,6 +310,7 @@ def test_a_whole_number_names_the_same_row_whatever_its_type(tmp_path):
 def test_limits_hold(tmp_path):
     frame, labels = people()
     (tmp_path / "books").mkdir()
+    Ledger(tmp_path / "books" / "shop.sqlite", owner="shop").close()
     with contextlib.closing(Ledger(tmp_path / "books" / "bank.sqlite", owner="bank")) as book:
         book.set_limit("frame", Limit.choose(unit="cell", accounting="strict", epsilon=12, delta=1e-5))
     found = classifier(ledger=tmp_path / "books", prediction_epsilon=0.5)

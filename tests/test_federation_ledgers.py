@@ -20,6 +20,7 @@ from federation_runs import (
     counted_uses,
     killer,
     limit_of,
+    make_ledgers,
     set_limit,
     shown_uses,
     spans_of,
@@ -158,6 +159,7 @@ def test_another_order_of_the_same_people_is_no_change_of_values(data, make_plan
 
 def test_a_run_whose_first_round_is_refused_has_no_metrics(data, make_plan, tmp_path):
     plan = make_plan(data)
+    make_ledgers(tmp_path, data.party_names)
     set_limit(tmp_path / "party-1.sqlite", data.name, limit_of(plan, 0.5))
     result = Federation(plan).fit(data, ledger=tmp_path, exact_metrics=True, until_limit=True)
     assert result.stopped
@@ -168,6 +170,7 @@ def test_a_run_whose_first_round_is_refused_has_no_metrics(data, make_plan, tmp_
 def test_a_run_whose_first_round_is_refused_can_go_on_when_the_limit_is_raised(data, make_plan, tmp_path):
     plan = make_plan(data)
     book = tmp_path / "books" / "party-1.sqlite"
+    make_ledgers(tmp_path / "books", data.party_names)
     set_limit(book, data.name, limit_of(plan, 0.5))
     folders: dict = {"ledger": tmp_path / "books", "checkpoints": tmp_path / "checkpoints", "exact_metrics": True}
     folders["until_limit"] = True

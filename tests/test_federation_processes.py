@@ -20,6 +20,7 @@ from federation_runs import (
     counted_uses,
     killer,
     limit_of,
+    make_ledgers,
     own_networks,
     recorded_transports,
     set_limit,
@@ -198,6 +199,7 @@ def test_ledgers_count_the_same_in_processes_as_in_one_process(make_data, make_p
     per_epoch = plan.schedule.rounds_per_pass(JOINT)
     rounds, stopped = [], []
     for where in Parties:
+        make_ledgers(tmp_path / where, data.party_names)
         set_limit(tmp_path / where / "party-1.sqlite", data.name, limit_of(plan, 2.5))
         result = Federation(plan, parties=where).fit(
             data, ledger=tmp_path / where, exact_metrics=True, until_limit=True

@@ -166,6 +166,7 @@ def test_the_same_book_is_charged_for_both_runs(tmp_path: Path) -> None:
 
 
 def test_a_screen_that_an_owner_stops_trains_nothing(tmp_path: Path) -> None:
+    Ledger(tmp_path / "party-0.sqlite").close()
     book = Ledger(tmp_path / "party-1.sqlite")
     book.set_limit("made", Limit.choose(unit="cell", accounting="strict", epsilon=2.0, delta=DELTA))
     book.close()

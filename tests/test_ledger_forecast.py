@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from federation_runs import limit_of, set_limit
+from federation_runs import limit_of, make_ledgers, set_limit
 from ledger_books import DELTA, LOCAL_NUMBERS, NAME, charge_all, on_disk, paper_limit, small_plan
 from pbmvfl.errors import BudgetExceeded, LedgerError
 from pbmvfl.federation import Federation
@@ -162,6 +162,7 @@ def test_a_book_that_is_being_charged_has_no_forecast(tmp_path):
 def test_a_federation_is_refused_before_anything_is_written_or_sent(data, make_plan, tmp_path):
     plan = make_plan(data)
     book = tmp_path / "books" / "party-1.sqlite"
+    make_ledgers(tmp_path / "books", data.party_names)
     set_limit(book, data.name, limit_of(plan, 1.5))
     federation, seen = Federation(plan), []
     federation.taps.append(lambda *message: seen.append(message))
@@ -176,6 +177,7 @@ def test_a_federation_is_refused_before_anything_is_written_or_sent(data, make_p
 def test_after_a_refusal_every_book_has_exactly_what_left_its_party(uses, data, make_plan, tmp_path):
     """Oracle: embeddings on the wire, party by party. Blocks that were charged ahead are given back."""
     plan = make_plan(data, num_epochs=4)
+    make_ledgers(tmp_path, data.party_names)
     set_limit(tmp_path / "party-1.sqlite", data.name, limit_of(plan, uses))
     federation, left = Federation(plan), np.zeros(plan.num_parties, dtype=int)
 
@@ -194,6 +196,7 @@ def test_a_resumed_federation_is_refused_too_and_goes_on_when_the_limit_is_raise
     plan = make_plan(data, num_epochs=3)
     folders = {"ledger": tmp_path / "books", "checkpoints": tmp_path / "run", "exact_metrics": True}
     book = tmp_path / "books" / "party-1.sqlite"
+    make_ledgers(tmp_path / "books", data.party_names)
     set_limit(book, data.name, limit_of(plan, 1.5))
     assert Federation(plan).fit(data, until_limit=True, **folders).stopped
     with pytest.raises(BudgetExceeded, match="would end this run at round=4 of 12"):

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from federation_runs import make_ledgers
 from ledger_books import DELTA, NAME, charge, charge_all, paper_limit, small_plan
 from pbmvfl.errors import BudgetExceeded, LedgerError, PlanError
 from pbmvfl.federation import Federation
@@ -240,6 +241,7 @@ def test_a_bad_limit_is_refused_by_name(bad, message):
 def test_training_stops_cleanly_at_a_limit_and_keeps_what_it_has(data, make_plan, tmp_path):
     plan = make_plan(data, num_epochs=6)
     rate = plan.embedding_dim * cell_rdp(plan.num_trials, plan.beta_16, plan.num_parties, (4.0,))[0]
+    make_ledgers(tmp_path / "ledgers", data.party_names)
     stingy = Ledger(tmp_path / "ledgers" / "party-1.sqlite")
     stingy.set_limit(data.name, paper_limit(epsilon_at(2.5 * rate, DELTA, 4.0)))
     stingy.close()

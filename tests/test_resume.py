@@ -51,16 +51,16 @@ PARTIES = 2
 
 def write_table(folder: Path) -> None:
     random = np.random.default_rng(8)
-    lines = ["a,b,c,y"]
-    for label in random.integers(0, 2, 40):
-        lines.append(",".join(f"{2 * label + value:.5f}" for value in random.normal(size=3)) + f",{label}")
+    lines = ["a,b,c,y,person"]
+    for row, label in enumerate(random.integers(0, 2, 40)):
+        lines.append(",".join(f"{2 * label + value:.5f}" for value in random.normal(size=3)) + f",{label},{row}")
     (folder / "table.csv").write_text("\n".join(lines) + "\n")
 
 
 def command(*options: object, epochs: int = 6) -> list[str]:
-    usual = ("--data", "table.csv", "--label", "y", "--columns", "one=a,b;two=c", "--encoder", "linear")
+    usual = ("--data", "table.csv", "--label", "y", "--columns", "one=a,b;two=c", "--id", "person")
     sizes = ("--num-epochs", epochs, "--batch-size", 8, "--embedding-dim", 2, "--num-trials", 3, "--optimizer", "sgd")
-    return [str(word) for word in ("train", *usual, *sizes, "--json", *options)]
+    return [str(word) for word in ("train", *usual, "--encoder", "linear", *sizes, "--json", *options)]
 
 
 @pytest.fixture
@@ -386,6 +386,7 @@ def set_limit(folder: Path, plan: Plan, uses: float) -> None:
     one = plan.replace(num_epochs=1).training_run()
     divergence = uses * rdp_curve(one, Unit.CELL, Accounting.PAPER, orders=(4.0,))[0]
     choice = {"unit": "cell", "accounting": "paper", "delta": 1e-5, "order": 4.0}
+    Ledger(folder / "books/one.sqlite").close()
     book = Ledger(folder / "books/two.sqlite")
     book.set_limit("table", Limit.choose(epsilon=epsilon_at(divergence, 1e-5, 4.0), **choice))
     book.close()

@@ -24,7 +24,7 @@ from pbmvfl.driver import Tap
 from pbmvfl.encoders import build_encoder, check_distinct
 from pbmvfl.errors import CheckpointError, EncoderError, LedgerError, ModelError, PlanError
 from pbmvfl.features import mapped, network_shape
-from pbmvfl.ledger.books import PartyForecast, book_of, books_of, check_folder, check_reaches_end, make_folder
+from pbmvfl.ledger.books import PartyForecast, books_for, check_folder, check_reaches_end, make_folder
 from pbmvfl.model.federated import FederatedModel
 from pbmvfl.model.parts import PartyPart, ServerPart, model_digest
 from pbmvfl.party import part_of_state
@@ -284,6 +284,7 @@ class Federation:
         pinned = tuple(identity.public for identity in identities)
         # Only ledgers and stored answers ask for ids, and a party in a process of its own gets a copy.
         named = ledger is not None or checkpoints is not None
+        ledgers = None if ledger is None else books_for(ledger, data)
         return [
             self.setup_kind(
                 plan=self.plan,
@@ -295,7 +296,7 @@ class Federation:
                 checkpoints=None if checkpoints is None else checkpoints / f"party-{index}",
                 checkpoint_every=checkpoint_every,
                 answers=None if checkpoints is None else checkpoints / f"party-{index}" / "answers",
-                ledger=None if ledger is None else book_of(ledger, index, data.party_names[index], dataset=data.name),
+                ledger=None if ledgers is None else ledgers[index],
                 owner=data.party_names[index],
                 dataset=data.name,
                 train_ids=data.train_ids if named else None,
@@ -361,7 +362,7 @@ def check_ledgers(folder: Path, data: VerticalDataset, *, released: bool) -> Non
     if not released:
         make_folder(folder)
         return
-    for path in books_of(folder, data.party_names, dataset=data.name):
+    for path in books_for(folder, data):
         if not path.is_file():
             raise LedgerError(
                 f"ledger={str(path)!r} does not exist, but this run has released rounds, and a new ledger would not "

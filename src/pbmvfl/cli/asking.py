@@ -43,7 +43,11 @@ _Data = Annotated[
 ]
 _Id = Annotated[
     str | None,
-    typer.Option("--id", help="Column with the rows' ids, by which ledgers know them.", rich_help_panel=DATA),
+    typer.Option(
+        "--id",
+        help="Column with the rows' ids, by which ledgers know them; needed where one has a limit.",
+        rich_help_panel=DATA,
+    ),
 ]
 _Dataset = Annotated[
     str | None,
@@ -71,7 +75,9 @@ _Ledger = Annotated[
 _Uncharged = Annotated[
     bool,
     typer.Option(
-        "--uncharged", help="The owners' word that no ledger counts these predictions.", rich_help_panel=_BUDGET
+        "--uncharged",
+        help="The owners' word that no ledger counts these predictions; ledgers with a limit note it.",
+        rich_help_panel=_BUDGET,
     ),
 ]
 _UntilLimit = Annotated[
@@ -88,7 +94,7 @@ _ExactMetrics = Annotated[
     bool,
     typer.Option(
         "--exact-metrics",
-        help="With --exact: the owners' word for rows that have a limit; ledgers note it.",
+        help="With --exact: the owners' permission where a ledger has a limit; ledgers note it.",
         rich_help_panel=_BUDGET,
     ),
 ]

@@ -14,7 +14,7 @@ from pbmvfl.cli.options import check_target
 from pbmvfl.data.vertical import numbered_parties
 from pbmvfl.errors import LedgerError
 from pbmvfl.files import write_atomically
-from pbmvfl.ledger.books import books_of, check_folder, make_folder
+from pbmvfl.ledger.books import book_of, check_folder, make_folder
 from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.ledger.limits import Limit, unit_and_accounting
 from pbmvfl.ledger.reports import counted, session_words
@@ -59,7 +59,7 @@ def _books_of_parties(folder: Path, parties: str, dataset: str) -> Iterator[list
             "those of a named dataset"
         )
     check_folder(folder)
-    files = books_of(folder, names, dataset=dataset)
+    files = [book_of(folder, index, name, dataset=dataset) for index, name in enumerate(names)]
     for file, name in zip(files, names, strict=True):
         if file.is_file():  # all that can be wrong with one, before another is made
             Ledger(file, owner=name, read_only=True).close()

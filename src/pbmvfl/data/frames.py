@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,8 @@ def dataset_of_frames(
         tables[first] = _with(tables[first], _LABELS, _column(labels, _LABELS))
     names = pa.array([str(row) for row in range(count)]) if ids is None else _column(ids, _IDS)
     tables = {party: _with(table, _IDS, names) for party, table in tables.items()}
-    return load_table(tables, label=labels if isinstance(labels, str) else _LABELS, id=_IDS, **settings)
+    found = load_table(tables, label=labels if isinstance(labels, str) else _LABELS, id=_IDS, **settings)
+    return replace(found, rows_are_named=ids is not None)
 
 
 def _with(table: Any, name: str, column: Any) -> Any:

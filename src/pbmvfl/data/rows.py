@@ -73,6 +73,7 @@ def load_rows(
 
     Ledgers know rows by their `id`, else by file and row number. A file that is called as the rows are (`name`) holds
     the rows that `load_table` numbered: there a row is known by its number alone, so that it is not taken for another.
+    Where a ledger has a limit, rows without an `id` are refused.
     """
     check_name(name)
     faults = Faults()

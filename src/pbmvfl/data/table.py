@@ -44,7 +44,7 @@ def load_table(
     stands in one of them or, beside the id, in `label_data`. `columns` may then be left out: a party holds all others.
 
     Without a `test` table, `test_fraction` of the rows, chosen by the public `seed`, are kept for testing; 0 is none.
-    Ledgers know rows by their `id`, or by their number in the file, whatever the split.
+    Ledgers know rows by their `id`, or by their number in the file, whatever the split; with a limit, only by an `id`.
     `schema` is public: {"columns": {"job": {"vocabulary": ["a", "b"], "other": true}, "age": {"range": [0, 120]}}};
     with "missing": true a column has a slot for missing values.
     `name` is the owner's name for these people, under which ledgers count what is spent on them: one name, one budget.
@@ -90,6 +90,7 @@ def load_table(
         ),
         train_ids=ids[0],
         test_ids=ids[1],
+        rows_are_named=id is not None,
         columns=found.columns,
         label=label,
     )

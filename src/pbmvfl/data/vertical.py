@@ -130,6 +130,8 @@ class VerticalDataset:
     #: known by its position, which is right only where every load of this name gives the same rows in the same order.
     train_ids: tuple[str, ...] | None = None
     test_ids: tuple[str, ...] | None = None
+    #: False where the ids are places in a table: another table has the same people at other places, or others at these.
+    rows_are_named: bool = True
     #: How many values every column has, equally spaced from 0 to 1, where the data's public description says so.
     column_values: int | None = None
     #: What is public about every party's columns, by which new rows become numbers as these did. None: the arrays have

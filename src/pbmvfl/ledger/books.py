@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from pbmvfl.errors import BudgetExceeded, LedgerError
 from pbmvfl.ledger.file import is_begun
@@ -41,9 +42,75 @@ def book_of(folder: Path, index: int, party: str, *, dataset: str | None = None)
     return named
 
 
-def books_of(folder: Path, parties: Sequence[str], *, dataset: str | None = None) -> list[Path]:
-    """The same for all parties, in their order."""
-    return [book_of(folder, index, party, dataset=dataset) for index, party in enumerate(parties)]
+class Rows(Protocol):
+    """Rows of a run, of whatever kind, as ledgers know them."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def party_names(self) -> tuple[str, ...]: ...
+    @property
+    def rows_are_named(self) -> bool: ...
+
+
+def books_for(folder: Path, rows: Rows) -> list[Path]:
+    """Return the ledger file of each party that releases anything about these rows, in the parties' order.
+
+    Raises:
+        LedgerError: As `books_of`; or a party's ledger has a limit and the rows have no ids, so that the same people
+            in another table would begin with nothing spent.
+    """
+    found = books_of(folder, rows.party_names, dataset=rows.name)
+    if not rows.rows_are_named and (with_limit := limited(found)):
+        raise LedgerError(
+            f"ledger={str(with_limit[0])!r} has a limit, and rows of dataset={rows.name!r} have no ids: it would know "
+            "them by their places, and in another table the same people would begin with nothing spent. Nothing "
+            "was sent or written. Name the column that tells people apart, the same one for every table (--id COLUMN, "
+            "id=...), or give rows in memory with their ids (NewRows)"
+        )
+    return found
+
+
+def books_of(folder: Path, parties: Sequence[str], *, dataset: str) -> list[Path]:
+    """Return the ledger file of each party of a run, in their order.
+
+    Raises:
+        LedgerError: A ledger in the folder has a limit, and a party has no ledger there. A party under another name, or
+            one that holds another party's columns, would begin with no limit and nothing spent: its owner adds it.
+    """
+    found = [book_of(folder, index, party, dataset=dataset) for index, party in enumerate(parties)]
+    unknown = [(party, path) for party, path in zip(parties, found, strict=True) if not is_begun(path)]
+    if unknown and (with_limit := limited(sorted(folder.glob(f"*{ENDING}")))):
+        names = ", ".join(f"party={party!r}" for party, _ in unknown)
+        commands = " && ".join(_adding(path, dataset) for _, path in unknown)
+        raise LedgerError(
+            f"ledger={str(folder)!r} has no ledger of {names}, and {with_limit[0].name} there has a limit: columns "
+            "under another party's name would begin with no limit and nothing spent. Nothing was sent or written. Give "
+            f"the party the name that it had, or, if it is new, let its owner add it with a limit E: `{commands}`"
+        )
+    return found
+
+
+def limited(paths: Sequence[Path]) -> list[Path]:
+    """Return the ledgers that have a limit.
+
+    Raises:
+        LedgerError: One cannot be read, or is an older copy, which may lack a limit.
+    """
+    found = []
+    for path in paths:
+        if is_begun(path):
+            with contextlib.closing(Ledger(path, read_only=True)) as ledger:
+                ledger.check_unspoiled()
+                if ledger.has_limits:
+                    found.append(path)
+    return found
+
+
+def _adding(path: Path, dataset: str) -> str:
+    """Return the shell command by which an owner makes a ledger with its limit."""
+    named = ("pbmvfl", "ledger", "limit", str(path), "--dataset", dataset)
+    return shlex.join((*named, "--unit", "cell", "--accounting", "strict", "--epsilon", "E"))
 
 
 @dataclass(frozen=True, kw_only=True)

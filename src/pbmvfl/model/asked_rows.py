@@ -60,7 +60,8 @@ def taken_rows(
             name=dataset or server.dataset,
         )
     _check_arrays(parts, rows.features)
-    return rows if dataset in (None, rows.name) else replace(rows, name=dataset)
+    # Ledgers are found by the parties' names: those of the model, whatever the rows call them.
+    return replace(rows, name=rows.name if dataset is None else dataset, party_names=server.party_names)
 
 
 def _check_arrays(parts: Sequence[PartyPart], features: Sequence[npt.NDArray[Any]]) -> None:
@@ -98,5 +99,6 @@ def test_rows(data: VerticalDataset) -> NewRows:
         party_names=data.party_names,
         features=data.test_features,
         ids=ids,
+        rows_are_named=data.rows_are_named,
         labels=data.test_labels,
     )

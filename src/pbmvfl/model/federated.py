@@ -26,7 +26,7 @@ from torch import nn
 from pbmvfl.data.rows import NewRows
 from pbmvfl.driver import Tap
 from pbmvfl.errors import DataError, ModelError
-from pbmvfl.ledger.books import PartyForecast, book_of, check_reaches_end, make_folder
+from pbmvfl.ledger.books import PartyForecast, books_for, check_reaches_end, make_folder
 from pbmvfl.model.asked_rows import Rows, check_data_version, taken_rows
 from pbmvfl.model.books import check_known, look_exactly
 from pbmvfl.model.parts import INDEX, SERVER, Part, PartyPart, ServerPart, folder_name
@@ -225,23 +225,24 @@ class FederatedModel:
         party, or what `load_rows` gave. Each row is charged to every party's ledger under `dataset`, by default the
         name of the people that the model was trained on, and its id. Rows that a party's limit would not all allow are
         refused before anything is released; with `until_limit` those before the limit are, and `Predictions.stopped`
-        says so. `uncharged` is the owners' word that no ledger counts these, where training had ledgers.
+        says so. Where a party's ledger has a limit, rows without an `id` are refused. `uncharged` is the owners'
+        permission that no ledger counts these, where training had ledgers; ledgers with a limit note it.
 
         The same rows asked for again in the same way, by this object, are answered from what was released, whatever
         their columns are by now: an answer that changed with a cell would tell of it. Columns that changed are asked
         about by another `data_version`, a public name: all rows are then released, and charged, anew. Rows without ids
         are nobody in particular, and are released anew each time where a ledger counts them.
 
-        `exact` looks at exact sums, as only a simulator can: no noise, no charge, no epsilon. Of rows that have a limit
-        it needs the owners' word, `exact_metrics`, which their ledgers note.
+        `exact` looks at exact sums, as only a simulator can: no noise, no charge, no epsilon. Where a ledger has a
+        limit it needs the owners' permission, `exact_metrics`, whatever the rows are called, and the ledgers note it.
         """
         check_data_version(data_version)
         taken = self._taken(rows, label=label, label_data=label_data, id=id, dataset=dataset)
         release = self._release(epsilon, delta, unit) if not exact else None
         plan = self._serving_plan(len(taken.ids), release)
         books = self._books(ledger, uncharged, exact)
+        books_there = self.ledger if ledger is None else Path(ledger)
         if exact:
-            books_there = self.ledger if ledger is None else Path(ledger)
             look_exactly(self._parties, books_there, taken.name, permitted=exact_metrics)
         known = None if exact else self._known_by(plan, taken, data_version, charged=books is not None)
         if known is not None and known in self._released:
@@ -416,6 +417,7 @@ class FederatedModel:
     def _setups(self, plan: Plan, rows: NewRows, books: Path | None, data_version: str = "") -> list[PartySetup]:
         identities = [Identity.generate() for _ in self._parties]
         pinned = tuple(identity.public for identity in identities)
+        ledgers = None if books is None else books_for(books, rows)
         return [
             self._setup_kind(
                 plan=plan,
@@ -426,7 +428,7 @@ class FederatedModel:
                 test_features=features,
                 answers=self._answers_of(part) if rows.rows_are_named else None,
                 data_version=data_version,
-                ledger=None if books is None else book_of(books, part.index, part.party, dataset=rows.name),
+                ledger=None if ledgers is None else ledgers[part.index],
                 owner=part.party,
                 dataset=rows.name,
                 test_ids=rows.ids,
