@@ -243,6 +243,11 @@ class Ledger:
         with self._changed():
             history.append(self._db, "exact", dataset=dataset)
 
+    def note_uncharged(self, dataset: str, *, num_rows: int) -> None:
+        """Note that the owner permits a release of so many rows that no limit counts."""
+        with self._changed():
+            history.append(self._db, "uncharged", dataset=dataset, rows=num_rows)
+
     @contextlib.contextmanager
     def _changed(self) -> Iterator[None]:
         """A transaction of the owner, announced in the lock file before it is true.

@@ -22,7 +22,7 @@ def notes_of(book: Ledger, dataset: str) -> list[str]:
     notes: list[str] = []
     permitted: list[str] = []
     sessions = book.sessions(dataset)
-    numbers = {entry.id for entry in sessions}
+    numbers, known = {entry.id for entry in sessions}, book.datasets()
     prints = {(compared_by(entry), entry.fingerprint) for entry in sessions if entry.fingerprint}
     found = max(Counter(rows for rows, _ in prints).values(), default=0)
     if found > 1:
@@ -44,8 +44,12 @@ def notes_of(book: Ledger, dataset: str) -> list[str]:
             notes.append(f"its owner said on {event.at} that it is about other people than data with equal values")
         if event.what == "opened" and event.values["session"] in numbers and event.values["exact_metrics"]:
             permitted.append(event.at)
-        if event.what == "exact" and event.values["dataset"] == dataset:
+        # Rows under a name without a session or a limit may be any of the ledger's.
+        concerned = event.values.get("dataset") == dataset or event.values.get("dataset") not in known
+        if event.what == "exact" and concerned:
             permitted.append(event.at)
+        if event.what == "uncharged" and concerned:
+            notes.append(f"its owner permitted on {event.at} that {event.values['rows']:,} predictions are not charged")
     if permitted:
         times = "" if len(permitted) == 1 else f" and {counted(len(permitted) - 1, 'time')} before"
         notes.append(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pbmvfl.errors import LedgerError
-from pbmvfl.ledger.books import book_of
+from pbmvfl.ledger.books import book_of, books_of, limited
 from pbmvfl.ledger.file import is_begun
 from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.model.parts import PartyPart
@@ -15,30 +15,56 @@ from pbmvfl.party_setup import PartySetup
 
 
 def look_exactly(parts: Sequence[PartyPart], books: Path | None, dataset: str, *, permitted: bool) -> None:
-    """Exact sums are outside every limit: an owner who set one is asked, and what he says is noted.
+    """Check that exact sums may be seen, which no limit counts, and note the owners' permission in their ledgers.
 
-    Where training was charged, the books that know of it are the ones to ask: without them nobody knows of a limit.
+    Every owner whose ledger has a limit is asked, whatever the rows are called: under a name that the ledger does not
+    know they may be any of its rows.
+
+    Args:
+        parts: The model's parts, whose parties are asked.
+        books: The folder of the parties' ledgers; None where it is not known.
+        dataset: The name that the rows are given.
+        permitted: Whether the owners permit it.
+
+    Raises:
+        LedgerError: A ledger has a limit and its owner has not permitted it; or training was charged to a ledger that
+            is not here.
     """
+    for path in _limited(parts, books, dataset, permitted=permitted):
+        if not permitted:
+            raise LedgerError(
+                f"exact sums of dataset={dataset!r}: ledger={str(path)!r} has a limit, and no limit counts exact sums; "
+                "leave exact out for a charged release, or give the owners' permission, which the ledger notes: "
+                "--exact-metrics, exact_metrics=True"
+            )
+        with contextlib.closing(Ledger(path)) as ledger:
+            ledger.note_exact(dataset)
+
+
+def note_uncharged(parts: Sequence[PartyPart], books: Path | None, dataset: str, *, num_rows: int) -> None:
+    """Note in every ledger with a limit that its owner permits predictions which are not charged."""
+    for path in _limited(parts, books, dataset, permitted=True):
+        with contextlib.closing(Ledger(path)) as ledger:
+            ledger.note_uncharged(dataset, num_rows=num_rows)
+
+
+def _limited(parts: Sequence[PartyPart], books: Path | None, dataset: str, *, permitted: bool) -> list[Path]:
+    """Return the ledgers of the model's parties that have a limit.
+
+    Where training was charged, those are the ledgers that know of it. Only with the owners' permission, and where no
+    folder is named in which it could be noted, nothing is looked at.
+    """
+    if books is None and permitted:
+        return []
     for part in parts:
         path = None if books is None else book_of(books, part.index, part.party, dataset=dataset)
-        if not permitted and part.ledger_run and not (path is not None and _knows(path, part)):
+        if part.ledger_run and not (path is not None and _knows(path, part)):
             raise LedgerError(
-                f"exact sums: training of party={part.party!r} was charged to a ledger, which may have a limit, and "
-                "that book is not here; give its folder (ledger=..., --ledger), or the owners' word: --exact-metrics, "
-                "exact_metrics=True"
+                f"training of party={part.party!r} was charged to a ledger, which may have a limit, and that book is "
+                "not here; give its folder (ledger=..., --ledger), or leave the folder out and give the owners' word "
+                "for exact sums: --exact-metrics, exact_metrics=True"
             )
-        if path is None or not is_begun(path):
-            continue
-        with contextlib.closing(Ledger(path, owner=part.party)) as book:
-            if not book.limits(dataset):
-                continue
-            if not permitted:
-                raise LedgerError(
-                    f"exact sums of dataset={dataset!r}, which has a limit in ledger={str(path)!r}, are counted by no "
-                    "limit; leave exact out for a charged release, or give the owners' word: --exact-metrics, "
-                    "exact_metrics=True"
-                )
-            book.note_exact(dataset)
+    return [] if books is None else limited(books_of(books, [part.party for part in parts], dataset=dataset))
 
 
 def check_known(parts: Sequence[PartyPart], setups: Sequence[PartySetup]) -> None:

@@ -28,7 +28,7 @@ from pbmvfl.driver import Tap
 from pbmvfl.errors import DataError, ModelError
 from pbmvfl.ledger.books import PartyForecast, books_for, check_reaches_end, make_folder
 from pbmvfl.model.asked_rows import Rows, check_data_version, taken_rows
-from pbmvfl.model.books import check_known, look_exactly
+from pbmvfl.model.books import check_known, look_exactly, note_uncharged
 from pbmvfl.model.parts import INDEX, SERVER, Part, PartyPart, ServerPart, folder_name
 from pbmvfl.model.predictions import Predictions
 from pbmvfl.model.serving import Release, exact_scores, release_for, serve, serving_plan
@@ -244,6 +244,8 @@ class FederatedModel:
         books_there = self.ledger if ledger is None else Path(ledger)
         if exact:
             look_exactly(self._parties, books_there, taken.name, permitted=exact_metrics)
+        elif uncharged:
+            note_uncharged(self._parties, books_there, taken.name, num_rows=len(taken.ids))
         known = None if exact else self._known_by(plan, taken, data_version, charged=books is not None)
         if known is not None and known in self._released:
             self._released.move_to_end(known)
