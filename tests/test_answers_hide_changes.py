@@ -300,7 +300,8 @@ def test_ids_are_told_apart_whatever_letters_they_have(worlds):
 def nearly_exact() -> FederatedModel:
     """One whose answers are the true ones but once in 10^6: who was answered shows."""
     data = table()
-    plan = plan_of(data, prediction_response_epsilon=16.0, noise_multiplier=0.5, table_noise=0.5)
+    little = dict.fromkeys(("noise_multiplier", "table_noise", "mean_noise", "gram_noise"), 0.01)
+    plan = plan_of(data, prediction_response_epsilon=16.0, **little)
     model = Federation(plan).fit(data).model
     assert model is not None
     return model
