@@ -338,5 +338,5 @@ class Line:
             raise LinkError("server: the line is closed")
 
     def _wake(self) -> None:
-        with contextlib.suppress(OSError):
+        with self._changed, contextlib.suppress(OSError):  # `close` may be closing it
             self._waker.send(b"\0")

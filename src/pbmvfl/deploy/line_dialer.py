@@ -14,7 +14,7 @@ import time
 
 from pbmvfl.deploy import frames
 from pbmvfl.deploy.seal import OtherJob, PartySeal
-from pbmvfl.deploy.tls import common_name, drop, prepare, wrap
+from pbmvfl.deploy.tls import common_name, drop, hang_up, prepare, wrap
 from pbmvfl.errors import LinkError
 
 #: The first byte of what the server says before a party is in.
@@ -53,7 +53,7 @@ class Dialer:
         #: Guards what follows; whoever waits for a call, or for the end of one, is told.
         self._changed = threading.Condition()
         self._call: Call | None = None
-        #: Also those that somebody may still read from: whatever is open is closed at the end.
+        #: Also those that are still read from; the thread that reads them closes them.
         self._calls: list[Call] = []
         self._connecting: socket.socket | None = None
         self._failure: Exception | None = None
@@ -92,19 +92,26 @@ class Dialer:
                 self._calls.remove(call)
         drop(call.connection)
 
-    def close(self) -> None:
-        """Ends the thread, and any wait for it."""
+    def hang_up(self) -> None:
+        """End every connection and any wait for one, from any thread."""
         with self._changed:
             self._closed = True
             self._failure = self._failure or LinkError("server: the line was closed at this side")
-            drop(self._connecting)
+            hang_up(self._connecting)
             for call in self._calls:
-                drop(call.connection)
-            self._call, self._calls = None, []
+                hang_up(call.connection)
+            self._call = None
             self._changed.notify_all()
         self._hung_up.set()
-        if threading.current_thread() is not self._thread:
-            self._thread.join(timeout=5)
+
+    def close(self) -> None:
+        """Hang up, and close what is open, in the thread that reads the calls."""
+        self.hang_up()
+        with self._changed:
+            calls, self._calls = self._calls, []
+        for call in calls:
+            drop(call.connection)
+        self._thread.join(timeout=5)
 
     # --- in the dialer's own thread ---
 
@@ -116,7 +123,7 @@ class Dialer:
                     if self._closed:
                         drop(call.connection)
                     self._check_open()
-                    self._call = call
+                    self._call, self._connecting = call, None
                     self._calls.append(call)
                     self._changed.notify_all()
                 self._watch(call)
@@ -193,6 +200,8 @@ class Dialer:
             frames.send(guest, self._seal.join(challenge), deadline=deadline)
             _said(frames.receive(guest, buffer, deadline=deadline), WELCOME)
         except BaseException:
+            with self._changed:
+                self._connecting = None  # before it is closed: `hang_up` must not meet another file's descriptor
             drop(connection)
             raise
         self._was_welcome = True

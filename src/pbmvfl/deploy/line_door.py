@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from pbmvfl.deploy.tls import drop, prepare, wrap
+from pbmvfl.deploy.tls import drop, hang_up, prepare, wrap
 from pbmvfl.errors import LinkError
 
 #: Newcomers that are heard at the same time.
@@ -28,7 +28,7 @@ _BACKLOG = 128
 PORT_PATIENCE = 15.0
 _PAUSE = 0.1
 
-#: Hears a newcomer until a deadline. It keeps the connection and returns, or raises; then it is dropped.
+#: Hears a newcomer until a deadline. It keeps the connection and returns, or raises; then the connection is closed.
 Greeter = Callable[[ssl.SSLSocket, float], None]
 
 
@@ -69,14 +69,20 @@ class Door:
 
     def close(self) -> None:
         self._closed.set()
-        drop(self._listener)
+        hang_up(self._listener)
         with self._lock:
             for newcomer in self._newcomers.values():
-                drop(newcomer.connection)
+                hang_up(newcomer.connection)
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout=5)
 
     def _accept(self) -> None:
+        try:
+            self._accept_all()
+        finally:
+            drop(self._listener)
+
+    def _accept_all(self) -> None:
         poll = select.poll()
         poll.register(self._listener, select.POLLIN)
         for number in itertools.count():
@@ -90,8 +96,6 @@ class Door:
                 if self._closed.wait(_PAUSE):  # out of file descriptors, or whoever came has left again
                     return
                 continue
-            except ValueError:  # the listener was closed
-                return
             self._hear(number, connection, str(address[0]))
 
     def _hear(self, number: int, connection: socket.socket, address: str) -> None:
@@ -119,16 +123,17 @@ class Door:
             drop(guest)
 
     def _let_in(self, number: int, guest: ssl.SSLSocket, deadline: float) -> None:
-        try:
+        is_in = False
+        # Strangers come and go, and a connection may be ended in the midst of its handshake. What a party did wrong,
+        # the greeter has noted.
+        with contextlib.suppress(Exception):
             guest.settimeout(max(0.01, deadline - time.monotonic()))
             guest.do_handshake()
             self._greet(guest, deadline)
-        except Exception:
-            # Strangers come and go, and a connection may be closed in the midst of its handshake. What a party did
-            # wrong, whoever greets it has noted.
+            is_in = True
+        self._forget(number)  # before it is closed: `hang_up` must not meet a descriptor that is another file's
+        if not is_in:
             drop(guest)
-        finally:
-            self._forget(number)
 
     def _forget(self, number: int) -> None:
         with self._lock:
@@ -140,14 +145,14 @@ class Door:
         with self._lock:
             for newcomer in self._newcomers.values():
                 if now > newcomer.deadline:
-                    drop(newcomer.connection)
+                    hang_up(newcomer.connection)
 
     def _send_one_away(self) -> None:
         """Any one of the address with the most: the oldest could be kept out for good by somebody who is quick."""
         address, _ = Counter(each.address for each in self._newcomers.values()).most_common(1)[0]
         numbers = [number for number, each in self._newcomers.items() if each.address == address]
         chosen = numbers[int.from_bytes(os.urandom(4), "big") % len(numbers)]
-        drop(self._newcomers.pop(chosen).connection)
+        hang_up(self._newcomers.pop(chosen).connection)
 
 
 def _listener(listen: tuple[str, int], patience: float) -> socket.socket:

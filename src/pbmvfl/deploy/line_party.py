@@ -69,7 +69,7 @@ class PartyLine:
             self._closed = True
             dialer = self._dialer
         if dialer is not None:
-            dialer.close()
+            dialer.hang_up()
 
     def _start(self) -> Dialer:
         with self._lock:

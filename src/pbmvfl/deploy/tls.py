@@ -116,12 +116,20 @@ def common_name(connection: ssl.SSLSocket) -> str:
     return names[0].value
 
 
-def drop(connection: socket.socket | None) -> None:
-    """Close a connection, whatever state it is in, and wake whoever waits for it."""
-    if connection is None:
-        return
-    with contextlib.suppress(OSError):
-        # Not the TLS socket's own: that one forgets its cipher first, and another thread could send in clear.
-        socket.socket.shutdown(connection, socket.SHUT_RDWR)
+def hang_up(connection: socket.socket | None) -> None:
+    """End a connection that another thread uses: that thread wakes with an error, and closes it.
+
+    Only the thread that uses a connection may close it. OpenSSL goes on with the number of the descriptor, which may
+    stand for a file by then: it would read from that file, or write an alert into it.
+    """
+    if connection is not None:
+        with contextlib.suppress(OSError):
+            # Not the TLS socket's own: that one forgets its cipher first, and another thread could send in clear.
+            socket.socket.shutdown(connection, socket.SHUT_RDWR)
+
+
+def drop(connection: socket.socket) -> None:
+    """Close a connection, whatever state it is in, in the thread that uses it."""
+    hang_up(connection)
     with contextlib.suppress(OSError):
         connection.close()
