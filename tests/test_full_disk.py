@@ -6,6 +6,7 @@ import contextlib
 import errno
 import json
 import os
+import re
 import resource
 import struct
 import subprocess
@@ -112,6 +113,8 @@ WRITES = [
     ("party-1/checkpoints.json", 2, 1),
     ("server/round-", 1, 0),
     ("server/checkpoints.json", 2, 1),
+    ("server/history.jsonl", 1, 0),
+    ("server/history.jsonl", 2, 1),
     ("model/one/weights", 1, 2),
     ("model/server/part.json", 1, 2),
     ("run/history.csv", 1, 2),
@@ -129,7 +132,7 @@ def test_a_run_on_a_full_disk_names_the_file_and_goes_on_where_it_was(
     assert code == 2
     assert part in failed[0]
     words = " ".join(err.split())
-    assert failed[0].removesuffix(".tmp").removeprefix(f"{tmp_path}/") in words
+    assert re.sub(r"\.[0-9a-f]{16}\.tmp$", "", failed[0]).removeprefix(f"{tmp_path}/") in words
     assert "cannot be written: No space left on device; make room on that disk" in words
     assert "Traceback" not in err
     assert "continue with: pbmvfl train --resume run" in out

@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
+import glob
 import os
+import secrets
+from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from pbmvfl.errors import WriteError
 
 #: Of files that only their owner may read, whatever the umask is, and of folders with such files.
 PRIVATE_FILE, PRIVATE_FOLDER = 0o600, 0o700
+#: Names of temporary files: the target's own, a token, ".tmp".
+_TOKEN_BYTES = 8
+_TOKEN = "[0-9a-f]" * (2 * _TOKEN_BYTES)
+#: Another writer may take a new temporary file for a leftover before it is locked.
+_MOST_ATTEMPTS = 100
 _MAKE_ROOM = "make room on that disk"
 _WAYS_OUT = {
     errno.ENOSPC: _MAKE_ROOM,
@@ -23,25 +33,92 @@ _WAYS_OUT = {
 
 
 def write_atomically(path: Path, data: str | bytes, *, mode: int | None = None) -> None:
-    """Write beside the file, force it to disk, then replace. A `mode` holds whatever the umask is.
+    """Write a temporary file beside `path`, force it to disk, then replace. A `mode` holds whatever the umask is.
 
-    If that fails, as on a full disk, the file is as it was and what was begun beside it is gone.
+    Each write has a temporary file of its own, so that of several writers the last one to finish wins, and a reader
+    finds the whole file of one of them. If a write fails, as on a full disk, the file is as it was and its temporary
+    file is gone; that of a killed process is removed by the next write of the same file.
     """
-    temporary = path.with_name(path.name + ".tmp")
     try:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666 if mode is None else mode)
-        with open(descriptor, "wb") as file:
-            if mode is not None:
-                os.fchmod(descriptor, mode)  # one that a killed process left may have other rights
+        remove_leftovers(path.parent, glob.escape(path.name))
+        with _temporary_for(path, mode) as (temporary, file):
             file.write(data.encode() if isinstance(data, str) else data)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, path)
+            os.replace(temporary, path)
         sync_folder(path.parent)
     except OSError as error:
+        raise not_written(path, error) from error
+
+
+def append_durably(path: Path, data: bytes) -> None:
+    """Append whole lines to a file for its owner alone, and force them to disk.
+
+    What a killed process or a full disk left of a line ends before them.
+    """
+    try:
+        is_new = not path.exists()
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
+        with open(os.open(path, flags, PRIVATE_FILE), "r+b", buffering=0) as file:
+            os.fchmod(file.fileno(), PRIVATE_FILE)
+            size = os.fstat(file.fileno()).st_size
+            cut = size and os.pread(file.fileno(), 1, size - 1) != b"\n"
+            left = memoryview(b"\n" + data if cut else data)
+            while left:
+                left = left[os.write(file.fileno(), left) :]
+            os.fsync(file.fileno())
+        if is_new:
+            sync_folder(path.parent)
+    except OSError as error:
+        raise not_written(path, error) from error
+
+
+def remove_leftovers(folder: Path, pattern: str) -> None:
+    """Remove temporary files of killed writers, of all files in `folder` whose names match `pattern`.
+
+    A writer locks its temporary file, and the lock ends with its process: one that can be locked has no writer. Where
+    the file system has no locks nothing is removed.
+    """
+    for left in folder.glob(f"{pattern}.{_TOKEN}.tmp"):
+        with contextlib.suppress(OSError):
+            descriptor = os.open(left, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                left.unlink()
+            finally:
+                os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _temporary_for(path: Path, mode: int | None) -> Iterator[tuple[Path, BinaryIO]]:
+    """Make a locked temporary file beside `path`; whatever still has its name at the end is removed."""
+    temporary, descriptor = _make_temporary(path, 0o666 if mode is None else mode)
+    try:
+        with open(descriptor, "wb") as file:
+            if mode is not None:
+                os.fchmod(descriptor, mode)
+            yield temporary, file
+    finally:
         with contextlib.suppress(OSError):
             temporary.unlink()
-        raise not_written(path, error) from error
+
+
+def _make_temporary(path: Path, mode: int) -> tuple[Path, int]:
+    """Return the name of a new file and the descriptor that holds its lock."""
+    for _ in range(_MOST_ATTEMPTS):
+        temporary = path.with_name(f"{path.name}.{secrets.token_hex(_TOKEN_BYTES)}.tmp")
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:  # `remove_leftovers` of another writer found it before it was locked
+            os.close(descriptor)
+            continue
+        except OSError:  # no locks here, so nobody removes it
+            return temporary, descriptor
+        if os.fstat(descriptor).st_nlink:
+            return temporary, descriptor
+        os.close(descriptor)  # removed before it was locked
+    raise OSError(errno.EAGAIN, f"{_MOST_ATTEMPTS} temporary files were removed by other writers")
 
 
 def not_written(path: Path, error: OSError) -> WriteError:
