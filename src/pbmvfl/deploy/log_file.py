@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import threading
@@ -43,15 +44,18 @@ class LogFile:
                     os.close(descriptor)
 
     def close(self) -> None:
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
+        with self._threads:  # a thread that holds the lock file would unlock whatever has its number next
+            if self._lock >= 0:
+                os.close(self._lock)
+                self._lock = -1
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
         """Other processes of the same site write here too: a job's process, and the one that started it. The file's
         lock is a process's: threads of one would both have it, and two that rotate at once would lose a file."""
         with self._threads:
+            if self._lock < 0:
+                raise OSError(errno.EBADF, "the log was closed")
             fcntl.flock(self._lock, fcntl.LOCK_EX)
             try:
                 yield
