@@ -74,6 +74,14 @@ def weights(checkpoints: Path) -> dict[str, dict[str, torch.Tensor]]:
     return {role: load_file(path) for role, path in newest_states(checkpoints).items()}
 
 
+def files_of(folder: Path) -> set[str]:
+    """What a role's folder must have after several checkpoints: two indexes, the states of the last one, and the epochs
+    if it is the server's."""
+    index = json.loads((folder / "checkpoints.json").read_text())
+    history = {"history.jsonl"} if folder.name == "server" else set()
+    return {"checkpoints.json", "checkpoints.previous.json", *(state["file"] for state in index["states"]), *history}
+
+
 def change_index(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
     """Change a role's index of checkpoints so that nothing but its meaning can give that away."""
     path = folder / "checkpoints.json"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 import re
@@ -21,6 +22,7 @@ from federation_runs import (
     Wire,
     change_index,
     counted_uses,
+    files_of,
     killer,
     newest_states,
     shown_uses,
@@ -34,6 +36,7 @@ from pbmvfl.files import write_atomically
 from pbmvfl.party import Party
 from pbmvfl.plan import Plan
 from pbmvfl.runs.checkpoints import Checkpoints
+from pbmvfl.runs.history import HistoryLog
 from pbmvfl.runs.results import Result
 from pbmvfl.secagg.keys import Session
 from pbmvfl.server import Server
@@ -45,6 +48,7 @@ from pbmvfl.wire.refusals import Refusal, RefusalCode
 
 PER_EPOCH = 4  # 37 rows in batches of 10
 ROLES = ("server", "party-0", "party-1", "party-2")
+PREVIOUS = "checkpoints.previous.json"
 OLD_RESULT = Path(__file__).parent / "data" / "result-version-1.json"
 
 
@@ -150,10 +154,9 @@ def test_every_folder_has_only_the_states_of_its_own_role(where, data, make_plan
     network |= {"run.public_start": (1,)}
     assert {path.name for path in tmp_path.iterdir()} == {*ROLES, "sessions.json"}
     for role in ROLES:
-        files = {path.name for path in (tmp_path / role).iterdir()}
-        states = {name for name in files if name != "checkpoints.json"}
+        assert {path.name for path in (tmp_path / role).iterdir()} == files_of(tmp_path / role)
+        states = {path.name for path in (tmp_path / role).glob("round-*")}
         assert len(states) == 2
-        assert "checkpoints.json" in files
         for name in states:
             state = load_file(tmp_path / role / name)
             shapes = {name: tuple(value.shape) for name, value in state.items() if not name.startswith("moment.")}
@@ -250,9 +253,7 @@ def test_a_run_cut_off_at_any_write_of_a_checkpoint_ends_with_the_same_weights(w
     assert spans_of(result)[1] == (PER_EPOCH * complete, 16)
     assert_same_weights(tmp_path, folder / "run")
     for role in ROLES:
-        index = json.loads((tmp_path / role / "checkpoints.json").read_text())
-        left = {path.name for path in (tmp_path / role).iterdir()}
-        assert left == {"checkpoints.json", *(state["file"] for state in index["states"])}
+        assert {path.name for path in (tmp_path / role).iterdir()} == files_of(tmp_path / role)
 
 
 @pytest.mark.parametrize("crash_at", [1, 2, 3])
@@ -334,13 +335,16 @@ def test_every_single_flipped_bit_of_a_file_of_weights_is_refused_by_name(interr
 
 @pytest.mark.slow
 def test_every_single_flipped_bit_of_an_index_is_refused_by_name_or_means_the_same(interrupted):
-    """1e-05 may be written 1E-05."""
+    """1e-05 may be written 1E-05. To resume from there is the index before it, unless the bit makes another format."""
     plan, folder = interrupted
     path = folder / "party-1" / "checkpoints.json"
-    kept = Checkpoints(folder=path.parent, plan=plan)
+    kept = Checkpoints(folder=path.parent, plan=plan, strict=True)
+    resumed = Checkpoints(folder=path.parent, plan=plan)
+    run_id = kept.run_id
+    assert run_id is not None
     whole = path.read_bytes()
     means = json.loads(whole)
-    accepted = 0
+    accepted = other_formats = 0
     for bit in range(8 * len(whole)):
         flip(path, bit)
         try:
@@ -352,8 +356,14 @@ def test_every_single_flipped_bit_of_an_index_is_refused_by_name_or_means_the_sa
         else:
             with pytest.raises(CheckpointError, match=re.escape(str(path))):
                 _ = kept.run_id
+            if b'"format": 3,' in path.read_bytes()[:20]:
+                assert resumed.rounds(run_id) == [PER_EPOCH]
+            else:
+                other_formats += 1
         path.write_bytes(whole)
     assert accepted < 10
+    assert other_formats <= 8 * len('{\n "format": 3,')
+    assert kept.rounds(run_id) == resumed.rounds(run_id) == [PER_EPOCH, 2 * PER_EPOCH]
 
 
 @pytest.mark.parametrize("role", ROLES)
@@ -381,13 +391,165 @@ CHANGES: list[Callable[[dict[str, Any]], None]] = [
 
 @pytest.mark.parametrize("role", ["server", "party-2"])
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_run_with_a_changed_index_is_refused_by_name_and_trains_nothing(change, role, interrupted, data):
+@pytest.mark.parametrize("previous", ["gone", "damaged"])
+def test_a_run_with_a_changed_index_and_none_before_it_is_refused_by_name(change, role, previous, interrupted, data):
     plan, folder = interrupted
     path = folder / role / "checkpoints.json"
     index = json.loads(path.read_text())
     change(index)
     path.write_text(json.dumps(index))
+    if previous == "gone":
+        (folder / role / PREVIOUS).unlink()
+    else:
+        flip(folder / role / PREVIOUS, 8 * 40)
     assert str(path) in refused(plan, data, folder)
+
+
+# --- the index before ---
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", bytes(500), b"[]"], ids=["empty", "cut", "zeros", "a list"])
+@pytest.mark.parametrize("role", ROLES)
+def test_a_run_with_a_damaged_index_resumes_from_the_checkpoint_before(role, damage, exact, tmp_path, caplog):
+    data, plan, folder = exact
+    shutil.copytree(folder / "epoch-3", tmp_path / "run")
+    (tmp_path / "run" / role / "checkpoints.json").write_bytes(damage)
+    assert newest_common_round(plan, tmp_path / "run") == 2 * PER_EPOCH
+    assert f"using {PREVIOUS}" in caplog.text
+    result = Federation(plan).fit(data, checkpoints=tmp_path / "run")
+    assert spans_of(result)[1] == (2 * PER_EPOCH, 4 * PER_EPOCH)
+    assert shown_uses(result.row_uses) == counted_uses(plan, spans_of(result))
+    assert [line.epoch for line in result.history] == [1, 2, 3, 4]
+    assert_same_weights(tmp_path / "run", folder / "run")
+    for each in ROLES:
+        assert {path.name for path in (tmp_path / "run" / each).iterdir()} == files_of(tmp_path / "run" / each)
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_run_goes_on_although_an_index_is_damaged_while_it_trains(role, exact, tmp_path):
+    """The run that wrote it needs nothing from it but the state before, which the index before has too."""
+    data, plan, folder = exact
+
+    def damage(line: Any) -> None:
+        if line.epoch in (2, 3):
+            (tmp_path / role / "checkpoints.json").write_bytes(b"")
+
+    result = Federation(plan).fit(data, checkpoints=tmp_path, on_epoch=damage)
+    assert spans_of(result) == [(0, 4 * PER_EPOCH)]
+    assert_same_weights(tmp_path, folder / "run")
+    kept = Checkpoints(folder=tmp_path / role, plan=plan)
+    assert kept.run_id is not None
+    for number in kept.rounds(kept.run_id):  # what it says it has, it has
+        kept.load(kept.run_id, number)
+    assert max(kept.rounds(kept.run_id)) == 4 * PER_EPOCH
+
+
+def test_of_the_index_before_only_states_with_whole_weights_are_offered(data, make_plan, tmp_path):
+    plan, run = make_plan(data, num_epochs=4), bytes(8)
+    kept = Checkpoints(folder=tmp_path, plan=plan)
+    for number in (4, 8, 12):
+        kept.save(run, number, {"weight": torch.full((2,), float(number))})
+    assert kept.rounds(run) == [8, 12]
+    (tmp_path / "checkpoints.json").write_bytes(b"")
+    assert kept.rounds(run) == [8]  # the weights of round 4 are gone
+    assert kept.load(run, 8)["weight"].tolist() == [8.0, 8.0]
+    with pytest.raises(CheckpointError, match="no checkpoint of round=12"):
+        kept.load(run, 12)
+    (weights_of_8,) = tmp_path.glob("round-0000008-*")
+    flip(weights_of_8, 8 * (weights_of_8.stat().st_size - 1))
+    with pytest.raises(CheckpointError, match=r"checkpoints\.json cannot be read"):
+        kept.rounds(run)
+    with pytest.raises(CheckpointError, match=r"checkpoints\.json cannot be read"):
+        kept.load(run, 8)
+
+
+def test_a_model_is_of_the_last_round_or_of_none(exact, tmp_path):
+    _, plan, folder = exact
+    shutil.copytree(folder / "run", tmp_path / "run")
+    (tmp_path / "run" / "party-1" / "checkpoints.json").write_bytes(b"")
+    with pytest.raises(CheckpointError, match=r"party-1/checkpoints\.json cannot be read"):
+        newest_common_round(plan, tmp_path / "run", strict=True)
+
+
+def test_a_damaged_index_does_not_become_the_one_before(data, make_plan, tmp_path):
+    plan, run = make_plan(data, num_epochs=4), bytes(8)
+    kept = Checkpoints(folder=tmp_path, plan=plan)
+    for number in (4, 8):
+        kept.save(run, number, {"weight": torch.full((2,), float(number))})
+    before = (tmp_path / PREVIOUS).read_bytes()
+    (tmp_path / "checkpoints.json").write_bytes(b"")
+    kept.save(run, 12, {"weight": torch.zeros(2)})
+    assert (tmp_path / PREVIOUS).read_bytes() == before
+    assert kept.rounds(run) == [4, 12]
+    for number in (4, 12):
+        kept.load(run, number)
+
+
+# --- how much is written ---
+
+
+def test_what_is_written_each_epoch_does_not_grow_with_the_epochs(data, make_plan, tmp_path):
+    plan = make_plan(data, mechanism="none", num_epochs=40, evaluation="none")
+    sizes: list[list[int]] = []
+
+    def measure(_: object) -> None:
+        paths = [tmp_path / role / "checkpoints.json" for role in ROLES]
+        sizes.append([path.stat().st_size for path in (*paths, tmp_path / "server" / "history.jsonl")])
+
+    Federation(plan).fit(data, checkpoints=tmp_path, on_epoch=measure)
+    *indexes, history = zip(*sizes, strict=True)
+    for index in indexes:
+        assert index[-1] <= index[1] + 100  # digits of the rounds and of the seconds
+    grown = np.diff(history)
+    assert grown.max() <= grown.min() + 40
+
+
+def test_epochs_of_a_checkpoint_of_format_2_are_read(exact, tmp_path):
+    """It had all of them in its index, once for each state."""
+    data, plan, folder = exact
+    shutil.copytree(folder / "epoch-3", tmp_path / "run")
+    server = tmp_path / "run" / "server"
+    lines = [json.loads(line) for line in (server / "history.jsonl").read_text().splitlines()]
+    epochs = [{name: value for name, value in line.items() if name != "before"} for line in lines]
+    assert [epoch["epoch"] for epoch in epochs] == [1, 2, 3]
+
+    def as_before(index: dict[str, Any]) -> None:
+        index["format"] = 2
+        for state in index["states"]:
+            state["notes"].update(history=epochs[: state["completed_rounds"] // PER_EPOCH])
+
+    change_index(server, as_before)
+    (server / "history.jsonl").unlink()
+    for role in ROLES[1:]:
+        change_index(tmp_path / "run" / role, lambda index: index.update(format=2))
+    result = Federation(plan).fit(data, checkpoints=tmp_path / "run")
+    assert spans_of(result)[1] == (3 * PER_EPOCH, 4 * PER_EPOCH)
+    assert [line.to_dict() for line in result.history[:3]] == epochs
+    assert_same_weights(tmp_path / "run", folder / "run")
+
+
+@pytest.mark.parametrize("damage", ["cut", "gone", "changed", "torn"])
+def test_epochs_that_are_not_those_of_the_checkpoint_are_refused_by_name(damage, exact, tmp_path):
+    """But what a killed process left of a line after them says nothing, and does no harm."""
+    data, plan, folder = exact
+    shutil.copytree(folder / "epoch-3", tmp_path / "run")
+    path = tmp_path / "run" / "server" / "history.jsonl"
+    whole = path.read_bytes()
+    path.write_bytes(
+        {
+            "cut": whole[: len(whole) // 2],
+            "gone": b"",
+            "changed": whole.replace(b'"epoch": 2', b'"epoch": 7'),
+            "torn": whole + whole[:50],
+        }[damage]
+    )
+    if damage == "torn":
+        result = Federation(plan).fit(data, checkpoints=tmp_path / "run")
+        assert [line.epoch for line in result.history] == [1, 2, 3, 4]
+        resumed = HistoryLog(path).read(hashlib.sha256(path.read_bytes().splitlines()[-1]).hexdigest())
+        assert resumed == list(result.history)
+    else:
+        assert str(path) in refused(plan, data, tmp_path / "run")
 
 
 # --- other plans, runs and versions ---
@@ -443,10 +605,10 @@ def test_checkpoints_of_version_0_1_are_refused_by_name(data, make_plan, tmp_pat
 @pytest.mark.parametrize("role", ["server", "party-1"])
 def test_an_index_of_a_later_format_is_refused_by_name(role, interrupted, data):
     plan, folder = interrupted
-    change_index(folder / role, lambda index: index.update(format=3))
+    change_index(folder / role, lambda index: index.update(format=4))
     words = refused(plan, data, folder)
     assert str(folder / role / "checkpoints.json") in words
-    assert "format=3" in words
+    assert "format=4" in words
 
 
 # --- which round a session begins with ---

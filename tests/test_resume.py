@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 
-from federation_runs import change_index, counted_uses, newest_states, weights
+from federation_runs import change_index, counted_uses, files_of, newest_states, weights
 from pbmvfl.driver import Meter
 from pbmvfl.files import write_atomically
 from pbmvfl.ledger.ledger import Ledger
@@ -126,6 +126,12 @@ def index_of(run: Path, role: str = "server") -> dict[str, Any]:
     return index
 
 
+def epochs_of(run: Path) -> list[dict[str, Any]]:
+    """The epochs in the file beside the server's checkpoints, by its lines and not by its reader."""
+    lines = (run / "checkpoints/server/history.jsonl").read_text().splitlines()
+    return [{name: value for name, value in json.loads(line).items() if name != "before"} for line in lines]
+
+
 def spans(result: dict[str, Any]) -> list[tuple[int, int]]:
     return [(session["first_round"], session["charged_until"]) for session in result["sessions"]]
 
@@ -162,7 +168,7 @@ def test_a_run_killed_from_outside_is_continued_to_the_same_schedule_with_new_ke
     plan = Plan.from_json((run / "plan.json").read_text())
     kept = index_of(run)
     assert [state["completed_rounds"] for state in kept["states"]] == [2 * ROUNDS_PER_EPOCH, 3 * ROUNDS_PER_EPOCH]
-    before = kept["states"][-1]["notes"]["history"]
+    before = epochs_of(run)
 
     code, out, err = cli("train", "--resume", "run", "--json")
     assert code == 0, err
@@ -305,8 +311,8 @@ def test_checkpoints_hold_weights_and_no_keys_and_no_noise(interrupted):
         for state in index["states"]:
             assert set(state) == {"completed_rounds", "file", "sha256", "notes"}
             assert set(state["notes"]) == ({"seconds", "traffic", "history"} if role == "server" else set())
-        files = {path.name for path in (interrupted / "checkpoints" / role).iterdir()}
-        assert files == {"checkpoints.json", *(state["file"] for state in index["states"])}
+        folder = interrupted / "checkpoints" / role
+        assert {path.name for path in folder.iterdir()} == files_of(folder)
     sessions = json.loads((interrupted / "sessions.json").read_text())
     known = {"session", "first_round", "charged_until", "noise_is_seeded", "plan_hash", "public_start", "sha256"}
     assert [set(session) for session in sessions] == [known]
@@ -612,6 +618,10 @@ DAMAGE = [
     (INDEX, index_without("states")),
     (INDEX, without("sha256")),
     (INDEX, without_history),
+    ("checkpoints/server/history.jsonl", cut_short),
+    ("checkpoints/server/history.jsonl", emptied),
+    ("checkpoints/server/history.jsonl", garbage),
+    ("checkpoints/server/history.jsonl", removed),
     (INDEX, of_another_protocol),
     (OF_PARTY, garbage),
     (OF_PARTY, index_without("run_id")),
@@ -629,8 +639,11 @@ DAMAGE = [
 
 @pytest.mark.parametrize(("name", "damage"), DAMAGE, ids=lambda value: getattr(value, "__name__", value))
 def test_a_damaged_run_is_refused_and_left_as_it_is(name, damage, interrupted, cli):
+    """A damaged index is refused if there is none before it."""
     path = newest_states(interrupted / "checkpoints").get(name, interrupted / name)
     damage(path)
+    if path.name == "checkpoints.json":
+        (path.parent / "checkpoints.previous.json").unlink()
     before = tree(interrupted)
     code, out, words = cli("train", "--resume", "run", "--json")
     assert code == 2
@@ -639,6 +652,21 @@ def test_a_damaged_run_is_refused_and_left_as_it_is(name, damage, interrupted, c
     named = path.parent if damage is without_history else path  # notes are known by their folder
     assert str(named.relative_to(interrupted)) in words or name == "plan.json"
     assert tree(interrupted) == before
+
+
+@pytest.mark.parametrize("name", [INDEX, OF_PARTY])
+@pytest.mark.parametrize("damage", [cut_short, emptied, garbage, removed], ids=lambda damage: damage.__name__)
+def test_a_run_with_a_damaged_index_is_resumed_from_the_checkpoint_before(name, damage, interrupted, cli):
+    before = epochs_of(interrupted)
+    damage(interrupted / name)
+    code, out, err = cli("train", "--resume", "run", "--json")
+    assert code == 0, err
+    result = json.loads(out)
+    assert [line["epoch"] for line in result["history"]] == [1, 2, 3, 4, 5, 6]
+    assert result["history"][0] == before[0]
+    # 21 embeddings of two parties: the eleventh round was under way, and the second epoch runs again
+    assert spans(result) == [(0, 11), (ROUNDS_PER_EPOCH, 24)]
+    assert uses(result) == {"joint": (8, 8, (11 + 20) * 8)}
 
 
 def test_a_run_of_version_0_1_is_refused_by_name_and_left_as_it_is(interrupted, cli):

@@ -192,8 +192,9 @@ class Federation:
             return None
         if isinstance(transport, InProcess):
             states = [party.part_state() for party in transport.parties]
-        elif checkpoints is not None and (completed := newest_common_round(plan, checkpoints)):
-            keepers = [Checkpoints(folder=checkpoints / f"party-{i}", plan=plan) for i in range(plan.num_parties)]
+        elif checkpoints is not None and (completed := newest_common_round(plan, checkpoints, strict=True)):
+            folders = [checkpoints / f"party-{index}" for index in range(plan.num_parties)]
+            keepers = [Checkpoints(folder=folder, plan=plan, strict=True) for folder in folders]
             states = [part_of_state(plan, keeper.load(server.run_id, completed)) for keeper in keepers]
         else:
             return None
@@ -325,10 +326,16 @@ def _closed_at_the_end(transport: Transport) -> Iterator[None]:
     transport.close()
 
 
-def newest_common_round(plan: Plan, checkpoints: Path) -> int:
-    """Where a run with all its roles in one folder will go on; 0 if it begins anew."""
+def newest_common_round(plan: Plan, checkpoints: Path, *, strict: bool = False) -> int:
+    """Return the round at which a run with all its roles in one folder resumes; 0 if it begins anew.
+
+    Args:
+        plan: The run's plan.
+        checkpoints: The folder with a folder for each role.
+        strict: Refuse a damaged index instead of using the one before it.
+    """
     folders = [checkpoints / "server", *(checkpoints / f"party-{index}" for index in range(plan.num_parties))]
-    kept = [Checkpoints(folder=folder, plan=plan) for folder in folders]
+    kept = [Checkpoints(folder=folder, plan=plan, strict=strict) for folder in folders]
     run_id = kept[0].run_id
     if run_id is None:  # the server is the last to write: a run that ended before it did has no name yet
         return 0

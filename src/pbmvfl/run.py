@@ -19,7 +19,7 @@ from pbmvfl.json_files import checked_object
 from pbmvfl.metrics import classification_metrics
 from pbmvfl.runs.checkpoints import Checkpoints
 from pbmvfl.runs.figures import Figures, Labelled, went_astray, what_to_change
-from pbmvfl.runs.history import EpochLine
+from pbmvfl.runs.history import EpochLine, HistoryLog
 from pbmvfl.runs.release_log import ReleaseLog
 from pbmvfl.runs.results import TRAFFIC_KINDS, Result
 from pbmvfl.schedule import Round, Split
@@ -55,6 +55,7 @@ class Run:
         self._server, self._transport, self._data = server, transport, data
         self._plan = server.plan
         self._log, self._keeper = log, keeper
+        self._epochs = None if keeper is None else HistoryLog(keeper.folder / "history.jsonl")
         self._inspection, self._owners = inspection, owners
         self._noise_is_seeded = noise_is_seeded
         self._on_round, self._on_epoch = on_round, on_epoch
@@ -171,13 +172,18 @@ class Run:
     def _continue_from(self, first_round: int) -> None:
         """Take up what was known when the checkpoint was written."""
         assert self._keeper is not None
+        assert self._epochs is not None
         notes = self._keeper.notes_of(self._server.run_id, first_round)
         path = self._keeper.folder
-        kinds = {"seconds": int | float, "traffic": dict, "history": list}
+        kinds = {"seconds": int | float, "traffic": dict, "history": str | list}
         known = checked_object(dict(notes), kinds, path, CheckpointError)
         self._started -= known["seconds"]
         self._earlier = Traffic(**checked_object(known["traffic"], TRAFFIC_KINDS, path, CheckpointError))
-        self._history = [EpochLine.from_dict(line, path) for line in known["history"]]
+        kept = known["history"]
+        if isinstance(kept, str):
+            self._history = self._epochs.read(kept)
+        else:  # checkpoints of format 2 have all epochs themselves
+            self._history = [EpochLine.from_dict(line, path) for line in kept]
 
     def _next_boundary(self) -> int:
         """The round after which the next checkpoint comes; until there, releases are charged ahead."""
@@ -267,12 +273,12 @@ class Run:
 
     def _save(self, completed_rounds: int) -> None:
         """The server's own checkpoint; every party has written its own."""
-        if self._keeper is None:
+        if self._keeper is None or self._epochs is None:
             return
         self._keeper.notes.update(
             seconds=time.perf_counter() - self._started,
             traffic=self._traffic().to_dict(),
-            history=[line.to_dict() for line in self._history],
+            history=self._epochs.write(self._history),
         )
         self._keeper.save(self._server.run_id, completed_rounds, self._server.state())
         self._log.charge_until(self._next_boundary())

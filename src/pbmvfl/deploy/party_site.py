@@ -240,7 +240,7 @@ class PartySite:
         assert setup is not None
         run_id = bytes.fromhex(self._order.run_id)
         assert setup.checkpoints is not None
-        keeper = Checkpoints(folder=setup.checkpoints, plan=plan)
+        keeper = Checkpoints(folder=setup.checkpoints, plan=plan, strict=True)
         kept = [number for number in keeper.rounds(run_id) if number <= min(completed, plan.schedule.trained_at)]
         if not kept:
             raise AlignmentError("there is no checkpoint of this run to make a model of")

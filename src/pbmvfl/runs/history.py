@@ -1,18 +1,22 @@
-"""What is known of a run epoch by epoch."""
+"""What is known of a run epoch by epoch, and a file of it that only grows."""
 
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from pbmvfl.errors import CheckpointError, PbmvflError
+from pbmvfl.files import append_durably, make_private_folder, not_written
 from pbmvfl.json_files import checked_object
 
 _NUMBER = int | float
+_BEFORE = "before"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +59,76 @@ class EpochLine:
         checked_object(line, dict.fromkeys(line, _NUMBER), path, error)
         known = {each.name for each in fields(cls)}
         return cls(**{name: value for name, value in line.items() if name in known})
+
+
+class HistoryLog:
+    """The epochs behind a run's checkpoints, one JSON object a line, appended once and never written again.
+
+    Each line has the digest of the line before it, so the digest of a line stands for the whole history up to it, and
+    is all that a checkpoint keeps. After a resume lines are appended to the one that was resumed from; lines of epochs
+    that were given up stay, and no newer checkpoint leads to them.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        #: Every epoch of the history that is in the file, with the digest of its line.
+        self._written: list[tuple[EpochLine, str]] = []
+
+    def write(self, history: Sequence[EpochLine]) -> str:
+        """Append the epochs that are new.
+
+        Args:
+            history: All epochs. Those that were written before are known by identity.
+
+        Returns:
+            The digest of the last line, or "" if there is none.
+
+        Raises:
+            WriteError: If the file cannot be written.
+        """
+        same = min(len(history), len(self._written))
+        while same and history[same - 1] is not self._written[same - 1][0]:  # only the last epochs may differ
+            same -= 1
+        digest = self._written[same - 1][1] if same else ""
+        new, lines = [], []
+        for epoch in history[same:]:
+            line = json.dumps({_BEFORE: digest, **epoch.to_dict()}).encode()
+            digest = hashlib.sha256(line).hexdigest()
+            new.append((epoch, digest))
+            lines.append(line + b"\n")
+        if lines:
+            try:
+                make_private_folder(self._path.parent)
+            except OSError as error:
+                raise not_written(self._path, error) from error
+            append_durably(self._path, b"".join(lines))
+        self._written[same:] = new
+        return digest
+
+    def read(self, digest: str) -> list[EpochLine]:
+        """Return the history up to the line with this digest; "" stands for none.
+
+        Raises:
+            CheckpointError: If a line of it is missing or is not what was written.
+        """
+        try:
+            lines = self._path.read_bytes().split(b"\n") if digest else []
+        except OSError as error:
+            raise CheckpointError(f"{self._path} cannot be read: {error}; restore it from a copy") from error
+        known = {hashlib.sha256(line).hexdigest(): line for line in lines}
+        found: list[tuple[EpochLine, str]] = []
+        while digest:
+            if digest not in known:
+                raise CheckpointError(
+                    f"{self._path} is damaged: it lacks epochs of a checkpoint; restore it from a copy, or start a new "
+                    "run"
+                )
+            values = json.loads(known[digest])
+            before = values.pop(_BEFORE)
+            found.append((EpochLine.from_dict(values, self._path), digest))
+            digest = before
+        self._written = found[::-1]
+        return [epoch for epoch, _ in self._written]
 
 
 def history_csv(history: Sequence[EpochLine]) -> str:
