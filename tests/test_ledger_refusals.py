@@ -18,6 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from federation_runs import make_ledgers
 from ledger_books import DELTA, NAME, charge, charge_all, kill_after, paper_limit, release_until_killed, small_plan
 from pbmvfl.errors import LedgerError
 from pbmvfl.federation import Federation
@@ -439,6 +440,7 @@ def test_a_limit_set_under_way_ends_a_session_with_exact_metrics(rounds_ahead, p
 
 def test_a_federation_with_exact_metrics_is_refused_before_anything_is_sent(data, make_plan, tmp_path):
     plan: Plan = make_plan(data)
+    make_ledgers(tmp_path / "books", data.party_names)
     Ledger(tmp_path / "books" / "party-1.sqlite").set_limit(data.name, paper_limit(1e6))
     sent: list[bytes] = []
     federation = Federation(plan)

@@ -76,7 +76,7 @@ _Uncharged = Annotated[
     bool,
     typer.Option(
         "--uncharged",
-        help="The owners' word that no ledger counts these predictions; ledgers with a limit note it.",
+        help="The owners' word that no ledger counts these predictions; ledgers note it.",
         rich_help_panel=_BUDGET,
     ),
 ]

@@ -30,7 +30,7 @@ def look_exactly(parts: Sequence[PartyPart], books: Path | None, dataset: str, *
         LedgerError: A ledger has a limit and its owner has not permitted it; or training was charged to a ledger that
             is not here.
     """
-    for path in _limited(parts, books, dataset, permitted=permitted):
+    for path in limited(_ledgers(parts, books, dataset, permitted=permitted)):
         if not permitted:
             raise LedgerError(
                 f"exact sums of dataset={dataset!r}: ledger={str(path)!r} has a limit, and no limit counts exact sums; "
@@ -42,14 +42,14 @@ def look_exactly(parts: Sequence[PartyPart], books: Path | None, dataset: str, *
 
 
 def note_uncharged(parts: Sequence[PartyPart], books: Path | None, dataset: str, *, num_rows: int) -> None:
-    """Note in every ledger with a limit that its owner permits predictions which are not charged."""
-    for path in _limited(parts, books, dataset, permitted=True):
+    """Note in every ledger that its owner permits predictions which are not charged: a later limit will not know them."""
+    for path in filter(is_begun, _ledgers(parts, books, dataset, permitted=True)):
         with contextlib.closing(Ledger(path)) as ledger:
             ledger.note_uncharged(dataset, num_rows=num_rows)
 
 
-def _limited(parts: Sequence[PartyPart], books: Path | None, dataset: str, *, permitted: bool) -> list[Path]:
-    """Return the ledgers of the model's parties that have a limit.
+def _ledgers(parts: Sequence[PartyPart], books: Path | None, dataset: str, *, permitted: bool) -> list[Path]:
+    """Return the ledger files of the model's parties; none where their folder is not known.
 
     Where training was charged, those are the ledgers that know of it. Only with the owners' permission, and where no
     folder is named in which it could be noted, nothing is looked at.
@@ -64,7 +64,7 @@ def _limited(parts: Sequence[PartyPart], books: Path | None, dataset: str, *, pe
                 "not here; give its folder (ledger=..., --ledger), or leave the folder out and give the owners' word "
                 "for exact sums: --exact-metrics, exact_metrics=True"
             )
-    return [] if books is None else limited(books_of(books, [part.party for part in parts], dataset=dataset))
+    return [] if books is None else books_of(books, [part.party for part in parts], dataset=dataset)
 
 
 def check_known(parts: Sequence[PartyPart], setups: Sequence[PartySetup]) -> None:

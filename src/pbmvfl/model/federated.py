@@ -226,7 +226,7 @@ class FederatedModel:
         name of the people that the model was trained on, and its id. Rows that a party's limit would not all allow are
         refused before anything is released; with `until_limit` those before the limit are, and `Predictions.stopped`
         says so. Where a party's ledger has a limit, rows without an `id` are refused. `uncharged` is the owners'
-        permission that no ledger counts these, where training had ledgers; ledgers with a limit note it.
+        permission that no ledger counts these, where training had ledgers; the ledgers note it.
 
         The same rows asked for again in the same way, by this object, are answered from what was released, whatever
         their columns are by now: an answer that changed with a cell would tell of it. Columns that changed are asked
