@@ -42,7 +42,7 @@ def look_exactly(parts: Sequence[PartyPart], books: Path | None, dataset: str, *
 
 
 def note_uncharged(parts: Sequence[PartyPart], books: Path | None, dataset: str, *, num_rows: int) -> None:
-    """Note in every ledger that its owner permits predictions which are not charged: a later limit will not know them."""
+    """Note in every ledger that its owner permits predictions without a charge: a later limit does not count them."""
     for path in filter(is_begun, _ledgers(parts, books, dataset, permitted=True)):
         with contextlib.closing(Ledger(path)) as ledger:
             ledger.note_uncharged(dataset, num_rows=num_rows)
