@@ -7,11 +7,11 @@ import sys
 from collections.abc import Iterator
 
 from benchmarks.measure import Row, seconds_per_call
-from pbmvfl.privacy.rdp import cell_rdp
+from pbmvfl.privacy.renyi import cell_rdp
 
 _BOUND_OF_A_RECORD = """
 import time; start = time.perf_counter()
-from pbmvfl.plan import Plan
+from pbmvfl.plan.plan import Plan
 from pbmvfl.privacy.accounting import epsilon_bound
 from pbmvfl.privacy.units import Accounting, Unit
 plan = Plan.of(num_parties=50, num_samples=1000, num_classes=2, num_trials=16, beta=0.1, embedding_dim=1, num_epochs=1)

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 
 from benchmarks.measure import Row, alternate, seconds_per_call
-from pbmvfl.answers import StoredAnswers
+from pbmvfl.crypto.entropy import SystemEntropy, keystream
+from pbmvfl.crypto.packing import pack
+from pbmvfl.crypto.ring import Ring
+from pbmvfl.crypto.secure_sum import Masks
 from pbmvfl.mechanisms import Mechanism, PoissonBinomial, PolyaLaplace, RandomisedSymbols, Scratch
-from pbmvfl.randomness.secret import SystemEntropy, keystream
-from pbmvfl.secagg.masks import Masks
-from pbmvfl.secagg.ring import Ring
-from pbmvfl.votes import Vote, VoteKind
-from pbmvfl.wire.packing import pack
+from pbmvfl.mechanisms.votes import Vote, VoteKind
+from pbmvfl.protocol.stored_answers import StoredAnswers
 
 ACTIVITY_VALUES = 1600
 MODELNET_VALUES = 64 * 4096

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq
 from scipy.stats import binom
 
-from pbmvfl.privacy import adaptive, large_sums, loss_distribution, poisson_binomial, rdp
+from pbmvfl.privacy import adaptive, large_sums, loss_distribution, poisson_binomial, renyi
 from pbmvfl.privacy.accounting import Activity, TrainingRun, epsilon_bound
 from pbmvfl.privacy.events import PoissonBinomialRelease
 from pbmvfl.privacy.units import Accounting, Adversary, Unit
@@ -269,9 +269,9 @@ def random_settings(number: int, seed: int) -> Iterator[Setting]:
 
 def clear_caches() -> None:
     for cached in (
-        rdp.cell_rdp,
-        rdp.record_rdp,
-        rdp.bernoulli_rdp,
+        renyi.cell_rdp,
+        renyi.record_rdp,
+        renyi.bernoulli_rdp,
         large_sums.pairs,
         adaptive.adaptive_losses,
         loss_distribution.cell_losses,

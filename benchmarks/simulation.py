@@ -10,8 +10,8 @@ import torch
 from benchmarks.measure import Row, alternate
 from benchmarks.steps import PlainLoop, activity_plan
 from pbmvfl.data.vertical import VerticalDataset
-from pbmvfl.schedule import JOINT
-from pbmvfl.simulation import Simulation
+from pbmvfl.plan.schedule import JOINT
+from pbmvfl.research.simulation import Simulation
 
 PARTIES, COLUMNS, ROWS, CLASSES = 5, 112, 7352, 6
 

@@ -14,19 +14,19 @@ from torch import nn
 from torch.nn import functional
 
 from benchmarks.measure import Row, alternate
-from pbmvfl.driver import Meter, deliver
-from pbmvfl.encoders import build_encoder, build_head
+from pbmvfl.crypto.entropy import SystemEntropy
+from pbmvfl.crypto.key_exchange import Identity, KeyExchange, Session
+from pbmvfl.federation.in_process import InProcess
+from pbmvfl.federation.party_setup import PartySetup
 from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.ledger.limits import Limit
-from pbmvfl.party import Party
-from pbmvfl.party_setup import PartySetup
-from pbmvfl.plan import Plan
-from pbmvfl.randomness.secret import SystemEntropy
-from pbmvfl.secagg.keys import Identity, KeyExchange, Session
-from pbmvfl.server import Server
-from pbmvfl.transport.in_process import InProcess
-from pbmvfl.updates import Noisy, Plain, Update
-from pbmvfl.wire.hello import Hello
+from pbmvfl.plan.plan import Plan
+from pbmvfl.protocol.party import Party
+from pbmvfl.protocol.server import Server
+from pbmvfl.protocol.session import Meter, deliver
+from pbmvfl.training.encoders import build_encoder, build_head
+from pbmvfl.training.updates import Noisy, Plain, Update
+from pbmvfl.wire.bodies import Hello
 from pbmvfl.wire.messages import SERVER, Message, MessageKind
 
 ENDLESS = 1 << 20

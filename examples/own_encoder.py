@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import pbmvfl
-from pbmvfl.encoders import weights_digest
+from pbmvfl.training.encoders import weights_digest
 
 who = {"bank": ["age", "income", "debt", "job", "owns_home"], "shop": ["visits", "basket", "channel", "member"]}
 data = pbmvfl.load_table("people.csv", columns=who, label="left", id="customer", schema="schema.json")

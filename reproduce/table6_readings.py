@@ -17,11 +17,11 @@ import torch
 from sklearn.metrics import average_precision_score
 
 from pbmvfl.data.vertical import VerticalDataset
-from pbmvfl.encoders import build_encoder
-from pbmvfl.reproduction.runner import StudyRunner
-from pbmvfl.reproduction.studies import Cell, read_study
-from pbmvfl.simulation import Simulation
-from pbmvfl.simulation.noise import noisy_sum
+from pbmvfl.research.reproduction.runner import StudyRunner
+from pbmvfl.research.reproduction.studies import Cell, read_study
+from pbmvfl.research.simulation import Simulation
+from pbmvfl.research.simulation.noise import noisy_sum
+from pbmvfl.training.encoders import build_encoder
 
 HERE = Path(__file__).parent
 CELLS = ((64, 0.25), (32, 0.2), (16, 0.25), (64, 0.1), (32, 0.1), (8, 0.15), (16, 0.1))

@@ -8,10 +8,10 @@ import struct
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from pbmvfl.deploy.alignment import Alignment, AlignmentLimits, LabelSideAlignment, PartySideAlignment
-from pbmvfl.deploy.links import Channel, Handler
-from pbmvfl.deploy.row_ids import AgreedOrder, RowIds
-from pbmvfl.transport.base import Answers
+from pbmvfl.deploy.alignment.coordinator import Alignment, AlignmentLimits, LabelSideAlignment, PartySideAlignment
+from pbmvfl.deploy.alignment.row_ids import AgreedOrder, RowIds
+from pbmvfl.deploy.link.interface import Channel, Handler
+from pbmvfl.protocol.transport import Answers
 
 NAME = "people"
 

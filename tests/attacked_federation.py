@@ -29,16 +29,16 @@ from cryptography.x509.oid import NameOID
 
 import nvflare_settings  # noqa: F401
 from federation_texts import LEAD, SERVER, federation_text, free_ports
-from pbmvfl.deploy.aligning import LabelRows, Request
-from pbmvfl.deploy.home import Home
+from pbmvfl.deploy.alignment.runner import LabelRows, Request
+from pbmvfl.deploy.link.tls import Credentials
+from pbmvfl.deploy.monitoring.status import Status, read_status
 from pbmvfl.deploy.nvflare import processes, provision
 from pbmvfl.deploy.nvflare.job import write_job
 from pbmvfl.deploy.nvflare.supervisor import Supervisor, Watched
-from pbmvfl.deploy.order import Order, Work
-from pbmvfl.deploy.outcome import Outcome
-from pbmvfl.deploy.status import Status, read_status
-from pbmvfl.deploy.tls import Credentials
-from pbmvfl.plan import Plan
+from pbmvfl.deploy.site.folder import Home
+from pbmvfl.deploy.site.job_spec import Order, Work
+from pbmvfl.deploy.site.outcome import Outcome
+from pbmvfl.plan.plan import Plan
 
 PARTIES = ("bank", "hospital")
 ROWS, COLUMNS = 60, 3

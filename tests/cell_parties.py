@@ -22,14 +22,14 @@ from nvflare.fuel.f3.stats_pool import StatsPoolManager
 import nvflare_settings  # noqa: F401
 from federation_texts import free_ports
 from line_parties import CONTEXT, SERVER, identity_of
-from pbmvfl.deploy.links import Channel, Handler
-from pbmvfl.deploy.nvflare.cell_door import CHANNEL, TOPIC, Kind
+from pbmvfl.deploy.link.interface import Channel, Handler
+from pbmvfl.deploy.link.message_auth import PartySeal, ServerSeal
+from pbmvfl.deploy.nvflare.cell_channel import CHANNEL, TOPIC, Kind
 from pbmvfl.deploy.nvflare.cell_party import PartyCell
 from pbmvfl.deploy.nvflare.cell_server import ServerCell
-from pbmvfl.deploy.seal import PartySeal, ServerSeal
 from pbmvfl.errors import LinkError
-from pbmvfl.party_setup import PartySetup
-from pbmvfl.transport.base import Answers
+from pbmvfl.federation.party_setup import PartySetup
+from pbmvfl.protocol.transport import Answers
 
 NAMES = ("bank", "hospital", "insurer")
 #: Seconds after which what is missing is asked for again.

@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from pbmvfl.deploy.tls import Credentials
+from pbmvfl.deploy.link.tls import Credentials
 
 _DAY = datetime.timedelta(days=1)
 

@@ -32,11 +32,11 @@ from hypothesis import settings
 import release_monitor
 from known_randomness import TwinSetup
 from pbmvfl.cli import main
+from pbmvfl.crypto.key_exchange import Identity
 from pbmvfl.data.vertical import VerticalDataset
-from pbmvfl.party import Party
-from pbmvfl.plan import Plan
-from pbmvfl.secagg.keys import Identity
-from pbmvfl.server import Server
+from pbmvfl.plan.plan import Plan
+from pbmvfl.protocol.party import Party
+from pbmvfl.protocol.server import Server
 
 atexit.register(shutil.rmtree, os.environ["PBMVFL_STATE"], ignore_errors=True)
 torch.set_num_threads(1)

@@ -15,13 +15,13 @@ import numpy.typing as npt
 
 from certificates import Authority
 from federation_texts import PARTIES, SERVER, federation_text, free_ports
-from pbmvfl.deploy.aligning import LabelRows, Request
-from pbmvfl.deploy.home import Home
-from pbmvfl.deploy.order import Order, Work
-from pbmvfl.deploy.outcome import Outcome
-from pbmvfl.deploy.site import PartyJob, ServerJob
-from pbmvfl.files import make_private_folder
-from pbmvfl.plan import Plan
+from pbmvfl._files import make_private_folder
+from pbmvfl.deploy.alignment.runner import LabelRows, Request
+from pbmvfl.deploy.job.process import PartyJob, ServerJob
+from pbmvfl.deploy.site.folder import Home
+from pbmvfl.deploy.site.job_spec import Order, Work
+from pbmvfl.deploy.site.outcome import Outcome
+from pbmvfl.plan.plan import Plan
 
 DATASET = "people"
 

@@ -1,4 +1,5 @@
-"""One role of one job as a process, `pbmvfl.deploy.site` with a tap outside of it; it can be told to die in a round.
+"""One role of one job as a process, `pbmvfl.deploy.job.process` with a tap outside of it; it can be told to die in a
+round.
 
 python tests/deploy_processes.py HOME JOB MOMENT ROUNDS < ORDER
 
@@ -20,13 +21,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deploy_homes import SERVER
-from pbmvfl.deploy import site
-from pbmvfl.deploy.home import Home
-from pbmvfl.deploy.line import Line
-from pbmvfl.deploy.order import Order
-from pbmvfl.deploy.outcome import Outcome
-from pbmvfl.deploy.party_site import PartySite
-from pbmvfl.deploy.site import PartyJob, ServerJob
+from pbmvfl.deploy.job import process
+from pbmvfl.deploy.job.party_job import PartySite
+from pbmvfl.deploy.job.process import PartyJob, ServerJob
+from pbmvfl.deploy.link.tls_server import Line
+from pbmvfl.deploy.site.folder import Home
+from pbmvfl.deploy.site.job_spec import Order
+from pbmvfl.deploy.site.outcome import Outcome
 
 RELEASED = "released.log"
 _KIND, _SESSION, _ROUND, _EMBEDDING, _PROTOCOL = 5, slice(16, 32), 32, 6, 2
@@ -153,7 +154,7 @@ def _main() -> int:
         _tap_server(death)
     else:
         PartySite.handle = tap_parties(death)  # type: ignore[method-assign]
-    return site.main([folder, job])
+    return process.main([folder, job])
 
 
 if __name__ == "__main__":

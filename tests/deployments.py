@@ -8,9 +8,9 @@ from pathlib import Path
 import federation_texts
 from certificates import Authority
 from federation_texts import LEAD, SERVER, free_ports
-from pbmvfl.deploy.federation_file import FILE
-from pbmvfl.deploy.home import Home
-from pbmvfl.secagg.keys import Identity
+from pbmvfl.crypto.key_exchange import Identity
+from pbmvfl.deploy.site.federation_file import FILE
+from pbmvfl.deploy.site.folder import Home
 
 __all__ = ["LEAD", "PARTIES", "POLICY", "SERVER", "federation_text", "free_ports", "plain_home", "write_pins"]
 

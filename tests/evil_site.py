@@ -16,8 +16,8 @@ from typing import Any
 
 from nvflare.apis.event_type import EventType
 
-from pbmvfl.deploy.home import Home
 from pbmvfl.deploy.nvflare import guard, keeper, readiness
+from pbmvfl.deploy.site.folder import Home
 
 HOME, NAME, OUT, TARGETS = Home.at(sys.argv[1]), sys.argv[2], Path(sys.argv[3]), sys.argv[4:]
 QUESTIONS = ("cat ../policy.toml", "cat ../identity.key", "ls -R ..")

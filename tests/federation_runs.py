@@ -17,17 +17,17 @@ from torch import nn
 
 import pbmvfl
 from pbmvfl.data.vertical import VerticalDataset
-from pbmvfl.federation import Federation
+from pbmvfl.federation.federation import Federation
+from pbmvfl.federation.in_process import InProcess
+from pbmvfl.federation.processes import Processes
+from pbmvfl.federation.results import Result
 from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.ledger.limits import Limit, epsilon_at
-from pbmvfl.ledger.owners import file_name
-from pbmvfl.plan import Plan
+from pbmvfl.ledger.owner import file_name
+from pbmvfl.plan.plan import Plan
+from pbmvfl.plan.schedule import RowUses
 from pbmvfl.privacy.accounting import rdp_curve
 from pbmvfl.privacy.units import Accounting, Unit
-from pbmvfl.runs.results import Result
-from pbmvfl.schedule import RowUses
-from pbmvfl.transport.in_process import InProcess
-from pbmvfl.transport.processes import Processes
 
 HEADER = 44
 EMBEDDING = 6
@@ -149,7 +149,7 @@ def recorded_transports(
             self.closed = True
             super().close()
 
-    monkeypatch.setattr(f"pbmvfl.federation.{base.__name__}", Recorded)
+    monkeypatch.setattr(f"pbmvfl.federation.federation.{base.__name__}", Recorded)
     return opened
 
 

@@ -37,9 +37,9 @@ from nvflare.private.fed.utils.fed_utils import fobs_initialize
 from nvflare.private.fed.utils.identity_utils import IdentityAsserter
 
 from deployments import PARTIES, SERVER, federation_text, free_ports
-from pbmvfl.deploy.home import Home
 from pbmvfl.deploy.nvflare import guard
 from pbmvfl.deploy.nvflare.provision import provision
+from pbmvfl.deploy.site.folder import Home
 
 FOLDER, MODE = Path(sys.argv[1]), sys.argv[2]
 WAIT = 20.0

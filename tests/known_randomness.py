@@ -9,12 +9,12 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from pbmvfl.federation import Federation
-from pbmvfl.party import Party
-from pbmvfl.party_setup import PartySetup
-from pbmvfl.plan import Plan
-from pbmvfl.randomness.secret import Zeros, fast_keystream
-from pbmvfl.secagg.keys import Identity
+from pbmvfl.crypto.entropy import Zeros, fast_keystream
+from pbmvfl.crypto.key_exchange import Identity
+from pbmvfl.federation.federation import Federation
+from pbmvfl.federation.party_setup import PartySetup
+from pbmvfl.plan.plan import Plan
+from pbmvfl.protocol.party import Party
 
 
 class SeededEntropy:

@@ -13,7 +13,7 @@ from pbmvfl.errors import BudgetExceeded
 from pbmvfl.ledger.charging import Charging
 from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.ledger.limits import Limit
-from pbmvfl.plan import Plan
+from pbmvfl.plan.plan import Plan
 
 DELTA = 1e-5
 NAME = "people"

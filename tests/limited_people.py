@@ -15,7 +15,7 @@ import pbmvfl
 from local_plans import voting_plan
 from pbmvfl import FederatedModel, Federation, Ledger, Limit
 from pbmvfl.data.vertical import VerticalDataset
-from pbmvfl.ledger.owners import file_name
+from pbmvfl.ledger.owner import file_name
 
 NAME = "people"
 WHO = {"bank": ["income", "debt"], "shop": ["visits", "basket"]}

@@ -16,17 +16,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from certificates import Authority
-from pbmvfl.deploy.line import Line
-from pbmvfl.deploy.line_party import PartyLine
-from pbmvfl.deploy.links import Channel, Handler
-from pbmvfl.deploy.seal import PartySeal, ServerSeal
-from pbmvfl.deploy.tls import Credentials, drop, party_context, server_context
+from pbmvfl.crypto.key_exchange import Identity
+from pbmvfl.deploy.link.interface import Channel, Handler
+from pbmvfl.deploy.link.message_auth import PartySeal, ServerSeal
+from pbmvfl.deploy.link.tls import Credentials, drop, party_context, server_context
+from pbmvfl.deploy.link.tls_client import PartyLine
+from pbmvfl.deploy.link.tls_server import Line
 from pbmvfl.errors import LinkError
-from pbmvfl.secagg.keys import Identity
-from pbmvfl.transport.base import Answers
+from pbmvfl.protocol.transport import Answers
 
 if TYPE_CHECKING:  # a party's process here has no party, and starts without torch
-    from pbmvfl.party_setup import PartySetup
+    from pbmvfl.federation.party_setup import PartySetup
 
 SERVER = "clinic"
 CONTEXT = b"federation, job 1"

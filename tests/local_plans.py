@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pbmvfl.data.vertical import VerticalDataset
-from pbmvfl.plan import Plan
+from pbmvfl.plan.plan import Plan
 
 Array = npt.NDArray[np.float64]
 LOCAL, MEAN, GRAM, COUNTS = 3, 4, 5, 6

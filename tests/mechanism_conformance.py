@@ -21,15 +21,15 @@ import torch
 
 import statistical
 from known_randomness import SeededEntropy
+from pbmvfl.crypto.entropy import SystemEntropy
 from pbmvfl.errors import LedgerError, PlanError
 from pbmvfl.mechanisms import MECHANISMS, Mechanism, Scratch
-from pbmvfl.plan import Plan
-from pbmvfl.plan_names import plan_settings
+from pbmvfl.plan.flat_names import plan_settings
+from pbmvfl.plan.plan import Plan
+from pbmvfl.plan.schedule import JOINT
 from pbmvfl.privacy.events import EVENTS, ReleaseEvent, event_from_dict
 from pbmvfl.privacy.orders import ORDERS
 from pbmvfl.privacy.units import CURIOUS_PARTY, SERVER, Adversary, Unit
-from pbmvfl.randomness.secret import SystemEntropy
-from pbmvfl.schedule import JOINT
 
 SIZES: dict[str, Any] = {"num_parties": 3, "num_samples": 400, "num_classes": 2, "batch_size": 50, "num_epochs": 2}
 #: Every party's embedding, in units of the bound; a row of it is one case.

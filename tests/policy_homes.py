@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from federation_texts import federation_text
-from pbmvfl.deploy.home import Home
-from pbmvfl.deploy.order import Order, Work
-from pbmvfl.plan import Plan
+from pbmvfl.deploy.site.folder import Home
+from pbmvfl.deploy.site.job_spec import Order, Work
+from pbmvfl.plan.plan import Plan
 
 PARTIES = ("bank", "shop", "insurer")
 PARTY_POLICY = """
@@ -53,9 +53,9 @@ def make_alignment(home: Home, name: str = "first", count: int = 100) -> None:
     if home.is_server:
         home.alignment(name).mkdir(parents=True)
         return
-    from pbmvfl.deploy.aligned_rows import materialise
-    from pbmvfl.deploy.party_table import read_party_table
-    from pbmvfl.deploy.row_ids import AgreedOrder, order_digest
+    from pbmvfl.deploy.alignment.aligned_rows import materialise
+    from pbmvfl.deploy.alignment.row_ids import AgreedOrder, order_digest
+    from pbmvfl.deploy.alignment.tables import read_party_table
 
     file = home.path / f"{name}.csv"
     file.write_text("\n".join(["person,age", *(f"person-{number},{number}" for number in range(count))]) + "\n")

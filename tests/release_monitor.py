@@ -33,9 +33,9 @@ from typing import Any
 FOLDER = "PBMVFL_TEST_VIOLATIONS"
 #: Classes that are watched, by the modules that define them.
 _WATCHED = {
-    "pbmvfl.party": "Party",
-    "pbmvfl.party_network": "PartyNetwork",
-    "pbmvfl.answers": "StoredAnswers",
+    "pbmvfl.protocol.party": "Party",
+    "pbmvfl.protocol.party_network": "PartyNetwork",
+    "pbmvfl.protocol.stored_answers": "StoredAnswers",
     "pbmvfl.ledger.charging": "Charging",
 }
 _HEADER, _EMBEDDING, _KIND_AT, _ROUND_AT = 44, 6, 5, slice(32, 36)

@@ -20,15 +20,15 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from pbmvfl.deploy.admission import MODEL_INDEX, PRIVATE_REASON, admit, own_row_ids, take_up
-from pbmvfl.deploy.home import Home
-from pbmvfl.deploy.order import Order, Work
-from pbmvfl.deploy.policy_file import PolicyFile, own_book
+from pbmvfl.deploy.job.admission import MODEL_INDEX, PRIVATE_REASON, admit, own_row_ids, take_up
+from pbmvfl.deploy.site.folder import Home
+from pbmvfl.deploy.site.job_spec import Order, Work
+from pbmvfl.deploy.site.policy_file import PolicyFile, own_book
 from pbmvfl.errors import FederationError, OrderError, PolicyError
+from pbmvfl.federation.model_files import INDEX, WEIGHTS_FILE, model_digest
+from pbmvfl.federation.serving import release_for, serving_plan
 from pbmvfl.ledger.ledger import Ledger
-from pbmvfl.model.parts import INDEX, WEIGHTS_FILE, model_digest
-from pbmvfl.model.serving import release_for, serving_plan
-from pbmvfl.plan import Plan
+from pbmvfl.plan.plan import Plan
 from policy_homes import (
     PARTY_POLICY,
     RUN_ID,
@@ -382,9 +382,9 @@ def test_looking_at_an_order_needs_no_torch(tmp_path: Path, home: Home) -> None:
 import sys
 from datetime import datetime
 from pathlib import Path
-from pbmvfl.deploy.admission import admit, own_row_ids
-from pbmvfl.deploy.home import Home
-from pbmvfl.deploy.order import Order
+from pbmvfl.deploy.job.admission import admit, own_row_ids
+from pbmvfl.deploy.site.folder import Home
+from pbmvfl.deploy.site.job_spec import Order
 admit(Home.at({str(home.path)!r}), Order.from_text(sys.stdin.read()), datetime.now(), row_ids=own_row_ids)
 print(sorted({{"torch", "numba", "nvflare", "private_set_intersection"}} & set(sys.modules)))
 """

@@ -22,14 +22,14 @@ import torch
 
 from conftest import small_data, small_plan
 from known_randomness import SeededEntropy, TwinSetup
-from pbmvfl.encoders import Bounded
+from pbmvfl.crypto.key_exchange import Identity
 from pbmvfl.errors import OutOfOrder
 from pbmvfl.mechanisms import MECHANISMS, PoissonBinomial
-from pbmvfl.party import Party
-from pbmvfl.plan import Plan
-from pbmvfl.secagg.keys import Identity
-from pbmvfl.server import Server
-from pbmvfl.wire.codecs import codec_for
+from pbmvfl.plan.plan import Plan
+from pbmvfl.protocol.party import Party
+from pbmvfl.protocol.server import Server
+from pbmvfl.training.encoders import Bounded
+from pbmvfl.wire.gradient_codecs import codec_for
 
 HEADER = 44
 HELLO, NONCES, KEY, KEYS, ROUND, EMBEDDING, UPDATE, START, STOP, REFUSAL = range(1, 11)

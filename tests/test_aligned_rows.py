@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 from alignment_runs import hmac_of_order
 from pbmvfl.data import batches
-from pbmvfl.deploy.aligned_rows import AlignedLabels, AlignedRows, materialise, materialise_labels
-from pbmvfl.deploy.party_table import read_label_table, read_party_table
-from pbmvfl.deploy.row_ids import AgreedOrder, order_digest, order_proof
+from pbmvfl.deploy.alignment.aligned_rows import AlignedLabels, AlignedRows, materialise, materialise_labels
+from pbmvfl.deploy.alignment.row_ids import AgreedOrder, order_digest, order_proof
+from pbmvfl.deploy.alignment.tables import read_label_table, read_party_table
 from pbmvfl.errors import AlignmentError, DataError, WriteError
 
 SCHEMA = {
@@ -268,7 +268,9 @@ def test_what_a_killed_process_left_is_no_alignment_and_is_written_over(tmp_path
 
 
 def test_a_full_disk_is_said_before_anything_is_written(tmp_path, monkeypatch):
-    monkeypatch.setattr("pbmvfl.deploy.aligned_rows.shutil.disk_usage", lambda _: type("Usage", (), {"free": 1000}))
+    monkeypatch.setattr(
+        "pbmvfl.deploy.alignment.aligned_rows.shutil.disk_usage", lambda _: type("Usage", (), {"free": 1000})
+    )
     with pytest.raises(AlignmentError, match="0 MiB free, and 64 MiB are needed; make room"):
         party_rows(tmp_path)
 
@@ -277,7 +279,7 @@ def test_a_disk_that_fills_up_leaves_nothing_behind(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("pbmvfl.deploy.aligned_rows.os.posix_fallocate", full)
+    monkeypatch.setattr("pbmvfl.deploy.alignment.aligned_rows.os.posix_fallocate", full)
     with pytest.raises(WriteError, match="make room on that disk"):
         party_rows(tmp_path)
     assert not list((tmp_path / "alignments" / "people").iterdir())

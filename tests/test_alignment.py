@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from alignment_runs import NAME, AlignmentRun, MemoryLink, hmac_of_order
-from pbmvfl.deploy import psi
-from pbmvfl.deploy.alignment import LabelSideAlignment
-from pbmvfl.deploy.alignment_messages import LONGEST_WORDS, Begin, Kind, OrderKey, Question, refused
-from pbmvfl.deploy.links import Channel
-from pbmvfl.deploy.row_ids import IdForm, RowIds, order_proof
+from pbmvfl.deploy.alignment import psi
+from pbmvfl.deploy.alignment.coordinator import LabelSideAlignment
+from pbmvfl.deploy.alignment.messages import LONGEST_WORDS, Begin, Kind, OrderKey, Question, refused
+from pbmvfl.deploy.alignment.row_ids import IdForm, RowIds, order_proof
+from pbmvfl.deploy.link.interface import Channel
 from pbmvfl.errors import AlignmentError, PartyLost
-from pbmvfl.transport.base import Answers
+from pbmvfl.protocol.transport import Answers
 
 pytest.importorskip("private_set_intersection.python")
 
@@ -59,9 +59,9 @@ def test_the_result_is_what_sets_would_give_and_all_have_it_in_one_order(lists, 
 
 
 def test_lists_of_many_chunks_are_aligned(monkeypatch):
-    for module in ("psi", "alignment", "alignment_party"):
+    for module in ("alignment.psi", "alignment.coordinator", "alignment.party"):
         monkeypatch.setattr(f"pbmvfl.deploy.{module}.CHUNK", 7)
-    monkeypatch.setattr("pbmvfl.deploy.alignment.ORDER_CHUNK", 4)
+    monkeypatch.setattr("pbmvfl.deploy.alignment.coordinator.ORDER_CHUNK", 4)
     run = AlignmentRun({"bank": PEOPLE[10:], "shop": [*PEOPLE[::-2], "only-here"]})
     seen: list[tuple[int, int]] = []
     alignment = run.align(PEOPLE[:50], progress=lambda done, total: seen.append((done, total)))

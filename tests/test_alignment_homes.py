@@ -11,11 +11,12 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from alignment_runs import MemoryLink
 from federation_texts import federation_text
-from pbmvfl.deploy import alignment, alignment_messages, alignment_party, psi
-from pbmvfl.deploy.aligned_rows import AlignedRows
-from pbmvfl.deploy.aligning import LabelRows, Request, align_labels, party_alignment
-from pbmvfl.deploy.home import Home
-from pbmvfl.deploy.policy_file import PolicyFile
+from pbmvfl.deploy.alignment import coordinator, messages, psi
+from pbmvfl.deploy.alignment import party as alignment_party
+from pbmvfl.deploy.alignment.aligned_rows import AlignedRows
+from pbmvfl.deploy.alignment.runner import LabelRows, Request, align_labels, party_alignment
+from pbmvfl.deploy.site.folder import Home
+from pbmvfl.deploy.site.policy_file import PolicyFile
 from pbmvfl.errors import AlignmentError
 
 pytest.importorskip("private_set_intersection.python")
@@ -96,10 +97,10 @@ def known_randomness(monkeypatch):
         def generate():
             return X25519PrivateKey.from_private_bytes(bytes([next(keys)] * 32))
 
-    monkeypatch.setattr(alignment_messages, "X25519PrivateKey", Known)
-    for module in (alignment, alignment_party):
+    monkeypatch.setattr(messages, "X25519PrivateKey", Known)
+    for module in (coordinator, alignment_party):
         monkeypatch.setattr(module, "secret_order", lambda count: np.arange(count)[::-1].astype(np.int64))
-    monkeypatch.setattr(alignment.os, "urandom", lambda count: b"u" * count)
+    monkeypatch.setattr(coordinator.os, "urandom", lambda count: b"u" * count)
 
 
 def crossed(folder: Path, bank: dict[str, float]) -> list[tuple[str, bytes, bytes]]:

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pbmvfl.answers import StoredAnswers
+from pbmvfl.crypto.entropy import SystemEntropy
 from pbmvfl.errors import AnswersError
 from pbmvfl.mechanisms import RandomisedSymbols
-from pbmvfl.randomness.secret import SystemEntropy
-from pbmvfl.votes import Vote, VoteKind
+from pbmvfl.mechanisms.votes import Vote, VoteKind
+from pbmvfl.protocol.stored_answers import StoredAnswers
 
 VOTE = Vote(kind=VoteKind.TOP)
 MECHANISM = RandomisedSymbols(num_parties=3, embedding_dim=1, symbols=4, response_epsilon=1.0)

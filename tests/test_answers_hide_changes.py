@@ -25,16 +25,16 @@ from hypothesis import strategies as st
 from known_randomness import KnownSetup
 from local_plans import voting_plan
 from pbmvfl import FederatedModel, Federation, Ledger, Limit, Plan, load
-from pbmvfl.answers import StoredAnswers
-from pbmvfl.data.rows import NewRows
+from pbmvfl.crypto.key_exchange import Identity
+from pbmvfl.data.new_rows import NewRows
 from pbmvfl.data.vertical import VerticalDataset
-from pbmvfl.encoders import build_encoder, weights_digest
 from pbmvfl.errors import BudgetExceeded, DataError
-from pbmvfl.interactions.group import Interactions
-from pbmvfl.party_setup import PartySetup
-from pbmvfl.preparation import preparation_for
-from pbmvfl.schedule import KINDS, SYMBOLS, Order, Phase
-from pbmvfl.secagg.keys import Identity
+from pbmvfl.federation.party_setup import PartySetup
+from pbmvfl.mechanisms.interactions.plan_group import Interactions
+from pbmvfl.plan.schedule import KINDS, SYMBOLS, Order, Phase
+from pbmvfl.protocol.stored_answers import StoredAnswers
+from pbmvfl.training.encoders import build_encoder, weights_digest
+from pbmvfl.training.preparation import preparation_for
 
 PARTIES = ("bank", "shop")
 RESPONSE, DELTA = 1.5, 1e-5

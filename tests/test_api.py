@@ -167,7 +167,7 @@ from pathlib import Path
 
 import pbmvfl
 from pbmvfl.mechanisms import PoissonBinomial
-from pbmvfl.plan_groups import Learning, Sizes
+from pbmvfl.plan.groups import Learning, Sizes
 
 data = pbmvfl.load_dataset("digits")
 plan = pbmvfl.Plan.for_data(data, num_trials=16, beta=0.25)
@@ -263,7 +263,7 @@ def test_the_version_is_that_of_the_installed_package():
 def test_planning_and_accounting_load_neither_torch_nor_numba(tmp_path):
     code = f"""
 import importlib, sys
-import pbmvfl, pbmvfl.plan
+import pbmvfl, pbmvfl.plan.plan
 for module in {PRIVACY!r}:
     importlib.import_module(module)
 plan = pbmvfl.Plan.of(num_parties=3, num_samples=10, num_classes=2)
@@ -281,7 +281,7 @@ def test_the_check_of_loaded_modules_would_notice_torch(tmp_path):
 FORBIDDEN_IN_PRIVACY = (
     "torch",
     "numba",
-    *(f"pbmvfl.{name}" for name in ("party", "server", "federation", "encoders", "training", "links", "driver")),
+    *(f"pbmvfl.{name}" for name in ("training", "protocol", "federation", "deploy", "research")),
     "pbmvfl.cli",
 )
 
@@ -296,11 +296,17 @@ def test_the_reader_of_imports_sees_them_wherever_they_are(tmp_path):
     path = tmp_path / "module.py"
     path.write_text(
         "import torch.nn as n\n"
-        "from pbmvfl import party\n"
-        "def late():\n    from pbmvfl.server import Server\n"
+        "from pbmvfl.protocol import party\n"
+        "def late():\n    from pbmvfl.protocol.server import Server\n"
         "from importlib import import_module\nimport_module('pickle')\n"
     )
-    assert {"torch.nn", "pbmvfl.party", "pbmvfl.server", "pbmvfl.server.Server", "pickle"} <= set(imported(path))
+    assert {
+        "torch.nn",
+        "pbmvfl.protocol.party",
+        "pbmvfl.protocol.server",
+        "pbmvfl.protocol.server.Server",
+        "pickle",
+    } <= set(imported(path))
 
 
 MODULES = sorted(SOURCE.rglob("*.py"))
@@ -330,11 +336,10 @@ def test_no_module_loads_a_file_in_a_way_that_unpickles():
                     assert ast.unparse(keyword.value) == "False", path
 
 
-SHOWS = ("cli", "report", "reproduction")
+SHOWS = ("cli", "report", "research")
 #: Who may all the same, and why.
 MAY_SHOW = {
-    "runs/folder.py": {"report"},  # a run's folder holds the picture of its run
-    "simulation/cuda.py": {"reproduction"},  # the program that runs the studies of the reproduction on a GPU
+    "__init__.py": {"research"},  # `train_jointly` is a public name
     "__main__.py": {"cli"},  # `python -m pbmvfl` is the command line
 }
 
@@ -349,7 +354,7 @@ def test_commands_and_reports_are_never_imported_by_what_they_show():
 
 def test_pictures_import_no_command_and_no_study():
     for path in sorted((SOURCE / "report").glob("*.py")):
-        assert not [n for n in imported(path) for p in ("cli", "reproduction") if concerns(n, f"pbmvfl.{p}")], path
+        assert not [n for n in imported(path) for p in ("cli", "research") if concerns(n, f"pbmvfl.{p}")], path
 
 
 # --- the first screen ---

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pbmvfl.errors import PlanError
-from pbmvfl.plan import Plan
-from pbmvfl.planner import noise_deviation, plan_for_budget
+from pbmvfl.plan.plan import Plan
+from pbmvfl.plan.search import noise_deviation, plan_for_budget
 
 PHISHING = {"num_parties": 5, "num_samples": 8844, "num_classes": 2}
 

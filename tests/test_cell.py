@@ -21,10 +21,10 @@ from cell_parties import (
     expected,
     recorders,
 )
-from pbmvfl.deploy.links import Channel
-from pbmvfl.deploy.nvflare.cell_door import Kind
+from pbmvfl.deploy.link.interface import Channel
+from pbmvfl.deploy.nvflare.cell_channel import Kind
 from pbmvfl.errors import LinkError, PartyLost
-from pbmvfl.party_setup import PartySetup
+from pbmvfl.federation.party_setup import PartySetup
 from transport_conformance import TransportConformance
 
 

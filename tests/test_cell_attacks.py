@@ -24,8 +24,8 @@ from nvflare.fuel.f3.message import Message
 from nvflare.fuel.utils import fobs
 
 from cell_parties import NAMES, Backbone, CellFederation, Recorder, eventually, expected, recorders
-from pbmvfl.deploy.links import Channel
-from pbmvfl.deploy.nvflare.cell_door import CHANNEL, TOPIC, Door, Kind
+from pbmvfl.deploy.link.interface import Channel
+from pbmvfl.deploy.nvflare.cell_channel import CHANNEL, TOPIC, Door, Kind
 
 
 @pytest.fixture(scope="module")

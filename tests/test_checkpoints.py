@@ -29,20 +29,20 @@ from federation_runs import (
     spans_of,
     weights,
 )
+from pbmvfl._files import write_atomically
+from pbmvfl.crypto.key_exchange import Session
 from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.errors import CheckpointError, IdentityError, OutOfOrder, PbmvflError, RunFolderError
-from pbmvfl.federation import Federation, Parties, newest_common_round
-from pbmvfl.files import write_atomically
-from pbmvfl.party import Party
-from pbmvfl.plan import Plan
-from pbmvfl.runs.checkpoints import Checkpoints
-from pbmvfl.runs.history import HistoryLog
-from pbmvfl.runs.results import Result
-from pbmvfl.secagg.keys import Session
-from pbmvfl.server import Server
-from pbmvfl.transport import processes
-from pbmvfl.transport.in_process import InProcess
-from pbmvfl.transport.processes import Processes
+from pbmvfl.federation import processes
+from pbmvfl.federation.checkpoints import Checkpoints
+from pbmvfl.federation.federation import Federation, Parties, newest_common_round
+from pbmvfl.federation.history import HistoryLog
+from pbmvfl.federation.in_process import InProcess
+from pbmvfl.federation.processes import Processes
+from pbmvfl.federation.results import Result
+from pbmvfl.plan.plan import Plan
+from pbmvfl.protocol.party import Party
+from pbmvfl.protocol.server import Server
 from pbmvfl.wire.messages import Message, MessageKind
 from pbmvfl.wire.refusals import Refusal, RefusalCode
 
@@ -102,7 +102,7 @@ def listen(monkeypatch: pytest.MonkeyPatch, kind: type[InProcess] | type[Process
         return found
 
     monkeypatch.setattr(processes._Child, "answer", piped)
-    monkeypatch.setattr(f"pbmvfl.federation.{kind.__name__}", Listening)
+    monkeypatch.setattr(f"pbmvfl.federation.federation.{kind.__name__}", Listening)
     return heard
 
 
@@ -232,7 +232,7 @@ def power_cut_at(monkeypatch: pytest.MonkeyPatch, number: int) -> list[Path]:
         written.append(path)
         write_atomically(path, content, mode=mode)
 
-    monkeypatch.setattr("pbmvfl.runs.checkpoints.write_atomically", write)
+    monkeypatch.setattr("pbmvfl.federation.checkpoints.write_atomically", write)
     return written
 
 

@@ -16,8 +16,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from pbmvfl.errors import DataError
-from pbmvfl.ledger.books import book_of
 from pbmvfl.ledger.ledger import Ledger
+from pbmvfl.ledger.ledger_folder import book_of
 
 COLUMNS = ("--label", "churn", "--columns", "bank=income,debt;shop=visits,job")
 SCHEMA = {
@@ -286,7 +286,7 @@ def test_a_file_that_cannot_be_written_is_refused_before_rows_are_charged_for_it
     def full(*_: object) -> None:
         raise DataError("out='p.csv' cannot be written: the disk is full")
 
-    monkeypatch.setattr("pbmvfl.model.predictions.Predictions.write", _full_once(full))
+    monkeypatch.setattr("pbmvfl.federation.predictions.Predictions.write", _full_once(full))
     code, out, err = cli(*ask, "p.csv")
     assert code == 0, err
     kept = Path(out.split("predictions are in ")[1].split()[0])
@@ -296,7 +296,7 @@ def test_a_file_that_cannot_be_written_is_refused_before_rows_are_charged_for_it
 
 def _full_once(full):
     """The first write fails, as on a disk that has become full since it was tried; later ones do not."""
-    from pbmvfl.model.predictions import Predictions
+    from pbmvfl.federation.predictions import Predictions
 
     write_it, failed = Predictions.write, []
 

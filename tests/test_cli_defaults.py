@@ -12,7 +12,7 @@ import pytest
 
 from pbmvfl.data import load_dataset, load_table
 from pbmvfl.errors import PlanError
-from pbmvfl.plan import Plan
+from pbmvfl.plan.plan import Plan
 
 TABLE = ("--data", "people.csv", "--label", "y", "--columns", "one=a,b;two=c,d")
 
@@ -233,7 +233,7 @@ def pictures(rows: int, *shape: int) -> np.ndarray:
 
 
 def test_pictures_become_means_of_blocks_between_minus_one_and_one():
-    from pbmvfl.features import feature_shape, mapped
+    from pbmvfl.training.features import feature_shape, mapped
 
     plan = Plan.for_budget(epsilon=8, num_parties=2, num_samples=50, num_classes=2, columns=32)
     rows = pictures(3, 2, 32, 48)
@@ -252,7 +252,7 @@ def test_pictures_become_means_of_blocks_between_minus_one_and_one():
 def test_pictures_are_planned_like_tables_and_trained(make_data):
     from dataclasses import replace
 
-    from pbmvfl.federation import Federation
+    from pbmvfl.federation.federation import Federation
 
     data = make_data()
     random = np.random.default_rng(9)

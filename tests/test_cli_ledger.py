@@ -17,7 +17,7 @@ import pytest
 
 from ledger_books import NAME, charge_all, paper_limit, small_plan
 from pbmvfl.errors import LedgerError
-from pbmvfl.federation import Federation
+from pbmvfl.federation.federation import Federation
 from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.ledger.limits import Limit
 from pbmvfl.ledger.spending import spending

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from pbmvfl.data import load_table
-from pbmvfl.data.template import schema_template
+from pbmvfl.data.schema_template import schema_template
 from pbmvfl.errors import DataError, RunFolderError
+from pbmvfl.federation.run_folder import RunFolder
+from pbmvfl.federation.source import RunSource, TableSource
 from pbmvfl.ledger.ledger import Ledger
-from pbmvfl.plan import Plan
-from pbmvfl.runs.folder import RunFolder
-from pbmvfl.runs.source import RunSource, TableSource
+from pbmvfl.plan.plan import Plan
 
 QUICK = ("--encoder", "linear", "--num-epochs", 1, "--batch-size", 10, "--embedding-dim", 2, "--num-trials", 4)
 FILES = ("--data", "bank=bank.csv", "--data", "shop=shop.csv", "--id", "person", "--label", "churn")

@@ -11,9 +11,9 @@ import pytest
 from typer.testing import CliRunner
 
 from pbmvfl.cli import app
-from pbmvfl.deploy.home import Home
-from pbmvfl.deploy.policy_file import PolicyFile, own_book
-from pbmvfl.deploy.policy_template import label_holder_template, party_template
+from pbmvfl.deploy.site.folder import Home
+from pbmvfl.deploy.site.policy_file import PolicyFile, own_book
+from pbmvfl.deploy.site.policy_template import label_holder_template, party_template
 from pbmvfl.errors import FederationError, PolicyFileError
 from policy_homes import PARTY_POLICY, make_home, small_plan, write_policy
 

@@ -19,9 +19,9 @@ import pytest
 
 from pbmvfl.errors import RunFolderError
 from pbmvfl.ledger.ledger import Ledger
-from pbmvfl.plan import Plan
-from pbmvfl.plan_names import plan_settings
-from pbmvfl.planner import plan_for_budget
+from pbmvfl.plan.flat_names import plan_settings
+from pbmvfl.plan.plan import Plan
+from pbmvfl.plan.search import plan_for_budget
 
 
 @pytest.fixture
@@ -739,7 +739,7 @@ NEW_MECHANISM = """
 from dataclasses import dataclass
 from typing import ClassVar
 from pbmvfl.mechanisms import Exact, register
-from pbmvfl.settings import setting
+from pbmvfl._settings import setting
 
 @register
 @dataclass(frozen=True, kw_only=True)

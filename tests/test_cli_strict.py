@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from pbmvfl.plan import Plan
+from pbmvfl.plan.plan import Plan
 
 
 @pytest.fixture

@@ -15,16 +15,16 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from pbmvfl.cli.training_run import TrainingRun
+from pbmvfl.cli.train_view import TrainingRun
 from pbmvfl.data import load_table
-from pbmvfl.federation import Parties
+from pbmvfl.federation.federation import Parties
+from pbmvfl.federation.run_folder import RunFolder
 from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.ledger.limits import Limit
 from pbmvfl.ledger.spending import spending
-from pbmvfl.plan import Plan
+from pbmvfl.plan.plan import Plan
 from pbmvfl.privacy.accounting import rdp_curve
 from pbmvfl.privacy.units import Accounting, Unit
-from pbmvfl.runs.folder import RunFolder
 
 
 class Outcome(NamedTuple):

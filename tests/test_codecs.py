@@ -15,8 +15,8 @@ from hypothesis.extra import numpy as arrays
 
 import statistical
 from pbmvfl.errors import NonFiniteError, NonFiniteMessage, ProtocolError, TruncatedMessage
-from pbmvfl.plan import GradientCodecName
-from pbmvfl.wire.codecs import codec_for
+from pbmvfl.plan.plan import GradientCodecName
+from pbmvfl.wire.gradient_codecs import codec_for
 
 FLOAT32, BFLOAT16, INT8 = (codec_for(name) for name in GradientCodecName)
 LARGEST_FLOAT32 = np.finfo(np.float32).max

@@ -16,14 +16,14 @@ import pytest
 
 from conftest import Cohort, small_data
 from local_plans import WHITENED, local_plan, voting_plan
+from pbmvfl.crypto.key_exchange import Identity
 from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.errors import DataError
-from pbmvfl.features import mapped
-from pbmvfl.lazy_rows import LazyRows
-from pbmvfl.party_setup import PartySetup
-from pbmvfl.plan import Plan
-from pbmvfl.schedule import Split
-from pbmvfl.secagg.keys import Identity
+from pbmvfl.federation.party_setup import PartySetup
+from pbmvfl.plan.plan import Plan
+from pbmvfl.plan.schedule import Split
+from pbmvfl.training.features import mapped
+from pbmvfl.training.lazy_rows import LazyRows
 
 #: The public bound, written out: the tests share no number with the code.
 BOUND = 1_000_000_000.0

@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
+from pbmvfl._files import append_durably, remove_leftovers, write_atomically
 from pbmvfl.errors import WriteError
-from pbmvfl.files import append_durably, remove_leftovers, write_atomically
 
 Write = Callable[..., None]
 TOKEN = "0123456789abcdef"
@@ -112,7 +112,7 @@ def test_with_one_temporary_name_the_same_writer_publishes_an_empty_file(monkeyp
 WRITER = """
 import sys
 from pathlib import Path
-from pbmvfl.files import write_atomically
+from pbmvfl._files import write_atomically
 path, first, step, count = Path(sys.argv[1]), *map(int, sys.argv[2:])
 for number in range(first, first + step * count, step):
     write_atomically(path, (b"%d " % number) * (1 + number % 997), mode=0o600)
@@ -167,7 +167,7 @@ def test_a_partial_file_is_known_as_one():
 STOPS = """
 import os, signal, sys
 from pathlib import Path
-from pbmvfl.files import write_atomically
+from pbmvfl._files import write_atomically
 path, way = Path(sys.argv[1]), sys.argv[2]
 replace = os.replace
 def stop(source, target):

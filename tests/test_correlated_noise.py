@@ -17,22 +17,22 @@ import statistical
 from conftest import small_data
 from federation_runs import Killed, killer
 from known_randomness import SeededEntropy
-from pbmvfl.encoders import build_encoder
+from pbmvfl.crypto.entropy import SystemEntropy
 from pbmvfl.errors import PlanError
-from pbmvfl.federation import Federation
+from pbmvfl.federation.federation import Federation
 from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.ledger.limits import Limit
 from pbmvfl.ledger.spending import spending
-from pbmvfl.plan import Plan
+from pbmvfl.plan.plan import Plan
+from pbmvfl.plan.schedule import JOINT, PREDICTION, Order, Phase, Schedule
 from pbmvfl.privacy.accounting import rdp_curve
 from pbmvfl.privacy.correlated import COEFFICIENT_BITS, LARGEST_BAND, Band, sensitivity
 from pbmvfl.privacy.units import Accounting, Unit
-from pbmvfl.randomness.secret import SystemEntropy
-from pbmvfl.schedule import JOINT, PREDICTION, Order, Phase, Schedule
-from pbmvfl.updates import update_for
-from pbmvfl.updates.correlated import BandMemory, Correlated
-from pbmvfl.updates.grid import Grid
-from pbmvfl.updates.noisy import Noisy
+from pbmvfl.training.correlated import BandMemory, Correlated
+from pbmvfl.training.encoders import build_encoder
+from pbmvfl.training.fixed_point_grid import Grid
+from pbmvfl.training.noisy import Noisy
+from pbmvfl.training.updates import update_for
 
 # --- coefficients ---
 

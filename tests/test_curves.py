@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pbmvfl.federation import Federation
-from pbmvfl.report import curves
-from pbmvfl.runs.history import EpochLine
-from pbmvfl.runs.results import Result
+from pbmvfl.federation.federation import Federation
+from pbmvfl.federation.history import EpochLine
+from pbmvfl.federation.results import Result
+from pbmvfl.report import plots
 
 
 @pytest.fixture(scope="module")
@@ -24,16 +24,16 @@ def result(make_data, make_plan) -> Result:
 def drawn(monkeypatch, tmp_path):
     """The figure as it is saved."""
     kept: list[Any] = []
-    save = curves.save_figure
+    save = plots.save_figure
 
     def look(figure: Any, path: Any) -> None:
         kept.append(figure)
         save(figure, path)
 
-    monkeypatch.setattr(curves, "save_figure", look)
+    monkeypatch.setattr(plots, "save_figure", look)
 
     def draw(result: Result, **options: Any) -> Any:
-        curves.draw_curves(result, tmp_path / "curves.png", **options)
+        plots.draw_curves(result, tmp_path / "curves.png", **options)
         assert (tmp_path / "curves.png").stat().st_size > 5_000
         return kept.pop()
 

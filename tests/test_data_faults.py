@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pbmvfl.data import load_table
-from pbmvfl.data.table import check_table
+from pbmvfl.data.tables import check_table
 from pbmvfl.errors import DataError
 
 COLUMNS = {"bank": ["age", "job"], "shop": ["visits", "city"]}

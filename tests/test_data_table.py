@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pbmvfl.data import VerticalDataset, load_table, parse_columns
-from pbmvfl.data.columns import PartyColumns
+from pbmvfl.data.column_rules import PartyColumns
 from pbmvfl.data.faults import Faults
 from pbmvfl.data.labels import number_classes
 from pbmvfl.data.schema import read_schema

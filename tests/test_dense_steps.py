@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 
-from pbmvfl.encoders import Bounded
-from pbmvfl.plan import Plan
-from pbmvfl.plan_groups import Activation
-from pbmvfl.randomness.secret import SystemEntropy
-from pbmvfl.updates.dense import Dense, written_out
-from pbmvfl.updates.head import Teacher
-from pbmvfl.updates.plain import Plain
-from pbmvfl.updates.trainer import Trainer
+from pbmvfl.crypto.entropy import SystemEntropy
+from pbmvfl.plan.groups import Activation
+from pbmvfl.plan.plan import Plan
+from pbmvfl.training.dense import Dense, written_out
+from pbmvfl.training.encoders import Bounded
+from pbmvfl.training.head import Teacher
+from pbmvfl.training.optimizer import Trainer
+from pbmvfl.training.plain import Plain
 
 ODD = (math.nan, math.inf, -math.inf, 0.0, -0.0, 1e-40)
 

@@ -15,18 +15,18 @@ from benchmarks.deploy.together import differing_tensors, train_together
 from certificates import Authority
 from deploy_homes import DATASET, PARTIES, SERVER, Tables, aligned, make_homes, run_job, train_order
 from deploy_processes import Death, charged, released, run_with_death, tap_parties
-from pbmvfl.deploy import certificates
-from pbmvfl.deploy.carriers import party_seal
-from pbmvfl.deploy.line import Line
-from pbmvfl.deploy.line_party import PartyLine
-from pbmvfl.deploy.party_site import PartySite
-from pbmvfl.deploy.site import PartyJob, ServerJob
-from pbmvfl.deploy.status import read_status
-from pbmvfl.deploy.tls import Credentials, party_context
+from pbmvfl.deploy.job.link_factory import party_seal
+from pbmvfl.deploy.job.party_job import PartySite
+from pbmvfl.deploy.job.process import PartyJob, ServerJob
+from pbmvfl.deploy.link import certificates
+from pbmvfl.deploy.link.tls import Credentials, party_context
+from pbmvfl.deploy.link.tls_client import PartyLine
+from pbmvfl.deploy.link.tls_server import Line
+from pbmvfl.deploy.monitoring.status import read_status
 from pbmvfl.errors import FederationError, LedgerError
+from pbmvfl.federation.party_setup import ROUNDS_AHEAD
 from pbmvfl.ledger.ledger import Ledger
-from pbmvfl.party_setup import ROUNDS_AHEAD
-from pbmvfl.plan import Plan
+from pbmvfl.plan.plan import Plan
 from pbmvfl.wire.messages import Message, MessageKind
 
 pytestmark = pytest.mark.slow

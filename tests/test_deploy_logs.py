@@ -20,13 +20,13 @@ import torch
 
 import pbmvfl
 from federation_texts import federation_text
-from pbmvfl.deploy.home import Home
-from pbmvfl.deploy.log_events import WORDS, Event, permitted_fields, sentence
-from pbmvfl.deploy.log_file import LogFile, log_files
-from pbmvfl.deploy.logs import SiteLog, open_logs, prune_jobs, remove_unfinished_jobs
-from pbmvfl.deploy.status import StatusFile
+from pbmvfl.crypto.key_exchange import Identity
+from pbmvfl.deploy.monitoring.log import SiteLog, open_logs, prune_jobs, remove_unfinished_jobs
+from pbmvfl.deploy.monitoring.log_events import WORDS, Event, permitted_fields, sentence
+from pbmvfl.deploy.monitoring.log_file import LogFile, log_files
+from pbmvfl.deploy.monitoring.status import StatusFile
+from pbmvfl.deploy.site.folder import Home
 from pbmvfl.errors import BudgetExceeded, DataError, EncoderError, LedgerError, LinkError
-from pbmvfl.secagg.keys import Identity
 
 #: Values of an organisation's table, its ids, weights and keys; the same spelled in every way that a log might.
 ID, FEATURE, KEY = "patient-90210", 0.7312654, Identity.generate().private_bytes()
@@ -134,7 +134,7 @@ def throw_at_the_log(home: Home, log: SiteLog) -> None:
 
 
 def throw_at_the_library() -> None:
-    library = logging.getLogger("pbmvfl.party")
+    library = logging.getLogger("pbmvfl.protocol.party")
     for value in private_values():
         library.warning(value)
         library.warning(f"it was {value}")
@@ -159,7 +159,9 @@ def _is_number(name: str, value: object) -> bool:
 
 @pytest.mark.usefixtures("log")
 def test_a_text_that_is_a_constant_of_the_code_is_kept_with_numbers_codes_and_errors(home: Home) -> None:
-    logging.getLogger("pbmvfl.party").warning("party=%d refused (%s): %s", 3, "BUDGET", BudgetExceeded("limit 8"))
+    logging.getLogger("pbmvfl.protocol.party").warning(
+        "party=%d refused (%s): %s", 3, "BUDGET", BudgetExceeded("limit 8")
+    )
     assert lines(home)[-1]["words"] == "party=3 refused (BUDGET): BudgetExceeded: limit 8"
 
 
@@ -183,7 +185,7 @@ def test_the_library_speaks_to_this_log_alone_while_it_is_open(home: Home) -> No
     root = logging.Handler()
     root.emit = seen.append
     logging.getLogger().addHandler(root)
-    library = logging.getLogger("pbmvfl.party")
+    library = logging.getLogger("pbmvfl.protocol.party")
     try:
         with open_logs(home):
             library.warning("one")
@@ -221,7 +223,7 @@ def test_files_are_rotated_by_size_and_the_oldest_goes(tmp_path: Path) -> None:
 
 def test_threads_and_processes_write_whole_lines_over_rotations(tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from pbmvfl.deploy.log_file import LogFile\n"
+        "import sys; from pathlib import Path; from pbmvfl.deploy.monitoring.log_file import LogFile\n"
         "f = LogFile(Path(sys.argv[1]), largest=5000, files=50)\n"
         "[f.write('%s %04d %s' % (sys.argv[2], i, 'x' * 50)) for i in range(500)]"
     )
@@ -255,7 +257,7 @@ def test_a_log_that_cannot_be_written_ends_no_run(home: Home) -> None:
     home.logs.write_text("a file where the folder must be")
     with open_logs(home) as log:
         log.say(Event.STARTED)
-        logging.getLogger("pbmvfl.party").warning("still here")
+        logging.getLogger("pbmvfl.protocol.party").warning("still here")
     assert log.trouble
 
 

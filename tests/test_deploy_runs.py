@@ -10,8 +10,8 @@ import pytest
 from benchmarks.deploy.together import differing_tensors, train_together
 
 from deploy_homes import PARTIES, SERVER, Tables, aligned, make_homes, run_job, train_order
-from pbmvfl.mechanisms.pbm import PoissonBinomial
-from pbmvfl.plan import Plan
+from pbmvfl.mechanisms.poisson_binomial import PoissonBinomial
+from pbmvfl.plan.plan import Plan
 
 
 @pytest.fixture(scope="module")

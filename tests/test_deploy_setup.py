@@ -12,14 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deploy_homes import PARTIES, SERVER, Tables, align_order, aligned, make_homes, run_job, train_order
-from pbmvfl.deploy.aligned_rows import AlignedRows
-from pbmvfl.deploy.federation_file import FederationFile
-from pbmvfl.deploy.home import Home
-from pbmvfl.deploy.setup import Answer, Question, check_answer, disagreement, facts
-from pbmvfl.deploy.site import PartyJob, ServerJob
+from pbmvfl.crypto.key_exchange import Identity
+from pbmvfl.deploy.alignment.aligned_rows import AlignedRows
+from pbmvfl.deploy.job.agreement import Answer, Question, check_answer, disagreement, facts
+from pbmvfl.deploy.job.process import PartyJob, ServerJob
+from pbmvfl.deploy.site.federation_file import FederationFile
+from pbmvfl.deploy.site.folder import Home
 from pbmvfl.errors import AlignmentError, FederationError
-from pbmvfl.plan import Plan
-from pbmvfl.secagg.keys import Identity
+from pbmvfl.plan.plan import Plan
 
 FACTS = {"version": "1", "protocol": "2", "federation": "ab", "identities": "cd", "plan": "ef", "rows": "7"}
 

@@ -17,10 +17,10 @@ import pytest
 import torch
 
 from ledger_books import DELTA, NAME, charge_all, paper_limit, small_plan
-from pbmvfl.deploy import status as module
-from pbmvfl.deploy.owner_words import owner_words
-from pbmvfl.deploy.spent import SpentWatch, limits_spent
-from pbmvfl.deploy.status import EpsilonSpent, Role, State, Status, StatusFile, read_status
+from pbmvfl.deploy.job.spent import SpentWatch, limits_spent
+from pbmvfl.deploy.monitoring import status as module
+from pbmvfl.deploy.monitoring.redaction import owner_words
+from pbmvfl.deploy.monitoring.status import EpsilonSpent, Role, State, Status, StatusFile, read_status
 from pbmvfl.errors import DataError, EncoderError, LedgerError, PartyLost, PartyRefused
 from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.privacy.units import Adversary, Unit
@@ -158,7 +158,7 @@ def test_a_file_that_is_cut_anywhere_is_none_or_whole(tmp_path: Path) -> None:
 def test_a_dead_process_is_told_from_a_slow_one(tmp_path: Path) -> None:
     path = tmp_path / "status.json"
     code = (
-        "import sys; from pathlib import Path; from pbmvfl.deploy.status import StatusFile\n"
+        "import sys; from pathlib import Path; from pbmvfl.deploy.monitoring.status import StatusFile\n"
         "StatusFile(Path(sys.argv[1]), site='a', role='party'); print('told', flush=True); sys.stdin.read()"
     )
     command = [sys.executable, "-c", code, str(path)]
@@ -178,7 +178,7 @@ def test_a_dead_process_is_told_from_a_slow_one(tmp_path: Path) -> None:
 
 
 def test_importing_status_and_reading_one_loads_no_torch() -> None:
-    code = "import sys, pbmvfl.deploy.status; print('torch' in sys.modules)"
+    code = "import sys, pbmvfl.deploy.monitoring.status; print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "False"
 
 

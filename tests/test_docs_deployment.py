@@ -9,8 +9,8 @@ import pytest
 import typer
 
 from pbmvfl.cli import app
-from pbmvfl.deploy.federation_file import FederationFile
-from pbmvfl.plan import Plan
+from pbmvfl.deploy.site.federation_file import FederationFile
+from pbmvfl.plan.plan import Plan
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "deployment.md").read_text()

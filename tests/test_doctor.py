@@ -10,8 +10,8 @@ import mpmath
 import numpy as np
 import pytest
 
-from pbmvfl.doctor import examination, machine, self_tests
-from pbmvfl.doctor.finding import Finding, Status, run_check
+from pbmvfl.cli import doctor_checks, examination, self_tests
+from pbmvfl.cli.finding import Finding, Status, run_check
 
 
 @pytest.fixture
@@ -76,20 +76,20 @@ def is_trouble(finding: Finding, *words: str) -> None:
 
 
 def test_an_old_python_is_trouble():
-    is_trouble(machine.python_version((3, 10, 4)), "3.10.4")
-    assert machine.python_version((3, 12, 0)).status is Status.OK
+    is_trouble(doctor_checks.python_version((3, 10, 4)), "3.10.4")
+    assert doctor_checks.python_version((3, 12, 0)).status is Status.OK
 
 
 def test_packages_that_are_missing_or_too_old_are_all_named():
     wanted = ["numpy>=999.5", "numpy>=1.0", "surely-not-installed>=1", 'mypy>=999; extra == "dev"']
-    found = machine.packages(wanted)
+    found = doctor_checks.packages(wanted)
     is_trouble(found, "numpy", "is older than 999.5", "surely-not-installed is missing")
     assert "mypy" not in found.found
-    assert machine.packages(["numpy>=1.0", "torch>=2.0"]).status is Status.OK
+    assert doctor_checks.packages(["numpy>=1.0", "torch>=2.0"]).status is Status.OK
 
 
 def test_versions_are_compared_as_numbers():
-    assert machine.packages(["numpy>=1.9.99"]).status is Status.OK  # as text 1.10 would be older than 1.9
+    assert doctor_checks.packages(["numpy>=1.9.99"]).status is Status.OK  # as text 1.10 would be older than 1.9
 
 
 # --- folders ---
@@ -97,12 +97,12 @@ def test_versions_are_compared_as_numbers():
 
 def test_a_folder_that_cannot_be_written_to_is_trouble(tmp_path):
     (tmp_path / "file").write_text("")
-    is_trouble(machine.working_folder(tmp_path / "file"), "cannot be written to")
+    is_trouble(doctor_checks.working_folder(tmp_path / "file"), "cannot be written to")
 
 
 def test_a_file_system_whose_locks_let_two_in_is_trouble(tmp_path, monkeypatch):
     monkeypatch.setattr(fcntl, "flock", lambda *_: None)
-    is_trouble(machine.working_folder(tmp_path), "lets two processes have one lock")
+    is_trouble(doctor_checks.working_folder(tmp_path), "lets two processes have one lock")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -111,19 +111,19 @@ def test_a_file_system_without_locks_is_trouble(tmp_path, monkeypatch):
         raise OSError(38, "Function not implemented")
 
     monkeypatch.setattr(fcntl, "flock", none)
-    is_trouble(machine.working_folder(tmp_path), "has no locks")
+    is_trouble(doctor_checks.working_folder(tmp_path), "has no locks")
 
 
 def test_a_full_disk_is_trouble(tmp_path, monkeypatch):
-    usage = machine.shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(machine.shutil, "disk_usage", lambda _: usage._replace(free=1_000_000))
-    is_trouble(machine.free_disk(tmp_path), "1 MB")
+    usage = doctor_checks.shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(doctor_checks.shutil, "disk_usage", lambda _: usage._replace(free=1_000_000))
+    is_trouble(doctor_checks.free_disk(tmp_path), "1 MB")
 
 
 def test_a_state_folder_that_cannot_be_made_is_a_note_because_ledgers_work_without(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("PBMVFL_STATE", str(tmp_path / "file" / "state"))
-    found = machine.state()
+    found = doctor_checks.state()
     assert found.status is Status.NOTE
     assert "PBMVFL_STATE" in found.way_out
 
@@ -132,7 +132,7 @@ def test_the_data_folder_is_shown_with_what_it_holds(tmp_path, monkeypatch):
     (tmp_path / "phishing").mkdir()
     (tmp_path / "holiday").mkdir()
     monkeypatch.setenv("PBMVFL_DATA", str(tmp_path))
-    found = machine.data_folders()
+    found = doctor_checks.data_folders()
     assert found.status is Status.OK
     assert found.found == f"{tmp_path}: phishing"
 

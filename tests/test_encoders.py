@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pbmvfl.encoders import Bounded, build_encoder, check_distinct, check_encoder
 from pbmvfl.errors import EncoderError
-from pbmvfl.plan import Plan
+from pbmvfl.plan.plan import Plan
+from pbmvfl.training.encoders import Bounded, build_encoder, check_distinct, check_encoder
 
 PLAN = Plan.of(num_parties=3, num_samples=50, num_classes=2, embedding_dim=2)
 COLUMNS = 6

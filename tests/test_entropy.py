@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from known_randomness import SeededEntropy
-from pbmvfl.randomness import secret as door
-from pbmvfl.randomness.secret import SystemEntropy, fast_keystream, keystream
+from pbmvfl.crypto import entropy as door
+from pbmvfl.crypto.entropy import SystemEntropy, fast_keystream, keystream
 
 
 def drawn(entropy: SystemEntropy | SeededEntropy, count: int) -> bytes:

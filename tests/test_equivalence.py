@@ -15,10 +15,10 @@ from torch import nn
 
 import statistical
 from known_randomness import KnownSetup, SameSetup, known_federation
-from pbmvfl.encoders import Bounded, build_encoder, build_head
 from pbmvfl.errors import PlanError
-from pbmvfl.federation import Federation, Parties
-from pbmvfl.runs.history import EpochLine
+from pbmvfl.federation.federation import Federation, Parties
+from pbmvfl.federation.history import EpochLine
+from pbmvfl.training.encoders import Bounded, build_encoder, build_head
 
 HEADER = 44
 KIND = 5

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from federation_runs import Killed, fitted, killer
 from known_randomness import known_federation
-from pbmvfl.federation import Federation
-from pbmvfl.plan import Plan
+from pbmvfl.federation.federation import Federation
+from pbmvfl.plan.plan import Plan
 from pbmvfl.privacy.events import NO_SECURE_SUM
 from pbmvfl.privacy.table import SEEDED_NOISE
 from pbmvfl.privacy.units import Adversary

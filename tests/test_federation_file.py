@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deployments import PARTIES, federation_text
-from pbmvfl.deploy.federation_file import CarrierName, FederationFile
+from pbmvfl.deploy.site.federation_file import CarrierName, FederationFile
 from pbmvfl.errors import FederationError
 
 TEXT = federation_text()

@@ -12,10 +12,10 @@ from torch import nn
 
 from federation_runs import JOINT, PREDICTION, Wire, fitted, own_networks, weights
 from known_randomness import SameSetup, TwinSetup, known_federation
-from pbmvfl.encoders import build_head
-from pbmvfl.federation import Federation
-from pbmvfl.plan import Plan
-from pbmvfl.runs.history import EpochLine
+from pbmvfl.federation.federation import Federation
+from pbmvfl.federation.history import EpochLine
+from pbmvfl.plan.plan import Plan
+from pbmvfl.training.encoders import build_head
 
 # --- without secure aggregation ---
 

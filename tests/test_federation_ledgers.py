@@ -25,9 +25,9 @@ from federation_runs import (
     shown_uses,
     spans_of,
 )
-from pbmvfl.federation import Federation
+from pbmvfl.federation.federation import Federation
 from pbmvfl.ledger.ledger import Ledger
-from pbmvfl.plan import Plan
+from pbmvfl.plan.plan import Plan
 
 # --- checkpoints ---
 
@@ -116,14 +116,14 @@ def test_the_count_of_a_run_is_the_count_of_the_wire_when_nothing_is_charged_ahe
 
 def test_two_fits_of_one_federation_keep_to_their_own_ledgers(data, make_plan, monkeypatch, tmp_path):
     federation = Federation(make_plan(data, num_epochs=1))
-    check = pbmvfl.federation.check_ledgers
+    check = pbmvfl.federation.federation.check_ledgers
 
     def another_fit_first(*arguments: Any, **named: Any) -> None:
-        monkeypatch.setattr("pbmvfl.federation.check_ledgers", check)
+        monkeypatch.setattr("pbmvfl.federation.federation.check_ledgers", check)
         federation.fit(data, ledger=tmp_path / "two")
         check(*arguments, **named)
 
-    monkeypatch.setattr("pbmvfl.federation.check_ledgers", another_fit_first)
+    monkeypatch.setattr("pbmvfl.federation.federation.check_ledgers", another_fit_first)
     federation.fit(data, ledger=tmp_path / "one", checkpoints=tmp_path / "checkpoints")
     for name in ("one", "two"):
         assert len(Ledger(tmp_path / name / "party-0.sqlite", must_exist=True).sessions(data.name)) == 1

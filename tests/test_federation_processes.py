@@ -38,14 +38,14 @@ from pbmvfl.errors import (
     TransportError,
     WrongPlan,
 )
-from pbmvfl.federation import Federation, Parties
+from pbmvfl.federation import processes
+from pbmvfl.federation.checkpoints import Checkpoints
+from pbmvfl.federation.federation import Federation, Parties
+from pbmvfl.federation.in_process import InProcess
+from pbmvfl.federation.party_setup import ROUNDS_AHEAD
+from pbmvfl.federation.processes import Processes
 from pbmvfl.ledger.ledger import Ledger
-from pbmvfl.party_setup import ROUNDS_AHEAD
-from pbmvfl.runs.checkpoints import Checkpoints
-from pbmvfl.schedule import JOINT, Split
-from pbmvfl.transport import processes
-from pbmvfl.transport.in_process import InProcess
-from pbmvfl.transport.processes import Processes
+from pbmvfl.plan.schedule import JOINT, Split
 
 # --- transports ---
 
@@ -221,9 +221,9 @@ import os, signal, sys
 from pathlib import Path
 import numpy as np
 from pbmvfl.data.vertical import VerticalDataset
-from pbmvfl.federation import Federation, Parties
-from pbmvfl.plan import Plan
-from pbmvfl.transport import processes
+from pbmvfl.federation.federation import Federation, Parties
+from pbmvfl.plan.plan import Plan
+from pbmvfl.federation import processes
 
 started = []
 

@@ -6,10 +6,10 @@ import pytest
 from torch import nn
 
 from federation_runs import Killed, Wire, killer, own_networks, recorded_transports
-from pbmvfl import updates
 from pbmvfl.errors import CheckpointError, EncoderError, LedgerError, PlanError, WrongSender
-from pbmvfl.federation import Federation
-from pbmvfl.plan import Plan
+from pbmvfl.federation.federation import Federation
+from pbmvfl.plan.plan import Plan
+from pbmvfl.training import updates
 
 # --- own encoders ---
 

@@ -16,13 +16,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from federation_runs import JOINT, Wire, counted_uses, fitted, shown_uses, spans_of
+from pbmvfl._text import counted
 from pbmvfl.errors import RunFolderError
-from pbmvfl.federation import Federation
-from pbmvfl.metrics import ClassFigures, class_figures, majority, per_class
-from pbmvfl.plan import Plan
-from pbmvfl.runs.figures import describe_classes, loss_limit, notes_on_classes, notes_on_predictions, went_astray
-from pbmvfl.runs.results import Result
-from pbmvfl.words import counted
+from pbmvfl.federation.federation import Federation
+from pbmvfl.federation.metrics_summary import (
+    describe_classes,
+    loss_limit,
+    notes_on_classes,
+    notes_on_predictions,
+    went_astray,
+)
+from pbmvfl.federation.results import Result
+from pbmvfl.plan.plan import Plan
+from pbmvfl.training.metrics import ClassFigures, class_figures, majority, per_class
 
 DATA = Path(__file__).parent / "data"
 

@@ -18,20 +18,20 @@ from safetensors.numpy import save_file
 
 from ledger_books import charge, paper_limit, small_plan
 from pbmvfl import FederatedModel, Federation
-from pbmvfl.data.rows import NewRows
+from pbmvfl.data.new_rows import NewRows
 from pbmvfl.data.vertical import VerticalDataset
-from pbmvfl.deploy.admission import admit, take_up
-from pbmvfl.deploy.order import Work
-from pbmvfl.encoders import build_encoder
+from pbmvfl.deploy.job.admission import admit, take_up
+from pbmvfl.deploy.site.job_spec import Work
 from pbmvfl.errors import BudgetExceeded, LedgerError, PolicyError
+from pbmvfl.federation.model_files import model_digest
+from pbmvfl.federation.serving import release_for, serving_plan
 from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.ledger.limits import Limit
+from pbmvfl.ledger.session_terms import Terms
 from pbmvfl.ledger.spending import spending
-from pbmvfl.ledger.terms import Terms
-from pbmvfl.model.parts import model_digest
-from pbmvfl.model.serving import release_for, serving_plan
-from pbmvfl.plan import Plan
+from pbmvfl.plan.plan import Plan
 from pbmvfl.privacy.units import SERVER, Accounting, Unit
+from pbmvfl.training.encoders import build_encoder
 from policy_homes import PARTY_POLICY, RUN_ID, make_home, train_order, write_policy
 from policy_homes import small_plan as site_plan
 

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from pbmvfl.plan import Plan
-from pbmvfl.planner import noise_deviation, plan_for_budget
-from pbmvfl.schedule import JOINT, PREDICTION, Order, Phase
+from pbmvfl.plan.plan import Plan
+from pbmvfl.plan.schedule import JOINT, PREDICTION, Order, Phase
+from pbmvfl.plan.search import noise_deviation, plan_for_budget
 
 DATA = Path(__file__).parent / "data"
 PLANS: dict[str, dict[str, Any]] = json.loads((DATA / "frozen-plans.json").read_text())

@@ -13,11 +13,11 @@ import pytest
 import torch
 
 from known_randomness import TwinSetup
+from pbmvfl.crypto.key_exchange import Identity
 from pbmvfl.data.vertical import VerticalDataset
-from pbmvfl.encoders import Bounded
-from pbmvfl.plan import Plan
-from pbmvfl.secagg.keys import Identity
-from pbmvfl.server import Server
+from pbmvfl.plan.plan import Plan
+from pbmvfl.protocol.server import Server
+from pbmvfl.training.encoders import Bounded
 
 DATA = Path(__file__).parent / "data"
 #: Name of the file, and what is special about the session.

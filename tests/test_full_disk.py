@@ -19,13 +19,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pbmvfl.driver import Meter
+from pbmvfl._files import write_atomically
 from pbmvfl.errors import CheckpointError, LedgerError, WriteError
-from pbmvfl.files import write_atomically
-from pbmvfl.ledger.books import look_ahead
-from pbmvfl.ledger.file import Database
+from pbmvfl.ledger.database import Database
 from pbmvfl.ledger.ledger import Ledger
-from pbmvfl.plan import Plan
+from pbmvfl.ledger.ledger_folder import look_ahead
+from pbmvfl.plan.plan import Plan
+from pbmvfl.protocol.session import Meter
 from pbmvfl.wire.refusals import Refusal, RefusalCode
 
 EMBEDDING = 6
@@ -164,7 +164,7 @@ def test_a_picture_that_cannot_be_drawn_loses_nothing(cli, sent, monkeypatch, tm
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch:
-        patch.setattr("pbmvfl.cli.training_run.draw_curves", no_space)
+        patch.setattr("pbmvfl.cli.train_view.draw_curves", no_space)
         code, out, err = cli(*COMMAND, "--out", "run", "--json")
     assert (code, out) == (2, "")
     assert "run/curves.png cannot be written: No space left on device" in err
@@ -185,7 +185,7 @@ def test_a_ledger_that_cannot_be_written_ends_the_run_before_bytes_leave(charge,
         return run(self, statement, values)
 
     with monkeypatch.context() as patch:
-        patch.setattr("pbmvfl.party_setup.ROUNDS_AHEAD", 1)
+        patch.setattr("pbmvfl.federation.party_setup.ROUNDS_AHEAD", 1)
         patch.setattr(Database, "run", full)
         code, _, err = cli(*COMMAND, "--out", "run")
     assert code == 2

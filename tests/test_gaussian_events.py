@@ -21,10 +21,11 @@ from ledger_books import DELTA, NAME, charge_all, small_plan
 from pbmvfl.errors import PlanError
 from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.ledger.limits import Limit, epsilon_at
+from pbmvfl.ledger.session_terms import Terms
 from pbmvfl.ledger.spending import fixed_plan_epsilon, spending
-from pbmvfl.ledger.terms import Terms
-from pbmvfl.plan import Plan
-from pbmvfl.planner import _least_multiplier
+from pbmvfl.plan.plan import Plan
+from pbmvfl.plan.schedule import JOINT
+from pbmvfl.plan.search import _least_multiplier
 from pbmvfl.privacy.accounting import Activity, EpsilonBound, TrainingRun, epsilon_bound, rdp_curve
 from pbmvfl.privacy.advantage import randomised_response
 from pbmvfl.privacy.composition import AtomLosses, GaussianLosses, Losses, bounds_by_losses
@@ -37,7 +38,6 @@ from pbmvfl.privacy.events import (
 )
 from pbmvfl.privacy.loss_distribution import LossDistribution, smallest_epsilon
 from pbmvfl.privacy.units import Accounting, Unit
-from pbmvfl.schedule import JOINT
 
 FROZEN: list[dict[str, Any]] = json.loads((Path(__file__).parent / "data" / "frozen-events.json").read_text())
 #: epsilon at delta 1e-5 -> by how many standard deviations a Gaussian may move, to three digits.

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from certificates import Authority
 from deployments import PARTIES, SERVER, plain_home, write_pins
-from pbmvfl.deploy.home import Home, check_name
+from pbmvfl.deploy.site.folder import Home, check_name
 from pbmvfl.errors import FederationError
 
 

@@ -22,66 +22,27 @@ SOURCE = Path(pbmvfl.__file__).parent
 #: Low to high. `pbmvfl` is the package's own `__init__`, whose other names are loaded by need and not by import.
 ORDER = [
     "errors",
-    "pbmvfl",
-    "reference",
-    "protocol",
-    "compiled",
-    "files",
     "json_files",
     "registry",
-    "settings",
-    "metrics",
-    "words",
-    "randomness",
-    "privacy",
-    "secagg",
+    "pbmvfl",
+    "reference",
+    "_compiled",
+    "_text",
+    "_files",
+    "_settings",
+    "crypto",
     "wire",
+    "privacy",
     "mechanisms",
-    "votes",
-    "symbol_tables",
-    "score_scale",
-    "answers",
-    "prediction_planner",
-    "interactions",
-    "schedule",
-    "plan_groups",
-    "plan_names",
-    "local_planner",
-    "planner",
-    "plan_checks",
     "plan",
     "data",
-    "encoders",
-    "features",
-    "lazy_rows",
-    "losses",
-    "updates",
-    "preparation",
-    "policy",
+    "training",
+    "protocol",
     "ledger",
-    "vote_reader",
-    "party_checks",
-    "party_handshake",
-    "party_rows",
-    "party_network",
-    "party_answers",
-    "party",
-    "server",
-    "runs",
-    "party_setup",
-    "transport",
-    "driver",
-    "model",
-    "run",
     "federation",
-    "joint",
     "deploy",
-    "estimator_input",
-    "estimator",
-    "doctor",
     "report",
-    "simulation",
-    "reproduction",
+    "research",
     "cli",
     "__main__",
 ]
@@ -165,14 +126,14 @@ def test_a_part_imports_only_what_stands_below_it(name: str) -> None:
     assert not GRAPH[name].intersection(above)
 
 
-def test_the_account_imports_nothing_but_errors_settings_and_the_registry() -> None:
-    assert GRAPH["privacy"] <= {"errors", "registry", "settings"}
+def test_the_account_imports_nothing_but_errors_and_settings() -> None:
+    assert GRAPH["privacy"] <= {"errors", "registry", "_settings"}
 
 
 def test_a_plan_is_only_a_type_to_the_wire_and_to_the_planner() -> None:
-    for module in ("pbmvfl.wire.traffic", "pbmvfl.planner", "pbmvfl.plan_checks"):
-        assert "pbmvfl.plan" not in imports(ast.parse(SOURCES[module]), set(MODULES))
-        assert "from pbmvfl.plan import Plan" in SOURCES[module]
+    for module in ("pbmvfl.wire.traffic", "pbmvfl.plan.search", "pbmvfl.plan.checks"):
+        assert "pbmvfl.plan.plan" not in imports(ast.parse(SOURCES[module]), set(MODULES))
+        assert "from pbmvfl.plan.plan import Plan" in SOURCES[module]
 
 
 def test_only_its_own_folder_imports_nvflare() -> None:
@@ -239,7 +200,7 @@ def test_no_module_reaches_into_another_s_private_names(module: str) -> None:
 
 def test_the_simulation_imports_with_torch_and_numpy_alone(tmp_path: Path) -> None:
     """Everything else that is installed is hidden: only the standard library and what torch and numpy need is left."""
-    modules = sorted(module for module in MODULES if part(module) == "simulation")
+    modules = sorted(module for module in MODULES if module.startswith("pbmvfl.research.simulation"))
     program = f"""
 import importlib, sys
 import numpy, torch
@@ -273,6 +234,41 @@ except ImportError:
     assert len(modules) > 5
 
 
+# --- the listing of the root ---
+
+ROOT_MODULES = [
+    "_compiled.py",
+    "_files.py",
+    "_settings.py",
+    "_text.py",
+    "errors.py",
+    "json_files.py",
+    "reference.py",
+    "registry.py",
+]
+ROOT_PACKAGES = [
+    "cli",
+    "crypto",
+    "data",
+    "deploy",
+    "federation",
+    "ledger",
+    "mechanisms",
+    "plan",
+    "privacy",
+    "protocol",
+    "report",
+    "research",
+    "training",
+    "wire",
+]
+
+
+def test_the_root_holds_these_modules_and_packages_and_nothing_else() -> None:
+    found = {path.name for path in SOURCE.iterdir() if path.name != "__pycache__"}
+    assert found == {"__init__.py", "__main__.py", "py.typed", *ROOT_MODULES, *ROOT_PACKAGES}
+
+
 # --- that these tests would notice ---
 
 
@@ -294,15 +290,15 @@ def test_packages_of_others_are_noticed_in_every_form() -> None:
 def test_private_names_are_noticed_in_every_form() -> None:
     text = """
 import pbmvfl.wire.messages
-from pbmvfl.secagg import keys
-from pbmvfl.randomness.secret import _generation, __doc__
+from pbmvfl.crypto import key_exchange as keys
+from pbmvfl.crypto.entropy import _generation, __doc__
 def late():
-    from pbmvfl.privacy import rdp as curves
+    from pbmvfl.privacy import renyi as curves
     return curves._divergences, keys._statement, pbmvfl.wire.messages._HEADER, keys.__name__, torch._foreach_add_
 """
     assert sorted(reached_into(text)) == [
         "curves._divergences",
         "keys._statement",
-        "pbmvfl.randomness.secret._generation",
+        "pbmvfl.crypto.entropy._generation",
         "pbmvfl.wire.messages._HEADER",
     ]

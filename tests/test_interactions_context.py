@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pbmvfl.errors import DataError, PlanError
-from pbmvfl.interactions.context import (
+from pbmvfl.mechanisms.interactions.features import (
     PRODUCT_SCALE,
     VALUE_BOUND,
     Context,

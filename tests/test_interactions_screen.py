@@ -15,9 +15,11 @@ from hypothesis import strategies as st
 from scipy import stats
 
 import statistical
+from pbmvfl.crypto.entropy import SystemEntropy
 from pbmvfl.errors import DataError, PlanError
-from pbmvfl.interactions.offer import LEAST_POWER, WORTHWHILE, Split, joint_offer, verdict
-from pbmvfl.interactions.screen import (
+from pbmvfl.mechanisms import RandomisedSymbols
+from pbmvfl.mechanisms.interactions.offer import LEAST_POWER, WORTHWHILE, Split, joint_offer, verdict
+from pbmvfl.mechanisms.interactions.screen import (
     Column,
     Finding,
     ScreenSize,
@@ -27,7 +29,7 @@ from pbmvfl.interactions.screen import (
     select,
     smallest_statistic,
 )
-from pbmvfl.interactions.symbols import (
+from pbmvfl.mechanisms.interactions.symbols import (
     NOT_SHOWN,
     Levels,
     as_coordinates,
@@ -36,8 +38,6 @@ from pbmvfl.interactions.symbols import (
     shown_levels,
     shown_symbols,
 )
-from pbmvfl.mechanisms import RandomisedSymbols
-from pbmvfl.randomness.secret import SystemEntropy
 
 Array = npt.NDArray[np.int64]
 

@@ -16,8 +16,10 @@ from hypothesis import strategies as st
 
 import statistical
 from enumerated import hockey_stick, together
+from pbmvfl.crypto.entropy import SystemEntropy
 from pbmvfl.errors import DataError, PlanError
-from pbmvfl.interactions.symbols import (
+from pbmvfl.mechanisms import RandomisedSymbols
+from pbmvfl.mechanisms.interactions.symbols import (
     NOT_SHOWN,
     Levels,
     as_coordinates,
@@ -33,8 +35,6 @@ from pbmvfl.interactions.symbols import (
     to_symbols,
     unbiased_indicators,
 )
-from pbmvfl.mechanisms import RandomisedSymbols
-from pbmvfl.randomness.secret import SystemEntropy
 
 ONE = 2**32
 

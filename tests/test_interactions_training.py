@@ -12,10 +12,12 @@ import numpy as np
 import numpy.typing as npt
 from scipy import optimize, stats
 
-from pbmvfl.interactions.context import Context, context_features
-from pbmvfl.interactions.offer import CONTEXT_LEVELS, joint_offer
-from pbmvfl.interactions.screen import Column, ScreenSize, Selection, screen, select
-from pbmvfl.interactions.symbols import (
+from pbmvfl.crypto.entropy import SystemEntropy
+from pbmvfl.mechanisms import RandomisedSymbols
+from pbmvfl.mechanisms.interactions.features import Context, context_features
+from pbmvfl.mechanisms.interactions.offer import CONTEXT_LEVELS, joint_offer
+from pbmvfl.mechanisms.interactions.screen import Column, ScreenSize, Selection, screen, select
+from pbmvfl.mechanisms.interactions.symbols import (
     Levels,
     as_coordinates,
     estimated_prior,
@@ -25,8 +27,6 @@ from pbmvfl.interactions.symbols import (
     shown_levels,
     shown_symbols,
 )
-from pbmvfl.mechanisms import RandomisedSymbols
-from pbmvfl.randomness.secret import SystemEntropy
 
 Reals = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]

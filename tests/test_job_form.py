@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from pbmvfl.deploy.home import Home
-from pbmvfl.deploy.order import Order
+from pbmvfl.deploy.site.folder import Home
+from pbmvfl.deploy.site.job_spec import Order
 from pbmvfl.errors import OrderError
 from policy_homes import PARTIES, PARTY_POLICY, align_order, make_alignment, make_home, small_plan, train_order
 

@@ -23,9 +23,9 @@ from nvflare.apis.workspace import Workspace
 from nvflare.app_common.job_launcher.process_launcher import ProcessJobLauncher
 
 from federation_texts import federation_text
-from pbmvfl.deploy.home import Home
+from pbmvfl.deploy.monitoring.status import State, StatusFile
 from pbmvfl.deploy.nvflare import job_process, launcher
-from pbmvfl.deploy.status import State, StatusFile
+from pbmvfl.deploy.site.folder import Home
 
 #: As the module, but without loading anything; NVFlare's program is one that writes down what it was given.
 WAITING = """

@@ -14,8 +14,12 @@ from scipy.stats import norm
 
 from pbmvfl import Ledger, Limit, VerticalDataset
 from pbmvfl.errors import BudgetExceeded, PlanError, RunFolderError
-from pbmvfl.interactions.screen import Column, Selection
-from pbmvfl.joint import (
+from pbmvfl.mechanisms.interactions.screen import Column, Selection
+from pbmvfl.plan.plan import Plan
+from pbmvfl.plan.schedule import SYMBOLS
+from pbmvfl.plan.search import Budget
+from pbmvfl.privacy.units import SERVER, Accounting, Adversary, Unit
+from pbmvfl.research.joint import (
     EXACT_LEVELS,
     NO_COLUMNS,
     Columns,
@@ -29,10 +33,6 @@ from pbmvfl.joint import (
     screen_plan,
     train_jointly,
 )
-from pbmvfl.plan import Plan
-from pbmvfl.planner import Budget
-from pbmvfl.privacy.units import SERVER, Accounting, Adversary, Unit
-from pbmvfl.schedule import SYMBOLS
 
 DELTA = 1e-5
 BUDGET = Budget(epsilon=12.0, delta=DELTA, unit=Unit.CELL, accounting=Accounting.STRICT)

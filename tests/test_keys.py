@@ -13,9 +13,9 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pbmvfl.crypto import entropy as entropy
+from pbmvfl.crypto.key_exchange import Identity, KeyExchange, Session, SignedKey, kind_key
 from pbmvfl.errors import IdentityError, ProtocolError
-from pbmvfl.randomness import secret as entropy
-from pbmvfl.secagg.keys import Identity, KeyExchange, Session, SignedKey, kind_key
 
 NUM_PARTIES = 4
 #: Points of small order on Curve25519: anything combined with them gives zero (RFC 7748, section 6.1).

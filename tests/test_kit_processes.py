@@ -23,12 +23,12 @@ import psutil
 
 from certificates import Authority
 from deployments import POLICY, SERVER, federation_text, free_ports, plain_home
-from pbmvfl.deploy.home import Home
+from pbmvfl.deploy.link.tls import Credentials, server_context
 from pbmvfl.deploy.nvflare import keeper, processes, records
 from pbmvfl.deploy.nvflare.processes import start, status, stop
 from pbmvfl.deploy.nvflare.provision import provision
-from pbmvfl.deploy.reach import reach_server
-from pbmvfl.deploy.tls import Credentials, server_context
+from pbmvfl.deploy.site.folder import Home
+from pbmvfl.deploy.site.preflight import reach_server
 from pbmvfl.errors import FederationError, LinkError, PbmvflError
 
 LONG = 120.0
@@ -320,7 +320,7 @@ time.sleep(600)
 """
     program = f"""
 import sys
-from pbmvfl.deploy.home import Home
+from pbmvfl.deploy.site.folder import Home
 from pbmvfl.deploy.nvflare import keeper
 keeper.command = lambda home: [sys.executable, "-c", {site!r}]
 sys.exit(keeper.keep(Home.at({str(tmp_path / "bank")!r})) % 256)

@@ -18,13 +18,13 @@ import pytest
 import statistical
 from enumerated import hockey_stick, renyi, summed, together
 from pbmvfl import Federation, Ledger, Limit, Plan
+from pbmvfl.crypto.entropy import SystemEntropy
 from pbmvfl.errors import PlanError
 from pbmvfl.mechanisms import RandomisedSymbols
-from pbmvfl.mechanisms.krr import RandomisedResponse
+from pbmvfl.mechanisms.randomized_response import RandomisedResponse
 from pbmvfl.privacy.composition import AtomLosses
 from pbmvfl.privacy.loss_distribution import compose
 from pbmvfl.privacy.units import SERVER, Adversary, Unit
-from pbmvfl.randomness.secret import SystemEntropy
 
 ONE = 2**32
 DELTA = 1e-5
@@ -323,5 +323,7 @@ def epsilon_row(released: RandomisedResponse) -> float:
 
 
 def test_a_ledger_knows_its_event_without_having_seen_a_plan(run_process: Any, tmp_path: Any) -> None:
-    program = "import pbmvfl.ledger.terms, pbmvfl.privacy.events as e; print(e.EVENTS['randomised-response'].name)"
+    program = (
+        "import pbmvfl.ledger.session_terms, pbmvfl.privacy.events as e; print(e.EVENTS['randomised-response'].name)"
+    )
     assert run_process(cwd=tmp_path, program=program).stdout == "randomised-response\n"

@@ -21,15 +21,16 @@ from hypothesis.extra import numpy as arrays
 
 import statistical
 from pbmvfl import Federation, Ledger, Limit, Plan
+from pbmvfl.crypto.entropy import SystemEntropy
 from pbmvfl.errors import PlanError
-from pbmvfl.mechanisms import PolyaLaplace, polya
+from pbmvfl.mechanisms import PolyaLaplace
+from pbmvfl.mechanisms import negative_binomial as polya
 from pbmvfl.mechanisms.laplace import PolyaLaplaceRelease, PolyaLaplaceSharesRelease
 from pbmvfl.privacy.composition import AtomLosses
-from pbmvfl.privacy.laplace import missing_shares_epsilon
 from pbmvfl.privacy.loss_distribution import compose
+from pbmvfl.privacy.pure_pairs import missing_shares_epsilon
 from pbmvfl.privacy.units import SERVER, Adversary, Unit
-from pbmvfl.randomness.secret import SystemEntropy
-from pbmvfl.simulation import Simulation
+from pbmvfl.research.simulation import Simulation
 
 DELTA = 1e-5
 DIGITS = 50

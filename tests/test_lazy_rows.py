@@ -13,15 +13,15 @@ import torch
 
 from conftest import Cohort, small_data, small_plan
 from local_plans import WHITENED, local_plan, voting_plan
-from pbmvfl import lazy_rows
 from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.errors import DataError
-from pbmvfl.features import mapped
-from pbmvfl.lazy_rows import LazyRows, is_mapped
-from pbmvfl.ledger.values import keyed_digests, row_digests
-from pbmvfl.party_checks import check_rows
-from pbmvfl.party_rows import PartyRows
-from pbmvfl.schedule import Split
+from pbmvfl.ledger.row_identity import keyed_digests, row_digests
+from pbmvfl.plan.schedule import Split
+from pbmvfl.protocol.party_checks import check_rows
+from pbmvfl.protocol.party_rows import PartyRows
+from pbmvfl.training import lazy_rows
+from pbmvfl.training.features import mapped
+from pbmvfl.training.lazy_rows import LazyRows, is_mapped
 
 DATA = small_data(num_parties=3, num_samples=37, num_test_samples=13)
 
@@ -224,7 +224,7 @@ def test_digests_of_values_do_not_depend_on_pieces(monkeypatch, with_test, names
     ids = [f"n{number * 7 % 37}" for number in range(37)] if names else range(37)
     test_ids = [f"t{number}" for number in range(13)] if names else range(37, 50)
     whole = keyed_digests(b"k" * 32, train, test, ids, test_ids), row_digests(b"k" * 32, train, test)
-    monkeypatch.setattr("pbmvfl.ledger.values._ROWS_AT_A_TIME", 5)
+    monkeypatch.setattr("pbmvfl.ledger.row_identity._ROWS_AT_A_TIME", 5)
     pieces = keyed_digests(b"k" * 32, train, test, ids, test_ids), row_digests(b"k" * 32, train, test)
     assert whole[0] == pieces[0]
     np.testing.assert_array_equal(whole[1], pieces[1])

@@ -17,14 +17,14 @@ from pbmvfl.deploy.nvflare.provision import provision
 
 #: Nobody listens: it is the connecting itself that would load what a stranger's file names.
 OURS = """
-from pbmvfl.deploy.home import Home
+from pbmvfl.deploy.site.folder import Home
 from pbmvfl.deploy.nvflare import supervisor
 supervisor._CONNECT = 1.0
 supervisor._connect(Home.at(sys.argv[1]))
 """
 STOCK = """
 from nvflare.fuel.flare_api.flare_api import new_secure_session
-from pbmvfl.deploy.home import Home
+from pbmvfl.deploy.site.folder import Home
 home = Home.at(sys.argv[1])
 new_secure_session(home.federation.lead, str(home.lead_kit), timeout=1.0)
 """

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 
 from ledger_books import NAME, charge_all, small_plan
 from pbmvfl.errors import LedgerError
-from pbmvfl.federation import Federation
-from pbmvfl.ledger.books import book_of
+from pbmvfl.federation.federation import Federation
 from pbmvfl.ledger.ledger import Ledger
-from pbmvfl.ledger.owners import file_name
-from pbmvfl.ledger.values import row_digests, shared_rows
+from pbmvfl.ledger.ledger_folder import book_of
+from pbmvfl.ledger.owner import file_name
+from pbmvfl.ledger.row_identity import row_digests, shared_rows
 
 # --- names of files ---
 

@@ -13,9 +13,9 @@ from ledger_books import NAME, charge, charge_all, paper_limit, small_plan
 from pbmvfl.errors import LedgerError
 from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.ledger.spending import spending
-from pbmvfl.plan import Plan
+from pbmvfl.plan.plan import Plan
 from pbmvfl.privacy.accounting import rdp_curve
-from pbmvfl.privacy.rdp import cell_rdp
+from pbmvfl.privacy.renyi import cell_rdp
 from pbmvfl.privacy.units import SERVER, Accounting, Unit
 
 

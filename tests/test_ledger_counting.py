@@ -20,7 +20,7 @@ from pbmvfl.errors import PlanError
 from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.ledger.limits import Counting, Limit
 from pbmvfl.ledger.spending import spending
-from pbmvfl.plan import Plan
+from pbmvfl.plan.plan import Plan
 from pbmvfl.privacy.atoms import pure_losses
 from pbmvfl.privacy.composition import AtomLosses, BitLosses, GaussianLosses, HullLosses, NoLosses
 from pbmvfl.privacy.gaussian_filter import (

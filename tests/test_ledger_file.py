@@ -20,8 +20,8 @@ from ledger_books import (
     small_plan,
 )
 from pbmvfl.errors import LedgerError
-from pbmvfl.federation import Federation
-from pbmvfl.ledger import file as ledger_file
+from pbmvfl.federation.federation import Federation
+from pbmvfl.ledger import database as ledger_file
 from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.ledger.spending import spending
 from pbmvfl.privacy.units import Accounting, Unit

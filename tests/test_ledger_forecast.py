@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from federation_runs import limit_of, make_ledgers, set_limit
 from ledger_books import DELTA, LOCAL_NUMBERS, NAME, charge_all, on_disk, paper_limit, small_plan
 from pbmvfl.errors import BudgetExceeded, LedgerError
-from pbmvfl.federation import Federation
+from pbmvfl.federation.federation import Federation
 from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.ledger.limits import Limit
 from pbmvfl.ledger.spending import spending
-from pbmvfl.plan import Plan
+from pbmvfl.plan.plan import Plan
 
 ROWS, TEST_ROWS = 23, 7
 #: Plans of every sort of count: releases alone, noisy steps, pure predictions, and all of them on one another's rows.

@@ -22,12 +22,12 @@ from ledger_books import (
     small_plan,
 )
 from pbmvfl.errors import LedgerError
-from pbmvfl.federation import Federation
+from pbmvfl.federation.federation import Federation
+from pbmvfl.federation.party_setup import ROUNDS_AHEAD
 from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.ledger.limits import epsilon_at
 from pbmvfl.ledger.spending import spending
-from pbmvfl.party_setup import ROUNDS_AHEAD
-from pbmvfl.privacy.rdp import cell_rdp
+from pbmvfl.privacy.renyi import cell_rdp
 from pbmvfl.wire.messages import MessageKind
 
 

@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from federation_runs import make_ledgers
 from ledger_books import DELTA, NAME, charge, charge_all, paper_limit, small_plan
 from pbmvfl.errors import BudgetExceeded, LedgerError, PlanError
-from pbmvfl.federation import Federation
+from pbmvfl.federation.federation import Federation
 from pbmvfl.ledger import ledger as ledger_module
 from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.ledger.limits import Limit, divergence_budget, epsilon_at
 from pbmvfl.ledger.spending import fixed_plan_epsilon, spending
-from pbmvfl.privacy.rdp import cell_rdp
+from pbmvfl.plan.schedule import JOINT
+from pbmvfl.privacy.renyi import cell_rdp
 from pbmvfl.privacy.units import Accounting, Unit
-from pbmvfl.schedule import JOINT
 from pbmvfl.wire.messages import MessageKind
 
 

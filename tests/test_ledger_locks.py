@@ -10,12 +10,12 @@ import pytest
 
 from ledger_books import DELTA, NAME, charge, charge_all, paper_limit, small_plan
 from pbmvfl.errors import LedgerError
-from pbmvfl.ledger import file as ledger_file
+from pbmvfl.ledger import database as ledger_file
 from pbmvfl.ledger.charging import Charging
 from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.ledger.limits import epsilon_at
-from pbmvfl.privacy.rdp import cell_rdp
-from pbmvfl.schedule import JOINT
+from pbmvfl.plan.schedule import JOINT
+from pbmvfl.privacy.renyi import cell_rdp
 
 
 def opened_files(path):

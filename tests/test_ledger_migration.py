@@ -21,14 +21,14 @@ import pytest
 from ledger_books import charge, on_disk
 from pbmvfl.errors import BudgetExceeded, LedgerError
 from pbmvfl.ledger.charging import Charging
-from pbmvfl.ledger.file import Database
+from pbmvfl.ledger.database import Database
 from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.ledger.limits import Limit, epsilon_at
 from pbmvfl.ledger.spending import fixed_plan_epsilon, spending
 from pbmvfl.mechanisms import MECHANISMS
-from pbmvfl.plan import Plan
-from pbmvfl.privacy import events, paper
-from pbmvfl.privacy.rdp import cell_rdp
+from pbmvfl.plan.plan import Plan
+from pbmvfl.privacy import events, printed_formulas
+from pbmvfl.privacy.renyi import cell_rdp
 
 DATA = Path(__file__).parent / "data"
 SAID: dict[str, Any] = json.loads((DATA / "ledger-format-1.json").read_text())
@@ -262,7 +262,7 @@ def test_plans_that_mean_something_else_later_cannot_price_the_book_anew(read_on
     monkeypatch.setattr(MECHANISMS, "_entries", {})
     monkeypatch.setattr(events, "local_gaussian_variance", gone)
     monkeypatch.setattr(events, "ldp_variance", gone)
-    monkeypatch.setattr(paper, "ldp_variance", gone)
+    monkeypatch.setattr(printed_formulas, "ldp_variance", gone)
     book = Ledger(path, read_only=read_only)
     assert_says_the_same(book, whole=read_only)
     book.close()

@@ -11,7 +11,7 @@ import pytest
 import pbmvfl
 from local_plans import voting_plan
 from pbmvfl import BudgetExceeded, FederatedModel, Federation
-from pbmvfl.data.rows import NewRows
+from pbmvfl.data.new_rows import NewRows
 from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.errors import LedgerError
 from pbmvfl.ledger.ledger import Ledger

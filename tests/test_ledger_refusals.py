@@ -21,17 +21,17 @@ from hypothesis import strategies as st
 from federation_runs import make_ledgers
 from ledger_books import DELTA, NAME, charge, charge_all, kill_after, paper_limit, release_until_killed, small_plan
 from pbmvfl.errors import LedgerError
-from pbmvfl.federation import Federation
+from pbmvfl.federation.federation import Federation
 from pbmvfl.ledger import counter
 from pbmvfl.ledger.charging import Charging
 from pbmvfl.ledger.counter import Known
-from pbmvfl.ledger.holder import Holder
 from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.ledger.limits import epsilon_at
+from pbmvfl.ledger.row_identity import keyed_digests
+from pbmvfl.ledger.session_lock import Holder
 from pbmvfl.ledger.spending import spending
-from pbmvfl.ledger.values import keyed_digests
-from pbmvfl.plan import Plan
-from pbmvfl.privacy.rdp import cell_rdp
+from pbmvfl.plan.plan import Plan
+from pbmvfl.privacy.renyi import cell_rdp
 from pbmvfl.privacy.units import Accounting, Unit
 
 PLAN = small_plan()

@@ -17,17 +17,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-import pbmvfl.plan
+import pbmvfl.plan.plan
 from ledger_books import NAME, charge_all, paper_limit, small_plan
 from local_plans import voting_plan
 from pbmvfl.cli import app
 from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.errors import LedgerError
-from pbmvfl.interactions.group import Interactions
 from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.ledger.spending import spending
-from pbmvfl.plan import Plan
-from pbmvfl.schedule import SYMBOLS, Order, Phase
+from pbmvfl.mechanisms.interactions.plan_group import Interactions
+from pbmvfl.plan.plan import Plan
+from pbmvfl.plan.schedule import SYMBOLS, Order, Phase
 
 DATA = Path(__file__).parent / "data"
 NOISY = small_plan(noise_multiplier=2.0)
@@ -202,7 +202,7 @@ def test_every_kind_of_plan_has_a_key_that_is_its_hash(path: Path, data: Vertica
 
 
 def test_plans_of_another_version_of_the_protocol_are_known_again(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pbmvfl.plan, "PROTOCOL_VERSION", 7)
+    monkeypatch.setattr(pbmvfl.plan.plan, "PROTOCOL_VERSION", 7)
     charge_all(Ledger(path), small_plan(noise_multiplier=2.0, seed=5), run="7", rounds=1)
     monkeypatch.undo()
     assert trouble(path) is None

@@ -9,12 +9,12 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from line_parties import SERVER, Federation, LineThreads, Proxy, echo, identity_of, until
-from pbmvfl.deploy.line import Line
-from pbmvfl.deploy.links import Channel
-from pbmvfl.deploy.seal import ServerSeal
-from pbmvfl.deploy.tls import server_context
+from pbmvfl.deploy.link.interface import Channel
+from pbmvfl.deploy.link.message_auth import ServerSeal
+from pbmvfl.deploy.link.tls import server_context
+from pbmvfl.deploy.link.tls_server import Line
 from pbmvfl.errors import LinkError, PartyLost
-from pbmvfl.party_setup import PartySetup
+from pbmvfl.federation.party_setup import PartySetup
 from transport_conformance import TransportConformance
 
 
@@ -324,7 +324,7 @@ def test_closing_from_another_thread_ends_whoever_waits_and_every_thread(tmp_pat
 
 
 def test_a_port_that_is_taken_is_named(federation, monkeypatch):
-    monkeypatch.setattr("pbmvfl.deploy.line_door.PORT_PATIENCE", 0.2)
+    monkeypatch.setattr("pbmvfl.deploy.link.acceptor.PORT_PATIENCE", 0.2)
     host, port = federation.line.address
     with pytest.raises(LinkError, match=f"port={port} of {host} cannot be listened on"):
         Line(

@@ -15,12 +15,12 @@ import pytest
 
 from certificates import Authority
 from line_parties import CONTEXT, SERVER, Federation, Site, echo, identity_of, until
-from pbmvfl.deploy import frames
-from pbmvfl.deploy.line import Line
-from pbmvfl.deploy.line_door import MOST_NEWCOMERS
-from pbmvfl.deploy.links import Channel
-from pbmvfl.deploy.seal import JOIN_BYTES, PartySeal, ServerSeal
-from pbmvfl.deploy.tls import Credentials, party_context, server_context
+from pbmvfl.deploy.link import frames
+from pbmvfl.deploy.link.acceptor import MOST_NEWCOMERS
+from pbmvfl.deploy.link.interface import Channel
+from pbmvfl.deploy.link.message_auth import JOIN_BYTES, PartySeal, ServerSeal
+from pbmvfl.deploy.link.tls import Credentials, party_context, server_context
+from pbmvfl.deploy.link.tls_server import Line
 from pbmvfl.errors import LinkError
 
 

@@ -20,10 +20,10 @@ import pytest
 
 from certificates import Authority
 from line_parties import SERVER, Federation, Site, echo
-from pbmvfl.deploy import tls
-from pbmvfl.deploy.line_door import Door
-from pbmvfl.deploy.links import Channel
-from pbmvfl.deploy.tls import server_context
+from pbmvfl.deploy.link import tls
+from pbmvfl.deploy.link.acceptor import Door
+from pbmvfl.deploy.link.interface import Channel
+from pbmvfl.deploy.link.tls import server_context
 from pbmvfl.errors import LinkError
 
 CONTENT = b'{\n "format": 2, and so on\n}\n' * 4

@@ -12,7 +12,7 @@ import pytest
 
 from line_parties import EchoProcess, Federation
 from networks import Networks, why_not
-from pbmvfl.deploy.links import Channel
+from pbmvfl.deploy.link.interface import Channel
 
 _WHY_NOT = why_not()
 needs_networks = pytest.mark.skipif(bool(_WHY_NOT), reason=_WHY_NOT)

@@ -12,9 +12,9 @@ import pytest
 
 from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.errors import PlanError
-from pbmvfl.federation import Federation
-from pbmvfl.local_planner import LocalRules, block_sides, dense_columns, learning_note
-from pbmvfl.plan import Plan
+from pbmvfl.federation.federation import Federation
+from pbmvfl.plan.local_search import LocalRules, block_sides, dense_columns, learning_note
+from pbmvfl.plan.plan import Plan
 
 SHIFT = 1.6
 

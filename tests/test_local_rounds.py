@@ -25,16 +25,16 @@ from federation_runs import (
     weights,
 )
 from local_plans import COUNTS, GRAM, LOCAL, MEAN, WHITENED, local_plan, trained_in_numpy, voting_plan
-from pbmvfl import schedule as rounds
 from pbmvfl.errors import BudgetExceeded, OutOfOrder, PlanError, ProtocolError, TruncatedMessage, WrongPlan
-from pbmvfl.federation import Federation
+from pbmvfl.federation.federation import Federation
 from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.ledger.limits import Limit, epsilon_at
 from pbmvfl.ledger.spending import spending
-from pbmvfl.plan import Plan
+from pbmvfl.plan import schedule as rounds
+from pbmvfl.plan.plan import Plan
+from pbmvfl.plan.schedule import Order, Phase
 from pbmvfl.privacy.accounting import epsilon_bound, rdp_curve
 from pbmvfl.privacy.units import Accounting, Adversary, Unit
-from pbmvfl.schedule import Order, Phase
 from pbmvfl.wire.messages import SERVER, Message, MessageKind
 
 HEADER = 44
@@ -79,7 +79,7 @@ def no_noise(_: Any, count: int) -> np.ndarray:
 
 
 def test_noisy_steps_without_their_noise_are_clipped_ones(monkeypatch):
-    monkeypatch.setattr("pbmvfl.updates.grid.rounded_normal", no_noise)
+    monkeypatch.setattr("pbmvfl.training.fixed_point_grid.rounded_normal", no_noise)
     plan = local_plan(DATA, noise_multiplier=3.0, clip_norm=0.7, momentum=0.9, nesterov=True, averaging=0.5)
     cohort = Cohort(plan, DATA)
     cohort.run()
@@ -93,7 +93,7 @@ def test_noisy_steps_without_their_noise_are_clipped_ones(monkeypatch):
 
 
 def test_whitening_is_the_inverse_root_of_the_clipped_rows_second_moments(monkeypatch):
-    monkeypatch.setattr("pbmvfl.updates.grid.rounded_normal", no_noise)
+    monkeypatch.setattr("pbmvfl.training.fixed_point_grid.rounded_normal", no_noise)
     plan = local_plan(DATA, num_epochs=1, **WHITENED)
     cohort = Cohort(plan, DATA)
     cohort.run()
@@ -117,7 +117,7 @@ def test_whitening_is_the_inverse_root_of_the_clipped_rows_second_moments(monkey
 
 
 def test_counts_without_their_noise_are_the_votes_of_every_class(monkeypatch):
-    monkeypatch.setattr("pbmvfl.symbol_tables.rounded_normal", no_noise)
+    monkeypatch.setattr("pbmvfl.mechanisms.vote_tables.rounded_normal", no_noise)
     plan = voting_plan(DATA)
     cohort = Cohort(plan, DATA)
     cohort.run()

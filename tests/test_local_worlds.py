@@ -21,13 +21,13 @@ from hypothesis.extra import numpy as arrays
 from conftest import small_data
 from known_randomness import SeededEntropy, TwinSetup
 from local_plans import WHITENED, local_plan, voting_plan
-from pbmvfl.encoders import Bounded
-from pbmvfl.plan import Plan
-from pbmvfl.preparation import Whitening
-from pbmvfl.secagg.keys import Identity
-from pbmvfl.server import Server
-from pbmvfl.updates.grid import Grid
-from pbmvfl.updates.rows import gram_sum
+from pbmvfl.crypto.key_exchange import Identity
+from pbmvfl.plan.plan import Plan
+from pbmvfl.protocol.server import Server
+from pbmvfl.training.encoders import Bounded
+from pbmvfl.training.fixed_point_grid import Grid
+from pbmvfl.training.per_row_gradients import gram_sum
+from pbmvfl.training.preparation import Whitening
 
 HEADER = 44
 DATA = small_data(num_parties=2, num_samples=24, num_test_samples=5)
@@ -172,8 +172,10 @@ def test_votes_that_fail_are_counted_all_the_same(monkeypatch):
     def fails(*_: Any) -> Any:
         raise RuntimeError("no votes")
 
-    monkeypatch.setattr("pbmvfl.votes.Vote.symbol", fails)
-    monkeypatch.setattr("pbmvfl.votes.Vote.__call__", lambda _, scores: np.zeros((len(scores), 1), dtype=np.float32))
+    monkeypatch.setattr("pbmvfl.mechanisms.votes.Vote.symbol", fails)
+    monkeypatch.setattr(
+        "pbmvfl.mechanisms.votes.Vote.__call__", lambda _, scores: np.zeros((len(scores), 1), dtype=np.float32)
+    )
     second, party = leaves(plan, COLUMNS)
     assert first == second
     assert isinstance(party.fault, RuntimeError)

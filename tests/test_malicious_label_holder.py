@@ -21,19 +21,19 @@ pytest.importorskip("private_set_intersection")
 
 from alignment_runs import MemoryLink
 from federation_texts import federation_text
-from pbmvfl.deploy.aligning import LabelRows, Request, align_labels
-from pbmvfl.deploy.alignment_messages import Begin, Kind, PartyFacts, read_answer
-from pbmvfl.deploy.alignment_messages import Question as Asked
-from pbmvfl.deploy.home import Home
-from pbmvfl.deploy.links import Channel
-from pbmvfl.deploy.order import Order, Work
-from pbmvfl.deploy.party_site import PartySite
-from pbmvfl.deploy.row_ids import IdForm
-from pbmvfl.deploy.server_site import ServerSite
-from pbmvfl.deploy.setup import CHALLENGE_BYTES, Answer, Question, facts
+from pbmvfl.deploy.alignment.messages import Begin, Kind, PartyFacts, read_answer
+from pbmvfl.deploy.alignment.messages import Question as Asked
+from pbmvfl.deploy.alignment.row_ids import IdForm
+from pbmvfl.deploy.alignment.runner import LabelRows, Request, align_labels
+from pbmvfl.deploy.job.agreement import CHALLENGE_BYTES, Answer, Question, facts
+from pbmvfl.deploy.job.party_job import PartySite
+from pbmvfl.deploy.job.server_job import ServerSite
+from pbmvfl.deploy.link.interface import Channel
+from pbmvfl.deploy.site.folder import Home
+from pbmvfl.deploy.site.job_spec import Order, Work
 from pbmvfl.errors import AlignmentError
 from pbmvfl.ledger.ledger import Ledger
-from pbmvfl.plan import Plan
+from pbmvfl.plan.plan import Plan
 from pbmvfl.wire.messages import SERVER, Message, MessageKind
 from pbmvfl.wire.refusals import Refusal
 
@@ -266,7 +266,7 @@ def test_two_jobs_at_the_same_time_do_not_both_charge_one_book(homes: dict[str, 
 
 def begin(site: PartySite, homes: dict[str, Home], order: Order, count: int = 3) -> bytes:
     site.handle(Channel.SETUP, setup(homes, order))
-    from pbmvfl.deploy.alignment_messages import OrderKey
+    from pbmvfl.deploy.alignment.messages import OrderKey
 
     body = Begin(name=order.alignment, count=count, form=IdForm.WORDS, share=OrderKey().share).to_body()
     return site.handle(Channel.ALIGN, Asked(Kind.BEGIN, body=body).to_bytes())
@@ -308,14 +308,14 @@ def test_what_fails_at_home_is_told_to_nobody(
     homes: dict[str, Home], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A disk that is full, a file that was changed: paths and numbers of them are the owner's."""
-    from pbmvfl.deploy import aligning
+    from pbmvfl.deploy.alignment import runner
 
     secret = f"{homes['bank'].path}/alignments has 7 MiB free"
 
     def fail(*_: object) -> None:
         raise AlignmentError(secret)
 
-    monkeypatch.setattr(aligning, "materialise", fail)
+    monkeypatch.setattr(runner, "materialise", fail)
     with caplog.at_level(logging.INFO), pytest.raises(AlignmentError) as told:
         align(homes, "second")
     assert "owner's log" in str(told.value)
@@ -350,7 +350,7 @@ def test_an_id_that_stands_twice_is_quoted_in_no_answer_and_in_no_log(
 
 def test_an_order_with_rows_that_are_not_here_tells_no_number_of_them(homes: dict[str, Home]) -> None:
     """Each id in it is a guess; how many were right would be an answer to all."""
-    from pbmvfl.deploy.alignment_messages import OrderKey
+    from pbmvfl.deploy.alignment.messages import OrderKey
 
     order = Order(work=Work.ALIGN, federation="people", alignment="probe")
     told = set()
@@ -414,7 +414,7 @@ def test_a_round_that_is_asked_for_in_many_sessions_is_charged_in_each_and_sessi
 
 def test_an_end_in_the_middle_gives_no_model_that_can_be_asked_for_nothing(homes: dict[str, Home]) -> None:
     """The part is of a round that was paid for, and whoever asks it pays."""
-    from pbmvfl.deploy.plans import prediction_plan
+    from pbmvfl.deploy.job.job_plans import prediction_plan
 
     order = training()
     assert str(run_job(homes, order, cut_after=6).ending) != "done"
@@ -434,7 +434,7 @@ def test_an_end_in_the_middle_gives_no_model_that_can_be_asked_for_nothing(homes
 
 def test_a_partys_columns_that_changed_are_told_when_its_owner_says_so_and_not_before(homes: dict[str, Home]) -> None:
     """A new table with other columns of the same people, aligned anew: the answers of before, for nothing."""
-    from pbmvfl.deploy.plans import prediction_plan
+    from pbmvfl.deploy.job.job_plans import prediction_plan
 
     order = training(
         training="local",

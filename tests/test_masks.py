@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import statistical
+from pbmvfl.crypto.payloads import PackedIntegers
+from pbmvfl.crypto.ring import Ring
+from pbmvfl.crypto.secure_sum import Masks
 from pbmvfl.errors import OutOfOrder, ProtocolError
-from pbmvfl.secagg.masks import Masks
-from pbmvfl.secagg.ring import Ring
-from pbmvfl.wire.payloads import PackedIntegers
 from statistical import NUM_DRAWS
 
 

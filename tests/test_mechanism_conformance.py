@@ -12,7 +12,7 @@ import pytest
 from mechanism_conformance import SIZES, MechanismConformance
 from pbmvfl.errors import LedgerError, PlanError
 from pbmvfl.mechanisms import MECHANISMS, Mechanism, PoissonBinomial, PolyaLaplace, register
-from pbmvfl.plan import Plan
+from pbmvfl.plan.plan import Plan
 from pbmvfl.privacy.events import EVENTS, PoissonBinomialRelease, event_from_dict, register_event
 
 

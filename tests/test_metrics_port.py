@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from pbmvfl.deploy import metrics_port
-from pbmvfl.deploy.metrics_port import MetricsPort, metrics_text
-from pbmvfl.deploy.status import EpsilonSpent, Role, State, Status, StatusFile
+from pbmvfl.deploy.monitoring import prometheus
+from pbmvfl.deploy.monitoring.prometheus import MetricsPort, metrics_text
+from pbmvfl.deploy.monitoring.status import EpsilonSpent, Role, State, Status, StatusFile
 from pbmvfl.errors import FederationError
 
 LIMIT = 'cell, strict, "server"\\ + 1'
@@ -39,7 +39,7 @@ def status(**changes: object) -> Status:
 
 @pytest.fixture
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(metrics_port, "_PATIENCE", 60.0)  # however busy the machine is
+    monkeypatch.setattr(prometheus, "_PATIENCE", 60.0)  # however busy the machine is
     path = tmp_path / "status.json"
     path.write_text(json.dumps(status().to_dict()))
     return path
@@ -194,7 +194,7 @@ def test_no_other_address_of_this_machine_reaches_the_port(file: Path) -> None:
 def test_readers_that_say_nothing_or_say_it_slowly_do_not_hold_the_port(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(metrics_port, "_PATIENCE", 0.2)
+    monkeypatch.setattr(prometheus, "_PATIENCE", 0.2)
     with MetricsPort(file, 0) as metrics:
         silent = socket.create_connection(("127.0.0.1", metrics.port))
         slow, stop = socket.create_connection(("127.0.0.1", metrics.port)), threading.Event()

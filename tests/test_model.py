@@ -19,13 +19,13 @@ import pbmvfl
 from federation_runs import own_networks
 from local_plans import local_plan, voting_plan
 from pbmvfl import FederatedModel, Federation, ModelError, Plan
-from pbmvfl.data.rows import NewRows
+from pbmvfl.data.new_rows import NewRows
 from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.errors import DataError, PlanError, WrongPlan
-from pbmvfl.model.parts import folder_name
-from pbmvfl.model.serving import release_for, serving_plan
-from pbmvfl.party_setup import PartySetup
-from pbmvfl.server import Server
+from pbmvfl.federation.model_files import folder_name
+from pbmvfl.federation.party_setup import PartySetup
+from pbmvfl.federation.serving import release_for, serving_plan
+from pbmvfl.protocol.server import Server
 
 
 def table(rows: int = 120, *, classes: int = 3, name: str = "small") -> VerticalDataset:
@@ -257,8 +257,8 @@ def test_a_model_stays_as_it_was_when_its_federation_trains_again(data):
 
 
 def test_a_model_that_a_limit_ended_early_can_still_be_asked(data, tmp_path):
-    from pbmvfl.ledger.books import book_of
     from pbmvfl.ledger.ledger import Ledger
+    from pbmvfl.ledger.ledger_folder import book_of
     from pbmvfl.ledger.limits import Limit
 
     plan = local_plan(

@@ -44,12 +44,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 import pbmvfl
 from limited_people import EACH, EMBEDDING, WHO, load_people, plan_of, write_people
 from pbmvfl import FederatedModel, Federation, Ledger, Limit
-from pbmvfl.data.rows import NewRows
+from pbmvfl.data.new_rows import NewRows
 from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.errors import PbmvflError
-from pbmvfl.ledger import books
-from pbmvfl.ledger.owners import file_name
-from pbmvfl.plan import Plan
+from pbmvfl.ledger import ledger_folder
+from pbmvfl.ledger.owner import file_name
+from pbmvfl.plan.plan import Plan
 
 PEOPLE, TRAINED = 12, 8
 NOISE, DELTA = 30.0, 1e-5
@@ -557,18 +557,18 @@ def test_no_total_is_above_its_limit_after_any_sequence(record_property):
 
 
 def names_of_rows_are_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("pbmvfl.federation", "pbmvfl.model.federated"):
+    for module in ("pbmvfl.federation.federation", "pbmvfl.federation.model"):
         monkeypatch.setattr(
             f"{module}.books_for",
-            lambda folder, rows: books.books_of(folder, rows.party_names, dataset=rows.name),
+            lambda folder, rows: ledger_folder.books_of(folder, rows.party_names, dataset=rows.name),
         )
 
 
 def any_party_begins_a_ledger(monkeypatch: pytest.MonkeyPatch) -> None:
     def books_of(folder: Path, parties: Sequence[str], *, dataset: str) -> list[Path]:
-        return [books.book_of(folder, index, party, dataset=dataset) for index, party in enumerate(parties)]
+        return [ledger_folder.book_of(folder, index, party, dataset=dataset) for index, party in enumerate(parties)]
 
-    for module in ("pbmvfl.ledger.books", "pbmvfl.model.books"):
+    for module in ("pbmvfl.ledger.ledger_folder", "pbmvfl.federation.books"):
         monkeypatch.setattr(f"{module}.books_of", books_of)
 
 
@@ -581,7 +581,7 @@ def limits_of_another_dataset_are_not_looked_at(monkeypatch: pytest.MonkeyPatch)
                         raise pbmvfl.LedgerError("exact sums")
                     ledger.note_exact(dataset)
 
-    monkeypatch.setattr("pbmvfl.model.federated.look_exactly", look)
+    monkeypatch.setattr("pbmvfl.federation.model.look_exactly", look)
 
 
 def older_copies_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -589,7 +589,7 @@ def older_copies_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def uncharged_predictions_are_not_noted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pbmvfl.model.federated.note_uncharged", lambda *_, **__: None)
+    monkeypatch.setattr("pbmvfl.federation.model.note_uncharged", lambda *_, **__: None)
 
 
 @pytest.mark.parametrize(

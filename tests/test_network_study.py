@@ -15,8 +15,8 @@ from torch import nn
 
 from pbmvfl.errors import PlanError
 from pbmvfl.privacy.correlated import Band
-from pbmvfl.updates.grid import Grid
-from pbmvfl.updates.rows import AnyRows, weights_of
+from pbmvfl.training.fixed_point_grid import Grid
+from pbmvfl.training.per_row_gradients import AnyRows, weights_of
 
 RESULTS = Path(study.__file__).parents[1] / "results"
 NETWORKS = {

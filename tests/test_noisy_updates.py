@@ -17,24 +17,24 @@ from torch import nn
 import statistical
 from federation_runs import Killed, fitted, killer, own_networks, weights
 from known_randomness import SeededEntropy, known_federation
-from pbmvfl.encoders import Bounded, build_encoder
+from pbmvfl.crypto.entropy import SystemEntropy
 from pbmvfl.errors import EncoderError, PlanError, WrongPlan
-from pbmvfl.federation import Federation, Parties
+from pbmvfl.federation.federation import Federation, Parties
 from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.ledger.limits import Limit
 from pbmvfl.ledger.spending import spending
-from pbmvfl.party_checks import check_rows_once
-from pbmvfl.plan import Plan
+from pbmvfl.plan.plan import Plan
+from pbmvfl.plan.schedule import JOINT, Round
 from pbmvfl.privacy.accounting import rdp_curve
 from pbmvfl.privacy.units import Accounting, Unit
-from pbmvfl.randomness.secret import SystemEntropy
-from pbmvfl.schedule import JOINT, Round
-from pbmvfl.simulation.engine import check_plan
-from pbmvfl.updates import update_for
-from pbmvfl.updates.dense import dense_leaves
-from pbmvfl.updates.grid import CHUNK, Grid, add_products, product_rounding
-from pbmvfl.updates.noisy import Noisy
-from pbmvfl.updates.rows import AnyRows, DenseRows, add_clipped, outer_sums, rows_of, weights_of
+from pbmvfl.protocol.party_checks import check_rows_once
+from pbmvfl.research.simulation.engine import check_plan
+from pbmvfl.training.dense import dense_leaves
+from pbmvfl.training.encoders import Bounded, build_encoder
+from pbmvfl.training.fixed_point_grid import CHUNK, Grid, add_products, product_rounding
+from pbmvfl.training.noisy import Noisy
+from pbmvfl.training.per_row_gradients import AnyRows, DenseRows, add_clipped, outer_sums, rows_of, weights_of
+from pbmvfl.training.updates import update_for
 
 
 class Gated(nn.Module):
@@ -146,7 +146,7 @@ def test_rows_in_chunks_are_the_rows_at_once(monkeypatch):
     slopes = torch.randn(len(rows), 3)
     sums = []
     for chunk in (1 << 24, 2 * weights_of(encoder), 1):
-        monkeypatch.setattr("pbmvfl.updates.rows._CHUNK", chunk)
+        monkeypatch.setattr("pbmvfl.training.per_row_gradients._CHUNK", chunk)
         way = AnyRows(encoder, grid_for(encoder, clip=0.5))
         way.forward(rows)
         sums.append(way.clipped_sum(slopes) / grid_for(encoder, clip=0.5).units)

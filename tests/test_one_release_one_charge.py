@@ -22,8 +22,8 @@ from pbmvfl.errors import LedgerError
 from pbmvfl.ledger.charging import Charging
 from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.ledger.limits import Limit
-from pbmvfl.party import Party
-from pbmvfl.plan import Plan
+from pbmvfl.plan.plan import Plan
+from pbmvfl.protocol.party import Party
 from pbmvfl.wire.messages import Message, MessageKind
 
 DATA = small_data()
@@ -271,8 +271,8 @@ def test_the_monitor_sees_a_payload_without_a_charge(tmp_path: Path, monkeypatch
 @pytest.mark.releases_uncharged
 def test_the_monitor_sees_processes_that_a_test_starts(run_process: Callable[..., Any], tmp_path: Path) -> None:
     program = (
-        "import pbmvfl.party, release_monitor, sys; "
-        "assert hasattr(pbmvfl.party.Party.receive, '__wrapped__'); release_monitor.report('in a child')"
+        "import pbmvfl.protocol.party, release_monitor, sys; "
+        "assert hasattr(pbmvfl.protocol.party.Party.receive, '__wrapped__'); release_monitor.report('in a child')"
     )
     assert run_process(cwd=tmp_path, program=program).returncode == 0
     assert release_monitor.violations() == ["in a child"]

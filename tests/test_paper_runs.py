@@ -7,8 +7,8 @@ from functools import cache
 import pytest
 
 from pbmvfl.data import data_root, load_dataset
-from pbmvfl.federation import Federation
-from pbmvfl.plan import Plan
+from pbmvfl.federation.federation import Federation
+from pbmvfl.plan.plan import Plan
 
 #: One process runs them all, so that runs which two tests need are made once.
 

@@ -44,12 +44,12 @@ import release_monitor
 from conftest import small_data, small_plan
 from known_randomness import KnownParty, KnownSetup
 from local_plans import voting_plan
+from pbmvfl.crypto.key_exchange import NONCE_BYTES, Identity, KeyExchange, Session
 from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.ledger.limits import Limit
-from pbmvfl.party import Party
-from pbmvfl.plan import Plan
-from pbmvfl.secagg.keys import NONCE_BYTES, Identity, KeyExchange, Session
-from pbmvfl.wire.hello import Hello
+from pbmvfl.plan.plan import Plan
+from pbmvfl.protocol.party import Party
+from pbmvfl.wire.bodies import Hello
 from pbmvfl.wire.messages import SERVER, Message, MessageKind
 
 DATA = small_data(num_samples=12, num_test_samples=6)

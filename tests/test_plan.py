@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from pbmvfl.errors import PlanError
 from pbmvfl.mechanisms import MECHANISMS, LocalGaussian, PoissonBinomial
-from pbmvfl.plan import Plan
-from pbmvfl.plan_names import plan_settings
-from pbmvfl.schedule import JOINT, PREDICTION, Order, Phase
+from pbmvfl.plan.flat_names import plan_settings
+from pbmvfl.plan.plan import Plan
+from pbmvfl.plan.schedule import JOINT, PREDICTION, Order, Phase
 
 GOOD = {"num_parties": 3, "num_samples": 100, "num_classes": 4, "num_test_samples": 20, "num_trials": 8}
 

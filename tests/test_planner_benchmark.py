@@ -24,7 +24,7 @@ from benchmarks.planner.tables import (
 from benchmarks.planner.trials import Settings, delta_of, measures, plan_of, planned, scores, shift_of
 
 from pbmvfl.data.vertical import VerticalDataset
-from pbmvfl.federation import Federation
+from pbmvfl.federation.federation import Federation
 
 RESULTS = Path(__file__).resolve().parent.parent / "benchmarks" / "results" / "planner.json"
 SMALL = Recipe(kind="inside", seed=5, rows=800, parties=2, columns=3, rare=0.3)

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from pbmvfl.deploy.policy_file import Hours, PolicyFile, own_book
+from pbmvfl.deploy.site.policy_file import Hours, PolicyFile, own_book
 from pbmvfl.errors import FederationError, PlanError, PolicyError, PolicyFileError
 from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.ledger.limits import Counting, Limit
 from pbmvfl.mechanisms import MECHANISMS
-from pbmvfl.policy import Permitted, Policy
+from pbmvfl.plan.policy import Permitted, Policy
 from policy_homes import PARTY_POLICY, SERVER_POLICY, joint_plan, make_home, small_plan, write_policy
 
 FULL = """

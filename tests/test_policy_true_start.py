@@ -19,20 +19,20 @@ from typer.testing import CliRunner
 from local_plans import local_plan
 from pbmvfl import FederatedModel, Federation
 from pbmvfl.cli import app
-from pbmvfl.data.rows import NewRows
+from pbmvfl.data.new_rows import NewRows
 from pbmvfl.data.vertical import VerticalDataset
-from pbmvfl.deploy import admission
-from pbmvfl.deploy.admission import admit, take_up
-from pbmvfl.deploy.home import Home
-from pbmvfl.deploy.order import Order, Work
-from pbmvfl.encoders import build_encoder
+from pbmvfl.deploy.job import admission
+from pbmvfl.deploy.job.admission import admit, take_up
+from pbmvfl.deploy.site.folder import Home
+from pbmvfl.deploy.site.job_spec import Order, Work
 from pbmvfl.errors import PolicyError
-from pbmvfl.model import parts
-from pbmvfl.model.parts import INDEX, model_digest
-from pbmvfl.model.serving import release_for, serving_plan
-from pbmvfl.party_setup import PartySetup
-from pbmvfl.plan import Plan
-from pbmvfl.policy import Policy
+from pbmvfl.federation import model_files
+from pbmvfl.federation.model_files import INDEX, model_digest
+from pbmvfl.federation.party_setup import PartySetup
+from pbmvfl.federation.serving import release_for, serving_plan
+from pbmvfl.plan.plan import Plan
+from pbmvfl.plan.policy import Policy
+from pbmvfl.training.encoders import build_encoder
 from policy_homes import PARTY_POLICY, RUN_ID, make_alignment, make_home, small_plan, train_order, write_policy
 
 NOON = datetime.fromisoformat("2026-03-02 12:00:00+01:00")
@@ -259,9 +259,9 @@ def test_a_site_reads_its_part_without_torch(home: Home, tmp_path: Path) -> None
     program = f"""
 import sys
 from datetime import datetime
-from pbmvfl.deploy.admission import admit, own_row_ids
-from pbmvfl.deploy.home import Home
-from pbmvfl.deploy.order import Order
+from pbmvfl.deploy.job.admission import admit, own_row_ids
+from pbmvfl.deploy.site.folder import Home
+from pbmvfl.deploy.site.job_spec import Order
 admit(Home.at({str(home.path)!r}), Order.from_text(sys.stdin.read()), datetime.now(), row_ids=own_row_ids)
 print("torch" in sys.modules)
 """
@@ -279,7 +279,7 @@ print("torch" in sys.modules)
 
 def test_the_names_that_are_not_imported_are_those_of_a_part() -> None:
     model = careful_model(20.0)
-    assert admission.WEIGHTS_FILE == parts.WEIGHTS_FILE == WEIGHTS_FILE
+    assert admission.WEIGHTS_FILE == model_files.WEIGHTS_FILE == WEIGHTS_FILE
     assert admission.PUBLIC_START == PUBLIC_START
     assert all(PUBLIC_START in part.state for part in model._parties)
 

@@ -9,10 +9,10 @@ import pytest
 
 from pbmvfl.errors import PlanError
 from pbmvfl.mechanisms import PolyaLaplace, RandomisedSymbols
-from pbmvfl.prediction_planner import PredictionChoice, plan_prediction
+from pbmvfl.mechanisms.votes import VoteKind
+from pbmvfl.plan.prediction_search import PredictionChoice, plan_prediction
 from pbmvfl.privacy.composition import epsilon_by_losses
 from pbmvfl.privacy.units import Adversary, Unit
-from pbmvfl.votes import VoteKind
 
 USUAL: dict[str, Any] = {"delta": 1e-5, "num_parties": 5, "num_classes": 2, "num_rows": 8000}
 

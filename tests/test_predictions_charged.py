@@ -24,9 +24,9 @@ from federation_runs import EMBEDDING
 from ledger_books import kill_after
 from local_plans import local_plan, voting_plan
 from pbmvfl import BudgetExceeded, FederatedModel, Federation, Ledger, LedgerError, Limit, ModelError, Plan, load
-from pbmvfl.data.rows import NewRows
+from pbmvfl.data.new_rows import NewRows
 from pbmvfl.data.vertical import VerticalDataset
-from pbmvfl.ledger.books import book_of
+from pbmvfl.ledger.ledger_folder import book_of
 from pbmvfl.ledger.spending import RowNumbers, spending
 
 ORDER, DELTA = 8.0, 1e-5
@@ -262,12 +262,12 @@ def test_training_with_ledgers_makes_predictions_with_ledgers(tmp_path):
 
 
 def test_a_limit_is_asked_before_anything_is_released_and_can_be_used_up(tmp_path, monkeypatch):
-    import pbmvfl.model.serving
+    import pbmvfl.federation.serving
 
     data = table()
     model = Federation(plan_of(data)).fit(data, ledger=tmp_path, exact_metrics=True).model
     assert model is not None
-    monkeypatch.setattr(pbmvfl.model.serving, "ROWS_PER_ROUND", 2)
+    monkeypatch.setattr(pbmvfl.federation.serving, "ROWS_PER_ROUND", 2)
     model.predict(people(2, 2), dataset="others")  # these two have one release already
     limit = Limit.choose(unit="cell", accounting="strict", epsilon=1.5 * RESPONSE, delta=DELTA, order=64.0)
     with contextlib.closing(Ledger(book_of(tmp_path, 0, "bank"))) as book:

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pbmvfl.errors import PlanError
-from pbmvfl.plan import Plan
+from pbmvfl.plan.plan import Plan
 from pbmvfl.privacy.accounting import (
     COUPLED_ROWS,
     LABELS_PUBLIC,
@@ -39,7 +39,7 @@ from pbmvfl.privacy.events import (
     ReleaseEvent,
 )
 from pbmvfl.privacy.orders import ORDERS
-from pbmvfl.privacy.rdp import cell_rdp
+from pbmvfl.privacy.renyi import cell_rdp
 from pbmvfl.privacy.units import CURIOUS_PARTY, SERVER, Accounting, Adversary, Unit
 from training_runs import training_run
 

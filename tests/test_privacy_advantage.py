@@ -36,7 +36,7 @@ from pbmvfl.privacy.composition import (
 from pbmvfl.privacy.events import ExactRelease, LocalGaussianRelease, NoisyUpdate, PoissonBinomialRelease
 from pbmvfl.privacy.loss_distribution import NOTHING_RELEASED, LossDistribution, binomial_losses
 from pbmvfl.privacy.orders import ORDERS
-from pbmvfl.privacy.rdp import cell_rdp, gaussian_rdp, record_rdp
+from pbmvfl.privacy.renyi import cell_rdp, gaussian_rdp, record_rdp
 from pbmvfl.privacy.table import privacy_table
 from pbmvfl.privacy.units import CURIOUS_PARTY, SERVER, Accounting, Adversary, Unit
 from training_runs import training_run

@@ -33,7 +33,7 @@ from pbmvfl.privacy.loss_distribution import (
     smallest_epsilon,
 )
 from pbmvfl.privacy.orders import ORDERS
-from pbmvfl.privacy.rdp import cell_rdp, gaussian_rdp, record_rdp
+from pbmvfl.privacy.renyi import cell_rdp, gaussian_rdp, record_rdp
 
 DELTA = 1e-5
 Law = list[Fraction]

@@ -20,14 +20,7 @@ from pbmvfl.privacy.accounting import rdp_curve
 from pbmvfl.privacy.events import ExactRelease, LocalGaussianRelease, NoisyUpdate, PoissonBinomialRelease
 from pbmvfl.privacy.orders import ORDERS
 from pbmvfl.privacy.poisson_binomial import _log_pmf_rows
-from pbmvfl.privacy.rdp import (
-    _divergences,
-    bernoulli_rdp,
-    cell_rdp,
-    composed,
-    gaussian_rdp,
-    record_rdp,
-)
+from pbmvfl.privacy.renyi import _divergences, bernoulli_rdp, cell_rdp, composed, gaussian_rdp, record_rdp
 from pbmvfl.privacy.units import Accounting, Adversary, Unit
 from training_runs import training_run
 
@@ -444,7 +437,7 @@ def test_the_largest_table_of_the_paper_lies_above_its_first_pair_and_below_the_
 def test_record_bound_of_fifty_parties_in_a_fresh_interpreter_needs_neither_torch_nor_numba() -> None:
     """All bits of a record move: the epsilon by Renyi divergences alone is an upper bound. Timed in benchmarks/."""
     program = """
-from pbmvfl.plan import Plan
+from pbmvfl.plan.plan import Plan
 from pbmvfl.privacy.accounting import epsilon_bound
 from pbmvfl.privacy.units import Accounting, Unit
 plan = Plan.of(num_parties=50, num_samples=1000, num_classes=2, num_trials=16, beta=0.1, embedding_dim=1, num_epochs=1)

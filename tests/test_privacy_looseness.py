@@ -24,7 +24,7 @@ from pbmvfl.privacy.loss_distribution import (
     compose_parts,
 )
 from pbmvfl.privacy.orders import ORDERS
-from pbmvfl.privacy.rdp import cell_rdp
+from pbmvfl.privacy.renyi import cell_rdp
 from pbmvfl.privacy.windows import Bits, log_pmf_window, strides
 
 Law = list[Fraction]

@@ -9,8 +9,8 @@ import mpmath
 import pytest
 
 from pbmvfl.errors import PlanError
-from pbmvfl.privacy import paper
-from pbmvfl.privacy.rdp import cell_rdp, record_rdp
+from pbmvfl.privacy import printed_formulas
+from pbmvfl.privacy.renyi import cell_rdp, record_rdp
 
 #: (num_trials or None for NPQ, beta, epochs, printed cost); rows that never reach their target have no cost.
 CIFAR_10_TABLE_1 = [
@@ -56,13 +56,13 @@ PHISHING_TABLE_6 = [
 
 
 def cifar(num_trials: int | None, epochs: int) -> float:
-    return paper.communication_bits(
+    return printed_formulas.communication_bits(
         num_epochs=epochs, num_samples=50_000, batch_size=100, num_parties=4, embedding_dim=16, num_trials=num_trials
     )
 
 
 def tabular(num_trials: int | None, epochs: int, rows_an_epoch: int) -> float:
-    return paper.communication_bits(
+    return printed_formulas.communication_bits(
         num_epochs=epochs,
         num_samples=rows_an_epoch,
         batch_size=100,
@@ -127,7 +127,7 @@ def test_short_last_batches_are_counted_as_full() -> None:
 
 def test_feature_privacy_is_theorem_6_1() -> None:
     # T*B/N = 41 uses; C0 * 41 * 16 * 16 * .01 * 2 / 4 at C0 = 1
-    value = paper.feature_privacy_rdp(
+    value = printed_formulas.feature_privacy_rdp(
         order=2.0,
         num_parties=4,
         num_samples=50_000,
@@ -144,17 +144,17 @@ def test_feature_privacy_is_theorem_6_1() -> None:
 def test_sample_privacy_factor_is_what_the_induction_gives() -> None:
     """S_2 = 4a + 1/(a-1), and each step is the weak triangle inequality at 2a and 2a - 1 (Mironov, Corollary 4)."""
     for order in (1.1, 2.0, 7.5):
-        assert paper.sample_privacy_factor(order, 2) == pytest.approx(4 * order + 1 / (order - 1))
+        assert printed_formulas.sample_privacy_factor(order, 2) == pytest.approx(4 * order + 1 / (order - 1))
         for m in range(2, 9):
-            step = (order - 0.5) / (order - 1) * 2 * order + paper.sample_privacy_factor(2 * order - 1, m)
-            assert paper.sample_privacy_factor(order, m + 1) == pytest.approx(step)
+            step = (order - 0.5) / (order - 1) * 2 * order + printed_formulas.sample_privacy_factor(2 * order - 1, m)
+            assert printed_formulas.sample_privacy_factor(order, m + 1) == pytest.approx(step)
 
 
 def test_sample_privacy_is_far_looser_than_the_exact_record() -> None:
     """M=12, b=2, beta=.05, order 2: 0.951 exact against 20.9, with the C0 that the exact cell curve implies there."""
     beta_16 = round(0.05 * 65536)
     implied = cell_rdp(2, beta_16, 12, (2.0,))[0] / (2 * 0.05**2 * 2.0 / 12)
-    printed = paper.sample_privacy_rdp(
+    printed = printed_formulas.sample_privacy_rdp(
         order=2.0, num_parties=12, embedding_dim=1, num_trials=2, beta=0.05, c0=float(implied)
     )
     record = record_rdp(2, beta_16, 12, (2.0,))[0]
@@ -178,7 +178,9 @@ def record_by_definition(num_bits: int, beta_16: int, order: float) -> mpmath.mp
 
 @pytest.mark.parametrize("order", [1.5, 2.0, 10.0])
 def test_sample_privacy_is_absurd_at_fifty_parties(order: float) -> None:
-    printed = paper.sample_privacy_rdp(order=order, num_parties=50, embedding_dim=1, num_trials=16, beta=0.1, c0=8.0)
+    printed = printed_formulas.sample_privacy_rdp(
+        order=order, num_parties=50, embedding_dim=1, num_trials=16, beta=0.1, c0=8.0
+    )
     record = record_rdp(16, 6553, 50, (order,))[0]
     assert printed == pytest.approx(
         float(8 * 16 * Fraction(1, 100) * factor_by_induction(Fraction(order), 50) / 50), rel=1e-12
@@ -188,12 +190,12 @@ def test_sample_privacy_is_absurd_at_fifty_parties(order: float) -> None:
 
 
 def test_variances() -> None:
-    assert paper.ldp_variance(num_parties=4, num_trials=16, beta=0.1) == pytest.approx(50)
-    assert paper.estimator_variance(num_parties=4, num_trials=16, beta=0.1, bound=2.0) == pytest.approx(25)
+    assert printed_formulas.ldp_variance(num_parties=4, num_trials=16, beta=0.1) == pytest.approx(50)
+    assert printed_formulas.estimator_variance(num_parties=4, num_trials=16, beta=0.1, bound=2.0) == pytest.approx(25)
 
 
 def test_convergence_bound_has_three_terms() -> None:
-    value = paper.convergence_bound(
+    value = printed_formulas.convergence_bound(
         loss_gap=3.0,
         learning_rate=0.1,
         num_rounds=60,
@@ -217,9 +219,9 @@ def test_convergence_bound_has_three_terms() -> None:
 
 def test_formulas_refuse_what_their_theorems_exclude() -> None:
     with pytest.raises(PlanError, match=r"num_parties=1; permitted: 2 or more"):
-        paper.sample_privacy_factor(2.0, 1)
+        printed_formulas.sample_privacy_factor(2.0, 1)
     with pytest.raises(PlanError, match=r"order=1.0; permitted: above 1"):
-        paper.sample_privacy_factor(1.0, 2)
+        printed_formulas.sample_privacy_factor(1.0, 2)
     settings = {
         "loss_gap": 1.0,
         "num_rounds": 1,
@@ -234,12 +236,12 @@ def test_formulas_refuse_what_their_theorems_exclude() -> None:
         "sum_lipschitz": 1.0,
     }
     with pytest.raises(PlanError, match=r"learning_rate=0.25 .*permitted: above 0 and below 0.25"):
-        paper.convergence_bound(**settings, learning_rate=0.25, embedding_gradient_bounds=(1.0,))
+        printed_formulas.convergence_bound(**settings, learning_rate=0.25, embedding_gradient_bounds=(1.0,))
     with pytest.raises(PlanError, match=r"2 embedding_gradient_bounds with num_parties=1"):
-        paper.convergence_bound(**settings, learning_rate=0.1, embedding_gradient_bounds=(1.0, 1.0))
+        printed_formulas.convergence_bound(**settings, learning_rate=0.1, embedding_gradient_bounds=(1.0, 1.0))
 
 
 def test_natural_logarithm_and_bits() -> None:
     one = {"num_epochs": 1, "num_samples": 1, "batch_size": 1, "num_parties": 4, "embedding_dim": 1}
-    assert paper.communication_bits(**one, num_trials=16) == pytest.approx(4 * (32 + math.log(64)))
-    assert paper.communication_bits(**one, num_trials=None) == 4 * 64
+    assert printed_formulas.communication_bits(**one, num_trials=16) == pytest.approx(4 * (32 + math.log(64)))
+    assert printed_formulas.communication_bits(**one, num_trials=None) == 4 * 64

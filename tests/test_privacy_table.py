@@ -14,8 +14,9 @@ from rich.console import Console
 
 from pbmvfl.cli.tables import plain_table, print_notes, print_privacy
 from pbmvfl.errors import PlanError
-from pbmvfl.federation import Federation
-from pbmvfl.plan import Plan
+from pbmvfl.federation.federation import Federation
+from pbmvfl.plan.plan import Plan
+from pbmvfl.plan.schedule import JOINT, PREDICTION, RowUses
 from pbmvfl.privacy.table import (
     PrivacyTable,
     attack_in_words,
@@ -25,7 +26,6 @@ from pbmvfl.privacy.table import (
     privacy_table,
 )
 from pbmvfl.privacy.units import CURIOUS_PARTY, Adversary
-from pbmvfl.schedule import JOINT, PREDICTION, RowUses
 
 PLAN = Plan.of(
     num_parties=3,

@@ -12,7 +12,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from known_randomness import TwinSetup
-from pbmvfl.encoders import Bounded
+from pbmvfl.crypto.key_exchange import Identity
+from pbmvfl.crypto.packing import pack
 from pbmvfl.errors import (
     BudgetExceeded,
     DataError,
@@ -29,11 +30,10 @@ from pbmvfl.errors import (
     WrongSession,
     WrongVersion,
 )
-from pbmvfl.party import Party
-from pbmvfl.party_setup import PartySetup
-from pbmvfl.secagg.keys import Identity
-from pbmvfl.server import Server
-from pbmvfl.wire.packing import pack
+from pbmvfl.federation.party_setup import PartySetup
+from pbmvfl.protocol.party import Party
+from pbmvfl.protocol.server import Server
+from pbmvfl.training.encoders import Bounded
 
 #: field -> (offset, bytes): the documented header.
 FIELDS = {

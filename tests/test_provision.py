@@ -21,14 +21,14 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from certificates import Authority
 from deployments import LEAD, PARTIES, SERVER, federation_text
-from pbmvfl.deploy.fingerprint import fingerprint_of
-from pbmvfl.deploy.home import Home
+from pbmvfl.crypto.key_exchange import Identity
 from pbmvfl.deploy.nvflare import authority
 from pbmvfl.deploy.nvflare.authority import approve, init, package, request
 from pbmvfl.deploy.nvflare.hardening import check, harden
 from pbmvfl.deploy.nvflare.provision import provision
+from pbmvfl.deploy.site.fingerprint import fingerprint_of
+from pbmvfl.deploy.site.folder import Home
 from pbmvfl.errors import FederationError
-from pbmvfl.secagg.keys import Identity
 
 EVERYBODY = (SERVER, *PARTIES)
 
@@ -512,7 +512,7 @@ def test_a_tampered_request_is_refused(setup: Setup, alter: Callable[..., object
 
 def signed_request(setup: Setup, name: str, path: Path, **said: str) -> Path:
     """A request that somebody with a key of their own signed, whatever it says."""
-    from pbmvfl.deploy.requests import Request
+    from pbmvfl.deploy.site.enrolment import Request
 
     identity = Identity.generate()
     values = {"federation": setup.home("bank").federation.digest, "name": name, "identity": identity.public, "lead": ""}

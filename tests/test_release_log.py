@@ -19,15 +19,15 @@ from hypothesis import strategies as st
 
 from federation_runs import counted_uses, shown_uses
 from pbmvfl.errors import CheckpointError
-from pbmvfl.federation import Federation
-from pbmvfl.plan import Plan
-from pbmvfl.runs.release_log import ReleasedRounds, ReleaseLog
+from pbmvfl.federation.federation import Federation
+from pbmvfl.federation.release_log import ReleasedRounds, ReleaseLog
+from pbmvfl.plan.plan import Plan
 
 #: A process that trains in the folder until it is killed.
 HOLDER = """
 import sys
 from pathlib import Path
-from pbmvfl.runs.release_log import ReleaseLog
+from pbmvfl.federation.release_log import ReleaseLog
 log = ReleaseLog(Path(sys.argv[1]))
 log.open("ab", first_round=0, until=8, noise_is_seeded=False)
 print("open", flush=True)

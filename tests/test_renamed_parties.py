@@ -17,7 +17,7 @@ import pytest
 from limited_people import NAME, WHO, Left, load_people, plan_of, sessions, set_limits, trained, write_people
 from pbmvfl import BudgetExceeded, Federation, Ledger, LedgerError, Limit, VerticalClassifier
 from pbmvfl.data.vertical import VerticalDataset
-from pbmvfl.ledger.owners import file_name
+from pbmvfl.ledger.owner import file_name
 
 REFUSED = r"has no ledger of party=.* has a limit.*let its owner add it with a limit E: `pbmvfl ledger limit "
 OTHER_NAMES = {

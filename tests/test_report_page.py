@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 
 from pbmvfl.cli import main
+from pbmvfl.federation.results import Result
 from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.ledger.limits import Limit
 from pbmvfl.privacy.accounting import epsilon_bound
@@ -28,7 +29,6 @@ from pbmvfl.privacy.units import Accounting, Unit
 from pbmvfl.report.charts import Axis
 from pbmvfl.report.markup import el, embedded_json
 from pbmvfl.report.page import LARGEST_BYTES
-from pbmvfl.runs.results import Result
 
 #: Names that would do something if anybody took them for HTML.
 CLASSES = ("<script>document.title='broken'</script>", "</script><img src=x onerror=\"document.title='broken'\">")

@@ -21,17 +21,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pbmvfl.errors import CheckpointError, PlanError
-from pbmvfl.plan import Plan
-from pbmvfl.privacy.paper import communication_bits
-from pbmvfl.reproduction.claims import FALSE_ALARM, paired, paired_p_value, trend, trend_p_value
-from pbmvfl.reproduction.epsilons import calibrated_ldp, coupled_epsilon, paper_epsilon, short_epsilon
-from pbmvfl.reproduction.figures import spread
-from pbmvfl.reproduction.publish import Publisher
-from pbmvfl.reproduction.records import Record, Records, epochs_to, mean_epochs_to
-from pbmvfl.reproduction.runner import StudyRunner
-from pbmvfl.reproduction.studies import STUDIES, Cell, read_study, studies_folder
-from pbmvfl.reproduction.tables import TableRow, agrees, as_csv, as_markdown, table_markdown
-from pbmvfl.simulation import Simulation
+from pbmvfl.plan.plan import Plan
+from pbmvfl.privacy.printed_formulas import communication_bits
+from pbmvfl.research.reproduction.claims import FALSE_ALARM, paired, paired_p_value, trend, trend_p_value
+from pbmvfl.research.reproduction.epsilons import calibrated_ldp, coupled_epsilon, paper_epsilon, short_epsilon
+from pbmvfl.research.reproduction.figures import spread
+from pbmvfl.research.reproduction.publish import Publisher
+from pbmvfl.research.reproduction.records import Record, Records, epochs_to, mean_epochs_to
+from pbmvfl.research.reproduction.runner import StudyRunner
+from pbmvfl.research.reproduction.studies import STUDIES, Cell, read_study, studies_folder
+from pbmvfl.research.reproduction.tables import TableRow, agrees, as_csv, as_markdown, table_markdown
+from pbmvfl.research.simulation import Simulation
 
 COMMAND = (sys.executable, "-c", "from pbmvfl.cli import main; main()", "reproduce")
 RESULTS = Path(__file__).parents[1] / "reproduce" / "results"
@@ -75,7 +75,7 @@ def test_studies_are_part_of_the_package_and_need_no_checkout(tmp_path):
     for name in STUDIES:
         (here / "reproduce" / f"{name}.json").write_text("not a study")
     program = (
-        "from pbmvfl.reproduction.studies import STUDIES, read_study, studies_folder\n"
+        "from pbmvfl.research.reproduction.studies import STUDIES, read_study, studies_folder\n"
         "print(studies_folder(), *(read_study(name).name for name in STUDIES), sep='\\n')"
     )
     environment = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
@@ -84,7 +84,7 @@ def test_studies_are_part_of_the_package_and_need_no_checkout(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     folder, *names = done.stdout.splitlines()
-    assert Path(folder) == tmp_path / "site" / "pbmvfl" / "reproduction" / "configs"
+    assert Path(folder) == tmp_path / "site" / "pbmvfl" / "research" / "reproduction" / "configs"
     assert tuple(names) == STUDIES
 
 
@@ -348,8 +348,8 @@ def test_a_longer_run_is_kept_and_a_foreign_one_is_named(no_data):
 
 @pytest.mark.parametrize("name", ["table6", "figure-phishing"])
 def test_what_the_gpu_engine_cannot_measure_runs_elsewhere_or_is_refused(name, no_data):
-    from pbmvfl.reproduction.cuda import run_together
-    from pbmvfl.simulation.graphed import Execution
+    from pbmvfl.research.reproduction.cuda import run_together
+    from pbmvfl.research.simulation.graphed import Execution
 
     study = read_study(name).quickened()
     runner = StudyRunner(study, out=no_data / "out", seeds=1, device="cuda")
@@ -618,7 +618,7 @@ def test_imagenet_runs_from_a_tree_of_pictures(no_data):
     assert runner.missing()[0].plan.mechanism == "pbm"
     assert runner.data(4).num_classes == 2
     assert not runner.uses_stand_in
-    from pbmvfl.reproduction.cuda import run_together
+    from pbmvfl.research.reproduction.cuda import run_together
 
     run_together([(runner, runner.missing()[:1])])
     (line,) = runner.records.path("imagenet100").read_text().splitlines()

@@ -18,19 +18,19 @@ import pytest
 import torch
 
 from federation_runs import change_index, counted_uses, files_of, newest_states, weights
-from pbmvfl.driver import Meter
-from pbmvfl.files import write_atomically
+from pbmvfl._files import write_atomically
+from pbmvfl.federation.checkpoints import Checkpoints
 from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.ledger.limits import Limit, epsilon_at
-from pbmvfl.plan import Plan
+from pbmvfl.plan.plan import Plan
 from pbmvfl.privacy.accounting import rdp_curve
 from pbmvfl.privacy.units import Accounting, Unit
-from pbmvfl.runs.checkpoints import Checkpoints
+from pbmvfl.protocol.session import Meter
 
 #: The command in a process that says so when its n-th embedding crosses the wire, and then waits to be killed.
 WAITS = """
 import sys
-from pbmvfl.driver import Meter
+from pbmvfl.protocol.session import Meter
 from pbmvfl.cli import main
 left = int(sys.argv.pop(1))
 record = Meter.record
@@ -469,7 +469,7 @@ def test_a_run_that_is_refused_again_loses_nothing_even_if_it_is_killed_then(sto
         write_atomically(path, data, mode=mode)
 
     with monkeypatch.context() as patch:
-        patch.setattr("pbmvfl.runs.checkpoints.write_atomically", killed)
+        patch.setattr("pbmvfl.federation.checkpoints.write_atomically", killed)
         assert cli("train", "--resume", "run", "--json", "--exact-metrics", "--until-limit")[0] == 130
     assert len(writes) == 2
     assert_same_states(states(tmp_path / "run"), kept)

@@ -15,9 +15,9 @@ from scipy import stats
 
 import statistical
 from known_randomness import SeededEntropy
-from pbmvfl.randomness import rounded_normal as sampler
-from pbmvfl.randomness.rounded_normal import Scale
-from pbmvfl.randomness.secret import SystemEntropy
+from pbmvfl.crypto import rounded_normal as sampler
+from pbmvfl.crypto.entropy import SystemEntropy
+from pbmvfl.crypto.rounded_normal import Scale
 
 SIGMA = 2**28
 #: Cells of the chi-square: edges in sixteenths of a standard deviation.

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 
 import statistical
 from known_randomness import SeededEntropy
+from pbmvfl.crypto.entropy import SystemEntropy
 from pbmvfl.errors import PlanError
 from pbmvfl.mechanisms import Exact, LocalGaussian, PoissonBinomial, kernels
-from pbmvfl.plan import Plan
+from pbmvfl.plan.plan import Plan
 from pbmvfl.privacy.events import LocalGaussianRelease, PoissonBinomialRelease, local_gaussian_variance
-from pbmvfl.randomness.secret import SystemEntropy
-from pbmvfl.simulation.noise import noisy_sum
+from pbmvfl.research.simulation.noise import noisy_sum
 from statistical import NUM_DRAWS
 
 LARGEST_FLOAT32 = float(np.finfo(np.float32).max)

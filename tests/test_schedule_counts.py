@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pbmvfl.crypto.public_streams import SCHEDULE_STREAM, public_permutation
 from pbmvfl.errors import PlanError
-from pbmvfl.randomness.public import SCHEDULE_STREAM, public_permutation
-from pbmvfl.schedule import JOINT, PREDICTION, Order, Phase, RoundKind, Schedule, Split
+from pbmvfl.plan.schedule import JOINT, PREDICTION, Order, Phase, RoundKind, Schedule, Split
 
 #: Kinds that nobody registered: a schedule only asks them what they do.
 REHEARSAL = RoundKind(

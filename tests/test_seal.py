@@ -11,8 +11,10 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pbmvfl.deploy.links import Channel
-from pbmvfl.deploy.seal import (
+from pbmvfl.crypto.key_exchange import Identity
+from pbmvfl.crypto.protocol_version import PROTOCOL_VERSION
+from pbmvfl.deploy.link.interface import Channel
+from pbmvfl.deploy.link.message_auth import (
     CHALLENGE_BYTES,
     JOIN_BYTES,
     MOST_UNANSWERED,
@@ -24,8 +26,6 @@ from pbmvfl.deploy.seal import (
     ServerSeal,
 )
 from pbmvfl.errors import LinkError
-from pbmvfl.protocol import PROTOCOL_VERSION
-from pbmvfl.secagg.keys import Identity
 
 CLINIC, BANK, HOSPITAL = (Identity.from_private_bytes(bytes([each]) * 32) for each in (1, 2, 3))
 PINS = {"bank": BANK.public, "hospital": HOSPITAL.public}

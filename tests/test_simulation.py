@@ -16,9 +16,9 @@ import torch
 from scipy import stats
 
 import statistical
-from pbmvfl.encoders import build_encoder
+from pbmvfl.crypto.public_streams import SCHEDULE_STREAM, public_permutation
 from pbmvfl.errors import PlanError
-from pbmvfl.federation import Federation
+from pbmvfl.federation.federation import Federation
 from pbmvfl.mechanisms import PoissonBinomial
 from pbmvfl.mechanisms.simulated import (
     BinomialSum,
@@ -27,15 +27,15 @@ from pbmvfl.mechanisms.simulated import (
     compared_sum,
     success_probability,
 )
-from pbmvfl.metrics import classification_metrics
-from pbmvfl.plan import Plan
-from pbmvfl.randomness.public import SCHEDULE_STREAM, public_permutation
-from pbmvfl.reproduction import cuda
-from pbmvfl.simulation import Simulation, Target, graphed
-from pbmvfl.simulation.graphed import Execution, GraphedSimulation, evaluate_together, take_turns
-from pbmvfl.simulation.noise import noise_seed, noisy_sum
-from pbmvfl.simulation.pictures import crop_and_flip, cut, joined
-from pbmvfl.simulation.scores import simulated_metrics
+from pbmvfl.plan.plan import Plan
+from pbmvfl.research.reproduction import cuda
+from pbmvfl.research.simulation import Simulation, Target, graphed
+from pbmvfl.research.simulation.graphed import Execution, GraphedSimulation, evaluate_together, take_turns
+from pbmvfl.research.simulation.noise import noise_seed, noisy_sum
+from pbmvfl.research.simulation.pictures import crop_and_flip, cut, joined
+from pbmvfl.research.simulation.scores import simulated_metrics
+from pbmvfl.training.encoders import build_encoder
+from pbmvfl.training.metrics import classification_metrics
 
 CPU = torch.device("cpu")
 
@@ -313,10 +313,10 @@ class Block:
             raise ImportError(name + ' is blocked')
 sys.meta_path.insert(0, Block())
 import numpy as np, torch
-from pbmvfl.plan import Plan
+from pbmvfl.plan.plan import Plan
 from pbmvfl.data.vertical import VerticalDataset
-from pbmvfl.simulation import Simulation
-import pbmvfl.reproduction.cuda
+from pbmvfl.research.simulation import Simulation
+import pbmvfl.research.reproduction.cuda
 x = tuple(np.random.default_rng(m).normal(size=(30, 4)).astype(np.float32) for m in range(3))
 y = np.arange(30) % 3
 data = VerticalDataset(name='t', party_names=('a', 'b', 'c'), train_features=x, test_features=x, train_labels=y,

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from pbmvfl import Federation, Plan
-from pbmvfl.answers import StoredAnswers
 from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.errors import AnswersError
 from pbmvfl.ledger.ledger import Ledger
+from pbmvfl.protocol.stored_answers import StoredAnswers
 
 EMBEDDING, REFUSAL, PREDICTION = 6, 10, 2
 

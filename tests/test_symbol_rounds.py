@@ -18,10 +18,10 @@ import torch
 from known_randomness import known_federation
 from pbmvfl import Federation, Ledger, Limit, Plan, VerticalDataset
 from pbmvfl.errors import OutOfOrder, PlanError, ProtocolError, TruncatedMessage, WrongPlan
-from pbmvfl.interactions.group import Interactions
 from pbmvfl.ledger.limits import epsilon_at
-from pbmvfl.ledger.terms import Terms
-from pbmvfl.schedule import LOCAL, SYMBOLS, Order, Phase, Split
+from pbmvfl.ledger.session_terms import Terms
+from pbmvfl.mechanisms.interactions.plan_group import Interactions
+from pbmvfl.plan.schedule import LOCAL, SYMBOLS, Order, Phase, Split
 from pbmvfl.wire.published import decode_symbols, encode_symbols, published_bytes
 
 HEADER, ROUND, PUBLISHED = 44, 5, 12

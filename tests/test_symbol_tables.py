@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import statistical
+from pbmvfl.crypto.entropy import SystemEntropy
 from pbmvfl.errors import PlanError
 from pbmvfl.mechanisms import RandomisedSymbols
-from pbmvfl.randomness.secret import SystemEntropy
-from pbmvfl.symbol_tables import (
+from pbmvfl.mechanisms.vote_tables import (
     TABLE_DIAMETER,
     ballot_scores,
     class_scores,

@@ -15,7 +15,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 
 from certificates import Authority
-from pbmvfl.deploy.tls import party_context, server_context, wrap
+from pbmvfl.deploy.link.tls import party_context, server_context, wrap
 from pbmvfl.errors import LinkError
 
 BOTH = pytest.mark.parametrize("context", [party_context, server_context], ids=["party", "server"])

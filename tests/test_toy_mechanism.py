@@ -19,11 +19,11 @@ import pytest
 from mechanism_conformance import MechanismConformance
 from pbmvfl import Federation, Ledger, Limit, Plan
 from pbmvfl.errors import LedgerError, PlanError
-from pbmvfl.ledger.terms import Terms
+from pbmvfl.ledger.session_terms import Terms
 from pbmvfl.mechanisms import MECHANISMS
 from pbmvfl.privacy.events import EVENTS
 from pbmvfl.privacy.units import Accounting, Unit
-from pbmvfl.simulation import Simulation
+from pbmvfl.research.simulation import Simulation
 from toy_mechanism import OneBit, OneBitRelease, registered
 
 DELTA = 1e-5

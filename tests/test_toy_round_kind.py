@@ -19,10 +19,10 @@ import pytest
 from pbmvfl import Federation, Ledger, Limit, Plan, VerticalDataset
 from pbmvfl.errors import BudgetExceeded, LedgerError, PlanError, WrongPlan
 from pbmvfl.ledger.limits import epsilon_at
-from pbmvfl.ledger.terms import Terms
+from pbmvfl.ledger.session_terms import Terms
+from pbmvfl.plan.schedule import JOINT, KINDS, PREDICTION, Order, Phase, RoundKind, Split, register_kind
 from pbmvfl.privacy.accounting import rdp_curve
 from pbmvfl.privacy.units import Accounting, Unit
-from pbmvfl.schedule import JOINT, KINDS, PREDICTION, Order, Phase, RoundKind, Split, register_kind
 
 REHEARSAL = RoundKind(
     name="rehearsal", code=200, split=Split.TRAIN, releases=True, updates=False, answered=True, carries_gradient=False

@@ -32,20 +32,20 @@ from torch import nn
 from conftest import Cohort, small_data
 from known_randomness import SeededEntropy, known_federation
 from local_plans import local_plan
-from pbmvfl.encoders import Bounded, weights_digest
+from pbmvfl.crypto.entropy import SystemEntropy
+from pbmvfl.crypto.key_exchange import Identity
+from pbmvfl.crypto.rounded_normal import rounded_normal
 from pbmvfl.errors import WrongPlan
-from pbmvfl.federation import Federation
+from pbmvfl.federation.federation import Federation
 from pbmvfl.mechanisms import RandomisedSymbols
-from pbmvfl.party import Party
-from pbmvfl.party_checks import check_rows_once
-from pbmvfl.plan import Plan
+from pbmvfl.plan.plan import Plan
+from pbmvfl.plan.schedule import COUNTS, LOCAL, Round, Split
 from pbmvfl.privacy.accounting import Activity, TrainingRun, epsilon_bound
 from pbmvfl.privacy.units import Accounting, Unit
-from pbmvfl.randomness.rounded_normal import rounded_normal
-from pbmvfl.randomness.secret import SystemEntropy
-from pbmvfl.schedule import COUNTS, LOCAL, Round, Split
-from pbmvfl.secagg.keys import Identity
-from pbmvfl.updates.grid import Grid
+from pbmvfl.protocol.party import Party
+from pbmvfl.protocol.party_checks import check_rows_once
+from pbmvfl.training.encoders import Bounded, weights_digest
+from pbmvfl.training.fixed_point_grid import Grid
 
 SIGMA = 4
 VALUES = range(-20, 20)
@@ -106,7 +106,7 @@ CHOSEN = Chosen()
 @pytest.fixture
 def noise(monkeypatch) -> Chosen:
     chosen = CHOSEN
-    for module in ("updates.grid", "symbol_tables"):
+    for module in ("training.fixed_point_grid", "mechanisms.vote_tables"):
         monkeypatch.setattr(f"pbmvfl.{module}.rounded_normal", chosen)
         monkeypatch.setattr(f"pbmvfl.{module}.SIGMA", SIGMA)
     return chosen

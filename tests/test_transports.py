@@ -13,15 +13,15 @@ from queue import Empty, SimpleQueue
 import numpy as np
 import pytest
 
+from pbmvfl.crypto.entropy import SystemEntropy
 from pbmvfl.errors import PolicyError
-from pbmvfl.federation import Federation
-from pbmvfl.party import Party
-from pbmvfl.party_setup import PartySetup
-from pbmvfl.policy import Policy
-from pbmvfl.randomness.secret import SystemEntropy
-from pbmvfl.transport.base import Answers
-from pbmvfl.transport.in_process import InProcess
-from pbmvfl.transport.processes import Processes
+from pbmvfl.federation.federation import Federation
+from pbmvfl.federation.in_process import InProcess
+from pbmvfl.federation.party_setup import PartySetup
+from pbmvfl.federation.processes import Processes
+from pbmvfl.plan.policy import Policy
+from pbmvfl.protocol.party import Party
+from pbmvfl.protocol.transport import Answers
 from transport_conformance import TransportConformance
 
 
@@ -180,9 +180,9 @@ def test_a_program_that_no_process_can_be_started_from_is_told_so(data, make_pla
     (tmp_path / "plan.json").write_text(make_plan(data).to_json())
     program = """
 from conftest import small_data
-from pbmvfl.federation import Federation
-from pbmvfl.plan import Plan
-from pbmvfl.transport.processes import Processes
+from pbmvfl.federation.federation import Federation
+from pbmvfl.plan.plan import Plan
+from pbmvfl.federation.processes import Processes
 plan = Plan.from_json(open("plan.json").read())
 Processes(Federation(plan).party_setups(small_data(), None, None, 1))
 """

@@ -15,7 +15,7 @@ import pytest
 
 from limited_people import EACH, LIMIT, Left, load_people, plan_of, sessions, set_limits, trained, write_people
 from pbmvfl import Federation, LedgerError, VerticalClassifier
-from pbmvfl.data.rows import NewRows, load_rows
+from pbmvfl.data.new_rows import NewRows, load_rows
 from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.errors import DataError, PbmvflError
 

@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
+from pbmvfl.crypto.entropy import SystemEntropy
+from pbmvfl.crypto.payloads import Floats, PackedIntegers
+from pbmvfl.crypto.ring import Ring
 from pbmvfl.errors import PlanError
 from pbmvfl.mechanisms import PolyaLaplace, RandomisedSymbols
-from pbmvfl.randomness.secret import SystemEntropy
-from pbmvfl.secagg.ring import Ring
-from pbmvfl.votes import LARGEST_SYMBOLS, SYMBOLIC, Vote, VoteKind
-from pbmvfl.wire.payloads import Floats, PackedIntegers
+from pbmvfl.mechanisms.votes import LARGEST_SYMBOLS, SYMBOLIC, Vote, VoteKind
 
 TWO = [VoteKind.MARGIN, VoteKind.BINS]
 odd_scores = arrays.arrays(

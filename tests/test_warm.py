@@ -12,13 +12,13 @@ import torch
 
 from known_randomness import known_federation
 from pbmvfl.data.vertical import VerticalDataset
-from pbmvfl.deploy import warm
-from pbmvfl.deploy.warm import tiny_plan, train_tiny, warm_up
+from pbmvfl.deploy.job import warm
+from pbmvfl.deploy.job.warm import tiny_plan, train_tiny, warm_up
 from pbmvfl.errors import PlanError
-from pbmvfl.federation import Federation
+from pbmvfl.federation.federation import Federation
+from pbmvfl.federation.serving import release_for, serving_plan
 from pbmvfl.ledger.ledger import Ledger
-from pbmvfl.model.serving import release_for, serving_plan
-from pbmvfl.plan import Plan
+from pbmvfl.plan.plan import Plan
 
 SIZES = {"num_parties": 3, "num_samples": 240, "num_classes": 2}
 

@@ -17,17 +17,17 @@ from torch import nn
 import pbmvfl
 from ledger_books import NAME, charge_all, paper_limit
 from ledger_books import small_plan as book_plan
-from pbmvfl.encoders import build_encoder, is_public_start, weights_digest
 from pbmvfl.errors import EncoderError, PlanError
-from pbmvfl.federation import Federation
+from pbmvfl.federation.federation import Federation
+from pbmvfl.federation.results import Result
 from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.ledger.limits import Limit
 from pbmvfl.ledger.spending import spending
-from pbmvfl.plan import Plan
+from pbmvfl.plan.plan import Plan
 from pbmvfl.privacy.accounting import OWN_START, PUBLIC_SCHEDULE, charges, rdp_curve
 from pbmvfl.privacy.events import WEIGHTS_STAY
 from pbmvfl.privacy.units import SERVER, Accounting, Unit
-from pbmvfl.runs.results import Result
+from pbmvfl.training.encoders import build_encoder, is_public_start, weights_digest
 
 STRICT: Limit = paper_limit(accounting="strict")
 

@@ -15,13 +15,13 @@ from pathlib import Path
 import pytest
 
 from federation_texts import federation_text
-from pbmvfl.deploy import watching
-from pbmvfl.deploy.home import Home
-from pbmvfl.deploy.log_events import Event
-from pbmvfl.deploy.log_file import LogFile
-from pbmvfl.deploy.log_reader import LogReader
-from pbmvfl.deploy.logs import open_logs
-from pbmvfl.deploy.status import EpsilonSpent, Role, State, Status, StatusFile
+from pbmvfl.deploy.monitoring import watch
+from pbmvfl.deploy.monitoring.log import open_logs
+from pbmvfl.deploy.monitoring.log_events import Event
+from pbmvfl.deploy.monitoring.log_file import LogFile
+from pbmvfl.deploy.monitoring.log_reader import LogReader
+from pbmvfl.deploy.monitoring.status import EpsilonSpent, Role, State, Status, StatusFile
+from pbmvfl.deploy.site.folder import Home
 from pbmvfl.errors import LinkError, PartyLost
 
 Main = Callable[..., tuple[int, str, str]]
@@ -54,10 +54,10 @@ def party_status(home: Home) -> StatusFile:
 
 
 def words(status: Status) -> dict[str, str]:
-    return {line.title: line.words for line in watching.lines_of(status)}
+    return {line.title: line.words for line in watch.lines_of(status)}
 
 
-def looks(home: Home, seconds: list[float], **options: object) -> list[watching.Watched]:
+def looks(home: Home, seconds: list[float], **options: object) -> list[watch.Watched]:
     """Watch with a clock that only this test moves: a second a look, and a bound on them."""
     now = [0.0]
 
@@ -66,7 +66,7 @@ def looks(home: Home, seconds: list[float], **options: object) -> list[watching.
         seconds.append(now[0])
         assert now[0] < 500
 
-    return list(watching.watch(home.status, clock=lambda: now[0], sleep=sleep, **options))
+    return list(watch.watch(home.status, clock=lambda: now[0], sleep=sleep, **options))
 
 
 # --- one look ---
@@ -117,7 +117,7 @@ def test_speed_is_shown_while_rounds_move_and_not_after(home: Home, still: float
     [(0.44, "0.4 s"), (12.4, "12 s"), (59.7, "1 min 0 s"), (200, "3 min 20 s"), (18120, "5 h 2 min"), (3e5, "3 days")],
 )
 def test_times_are_in_words(seconds: float, said: str) -> None:
-    assert watching.in_words(seconds) == said
+    assert watch.in_words(seconds) == said
 
 
 # --- until the end ---
@@ -149,7 +149,7 @@ def test_a_new_job_of_the_run_within_the_patience_is_watched_on(home: Home) -> N
     home.status.write_text(json.dumps(gone))
     now = [0.0]
     seen = []
-    for look in watching.watch(
+    for look in watch.watch(
         home.status, clock=lambda: now[0], sleep=lambda _: now.__setitem__(0, now[0] + 1), patience=60
     ):
         seen.append(look.verdict)
@@ -165,9 +165,9 @@ def test_a_new_job_of_the_run_within_the_patience_is_watched_on(home: Home) -> N
 def test_another_run_is_not_taken_for_the_one_that_is_watched(home: Home) -> None:
     with server_status(home) as told:
         told.done()
-    first = next(watching.watch(home.status, run="second"))
+    first = next(watch.watch(home.status, run="second"))
     assert (first.status, first.verdict) == (None, None)
-    assert next(watching.watch(home.status, run="first")).verdict == 0
+    assert next(watch.watch(home.status, run="first")).verdict == 0
 
 
 # --- commands ---
@@ -305,7 +305,7 @@ def test_following_shows_a_line_that_comes_later_and_ctrl_c_ends_it(home: Home) 
 
 def test_both_commands_load_neither_torch_nor_nvflare() -> None:
     code = (
-        "import sys, pbmvfl.deploy.watching, pbmvfl.deploy.log_reader, pbmvfl.cli.deploy_watch\n"
+        "import sys, pbmvfl.deploy.monitoring.watch, pbmvfl.deploy.monitoring.log_reader, pbmvfl.cli.watch\n"
         "print(sorted({'torch', 'nvflare', 'numba', 'rich'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

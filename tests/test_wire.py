@@ -10,11 +10,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from pbmvfl.crypto.packing import add_packed, pack, packed_bytes
 from pbmvfl.errors import ProtocolError, TruncatedMessage, WrongVersion
-from pbmvfl.federation import Federation
-from pbmvfl.plan import Plan
+from pbmvfl.federation.federation import Federation
+from pbmvfl.plan.plan import Plan
 from pbmvfl.wire.messages import HEADER_BYTES, SERVER, Message, MessageKind
-from pbmvfl.wire.packing import add_packed, pack, packed_bytes
 
 
 def header(kind: int, sender: int, run: bytes, session: bytes, number: int, size: int, round_kind: int, flags: int):

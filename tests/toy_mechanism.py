@@ -19,6 +19,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from pbmvfl._settings import check_whole, setting
+from pbmvfl.crypto.entropy import Entropy
+from pbmvfl.crypto.payloads import PackedIntegers
+from pbmvfl.crypto.ring import Ring
 from pbmvfl.mechanisms import MECHANISMS, Mechanism, NoisySum, Scratch, register
 from pbmvfl.mechanisms.base import largest
 from pbmvfl.mechanisms.simulated import Generated
@@ -27,10 +31,6 @@ from pbmvfl.privacy.events import EVENTS, ReleaseEvent, register_event
 from pbmvfl.privacy.loss_distribution import LossDistribution
 from pbmvfl.privacy.orders import ORDERS, Curve
 from pbmvfl.privacy.units import SERVER, Adversary, Unit
-from pbmvfl.randomness.secret import Entropy
-from pbmvfl.secagg.ring import Ring
-from pbmvfl.settings import check_whole, setting
-from pbmvfl.wire.payloads import PackedIntegers
 
 #: Above every rounding of the sums below; a curve may be too high and never too low.
 _ROUNDED_UP = 1 + 1e-9

@@ -10,16 +10,16 @@ import pytest
 
 from conftest import small_data, small_plan
 from known_randomness import TwinSetup
-from pbmvfl.driver import Meter, drive
+from pbmvfl.crypto.key_exchange import Identity
 from pbmvfl.errors import PartyLost, PartyRefused
+from pbmvfl.federation.in_process import InProcess
+from pbmvfl.federation.party_setup import PartySetup
 from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.ledger.limits import Limit
-from pbmvfl.party_setup import PartySetup
-from pbmvfl.plan import Plan
-from pbmvfl.secagg.keys import Identity
-from pbmvfl.server import Server
-from pbmvfl.transport.base import Transport
-from pbmvfl.transport.in_process import InProcess
+from pbmvfl.plan.plan import Plan
+from pbmvfl.protocol.server import Server
+from pbmvfl.protocol.session import Meter, drive
+from pbmvfl.protocol.transport import Transport
 from pbmvfl.wire.messages import Message, MessageKind
 
 DATA = small_data(num_samples=23, num_test_samples=7)

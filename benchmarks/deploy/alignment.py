@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.deploy.sites import LineSites
-from pbmvfl.deploy.alignment import LabelSideAlignment, PartySideAlignment
-from pbmvfl.deploy.links import Channel, Handler
-from pbmvfl.deploy.row_ids import AgreedOrder, RowIds
+from pbmvfl.deploy.alignment.coordinator import LabelSideAlignment, PartySideAlignment
+from pbmvfl.deploy.alignment.row_ids import AgreedOrder, RowIds
+from pbmvfl.deploy.link.interface import Channel, Handler
 
 NAME = "people"
 LONGEST_SECONDS, LARGEST_MEGABYTES = 25.0, 300.0

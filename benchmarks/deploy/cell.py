@@ -22,8 +22,8 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from benchmarks.measure import Row, alternate
-from pbmvfl.deploy.home import Home
-from pbmvfl.deploy.links import Channel
+from pbmvfl.deploy.link.interface import Channel
+from pbmvfl.deploy.site.folder import Home
 
 PARTIES = ("bank", "hospital", "insurer", "laboratory")
 JOB = "job"

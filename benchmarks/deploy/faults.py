@@ -26,9 +26,9 @@ from typing import Any
 import pandas as pd
 
 from benchmarks.deploy.phishing import PARTIES, SERVER, Trial, environment, wait_for
-from pbmvfl.deploy.aligning import LabelRows
-from pbmvfl.deploy.plans import training_plan
-from pbmvfl.model.federated import FederatedModel
+from pbmvfl.deploy.alignment.runner import LabelRows
+from pbmvfl.deploy.job.job_plans import training_plan
+from pbmvfl.federation.model import FederatedModel
 
 EPOCHS = 160
 RESTART_AFTER = 3.0

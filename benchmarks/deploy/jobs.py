@@ -23,9 +23,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 from benchmarks.deploy.phishing import PARTIES, SERVER, Trial
 from benchmarks.deploy.together import differing_tensors, train_together
 from benchmarks.measure import Row
-from pbmvfl.deploy.aligning import LabelRows
-from pbmvfl.deploy.status import read_status
-from pbmvfl.plan import Plan
+from pbmvfl.deploy.alignment.runner import LabelRows
+from pbmvfl.deploy.monitoring.status import read_status
+from pbmvfl.plan.plan import Plan
 
 RESULTS = Path("benchmarks/results/jobs.json")
 GATE = 12.0

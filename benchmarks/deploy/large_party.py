@@ -28,14 +28,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from pbmvfl.deploy.aligned_rows import AlignedRows, materialise
-from pbmvfl.deploy.party_table import read_party_table
-from pbmvfl.deploy.row_ids import AgreedOrder, order_digest
-from pbmvfl.party import Party
-from pbmvfl.party_setup import PartySetup
-from pbmvfl.plan import Plan
-from pbmvfl.schedule import GRAM, LOCAL, MEAN, Split
-from pbmvfl.secagg.keys import Identity
+from pbmvfl.crypto.key_exchange import Identity
+from pbmvfl.deploy.alignment.aligned_rows import AlignedRows, materialise
+from pbmvfl.deploy.alignment.row_ids import AgreedOrder, order_digest
+from pbmvfl.deploy.alignment.tables import read_party_table
+from pbmvfl.federation.party_setup import PartySetup
+from pbmvfl.plan.plan import Plan
+from pbmvfl.plan.schedule import GRAM, LOCAL, MEAN, Split
+from pbmvfl.protocol.party import Party
 
 BATCH, BATCHES = 100, 3_000
 LONGEST_MILLISECONDS, LARGEST_GROWTH_MEGABYTES = 2.0, 16.0

@@ -25,13 +25,13 @@ from rich.table import Table
 
 from benchmarks.deploy.sites import LineSites, Trains
 from benchmarks.measure import Row, alternate
-from pbmvfl.driver import Meter, deliver
-from pbmvfl.party_setup import PartySetup
-from pbmvfl.plan import Plan
-from pbmvfl.secagg.keys import Identity
-from pbmvfl.server import Server
-from pbmvfl.transport.base import Transport
-from pbmvfl.transport.processes import Processes
+from pbmvfl.crypto.key_exchange import Identity
+from pbmvfl.federation.party_setup import PartySetup
+from pbmvfl.federation.processes import Processes
+from pbmvfl.plan.plan import Plan
+from pbmvfl.protocol.server import Server
+from pbmvfl.protocol.session import Meter, deliver
+from pbmvfl.protocol.transport import Transport
 from pbmvfl.wire.messages import Message, MessageKind
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "line.json"

@@ -17,10 +17,10 @@ import numpy as np
 import psutil
 
 import pbmvfl
-from pbmvfl.deploy.home import Home
 from pbmvfl.deploy.nvflare import job_process
 from pbmvfl.deploy.nvflare.provision import provision
 from pbmvfl.deploy.nvflare.records import birth, read_record
+from pbmvfl.deploy.site.folder import Home
 
 SERVER, PARTIES = "clinic", ("bank", "hospital", "insurer")
 TAP = Path(__file__).parent / "tap"
@@ -110,7 +110,7 @@ class Trial:
     def start(self, site: str) -> None:
         """In a process of its own, so that a network namespace is that process's."""
         code = (
-            "import sys; from pbmvfl.deploy.home import Home; from pbmvfl.deploy.nvflare import processes; "
+            "import sys; from pbmvfl.deploy.site.folder import Home; from pbmvfl.deploy.nvflare import processes; "
             "processes.start(Home.at(sys.argv[1]), wait=60)"
         )
         network = self.networks.get(site)

@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING, Protocol
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 
 from certificates import Authority
-from pbmvfl.deploy.line import Line, LineTraffic
-from pbmvfl.deploy.line_party import PartyLine
-from pbmvfl.deploy.links import Channel, Handler
-from pbmvfl.deploy.seal import PartySeal, ServerSeal
-from pbmvfl.deploy.tls import Credentials, party_context, server_context
-from pbmvfl.secagg.keys import Identity
-from pbmvfl.transport.base import Answers
+from pbmvfl.crypto.key_exchange import Identity
+from pbmvfl.deploy.link.interface import Channel, Handler
+from pbmvfl.deploy.link.message_auth import PartySeal, ServerSeal
+from pbmvfl.deploy.link.tls import Credentials, party_context, server_context
+from pbmvfl.deploy.link.tls_client import PartyLine
+from pbmvfl.deploy.link.tls_server import Line, LineTraffic
+from pbmvfl.protocol.transport import Answers
 
 if TYPE_CHECKING:
-    from pbmvfl.party_setup import PartySetup
+    from pbmvfl.federation.party_setup import PartySetup
 
 CONTEXT = b"benchmark"
 SERVER = "server"

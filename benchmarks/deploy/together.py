@@ -9,11 +9,11 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from pbmvfl.data.vertical import VerticalDataset
-from pbmvfl.deploy.aligned_rows import AlignedRows
-from pbmvfl.deploy.aligning import LabelRows
-from pbmvfl.deploy.home import Home
-from pbmvfl.federation import Federation
-from pbmvfl.plan import Plan
+from pbmvfl.deploy.alignment.aligned_rows import AlignedRows
+from pbmvfl.deploy.alignment.runner import LabelRows
+from pbmvfl.deploy.site.folder import Home
+from pbmvfl.federation.federation import Federation
+from pbmvfl.plan.plan import Plan
 
 
 def train_together(homes: Mapping[str, Home], plan: Plan, folder: Path, *, alignment: str = "people") -> None:

@@ -17,8 +17,8 @@ import numpy as np
 
 from benchmarks.planner.tables import Table
 from benchmarks.planner.trials import Settings, delta_of, measures, planned, scores, shift_of
-from pbmvfl.local_planner import learning_note
-from pbmvfl.plan_groups import FeatureMap, feature_width
+from pbmvfl.plan.groups import FeatureMap, feature_width
+from pbmvfl.plan.local_search import learning_note
 
 EPSILONS = (8.0, 1.0)
 RATES = (0.1, 0.5, 2.5)

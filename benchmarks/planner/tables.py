@@ -614,8 +614,8 @@ def _named(name: str) -> Table:
     """One of the program's: the last fifth of the training rows to choose on (for Activity other people), its own test
     rows to judge by."""
     from pbmvfl.data.datasets import load_dataset
-    from pbmvfl.features import mapped
-    from pbmvfl.plan import Plan
+    from pbmvfl.plan.plan import Plan
+    from pbmvfl.training.features import mapped
 
     data = load_dataset(name, num_parties={"phishing": 5, "activity": 5}.get(name), progress=False)
     kept = data.num_samples - data.num_samples // 5

@@ -23,13 +23,13 @@ from scipy.stats import norm
 from torch import Tensor
 
 from benchmarks.planner.tables import Floats, Table
-from pbmvfl.features import mapped
-from pbmvfl.local_planner import LocalRules
-from pbmvfl.losses import log_shares
-from pbmvfl.plan import Plan
-from pbmvfl.planner import plan_for_budget
-from pbmvfl.preparation import preparation_for
-from pbmvfl.schedule import GRAM, MEAN
+from pbmvfl.plan.local_search import LocalRules
+from pbmvfl.plan.plan import Plan
+from pbmvfl.plan.schedule import GRAM, MEAN
+from pbmvfl.plan.search import plan_for_budget
+from pbmvfl.training.features import mapped
+from pbmvfl.training.losses import log_shares
+from pbmvfl.training.preparation import preparation_for
 
 #: Rows whose scores are in memory at a time, times settings and classes.
 _CHUNK_NUMBERS = 1 << 17

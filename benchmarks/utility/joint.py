@@ -26,8 +26,8 @@ import numpy.typing as npt
 
 from pbmvfl import VerticalDataset
 from pbmvfl.data.datasets import load_dataset
-from pbmvfl.joint import Columns, screen_offer, train_jointly
 from pbmvfl.privacy.units import SERVER, Unit
+from pbmvfl.research.joint import Columns, screen_offer, train_jointly
 
 RESULTS = Path(__file__).resolve().parent.parent / "results" / "joint.json"
 DELTA = 1e-5

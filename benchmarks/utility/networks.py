@@ -7,9 +7,9 @@ gradients; scores are added up at test. Nothing is released but each party's noi
 updates: one Gaussian of mu = 2 |c| sqrt(passes) / noise_multiplier, beside noisy means if features are standardised.
 
 This is a study: the arithmetic is float32 on whatever device, and noise comes from an ordinary generator with a seed.
-`pbmvfl.updates` has the exact integers; tests/test_network_study.py compares the clipped sums and the estimates. What
-is public here: filters, networks, their first weights, the order of rows. Settings are chosen on the last training
-rows (`--hold-out`), which no training of that run sees; the test rows are for the final run.
+`pbmvfl.training.updates` has the exact integers; tests/test_network_study.py compares the clipped sums and the
+estimates. What is public here: filters, networks, their first weights, the order of rows. Settings are chosen on the
+last training rows (`--hold-out`), which no training of that run sees; the test rows are for the final run.
 
 Shape suffixes: N rows, V variants of a row (mirrored, moved), C channels, H height, W width, F features,
 K classes.
@@ -346,7 +346,7 @@ def _by_row(slope: Tensor, count: int) -> Tensor:
 
 
 class Estimates:
-    """Estimates of sums from noisy mixtures: `updates.correlated.BandMemory` in floats, with simulated noise."""
+    """Estimates of sums from noisy mixtures: `training.correlated.BandMemory` in floats, with simulated noise."""
 
     def __init__(self, band: Band, deviation: float, generator: torch.Generator) -> None:
         self._coefficients = band.coefficients[1:]
@@ -491,11 +491,11 @@ def run_one(
 def by_program(setting: Setting, seed: int) -> dict[str, Any]:
     """The same setting as a run of the program itself: its integers, its secret randomness, its account."""
     from pbmvfl.data.datasets import load_dataset
-    from pbmvfl.encoders import Bounded, weights_digest
-    from pbmvfl.federation import Federation
-    from pbmvfl.plan import Plan
-    from pbmvfl.plan_groups import Activation
+    from pbmvfl.federation.federation import Federation
+    from pbmvfl.plan.groups import Activation
+    from pbmvfl.plan.plan import Plan
     from pbmvfl.privacy.units import Accounting, Unit
+    from pbmvfl.training.encoders import Bounded, weights_digest
 
     if setting.features != "pixels" or setting.augment or setting.flips or setting.moments_share:
         raise ValueError(f"features={setting.features!r}: the program is given pixels alone, as they are")

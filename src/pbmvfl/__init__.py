@@ -48,51 +48,51 @@ from pbmvfl.errors import (
 if TYPE_CHECKING:
     from pbmvfl import data as data
     from pbmvfl.data import VerticalDataset, load_dataset, load_table
-    from pbmvfl.encoders import Bounded
-    from pbmvfl.estimator import VerticalClassifier
-    from pbmvfl.federation import Federation, Parties
-    from pbmvfl.joint import train_jointly
+    from pbmvfl.federation.estimator import VerticalClassifier
+    from pbmvfl.federation.federation import Federation, Parties
+    from pbmvfl.federation.model import FederatedModel, load
+    from pbmvfl.federation.predictions import Predictions
+    from pbmvfl.federation.results import Result
     from pbmvfl.ledger.ledger import Ledger
     from pbmvfl.ledger.limits import Limit
-    from pbmvfl.model.federated import FederatedModel, load
-    from pbmvfl.model.predictions import Predictions
-    from pbmvfl.plan import Plan
-    from pbmvfl.plan_groups import Activation, Evaluation, OptimizerName
-    from pbmvfl.policy import Policy
+    from pbmvfl.plan.groups import Activation, Evaluation, OptimizerName
+    from pbmvfl.plan.plan import Plan
+    from pbmvfl.plan.policy import Policy
     from pbmvfl.privacy.table import PrivacyTable
     from pbmvfl.privacy.units import Accounting, Adversary, Unit
-    from pbmvfl.runs.results import Result
-    from pbmvfl.wire.codecs import GradientCodecName
+    from pbmvfl.research.joint import train_jointly
+    from pbmvfl.training.encoders import Bounded
+    from pbmvfl.wire.gradient_codecs import GradientCodecName
 
 __version__ = "0.1.0"
 
 #: Names that need numpy, torch or data readers are loaded when first used: `import pbmvfl` stays light.
 _LAZY = {
     "Accounting": "pbmvfl.privacy.units",
-    "Activation": "pbmvfl.plan_groups",
+    "Activation": "pbmvfl.plan.groups",
     "Adversary": "pbmvfl.privacy.units",
-    "Bounded": "pbmvfl.encoders",
-    "Evaluation": "pbmvfl.plan_groups",
-    "FederatedModel": "pbmvfl.model.federated",
-    "Federation": "pbmvfl.federation",
-    "GradientCodecName": "pbmvfl.wire.codecs",
+    "Bounded": "pbmvfl.training.encoders",
+    "Evaluation": "pbmvfl.plan.groups",
+    "FederatedModel": "pbmvfl.federation.model",
+    "Federation": "pbmvfl.federation.federation",
+    "GradientCodecName": "pbmvfl.wire.gradient_codecs",
     "Ledger": "pbmvfl.ledger.ledger",
     "Limit": "pbmvfl.ledger.limits",
-    "OptimizerName": "pbmvfl.plan_groups",
-    "Parties": "pbmvfl.federation",
-    "Plan": "pbmvfl.plan",
-    "Policy": "pbmvfl.policy",
-    "Predictions": "pbmvfl.model.predictions",
+    "OptimizerName": "pbmvfl.plan.groups",
+    "Parties": "pbmvfl.federation.federation",
+    "Plan": "pbmvfl.plan.plan",
+    "Policy": "pbmvfl.plan.policy",
+    "Predictions": "pbmvfl.federation.predictions",
     "PrivacyTable": "pbmvfl.privacy.table",
-    "Result": "pbmvfl.runs.results",
+    "Result": "pbmvfl.federation.results",
     "Unit": "pbmvfl.privacy.units",
-    "VerticalClassifier": "pbmvfl.estimator",
+    "VerticalClassifier": "pbmvfl.federation.estimator",
     "VerticalDataset": "pbmvfl.data",
     "data": "pbmvfl",
-    "load": "pbmvfl.model.federated",
+    "load": "pbmvfl.federation.model",
     "load_dataset": "pbmvfl.data",
     "load_table": "pbmvfl.data",
-    "train_jointly": "pbmvfl.joint",
+    "train_jointly": "pbmvfl.research.joint",
 }
 
 __all__ = [

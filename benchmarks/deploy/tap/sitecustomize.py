@@ -11,7 +11,7 @@ import struct
 import sys
 import time
 
-_MODULE = "pbmvfl.deploy.party_site"
+_MODULE = "pbmvfl.deploy.job.party_job"
 _KIND, _RUN, _SESSION, _ROUND, _EMBEDDING = 5, slice(8, 16), slice(16, 32), 32, 6
 FILE = "released.log"
 

@@ -1,4 +1,8 @@
-"""The command line: thin; every command only reads options, calls the library and shows what came back."""
+"""The command line. Every command reads options, calls the library and shows what came back.
+
+Commands import what trains only when they run, so that `--help` and completion stay fast.
+May import everything. Begin with the list of commands below; one module has one command or one group of them.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +12,18 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from pbmvfl.cli import deploy_federation, deploy_policy, deploy_sites, ledger
-from pbmvfl.cli.asking import evaluate, predict
-from pbmvfl.cli.deploy_runs import align, resume, submit
-from pbmvfl.cli.deploy_watch import logs, watch
+from pbmvfl.cli import federation, ledger, policy, sites
 from pbmvfl.cli.doctor import doctor
+from pbmvfl.cli.jobs import align, resume, submit
 from pbmvfl.cli.joint import joint
 from pbmvfl.cli.plan import plan
+from pbmvfl.cli.predict import evaluate, predict
 from pbmvfl.cli.privacy import privacy
 from pbmvfl.cli.report import report
 from pbmvfl.cli.reproduce import reproduce
 from pbmvfl.cli.schema import schema
 from pbmvfl.cli.train import train
+from pbmvfl.cli.watch import logs, watch
 from pbmvfl.errors import PbmvflError
 
 #: Where `--help` lists what is for organisations that run a federation together.
@@ -63,10 +67,10 @@ app.command()(schema)
 app.command()(report)
 app.command()(doctor)
 app.add_typer(ledger.app, name="ledger")
-app.add_typer(deploy_federation.app, name="federation", rich_help_panel=_FEDERATION)
-app.add_typer(deploy_policy.app, name="policy", rich_help_panel=_FEDERATION)
-app.add_typer(deploy_sites.server, name="server", rich_help_panel=_FEDERATION)
-app.add_typer(deploy_sites.party, name="party", rich_help_panel=_FEDERATION)
+app.add_typer(federation.app, name="federation", rich_help_panel=_FEDERATION)
+app.add_typer(policy.app, name="policy", rich_help_panel=_FEDERATION)
+app.add_typer(sites.server, name="server", rich_help_panel=_FEDERATION)
+app.add_typer(sites.party, name="party", rich_help_panel=_FEDERATION)
 app.command(rich_help_panel=_FEDERATION)(align)
 app.command(rich_help_panel=_FEDERATION)(submit)
 app.command(rich_help_panel=_FEDERATION)(resume)

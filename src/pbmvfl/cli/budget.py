@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from pbmvfl.errors import PlanError
-from pbmvfl.planner import USUAL_EPSILON
+from pbmvfl.plan.search import USUAL_EPSILON
 
 _PANEL = "Budget"
 

@@ -18,8 +18,8 @@ def doctor(
     [bold]Try[/]  pbmvfl doctor
     """
     from pbmvfl import __version__
-    from pbmvfl.doctor.examination import examine
-    from pbmvfl.doctor.finding import Status
+    from pbmvfl.cli.examination import examine
+    from pbmvfl.cli.finding import Status
 
     findings = examine()
     bad = [each for each in findings if each.status is Status.TROUBLE]

@@ -19,7 +19,7 @@ from pbmvfl.cli.options import (
 )
 from pbmvfl.cli.train import rows_of_options
 from pbmvfl.errors import DataError, RunFolderError
-from pbmvfl.plan_groups import DATA
+from pbmvfl.plan.groups import DATA
 from pbmvfl.privacy.conversion import check_delta
 
 _BUDGET, _RUN = "Budget", "Run"
@@ -88,7 +88,7 @@ def joint(
     import torch
     from rich.console import Console
 
-    from pbmvfl.joint import train_jointly
+    from pbmvfl.research.joint import train_jointly
 
     torch.set_num_threads(1)
     console = Console(stderr=json_, quiet=json_, highlight=False)

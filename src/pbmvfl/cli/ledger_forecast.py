@@ -10,24 +10,24 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pbmvfl._text import counted
 from pbmvfl.errors import LedgerError, PlanError
-from pbmvfl.ledger.books import PartyForecast, books_of, check_reaches_end
-from pbmvfl.ledger.file import is_begun
+from pbmvfl.ledger.database import is_begun
 from pbmvfl.ledger.forecast import Forecast, forecasts_for_plan
 from pbmvfl.ledger.ledger import Ledger
+from pbmvfl.ledger.ledger_folder import PartyForecast, books_of, check_reaches_end
 from pbmvfl.ledger.limits import Limit
+from pbmvfl.ledger.session_terms import Terms
 from pbmvfl.ledger.spending import spending
-from pbmvfl.ledger.terms import Terms
 from pbmvfl.privacy.table import format_epsilon
 from pbmvfl.privacy.units import Adversary
-from pbmvfl.words import counted
 
 if TYPE_CHECKING:
     from pbmvfl.data.vertical import VerticalDataset
-    from pbmvfl.plan import Plan
-    from pbmvfl.planner import PlannedBudget
-    from pbmvfl.runs.folder import RunFolder
-    from pbmvfl.runs.source import RunSource
+    from pbmvfl.federation.run_folder import RunFolder
+    from pbmvfl.federation.source import RunSource
+    from pbmvfl.plan.plan import Plan
+    from pbmvfl.plan.search import PlannedBudget
 
 
 def look_ahead(
@@ -43,7 +43,7 @@ def look_ahead(
     """Say what every book has and will have; refuse a run that a limit would end, unless that is wanted."""
     from rich.console import Console
 
-    from pbmvfl.federation import Federation
+    from pbmvfl.federation.federation import Federation
 
     ended = None if resumed is None else resumed.read_result()
     if source.ledger is None or (ended is not None and not ended.stopped):

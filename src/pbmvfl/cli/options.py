@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from pbmvfl.errors import DataError, PlanError, RunFolderError
-from pbmvfl.plan_groups import DATA
+from pbmvfl.plan.groups import DATA
 
 
 def on_or_off(name: str, *, on: bool, off: bool) -> bool | None:

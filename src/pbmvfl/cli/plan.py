@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pbmvfl._files import write_atomically
 from pbmvfl.cli.budget import (
     AccountingName,
     Delta,
@@ -21,7 +22,7 @@ from pbmvfl.cli.budget import (
     asked_budget,
     unit_of,
 )
-from pbmvfl.cli.known_data import ColumnsOrCount, KnownData, PlanFile, Source, known_data
+from pbmvfl.cli.data_options import ColumnsOrCount, KnownData, PlanFile, Source, known_data
 from pbmvfl.cli.ledger_forecast import plan_within
 from pbmvfl.cli.options import (
     TableFile,
@@ -37,11 +38,10 @@ from pbmvfl.cli.options import (
 from pbmvfl.cli.plan_options import plan_options
 from pbmvfl.cli.plan_words import describe_plan, learning_notes, learning_notes_for
 from pbmvfl.errors import PlanError, RunFolderError
-from pbmvfl.files import write_atomically
-from pbmvfl.local_planner import USUAL_COLUMNS
-from pbmvfl.plan import Plan
-from pbmvfl.plan_groups import Training
-from pbmvfl.planner import PlannedBudget, noise_deviation, plan_for_budget
+from pbmvfl.plan.groups import Training
+from pbmvfl.plan.local_search import USUAL_COLUMNS
+from pbmvfl.plan.plan import Plan
+from pbmvfl.plan.search import PlannedBudget, noise_deviation, plan_for_budget
 from pbmvfl.privacy.table import PrivacyTable, format_epsilon, privacy_notes, usual_adversaries
 
 if TYPE_CHECKING:

@@ -10,10 +10,10 @@ from typing import Any
 
 import typer
 
+from pbmvfl._settings import Setting
 from pbmvfl.cli.options import on_or_off
 from pbmvfl.mechanisms import MECHANISMS
-from pbmvfl.plan_names import plan_settings
-from pbmvfl.settings import Setting
+from pbmvfl.plan.flat_names import plan_settings
 
 Command = Callable[..., None]
 

@@ -7,14 +7,14 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from pbmvfl.local_planner import dense_columns, learning_note
+from pbmvfl._text import counted
 from pbmvfl.mechanisms import Mechanism
-from pbmvfl.plan import Plan
-from pbmvfl.plan_groups import Evaluation, FeatureMap, PreparationName, Training, feature_width
-from pbmvfl.schedule import COUNTS
-from pbmvfl.votes import VoteKind
+from pbmvfl.mechanisms.votes import VoteKind
+from pbmvfl.plan.groups import Evaluation, FeatureMap, PreparationName, Training, feature_width
+from pbmvfl.plan.local_search import dense_columns, learning_note
+from pbmvfl.plan.plan import Plan
+from pbmvfl.plan.schedule import COUNTS
 from pbmvfl.wire.traffic import human_bytes
-from pbmvfl.words import counted
 
 if TYPE_CHECKING:
     from pbmvfl.data.vertical import VerticalDataset

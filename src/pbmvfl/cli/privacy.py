@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from pbmvfl.cli.known_data import PlanFile, Source, known_data
+from pbmvfl.cli.data_options import PlanFile, Source, known_data
 from pbmvfl.cli.options import (
     TableColumns,
     TableFile,
@@ -21,8 +21,8 @@ from pbmvfl.cli.options import (
 from pbmvfl.cli.plan_options import plan_options
 from pbmvfl.errors import PlanError
 from pbmvfl.mechanisms import MECHANISMS
-from pbmvfl.plan import Plan
-from pbmvfl.plan_names import plan_settings
+from pbmvfl.plan.flat_names import plan_settings
+from pbmvfl.plan.plan import Plan
 from pbmvfl.privacy.conversion import check_delta, usual_delta
 from pbmvfl.privacy.table import privacy_notes
 from pbmvfl.privacy.units import SERVER, Adversary

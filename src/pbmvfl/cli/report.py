@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pbmvfl._files import PRIVATE_FILE, write_atomically
 from pbmvfl.cli.options import check_target
 from pbmvfl.errors import RunFolderError
-from pbmvfl.files import PRIVATE_FILE, write_atomically
 from pbmvfl.json_files import checked_object, read_object
 from pbmvfl.privacy.conversion import check_delta
 
 if TYPE_CHECKING:
-    from pbmvfl.report.run_facts import RunFacts
+    from pbmvfl.report.facts import RunFacts
 
 #: More cannot be told apart in one picture.
 _MOST_RUNS = 30
@@ -86,9 +86,9 @@ def _check(run: Path) -> None:
 
 def _facts(run: Path, delta: float | None) -> RunFacts:
     from pbmvfl.cli.plan_words import describe_plan
-    from pbmvfl.report.run_facts import facts_of
-    from pbmvfl.runs.folder import RunFolder
-    from pbmvfl.runs.results import Result
+    from pbmvfl.federation.results import Result
+    from pbmvfl.federation.run_folder import RunFolder
+    from pbmvfl.report.facts import facts_of
 
     folder = RunFolder.existing(run)
     path = run / "result.json"

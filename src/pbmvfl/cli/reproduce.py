@@ -14,8 +14,8 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from pbmvfl.reproduction.runner import OnProgress, Run, StudyRunner
-    from pbmvfl.reproduction.studies import Study
+    from pbmvfl.research.reproduction.runner import OnProgress, Run, StudyRunner
+    from pbmvfl.research.reproduction.studies import Study
 
 
 class StudyName(StrEnum):
@@ -62,7 +62,7 @@ def reproduce(
     """
     from rich.console import Console
 
-    from pbmvfl.reproduction.studies import STUDIES, read_study
+    from pbmvfl.research.reproduction.studies import STUDIES, read_study
 
     console = Console(highlight=False)
     _check_device(device)
@@ -106,9 +106,9 @@ def _reproduce(
     import torch
 
     from pbmvfl.errors import DataError
-    from pbmvfl.reproduction.publish import Publisher
-    from pbmvfl.reproduction.runner import StudyRunner
-    from pbmvfl.reproduction.study_data import NO_DATA
+    from pbmvfl.research.reproduction.data import NO_DATA
+    from pbmvfl.research.reproduction.publish import Publisher
+    from pbmvfl.research.reproduction.runner import StudyRunner
 
     if quick:
         study = study.quickened()

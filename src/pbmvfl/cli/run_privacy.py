@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pbmvfl.errors import PlanError, RunFolderError
+from pbmvfl.federation.source import NamedSource, TableSource
 from pbmvfl.json_files import read_object
-from pbmvfl.plan import Plan
-from pbmvfl.planner import FEW_ORDERS
+from pbmvfl.plan.plan import Plan
+from pbmvfl.plan.search import FEW_ORDERS
 from pbmvfl.privacy.accounting import TrainingRun, charges, rdp_curve
 from pbmvfl.privacy.composition import Losses, NoLosses
 from pbmvfl.privacy.conversion import epsilon_from_rdp, usual_delta
@@ -19,10 +20,9 @@ from pbmvfl.privacy.events import Event, ReleaseEvent, UpdateEvent
 from pbmvfl.privacy.gaussian_filter import epsilon_in_turn
 from pbmvfl.privacy.table import format_epsilon, privacy_notes, privacy_table
 from pbmvfl.privacy.units import Accounting, Unit
-from pbmvfl.runs.source import NamedSource, TableSource
 
 if TYPE_CHECKING:
-    from pbmvfl.runs.results import Result
+    from pbmvfl.federation.results import Result
 
 
 def show_run(path: Path, *, delta: float | None, as_json: bool) -> None:
@@ -83,7 +83,7 @@ def _written(value: Any) -> Any:
 
 def _read(path: Path) -> tuple[Plan, Result | None, Path | None, float, str | None]:
     """(plan, result if there is one, folder of ledgers, delta, the data's name) of a run folder or of a plan's file."""
-    from pbmvfl.runs.folder import RunFolder
+    from pbmvfl.federation.run_folder import RunFolder
 
     if path.is_dir():
         folder = RunFolder.existing(path)

@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
+from pbmvfl._files import write_atomically
 from pbmvfl.cli.options import check_target, table_files
 from pbmvfl.errors import DataError
-from pbmvfl.files import write_atomically
 
 _TEMPLATE, _CHECK = "Template", "Check"
 
@@ -65,7 +65,7 @@ def schema(
         return
     from rich.console import Console
 
-    from pbmvfl.data.template import schema_template
+    from pbmvfl.data.schema_template import schema_template
 
     check_target("--out", out)
     chosen = [name.strip() for name in (public_values or "").split(",") if name.strip()]
@@ -102,7 +102,7 @@ def _advice(made: Any) -> list[str]:
 
 
 def _check(source: Any, check: Path, *, columns: str | None, label: str | None, id: str | None, as_json: bool) -> None:
-    from pbmvfl.data.table import check_table
+    from pbmvfl.data.tables import check_table
 
     try:
         found = check_table(source, schema=check, columns=columns, label=label, id=id)

@@ -37,19 +37,19 @@ from pbmvfl.cli.options import (
 from pbmvfl.cli.plan_options import plan_options
 from pbmvfl.cli.presets import preset, uses_pictures
 from pbmvfl.errors import CheckpointError, DataError, PlanError, RunFolderError
+from pbmvfl.federation.results import DEFAULT_DELTA
+from pbmvfl.federation.run_folder import RunFolder
+from pbmvfl.federation.source import NamedSource, RunSource, TableSource
 from pbmvfl.json_files import read_object
-from pbmvfl.plan import Plan
-from pbmvfl.plan_groups import DATA, Network, Training
-from pbmvfl.plan_names import NEUTRAL
-from pbmvfl.planner import PlannedBudget, plan_for_budget
+from pbmvfl.plan.flat_names import NEUTRAL
+from pbmvfl.plan.groups import DATA, Network, Training
+from pbmvfl.plan.plan import Plan
+from pbmvfl.plan.search import PlannedBudget, plan_for_budget
 from pbmvfl.privacy.conversion import check_delta, usual_delta
-from pbmvfl.runs.folder import RunFolder
-from pbmvfl.runs.results import DEFAULT_DELTA
-from pbmvfl.runs.source import NamedSource, RunSource, TableSource
 
 if TYPE_CHECKING:
     from pbmvfl.data.vertical import VerticalDataset
-    from pbmvfl.federation import Parties
+    from pbmvfl.federation.federation import Parties
 
 _RUN, _BUDGET = "Run", "Budget"
 #: What the data says and not the user.
@@ -185,8 +185,8 @@ def train(
         "dataset_name": dataset_name,
     }
     from pbmvfl.cli.ledger_forecast import has_limits, look_ahead, without_stub
-    from pbmvfl.cli.training_run import TrainingRun
-    from pbmvfl.federation import Parties
+    from pbmvfl.cli.train_view import TrainingRun
+    from pbmvfl.federation.federation import Parties
 
     if delta is not None:
         check_delta(delta)
@@ -314,7 +314,7 @@ def _new(
     own_delta: bool,
 ) -> _Prepared:
     from pbmvfl.cli.ledger_forecast import NOT_LOOKED_AT
-    from pbmvfl.federation import Federation
+    from pbmvfl.federation.federation import Federation
 
     if out is not None and out.exists():
         RunFolder.create(out, name="")  # refuses, before anything is loaded
@@ -373,7 +373,7 @@ def _planned(data: VerticalDataset, budget: AskedBudget, delta: float, chosen: d
 
 def _resumed(path: Path, asked: dict[str, Any], planned: dict[str, Any], given: dict[str, Any]) -> _Prepared:
     """The run as its folder has it; what was given again must agree."""
-    from pbmvfl.federation import Federation
+    from pbmvfl.federation.federation import Federation
 
     folder = RunFolder.existing(path)
     plan, source = folder.read_plan(), folder.read_source()

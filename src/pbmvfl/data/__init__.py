@@ -1,10 +1,16 @@
-"""Aligned rows, columns split over the parties, labels at the server."""
+"""Vertically split data: aligned rows, columns split over the parties, labels at the label holder.
+
+`datasets` and `sources` load named datasets, `tables` and `schema` read own tables by public rules alone, `joining`
+aligns files by an id column.
+May import `errors`, `_text` and `crypto`.
+Begin with `vertical`, the one type that training takes.
+"""
 
 from pbmvfl.data.assignment import parse_columns
-from pbmvfl.data.columns import ColumnRule, PartyColumns
+from pbmvfl.data.column_rules import ColumnRule, PartyColumns
 from pbmvfl.data.datasets import DATASETS, data_root, load_dataset
-from pbmvfl.data.rows import NewRows, load_rows
-from pbmvfl.data.table import load_table
+from pbmvfl.data.new_rows import NewRows, load_rows
+from pbmvfl.data.tables import load_table
 from pbmvfl.data.vertical import VerticalDataset
 
 __all__ = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pbmvfl.data.reading import Source, source_of, stem_of
+from pbmvfl.data.readers import Source, source_of, stem_of
 from pbmvfl.errors import DataError
 
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from pbmvfl.data.faults import Faults
-from pbmvfl.data.reading import Source, csv_options, plain, ragged_lines, typed
+from pbmvfl.data.readers import Source, csv_options, plain, ragged_lines, typed
 from pbmvfl.data.schema import ColumnRule
 
 #: Rows of a Parquet file at a time.

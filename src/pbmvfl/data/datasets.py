@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pbmvfl.crypto.public_streams import SPLIT_STREAM, public_permutation
 from pbmvfl.data import images, sources, voxels
 from pbmvfl.data.vertical import (
     Layout,
@@ -26,7 +27,6 @@ from pbmvfl.data.vertical import (
     split_whole,
 )
 from pbmvfl.errors import DataError
-from pbmvfl.randomness.public import SPLIT_STREAM, public_permutation
 
 _PHISHING_ROWS, _PHISHING_TRAIN, _PHISHING_COLUMNS = 11_055, 8_844, 30
 _PHISHING_SHA256 = "ea433e32d8e2e43f2879a7093cb3a5bd5d225d5b4612e5543c39df028150792d"

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pbmvfl.data.faults import Faults, Place, nearest, plural
-from pbmvfl.data.reading import Source, column_names, read_columns, require_columns
+from pbmvfl.data.readers import Source, column_names, read_columns, require_columns
 from pbmvfl.data.schema import ColumnRule
 from pbmvfl.data.text import is_text
 

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from pbmvfl._text import counted
 from pbmvfl.errors import DataError
-from pbmvfl.words import counted
 
 if TYPE_CHECKING:
-    from pbmvfl.data.columns import PartyColumns
+    from pbmvfl.data.column_rules import PartyColumns
 
 #: columns: contiguous blocks of a table. digits: 8x8 pictures as 64 columns. quadrants: (N, channels, H, W) pictures.
 #: views: (N, views, H, W) pictures of one object. assigned: the owner said who holds which column.
@@ -179,7 +179,7 @@ class VerticalDataset:
         a column of one of them. Otherwise row i of every frame is the same row, `ids` are its names, if it has any,
         and `labels` may also be a list, an array or a series. The other settings are those of `load_table`.
         """
-        from pbmvfl.data.frames import dataset_of_frames
+        from pbmvfl.data.dataframes import dataset_of_frames
 
         return dataset_of_frames(
             frames, labels=labels, ids=ids, schema=schema, test_fraction=test_fraction, seed=seed, name=name

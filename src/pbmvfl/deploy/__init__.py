@@ -1,5 +1,8 @@
 """A federation between organisations: each trusts its own machine alone.
 
-NVFlare gives identity, jobs and their life; everything that parties and server say to each other goes over a line of
-our own. Only `deploy.nvflare` imports NVFlare.
+In the order of imports: `link` carries messages, `site` is an organisation's folder, policy and keys, `alignment`
+matches rows privately, `monitoring` writes logs, status and metrics, `job` runs one role of one job, `nvflare`
+starts jobs. NVFlare gives identity, jobs and their life cycle; only `deploy.nvflare` imports it.
+May import everything but `report`, `research` and `cli`.
+Begin with `job.process`, which runs one role of one job.
 """

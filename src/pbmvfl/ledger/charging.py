@@ -14,13 +14,13 @@ import numpy.typing as npt
 from pbmvfl.errors import BudgetExceeded, LedgerError
 from pbmvfl.ledger import history
 from pbmvfl.ledger.counter import Known, Outside
-from pbmvfl.ledger.file import MARK_BYTES, mark, now
-from pbmvfl.ledger.holder import Holder, forget
+from pbmvfl.ledger.database import MARK_BYTES, mark, now
 from pbmvfl.ledger.reports import compared_by, why_charged
+from pbmvfl.ledger.session_lock import Holder, forget
+from pbmvfl.ledger.session_terms import Terms
 from pbmvfl.ledger.spending import Account, RowNumbers, accounts
-from pbmvfl.ledger.terms import Terms
+from pbmvfl.plan.schedule import Round, Split
 from pbmvfl.privacy.events import Event
-from pbmvfl.schedule import Round, Split
 
 if TYPE_CHECKING:
     from pbmvfl.ledger.ledger import Ledger, LedgerEntry

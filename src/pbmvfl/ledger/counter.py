@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pbmvfl.errors import LedgerError
-from pbmvfl.ledger.file import MARK_BYTES
+from pbmvfl.ledger.database import MARK_BYTES
 
 #: A number of 20 digits, a blank, a hash of 64 digits, a line's end.
 _BYTES = 86

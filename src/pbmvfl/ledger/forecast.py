@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from pbmvfl.ledger.limits import Limit, Rates
+from pbmvfl.ledger.session_terms import Terms
 from pbmvfl.ledger.spending import RowNumbers, Spent, accounts, spending
-from pbmvfl.ledger.terms import Terms
-from pbmvfl.schedule import Split
+from pbmvfl.plan.schedule import Split
 
 if TYPE_CHECKING:
     from pbmvfl.ledger.ledger import Ledger

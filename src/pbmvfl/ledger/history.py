@@ -12,7 +12,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from pbmvfl.ledger.file import Database, now
+from pbmvfl.ledger.database import Database, now
 from pbmvfl.ledger.schema import has_owner
 
 #: Events that begin anew: what the book holds then is taken as it is.

@@ -21,25 +21,26 @@ from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
 
+from pbmvfl._files import make_private
 from pbmvfl.errors import LedgerError
-from pbmvfl.files import make_private
-from pbmvfl.ledger import copies, history, owners
+from pbmvfl.ledger import history, tamper_evidence
+from pbmvfl.ledger import owner as owners
 from pbmvfl.ledger.charging import Charging, identity_of
 from pbmvfl.ledger.counter import Known, Outside, known_outside
-from pbmvfl.ledger.file import FORMAT, error_code, format_of, mark, now, open_for_reading, open_for_writing
+from pbmvfl.ledger.database import FORMAT, error_code, format_of, mark, now, open_for_reading, open_for_writing
 from pbmvfl.ledger.forecast import Forecast
-from pbmvfl.ledger.holder import check_free
 from pbmvfl.ledger.limits import Limit
 from pbmvfl.ledger.migration import migrate
-from pbmvfl.ledger.opening import Opening
 from pbmvfl.ledger.reports import exported, notes_of
 from pbmvfl.ledger.row_ids import read_ids
 from pbmvfl.ledger.schema import add_what_came_later, make_tables
-from pbmvfl.ledger.terms import Terms
+from pbmvfl.ledger.session_lock import check_free
+from pbmvfl.ledger.session_opening import Opening
+from pbmvfl.ledger.session_terms import Terms
 from pbmvfl.privacy.units import Accounting, Unit
 
 if TYPE_CHECKING:
-    from pbmvfl.plan import Plan
+    from pbmvfl.plan.plan import Plan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -323,11 +324,11 @@ class Ledger:
 
     def _known(self) -> Known:
         """How many changes there were, and where the history stands."""
-        return copies.known(self._db)
+        return tamper_evidence.known(self._db)
 
     def trouble(self) -> str | None:
         """Why this book cannot be trusted to have everything: it is behind, or something else wrote to it."""
-        return copies.trouble(self._db, known_outside(self._identity, self._lock_file))
+        return tamper_evidence.trouble(self._db, known_outside(self._identity, self._lock_file))
 
     def check_unspoiled(self) -> None:
         if (found := self.trouble()) is not None:

@@ -17,14 +17,14 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from pbmvfl.errors import PlanError
-from pbmvfl.ledger.terms import Terms
+from pbmvfl.ledger.session_terms import Terms
+from pbmvfl.plan.schedule import RoundKind
 from pbmvfl.privacy.conversion import check_delta
 from pbmvfl.privacy.events import ReleaseEvent, UpdateEvent
 from pbmvfl.privacy.gaussian_filter import gaussian_epsilon, largest_square, pure_epsilon, squared_shift
 from pbmvfl.privacy.orders import ORDERS, Curve
 from pbmvfl.privacy.table import format_epsilon
 from pbmvfl.privacy.units import Accounting, Adversary, Unit
-from pbmvfl.schedule import RoundKind
 
 #: What stands in a book where a limit by divergences has its order: an order that none of those can have.
 GAUSSIAN_ORDER = math.inf

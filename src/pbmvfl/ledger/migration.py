@@ -11,7 +11,7 @@ from typing import Any
 
 from pbmvfl.errors import LedgerError
 from pbmvfl.ledger import history
-from pbmvfl.ledger.file import FORMAT, Database
+from pbmvfl.ledger.database import FORMAT, Database
 from pbmvfl.ledger.schema import add_new_tables
 
 

@@ -9,7 +9,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 
-from pbmvfl.ledger.file import Database
+from pbmvfl.ledger.database import Database
 from pbmvfl.ledger.history import plan_digest
 from pbmvfl.ledger.migration import terms_of
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pbmvfl.ledger.file import FORMAT
+from pbmvfl.ledger.database import FORMAT
 from pbmvfl.ledger.spending import spending
-from pbmvfl.schedule import Split
+from pbmvfl.plan.schedule import Split
 
 if TYPE_CHECKING:
     from pbmvfl.ledger.ledger import Ledger, LedgerEntry

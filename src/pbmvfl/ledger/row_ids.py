@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Sequence
 
 from pbmvfl.errors import LedgerError
-from pbmvfl.ledger.file import Database
+from pbmvfl.ledger.database import Database
 
 
 def keep_ids(db: Database, ids: Sequence[str] | range) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from pbmvfl.ledger.file import FORMAT, Database
+from pbmvfl.ledger.database import FORMAT, Database
 
 KEY_BYTES = 32
 

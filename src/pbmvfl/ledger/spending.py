@@ -12,14 +12,14 @@ import numpy as np
 import numpy.typing as npt
 
 from pbmvfl.ledger.limits import GAUSSIAN_ORDER, Cost, Limit, Rates
+from pbmvfl.plan.schedule import Split
 from pbmvfl.privacy.conversion import epsilon_from_rdp
 from pbmvfl.privacy.orders import ORDERS
 from pbmvfl.privacy.units import Accounting, Unit
-from pbmvfl.schedule import Split
 
 if TYPE_CHECKING:
     from pbmvfl.ledger.ledger import Ledger, LedgerEntry
-    from pbmvfl.ledger.terms import Terms
+    from pbmvfl.ledger.session_terms import Terms
 
 _Numbers = npt.NDArray[np.int64]
 #: Rounds kept aside before they are added to the rows.

@@ -1,4 +1,10 @@
-"""How an embedding becomes something that may leave the party: one module a mechanism, and the registry of them."""
+"""Mechanisms that make an embedding or a score private, one module each, and the registry of them.
+
+A module owns everything about its mechanism: event, ring, payload, sampler, estimator, variance, simulator, text.
+Importing this package registers all mechanisms.
+May import `crypto`, `privacy`, `errors`, `_settings` and `_compiled`.
+Begin with `base`, the interface, then `poisson_binomial`, the paper's Algorithm 1.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +12,10 @@ from pbmvfl.mechanisms.base import MECHANISMS, Mechanism, NoisySum, Scratch, reg
 
 # In the order in which messages and `--help` name them: the private one first.
 # isort: off
-from pbmvfl.mechanisms.pbm import PoissonBinomial
+from pbmvfl.mechanisms.poisson_binomial import PoissonBinomial
 from pbmvfl.mechanisms.laplace import PolyaLaplace
-from pbmvfl.mechanisms.krr import RandomisedSymbols
-from pbmvfl.mechanisms.gaussian import LocalGaussian
+from pbmvfl.mechanisms.randomized_response import RandomisedSymbols
+from pbmvfl.mechanisms.baselines import LocalGaussian
 from pbmvfl.mechanisms.exact import Exact
 # isort: on
 

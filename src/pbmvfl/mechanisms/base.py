@@ -18,18 +18,18 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from pbmvfl._settings import check_whole, finite, setting, settings_of
+from pbmvfl.crypto.payloads import PayloadFormat
+from pbmvfl.crypto.ring import Ring
 from pbmvfl.errors import PlanError
 from pbmvfl.privacy.events import ReleaseEvent
 from pbmvfl.registry import Registry
-from pbmvfl.secagg.ring import Ring
-from pbmvfl.settings import check_whole, finite, setting, settings_of
-from pbmvfl.wire.payloads import PayloadFormat
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from pbmvfl.randomness.secret import Entropy
+    from pbmvfl.crypto.entropy import Entropy
 
 #: Far inside what float32 arithmetic on embeddings can hold.
 SMALLEST_BOUND = 1e-6

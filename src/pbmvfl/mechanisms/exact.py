@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, ClassVar, Self
 import numpy as np
 import numpy.typing as npt
 
+from pbmvfl.crypto.payloads import Floats
 from pbmvfl.mechanisms.base import Mechanism, NoisySum, Scratch, register
 from pbmvfl.privacy.events import ExactRelease
-from pbmvfl.wire.payloads import Floats
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from pbmvfl.randomness.secret import Entropy
+    from pbmvfl.crypto.entropy import Entropy
 
 
 @register

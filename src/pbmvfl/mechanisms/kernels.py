@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from pbmvfl.compiled import compiled
+from pbmvfl._compiled import compiled
 
 #: Values handled together: thresholds and counts stay in the first-level cache while the trials pass over them.
 _TILE = 2048

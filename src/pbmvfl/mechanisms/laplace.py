@@ -25,25 +25,25 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import numpy as np
 import numpy.typing as npt
 
+from pbmvfl._settings import check_whole, finite, setting
+from pbmvfl.crypto.payloads import PackedIntegers
+from pbmvfl.crypto.ring import Ring
 from pbmvfl.errors import PlanError
-from pbmvfl.mechanisms import polya
+from pbmvfl.mechanisms import negative_binomial
 from pbmvfl.mechanisms.base import Mechanism, NoisySum, Scratch, largest_value, register
 from pbmvfl.privacy.atoms import atoms_rdp, pure_losses
 from pbmvfl.privacy.composition import AtomLosses, Losses
 from pbmvfl.privacy.events import IDEAL_SUM, NO_SECURE_SUM, ReleaseEvent, register_event
-from pbmvfl.privacy.laplace import laplace_losses, missing_shares_epsilon
 from pbmvfl.privacy.loss_distribution import LossDistribution
 from pbmvfl.privacy.orders import ORDERS, Curve
+from pbmvfl.privacy.pure_pairs import laplace_losses, missing_shares_epsilon
 from pbmvfl.privacy.units import SERVER, Adversary, Unit
-from pbmvfl.secagg.ring import Ring
-from pbmvfl.settings import check_whole, finite, setting
-from pbmvfl.wire.payloads import PackedIntegers
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from pbmvfl.randomness.secret import Entropy
+    from pbmvfl.crypto.entropy import Entropy
 
 LARGEST_LEVELS = 4096
 #: Above, the table of the sampler would be larger than a processor's cache, and take seconds to make.
@@ -256,7 +256,7 @@ class PolyaLaplace(Mechanism):
             block = noisy[start : start + step]
             words = scratch.words(8 * block.size).view(np.uint64)
             entropy.fill(words)
-            drawn = polya.draw(self.scale, self.shares, words, entropy)
+            drawn = negative_binomial.draw(self.scale, self.shares, words, entropy)
             block += drawn[: block.size] - drawn[block.size :]
         wrapped = (noisy & ((1 << self.ring.bits) - 1)).astype(self.ring.dtype)
         return wrapped.reshape(embedding.shape)

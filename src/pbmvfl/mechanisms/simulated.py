@@ -19,7 +19,7 @@ from pbmvfl.mechanisms.base import NoisySum
 from pbmvfl.privacy.fixed_point import PROBABILITY_ONE
 
 if TYPE_CHECKING:
-    from pbmvfl.mechanisms.pbm import PoissonBinomial
+    from pbmvfl.mechanisms.poisson_binomial import PoissonBinomial
 
 HALF = PROBABILITY_ONE // 2
 #: 256 kB of random words at a time.

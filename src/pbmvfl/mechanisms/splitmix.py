@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from pbmvfl.compiled import compiled
+from pbmvfl._compiled import compiled
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)

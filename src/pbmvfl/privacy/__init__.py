@@ -1,1 +1,6 @@
-"""What a run costs in privacy. Imports neither torch nor anything that trains."""
+"""Privacy accounting, mathematics only: units, events, curves, loss distributions, composition, conversion, tables.
+
+May import `errors` and `_settings`, and neither torch nor anything that trains, so that it can be audited alone.
+Begin with `events`, the frozen descriptions of what was released, then `accounting`, which turns a plan's events into
+epsilon; `printed_formulas` has the formulas of the paper as printed.
+"""

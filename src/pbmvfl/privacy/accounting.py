@@ -19,7 +19,7 @@ from pbmvfl.privacy.composition import bounds_by_losses
 from pbmvfl.privacy.conversion import check_delta, epsilon_from_rdp
 from pbmvfl.privacy.events import WEIGHTS_STAY, Event, ReleaseEvent, UpdateEvent
 from pbmvfl.privacy.orders import ORDERS, Curve
-from pbmvfl.privacy.rdp import composed
+from pbmvfl.privacy.renyi import composed
 from pbmvfl.privacy.units import SERVER, Accounting, Adversary, Unit
 
 Method = Literal["rdp", "pld"]

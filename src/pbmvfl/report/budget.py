@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 
-from pbmvfl.mechanisms.trials import SMALLEST_BETA, Trials
-from pbmvfl.plan import Plan
-from pbmvfl.planner import PlannedBudget
+from pbmvfl._text import counted
+from pbmvfl.mechanisms.binomial_trials import SMALLEST_BETA, Trials
+from pbmvfl.plan.plan import Plan
+from pbmvfl.plan.search import PlannedBudget
 from pbmvfl.report.style import COLOURS, new_figure, save_figure
-from pbmvfl.words import counted
 
 
 def draw_budget(planned: PlannedBudget, path: Path) -> None:

@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from importlib.resources import files
 
 from pbmvfl import __version__
+from pbmvfl._text import counted
 from pbmvfl.errors import RunFolderError
-from pbmvfl.plan_groups import Evaluation
+from pbmvfl.plan.groups import Evaluation
 from pbmvfl.privacy.table import format_advantage, format_epsilon
 from pbmvfl.privacy.units import Accounting, Unit
 from pbmvfl.report.charts import Dot, scatter
+from pbmvfl.report.facts import RunFacts
 from pbmvfl.report.markup import Markup, document, el, embedded_json, joined, style
-from pbmvfl.report.run_facts import RunFacts
-from pbmvfl.report.run_sections import majority_rate, sections, summary
+from pbmvfl.report.sections import majority_rate, sections, summary
 from pbmvfl.wire.traffic import human_bytes
-from pbmvfl.words import counted
 
 #: The form of the numbers inside the page.
 FORMAT = 1

@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from pbmvfl._text import counted
 from pbmvfl.privacy.accounting import NOT_A_PROOF, EpsilonBound
 from pbmvfl.privacy.table import PrivacyTable, attack_in_words, format_advantage, format_epsilon, privacy_notes
 from pbmvfl.privacy.units import Accounting, Adversary, Unit
 from pbmvfl.report.charts import Level, Series, line_chart
+from pbmvfl.report.epsilon_history import EpsilonPath, LimitPath
+from pbmvfl.report.facts import RunFacts
 from pbmvfl.report.markup import Child, Markup, el, joined
 from pbmvfl.report.pieces import items, sentence
-from pbmvfl.report.run_facts import RunFacts
-from pbmvfl.report.spent_over_rounds import EpsilonPath, LimitPath
-from pbmvfl.words import counted
 
 _UNITS = {
     Unit.CELL: "one party's values of one row",

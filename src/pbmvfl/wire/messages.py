@@ -22,8 +22,8 @@ import struct
 from enum import IntEnum
 from typing import NamedTuple
 
+from pbmvfl.crypto.protocol_version import PROTOCOL_VERSION
 from pbmvfl.errors import TruncatedMessage, WrongVersion
-from pbmvfl.protocol import PROTOCOL_VERSION
 
 _HEADER = struct.Struct("<4sBBH8s16sIIBBH")
 _MAGIC = b"PBMV"

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
+from pbmvfl.crypto.packing import add_packed, pack, packed_bytes
 from pbmvfl.errors import ProtocolError, TruncatedMessage
-from pbmvfl.wire.packing import add_packed, pack, packed_bytes
 
 
 def _bits(num_symbols: int) -> int:

@@ -23,16 +23,16 @@ from typing import Any
 
 from nvflare.tool.cert.cert_commands import generate_csr_files, handle_cert_init, sign_csr_files
 
-from pbmvfl.deploy import certificates
-from pbmvfl.deploy.certificates import Certificate
-from pbmvfl.deploy.federation_file import FILE, FederationFile
-from pbmvfl.deploy.fingerprint import check_fingerprint, fingerprint
-from pbmvfl.deploy.home import PINS, WHO, Home
+from pbmvfl._files import PRIVATE_FILE, make_private_folder, write_atomically
+from pbmvfl.deploy.link import certificates
+from pbmvfl.deploy.link.certificates import Certificate
 from pbmvfl.deploy.nvflare.hardening import harden
 from pbmvfl.deploy.nvflare.provision import make_home, organisation
-from pbmvfl.deploy.requests import Request, Signed, check_distinct
+from pbmvfl.deploy.site.enrolment import Request, Signed, check_distinct
+from pbmvfl.deploy.site.federation_file import FILE, FederationFile
+from pbmvfl.deploy.site.fingerprint import check_fingerprint, fingerprint
+from pbmvfl.deploy.site.folder import PINS, WHO, Home
 from pbmvfl.errors import FederationError
-from pbmvfl.files import PRIVATE_FILE, make_private_folder, write_atomically
 from pbmvfl.json_files import read_object
 
 AUTHORITY_DAYS, CERTIFICATE_DAYS = 3650, 365

@@ -1,9 +1,9 @@
-"""NVFlare's cell as a carrier, for sites that may open one port only. The line (`deploy.line`) is faster.
+"""NVFlare's cell as a carrier, for sites that may open one port only. The line (`deploy.link.tls_server`) is faster.
 
 A message of the cell goes from a job's process to the server's parent process and from there to the other job's
-process. It arrives once or never, and nobody is told. What is said is the seal's (`deploy.seal`): the cell cannot
-forge, change, repeat or reorder a question or an answer. Around them are hints, which are believed because nothing
-but time is lost by a false one:
+process. It arrives once or never, and nobody is told. What is said is the seal's (`deploy.link.message_auth`): the cell
+cannot forge, change, repeat or reorder a question or an answer. Around them are hints, which are believed because
+nothing but time is lost by a false one:
 
     party  HELLO      it is there
     server CHALLENGE  the seal's          -> party JOIN, or REFUSED and why
@@ -21,10 +21,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from pbmvfl.deploy.carriers import party_seal, server_seal
-from pbmvfl.deploy.home import Home
+from pbmvfl.deploy.job.link_factory import party_seal, server_seal
 from pbmvfl.deploy.nvflare.cell_party import PartyCell
 from pbmvfl.deploy.nvflare.cell_server import ServerCell
+from pbmvfl.deploy.site.folder import Home
 
 #: What NVFlare calls the server, whatever its organisation is called.
 _ROOT = "server"

@@ -7,10 +7,10 @@ import time
 from collections import deque
 from typing import Any
 
-from pbmvfl.deploy import frames
-from pbmvfl.deploy.links import Channel, Handler
-from pbmvfl.deploy.nvflare.cell_door import AGAIN_AFTER, NUMBER, STATE, Door, Kind, words_of
-from pbmvfl.deploy.seal import MAC_BYTES, MOST_UNANSWERED, OtherJob, PartySeal, ProcessReplaced
+from pbmvfl.deploy.link import frames
+from pbmvfl.deploy.link.interface import Channel, Handler
+from pbmvfl.deploy.link.message_auth import MAC_BYTES, MOST_UNANSWERED, OtherJob, PartySeal, ProcessReplaced
+from pbmvfl.deploy.nvflare.cell_channel import AGAIN_AFTER, NUMBER, STATE, Door, Kind, words_of
 from pbmvfl.errors import LinkError
 
 #: Seconds after the last answer in which the server may ask for it again; a server that leaves has it.

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from pbmvfl.deploy.nvflare.cell_door import Kind
-from pbmvfl.deploy.seal import PartyChannel
-from pbmvfl.deploy.waiting import Waiting, why_missing
+from pbmvfl.deploy.link.message_auth import PartyChannel
+from pbmvfl.deploy.link.waiting import Waiting, why_missing
+from pbmvfl.deploy.nvflare.cell_channel import Kind
 
 #: Seconds that an answer may come later than its party's last word, which NVFlare may overtake.
 _OVERTAKEN = 2.0

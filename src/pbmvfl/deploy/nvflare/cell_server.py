@@ -7,13 +7,13 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pbmvfl.deploy import frames
-from pbmvfl.deploy.links import Channel
-from pbmvfl.deploy.nvflare.cell_door import AGAIN_AFTER, NUMBER, STATE, Door, Kind, words_of
+from pbmvfl.deploy.link import frames
+from pbmvfl.deploy.link.interface import Channel
+from pbmvfl.deploy.link.message_auth import OVERHEAD, ProcessReplaced, SealedAnswer, ServerSeal
+from pbmvfl.deploy.nvflare.cell_channel import AGAIN_AFTER, NUMBER, STATE, Door, Kind, words_of
 from pbmvfl.deploy.nvflare.cell_seats import Seat, Wait
-from pbmvfl.deploy.seal import OVERHEAD, ProcessReplaced, SealedAnswer, ServerSeal
 from pbmvfl.errors import LinkError, PartyLost
-from pbmvfl.transport.base import Answers
+from pbmvfl.protocol.transport import Answers
 
 #: Seconds between two challenges of one party, whatever it says.
 _BETWEEN_CHALLENGES = 0.1

@@ -1,4 +1,4 @@
-"""The label holder's side of a job, as NVFlare starts it. All it does is to start and end `deploy.site`."""
+"""The label holder's side of a job, as NVFlare starts it. All it does is to start and end `deploy.job.process`."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.impl.controller import Controller
 from nvflare.apis.signal import Signal
 
-from pbmvfl.deploy.federation_file import CarrierName
-from pbmvfl.deploy.home import Home
+from pbmvfl.deploy.job.process import ServerJob
 from pbmvfl.deploy.nvflare.job import read_argument
-from pbmvfl.deploy.outcome import Ending
-from pbmvfl.deploy.site import ServerJob
+from pbmvfl.deploy.site.federation_file import CarrierName
+from pbmvfl.deploy.site.folder import Home
+from pbmvfl.deploy.site.outcome import Ending
 
 #: Seconds between two looks at whether the job was aborted.
 _LOOK = 0.2

@@ -1,4 +1,4 @@
-"""A party's side of a job, as NVFlare starts it. All it does is to start and end `deploy.site`."""
+"""A party's side of a job, as NVFlare starts it. All it does is to start and end `deploy.job.process`."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 
-from pbmvfl.deploy.federation_file import CarrierName
-from pbmvfl.deploy.home import Home
+from pbmvfl.deploy.job.process import PartyJob
 from pbmvfl.deploy.nvflare.job import read_argument
-from pbmvfl.deploy.site import PartyJob
+from pbmvfl.deploy.site.federation_file import CarrierName
+from pbmvfl.deploy.site.folder import Home
 
 #: Seconds that a job which is told to end has to close its ledger.
 _TO_END = 10.0

@@ -14,10 +14,10 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from pbmvfl.deploy.federation_file import LARGEST_NUM_PARTIES
-from pbmvfl.deploy.home import Home
+from pbmvfl._files import PRIVATE_FILE, PRIVATE_FOLDER, make_private_folder, write_atomically
+from pbmvfl.deploy.site.federation_file import LARGEST_NUM_PARTIES
+from pbmvfl.deploy.site.folder import Home
 from pbmvfl.errors import FederationError
-from pbmvfl.files import PRIVATE_FILE, PRIVATE_FOLDER, make_private_folder, write_atomically
 
 #: The only classes that a job can name, at a party and at the server.
 EXECUTOR = "pbmvfl.deploy.nvflare.executor.PartyExecutor"

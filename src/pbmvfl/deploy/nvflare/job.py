@@ -12,8 +12,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pbmvfl.deploy.federation_file import FederationFile
-from pbmvfl.deploy.order import LONGEST, Order
+from pbmvfl.deploy.site.federation_file import FederationFile
+from pbmvfl.deploy.site.job_spec import LONGEST, Order
 from pbmvfl.errors import OrderError
 
 SERVER_APP, PARTY_APP = "server", "party"

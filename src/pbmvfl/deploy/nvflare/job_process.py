@@ -36,8 +36,8 @@ def load() -> None:
         importlib.import_module(name)
     for name in (PARTY, SERVER):
         del sys.modules[name]  # it is run as a program later on
-    from pbmvfl.deploy.warm import warm_up
-    from pbmvfl.plan import Plan
+    from pbmvfl.deploy.job.warm import warm_up
+    from pbmvfl.plan.plan import Plan
 
     with contextlib.suppress(Exception):  # a job warms up for its own plan in any case
         warm_up(Plan.for_budget(epsilon=8, delta=1e-5, num_parties=2, num_samples=1000, num_classes=2, columns=3))

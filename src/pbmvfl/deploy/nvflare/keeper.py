@@ -19,10 +19,10 @@ from types import FrameType
 
 import psutil
 
-from pbmvfl.deploy.home import Home
+from pbmvfl._files import PRIVATE_FILE, make_private_folder
 from pbmvfl.deploy.nvflare.hardening import HEARTBEAT, OUTCOME_WAIT
 from pbmvfl.deploy.nvflare.records import take_lock, write_record
-from pbmvfl.files import PRIVATE_FILE, make_private_folder
+from pbmvfl.deploy.site.folder import Home
 
 LOCKED = 3
 OUTPUT = "kit.out"

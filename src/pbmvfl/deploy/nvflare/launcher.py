@@ -25,9 +25,9 @@ from nvflare.app_common.job_launcher.process_launcher import ProcessHandle, Proc
 from nvflare.app_common.job_launcher.server_process_launcher import ServerProcessJobLauncher
 from nvflare.utils.job_launcher_utils import get_client_job_args, get_credential_env, get_server_job_args
 
-from pbmvfl.deploy.home import Home
+from pbmvfl.deploy.monitoring.status import State, read_status
 from pbmvfl.deploy.nvflare import job_process
-from pbmvfl.deploy.status import State, read_status
+from pbmvfl.deploy.site.folder import Home
 
 _log = logging.getLogger(__name__)
 #: Seconds between two looks at a job that starts, and how long one may take to start.

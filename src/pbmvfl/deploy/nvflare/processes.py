@@ -16,16 +16,16 @@ from dataclasses import dataclass
 
 import psutil
 
-from pbmvfl.deploy import certificates
-from pbmvfl.deploy.certificates import Certificate
-from pbmvfl.deploy.home import Home
-from pbmvfl.deploy.logs import prune_jobs, remove_unfinished_jobs
+from pbmvfl._files import make_private_folder
+from pbmvfl.deploy.link import certificates
+from pbmvfl.deploy.link.certificates import Certificate
+from pbmvfl.deploy.monitoring.log import prune_jobs, remove_unfinished_jobs
 from pbmvfl.deploy.nvflare import hardening, keeper
 from pbmvfl.deploy.nvflare.records import STARTING, birth, is_ready, read_record, take_lock
-from pbmvfl.deploy.policy_file import PolicyFile
-from pbmvfl.deploy.reach import reach_server
+from pbmvfl.deploy.site.folder import Home
+from pbmvfl.deploy.site.policy_file import PolicyFile
+from pbmvfl.deploy.site.preflight import reach_server
 from pbmvfl.errors import FederationError
-from pbmvfl.files import make_private_folder
 
 #: How many folders of old jobs a kit keeps.
 KEPT_JOBS = 5

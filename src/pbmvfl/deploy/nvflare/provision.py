@@ -18,11 +18,11 @@ from nvflare.lighter.impl.static_file import StaticFileBuilder
 from nvflare.lighter.impl.workspace import WorkspaceBuilder
 from nvflare.lighter.provisioner import Provisioner
 
-from pbmvfl.deploy.federation_file import FILE, FederationFile
-from pbmvfl.deploy.home import Home
+from pbmvfl._files import make_private_folder, write_atomically
 from pbmvfl.deploy.nvflare.hardening import harden
+from pbmvfl.deploy.site.federation_file import FILE, FederationFile
+from pbmvfl.deploy.site.folder import Home
 from pbmvfl.errors import FederationError
-from pbmvfl.files import make_private_folder, write_atomically
 
 #: For trials.
 VALID_DAYS = 360

@@ -11,9 +11,9 @@ from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_component import FLComponent
 from nvflare.apis.fl_context import FLContext
 
-from pbmvfl.deploy.home import Home
 from pbmvfl.deploy.nvflare import guard
 from pbmvfl.deploy.nvflare.records import note_ready
+from pbmvfl.deploy.site.folder import Home
 
 
 class Readiness(FLComponent):

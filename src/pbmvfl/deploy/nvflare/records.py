@@ -8,11 +8,11 @@ import json
 import os
 from dataclasses import asdict, dataclass
 
-from pbmvfl.deploy.home import Home
+from pbmvfl._files import PRIVATE_FILE, make_private_folder, write_atomically
+from pbmvfl.deploy.site.folder import Home
 from pbmvfl.errors import FederationError
-from pbmvfl.files import PRIVATE_FILE, make_private_folder, write_atomically
 from pbmvfl.json_files import read_object
-from pbmvfl.ledger.holder import boot_id, start_of
+from pbmvfl.ledger.session_lock import boot_id, start_of
 
 _RECORD, _READY = "process.json", "ready"
 #: Held by the keeper of a kit's process, and by whoever is just starting it.

@@ -18,8 +18,7 @@ from typing import Any
 from nvflare.apis.app_validation import AppValidator
 from nvflare.lighter.tool_consts import NVFLARE_SIG_FILE, NVFLARE_SUBMITTER_CRT_FILE
 
-from pbmvfl.deploy.admission import FORESEEN_ROWS, PRIVATE_REASON, admit, own_row_ids
-from pbmvfl.deploy.home import Home
+from pbmvfl.deploy.job.admission import FORESEEN_ROWS, PRIVATE_REASON, admit, own_row_ids
 from pbmvfl.deploy.nvflare.job import (
     CONFIG_FOLDER,
     LONGEST_ARGUMENT,
@@ -30,7 +29,8 @@ from pbmvfl.deploy.nvflare.job import (
     server_config,
     to_bytes,
 )
-from pbmvfl.deploy.order import Order
+from pbmvfl.deploy.site.folder import Home
+from pbmvfl.deploy.site.job_spec import Order
 from pbmvfl.errors import OrderError, PolicyError
 
 log = logging.getLogger(__name__)

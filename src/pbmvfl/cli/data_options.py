@@ -1,0 +1,167 @@
+"""Which data a command is about: a named dataset, a table, a plan's file, a run folder, or numbers by hand."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pbmvfl.cli.train import read_plan, rows_of_options
+from pbmvfl.errors import DataError, PlanError, RunFolderError
+from pbmvfl.federation.source import NamedSource, TableSource
+from pbmvfl.plan.groups import DATA
+from pbmvfl.plan.local_search import dense_columns
+
+if TYPE_CHECKING:
+    from pbmvfl.data.vertical import VerticalDataset
+
+Source = Annotated[
+    str | None,
+    typer.Argument(
+        help="A named dataset, a run folder, or a plan of `pbmvfl plan --out`; or give --data, or numbers.",
+        show_default=False,
+    ),
+]
+PlanFile = Annotated[Path | None, typer.Option("--plan", help="The sizes of this plan's file.", rich_help_panel=DATA)]
+ColumnsOrCount = Annotated[
+    str | None,
+    typer.Option(
+        help='Who holds what in --data: "bank=a,b,c;hospital=d,e". With numbers: the most columns that a party has.',
+        rich_help_panel=DATA,
+    ),
+]
+_OF_TABLES = ("label", "id", "label_data", "schema", "test_data", "test_fraction")
+#: Of test rows, where nobody says another.
+_USUAL_FRACTION = 0.2
+#: What data says about a plan.
+_SIZES = ("num_parties", "num_samples", "num_classes", "num_test_samples")
+
+
+@dataclass(frozen=True, kw_only=True)
+class KnownData:
+    """The data that was named, or what else says how large everything is."""
+
+    data: VerticalDataset | None = None
+    sizes: dict[str, int]
+    columns: int | None = None
+    #: What `pbmvfl train` needs to be about the same data.
+    command: str = "DATASET"
+    #: A run folder, if one was named.
+    folder: Path | None = None
+    #: A plan's file, if one was named.
+    plan_file: Path | None = None
+
+    @property
+    def widest(self) -> int | None:
+        """The most numbers of a row that a party has; None if nobody said."""
+        if self.data is None:
+            return self.columns
+        return max(dense_columns(part.shape[1:]) for part in self.data.train_features)
+
+
+def known_data(
+    *,
+    source: str | None,
+    table: dict[str, Any],
+    plan_file: Path | None,
+    given: dict[str, Any],
+    load: bool = True,
+) -> KnownData:
+    """What the options say about the data, sizes among `given` included; one way of saying it at a time.
+
+    Without `load` the rows of a run folder are not looked for.
+    """
+    ways = {"SOURCE": source, "--data": table["data"] or None, "--plan": plan_file}
+    said = [way for way, value in ways.items() if value is not None]
+    if len(said) > 1:
+        raise DataError(f"{said[0]} and {said[1]} both say which data is meant; give one of them")
+    seed, num_parties = given.get("seed", 0), given.get("num_parties")
+    if table["data"]:
+        rows = rows_of_options(None, table, num_parties, seed)
+        return _loaded(rows, given, command=_table_command(table))
+    columns = _count(table["columns"])
+    if others := [name for name in _OF_TABLES if table.get(name)]:
+        raise DataError(f"--{others[0].replace('_', '-')} goes with --data TABLE")
+    if source is None and plan_file is None:
+        return KnownData(sizes=_sizes_of(given), columns=columns)
+    path = Path(source) if plan_file is None and source is not None else plan_file
+    assert path is not None
+    if path.is_dir() and plan_file is None:
+        return _of_run(path, given, load=load)
+    if path.is_file() or plan_file is not None:
+        sizes = {name: value for name, value in read_plan(path).items() if name in _SIZES}
+        return KnownData(sizes=_agreeing(sizes, given), columns=columns, plan_file=path)
+    from pbmvfl.data.datasets import DATASETS
+
+    if source not in DATASETS:
+        raise RunFolderError(
+            f"source={source!r} is neither a run folder, nor a plan's file, nor a dataset ({', '.join(DATASETS)}); "
+            "give one of these, or --data TABLE"
+        )
+    if columns is not None:
+        raise DataError(f"--columns goes with --data TABLE or with numbers: {source} has its own")
+    more = "" if num_parties is None else f" --num-parties {num_parties}"
+    return _loaded(NamedSource(dataset=source, num_parties=num_parties), given, command=source + more)
+
+
+def _of_run(path: Path, given: dict[str, Any], *, load: bool) -> KnownData:
+    from pbmvfl.federation.run_folder import RunFolder
+
+    folder = RunFolder.existing(path)
+    source = folder.read_source()
+    command = source.rows.dataset or _table_command(source.to_dict())
+    if not load:
+        plan = folder.read_plan()
+        sizes = {name: getattr(plan, name) for name in _SIZES}
+        return KnownData(sizes=_agreeing(sizes, given), command=command, folder=path)
+    found = _loaded(source.rows, given, command=command)
+    return KnownData(data=found.data, sizes=found.sizes, command=command, folder=path)
+
+
+def _loaded(rows: NamedSource | TableSource, given: dict[str, Any], *, command: str) -> KnownData:
+    data = rows.load()
+    return KnownData(data=data, sizes=_agreeing({name: getattr(data, name) for name in _SIZES}, given), command=command)
+
+
+def _sizes_of(given: dict[str, Any]) -> dict[str, int]:
+    return {name: given[name] for name in _SIZES if name in given}
+
+
+def _agreeing(known: dict[str, int], given: dict[str, Any]) -> dict[str, int]:
+    """The known sizes, unless somebody says others."""
+    for name, value in _sizes_of(given).items():
+        if known.get(name, value) != value:
+            option = "--" + name.replace("_", "-")
+            raise PlanError(f"{name}={value}, but the data has {known[name]}; leave {option} out")
+    return known
+
+
+def _count(text: str | None) -> int | None:
+    if text is None:
+        return None
+    if not text.isascii() or not text.isdecimal() or not int(text):
+        raise PlanError(
+            f"columns={text!r} must be a whole number of at least 1, the most columns that a party has; who holds "
+            "which goes with --data TABLE"
+        )
+    return int(text)
+
+
+def _table_command(table: dict[str, Any]) -> str:
+    """The options of a table once more, to be copied."""
+    names = ("data", "label", "columns", "id", "label_data", "schema", "test_data", "test_fraction")
+    said = {name: table[name] for name in names if table.get(name) not in (None, _USUAL_FRACTION)}
+    given = [(name, text) for name, value in said.items() for text in _texts(value)]
+    return " ".join(f"--{name.replace('_', '-')} {shlex.quote(text)}" for name, text in given)
+
+
+def _texts(value: Any) -> list[str]:
+    """As often as an option is given: once for each party's file, or once."""
+    if isinstance(value, dict):
+        return [f"{party}={file}" for party, file in value.items()]
+    if isinstance(value, list):
+        return [str(each) for each in value]
+    return [str(value)]

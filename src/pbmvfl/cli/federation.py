@@ -1,0 +1,189 @@
+"""`pbmvfl federation`: who is in it, with keys that never leave their organisation."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pbmvfl.cli.deploy_options import AsJson, HomeFolder, need_nvflare
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    help="""Set up a federation between organisations: everybody makes their own keys, and nobody sees another's.
+
+    [bold]1[/]  all agree on federation.toml: names, the server's address, the budget
+    [bold]2[/]  one:  pbmvfl federation init federation.toml
+    [bold]3[/]  all:  pbmvfl federation request federation.toml --name bank
+    [bold]4[/]  one:  pbmvfl federation approve authority *.request.zip
+    [bold]5[/]  all:  pbmvfl federation package bank.signed.zip
+    [bold]6[/]  all read the fingerprint to each other over the phone
+    [bold]7[/]  then `pbmvfl server start`, and `pbmvfl party start` at every party
+    """,
+)
+_FILE = typer.Argument(help="The federation.toml that all agreed on.", metavar="FEDERATION.toml", show_default=False)
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    return Console(highlight=False, soft_wrap=True)
+
+
+@app.command()
+def init(
+    federation: Annotated[Path, _FILE],
+    authority: Annotated[Path, typer.Option(help="A new folder for the authority's key.")] = Path("authority"),
+) -> None:
+    """The authority: a key that signs everybody's certificates. One of you runs this, once.
+
+    Whoever has the folder can let anybody in: keep it off line, and where few can read it. Who is who does not rest on
+    it alone: identities are compared by phone.
+    """
+    need_nvflare()
+    from pbmvfl.deploy.nvflare import authority as nvflare_authority
+
+    made = nvflare_authority.init(federation, authority)
+    console = _console()
+    console.print(f"authority of {made.name} in {authority}: keep it where few can read it", markup=False)
+    console.print(
+        f"next: {', '.join((made.server, *made.parties))} each run `pbmvfl federation request {federation.name} --name "
+        "NAME --home FOLDER` and send you NAME.request.zip",
+        markup=False,
+    )
+
+
+@app.command()
+def request(
+    federation: Annotated[Path, _FILE],
+    name: Annotated[str, typer.Option(help="Your organisation, as federation.toml has it.", show_default=False)],
+    home: HomeFolder = Path(),
+    json_: AsJson = False,
+) -> None:
+    """Your organisation's keys, made here, and a file for the authority that has no secret in it.
+
+    Asking again keeps the keys.
+    """
+    need_nvflare()
+    from pbmvfl.deploy.nvflare import authority as nvflare_authority
+
+    parcel = nvflare_authority.request(federation, name, home)
+    if json_:
+        print(json.dumps({"name": name, "home": str(home.resolve()), "request": str(parcel)}))
+        return
+    console = _console()
+    console.print(f"keys of {name} in {home.resolve()}: they stay here; make a copy in a safe place", markup=False)
+    console.print(f"next: send {parcel} to the authority; it holds public keys only", markup=False)
+
+
+@app.command()
+def approve(
+    authority: Annotated[Path, typer.Argument(help="The authority's folder.", show_default=False)],
+    requests: Annotated[list[Path] | None, typer.Argument(help="Files that organisations sent.")] = None,
+    replace: Annotated[bool, typer.Option("--replace", help="Take a new key of somebody who asked before.")] = False,
+    days: Annotated[int, typer.Option(help="How long certificates are valid.", min=1, max=3650)] = 365,
+    json_: AsJson = False,
+) -> None:
+    """Sign the requests of a federation: a file to send back to each organisation, once all have asked.
+
+    Without requests it makes new certificates for the same keys, as before the old ones end.
+    """
+    need_nvflare()
+    from pbmvfl.deploy.nvflare import authority as nvflare_authority
+
+    made = nvflare_authority.approve(authority, requests or (), replace=replace, days=days)
+    if json_:
+        parcels = {name: str(path) for name, path in made.parcels.items()}
+        print(json.dumps({"parcels": parcels, "missing": made.missing, "fingerprint": made.fingerprint}))
+        return
+    console = _console()
+    if made.missing:
+        console.print(f"kept; still to ask: {', '.join(made.missing)}", markup=False)
+        return
+    for name, path in made.parcels.items():
+        console.print(f"for {name}: {path}", markup=False)
+    _show_fingerprint(console, made.fingerprint)
+    console.print("next: send each its file; each runs `pbmvfl federation package FILE --home FOLDER`", markup=False)
+
+
+@app.command()
+def package(
+    signed: Annotated[Path, typer.Argument(help="What the authority sent back.", show_default=False)],
+    home: HomeFolder = Path(),
+    fingerprint: Annotated[
+        str | None, typer.Option(help="What the others read to you: nothing is written unless it is the same.")
+    ] = None,
+    replace: Annotated[bool, typer.Option("--replace", help="Take new identities of others than before.")] = False,
+    json_: AsJson = False,
+) -> None:
+    """A kit to start from your own keys and what came back; and the fingerprint to compare by phone."""
+    need_nvflare()
+    from pbmvfl.deploy.nvflare import authority as nvflare_authority
+    from pbmvfl.deploy.nvflare import processes
+    from pbmvfl.deploy.site.folder import Home
+
+    here = Home.at(home)
+    found = nvflare_authority.package(here, signed, fingerprint_said=fingerprint, replace=replace)
+    if json_:
+        print(json.dumps({"name": here.name, "home": str(here.path), "fingerprint": found}))
+        return
+    console = _console()
+    console.print(f"kit of {here.name} in {here.path}", markup=False)
+    _show_fingerprint(console, found)
+    if processes.status(here).running:
+        role = "server" if here.is_server else "party"
+        console.print(f"it still runs with the old kit: `pbmvfl {role} stop`, then start it again", markup=False)
+    if fingerprint is None:
+        console.print(
+            "next: read it to the others over the phone. If theirs differs, somebody is in between: do not start",
+            markup=False,
+        )
+
+
+@app.command(name="fingerprint")
+def fingerprint_(home: HomeFolder = Path(), json_: AsJson = False) -> None:
+    """The federation's fingerprint as this organisation has it: the same at everybody, or do not start."""
+    from pbmvfl.deploy.site.fingerprint import fingerprint_of
+    from pbmvfl.deploy.site.folder import Home
+
+    here = Home.at(home)
+    found = fingerprint_of(here)
+    if json_:
+        print(json.dumps({"name": here.name, "fingerprint": found}))
+    else:
+        _show_fingerprint(_console(), found)
+
+
+@app.command()
+def provision(
+    federation: Annotated[Path, _FILE],
+    out: Annotated[Path, typer.Argument(help="A folder for all organisations' folders.", show_default=False)],
+    json_: AsJson = False,
+) -> None:
+    """All organisations' folders at once, for a [bold]trial[/]: whoever runs this has seen every key."""
+    need_nvflare()
+    from pbmvfl.deploy.nvflare.provision import provision as make
+
+    homes = make(federation, out)
+    if json_:
+        print(json.dumps({"trial": True, "homes": {name: str(home.path) for name, home in homes.items()}}))
+        return
+    console = _console()
+    for name, home in homes.items():
+        console.print(f"{name}: {home.path}", markup=False)
+    console.print(
+        "this is a trial: every key was made here, by you. Between organisations use `pbmvfl federation init`, "
+        "`request`, `approve` and `package`",
+        style="yellow",
+        markup=False,
+    )
+
+
+def _show_fingerprint(console: Console, found: str) -> None:
+    console.print(f"fingerprint  [bold]{found}[/]")

@@ -1,0 +1,130 @@
+"""`pbmvfl party` and `pbmvfl server`: the process of an organisation's kit."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pbmvfl.cli.deploy_options import AsJson, HomeFolder, need_nvflare
+from pbmvfl.errors import FederationError
+
+if TYPE_CHECKING:
+    from pbmvfl.deploy.nvflare.processes import KitStatus
+    from pbmvfl.deploy.site.folder import Home
+
+party = typer.Typer(
+    no_args_is_help=True, help="A party's site: it dials the server, and takes part in what it accepts."
+)
+server = typer.Typer(no_args_is_help=True, help="The label holder's site: parties dial it.")
+
+Foreground = Annotated[
+    bool, typer.Option("--foreground", help="Stay here until it ends, as systemd wants it; else it goes on alone.")
+]
+
+
+@party.command(name="start")
+def party_start(
+    home: HomeFolder = Path(),
+    wait: Annotated[float, typer.Option(help="Seconds to wait for a server that is not there yet.", min=0)] = 0.0,
+    foreground: Foreground = False,
+    json_: AsJson = False,
+) -> None:
+    """Check the kit, the certificate and one handshake with the server, then start; done when the server took it."""
+    _start(home, wait=wait, foreground=foreground, json_=json_, server_wanted=False)
+
+
+@server.command(name="start")
+def server_start(home: HomeFolder = Path(), foreground: Foreground = False, json_: AsJson = False) -> None:
+    """Check the kit, the certificate and the port, then start; done when parties can dial it."""
+    _start(home, wait=0.0, foreground=foreground, json_=json_, server_wanted=True)
+
+
+@party.command(name="stop")
+def party_stop(home: HomeFolder = Path()) -> None:
+    """End the site and its jobs. What was released is in the ledger; a run can be resumed."""
+    _stop(home, server_wanted=False)
+
+
+@server.command(name="stop")
+def server_stop(home: HomeFolder = Path()) -> None:
+    """End the site and its jobs. A run can be resumed from its last checkpoint."""
+    _stop(home, server_wanted=True)
+
+
+@party.command(name="status")
+def party_status(home: HomeFolder = Path(), json_: AsJson = False) -> None:
+    """Whether it runs, since when, and how long its certificate is valid. Exit code 1 if it does not run."""
+    _status(home, json_=json_, server_wanted=False)
+
+
+@server.command(name="status")
+def server_status(home: HomeFolder = Path(), json_: AsJson = False) -> None:
+    """Whether it runs, since when, and how long its certificate is valid. Exit code 1 if it does not run."""
+    _status(home, json_=json_, server_wanted=True)
+
+
+def _home(path: Path, *, server_wanted: bool) -> Home:
+    from pbmvfl.deploy.site.folder import Home
+
+    home = Home.at(path)
+    if home.is_server != server_wanted:
+        role = "server" if home.is_server else "party"
+        raise FederationError(f"{home.path} is the folder of {home.name}, a {role}; `pbmvfl {role} ...` is for it")
+    return home
+
+
+def _start(path: Path, *, wait: float, foreground: bool, json_: bool, server_wanted: bool) -> None:
+    home = _home(path, server_wanted=server_wanted)
+    need_nvflare()
+    from pbmvfl.deploy.nvflare import processes
+
+    if foreground:
+        print(f"{home.name} starts, and ends with Ctrl-C", flush=True)
+        raise typer.Exit(processes.run(home, wait=wait))
+    _show(processes.start(home, wait=wait), json_=json_)
+
+
+def _stop(path: Path, *, server_wanted: bool) -> None:
+    home = _home(path, server_wanted=server_wanted)
+    need_nvflare()
+    from pbmvfl.deploy.nvflare import processes
+
+    print(f"{home.name} is stopped" if processes.stop(home) else f"{home.name} was not running")
+
+
+def _status(path: Path, *, json_: bool, server_wanted: bool) -> None:
+    home = _home(path, server_wanted=server_wanted)
+    need_nvflare()
+    from pbmvfl.deploy.nvflare import processes
+
+    found = processes.status(home)
+    _show(found, json_=json_)
+    if not found.running:
+        raise typer.Exit(1)
+
+
+def _show(status: KitStatus, *, json_: bool) -> None:
+    if json_:
+        print(json.dumps(asdict(status)))
+        return
+    from rich.console import Console
+
+    from pbmvfl.deploy.link.certificates import SOON
+
+    console = Console(highlight=False, soft_wrap=True)
+    if status.running:
+        state = "is ready" if status.ready else "is starting, or the server has not taken it yet"
+        console.print(f"{status.name} {state}: process {status.pid} since {status.since}", markup=False)
+    else:
+        console.print(f"{status.name} does not run", markup=False)
+    days = status.certificate_days
+    if days is not None:
+        note = "; the authority makes new ones with `pbmvfl federation approve`" if days < SOON else ""
+        words = f"expired {-days} days ago" if days < 0 else f"valid for {days} more days"
+        console.print(f"certificate {words}{note}", style="yellow" if days < SOON else "", markup=False)
+    if status.last_error is not None:
+        console.print(f"last error: {status.last_error}", style="yellow", markup=False)

@@ -1,0 +1,286 @@
+"""What a person sees of a training run: the plan before it, a bar and epochs during it, its result after it."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import shlex
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from pbmvfl._files import not_written
+from pbmvfl._text import counted
+from pbmvfl.cli.descriptions import print_result
+from pbmvfl.cli.plan_words import describe_plan, learning_notes_for
+from pbmvfl.cli.tables import print_notes, print_privacy_of_rows
+from pbmvfl.data.vertical import VerticalDataset
+from pbmvfl.errors import LedgerError, ModelError, ProtocolError, TransportError
+from pbmvfl.federation.federation import Federation, Parties, newest_common_round
+from pbmvfl.federation.history import EpochLine
+from pbmvfl.federation.metrics_summary import describe_classes, notes_on_classes
+from pbmvfl.federation.release_log import ReleaseLog
+from pbmvfl.federation.results import Result
+from pbmvfl.federation.run_folder import RunFolder
+from pbmvfl.plan.plan import Plan
+from pbmvfl.plan.schedule import RowUses
+from pbmvfl.privacy.table import privacy_notes
+from pbmvfl.report.plots import draw_curves
+from pbmvfl.training.metrics import class_figures
+from pbmvfl.wire.traffic import Traffic, human_bytes
+
+#: Exit codes of runs that are no error and not complete: a party's ledger ended it, or its loss went astray.
+STOPPED_BY_LEDGER, DIVERGED = 3, 4
+_MOST_LINES = 30
+
+
+class TrainingRun:
+    """One `pbmvfl train`, shown on the terminal, or silent with --json."""
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        plan: Plan,
+        data: VerticalDataset,
+        *,
+        parties: Parties,
+        threads: int | None,
+        wide: bool,
+        checkpoint_every: int,
+        json_only: bool,
+        resumed: bool,
+        ledger: Path | None,
+        delta: float,
+        exact_metrics: bool = False,
+        until_limit: bool = False,
+        notes: Sequence[str] = (),
+    ) -> None:
+        self._folder, self._plan, self._data = folder, plan, data
+        self._parties = parties
+        self._threads = threads if threads is not None else (os.cpu_count() or 1) if wide else 1
+        self._checkpoint_every = checkpoint_every
+        self._json_only = json_only
+        self._resumed = resumed
+        self._ledger, self._delta = ledger, delta
+        self._exact_metrics, self._until_limit, self._notes = exact_metrics, until_limit, notes
+        self._console = Console(stderr=json_only, quiet=json_only, highlight=False)
+
+    def go(self) -> None:
+        import torch
+
+        torch.set_num_threads(self._threads)
+        result = self._folder.read_result() if self._resumed else None
+        if result is not None and result.diverged:
+            self._say(f"{self._folder.path} has diverged and is not continued; this is its result.")
+        elif result is not None and not result.stopped:
+            self._say(f"{self._folder.path} is finished already; this is its result.")
+        else:
+            if self._resumed:
+                self._require_ledgers()
+            if result is not None:
+                self._say(f"{self._folder.path} was ended by a party's ledger; it goes on from there.")
+            self._show_plan()
+            with self._saying_how_to_go_on():
+                result = self._train()
+                model = self._folder.new_model()  # one of an earlier session is not this run's any more
+                if result.model is not None and not result.diverged:
+                    result.model.save(model)
+                self._draw(result)
+                self._folder.write_result(result, delta=self._delta)
+        if self._json_only:
+            print(result.to_json(delta=self._delta), end="")
+        else:
+            print_result(self._console, result, delta=self._delta, is_news=self._resumed or bool(result.stopped))
+            others = ", curves.png and model/" if self._folder.model.is_dir() else " and curves.png"
+            self._say(f"result.json, history.csv{others} are in {self._folder.path}")
+            if self._folder.model.is_dir():
+                run = shlex.quote(str(self._folder.path))
+                ask = f"evaluate {run}" if self._data.columns is None else f"predict {run} --data NEW.csv"
+                self._say(f"next: pbmvfl {ask} (one charged release a row), pbmvfl report {run}")
+        if result.stopped:
+            raise SystemExit(DIVERGED if result.diverged else STOPPED_BY_LEDGER)
+
+    @contextlib.contextmanager
+    def _saying_how_to_go_on(self) -> Iterator[None]:
+        """What was trained is in checkpoints, and what was released is counted: a run that fails can go on."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            self._hint(f"stopped; continue with: {self._resume_command}")
+            raise SystemExit(130) from None
+        except (ProtocolError, TransportError, LedgerError, ModelError, OSError) as error:
+            if self._folder.checkpoints.exists() or not isinstance(error, LedgerError):
+                self._hint(f"what is trained is kept; continue with: {self._resume_command}")
+            if isinstance(error, OSError) and error.filename is None:  # a full disk names no file
+                raise not_written(self._folder.path, error) from error
+            raise
+
+    @property
+    def _resume_command(self) -> str:
+        return f"pbmvfl train --resume {shlex.quote(str(self._folder.path))}"
+
+    def _draw(self, result: Result) -> None:
+        path = self._folder.curves
+        try:
+            draw_curves(result, path)
+        except OSError as error:
+            raise not_written(path, error) from error
+
+    def _require_ledgers(self) -> None:
+        """A new folder of ledgers would know neither of this run's releases nor of anybody's limits."""
+        if self._ledger is not None and not self._ledger.is_dir():
+            raise LedgerError(
+                f"{self._folder.path} is a run with ledgers, and their folder is not where it was: "
+                f"ledger={str(self._ledger)!r}; put it back there, or start a new run"
+            )
+
+    def _train(self) -> Result:
+        plan = self._plan
+        rounds = len(plan.schedule)
+        bar = Progress(
+            BarColumn(bar_width=18),
+            TextColumn("round {task.completed}/{task.total}  {task.fields[shown]}"),
+            TimeRemainingColumn(),
+            console=self._console,
+            disable=not self._console.is_terminal or self._json_only,
+        )
+        with bar:
+            task = bar.add_task("training", total=rounds, shown="")
+            watch = _Watch(bar, task, plan)
+
+            def on_epoch(line: EpochLine) -> None:
+                watch.on_epoch(line)
+                # A line an epoch, of many epochs some; on a terminal they stand above the bar and stay.
+                few = -(-plan.num_epochs // _MOST_LINES)
+                if line.epoch % few == 0 or line.epoch == plan.num_epochs:
+                    self._say(_describe_epoch(line, plan.num_epochs))
+
+            return Federation(plan, parties=self._parties).fit(
+                self._data,
+                checkpoints=self._folder.checkpoints,
+                sessions=self._folder.sessions,
+                checkpoint_every=self._checkpoint_every,
+                ledger=self._ledger,
+                exact_metrics=self._exact_metrics,
+                until_limit=self._until_limit,
+                on_round=watch.on_round,
+                on_epoch=on_epoch,
+            )
+
+    # --- tables ---
+
+    def _show_plan(self) -> None:
+        plan, data = self._plan, self._data
+        table = Table(show_header=False, box=None, padding=(0, 2))
+        rows = f"{counted(data.num_samples, 'training row')} and {counted(data.num_test_samples, 'test row')}"
+        table.add_row("data", escape(f"{data.name}: {rows}, {data.num_classes} classes"))
+        classes = class_figures(data.class_names, data.train_labels, data.test_labels)
+        table.add_row("classes", escape(describe_classes(classes)))
+        table.add_row("parties", escape(_describe_parties(data)))
+        for title, words in describe_plan(plan):
+            table.add_row(title, escape(words))
+        table.add_row("run folder", escape(str(self._folder.path)))
+        self._console.print(table)
+        run = plan.training_run()
+        released = self._released() if self._resumed else None
+        if released is not None:  # what earlier sessions released stays released, and counts
+            first_round, uses, public_start = released
+            self._say(f"continues at round {first_round:,} of {len(plan.schedule):,}")
+            run = plan.training_run(uses, public_start=public_start)
+        title = "epsilon that this will cost" + (" in all" if released is not None else "")
+        print_privacy_of_rows(self._console, run, delta=self._delta, title=title)
+        print_notes(self._console, self._warnings())
+        print_notes(self._console, notes_on_classes(classes), kind="warning")
+
+    def _released(self) -> tuple[int, tuple[RowUses, ...], bool] | None:
+        """Where a resumed run goes on, how often a row will have been released at its end, and whether the weights
+        were public at first."""
+        with contextlib.closing(ReleaseLog(self._folder.sessions, moved_from=self._folder.checkpoints)) as log:
+            if not log.records:
+                return None
+            first_round = newest_common_round(self._plan, self._folder.checkpoints)
+            return first_round, log.uses_after(self._plan, first_round=first_round), log.public_start
+
+    def _say(self, text: str) -> None:
+        """Names of folders are no markup, and are not broken into lines."""
+        self._console.print(text, markup=False, soft_wrap=True)
+
+    def _hint(self, text: str) -> None:
+        """What is said also where only JSON goes to stdout."""
+        Console(stderr=self._json_only, highlight=False).print(text, markup=False, soft_wrap=True)
+
+    def _warnings(self) -> list[str]:
+        plan = self._plan
+        notes = [*self._notes, *self._data.notes]
+        used = [plan.mechanism_for(kind) for kind in plan.schedule.kinds if kind.releases]
+        if all(mechanism.is_private for mechanism in used):
+            notes += privacy_notes(plan.training_run(), num_samples=plan.num_samples, delta=self._delta)
+        for mechanism in dict.fromkeys(used):
+            notes += mechanism.notes
+        notes += learning_notes_for(plan, self._data)
+        if plan.sends_labels:
+            notes.append("the labels of the training rows go to every party; they are not protected by any epsilon")
+        if plan.couples_rows:
+            notes.append(
+                f"encoder {plan.encoder} normalises over the batch, so an embedding depends on every row of its batch; "
+                "each use of a row is therefore charged as its whole batch, which makes a row's epsilon large"
+            )
+        return notes
+
+
+def _describe_parties(data: VerticalDataset) -> str:
+    shapes = ["x".join(map(str, part.shape[1:])) for part in data.train_features]
+    if len(set(shapes)) == 1:
+        return f"{data.num_parties}, each with {shapes[0]} {'column' if shapes[0] == '1' else 'columns'}"
+    return ", ".join(f"{name} ({shape})" for name, shape in zip(data.party_names, shapes, strict=True))
+
+
+def _describe_epoch(line: EpochLine, num_epochs: int) -> str:
+    shown = ("train_loss", "train_accuracy", "train_auprc", "test_accuracy", "test_auprc")
+    measured = line.metrics
+    values = ", ".join(f"{name.replace('_', ' ')} {_figure(measured[name])}" for name in shown if name in measured)
+    return f"epoch {line.epoch} of {num_epochs} after {line.seconds:.1f} s" + (f": {values}" if values else "")
+
+
+def _figure(value: float) -> str:
+    """A loss that has gone astray is not written out."""
+    return f"{value:.4f}" if abs(value) < 1e4 else f"{value:.3g}"
+
+
+class _Watch:
+    """Feeds the progress bar."""
+
+    def __init__(self, bar: Progress, task: Any, plan: Plan) -> None:
+        self._bar, self._task, self._plan = bar, task, plan
+        self._score = ""
+        self._since: tuple[float, int] | None = None
+        self._smooth: float | None = None
+        self._shown_at = 0.0
+
+    def on_round(self, completed: int, loss: float, traffic: Traffic) -> None:
+        now = time.perf_counter()
+        if self._since is None:
+            self._since = (now, completed)
+        self._smooth = loss if self._smooth is None else 0.95 * self._smooth + 0.05 * loss
+        if now - self._shown_at < 0.1 and completed < len(self._plan.schedule):
+            return
+        self._shown_at = now
+        started, first = self._since
+        speed = (completed - first) / (now - started) if completed > first else 0.0
+        moved = human_bytes(traffic.bytes_up + traffic.bytes_down)
+        seen = "" if math.isnan(self._smooth) else f"loss {_figure(self._smooth)}"
+        shown = f"{seen}{self._score}  {speed:.0f}/s  {moved}"
+        self._bar.update(self._task, completed=completed, shown=shown)
+
+    def on_epoch(self, line: EpochLine) -> None:
+        for name, title in (("train_auprc", "AUPRC"), ("train_accuracy", "accuracy")):
+            if name in line.metrics:
+                self._score = f"  {title} {line.metrics[name]:.3f}"
+                return

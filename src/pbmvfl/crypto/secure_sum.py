@@ -1,0 +1,87 @@
+"""Masks that cancel in the sum.
+
+Each pair of parties shares a key. In round r both expand it to the keystream at r * L, where L is the size of a full
+batch: the party with the lower index adds those integers and the other subtracts them. Many rounds are expanded in
+one call of the cipher, and only the signed sum over the peers is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from cryptography.hazmat.primitives.ciphers import CipherContext
+
+from pbmvfl.crypto.entropy import Zeros, fork_generation, keystream
+from pbmvfl.crypto.ring import Ring
+from pbmvfl.errors import OutOfOrder, ProtocolError
+
+#: Expanded ahead: enough rounds that the cost of a call disappears, little enough to stay in cache.
+_AHEAD_BYTES = 1 << 16
+#: One step of the sum over the peers works on this many bytes: large enough to hide the cost of the calls, small
+#: enough that both operands stay in the second-level cache.
+_STEP_BYTES = 1 << 18
+_BLOCK = 16
+
+
+class Masks:
+    """One party's masks for one session. A round number is used once and never again."""
+
+    def __init__(self, *, ring: Ring, index: int, pair_keys: Mapping[int, bytes], values_per_round: int) -> None:
+        self._ring = ring
+        # Peers above us: we add; below us: we subtract. The peer does the opposite. Those we add come first.
+        self._peers = [(key, peer > index) for peer, key in sorted(pair_keys.items(), reverse=True)]
+        self._slot_bytes = -(-values_per_round * ring.itemsize // _BLOCK) * _BLOCK
+        self._rounds_ahead = max(1, _AHEAD_BYTES // self._slot_bytes)
+        self._sums = np.empty(self._rounds_ahead * self._slot_bytes, dtype=np.uint8).view(ring.dtype)
+        self._scratch = np.empty(min(self._sums.nbytes, _STEP_BYTES), dtype=np.uint8)
+        self._zeros = Zeros()
+        self._streams: list[CipherContext] = []
+        self._first = self._end = -1  # nothing expanded yet
+        self._next = 0
+        self._generation = fork_generation()
+
+    def for_round(self, number: int, count: int) -> npt.NDArray[Any]:
+        """The signed sum over all peers of the first `count` integers of this round's slot."""
+        if self._generation != fork_generation():
+            # Parent and child would put one mask on two different draws, and the difference of the two has none.
+            raise ProtocolError(
+                f"round={number}: these masks belong to the process that forked this one, and a mask must not be used "
+                "twice; let one process run the party, or start a new session in this one"
+            )
+        if number < self._next:
+            raise OutOfOrder(f"round={number}: its mask was used already; the next one is round {self._next}")
+        if not self._first <= number < self._end:
+            self._expand(number)
+        self._next = number + 1
+        start = (number - self._first) * (self._slot_bytes // self._ring.itemsize)
+        return self._sums[start : start + count]  # Protocol 0, step 3: what is added to q_m
+
+    def _expand(self, first: int) -> None:
+        # The first stream is written straight into the sum. If all peers are below us it has the wrong sign, like
+        # all the others: then they are added up and the sum is negated once.
+        negate = not self._peers[0][1]
+        step = self._scratch.size // self._ring.itemsize
+        zeros = self._zeros(self._scratch.size)
+        if first != self._end:  # rounds in a row continue the streams; a gap seeks
+            self._streams = [self._stream(key, first) for key, _ in self._peers]
+        streams = self._streams
+        for start in range(0, self._sums.size, step):
+            part = self._sums[start : start + step]
+            size = part.nbytes
+            streams[0].update_into(zeros[:size], part.data.cast("B"))
+            drawn = self._scratch[:size]
+            target, values = drawn.data, drawn.view(self._ring.dtype)
+            for stream, (_, adds) in zip(streams[1:], self._peers[1:], strict=True):
+                stream.update_into(zeros[:size], target)
+                # Protocol 0, step 2: one integer of a pair, with opposite signs at its two parties.
+                (np.add if adds or negate else np.subtract)(part, values, out=part)
+            if negate:
+                np.negative(part, out=part)
+        self._first, self._end = first, first + self._rounds_ahead
+
+    def _stream(self, key: bytes, number: int) -> CipherContext:
+        # Protocol 0, step 1: integers that both parties of a pair draw from its seed.
+        return keystream(key, first_block=number * self._slot_bytes // _BLOCK)

@@ -1,0 +1,186 @@
+"""Tables of one's own, with the columns named for each party, or a table per party."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pbmvfl.crypto.public_streams import SPLIT_STREAM, public_permutation
+from pbmvfl.data.assignment import check_name, default_name, held_columns
+from pbmvfl.data.column_rules import PartyColumns
+from pbmvfl.data.encoding import Features
+from pbmvfl.data.faults import Faults, plural
+from pbmvfl.data.joining import Aligned
+from pbmvfl.data.labels import Labels, classes_of_test_rows_alone
+from pbmvfl.data.preparation import prepare
+from pbmvfl.data.readers import column_names, source_of, stem_of
+from pbmvfl.data.vertical import VerticalDataset
+from pbmvfl.errors import DataError
+
+
+def load_table(
+    source: Any,
+    *,
+    label: str,
+    columns: Mapping[str, Sequence[str]] | str | None = None,
+    id: str | None = None,
+    label_data: Any = None,
+    test: Any = None,
+    test_fraction: float = 0.2,
+    seed: int = 0,
+    schema: Mapping[str, Any] | str | Path | None = None,
+    name: str | None = None,
+) -> VerticalDataset:
+    """A data set from a table: `columns` says which party holds which, `label` is the server's.
+
+    A table is the path of a .parquet or .csv file, a DataFrame (pandas, polars) or a pyarrow table. Or give one per
+    party, {"bank": "bank.csv", "shop": "shop.parquet"}, and the `id` column by which their rows are joined; the label
+    stands in one of them or, beside the id, in `label_data`. `columns` may then be left out: a party holds all others.
+
+    Without a `test` table, `test_fraction` of the rows, chosen by the public `seed`, are kept for testing; 0 is none.
+    Ledgers know rows by their `id`, or by their number in the file, whatever the split; with a limit, only by an `id`.
+    `schema` is public: {"columns": {"job": {"vocabulary": ["a", "b"], "other": true}, "age": {"range": [0, 120]}}};
+    with "missing": true a column has a slot for missing values.
+    `name` is the owner's name for these people, under which ledgers count what is spent on them: one name, one budget.
+    By default it is the file's name without its ending.
+
+    Every fault of schema and tables is named in one error, with row and column, and without a value of a column.
+    """
+    check_name(name)
+    if isinstance(test_fraction, bool) or not isinstance(test_fraction, int | float) or not 0 <= test_fraction < 1:
+        raise DataError(
+            f"test_fraction={test_fraction!r} is not permitted; give a number between 0 and 1, 1 excluded; 0 is no "
+            "test rows"
+        )
+    if not isinstance(label, str) or not isinstance(id, str | None):
+        raise DataError(f"label={label!r} and id={id!r} must be names of columns; only id may be left out")
+    by_party = isinstance(source, Mapping)
+    held = held_columns(columns, label, id, by_party=by_party)
+    if test is not None and isinstance(test, Mapping) is not by_party:
+        raise DataError("test must be given as the training data is: one table for all, or one for each party")
+    tables = [source] if test is None else [source, test]
+    found = prepare(tables, held=held, label=label, id=id, label_data=label_data, schema=schema)
+    features, labels = found.features, found.labels
+    assert labels is not None
+    ids = [_row_ids(found.splits[0])]
+    if test is not None:
+        ids.append(_row_ids(found.splits[1], of=_prefix(source, test)))
+    else:
+        features, labels, ids = _cut(features[0], labels[0], ids[0], test_fraction, seed)
+    return VerticalDataset(
+        name=default_name(source) if name is None else name,
+        party_names=tuple(part.party for part in found.columns),
+        train_features=features[0],
+        test_features=features[1],
+        train_labels=labels[0],
+        test_labels=labels[1],
+        class_names=found.class_names,
+        default_encoder="mlp",
+        layout="assigned",
+        notes=(
+            *_unscaled(found.columns),
+            *(note for split in found.splits for note in split.notes),
+            *classes_of_test_rows_alone(found.class_names, labels[0], labels[1]),
+        ),
+        train_ids=ids[0],
+        test_ids=ids[1],
+        rows_are_named=id is not None,
+        columns=found.columns,
+        label=label,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckedTable:
+    """A table and a schema that go together."""
+
+    num_rows: int
+    columns: tuple[PartyColumns, ...]
+    class_names: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    def __str__(self) -> str:
+        widths = [
+            f"{part.party}: {plural(len(part.rules), 'column becomes', 'columns become')} "
+            f"{plural(part.width, 'number')}"
+            for part in self.columns
+        ]
+        classes = [f"classes: {', '.join(self.class_names)}"] if self.class_names else []
+        return "\n".join([f"fine: {plural(self.num_rows, 'row')}", *widths, *classes, *self.notes])
+
+
+def check_table(
+    source: Any,
+    *,
+    schema: Mapping[str, Any] | str | Path | None,
+    columns: Mapping[str, Sequence[str]] | str | None = None,
+    label: str | None = None,
+    id: str | None = None,
+    label_data: Any = None,
+) -> CheckedTable:
+    """Whether `load_table` would take it, with all faults in one error; without a label, that one is not looked at.
+
+    With one table for all and no `columns`, all of its columns are checked, whosever they will be.
+    """
+    by_party = isinstance(source, Mapping)
+    if columns is None and not by_party:
+        faults = Faults()
+        names = column_names(source_of(source), faults)
+        faults.raise_any()
+        held: Mapping[str, Sequence[str]] | None = {"table": [each for each in names or [] if each not in (label, id)]}
+    else:
+        held = held_columns(columns, label, id, by_party=by_party)
+    found = prepare([source], held=held, label=label, id=id, label_data=label_data, schema=schema)
+    return CheckedTable(
+        num_rows=found.splits[0].num_rows,
+        columns=found.columns,
+        class_names=found.class_names,
+        notes=(*_unscaled(found.columns), *found.splits[0].notes),
+    )
+
+
+def _row_ids(split: Aligned, *, of: str = "") -> tuple[str, ...]:
+    return split.ids or tuple(f"{of}{row}" for row in range(split.num_rows))
+
+
+def _prefix(source: Any, test: Any) -> str:
+    """The file's own name keeps its rows apart from those of the training file."""
+    if isinstance(source, Mapping) or test is source:
+        return ""
+    are_files = isinstance(source, str | Path) and isinstance(test, str | Path)
+    return "" if are_files and os.path.samefile(source, test) else f"{stem_of(test)}:"
+
+
+def _cut(
+    features: tuple[Features, ...], labels: Labels, ids: tuple[str, ...], test_fraction: float, seed: int
+) -> tuple[list[tuple[Features, ...]], list[Labels], list[tuple[str, ...]]]:
+    """Training and test rows, chosen by the public seed."""
+    count = len(labels)
+    num_test = math.ceil(count * test_fraction)
+    if count - num_test < 1:
+        raise DataError(f"test_fraction={test_fraction} of {count} rows leaves none for training; give less")
+    order = public_permutation(count, seed=seed, stream=SPLIT_STREAM)
+    chosen = (order[: count - num_test], order[count - num_test :])
+    return (
+        [tuple(part[rows] for part in features) for rows in chosen],
+        [labels[rows] for rows in chosen],
+        [tuple(ids[row] for row in np.asarray(rows).tolist()) for rows in chosen],
+    )
+
+
+def _unscaled(columns: Sequence[PartyColumns]) -> list[str]:
+    notes = []
+    for part in columns:
+        names = [rule.name for rule in part.rules if rule.vocabulary is None and rule.range is None]
+        if names:
+            notes.append(
+                f"Party {part.party}: {', '.join(names)} {'has' if len(names) == 1 else 'have'} no range in the "
+                "schema, so the values are unscaled, as they stand in the table."
+            )
+    return notes

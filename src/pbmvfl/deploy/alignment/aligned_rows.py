@@ -1,0 +1,300 @@
+"""An organisation's rows in the common order, on its own disk.
+
+alignments/NAME/order.json    name, count, digest and key of the order, rules of columns; sealed
+alignments/NAME/rows.arrow    at a party: ids and, row by row, the numbers that they become
+                              at the label holder: ids and, if there are any, labels
+
+rows.arrow is an Arrow file with one record batch, so that all rows are one matrix that is mapped into memory and never
+loaded: a table may be larger than memory. order.json is written last, and says that an alignment is there; one that is
+there is never written over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pbmvfl._files import PRIVATE_FILE, make_private_folder, not_written, write_atomically
+from pbmvfl.data.column_rules import PartyColumns
+from pbmvfl.deploy.alignment.row_ids import KEY_BYTES, AgreedOrder, IdForm, RowIds, order_digest, order_proof
+from pbmvfl.deploy.alignment.tables import LabelTable, PartyTable
+from pbmvfl.errors import AlignmentError, DataError
+from pbmvfl.json_files import check_seal, checked_object, read_object, sealed
+
+FORMAT = 1
+ORDER, ROWS, _SCRATCH = "order.json", "rows.arrow", "features.tmp"
+_IDS, _FEATURES, _LABELS = "id", "features", "label"
+_KINDS = {
+    "format": int,
+    "name": str,
+    "count": int,
+    "width": int,
+    "digest": str,
+    "key": str,
+    "columns": dict,
+    "source": str,
+    "rows_bytes": int,
+    "rows_sha256": str,
+}
+#: Room that must be left on the disk beyond what is written.
+_SPARE_BYTES = 64 << 20
+
+
+def materialise(table: PartyTable, order: AgreedOrder, folder: Path) -> AlignedRows:
+    """Write a party's rows in the common order. The table is read once more, in batches; memory does not grow."""
+    count, width = order.count, table.width
+    places = np.full(table.num_rows, -1, np.int64)
+    places[order.rows] = np.arange(count)
+    with _making(folder, room=2 * 4 * count * width):
+        scratch = _Scratch(folder / _SCRATCH, (count, width))
+        for start, found_BD in table.features():
+            at = places[start : start + len(found_BD)]
+            scratch.rows_ND[at[at >= 0]] = found_BD[at >= 0]
+        said = {"columns": table.columns.to_dict(), "source": table.file_digest, "width": width}
+        _write(folder, order, table.ids, {_FEATURES: scratch.rows_ND}, said)
+        scratch.remove()
+    return AlignedRows.load(folder, quick=True)
+
+
+def materialise_labels(table: LabelTable, order: AgreedOrder, folder: Path) -> AlignedLabels:
+    """Write the label holder's ids and labels in the common order."""
+    columns = {} if table.labels is None else {_LABELS: table.labels[order.rows]}
+    with _making(folder, room=8 * order.count):
+        said = {"columns": {}, "class_names": list(table.class_names), "source": table.file_digest, "width": 0}
+        _write(folder, order, table.ids, columns, said)
+    return AlignedLabels.load(folder, quick=True)
+
+
+# --- what was written ---
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class _Aligned:
+    """What both kinds have. Its values are private, so it is shown by its name and count alone."""
+
+    name: str
+    count: int
+    digest: bytes
+    key: bytes
+    #: SHA-256 of the file that the rows came from.
+    source: str
+    _batch: Any
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(name={self.name!r}, count={self.count})"
+
+    def __len__(self) -> int:
+        return self.count
+
+    @cached_property
+    def ids(self) -> Sequence[str]:
+        """One for every row, made when this is asked for: a tuple of a few million takes some hundred megabytes."""
+        return tuple(self._batch.column(_IDS).to_pylist())
+
+    def proof(self, challenge: bytes, party: str) -> bytes:
+        """What shows to whoever has the same order that this is it."""
+        return order_proof(key=self.key, digest=self.digest, challenge=challenge, party=party)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class AlignedRows(_Aligned):
+    """A party's rows in the common order."""
+
+    columns: PartyColumns
+    #: N x D, mapped from the file, read only: a party takes batches from there, and loads nothing.
+    features: np.memmap[Any, np.dtype[np.float32]]
+
+    @classmethod
+    def load(cls, folder: Path, *, quick: bool = False) -> AlignedRows:
+        """Map the rows of an alignment. `quick` leaves out reading them all once to see that none was changed."""
+        said, batch, base = _open(folder, quick=quick)
+        path, count, width = folder / ORDER, said["count"], said["width"]
+        try:
+            columns = PartyColumns.from_dict(said["columns"])
+        except DataError as error:
+            raise AlignmentError(f"{path} is no party's: {error}") from error
+        column = batch.column(_FEATURES) if _FEATURES in batch.schema.names else None
+        if column is None or columns.width != width or column.type.list_size != width:
+            raise _damaged(folder / ROWS, "it has other columns than were written")
+        features = _mapped(folder / ROWS, column.values, base, (count, width))
+        return cls(**_common(said, batch), columns=columns, features=features)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class AlignedLabels(_Aligned):
+    """The label holder's rows in the common order."""
+
+    #: None: these rows are there to be predicted.
+    labels: npt.NDArray[np.int64] | None
+    #: All that occur in its table.
+    class_names: tuple[str, ...]
+
+    @classmethod
+    def load(cls, folder: Path, *, quick: bool = False) -> AlignedLabels:
+        said, batch, _ = _open(folder, quick=quick)
+        if "class_names" not in said:
+            raise AlignmentError(f"{folder} has a party's rows, not a label holder's")
+        names = checked_object(said, {"class_names": list}, folder / ORDER, AlignmentError)["class_names"]
+        has = _LABELS in batch.schema.names
+        labels = np.array(batch.column(_LABELS).to_numpy(), dtype=np.int64) if has else None
+        return cls(**_common(said, batch), labels=labels, class_names=tuple(map(str, names)))
+
+
+def _common(said: dict[str, Any], batch: Any) -> dict[str, Any]:
+    return {
+        "name": said["name"],
+        "count": said["count"],
+        "digest": bytes.fromhex(said["digest"]),
+        "key": bytes.fromhex(said["key"]),
+        "source": said["source"],
+        "_batch": batch,
+    }
+
+
+# --- reading ---
+
+
+def _open(folder: Path, *, quick: bool) -> tuple[dict[str, Any], Any, int]:
+    """What order.json says, the record batch of rows.arrow, mapped, and the address of the file's first byte."""
+    import pyarrow as pa
+
+    order, rows = folder / ORDER, folder / ROWS
+    if not order.is_file():
+        raise AlignmentError(f"{folder} has no alignment; make one with `pbmvfl align`")
+    said = read_object(order, _KINDS, AlignmentError)
+    check_seal(said, order, AlignmentError)
+    if said["format"] != FORMAT:
+        raise AlignmentError(f"{order} has format={said['format']}; this version reads format {FORMAT}; align anew")
+    try:
+        if rows.stat().st_size != said["rows_bytes"]:
+            raise _damaged(rows, f"it has {rows.stat().st_size:,} bytes, not {said['rows_bytes']:,}")
+        if not quick and _sha256(rows) != said["rows_sha256"]:
+            raise _damaged(rows, "it is not what was written")
+        with pa.memory_map(str(rows)) as source, pa.ipc.open_file(source) as file:
+            known = (file.schema.metadata or {}).get(b"order")
+            if known != said["digest"].encode() or file.num_record_batches != 1:
+                raise _damaged(rows, "it belongs to another alignment")
+            batch = file.get_batch(0)
+            source.seek(0)
+            base = source.read_buffer(1).address
+    except (OSError, pa.ArrowException) as error:
+        raise _damaged(rows, f"it cannot be read ({error})") from error
+    key, digest = bytes.fromhex(said["key"]), bytes.fromhex(said["digest"])
+    if len(key) != KEY_BYTES or batch.num_rows != said["count"]:
+        raise _damaged(rows, f"it has {batch.num_rows:,} rows, not {said['count']:,}")
+    ids = RowIds(batch.column(_IDS), IdForm.WORDS)  # checked when they were written
+    if not quick and order_digest(key, ids.pieces(), said["count"]) != digest:
+        raise _damaged(rows, "its ids are not in the order that was agreed on")
+    return said, batch, base
+
+
+def _mapped(path: Path, values: Any, base: int, shape: tuple[int, int]) -> np.memmap[Any, np.dtype[np.float32]]:
+    """The numbers of an Arrow array, which lie in the file in one piece, as numpy maps a file."""
+    inside = values.buffers()[1].address + 4 * values.offset - base
+    found: np.memmap[Any, np.dtype[np.float32]] = np.memmap(path, np.float32, "r", offset=inside, shape=shape)
+    return found
+
+
+def _damaged(path: Path, what: str) -> AlignmentError:
+    return AlignmentError(f"{path} was changed or is damaged: {what}; restore it from a copy, or align anew")
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+# --- writing ---
+
+
+def _check_free(folder: Path) -> None:
+    """Refuse to write over an alignment: runs may stand on it."""
+    if (folder / ORDER).exists():
+        raise AlignmentError(
+            f"alignment={folder.name!r} is there already, and is not written over; choose another name"
+        )
+
+
+@contextlib.contextmanager
+def _making(folder: Path, *, room: int) -> Iterator[None]:
+    """Whatever fails leaves no rows behind."""
+    _check_free(folder)
+    try:
+        make_private_folder(folder)
+        _remove(folder)  # of a killed process
+        free = shutil.disk_usage(folder).free
+        if free < room + _SPARE_BYTES:
+            raise AlignmentError(
+                f"{folder} has {free >> 20:,} MiB free, and {(room + _SPARE_BYTES) >> 20:,} MiB are needed; make room "
+                "on that disk"
+            )
+        yield
+    except BaseException as error:
+        if not (folder / ORDER).exists():
+            _remove(folder)
+        if isinstance(error, OSError):
+            raise not_written(folder, error) from error
+        raise
+
+
+def _remove(folder: Path) -> None:
+    for name in (ROWS, _SCRATCH):
+        with contextlib.suppress(OSError):
+            (folder / name).unlink()
+
+
+class _Scratch:
+    """A matrix on disk that rows are put into in any order."""
+
+    def __init__(self, path: Path, shape: tuple[int, int]) -> None:
+        self._path = path
+        with open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, PRIVATE_FILE), "r+b") as file:
+            os.posix_fallocate(file.fileno(), 0, max(1, 4 * shape[0] * shape[1]))  # a full disk is an error, no signal
+            self.rows_ND = np.memmap(file, dtype=np.float32, mode="r+", shape=shape)
+
+    def remove(self) -> None:
+        self._path.unlink()
+
+
+def _write(
+    folder: Path, order: AgreedOrder, ids: RowIds, columns: dict[str, npt.NDArray[Any]], said: dict[str, Any]
+) -> None:
+    """rows.arrow, and then order.json, which names its size and digest."""
+    import pyarrow as pa
+
+    arrays = [ids.column.take(pa.array(order.rows))]
+    for values in columns.values():
+        flat = pa.Array.from_buffers(
+            pa.from_numpy_dtype(values.dtype), values.size, [None, pa.py_buffer(values.reshape(-1))]
+        )
+        arrays.append(flat if values.ndim == 1 else pa.FixedSizeListArray.from_arrays(flat, values.shape[1]))
+    batch = pa.RecordBatch.from_arrays(arrays, names=[_IDS, *columns])
+    batch = batch.replace_schema_metadata({"order": order.digest.hex()})
+    path = folder / ROWS
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE_FILE), "wb") as file:
+        with pa.ipc.new_file(pa.PythonFile(file, mode="w"), batch.schema) as writer:
+            writer.write_batch(batch)
+        file.flush()
+        os.fsync(file.fileno())
+    text = {
+        "format": FORMAT,
+        "name": order.name,
+        "count": order.count,
+        "digest": order.digest.hex(),
+        "key": order.key.hex(),
+        "rows_bytes": path.stat().st_size,
+        "rows_sha256": _sha256(path),
+        **said,
+    }
+    write_atomically(folder / ORDER, json.dumps(sealed(text), indent=1) + "\n", mode=PRIVATE_FILE)

@@ -1,0 +1,302 @@
+"""Private alignment of rows, at the label holder: which rows everybody has, and one order of them for all.
+
+The label holder intersects its ids with those of each party by itself, all parties at the same time; then it draws a
+random order of the ids that all have, and tells it to each. No id leaves anybody in clear.
+
+What the label holder learns: of each party, which of its own ids that party has, how many rows the party has, how many
+numbers a row becomes there, and whether ids are words or whole numbers. Of a party's other ids it learns how many.
+What a party learns: how many ids the label holder has, their form, and which of its own rows everybody has. It does not
+learn of the other parties what they have beyond that, nor how many parties there are.
+Everybody learns the common order and the alignment's key, with which each proves the order at every later handshake.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+import numpy as np
+
+from pbmvfl.deploy.alignment.messages import (
+    ORDER_CHUNK,
+    Begin,
+    Kind,
+    OrderKey,
+    PartyFacts,
+    Question,
+    SharedKey,
+    agree_body,
+    read_answer,
+)
+from pbmvfl.deploy.alignment.party import AlignmentLimits, PartySideAlignment
+from pbmvfl.deploy.alignment.psi import CHUNK, WORKERS, PsiClient, chunk_size, num_chunks, points_of, secret_order
+from pbmvfl.deploy.alignment.row_ids import KEY_BYTES, AgreedOrder, IdForm, RowIds, Rows, order_digest, order_proof
+from pbmvfl.deploy.link.interface import Channel, ServerLink
+from pbmvfl.deploy.site.folder import check_name
+from pbmvfl.errors import AlignmentError, PartyLost
+
+__all__ = [
+    "AgreedOrder",
+    "Alignment",
+    "AlignmentLimits",
+    "LabelSideAlignment",
+    "PartyRecord",
+    "PartySideAlignment",
+]
+
+#: Called with how much is done, and of how much.
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartyRecord:
+    """What the label holder has learned of a party."""
+
+    count: int
+    width: int
+    form: IdForm
+    #: How many of the label holder's ids it has.
+    common: int
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Alignment:
+    """The result at the label holder."""
+
+    name: str
+    #: Numbers of the label holder's own rows, in the common order.
+    rows: Rows
+    key: bytes
+    digest: bytes
+    parties: Mapping[str, PartyRecord]
+
+    @property
+    def count(self) -> int:
+        return len(self.rows)
+
+    @property
+    def order(self) -> AgreedOrder:
+        """As a party has it."""
+        return AgreedOrder(name=self.name, rows=self.rows, key=self.key, digest=self.digest)
+
+    def proof(self, challenge: bytes, party: str) -> bytes:
+        """What this party must answer."""
+        return order_proof(key=self.key, digest=self.digest, challenge=challenge, party=party)
+
+
+class LabelSideAlignment:
+    """The label holder's part: asks the parties, and finds the common order."""
+
+    def __init__(
+        self,
+        *,
+        least_rows: int = 1,
+        most_ids: int = 10_000_000,
+        timeout: float | None = None,
+        workers: int = WORKERS,
+    ) -> None:
+        """`most_ids` are those that a party may say it has: they are all looked at. `timeout` is for each question;
+        None: as long as the link has patience."""
+        self.least_rows, self.most_ids, self.timeout, self._workers = least_rows, most_ids, timeout, workers
+
+    def align(
+        self,
+        link: ServerLink,
+        ids: RowIds | Sequence[str] | Sequence[int],
+        *,
+        name: str,
+        progress: Progress | None = None,
+    ) -> Alignment:
+        """Find the rows that all have. No party keeps anything before all have agreed on the order."""
+        check_name(name, "alignment")
+        own = ids if isinstance(ids, RowIds) else RowIds.of(ids, where="the label holder's table")
+        psi = PsiClient(workers=self._workers)
+        try:
+            return _Work(self, link, own, name, psi, progress or _nothing).run()
+        finally:
+            psi.close()
+
+
+def _nothing(done: int, total: int) -> None:
+    del done, total
+
+
+class _Work:
+    """One alignment."""
+
+    def __init__(
+        self,
+        choices: LabelSideAlignment,
+        link: ServerLink,
+        ids: RowIds,
+        name: str,
+        psi: PsiClient,
+        progress: Progress,
+    ) -> None:
+        self._link, self._ids, self._name, self._psi, self._progress = link, ids, name, psi, progress
+        self._timeout, self._least_rows, self._most_ids = choices.timeout, choices.least_rows, choices.most_ids
+        self._names = tuple(link.parties)
+        self._done, self._total = 0, 1
+
+    def run(self) -> Alignment:
+        places = secret_order(len(self._ids))
+        chunks = [places[start : start + CHUNK] for start in range(0, len(places), CHUNK)]
+        requests = [self._psi.request(self._ids.take(rows)) for rows in chunks]  # while parties make their setups
+        facts, shared = self._begin()
+        self._total = max(num_chunks(each.count) for each in facts) + len(chunks) + 2
+        setups = self._setups(facts)
+        has = self._intersect(chunks, requests, setups)
+        records = {
+            party: PartyRecord(count=fact.count, width=fact.width, form=fact.form, common=int(mine.sum()))
+            for party, fact, mine in zip(self._names, facts, has, strict=True)
+        }
+        common = np.flatnonzero(np.logical_and.reduce(has))
+        self._check(records, len(common))
+        rows = common[secret_order(len(common))]
+        alignment = self._agree(rows, shared, records)
+        self._ask_all(dict.fromkeys(range(len(self._names)), Question(Kind.KEEP)))
+        self._step(self._total - self._done)
+        return alignment
+
+    # --- questions ---
+
+    def _ask_all(self, questions: Mapping[int, Question]) -> dict[int, bytes]:
+        """The answers' bodies. A party that is lost, or refuses, ends the alignment."""
+        sent = {index: question.to_bytes() for index, question in questions.items()}
+        answers = self._link.ask(sent, channel=Channel.ALIGN, timeout=self._timeout)
+        if answers.lost:
+            raise PartyLost(answers.lost)
+        bodies, refusals = {}, []
+        for index in sent:
+            try:
+                bodies[index] = read_answer(answers.received[index], self._names[index])
+            except AlignmentError as error:
+                refusals.append(str(error))
+        if refusals:
+            raise AlignmentError("; ".join(refusals))
+        return bodies
+
+    def _step(self, by: int = 1) -> None:
+        self._done += by
+        self._progress(self._done, self._total)
+
+    def _fault(self, index: int, words: object) -> AlignmentError:
+        return AlignmentError(f"party={self._names[index]}: {words}")
+
+    # --- who has which ids ---
+
+    def _begin(self) -> tuple[list[PartyFacts], list[SharedKey]]:
+        own = [OrderKey() for _ in self._names]
+        asked = {
+            index: Question(
+                Kind.BEGIN,
+                body=Begin(
+                    name=self._name, count=len(self._ids), form=self._ids.form, share=own[index].share
+                ).to_body(),
+            )
+            for index in range(len(own))
+        }
+        facts, shared = [], []
+        for index, body in sorted(self._ask_all(asked).items()):
+            try:
+                fact = PartyFacts.from_body(body)
+                key = own[index].with_share(
+                    fact.share, label_share=own[index].share, party_share=fact.share, party=self._names[index]
+                )
+            except AlignmentError as error:
+                raise self._fault(index, error) from None
+            if fact.count > self._most_ids:
+                raise self._fault(index, f"it says that it has {fact.count:,} ids; permitted: {self._most_ids:,}")
+            if not self._ids.form.fits(fact.form):
+                raise self._fault(
+                    index,
+                    f"its ids are {fact.form.words}, the label holder's are {self._ids.form.words}; store them in one "
+                    "type, so that the same id is spelled alike",
+                )
+            facts.append(fact)
+            shared.append(key)
+        return facts, shared
+
+    def _setups(self, facts: Sequence[PartyFacts]) -> list[object]:
+        """Everybody's setup, chunk by chunk, of those that have one more."""
+        found: list[list[list[bytes]]] = [[] for _ in facts]
+        for chunk in range(max(num_chunks(each.count) for each in facts)):
+            asked = {i: Question(Kind.SETUP, chunk) for i, each in enumerate(facts) if chunk < num_chunks(each.count)}
+            for index, body in self._ask_all(asked).items():
+                found[index].append(self._points(index, body, chunk_size(facts[index].count, chunk)))
+            self._step()
+        return [self._psi.whole_setup(chunks) for chunks in found]
+
+    def _points(self, index: int, body: bytes, count: int) -> list[bytes]:
+        try:
+            return points_of(body, count)
+        except AlignmentError as error:
+            raise self._fault(index, error) from None
+
+    def _intersect(
+        self, chunks: Sequence[Rows], requests: Sequence[Future[bytes]], setups: Sequence[object]
+    ) -> list[np.ndarray]:
+        """Of each party, which of the own rows it has. A response is worked on while the next one is on its way."""
+        has = [np.zeros(len(self._ids), dtype=bool) for _ in setups]
+        working: list[tuple[int, Rows, Future[list[int]]]] = []
+        for chunk, (rows, request) in enumerate(zip(chunks, requests, strict=True)):
+            asked = Question(Kind.REQUEST, chunk, request.result())
+            answers = self._ask_all(dict.fromkeys(range(len(setups)), asked))
+            self._note(working, has)
+            working = [
+                (index, rows, self._psi.matches(setups[index], self._points(index, body, len(rows))))
+                for index, body in answers.items()
+            ]
+            self._step()
+        self._note(working, has)
+        return has
+
+    def _note(self, working: Sequence[tuple[int, Rows, Future[list[int]]]], has: Sequence[np.ndarray]) -> None:
+        for index, rows, future in working:
+            try:
+                has[index][rows[future.result()]] = True
+            except AlignmentError as error:
+                raise self._fault(index, error) from None
+
+    def _check(self, records: Mapping[str, PartyRecord], count: int) -> None:
+        none = [name for name, record in records.items() if not record.common]
+        if none:
+            raise AlignmentError(
+                f"{', '.join(none)}: none of the label holder's {len(self._ids):,} ids is there"
+                f"{self._spelled(records, none)}; check that the same ids are spelled alike"
+            )
+        if count < max(1, self._least_rows):
+            said = ", ".join(f"{name} has {record.common:,} of them" for name, record in records.items())
+            raise AlignmentError(
+                f"{count:,} of the label holder's {len(self._ids):,} ids are at all parties ({said}); needed: at least "
+                f"{max(1, self._least_rows):,}; align rows of the same people"
+            )
+
+    def _spelled(self, records: Mapping[str, PartyRecord], names: Sequence[str]) -> str:
+        other = next((records[name].form for name in names if records[name].form is not self._ids.form), None)
+        if other is None:
+            return ""
+        return f" (they are {other.words} there and {self._ids.form.words} here: were leading zeros lost?)"
+
+    # --- in which order ---
+
+    def _agree(self, rows: Rows, shared: Sequence[SharedKey], records: Mapping[str, PartyRecord]) -> Alignment:
+        """Tell everybody the order, and see that all have the same."""
+        for part, start in enumerate(range(0, len(rows), ORDER_CHUNK)):
+            ids = self._ids.take(rows[start : start + ORDER_CHUNK])
+            self._ask_all(
+                {
+                    index: key.seal(Question(Kind.ORDER, part, b"".join(key.tag(each) for each in ids)))
+                    for index, key in enumerate(shared)
+                }
+            )
+        secret = os.urandom(KEY_BYTES)
+        digest = order_digest(secret, self._ids.pieces(rows), len(rows))
+        agree = Question(Kind.AGREE, body=agree_body(len(rows), secret))
+        for index, answer in self._ask_all({index: key.seal(agree) for index, key in enumerate(shared)}).items():
+            if answer != digest:
+                raise self._fault(index, "its order is another than the label holder's; nothing was kept")
+        self._step()
+        return Alignment(name=self._name, rows=rows, key=secret, digest=digest, parties=dict(records))

@@ -1,0 +1,217 @@
+"""The messages of an alignment, in one exact form, and the key under which the order travels.
+
+question                     body                                          answer
+BEGIN                        name, number of ids, their form, key share    number of ids, width, form, key share
+SETUP     chunk              -                                             points
+REQUEST   chunk              points                                        points
+ORDER     part               sealed: a keyed digest of each common id      -
+AGREE                        sealed: how many, the alignment's key         keyed digest of the ids in order
+KEEP                         -                                             -
+
+An answer begins with 0, or is a refusal: 1 and words that anybody may read. The longest message has 1 MiB and a little.
+
+The order could be sent with a key beside it; then whoever reads the message could try out ids. So both sides agree on a
+key first (X25519, shares in BEGIN and its answer) and it never travels. Who the other side is, the link has checked.
+"""
+
+from __future__ import annotations
+
+import hmac
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from pbmvfl.deploy.alignment.row_ids import KEY_BYTES, IdForm
+from pbmvfl.deploy.site.folder import NAME
+from pbmvfl.errors import AlignmentError
+
+VERSION = 1
+#: Of a keyed digest of an id. Two ids of 10 million share one with probability below 2^-80.
+TAG_BYTES = 16
+#: Digests in one message.
+ORDER_CHUNK = 65_536
+SHARE_BYTES = 32
+#: In bytes. Enough for a sentence, too little to carry anything else.
+LONGEST_WORDS = 400
+#: Of a list of ids, and of columns.
+LARGEST_COUNT, LARGEST_WIDTH = 1 << 31, 1 << 20
+
+_HEAD = struct.Struct("<BBI")  # version, kind, number of the chunk
+_BEGIN = struct.Struct(f"<QB{SHARE_BYTES}s")
+_STATE = struct.Struct(f"<QIB{SHARE_BYTES}s")
+_AGREE = struct.Struct(f"<Q{KEY_BYTES}s")
+
+
+class Kind(IntEnum):
+    """What is asked. The numbers travel, and keep their meaning."""
+
+    BEGIN = 1
+    SETUP = 2
+    REQUEST = 3
+    ORDER = 4
+    AGREE = 5
+    KEEP = 6
+
+
+@dataclass(frozen=True)
+class Question:
+    """One question of the label holder."""
+
+    kind: Kind
+    number: int = 0
+    body: bytes = b""
+
+    @property
+    def head(self) -> bytes:
+        return _HEAD.pack(VERSION, self.kind, self.number)
+
+    def to_bytes(self) -> bytes:
+        return self.head + self.body
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Question:
+        if len(data) < _HEAD.size:
+            raise AlignmentError(f"a question has {len(data)} bytes; permitted: at least {_HEAD.size}")
+        version, kind, number = _HEAD.unpack_from(data)
+        if version != VERSION:
+            raise AlignmentError(f"version={version}: this party aligns rows by version {VERSION}")
+        if kind not in tuple(Kind):
+            raise AlignmentError(f"kind={kind} is no question of an alignment")
+        return cls(Kind(kind), number, data[_HEAD.size :])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Begin:
+    """What the label holder says of itself."""
+
+    name: str
+    count: int
+    form: IdForm
+    share: bytes
+
+    def to_body(self) -> bytes:
+        return _BEGIN.pack(self.count, self.form, self.share) + self.name.encode()
+
+    @classmethod
+    def from_body(cls, body: bytes) -> Begin:
+        if len(body) < _BEGIN.size:
+            raise AlignmentError(f"BEGIN has {len(body)} bytes; permitted: at least {_BEGIN.size}")
+        count, form, share = _BEGIN.unpack_from(body)
+        name = body[_BEGIN.size :].decode("ascii", errors="replace")
+        if not NAME.fullmatch(name):
+            raise AlignmentError("BEGIN names no alignment: 1 to 60 small letters, digits and hyphens")
+        if not 1 <= count <= LARGEST_COUNT or form not in tuple(IdForm):
+            raise AlignmentError(f"BEGIN has count={count}, form={form}; permitted: 1..{LARGEST_COUNT}, 1..3")
+        return cls(name=name, count=count, form=IdForm(form), share=share)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartyFacts:
+    """What a party says of itself. All of it is public in a federation."""
+
+    count: int
+    #: Numbers that one of its rows becomes.
+    width: int
+    form: IdForm
+    share: bytes
+
+    def to_body(self) -> bytes:
+        return _STATE.pack(self.count, self.width, self.form, self.share)
+
+    @classmethod
+    def from_body(cls, body: bytes) -> PartyFacts:
+        if len(body) != _STATE.size:
+            raise AlignmentError(f"it answered BEGIN with {len(body)} bytes; permitted: {_STATE.size}")
+        count, width, form, share = _STATE.unpack(body)
+        if not 1 <= count <= LARGEST_COUNT or not 1 <= width <= LARGEST_WIDTH or form not in tuple(IdForm):
+            raise AlignmentError(
+                f"it says count={count}, width={width}, form={form}; permitted: 1..{LARGEST_COUNT}, "
+                f"1..{LARGEST_WIDTH}, 1..3"
+            )
+        return cls(count=count, width=width, form=IdForm(form), share=share)
+
+
+def agree_body(count: int, key: bytes) -> bytes:
+    return _AGREE.pack(count, key)
+
+
+def read_agree(body: bytes) -> tuple[int, bytes]:
+    """How many rows the order has, and the alignment's key."""
+    if len(body) != _AGREE.size:
+        raise AlignmentError(f"AGREE has {len(body)} bytes; permitted: {_AGREE.size}")
+    count, key = _AGREE.unpack(body)
+    return count, key
+
+
+# --- answers ---
+
+
+def accepted(body: bytes = b"") -> bytes:
+    return b"\0" + body
+
+
+def refused(words: str) -> bytes:
+    return b"\1" + words.encode(errors="replace")[:LONGEST_WORDS]
+
+
+def read_answer(answer: bytes, party: str) -> bytes:
+    """An answer's body. What a party says is made fit to be printed: whoever wrote it is not trusted."""
+    if answer[:1] == b"\0":
+        return answer[1:]
+    if answer[:1] == b"\1" and len(answer) <= 1 + LONGEST_WORDS:
+        text = answer[1:].decode(errors="replace")
+        raise AlignmentError(f"party={party} refused: " + "".join(c if c.isprintable() else "?" for c in text))
+    raise AlignmentError(f"party={party} answered with {len(answer)} bytes that are no answer; is it another version?")
+
+
+# --- the key that both sides have ---
+
+
+class OrderKey:
+    """One side's share, and then the key of both."""
+
+    def __init__(self) -> None:
+        self._private = X25519PrivateKey.generate()
+
+    @property
+    def share(self) -> bytes:
+        return self._private.public_key().public_bytes_raw()
+
+    def with_share(self, other: bytes, *, label_share: bytes, party_share: bytes, party: str) -> SharedKey:
+        try:
+            secret = self._private.exchange(X25519PublicKey.from_public_bytes(other))
+        except ValueError:  # a share of low order: the key would be known to everybody
+            raise AlignmentError("the key share is none") from None
+        info = b"pbmvfl alignment 1\0" + label_share + party_share + party.encode()
+        made = HKDF(algorithm=hashes.SHA256(), length=2 * KEY_BYTES, salt=None, info=info).derive(secret)
+        return SharedKey(made[:KEY_BYTES], made[KEY_BYTES:])
+
+
+class SharedKey:
+    """What seals the order, and what ids are digested with in it. Another one for every party and alignment."""
+
+    def __init__(self, sealing: bytes, tagging: bytes) -> None:
+        self._cipher, self._tagging = ChaCha20Poly1305(sealing), tagging
+
+    def tag(self, id: str) -> bytes:
+        return hmac.digest(self._tagging, id.encode(), "sha256")[:TAG_BYTES]
+
+    def seal(self, question: Question) -> Question:
+        """With its body sealed. No head is used twice, so it is the nonce."""
+        return Question(question.kind, question.number, self._cipher.encrypt(_nonce(question), question.body, None))
+
+    def open(self, question: Question) -> bytes:
+        try:
+            return self._cipher.decrypt(_nonce(question), question.body, None)
+        except InvalidTag:
+            raise AlignmentError(f"{question.kind.name} was not sealed for this alignment") from None
+
+
+def _nonce(question: Question) -> bytes:
+    return question.head.ljust(12, b"\0")

@@ -1,0 +1,255 @@
+"""Private alignment of rows, at a party: an answer to every question of the label holder.
+
+What the party learns: how many ids the label holder has, whether they are words or whole numbers, and which of its own
+rows everybody has, in their common order. What it shows: how many rows it has, how many numbers a row becomes, the form
+of its ids, and for each id that the label holder named whether it is here. Feature values are not looked at.
+
+A label holder may name any ids it likes, as many as it said at the beginning. That is what `AlignmentLimits` is for.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from pbmvfl.deploy.alignment.messages import (
+    ORDER_CHUNK,
+    TAG_BYTES,
+    Begin,
+    Kind,
+    OrderKey,
+    PartyFacts,
+    Question,
+    SharedKey,
+    accepted,
+    read_agree,
+    refused,
+)
+from pbmvfl.deploy.alignment.psi import CHUNK, WORKERS, PsiServer, chunk_size, num_chunks, points_of, secret_order
+from pbmvfl.deploy.alignment.row_ids import AgreedOrder, RowIds, Rows, order_digest
+from pbmvfl.deploy.link.interface import Channel
+from pbmvfl.errors import AlignmentError
+
+__all__ = ["AgreedOrder", "AlignmentLimits", "PartySideAlignment"]
+
+_log = logging.getLogger(__name__)
+#: Chunks of the setup that are made ahead while others travel.
+_AHEAD = 2
+_FAULT = "something failed at this party; its owner's log says what"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlignmentLimits:
+    """What a party's owner permits. Each id that the label holder names is a question whether that person is here."""
+
+    allowed: bool = True
+    most_ids: int = 10_000_000
+    #: Fewer common rows than this would single out people.
+    least_rows: int = 1
+
+
+class PartySideAlignment:
+    """Answers the questions of one alignment. One that was refused is over."""
+
+    def __init__(
+        self,
+        *,
+        party: str,
+        name: str,
+        ids: RowIds,
+        width: int,
+        keep: Callable[[AgreedOrder], None],
+        limits: AlignmentLimits | None = None,
+        workers: int = WORKERS,
+    ) -> None:
+        """`name` is the alignment that the owner expects; `keep` writes the rows in their order, once all agree."""
+        self._party, self._name, self._ids, self._width, self._keep = party, name, ids, width, keep
+        self._limits, self._workers = limits or AlignmentLimits(), workers
+        self._begin: Begin | None = None
+        self._psi: PsiServer | None = None
+        self._shared: SharedKey | None = None
+        self._places = np.zeros(0, np.int64)  # of own rows in the setup
+        self._setups: dict[int, Future[bytes]] = {}
+        self._asked: set[tuple[Kind, int]] = set()
+        self._tags: _Tags | None = None
+        self._rows: list[Rows] = []
+        self._agreed: AgreedOrder | None = None
+        self._over = False
+        self._last: tuple[bytes, bytes] | None = None
+        #: Whether the rows are written: the alignment is complete here.
+        self.kept = False
+        #: What the owner would find in the log about a refusal. Never sent.
+        self.last_error: Exception | None = None
+
+    def __call__(self, channel: Channel, data: bytes) -> bytes:
+        """As a link's handler."""
+        return self.receive(data) if channel is Channel.ALIGN else refused("this party is here to align rows")
+
+    def receive(self, data: bytes) -> bytes:
+        """The answer to a question, whatever it is. The same question again gets the same bytes again."""
+        if self._last is not None and data == self._last[0]:
+            return self._last[1]
+        try:
+            if self._over:
+                raise AlignmentError("this alignment was refused, and is over; begin another")
+            answer = accepted(self._answer(Question.from_bytes(data)))
+        except Exception as error:
+            self._over, self.last_error = True, self.last_error or error
+            self.close()
+            # Its own errors speak of messages, counts and limits alone; those of files and programs do not.
+            answer = refused(str(error) if isinstance(error, AlignmentError) else _FAULT)
+            _log.warning("alignment refused: %s", error)
+        self._last = (bytes(data), answer)
+        return answer
+
+    def close(self) -> None:
+        """Forget the key. Twice is once."""
+        if self._psi is not None:
+            self._psi.close()
+            self._psi = None
+
+    def _answer(self, question: Question) -> bytes:
+        if question.kind is Kind.BEGIN:
+            return self._receive_begin(question)
+        if self._begin is None:
+            raise AlignmentError(f"{question.kind.name} before BEGIN")
+        if (question.kind, question.number) in self._asked:
+            raise AlignmentError(f"{question.kind.name} {question.number} was asked before")
+        self._asked.add((question.kind, question.number))
+        match question.kind:
+            case Kind.SETUP:
+                return self._receive_setup(question)
+            case Kind.REQUEST:
+                return self._receive_request(question, self._begin)
+            case Kind.ORDER:
+                return self._receive_order(question, self._begin)
+            case Kind.AGREE:
+                return self._receive_agree(question)
+            case _:
+                return self._receive_keep(question)
+
+    # --- who has which ids ---
+
+    def _receive_begin(self, question: Question) -> bytes:
+        begin = Begin.from_body(question.body)
+        if self._begin is not None or question.number:
+            raise AlignmentError("BEGIN was asked before; a second list of ids needs another alignment")
+        if not self._limits.allowed:
+            raise AlignmentError("its owner's policy permits no alignment")
+        if begin.name != self._name:
+            raise AlignmentError(f"name={begin.name!r}: this party is here for {self._name!r}")
+        if begin.count > self._limits.most_ids:
+            raise AlignmentError(
+                f"the label holder has {begin.count:,} ids; its owner's policy permits {self._limits.most_ids:,}"
+            )
+        if not begin.form.fits(self._ids.form):
+            raise AlignmentError(
+                f"its ids are {self._ids.form.words}, the label holder's are {begin.form.words}; store them in one "
+                "type, so that the same id is spelled alike"
+            )
+        own = OrderKey()
+        self._shared = own.with_share(begin.share, label_share=begin.share, party_share=own.share, party=self._party)
+        self._psi = PsiServer(workers=self._workers)
+        self._places = secret_order(len(self._ids))
+        self._begin = begin
+        self._prepare_setup(0)
+        return PartyFacts(count=len(self._ids), width=self._width, form=self._ids.form, share=own.share).to_body()
+
+    def _prepare_setup(self, first: int) -> None:
+        assert self._psi is not None
+        for chunk in range(first, min(first + 1 + _AHEAD, num_chunks(len(self._ids)))):
+            if chunk not in self._setups:
+                rows = self._places[chunk * CHUNK : (chunk + 1) * CHUNK]
+                self._setups[chunk] = self._psi.setup(self._ids.take(rows))
+
+    def _receive_setup(self, question: Question) -> bytes:
+        if question.number >= num_chunks(len(self._ids)) or question.body:
+            raise AlignmentError(f"SETUP {question.number}: there are {num_chunks(len(self._ids))} of them")
+        self._prepare_setup(question.number)
+        return self._setups.pop(question.number).result()
+
+    def _receive_request(self, question: Question, begin: Begin) -> bytes:
+        assert self._psi is not None
+        if question.number >= num_chunks(begin.count):
+            raise AlignmentError(f"REQUEST {question.number}: for {begin.count:,} ids there are fewer")
+        return self._psi.response(points_of(question.body, chunk_size(begin.count, question.number)))
+
+    # --- in which order ---
+
+    def _receive_order(self, question: Question, begin: Begin) -> bytes:
+        """Rows by their keyed digests. One that this party lacks would be a false match, or a guess."""
+        assert self._shared is not None
+        if question.number != len(self._rows) or self._agreed is not None:
+            raise AlignmentError(f"ORDER {question.number}: the next part is {len(self._rows)}")
+        body = self._shared.open(question)
+        count, rest = divmod(len(body), TAG_BYTES)
+        named = count + sum(map(len, self._rows))
+        if rest or not 1 <= count <= ORDER_CHUNK or named > min(begin.count, len(self._ids)):
+            raise AlignmentError(f"ORDER names {named:,} rows with {len(body)} bytes, more than both sides can share")
+        if self._tags is None:
+            self._tags = _Tags(b"".join(self._shared.tag(each) for piece in self._ids.pieces() for each in piece))
+        rows = self._tags.rows_of(body)
+        if (rows < 0).any():  # how many would answer more guesses than one
+            raise AlignmentError("the order has rows that this party lacks; nothing was kept")
+        self._rows.append(rows)
+        return b""
+
+    def _receive_agree(self, question: Question) -> bytes:
+        assert self._shared is not None
+        count, key = read_agree(self._shared.open(question))
+        rows = np.concatenate([np.zeros(0, np.int64), *self._rows])
+        if len(rows) != count or not count or len(np.unique(rows)) != count:
+            raise AlignmentError(f"the order has {len(rows):,} rows, not {count:,} different ones; nothing was kept")
+        if count < self._limits.least_rows:
+            raise AlignmentError(f"{count:,} rows are common; its owner's policy wants {self._limits.least_rows:,}")
+        digest = order_digest(key, self._ids.pieces(rows), count)
+        self._agreed = AgreedOrder(name=self._name, rows=rows, key=key, digest=digest)
+        self._tags = None
+        self.close()
+        return digest
+
+    def _receive_keep(self, question: Question) -> bytes:
+        if self._agreed is None or question.body:
+            raise AlignmentError("KEEP before AGREE")
+        try:
+            self._keep(self._agreed)
+        except Exception as error:  # of files and disks, whatever its kind: for the owner alone
+            self.last_error = error
+            raise AlignmentError(_FAULT) from error
+        self.kept = True
+        return b""
+
+
+class _Tags:
+    """Keyed digests of all own ids, for looking rows up by them."""
+
+    def __init__(self, tags: bytes) -> None:
+        high, low = _halves(tags)
+        self._rows = np.argsort(high, kind="stable")
+        self._high, self._low = high[self._rows], low[self._rows]
+
+    def rows_of(self, tags: bytes) -> Rows:
+        """The row of each digest; -1 where there is none."""
+        high, low = _halves(tags)
+        found = np.full(len(high), -1, np.int64)
+        places, last = np.searchsorted(self._high, high), len(self._high) - 1
+        open_ = np.arange(len(high))
+        while len(open_):  # once, unless two ids share half of their digests
+            open_ = open_[places[open_] <= last]
+            open_ = open_[self._high[places[open_]] == high[open_]]
+            same = self._low[places[open_]] == low[open_]
+            found[open_[same]] = self._rows[places[open_[same]]]
+            open_ = open_[~same]
+            places[open_] += 1
+        return found
+
+
+def _halves(tags: bytes) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
+    """Digests as pairs of integers, which are quickly sorted."""
+    pairs = np.frombuffer(tags, dtype="<u8").reshape(-1, TAG_BYTES // 8)
+    return pairs[:, 0].copy(), pairs[:, 1].copy()

@@ -1,0 +1,161 @@
+"""Private set intersection by openmined-psi: elliptic-curve Diffie-Hellman on P-256.
+
+The label holder (PSI's client, key a) and a party (PSI's server, key b) each hash ids to points of the curve.
+
+    setup      party -> label holder    b H(y) of every own id y, in random order
+    request    label holder -> party    a H(x) of every own id x, in random order
+    response   party -> label holder    b a H(x), in the request's order
+
+The label holder takes a off again and looks whether b H(x) is in the setup. The setup is sent as it is, point by point,
+not as a filter: so there are no false matches, at 33 bytes an id.
+
+Lists go in chunks by places of a secret random order. Chunks by a hash of the id would let each side count the other's
+ids in every bucket; these show nothing but how many ids there are. Chunks also keep messages short and let threads
+help: the library releases the interpreter's lock, but two threads in one of its objects end the whole process, so every
+thread has its own.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pbmvfl.crypto.entropy import SystemEntropy
+from pbmvfl.errors import AlignmentError
+
+#: A point of P-256, compressed.
+POINT_BYTES = 33
+#: Ids in one message: 264 KiB of points.
+CHUNK = 8_192
+WORKERS = 2
+
+
+def library() -> Any:
+    """openmined-psi, or how to get it."""
+    try:
+        import private_set_intersection.python as psi
+    except ImportError as error:
+        raise AlignmentError(
+            'private alignment needs openmined-psi, which is not installed; pip install "pbmvfl[deploy]"'
+        ) from error
+    return psi
+
+
+def num_chunks(count: int) -> int:
+    return -(-count // CHUNK)
+
+
+def chunk_size(count: int, chunk: int) -> int:
+    """Ids in one of the chunks of a list."""
+    return min(CHUNK, count - chunk * CHUNK)
+
+
+def secret_order(count: int) -> npt.NDArray[np.int64]:
+    """A random order that nobody else knows. Two of its 64-bit keys are alike with probability below count^2 / 2^65."""
+    keys = np.empty(count, dtype=np.uint64)
+    SystemEntropy().fill(keys)
+    return np.argsort(keys, kind="stable").astype(np.int64)
+
+
+def points_of(data: bytes, count: int) -> list[bytes]:
+    """The points of a message that must have so many."""
+    if len(data) != count * POINT_BYTES:
+        raise AlignmentError(f"a message has {len(data)} bytes of points; permitted: {count * POINT_BYTES}")
+    return [data[start : start + POINT_BYTES] for start in range(0, len(data), POINT_BYTES)]
+
+
+class _PerThread:
+    """Objects of one key, one for each thread."""
+
+    def __init__(self, kind: Any, workers: int) -> None:
+        self._kind = kind
+        self._key = self._new_key(kind)
+        self._local = threading.local()
+        self.pool = ThreadPoolExecutor(workers, thread_name_prefix="psi")
+
+    @staticmethod
+    def _new_key(kind: Any) -> bytes:
+        key: bytes = kind.CreateWithNewKey(True).GetPrivateKeyBytes()
+        return key
+
+    def object(self) -> Any:
+        if not hasattr(self._local, "object"):
+            self._local.object = self._kind.CreateFromKey(self._key, True)
+        return self._local.object
+
+    def close(self) -> None:
+        self.pool.shutdown(wait=True, cancel_futures=True)
+
+
+class PsiServer:
+    """A party's side, with a key of its own that is drawn here and forgotten with this object."""
+
+    def __init__(self, *, workers: int = WORKERS) -> None:
+        self._psi = library()
+        self._each, self._workers = _PerThread(self._psi.server, workers), workers
+
+    def setup(self, ids: Sequence[str]) -> Future[bytes]:
+        """b H(y) of these ids, sorted: their order says nothing."""
+        return self._each.pool.submit(self._setup, ids)
+
+    def _setup(self, ids: Sequence[str]) -> bytes:
+        raw = self._psi.DataStructure.RAW
+        # The rate of false matches is for filters; there is none.
+        made = self._each.object().CreateSetupMessage(1e-9, max(1, len(ids)), list(ids), raw)
+        return b"".join(made.raw.encrypted_elements)
+
+    def response(self, points: Sequence[bytes]) -> bytes:
+        """b times each point, in the same order."""
+        share = -(-len(points) // self._workers) or 1
+        parts = [points[start : start + share] for start in range(0, len(points), share)]
+        return b"".join(self._each.pool.map(self._response, parts))
+
+    def _response(self, points: Sequence[bytes]) -> bytes:
+        request = self._psi.Request(reveal_intersection=True, encrypted_elements=points)
+        try:
+            return b"".join(self._each.object().ProcessRequest(request).encrypted_elements)
+        except RuntimeError:
+            raise AlignmentError("a request has a point that is not on the curve") from None
+
+    def close(self) -> None:
+        self._each.close()
+
+
+class PsiClient:
+    """The label holder's side. One request serves all parties: each answers it under its own key."""
+
+    def __init__(self, *, workers: int = WORKERS) -> None:
+        self._psi = library()
+        self._each = _PerThread(self._psi.client, workers)
+
+    def request(self, ids: Sequence[str]) -> Future[bytes]:
+        """a H(x) of these ids, in their order."""
+        return self._each.pool.submit(self._request, ids)
+
+    def _request(self, ids: Sequence[str]) -> bytes:
+        return b"".join(self._each.object().CreateRequest(list(ids)).encrypted_elements)
+
+    def whole_setup(self, chunks: Iterable[Sequence[bytes]]) -> Any:
+        """A party's setup of all its chunks; the library looks points up in a sorted list."""
+        whole = self._psi.ServerSetup()
+        whole.raw.encrypted_elements.extend(sorted(point for chunk in chunks for point in chunk))
+        return whole
+
+    def matches(self, setup: Any, points: Sequence[bytes]) -> Future[list[int]]:
+        """Which points of a response belong to ids that the party has, by their places in it."""
+        return self._each.pool.submit(self._matches, setup, points)
+
+    def _matches(self, setup: Any, points: Sequence[bytes]) -> list[int]:
+        try:
+            found = self._each.object().GetIntersection(setup, self._psi.Response(encrypted_elements=points))
+        except RuntimeError:
+            raise AlignmentError("a response has a point that is not on the curve") from None
+        return [int(place) for place in found]
+
+    def close(self) -> None:
+        self._each.close()

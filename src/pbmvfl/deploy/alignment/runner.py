@@ -1,0 +1,169 @@
+"""An alignment at one site: from the organisation's own file to its rows in the common order, in its own folder."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pbmvfl._files import PRIVATE_FILE, make_private_folder, write_atomically
+from pbmvfl.deploy.alignment.aligned_rows import AlignedLabels, materialise, materialise_labels
+from pbmvfl.deploy.alignment.coordinator import LabelSideAlignment
+from pbmvfl.deploy.alignment.party import AgreedOrder, AlignmentLimits, PartySideAlignment
+from pbmvfl.deploy.alignment.tables import read_label_table, read_party_table
+from pbmvfl.deploy.link.interface import ServerLink
+from pbmvfl.deploy.site.folder import Home
+from pbmvfl.deploy.site.policy_file import PolicyFile
+from pbmvfl.errors import AlignmentError, FederationError
+from pbmvfl.json_files import read_object
+
+_REQUEST, _FACTS = "request.json", "facts.json"
+
+
+# --- a party ---
+
+
+def party_alignment(home: Home, name: str, policy: PolicyFile) -> PartySideAlignment:
+    """Answers to the label holder's questions about a party's rows, as its policy has them."""
+    data = policy.data
+    table = read_party_table(data.file, id=data.id, columns=data.columns, schema=data.schema, party=home.name)
+
+    def keep(order: AgreedOrder) -> None:
+        _put_aside(home.alignment(name))
+        materialise(table, order, home.alignment(name))
+
+    return PartySideAlignment(
+        party=home.name,
+        name=name,
+        ids=table.ids,
+        width=table.width,
+        keep=keep,
+        limits=AlignmentLimits(most_ids=policy.runs.largest_alignment, least_rows=policy.runs.smallest_alignment),
+    )
+
+
+def _put_aside(folder: Path) -> None:
+    """Rows of an earlier alignment of that name make room, and are kept until the next one."""
+    if folder.exists():
+        before = folder.with_name(f"{folder.name}.before")
+        shutil.rmtree(before, ignore_errors=True)
+        folder.rename(before)
+
+
+# --- the label holder ---
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """Which of the label holder's rows an alignment is about."""
+
+    file: Path
+    id: str
+    label: str | None
+
+    @classmethod
+    def of(cls, home: Home, file: Path | None = None) -> Request:
+        """The rows of policy.toml, or those of another file with the same columns, with or without the label."""
+        data = PolicyFile.read(home).data
+        if file is None:
+            return cls(file=data.file, id=data.id, label=data.label or None)
+        from pbmvfl.data.faults import Faults
+        from pbmvfl.data.readers import column_names, source_of
+
+        faults = Faults()
+        present = column_names(source_of(file), faults) or []
+        faults.raise_any()
+        return cls(file=file.resolve(), id=data.id, label=data.label if data.label in present else None)
+
+    def write(self, folder: Path) -> None:
+        make_private_folder(folder)
+        said = {"file": str(self.file), "id": self.id, "label": self.label}
+        write_atomically(folder / _REQUEST, json.dumps(said) + "\n", mode=PRIVATE_FILE)
+
+    @classmethod
+    def read(cls, folder: Path) -> Request:
+        said = read_object(folder / _REQUEST, {"file": str, "id": str, "label": str | None}, FederationError)
+        return cls(file=Path(said["file"]), id=said["id"], label=said["label"])
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LabelRows:
+    """The label holder's rows in the common order, and what is public about everybody's."""
+
+    aligned: AlignedLabels
+    label: str | None
+    #: Numbers that a row becomes, of each party in federation.toml's order.
+    widths: tuple[int, ...]
+
+    @classmethod
+    def load(cls, home: Home, name: str) -> LabelRows:
+        folder = home.alignment(name)
+        if not folder.is_dir():
+            known = sorted(each.name for each in (home.path / "alignments").glob("*") if "." not in each.name)
+            raise AlignmentError(
+                f"alignment={name!r} is not there; make it with `pbmvfl align {name}`. There are: "
+                f"{', '.join(known) or 'none'}"
+            )
+        facts = read_object(folder / _FACTS, {"widths": dict, "label": str | None}, FederationError)
+        widths = tuple(int(facts["widths"][party]) for party in home.federation.parties)
+        return cls(aligned=AlignedLabels.load(folder), label=facts["label"], widths=widths)
+
+    @property
+    def num_rows(self) -> int:
+        return self.aligned.count
+
+    @property
+    def ids(self) -> Sequence[str]:
+        return self.aligned.ids
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        return self.aligned.class_names
+
+    @property
+    def has_labels(self) -> bool:
+        return self.aligned.labels is not None
+
+    def proof(self, challenge: bytes, party: str) -> bytes:
+        return self.aligned.proof(challenge, party)
+
+    @property
+    def train_labels(self) -> npt.NDArray[np.int64]:
+        """The class of each row, for training."""
+        if self.aligned.labels is None:
+            raise AlignmentError(
+                f"alignment={self.aligned.name!r} has no labels, so nothing can be trained on it; align a file that has"
+            )
+        return np.array(self.aligned.labels)
+
+    @property
+    def test_labels(self) -> npt.NDArray[np.int64]:
+        """Rows that are only predicted are aligned by themselves."""
+        return np.empty(0, dtype=np.int64)
+
+    def labels_for(self, class_names: Sequence[str]) -> npt.NDArray[np.int64] | None:
+        """The class of each row as a model numbers them; None if there are no labels, or others than it knows."""
+        if self.aligned.labels is None or not set(self.class_names) <= set(class_names):
+            return None
+        number = np.array([class_names.index(name) for name in self.class_names], dtype=np.int64)
+        return number[self.aligned.labels]
+
+
+def align_labels(home: Home, name: str, link: ServerLink, progress: Callable[[int, int], None]) -> LabelRows:
+    """The label holder's whole part in an alignment."""
+    request = Request.read(home.request(name))
+    table = read_label_table(request.file, id=request.id, label=request.label)
+    found = LabelSideAlignment().align(link, table.ids, name=name, progress=progress)
+    folder = home.alignment(name)
+    _put_aside(folder)
+    materialise_labels(table, found.order, folder)
+    widths = {party: record.width for party, record in found.parties.items()}
+    said: dict[str, Any] = {"widths": widths, "label": request.label}
+    write_atomically(folder / _FACTS, json.dumps(said) + "\n", mode=PRIVATE_FILE)
+    return LabelRows.load(home, name)

@@ -1,0 +1,192 @@
+"""Tables of an organisation as it has them: a party's columns by its own public rules, a label holder's labels.
+
+A party's file is read in batches, twice: once to see that all of it can be used, before anybody is asked anything, and
+once to put its rows in the common order.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pbmvfl.data.batches import read_batches
+from pbmvfl.data.column_rules import PartyColumns, resolved
+from pbmvfl.data.encoding import Features, encode_columns
+from pbmvfl.data.faults import Faults, Place, nearest
+from pbmvfl.data.labels import label_values
+from pbmvfl.data.readers import Source, column_names, read_columns, require_columns, source_of
+from pbmvfl.data.schema import Schema, read_schema
+from pbmvfl.deploy.alignment.row_ids import RowIds
+from pbmvfl.errors import AlignmentError
+
+#: Faults after which the rest of a file is not looked at.
+_ENOUGH_FAULTS = 20
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PartyTable:
+    """A party's file, which has been read through once: its ids and the public rules of its columns."""
+
+    source: Source
+    id: str
+    columns: PartyColumns
+    ids: RowIds
+    #: SHA-256 of the file.
+    file_digest: str
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.ids)
+
+    @property
+    def width(self) -> int:
+        """Numbers that a row becomes."""
+        return self.columns.width
+
+    def features(self) -> Iterator[tuple[int, Features]]:
+        """The rows as numbers, some at a time in the file's order: (number of the first, their numbers)."""
+        rules = {rule.name: rule for rule in self.columns.rules}
+        faults, start = Faults(), 0
+        for batch in read_batches(self.source, [self.id, *rules], rules, faults, as_text=(self.id,)):
+            texts = RowIds.texts_of(batch.column(self.id))
+            if start + len(texts) > self.num_rows or not texts.equals(self.ids.column.slice(start, len(texts))):
+                raise self._changed()
+            place = Place(file=self.source.file, numbers=np.arange(start, start + len(texts)))
+            found = encode_columns(self.columns.rules, batch, place, faults)
+            faults.raise_any()
+            yield start, found
+            start += len(texts)
+        faults.raise_any()
+        if start != self.num_rows:
+            raise self._changed()
+
+    def _changed(self) -> AlignmentError:
+        return AlignmentError(f"{self.source.file} was changed while its rows were aligned; leave it alone, align anew")
+
+
+def read_party_table(
+    path: Path | str,
+    *,
+    id: str,
+    columns: Sequence[str] | PartyColumns | None = None,
+    schema: Mapping[str, Any] | str | Path | None = None,
+    party: str = "party",
+) -> PartyTable:
+    """Read a party's .csv or .parquet file through, and check all of it. Faults name rows, never a value.
+
+    `columns` are those that the party takes part with, by default all but the id; or the very rules of an earlier
+    table, as a later one needs them. `schema` is the public one: vocabularies, ranges, slots for missing values.
+    """
+    source, faults = source_of(Path(path)), Faults()
+    known = columns if isinstance(columns, PartyColumns) else None
+    said = read_schema(schema, faults) if known is None else Schema(rules={rule.name: rule for rule in known.rules})
+    present = column_names(source, faults)
+    faults.raise_any()
+    assert present is not None
+    chosen = columns.names if isinstance(columns, PartyColumns) else columns or present
+    names = [name for name in chosen if name != id]
+    usable = require_columns(source, present, [id, *names], faults)
+    for name in said.names:
+        if name not in present:
+            hint = nearest(name, present)
+            faults.add(f"the schema describes column={name!r}, which is not in {source.file}{hint}")
+    if not names:
+        faults.add(f"{source.file} has no column beside the id; a party needs at least one")
+    faults.raise_any()
+    found, texts = _read_through(source, usable, id, said, party, faults)
+    if known is not None:
+        found = known
+    where = source.file
+    return PartyTable(
+        source=source,
+        id=id,
+        columns=found,
+        ids=RowIds.of(_joined(texts, where), where=where),
+        file_digest=_digest(source),
+    )
+
+
+def _read_through(
+    source: Source, usable: Sequence[str], id: str, said: Schema, party: str, faults: Faults
+) -> tuple[PartyColumns, list[Any]]:
+    """The rules of all columns, and the ids; every row is encoded once, to see that it can be."""
+    rules, columns, texts, start = dict(said.rules), None, [], 0
+    for batch in read_batches(source, usable, rules, faults, as_text=(id,)):
+        place = Place(file=source.file, numbers=np.arange(start, start + batch.num_rows))
+        if columns is None:  # what the schema does not say, the first rows do by their type
+            own = [resolved(name, said, batch.column(name), place, faults) for name in usable if name != id]
+            columns = PartyColumns(party=party, rules=tuple(rule for rule in own if rule is not None))
+            rules.update({rule.name: rule for rule in columns.rules})
+        encode_columns(columns.rules, batch, place, faults)
+        texts.append(batch.column(id))
+        start += batch.num_rows
+        if len(faults) >= _ENOUGH_FAULTS:
+            break
+    if columns is None:
+        faults.add(f"{source.file} has column names but no rows; at least one row is needed")
+    faults.raise_any()
+    assert columns is not None
+    return columns, texts
+
+
+def _joined(columns: Sequence[Any], where: str) -> Any:
+    import pyarrow as pa
+
+    kinds = {str(column.type) for column in columns}
+    if len(kinds) > 1:
+        raise AlignmentError(f"{where}: its ids have types {' and '.join(sorted(kinds))}; give them one")
+    return pa.chunked_array([chunk for column in columns for chunk in column.chunks], type=columns[0].type)
+
+
+def _digest(source: Source) -> str:
+    assert source.path is not None
+    with source.path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+# --- the label holder ---
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LabelTable:
+    """The label holder's file: ids and, if it was asked for, the class of each row."""
+
+    source: Source
+    ids: RowIds
+    labels: npt.NDArray[np.int64] | None
+    class_names: tuple[str, ...]
+    file_digest: str
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.ids)
+
+
+def read_label_table(path: Path | str, *, id: str, label: str | None) -> LabelTable:
+    """Read the label holder's .csv or .parquet file. Without a `label` there are rows to predict, and no truth."""
+    source, faults = source_of(Path(path)), Faults()
+    present = column_names(source, faults)
+    faults.raise_any()
+    assert present is not None
+    usable = require_columns(source, present, [id, *([] if label is None else [label])], faults)
+    faults.raise_any()
+    table = read_columns(source, usable, {}, faults, as_text=(id,))
+    faults.raise_any()
+    ids = RowIds.of(table.column(id), where=source.file)
+    labels: npt.NDArray[np.int64] | None = None
+    names: tuple[str, ...] = ()
+    if label is not None:
+        values = label_values(table.column(label), label, Place(file=source.file), faults)
+        faults.raise_any()
+        assert values is not None
+        classes = sorted(set(values))
+        numbers = {value: number for number, value in enumerate(classes)}
+        labels = np.array([numbers[value] for value in values], dtype=np.int64)
+        names = tuple(map(str, classes))
+    return LabelTable(source=source, ids=ids, labels=labels, class_names=names, file_digest=_digest(source))

@@ -1,0 +1,300 @@
+"""What one job does at a party: answers questions about set-up, alignment and rounds, with everything its own.
+
+Rows, ids, dataset name, ledger, checkpoints, weights and policy are the party's; the server's wish is compared with
+them and nothing is taken from it but the plan, which the policy has accepted before.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from pbmvfl.deploy.alignment.aligned_rows import AlignedRows
+from pbmvfl.deploy.alignment.messages import refused
+from pbmvfl.deploy.alignment.party import PartySideAlignment
+from pbmvfl.deploy.alignment.runner import party_alignment
+from pbmvfl.deploy.job.admission import take_up
+from pbmvfl.deploy.job.agreement import Answer, Question, disagreement, facts
+from pbmvfl.deploy.link.interface import Channel
+from pbmvfl.deploy.site.folder import Home
+from pbmvfl.deploy.site.job_spec import Order, Work
+from pbmvfl.deploy.site.policy_file import PolicyFile
+from pbmvfl.errors import (
+    AlignmentError,
+    FederationError,
+    LedgerError,
+    ModelError,
+    OrderError,
+    PbmvflError,
+    PolicyError,
+    ProtocolError,
+)
+from pbmvfl.federation.books import check_known
+from pbmvfl.federation.checkpoints import Checkpoints
+from pbmvfl.federation.model_files import PartyPart, model_digest
+from pbmvfl.federation.party_setup import PartySetup
+from pbmvfl.protocol.party import Party, part_of_state, weights_are_charged
+from pbmvfl.training.features import network_shape
+from pbmvfl.wire.messages import Message, MessageKind
+from pbmvfl.wire.refusals import Refusal, RefusalCode
+
+_log = logging.getLogger(__name__)
+#: Called with (what it does, completed rounds) when either changes.
+OnProgress = Callable[[str, int], None]
+
+
+class PartySite:
+    """One job at one party. `handle` is given to a link; it never raises."""
+
+    def __init__(self, home: Home, order: Order, *, on_progress: OnProgress | None = None) -> None:
+        self._home, self._order = home, order
+        self._on_progress = on_progress
+        self._party: Party | None = None
+        self._setup: PartySetup | None = None
+        self._rows: AlignedRows | None = None
+        self._aligning: PartySideAlignment | None = None
+        self._taken_up = False
+        #: Whether the server's facts were this party's own, the last time it was asked.
+        self._agreed = False
+        self._one_at_a_time = threading.Lock()
+        self._closing = threading.Lock()
+        #: How the server said that the work ended; None before it did.
+        self.ended: dict[str, Any] | None = None
+        #: For the owner alone: what was wrong last.
+        self.last_error: Exception | None = None
+
+    def handle(self, channel: Channel, body: bytes) -> bytes:
+        """Answer one question. A fault of the program is an answer without words, and a line in the owner's log."""
+        answers = {
+            Channel.SETUP: self._agree,
+            Channel.PROTOCOL: self._receive,
+            Channel.ALIGN: self._align,
+            Channel.END: self._end,
+        }
+        try:
+            with self._one_at_a_time:
+                return answers[channel](body)
+        except Exception as error:
+            self._note(error)
+            return b""
+
+    def close(self) -> None:
+        """Let ledger and answers go. Twice is once."""
+        with self._closing:
+            party, self._party = self._party, None
+            aligning, self._aligning = self._aligning, None
+        if aligning is not None:
+            aligning.close()
+        if party is not None:
+            party.close()
+
+    def _tell(self, state: str) -> None:
+        if self._on_progress is not None:
+            self._on_progress(state, 0 if self._party is None else self._party.completed_rounds)
+
+    # --- set-up ---
+
+    def _agree(self, body: bytes) -> bytes:
+        mine: dict[str, str] = {}
+        try:
+            self._agreed = False
+            question = Question.from_bytes(body)
+            if not self._taken_up:
+                take_up(self._home, self._order, datetime.now().astimezone(), row_ids=row_ids)
+                self._taken_up = True
+                self._make_party()
+            rows = 0 if self._rows is None else self._rows.count
+            mine = facts(self._home, self._order, rows=rows)
+            server = self._home.federation.server
+            differs = disagreement(mine, question.facts, me=self._home.name, them=server)
+            if differs is not None:
+                self._note(FederationError(differs))
+                return Answer(facts=mine, proof=b"", refused=differs).to_bytes()
+            proof = b"" if self._rows is None else self._rows.proof(question.challenge, self._home.name)
+            self._agreed = True
+            self._tell("set up")
+            return Answer(facts=mine, proof=proof, public_start=self._public_start).to_bytes()
+        except Exception as error:
+            self._note(error)
+            return Answer(facts=mine, proof=b"", refused=public_words(error)).to_bytes()
+
+    @property
+    def _public_start(self) -> bool:
+        """Whether what it will say was made by weights that know rows only by what was charged."""
+        setup = self._setup
+        if setup is None or setup.trained is None:
+            return setup is not None and PolicyFile.read(self._home).encoder is None
+        return weights_are_charged(setup.trained)
+
+    def _make_party(self) -> None:
+        """Its party for this order, from what is in this organisation's folder."""
+        order, home = self._order, self._home
+        if order.work is Work.ALIGN:
+            self._aligning = party_alignment(home, order.alignment, PolicyFile.read(home))
+            return
+        assert order.plan is not None
+        policy = PolicyFile.read(home)
+        self._rows = AlignedRows.load(home.alignment(order.alignment))
+        predicting = order.work is Work.PREDICT
+        part = PartyPart.load(home.model(order.run)) if predicting else None
+        own: dict[str, Any] = {}
+        if part is None:
+            own = {"train_features": self._rows.features, "train_ids": self._rows.ids, "test_features": None}
+        else:
+            own = {
+                "train_features": np.empty((0, *part.shape), dtype=part.dtype),
+                "test_features": self._rows.features,
+                "test_ids": self._rows.ids,
+                "trained": part.state,
+            }
+        self._setup = PartySetup(
+            plan=order.plan,
+            index=home.index,
+            identity=home.identity().private_bytes(),
+            identities=home.pins().parties,
+            policy=policy.policy(),
+            checkpoints=None if predicting else home.run(order.run) / "checkpoints",
+            answers=home.model(order.run) / "answers",
+            ledger=home.ledger,
+            durable=True,
+            owner=home.name,
+            dataset=policy.dataset,
+            data_version=policy.data.version,
+            **own,
+        )
+        if part is not None:
+            if part.columns is not None and part.columns.to_dict() != self._rows.columns.to_dict():
+                raise ModelError("the rows have other columns than the model was trained on; align them by its schema")
+            check_known([part], [self._setup])
+        self._party = self._setup.build(self._own_encoder(policy, self._setup))
+
+    def _own_encoder(self, policy: PolicyFile, setup: PartySetup) -> nn.Module | None:
+        """The network that the owner's policy names; None for the plan's."""
+        if policy.encoder is None:
+            return None
+        module, _, function = policy.encoder.partition(":")
+        make = getattr(importlib.import_module(module), function)
+        shape = network_shape(setup.plan, setup.train_features.shape[1:], index=setup.index)
+        network: nn.Module = make(setup.plan, setup.index, shape)
+        return network
+
+    # --- alignment ---
+
+    def _align(self, body: bytes) -> bytes:
+        if self._order.work is not Work.ALIGN or self._aligning is None:
+            return refused("nothing was agreed on yet: set-up comes first")
+        self._tell("aligning")
+        answer = self._aligning.receive(body)
+        if self._aligning.last_error is not None:
+            self._note(self._aligning.last_error)
+        return answer
+
+    # --- rounds ---
+
+    def _receive(self, body: bytes) -> bytes:
+        party = self._party
+        if party is None or not self._agreed:
+            return _refusal(self._home.index, "nothing was agreed on yet: set-up comes first")
+        if self._order.work is Work.TRAIN and (other := _starts_run(body)) not in ("", self._order.run_id):
+            # The book counts sessions by their run, and checkpoints are known by it.
+            return _refusal(self._home.index, f"run={other}: this party was asked for run {self._order.run_id}")
+        answer = party.receive(body)
+        if party.last_error is not None:
+            self._note(party.last_error)
+        self._tell("predicting" if self._order.work is Work.PREDICT else "training")
+        return answer
+
+    # --- the end ---
+
+    def _end(self, body: bytes) -> bytes:
+        """The work is over. After a training this party's part of the model is written, here and nowhere else."""
+        try:
+            said = json.loads(body)
+            if not isinstance(said, dict):
+                raise FederationError("the end of the work is not of the form that this version writes")
+            completed = said.get("completed_rounds")
+            if said.get("ending") in ("done", "stopped") and self._order.work is Work.TRAIN and completed:
+                self._keep_part(int(completed))
+            self.ended = {name: str(said.get(name, ""))[:1000] for name in ("ending", "words")}
+            self._tell(self.ended["ending"])
+            return json.dumps({"kept": True}).encode()
+        except Exception as error:
+            self._note(error)
+            self.ended = {"ending": "failed", "words": public_words(error)}
+            return json.dumps({"kept": False, "words": public_words(error)}).encode()
+        finally:
+            self.close()
+
+    def _keep_part(self, completed: int) -> None:
+        plan, rows, setup = self._order.plan, self._rows, self._setup
+        assert plan is not None
+        assert rows is not None
+        assert setup is not None
+        run_id = bytes.fromhex(self._order.run_id)
+        assert setup.checkpoints is not None
+        keeper = Checkpoints(folder=setup.checkpoints, plan=plan, strict=True)
+        kept = [number for number in keeper.rounds(run_id) if number <= min(completed, plan.schedule.trained_at)]
+        if not kept:
+            raise AlignmentError("there is no checkpoint of this run to make a model of")
+        PartyPart(
+            model=model_digest(plan, run_id),
+            plan=plan,
+            dataset=setup.dataset,
+            state=part_of_state(plan, keeper.load(run_id, kept[-1])),
+            index=self._home.index,
+            party=self._home.name,
+            shape=tuple(setup.train_features.shape[1:]),
+            dtype=str(setup.train_features.dtype),
+            columns=rows.columns,
+            own_network=PolicyFile.read(self._home).encoder is not None,
+            ledger_run=self._order.run_id,
+        ).save(self._home.model(self._order.run))
+
+    def _note(self, error: Exception) -> None:
+        self.last_error = error
+        if isinstance(error, PbmvflError):
+            _log.warning("%s", error)
+        else:
+            _log.error("%s", error, exc_info=error)
+
+
+def row_ids(home: Home, order: Order) -> tuple[Sequence[str] | None, Sequence[str] | None]:
+    """The ids of an order's training rows and test rows, as this party's book knows them."""
+    ids = AlignedRows.load(home.alignment(order.alignment)).ids
+    return (None, ids) if order.work is Work.PREDICT else (ids, None)
+
+
+def public_words(error: Exception) -> str:
+    """What others may know of an error: its words where they are public, and else that there is one. Words about files
+    are the owner's."""
+    match error:
+        case PolicyError() | ProtocolError() | OrderError():
+            return str(error)
+        case LedgerError():
+            return "its ledger cannot be charged now; its owner's log says why"
+        case AlignmentError():
+            return "it has no rows in this order; its owner's log says why. Align again"
+        case _:
+            return Refusal.of(error).words
+
+
+def _starts_run(body: bytes) -> str:
+    """The run that a session is started for; empty for messages that start none."""
+    try:
+        message = Message.from_bytes(body)
+    except ProtocolError:
+        return ""
+    return message.run_id.hex() if message.kind is MessageKind.START else ""
+
+
+def _refusal(index: int, words: str) -> bytes:
+    payload = Refusal(RefusalCode.MESSAGE, words).to_payload()
+    return Message(MessageKind.REFUSAL, index, payload=payload).to_bytes()

@@ -1,0 +1,138 @@
+"""What a job tells its own site's operators: a status file, a log, and a metrics port if the policy has one."""
+
+from __future__ import annotations
+
+import contextlib
+
+from pbmvfl.deploy.job.party_job import PartySite
+from pbmvfl.deploy.job.server_job import Progress
+from pbmvfl.deploy.job.spent import SpentWatch
+from pbmvfl.deploy.monitoring.log import open_logs, prune_jobs
+from pbmvfl.deploy.monitoring.log_events import Event
+from pbmvfl.deploy.monitoring.prometheus import MetricsPort
+from pbmvfl.deploy.monitoring.status import Role, State, StatusFile
+from pbmvfl.deploy.site.folder import Home
+from pbmvfl.deploy.site.job_spec import Order
+from pbmvfl.deploy.site.policy_file import PolicyFile
+from pbmvfl.errors import FederationError, PbmvflError
+
+_STATES = {
+    "joining": State.JOINING,
+    "set up": State.HANDSHAKE,
+    "warming up": State.WARMING_UP,
+    "aligning": State.ALIGNING,
+    "training": State.TRAINING,
+    "predicting": State.PREDICTING,
+    "done": State.DONE,
+    "stopped": State.DONE,
+    "refused": State.FAILED,
+    "failed": State.FAILED,
+}
+
+
+class _Report:
+    """What both roles have in common."""
+
+    def __init__(self, home: Home, order: Order, job: str, role: Role) -> None:
+        self._home, self._order = home, order
+        self._log = open_logs(home, job, run=order.run)
+        self._status = StatusFile(
+            home.status,
+            site=home.name,
+            role=role,
+            work=str(order.work),
+            job=job,
+            run=order.run,
+            rounds_total=0 if order.plan is None else len(order.plan.schedule),
+            parties=home.federation.parties if role is Role.SERVER else (),
+        )
+        self._state = ""
+        self._log.say(Event.STARTED)
+        self._metrics: MetricsPort | None = None
+        with contextlib.suppress(PbmvflError, OSError):  # the job does not depend on it
+            port = PolicyFile.read(home).metrics_port
+            if port is not None:
+                self._metrics = MetricsPort(home.status, port)
+                self._log.say(Event.METRICS_PORT, port=port)
+        removed = prune_jobs(home, busy=(job,))
+        if removed:
+            self._log.say(Event.PRUNED, count=removed)
+
+    def state(self, state: str) -> None:
+        """What the job does from now on."""
+        if state == self._state:
+            return
+        self._state = state
+        self._status.state(_STATES[state])
+
+    def failed(self, error: Exception) -> None:
+        self._log.error(Event.FAILED, error)
+        self._status.failed(error)
+
+    def _close(self) -> None:
+        if self._metrics is not None:
+            self._metrics.close()
+        self._status.close()
+        self._log.close()
+
+
+class PartyReport(_Report):
+    """At a party: its own round, and what its limits have left."""
+
+    def __init__(self, home: Home, order: Order, job: str) -> None:
+        super().__init__(home, order, job, Role.PARTY)
+        self._begun = False
+        self._spent: SpentWatch | None = None
+        with contextlib.suppress(PbmvflError, OSError):  # the job itself says what is wrong with the policy
+            self._spent = SpentWatch(self._status, home.ledger, PolicyFile.read(home).dataset)
+
+    def progress(self, state: str, completed: int) -> None:
+        if not self._begun and completed:  # before the first round nobody knows where a run goes on
+            self._begun = True
+            event = Event.FIRST_ROUND if completed == 1 else Event.RESUMED
+            self._log.say(event, round=completed - 1, rounds=self._status.now.rounds_total)
+        self.state(state)
+        self._status.count(completed)
+
+    def close(self, site: PartySite) -> None:
+        """Last words: how the server said that it ended, or that it said nothing."""
+        if self._spent is not None:
+            self._spent.close()
+        ended = site.ended
+        if ended is None:
+            if not self._status.now.state.is_over:
+                self.failed(site.last_error or FederationError("the job ended before its work did"))
+        elif ended["ending"] in ("done", "stopped"):
+            self._log.say(Event.DONE)
+            self._status.done()
+        else:
+            self.failed(site.last_error or FederationError(ended["words"] or "the server gave the job up"))
+        self._close()
+
+
+class ServerReport(_Report):
+    """At the label holder: rounds, the protocol's own loss, bytes, parties."""
+
+    def __init__(self, home: Home, order: Order, job: str) -> None:
+        super().__init__(home, order, job, Role.SERVER)
+
+    def progress(self, progress: Progress) -> None:
+        if progress.state == "training" and self._state != "training":
+            self._log.say(Event.HANDSHAKE)
+        if _STATES[progress.state] is State.FAILED:
+            self._state = progress.state
+            self.failed(FederationError(progress.words))
+            return
+        if _STATES[progress.state] is State.DONE and self._state != progress.state:
+            self._log.say(Event.DONE, rounds=progress.round)
+        self._status.count(
+            progress.round,
+            loss=progress.loss,
+            bytes_up=progress.bytes_up,
+            bytes_down=progress.bytes_down,
+            parties_alive=progress.alive,
+        )
+        self.state(progress.state)
+
+    def close(self) -> None:
+        self._close()

@@ -1,0 +1,162 @@
+"""One connection of a party, at the server: it never blocks, and keeps what has come and what still has to leave."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import select
+import socket
+import ssl
+import struct
+from collections import deque
+
+from pbmvfl.deploy.link.frames import LIMIT, FrameBuffer, framed
+from pbmvfl.deploy.link.tls import drop
+
+_CHUNK = 1 << 16
+#: Bytes that are read at one go: then the others' turn comes, and deadlines are looked at.
+_AT_ONE_GO = 1 << 20
+_GONE = select.POLLRDHUP | select.POLLHUP | select.POLLERR | select.POLLNVAL
+#: Where Linux keeps the bytes that were acknowledged and received in `struct tcp_info`; its first byte is the state.
+_TCP_INFO_BYTES, _ACKNOWLEDGED = 136, 120
+#: States in which the other end has said that nothing more comes: TIME_WAIT, CLOSE_WAIT, LAST_ACK, CLOSING.
+_SAID_GOODBYE = frozenset({6, 8, 9, 11})
+
+
+#: Where TCP_INFO has the milliseconds since the last acknowledgement; the state of a connection that is no more; and
+#: how long ago "just now" is, well below the silence after which the system gives a connection up.
+_LAST_HEARD, _CLOSED, _JUST_NOW_MS = 56, 7, 2000
+
+
+class Broken(Exception):
+    """A connection that is no more. `ended`: the other end closed or reset it; otherwise it is out of reach."""
+
+    def __init__(self, *, ended: bool) -> None:
+        self.ended = ended
+        super().__init__("the other end closed it" if ended else "out of reach")
+
+
+class Connection:
+    """Frames in and out. It belongs to one thread at a time."""
+
+    def __init__(self, connection: ssl.SSLSocket, *, last: int, limit: int = LIMIT) -> None:
+        connection.setblocking(False)
+        self._socket = connection
+        #: The number of the last question that the party had answered when it connected.
+        self.last = last
+        self._in = FrameBuffer(limit=limit)
+        self._limit = limit
+        self._out: deque[memoryview] = deque()
+        self._wants_write = False
+        self._broken: Broken | None = None
+        self._error = 0
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    @property
+    def events(self) -> int:
+        """What to poll for."""
+        return select.POLLIN | select.POLLRDHUP | (select.POLLOUT if self._out or self._wants_write else 0)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the other end is gone, as far as the system knows. Nothing is read."""
+        poll = select.poll()
+        poll.register(self._socket.fileno(), select.POLLRDHUP)
+        return any(found & _GONE for _, found in poll.poll(0))
+
+    def put(self, body: bytes) -> None:
+        """Queue a frame; `write` sends it."""
+        view = memoryview(framed(body, limit=self._limit))
+        self._out.extend(view[start : start + _CHUNK] for start in range(0, len(view), _CHUNK))
+
+    def write(self) -> None:
+        """Send what can be sent now."""
+        if not self._out:
+            return
+        self._look_for_errors()
+        try:
+            while self._out:
+                sent = self._socket.send(self._out[0])
+                if sent < len(self._out[0]):
+                    self._out[0] = self._out[0][sent:]
+                else:
+                    self._out.popleft()
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            return
+        except OSError as error:
+            raise Broken(ended=self._was_closed(error)) from error
+
+    def read(self) -> list[bytes]:
+        """Whole frames that are there now. `LinkError` for one that is too long."""
+        self._wants_write = False
+        frames: list[bytes] = []
+        count = 0
+        self._look_for_errors()
+        try:
+            while self._broken is None and count < _AT_ONE_GO:
+                data = self._socket.recv(_CHUNK)
+                if not data:
+                    raise EOFError
+                count += len(data)
+                self._in.feed(data)
+                while (frame := self._in.take()) is not None:
+                    frames.append(frame)
+        except ssl.SSLWantReadError:
+            pass
+        except ssl.SSLWantWriteError:
+            self._wants_write = True
+        except (OSError, EOFError) as error:
+            self._broken = Broken(
+                ended=self._was_closed(error)
+            )  # the system says it once, and frames that came before count
+        if self._broken is not None and not frames:
+            raise self._broken
+        return frames
+
+    @property
+    def must_read(self) -> bool:
+        """Whether there is something to read that polling does not see."""
+        return self._broken is not None or self._socket.pending() > 0
+
+    def _look_for_errors(self) -> None:
+        """Python's TLS sockets say "end of file" whatever went wrong; the system knows better, and says it once."""
+        self._error = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) or self._error
+
+    def _was_closed(self, error: Exception) -> bool:
+        """Whether the other end closed or reset it, as a process does that ends; or it is out of reach."""
+        # TLS answers an end of file with an alert, and who has ended answers that with a reset, at any time: the state
+        # is looked at first, and errors once more after it.
+        info = self._tcp_info()
+        self._look_for_errors()
+        if self._error:
+            return self._error in (errno.ECONNRESET, errno.EPIPE)
+        if isinstance(error, ConnectionResetError | BrokenPipeError):
+            return True
+        if isinstance(error, EOFError | ssl.SSLEOFError | ssl.SSLZeroReturnError):
+            # A reset may have come between two looks, and then reading took the error: what was heard a moment ago was
+            # no cut, which is seen after seconds of silence.
+            (silent_ms,) = struct.unpack_from("=I", info, _LAST_HEARD)
+            return info[0] in _SAID_GOODBYE or (info[0] == _CLOSED and silent_ms < _JUST_NOW_MS)
+        return False
+
+    def _tcp_info(self) -> bytes:
+        try:
+            info = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
+        except OSError:
+            info = b""
+        return info.ljust(_TCP_INFO_BYTES, b"\0")
+
+    def bytes_on_socket(self) -> tuple[int, int]:
+        """Bytes that were sent and received, TLS and its handshake included; (0, 0) where the system does not say."""
+        sent, received = struct.unpack_from("=QQ", self._tcp_info(), _ACKNOWLEDGED)
+        return sent, received
+
+    def say_goodbye(self) -> None:
+        """TLS's own word that nothing more comes: it was meant, and no process died."""
+        with contextlib.suppress(OSError, ValueError):
+            self._socket.unwrap()
+
+    def close(self) -> None:
+        drop(self._socket)

@@ -1,0 +1,251 @@
+"""A site's log: HOME/logs/pbmvfl.jsonl, one JSON object a line, for the site's own operators.
+
+It cannot hold a private value by accident. Sentences are fixed (`log_events`), fields are known by name and kind, and
+errors are told as `owner_words` does. What the library itself says through `logging` is kept if its text is a constant
+of the code that says it; of its arguments only whole numbers, names of codes and errors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import re
+import shutil
+import sys
+import threading
+from collections.abc import Collection, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from pbmvfl.deploy.monitoring.log_events import LEVELS, Event, permitted_fields, sentence
+from pbmvfl.deploy.monitoring.log_file import LogFile
+from pbmvfl.deploy.monitoring.redaction import owner_words, printable
+from pbmvfl.deploy.monitoring.status import read_status
+from pbmvfl.deploy.site.folder import Home
+
+FILE = "pbmvfl.jsonl"
+_LIBRARY = "pbmvfl"
+_JOB = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_CODE = re.compile(r"[A-Z][A-Z_]{0,29}")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,59}")
+
+
+class SiteLog:
+    """Writes a site's log. It never raises: a log that cannot be written ends no run."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        site: str,
+        job: str = "",
+        run: str = "",
+        names: Collection[str] = (),
+        level: int = logging.INFO,
+    ) -> None:
+        """`names` are the federation's organisations."""
+        self._names = frozenset(names)
+        self._fixed = {name: _short(value) for name, value in {"site": site, "job": job, "run": run}.items()}
+        self._level = level
+        #: Why the last line could not be written; empty if it could.
+        self.trouble = ""
+        self._file: LogFile | None = None
+        self._handler: _LibraryHandler | None = None
+        try:
+            self._file = LogFile(path)
+        except OSError as error:
+            self.trouble = owner_words(error)
+
+    def say(self, event: Event, **fields: object) -> None:
+        """That something happened. Fields that are not known, or not of their kind, are left out."""
+        self._write(event, None, fields)
+
+    def error(self, event: Event, error: BaseException, **fields: object) -> None:
+        """The same because of an error, which is told as `owner_words` does."""
+        self._write(event, error, fields)
+
+    def capture_library(self) -> None:
+        """Take over what the library says through `logging`, until `close`.
+
+        From then on it goes here alone: NVFlare's own log is for other eyes, and would get whole texts of errors.
+        """
+        if self._handler is None:
+            self._handler = _LibraryHandler(self)
+            _captors.add(self._handler)
+
+    def close(self) -> None:
+        if self._handler is not None:
+            _captors.remove(self._handler)
+            self._handler = None
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def __enter__(self) -> SiteLog:
+        return self
+
+    def __exit__(self, *reason: object) -> None:
+        self.close()
+
+    def _write(self, event: object, error: BaseException | None, fields: Mapping[str, Any]) -> None:
+        known = Event(event) if isinstance(event, str) and event in tuple(Event) else Event.UNKNOWN
+        level = LEVELS.get(known, logging.INFO if error is None else logging.ERROR)
+        kept = permitted_fields(fields, self._names)
+        words = sentence(known, kept)
+        if error is not None:
+            words = f"{words}: {owner_words(error)}" if words else owner_words(error)
+        self.write_line(level, known, words, kept)
+
+    def write_line(self, level: int, event: Event, words: str, fields: Mapping[str, Any]) -> None:
+        """One line of words that were made safe before."""
+        if level < self._level or self._file is None:
+            return
+        line = {
+            "time": datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            "level": logging.getLevelName(level).lower(),
+            **self._fixed,
+            "event": str(event),
+            "words": printable(words, 1000),
+            **fields,
+        }
+        try:
+            self._file.write(json.dumps(line))
+            self.trouble = ""
+        except OSError as error:
+            self.trouble = owner_words(error)
+
+
+class _Captors:
+    """Who takes over what the library says. While there is one, it is said nowhere else."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._there: list[logging.Handler] = []
+        self._propagated = True
+
+    def add(self, handler: logging.Handler) -> None:
+        logger = logging.getLogger(_LIBRARY)
+        with self._lock:
+            if not self._there:
+                self._propagated, logger.propagate = logger.propagate, False
+            self._there.append(handler)
+            logger.addHandler(handler)
+
+    def remove(self, handler: logging.Handler) -> None:
+        logger = logging.getLogger(_LIBRARY)
+        with self._lock:
+            logger.removeHandler(handler)
+            self._there.remove(handler)
+            if not self._there:
+                logger.propagate = self._propagated
+
+
+_captors = _Captors()
+
+
+class _LibraryHandler(logging.Handler):
+    """What pbmvfl's own modules say through `logging`, made safe."""
+
+    def __init__(self, log: SiteLog) -> None:
+        super().__init__()
+        self._log = log
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            words = _library_words(record)
+        except Exception:
+            words = "a message that cannot be shown"
+        self._log.write_line(record.levelno, Event.NOTE, words, {})
+
+
+def _library_words(record: logging.LogRecord) -> str:
+    where = f"{record.module}:{record.lineno}"
+    if not isinstance(record.msg, str) or not _is_constant(record):
+        words = f"a message of {where} that is not a constant of its code, and is not kept"
+    else:
+        given = record.args if isinstance(record.args, tuple) else ()
+        try:
+            words = record.msg % tuple(_argument(each) for each in given)
+        except (TypeError, ValueError):
+            words = record.msg
+    error = record.exc_info[1] if isinstance(record.exc_info, tuple) else None
+    return words if error is None else f"{words}: {owner_words(error)}"
+
+
+def _argument(value: object) -> object:
+    if isinstance(value, BaseException):
+        return owner_words(value)
+    if type(value) is int or (type(value) is str and _CODE.fullmatch(value)):
+        return value
+    return "?"
+
+
+def _is_constant(record: logging.LogRecord) -> bool:
+    """Whether the text stands in the code of the function that logs it, so that no value was put into it."""
+    frame = sys._getframe()
+    while frame is not None:
+        code = frame.f_code
+        if code.co_filename == record.pathname and code.co_name == record.funcName:
+            return any(type(each) is str and each == record.msg for each in code.co_consts)
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
+
+
+def open_logs(home: Home, job: str = "", *, run: str = "", level: int = logging.INFO) -> SiteLog:
+    """The log of an organisation, with what the library says from now on; close it at the end of the job."""
+    federation = home.federation
+    log = SiteLog(
+        home.logs / FILE,
+        site=home.name,
+        job=job,
+        run=run,
+        names=(federation.server, *federation.parties),
+        level=level,
+    )
+    log.capture_library()
+    return log
+
+
+def prune_jobs(home: Home, keep: int = 10, *, busy: Collection[str] = ()) -> int:
+    """Remove NVFlare's folders of old jobs in the kit, all but the newest; how many.
+
+    Only folders that are named like a job, never through a link, and never that of a job whose process is alive.
+    Checkpoints and models are elsewhere and are not touched. The log itself is bounded by its own size.
+    """
+    found: list[tuple[float, Path]] = []
+    with contextlib.suppress(OSError), os.scandir(home.kit) as entries:
+        for entry in entries:
+            with contextlib.suppress(OSError):
+                if _JOB.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False):
+                    found.append((entry.stat(follow_symlinks=False).st_mtime, Path(entry.path)))
+    found.sort(reverse=True)
+    status = read_status(home.status)
+    running = {*busy, status.job if status is not None and status.process_is_alive else ""}
+    removed = 0
+    for _, path in found[max(keep, 0) :]:
+        if path.name in running:
+            continue
+        shutil.rmtree(path, ignore_errors=True)
+        removed += not path.exists()
+    return removed
+
+
+def remove_unfinished_jobs(home: Home) -> int:
+    """Remove what NVFlare had unpacked for a job when it was killed, before anybody had looked at it; how many.
+
+    Files that were looked at have a description beside them. Only while none of the kit's processes lives.
+    """
+    removed = 0
+    with contextlib.suppress(OSError):
+        for path in home.kit.iterdir():
+            if _JOB.fullmatch(path.name) and not path.is_symlink() and not (path / "meta.json").is_file():
+                shutil.rmtree(path, ignore_errors=True)
+                removed += not path.exists()
+    return removed
+
+
+def _short(name: str) -> str:
+    return name if isinstance(name, str) and (name == "" or _NAME.fullmatch(name)) else "?"

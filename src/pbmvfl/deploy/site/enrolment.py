@@ -1,0 +1,170 @@
+"""What organisations send the authority, and what comes back: texts with public keys only, checked before use.
+
+A request is signed by the identity that it names, so nobody can ask in another's name with another's identity. What
+comes back holds everybody's identity; that they are the true ones is what the fingerprint is for.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from cryptography.x509.oid import NameOID
+
+from pbmvfl.crypto.key_exchange import IDENTITY_BYTES, Identity
+from pbmvfl.deploy.site.federation_file import FILE, FederationFile
+from pbmvfl.deploy.site.parcels import read_parcel, write_parcel
+from pbmvfl.errors import FederationError
+
+FORMAT = 1
+_LABEL = b"pbmvfl request for a certificate\0"
+_SMALLEST_RSA = 2048
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """One organisation's wish for certificates. All of it is public."""
+
+    federation: str  #: federation.toml's digest
+    name: str
+    identity: bytes
+    #: The site's request for a certificate (PEM), and at the label holder the lead's.
+    site: str
+    lead: str = ""
+
+    def write(self, path: Path, identity: Identity) -> None:
+        said = {
+            "format": FORMAT,
+            "federation": self.federation,
+            "name": self.name,
+            "identity": self.identity.hex(),
+            "site": self.site,
+            "lead": self.lead,
+        }
+        text = json.dumps(said, sort_keys=True).encode()
+        write_parcel(path, {"request.json": text, "request.sig": identity.sign(_LABEL + text).hex().encode()})
+
+    @classmethod
+    def read(cls, path: Path, federation: FederationFile) -> Request:
+        """A request that somebody sent, all of it checked against federation.toml."""
+        parcel = read_parcel(path, {"request.json", "request.sig"})
+        said = _texts(parcel["request.json"], {"federation", "name", "identity", "site", "lead"}, path)
+        name, identity = said["name"], _hex(said["identity"], path)
+        try:
+            signature = bytes.fromhex(parcel["request.sig"].decode())
+            Ed25519PublicKey.from_public_bytes(identity).verify(signature, _LABEL + parcel["request.json"])
+        except (ValueError, InvalidSignature) as error:
+            raise FederationError(f"{path} is not signed by the identity in it; ask for it again") from error
+        if said["federation"] != federation.digest:
+            raise FederationError(
+                f"{path} was made for another {FILE} than the authority has; send that file to its organisation, and "
+                "let them ask again"
+            )
+        if name != federation.server and name not in federation.parties:
+            raise FederationError(f"{path}: name={name[:40]!r} is not in {FILE}")
+        if bool(said["lead"]) != (name == federation.server):
+            raise FederationError(f"{path}: the label holder asks for the lead's certificate too, and nobody else")
+        request = cls(federation=federation.digest, name=name, identity=identity, site=said["site"], lead=said["lead"])
+        request.keys(federation, path)
+        return request
+
+    def keys(self, federation: FederationFile, path: Path) -> list[bytes]:
+        """The public keys of its certificates; refused if one is not for the name that it should be for."""
+        wanted = [(self.site, self.name)] + ([(self.lead, federation.lead)] if self.lead else [])
+        return [_public_key(text, name, path) for text, name in wanted]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Signed:
+    """What an organisation gets back. All of it is public."""
+
+    federation: str
+    name: str
+    authority: str  #: the authority's certificate (PEM)
+    site: str  #: the site's certificate (PEM)
+    lead: str
+    identities: Mapping[str, bytes]
+
+    def write(self, path: Path) -> None:
+        said = {
+            "format": FORMAT,
+            "federation": self.federation,
+            "name": self.name,
+            "authority": self.authority,
+            "site": self.site,
+            "lead": self.lead,
+            "identities": {name: key.hex() for name, key in self.identities.items()},
+        }
+        write_parcel(path, {"signed.json": json.dumps(said, sort_keys=True, indent=1).encode()})
+
+    @classmethod
+    def read(cls, path: Path, federation: FederationFile) -> Signed:
+        """What the authority sent, of the right form; what it says is checked with the keys at home."""
+        text = read_parcel(path, {"signed.json"})["signed.json"]
+        names = {"federation", "name", "authority", "site", "lead"}
+        said = _texts(text, names, path, tables={"identities"})
+        if said["federation"] != federation.digest:
+            raise FederationError(f"{path} was made for another {FILE} than the one here; compare the files")
+        if set(said["identities"]) != {federation.server, *federation.parties}:
+            raise FederationError(f"{path} does not have everybody's identity, and nobody else's; ask for it again")
+        identities = {name: _hex(key, path) for name, key in said["identities"].items()}
+        check_distinct(identities, path)
+        return cls(**{name: said[name] for name in names}, identities=identities)
+
+
+def check_distinct(identities: Mapping[str, bytes], where: Path | str) -> None:
+    """Refuse two organisations with one key: one would be able to answer for the other."""
+    holders: dict[bytes, str] = {}
+    for name, key in identities.items():
+        if (other := holders.setdefault(key, name)) != name:
+            raise FederationError(f"{where}: {other} and {name} have the same key; each organisation makes its own")
+
+
+def _texts(text: bytes, names: set[str], path: Path, *, tables: Collection[str] = ()) -> dict[str, Any]:
+    try:
+        said = json.loads(text)
+    except (ValueError, RecursionError):
+        said = None
+    if not isinstance(said, dict) or set(said) != {"format", *names, *tables}:
+        raise FederationError(f"{path} is not of the form that this version reads; ask for it again")
+    if said["format"] != FORMAT or isinstance(said["format"], bool):
+        raise FederationError(f"{path}: format={str(said['format'])[:20]!r}; this version reads format {FORMAT}")
+    if not all(isinstance(said[name], str) for name in names):
+        raise FederationError(f"{path} is not of the form that this version reads; ask for it again")
+    if not all(isinstance(said[name], dict) for name in tables):
+        raise FederationError(f"{path} is not of the form that this version reads; ask for it again")
+    return said
+
+
+def _hex(text: object, path: Path) -> bytes:
+    try:
+        key = bytes.fromhex(text) if isinstance(text, str) else b""
+    except ValueError:
+        key = b""
+    if len(key) != IDENTITY_BYTES:
+        raise FederationError(f"{path}: an identity has {IDENTITY_BYTES} bytes in hexadecimal; ask for it again")
+    return key
+
+
+def _public_key(text: str, name: str, path: Path) -> bytes:
+    """Of a request for a certificate, which must be signed by that very key and be for `name`."""
+    try:
+        csr = x509.load_pem_x509_csr(text.encode())
+        valid = csr.is_signature_valid
+        key = csr.public_key()
+    except (ValueError, TypeError) as error:
+        raise FederationError(f"{path} has no request for a certificate (PEM) of {name}; ask for it again") from error
+    names = [str(each.value) for each in csr.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
+    if not valid or names != [name]:
+        raise FederationError(f"{path}: the request for a certificate is not {name}'s own; ask for it again")
+    if isinstance(key, RSAPublicKey) and key.key_size < _SMALLEST_RSA:
+        raise FederationError(f"{path}: key of {key.key_size} bits; permitted: {_SMALLEST_RSA} and more")
+    return key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)

@@ -1,0 +1,184 @@
+"""One organisation's folder: everything of it that a federation needs, and that stays with it.
+
+federation.toml    what all agree on                     public
+pins.json          everybody's identity                  public, compared by phone
+identity.key       this organisation's own               secret, made here, never leaves
+request/           NVFlare's key and request             secret, made here
+kit/               NVFlare's startup kit: startup/ has certificates, local/ this site's rules
+lead/              the kit of who submits                only at the label holder
+policy.toml        what this organisation accepts        private
+ledger.sqlite      what its rows have spent              private, parties only
+alignments/NAME/   its rows in the common order          private
+runs/RUN/          checkpoints, log of a run             private
+models/RUN/        its part of a trained model           private
+logs/ status.json  for its own operators
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from pbmvfl._files import PRIVATE_FILE, write_atomically
+from pbmvfl.crypto.key_exchange import IDENTITY_BYTES, Identity
+from pbmvfl.deploy.site.federation_file import FILE, FederationFile
+from pbmvfl.errors import FederationError
+from pbmvfl.json_files import read_object
+
+PINS, IDENTITY, WHO = "pins.json", "identity.key", "organisation.json"
+#: Of runs and alignments: they become names of folders.
+NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,59}")
+
+
+def check_name(name: str, what: str) -> str:
+    """A name that is safe as a folder's, whoever chose it."""
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        raise FederationError(f"{what}={name!r} must be 1 to 60 small letters, digits and hyphens, no hyphen first")
+    return name
+
+
+@dataclass(frozen=True)
+class Pins:
+    """Everybody's public identity (Ed25519), as this organisation has accepted them."""
+
+    server: bytes
+    parties: tuple[bytes, ...]
+
+
+@dataclass(frozen=True)
+class Home:
+    """An organisation's folder. Nothing is read before it is asked for."""
+
+    path: Path
+
+    @classmethod
+    def at(cls, path: Path | str) -> Home:
+        home = cls(Path(path).resolve())
+        if not (home.path / WHO).is_file():
+            raise FederationError(
+                f"{home.path} is no organisation's folder: it has no {WHO}; make one with `pbmvfl federation request`"
+            )
+        return home
+
+    # --- who it is ---
+
+    @cached_property
+    def federation(self) -> FederationFile:
+        return FederationFile.read(self.path / FILE)
+
+    @cached_property
+    def name(self) -> str:
+        """The organisation's, as federation.toml has it."""
+        name: str = read_object(self.path / WHO, {"name": str}, FederationError)["name"]
+        if name != self.federation.server and name not in self.federation.parties:
+            raise FederationError(f"{self.path / WHO}: name={name!r} is not in {FILE}")
+        return name
+
+    @property
+    def is_server(self) -> bool:
+        return self.name == self.federation.server
+
+    @property
+    def index(self) -> int:
+        """The party's, in federation.toml's order."""
+        return self.federation.index_of(self.name)
+
+    def write_name(self, name: str) -> None:
+        write_atomically(self.path / WHO, json.dumps({"name": name}) + "\n")
+
+    # --- keys ---
+
+    def make_identity(self) -> Identity:
+        """This organisation's own key pair, made here; one that is there is kept."""
+        path = self.path / IDENTITY
+        if not path.exists():
+            write_atomically(path, Identity.generate().private_bytes().hex() + "\n", mode=PRIVATE_FILE)
+        return self.identity()
+
+    def identity(self) -> Identity:
+        path = self.path / IDENTITY
+        try:
+            if os.stat(path).st_mode & 0o077:
+                raise FederationError(
+                    f"{path} may be read by others (mode {os.stat(path).st_mode & 0o777:o}); chmod 600 it"
+                )
+            secret = bytes.fromhex(path.read_text().strip())
+            return Identity.from_private_bytes(secret)
+        except (OSError, ValueError) as error:
+            raise FederationError(f"{path} cannot be read: {error}; restore it from a copy") from error
+
+    def pins(self) -> Pins:
+        """Everybody's identity; this organisation's own must be among them at its place."""
+        path = self.path / PINS
+        said = read_object(path, {"server": str, "parties": dict}, FederationError)
+        try:
+            server = bytes.fromhex(said["server"])
+            parties = tuple(bytes.fromhex(said["parties"][name]) for name in self.federation.parties)
+        except (KeyError, TypeError, ValueError) as error:
+            raise FederationError(f"{path} has no hexadecimal identity of every party: {error}") from error
+        everybody = [server, *parties]
+        if any(len(each) != IDENTITY_BYTES for each in everybody) or len(set(everybody)) < len(everybody):
+            raise FederationError(f"{path}: identities must be different, and of {IDENTITY_BYTES} bytes each")
+        own = server if self.is_server else parties[self.index]
+        if own != self.identity().public:
+            raise FederationError(f"{path} has another identity for {self.name} than {IDENTITY}; do not go on with it")
+        return Pins(server, parties)
+
+    def write_pins(self, server: bytes, parties: dict[str, bytes]) -> None:
+        said = {"server": server.hex(), "parties": {name: key.hex() for name, key in parties.items()}}
+        write_atomically(self.path / PINS, json.dumps(said, indent=1) + "\n")
+
+    # --- places ---
+
+    @property
+    def kit(self) -> Path:
+        return self.path / "kit"
+
+    @property
+    def lead_kit(self) -> Path:
+        return self.path / "lead"
+
+    @property
+    def certificate(self) -> Path:
+        return self.kit / "startup" / ("server.crt" if self.is_server else "client.crt")
+
+    @property
+    def private_key(self) -> Path:
+        return self.kit / "startup" / ("server.key" if self.is_server else "client.key")
+
+    @property
+    def authority(self) -> Path:
+        return self.kit / "startup" / "rootCA.pem"
+
+    @property
+    def policy(self) -> Path:
+        return self.path / "policy.toml"
+
+    @property
+    def ledger(self) -> Path:
+        return self.path / "ledger.sqlite"
+
+    @property
+    def status(self) -> Path:
+        return self.path / "status.json"
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+    def alignment(self, name: str) -> Path:
+        return self.path / "alignments" / check_name(name, "alignment")
+
+    def request(self, name: str) -> Path:
+        """At the label holder: what was asked for in an alignment, and what came of it."""
+        return self.path / "requests" / check_name(name, "alignment")
+
+    def run(self, name: str) -> Path:
+        return self.path / "runs" / check_name(name, "run")
+
+    def model(self, run: str) -> Path:
+        return self.path / "models" / check_name(run, "run")

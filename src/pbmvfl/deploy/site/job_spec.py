@@ -1,0 +1,106 @@
+"""What a job asks its sites to do. Parameters only: names and public numbers, in one exact form.
+
+It travels as one text, and whatever is not of this form is refused before any process of the job exists.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from pbmvfl.crypto.key_exchange import RUN_ID_BYTES
+from pbmvfl.deploy.site.folder import check_name
+from pbmvfl.errors import FederationError, OrderError, PlanError
+from pbmvfl.plan.plan import Plan
+
+FORMAT = 1
+#: In characters; a plan has about 3,000.
+LONGEST = 100_000
+
+
+class Work(StrEnum):
+    """What is to be done."""
+
+    ALIGN = "align"  #: find the common rows, and put them in one order
+    TRAIN = "train"  #: run a plan
+    PREDICT = "predict"  #: ask the model that a run trained
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """One job's parameters."""
+
+    work: Work
+    federation: str
+    #: The alignment that is made, trained on, or predicted.
+    alignment: str
+    #: The run that is trained, or whose model is asked; empty where rows are aligned.
+    run: str = ""
+    #: By which checkpoints and ledgers know the run, 8 bytes in hexadecimal; empty where rows are aligned.
+    run_id: str = ""
+    #: None where rows are aligned.
+    plan: Plan | None = None
+
+    def __post_init__(self) -> None:
+        check_name(self.federation, "federation")
+        check_name(self.alignment, "alignment")
+        if self.work is Work.ALIGN:
+            if self.run or self.run_id or self.plan is not None:
+                raise OrderError("work=align has no run and no plan")
+            return
+        check_name(self.run, "run")
+        if len(self.run_id) != 2 * RUN_ID_BYTES or set(self.run_id) - set("0123456789abcdef"):
+            raise OrderError(f"run_id={self.run_id!r} must be {2 * RUN_ID_BYTES} hexadecimal digits")
+        if self.plan is None or bool(self.plan.model) != (self.work is Work.PREDICT):
+            raise OrderError(f"work={self.work}: it needs a plan that {self.work}s, and no other")
+
+    def to_text(self) -> str:
+        """The one text that means this order."""
+        said = {
+            "format": FORMAT,
+            "work": str(self.work),
+            "federation": self.federation,
+            "alignment": self.alignment,
+            "run": self.run,
+            "run_id": self.run_id,
+            "plan": None if self.plan is None else self.plan.to_dict(),
+        }
+        return json.dumps(said, sort_keys=True, separators=(",", ":"))
+
+    @classmethod
+    def from_text(cls, text: str) -> Order:
+        """Read an order, or refuse it with words that anybody may read."""
+        if not isinstance(text, str) or len(text) > LONGEST:
+            raise OrderError(f"an order is a text of at most {LONGEST} characters")
+        try:
+            said: Any = json.loads(text)
+        except (ValueError, RecursionError):
+            raise OrderError("the order is no JSON") from None
+        names = {"format", "work", "federation", "alignment", "run", "run_id", "plan"}
+        if not isinstance(said, dict) or set(said) != names:
+            raise OrderError(f"an order has exactly these names: {', '.join(sorted(names))}")
+        if said["format"] != FORMAT or isinstance(said["format"], bool):
+            raise OrderError(f"format={str(said['format'])[:20]!r}: this version reads format {FORMAT}")
+        if said["work"] not in tuple(Work):
+            raise OrderError(f"work={str(said['work'])[:20]!r}; permitted: {', '.join(Work)}")
+        if not all(isinstance(said[name], str) for name in ("federation", "alignment", "run", "run_id")):
+            raise OrderError("federation, alignment, run and run_id are texts")
+        try:
+            plan = None if said["plan"] is None else Plan.from_dict(said["plan"])
+            order = cls(
+                work=Work(said["work"]),
+                federation=said["federation"],
+                alignment=said["alignment"],
+                run=said["run"],
+                run_id=said["run_id"],
+                plan=plan,
+            )
+        except (PlanError, FederationError) as error:
+            raise OrderError(str(error)) from error
+        except (TypeError, KeyError, ValueError, AttributeError, RecursionError):
+            raise OrderError("the order's plan is not of the form that this version writes") from None
+        if order.to_text() != text:
+            raise OrderError("the order is not written as this version writes it")
+        return order

@@ -1,0 +1,136 @@
+"""What a policy accepts, in words for its owner; and whether what it names is there."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+
+from pbmvfl._text import counted
+from pbmvfl.deploy.site.folder import Home
+from pbmvfl.deploy.site.policy_file import DataSource, PolicyFile, same_subject
+from pbmvfl.errors import DataError
+from pbmvfl.ledger.database import is_begun
+from pbmvfl.ledger.ledger import Ledger
+from pbmvfl.ledger.limits import Limit
+from pbmvfl.plan.policy import Policy
+from pbmvfl.privacy.table import format_epsilon
+from pbmvfl.privacy.units import Accounting
+
+#: Above this an epsilon protects nobody in practice.
+_LARGE = 20.0
+
+
+def columns_in_use(data: DataSource) -> tuple[str, ...]:
+    """The columns that the organisation takes part with, from the file's header and the schema; faults are raised."""
+    from pbmvfl.data.faults import Faults, nearest
+    from pbmvfl.data.readers import column_names, require_columns, source_of
+    from pbmvfl.data.schema import read_schema
+
+    source, faults = source_of(data.file), Faults()
+    present = column_names(source, faults)
+    said = read_schema(data.schema, faults)
+    faults.raise_any()
+    assert present is not None
+    chosen = data.columns or [name for name in present if name not in (data.id, data.label)]
+    wanted = [data.id, *([data.label] if data.label else chosen)]
+    require_columns(source, present, wanted, faults)
+    for name in said.names:
+        if name not in present:
+            faults.add(f"the schema describes column={name!r}, which is not in {source.file}{nearest(name, present)}")
+    if not chosen and not data.label:
+        faults.add(f"{source.file} has no column beside the id; a party needs at least one")
+    faults.raise_any()
+    return (data.label,) if data.label else tuple(chosen)
+
+
+def data_words(data: DataSource, columns: tuple[str, ...]) -> str:
+    listed = ", ".join(columns[:6]) + (f" and {len(columns) - 6} more" if len(columns) > 6 else "")
+    what = f"label {data.label}" if data.label else f"{counted(len(columns), 'column')}: {listed}"
+    schema = f"; schema {data.schema.name}" if data.schema is not None else ""
+    return f"{data.file.name}, rows known by {data.id}; {what}{schema}"
+
+
+def limit_words(home: Home, policy: PolicyFile) -> list[str]:
+    """Each limit, and whether the book has it; nothing is written."""
+    held: list[Limit] = []
+    if is_begun(home.ledger):
+        with contextlib.closing(Ledger(home.ledger, owner=home.name, read_only=True)) as book:
+            held = book.limits(policy.dataset)
+    return [f"{limit}, {_standing(limit, held)}" for limit in policy.limits]
+
+
+def _standing(limit: Limit, held: list[Limit]) -> str:
+    there = next((each for each in held if same_subject(each, limit)), None)
+    if there is None:
+        return "will be in the book with the next order"
+    if (there.epsilon, there.delta) == (limit.epsilon, limit.delta):
+        return "as in the book"
+    now = f"epsilon {there.epsilon:g} at delta {there.delta:g}"
+    if limit.epsilon <= there.epsilon and limit.delta <= there.delta:
+        return f"will be lowered from {now} with the next order"
+    return f"LOOSER than the book's {now}: every order is refused until one of them is changed"
+
+
+def plan_words(policy: Policy) -> list[str]:
+    """What a plan must be."""
+    words = [f"{policy.smallest_num_parties} parties or more"]
+    if policy.largest_epsilon is not None:
+        words.append(
+            f"epsilon {format_epsilon(policy.largest_epsilon)} or less in one plan ({policy.unit}, strict, "
+            f"delta {policy.delta:g})"
+        )
+    if policy.mechanisms is not None:
+        words.append(f"rows released by {', '.join(sorted(policy.mechanisms))} alone")
+    if policy.needs_secure_aggregation:
+        words.append("only sums readable")
+    if policy.smallest_noise:
+        words.append(f"noise on training steps of {policy.smallest_noise:g} or more")
+    words += [f"{name}: {rule}" for name, rule in policy.fields.items()]
+    return [*words, "no exact sums, ever"]
+
+
+def run_words(policy: PolicyFile, *, is_server: bool) -> list[str]:
+    """How often and when."""
+    runs = policy.runs
+    when = f"between {runs.hours} by this machine's clock" if runs.hours is not None else "at any time of the day"
+    if is_server:
+        return [when]
+    ends = "is begun all the same" if runs.until_limit else "is refused beforehand"
+    return [
+        when,
+        f"{counted(runs.sessions, 'session')} of a run at most; a run that a limit would end early {ends}",
+        f"{counted(runs.alignments, 'alignment')} at most, of {runs.largest_alignment:,} ids or fewer, with "
+        f"{counted(runs.smallest_alignment, 'common row')} or more",
+    ]
+
+
+def notes(policy: PolicyFile) -> list[str]:
+    """What is not wrong, and should be looked at."""
+    found = [*policy.notes]
+    if policy.data.made_up:
+        found.append("[data] made_up: the rows are nobody's, by the owner's word; take it out for rows of people")
+    if policy.limits and not any(limit.accounting is Accounting.STRICT for limit in policy.limits):
+        found.append('no limit is strict: the paper\'s count is not a proof; add one with accounting = "strict"')
+    for limit in policy.limits:
+        if limit.epsilon > _LARGE:
+            found.append(f"epsilon {limit.epsilon:g} protects nobody in practice; 8 is usual")
+    if policy.encoder is not None and not _can_be_found(policy.encoder):
+        found.append(f"[encoder] own={policy.encoder!r}: this Python has no such package; install it here")
+    return found
+
+
+def _can_be_found(function: str) -> bool:
+    """Whether its package is there. Nothing is imported: that happens in a job's process alone."""
+    try:
+        return importlib.util.find_spec(function.partition(":")[0].partition(".")[0]) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def faults_of(data: DataSource) -> list[str]:
+    """What is wrong with the data file's header or the schema, a sentence each."""
+    try:
+        columns_in_use(data)
+    except DataError as error:
+        return list(error.faults) or [str(error)]
+    return []

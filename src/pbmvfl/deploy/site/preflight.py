@@ -1,0 +1,108 @@
+"""One handshake with the server before anything is started: a site that the server refuses would else try for ever."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import time
+
+from pbmvfl.deploy.link.tls import Credentials, common_name, party_context, wrap
+from pbmvfl.deploy.site.folder import Home
+from pbmvfl.errors import FederationError, LinkError
+
+_TIMEOUT = 10.0
+_AGAIN = 0.2
+#: Of a server that hangs up.
+_TRIES = 5
+#: What TLS calls a certificate that is not taken, besides all that begins with "certificate".
+_REFUSALS = ("UNKNOWN_CA", "BAD_CERTIFICATE", "UNSUPPORTED_CERTIFICATE", "ACCESS_DENIED", "HANDSHAKE_FAILURE")
+#: OpenSSL's numbers for what may be wrong with a certificate (x509_vfy.h).
+_NOT_YET, _EXPIRED = 9, 10
+
+
+def reach_server(home: Home, *, wait: float = 0.0) -> None:
+    """Shake hands with the server, and say what is wrong if that fails.
+
+    `wait` is for how many seconds a server that is not there yet is tried again; one that refuses is not.
+    """
+    federation = home.federation
+    context = party_context(
+        Credentials(certificate=home.certificate, private_key=home.private_key, authority=home.authority)
+    )
+    until = time.monotonic() + wait
+    hung_up = 0
+    while True:
+        try:
+            with socket.create_connection((federation.host, federation.port), timeout=_TIMEOUT) as plain:
+                _shake_hands(context, plain, home)
+            return
+        except OSError as error:
+            # A server that refuses may hang up so fast that its reason is lost on the way; the next try may get it.
+            hung_up += isinstance(error, _HungUp)
+            if time.monotonic() >= until and not 0 < hung_up < _TRIES:
+                raise LinkError(_unreached(federation.host, federation.port, error)) from error
+        time.sleep(_AGAIN)
+
+
+class _HungUp(ConnectionResetError):
+    """The server ended the connection as soon as it had this kit's certificate, and no reason came through."""
+
+
+def _shake_hands(context: ssl.SSLContext, plain: socket.socket, home: Home) -> None:
+    where = f"{home.federation.host}:{home.federation.port}"
+    with wrap(context, plain, server_side=False) as connection:
+        try:
+            connection.do_handshake()
+        except ssl.SSLCertVerificationError as error:
+            raise FederationError(f"{where}: {_refused(error)}") from error
+        except ssl.SSLEOFError as error:  # as when it goes down just now
+            raise ConnectionResetError("it hung up during the handshake") from error
+        except ssl.SSLError as error:
+            raise FederationError(f"{where} speaks no TLS 1.3 that this kit understands: {error.reason}") from error
+        name = common_name(connection)
+        if name != home.federation.server:
+            raise FederationError(
+                f"{where} is {name!r}, not the server {home.federation.server!r}; it is another organisation's machine"
+            )
+        try:
+            # With TLS 1.3 a server looks at our certificate after the handshake looks done here. Told that nothing will
+            # come, it hangs up, or says what it did not like. Not the TLS socket's own shutdown: that forgets TLS.
+            socket.socket.shutdown(connection, socket.SHUT_WR)
+            connection.recv(1)
+        except ssl.SSLError as error:
+            reason = (error.reason or "").partition("ALERT_")[2]
+            if reason in _REFUSALS or reason.startswith("CERTIFICATE"):
+                raise FederationError(
+                    f"{where} refused this kit's certificate ({reason.lower().replace('_', ' ')}): it is of another "
+                    "federation, or expired by the server's clock; ask its organisation"
+                ) from error
+        except TimeoutError:
+            pass  # it waits for more: it has nothing against us
+        except OSError as error:
+            raise _HungUp(str(error)) from error
+
+
+def _refused(error: ssl.SSLCertVerificationError) -> str:
+    if error.verify_code == _EXPIRED:
+        return "the server's certificate expired, by this machine's clock; tell its organisation, or set the clock"
+    if error.verify_code == _NOT_YET:
+        return "the server's certificate is not valid yet, by this machine's clock; is the clock right?"
+    return (
+        f"the server's certificate was not signed by this federation's authority ({error.verify_message}); it is "
+        "another federation's server, or somebody poses as it"
+    )
+
+
+def _unreached(host: str, port: int, error: OSError) -> str:
+    if isinstance(error, socket.gaierror):
+        return f"host={host!r} has no address: {error.strerror}; check [server] host in federation.toml, and DNS"
+    if isinstance(error, ConnectionRefusedError):
+        return f"nobody listens at {host}:{port}; the label holder starts it with `pbmvfl server start`"
+    if isinstance(error, TimeoutError):
+        return f"{host}:{port} does not answer; is a firewall in between, or the address wrong?"
+    if isinstance(error, _HungUp):
+        return (
+            f"{host}:{port} hung up when it had this kit's certificate: it refuses it, as of another federation or "
+            "expired by the server's clock, or it is just going down; ask its organisation"
+        )
+    return f"{host}:{port} cannot be reached: {error.strerror or error}; check the network"

@@ -1,0 +1,303 @@
+"""VerticalClassifier: a federation with the manners of scikit-learn.
+
+    model = pbmvfl.VerticalClassifier(columns={"bank": ["age", "job"], "shop": ["visits"]}, schema="schema.json")
+    model.fit(X, y).predict(new)        # `fit` spends epsilon, `predict` one release a row
+
+A simulation: whoever calls it holds every party's columns and all labels. Between the parties everything is as in
+`Federation`, with real masks and real noise, and every release is charged.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from numbers import Real
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.utils import assert_all_finite
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_consistent_length, check_is_fitted, column_or_1d, validate_data
+
+from pbmvfl.data.assignment import check_name
+from pbmvfl.data.faults import Faults
+from pbmvfl.data.labels import number_classes
+from pbmvfl.data.new_rows import NewRows, load_rows
+from pbmvfl.data.preparation import prepare
+from pbmvfl.data.vertical import VerticalDataset
+from pbmvfl.errors import DataError, ModelError, PlanError
+from pbmvfl.federation.estimator_input import (
+    check_labels,
+    held_by_number,
+    is_frame,
+    names_of,
+    parts_of,
+    row_names,
+    table_of,
+)
+from pbmvfl.federation.federation import Federation
+from pbmvfl.federation.predictions import Predictions
+from pbmvfl.plan.groups import feature_width
+from pbmvfl.plan.local_search import learning_note
+from pbmvfl.plan.plan import Plan
+from pbmvfl.privacy.conversion import usual_delta
+from pbmvfl.privacy.units import Unit
+
+#: What predictions are released and charged by: as it was when the model was trained.
+_FIXED_BY_FIT = ("prediction_epsilon", "delta", "unit", "ledger", "dataset")
+_FITTED = ("model_", "result_", "classes_", "privacy_", "prediction_privacy_", "n_features_in_", "feature_names_in_")
+
+
+class VerticalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
+    """A classifier for scikit-learn whose columns belong to different parties.
+
+    columns: who holds what, {"bank": ["age", "job"], "shop": ["visits"]}: names, or numbers of columns. Others are not
+        read. None: `num_parties` parties hold blocks of columns.
+    num_parties: how many share the columns, if nobody said who holds what.
+    epsilon: what training may spend on each row, at `delta`, by the strict account.
+    delta: None is a tenth of 1/N, at most 1e-5.
+    unit: what epsilon protects: "cell", one party's columns of a row, or "record", the whole row.
+    prediction_epsilon: what each later prediction of a row may spend.
+    schema: what is public about columns (see `load_table`), for frames; arrays have columns "0", "1", ...
+    ledger: the folder of the parties' books, which training and predictions are charged to. None: nobody counts.
+    dataset: the owners' name of these people in the books.
+    exact: predict by exact sums, as only a simulator can: no noise, no charge, no epsilon.
+    seed: public; of schedules and first weights. Noise has none: two fits differ.
+
+    After `fit`: `model_` (FederatedModel), `result_` (Result), `privacy_` and `prediction_privacy_` (what training and
+    one prediction cost, PrivacyTable), `classes_`, `n_features_in_` and, of frames, `feature_names_in_`. Rows have no
+    weights (sample_weight). The index of a pandas frame names the rows in the books.
+    """
+
+    def __init__(
+        self,
+        columns: Mapping[str, Sequence[str | int]] | str | None = None,
+        *,
+        num_parties: int = 2,
+        epsilon: float = 8.0,
+        delta: float | None = None,
+        unit: Unit | str = "cell",
+        prediction_epsilon: float = 8.0,
+        schema: Mapping[str, Any] | str | Path | None = None,
+        ledger: Path | str | None = None,
+        dataset: str = "frame",
+        exact: bool = False,
+        seed: int = 0,
+    ) -> None:
+        self.columns = columns
+        self.num_parties = num_parties
+        self.epsilon = epsilon
+        self.delta = delta
+        self.unit = unit
+        self.prediction_epsilon = prediction_epsilon
+        self.schema = schema
+        self.ledger = ledger
+        self.dataset = dataset
+        self.exact = exact
+        self.seed = seed
+
+    # --- what scikit-learn asks for ---
+
+    def fit(self, X: Any, y: Any) -> VerticalClassifier:
+        """Train within `epsilon` for each row. With a ledger every party's book is charged first; a second `fit` is a
+        second training, and is charged again."""
+        for name in _FITTED:  # a fit that fails leaves no model of other rows behind
+            self.__dict__.pop(name, None)
+        self._check_parameters()
+        data = self._dataset(X, y)
+        plan = Plan.for_budget(
+            epsilon=self.epsilon,
+            delta=self.delta,
+            unit=self.unit,
+            data=data,
+            serving_epsilon=self.prediction_epsilon,
+            evaluation="none",
+            seed=self.seed,
+        )
+        if (note := _learning_note(plan, data)) is not None:
+            warnings.warn(f"{type(self).__name__}: {note}", UserWarning, stacklevel=2)
+        result = Federation(plan).fit(data, ledger=self.ledger)
+        assert result.model is not None
+        delta = usual_delta(data.num_samples) if self.delta is None else self.delta
+        self._fixed = {name: getattr(self, name) for name in _FIXED_BY_FIT}
+        self.result_, self.model_ = result, result.model
+        self.privacy_ = result.privacy(delta=delta)
+        self.prediction_privacy_ = self.model_.prediction_privacy(**self._how)
+        return self
+
+    def predict(self, X: Any) -> npt.NDArray[Any]:
+        """The class of each row, one of `classes_`: one release a row, charged to the parties' books if there are any.
+        The same rows asked for again, in the same order, are answered from what was released."""
+        found = self._released(X)
+        labels: npt.NDArray[Any] = self.classes_[found.numbers]
+        return labels
+
+    def predict_proba(self, X: Any) -> npt.NDArray[np.float64]:
+        """P(class) of each row, (N, K), in the order of `classes_`, from the same release as `predict`."""
+        return self._released(X).probabilities
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return hasattr(self, "model_")
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.non_deterministic = True  # noise is drawn anew, and has no seed
+        tags.classifier_tags.poor_score = True  # a budget of 8 on a few dozen rows leaves little to learn
+        return tags
+
+    def __getstate__(self) -> Any:
+        if self.__sklearn_is_fitted__():
+            raise ModelError(
+                "a fitted VerticalClassifier cannot be pickled or copied: the parts of its model belong to different "
+                "owners, and a pickle runs code when it is read; use estimator.model_.save(folder) and "
+                "pbmvfl.load(folder), or sklearn.base.clone(estimator) for one that is not fitted"
+            )
+        return super().__getstate__()
+
+    # --- rows ---
+
+    def _released(self, X: Any) -> Predictions:
+        check_is_fitted(self)
+        for name, value in self._fixed.items():
+            if getattr(self, name) != value:
+                raise PlanError(
+                    f"{name}={getattr(self, name)!r} was {value!r} in fit, by which predictions are planned and "
+                    "charged; set it back, fit again, or ask the model itself: estimator.model_.release(...)"
+                )
+        rows = self._new_rows(X)
+        return self.model_.release(rows, exact=True) if self.exact else self.model_.release(rows, **self._how)
+
+    @property
+    def _how(self) -> dict[str, Any]:
+        """How the model is asked. What was planned with training is within the budget and is not planned again."""
+        planned = self.model_.plan.prediction is not None
+        epsilon = None if planned else self.prediction_epsilon
+        return {"epsilon": epsilon, "delta": self.delta, "unit": self.unit}
+
+    def _dataset(self, X: Any, y: Any) -> VerticalDataset:
+        """Rows to train on, as every party has them, without test rows."""
+        as_table = is_frame(X) or self.schema is not None
+        names = names_of(X)
+        check_labels(y)
+        rows, labels = self._checked(X, as_table=as_table, y=y)
+        check_consistent_length(rows, labels)
+        numbers, class_names = self._classes(labels)
+        held = held_by_number(self.columns, self.num_parties, names=names, width=rows.shape[1])
+        self._names = names or tuple(map(str, range(rows.shape[1])))
+        if as_table:
+            named = {party: [self._names[column] for column in own] for party, own in held.items()}
+            table = table_of(rows, self._names)
+            found = prepare([table], held=named, label=None, id=None, label_data=None, schema=self.schema)
+            columns, features = found.columns, found.features[0]
+        else:
+            columns, features = None, parts_of(rows, held)
+        self._held_columns = held
+        return VerticalDataset(
+            name=self.dataset,
+            party_names=tuple(held),
+            train_features=features,
+            test_features=tuple(part[:0] for part in features),
+            train_labels=numbers,
+            test_labels=numbers[:0],
+            class_names=class_names,
+            default_encoder="mlp",
+            train_ids=self._ids(X, len(numbers)),
+            test_ids=(),
+            columns=columns,
+        )
+
+    def _new_rows(self, X: Any) -> NewRows:
+        """Rows to ask about; other columns than those of training are refused in scikit-learn's words."""
+        columns = self.model_.columns
+        rows = self._checked(X, as_table=columns is not None, reset=False)
+        if columns is None:
+            features = parts_of(rows, self._held_columns)
+        else:
+            table = table_of(rows, self._names)
+            features = load_rows(table, columns=columns, class_names=self.model_.class_names).features
+        return NewRows(
+            name=self.dataset,
+            party_names=self.model_.party_names,
+            features=features,
+            ids=self._ids(X, len(features[0])),
+            rows_are_named=self.ledger is not None,
+        )
+
+    def _checked(self, X: Any, *, as_table: bool, **more: Any) -> Any:
+        """By scikit-learn's own checks of number, names and kind of columns; values of tables are checked by rules."""
+        checks: dict[str, Any] = {"dtype": None, "ensure_all_finite": False} if as_table else {"dtype": np.float32}
+        if as_table and is_frame(X):
+            checks = {"skip_check_array": True}
+        try:
+            return validate_data(self, X, **more, **checks)
+        except ValueError as error:
+            if "could not convert" not in str(error):
+                raise
+            raise DataError(  # the words of the other error have a value in them
+                "X has values that are no numbers; give a DataFrame, and a schema with the vocabulary of such columns"
+            ) from None
+
+    def _ids(self, X: Any, count: int) -> tuple[str, ...]:
+        """The rows' names. Without a ledger nobody keeps them, and their places will do. With one, places will not:
+        row 0 of one fold is another person than row 0 of the next."""
+        names = row_names(X)
+        if names is not None:
+            return names
+        if self.ledger is not None:
+            raise DataError(
+                f"ledger={str(self.ledger)!r}: books know rows by their names, and these rows have none, or share "
+                "some; give a pandas DataFrame whose index has another name for each row (in a pipeline, steps keep "
+                'the index with set_output(transform="pandas"))'
+            )
+        return tuple(map(str, range(count)))
+
+    def _classes(self, y: Any) -> tuple[npt.NDArray[np.int64], tuple[str, ...]]:
+        """Every row's class by its number, and what the classes are called."""
+        y = column_or_1d(y, warn=True)
+        assert_all_finite(y, input_name="y")
+        check_classification_targets(y)
+        if len(y) < 2:
+            raise DataError(f"n_samples={len(y)}: there is nothing to learn from one sample; give at least 2 rows")
+        classes, numbers = np.unique(y, return_inverse=True)
+        faults = Faults()
+        names, _ = number_classes([y.tolist()], "y", faults)
+        faults.raise_any()
+        self.classes_ = classes
+        return numbers.astype(np.int64), names
+
+    def _check_parameters(self) -> None:
+        """Those that nobody else looks at, or only when it is too late."""
+        value = self.prediction_epsilon
+        if isinstance(value, bool) or not isinstance(value, Real) or not 0 < float(value) < math.inf:
+            raise PlanError(f"prediction_epsilon={value!r} must be a finite number above 0")
+        if self.unit not in (Unit.CELL, Unit.RECORD):
+            raise PlanError(
+                f"unit={self.unit!r} is not permitted; give 'cell', one party's columns of a row, or 'record', the "
+                "whole row. For a party's whole table see Plan.for_budget(unit='party')"
+            )
+        if not isinstance(self.exact, bool | np.bool_):
+            raise PlanError(f"exact={self.exact!r} must be True or False")
+        try:
+            check_name(self.dataset or "")
+        except DataError:
+            raise DataError(
+                f"dataset={self.dataset!r} is not permitted; give the owners' name of these people, a text without / "
+                "and \\ that neither begins nor ends with a blank, as in 'patients-2024'"
+            ) from None
+
+
+def _learning_note(plan: Plan, data: VerticalDataset) -> str | None:
+    """What a person should know before training whose noise leaves little to be learned; from public sizes, and from
+    labels, which local training tells every party anyway."""
+    columns = max(part.shape[1] for part in data.train_features)
+    return learning_note(
+        shift=2 * math.sqrt(plan.num_epochs) / plan.noise_multiplier,
+        num_samples=plan.num_samples,
+        num_classes=plan.num_classes,
+        width=feature_width(plan.features, columns, plan.column_values),
+        majority=float(np.bincount(data.train_labels).max()) / plan.num_samples,
+    )

@@ -1,0 +1,377 @@
+"""Federation: all roles in one place, with real masks and real noise. The embedded default.
+
+Each party's columns go to that party's state machine alone and the labels to the server's; what passes between them is
+the bytes of the wire. Only the simulator's evaluation looks at exact sums, and it says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from pbmvfl.crypto.key_exchange import Identity
+from pbmvfl.data.vertical import VerticalDataset
+from pbmvfl.errors import CheckpointError, EncoderError, LedgerError, ModelError, PlanError
+from pbmvfl.federation.checkpoints import Checkpoints
+from pbmvfl.federation.history import EpochLine
+from pbmvfl.federation.in_process import InProcess
+from pbmvfl.federation.model import FederatedModel
+from pbmvfl.federation.model_files import PartyPart, ServerPart, model_digest
+from pbmvfl.federation.party_setup import PartySetup
+from pbmvfl.federation.processes import Processes
+from pbmvfl.federation.release_log import ReleaseLog
+from pbmvfl.federation.results import Result
+from pbmvfl.federation.run import Run
+from pbmvfl.ledger.ledger_folder import PartyForecast, books_for, check_folder, check_reaches_end, make_folder
+from pbmvfl.plan.groups import Evaluation
+from pbmvfl.plan.plan import Plan
+from pbmvfl.protocol.party import part_of_state
+from pbmvfl.protocol.server import Server
+from pbmvfl.protocol.session import Tap
+from pbmvfl.protocol.transport import Transport
+from pbmvfl.training.encoders import build_encoder, check_distinct
+from pbmvfl.training.features import mapped, network_shape
+from pbmvfl.training.updates import check_trainable
+from pbmvfl.wire.traffic import Traffic
+
+#: Called after every round with (completed rounds, the last loss, traffic so far).
+OnRound = Callable[[int, float, Traffic], None]
+#: Called after every epoch with its line of the history.
+OnEpoch = Callable[[EpochLine], None]
+
+
+class Parties(StrEnum):
+    """Where the parties run."""
+
+    IN_PROCESS = "in-process"
+    PROCESSES = "processes"
+
+    @classmethod
+    def named(cls, name: str) -> Parties:
+        """As an option spells it."""
+        if name not in tuple(cls):
+            raise PlanError(f"parties={name!r} is not one of {', '.join(cls)}")
+        return cls(name)
+
+
+class Federation:
+    """A whole federation. `fit` trains it and returns what came out and what it cost."""
+
+    #: What makes a party; a subclass may have another.
+    setup_kind: ClassVar[type[PartySetup]] = PartySetup
+    #: Whether somebody knows the parties' noise: then no epsilon is claimed.
+    noise_is_seeded: bool = False
+
+    def __init__(
+        self,
+        plan: Plan,
+        *,
+        encoders: Sequence[nn.Module] | None = None,
+        parties: Parties | str = Parties.IN_PROCESS,
+    ) -> None:
+        self.plan = plan
+        self._encoders = encoders
+        self._first_weights: list[dict[str, Any]] = []
+        self._parties = Parties.named(parties)
+        if encoders is not None:
+            if len(encoders) != plan.num_parties:
+                raise PlanError(f"{len(encoders)} encoders for num_parties={plan.num_parties}")
+            if self._parties is Parties.PROCESSES:
+                raise PlanError("parties=processes builds the plan's encoders; own networks need parties=in-process")
+            check_distinct(encoders)
+            self._first_weights = [copy.deepcopy(encoder.state_dict()) for encoder in encoders]
+        #: Called with (direction, party, bytes) for every message, whatever it is.
+        self.taps: list[Tap] = []
+        #: What the last `fit` trained; None before it.
+        self.model: FederatedModel | None = None
+        #: What the server read of every party's symbols in the last `fit`, (M, N), if the plan has such rounds.
+        self.symbols: npt.NDArray[np.int64] | None = None
+
+    def fit(
+        self,
+        data: VerticalDataset,
+        *,
+        checkpoints: Path | str | None = None,
+        checkpoint_every: int = 1,
+        sessions: Path | str | None = None,
+        ledger: Path | str | None = None,
+        exact_metrics: bool = False,
+        until_limit: bool = False,
+        on_round: OnRound | None = None,
+        on_epoch: OnEpoch | None = None,
+    ) -> Result:
+        """Train to the end of the plan, from the newest checkpoint that all roles have in `checkpoints`.
+
+        Every role writes its own there, in a folder of its own, after every `checkpoint_every` epochs and at the end;
+        the count of releases goes to the folder `sessions`, by default beside them. With `ledger`, a folder, each party
+        keeps its own ledger there. A run that a limit in it would end early is refused before anything is released;
+        with `until_limit` it runs up to the limit, and the result says so. `exact_metrics` is the owners' word that
+        evaluation=simulator may look at exact metrics of rows that have a limit.
+        """
+        checkpoints, sessions, ledger = (
+            None if folder is None else Path(folder) for folder in (checkpoints, sessions or checkpoints, ledger)
+        )
+        self.check(data)
+        if isinstance(checkpoint_every, bool) or not isinstance(checkpoint_every, int) or checkpoint_every < 1:
+            raise PlanError(f"checkpoint_every={checkpoint_every!r} must be an integer of at least 1, in epochs")
+        keeper = None
+        if checkpoints is not None:
+            keeper = Checkpoints(folder=checkpoints / "server", plan=self.plan, every=checkpoint_every)
+            # Names what differs in another plan, of which the log of releases has only hashes.
+            newest_common_round(self.plan, checkpoints)
+        for encoder, first in zip(self._encoders or (), self._first_weights, strict=True):
+            encoder.load_state_dict(first)  # a second fit starts where the first one did
+        if ledger is not None:
+            ahead = self.forecast(data, ledger, checkpoints=checkpoints, exact_metrics=exact_metrics)
+            if not until_limit:
+                check_reaches_end(ahead, dataset=data.name, rounds=len(self.plan.schedule))
+        with contextlib.ExitStack() as opened:
+            log = ReleaseLog(sessions, plan_hash=self.plan.hash.hex(), moved_from=checkpoints)
+            opened.callback(log.close)
+            # From here on this process alone may write the folder, so what is read now stays true.
+            if ledger is not None:
+                check_ledgers(ledger, data, released=bool(log.records))
+            server = Server(
+                self.plan,
+                train_labels=data.train_labels,
+                run_id=(None if keeper is None else keeper.run_id) or self.new_run_id(),
+                keeper=keeper,
+            )
+            setups = self.party_setups(data, ledger, checkpoints, checkpoint_every)
+            transport = self._open_transport([replace(setup, exact_metrics=exact_metrics) for setup in setups])
+            opened.enter_context(_closed_at_the_end(transport))
+            run = Run(
+                server,
+                transport,
+                data,
+                log=log,
+                keeper=keeper,
+                inspection=transport if self.plan.evaluation is Evaluation.SIMULATOR else None,
+                owners=transport,
+                noise_is_seeded=self.noise_is_seeded,
+                taps=self.taps,
+                on_round=on_round,
+                on_epoch=on_epoch,
+            )
+            result = run.finish()
+            self.symbols = server.symbols
+            model = self._trained(data, server, transport, checkpoints, ledger)
+            self.model = model
+            return replace(result, model=model)
+
+    # --- what was trained ---
+
+    def save(self, folder: Path | str) -> Path:
+        """The model of the last `fit`, every part in a folder of its own; `pbmvfl.load` reads it back."""
+        if self.model is None:
+            raise ModelError("there is no trained model yet; call fit(data) first (parties=processes need checkpoints)")
+        return self.model.save(folder)
+
+    def _trained(
+        self,
+        data: VerticalDataset,
+        server: Server,
+        transport: InProcess | Processes,
+        checkpoints: Path | None,
+        ledger: Path | None,
+    ) -> FederatedModel | None:
+        """The model. Weights never pass a transport: of parties in processes of their own it is made of what each of
+        them kept, and without checkpoints there is none."""
+        plan = self.plan
+        if plan.interactions is not None or not server.completed_rounds:
+            return None
+        if isinstance(transport, InProcess):
+            states = [party.part_state() for party in transport.parties]
+        elif checkpoints is not None and (completed := newest_common_round(plan, checkpoints, strict=True)):
+            folders = [checkpoints / f"party-{index}" for index in range(plan.num_parties)]
+            keepers = [Checkpoints(folder=folder, plan=plan, strict=True) for folder in folders]
+            states = [part_of_state(plan, keeper.load(server.run_id, completed)) for keeper in keepers]
+        else:
+            return None
+        shared: dict[str, Any] = {
+            "model": model_digest(plan, server.run_id),
+            "plan": plan,
+            "dataset": data.name,
+        }
+        columns = data.columns or (None,) * plan.num_parties
+        parts = [
+            PartyPart(
+                **shared,
+                state=state,
+                index=index,
+                party=data.party_names[index],
+                shape=data.train_features[index].shape[1:],
+                dtype=str(data.train_features[index].dtype),
+                columns=columns[index],
+                own_network=self._encoders is not None,
+                ledger_run="" if ledger is None else server.run_id.hex(),
+            )
+            for index, state in enumerate(states)
+        ]
+        kept = server.part_state()
+        names = (data.party_names, data.class_names)
+        return FederatedModel(
+            ServerPart(**shared, party_names=names[0], class_names=names[1], state=kept, label=data.label),
+            parts,
+            encoders=None if self._encoders is None else [copy.deepcopy(encoder) for encoder in self._encoders],
+            ledger=ledger,
+            setup_kind=self.setup_kind,
+            noise_is_seeded=self.noise_is_seeded,
+        )
+
+    def __reduce__(self) -> str:
+        raise ModelError(
+            "a Federation cannot be pickled: it holds every party's side, and a pickle runs code when it is read; save "
+            "the model, federation.save(folder), and read it with pbmvfl.load(folder)"
+        )
+
+    def forecast(
+        self, data: VerticalDataset, ledger: Path, *, checkpoints: Path | None = None, exact_metrics: bool = False
+    ) -> list[PartyForecast]:
+        """What every party's ledger will say to a run, or to one that goes on; nothing is written."""
+        check_folder(ledger)
+        run, first_round = None, 0
+        if checkpoints is not None:
+            run = Checkpoints(folder=checkpoints / "server", plan=self.plan).run_id
+            first_round = newest_common_round(self.plan, checkpoints)
+        found = []
+        for index, setup in enumerate(self.party_setups(data, ledger, checkpoints, 1)):
+            asked = replace(setup, exact_metrics=exact_metrics)
+            own = None if self._encoders is None else self._encoders[index]
+            found.append(asked.forecast(own, run="" if run is None else run.hex(), first_round=first_round))
+        return found
+
+    def check(self, data: VerticalDataset) -> None:
+        """Refuse a plan that cannot be trained on this data, before anything is written."""
+        check_trainable(self.plan)
+        for name in ("num_parties", "num_samples", "num_classes", "num_test_samples"):
+            mine, given = getattr(self.plan, name), getattr(data, name)
+            if mine != given:
+                raise PlanError(f"{name}={mine} in the plan, {given} in the data; make the plan with Plan.for_data")
+        if self._encoders is None:
+            kinds = {
+                (network_shape(self.plan, part.shape[1:], index=index), part.dtype): part
+                for index, part in enumerate(data.train_features)
+            }
+            for (shape, _), features in kinds.items():
+                _check_encoder_takes(self.plan, features, shape)
+
+    # --- what a subclass may do otherwise ---
+
+    def new_run_id(self) -> bytes | None:
+        """None for one that the server draws."""
+        return None
+
+    def new_identity(self, index: int) -> Identity:
+        """A party's long-lived key pair; here one for each run."""
+        del index
+        return Identity.generate()
+
+    def party_setups(
+        self, data: VerticalDataset, ledger: Path | None, checkpoints: Path | None, checkpoint_every: int
+    ) -> list[PartySetup]:
+        """Every party's own side of the run."""
+        identities = [self.new_identity(index) for index in range(self.plan.num_parties)]
+        pinned = tuple(identity.public for identity in identities)
+        # Only ledgers and stored answers ask for ids, and a party in a process of its own gets a copy.
+        named = ledger is not None or checkpoints is not None
+        ledgers = None if ledger is None else books_for(ledger, data)
+        return [
+            self.setup_kind(
+                plan=self.plan,
+                index=index,
+                identity=identity.private_bytes(),
+                identities=pinned,
+                train_features=data.train_features[index],
+                test_features=data.test_features[index] if data.num_test_samples else None,
+                checkpoints=None if checkpoints is None else checkpoints / f"party-{index}",
+                checkpoint_every=checkpoint_every,
+                answers=None if checkpoints is None else checkpoints / f"party-{index}" / "answers",
+                ledger=None if ledgers is None else ledgers[index],
+                owner=data.party_names[index],
+                dataset=data.name,
+                train_ids=data.train_ids if named else None,
+                test_ids=data.test_ids if named else None,
+            )
+            for index, identity in enumerate(identities)
+        ]
+
+    def _open_transport(self, setups: Sequence[PartySetup]) -> InProcess | Processes:
+        if self._parties is Parties.PROCESSES:
+            return Processes(setups)
+        return InProcess(setups, self._encoders)
+
+
+@contextlib.contextmanager
+def _closed_at_the_end(transport: Transport) -> Iterator[None]:
+    """An error that is on its way stays the one that is raised, whatever closing adds to it."""
+    try:
+        yield
+    except BaseException as error:
+        try:
+            transport.close()
+        except Exception as later:
+            error.add_note(f"Closing the parties failed after it: {later}")
+        raise
+    transport.close()
+
+
+def newest_common_round(plan: Plan, checkpoints: Path, *, strict: bool = False) -> int:
+    """Return the round at which a run with all its roles in one folder resumes; 0 if it begins anew.
+
+    Args:
+        plan: The run's plan.
+        checkpoints: The folder with a folder for each role.
+        strict: Refuse a damaged index instead of using the one before it.
+    """
+    folders = [checkpoints / "server", *(checkpoints / f"party-{index}" for index in range(plan.num_parties))]
+    kept = [Checkpoints(folder=folder, plan=plan, strict=strict) for folder in folders]
+    run_id = kept[0].run_id
+    if run_id is None:  # the server is the last to write: a run that ended before it did has no name yet
+        return 0
+    for each in kept:
+        if each.run_id not in (None, run_id):
+            raise CheckpointError(
+                f"{each.folder} has checkpoints of another run than {kept[0].folder}; put back those that belong "
+                "together, or start a new run"
+            )
+    return max(set.intersection(*(set(each.rounds(run_id)) for each in kept)), default=0)
+
+
+def _check_encoder_takes(plan: Plan, features: npt.NDArray[Any], shape: tuple[int, ...]) -> None:
+    """Build the plan's encoder and pass one row of zeros through it."""
+    kind = torch.from_numpy(mapped(plan, features[:0])).dtype
+    try:
+        with torch.no_grad():
+            encoder = build_encoder(plan, index=0, input_shape=shape).eval()
+            encoder(torch.zeros((1, *shape), dtype=kind))
+    except (RuntimeError, ValueError) as error:
+        if isinstance(error, EncoderError):
+            raise
+        raise EncoderError(
+            f"encoder={plan.encoder} cannot take rows of shape={tuple(shape)} and type {kind}: {error}; "
+            "choose another encoder"
+        ) from error
+
+
+def check_ledgers(folder: Path, data: VerticalDataset, *, released: bool) -> None:
+    """A run that has released something goes on with the books that know of it."""
+    if not released:
+        make_folder(folder)
+        return
+    for path in books_for(folder, data):
+        if not path.is_file():
+            raise LedgerError(
+                f"ledger={str(path)!r} does not exist, but this run has released rounds, and a new ledger would not "
+                "know of them; put it back where it was, or start a new run"
+            )

@@ -1,0 +1,503 @@
+"""FederatedModel: every part of a trained federation on one machine, and what can be asked of it.
+
+    model = pbmvfl.Federation(plan).fit(data).model
+    model.save("model")                       # model/bank, model/shop, model/server: each to its owner
+    pbmvfl.load("model").predict("new.csv")   # one release a row, charged to the parties' ledgers
+
+A real federation has the parts at their owners; this is the simulation of it, with the same state machines.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+from torch import nn
+
+from pbmvfl.crypto.key_exchange import Identity
+from pbmvfl.data.new_rows import NewRows
+from pbmvfl.errors import DataError, ModelError
+from pbmvfl.federation.asked_rows import Rows, check_data_version, taken_rows
+from pbmvfl.federation.books import check_known, look_exactly, note_uncharged
+from pbmvfl.federation.in_process import InProcess
+from pbmvfl.federation.model_files import INDEX, SERVER, Part, PartyPart, ServerPart, folder_name
+from pbmvfl.federation.party_setup import PartySetup
+from pbmvfl.federation.predictions import Predictions
+from pbmvfl.federation.serving import Release, exact_scores, release_for, serve, serving_plan
+from pbmvfl.ledger.ledger_folder import PartyForecast, books_for, check_reaches_end, make_folder
+from pbmvfl.plan.plan import Plan
+from pbmvfl.plan.schedule import Split
+from pbmvfl.privacy.conversion import usual_delta
+from pbmvfl.privacy.table import PrivacyTable, privacy_table
+from pbmvfl.privacy.units import Unit
+from pbmvfl.protocol.party import weights_are_charged
+from pbmvfl.protocol.session import Tap
+from pbmvfl.wire.traffic import Traffic
+
+if TYPE_CHECKING:
+    from pbmvfl.data.column_rules import PartyColumns
+
+#: Noise of so much of all votes together leaves little of them.
+_DROWNED = 0.5
+_WITHIN_A_LIMIT = (
+    "Ask for fewer rows or a smaller epsilon, or for as many rows as the limit allows: --until-limit, "
+    "release(until_limit=True)"
+)
+#: Releases that are remembered, so that asking again for the same rows in the same way releases nothing.
+_REMEMBERED = 8
+
+
+class FederatedModel:
+    """A trained federation: `predict`, `predict_proba`, `score`, `evaluate`, `save`."""
+
+    def __init__(
+        self,
+        server: ServerPart,
+        parties: Sequence[PartyPart],
+        *,
+        encoders: Sequence[nn.Module] | None = None,
+        ledger: Path | str | None = None,
+        folder: Path | None = None,
+        setup_kind: type[PartySetup] = PartySetup,
+        noise_is_seeded: bool = False,
+    ) -> None:
+        """`ledger` is the folder of the parties' ledgers, which predictions are charged to. `encoders` are the owners'
+        own networks, where training had such: their weights come from the parts. `folder` is where the parts are,
+        beside which each party keeps its answers."""
+        self._server, self._parties = server, sorted(parties, key=lambda part: part.index)
+        _check_parts(server, self._parties)
+        if any(part.own_network for part in self._parties) != (encoders is not None):
+            raise ModelError(
+                "this model was trained with the owners' own networks; give them again: "
+                "pbmvfl.load(folder, encoders=[...])"
+                if encoders is None
+                else "this model has the plan's networks; leave encoders out"
+            )
+        self._encoders, self._folder = encoders, folder
+        self._setup_kind, self._noise_is_seeded = setup_kind, noise_is_seeded
+        #: The folder of the parties' ledgers; None where there are none.
+        self.ledger = None if ledger is None else Path(ledger)
+        self._released: OrderedDict[bytes, Predictions] = OrderedDict()
+        #: Called with (direction, party, bytes) for every message.
+        self.taps: list[Tap] = []
+
+    # --- what it is ---
+
+    @property
+    def digest(self) -> str:
+        """What all its parts have in common."""
+        return self._server.model
+
+    @property
+    def plan(self) -> Plan:
+        """Of its training."""
+        return self._server.plan
+
+    @property
+    def dataset(self) -> str:
+        """The owners' name of the people it was trained on."""
+        return self._server.dataset
+
+    @property
+    def party_names(self) -> tuple[str, ...]:
+        return self._server.party_names
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        return self._server.class_names
+
+    @property
+    def label(self) -> str | None:
+        """The column that the labels of training came from; None if they came from no table."""
+        return self._server.label
+
+    @property
+    def columns(self) -> tuple[PartyColumns, ...] | None:
+        """What every party's columns are called, and how they are encoded; None if it was trained on arrays."""
+        found = [part.columns for part in self._parties]
+        return None if any(each is None for each in found) else tuple(each for each in found if each is not None)
+
+    def __repr__(self) -> str:
+        return (
+            f"FederatedModel(dataset={self.dataset!r}, parties={', '.join(self.party_names)}, "
+            f"classes={', '.join(self.class_names)}, digest={self.digest[:8]})"
+        )
+
+    def __reduce__(self) -> str:
+        raise ModelError(
+            "a model cannot be pickled: its parts belong to different owners, and a pickle runs code when it is read; "
+            "use model.save(folder) and pbmvfl.load(folder)"
+        )
+
+    # --- files ---
+
+    def save(self, folder: Path | str) -> Path:
+        """Every part into a folder of its own inside `folder`, which must not hold another model."""
+        folder = Path(folder)
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise ModelError(
+                f"folder={str(folder)!r} exists already and is not empty; nothing was written. Give another"
+            )
+        for part in self._parties:
+            part.save(folder / folder_name(part.party))
+        self._server.save(folder / SERVER)
+        self._folder = folder
+        return folder
+
+    @classmethod
+    def load(
+        cls,
+        folder: Path | str,
+        *,
+        encoders: Sequence[nn.Module] | None = None,
+        ledger: Path | str | None = None,
+    ) -> FederatedModel:
+        """What `save` wrote, to the bit. A part that is missing, damaged or of another model is named."""
+        folder = Path(folder)
+        if not folder.is_dir():
+            raise ModelError(f"folder={str(folder)!r} does not exist; give the folder that a model was saved in")
+        server = ServerPart.load(folder / SERVER)
+        found, missing = [], []
+        for name in server.party_names:
+            path = folder / folder_name(name)
+            if (path / INDEX).is_file():
+                found.append(PartyPart.load(path))
+            else:
+                missing.append(f"{name} ({path})")
+        if missing:
+            raise ModelError(
+                f"folder={str(folder)!r} lacks the part of {', '.join(missing)}; ask its owner for it. A model can be "
+                "asked only with all of its parties"
+            )
+        return cls(server, found, encoders=encoders, ledger=ledger, folder=folder)
+
+    # --- asking ---
+
+    def predict(self, rows: Rows, **how: Any) -> npt.NDArray[np.object_]:
+        """The predicted class of each row, by its name. See `release` for what may be given and what it costs."""
+        return self.release(rows, **how).labels
+
+    def predict_proba(self, rows: Rows, **how: Any) -> npt.NDArray[np.float64]:
+        """P(class) of each row, (N, K), in the order of `class_names`."""
+        return self.release(rows, **how).probabilities
+
+    def score(self, rows: Rows, labels: Sequence[Any] | npt.NDArray[Any] | None = None, **how: Any) -> float:
+        """Accuracy of released predictions. `labels` are names of classes; without them the rows bring their own."""
+        released = self.release(rows, **how)
+        true = None if labels is None else self._numbers_of(labels)
+        return released.metrics(true)["test_accuracy"]
+
+    def evaluate(self, rows: Rows, **how: Any) -> dict[str, float]:
+        """Accuracy, and AUPRC for two classes, of released predictions of rows that bring their labels."""
+        return self.release(rows, **how).metrics()
+
+    def release(
+        self,
+        rows: Rows,
+        *,
+        epsilon: float | None = None,
+        delta: float | None = None,
+        unit: Unit | str = Unit.CELL,
+        label: str | None = None,
+        label_data: Any = None,
+        id: str | None = None,
+        dataset: str | None = None,
+        ledger: Path | str | None = None,
+        uncharged: bool = False,
+        until_limit: bool = False,
+        data_version: str = "",
+        exact: bool = False,
+        exact_metrics: bool = False,
+        on_round: Callable[[int, int], None] | None = None,
+    ) -> Predictions:
+        """Predict rows: one release of each, within `epsilon` for each (8, or what training planned).
+
+        `rows` are a file or a frame with the model's columns (`id` and `label` name further ones), one of each for each
+        party, or what `load_rows` gave. Each row is charged to every party's ledger under `dataset`, by default the
+        name of the people that the model was trained on, and its id. Rows that a party's limit would not all allow are
+        refused before anything is released; with `until_limit` those before the limit are, and `Predictions.stopped`
+        says so. Where a party's ledger has a limit, rows without an `id` are refused. `uncharged` is the owners'
+        permission that no ledger counts these, where training had ledgers; the ledgers note it.
+
+        The same rows asked for again in the same way, by this object, are answered from what was released, whatever
+        their columns are by now: an answer that changed with a cell would tell of it. Columns that changed are asked
+        about by another `data_version`, a public name: all rows are then released, and charged, anew. Rows without ids
+        are nobody in particular, and are released anew each time where a ledger counts them.
+
+        `exact` looks at exact sums, as only a simulator can: no noise, no charge, no epsilon. Where a ledger has a
+        limit it needs the owners' permission, `exact_metrics`, whatever the rows are called, and the ledgers note it.
+        """
+        check_data_version(data_version)
+        taken = self._taken(rows, label=label, label_data=label_data, id=id, dataset=dataset)
+        release = self._release(epsilon, delta, unit) if not exact else None
+        plan = self._serving_plan(len(taken.ids), release)
+        books = self._books(ledger, uncharged, exact)
+        books_there = self.ledger if ledger is None else Path(ledger)
+        if exact:
+            look_exactly(self._parties, books_there, taken.name, permitted=exact_metrics)
+        elif uncharged:
+            note_uncharged(self._parties, books_there, taken.name, num_rows=len(taken.ids))
+        known = None if exact else self._known_by(plan, taken, data_version, charged=books is not None)
+        if known is not None and known in self._released:
+            self._released.move_to_end(known)
+            return replace(self._released[known], true_labels=taken.labels)
+        started = time.perf_counter()
+        setups = self._setups(plan, taken, books, data_version)
+        if books is not None:
+            check_known(self._parties, setups)
+            make_folder(books)
+            if not until_limit:
+                ahead = self._ahead(setups)
+                rounds = len(plan.schedule)
+                check_reaches_end(ahead, dataset=taken.name, rounds=rounds, way_out=_WITHIN_A_LIMIT)
+        with contextlib.closing(InProcess(setups, self._encoders)) as transport:
+            if exact:
+                embeddings = transport.exact_embeddings(Split.TEST)
+                scores = exact_scores(plan, trained=dict(self._server.state), embeddings=embeddings).numpy()
+                traffic, stopped, public = Traffic(), "", True
+            else:
+                total = len(plan.schedule)
+                served = serve(
+                    plan,
+                    trained=dict(self._server.state),
+                    transport=transport,
+                    owners=transport,
+                    taps=self.taps,
+                    on_round=None if on_round is None else lambda done: on_round(done, total),
+                )
+                scores, traffic, stopped, public = (
+                    served.scores_NK,
+                    served.traffic,
+                    served.stopped,
+                    served.public_start,
+                )
+        found = Predictions(
+            ids=taken.ids,
+            class_names=self.class_names,
+            scores_NK=scores,
+            plan=plan,
+            traffic=traffic,
+            seconds=time.perf_counter() - started,
+            exact=exact,
+            stopped=stopped,
+            public_start=public,
+            noise_is_seeded=self._noise_is_seeded,
+            true_labels=taken.labels,
+        )
+        if known is not None and not stopped:
+            self._remember(known, found)
+        return found
+
+    def serving_plan_for(
+        self,
+        num_rows: int,
+        *,
+        epsilon: float | None = None,
+        delta: float | None = None,
+        unit: Unit | str = Unit.CELL,
+    ) -> Plan:
+        """The plan of a session that predicts so many rows."""
+        return self._serving_plan(num_rows, self._release(epsilon, delta, unit))
+
+    def prediction_privacy(
+        self,
+        *,
+        epsilon: float | None = None,
+        delta: float | None = None,
+        unit: Unit | str = Unit.CELL,
+        num_rows: int = 1,
+    ) -> PrivacyTable:
+        """What `release` will cost a row, before anything is released; `num_rows` matter where weights know rows that
+        were trained on without noise: then each release is about all of those."""
+        plan = self.serving_plan_for(num_rows, epsilon=epsilon, delta=delta, unit=unit)
+        run = plan.training_run(public_start=self._weights_are_charged)
+        return privacy_table(run.of_split(Split.TEST), delta=self._delta(delta), noise_is_known=self._noise_is_seeded)
+
+    def forecast(
+        self,
+        rows: Rows,
+        *,
+        epsilon: float | None = None,
+        delta: float | None = None,
+        unit: Unit | str = Unit.CELL,
+        id: str | None = None,
+        dataset: str | None = None,
+        ledger: Path | str | None = None,
+        data_version: str = "",
+    ) -> list[PartyForecast]:
+        """What every party's ledger will say to `release`, with the same arguments; nothing is written."""
+        check_data_version(data_version)
+        books = self._books(ledger, uncharged=False, exact=False)
+        if books is None:
+            return []
+        taken = self._taken(rows, label=None, label_data=None, id=id, dataset=dataset)
+        plan = self.serving_plan_for(len(taken.ids), epsilon=epsilon, delta=delta, unit=unit)
+        setups = self._setups(plan, taken, books, data_version)
+        check_known(self._parties, setups)
+        return self._ahead(setups)
+
+    def prediction_words(
+        self, *, epsilon: float | None = None, delta: float | None = None, unit: Unit | str = Unit.CELL
+    ) -> str:
+        """By which law a row is released, and why."""
+        release = self._release(epsilon, delta, unit)
+        return f"{release.mechanism.describe()}: {release.words}"
+
+    def prediction_notes(
+        self, *, epsilon: float | None = None, delta: float | None = None, unit: Unit | str = Unit.CELL
+    ) -> list[str]:
+        """What to know before a row is paid for: whether noise leaves anything of the votes."""
+        release = self._release(epsilon, delta, unit)
+        notes = []
+        if self._has_tables and release.voting != self.plan.voting:
+            notes.append(
+                "votes were counted in training for another epsilon than this one, and are only added up here: less "
+                "accurate, most of all where a class is rare; train with --prediction-epsilon for the one you mean"
+            )
+        noise = release.mechanism.variance_upper_bound**0.5 / release.mechanism.bound
+        votes = self.plan.num_parties
+        if release.mechanism.stands_alone or noise < _DROWNED * votes:
+            return notes
+        return [
+            *notes,
+            f"noise of {noise:.2g} on sums of {votes} votes: expect predictions hardly better than the most frequent "
+            "class, however good the model is; a larger epsilon for each row would help, more training would not",
+        ]
+
+    # --- inside ---
+
+    @property
+    def _weights_are_charged(self) -> bool:
+        """Whether all that weights know of training rows was charged in training."""
+        return all(weights_are_charged(part.state) for part in self._parties)
+
+    @property
+    def _has_tables(self) -> bool:
+        return any(name.startswith("votes.table.") for name in self._server.state)
+
+    def _delta(self, delta: float | None) -> float:
+        return usual_delta(self.plan.num_samples) if delta is None else delta
+
+    def _release(self, epsilon: float | None, delta: float | None, unit: Unit | str) -> Release:
+        return release_for(self.plan, epsilon=epsilon, delta=self._delta(delta), unit=unit, has_tables=self._has_tables)
+
+    def _serving_plan(self, num_rows: int, release: Release | None) -> Plan:
+        if release is None:  # exact sums: whatever would release them is not asked
+            release = Release(mechanism=self.plan.release, voting=type(self.plan.voting)(), words="")
+        return serving_plan(self.plan, model=self.digest, num_rows=num_rows, release=release)
+
+    def _taken(self, rows: Rows, **how: Any) -> NewRows:
+        """Rows as every party's network takes them, under a name that they may be charged by."""
+        taken = taken_rows(self._server, self._parties, rows, **how)
+        if taken.name != self.dataset and not self._weights_are_charged:
+            raise ModelError(
+                f"dataset={taken.name!r}: the weights of this model know the rows of dataset={self.dataset!r} without "
+                "noise, so every prediction is also about those, and is charged to them; leave dataset out"
+            )
+        return taken
+
+    def _books(self, ledger: Path | str | None, uncharged: bool, exact: bool) -> Path | None:
+        if exact or uncharged:
+            return None
+        books = self.ledger if ledger is None else Path(ledger)
+        if books is None and any(part.ledger_run for part in self._parties):
+            raise ModelError(
+                "training was charged to ledgers, and predictions are charged there, too: give their folder "
+                "(ledger=..., --ledger), or the owners' word that nobody counts these (uncharged=True, --uncharged)"
+            )
+        return books
+
+    def _setups(self, plan: Plan, rows: NewRows, books: Path | None, data_version: str = "") -> list[PartySetup]:
+        identities = [Identity.generate() for _ in self._parties]
+        pinned = tuple(identity.public for identity in identities)
+        ledgers = None if books is None else books_for(books, rows)
+        return [
+            self._setup_kind(
+                plan=plan,
+                index=part.index,
+                identity=identity.private_bytes(),
+                identities=pinned,
+                train_features=np.empty((0, *part.shape), dtype=part.dtype),
+                test_features=features,
+                answers=self._answers_of(part) if rows.rows_are_named else None,
+                data_version=data_version,
+                ledger=None if ledgers is None else ledgers[part.index],
+                owner=part.party,
+                dataset=rows.name,
+                test_ids=rows.ids,
+                trained=part.state,
+            )
+            for part, identity, features in zip(self._parties, identities, rows.features, strict=True)
+        ]
+
+    def _ahead(self, setups: Sequence[PartySetup]) -> list[PartyForecast]:
+        """What every party's ledger will say; rows that were answered before cost nothing."""
+        own = self._encoders if self._encoders is not None else [None] * len(setups)
+        return [setup.forecast(encoder) for setup, encoder in zip(setups, own, strict=True)]
+
+    def _answers_of(self, part: PartyPart) -> Path | None:
+        """Where a party keeps what it has answered: beside its part, if that is on a disk."""
+        return None if self._folder is None else self._folder / folder_name(part.party) / "answers"
+
+    def _known_by(self, plan: Plan, rows: NewRows, data_version: str, *, charged: bool) -> bytes | None:
+        """Return what a release is remembered by: the same rows, in the same order, by the same law; None for none.
+
+        Never by columns where ids say who rows are: whether an answer is a new one would tell of a cell that changed.
+        Ids that are places do not say it: a later row at a place may be somebody else. Where a ledger counts, each
+        question about such rows is a new release. Where none does, no epsilon is claimed over several questions, and
+        rows with the same columns are released once.
+        """
+        named = rows.rows_are_named
+        if charged and not named:
+            return None
+        digest = hashlib.sha256(plan.hash + json.dumps([rows.name, data_version, named, *rows.ids]).encode())
+        for features in () if named else rows.features:
+            digest.update(np.ascontiguousarray(features).data)
+        return digest.digest()
+
+    def _remember(self, known: bytes, found: Predictions) -> None:
+        self._released[known] = found
+        while len(self._released) > _REMEMBERED:
+            self._released.popitem(last=False)
+
+    def _numbers_of(self, labels: Sequence[Any] | npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+        number = {name: index for index, name in enumerate(self.class_names)}
+        found = [number.get(str(label)) for label in labels]
+        if None in found:
+            raise DataError(
+                f"labels: row={found.index(None)} (counted from 0) has a class that the model does not know; it knows "
+                f"{', '.join(self.class_names)}"
+            )
+        return np.array(found, dtype=np.int64)
+
+
+def load(
+    folder: Path | str, *, encoders: Sequence[nn.Module] | None = None, ledger: Path | str | None = None
+) -> FederatedModel:
+    """A model that was saved: `FederatedModel.load`."""
+    return FederatedModel.load(folder, encoders=encoders, ledger=ledger)
+
+
+def _check_parts(server: ServerPart, parties: Sequence[PartyPart]) -> None:
+    names = tuple(part.party for part in parties)
+    if [part.index for part in parties] != list(range(server.plan.num_parties)) or names != server.party_names:
+        raise ModelError(
+            f"there are parts of {', '.join(names) or 'no party'}; the model has one of each of "
+            f"{', '.join(server.party_names)}"
+        )
+    for part in parties:
+        other: Part = part
+        if other.model != server.model or other.plan.hash != server.plan.hash:
+            raise ModelError(
+                f"the part of {part.party!r} is of another model ({other.model[:8]}) than the server's "
+                f"({server.model[:8]}); put together parts of one training"
+            )

@@ -1,0 +1,144 @@
+"""What predictions come to: a class for every row, how sure, and what it cost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pbmvfl.errors import DataError
+from pbmvfl.plan.plan import Plan
+from pbmvfl.plan.schedule import Split
+from pbmvfl.privacy.accounting import TrainingRun
+from pbmvfl.privacy.table import PrivacyTable, privacy_table
+from pbmvfl.training.metrics import classification_metrics
+from pbmvfl.wire.traffic import Traffic
+
+FORMATS = (".parquet", ".csv")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Predictions:
+    """Released predictions, or exact ones where a simulator was asked for them.
+
+    Everything here was computed from what was released: looking at it again, or in another way, costs nothing more.
+    """
+
+    ids: tuple[str, ...]
+    class_names: tuple[str, ...]
+    #: ln P(class), (N, K); NaN for rows that a limit kept back.
+    scores_NK: npt.NDArray[np.float32]
+    #: Of the session: nothing was trained in it.
+    plan: Plan
+    traffic: Traffic
+    seconds: float
+    #: Exact sums, which no role of the protocol sees: outside of every epsilon.
+    exact: bool = False
+    #: Why it ended before all rows were predicted; empty if it did not.
+    stopped: str = ""
+    #: Whether weights know rows only by what was charged in training. If not, each release is about all of those.
+    public_start: bool = True
+    #: True only in tests: somebody knows the noise, so epsilon is infinite.
+    noise_is_seeded: bool = False
+    #: Of the label holder, if there are any: numbers of classes.
+    true_labels: npt.NDArray[np.int64] | None = None
+
+    def __repr__(self) -> str:
+        kind = "exact" if self.exact else "released"
+        return f"Predictions({len(self)} rows, {kind}, classes={', '.join(self.class_names)})"
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def is_known(self) -> npt.NDArray[np.bool_]:
+        """Which rows have a prediction."""
+        return np.asarray(np.isfinite(self.scores_NK).all(axis=1))
+
+    @property
+    def numbers(self) -> npt.NDArray[np.int64]:
+        """Of the class of each row; -1 for rows without a prediction."""
+        known = self.is_known
+        return np.where(known, np.where(known[:, None], self.scores_NK, 0.0).argmax(axis=1), -1)
+
+    @property
+    def labels(self) -> npt.NDArray[np.object_]:
+        """The predicted class of each row, by its name; None for rows without a prediction."""
+        names = np.array([*self.class_names, None], dtype=object)
+        return names[self.numbers]
+
+    @property
+    def probabilities(self) -> npt.NDArray[np.float64]:
+        """P(class) of each row, (N, K); every row adds up to 1."""
+        shares = np.exp(self.scores_NK.astype(np.float64))
+        totals: npt.NDArray[np.float64] = shares / shares.sum(axis=1, keepdims=True)
+        return totals
+
+    def metrics(self, labels: npt.NDArray[np.int64] | None = None) -> dict[str, float]:
+        """Accuracy, and AUPRC for two classes, of the rows that have a prediction."""
+        labels = self.true_labels if labels is None else labels
+        if labels is None:
+            raise DataError("there are no labels to compare with; give the label's column (label=..., --label)")
+        if len(labels) != len(self):
+            raise DataError(f"{len(labels)} labels for {len(self)} rows; give one for each")
+        known = self.is_known
+        if not known.any():
+            return {}
+        return classification_metrics(self.scores_NK[known], labels[known], prefix="test")
+
+    # --- what it cost ---
+
+    @property
+    def training_run(self) -> TrainingRun:
+        """What the account sees of the session."""
+        return self.plan.training_run(public_start=self.public_start)
+
+    def privacy(self, *, delta: float = 1e-5) -> PrivacyTable:
+        """What one of these rows has spent by its prediction; of rows that the model was trained on, see the run's."""
+        known = self.exact or self.noise_is_seeded
+        return privacy_table(self.training_run.of_split(Split.TEST), delta=delta, noise_is_known=known)
+
+    # --- files ---
+
+    def table(self) -> Any:
+        """A pyarrow table: id, prediction, a probability for each class, and the true label if there is one."""
+        import pyarrow as pa
+
+        columns: dict[str, Any] = {
+            "id": pa.array(self.ids, type=pa.string()),
+            "prediction": pa.array(self.labels.tolist(), type=pa.string()),
+        }
+        shares = self.probabilities
+        for k, name in enumerate(self.class_names):
+            columns[f"p({name})"] = pa.array(shares[:, k], mask=~self.is_known)
+        if self.true_labels is not None:
+            columns["label"] = pa.array([self.class_names[k] for k in self.true_labels], type=pa.string())
+        return pa.table(columns)
+
+    def write(self, path: Path | str) -> None:
+        """Into a .parquet or .csv file."""
+        path = check_predictions_file(path)
+        import pyarrow.csv
+        import pyarrow.parquet
+
+        writers = {".parquet": pyarrow.parquet.write_table, ".csv": pyarrow.csv.write_csv}
+        temporary = path.with_name(path.name + ".tmp")
+        try:
+            writers[path.suffix](self.table(), temporary)
+            temporary.replace(path)
+        except OSError as error:
+            temporary.unlink(missing_ok=True)
+            raise DataError(f"out={str(path)!r} cannot be written: {error}; give another file") from error
+
+
+def check_predictions_file(path: Path | str) -> Path:
+    """A file that predictions can be written to: refused before anything is released for it."""
+    path = Path(path)
+    if path.suffix not in FORMATS:
+        raise DataError(f"out={str(path)!r} ends in {path.suffix!r}; permitted are {' and '.join(FORMATS)}")
+    if path.is_dir() or not path.parent.is_dir():
+        raise DataError(f"out={str(path)!r} is a folder, or is in one that does not exist; give a file")
+    return path

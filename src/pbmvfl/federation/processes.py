@@ -1,0 +1,280 @@
+"""A process for each party, on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from enum import Enum
+from multiprocessing import connection, resource_tracker
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext, SpawnContext
+from typing import assert_never
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from safetensors.torch import load, save
+
+from pbmvfl import errors
+from pbmvfl.errors import PartyLost, PbmvflError
+from pbmvfl.federation.inspection import exact_embeddings
+from pbmvfl.federation.party_setup import PartySetup
+from pbmvfl.plan.schedule import Split
+from pbmvfl.protocol.party import Party
+from pbmvfl.protocol.transport import Answers
+
+#: Seconds that a party has to finish what it is doing and close its ledger, once nobody listens any more.
+_PATIENCE = 10
+_ENDED = "its process ended without an answer"
+_NOT_STARTED = (
+    "its process could not be started; a program that starts some is a file, and its own work stands below "
+    "`if __name__ == '__main__':`"
+)
+
+
+class _Command(Enum):
+    """What the parent asks of a child; the first byte of every request."""
+
+    MESSAGE = b"m"
+    EMBEDDINGS = b"e"
+    LEVELS = b"v"
+    LAST_ERROR = b"l"
+    PUBLIC_START = b"p"
+    STOP = b"s"
+
+
+class Processes:
+    """Each party runs in a process of its own. Its setup is pickled once, to start it; from then on both ends exchange
+    bytes over a pipe, and nothing that arrives there is unpickled."""
+
+    def __init__(self, setups: Sequence[PartySetup]) -> None:
+        self._children: list[_Child] = []
+        self._has_context = any(setup.plan.published_at is not None for setup in setups)
+        try:
+            for index, setup in enumerate(setups):
+                try:
+                    self._children.append(_Child(setup))
+                except OSError as broken:
+                    raise PartyLost({index: _NOT_STARTED}) from broken
+            for child in self._children:  # what is wrong with a setup is said now, not in the first exchange
+                child.request(_Command.LAST_ERROR)
+            for index in range(len(setups)):
+                if (error := _error_from(self._must_answer(index))) is not None:
+                    raise error
+        except BaseException:
+            self.close()
+            raise
+
+    def exchange(self, message: bytes, *, timeout: float | None = None) -> Answers:
+        received: dict[int, bytes] = {}
+        lost: dict[int, str] = {}
+        for index, child in enumerate(self._children):
+            if not child.request(_Command.MESSAGE, message):
+                lost[index] = _ENDED
+        deadline = None if timeout is None else time.monotonic() + timeout
+        for index, child in enumerate(self._children):
+            if index in lost:
+                continue
+            answer = child.answer(deadline)
+            if answer is None:
+                lost[index] = _ENDED if child.has_ended else f"no answer within {timeout:g} seconds"
+            else:
+                received[index] = answer
+        return Answers(received, lost)
+
+    def close(self) -> None:
+        children, self._children = self._children, []
+        for child in children:  # all are told before any is waited for
+            child.tell_to_stop()
+        for child in children:
+            child.join()
+
+    # --- the simulator's door ---
+
+    def exact_embeddings(self, split: Split) -> list[npt.NDArray[np.float32]]:
+        levels = self._levels(split)
+        for child in self._children:
+            child.request(_Command.EMBEDDINGS, split.encode() + b"\0" + levels)
+        found = [self._must_answer(index) for index in range(len(self._children))]
+        return [np.asarray(load(each)["embeddings"].numpy(), dtype=np.float32) for each in found]
+
+    def _levels(self, split: Split) -> bytes:
+        """Every party's levels of the rows, where context is made of them; otherwise no bytes."""
+        if not self._has_context:
+            return b""
+        for child in self._children:
+            child.request(_Command.LEVELS, split.encode())
+        found = {str(index): load(self._must_answer(index))["levels"] for index in range(len(self._children))}
+        return save(found)
+
+    def public_starts(self) -> list[bool]:
+        for child in self._children:
+            child.request(_Command.PUBLIC_START)
+        return [self._must_answer(index) == b"\1" for index in range(len(self._children))]
+
+    def owner_error(self, party: int) -> Exception | None:
+        self._children[party].request(_Command.LAST_ERROR)
+        return _error_from(self._must_answer(party))
+
+    def _must_answer(self, party: int) -> bytes:
+        answer = self._children[party].answer(None)
+        if answer is None:
+            raise PartyLost({party: _ENDED})
+        return answer
+
+
+class _Child:
+    """The parent's end of one party's pipe."""
+
+    def __init__(self, setup: PartySetup) -> None:
+        context = _context()
+        self._pipe, other = context.Pipe()
+        # A template has the environment of the moment when it was made; a party is given that of now.
+        self._process = context.Process(target=_serve, args=(other, setup, dict(os.environ)), daemon=True)
+        with _interrupts_held_back():
+            self._process.start()
+            other.close()
+
+    @property
+    def has_ended(self) -> bool:
+        return not self._process.is_alive()
+
+    def request(self, command: _Command, body: bytes = b"") -> bool:
+        """Whether there was anybody to send it to."""
+        try:
+            self._pipe.send_bytes(command.value + body)
+        except OSError:
+            return False
+        return True
+
+    def answer(self, deadline: float | None) -> bytes | None:
+        """What the child says, or None if it has ended or the deadline has passed."""
+        left = None if deadline is None else max(0.0, deadline - time.monotonic())
+        # Waiting for the pipe alone could last for ever if the process dies while starting.
+        ready = connection.wait([self._pipe, self._process.sentinel], left)
+        try:
+            return self._pipe.recv_bytes() if self._pipe in ready or self._pipe.poll() else None
+        except (EOFError, OSError):
+            return None
+
+    def tell_to_stop(self) -> None:
+        """The closed pipe tells it too, also while it waits to get rid of a long answer."""
+        with contextlib.suppress(OSError):
+            self._pipe.send_bytes(_Command.STOP.value)
+        self._pipe.close()
+
+    def join(self) -> None:
+        self._process.join(timeout=_PATIENCE)
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join()
+
+
+def _context() -> SpawnContext | ForkServerContext:
+    """Every party is copied from a template: a process that has loaded the code, and has never seen a party. Loading
+    takes seconds, copying none. Elsewhere than on Linux a copied process is not safe to use, and each loads for itself.
+    """
+    if sys.platform != "linux":
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    return context
+
+
+@contextlib.contextmanager
+def _interrupts_held_back() -> Iterator[None]:
+    """Ctrl-C reaches every process of a terminal. A new one inherits that it is held back, and so outlives one that
+    comes while it still starts; here it is delivered at the end of the block."""
+    resource_tracker.ensure_running()  # started by the first spawn otherwise, and that lets interrupts through again
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _error_from(text: bytes) -> PbmvflError | None:
+    """The error that the party raised, as its own type."""
+    if not text:
+        return None
+    name, message = json.loads(text)
+    kind = getattr(errors, name, None)
+    if isinstance(kind, type) and issubclass(kind, PbmvflError) and _takes_words(kind):
+        return kind(message)
+    return PbmvflError(message)
+
+
+def _takes_words(kind: type[PbmvflError]) -> bool:
+    """Whether words alone make such an error: none of this package's classes above it asks for something else."""
+    return not any("__init__" in vars(each) for each in kind.__mro__ if issubclass(each, PbmvflError))
+
+
+# --- the child ---
+
+
+def _serve(pipe: Connection, setup: PartySetup, environment: dict[str, str]) -> None:
+    """The party's process: handle one request after the other until told to stop or the other end goes away."""
+    os.environ.clear()
+    os.environ.update(environment)
+    # Ctrl-C is the parent's to handle: it closes the pipe, and the ledger gets back what was charged ahead.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    torch.set_num_threads(1)  # several parties share the machine; threads of each would fight
+    # Arithmetic with numbers near zero is slow by a factor of ten and more: time would tell of values.
+    torch.set_flush_denormal(True)
+    party: Party | None = None
+    failure: Exception | None = None
+    try:
+        try:
+            party = setup.build()
+        except PbmvflError as error:
+            failure = error
+        while (request := _received(pipe)) is not None:
+            reply = _handle(party, setup, failure, _Command(request[:1]), request[1:])
+            with contextlib.suppress(OSError):  # nobody listens any more; the next look at the pipe says so
+                pipe.send_bytes(reply)
+    finally:
+        if party is not None:
+            party.close()
+
+
+def _received(pipe: Connection) -> bytes | None:
+    """The next request; None when there will be none."""
+    try:
+        request = pipe.recv_bytes()
+    except (EOFError, OSError):
+        return None
+    return None if request[:1] == _Command.STOP.value else request
+
+
+def _handle(party: Party | None, setup: PartySetup, failure: Exception | None, command: _Command, body: bytes) -> bytes:
+    if party is None:
+        return _error_text(failure)
+    match command:
+        case _Command.MESSAGE:
+            return party.receive(body)
+        case _Command.EMBEDDINGS:
+            name, _, known = body.partition(b"\0")
+            split = Split(name.decode())
+            levels = {int(other): each.numpy() for other, each in load(known).items()} if known else None
+            exact = exact_embeddings(party, setup.features(split), split, levels)
+            return save({"embeddings": torch.from_numpy(exact)})
+        case _Command.LEVELS:
+            return save({"levels": torch.from_numpy(party.rows.exact_levels(Split(body.decode())))})
+        case _Command.LAST_ERROR:
+            return _error_text(party.last_error or party.fault)
+        case _Command.PUBLIC_START:
+            return b"\1" if party.public_start else b"\0"
+        case _Command.STOP:
+            raise AssertionError("ends the loop before it gets here")
+        case _:
+            assert_never(command)
+
+
+def _error_text(error: Exception | None) -> bytes:
+    return b"" if error is None else json.dumps([type(error).__name__, str(error)]).encode()

@@ -1,0 +1,235 @@
+"""Which rounds a run has released, over all its sessions.
+
+A round that is run again after a resume is a second release. `sessions.json` says what may have been released, and is
+written before it happens, so that a killed process leaves a count that is too high and never one that is too low. One
+process at a time may write it, and every record says for which plan. Each has a digest of itself and of those before
+it: a count that was damaged on disk is refused, as it might be too low.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import gc
+import hashlib
+import json
+import os
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pbmvfl._files import PRIVATE_FILE, make_private_folder, write_atomically
+from pbmvfl._text import counted
+from pbmvfl.errors import CheckpointError, PbmvflError
+from pbmvfl.json_files import Kinds, checked_object, read_json
+from pbmvfl.plan.plan import Plan
+from pbmvfl.plan.schedule import RowUses
+
+_SESSIONS = "sessions.json"
+_LOCK = "sessions.lock"
+_DIGEST = "sha256"
+_KINDS: Kinds = {"session": str, "first_round": int, "charged_until": int, "noise_is_seeded": bool}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReleasedRounds:
+    """Rounds that one session released, or may have released before it was killed: first_round <= r < charged_until."""
+
+    session: str
+    first_round: int
+    charged_until: int
+    #: True only in tests: somebody knows the session's noise, and so does everyone who reads the run's later sessions.
+    noise_is_seeded: bool
+    #: What was released depends on the plan. None in records of versions that did not write it.
+    plan_hash: str | None = None
+    #: Whether the weights that the run began with are public. Records of versions that did not look at them keep what
+    #: they were charged.
+    public_start: bool = True
+
+    @classmethod
+    def from_value(cls, value: object, path: Path, error: type[PbmvflError]) -> ReleasedRounds:
+        """One record of the JSON in `path`."""
+        record: dict[str, Any] = checked_object(value, _KINDS, path, error)
+        later = {"plan_hash": record.get("plan_hash"), "public_start": record.get("public_start", True)}
+        checked_object(later, {"plan_hash": str | None, "public_start": bool}, path, error)
+        return cls(**{name: record[name] for name in _KINDS}, **later)
+
+    def to_dict(self) -> dict[str, Any]:
+        """What `from_value` reads."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+
+class ReleaseLog:
+    """Every session of a run, charged ahead: the file names a block of rounds before the first of them is sent.
+
+    A log with a folder is the only one there until `close`, or until nobody has it any more.
+    """
+
+    def __init__(
+        self,
+        folder: Path | None,
+        *,
+        checkpointed_rounds: int | None = None,
+        plan_hash: str | None = None,
+        moved_from: Path | None = None,
+    ) -> None:
+        """The log in `folder`, with what earlier sessions released there.
+
+        `checkpointed_rounds` of the run's checkpoint, all of which were released: the log must know of them. Records of
+        a plan other than `plan_hash` are refused. `moved_from` is the folder where an earlier version kept the file.
+        """
+        self.records: list[ReleasedRounds] = []
+        self._plan_hash = plan_hash
+        self._path: Path | None = None
+        self._release_lock: weakref.finalize[..., ReleaseLog] | None = None
+        if folder is None:
+            return
+        make_private_folder(folder)
+        self._path = folder / _SESSIONS
+        self._release_lock = weakref.finalize(self, os.close, _lock(folder))
+        older = None if moved_from is None else moved_from / _SESSIONS
+        path = older if older is not None and older.exists() and not self._path.exists() else self._path
+        try:
+            if path.exists():
+                self.records = _read_records(path)
+                _check_plan(self.records, plan_hash, path)
+            if checkpointed_rounds is not None:
+                self.must_cover(checkpointed_rounds)
+        except BaseException:
+            self.close()
+            raise
+
+    def must_cover(self, completed_rounds: int) -> None:
+        """Rounds are charged before they are sent, so a log that knows of fewer than a checkpoint is not its run's."""
+        charged = max((record.charged_until for record in self.records), default=0)
+        if self._path is not None and (not self.records or charged < completed_rounds):
+            raise CheckpointError(
+                f"{self._path} counts releases of {counted(charged, 'round')}, the checkpoint has {completed_rounds}: "
+                "the epsilon would be too small; restore the file from a copy, or start a new run"
+            )
+
+    def close(self) -> None:
+        """Let another process have the folder. Nothing can be charged any more."""
+        if self._release_lock is not None:
+            self._release_lock()
+
+    @property
+    def noise_is_seeded(self) -> bool:
+        """Whether any session's noise is known: one is enough to know its rows."""
+        return any(record.noise_is_seeded for record in self.records)
+
+    @property
+    def public_start(self) -> bool:
+        """Whether all sessions began with public weights, or went on from such a one."""
+        return all(record.public_start for record in self.records)
+
+    def open(
+        self, session: str, *, first_round: int, until: int, noise_is_seeded: bool, public_start: bool = True
+    ) -> None:
+        self.records.append(
+            ReleasedRounds(
+                session=session,
+                first_round=first_round,
+                charged_until=until,
+                noise_is_seeded=noise_is_seeded,
+                plan_hash=self._plan_hash,
+                public_start=public_start,
+            )
+        )
+        self._write()
+
+    def charge_until(self, until: int) -> None:
+        self.records[-1] = replace(self.records[-1], charged_until=until)
+        self._write()
+
+    def _write(self) -> None:
+        if self._path is None:
+            return
+        if self._release_lock is None or not self._release_lock.alive:
+            raise CheckpointError(f"{self._path} was closed, and another process may write it; open it again")
+        records = [record.to_dict() for record in self.records]
+        signed = [{**each, _DIGEST: digest} for each, digest in zip(records, _digests(records), strict=True)]
+        write_atomically(self._path, json.dumps(signed, indent=2) + "\n", mode=PRIVATE_FILE)
+
+    def uses_after(self, plan: Plan, *, first_round: int) -> tuple[RowUses, ...]:
+        """What `uses` will be if one more session runs from this round to the plan's end."""
+        rest = (min(first_round, plan.schedule.trained_at), len(plan.schedule))
+        return plan.schedule.uses([*self._spans, rest])
+
+    def uses(self, plan: Plan) -> tuple[RowUses, ...]:
+        """The largest number of releases about any one row and of updates with it, over all sessions."""
+        return plan.schedule.uses(self._spans)
+
+    @property
+    def _spans(self) -> list[tuple[int, int]]:
+        return [(record.first_round, record.charged_until) for record in self.records]
+
+
+def _lock(folder: Path) -> int:
+    """A descriptor that holds the folder until it is closed, or until the process ends in whatever way."""
+    descriptor = _try_to_lock(folder)
+    if descriptor is None:
+        gc.collect()  # a run of this process that was interrupted may hold it until it is collected
+        descriptor = _try_to_lock(folder)
+    if descriptor is None:
+        raise CheckpointError(
+            f"{folder}: another process is training in this folder, or another run of this one, and each would "
+            "overwrite the other's count of releases; wait for it, or choose another folder"
+        )
+    return descriptor
+
+
+def _try_to_lock(folder: Path) -> int | None:
+    """None if somebody has it. The folder itself is locked: there is no file whose removal would let a second one in.
+    Network file systems lock only what is open for writing; there it is a file."""
+    failure: OSError | None = None
+    for target, flags in ((folder, os.O_RDONLY), (folder / _LOCK, os.O_RDWR | os.O_CREAT)):
+        descriptor = os.open(target, flags, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(descriptor)
+            if isinstance(error, BlockingIOError):
+                return None
+            failure = error
+        else:
+            return descriptor
+    raise CheckpointError(
+        f"{folder} cannot be locked against a second process ({failure}); keep the run on a file system with locks"
+    )
+
+
+def _read_records(path: Path) -> list[ReleasedRounds]:
+    values = read_json(path, CheckpointError)
+    if not isinstance(values, list):
+        raise CheckpointError(f"{path} is damaged: it must be a list of sessions; restore it from a copy")
+    records = [ReleasedRounds.from_value(value, path, CheckpointError) for value in values]
+    if any(_DIGEST in value for value in values):  # earlier versions wrote none
+        contents = [{name: known for name, known in value.items() if name != _DIGEST} for value in values]
+        if [value.get(_DIGEST) for value in values] != _digests(contents):
+            raise CheckpointError(
+                f"{path} is damaged: it is not what was written there, and may count too few releases; restore it from "
+                "a copy, or start a new run"
+            )
+    return records
+
+
+def _digests(records: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Of each record and all before it."""
+    chain = hashlib.sha256()
+    found = []
+    for record in records:
+        chain.update(json.dumps(record, sort_keys=True, separators=(",", ":")).encode() + b"\n")
+        found.append(chain.hexdigest())
+    return found
+
+
+def _check_plan(records: list[ReleasedRounds], plan_hash: str | None, path: Path) -> None:
+    """What a round releases is the plan's to say: rounds of another plan cannot be counted as rounds of this one."""
+    for record in records:
+        if None not in (record.plan_hash, plan_hash) and record.plan_hash != plan_hash:
+            raise CheckpointError(
+                f"{path} belongs to another plan: it has releases of plan {record.plan_hash}, this plan is "
+                f"{plan_hash}; resume with the run's own plan (and version of this program), or choose another folder"
+            )

@@ -1,0 +1,276 @@
+"""What a run gives back, and how it is written down."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pbmvfl._text import counted
+from pbmvfl.errors import RunFolderError
+from pbmvfl.federation.history import EpochLine
+from pbmvfl.federation.metrics_summary import notes_on_classes, notes_on_predictions
+from pbmvfl.federation.release_log import ReleasedRounds
+from pbmvfl.json_files import Kinds, checked_object, read_object
+from pbmvfl.plan.groups import Evaluation, Training
+from pbmvfl.plan.plan import Plan
+from pbmvfl.plan.schedule import RowUses
+from pbmvfl.privacy.accounting import TrainingRun
+from pbmvfl.privacy.table import PrivacyTable, privacy_table
+from pbmvfl.privacy.units import Adversary
+from pbmvfl.training.metrics import ClassFigures, Majority, majority
+from pbmvfl.wire.traffic import Traffic
+
+if TYPE_CHECKING:
+    from pbmvfl.federation.model import FederatedModel
+
+#: The delta of epsilons where nobody asked for another.
+DEFAULT_DELTA = 1e-5
+OWN_WEIGHTS = (
+    "own networks: their first weights are not the plan's public ones, so they are charged as weights that know the "
+    "rows; declare public ones in the plan (first_weights) to be charged less"
+)
+#: The version of result.json. Version 1 had no number, and counted uses of train and test rows without saying which;
+#: version 2 had figures without the classes, the majority rate and what the protocol itself saw.
+VERSION = 3
+EXACT, NOISY = "exact sums", "noisy sums"
+TRAFFIC_KINDS: Kinds = dict.fromkeys(("bytes_setup", "bytes_up", "bytes_down", "rounds"), int)
+_KINDS: Kinds = {
+    "plan": dict,
+    "metrics": dict,
+    "history": list,
+    "traffic": dict,
+    "seconds": int | float,
+    "sessions": list,
+    "row_uses": dict,
+    "noise_is_seeded": bool,
+    "stopped": str,
+}
+_CLASS: Kinds = {
+    "name": str,
+    "train": int,
+    "test": int,
+    "train_predicted": int | None,
+    "test_predicted": int | None,
+    "train_recall": int | float | None,
+    "test_recall": int | float | None,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """Metrics, history and measured costs of a run that has ended."""
+
+    plan: Plan
+    metrics: dict[str, float]
+    history: tuple[EpochLine, ...]
+    traffic: Traffic
+    seconds: float
+    sessions: tuple[ReleasedRounds, ...]
+    #: How often rows were released and updated, by kind of round, over all sessions.
+    row_uses: tuple[RowUses, ...]
+    #: Why the run ended before its plan did; empty if it did not.
+    stopped: str = ""
+    #: True only in tests: somebody knows the noise, so epsilon is infinite.
+    noise_is_seeded: bool = False
+    #: Every class with its rows, and what the last evaluation said about it; empty in results of earlier versions.
+    classes: tuple[ClassFigures, ...] = ()
+    #: The largest class score of the last evaluation; infinity if one was no number.
+    largest_score: float | None = None
+    #: Whether the loss went astray, which ended the run; `stopped` says how.
+    diverged: bool = False
+    #: What was trained, as `Federation.fit` gives it; a result that was read from a file has none.
+    model: FederatedModel | None = field(default=None, repr=False, compare=False)
+
+    def privacy(self, *, delta: float = DEFAULT_DELTA, adversaries: Iterable[Adversary] | None = None) -> PrivacyTable:
+        """What the run spent, for every unit, adversary and accounting."""
+        return privacy_table(
+            self.training_run, delta=delta, adversaries=adversaries, noise_is_known=self.noise_is_seeded
+        )
+
+    @property
+    def training_run(self) -> TrainingRun:
+        """What the account sees of the run."""
+        return self.plan.training_run(self.row_uses, public_start=self.public_start)
+
+    @property
+    def public_start(self) -> bool:
+        """Whether every session began with public weights, or went on from such a one."""
+        return all(session.public_start for session in self.sessions)
+
+    @property
+    def measured_on(self) -> str:
+        """What `metrics` come from: exact sums, which only a simulator sees, or the protocol's noisy ones."""
+        return EXACT if self.plan.evaluation is Evaluation.SIMULATOR else NOISY
+
+    @property
+    def released(self) -> dict[str, float]:
+        """Metrics by what the protocol itself saw; what is not here was not measured, and needs a release."""
+        if self.measured_on == NOISY:
+            return {name: value for name, value in self.metrics.items() if name != "train_loss"}
+        return self.history[-1].released if self.history else {}
+
+    @property
+    def majority(self) -> dict[str, Majority]:
+        """By split, what always saying its commonest class would get; empty in results of earlier versions."""
+        return majority(self.classes)
+
+    @property
+    def positive_class(self) -> str | None:
+        """The class that the area under the precision-recall curve is about; None for more than two."""
+        return self.classes[1].name if len(self.classes) == 2 else None
+
+    @property
+    def notes(self) -> list[str]:
+        """What a reader of the figures must know: how they came about, then what they warn of."""
+        return [*self._notes_on_the_run, *self.warnings]
+
+    @property
+    def warnings(self) -> list[str]:
+        """Signs that the figures promise more than the model keeps."""
+        found = notes_on_predictions(
+            self.classes, self.metrics, largest_score=self.largest_score, plan=self.plan, diverged=self.diverged
+        )
+        return [*notes_on_classes(self.classes), *found]
+
+    @property
+    def _notes_on_the_run(self) -> list[str]:
+        notes = []
+        if self.plan.evaluation is Evaluation.NONE:
+            seen = "" if not self.metrics else " but what training's own noisy sums show"
+            notes.append(f"nothing was measured{seen}, as the plan has it: `pbmvfl evaluate RUN` does, by a release")
+        elif not self.metrics:
+            notes.append("nothing was measured: the run ended before it could be evaluated")
+        elif self.plan.evaluation is Evaluation.SIMULATOR:
+            notes.append("metrics come from exact sums that no role of the protocol sees; they are outside the epsilon")
+        else:
+            trained = "train metrics come from the training rounds' own noisy sums; test metrics from one more noisy"
+            if self.plan.training is Training.LOCAL:
+                trained = (
+                    "there are no train metrics, as local rounds release nothing; test metrics come from one noisy"
+                )
+            notes.append(f"{trained} release of every test row")
+        if self.diverged:
+            notes.append(f"the run diverged and was ended early: {self.stopped}")
+        elif self.stopped:
+            notes.append(f"a party's ledger ended the run early: {self.stopped}")
+        if self.noise_is_seeded:
+            notes.append("the noise was seeded for a test: epsilon is infinite")
+        if not self.public_start:
+            notes.append(OWN_WEIGHTS)
+        if len(self.sessions) > 1:
+            notes.append("the run was resumed: rounds that ran again count as further releases")
+        if lost := self._rounds_without_traffic:
+            notes.append(
+                f"traffic is what checkpoints kept of it: the bytes of up to {counted(lost, 'round')}, sent between a "
+                "checkpoint and the end of their session, are not in it"
+            )
+        return notes
+
+    @property
+    def _rounds_without_traffic(self) -> int:
+        """Rounds that a session may have sent and that its successor started before."""
+        pairs = itertools.pairwise(self.sessions)
+        return sum(max(0, session.charged_until - following.first_round) for session, following in pairs)
+
+    def to_dict(self, *, delta: float = DEFAULT_DELTA) -> dict[str, Any]:
+        """Plain values for JSON, with epsilons at this delta."""
+        return {
+            "version": VERSION,
+            "metrics": self.metrics,
+            "measured_on": self.measured_on,
+            "released": self.released,
+            "majority": {split: {"class": each.name, "rate": each.rate} for split, each in self.majority.items()},
+            "positive_class": self.positive_class,
+            "classes": [each.to_dict() for each in self.classes],
+            "largest_score": _written(self.largest_score),
+            "diverged": self.diverged,
+            "traffic": self.traffic.to_dict(),
+            "seconds": round(self.seconds, 3),
+            "row_uses": {use.kind.name: use.to_dict() for use in self.row_uses},
+            "sessions": [session.to_dict() for session in self.sessions],
+            "noise_is_seeded": self.noise_is_seeded,
+            "public_start": self.public_start,
+            "stopped": self.stopped,
+            "privacy": self.privacy(delta=delta).to_dicts(),
+            "notes": self.notes,
+            "plan": self.plan.to_dict(),
+            "plan_hash": self.plan.hash.hex(),
+            "history": [line.to_dict() for line in self.history],
+        }
+
+    def to_json(self, *, delta: float = DEFAULT_DELTA) -> str:
+        return json.dumps(self.to_dict(delta=delta), indent=2) + "\n"
+
+    @classmethod
+    def read(cls, path: Path | str) -> Result:
+        """What `to_json` wrote there."""
+        values = read_object(Path(path), _KINDS, RunFolderError)
+        path = Path(path)
+        plan = Plan.from_dict(values["plan"])
+        traffic = checked_object(values["traffic"], TRAFFIC_KINDS, path, RunFolderError)
+        return cls(
+            plan=plan,
+            metrics=values["metrics"],
+            history=tuple(EpochLine.from_dict(line, path, RunFolderError) for line in values["history"]),
+            traffic=Traffic(**{name: traffic[name] for name in TRAFFIC_KINDS}),
+            seconds=values["seconds"],
+            sessions=tuple(ReleasedRounds.from_value(session, path, RunFolderError) for session in values["sessions"]),
+            row_uses=_read_uses(values, plan, path),
+            noise_is_seeded=values["noise_is_seeded"],
+            stopped=values["stopped"],
+            **_read_figures(values, path),
+        )
+
+
+def _written(value: float | None) -> float | str | None:
+    """Infinity is no number of JSON."""
+    return value if value is None or math.isfinite(value) else "inf"
+
+
+def _read_figures(values: dict[str, Any], path: Path) -> dict[str, Any]:
+    """What version 3 has beside the metrics; earlier ones say nothing about it."""
+    if values.get("version") != VERSION:
+        return {}
+    kinds: Kinds = {"classes": list, "largest_score": int | float | str | None, "diverged": bool}
+    checked_object(values, kinds, path, RunFolderError)
+    unsaid = dict.fromkeys(each.name for each in fields(ClassFigures))
+    classes = [
+        checked_object({**unsaid, **checked_object(each, {}, path, RunFolderError)}, _CLASS, path, RunFolderError)
+        for each in values["classes"]
+    ]
+    largest = values["largest_score"]
+    return {
+        "classes": tuple(ClassFigures(**{name: each[name] for name in unsaid}) for each in classes),
+        "largest_score": math.inf if largest == "inf" else largest,
+        "diverged": values["diverged"],
+    }
+
+
+def _read_uses(values: dict[str, Any], plan: Plan, path: Path) -> tuple[RowUses, ...]:
+    """Uses by kind of round; of version 1, uses of train rows in joint rounds and of test rows in predictions."""
+    version = values.get("version", 1)
+    if version not in (1, 2, VERSION):
+        raise RunFolderError(f"{path} has version={version!r}; this program reads versions 1 to {VERSION}; update it")
+    found = values["row_uses"]
+    if version == 1:
+        old = checked_object(found, {"train": int, "test": int}, path, RunFolderError)
+        totals = {"joint": (old["train"], plan.num_samples), "prediction": (old["test"], plan.num_test_samples)}
+        found = {
+            kind.name: {
+                "releases": totals[kind.name][0],
+                "updates": totals[kind.name][0] if kind.updates else 0,
+                "total_releases": totals[kind.name][0] * totals[kind.name][1],
+            }
+            for kind in plan.schedule.kinds
+        }
+    checked_object(found, {kind.name: dict for kind in plan.schedule.kinds}, path, RunFolderError)
+    counts: Kinds = dict.fromkeys(("releases", "updates", "total_releases"), int)
+    return tuple(
+        RowUses(kind=kind, **checked_object(found[kind.name], counts, path, RunFolderError))
+        for kind in plan.schedule.kinds
+    )

@@ -1,0 +1,292 @@
+"""One call of `fit`: a server and its parties from the first message to the result."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from pbmvfl.errors import CheckpointError, EncoderError, NonFiniteError, PartyRefused, PbmvflError, ProtocolError
+from pbmvfl.federation.checkpoints import Checkpoints
+from pbmvfl.federation.history import EpochLine, HistoryLog
+from pbmvfl.federation.metrics_summary import Figures, Labelled, went_astray, what_to_change
+from pbmvfl.federation.release_log import ReleaseLog
+from pbmvfl.federation.results import TRAFFIC_KINDS, Result
+from pbmvfl.json_files import checked_object
+from pbmvfl.plan.schedule import Round, Split
+from pbmvfl.protocol.server import Server
+from pbmvfl.protocol.session import Meter, Tap, deliver, drive
+from pbmvfl.protocol.transport import Inspection, Transport
+from pbmvfl.training.metrics import classification_metrics
+from pbmvfl.wire.refusals import RefusalCode
+from pbmvfl.wire.traffic import Traffic
+
+
+class _WentAstray(Exception):
+    """The loss is out of all bounds; its words say how. What is released after this would be wasted."""
+
+
+class Run:
+    """What happens on the way: the log of releases, evaluation, history, the server's checkpoints, an early end."""
+
+    def __init__(
+        self,
+        server: Server,
+        transport: Transport,
+        data: Labelled,
+        *,
+        log: ReleaseLog,
+        keeper: Checkpoints | None,
+        inspection: Inspection | None,
+        owners: Inspection | None,
+        noise_is_seeded: bool,
+        taps: Sequence[Tap],
+        on_round: Callable[[int, float, Traffic], None] | None,
+        on_epoch: Callable[[EpochLine], None] | None,
+    ) -> None:
+        """`inspection` is the door to exact sums, `owners` to what parties log; a deployment has neither."""
+        self._server, self._transport, self._data = server, transport, data
+        self._plan = server.plan
+        self._log, self._keeper = log, keeper
+        self._epochs = None if keeper is None else HistoryLog(keeper.folder / "history.jsonl")
+        self._inspection, self._owners = inspection, owners
+        self._noise_is_seeded = noise_is_seeded
+        self._on_round, self._on_epoch = on_round, on_epoch
+        self._meter = Meter(taps=list(taps))
+        self._started = time.perf_counter()
+        self._earlier = Traffic()
+        self._history: list[EpochLine] = []
+        self._figures = Figures(data)
+        self._is_open = False
+        self._loss = float("nan")
+        self._losses: list[float] = []
+        self._seen: list[tuple[Tensor, Tensor]] = []  # this epoch's noisy scores: what the server saw
+        #: Rows and noisy scores of this pass over the test rows, as far as it is.
+        self._predicted: list[tuple[npt.NDArray[np.int64], Tensor]] = []
+        server.on_joint_round = self._joint_round
+        server.on_scores = self._scores
+
+    def finish(self) -> Result:
+        """Run to the plan's end, or to the round that a party refuses."""
+        stopped, diverged = "", False
+        try:
+            drive(
+                self._server,
+                self._transport,
+                self._meter,
+                on_open=self._open,
+                on_round=self._round,
+                on_epoch_end=self._epoch_end,
+            )
+            self._log.charge_until(self._server.completed_rounds)
+        except PartyRefused as refusal:
+            stopped = self._stopped_by(refusal)
+            self._stop_early()
+        except _WentAstray as end:
+            stopped, diverged = str(end), True
+            self._give_up(self._server.completed_rounds)
+        except NonFiniteError as error:
+            if isinstance(error, ProtocolError) or not self._is_open:  # somebody's message, not the server's own sums
+                raise
+            completed = self._server.completed_rounds
+            stopped = f"the gradient of round {completed} (counted from 0) is no number; {what_to_change(self._plan)}"
+            diverged = True
+            self._history.append(EpochLine(epoch=_shown(self._plan.schedule.epochs_before(completed))))
+            self._give_up(completed + 1)  # the round whose gradient is no number was released too
+        except KeyboardInterrupt:
+            if self._is_open:  # what was charged ahead and never asked for is given back; the round under way counts
+                asked = self._server.completed_rounds + 1
+                self._log.charge_until(min(asked, self._log.records[-1].charged_until))
+            raise
+        is_evaluated = bool(self._history) and "train_accuracy" in self._history[-1].metrics
+        if self._inspection is not None and is_evaluated and not self._figures.has_measured:
+            self._evaluate()  # in a session before this one; of the same weights, for what is not in the history
+        return Result(
+            plan=self._plan,
+            metrics=self._history[-1].metrics if self._history else {},
+            history=tuple(self._history),
+            traffic=self._traffic(),
+            seconds=time.perf_counter() - self._started,
+            sessions=tuple(self._log.records),
+            row_uses=self._log.uses(self._plan),
+            noise_is_seeded=self._log.noise_is_seeded,
+            stopped=stopped,
+            classes=self._figures.classes,
+            largest_score=self._figures.largest_score,
+            diverged=diverged,
+        )
+
+    def _stopped_by(self, refusal: PartyRefused) -> str:
+        """Why the run ends with a result. Only a limit ends it so; any other refusal is an error."""
+        error = None if self._owners is None else self._owners.owner_error(refusal.party)
+        if refusal.code != RefusalCode.BUDGET or not self._is_open:
+            # Whoever runs all roles is told what the party's owner would find in its log.
+            raise (error if isinstance(error, PbmvflError) else refusal) from refusal
+        return str(refusal if error is None else error)
+
+    def _stop_early(self) -> None:
+        """A party refused a round. Every network has taken the step before it, so what there is, is complete."""
+        completed = self._server.completed_rounds
+        # What other parties sent of the refused round has left them, and counts. If all refused, nothing has.
+        sent = completed + (1 if self._server.has_answers else 0)
+        deliver(self._server, self._transport, self._meter, self._server.stop(), setup=False)
+        if completed == 0:  # nothing was trained, so there is nothing to look at exactly either
+            self._history.append(EpochLine(epoch=0))
+        elif completed < self._plan.schedule.trained_at and (self._losses or not self._history):
+            self._history.append(self._line(self._plan.schedule.epochs_before(completed)))
+        if completed:
+            self._save(min(completed, self._plan.schedule.trained_at))
+        self._log.charge_until(sent)
+
+    def _give_up(self, sent: int) -> None:
+        """The loss is out of all bounds: nothing more is released. Checkpoints stay as they are."""
+        self._log.charge_until(sent)
+        if sent < len(self._plan.schedule):
+            deliver(self._server, self._transport, self._meter, self._server.stop(), setup=False)
+
+    # --- what happens on the way ---
+
+    def _open(self) -> None:
+        assert self._server.session is not None
+        self._is_open = True
+        first_round = self._server.first_round
+        if first_round:
+            self._log.must_cover(first_round)
+            self._continue_from(first_round)
+        self._log.open(
+            self._server.session.id.hex(),
+            first_round=first_round,
+            until=self._next_boundary(),
+            noise_is_seeded=self._noise_is_seeded,
+            # Who cannot ask the parties must reckon with weights that know the rows.
+            public_start=self._owners is not None and all(self._owners.public_starts()),
+        )
+
+    def _continue_from(self, first_round: int) -> None:
+        """Take up what was known when the checkpoint was written."""
+        assert self._keeper is not None
+        assert self._epochs is not None
+        notes = self._keeper.notes_of(self._server.run_id, first_round)
+        path = self._keeper.folder
+        kinds = {"seconds": int | float, "traffic": dict, "history": str | list}
+        known = checked_object(dict(notes), kinds, path, CheckpointError)
+        self._started -= known["seconds"]
+        self._earlier = Traffic(**checked_object(known["traffic"], TRAFFIC_KINDS, path, CheckpointError))
+        kept = known["history"]
+        if isinstance(kept, str):
+            self._history = self._epochs.read(kept)
+        else:  # checkpoints of format 2 have all epochs themselves
+            self._history = [EpochLine.from_dict(line, path) for line in kept]
+
+    def _next_boundary(self) -> int:
+        """The round after which the next checkpoint comes; until there, releases are charged ahead."""
+        every = 1 if self._keeper is None else self._keeper.every
+        epoch = int(self._plan.schedule.epochs_before(self._server.completed_rounds))
+        return self._plan.schedule.end_of_epoch(epoch + every - epoch % every)
+
+    def _joint_round(self, loss: float, scores: Tensor, labels: Tensor) -> None:
+        self._loss = loss
+        self._losses.append(loss)
+        self._seen.append((scores, labels))
+
+    def _scores(self, current: Round, scores: Tensor) -> None:
+        """A whole pass over the test rows is an evaluation of the networks as they are; other scores are nobody's."""
+        if current.kind.split is not Split.TEST or self._inspection is not None:
+            return
+        first, end = self._plan.schedule.pass_of(current.number)
+        if current.number == first:
+            self._predicted = []
+        self._predicted.append((current.rows, scores))
+        if current.number == end - 1 and len(self._predicted) == end - first and self._history:
+            labels = self._data.test_labels[np.concatenate([rows for rows, _ in self._predicted])]
+            found = torch.cat([scores for _, scores in self._predicted]).numpy()
+            metrics: dict[str, Any] = self._figures.measure(found, labels, "test")
+            self._history[-1] = dataclasses.replace(self._history[-1], **metrics)
+
+    def _round(self) -> None:
+        if self._on_round is not None:
+            self._on_round(self._server.completed_rounds, self._loss, self._traffic())
+
+    def _epoch_end(self) -> None:
+        self._raise_faults()
+        completed = self._server.completed_rounds
+        mean_loss = float(np.mean(self._losses)) if self._losses else None
+        line = self._line(self._plan.schedule.epochs_before(completed))
+        self._history.append(line)
+        self._losses, self._seen = [], []
+        if self._keeper is not None and self._keeper.wants(completed):
+            self._save(completed)
+        if self._on_epoch is not None:
+            self._on_epoch(line)
+        if (words := went_astray(self._plan, mean_loss, line.epoch)) is not None:
+            raise _WentAstray(words)
+
+    def _raise_faults(self) -> None:
+        """A network that fails is covered up by its party; whoever runs all roles is told at the end of the epoch."""
+        for party in range(self._plan.num_parties):
+            error = None if self._owners is None else self._owners.owner_error(party)
+            if error is not None:
+                raise EncoderError(
+                    f"party={party}: its network failed in training: {error}; give one that takes the party's rows"
+                ) from error
+
+    def _line(self, epoch: float) -> EpochLine:
+        traffic = self._traffic()
+        loss = float(np.mean(self._losses)) if self._losses else None
+        return EpochLine(
+            epoch=_shown(epoch),
+            train_loss=loss if loss is None or math.isfinite(loss) else None,
+            **self._evaluate(),
+            bytes_up=traffic.bytes_up,
+            bytes_down=traffic.bytes_down,
+            seconds=round(time.perf_counter() - self._started, 3),
+        )
+
+    def _evaluate(self) -> dict[str, Any]:
+        """Metrics of the epoch: from the noisy sums that the server saw, or those through the simulator's door."""
+        metrics: dict[str, float] = {}
+        if self._seen:
+            scores = torch.cat([scores for scores, _ in self._seen]).numpy()
+            labels = torch.cat([labels for _, labels in self._seen]).numpy()
+            if self._inspection is not None:
+                metrics = classification_metrics(scores, labels, prefix="released_train")
+            else:
+                metrics = self._figures.measure(scores, labels, "train")
+        if self._inspection is None:
+            return metrics
+        for split, labels in ((Split.TRAIN, self._data.train_labels), (Split.TEST, self._data.test_labels)):
+            if len(labels):
+                exact, *others = self._inspection.exact_embeddings(split)
+                with np.errstate(over="ignore", invalid="ignore"):  # what is no number is said at the end
+                    for other in others:
+                        exact = exact + other
+                scores = self._server.predict(torch.from_numpy(exact)).numpy()
+                metrics |= self._figures.measure(scores, labels, split.value)
+        return metrics
+
+    def _save(self, completed_rounds: int) -> None:
+        """The server's own checkpoint; every party has written its own."""
+        if self._keeper is None or self._epochs is None:
+            return
+        self._keeper.notes.update(
+            seconds=time.perf_counter() - self._started,
+            traffic=self._traffic().to_dict(),
+            history=self._epochs.write(self._history),
+        )
+        self._keeper.save(self._server.run_id, completed_rounds, self._server.state())
+        self._log.charge_until(self._next_boundary())
+
+    def _traffic(self) -> Traffic:
+        return self._earlier + self._meter.traffic()
+
+
+def _shown(epoch: float) -> float:
+    """Whole epochs as whole numbers."""
+    return int(epoch) if epoch == int(epoch) else round(epoch, 4)

@@ -1,0 +1,186 @@
+"""A folder of books, one for each party of a simulation, each named by the party that owns it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from pbmvfl.errors import BudgetExceeded, LedgerError
+from pbmvfl.ledger.database import is_begun
+from pbmvfl.ledger.forecast import Forecast
+from pbmvfl.ledger.ledger import Ledger
+from pbmvfl.ledger.owner import ENDING, file_name
+from pbmvfl.ledger.reports import why_charged
+from pbmvfl.privacy.table import format_epsilon
+
+
+def book_of(folder: Path, index: int, party: str, *, dataset: str | None = None) -> Path:
+    """Where a party keeps its book; a new one is named by the party.
+
+    Folders of earlier versions have books by the party's number, which say of no owner: such a one is gone on with. If
+    there are both, and the older one knows the dataset, neither alone would have everything.
+    """
+    named, numbered = folder / file_name(party), folder / f"party-{index}{ENDING}"
+    if named == numbered or not is_begun(numbered):
+        return named
+    with contextlib.closing(Ledger(numbered, read_only=True)) as older:
+        if older.owner:
+            return named  # of a party with that very name
+        if not named.is_file():
+            return numbered
+        if dataset is not None and older.sessions(dataset):
+            raise LedgerError(
+                f"ledger={str(folder)!r} has two books of party={party!r} that know dataset={dataset!r}: {named.name} "
+                f"and {numbered.name}, which an earlier version named by number; move the one that is not to be gone "
+                "on with to another folder"
+            )
+    return named
+
+
+class Rows(Protocol):
+    """Rows of a run, of whatever kind, as ledgers know them."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def party_names(self) -> tuple[str, ...]: ...
+    @property
+    def rows_are_named(self) -> bool: ...
+
+
+def books_for(folder: Path, rows: Rows) -> list[Path]:
+    """Return the ledger file of each party that releases anything about these rows, in the parties' order.
+
+    Raises:
+        LedgerError: As `books_of`; or a party's ledger has a limit and the rows have no ids, so that the same people
+            in another table would begin with nothing spent.
+    """
+    found = books_of(folder, rows.party_names, dataset=rows.name)
+    if not rows.rows_are_named and (with_limit := limited(found)):
+        raise LedgerError(
+            f"ledger={str(with_limit[0])!r} has a limit, and rows of dataset={rows.name!r} have no ids: it would know "
+            "them by their places, and in another table the same people would begin with nothing spent. Nothing "
+            "was sent or written. Name the column that tells people apart, the same one for every table (--id COLUMN, "
+            "id=...), or give rows in memory with their ids (NewRows)"
+        )
+    return found
+
+
+def books_of(folder: Path, parties: Sequence[str], *, dataset: str) -> list[Path]:
+    """Return the ledger file of each party of a run, in their order.
+
+    Raises:
+        LedgerError: A ledger in the folder has a limit, and a party has no ledger there. A party under another name, or
+            one that holds another party's columns, would begin with no limit and nothing spent: its owner adds it.
+    """
+    found = [book_of(folder, index, party, dataset=dataset) for index, party in enumerate(parties)]
+    unknown = [(party, path) for party, path in zip(parties, found, strict=True) if not is_begun(path)]
+    if unknown and (with_limit := limited(sorted(folder.glob(f"*{ENDING}")))):
+        names = ", ".join(f"party={party!r}" for party, _ in unknown)
+        commands = " && ".join(_adding(path, dataset) for _, path in unknown)
+        raise LedgerError(
+            f"ledger={str(folder)!r} has no ledger of {names}, and {with_limit[0].name} there has a limit: columns "
+            "under another party's name would begin with no limit and nothing spent. Nothing was sent or written. Give "
+            f"the party the name that it had, or, if it is new, let its owner add it with a limit E: `{commands}`"
+        )
+    return found
+
+
+def limited(paths: Sequence[Path]) -> list[Path]:
+    """Return the ledgers that have a limit.
+
+    Raises:
+        LedgerError: One cannot be read, or is an older copy, which may lack a limit.
+    """
+    found = []
+    for path in paths:
+        if is_begun(path):
+            with contextlib.closing(Ledger(path, read_only=True)) as ledger:
+                ledger.check_unspoiled()
+                if ledger.has_limits:
+                    found.append(path)
+    return found
+
+
+def _adding(path: Path, dataset: str) -> str:
+    """Return the shell command by which an owner makes a ledger with its limit."""
+    named = ("pbmvfl", "ledger", "limit", str(path), "--dataset", dataset)
+    return shlex.join((*named, "--unit", "cell", "--accounting", "strict", "--epsilon", "E"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartyForecast:
+    """What one party's book says to a run before it begins."""
+
+    party: str
+    path: Path
+    #: Runs of this dataset in the book that have charged a round.
+    runs: int
+    #: One for each limit of the dataset.
+    limits: tuple[Forecast, ...]
+
+    @property
+    def ends(self) -> Forecast | None:
+        """The limit that would end the run first; None if none would."""
+        early = [limit for limit in self.limits if limit.stops_at is not None]
+        return min(early, key=lambda limit: limit.stops_at or 0, default=None)
+
+
+def look_ahead(path: Path, *, party: str, dataset: str, **session: Any) -> PartyForecast:
+    """What a party's book says to a session (`Ledger.forecast`); a book that is not there yet has nothing to say."""
+    if not is_begun(path):
+        return PartyForecast(party=party, path=path, runs=0, limits=())
+    with contextlib.closing(Ledger(path, owner=party, read_only=True)) as book:
+        limits = book.forecast(dataset=dataset, **session)
+        runs = {entry.run for entry in book.sessions(dataset) if entry.charged_until > entry.first_round}
+    return PartyForecast(party=party, path=path, runs=len(runs), limits=limits)
+
+
+def check_reaches_end(found: Sequence[PartyForecast], *, dataset: str, rounds: int, way_out: str | None = None) -> None:
+    """Refuse a run that some owner's limit would end before its plan does; `way_out` says what else could be done."""
+    ends = [(book, limit) for book in found if (limit := book.ends) is not None]
+    if not ends:
+        return
+    book, limit = min(ends, key=lambda end: end[1].stops_at or 0)
+    others = "" if len(ends) == 1 else " and of 1 other" if len(ends) == 2 else f" and of {len(ends) - 1} others"
+    usual = (
+        f"Plan within what is left (`pbmvfl plan` with the data's own options and --ledger {book.path.parent}), or run "
+        "until the limit: --until-limit, Federation.fit(until_limit=True)"
+    )
+    raise BudgetExceeded(
+        f"the limit of party={book.party!r}{others} would end this run at round={limit.stops_at} of {rounds}: it would "
+        f"bring dataset {limit.dataset!r} from epsilon {format_epsilon(limit.spent)} to "
+        f"{format_epsilon(limit.will_be)}, and the owner's limit is {limit.limit}, counted {limit.limit.how}. Nothing "
+        "was sent or written. " + (way_out or usual if limit.dataset == dataset else why_charged(limit.dataset))
+    )
+
+
+def check_folder(folder: Path) -> None:
+    """Refuse what cannot be a folder of ledgers, and make nothing yet."""
+    there = folder
+    while not there.exists() and there != there.parent:
+        there = there.parent
+    if not there.is_dir():
+        raise LedgerError(
+            f"ledger={str(folder)!r} is not a folder and cannot be made one: {str(there)!r} is a file; give another "
+            "folder"
+        )
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise LedgerError(f"ledger={str(folder)!r} cannot be written to; give another folder, or allow writing there")
+
+
+def make_folder(folder: Path) -> None:
+    """Make the folder of the parties' ledgers, or refuse what cannot be one, before anything is released."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise LedgerError(
+            f"ledger={str(folder)!r} is not a folder and cannot be made one ({error.strerror}); give another folder"
+        ) from error
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise LedgerError(f"ledger={str(folder)!r} cannot be written to; give another folder, or allow writing there")

@@ -1,0 +1,337 @@
+"""Beginning a session in a ledger: everything that can be refused is refused here, before anything is released."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from pbmvfl.errors import LedgerError
+from pbmvfl.ledger import history
+from pbmvfl.ledger.charging import Charging, check_permitted
+from pbmvfl.ledger.counter import Outside
+from pbmvfl.ledger.database import now
+from pbmvfl.ledger.forecast import Forecast, forecasts
+from pbmvfl.ledger.plan_keys import key_of
+from pbmvfl.ledger.row_identity import Digests, keyed_digests, row_digests, shared_rows
+from pbmvfl.ledger.row_ids import check_ids, keep_ids
+from pbmvfl.ledger.schema import has_row_values
+from pbmvfl.ledger.session_lock import Holder, check_free, forget, take
+from pbmvfl.ledger.session_terms import Terms
+from pbmvfl.plan.groups import Evaluation
+from pbmvfl.plan.plan import Plan
+from pbmvfl.plan.schedule import Split
+
+if TYPE_CHECKING:
+    from pbmvfl.ledger.ledger import Ledger, LedgerEntry
+
+
+@dataclass(frozen=True, eq=False)
+class _Values:
+    """What is kept of a session's values: digests of all rows together, and of each."""
+
+    digests: tuple[str, ...]
+    rows: Digests
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Opening:
+    """What a party asks of its ledger; `Ledger.open_session` explains the names."""
+
+    dataset: str
+    plan: Plan
+    run: str
+    session: str
+    first_round: int
+    public_start: bool
+    exact_metrics: bool
+    train_values: npt.NDArray[Any] | None
+    test_values: npt.NDArray[Any] | None
+    train_ids: Sequence[str] | range | None
+    test_ids: Sequence[str] | range | None
+    rounds_ahead: int
+
+    def begin(self, ledger: Ledger) -> Charging:
+        self._check_numbers()
+        train, test = self._ids()
+        holder = Holder.new()
+        lock = _lock(ledger)
+        outside: Outside | None = None
+        try:
+            outside = _outside(ledger, lock)
+            with ledger._transaction():
+                ledger._announce(lock)
+                ledger.check_unspoiled()
+                take(ledger._db, ledger.path, holder)
+                self._check_permitted(ledger)
+                values = self._check_values(ledger, train, test)
+                history.close_left_sessions(ledger._db)
+                terms, started = self._terms(ledger), self._is_started(ledger)
+                number = self._insert(ledger, terms, values, train, test)
+            # So that a copy of the file without its log is never an empty book.
+            ledger._db.rows("PRAGMA wal_checkpoint(PASSIVE)")
+            return Charging(
+                ledger,
+                number,
+                self.dataset,
+                terms,
+                self.first_round,
+                lock=lock,
+                outside=outside,
+                holder=holder,
+                run_started=started,
+                rounds_ahead=self.rounds_ahead,
+                shows_exact_metrics=self._shows_exact_metrics,
+            )
+        except BaseException:
+            forget(holder)
+            if outside is not None:
+                outside.close()
+            os.close(lock)
+            raise
+
+    def forecast(self, ledger: Ledger, *, until: int | None = None) -> tuple[Forecast, ...]:
+        """What each limit says to the session, without opening it: every refusal now, and nothing is written."""
+        self._check_numbers()
+        train, test = self._ids()
+        check_ids(train)
+        check_ids(test)
+        ledger.check_unspoiled()
+        check_free(ledger._db, ledger.path)
+        self._check_permitted(ledger)
+        self._check_values(ledger, train, test)
+        opened = self.first_round > 0 or self._is_started(ledger)
+        rounds: dict[str, Any] = {"first_round": self.first_round, "until": until, "run_started": opened}
+        return forecasts(ledger, self.dataset, self._terms(ledger), train, test, **rounds)
+
+    @property
+    def _shows_exact_metrics(self) -> bool:
+        """Whether exact metrics will be looked at without the owner's word."""
+        return self.plan.evaluation is Evaluation.SIMULATOR and not self.exact_metrics
+
+    # --- what can be refused ---
+
+    def _check_numbers(self) -> None:
+        ahead, first, last = self.rounds_ahead, self.first_round, len(self.plan.schedule)
+        if isinstance(ahead, bool) or not isinstance(ahead, int) or ahead < 1:
+            raise LedgerError(f"rounds_ahead={ahead!r}; permitted: 1 or more, 1 charges every round by itself")
+        if isinstance(first, bool) or not isinstance(first, int) or not 0 <= first <= last:
+            raise LedgerError(f"first_round={first!r}; permitted: 0 to {last}, the number of the plan's rounds")
+        for name in ("public_start", "exact_metrics"):
+            if not isinstance(getattr(self, name), bool):
+                raise LedgerError(f"{name}={getattr(self, name)!r}; permitted: True or False")
+
+    def _ids(self) -> tuple[Sequence[str] | range, Sequence[str] | range]:
+        plan = self.plan
+        train = range(plan.num_samples) if self.train_ids is None else self.train_ids
+        rest = range(plan.num_samples, plan.num_samples + plan.num_test_samples)
+        test = rest if self.test_ids is None else self.test_ids
+        for ids, count, name in ((train, plan.num_samples, "train_ids"), (test, plan.num_test_samples, "test_ids")):
+            if len(ids) != count:
+                raise LedgerError(f"{name} has {len(ids)} rows, the plan has {count}")
+        return train, test
+
+    def _check_permitted(self, ledger: Ledger) -> None:
+        self._check_continues(ledger)
+        has_limit = bool(ledger._db.rows("SELECT 1 FROM limits WHERE dataset = ?", (self.dataset,)))
+        check_permitted(ledger, self.dataset, has_limit, self._shows_exact_metrics)
+
+    def _check_continues(self, ledger: Ledger) -> None:
+        """A run that goes on must find what it released before: counted from here its epsilon would be too small."""
+        ((known,),) = ledger._db.rows(
+            "SELECT max(charged_until) FROM sessions JOIN charged ON id = charged.session "
+            "WHERE dataset = ? AND run = ?",
+            (self.dataset, self.run),
+        )
+        if self.first_round > (known or 0):
+            raise LedgerError(
+                f"ledger={str(ledger.path)!r} has {known or 'no'} rounds of run={self.run!r} on "
+                f"dataset={self.dataset!r}, which goes on at round={self.first_round}: the book was moved, replaced or "
+                "is another party's, and its epsilon would be too small. Put the run's own ledger back at this path, "
+                "or start a new run"
+            )
+
+    def _check_values(self, ledger: Ledger, train: Sequence[str] | range, test: Sequence[str] | range) -> _Values:
+        """Values that were released under another name are the same people, unless the owner says otherwise."""
+        key: bytes = ledger._db.rows("SELECT key FROM identity")[0][0]
+        digests = keyed_digests(key, self.train_values, self.test_values, train, test)
+        used = self._used(train, test)
+        values = _Values(digests, row_digests(key, *(rows for rows, _ in used)))
+        if ledger._db.rows("SELECT 1 FROM allowed WHERE dataset = ?", (self.dataset,)):
+            return values
+        others = self._others(ledger)
+        for digest in digests:
+            for (other,) in ledger._db.rows("SELECT dataset FROM seen_values WHERE digest = ?", (digest,)):
+                if other in others:
+                    self._refuse_values(ledger, other, "the values")
+        if not has_row_values(ledger._db):
+            return values
+        own = []
+        for other, blob in ledger._db.rows("SELECT dataset, digests FROM row_values"):
+            known = np.frombuffer(blob, dtype=np.uint32)
+            if other in others and (found := shared_rows(values.rows, known)):
+                self._refuse_values(ledger, other, f"{found:,} of the rows")
+            if other == self.dataset:
+                own.append(known)
+        if own:
+            self._check_ids_of_values(ledger, values.rows, [str(name) for _, ids in used for name in ids], own)
+        return values
+
+    def _used(
+        self, train: Sequence[str] | range, test: Sequence[str] | range
+    ) -> list[tuple[npt.NDArray[Any], Sequence[str] | range]]:
+        """Values and ids of the splits that the session releases or learns anything of."""
+        splits = {kind.split for kind in self.plan.schedule.kinds}
+        both = ((Split.TRAIN, self.train_values, train), (Split.TEST, self.test_values, test))
+        return [(rows, ids) for split, rows, ids in both if split in splits and rows is not None and len(rows)]
+
+    def _check_ids_of_values(self, ledger: Ledger, rows: Digests, ids: list[str], own: Sequence[Digests]) -> None:
+        """Rows with new ids and known values, under the same name: one person with two ids would have two budgets."""
+        known = _known_ids(ledger, self.dataset)
+        is_new = np.array([name not in known for name in ids], dtype=np.bool_)
+        if not is_new.any():
+            return
+        for each in own:
+            if found := shared_rows(rows[is_new], each):
+                raise LedgerError(
+                    f"dataset={self.dataset!r} has {found:,} rows with the values of rows that ledger="
+                    f"{str(ledger.path)!r} knows by other ids, and what was spent on those would not count; give a row "
+                    "the id that it had (a file that was renamed or cut needs a column of ids: --id, id=...), or, if "
+                    f"these are other people, say so: `pbmvfl ledger allow {ledger.path} --dataset {self.dataset}`"
+                )
+
+    def _others(self, ledger: Ledger) -> set[str]:
+        """Other names of which something was released, unless the owner said that these are other people.
+
+        That word was about one name. Names that had releases of their own by then keep them apart from it; a new name
+        would be a way around both.
+        """
+        charged = {
+            name
+            for (name,) in ledger._db.rows(
+                "SELECT DISTINCT dataset FROM sessions JOIN charged ON id = charged.session "
+                "WHERE charged_until > first_round"
+            )
+        }
+        allowed = {name for (name,) in ledger._db.rows("SELECT dataset FROM allowed")}
+        return charged - {self.dataset} - (allowed if self.dataset in charged else set())
+
+    def _refuse_values(self, ledger: Ledger, other: str, what: str) -> NoReturn:
+        raise LedgerError(
+            f"dataset={self.dataset!r} has {what} of dataset={other!r} in ledger={str(ledger.path)!r}, and what was "
+            f"spent on those would not count; run it as {other!r}, or, if these are other people, say so: `pbmvfl "
+            f"ledger allow {ledger.path} --dataset {self.dataset}`"
+        )
+
+    def _terms(self, ledger: Ledger) -> Terms:
+        public = self.public_start and self._began_public(ledger)
+        known = None if public else self._known_datasets(ledger)
+        return Terms.of(self.plan, public_start=public, known_datasets=known)
+
+    def _known_datasets(self, ledger: Ledger) -> tuple[str, ...] | None:
+        """Return the datasets whose rows the weights of a trained model know; None: any.
+
+        A training that this ledger charged, and that began with public weights, has told them of no other rows.
+        """
+        if not self.plan.model:
+            return None
+        entries = ledger._entries()
+        runs = {entry.run for entry in entries if _is_training_of(self.plan.model, entry)}
+        trained = [entry for entry in entries if entry.run in runs]
+        if not trained or not all(entry.terms.public_start for entry in trained):
+            return None
+        return tuple(sorted({entry.dataset for entry in trained}))
+
+    def _is_started(self, ledger: Ledger) -> bool:
+        """Whether the run has charged a round before."""
+        return bool(
+            ledger._db.rows(
+                "SELECT 1 FROM sessions JOIN charged ON id = charged.session "
+                "WHERE run = ? AND charged_until > first_round LIMIT 1",
+                (self.run,),
+            )
+        )
+
+    def _began_public(self, ledger: Ledger) -> bool:
+        """Weights that were not public in one session of a run are not public in its later ones."""
+        found = ledger._db.rows(
+            "SELECT DISTINCT terms FROM plans JOIN sessions ON hash = sessions.plan WHERE run = ?", (self.run,)
+        )
+        return all(Terms.from_json(text).public_start for (text,) in found)
+
+    # --- what is written ---
+
+    def _insert(
+        self,
+        ledger: Ledger,
+        terms: Terms,
+        values: _Values,
+        train: Sequence[str] | range,
+        test: Sequence[str] | range,
+    ) -> int:
+        db = ledger._db
+        key = key_of(self.plan.hash, terms.to_json())
+        # Texts that are not the key's, which an owner accepted, would price this session too.
+        db.run("INSERT OR REPLACE INTO plans VALUES (?, ?, ?)", (key, self.plan.to_json(), terms.to_json()))
+        line = (self.dataset, values.digests[0] if values.digests else "", self.run, self.session, key)
+        number = db.run(
+            "INSERT INTO sessions (dataset, fingerprint, run, session, plan, train_ids, test_ids, first_round, opened) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (*line, keep_ids(db, train), keep_ids(db, test), self.first_round, now()),
+        ).lastrowid
+        assert number is not None
+        for digest in values.digests:
+            db.run("INSERT OR IGNORE INTO seen_values VALUES (?, ?)", (digest, self.dataset))
+        if len(values.rows):
+            rows = np.sort(values.rows).tobytes()
+            content = hashlib.sha256(rows).hexdigest()
+            db.run("INSERT OR IGNORE INTO row_values VALUES (?, ?, ?)", (content, self.dataset, rows))
+        db.run("INSERT INTO charged VALUES (?, ?, 1)", (number, self.first_round))
+        exact = self.plan.evaluation is Evaluation.SIMULATOR and self.exact_metrics
+        history.append(db, "opened", session=number, dataset=self.dataset, exact_metrics=exact)
+        return number
+
+
+def _is_training_of(model: str, entry: LedgerEntry) -> bool:
+    """Return whether a session is of the training that a model came from."""
+    try:
+        return Plan.from_dict(entry.plan).model_digest(bytes.fromhex(entry.run)) == model
+    except ValueError:  # PlanError too: a plan that cannot be read is of no model that can be asked
+        return False
+
+
+def _known_ids(ledger: Ledger, dataset: str) -> set[str]:
+    """Of all rows that sessions of a dataset were opened for."""
+    references = set()
+    for entry in ledger.sessions(dataset):
+        splits = {kind.split for kind in entry.terms.schedule.kinds}
+        references |= {entry.train_ids} if Split.TRAIN in splits else set()
+        references |= {entry.test_ids} if Split.TEST in splits else set()
+    return {str(name) for reference in references for name in ledger.read_ids(reference)}
+
+
+def _lock(ledger: Ledger) -> int:
+    """Two processes that charge one book would each see only half of it."""
+    descriptor = ledger._open_lock(os.O_RDWR | os.O_CREAT)
+    with contextlib.suppress(OSError):  # somebody else's
+        os.fchmod(descriptor, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise LedgerError(f"ledger={str(ledger.path)!r} is being charged by another session; wait for it") from None
+    return descriptor
+
+
+def _outside(ledger: Ledger, lock: int) -> Outside:
+    try:
+        return Outside(ledger._identity, lock, alone=True)
+    except LedgerError as error:
+        raise LedgerError(f"ledger={str(ledger.path)!r}: {error}") from None

@@ -1,0 +1,240 @@
+"""Which columns of different parties act on the label together: read from released symbols, which costs nothing more.
+
+For a pair of columns of two parties let G hold the products of their shown levels (indicators, centred, 0 where a row
+does not show a column), and Z a constant and every shown level by itself. With G' what is left of G after Z,
+
+    U = G'^T y,    x = 4 U^T (G'^T G')^- U,    r = rank of G'
+
+Null: given the symbols, labels are independent and each one's mean is additive in the shown levels (in particular:
+does not depend on them). Then x is above t with probability at most (t/r)^(r/2) exp((r-t)/2), and for r = 1 also at
+most 2 exp(-t/2). No large numbers are assumed: docs/theory.md, "The screen's alarm rate". The union over pairs and
+classes is taken, so `log_tail` bounds the logarithm of the probability that a screen without any interaction has such a
+pair.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from pbmvfl._settings import check_whole
+from pbmvfl.errors import DataError, PlanError
+from pbmvfl.mechanisms.interactions.symbols import NOT_SHOWN, Integers, Reals, kept_at
+from pbmvfl.mechanisms.randomized_response import LARGEST_SYMBOLS
+
+#: How often a screen of a table without any interaction says that there is one.
+ALARM = 0.01
+#: Once one pair is certain, others are taken with it up to this many false ones in the mean.
+FURTHER = 0.1
+#: What is left of a product after its main effects, relative to the product, below which it is taken for rounding.
+_ROUNDING = 1e-8
+
+
+class Column(NamedTuple):
+    """A column of a party."""
+
+    party: int
+    column: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One pair of columns: how far its products are from additive, and how often that happens by chance at most."""
+
+    first: Column
+    second: Column
+    statistic: float
+    dimensions: int
+    #: Logarithm of the bound for all pairs and classes together; above 0 it says nothing.
+    log_tail: float
+
+
+def log_tail_bound(statistic: float, dimensions: int) -> float:
+    """ln of a bound on P(x >= statistic) under the null, for products of that many dimensions."""
+    check_whole("dimensions", dimensions, least=0)
+    if dimensions == 0 or statistic <= dimensions:
+        return 0.0
+    bound = dimensions / 2 * math.log(statistic / dimensions) + (dimensions - statistic) / 2
+    return min(bound, math.log(2) - statistic / 2, 0.0) if dimensions == 1 else min(bound, 0.0)
+
+
+def _contrasts(levels_N: Integers, base: int) -> Reals:
+    """Indicators of all levels but the first, centred over the rows that show the column; 0 in the others."""
+    shows = levels_N != NOT_SHOWN
+    hits = (levels_N[:, None] == np.arange(1, base)).astype(np.float64)
+    means = hits[shows].mean(axis=0) if shows.any() else np.zeros(base - 1)
+    return np.where(shows[:, None], hits - means, 0.0)
+
+
+def _pseudo_inverse(gram: Reals, scale: float) -> tuple[Reals, int]:
+    """The inverse on the span of the eigenvectors that are not rounding, and how many these are."""
+    values, vectors = np.linalg.eigh(gram)
+    good = values > _ROUNDING * max(scale, np.finfo(np.float64).tiny)
+    return (vectors[:, good] / values[good]) @ vectors[:, good].T, int(good.sum())
+
+
+def screen(
+    shown_levels: Sequence[Integers], labels_N: npt.NDArray[np.int64], *, base: int, num_classes: int
+) -> tuple[Finding, ...]:
+    """Every pair of columns of two parties, the least explicable by chance first.
+
+    `shown_levels` has for each party what `symbols.shown_levels` reads: N x D, NOT_SHOWN where a row does not show.
+    """
+    check_whole("base", base, least=2, most=LARGEST_SYMBOLS)
+    check_whole("num_classes", num_classes, least=2)
+    rows = len(labels_N)
+    if not rows or any(levels.ndim != 2 or len(levels) != rows for levels in shown_levels):
+        raise DataError(f"levels of shapes {[levels.shape for levels in shown_levels]} do not fit {rows} labels")
+    names = [Column(party, column) for party, each in enumerate(shown_levels) for column in range(each.shape[1])]
+    contrasts = [_contrasts(shown_levels[name.party][:, name.column], base) for name in names]
+    mains = np.concatenate([np.ones((rows, 1)), *contrasts], axis=1)
+    main_inverse, _ = _pseudo_inverse(mains.T @ mains, rows)
+    # One indicator decides two classes; more classes are asked for one after another.
+    asked = range(1, num_classes) if num_classes == 2 else range(num_classes)
+    answers = np.stack([labels_N == label for label in asked], axis=1).astype(np.float64)
+    left = answers - mains @ (main_inverse @ (mains.T @ answers))
+    tests = math.log(max(1, _num_pairs([each.shape[1] for each in shown_levels]) * len(asked)))
+    found = []
+    for one, other in combinations(range(len(names)), 2):
+        if names[one].party == names[other].party:
+            continue
+        both = np.flatnonzero(contrasts[one].any(axis=1) & contrasts[other].any(axis=1))
+        products = (contrasts[one][both, :, None] * contrasts[other][both, None, :]).reshape(len(both), (base - 1) ** 2)
+        shared = mains[both].T @ products
+        gram = products.T @ products
+        inverse, rank = _pseudo_inverse(gram - shared.T @ main_inverse @ shared, float(np.trace(gram)))
+        sums = products.T @ left[both]
+        statistic = float(4 * np.einsum("ic,ij,jc->c", sums, inverse, sums).max())
+        found.append(
+            Finding(
+                first=names[one],
+                second=names[other],
+                statistic=statistic,
+                dimensions=rank,
+                log_tail=log_tail_bound(statistic, rank) + tests,
+            )
+        )
+    return tuple(sorted(found, key=lambda each: (each.log_tail, -each.statistic)))
+
+
+def _num_pairs(columns: Sequence[int]) -> int:
+    return sum(one * other for one, other in combinations(columns, 2))
+
+
+# --- what is taken from it ---
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """Pairs of columns that are trained on together; none: there is nothing to gain, and training is local."""
+
+    pairs: tuple[tuple[Column, Column], ...]
+
+    def columns(self, party: int) -> tuple[int, ...]:
+        """The columns that a party releases, rising."""
+        return tuple(sorted({each.column for pair in self.pairs for each in pair if each.party == party}))
+
+    def partners(self, party: int) -> Iterator[tuple[int, Column]]:
+        """For every pair that the party is in: its own column, and the other party's."""
+        for first, second in self.pairs:
+            if first.party == party:
+                yield first.column, second
+            elif second.party == party:
+                yield second.column, first
+
+
+def select(
+    findings: Sequence[Finding], *, alarm: float = ALARM, further: float = FURTHER, columns_a_party: int = 1
+) -> Selection:
+    """Nothing unless one pair is beyond chance at `alarm`; then all up to `further`, best first, while there is room.
+
+    With no interaction anywhere, the selection is empty with probability at least 1 - alarm.
+    """
+    check_whole("columns_a_party", columns_a_party, least=1)
+    if not 0 < alarm <= further:
+        raise PlanError(f"alarm={alarm!r}, further={further!r}; permitted: 0 < alarm <= further")
+    ordered = sorted(findings, key=lambda each: (each.log_tail, -each.statistic))
+    if not ordered or ordered[0].log_tail > math.log(alarm):
+        return Selection(pairs=())
+    taken: dict[int, set[int]] = {}
+    pairs = []
+    for each in ordered:
+        if each.log_tail > math.log(further):
+            break
+        both = (each.first, each.second)
+        if all(len(taken.get(party, set()) | {column}) <= columns_a_party for party, column in both):
+            for party, column in both:
+                taken.setdefault(party, set()).add(column)
+            pairs.append(both)
+    return Selection(pairs=tuple(pairs))
+
+
+# --- what a screen can find, from public numbers alone ---
+
+
+def smallest_statistic(dimensions: int, log_tail: float) -> float:
+    """The statistic from which on the bound is at most exp(log_tail)."""
+    from scipy import optimize  # imported late: plans that have no screen do not need it
+
+    if log_tail >= 0:
+        return float(dimensions)
+    high = dimensions + 1.0
+    while log_tail_bound(high, dimensions) > log_tail:
+        high *= 2
+    return float(optimize.brentq(lambda x: log_tail_bound(x, dimensions) - log_tail, dimensions, high))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScreenSize:
+    """The public numbers of a screen: rows, columns of each party, levels of a column and classes."""
+
+    num_rows: int
+    columns: tuple[int, ...]
+    base: int = 2
+    num_classes: int = 2
+
+    def __post_init__(self) -> None:
+        check_whole("num_rows", self.num_rows, least=1)
+        check_whole("base", self.base, least=2, most=LARGEST_SYMBOLS)
+        check_whole("num_classes", self.num_classes, least=2)
+        check_whole("parties", len(self.columns), least=2, why=": one party alone interacts with nobody")
+        for party, count in enumerate(self.columns):
+            check_whole(f"columns[{party}]", count, least=1)
+
+    @property
+    def num_tests(self) -> int:
+        return _num_pairs(self.columns) * (1 if self.num_classes == 2 else self.num_classes)
+
+    def possible_shown(self) -> range:
+        """How many columns a row can show, every party alike."""
+        most = int(math.log(LARGEST_SYMBOLS) / math.log(self.base) + 1e-9)
+        return range(1, min(min(self.columns), most) + 1)
+
+    def shown_count(self, epsilon: float) -> int:
+        """How many columns a row should show: (S/D)^2 of the rows show a pair, and its product is told kept^2."""
+        return max(self.possible_shown(), key=lambda shown: shown * kept_at(self.base**shown, epsilon) ** 2)
+
+    def power(self, epsilon: float, explained: float, *, alarm: float = ALARM) -> float:
+        """How probably a screen at a pure epsilon finds one given pair that explains that share of a class's variance.
+
+        For columns whose levels are equally frequent, classes too, in the parties with the most columns; the statistic
+        is taken for noncentral chi-square. An estimate for planning: no guarantee rests on it.
+        """
+        from scipy import stats
+
+        if not 0 < explained <= 1:
+            raise PlanError(f"explained={explained!r} must be above 0 and at most 1")
+        shown = self.shown_count(epsilon)
+        most, next_most = sorted(self.columns)[-1], sorted(self.columns)[-2]
+        told = kept_at(self.base**shown, epsilon) ** 4 * (shown / most) * (shown / next_most)
+        share = 1 / self.num_classes
+        moved = 4 * self.num_rows * told * explained * share * (1 - share)
+        dimensions = (self.base - 1) ** 2
+        beyond = smallest_statistic(dimensions, math.log(alarm / self.num_tests))
+        return float(stats.ncx2.sf(beyond, dimensions, moved))

@@ -1,0 +1,224 @@
+"""Votes: what a party makes of its own class scores before a mechanism takes them, and how sums become scores again.
+
+    raw       the scores themselves, K coordinates
+    margin    two classes: tanh(gain (s1 - s0)) to the third power, one coordinate: small differences hardly count
+    shares    softmax(gain s), K coordinates, none negative, together at most one
+    ballot    1 for the class with the largest score and 0 for the others, K coordinates
+    bins      two classes: one symbol, the bin of the logistic of gain (s1 - s0) among `grades` equal ones
+    top       one symbol of K: which class has the largest score
+    ranks     one symbol of K (K-1): which class has the largest score, and which the second
+
+`top` and `ranks` may have `grades`: so many equal bins of tanh(gain/2 (largest - second largest score)), and as many
+times as many symbols. The federation's score of a class is the sum over the parties, so margins, shares and ballots may
+be added up; symbols are read party by party (`symbol_tables`). A vote is public and is computed from one row's scores
+alone. It never fails: what is no number counts as 0 and infinity as a large number, because whether a party answers
+must not depend on its columns.
+
+Shape suffixes: B rows, K classes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pbmvfl._settings import check_whole, finite, one_of
+from pbmvfl.errors import PlanError
+
+#: Far above any score that decides something, and far inside of what float64 can multiply by a gain.
+_LARGEST_SCORE = 1e30
+SMALLEST_GAIN, LARGEST_GAIN = 1e-6, 1e6
+#: As many symbols as a byte has values; mechanisms with symbols have the same limit.
+LARGEST_SYMBOLS = 256
+
+
+#: Of a party's vote: the mean of a margin for the right class, the mean share of the right class, and the variance.
+_RIGHT_LEAD, _RIGHT_SHARE, _VOTE_VARIANCE = 0.5, 0.55, 0.4
+_SMALLEST_SHARE = 1e-30
+
+
+class VoteKind(StrEnum):
+    """What scores become."""
+
+    RAW = "raw"
+    MARGIN = "margin"
+    SHARES = "shares"
+    BALLOT = "ballot"
+    BINS = "bins"
+    TOP = "top"
+    RANKS = "ranks"
+
+
+#: Those that are one symbol.
+SYMBOLIC = frozenset({VoteKind.BINS, VoteKind.RANKS, VoteKind.TOP})
+_TWO_CLASSES = frozenset({VoteKind.MARGIN, VoteKind.BINS})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Vote:
+    """How scores become what a mechanism takes. Every number is public."""
+
+    kind: VoteKind
+    #: Scores are multiplied by it first, but raw ones. More: small differences count more, large ones saturate.
+    gain: float = 1.0
+    #: Of bins, top and ranks: into how many parts a difference of scores is cut.
+    grades: int = 1
+    #: C: what is handed to the mechanism lies in [-C, C].
+    bound: float = 1.0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "kind", one_of("vote", self.kind, VoteKind))
+        for name in ("gain", "bound"):
+            object.__setattr__(self, name, finite(f"vote_{name}", getattr(self, name)))
+            value = getattr(self, name)
+            if not SMALLEST_GAIN <= value <= LARGEST_GAIN:
+                raise PlanError(f"vote_{name}={value:g} must be in [{SMALLEST_GAIN:g}, {LARGEST_GAIN:g}]")
+        least = 2 if self.kind is VoteKind.BINS else 1
+        most = LARGEST_SYMBOLS if self.kind in SYMBOLIC else 1
+        check_whole("vote_grades", self.grades, least=least, most=most, why=f" for vote={self.kind}")
+
+    # --- sizes ---
+
+    def check_classes(self, num_classes: int) -> None:
+        """Refuse a number of classes that this vote has no words for."""
+        check_whole("num_classes", num_classes, least=2)
+        if self.kind in _TWO_CLASSES and num_classes != 2:
+            raise PlanError(f"vote={self.kind} with num_classes={num_classes}: it is for 2 classes; use shares or top")
+        symbols = self.symbols(num_classes)
+        if symbols is not None and symbols > LARGEST_SYMBOLS:
+            raise PlanError(
+                f"vote={self.kind} with num_classes={num_classes} has {symbols:,} symbols; permitted: at most "
+                f"{LARGEST_SYMBOLS}; use shares"
+            )
+
+    def width(self, num_classes: int) -> int:
+        """Released coordinates of a row."""
+        return 1 if self.kind is VoteKind.MARGIN or self.kind in SYMBOLIC else num_classes
+
+    def symbols(self, num_classes: int) -> int | None:
+        """How many symbols there are; None for a vote that is no symbol."""
+        match self.kind:
+            case VoteKind.BINS:
+                return self.grades
+            case VoteKind.TOP:
+                return num_classes * self.grades
+            case VoteKind.RANKS:
+                return num_classes * (num_classes - 1) * self.grades
+        return None
+
+    def counted(self, num_classes: int) -> int | None:
+        """How many columns a table of this vote has (`symbol_tables`): its symbols, or the classes of a ballot."""
+        return num_classes if self.kind is VoteKind.BALLOT else self.symbols(num_classes)
+
+    # --- at a party ---
+
+    def __call__(self, scores_BK: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+        """What the mechanism takes, (B, width), in [-C, C]."""
+        num_classes = scores_BK.shape[1]
+        symbols = self.symbols(num_classes)
+        if symbols is not None:
+            # The centre of the symbol's bin: randomised response rounds it to that very symbol.
+            unit = 2 * self.symbol(scores_BK)[:, None] / (symbols - 1) - 1
+        else:
+            scores = _numbers(scores_BK)
+            match self.kind:
+                case VoteKind.MARGIN:
+                    unit = np.tanh(self.gain * (scores[:, 1:2] - scores[:, 0:1])) ** 3
+                case VoteKind.SHARES:
+                    unit = _softmax(self.gain * scores)
+                case VoteKind.BALLOT:
+                    unit = np.eye(num_classes)[self.symbol(scores_BK)]
+                case _:
+                    unit = np.clip(scores / self.bound, -1, 1)
+        bound = np.float32(self.bound)
+        return np.clip((unit * self.bound).astype(np.float32), -bound, bound)
+
+    def symbol(self, scores_BK: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+        """The true symbol of each row, 0 up to symbols - 1, or the class of a ballot. Of equal scores the first class
+        counts as larger."""
+        scores = _numbers(scores_BK)
+        if self.kind is VoteKind.BINS:
+            margin = self.gain * (scores[:, 1] - scores[:, 0])
+            return self._graded(0.5 + 0.5 * np.tanh(0.5 * margin))
+        if self.kind not in SYMBOLIC and self.kind is not VoteKind.BALLOT:
+            names = ", ".join(sorted((*SYMBOLIC, VoteKind.BALLOT)))
+            raise PlanError(f"vote={self.kind} is no symbol; permitted: {names}")
+        top: npt.NDArray[np.int64] = np.argmax(scores, axis=1).astype(np.int64)
+        if self.kind is VoteKind.BALLOT or (self.kind is VoteKind.TOP and self.grades == 1):
+            return top
+        others = scores.copy()
+        np.put_along_axis(others, top[:, None], -np.inf, axis=1)
+        second = np.argmax(others, axis=1).astype(np.int64)
+        symbol: npt.NDArray[np.int64] = top
+        if self.kind is VoteKind.RANKS:
+            # The second is one of the K-1 others: those after the top move down by one place.
+            symbol = top * (scores.shape[1] - 1) + second - (second > top)
+        lead = np.tanh(0.5 * self.gain * score_leads(scores))
+        graded: npt.NDArray[np.int64] = symbol * self.grades + self._graded(lead)
+        return graded
+
+    def _graded(self, unit: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+        """Which of the equal parts of [0, 1] a number is in."""
+        parts: npt.NDArray[np.int64] = np.minimum(np.floor(unit * self.grades), self.grades - 1).astype(np.int64)
+        return parts
+
+    # --- at the server ---
+
+    def decode_sums(self, estimated: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        """Class scores (B, K) from the estimated sums (B, width) over the parties of what `__call__` gave."""
+        match self.kind:
+            case VoteKind.MARGIN:
+                half = estimated[:, :1] / np.float32(2)
+                return np.concatenate([-half, half], axis=1)
+            case VoteKind.RAW | VoteKind.SHARES | VoteKind.BALLOT:
+                return estimated
+        raise PlanError(f"vote={self.kind} is a symbol of each party, which tables decode; sums say nothing about it")
+
+    def class_scores(
+        self,
+        estimated: npt.NDArray[np.float32],
+        *,
+        log_prior_K: npt.NDArray[np.float64],
+        noise: float,
+        num_parties: int,
+    ) -> npt.NDArray[np.float32]:
+        """ln P(class | the sums), (B, K), for votes that are added up: what is known of a class beforehand, and the
+        sums by what they are worth.
+
+        A normal law for sums of votes of a party that is right three times in four, whose spread adds to that of the
+        noise: the more noise there is, the less a sum says beside how frequent the classes are. Nothing is learned
+        here; votes that are read by tables (`symbol_tables`) need no such guess.
+        """
+        sums_BK = self.decode_sums(estimated).astype(np.float64) / self.bound
+        num_classes = sums_BK.shape[1]
+        spread = num_parties * _VOTE_VARIANCE + (noise / self.bound) ** 2
+        of_shares = _RIGHT_SHARE - (1 - _RIGHT_SHARE) / (num_classes - 1)
+        apart = 2 * _RIGHT_LEAD if self.kind is VoteKind.MARGIN else of_shares
+        scores_BK = log_prior_K + (num_parties * apart / spread) * sums_BK
+        return np.log(np.maximum(_softmax(scores_BK), _SMALLEST_SHARE)).astype(np.float32)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "kind": str(self.kind)}
+
+
+def score_leads(scores_BK: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+    """By how much the largest score of each row is above the second."""
+    two = np.partition(_numbers(scores_BK), -2, axis=1)[:, -2:]
+    return np.asarray(two[:, 1] - two[:, 0])
+
+
+def _numbers(scores: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+    """Scores that can be compared and multiplied, whatever they were."""
+    large = _LARGEST_SCORE
+    known = np.nan_to_num(scores.astype(np.float64), nan=0.0, posinf=large, neginf=-large)
+    return np.clip(known, -large, large)
+
+
+def _softmax(scores_BK: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    weights = np.exp(scores_BK - scores_BK.max(axis=1, keepdims=True))
+    shares: npt.NDArray[np.float64] = weights / weights.sum(axis=1, keepdims=True)
+    return shares

@@ -1,0 +1,191 @@
+"""Flat names of a plan's public numbers, as options and `Plan.of` have them, and the groups that they make."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any
+
+from pbmvfl._settings import Setting, one_of, settings_of
+from pbmvfl.errors import PlanError
+from pbmvfl.mechanisms import MECHANISMS, Mechanism
+from pbmvfl.mechanisms.interactions.plan_group import Interactions
+from pbmvfl.mechanisms.votes import VoteKind
+from pbmvfl.plan.groups import (
+    MECHANISM,
+    TRAINING,
+    Evaluation,
+    Learning,
+    Network,
+    Preparation,
+    PreparationName,
+    Rounds,
+    Sizes,
+    Supervision,
+    Training,
+    UpdateNoise,
+    Voting,
+    usual_phases,
+    words,
+)
+from pbmvfl.plan.schedule import Order
+
+if TYPE_CHECKING:
+    from pbmvfl.data.vertical import VerticalDataset
+
+#: Before the names of a mechanism's numbers, where they are those of predictions.
+PREDICTION_PREFIX = "prediction_"
+#: Names that fit any plan, so that giving them is not yet a plan by hand.
+NEUTRAL = frozenset({"seed", "evaluation"})
+_REQUIRED = ("num_parties", "num_samples", "num_classes")
+_PLAIN_GROUPS: dict[str, type] = {
+    "learning": Learning,
+    "supervision": Supervision,
+    "update": UpdateNoise,
+    "preparing": Preparation,
+    "voting": Voting,
+}
+
+
+def data_sizes(data: VerticalDataset) -> dict[str, Any]:
+    """What the data says about a plan."""
+    return {
+        "num_parties": data.num_parties,
+        "num_samples": data.num_samples,
+        "num_test_samples": data.num_test_samples,
+        "num_classes": data.num_classes,
+        "encoder": data.default_encoder,
+    }
+
+
+def plan_settings() -> dict[str, Setting]:
+    """Every flat name with its words, once: what the command line makes its options of."""
+    described = " | ".join(f"{name} ({MECHANISMS[name].words})" for name in MECHANISMS)
+    named = Setting("mechanism", str, "pbm", f"{described}.", MECHANISM)
+    found = {"mechanism": named}
+    groups: list[type] = [Sizes, *MECHANISMS.values(), Rounds, *_PLAIN_GROUPS.values(), Network]
+    for group in groups:
+        for each in settings_of(group):
+            found.setdefault(each.name, each)
+    found["num_epochs"] = Setting("num_epochs", int, 10, "E: uses of every row.", TRAINING)
+    found["training"] = Setting(
+        "training",
+        Training,
+        Training.JOINT,
+        f"{words(Training)}: by sums that are released in every round, or at every party alone.",
+        TRAINING,
+    )
+    hidden = ", ".join(name for name in MECHANISMS if MECHANISMS[name].sums_are_hidden)
+    found["secure_aggregation"] = Setting(
+        "secure_aggregation",
+        bool,
+        None,
+        f"Mask every party's message so that only sums can be read; the default of {hidden}.",
+        MECHANISM,
+        help_off="The server reads every party's message.",
+    )
+    found["evaluation"] = Setting(
+        "evaluation",
+        Evaluation,
+        Evaluation.SIMULATOR,
+        f"{words(Evaluation)}: exact sums outside the protocol, the noisy ones the server sees, or nothing.",
+        MECHANISM,
+    )
+    found["seed"] = Setting("seed", int, 0, "Public: schedule and first weights. Never the noise.", TRAINING)
+    return found
+
+
+def known_names() -> set[str]:
+    """Every flat name that `Plan.of` takes."""
+    names = {*plan_settings(), "phases", "first_weights", "model", "interactions"}
+    released = {"mechanism", "secure_aggregation", *(n for m in MECHANISMS.values() for n in m.own_settings())}
+    return names | {PREDICTION_PREFIX + name for name in (*released, "embedding_dim", "bound")}
+
+
+def _check_names(names: Iterable[str]) -> None:
+    known = sorted(known_names())
+    for name in names:
+        if name not in known:
+            near = get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]}? The " if near else ""
+            raise PlanError(f"unknown plan field {name!r}; {hint}fields are {', '.join(known)}")
+
+
+def groups_of(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Flat names as the groups of a plan."""
+    for name in ("mechanism", PREDICTION_PREFIX + "mechanism"):  # one that is not known is named before its numbers are
+        if name in values:
+            MECHANISMS.check(values[name])
+    _check_names(values)
+    missing = sorted(set(_REQUIRED) - set(values))
+    if missing:
+        raise PlanError(f"the plan lacks {', '.join(missing)}")
+    groups: dict[str, Any] = {"sizes": Sizes(**_taken(values, Sizes))}
+    sizes: Sizes = groups["sizes"]
+    groups["release"] = _release(values, sizes.num_parties)
+    voting = Voting(**_taken(values, Voting))
+    of_predictions = {
+        name.removeprefix(PREDICTION_PREFIX): value
+        for name, value in values.items()
+        if name.startswith(PREDICTION_PREFIX)
+    }
+    if of_predictions:
+        shared = {name: values[name] for name in ("mechanism", "embedding_dim", "bound") if name in values}
+        if voting.vote is not VoteKind.RAW:
+            shared["embedding_dim"] = voting.as_vote(1.0).width(sizes.num_classes)
+        groups["prediction"] = _release({**shared, **of_predictions}, sizes.num_parties)
+    for name in ("evaluation", "seed"):
+        if name in values:
+            groups[name] = values[name]
+    if values.get("interactions") is not None:
+        groups["interactions"] = Interactions.of(values["interactions"])
+    evaluation = one_of("evaluation", values.get("evaluation", Evaluation.SIMULATOR), Evaluation)
+    phases = values.get("phases")
+    if phases is None:
+        phases = usual_phases(
+            values.get("num_epochs", 10),
+            training=one_of("training", values.get("training", Training.JOINT), Training),
+            shared="interactions" in groups,
+            prepared=values.get("preparation", PreparationName.NONE) != PreparationName.NONE,
+            counted=voting.has_tables,
+            # Noise that is correlated over steps is for rows that keep their places from pass to pass.
+            order=Order.SHUFFLED if values.get("noise_band", 1) == 1 else Order.FIXED,
+            released=evaluation is Evaluation.RELEASED,
+        )
+    elif "num_epochs" in values:
+        raise PlanError("num_epochs and phases both say how long a run is; give one of them")
+    elif "training" in values:
+        raise PlanError("training and phases both say which rounds there are; give one of them")
+    if evaluation is Evaluation.RELEASED and sizes.num_test_samples < 1:
+        raise PlanError(
+            f"evaluation=released needs num_test_samples of at least 1, got {sizes.num_test_samples}; "
+            "give test rows or use evaluation=simulator"
+        )
+    groups["rounds"] = Rounds(**_taken(values, Rounds), phases=phases)
+    for name, group in _PLAIN_GROUPS.items():
+        groups[name] = group(**_taken(values, group))
+    named = {name: values[name] for name in ("first_weights", "model") if name in values}
+    groups["network"] = Network(**_taken(values, Network), **named)
+    return groups
+
+
+def _taken(values: Mapping[str, Any], group: type) -> dict[str, Any]:
+    return {each.name: values[each.name] for each in settings_of(group) if each.name in values}
+
+
+def _release(values: Mapping[str, Any], num_parties: int) -> Mechanism:
+    """The mechanism that is named, with its numbers; numbers of mechanisms that were not named are left out."""
+    kind = MECHANISMS[values.get("mechanism", "pbm")]
+    hidden = values.get("secure_aggregation")
+    if hidden is None:
+        hidden = kind.sums_are_hidden
+    return kind(num_parties=num_parties, secure_aggregation=hidden, **_taken(values, kind))
+
+
+def names_with_words() -> str:
+    """Every flat name with its default and its words, for `help(Plan)`."""
+    lines = []
+    for each in plan_settings().values():
+        default = "" if each.is_required or each.default is None else f" = {each.default}"
+        lines.append(f"    {each.name}{default}: {each.help}")
+    return "\n".join(lines)

@@ -1,0 +1,481 @@
+"""Plan: every public number of a run, in small frozen values.
+
+The only place where mechanism, schedule and account meet: all are derived from one plan, so they cannot disagree. A
+plan holds nothing private and nothing that depends on anyone's columns; its hash is what the parties sign.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, overload
+
+from pbmvfl._settings import one_of, vars_of, written
+from pbmvfl.crypto.protocol_version import PROTOCOL_VERSION
+from pbmvfl.errors import PlanError
+from pbmvfl.mechanisms import Mechanism
+from pbmvfl.mechanisms.interactions.plan_group import Interactions
+from pbmvfl.mechanisms.vote_tables import table_bytes
+from pbmvfl.mechanisms.votes import Vote
+from pbmvfl.plan.checks import check_together
+from pbmvfl.plan.flat_names import NEUTRAL, PREDICTION_PREFIX, data_sizes, groups_of, names_with_words
+from pbmvfl.plan.groups import (
+    Activation,
+    Evaluation,
+    FeatureMap,
+    Head,
+    Labels,
+    Learning,
+    Loss,
+    Network,
+    OptimizerName,
+    Preparation,
+    PreparationName,
+    Rounds,
+    Sizes,
+    Start,
+    Supervision,
+    Training,
+    UpdateNoise,
+    Voting,
+)
+from pbmvfl.plan.schedule import COUNTS, SYMBOLS, Order, Phase, RoundKind, RowUses, Schedule
+from pbmvfl.privacy.events import Event, UpdateEvent
+from pbmvfl.wire.gradient_codecs import GradientCodecName
+
+if TYPE_CHECKING:
+    from pbmvfl.data.vertical import VerticalDataset
+    from pbmvfl.privacy.accounting import TrainingRun
+    from pbmvfl.privacy.table import PrivacyTable
+    from pbmvfl.privacy.units import Accounting, Adversary, Unit
+    from pbmvfl.wire.traffic import Traffic
+
+#: The form in which a plan is written; read back are this one and the flat one of version 0.1.
+FORMAT = 2
+
+
+# --- the plan ---
+
+_Value = TypeVar("_Value")
+_USUAL_ROUNDS, _USUAL_LEARNING, _NO_NOISE, _USUAL_NETWORK = Rounds(), Learning(), UpdateNoise(), Network()
+_USUAL_SUPERVISION, _NO_PREPARATION, _NO_VOTING = Supervision(), Preparation(), Voting()
+#: Groups that plans have not always had: written only where something in them is not its default.
+_LATER_GROUPS = ("supervision", "preparing", "voting")
+
+
+class _In(Generic[_Value]):
+    """Reads a number of a group as if it were the plan's own: `plan.num_parties` is `plan.sizes.num_parties`."""
+
+    def __init__(self, group: str) -> None:
+        self._group = group
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    @overload
+    def __get__(self, plan: None, owner: type) -> _In[_Value]: ...
+
+    @overload
+    def __get__(self, plan: Plan, owner: type) -> _Value: ...
+
+    def __get__(self, plan: Plan | None, owner: type) -> _Value | _In[_Value]:
+        if plan is None:
+            return self
+        return cast(_Value, getattr(getattr(plan, self._group), self._name))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Everything that the roles of a run agree on before it starts.
+
+    Plans are made from flat names, `Plan.of(num_parties=5, num_samples=1000, num_classes=2, num_trials=16, ...)`,
+    `Plan.for_data(data, num_trials=16)` or `Plan.for_budget(epsilon=8, ..., data=data)`, and read by the same names
+    (`plan.num_trials`) or by group (`plan.release.num_trials`). `plan.replace(beta=0.1)` makes another one. What each
+    name means is in the groups: help(Sizes), help(Rounds), help(Learning), help(UpdateNoise), help(Network) of
+    `pbmvfl.plan.groups`, and in the mechanisms (`pbmvfl.mechanisms`).
+    """
+
+    #: How many parties, rows and classes there are.
+    sizes: Sizes
+    #: How training rounds release embeddings: the mechanism with its numbers.
+    release: Mechanism
+    #: How predictions release them; None means like training rounds.
+    prediction: Mechanism | None = None
+    #: Batches and phases.
+    rounds: Rounds = _USUAL_ROUNDS
+    #: Steps of the networks.
+    learning: Learning = _USUAL_LEARNING
+    #: Labels, loss and head.
+    supervision: Supervision = _USUAL_SUPERVISION
+    #: Noise on the parties' updates.
+    update: UpdateNoise = _NO_NOISE
+    #: What is learned about columns before training.
+    preparing: Preparation = _NO_PREPARATION
+    #: What is released of scores for a prediction, and how it is read.
+    voting: Voting = _NO_VOTING
+    #: The parties' networks.
+    network: Network = _USUAL_NETWORK
+    #: Columns of different parties that act together: what is released of them. None: nothing is.
+    interactions: Interactions | None = None
+    #: Where accuracy figures come from.
+    evaluation: Evaluation = Evaluation.SIMULATOR
+    #: Public: the schedule, the first weights and the codec's rounding. Never noise, never masks.
+    seed: int = 0
+
+    num_parties = _In[int]("sizes")
+    num_samples = _In[int]("sizes")
+    num_classes = _In[int]("sizes")
+    num_test_samples = _In[int]("sizes")
+    embedding_dim = _In[int]("release")
+    bound = _In[float]("release")
+    secure_aggregation = _In[bool]("release")
+    num_trials = _In[int]("release")
+    beta = _In[float]("release")
+    beta_16 = _In[int]("release")
+    batch_size = _In[int]("rounds")
+    num_epochs = _In[int]("rounds")
+    learning_rate = _In[float]("learning")
+    optimizer = _In[OptimizerName]("learning")
+    momentum = _In[float]("learning")
+    gradient_codec = _In[GradientCodecName]("learning")
+    gradient_bound = _In[float]("learning")
+    training = _In[Training]("rounds")
+    nesterov = _In[bool]("learning")
+    averaging = _In[float]("learning")
+    labels = _In[Labels]("supervision")
+    loss = _In[Loss]("supervision")
+    head = _In[Head]("supervision")
+    preparation = _In[PreparationName]("preparing")
+    mean_noise = _In[float]("preparing")
+    mean_clip = _In[float]("preparing")
+    gram_noise = _In[float]("preparing")
+    gram_clip = _In[float]("preparing")
+    ridge = _In[float]("preparing")
+    table_noise = _In[float]("voting")
+    vote_gain = _In[float]("voting")
+    vote_grades = _In[int]("voting")
+    features = _In[FeatureMap]("network")
+    column_values = _In[int]("network")
+    start = _In[Start]("network")
+    noise_multiplier = _In[float]("update")
+    clip_norm = _In[float]("update")
+    noise_band = _In[int]("update")
+    encoder = _In[str]("network")
+    activation = _In[Activation]("network")
+    first_weights = _In[tuple[str, ...]]("network")
+    model = _In[str]("network")
+    couples_rows = _In[bool]("network")
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "evaluation", one_of("evaluation", self.evaluation, Evaluation))
+        if not isinstance(self.seed, int) or isinstance(self.seed, bool) or not 0 <= self.seed < 1 << 63:
+            raise PlanError(f"seed={self.seed!r} must be a whole number in 0..2^63-1")
+        check_together(self)
+
+    # --- derived ---
+
+    @property
+    def mechanism(self) -> str:
+        """The name of the training rounds' mechanism."""
+        return self.release.name
+
+    @property
+    def vote(self) -> Vote:
+        """What a party makes of its class scores before they are released for a prediction."""
+        return self.voting.as_vote((self.prediction or self.release).bound)
+
+    @property
+    def sends_labels(self) -> bool:
+        """Whether the labels of the training rows go to every party."""
+        return self.labels is Labels.PARTIES
+
+    @cached_property
+    def schedule(self) -> Schedule:
+        """Every round: the only counter of rounds, rows and uses."""
+        return Schedule(
+            num_samples=self.num_samples,
+            num_test_samples=self.num_test_samples,
+            batch_size=self.batch_size,
+            seed=self.seed,
+            phases=self.rounds.phases,
+        )
+
+    def mechanism_for(self, kind: RoundKind) -> Mechanism:
+        """By which mechanism the rounds of a kind release: those that train by `release`, symbols by that of
+        `interactions`, others by `prediction`."""
+        if kind == SYMBOLS and self.interactions is not None:
+            return self.interactions.mechanism(self.num_parties)
+        return self.release if kind.updates or self.prediction is None else self.prediction
+
+    def stores_answers(self, kind: RoundKind) -> bool:
+        """Whether what a party sends in rounds of this kind can be sent again for nothing: it needs no other's noise,
+        and no weight moves."""
+        mechanism = self.mechanism_for(kind)
+        return kind.releases and not kind.trains and mechanism.stands_alone and not mechanism.secure_aggregation
+
+    def answer_bytes(self, kind: RoundKind, rows: int) -> int:
+        """How long every party's answer to a round is, without its header."""
+        if kind.releases:
+            mechanism = self.mechanism_for(kind)
+            return mechanism.payload.num_bytes(rows * mechanism.embedding_dim)
+        return table_bytes(self.num_classes, self.vote.counted(self.num_classes) or 0) if kind == COUNTS else 0
+
+    @cached_property
+    def published_at(self) -> int | None:
+        """The number of the round before which everybody learns all symbols; None if nobody does."""
+        if self.interactions is None or not self.interactions.publishes:
+            return None
+        return self.schedule.num_rounds(SYMBOLS)
+
+    def update_event(self, kind: RoundKind) -> UpdateEvent | None:
+        """What a use of a row does to what its party keeps, in a round of this kind; None if nothing."""
+        if not kind.updates:
+            return None
+        if kind.statistic:
+            return self.voting.event if kind == COUNTS else self.preparing.event(kind.statistic)
+        return self.update.event
+
+    def events(self, kind: RoundKind) -> tuple[Event, ...]:
+        """All that one use of a row in a round of this kind is charged for."""
+        found = self._events.get(kind)
+        if found is None:
+            released: tuple[Event, ...] = (self.mechanism_for(kind).event,) if kind.releases else ()
+            update = self.update_event(kind)
+            found = self._events[kind] = released if update is None else (*released, update)
+        return found
+
+    @cached_property
+    def _events(self) -> dict[RoundKind, tuple[Event, ...]]:
+        """Made once: parties and ledgers ask in every round."""
+        return {}
+
+    @cached_property
+    def hash(self) -> bytes:
+        """SHA-256 of the canonical JSON form and the protocol version: what parties compare and sign."""
+        text = json.dumps({"protocol": PROTOCOL_VERSION, **self.to_dict()}, sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).digest()
+
+    def model_digest(self, run_id: bytes) -> str:
+        """Return what the parts of one training by this plan have in common, and those of another have not."""
+        return hashlib.sha256(b"pbmvfl model\0" + self.hash + run_id).hexdigest()
+
+    def training_run(self, uses: Iterable[RowUses] | None = None, *, public_start: bool = True) -> TrainingRun:
+        """What the account sees: all that an undisturbed run releases and updates, or what was used instead.
+
+        `public_start` says whether every party began with public weights, which depend on no row.
+        """
+        from pbmvfl.privacy.accounting import Activity, TrainingRun
+
+        activities = tuple(
+            Activity(
+                split=use.kind.split,
+                release=self.mechanism_for(use.kind).event if use.kind.releases else None,
+                update=self.update_event(use.kind),
+                row_releases=use.releases,
+                row_updates=use.updates,
+                total_releases=use.total_releases,
+                told_rows=self.schedule.rows_of(use.kind.split) if use.kind.told else 0,
+            )
+            for use in (self.schedule.uses() if uses is None else uses)
+        )
+        return TrainingRun(
+            activities=activities,
+            num_parties=self.num_parties,
+            # After the first round weights, or what columns are prepared by, may know its rows, released or not.
+            first_batch=self.schedule.num_rows(0) if public_start and self.schedule.kind(0).releases else 1,
+            public_start=public_start,
+            rows_together=self.schedule.num_rows(0) if self.network.couples_rows else 1,
+        )
+
+    def privacy(self, *, delta: float = 1e-5, adversaries: Iterable[Adversary] | None = None) -> PrivacyTable:
+        """What this plan will cost, for every unit, adversary and accounting, before anything runs."""
+        from pbmvfl.privacy.table import privacy_table
+
+        return privacy_table(self.training_run(), delta=delta, adversaries=adversaries)
+
+    def traffic(self) -> Traffic:
+        """The bytes that this plan will move, exactly, before anything runs."""
+        from pbmvfl.wire.traffic import predicted_traffic
+
+        return predicted_traffic(self)
+
+    # --- making plans ---
+
+    @classmethod
+    def of(cls, **values: Any) -> Plan:
+        """A plan from flat names; what is not given has its default."""
+        return cls(**groups_of(values))
+
+    @classmethod
+    def for_data(cls, data: VerticalDataset, **choices: Any) -> Plan:
+        """A plan for these rows, parties and classes.
+
+        Without choices, or with a seed or an evaluation alone, it is the usual one: `for_budget` with epsilon 8. With
+        other names, as in `of`, it has those, and the rest is not planned.
+        """
+        if NEUTRAL.issuperset(choices):
+            from pbmvfl.plan.search import USUAL_EPSILON
+
+            return cls.for_budget(epsilon=USUAL_EPSILON, data=data, **choices)
+        return cls.of(**{**data_sizes(data), **choices})
+
+    @classmethod
+    def for_budget(
+        cls,
+        *,
+        epsilon: float,
+        delta: float | None = None,
+        unit: Unit | str = "cell",
+        accounting: Accounting | str = "strict",
+        colluding_parties: int = 0,
+        data: VerticalDataset | None = None,
+        num_parties: int | None = None,
+        num_samples: int | None = None,
+        num_classes: int | None = None,
+        num_test_samples: int = 0,
+        largest_bytes: int | None = None,
+        columns: int | None = None,
+        prediction_epsilon: float | None = None,
+        same_rows: bool = False,
+        serving_epsilon: float | None = 8.0,
+        **choices: Any,
+    ) -> Plan:
+        """The plan with the least noise under a budget. `unit` and `accounting` say which epsilon is meant: of a cell,
+        and strict, unless you say otherwise. `delta` is a tenth of 1/N, at most 1e-5, unless you give one.
+
+        Give `data`, or `num_parties`, `num_samples`, `num_classes` and the most `columns` that a party has.
+        `prediction_epsilon` is the budget of every test row, whose predictions are then released; without it they are
+        looked at exactly, outside of any epsilon. With `same_rows` the epsilon is the total of a row that is trained on
+        and predicted. `serving_epsilon` is what the trained model may spend on a row that it is asked about later; its
+        votes are counted in training, within the epsilon. `largest_bytes` limits the whole run's traffic; `choices`
+        fixes any other name of a plan, as in `of`.
+        """
+        from pbmvfl.plan.search import plan_for_budget
+
+        return plan_for_budget(
+            cls,
+            epsilon=epsilon,
+            delta=delta,
+            unit=unit,
+            accounting=accounting,
+            colluding_parties=colluding_parties,
+            data=data,
+            num_parties=num_parties,
+            num_samples=num_samples,
+            num_classes=num_classes,
+            num_test_samples=num_test_samples,
+            largest_bytes=largest_bytes,
+            columns=columns,
+            prediction_epsilon=prediction_epsilon,
+            same_rows=same_rows,
+            serving_epsilon=serving_epsilon,
+            **choices,
+        ).plan
+
+    def replace(self, **changes: Any) -> Plan:
+        """The same plan with some flat names changed, checked again. A new mechanism brings its own defaults."""
+        kept = self.flat()
+        anew = {"num_epochs", "evaluation", "training", "preparation", "noise_band", "interactions"}
+        if not anew.isdisjoint(changes):
+            kept.pop("phases", None)
+        return Plan.of(**{**kept, **changes})
+
+    def with_release(self, release: Mechanism) -> Plan:
+        """The same plan with another mechanism, or other numbers of it, in training rounds."""
+        groups = {each.name: getattr(self, each.name) for each in fields(self)}
+        return Plan(**{**groups, "release": release})
+
+    # --- forms ---
+
+    def flat(self) -> dict[str, Any]:
+        """Every public number by its flat name: what `of` takes."""
+        values: dict[str, Any] = {**vars_of(self.sizes), **self.release.to_dict()}
+        stays = self.rounds.order is Order.FIXED
+        usual = self.rounds.usual and stays == (self.noise_band > 1) and self.rounds.order is not Order.AS_GIVEN
+        if usual and (self.evaluation is Evaluation.RELEASED) == self.rounds.is_released:
+            values |= {"num_epochs": self.num_epochs, "training": str(self.training)}
+        else:
+            values |= {"phases": self.rounds.phases}
+        values |= {"batch_size": self.batch_size, **vars_of(self.learning), **vars_of(self.update)}
+        values |= {**vars_of(self.supervision), **vars_of(self.preparing), **vars_of(self.voting)}
+        values |= {**vars_of(self.network), "evaluation": self.evaluation, "seed": self.seed}
+        for name in ("first_weights", "model"):
+            if not values[name]:
+                del values[name]
+        if self.interactions is not None:
+            values["interactions"] = self.interactions
+        if self.noise_band == 1:
+            del values["noise_band"]
+        if self.prediction is not None:
+            values |= {PREDICTION_PREFIX + name: value for name, value in self.prediction.to_dict().items()}
+            del values[PREDICTION_PREFIX + "embedding_dim"]  # one network makes both, or the vote says it
+            if self.prediction.bound == self.bound:
+                del values[PREDICTION_PREFIX + "bound"]
+        return values
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values by group, for JSON; `from_dict` reads them back."""
+        later = {name: values for name in _LATER_GROUPS if (values := written(getattr(self, name)))}
+        if self.interactions is not None:
+            later["interactions"] = self.interactions.to_dict()
+        return {
+            "format": FORMAT,
+            "sizes": written(self.sizes),
+            "release": self.release.to_dict(),
+            "prediction": None if self.prediction is None else self.prediction.to_dict(),
+            "rounds": {"batch_size": self.batch_size, "phases": [phase.to_dict() for phase in self.rounds.phases]},
+            "learning": written(self.learning),
+            "update": written(self.update),
+            "network": {
+                name: list(value) if isinstance(value, tuple) else value
+                for name, value in written(self.network).items()
+            },
+            **later,
+            "evaluation": str(self.evaluation),
+            "seed": self.seed,
+        }
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Plan:
+        """What `to_dict` wrote, or flat names as version 0.1 wrote them."""
+        if "format" not in values:
+            return cls.of(**values)
+        if values["format"] != FORMAT:
+            raise PlanError(f"format={values['format']!r}: this version reads plans of format {FORMAT}; update it")
+        known = {"format", *(each.name for each in fields(cls))}
+        later = {*_LATER_GROUPS, "interactions"}
+        if not known - later <= set(values) <= known:
+            wrong = ", ".join(sorted((set(values) ^ known) - (later - set(values))))
+            raise PlanError(f"the plan lacks or has too much of: {wrong}; make it anew with `pbmvfl plan`")
+        flat: dict[str, Any] = {"evaluation": values["evaluation"], "seed": values["seed"]}
+        for group in ("sizes", "release", "rounds", "learning", "update", "network", *_LATER_GROUPS):
+            numbers = values.get(group, {})
+            if not isinstance(numbers, dict):
+                raise PlanError(f"{group}={numbers!r} must be an object")
+            flat |= numbers
+        if "interactions" in values:
+            flat["interactions"] = Interactions.of(values["interactions"])
+        if values["prediction"] is not None:
+            flat |= {PREDICTION_PREFIX + name: value for name, value in dict(values["prediction"]).items()}
+        if isinstance(flat.get("phases"), list):
+            flat["phases"] = tuple(Phase.from_dict(phase) for phase in flat["phases"])
+        return cls.of(**flat)
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_dict(), indent=2) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        try:
+            values = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise PlanError(f"the plan is not JSON: {error}") from error
+        if not isinstance(values, dict):
+            raise PlanError("the plan must be a JSON object")
+        return cls.from_dict(values)
+
+
+Plan.__doc__ = f"{Plan.__doc__}\n    The names, with what is taken where none is given:\n\n{names_with_words()}\n    "

@@ -1,0 +1,224 @@
+"""From a budget for one row's prediction to a mechanism, a vote and, where votes are read by tables, their noise.
+
+The rules use public numbers alone: epsilon, whose it is, who looks, how many parties, classes and training rows there
+are. They were chosen on held-out training rows of four tables (docs/privacy.md, "Predictions"):
+
+- Randomised response says one symbol of k a party. Its noise is added M times, and falls exponentially in epsilon.
+- Laplace noise in shares is added once to the sum of all votes, and falls like 1/epsilon.
+
+So the first is for large budgets and few parties, and for whoever does not trust a secure sum; the second for the rest.
+A record costs M - t times as much, which is the second's again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from pbmvfl._settings import check_whole, finite, one_of
+from pbmvfl.errors import PlanError
+from pbmvfl.mechanisms import Mechanism, PolyaLaplace, RandomisedSymbols
+from pbmvfl.mechanisms.laplace import LARGEST_SCALE, SMALLEST_SCALE
+from pbmvfl.mechanisms.randomized_response import LARGEST_EPSILON, SMALLEST_EPSILON
+from pbmvfl.mechanisms.votes import Vote, VoteKind
+from pbmvfl.privacy.composition import epsilon_by_losses
+from pbmvfl.privacy.conversion import check_delta, epsilon_from_rdp
+from pbmvfl.privacy.units import SERVER, Adversary, Unit
+
+#: Randomised response is chosen where so many times its noise is below that of the other: its laws have longer tails.
+#: Two classes have more to gain from it, as their symbols say how sure a party is.
+_MANY_CLASSES_FACTOR, _TWO_CLASSES_FACTOR = 1.6, 1.2
+#: A symbol is the true one at least so many times as often as all others together would be by guessing: e^epsilon / k.
+_SYMBOL_RATIO = 9.0
+#: Fewer training rows than this for each entry of a table make finer symbols worse.
+_ROWS_PER_ENTRY = 30.0
+_MOST_BINS = 16
+#: By how much the best score of a row is typically above the second, where nobody measured it (`score_scale` does, at a
+#: small charge). A lead that is taken for smaller than it is costs less than one that is taken for larger.
+TYPICAL_LEAD = 2.0
+#: Gains at a typical lead of 1: of the grades of `top` and `ranks`, of many bins and of few, of shares, and of margins
+#: at an epsilon of 1; the latter fall with the root of epsilon.
+_GRADE_GAIN, _MANY_BINS_GAIN, _FEW_BINS_GAIN = 1.3, 1.2, 0.8
+_SHARES_GAIN, _MARGIN_GAIN = 4.0, 2.4
+#: What (votes, grades) are tried for many classes, the one that says most first.
+_SYMBOLS = ((VoteKind.RANKS, 3), (VoteKind.RANKS, 2), (VoteKind.TOP, 4), (VoteKind.RANKS, 1), (VoteKind.TOP, 2))
+#: Noise of a table in rows: least, most, and what it is at an epsilon of 1. A table then takes about a hundredth of
+#: what Gaussian noise of the same epsilon allows.
+_LEAST_DEVIATION, _MOST_DEVIATION, _DEVIATION_AT_ONE = 5.0, 30.0, 56.0
+#: A table may have noise of so much of the rows that an entry has.
+_DEVIATION_SHARE = 1 / 10
+#: Up to here a vote is a ballot: noise is so large that how sure a party is does not matter.
+_BALLOT_EPSILON = 3.0
+#: Fewer levels have a little less noise, and lose as much to rounding.
+_LEVELS = 64
+_LARGEST_SEARCHED = 1e4
+#: By this share of epsilon a setting is made noisier until its account is within the budget.
+_STEP = 1e-4
+#: A search for an epsilon ends this share above it at the most, and where it ends differs from search to search.
+_SEARCH_SHARE = 1e-5
+_Made = TypeVar("_Made", bound=Mechanism)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictionChoice:
+    """How rows are predicted, and why so. `table_deviation` is None where votes are simply added up."""
+
+    mechanism: Mechanism
+    vote: Vote
+    table_deviation: float | None
+    words: str
+
+
+def plan_prediction(
+    *,
+    epsilon: float,
+    delta: float,
+    unit: Unit | str = Unit.CELL,
+    adversary: Adversary = SERVER,
+    num_parties: int,
+    num_classes: int,
+    num_rows: int,
+    secure_sum: bool = True,
+    tables: bool = True,
+    typical_lead: float = TYPICAL_LEAD,
+) -> PredictionChoice:
+    """The choice for one release of each row to be predicted within (epsilon, delta) for the unit.
+
+    Without `tables`, as where training is over and nobody counted votes, the votes are those that can be added up.
+
+    `num_rows` are the training rows, from which tables are counted. A table costs its cells one use of its own beside
+    training (`symbol_tables`); it is no part of this budget.
+    """
+    epsilon = finite("prediction_epsilon", epsilon)
+    if epsilon <= 0:
+        raise PlanError(f"prediction_epsilon={epsilon:g} must be above 0; predictions without privacy are exact sums")
+    check_delta(delta)
+    unit = one_of("unit", unit, Unit)
+    check_whole("num_classes", num_classes, least=2)
+    check_whole("num_rows", num_rows, least=1)
+    if not finite("typical_lead", typical_lead) > 0:
+        raise PlanError(f"typical_lead={typical_lead:g} must be above 0")
+    honest = adversary.honest_parties(num_parties)
+    cells = honest if unit is Unit.RECORD else 1
+    cell_epsilon = min(epsilon / cells, LARGEST_EPSILON)
+
+    def cost(mechanism: Mechanism) -> float:
+        losses = epsilon_by_losses([(1, mechanism.event.losses(unit, adversary))], delta, _LARGEST_SEARCHED)
+        return min(losses, epsilon_from_rdp(mechanism.event.rdp(unit, adversary), delta)[0])
+
+    def within(made: Callable[[float], _Made]) -> _Made:
+        """The mechanism at the pure epsilon asked for, or a little below: the account rounds up."""
+        for step in (0, 1, 2, 4, 8, 16, 32, 64):
+            found = made(1 - step * _STEP)
+            if cost(found) <= epsilon * (1 - _SEARCH_SHARE):
+                return found
+        raise PlanError(f"prediction_epsilon={epsilon:g} is not met by {found.describe()}: its account is too coarse")
+
+    said = f"epsilon {epsilon:g} for a {unit}, {num_parties} parties, {num_classes} classes"
+    response = _response_noise(cell_epsilon, num_parties, num_classes)
+    laplace = _laplace_noise(epsilon, cells, num_parties / honest, num_classes)
+    factor = _TWO_CLASSES_FACTOR if num_classes == 2 else _MANY_CLASSES_FACTOR
+    if not secure_sum and not tables:
+        raise PlanError("secure_sum=False needs tables=True: symbols that are read party by party are read by tables")
+    if tables and (not secure_sum or factor * response <= laplace):
+        vote = _symbols(cell_epsilon, num_classes, num_rows, typical_lead)
+        symbols = vote.symbols(num_classes)
+        assert symbols is not None
+        _check_least(epsilon, unit, adversary, cells * SMALLEST_EPSILON)
+        mechanism = within(
+            lambda share: RandomisedSymbols(
+                num_parties=num_parties,
+                embedding_dim=1,
+                symbols=symbols,
+                response_epsilon=max(SMALLEST_EPSILON, share * cell_epsilon),
+            )
+        )
+        why = "without a secure sum" if not secure_sum else "noise of its symbols is below that of a noisy sum"
+        return PredictionChoice(
+            mechanism=mechanism,
+            vote=vote,
+            table_deviation=_deviation(cell_epsilon, num_classes, symbols, num_rows),
+            words=f"{said}: randomised response with {symbols} symbols ({vote.kind}), as {why}",
+        )
+    ballot = tables and num_classes > 2 and cell_epsilon <= _BALLOT_EPSILON
+    vote, levels = _votes(cell_epsilon, num_classes, typical_lead)
+    _check_least(epsilon, unit, adversary, 2 * cells / LARGEST_SCALE)
+    levels = min(levels, int(epsilon * LARGEST_SCALE / (2 * cells)))
+    shared = within(
+        lambda share: PolyaLaplace(
+            num_parties=num_parties,
+            embedding_dim=vote.width(num_classes),
+            levels=levels,
+            scale=min(LARGEST_SCALE, max(SMALLEST_SCALE, 2 * levels * cells / (epsilon * share))),
+            honest_parties=0 if honest == num_parties else honest,
+            bounded_total=num_classes > 2,
+            secure_aggregation=True,
+        )
+    )
+    deviation = _deviation(cell_epsilon, num_classes, num_classes, num_rows) if ballot else None
+    return PredictionChoice(
+        mechanism=shared,
+        vote=vote,
+        table_deviation=deviation,
+        words=f"{said}: Laplace noise on the secure sum of votes ({vote.kind}), as noise of symbols would be larger",
+    )
+
+
+def _check_least(epsilon: float, unit: Unit, adversary: Adversary, least: float) -> None:
+    if epsilon < least:
+        raise PlanError(
+            f"prediction_epsilon={epsilon:g} for unit={unit} against {adversary} must be at least {least:.3g}: below, "
+            "predictions say nothing"
+        )
+
+
+# --- the rules ---
+
+
+def _response_noise(cell_epsilon: float, num_parties: int, num_classes: int) -> float:
+    """Variance of the number of votes for a class, estimated from everybody's randomised `top`."""
+    odds = math.exp(cell_epsilon)
+    return num_parties * (odds + num_classes - 2) / (odds - 1) ** 2
+
+
+def _laplace_noise(epsilon: float, cells: int, surplus: float, num_classes: int) -> float:
+    """The same with Laplace noise: a vote moves two of the counts by one, or one margin by its whole range."""
+    if num_classes == 2:
+        return surplus * 2 * (cells / epsilon) ** 2
+    q = math.exp(-epsilon / (2 * cells))
+    return surplus * 2 * q / (1 - q) ** 2
+
+
+def _symbols(cell_epsilon: float, num_classes: int, num_rows: int, lead: float) -> Vote:
+    """The vote whose symbol says most, of those that the budget sends truly enough and the tables can learn."""
+    most = math.exp(cell_epsilon) / _SYMBOL_RATIO
+    if num_classes == 2:
+        bins = max(2, min(_MOST_BINS, 2 ** int(math.log2(max(most, 2)))))
+        gain = _MANY_BINS_GAIN if bins == _MOST_BINS else _FEW_BINS_GAIN
+        return Vote(kind=VoteKind.BINS, gain=gain / lead, grades=bins)
+    for kind, grades in _SYMBOLS:
+        vote = Vote(kind=kind, gain=_GRADE_GAIN / lead, grades=grades)
+        symbols = vote.symbols(num_classes) or 0
+        if symbols <= most and num_rows / (num_classes * symbols) >= _ROWS_PER_ENTRY:
+            return vote
+    vote = Vote(kind=VoteKind.TOP)
+    vote.check_classes(num_classes)
+    return vote
+
+
+def _votes(cell_epsilon: float, num_classes: int, lead: float) -> tuple[Vote, int]:
+    """For sums: the vote and its levels. The more noise, the more a vote is worth that is sure of itself."""
+    if num_classes > 2:
+        if cell_epsilon <= _BALLOT_EPSILON:
+            return Vote(kind=VoteKind.BALLOT), 1
+        return Vote(kind=VoteKind.SHARES, gain=_SHARES_GAIN / lead), _LEVELS
+    return Vote(kind=VoteKind.MARGIN, gain=_MARGIN_GAIN / math.sqrt(cell_epsilon) / lead), _LEVELS
+
+
+def _deviation(cell_epsilon: float, num_classes: int, columns: int, num_rows: int) -> float:
+    """Noise of a table: little beside the rows of an entry, and cheap beside training at the same epsilon."""
+    cheap = min(_DEVIATION_AT_ONE / cell_epsilon, _MOST_DEVIATION)
+    good = num_rows / (num_classes * columns) * _DEVIATION_SHARE
+    return max(_LEAST_DEVIATION, min(cheap, good))

@@ -1,0 +1,486 @@
+"""Which rows each round uses, and what it does with them: public, the same everywhere, and exact in its counts.
+
+The schedule is the only counter: rounds, their kinds, epochs, batches, and how often each row was released and updated
+between two rounds. Every training row is used exactly once in a pass, so the number of releases about a row is a fact
+and not an expectation, and a row is never twice in one batch. Each role computes the schedule for itself from the
+public seed; a server cannot ask for other rows.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property, lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pbmvfl.crypto.public_streams import SCHEDULE_STREAM, public_permutation
+from pbmvfl.errors import PlanError
+from pbmvfl.registry import Registry
+
+#: Rounds of a whole run: their numbers are 32-bit fields of every message.
+MOST_ROUNDS = (1 << 32) - 1
+#: The index of the permutation that is kept for all passes: no pass has this number.
+_KEPT = (1 << 48) - 1
+
+
+class Split(StrEnum):
+    """Whose rows a round uses."""
+
+    TRAIN = "train"
+    TEST = "test"
+
+
+class Order(StrEnum):
+    """In which order a pass goes through the rows."""
+
+    SHUFFLED = "shuffled"  #: a new public permutation in every pass
+    AS_GIVEN = "as-given"  #: as the rows stand
+    FIXED = "fixed"  #: one public permutation, the same in every pass of every phase of this order
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RoundKind:
+    """What the rounds of one kind do. Roles act on these answers and never compare names."""
+
+    name: str
+    #: The number that travels in the header of a message.
+    code: int
+    split: Split
+    #: Every party sends a release of every row, and is charged for it.
+    releases: bool
+    #: The rows move what every party keeps: its weights, or numbers that prepare its columns. Charged as updates.
+    updates: bool
+    #: Parties answer the request for the round.
+    answered: bool
+    #: The server sends the gradient of the round's sums back.
+    carries_gradient: bool
+    #: Every party computes with labels that it holds itself.
+    needs_labels: bool = False
+    #: Which noisy statistic of its rows every party takes, instead of moving weights; "" for none.
+    statistic: str = ""
+    #: A pass is one round over all rows, whatever the batch size is.
+    whole: bool = False
+    #: The statistic is told to the server. All others stay with their party.
+    told: bool = False
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.code <= 255:
+            raise PlanError(f"code={self.code} of round kind {self.name!r} must be in 1..255: it is one byte")
+        if self.releases and not self.answered:
+            raise PlanError(f"round kind {self.name!r}: a release is an answer, so releases=True needs answered=True")
+        if self.carries_gradient and not (self.releases and self.updates):
+            raise PlanError(f"round kind {self.name!r}: a gradient belongs to a release and moves weights")
+        if self.statistic and not self.updates:
+            raise PlanError(f"round kind {self.name!r}: a statistic is charged as an update; it needs updates=True")
+        if self.told and not (self.statistic and self.answered):
+            raise PlanError(f"round kind {self.name!r}: told=True is about a statistic, and is an answer")
+
+    # Written out, because every role asks several times a round: different codes decide at once.
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        return isinstance(other, RoundKind) and self.code == other.code and vars(self) == vars(other)
+
+    def __hash__(self) -> int:
+        return self.code
+
+    @property
+    def trains(self) -> bool:
+        """Whether the rows move weights."""
+        return self.updates and not self.statistic
+
+
+KINDS: Registry[RoundKind] = Registry("round kind", PlanError)
+
+
+def register_kind(kind: RoundKind) -> RoundKind:
+    """Add a kind of round; its name and its code must be new."""
+    if any(other.code == kind.code for other in KINDS.values()):
+        raise PlanError(f"code={kind.code} of round kind {kind.name!r} is taken; choose another")
+    return KINDS.add(kind.name, kind)
+
+
+#: Embeddings up, gradient down, every network takes a step.
+JOINT = register_kind(
+    RoundKind(
+        name="joint", code=1, split=Split.TRAIN, releases=True, updates=True, answered=True, carries_gradient=True
+    )
+)
+#: Embeddings of test rows up, nothing down: an evaluation that is released and charged.
+PREDICTION = register_kind(
+    RoundKind(
+        name="prediction", code=2, split=Split.TEST, releases=True, updates=False, answered=True, carries_gradient=False
+    )
+)
+#: Every network takes a step with labels that its party holds; nothing about any row leaves.
+LOCAL = register_kind(
+    RoundKind(
+        name="local",
+        code=3,
+        split=Split.TRAIN,
+        releases=False,
+        updates=True,
+        answered=True,
+        carries_gradient=False,
+        needs_labels=True,
+    )
+)
+
+
+def _statistic(name: str, code: int, *, needs_labels: bool = False, told: bool = False) -> RoundKind:
+    return register_kind(
+        RoundKind(
+            name=name,
+            code=code,
+            split=Split.TRAIN,
+            releases=False,
+            updates=True,
+            answered=True,
+            carries_gradient=False,
+            needs_labels=needs_labels,
+            statistic=name,
+            whole=True,
+            told=told,
+        )
+    )
+
+
+#: Every party takes the noisy mean of its own columns, over all rows at once; nothing about any row leaves.
+MEAN = _statistic("mean", 4)
+#: Likewise the Gram matrix of its columns, with the mean taken off.
+GRAM = _statistic("gram", 5)
+#: Every party counts its votes on the training rows by class, with noise, and tells the server, to read votes by.
+COUNTS = _statistic("counts", 6, needs_labels=True, told=True)
+#: Every party releases a symbol of each training row, made of its columns by public cuts; no weight moves.
+SYMBOLS = register_kind(
+    RoundKind(
+        name="symbols", code=7, split=Split.TRAIN, releases=True, updates=False, answered=True, carries_gradient=False
+    )
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Phase:
+    """So many passes over the rows of a kind's split, one after the other."""
+
+    kind: RoundKind
+    passes: int
+    order: Order = Order.SHUFFLED
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.passes, int) or isinstance(self.passes, bool) or self.passes < 1:
+            raise PlanError(f"passes={self.passes!r} of {self.kind.name} rounds must be a whole number of at least 1")
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"kind": self.kind.name, "passes": self.passes, "order": str(self.order)}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Phase:
+        try:
+            return cls(kind=KINDS[values["kind"]], passes=values["passes"], order=Order(values["order"]))
+        except (KeyError, TypeError, ValueError) as error:
+            if isinstance(error, PlanError):
+                raise
+            raise PlanError(f"phase={values!r} must have kind, passes and order ({', '.join(Order)})") from None
+
+
+@dataclass(frozen=True, eq=False)
+class Round:
+    """One round: its number in the run, its kind, and the rows of the kind's split that it uses."""
+
+    number: int
+    kind: RoundKind
+    rows: npt.NDArray[np.int64]
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.rows)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowUses:
+    """How often rounds of one kind used the rows, between two rounds or over several such spans."""
+
+    kind: RoundKind
+    #: The most releases about any one row.
+    releases: int
+    #: The most updates with any one row.
+    updates: int
+    #: Releases of all rows together.
+    total_releases: int
+
+    def to_dict(self) -> dict[str, int]:
+        return {"releases": self.releases, "updates": self.updates, "total_releases": self.total_releases}
+
+
+@lru_cache(maxsize=2)  # parties, their ledgers and the server of one process ask for the same epoch, and then the next
+def _epoch_permutation(count: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
+    return public_permutation(count, seed=seed, stream=SCHEDULE_STREAM, index=epoch)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """All rounds of a run, phase after phase. A value: roles that agree on these numbers agree on every row."""
+
+    num_samples: int
+    num_test_samples: int
+    batch_size: int
+    seed: int
+    phases: tuple[Phase, ...]
+
+    def __post_init__(self) -> None:
+        for phase in self.phases:
+            if not self.rows_of(phase.kind.split):
+                raise PlanError(
+                    f"{phase.kind.name} rounds need rows: num_{'test_' if phase.kind.split is Split.TEST else ''}"
+                    "samples must be at least 1"
+                )
+        if self._num_rounds > MOST_ROUNDS:
+            raise PlanError(f"the phases make {self._num_rounds} rounds; at most 2^32-1 can be numbered")
+
+    # --- sizes ---
+
+    def rows_of(self, split: Split) -> int:
+        """How many rows a split has."""
+        return self.num_samples if split is Split.TRAIN else self.num_test_samples
+
+    def rows_per_round(self, kind: RoundKind) -> int:
+        """Rows of a full batch."""
+        return self.rows_of(kind.split) if kind.whole else self.batch_size
+
+    def rounds_per_pass(self, kind: RoundKind) -> int:
+        return -(-self.rows_of(kind.split) // self.rows_per_round(kind))
+
+    @property
+    def largest_batch(self) -> int:
+        """Rows in the largest batch that any kind of round could have; keystream slots have this size."""
+        return min(self.batch_size, max(self.num_samples, self.num_test_samples))
+
+    def __len__(self) -> int:
+        return self._num_rounds
+
+    def num_rounds(self, kind: RoundKind) -> int:
+        """Rounds of one kind in the whole run."""
+        return sum(phase.passes for phase in self.phases if phase.kind == kind) * self.rounds_per_pass(kind)
+
+    def batches(self, phase: Phase) -> tuple[tuple[int, int], ...]:
+        """(rows, how many rounds of the phase have so many): full batches, and a last one of each pass if short."""
+        each = self.rows_per_round(phase.kind)
+        whole, rest = divmod(self.rows_of(phase.kind.split), each)
+        sizes = [(each, whole * phase.passes)] if whole else []
+        return (*sizes, (rest, phase.passes)) if rest else tuple(sizes)
+
+    @property
+    def kinds(self) -> tuple[RoundKind, ...]:
+        """Every kind that occurs, in the order of the first occurrence."""
+        return tuple(dict.fromkeys(phase.kind for phase in self.phases))
+
+    # --- one round ---
+
+    def kind(self, number: int) -> RoundKind:
+        return self._phase_at(number)[0].kind
+
+    def num_rows(self, number: int) -> int:
+        """The size of a round's batch, without making the batch."""
+        phase, offset, _ = self._phase_at(number)
+        each = self.rows_per_round(phase.kind)
+        start = offset % self.rounds_per_pass(phase.kind) * each
+        return min(each, self.rows_of(phase.kind.split) - start)
+
+    def __getitem__(self, number: int) -> Round:
+        # All roles of a process ask for one round after the other: the last one is kept.
+        last: Round | None = self.__dict__.get("_last")
+        if last is None or last.number != number:
+            last = self.__dict__["_last"] = self._round(number)
+        return last
+
+    def _round(self, number: int) -> Round:
+        phase, offset, earlier = self._phase_at(number)
+        # Algorithm 2, line 3: every row once in a pass, in an order that all roles derive from the public seed.
+        passed, position = divmod(offset, self.rounds_per_pass(phase.kind))
+        count = self.rows_of(phase.kind.split)
+        start = position * self.rows_per_round(phase.kind)
+        end = min(start + self.rows_per_round(phase.kind), count)
+        if phase.order is Order.SHUFFLED:
+            return Round(number, phase.kind, _epoch_permutation(count, self.seed, earlier + passed)[start:end])
+        if phase.order is Order.FIXED:
+            return Round(number, phase.kind, _epoch_permutation(count, self.seed, _KEPT)[start:end])
+        return Round(number, phase.kind, np.arange(start, end, dtype=np.int64))
+
+    def __iter__(self) -> Iterator[Round]:
+        return (self[number] for number in range(len(self)))
+
+    @cached_property
+    def _phase_starts(self) -> list[tuple[int, Phase, int]]:
+        """(first round, phase, shuffled passes before it) of every phase."""
+        starts, first, shuffled = [], 0, 0
+        for phase in self.phases:
+            starts.append((first, phase, shuffled))
+            first += phase.passes * self.rounds_per_pass(phase.kind)
+            shuffled += phase.passes if phase.order is Order.SHUFFLED else 0
+        return starts
+
+    @cached_property
+    def _first_rounds(self) -> list[int]:
+        return [first for first, _, _ in self._phase_starts]
+
+    @cached_property
+    def _num_rounds(self) -> int:
+        return sum(phase.passes * self.rounds_per_pass(phase.kind) for phase in self.phases)
+
+    def _phase_at(self, number: int) -> tuple[Phase, int, int]:
+        """The phase of a round, the round's offset in it, and the shuffled passes before it."""
+        if not 0 <= number < self._num_rounds:
+            raise IndexError(f"round={number} is not in the plan; it has rounds 0 to {self._num_rounds - 1}")
+        first, phase, shuffled = self._phase_starts[bisect_right(self._first_rounds, number) - 1]
+        return phase, number - first, shuffled
+
+    def pass_of(self, number: int) -> tuple[int, int]:
+        """(first round, number of the round after the last) of the pass over the rows that a round belongs to."""
+        phase, offset, _ = self._phase_at(number)
+        each = self.rounds_per_pass(phase.kind)
+        first = number - offset % each
+        return first, first + each
+
+    # --- epochs: passes that train ---
+
+    @cached_property
+    def num_epochs(self) -> int:
+        """Passes over the training rows that move weights."""
+        return sum(phase.passes for phase in self.phases if phase.kind.trains)
+
+    def epochs_before(self, number: int) -> float:
+        """Epochs that rounds 0 <= r < number complete; a part of one counts by its rounds."""
+        done = 0.0
+        for first, phase, _ in self._phase_starts:
+            if phase.kind.trains and number > first:
+                each = self.rounds_per_pass(phase.kind)
+                done += min(number - first, phase.passes * each) / each
+        return done
+
+    def ends_epoch(self, number: int) -> bool:
+        """Whether the round is the last one of an epoch."""
+        phase, offset, _ = self._phase_at(number)
+        return phase.kind.trains and (offset + 1) % self.rounds_per_pass(phase.kind) == 0
+
+    def end_of_epoch(self, epoch: int) -> int:
+        """The number of the first round after so many epochs; after the last one, the number of all rounds."""
+        if epoch >= self.num_epochs:
+            return self._num_rounds
+        for first, phase, _ in self._phase_starts:
+            if phase.kind.trains:
+                if epoch <= phase.passes:
+                    return first + epoch * self.rounds_per_pass(phase.kind)
+                epoch -= phase.passes
+        return self._num_rounds
+
+    @cached_property
+    def trained_at(self) -> int:
+        """The number of the first round after the last one that moves weights; 0 if none does."""
+        ends = [
+            first + phase.passes * self.rounds_per_pass(phase.kind)
+            for first, phase, _ in self._phase_starts
+            if phase.kind.trains
+        ]
+        return max(ends, default=0)
+
+    # --- uses of rows ---
+
+    @cached_property
+    def steps_between_uses(self) -> int:
+        """At least so many steps after a row moved weights it does so again; 1 where the order allows nothing better.
+
+        Where all passes that train have one order that stays, a row has one place in all of them: a pass apart.
+        """
+        training = [phase for phase in self.phases if phase.kind.trains]
+        orders = {phase.order for phase in training}
+        if len(orders) != 1 or Order.SHUFFLED in orders:
+            return 1
+        return min(self.rounds_per_pass(phase.kind) for phase in training)
+
+    def total_uses(self, first: int, until: int) -> dict[RoundKind, int]:
+        """Row uses of all rows together in rounds first <= r < until, by kind, without making the batches."""
+        uses = dict.fromkeys(self.kinds, 0)
+        for start, phase, _ in self._phase_starts:
+            end = start + phase.passes * self.rounds_per_pass(phase.kind)
+            low, high = max(first, start), min(until, end)
+            if low < high:
+                uses[phase.kind] += self._rows_before(phase, high - start) - self._rows_before(phase, low - start)
+        return uses
+
+    def _rows_before(self, phase: Phase, offset: int) -> int:
+        count = self.rows_of(phase.kind.split)
+        passes, rest = divmod(offset, self.rounds_per_pass(phase.kind))
+        return passes * count + min(rest * self.rows_per_round(phase.kind), count)
+
+    def uses(self, spans: Iterable[tuple[int, int]] | None = None) -> tuple[RowUses, ...]:
+        """How often rows were used in rounds first <= r < until of every span, exactly; without spans, in all rounds.
+
+        Whole passes use every row once. Only where a span begins or ends inside a pass are its rows counted one by one.
+        """
+        spans = [(0, self._num_rounds)] if spans is None else list(spans)
+        found = []
+        for kind in self.kinds:
+            total, whole = 0, 0
+            counted: npt.NDArray[np.int64] | None = None
+            for first, until in spans:
+                total += self.total_uses(first, until)[kind]
+                passes, rest = self._whole_passes(kind, first, until)
+                whole += passes
+                for number in rest:
+                    if counted is None:
+                        counted = np.zeros(self.rows_of(kind.split), dtype=np.int64)
+                    counted[self[number].rows] += 1
+            most = whole + (int(counted.max()) if counted is not None else 0)
+            found.append(
+                RowUses(
+                    kind=kind,
+                    releases=most if kind.releases else 0,
+                    updates=most if kind.updates else 0,
+                    total_releases=total if kind.releases else 0,
+                )
+            )
+        return tuple(found)
+
+    def _whole_passes(self, kind: RoundKind, first: int, until: int) -> tuple[int, list[int]]:
+        """Whole passes of a kind inside a span, and the rounds of the span that lie in none."""
+        whole = 0
+        rest: list[int] = []
+        each = self.rounds_per_pass(kind)
+        for start, phase, _ in self._phase_starts:
+            if phase.kind != kind:
+                continue
+            end = start + phase.passes * each
+            low, high = max(first, start), min(until, end)
+            if low >= high:
+                continue
+            first_whole = start + -(-(low - start) // each) * each
+            last_whole = start + (high - start) // each * each
+            if first_whole >= last_whole:
+                rest += range(low, high)
+            else:
+                whole += (last_whole - first_whole) // each
+                rest += [*range(low, first_whole), *range(last_whole, high)]
+        return whole, rest
+
+    # --- forms ---
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, which a ledger keeps: their meaning is frozen."""
+        return {
+            "num_samples": self.num_samples,
+            "num_test_samples": self.num_test_samples,
+            "batch_size": self.batch_size,
+            "seed": self.seed,
+            "phases": [phase.to_dict() for phase in self.phases],
+        }
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Schedule:
+        phases = tuple(Phase.from_dict(phase) for phase in values["phases"])
+        return cls(**{**values, "phases": phases})

@@ -1,0 +1,520 @@
+"""A party: its columns, its network, its noise and its masks. Bytes in, bytes out, no I/O of its own.
+
+    START -> HELLO    NONCES -> KEY    ROUND t -> EMBEDDING t    KEYS, LABELS, PUBLISHED, UPDATE, STOP -> nothing
+
+Every message gets bytes back: the answer, no bytes where the protocol has none, or a REFUSAL with public words. What
+does not fit is refused before anything changes. A round is drawn once, whatever sequence of messages arrives: the same
+request again gets the same bytes, because fresh noise would be a second release for one charge, and under an old mask
+would leak the difference; any other request below the next round is refused. One message at a time: a second thread
+waits.
+
+Shape suffixes: B rows of the batch, P embedding_dim.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from pbmvfl.crypto.entropy import Entropy, SystemEntropy
+from pbmvfl.crypto.key_exchange import Identity, Session, kind_key
+from pbmvfl.crypto.secure_sum import Masks
+from pbmvfl.errors import (
+    EncoderError,
+    OutOfOrder,
+    PbmvflError,
+    TruncatedMessage,
+    WrongPlan,
+    WrongSender,
+)
+from pbmvfl.mechanisms import Scratch
+from pbmvfl.mechanisms.interactions.shared import OwnColumns
+from pbmvfl.plan.plan import Plan
+from pbmvfl.plan.schedule import Round, RoundKind, Split
+from pbmvfl.privacy.events import Event
+from pbmvfl.protocol.handshake import Handshake
+from pbmvfl.protocol.party_answers import AnswersOf, PartyAnswers
+from pbmvfl.protocol.party_checks import Features, check_rows, check_rows_once
+from pbmvfl.protocol.party_network import PartyNetwork
+from pbmvfl.protocol.party_rows import PartyRows
+from pbmvfl.training.lazy_rows import LazyRows
+from pbmvfl.training.optimizer import WEIGHTS
+from pbmvfl.training.preparation import PREPARATION
+from pbmvfl.wire.gradient_codecs import codec_for
+from pbmvfl.wire.labels import decode_labels
+from pbmvfl.wire.messages import SERVER, Message, MessageKind
+from pbmvfl.wire.published import decode_symbols
+from pbmvfl.wire.refusals import Refusal
+
+_log = logging.getLogger(__name__)
+#: Beside the weights of a checkpoint: whether their run began with public ones.
+_PUBLIC_START = "run.public_start"
+
+
+class ReleaseGuard(Protocol):
+    """Asked before every release; raises to refuse it. The party's own ledger is one."""
+
+    def charge(self, current: Round, events: Sequence[Event]) -> None:
+        """Count what one use of each of the round's rows releases and updates."""
+
+    def close(self) -> None: ...
+
+
+class Keeper(Protocol):
+    """Where a party keeps its own state. `federation.checkpoints` has one that writes files."""
+
+    def rounds(self, run_id: bytes) -> Sequence[int]:
+        """The rounds of a run that it can go on from."""
+
+    def wants(self, completed_rounds: int) -> bool:
+        """Whether a state after so many rounds, at the end of an epoch, is to be kept."""
+
+    def save(self, run_id: bytes, completed_rounds: int, state: dict[str, Tensor]) -> None: ...
+
+    def load(self, run_id: bytes, completed_rounds: int) -> dict[str, Tensor]: ...
+
+
+def weights_are_charged(state: Mapping[str, Tensor]) -> bool:
+    """Return whether a kept state says that its weights know rows only by what was charged. Without a flag: no."""
+    flag = state.get(_PUBLIC_START)
+    return flag is not None and flag.numel() == 1 and bool(flag)
+
+
+def part_of_state(plan: Plan, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What a party's part of the model keeps of its state after training.
+
+    It says whether all that its weights know of rows was charged as noisy updates. Steps without noise leave more in
+    them: then every release that is made with them is about all rows they were trained on.
+    """
+    updates = [plan.update_event(kind) for kind in plan.schedule.kinds]
+    charged = all(update.is_noisy for update in updates if update is not None) and weights_are_charged(state)
+    kept = {name: value for name, value in state.items() if name.startswith((WEIGHTS, PREPARATION))}
+    return {**kept, _PUBLIC_START: torch.tensor([charged], dtype=torch.uint8)}
+
+
+class Party:
+    """One party's state machine for one session."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        *,
+        index: int,
+        train_features: Features | LazyRows,
+        encoder: nn.Module,
+        identity: Identity,
+        identities: Sequence[bytes],
+        test_features: Features | LazyRows | None = None,
+        keeper: Keeper | None = None,
+        own_columns: Mapping[Split, OwnColumns] | None = None,
+        open_guard: Callable[[Session, int, bool], ReleaseGuard] | None = None,
+        answers: AnswersOf | None = None,
+        trained: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        """Features are the owner's columns, before the plan's public map. `own_columns` are those that symbols are
+        made of, if the plan has any. `open_guard` is called with the session, its first round and whether its run
+        began with public weights, before anything is released in it.
+        `answers` are kept of releases that stand alone: a row that is asked again gets the same one.
+        `trained` is this party's part of a model, as `part_state` gives it, for plans that only ask one."""
+        if not 0 <= index < plan.num_parties:
+            raise WrongPlan(f"party={index}: the plan has parties 0 to {plan.num_parties - 1}")
+        self._secret: Callable[[int], bytes] = os.urandom
+        self._handshake = Handshake(
+            plan, index=index, identity=identity, identities=identities, secret=lambda count: self._secret(count)
+        )
+        uses_train = any(kind.split is Split.TRAIN for kind in plan.schedule.kinds)
+        if uses_train and len(train_features) != plan.num_samples:
+            raise WrongPlan(f"party={index}: has {len(train_features)} rows, the plan has {plan.num_samples}")
+        num_test = 0 if test_features is None else len(test_features)
+        uses_test = any(kind.split is Split.TEST for kind in plan.schedule.kinds)
+        if uses_test and num_test != plan.num_test_samples:
+            raise WrongPlan(f"party={index}: has {num_test} test rows, the plan has {plan.num_test_samples}")
+        for kind in plan.schedule.kinds:
+            if not kind.releases and not kind.updates:
+                raise WrongPlan(f"{kind.name} rounds neither release nor update: there is nothing to do in them")
+        for rows, split in ((train_features, Split.TRAIN), (test_features, Split.TEST)):
+            check_rows(rows, index=index, split=split)
+        self.plan = plan
+        self.index = index
+        self._rows = PartyRows(plan, index=index, train=train_features, test=test_features, own_columns=own_columns)
+        self.network = PartyNetwork(plan, encoder, self._rows, index=index)
+        self._scratch = Scratch()
+        self._codec = codec_for(plan.gradient_codec)
+        self._schedule = plan.schedule
+        updates = {kind: plan.update_event(kind) for kind in plan.schedule.kinds}
+        self._noisy_kinds = {kind for kind, update in updates.items() if update is not None and update.is_noisy}
+        self._keeper = keeper
+        self._open_guard = open_guard
+        self._answers = PartyAnswers(plan, self._rows, self.network, of=answers)
+        #: Whether a trained part's weights know rows only by what was charged; None where the session trains.
+        self._part_is_charged = self._begin_with(trained)
+        self._guard: ReleaseGuard | None = None
+        self._entropy: Entropy = SystemEntropy()
+        self._one_at_a_time = threading.Lock()
+        # --- the session ---
+        self._masks: dict[RoundKind, Masks] = {}
+        #: Whether the run began with public weights. Known once the session has its first round.
+        self.public_start = False
+        self._start_digest: str | None = None  # of the weights then, until the first release is made with them
+        # --- the rounds ---
+        self._next_round = 0
+        self._weights_of = 0  # how many rounds the weights have seen, at least: those up to the last step
+        self._answered: Round | None = None  # the round that was answered and waits for its gradient
+        self._last: tuple[bytes, bytes] | None = None  # the last message that was accepted, and what answered it
+        self._last_round: tuple[bytes, bytes] | None = None  # the newest request for a round, and what answered it
+        self._drawn_BP: npt.NDArray[Any] | None = None  # drawn and charged for the next round, and not yet sent
+        self._stepped_for: bytes | None = None  # the last request whose gradient was used, answered or not
+        self._stopped = False
+        #: What the owner would find in the log about the last refusal. Never sent.
+        self.last_error: Exception | None = None
+
+    @property
+    def encoder(self) -> nn.Module:
+        return self.network.encoder
+
+    @property
+    def fault(self) -> Exception | None:
+        """The first failure of the party's own network. The party answered all the same; the owner should know."""
+        return self.network.fault
+
+    @property
+    def noise_is_seeded(self) -> bool:
+        """Whether somebody could know this party's noise: then what it releases has no epsilon."""
+        return self._entropy.seeded
+
+    # --- messages ---
+
+    def receive(self, data: bytes) -> bytes:
+        """Handle one message of the server, whatever it is: the answer, no bytes, or a refusal."""
+        with self._one_at_a_time:
+            self.last_error = None
+            try:
+                return self._answer(data)
+            except Exception as error:
+                self.last_error = error
+                refusal = Refusal.of(error)
+                _log.warning("party=%d refused (%s): %s", self.index, refusal.code.name, error)
+                if not isinstance(error, PbmvflError):
+                    _log.exception("party=%d: this is a fault of the program or of the party's own network", self.index)
+                return Message(
+                    MessageKind.REFUSAL,
+                    self.index,
+                    run_id=self._handshake.run_id or bytes(8),
+                    session_id=self._handshake.session.id if self._handshake.session else bytes(16),
+                    payload=refusal.to_payload(),
+                ).to_bytes()
+
+    def answer(self, data: bytes) -> bytes:
+        """As `receive`, but what is refused raises the error that the owner would find in the log."""
+        with self._one_at_a_time:
+            return self._answer(data)
+
+    def _answer(self, data: bytes) -> bytes:
+        for answered in (self._last, self._last_round):
+            if answered is not None and data == answered[0]:
+                return answered[1]  # a retry: the same bytes, no new noise, no new charge
+        message = Message.from_bytes(data)
+        if message.sender != SERVER:
+            raise WrongSender(f"sender={message.sender}: a party listens to the server ({SERVER}) alone")
+        match message.kind:
+            case MessageKind.START:
+                answer = self._receive_start(message)
+            case MessageKind.NONCES:
+                answer = self._receive_nonces(message)
+            case MessageKind.KEYS:
+                answer = self._receive_keys(message)
+            case MessageKind.LABELS:
+                answer = self._receive_labels(message)
+            case MessageKind.PUBLISHED:
+                answer = self._receive_published(message)
+            case MessageKind.ROUND:
+                self._step_once(message, data)
+                answer = self._answer_round(self._schedule[message.round_number])
+                self._last_round = (bytes(data), answer)
+            case MessageKind.UPDATE:
+                self._step_once(message, data)
+                self._keep_if_wanted()
+                answer = b""
+            case MessageKind.STOP:
+                answer = self._receive_stop(message)
+            case _:
+                raise WrongSender(f"kind={message.kind.name}: not a message that a server sends")
+        self._last = (bytes(data), answer)
+        return answer
+
+    # --- handshake ---
+
+    def _receive_start(self, message: Message) -> bytes:
+        hello = self._handshake.start(message, lambda run: () if self._keeper is None else self._keeper.rounds(run))
+        return Message(MessageKind.HELLO, self.index, run_id=self._handshake.run_id, payload=hello).to_bytes()
+
+    def _receive_nonces(self, message: Message) -> bytes:
+        session = self._handshake.session_of(message)
+        self._go_to(message.round_number)  # what cannot be gone on from is refused before the session is this party's
+        return self._reply(MessageKind.KEY, self._handshake.join(session))
+
+    def _go_to(self, first_round: int) -> None:
+        """Begin with round 0 and the first weights, or with a round that this party has kept its state of."""
+        if first_round:
+            if self._keeper is None or first_round not in self._keeper.rounds(self._handshake.run_id):
+                raise OutOfOrder(f"round={first_round}: this party has no checkpoint of it; it can begin with round 0")
+            state = dict(self._keeper.load(self._handshake.run_id, first_round))
+            known = state.pop(_PUBLIC_START, None)
+            self.public_start = known is not None and known.numel() == 1 and bool(known)
+            self.network.load_state(state)
+        elif self._part_is_charged is not None:
+            self.public_start = self._part_is_charged
+        else:
+            self.public_start = self.network.begins_publicly()
+        self._start_digest = self.network.digest()
+        self._next_round = self._weights_of = first_round
+
+    def _begin_with(self, trained: Mapping[str, Tensor] | None) -> bool | None:
+        """Take a trained part; whether nothing but what was charged is known of rows by it."""
+        if (trained is None) == bool(self.plan.model):
+            has, needs = ("a part of a model", "none") if trained is not None else ("no part of a model", "one")
+            raise WrongPlan(f"party={self.index}: it has {has}, and the plan needs {needs}")
+        if trained is None:
+            return None
+        state = dict(trained)
+        known = state.pop(_PUBLIC_START, None)
+        self.network.load_state(state)
+        return known is not None and known.numel() == 1 and bool(known)
+
+    def part_state(self) -> dict[str, Tensor]:
+        """This party's part of the model: weights and what prepares its columns, without moments. It stays here."""
+        return part_of_state(self.plan, self._kept_state())
+
+    def _check_start(self) -> None:
+        """What was found about the first weights must hold for those that the first release is made with."""
+        if self.public_start and self._start_digest is not None and self.network.digest() != self._start_digest:
+            raise EncoderError(
+                f"party={self.index}: its weights changed between the handshake and the first round; a network can be "
+                "in one run at a time, give each run a copy of its own"
+            )
+        self._start_digest = None
+
+    def _receive_keys(self, message: Message) -> bytes:
+        pair_keys = self._handshake.pair_keys(message)
+        self._masks = {
+            kind: masks for kind in self._schedule.kinds if (masks := self._masks_for(kind, pair_keys)) is not None
+        }
+        if self._open_guard is not None:
+            assert self._handshake.session is not None
+            self._guard = self._open_guard(self._handshake.session, self._next_round, self.public_start)
+        self._handshake.finish()
+        return b""
+
+    def _receive_labels(self, message: Message) -> bytes:
+        self._handshake.check(message)
+        if not self.plan.sends_labels:
+            raise WrongPlan(f"labels={self.plan.labels}: this plan sends no labels to parties")
+        if self.network.labels is not None:
+            raise OutOfOrder(f"party={self.index}: labels come once in a session")
+        labels = decode_labels(message.payload, num_samples=self.plan.num_samples, num_classes=self.plan.num_classes)
+        self.network.hold(torch.from_numpy(labels))
+        return b""
+
+    def _receive_published(self, message: Message) -> bytes:
+        """Everybody's symbols of the training rows: public, and whatever they are, a use of a row costs the same."""
+        self._handshake.check(message)
+        shared = self.plan.interactions
+        if self.plan.published_at is None or shared is None:
+            raise WrongPlan("published symbols: this plan publishes none")
+        if self._rows.context is not None:
+            raise OutOfOrder(f"party={self.index}: published symbols come once in a session")
+        if self._next_round < self.plan.published_at:
+            raise OutOfOrder(
+                f"published symbols belong before round {self.plan.published_at}; this party expects round "
+                f"{self._next_round}"
+            )
+        sent = decode_symbols(
+            message.payload,
+            parties=shared.released_by,
+            num_samples=self.plan.num_samples,
+            num_symbols=shared.num_symbols,
+        )
+        self._rows.publish(sent)
+        return b""
+
+    def _masks_for(self, kind: RoundKind, pair_keys: dict[int, bytes]) -> Masks | None:
+        mechanism = self.plan.mechanism_for(kind)
+        if not kind.releases or not mechanism.secure_aggregation or mechanism.ring is None:
+            return None
+        return Masks(
+            ring=mechanism.ring,
+            index=self.index,
+            pair_keys={peer: kind_key(key, kind.code) for peer, key in pair_keys.items()},
+            values_per_round=self._schedule.largest_batch * mechanism.embedding_dim,
+        )
+
+    # --- rounds ---
+
+    def _step_once(self, message: Message, data: bytes) -> None:
+        """Use the gradient that a message carries; if the message was refused later on and comes again, not again."""
+        self._handshake.check(message)
+        self._check_round(message)
+        if data == self._stepped_for:
+            return
+        gradient_BP = self._gradient_of(message)
+        if gradient_BP is not None:
+            self.network.apply(gradient_BP, self._entropy)  # Algorithm 2, lines 16 to 18
+            assert self._answered is not None
+            self._weights_of = self._answered.number + 1
+            self._answered = None
+        self._stepped_for = bytes(data)
+
+    def _check_round(self, message: Message) -> None:
+        """Refuse a request that does not fit where this party is, whether it is new or a retry. Changes nothing."""
+        if self._stopped:
+            raise OutOfOrder(f"round={message.round_number}: this session was stopped; start a new one to resume")
+        update = message.kind is MessageKind.UPDATE
+        expected = self._next_round - 1 if update else self._next_round
+        if message.round_number != expected:
+            raise OutOfOrder(f"round={message.round_number}: this party expects round {expected}")
+        if not update and expected >= len(self._schedule):
+            raise OutOfOrder(f"round={expected}: the plan has only rounds 0 to {len(self._schedule) - 1}")
+        kind = self._schedule.kind(expected)
+        if message.round_kind != kind.code:
+            raise WrongPlan(
+                f"round={expected}: round kind {message.round_kind}, the plan has {kind.name} ({kind.code})"
+            )
+        if not update and kind.needs_labels and self.network.labels is None:
+            raise OutOfOrder(f"round={expected}: {kind.name} rounds need labels, and none came")
+        published_at = self.plan.published_at
+        if not update and published_at is not None and expected >= published_at and self._rows.context is None:
+            raise OutOfOrder(f"round={expected}: {kind.name} rounds need everybody's symbols, and none were published")
+
+    def _gradient_of(self, message: Message) -> npt.NDArray[np.float32] | None:
+        """Return the decoded gradient that a message carries, or None where it has none. Changes nothing."""
+        number, update = message.round_number, message.kind is MessageKind.UPDATE
+        if message.carries_gradient != (self._answered is not None):
+            have = "waits for" if self._answered is not None else "does not wait for"
+            raise OutOfOrder(f"round={number}: this party {have} a gradient")
+        if self._answered is None:
+            if update and (self._schedule.kind(number).carries_gradient or not self._schedule.ends_epoch(number)):
+                raise OutOfOrder("an update carries a gradient, or ends an epoch of rounds without one")
+            if len(message.payload):
+                raise TruncatedMessage(f"payload of {len(message.payload)} bytes where none belongs")
+            return None
+        return self._codec.decode(
+            message.payload, self._answered.num_rows, self.plan.embedding_dim, bound=self.plan.gradient_bound
+        )
+
+    def _answer_round(self, current: Round) -> bytes:
+        """Embed, randomise, have it charged, mask. After an error the request can be sent again; what was charged by
+        then is neither drawn nor charged a second time."""
+        if self._start_digest is not None:
+            self._check_start()
+        if current.kind in self._noisy_kinds:
+            check_rows_once(current)
+        if not current.kind.releases:
+            return self._learn_alone(current)
+        mechanism = self.plan.mechanism_for(current.kind)
+        keys = self._answers.keys(current)
+        if self._drawn_BP is None:
+            embedding_BP = self.network.released_numbers(current)  # Algorithm 2, line 6, with the draw below
+            released_BP = mechanism.randomize(embedding_BP, self._entropy, self._scratch)
+            # Rows that all have been answered before get the same answers again, and cost nothing.
+            if self._guard is not None and not self._answers.all_known(keys):
+                self._guard.charge(current, self.plan.events(current.kind))
+            self._drawn_BP = released_BP
+        released_BP = self._answers.settle(keys, self._drawn_BP)
+        masks = self._masks.get(current.kind)
+        mask = None if masks is None else masks.for_round(current.number, released_BP.size)  # Protocol 0, step 2
+        # Protocol 0, step 3: the mask is added where the bits are packed.
+        answer = self._reply(MessageKind.EMBEDDING, mechanism.payload.encode(released_BP, mask), current)
+        self._drawn_BP = None
+        self._answered = current if current.kind.carries_gradient else None
+        self._next_round = current.number + 1
+        return answer
+
+    def _learn_alone(self, current: Round) -> bytes:
+        """Have it charged, then learn from own columns and labels. The answer says that it is done, and no more."""
+        if self._guard is not None:
+            self._guard.charge(current, self.plan.events(current.kind))
+        # Before anything is drawn: a step that is interrupted is not taken a second time.
+        self._next_round = self._weights_of = current.number + 1
+        payload = self.network.learn_alone(current, self._entropy)
+        return self._reply(MessageKind.EMBEDDING, payload, current)
+
+    def _reply(self, kind: MessageKind, payload: bytes, current: Round | None = None) -> bytes:
+        session = self._handshake.session
+        assert session is not None
+        return Message(
+            kind,
+            self.index,
+            run_id=session.run_id,
+            session_id=session.id,
+            round_number=current.number if current else 0,
+            round_kind=current.kind.code if current else 0,
+            payload=payload,
+        ).to_bytes()
+
+    # --- what the party keeps ---
+
+    @property
+    def completed_rounds(self) -> int:
+        """Rounds whose steps the weights have taken."""
+        return self._next_round if self._answered is None else self._answered.number
+
+    def _keep_if_wanted(self) -> None:
+        if self._keeper is not None and self._keeper.wants(self.completed_rounds):
+            self._keeper.save(self._handshake.run_id, self.completed_rounds, self._kept_state())
+
+    def _receive_stop(self, message: Message) -> bytes:
+        """End the session in the middle of an epoch. All parties have taken the same steps, so the run can be resumed
+        from here, in another session: no round of this one is answered any more."""
+        self._handshake.check(message)
+        if self._learned_alone(message.round_number):
+            self._stopped = True
+            return b""  # another party refused it, and its step is taken here: an older checkpoint must do
+        if not self._weights_of <= message.round_number <= self.completed_rounds:
+            raise OutOfOrder(
+                f"round={message.round_number}: this party has the weights of {self._weights_of} to "
+                f"{self.completed_rounds} completed rounds"
+            )
+        if self._keeper is not None:
+            # Rounds after the last one that trains change no weights, and are all run again.
+            kept = min(message.round_number, self._schedule.trained_at)
+            self._keeper.save(self._handshake.run_id, kept, self._kept_state())
+        self._stopped = True
+        return b""
+
+    def _learned_alone(self, number: int) -> bool:
+        """Whether this is the last round, and this party has learned in it without waiting for others."""
+        return number == self._next_round - 1 == self._weights_of - 1 and not self._schedule.kind(number).releases
+
+    def _kept_state(self) -> dict[str, Tensor]:
+        """With what is known about the weights that the run began with: a resume is charged by it."""
+        return {**self.network.state(), _PUBLIC_START: torch.tensor([self.public_start], dtype=torch.uint8)}
+
+    def close(self) -> None:
+        """End the session: the ledger learns that nothing more will be sent."""
+        with self._one_at_a_time:
+            self._answers.close()
+            if self._guard is not None:
+                self._guard.close()
+
+    def rounds_to_charge(self) -> int:
+        """Of a session that only asks a trained part: rounds after the last row that has no stored answer are free."""
+        return self._answers.rounds_to_charge()
+
+    # --- beside the protocol ---
+
+    def exact_embeddings(self, features: Tensor, context: Tensor | None = None) -> Tensor:
+        """Noise-free embeddings, for a simulator's evaluation alone: no role of the protocol ever sees them."""
+        return self.network.exact_embeddings(features, context)
+
+    @property
+    def rows(self) -> PartyRows:
+        """Its rows, for the same."""
+        return self._rows

@@ -1,0 +1,177 @@
+"""A party's network on its rows: what it says of them, and how it learns. Nothing here sends, masks or charges.
+
+A network that fails costs accuracy and nothing else: that a party does not answer is something that an adversary sees,
+and no epsilon counts it. So whatever fails is noted for the owner, and the round goes on.
+
+Shape suffixes: N training rows, B rows of the batch, P embedding_dim, K classes.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from pbmvfl.errors import EncoderError
+from pbmvfl.mechanisms.vote_tables import encode_table, noisy_counts
+from pbmvfl.mechanisms.votes import VoteKind
+from pbmvfl.plan.groups import Loss
+from pbmvfl.plan.plan import Plan
+from pbmvfl.plan.schedule import COUNTS, SYMBOLS, Round, Split
+from pbmvfl.protocol.party_rows import PartyRows
+from pbmvfl.training.encoders import check_encoder, is_public_start, weights_digest
+from pbmvfl.training.losses import log_shares, mean_loss_slope
+from pbmvfl.training.updates import Noisy, update_for
+
+if TYPE_CHECKING:
+    from pbmvfl.crypto.entropy import Entropy
+
+_log = logging.getLogger(__name__)
+
+
+class PartyNetwork:
+    """The encoder, the rule of its updates, and the labels once the party holds them."""
+
+    def __init__(self, plan: Plan, encoder: nn.Module, rows: PartyRows, *, index: int) -> None:
+        self._plan, self._rows, self._index = plan, rows, index
+        self.encoder = check_encoder(encoder, plan, index=index, rows=rows.first)
+        self.update = update_for(plan, self.encoder, rows=rows.first, on_fault=self.note_fault)
+        self._votes = plan.vote.kind is not VoteKind.RAW
+        #: Of the training rows, if the plan lets them go to the parties.
+        self.labels: Tensor | None = None
+        self._prior_K = torch.zeros(plan.num_classes)
+        #: The first failure. The party answered all the same, and the owner should know.
+        self.fault: Exception | None = None
+
+    def hold(self, labels_N: Tensor) -> None:
+        """From now on the party knows the classes of its training rows."""
+        self.labels = labels_N
+        if self._plan.loss is Loss.CROSS_ENTROPY:
+            self._prior_K = log_shares(labels_N, self._plan.num_classes)
+
+    def note_fault(self, error: Exception) -> None:
+        _log.error("party=%d: its network failed, and the round goes on without it", self._index, exc_info=error)
+        self.fault = self.fault or error
+
+    # --- its weights ---
+
+    def state(self) -> dict[str, Tensor]:
+        """All that a checkpoint needs: weights, moments, and what was learned to prepare the rows."""
+        return {**self.update.state(), **self._rows.state()}
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        self._rows.load_state(state)
+        self.update.load_state(state)
+
+    def begins_publicly(self) -> bool:
+        """Whether its weights are those that anybody can compute from the plan."""
+        shape = self._rows.shape(Split.TRAIN)
+        return is_public_start(self.encoder, self._plan, index=self._index, input_shape=shape)
+
+    def digest(self) -> str | None:
+        """Of its weights; None where there is none, and such weights are never public."""
+        try:
+            return weights_digest(self.encoder)
+        except EncoderError:
+            return None
+
+    # --- what it says of rows ---
+
+    def released_numbers(self, current: Round) -> npt.NDArray[np.float32]:
+        """What a round releases of each of its rows, before it is randomised."""
+        if current.kind == SYMBOLS:
+            return self._rows.symbols(current.rows)
+        embedding_BP = self.embed(self._rows.batch(current.kind.split, current.rows), current)
+        return self._plan.vote(embedding_BP) if not current.kind.trains and self._votes else embedding_BP
+
+    def embed(self, batch: Tensor, current: Round) -> npt.NDArray[np.float32]:
+        """Embeddings, whatever the columns are: for rows on which the network fails, zeros are randomised and sent.
+
+        Rows are then tried one by one, so that a row on which the network fails moves no other row's embedding.
+        """
+        try:
+            return self.update.embed(batch, for_training=current.kind.carries_gradient)
+        except Exception as error:
+            self.note_fault(error)
+            return np.concatenate([self._embed_alone(row) for row in torch.split(batch, 1)])
+
+    def _embed_alone(self, row: Tensor) -> npt.NDArray[np.float32]:
+        try:
+            return self.update.embed(row, for_training=False)
+        except Exception:
+            return np.zeros((1, self._plan.embedding_dim), dtype=np.float32)
+
+    def exact_embeddings(self, features: Tensor, context: Tensor | None = None) -> Tensor:
+        """Without noise, for a simulator's evaluation alone."""
+        self.encoder.eval()
+        with torch.no_grad():
+            embedding_BP: Tensor = self.encoder(self._rows.for_network(features, context))
+        return embedding_BP
+
+    # --- how it learns ---
+
+    def apply(self, gradient_BP: npt.NDArray[np.float32], entropy: Entropy) -> None:
+        """A step by the gradient that came back for the rows which were embedded last."""
+        try:
+            self.update.apply(gradient_BP, entropy)
+        except Exception as error:
+            self.note_fault(error)
+
+    def learn_alone(self, current: Round, entropy: Entropy) -> bytes:
+        """Learn from own columns and labels; the noisy table that the round publishes, if it publishes one."""
+        try:
+            if current.kind == COUNTS:
+                return self._count_votes(current, entropy)
+            if current.kind.statistic:
+                self._rows.learn(current.kind.statistic, current.kind.split, entropy)
+            else:
+                self.local_step(current, entropy)
+        except Exception as error:
+            self.note_fault(error)
+        return b""
+
+    def _count_votes(self, current: Round, entropy: Entropy) -> bytes:
+        """How often each class has each vote, with noise, over all training rows. A table always leaves: whether one
+        did is no secret that noise would cover."""
+        assert self.labels is not None
+        plan, labels_N = self._plan, self.labels.numpy()
+        num_symbols = plan.vote.counted(plan.num_classes)
+        assert num_symbols is not None
+        try:
+            pieces = self._rows.pieces(current.kind.split)
+            symbols_N = np.concatenate([plan.vote.symbol(self.embed(piece, current)) for piece in pieces])
+        except Exception as error:
+            self.note_fault(error)
+            symbols_N = np.zeros(len(labels_N), dtype=np.int64)
+        return encode_table(noisy_counts(symbols_N, labels_N, plan.num_classes, num_symbols, plan.table_noise, entropy))
+
+    def local_step(self, current: Round, entropy: Entropy) -> None:
+        """One step on a round's rows with labels that the party holds."""
+        split, update = current.kind.split, self.update
+        at_a_time = self._rows.piece_rows(split)
+        if at_a_time is not None and isinstance(update, Noisy) and current.num_rows > update.piece_rows(at_a_time):
+            # In the order of the file: whoever gathers a large batch at random reads most of the file for each row.
+            in_order, size = np.sort(current.rows), update.piece_rows(at_a_time)
+            parts = (in_order[start : start + size] for start in range(0, len(in_order), size))
+            pieces = ((self._rows.batch(split, part), partial(self._slope, part, current)) for part in parts)
+            update.step_over(pieces, rows=current.num_rows, entropy=entropy)
+            return
+        scores_BK = update.embed(self._rows.batch(split, current.rows), for_training=True)
+        update.apply(self._slope(current.rows, current, scores_BK), entropy)
+
+    def _slope(
+        self, rows: npt.NDArray[np.int64], current: Round, scores_BK: npt.NDArray[np.float32]
+    ) -> npt.NDArray[np.float32]:
+        """The gradient of a round's mean loss at some of its rows' scores."""
+        assert self.labels is not None
+        labels_B = self.labels.index_select(0, torch.from_numpy(rows))
+        # What is known before any column is added once to everybody's sum, so that a party learns what its own add.
+        known_BK = torch.from_numpy(scores_BK) + self._prior_K
+        slope_BK = mean_loss_slope(known_BK, labels_B, self._plan.loss, rows=current.num_rows)
+        bound = self._plan.gradient_bound
+        return slope_BK.clamp(-bound, bound).numpy()

@@ -1,0 +1,201 @@
+"""A party's rows as its network takes them: columns after the public map, prepared, with context features beside them.
+
+Also what is released of rows without a network: symbols of own columns. Nothing here sends or charges anything.
+
+Shape suffixes: N rows, D columns.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from pbmvfl.errors import WrongPlan
+from pbmvfl.mechanisms.interactions.shared import OwnColumns, PublishedContext
+from pbmvfl.mechanisms.interactions.symbols import as_coordinates
+from pbmvfl.plan.plan import Plan
+from pbmvfl.plan.schedule import Split
+from pbmvfl.protocol.party_checks import Features
+from pbmvfl.training.features import mapped
+from pbmvfl.training.lazy_rows import LazyRows
+from pbmvfl.training.preparation import preparation_for
+
+if TYPE_CHECKING:
+    from pbmvfl.crypto.entropy import Entropy
+
+
+class PartyRows:
+    """The rows of both splits. They change when a statistic is learned and when symbols are published."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        *,
+        index: int,
+        train: Features | LazyRows,
+        test: Features | LazyRows | None,
+        own_columns: Mapping[Split, OwnColumns] | None,
+    ) -> None:
+        """`train` and `test` are columns before the public map. `own_columns` are those that symbols are made of, if
+        the plan has any."""
+        self._interactions, self._index, self._num_parties = plan.interactions, index, plan.num_parties
+        self._context_width = 0 if plan.interactions is None else plan.interactions.context_width(index)
+        self._own_columns = dict(own_columns or {})
+        #: After the public map, as they came; of those that are in memory.
+        self.columns: dict[Split, Tensor] = {}
+        #: Those that stay in their file.
+        self._lazy: dict[Split, LazyRows] = {}
+        for split, rows in ((Split.TRAIN, train), (Split.TEST, test)):
+            if isinstance(rows, LazyRows):
+                self._lazy[split] = rows
+            elif rows is not None:
+                self.columns[split] = torch.from_numpy(mapped(plan, rows))
+        self._preparation = preparation_for(plan, index=index, rows=self._some)
+        #: Of everybody's symbols, once they are published.
+        self.context: PublishedContext | None = None
+        self._symbols_N = self._make_symbols(plan.seed)
+        #: As the network takes them; of those that are in memory.
+        self.features: dict[Split, Tensor] = {}
+        self._lazy_context: Tensor | None = None
+        self._prepare()
+
+    @property
+    def first(self) -> Tensor:
+        """A few training rows before anything is learned of them, to try a network with."""
+        return self._with_context(self._some, None)
+
+    @property
+    def _some(self) -> Tensor:
+        """Rows like those of training; zeros where there are none any more, as where a model is only asked."""
+        lazy = self._lazy.get(Split.TRAIN)
+        columns = (
+            self.columns[Split.TRAIN][:8] if lazy is None else torch.from_numpy(lazy.take(np.arange(len(lazy))[:8]))
+        )
+        return columns if len(columns) else torch.zeros((8, *columns.shape[1:]), dtype=columns.dtype)
+
+    # --- as the network takes them ---
+
+    def shape(self, split: Split) -> tuple[int, ...]:
+        """Of one row."""
+        return tuple(self.features[split].shape[1:] if split in self.features else self.first.shape[1:])
+
+    def batch(self, split: Split, rows: npt.NDArray[np.int64]) -> Tensor:
+        """These rows, in this order."""
+        if split in self.features:
+            return self.features[split].index_select(0, torch.from_numpy(rows))
+        context = self._lazy_context if split is Split.TRAIN else None
+        own_BD = self._preparation(torch.from_numpy(self._lazy[split].take(rows)))
+        return self._beside(own_BD, None if context is None else context.index_select(0, torch.from_numpy(rows)))
+
+    def pieces(self, split: Split) -> Iterator[Tensor]:
+        """All rows in their order: at once if they are in memory, else some at a time."""
+        if split in self.features:
+            yield self.features[split]
+            return
+        for start in range(0, len(self._lazy[split]), self._lazy[split].piece_rows):
+            rows = np.arange(start, min(start + self._lazy[split].piece_rows, len(self._lazy[split])))
+            yield self.batch(split, rows)
+
+    def piece_rows(self, split: Split) -> int | None:
+        """Rows that are taken from a file at a time; None where all are in memory."""
+        return self._lazy[split].piece_rows if split in self._lazy else None
+
+    # --- what changes them ---
+
+    def learn(self, statistic: str, split: Split, entropy: Entropy) -> None:
+        """Take a noisy statistic of all rows of a split, and prepare the columns by it."""
+        if split in self.columns:
+            pieces: Iterable[Tensor] = (self.columns[split],)
+        else:
+            pieces = map(torch.from_numpy, self._lazy[split].pieces())
+        self._preparation.learn(statistic, pieces, entropy)
+        self._prepare()
+
+    def publish(self, sent: Mapping[int, npt.NDArray[np.int64]]) -> None:
+        """Everybody's released symbols of the training rows."""
+        assert self._interactions is not None
+        self.context = PublishedContext(self._interactions, party=self._index, sent=sent, num_parties=self._num_parties)
+        self._prepare()
+
+    def state(self) -> dict[str, Tensor]:
+        return self._preparation.state()
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        """Take what belongs to them out of a party's state."""
+        self._preparation.load_state(state)
+        self._prepare()
+
+    @property
+    def digest(self) -> bytes:
+        """Of what was learned about columns: with it, and with the weights, a row's scores are what they are."""
+        digest = hashlib.sha256()
+        for name, value in sorted(self._preparation.state().items()):
+            digest.update(name.encode() + value.numpy().tobytes())
+        return digest.digest()
+
+    def _prepare(self) -> None:
+        self.features = {
+            split: self._with_context(self._preparation(columns), self._context_of(split))
+            for split, columns in self.columns.items()
+        }
+        if Split.TRAIN in self._lazy:
+            context = self._context_of(Split.TRAIN)
+            self._lazy_context = None if context is None else torch.from_numpy(context)
+
+    def _context_of(self, split: Split) -> npt.NDArray[np.float32] | None:
+        """Context features of the training rows, once symbols are published. What others have of test rows is not."""
+        if self.context is None or split is not Split.TRAIN or not self._context_width:
+            return None
+        return self.context.of_training(self._own_columns[split])
+
+    def _with_context(self, own_ND: Tensor, context: npt.NDArray[np.float32] | None) -> Tensor:
+        """Own numbers, and context features beside them: zeros as long as there are none."""
+        return self._beside(own_ND, None if context is None else torch.from_numpy(context))
+
+    def _beside(self, own_ND: Tensor, context: Tensor | None) -> Tensor:
+        if not self._context_width:
+            return own_ND
+        beside = torch.zeros(len(own_ND), self._context_width) if context is None else context
+        return torch.cat((own_ND, beside), dim=1)
+
+    # --- symbols ---
+
+    def _make_symbols(self, seed: int) -> npt.NDArray[np.int64] | None:
+        if self._interactions is None:
+            return None
+        if Split.TRAIN not in self._own_columns:
+            raise WrongPlan(f"party={self._index}: the plan has symbols, and no columns were given to make them of")
+        return self._own_columns[Split.TRAIN].symbols(seed=seed)
+
+    def symbols(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+        """The symbols of training rows, as randomised response takes them."""
+        assert self._symbols_N is not None
+        assert self._interactions is not None
+        return as_coordinates(self._symbols_N[rows], num_symbols=self._interactions.num_symbols, bound=1.0)
+
+    # --- beside the protocol: for a simulator's evaluation alone ---
+
+    @property
+    def has_context(self) -> bool:
+        """Whether the network looks at context features."""
+        return self._context_width > 0
+
+    def for_network(self, columns_ND: Tensor, context: Tensor | None) -> Tensor:
+        """Other rows as the network would take them."""
+        return self._with_context(self._preparation(columns_ND), None if context is None else context.numpy())
+
+    def exact_levels(self, split: Split) -> npt.NDArray[np.int64]:
+        """The levels of the released column: a deployment would have to release them."""
+        return self._own_columns[split].levels_N
+
+    def exact_context(self, split: Split, levels: Mapping[int, npt.NDArray[np.int64]]) -> Tensor:
+        """Context features of rows whose levels at the other parties are known."""
+        if self.context is None:
+            return torch.zeros(len(self._own_columns[split].levels_N), self._context_width)
+        return torch.from_numpy(self.context.of_known(self._own_columns[split], levels))

@@ -1,0 +1,423 @@
+"""The server: labels, the head, and sums that it cannot take apart. Bytes in, bytes out, no I/O.
+
+A driver asks with `advance` what to send to all parties and delivers their answers with `receive`. One exchange a
+round: the request for round t carries the gradient of round t-1. At the end of an epoch the gradient goes alone, so
+that every network is complete there: that is where a run is evaluated and checkpointed. A session begins with the
+newest round that the server and every party have a checkpoint of.
+
+Shape suffixes: B rows of the batch, P embedding_dim.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from pbmvfl.crypto.key_exchange import KEY_BYTES, RUN_ID_BYTES, SIGNATURE_BYTES, Session
+from pbmvfl.crypto.payloads import PayloadFormat
+from pbmvfl.errors import (
+    CheckpointError,
+    DuplicateMessage,
+    OutOfOrder,
+    PartyRefused,
+    ProtocolError,
+    TruncatedMessage,
+    WrongPlan,
+    WrongSender,
+    WrongSession,
+)
+from pbmvfl.mechanisms import Mechanism
+from pbmvfl.mechanisms.vote_tables import decode_table, log_prior
+from pbmvfl.mechanisms.votes import VoteKind
+from pbmvfl.plan.groups import Loss
+from pbmvfl.plan.plan import Plan
+from pbmvfl.plan.schedule import COUNTS, SYMBOLS, Round
+from pbmvfl.protocol.party import Keeper
+from pbmvfl.protocol.vote_reader import VoteReader
+from pbmvfl.training.encoders import SumsAsScores, build_head
+from pbmvfl.training.head import Teacher
+from pbmvfl.training.losses import log_shares
+from pbmvfl.training.optimizer import WEIGHTS, Trainer
+from pbmvfl.wire.bodies import Hello
+from pbmvfl.wire.gradient_codecs import codec_for
+from pbmvfl.wire.labels import encode_labels
+from pbmvfl.wire.messages import NO_SESSION, SERVER, Message, MessageKind
+from pbmvfl.wire.published import encode_symbols
+from pbmvfl.wire.refusals import Refusal
+
+#: Beside the weights of a checkpoint: what was read of everybody's symbols.
+_SYMBOLS = "run.symbols"
+#: Beside the head in the server's part of a model: training rows of each class, and every party's counts of votes.
+_CLASS_COUNTS, _TABLE = "classes.rows", "votes.table."
+
+
+class Server:
+    """The server's state machine for one session."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        *,
+        train_labels: npt.NDArray[np.int64] | None = None,
+        head: nn.Module | None = None,
+        run_id: bytes | None = None,
+        keeper: Keeper | None = None,
+        trained: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        """`trained` is the server's part of a model, as `part_state` gives it, for plans that only ask one: then there
+        are no labels of training rows."""
+        if (trained is None) == bool(plan.model) or (train_labels is None) != (trained is not None):
+            raise WrongPlan("a server has labels of training rows, or its part of the model that the plan names")
+        if train_labels is None:
+            train_labels = np.empty(0, dtype=np.int64)
+        elif len(train_labels) != plan.num_samples:
+            raise WrongPlan(f"the server has {len(train_labels)} labels, the plan has {plan.num_samples} rows")
+        self.plan = plan
+        self.head = head if head is not None else build_head(plan)
+        if isinstance(self.head, SumsAsScores) and plan.loss is Loss.CROSS_ENTROPY and trained is None:
+            self.head.prior_K = log_shares(torch.from_numpy(train_labels), plan.num_classes)
+        joint = [kind for kind in plan.schedule.kinds if kind.carries_gradient]
+        self._trainer = Trainer(plan, self.head, num_steps=sum(map(plan.schedule.num_rounds, joint)))
+        self._teacher = Teacher(self._trainer, train_labels, plan.loss)
+        self._codec = codec_for(plan.gradient_codec)
+        self._schedule = plan.schedule
+        self._labels = torch.from_numpy(train_labels)
+        self._labels_sent = not plan.sends_labels
+        self._published = plan.published_at is None
+        #: Every party's symbols of the training rows as they were sent, (M, N), as far as they have come.
+        self.symbols: npt.NDArray[np.int64] | None = None
+        if plan.interactions is not None:
+            self.symbols = np.zeros((plan.num_parties, plan.num_samples), dtype=np.int64)
+        self.run_id = run_id if run_id is not None else os.urandom(RUN_ID_BYTES)
+        self.session: Session | None = None
+        self._keeper = keeper
+        self._expected: MessageKind | None = None
+        self._started = False
+        self._inbox: dict[int, bytes | memoryview] = {}
+        self.round: Round | None = None  # asked for, or just finished
+        self.first_round = 0
+        self._next_round = 0
+        self._gradient: bytes | None = None  # of the last round, not sent yet
+        #: How many training rows each class has.
+        self.rows_of_class_K = np.bincount(train_labels, minlength=plan.num_classes)
+        self._reader: VoteReader | None = None  # once the parties' counts of votes are known
+        #: Called after every joint round with (loss, noisy class scores, labels): what the server itself may see.
+        self.on_joint_round: Callable[[float, Tensor, Tensor], None] | None = None
+        #: Called after every round without a gradient with (the round, noisy class scores).
+        self.on_scores: Callable[[Round, Tensor], None] | None = None
+        if trained is not None:
+            self._begin_with(trained)
+
+    # --- in ---
+
+    def receive(self, data: bytes, sender: int | None = None) -> None:
+        """Take one party's message of the current stage, or refuse it and stay as it was.
+
+        `sender` is the party at the other end of the line, for a transport that knows: headers are not signed, and
+        without it a party could speak in another's name.
+        """
+        message = Message.from_bytes(data)
+        if not 0 <= message.sender < self.plan.num_parties:
+            raise WrongSender(f"sender={message.sender}: parties are 0 to {self.plan.num_parties - 1}")
+        if sender is not None and message.sender != sender:
+            raise WrongSender(f"sender={message.sender}: the message came from party {sender}")
+        if message.kind is MessageKind.REFUSAL:
+            refusal = Refusal.from_payload(message.payload)
+            raise PartyRefused(message.sender, refusal.code, refusal.words)
+        if message.kind is not self._expected:
+            expected = self._expected.name if self._expected else "nothing"
+            raise OutOfOrder(f"kind={message.kind.name} from party {message.sender}: the server expects {expected}")
+        session_id = self.session.id if self.session else NO_SESSION
+        if message.run_id != self.run_id or message.session_id != session_id:
+            raise WrongSession(f"session={message.session_id.hex()} from party {message.sender} is not this one")
+        if message.sender in self._inbox:
+            raise DuplicateMessage(f"party {message.sender} has sent its {message.kind.name} already")
+        if self._expected is MessageKind.EMBEDDING:
+            self._check_embedding(message)
+        if self._expected is MessageKind.HELLO:
+            hello = Hello.from_bytes(message.payload)
+            if hello.plan_hash != self.plan.hash:
+                raise WrongPlan(
+                    f"party {message.sender} follows plan {hello.plan_hash[:8].hex()}, "
+                    f"the server {self.plan.hash[:8].hex()}"
+                )
+        else:
+            length = self._expected_length()
+            if len(message.payload) != length:
+                raise TruncatedMessage(
+                    f"payload={len(message.payload)} bytes from party {message.sender}, not {length}"
+                )
+        if message.kind is MessageKind.EMBEDDING and self._schedule.kind(message.round_number).releases:
+            self._payload.check(message.payload)
+        self._inbox[message.sender] = message.payload
+
+    def _check_embedding(self, message: Message) -> None:
+        assert self.round is not None
+        if message.round_number != self.round.number:
+            raise OutOfOrder(f"round={message.round_number}: the server asked for round {self.round.number}")
+        if message.round_kind != self.round.kind.code:
+            raise WrongPlan(f"round kind {message.round_kind}: the server asked for {self.round.kind.name}")
+
+    @property
+    def _payload(self) -> PayloadFormat:
+        """How answers to the round that was asked for are written."""
+        assert self.round is not None
+        return self.plan.mechanism_for(self.round.kind).payload
+
+    def _expected_length(self) -> int:
+        if self._expected is MessageKind.KEY:
+            return KEY_BYTES + SIGNATURE_BYTES
+        assert self.round is not None
+        return self.plan.answer_bytes(self.round.kind, self.round.num_rows)
+
+    # --- out ---
+
+    def advance(self) -> bytes | None:
+        """What to send to every party next; None when the plan is done. Every expected message must have arrived."""
+        if not self._started:
+            return self._send_start()
+        if self._expected is not None:
+            missing = sorted(set(range(self.plan.num_parties)) - set(self._inbox))
+            if missing:
+                raise OutOfOrder(f"waiting for {self._expected.name} from parties {missing}")
+        if self._expected is MessageKind.HELLO:
+            return self._send_nonces()
+        if self._expected is MessageKind.KEY:
+            return self._send_keys()
+        if self._expected is MessageKind.EMBEDDING:
+            self._finish_round()
+            if self._schedule.ends_epoch(self._next_round - 1):
+                return self._send_update()
+        if not self._labels_sent:
+            self._labels_sent = True
+            return self._message(MessageKind.LABELS, encode_labels(self._labels.numpy(), self.plan.num_classes))
+        if not self._published and self._next_round >= (self.plan.published_at or 0):
+            self._published = True
+            return self._message(MessageKind.PUBLISHED, self._published_symbols())
+        if self._next_round >= len(self._schedule):
+            return None
+        return self._ask_round()
+
+    def stop(self) -> bytes:
+        """What to send to every party if the run ends before its plan does. The server keeps its state too."""
+        self._expected = None
+        self._inbox = {}
+        return self._message(MessageKind.STOP, None)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the handshake is over, so that rounds follow."""
+        return self.session is not None and self._expected is None and self._labels_sent
+
+    @property
+    def has_answers(self) -> bool:
+        """Whether a party has answered the request that is open."""
+        return bool(self._inbox)
+
+    @property
+    def completed_rounds(self) -> int:
+        return self._next_round
+
+    @property
+    def at_epoch_end(self) -> bool:
+        """Whether every network has taken the last step of an epoch."""
+        return self._expected is None and self.round is not None and self._schedule.ends_epoch(self.round.number)
+
+    def _take_inbox(self) -> list[bytes | memoryview]:
+        """The payloads in the order of the parties, so that sums of floats do not depend on who was first."""
+        payloads = [self._inbox[i] for i in range(self.plan.num_parties)]
+        self._inbox = {}
+        return payloads
+
+    def _send_start(self) -> bytes:
+        self._started = True
+        self._expected = MessageKind.HELLO
+        return self._message(MessageKind.START, self.plan.hash)
+
+    def _send_nonces(self) -> bytes:
+        hellos = [Hello.from_bytes(payload) for payload in self._take_inbox()]
+        self._go_to(self._newest_common(hellos))
+        nonces = [hello.nonce for hello in hellos]
+        self.session = Session.open(
+            plan_hash=self.plan.hash, run_id=self.run_id, nonces=nonces, first_round=self.first_round
+        )
+        self._expected = MessageKind.KEY
+        return self._message(MessageKind.NONCES, self.plan.hash + b"".join(nonces))
+
+    def _newest_common(self, hellos: Sequence[Hello]) -> int:
+        """The newest round that everybody can go on from; 0, the first weights, can be had always."""
+        mine = set() if self._keeper is None else set(self._keeper.rounds(self.run_id))
+        common = mine.intersection(*(hello.rounds for hello in hellos))
+        return max((number for number in common if number <= self._schedule.trained_at), default=0)
+
+    def _go_to(self, first_round: int) -> None:
+        if first_round and self._keeper is not None:
+            self.load_state(self._keeper.load(self.run_id, first_round))
+        self.first_round = self._next_round = first_round
+
+    def _send_keys(self) -> bytes:
+        keys = b"".join(self._take_inbox())
+        self._expected = None
+        return self._message(MessageKind.KEYS, keys)
+
+    def _ask_round(self) -> bytes:
+        self.round = self._schedule[self._next_round]
+        self._expected = MessageKind.EMBEDDING
+        # Algorithm 2, line 11: the gradient of the round before goes with the request for this one.
+        gradient, self._gradient = self._gradient, None
+        return self._message(MessageKind.ROUND, gradient)
+
+    def _send_update(self) -> bytes:
+        self._expected = None
+        # Algorithm 2, line 11: after the last round of an epoch the gradient goes by itself.
+        gradient, self._gradient = self._gradient, None
+        return self._message(MessageKind.UPDATE, gradient)
+
+    def _message(self, kind: MessageKind, payload: bytes | None) -> bytes:
+        in_round = self.round if kind in (MessageKind.ROUND, MessageKind.UPDATE) else None
+        numbers = {MessageKind.NONCES: self.first_round, MessageKind.STOP: self._next_round}
+        return Message(
+            kind,
+            SERVER,
+            run_id=self.run_id,
+            session_id=self.session.id if self.session else NO_SESSION,
+            round_number=in_round.number if in_round else numbers.get(kind, 0),
+            round_kind=in_round.kind.code if in_round else 0,
+            carries_gradient=in_round is not None and payload is not None,
+            payload=payload or b"",
+        ).to_bytes()
+
+    # --- learning ---
+
+    def _finish_round(self) -> None:
+        assert self.round is not None
+        payloads = self._take_inbox()
+        if self.round.kind == SYMBOLS:
+            self._take_symbols(payloads)
+        elif self.round.kind == COUNTS:
+            tables_MKS = [decode_table(payload, self.plan.num_classes) for payload in payloads]
+            self._reader = VoteReader(self.plan, tables_MKS, self.rows_of_class_K)
+        elif self.round.kind.releases and not self.round.kind.carries_gradient and self._reader is not None:
+            self._say_scores(torch.from_numpy(self._reader.scores(payloads, self.round.num_rows)))
+        elif self.round.kind.releases:  # otherwise every party says that it is done, and no more
+            self._take_sums(payloads)
+        self._next_round = self.round.number + 1
+        self._expected = None
+
+    def _take_symbols(self, payloads: list[bytes | memoryview]) -> None:
+        assert self.round is not None
+        assert self.symbols is not None
+        assert self.plan.interactions is not None
+        sent_MB = self._payload.each(payloads, self.round.num_rows)
+        most = self.plan.interactions.num_symbols - 1
+        wrong = np.flatnonzero((sent_MB > most).any(axis=1))
+        if len(wrong):
+            raise ProtocolError(
+                f"round={self.round.number}: party {wrong[0]} sent symbol={int(sent_MB[wrong[0]].max())}; permitted: 0 "
+                f"to {most}"
+            )
+        self.symbols[:, self.round.rows] = sent_MB
+
+    def _published_symbols(self) -> bytes:
+        shared = self.plan.interactions
+        assert shared is not None
+        assert self.symbols is not None
+        return encode_symbols({party: self.symbols[party] for party in shared.released_by}, shared.num_symbols)
+
+    def _take_sums(self, payloads: list[bytes | memoryview]) -> None:
+        assert self.round is not None
+        mechanism = self.plan.mechanism_for(self.round.kind)
+        shape = (self.round.num_rows, mechanism.embedding_dim)
+        quantized_sum = self._payload.total(payloads, shape[0] * shape[1])  # Algorithm 2, line 9
+        if mechanism.largest_sum is not None and int(quantized_sum.max()) > mechanism.largest_sum:
+            raise ProtocolError(
+                f"round={self.round.number}: a sum is {int(quantized_sum.max())}, and honest parties make at most "
+                f"{mechanism.largest_sum}: a party does not follow the protocol, or its masks are another session's"
+            )
+        estimated = mechanism.estimate(quantized_sum).reshape(shape)  # Algorithm 2, line 10
+        if self.round.kind.carries_gradient:
+            self._learn(torch.from_numpy(estimated), self._labels.index_select(0, torch.from_numpy(self.round.rows)))
+        elif self.plan.vote.kind is VoteKind.RAW:
+            self._say_scores(self.predict(torch.from_numpy(estimated)))
+        else:
+            self._say_scores(torch.from_numpy(self._scores_of_votes(estimated, mechanism)))
+
+    def _scores_of_votes(self, estimated: npt.NDArray[np.float32], mechanism: Mechanism) -> npt.NDArray[np.float32]:
+        vote = self.plan.vote
+        if self.plan.loss is not Loss.CROSS_ENTROPY:  # such scores know already how frequent classes are
+            return vote.decode_sums(estimated)
+        return vote.class_scores(
+            estimated,
+            log_prior_K=log_prior(self.rows_of_class_K),
+            noise=mechanism.variance_upper_bound**0.5,
+            num_parties=self.plan.num_parties,
+        )
+
+    def _say_scores(self, scores: Tensor) -> None:
+        assert self.round is not None
+        if self.on_scores is not None:
+            self.on_scores(self.round, scores)
+
+    def _learn(self, estimated_sum_BP: Tensor, labels_B: Tensor) -> None:
+        assert self.round is not None
+        if not self.head.training:
+            self.head.train()
+        loss, scores, gradient_BP, slopes = self._teacher.lesson(estimated_sum_BP, labels_B)  # Algorithm 2, line 11
+        # Encoding refuses NaN, and it comes before the step: bad numbers never reach the weights.
+        self._gradient = self._codec.encode(gradient_BP.numpy(), seed=self.plan.seed, round_number=self.round.number)
+        self._trainer.step(slopes)  # Algorithm 2, line 13
+        if self.on_joint_round is not None:
+            self.on_joint_round(loss, scores, labels_B)
+
+    def predict(self, sums_BP: Tensor) -> Tensor:
+        """Class scores for sums of embeddings."""
+        self.head.eval()
+        with torch.no_grad():
+            scores: Tensor = self.head(sums_BP)
+        return scores
+
+    # --- beside the protocol ---
+
+    def part_state(self) -> dict[str, Tensor]:
+        """The server's part of the model: its head, how frequent classes are, and the counts that votes are read by."""
+        state = {name: value for name, value in self._trainer.state().items() if name.startswith(WEIGHTS)}
+        state[_CLASS_COUNTS] = torch.from_numpy(self.rows_of_class_K.copy())
+        tables = () if self._reader is None else self._reader.tables_MKS
+        return {**state, **{f"{_TABLE}{party}": torch.from_numpy(table.copy()) for party, table in enumerate(tables)}}
+
+    def _begin_with(self, trained: Mapping[str, Tensor]) -> None:
+        state = dict(trained)
+        counts = state.pop(_CLASS_COUNTS, None)
+        if counts is None or tuple(counts.shape) != (self.plan.num_classes,):
+            raise CheckpointError(f"the model has no counts of num_classes={self.plan.num_classes} classes")
+        self.rows_of_class_K = counts.numpy()
+        tables = [state.pop(f"{_TABLE}{party}", None) for party in range(self.plan.num_parties)]
+        self._trainer.load_state(state)
+        if self.plan.voting.has_tables:
+            if any(table is None for table in tables):
+                raise CheckpointError("the model has no counts of votes, and the plan reads votes by them")
+            self._reader = VoteReader(
+                self.plan, [table.numpy() for table in tables if table is not None], self.rows_of_class_K
+            )
+
+    def state(self) -> dict[str, Tensor]:
+        """With the symbols: they are released once, and every session publishes them."""
+        state = self._trainer.state()
+        return state if self.symbols is None else {**state, _SYMBOLS: torch.from_numpy(self.symbols.copy())}
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        if self.symbols is not None:
+            state = dict(state)
+            kept = state.pop(_SYMBOLS, None)
+            if kept is None or tuple(kept.shape) != self.symbols.shape:
+                raise CheckpointError(
+                    f"the checkpoint has no symbols of shape={self.symbols.shape}; restore it from a copy, or start a "
+                    "new run"
+                )
+            self.symbols = kept.numpy().astype(np.int64)
+        self._trainer.load_state(state)

@@ -1,1 +1,0 @@
-"""Randomness, secret and public: two doors, and no third."""

@@ -1,0 +1,189 @@
+"""Epsilon as it grows with the rounds of a run: by the account, and by each limit of the parties' books.
+
+By the account a path ends in the number of the run's own table. By a book it is what the book counts, in the way that
+the limit fixed, with all that the same rows had spent before the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, cast
+
+from pbmvfl.ledger.limits import Limit
+from pbmvfl.ledger.spending import RowNumbers, spending
+from pbmvfl.plan.schedule import Schedule
+from pbmvfl.privacy.accounting import TrainingRun, epsilon_bound
+from pbmvfl.privacy.units import Accounting, Unit
+
+if TYPE_CHECKING:
+    from pbmvfl.federation.release_log import ReleasedRounds
+    from pbmvfl.federation.results import Result
+    from pbmvfl.ledger.ledger import Ledger, LedgerEntry
+
+#: Points of a path: enough for the eye, and each is an account of its own.
+_POINTS = 24
+#: Rounds first <= r < until, one after the other as they were sent.
+Spans = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpsilonPath:
+    """(rounds sent, epsilon spent then), against the server. `rows` is the split whose rows are meant, "" for any."""
+
+    unit: Unit
+    accounting: Accounting
+    rows: str
+    points: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LimitPath:
+    """What books say of one limit: those whose numbers are alike have one path together."""
+
+    books: tuple[str, ...]
+    limit: Limit
+    points: tuple[tuple[int, float], ...]
+    #: What the book has by now; more than the last point if the rows were used again since.
+    spent_now: float
+
+
+# --- by the account ---
+
+
+def epsilon_paths(
+    result: Result,
+    *,
+    delta: float,
+    units: Sequence[Unit] = (Unit.CELL, Unit.RECORD),
+    accountings: Sequence[Accounting] = tuple(Accounting),
+    points: int = _POINTS,
+) -> tuple[EpsilonPath, ...]:
+    """A path for each unit, accounting and sort of row; none where the noise is known and hides nothing."""
+    if result.noise_is_seeded:
+        return ()
+    whole, plan = result.training_run, result.plan
+    accountings = [each for each in accountings if whole.has_joint_rounds or each is Accounting.STRICT]
+    spans = _spans(result.sessions)
+    moments = _moments(plan.schedule, spans, points)
+    runs = [
+        (moment, plan.training_run(plan.schedule.uses(_until(spans, moment)), public_start=result.public_start))
+        for moment in moments
+    ]
+    return tuple(
+        EpsilonPath(
+            unit=unit,
+            accounting=accounting,
+            rows=rows,
+            points=((0, 0.0), *((moment, _epsilon(run, rows, unit, accounting, delta)) for moment, run in runs)),
+        )
+        for rows in splits_apart(whole) or ("",)
+        for accounting in accountings
+        for unit in units
+    )
+
+
+def splits_apart(run: TrainingRun) -> tuple[str, ...]:
+    """The splits whose rows have an epsilon of their own; none where one number is for all rows."""
+    return run.splits if run.charges_by_split and len(run.splits) > 1 else ()
+
+
+def _epsilon(run: TrainingRun, rows: str, unit: Unit, accounting: Accounting, delta: float) -> float:
+    chosen = run.of_split(rows) if rows else run
+    return epsilon_bound(chosen, unit, accounting, delta=delta).epsilon
+
+
+def _spans(sessions: Iterable[ReleasedRounds]) -> Spans:
+    found = ((session.first_round, session.charged_until) for session in sessions)
+    return tuple((first, until) for first, until in found if until > first)
+
+
+def _until(spans: Spans, moment: int) -> list[tuple[int, int]]:
+    """What of the spans was sent by a moment, which counts rounds over all of them."""
+    sent = []
+    for first, until in spans:
+        length = min(until - first, moment)
+        if length > 0:
+            sent.append((first, first + length))
+        moment -= length
+    return sent
+
+
+def _moments(schedule: Schedule, spans: Spans, points: int) -> list[int]:
+    """After which of the rounds sent to look: the ends of passes, where every row was used alike, if they suffice."""
+    ends, sent = [], 0
+    for first, until in spans:
+        number = first
+        while number < until:
+            number = min(schedule.pass_of(number)[1], until)
+            ends.append(sent + number - first)
+        sent += until - first
+    chosen = ends if len(ends) >= points // 2 else sorted({*ends, *_evenly(range(1, sent + 1), points)})
+    return _evenly(chosen, points)
+
+
+def _evenly(values: Sequence[int], points: int) -> list[int]:
+    """So many of the values or fewer, evenly, with the last one."""
+    step = max(1, -(-len(values) // points))
+    return list(reversed(values[::-1][::step]))
+
+
+# --- by the books ---
+
+
+class _AsOf:
+    """A book as it was at some moment: all that `spending` asks of one."""
+
+    def __init__(self, entries: Sequence[LedgerEntry]) -> None:
+        self._entries = entries
+
+    def charged_to(self, dataset: str) -> list[LedgerEntry]:
+        del dataset
+        return list(self._entries)
+
+
+def limit_paths(
+    books: Iterable[tuple[str, Ledger]], dataset: str, sessions: Sequence[ReleasedRounds], *, points: int = _POINTS
+) -> tuple[LimitPath, ...]:
+    """A path for every limit of the books that know of the run's sessions; equal ones of several books are one."""
+    found: list[LimitPath] = []
+    for name, book in books:
+        for path in _paths_of_book(name, book, dataset, {each.session for each in sessions}, points):
+            for i, other in enumerate(found):
+                if replace(path, books=other.books) == other:
+                    found[i] = replace(other, books=(*other.books, name))
+                    break
+            else:
+                found.append(path)
+    return tuple(found)
+
+
+def _paths_of_book(name: str, book: Ledger, dataset: str, own: set[str], points: int) -> Iterable[LimitPath]:
+    entries = book.charged_to(dataset)
+    mine = [entry for entry in entries if entry.session in own]
+    if not mine:
+        return
+    spans = tuple((entry.first_round, entry.charged_until) for entry in mine if entry.charged_until > entry.first_round)
+    moments = [0, *_moments(mine[0].terms.schedule, spans, points)] if spans else [0]
+    rows = RowNumbers(book, dataset)
+    for limit in book.limits(dataset):
+        path = []
+        for moment in moments:
+            then = cast("Ledger", _AsOf(list(_as_of(entries, own, moment))))
+            path.append((moment, spending(then, dataset, limit, rows=rows).epsilon))
+        now = spending(book, dataset, limit, rows=rows).epsilon
+        yield LimitPath(books=(name,), limit=limit, points=tuple(path), spent_now=now)
+
+
+def _as_of(entries: Sequence[LedgerEntry], own: set[str], moment: int) -> Iterator[LedgerEntry]:
+    """The book when the run had sent so many rounds: other sessions before that, and nothing that came later."""
+    for entry in entries:
+        if entry.session not in own:
+            yield entry
+            continue
+        length = min(entry.charged_until - entry.first_round, moment)
+        if length > 0:
+            yield replace(entry, charged_until=entry.first_round + length)
+            moment -= length
+        if not moment:
+            return

@@ -1,0 +1,324 @@
+"""What may be shown of a run: public numbers, each taken by its name.
+
+A run folder also names files of its owner, and a ledger knows rows. Nothing of a folder is shown because it is there;
+only what is listed here is, and `tests/test_report_page.py` looks for the rest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from pbmvfl._text import counted
+from pbmvfl.errors import LedgerError
+from pbmvfl.federation.prediction_log import Asked, read_asked
+from pbmvfl.federation.results import Result
+from pbmvfl.federation.run_folder import RunFolder
+from pbmvfl.federation.source import Files, NamedSource, RunSource, TableSource
+from pbmvfl.ledger.ledger import Ledger
+from pbmvfl.plan.groups import Evaluation, Training
+from pbmvfl.plan.plan import Plan
+from pbmvfl.privacy.accounting import epsilon_bound
+from pbmvfl.privacy.table import PrivacyTable, privacy_table
+from pbmvfl.privacy.units import Accounting, Unit
+from pbmvfl.report.epsilon_history import EpsilonPath, LimitPath, epsilon_paths, limit_paths, splits_apart
+from pbmvfl.wire.traffic import Traffic
+
+#: Names of result.json that a page repeats. Not among them: why a ledger ended a run, in words that have its path, and
+#: the sessions, by whose names rows could be looked for in somebody's book.
+_SHOWN = (
+    *("version", "metrics", "measured_on", "released", "majority", "classes", "positive_class", "largest_score"),
+    *("diverged", "history", "traffic", "seconds", "row_uses", "noise_is_seeded", "public_start", "privacy"),
+    *("plan", "plan_hash"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoiseLine:
+    """Noise beside the largest thing it is added to, in the same units."""
+
+    what: str
+    noise: float
+    signal: float
+    words: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFacts:
+    """One run, as far as it is public."""
+
+    name: str
+    data: str
+    #: "name (columns)" of every party, for tables of the user's own.
+    parties: tuple[str, ...]
+    result: Result
+    delta: float
+    #: (whose rows, the table) for each sort of row that is charged by itself; "" for any row.
+    tables: tuple[tuple[str, PrivacyTable], ...]
+    #: A row that is both trained on and predicted; None where the table covers it already.
+    both: float | None
+    paths: tuple[EpsilonPath, ...]
+    limits: tuple[LimitPath, ...]
+    #: Whether the run has ledgers, and whether any of them could be read here.
+    has_ledgers: bool
+    reads_ledgers: bool
+    npq: Traffic
+    noise: tuple[NoiseLine, ...]
+    #: The names of result.json that a page repeats, as they stand there.
+    written: Mapping[str, Any]
+    #: Words about the plan, (title, words).
+    plan_words: tuple[tuple[str, str], ...]
+    #: Commands that make the run again, and look at it.
+    commands: tuple[tuple[str, str], ...]
+    #: What was asked of the trained model since.
+    asked: tuple[Asked, ...] = ()
+
+    @property
+    def headline(self) -> tuple[str, float, float]:
+        """(whose rows, epsilon, advantage): of a cell, strict, against the server; of training rows where apart."""
+        rows, table = self.tables[0]
+        bound = table.bound(Unit.CELL, Accounting.STRICT)
+        return rows, bound.epsilon, bound.advantage_upper_bound
+
+    @property
+    def measured_on(self) -> str:
+        """What the accuracy figures come from."""
+        if self.result.plan.evaluation is Evaluation.SIMULATOR:
+            return "exact sums of the simulator, which no role of the protocol sees; outside the epsilon"
+        return "noisy sums that were released, as the label holder sees them; inside the epsilon"
+
+    @property
+    def accuracy(self) -> float | None:
+        """Of test rows; of training rows where there are no test rows."""
+        found = self.result.metrics
+        return found.get("test_accuracy", found.get("train_accuracy"))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every number that the page draws, for JSON."""
+        return {
+            "name": self.name,
+            "data": self.data,
+            "parties": list(self.parties),
+            "delta": self.delta,
+            "result": _number(dict(self.written)),
+            "privacy_by_rows": {rows or "all": table.to_dicts() for rows, table in self.tables},
+            "trained_on_and_predicted": _number(self.both),
+            "epsilon_over_rounds": [{**asdict(path), "points": _number(path.points)} for path in self.paths],
+            "limits": [
+                {
+                    "books": list(path.books),
+                    "limit": _number(asdict(path.limit)),
+                    "points": _number(path.points),
+                    "spent_now": _number(path.spent_now),
+                }
+                for path in self.limits
+            ],
+            "traffic_predicted": self.result.plan.traffic().to_dict(),
+            "traffic_npq": self.npq.to_dict(),
+            "noise": [asdict(line) for line in self.noise],
+            "asked": [_number(asdict(each)) for each in self.asked],
+        }
+
+
+def _number(value: Any) -> Any:
+    """What is no number of JSON is written as a word, however deep it lies."""
+    if isinstance(value, dict):
+        return {name: _number(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_number(each) for each in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
+    return value
+
+
+def facts_of(
+    folder: RunFolder,
+    *,
+    result: Result,
+    written: Mapping[str, Any],
+    plan_words: Sequence[tuple[str, str]],
+    delta: float | None = None,
+) -> RunFacts:
+    """What the page shows of a run; `written` is its result.json as it stands there."""
+    source = folder.read_source()
+    delta = source.delta if delta is None else delta
+    run, known = result.training_run, result.noise_is_seeded
+    apart = splits_apart(run)
+    with _books(source) as books:
+        limits = limit_paths(books, data_name(source), result.sessions)
+        reads = bool(books)
+    both = None
+    if apart and not known:
+        both = epsilon_bound(run.of_one_row(), Unit.CELL, Accounting.STRICT, delta=delta).epsilon
+    name = folder.path.resolve().name
+    return RunFacts(
+        name=name,
+        data=data_name(source),
+        parties=_parties(source),
+        result=result,
+        delta=delta,
+        tables=tuple(
+            (rows, privacy_table(run.of_split(rows) if rows else run, delta=delta, noise_is_known=known))
+            for rows in apart or ("",)
+        ),
+        both=both,
+        paths=epsilon_paths(result, delta=delta),
+        limits=limits,
+        has_ledgers=source.ledger is not None,
+        reads_ledgers=reads,
+        npq=npq_traffic(result.plan),
+        noise=tuple(noise_lines(result.plan)),
+        asked=read_asked(folder.path),
+        written={key: written[key] for key in _SHOWN if key in written},
+        plan_words=tuple(plan_words),
+        commands=tuple(commands(name, source, has_model=folder.model.is_dir())),
+    )
+
+
+def data_name(source: RunSource) -> str:
+    """The name under which ledgers know the data: never a path."""
+    return source.rows.dataset if isinstance(source.rows, NamedSource) else source.rows.name
+
+
+def _parties(source: RunSource) -> tuple[str, ...]:
+    from pbmvfl.data.assignment import parse_columns
+
+    if isinstance(source.rows, NamedSource):
+        return ()
+    if source.rows.columns is None:  # each party's file has its columns
+        return tuple(source.rows.data) if isinstance(source.rows.data, dict) else ()
+    held = parse_columns(source.rows.columns, may_share=True)
+    return tuple(f"{name} ({counted(len(names), 'column')})" for name, names in held.items())
+
+
+@contextlib.contextmanager
+def _books(source: RunSource) -> Iterator[list[tuple[str, Ledger]]]:
+    """The parties' books that can be read here, by their owners or the names of their files. A page needs none."""
+    with contextlib.ExitStack() as opened:
+        found = []
+        for path in [] if source.ledger is None else sorted(Path(source.ledger).glob("*.sqlite")):
+            with contextlib.suppress(LedgerError, OSError):
+                book = opened.enter_context(contextlib.closing(Ledger(path, read_only=True)))
+                found.append((book.owner or path.stem, book))
+        yield found
+
+
+# --- bytes ---
+
+
+def npq_traffic(plan: Plan) -> Traffic:
+    """The paper's NPQ, no privacy and no quantisation: as many passes in joint rounds, with embeddings up and gradients
+    down as 32-bit numbers, by the same messages. A run that trains at the parties alone is compared with it too."""
+    return Plan.of(
+        num_parties=plan.num_parties,
+        num_samples=plan.num_samples,
+        num_test_samples=plan.num_test_samples,
+        num_classes=plan.num_classes,
+        mechanism="none",
+        embedding_dim=plan.embedding_dim,
+        num_epochs=max(1, plan.num_epochs),
+        batch_size=plan.batch_size,
+        gradient_codec="float32",
+        evaluation=plan.evaluation,
+    ).traffic()
+
+
+# --- noise ---
+
+
+def noise_lines(plan: Plan) -> Iterator[NoiseLine]:
+    """Standard deviations beside the most that the values can be."""
+    kinds = plan.schedule.kinds
+    if plan.training is Training.JOINT and any(kind.trains for kind in kinds):
+        rows = min(plan.batch_size, plan.num_samples)
+        yield from _release_line("a sum of embeddings, in training", plan, plan.release.variance_upper_bound, rows)
+    if plan.noise_multiplier:
+        rows = plan.schedule.num_rows(max(0, plan.schedule.trained_at - 1))
+        yield NoiseLine(
+            what="a step of a party's weights",
+            noise=plan.noise_multiplier * plan.clip_norm,
+            signal=rows * plan.clip_norm,
+            words=f"gradients of {rows:,} rows, each clipped to {plan.clip_norm:g}, against the noise on their sum",
+        )
+    for kind in kinds:
+        if kind.releases and not kind.trains:
+            mechanism = plan.mechanism_for(kind)
+            deviation = mechanism.variance_upper_bound**0.5
+            if deviation:
+                yield NoiseLine(
+                    what="a prediction" if kind.name == "prediction" else f"{kind.name} of a row",
+                    noise=deviation,
+                    signal=plan.num_parties * mechanism.bound,
+                    words=f"{mechanism.describe()}: a sum over {plan.num_parties} parties, against the noise on it",
+                )
+
+
+def _release_line(what: str, plan: Plan, variance: float, rows: int) -> Iterator[NoiseLine]:
+    if variance:
+        yield NoiseLine(
+            what=what,
+            noise=variance**0.5,
+            signal=plan.num_parties * plan.bound,
+            words=(
+                f"{plan.release.describe()}: one row's sum over {plan.num_parties} parties, against the noise on it; "
+                f"the mean over a batch of {rows:,} has {variance**0.5 / rows**0.5:.3g}"
+            ),
+        )
+
+
+# --- commands ---
+
+
+def commands(name: str, source: RunSource, *, has_model: bool) -> Iterator[tuple[str, str]]:
+    """(what it does, command). Files are named without their folders."""
+    yield "Train the same plan again, with new noise; its releases are charged again", _train_again(name, source)
+    if has_model:
+        yield _ask(name, source)
+    yield "What it spent, for every unit and adversary", f"pbmvfl privacy {_quoted(name)}"
+    if source.ledger is not None:
+        yield "What the parties' books have, over all runs", "pbmvfl ledger show LEDGERS"
+    yield "This page", f"pbmvfl report {_quoted(name)}"
+
+
+def _ask(name: str, source: RunSource) -> tuple[str, str]:
+    rows = source.rows
+    if isinstance(rows, NamedSource):
+        return (
+            "What the label holder sees of its test rows, one charged release of each",
+            f"pbmvfl evaluate {_quoted(name)}",
+        )
+    new = [f"{party}=NEW.csv" for party in rows.data] if isinstance(rows.data, dict) else ["NEW.csv"]
+    words = ["pbmvfl", "predict", name, *(word for file in new for word in ("--data", file))]
+    words += [] if rows.id is None else ["--id", rows.id]
+    return "Predict new rows, one charged release of each", " ".join(map(_quoted, words))
+
+
+def _train_again(name: str, source: RunSource) -> str:
+    rows = source.rows
+    words = ["pbmvfl", "train"]
+    words += [rows.dataset] if isinstance(rows, NamedSource) else list(_table_options(rows))
+    words += ["--plan", f"{name}/plan.json", "--delta", f"{source.delta!r}"]
+    return " ".join(map(_quoted, words)) + (" --ledger LEDGERS" if source.ledger is not None else "")
+
+
+def _table_options(rows: TableSource) -> Iterator[str]:
+    for option in ("data", "test_data", "label_data", "schema"):
+        files: Files | None = getattr(rows, option)
+        for party, file in files.items() if isinstance(files, dict) else [("", files)]:
+            if file is not None:
+                yield from (f"--{option.replace('_', '-')}", (f"{party}=" if party else "") + Path(file).name)
+    for option in ("label", "columns", "id", "dataset_name"):
+        if (value := getattr(rows, option)) is not None:
+            yield from (f"--{option.replace('_', '-')}", value)
+    if rows.test_data is None:
+        yield from ("--test-fraction", f"{rows.test_fraction!r}")
+
+
+def _quoted(text: str) -> str:
+    import shlex
+
+    return shlex.quote(text)

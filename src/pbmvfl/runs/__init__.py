@@ -1,1 +1,0 @@
-"""A run and what is kept of it: checkpoints, the log of releases, results, and its folder."""

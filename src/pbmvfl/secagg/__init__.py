@@ -1,1 +1,0 @@
-"""Secure sums: pairwise masks in Z/2^k that cancel when all parties' messages are added."""

@@ -1,0 +1,118 @@
+"""Public maps of a party's columns: what its network sees of a row, whatever anybody's rows are.
+
+    columns   the columns by themselves
+    pairs     and the product of every two beside them
+    values    for every column and each of L values, equally spaced from 0 to 1, whether the column is nearest to it;
+              and half as much for every two columns and each of L^2 pairs of values
+
+Pictures that parties learn from alone, by one dense layer, are made smaller first: blocks of points become their mean,
+which is scaled from 0..255 to [-1, 1].
+
+With the latter two maps, one dense layer sees how a party's columns go together. Rows of `values` all have the norm of
+a row of as many ones.
+
+Every map is total on columns that are permitted (at most LARGEST_COLUMN in size), and so is what follows: results are
+clipped to the same bound. Whether a row is accepted depends on its columns alone, by one rule for all maps.
+
+Shape suffixes: N rows, D columns, L values.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pbmvfl.errors import EncoderError
+from pbmvfl.plan.groups import FeatureMap, Training, feature_width
+from pbmvfl.plan.local_search import block_sides, dense_columns
+from pbmvfl.plan.plan import Plan
+
+#: The public bound of a column, in either direction. Products with weights and a gradient stay far inside float32.
+LARGEST_COLUMN = 1e9
+#: Wider rows would make matrices that take minutes.
+LARGEST_WIDTH = 4096
+_PAIR_WEIGHT = 0.5
+_PICTURES_AT_A_TIME = 1024
+
+
+def feature_shape(plan: Plan, shape: Sequence[int]) -> tuple[int, ...]:
+    """The shape of a mapped row."""
+    if _takes_pictures(plan, shape):
+        return (dense_columns(shape),)
+    if plan.features is FeatureMap.COLUMNS:
+        return tuple(shape)
+    width = feature_width(plan.features, math.prod(shape), plan.column_values)
+    if width > LARGEST_WIDTH:
+        raise EncoderError(
+            f"features={plan.features} of {math.prod(shape)} columns makes {width:,} numbers a row; permitted: at most "
+            f"{LARGEST_WIDTH:,}; plan with features=columns"
+        )
+    return (width,)
+
+
+def network_shape(plan: Plan, shape: Sequence[int], *, index: int) -> tuple[int, ...]:
+    """The shape of a row as a party's network takes it: mapped, and with context features if there are any."""
+    own = feature_shape(plan, shape)
+    context = 0 if plan.interactions is None else plan.interactions.context_width(index)
+    if context and len(own) != 1:
+        raise EncoderError(f"party={index}: interactions with pairs need rows of numbers, got shape={tuple(shape)}")
+    return (own[0] + context,) if context else own
+
+
+def mapped(plan: Plan, rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return rows as the network takes them: columns by themselves, or what a map makes of them, within the bound."""
+    if _takes_pictures(plan, rows.shape[1:]):
+        return _clipped(_points(rows))
+    if plan.features is FeatureMap.COLUMNS:
+        return rows
+    feature_shape(plan, rows.shape[1:])  # refuses what would be too wide
+    rows_ND = rows.reshape(len(rows), math.prod(rows.shape[1:])).astype(np.float32, copy=False)
+    return _clipped(_pairs(rows_ND)) if plan.features is FeatureMap.PAIRS else _values(rows_ND, plan.column_values)
+
+
+def _clipped(found_ND: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """Clip to the bound in place, so that no result of a map is out of scale where its columns are not."""
+    return np.clip(found_ND, -LARGEST_COLUMN, LARGEST_COLUMN, out=found_ND)
+
+
+def _takes_pictures(plan: Plan, shape: Sequence[int]) -> bool:
+    """Whether rows are pictures and the network is one dense layer that a party trains alone."""
+    alone = plan.training is Training.LOCAL and plan.features is FeatureMap.COLUMNS
+    return len(shape) == 3 and plan.encoder == "linear" and alone
+
+
+def _points(pictures: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+    """Means of blocks, some pictures at a time: all of them in floats would take four times their memory once more."""
+    rows, (channels, height, width) = len(pictures), pictures.shape[1:]
+    down, across = block_sides(pictures.shape[1:])
+    found = np.empty((rows, channels * (height // down) * (width // across)), dtype=np.float32)
+    for start in range(0, rows, _PICTURES_AT_A_TIME):
+        some = pictures[start : start + _PICTURES_AT_A_TIME]
+        blocks = some.reshape(len(some), channels, height // down, down, width // across, across)
+        means = blocks.mean(axis=(3, 5), dtype=np.float32).reshape(len(some), -1)
+        found[start : start + len(some)] = means / 127.5 - 1 if pictures.dtype == np.uint8 else means
+    return found
+
+
+def _pairs(rows_ND: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    left, right = np.triu_indices(rows_ND.shape[1], k=1)
+    return np.concatenate((rows_ND, rows_ND[:, left] * rows_ND[:, right]), axis=1)
+
+
+def _values(rows_ND: npt.NDArray[np.float32], column_values: int) -> npt.NDArray[np.float32]:
+    """Total: what is no number counts as 0, and what lies outside as the nearer end."""
+    count, columns = rows_ND.shape
+    nearest_ND = np.rint(np.nan_to_num(rows_ND, nan=0.0).clip(0, 1) * (column_values - 1)).astype(np.int64)
+    left, right = np.triu_indices(columns, k=1)
+    width = feature_width(FeatureMap.VALUES, columns, column_values)
+    found = np.zeros((count, width), dtype=np.float32)
+    rows = np.arange(count)[:, None]
+    scale = math.sqrt(width / (columns + _PAIR_WEIGHT**2 * len(left))) if columns else 1.0
+    found[rows, np.arange(columns) * column_values + nearest_ND] = scale
+    together = nearest_ND[:, left] * column_values + nearest_ND[:, right]
+    found[rows, columns * column_values + np.arange(len(left)) * column_values**2 + together] = _PAIR_WEIGHT * scale
+    return found

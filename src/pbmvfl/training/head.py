@@ -1,0 +1,91 @@
+"""The server's lesson from one batch: the loss of its head, and the gradients that follow from it.
+
+A dense head under cross entropy has them written out; every other head has torch's autograd. Numbers agree to the
+rounding of float32.
+
+Shape suffixes: B rows of the batch, P embedding_dim, K classes.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from pbmvfl._compiled import compiled
+from pbmvfl.plan.groups import Loss
+from pbmvfl.training.dense import is_plain_linear
+from pbmvfl.training.losses import mean_loss
+from pbmvfl.training.optimizer import Trainer
+
+
+class Lesson(NamedTuple):
+    """What a batch teaches: nothing has changed yet."""
+
+    loss: float
+    scores_BK: Tensor
+    gradient_BP: Tensor  # of the mean loss, at the sums
+    slopes: list[Tensor]  # of the head's weights
+
+
+class Teacher:
+    """A head's mean loss over a batch and its chain rule."""
+
+    def __init__(self, trainer: Trainer, labels: npt.NDArray[np.int64], loss: Loss = Loss.CROSS_ENTROPY) -> None:
+        """`labels` are all that there will be: labels outside the classes are left to torch, which refuses them."""
+        self._trainer = trainer
+        self._head = trainer.network
+        self._loss = loss
+        self._written_out = False
+        known = loss is Loss.CROSS_ENTROPY
+        if known and is_plain_linear(self._head) and isinstance(self._head, nn.Linear) and self._head.bias is not None:
+            self._written_out = not labels.size or (labels.min() >= 0 and labels.max() < self._head.out_features)
+
+    def lesson(self, sums_BP: Tensor, labels_B: Tensor) -> Lesson:
+        # Algorithm 2, lines 11 and 13: the gradients at the sums and at the head's weights.
+        same_rows = 0 < sums_BP.shape[0] == labels_B.shape[0]  # compiled loops look no further
+        if self._written_out and same_rows and sums_BP.dtype is torch.float32:
+            return self._without_autograd(sums_BP, labels_B)
+        sums_BP.requires_grad_()
+        scores_BK = self._head(sums_BP)
+        loss = mean_loss(scores_BK, labels_B, self._loss)
+        gradient_BP, *slopes = self._trainer.slopes(loss, inputs=[sums_BP])
+        return Lesson(loss.item(), scores_BK.detach(), gradient_BP, slopes)
+
+    def _without_autograd(self, sums_BP: Tensor, labels_B: Tensor) -> Lesson:
+        head = self._head
+        assert isinstance(head, nn.Linear)
+        weight_KP = head.weight.detach()
+        scores_BK = torch.addmm(head.bias.detach(), sums_BP, weight_KP.t())
+        at_scores_BK, slope_K = torch.empty_like(scores_BK), torch.empty(head.out_features)
+        loss = cross_entropy(scores_BK.numpy(), labels_B.numpy(), at_scores_BK.numpy(), slope_K.numpy())
+        slopes = [torch.mm(at_scores_BK.t(), sums_BP), slope_K]
+        return Lesson(loss, scores_BK, torch.mm(at_scores_BK, weight_KP), slopes)
+
+
+@compiled
+def cross_entropy(scores: Any, labels: Any, gradient: Any, sums: Any) -> Any:
+    """The mean cross entropy; fills in its gradient at the scores, and that one's sum over rows."""
+    rows, classes = scores.shape
+    loss = 0.0
+    total = np.zeros(classes)
+    weights = np.empty(classes)
+    for b in range(rows):
+        largest = np.float64(scores[b, 0])
+        for k in range(1, classes):
+            largest = max(largest, np.float64(scores[b, k]))
+        norm = 0.0
+        for k in range(classes):
+            weights[k] = np.exp(np.float64(scores[b, k]) - largest)
+            norm += weights[k]
+        loss += np.log(norm) + largest - np.float64(scores[b, labels[b]])
+        for k in range(classes):
+            value = (weights[k] / norm - np.float64(k == labels[b])) / rows
+            gradient[b, k] = np.float32(value)
+            total[k] += value
+    for k in range(classes):
+        sums[k] = np.float32(total[k])
+    return np.float32(loss / rows)

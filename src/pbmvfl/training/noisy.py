@@ -1,0 +1,210 @@
+"""Noisy updates: each row's gradient clipped, summed exactly, with exactly rounded normal noise on the sum.
+
+Whatever is done with the noisy sum afterwards (dividing it by the rows of the batch, momentum, Adam) costs nothing
+more. A row's gradient is that of its own loss: the server sends gradients of the batch's mean loss, so they are taken
+times the rows of the batch before clipping, and the noisy sum is divided by them again.
+
+Shape suffixes: B rows of the batch, P embedding_dim.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
+
+from pbmvfl.errors import EncoderError
+from pbmvfl.plan.plan import Plan
+from pbmvfl.training.encoders import Bounded
+from pbmvfl.training.fixed_point_grid import Grid
+from pbmvfl.training.optimizer import TotalTrainer
+from pbmvfl.training.per_row_gradients import rows_of, weights_of
+
+if TYPE_CHECKING:
+    from pbmvfl.crypto.entropy import Entropy
+
+_log = logging.getLogger(__name__)
+#: The gradient of a batch's mean loss at a piece's embeddings, from these.
+Gradient = Callable[[npt.NDArray[np.float32]], npt.NDArray[np.float32]]
+
+
+class Noisy:
+    """One party's network, stepped along noisy sums of clipped gradients.
+
+    A network that raises for some row is asked row by row: such a row has the embedding 0 and the gradient 0, and moves
+    nobody else's. There is a noisy step for every batch that was embedded for training, whatever happened to it.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        encoder: nn.Module,
+        *,
+        rows: Tensor | None = None,
+        on_fault: Callable[[Exception], None] | None = None,
+    ) -> None:
+        """`rows` are a few of the party's own, to see that the network's gradients can be taken row by row."""
+        if not isinstance(encoder, Bounded):
+            raise EncoderError(f"{type(encoder).__name__} is not pbmvfl.Bounded; wrap it")
+        _check_quiet(encoder)
+        self._grid = Grid(
+            noise_multiplier=plan.noise_multiplier,
+            clip_norm=plan.clip_norm,
+            num_weights=weights_of(encoder),
+            largest_batch=plan.schedule.largest_batch,
+            band=plan.update.band,
+        )
+        if rows is not None and len(rows):
+            _try_rows(encoder, rows, self._grid, plan.embedding_dim)
+        self._encoder = encoder
+        self._embedding_dim = plan.embedding_dim
+        self._on_fault = on_fault or _say
+        self._trainer = TotalTrainer(plan, encoder)
+        self._rows = rows_of(encoder, self._grid)
+        self._mean = torch.empty(self._grid.num_weights)  # the last noisy mean, and the same memory weight by weight
+        parts = torch.split(self._mean, [weight.numel() for weight in self._trainer.parameters])
+        self._slopes = [part.view(weight.shape) for part, weight in zip(parts, self._trainer.parameters, strict=True)]
+        self._waiting: Tensor | None = None  # the rows of the batch
+        self._whole = False  # whether it was embedded as a whole
+
+    @property
+    def waiting_rows(self) -> int:
+        return 0 if self._waiting is None else len(self._waiting)
+
+    # --- embeddings ---
+
+    def embed(self, batch: Tensor, *, for_training: bool) -> npt.NDArray[np.float32]:
+        self._waiting, self._whole = None, False
+        if self._encoder.training != for_training:
+            self._encoder.train(for_training)
+        try:
+            embedding_BP = self._embed(batch, for_training)
+            self._whole = for_training
+        except Exception as error:
+            self._on_fault(error)
+            embedding_BP = torch.cat([self._embed_alone(row, for_training) for row in _apart(batch)])
+        self._waiting = batch if for_training else None
+        return embedding_BP.detach().numpy()
+
+    def _embed(self, batch: Tensor, for_training: bool) -> Tensor:
+        if for_training:
+            embedding_BP = self._rows.forward(batch)
+        else:
+            with torch.no_grad():
+                embedding_BP = self._encoder(batch)
+        if embedding_BP.shape != (len(batch), self._embedding_dim):
+            raise EncoderError(
+                f"the encoder gives shape={tuple(embedding_BP.shape)}, the plan needs "
+                f"({len(batch)}, {self._embedding_dim})"
+            )
+        return embedding_BP.detach()
+
+    def _embed_alone(self, row: Tensor, for_training: bool) -> Tensor:
+        try:
+            return self._embed(row, for_training)
+        except Exception:
+            return torch.zeros(1, self._embedding_dim)
+
+    # --- steps ---
+
+    def apply(self, gradient_BP: npt.NDArray[np.float32], entropy: Entropy) -> None:
+        """Clip, sum, add noise, step. Once for every batch: the next one must be embedded first."""
+        if self._waiting is None:
+            return
+        batch, whole = self._waiting, self._whole
+        self._waiting, self._whole = None, False
+        slopes_BP = torch.from_numpy(gradient_BP * np.float32(len(batch)))
+        mean = self._noisy_mean(self._clipped_sum(batch, slopes_BP, whole), len(batch), entropy)
+        np.copyto(self._mean.numpy(), mean, casting="same_kind")
+        self._trainer.step(self._slopes)
+
+    def step_over(self, pieces: Iterable[tuple[Tensor, Gradient]], *, rows: int, entropy: Entropy) -> None:
+        """One step over a batch of so many rows that comes piece by piece, each with its gradient by its embeddings.
+
+        Sums are exact, so that pieces of whole chunks (`piece_rows`) add up to what the batch would have given at once.
+        """
+        total = np.zeros(self._grid.num_weights)
+        for piece, gradient in pieces:
+            slopes_BP = torch.from_numpy(gradient(self.embed(piece, for_training=True)) * np.float32(rows))
+            whole, self._waiting, self._whole = self._whole, None, False
+            total += self._clipped_sum(piece, slopes_BP, whole)
+        np.copyto(self._mean.numpy(), self._noisy_mean(total, rows, entropy), casting="same_kind")
+        self._trainer.step(self._slopes)
+
+    def piece_rows(self, rows: int) -> int:
+        """About so many, in whole chunks of rows that are added up in float32."""
+        chunk = self._grid.chunk_rows
+        return max(1, rows // chunk) * chunk
+
+    def _noisy_mean(self, total: npt.NDArray[np.float64], rows: int, entropy: Entropy) -> npt.NDArray[np.float64]:
+        """What is stepped along, from the exact sum over so many rows in fine units: nothing else knows that sum."""
+        steps = self._grid.released(total, entropy)
+        return np.multiply(steps, self._grid.step / rows, dtype=np.float64)
+
+    def _clipped_sum(self, batch: Tensor, slopes_BP: Tensor, whole: bool) -> npt.NDArray[np.float64]:
+        if whole:
+            try:
+                return self._rows.clipped_sum(slopes_BP)
+            except Exception as error:
+                self._on_fault(error)
+        total = np.zeros(self._grid.num_weights)
+        for row, slope in zip(_apart(batch), _apart(slopes_BP), strict=True):
+            try:
+                self._embed(row, True)
+                total += self._rows.clipped_sum(slope)
+            except Exception:
+                continue  # a row that the network cannot take counts for nothing
+        return total
+
+    def state(self) -> dict[str, Tensor]:
+        return self._trainer.state()
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        self._trainer.load_state(state)
+
+
+def _apart(batch: Tensor) -> list[Tensor]:
+    return [batch[i : i + 1] for i in range(len(batch))]
+
+
+def _say(error: Exception) -> None:
+    _log.error("a network failed on a batch; its rows are taken one by one", exc_info=error)
+
+
+def _check_quiet(encoder: nn.Module) -> None:
+    """Refuse networks that draw: the gradient would be of another draw than the embedding was."""
+    for name, module in encoder.named_modules():
+        share = module.p if isinstance(module, _DropoutNd) else getattr(module, "dropout", 0)
+        if isinstance(module, nn.RReLU) or (isinstance(share, float) and share > 0):
+            raise EncoderError(
+                f"{name} ({type(module).__name__}) draws at random in training, and updates are noisy: gradients are "
+                "taken row by row, and would belong to another draw; leave it out, the noise is there anyway"
+            )
+
+
+def _try_rows(encoder: Bounded, rows: Tensor, grid: Grid, embedding_dim: int) -> None:
+    """Refuse networks whose gradients cannot be taken row by row, or that keep something of a batch."""
+    network = copy.deepcopy(encoder).train()
+    before = [buffer.clone() for buffer in network.buffers()]
+    try:
+        trial = rows_of(network, grid)
+        embedding = trial.forward(rows[: grid.largest_batch])
+        trial.clipped_sum(torch.ones(len(embedding), embedding_dim))
+    except Exception as error:
+        raise EncoderError(
+            f"gradients of this network cannot be taken row by row, which noisy updates need: {error}; use layers that "
+            "torch.func.vmap can take, without random draws, or noise_multiplier=0"
+        ) from error
+    same = [torch.equal(old, new) for old, new in zip(before, network.buffers(), strict=True)]
+    if not all(same):
+        raise EncoderError(
+            "this network changes a buffer in training: that is something it learns without noise, and no epsilon "
+            "counts it; use layers that keep nothing, or noise_multiplier=0"
+        )

@@ -1,0 +1,190 @@
+"""What party and server networks share: taking a step as the plan says, and their state as named tensors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from pbmvfl.errors import CheckpointError
+from pbmvfl.plan.groups import OptimizerName
+from pbmvfl.plan.plan import Plan
+
+#: Far beyond what training needs; a weight that reaches it has diverged.
+LARGEST_WEIGHT = 1e6
+#: Often enough that a network recovers, seldom enough to cost nothing.
+STEPS_BETWEEN_TIDYING = 16
+#: Before the names of a network's weights and buffers in a state.
+WEIGHTS = "model."
+_MOMENT = "moment."
+_AVERAGE = "average."
+#: Beside the sums of an average: how many steps there were.
+_STEPS = _AVERAGE + "steps"
+
+
+class Trainer:
+    """A network and its optimiser, stepped with gradients that were computed elsewhere.
+
+    Networks here are small enough that torch.optim's bookkeeping is a third of a step, so SGD is written out (two
+    calls for all weights together). Adam is torch's own. If the plan averages, the last step of the run puts the mean
+    of the weights after its last steps in their place.
+    """
+
+    def __init__(self, plan: Plan, network: nn.Module, *, num_steps: int | None = None) -> None:
+        """`num_steps` are those of the whole run, by default one for each round that trains."""
+        self.network = network
+        self.parameters: list[Tensor] = [parameter for parameter in network.parameters() if parameter.requires_grad]
+        self._weights = [parameter.detach() for parameter in self.parameters]  # the same numbers, unknown to autograd
+        self._learning_rate = plan.learning_rate
+        self._momentum, self._nesterov = plan.momentum, plan.nesterov
+        if num_steps is None:
+            num_steps = sum(plan.schedule.num_rounds(kind) for kind in plan.schedule.kinds if kind.trains)
+        self._num_steps, self._taken = num_steps, 0
+        #: How many of the last steps are averaged.
+        self._averaged = math.ceil(plan.averaging * num_steps)
+        self._sums = [torch.zeros_like(each) for each in self._weights] if self._averaged else []
+        self._velocity: list[Tensor] = []
+        self._adam: torch.optim.Adam | None = None
+        if plan.optimizer is OptimizerName.ADAM and self.parameters:  # a fixed head has none
+            self._adam = torch.optim.Adam(self.parameters, lr=plan.learning_rate, fused=True)
+        elif plan.momentum:
+            self._velocity = [torch.zeros_like(parameter) for parameter in self.parameters]
+
+    def slopes(self, output: Tensor, gradient: Tensor | None = None, *, inputs: Sequence[Tensor] = ()) -> list[Tensor]:
+        """Chain rule from the gradient of `output` to `inputs` and then to every weight. Changes nothing."""
+        wanted = [*inputs, *self.parameters]
+        found = torch.autograd.grad(output, wanted, gradient, allow_unused=True)
+        slopes = list(found)
+        if any(slope is None for slope in found):  # weights that this output does not depend on
+            slopes = [
+                slope if slope is not None else torch.zeros_like(t) for slope, t in zip(found, wanted, strict=True)
+            ]
+        return slopes
+
+    def step(self, slopes: list[Tensor]) -> None:
+        """One step along the slopes of the weights."""
+        self._step(slopes)
+        if self._averaged:
+            self._average()
+
+    def _average(self) -> None:
+        self._taken += 1
+        if self._taken <= self._num_steps - self._averaged or self._taken > self._num_steps:
+            return
+        torch._foreach_add_(self._sums, self._weights)
+        if self._taken == self._num_steps:
+            for weight, total in zip(self._weights, self._sums, strict=True):
+                weight.copy_(total / self._averaged)
+
+    def _step(self, slopes: list[Tensor]) -> None:
+        if not slopes:
+            return
+        if self._adam is not None:
+            for parameter, slope in zip(self.parameters, slopes, strict=True):
+                parameter.grad = slope
+            self._adam.step()
+            return
+        if self._momentum:
+            torch._foreach_mul_(self._velocity, self._momentum)
+            torch._foreach_add_(self._velocity, slopes)
+            ahead = torch._foreach_mul(self._velocity, self._momentum) if self._nesterov else ()
+            slopes = list(torch._foreach_add(ahead, slopes)) if self._nesterov else self._velocity
+        # Algorithm 2, lines 13 and 18.
+        torch._foreach_add_(self._weights, slopes, alpha=-self._learning_rate)
+
+    def state(self) -> dict[str, Tensor]:
+        """Weights, buffers and moments as flat named tensors: what a checkpoint holds of one role."""
+        state = {WEIGHTS + name: value for name, value in self.network.state_dict().items()}
+        state |= {f"{_MOMENT}{index}.velocity": value for index, value in enumerate(self._velocity)}
+        if self._adam is not None:
+            # Before its first step Adam has no moments. Zeros mean the same, and then their absence is always damage.
+            moments = self._adam.state_dict()["state"] or dict(enumerate(map(_no_moments, self.parameters)))
+            for index, of_weight in moments.items():
+                state |= {f"{_MOMENT}{index}.{name}": torch.as_tensor(value) for name, value in of_weight.items()}
+        if self._averaged:
+            state |= {f"{_AVERAGE}{index}": value for index, value in enumerate(self._sums)}
+            state[_STEPS] = torch.tensor([self._taken])
+        return {name: value.detach().clone().contiguous() for name, value in state.items()}
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        """Put a checkpointed state back; names and shapes must fit exactly."""
+        _check_same_shapes(state, self.state())
+        weights = {name.removeprefix(WEIGHTS): value for name, value in state.items() if name.startswith(WEIGHTS)}
+        moments: dict[int, dict[str, Tensor]] = {}
+        for key, value in state.items():
+            if key.startswith(_MOMENT):
+                index, name = key.removeprefix(_MOMENT).split(".", 1)
+                moments.setdefault(int(index), {})[name] = _laid_out_like(self.parameters[int(index)], value)
+        try:
+            self.network.load_state_dict(weights)
+            if self._adam is not None:
+                self._adam.load_state_dict({"state": moments, "param_groups": self._adam.state_dict()["param_groups"]})
+            else:
+                for position, velocity in enumerate(self._velocity):
+                    velocity.copy_(moments[position]["velocity"])
+            if self._averaged:
+                self._taken = int(state[_STEPS])
+                for position, total in enumerate(self._sums):
+                    total.copy_(state[f"{_AVERAGE}{position}"])
+        except (RuntimeError, ValueError, KeyError) as error:
+            raise CheckpointError(f"the checkpoint does not fit the network: {error}") from error
+
+
+class TotalTrainer(Trainer):
+    """A trainer that goes on whatever the slopes are: every so many steps weights and moments that are no numbers
+    become zero, and the others are kept in a wide range.
+
+    When that happens depends on the number of steps alone, and nothing is asked of the values: odd ones take no other
+    time than others, and ordinary ones are changed by none of it. In between, weights that are no numbers make
+    embeddings that are none, which a mechanism takes for 0.
+    """
+
+    def __init__(self, plan: Plan, network: nn.Module) -> None:
+        super().__init__(plan, network)
+        self._steps = 0
+
+    def step(self, slopes: list[Tensor]) -> None:
+        super().step(slopes)
+        self._steps += 1
+        averaged = bool(self._averaged) and self._taken == self._num_steps
+        if averaged or self._steps % STEPS_BETWEEN_TIDYING == 0:
+            for values in (*self._weights, *self._velocity, *self._sums):
+                _tidy(values)
+            if self._adam is not None:
+                for moments in self._adam.state.values():
+                    _tidy(moments["exp_avg"])
+                    _tidy(moments["exp_avg_sq"])
+
+
+def _tidy(values: Tensor) -> None:
+    torch.nan_to_num_(values, nan=0.0, posinf=LARGEST_WEIGHT, neginf=-LARGEST_WEIGHT)
+    values.clamp_(-LARGEST_WEIGHT, LARGEST_WEIGHT)
+
+
+def _laid_out_like(parameter: Tensor, moment: Tensor) -> Tensor:
+    """A copy in the parameter's memory order, which a fused step takes for granted."""
+    if moment.shape != parameter.shape:  # a counter
+        return moment.clone()
+    return torch.empty_like(parameter, requires_grad=False).copy_(moment)
+
+
+def _no_moments(parameter: Tensor) -> dict[str, Tensor]:
+    """Adam's state of one weight before the first step."""
+    return {
+        "step": torch.zeros((), dtype=torch.float32),
+        "exp_avg": torch.zeros_like(parameter),
+        "exp_avg_sq": torch.zeros_like(parameter),
+    }
+
+
+def _check_same_shapes(given: dict[str, Tensor], mine: dict[str, Tensor]) -> None:
+    """Adam takes any moments, and none, without a word: it would start again from zero."""
+    for name in sorted(given.keys() | mine.keys()):
+        has, needs = (None if state.get(name) is None else tuple(state[name].shape) for state in (given, mine))
+        if has != needs:
+            raise CheckpointError(
+                f"the checkpoint does not fit the network: {name} has shape={has}, the network needs shape={needs} "
+                "(None: there is no such tensor); restore the checkpoint from a copy, or start a new run"
+            )

@@ -1,0 +1,87 @@
+"""The exact gradient: what the paper does. Weights then know the rows they were trained on.
+
+Dense networks have their chain rule written out (`dense.py`); all others have torch's autograd.
+
+Shape suffixes: B rows of the batch, P embedding_dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from pbmvfl.errors import EncoderError
+from pbmvfl.plan.plan import Plan
+from pbmvfl.training.dense import written_out
+from pbmvfl.training.optimizer import TotalTrainer
+
+if TYPE_CHECKING:
+    from pbmvfl.crypto.entropy import Entropy
+
+
+class Plain:
+    """One party's network, stepped along its exact gradients."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        encoder: nn.Module,
+        *,
+        rows: Tensor | None = None,
+        on_fault: Callable[[Exception], None] | None = None,
+    ) -> None:
+        del rows, on_fault  # whatever can be embedded can learn; what is raised is raised
+        self._encoder = encoder
+        self._embedding_dim = plan.embedding_dim
+        self._trainer = TotalTrainer(plan, encoder)
+        self._dense = written_out(encoder)
+        self._by_dense = False  # whether the batch that waits went that way
+        self._waiting: Tensor | None = None  # the embedding, with its graph if autograd made one
+
+    @property
+    def waiting_rows(self) -> int:
+        return 0 if self._waiting is None else len(self._waiting)
+
+    def embed(self, batch: Tensor, *, for_training: bool) -> npt.NDArray[np.float32]:
+        self._waiting = None
+        if for_training:
+            if not self._encoder.training:  # asking costs nothing; setting it walks through the whole network
+                self._encoder.train()
+            self._by_dense = self._dense is not None and self._dense.takes(batch)
+            forward = self._dense.forward if self._dense is not None and self._by_dense else self._encoder
+            embedding_BP: Tensor = forward(batch)  # Algorithm 2, line 6: h_m
+        else:
+            self._encoder.eval()
+            with torch.no_grad():
+                embedding_BP = self._encoder(batch)
+        if embedding_BP.shape != (len(batch), self._embedding_dim):
+            raise EncoderError(
+                f"the encoder gives shape={tuple(embedding_BP.shape)}, the plan needs "
+                f"({len(batch)}, {self._embedding_dim})"
+            )
+        self._waiting = embedding_BP if for_training else None
+        return embedding_BP.detach().numpy()
+
+    def apply(self, gradient_BP: npt.NDArray[np.float32], entropy: Entropy) -> None:
+        """Chain rule from the gradient of the sum (the sum passes it on unchanged), then one step."""
+        del entropy  # there is no noise
+        if self._waiting is None:  # its embedding failed, and something else was released in its place
+            return
+        # Algorithm 2, lines 16 and 17.
+        waiting, self._waiting = self._waiting, None
+        if self._dense is not None and self._by_dense:
+            slopes = self._dense.slopes(gradient_BP)
+        else:  # copy: the array may be a read-only view of the message
+            slopes = self._trainer.slopes(waiting, torch.from_numpy(gradient_BP.copy()))
+        self._trainer.step(slopes)  # Algorithm 2, line 18
+
+    def state(self) -> dict[str, Tensor]:
+        return self._trainer.state()
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        self._trainer.load_state(state)

@@ -1,1 +1,0 @@
-"""How one message of the server reaches every party, and their answers come back."""
