@@ -10,8 +10,7 @@ import numpy as np
 
 from benchmarks.measure import Row, alternate, seconds_per_call
 from pbmvfl.crypto.entropy import SystemEntropy, keystream
-from pbmvfl.crypto.packing import pack
-from pbmvfl.crypto.ring import Ring
+from pbmvfl.crypto.ring import Ring, pack
 from pbmvfl.crypto.secure_sum import Masks
 from pbmvfl.mechanisms import Mechanism, PoissonBinomial, PolyaLaplace, RandomisedSymbols, Scratch
 from pbmvfl.mechanisms.votes import Vote, VoteKind

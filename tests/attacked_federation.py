@@ -36,8 +36,7 @@ from pbmvfl.deploy.nvflare import processes, provision
 from pbmvfl.deploy.nvflare.job import write_job
 from pbmvfl.deploy.nvflare.supervisor import Supervisor, Watched
 from pbmvfl.deploy.site.folder import Home
-from pbmvfl.deploy.site.job_spec import Order, Work
-from pbmvfl.deploy.site.outcome import Outcome
+from pbmvfl.deploy.site.job_spec import Order, Outcome, Work
 from pbmvfl.plan.plan import Plan
 
 PARTIES = ("bank", "hospital")

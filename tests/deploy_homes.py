@@ -19,8 +19,7 @@ from pbmvfl._files import make_private_folder
 from pbmvfl.deploy.alignment.runner import LabelRows, Request
 from pbmvfl.deploy.job.process import PartyJob, ServerJob
 from pbmvfl.deploy.site.folder import Home
-from pbmvfl.deploy.site.job_spec import Order, Work
-from pbmvfl.deploy.site.outcome import Outcome
+from pbmvfl.deploy.site.job_spec import Order, Outcome, Work
 from pbmvfl.plan.plan import Plan
 
 DATASET = "people"

@@ -26,8 +26,7 @@ from pbmvfl.deploy.job.party_job import PartySite
 from pbmvfl.deploy.job.process import PartyJob, ServerJob
 from pbmvfl.deploy.link.tls_server import Line
 from pbmvfl.deploy.site.folder import Home
-from pbmvfl.deploy.site.job_spec import Order
-from pbmvfl.deploy.site.outcome import Outcome
+from pbmvfl.deploy.site.job_spec import Order, Outcome
 
 RELEASED = "released.log"
 _KIND, _SESSION, _ROUND, _EMBEDDING, _PROTOCOL = 5, slice(16, 32), 32, 6, 2

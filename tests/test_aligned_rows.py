@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from alignment_runs import hmac_of_order
-from pbmvfl.data import batches
+from pbmvfl.data import readers
 from pbmvfl.deploy.alignment.aligned_rows import AlignedLabels, AlignedRows, materialise, materialise_labels
 from pbmvfl.deploy.alignment.row_ids import AgreedOrder, order_digest, order_proof
 from pbmvfl.deploy.alignment.tables import read_label_table, read_party_table
@@ -68,8 +68,8 @@ def agreed(table, rows, *, name="people", key=b"k" * 32) -> AgreedOrder:
 @pytest.fixture
 def small_batches(monkeypatch):
     """Files are read in many pieces."""
-    monkeypatch.setattr(batches, "_ROWS", 64)
-    monkeypatch.setattr(batches, "_BYTES", 4096)
+    monkeypatch.setattr(readers, "_ROWS", 64)
+    monkeypatch.setattr(readers, "_BYTES", 4096)
 
 
 def party_rows(folder: Path, *, rows: int = 40, chosen=(7, 3, 39, 0, 12)) -> AlignedRows:

@@ -36,10 +36,9 @@ from pbmvfl.errors import CheckpointError, IdentityError, OutOfOrder, PbmvflErro
 from pbmvfl.federation import processes
 from pbmvfl.federation.checkpoints import Checkpoints
 from pbmvfl.federation.federation import Federation, Parties, newest_common_round
-from pbmvfl.federation.history import HistoryLog
 from pbmvfl.federation.in_process import InProcess
 from pbmvfl.federation.processes import Processes
-from pbmvfl.federation.results import Result
+from pbmvfl.federation.results import HistoryLog, Result
 from pbmvfl.plan.plan import Plan
 from pbmvfl.protocol.party import Party
 from pbmvfl.protocol.server import Server

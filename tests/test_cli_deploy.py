@@ -128,7 +128,7 @@ def test_whoever_lacks_nvflare_is_told_how_to_get_it(
     cli: Cli, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
 ) -> None:
     monkeypatch.setitem(sys.modules, "nvflare", None)
-    monkeypatch.setattr("pbmvfl.cli.deploy_options.find_spec", lambda _: None)
+    monkeypatch.setattr("pbmvfl.cli.federation.find_spec", lambda _: None)
     code, out, err = cli(*arguments)
     assert (code, out) == (2, "")
     assert 'NVFlare is not installed; pip install "pbmvfl[deploy]"' in err

@@ -14,8 +14,7 @@ import pytest
 from pbmvfl.data import load_table
 from pbmvfl.data.schema_template import schema_template
 from pbmvfl.errors import DataError, RunFolderError
-from pbmvfl.federation.run_folder import RunFolder
-from pbmvfl.federation.source import RunSource, TableSource
+from pbmvfl.federation.run_folder import RunFolder, RunSource, TableSource
 from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.plan.plan import Plan
 

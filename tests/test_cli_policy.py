@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from pbmvfl.cli import app
 from pbmvfl.deploy.site.folder import Home
 from pbmvfl.deploy.site.policy_file import PolicyFile, own_book
-from pbmvfl.deploy.site.policy_template import label_holder_template, party_template
+from pbmvfl.deploy.site.policy_text import label_holder_template, party_template
 from pbmvfl.errors import FederationError, PolicyFileError
 from policy_homes import PARTY_POLICY, make_home, small_plan, write_policy
 

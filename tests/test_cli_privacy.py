@@ -406,7 +406,7 @@ def test_a_picture_that_fails_leaves_no_plan_behind(cli, tmp_path, monkeypatch):
     def fails(*_):
         raise RunFolderError("the disk is full")
 
-    monkeypatch.setattr("pbmvfl.report.budget.draw_budget", fails)
+    monkeypatch.setattr("pbmvfl.report.plots.draw_budget", fails)
     code, _, _ = cli("plan", *options(**BUDGET, **SMALL, out="plan.json", picture="x.png"))
     assert code == 2
     assert not list(tmp_path.iterdir())

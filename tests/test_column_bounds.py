@@ -22,8 +22,7 @@ from pbmvfl.errors import DataError
 from pbmvfl.federation.party_setup import PartySetup
 from pbmvfl.plan.plan import Plan
 from pbmvfl.plan.schedule import Split
-from pbmvfl.training.features import mapped
-from pbmvfl.training.lazy_rows import LazyRows
+from pbmvfl.training.features import LazyRows, mapped
 
 #: The public bound, written out: the tests share no number with the code.
 BOUND = 1_000_000_000.0

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from pbmvfl.federation.federation import Federation
-from pbmvfl.federation.history import EpochLine
-from pbmvfl.federation.results import Result
+from pbmvfl.federation.results import EpochLine, Result
 from pbmvfl.report import plots
 
 

@@ -18,7 +18,7 @@ from deploy_processes import Death, charged, released, run_with_death, tap_parti
 from pbmvfl.deploy.job.link_factory import party_seal
 from pbmvfl.deploy.job.party_job import PartySite
 from pbmvfl.deploy.job.process import PartyJob, ServerJob
-from pbmvfl.deploy.link import certificates
+from pbmvfl.deploy.link import tls
 from pbmvfl.deploy.link.tls import Credentials, party_context
 from pbmvfl.deploy.link.tls_client import PartyLine
 from pbmvfl.deploy.link.tls_server import Line
@@ -228,7 +228,7 @@ def test_a_clock_that_is_behind_is_named_before_anything_starts(homes, tmp_path)
     issued = Authority(tmp_path / "authority-again").issue("bank", first_day=1)
     _give(home, issued)
     with pytest.raises(FederationError, match=r"client\.crt is not valid yet: .* is the clock right\?"):
-        certificates.check(home.certificate, home.private_key, home.authority, name="bank")
+        tls.check(home.certificate, home.private_key, home.authority, name="bank")
 
 
 def test_a_site_whose_certificate_is_refused_by_date_is_named_at_the_end_of_the_job(homes):

@@ -12,8 +12,7 @@ import pytest
 
 pytest.importorskip("nvflare")
 
-from pbmvfl.deploy.nvflare.guard import Who, is_forged_return, is_permitted, who
-from pbmvfl.deploy.nvflare.guard_deploy import too_large
+from pbmvfl.deploy.nvflare.guard import Who, is_forged_return, is_permitted, too_large, who
 
 PARTIES = ("bank", "hospital")
 ADMIN = "_admin_0f0e"

@@ -21,9 +21,8 @@ import torch
 import pbmvfl
 from federation_texts import federation_text
 from pbmvfl.crypto.key_exchange import Identity
-from pbmvfl.deploy.monitoring.log import SiteLog, open_logs, prune_jobs, remove_unfinished_jobs
+from pbmvfl.deploy.monitoring.log import LogFile, SiteLog, log_files, open_logs, prune_jobs, remove_unfinished_jobs
 from pbmvfl.deploy.monitoring.log_events import WORDS, Event, permitted_fields, sentence
-from pbmvfl.deploy.monitoring.log_file import LogFile, log_files
 from pbmvfl.deploy.monitoring.status import StatusFile
 from pbmvfl.deploy.site.folder import Home
 from pbmvfl.errors import BudgetExceeded, DataError, EncoderError, LedgerError, LinkError
@@ -223,7 +222,7 @@ def test_files_are_rotated_by_size_and_the_oldest_goes(tmp_path: Path) -> None:
 
 def test_threads_and_processes_write_whole_lines_over_rotations(tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from pbmvfl.deploy.monitoring.log_file import LogFile\n"
+        "import sys; from pathlib import Path; from pbmvfl.deploy.monitoring.log import LogFile\n"
         "f = LogFile(Path(sys.argv[1]), largest=5000, files=50)\n"
         "[f.write('%s %04d %s' % (sys.argv[2], i, 'x' * 50)) for i in range(500)]"
     )

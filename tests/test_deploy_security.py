@@ -43,13 +43,13 @@ from attacked_federation import (
 from pbmvfl.crypto.key_exchange import Identity
 from pbmvfl.deploy.alignment.aligned_rows import AlignedRows
 from pbmvfl.deploy.job.link_factory import link_context, party_seal, server_seal
-from pbmvfl.deploy.link import frames
+from pbmvfl.deploy.link import connection
 from pbmvfl.deploy.link.interface import Channel
 from pbmvfl.deploy.link.message_auth import PartySeal
 from pbmvfl.deploy.link.tls import Credentials
 from pbmvfl.deploy.monitoring.status import State
 from pbmvfl.deploy.nvflare import processes
-from pbmvfl.deploy.site.outcome import Ending
+from pbmvfl.deploy.site.job_spec import Ending
 from pbmvfl.errors import LinkError
 
 pytestmark = pytest.mark.slow
@@ -473,11 +473,11 @@ def say_at_line(fed: Attacked, answer: Callable[[bytes], bytes]) -> bytes:
         socket.create_connection(("127.0.0.1", fed.line_port), timeout=20) as plain,
         context.wrap_socket(plain, suppress_ragged_eofs=False) as line,
     ):
-        buffer, deadline = frames.FrameBuffer(), time.monotonic() + 20
-        challenge = frames.receive(line, buffer, deadline=deadline)
+        buffer, deadline = connection.FrameBuffer(), time.monotonic() + 20
+        challenge = connection.receive(line, buffer, deadline=deadline)
         assert challenge[:1] == b"C"
         line.sendall(answer(challenge[1:]))
-        return frames.receive(line, buffer, deadline=deadline)
+        return connection.receive(line, buffer, deadline=deadline)
 
 
 def _instead(noise: bytes, challenge: bytes) -> bytes:
@@ -499,7 +499,7 @@ def try_the_line(fed: Attacked) -> None:
         home = fed.homes["bank"]
         job = fed.status(SERVER).job  # type: ignore[union-attr]
         seal = PartySeal(identity, home.pins().server, name, link_context(home, job))
-        return lambda challenge: frames.framed(seal.join(challenge))
+        return lambda challenge: connection.framed(seal.join(challenge))
 
     bank = fed.homes["bank"].identity()
     for answer_ in (posing_as("hospital", bank), posing_as("bank", Identity.generate())):
@@ -687,7 +687,7 @@ def test_nothing_in_the_library_unpickles() -> None:
     wrong = re.compile(
         r"\bpickle\b|\bmarshal\b|\bshelve\b|\bdill\b|cloudpickle|joblib|torch\.load\(|np\.load\(|\beval\(|\bexec\("
     )
-    source = Path(frames.__file__).parents[2]
+    source = Path(connection.__file__).parents[2]
     found = []
     for path in sorted((source / "deploy").rglob("*.py")):
         for number, line in enumerate(path.read_text().splitlines(), 1):

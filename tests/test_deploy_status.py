@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from ledger_books import DELTA, NAME, charge_all, paper_limit, small_plan
-from pbmvfl.deploy.job.spent import SpentWatch, limits_spent
+from pbmvfl.deploy.job.reporting import SpentWatch, limits_spent
 from pbmvfl.deploy.monitoring import status as module
 from pbmvfl.deploy.monitoring.redaction import owner_words
 from pbmvfl.deploy.monitoring.status import EpsilonSpent, Role, State, Status, StatusFile, read_status

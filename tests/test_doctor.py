@@ -10,8 +10,8 @@ import mpmath
 import numpy as np
 import pytest
 
-from pbmvfl.cli import doctor_checks, examination, self_tests
-from pbmvfl.cli.finding import Finding, Status, run_check
+from pbmvfl.cli import doctor_checks
+from pbmvfl.cli.doctor_checks import Finding, Status, run_check
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def test_a_machine_in_order_passes_and_nothing_is_left_behind(doctor, tmp_path, 
     assert (code, err) == (0, "")
     assert "ready" in out
     assert "trouble" not in out
-    assert all(name in out for name, _ in examination.CHECKS)
+    assert all(name in out for name, _ in doctor_checks.CHECKS)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -37,7 +37,7 @@ def test_json_has_every_check_and_nothing_else(doctor):
     found = json.loads(out)
     assert code == 0
     assert found["ok"] is True
-    assert [each["name"] for each in found["checks"]] == [name for name, _ in examination.CHECKS]
+    assert [each["name"] for each in found["checks"]] == [name for name, _ in doctor_checks.CHECKS]
     assert {each["status"] for each in found["checks"]} <= {"ok", "note"}
 
 
@@ -56,13 +56,13 @@ def test_a_check_that_fails_is_a_finding_and_the_others_are_made(doctor, monkeyp
     def fails() -> Finding:
         raise RuntimeError("a library is broken")
 
-    monkeypatch.setattr(examination, "CHECKS", (("torch", fails), *examination.CHECKS[3:]))
+    monkeypatch.setattr(doctor_checks, "CHECKS", (("torch", fails), *doctor_checks.CHECKS[3:]))
     code, out, _ = doctor("--json")
     found = json.loads(out)["checks"]
     assert code == 1
     assert found[0]["status"] == "trouble"
     assert "a library is broken" in found[0]["found"]
-    assert len(found) == len(examination.CHECKS)
+    assert len(found) == len(doctor_checks.CHECKS)
 
 
 def is_trouble(finding: Finding, *words: str) -> None:
@@ -148,56 +148,56 @@ class Stuck:
 
 
 def test_randomness_that_repeats_itself_is_noticed(monkeypatch):
-    monkeypatch.setattr(self_tests, "SystemEntropy", Stuck)
-    is_trouble(self_tests.entropy_source(), "repeats itself")
+    monkeypatch.setattr(doctor_checks, "SystemEntropy", Stuck)
+    is_trouble(doctor_checks.entropy_source(), "repeats itself")
 
 
 def test_another_cipher_is_noticed(monkeypatch):
-    original = self_tests.keystream
+    original = doctor_checks.keystream
     monkeypatch.setattr(
-        self_tests, "keystream", lambda key, first_block=0: original(key[::-1], first_block=first_block)
+        doctor_checks, "keystream", lambda key, first_block=0: original(key[::-1], first_block=first_block)
     )
-    is_trouble(self_tests.entropy_source(), "NIST")
+    is_trouble(doctor_checks.entropy_source(), "NIST")
 
 
 def test_masks_that_do_not_cancel_are_noticed(monkeypatch):
-    original = self_tests.Masks.for_round
+    original = doctor_checks.Masks.for_round
 
-    def skewed(self: self_tests.Masks, number: int, count: int) -> np.ndarray:
+    def skewed(self: doctor_checks.Masks, number: int, count: int) -> np.ndarray:
         mask = original(self, number, count).copy()
         mask[0] += 1
         return mask
 
-    monkeypatch.setattr(self_tests.Masks, "for_round", skewed)
-    is_trouble(self_tests.masks_cancel(), "do not cancel")
+    monkeypatch.setattr(doctor_checks.Masks, "for_round", skewed)
+    is_trouble(doctor_checks.masks_cancel(), "do not cancel")
 
 
 @pytest.mark.parametrize("factor", [0.9, 1.1])
 def test_noise_of_another_size_is_noticed(monkeypatch, factor):
     """At 20,000 draws a deviation of 10% is 20 standard deviations of the sum of squares away."""
-    original = self_tests.rounded_normal
-    monkeypatch.setattr(self_tests, "rounded_normal", lambda entropy, count: factor * original(entropy, count))
-    is_trouble(self_tests.noise_has_its_law(), "size")
+    original = doctor_checks.rounded_normal
+    monkeypatch.setattr(doctor_checks, "rounded_normal", lambda entropy, count: factor * original(entropy, count))
+    is_trouble(doctor_checks.noise_has_its_law(), "size")
 
 
 def test_a_coin_that_turns_elsewhere_is_noticed(monkeypatch):
-    original = self_tests.PoissonBinomial.randomize
+    original = doctor_checks.PoissonBinomial.randomize
     monkeypatch.setattr(
-        self_tests.PoissonBinomial, "randomize", lambda self, values, entropy: original(self, values * 0.9, entropy)
+        doctor_checks.PoissonBinomial, "randomize", lambda self, values, entropy: original(self, values * 0.9, entropy)
     )
-    is_trouble(self_tests.noise_has_its_law(), "coins")
+    is_trouble(doctor_checks.noise_has_its_law(), "coins")
 
 
 @pytest.mark.parametrize("factor", [0.999, 1.01])
 def test_an_account_that_says_less_or_more_is_noticed(monkeypatch, factor):
-    original = self_tests.epsilon_bound
+    original = doctor_checks.epsilon_bound
 
     def skewed(*arguments, **options):
         bound = original(*arguments, **options)
         return replace(bound, epsilon=bound.epsilon * factor)
 
-    monkeypatch.setattr(self_tests, "epsilon_bound", skewed)
-    is_trouble(self_tests.account_gives_known_answers(), "Gaussian step")
+    monkeypatch.setattr(doctor_checks, "epsilon_bound", skewed)
+    is_trouble(doctor_checks.account_gives_known_answers(), "Gaussian step")
 
 
 def test_the_known_epsilon_is_the_solution_of_its_equation():
@@ -206,7 +206,7 @@ def test_the_known_epsilon_is_the_solution_of_its_equation():
         solved = mpmath.findroot(
             lambda e: mpmath.ncdf(half - e) - mpmath.exp(e) * mpmath.ncdf(-half - e) - delta, mpmath.mpf(4.4)
         )
-    assert abs(self_tests.GAUSSIAN_EPSILON / float(solved) - 1) < 1e-7
+    assert abs(doctor_checks.GAUSSIAN_EPSILON / float(solved) - 1) < 1e-7
 
 
 def test_what_a_check_raises_never_ends_the_examination():

@@ -17,7 +17,7 @@ import statistical
 from known_randomness import KnownSetup, SameSetup, known_federation
 from pbmvfl.errors import PlanError
 from pbmvfl.federation.federation import Federation, Parties
-from pbmvfl.federation.history import EpochLine
+from pbmvfl.federation.results import EpochLine
 from pbmvfl.training.encoders import Bounded, build_encoder, build_head
 
 HEADER = 44

@@ -13,7 +13,7 @@ from torch import nn
 from federation_runs import JOINT, PREDICTION, Wire, fitted, own_networks, weights
 from known_randomness import SameSetup, TwinSetup, known_federation
 from pbmvfl.federation.federation import Federation
-from pbmvfl.federation.history import EpochLine
+from pbmvfl.federation.results import EpochLine
 from pbmvfl.plan.plan import Plan
 from pbmvfl.training.encoders import build_head
 

@@ -14,8 +14,7 @@ import pytest
 
 pytest.importorskip("nvflare")
 
-from pbmvfl.deploy.nvflare.guard import is_awaited
-from pbmvfl.deploy.nvflare.guard_origin import is_accepted, is_own_connection, is_true_origin, may_pass_on
+from pbmvfl.deploy.nvflare.guard import is_accepted, is_awaited, is_own_connection, is_true_origin, may_pass_on
 
 HERE = Path(__file__).parent
 PARTIES, LEAD, ADMIN = ("bank", "hospital"), "lead@clinic.example", "_admin_0f0e"

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pbmvfl.deploy.link.frames import FrameBuffer, framed, receive, send
+from pbmvfl.deploy.link.connection import FrameBuffer, framed, receive, send
 from pbmvfl.errors import LinkError
 
 

@@ -22,8 +22,6 @@ SOURCE = Path(pbmvfl.__file__).parent
 #: Low to high. `pbmvfl` is the package's own `__init__`, whose other names are loaded by need and not by import.
 ORDER = [
     "errors",
-    "json_files",
-    "registry",
     "pbmvfl",
     "reference",
     "_compiled",
@@ -127,7 +125,7 @@ def test_a_part_imports_only_what_stands_below_it(name: str) -> None:
 
 
 def test_the_account_imports_nothing_but_errors_and_settings() -> None:
-    assert GRAPH["privacy"] <= {"errors", "registry", "_settings"}
+    assert GRAPH["privacy"] <= {"errors", "_settings"}
 
 
 def test_a_plan_is_only_a_type_to_the_wire_and_to_the_planner() -> None:
@@ -236,16 +234,7 @@ except ImportError:
 
 # --- the listing of the root ---
 
-ROOT_MODULES = [
-    "_compiled.py",
-    "_files.py",
-    "_settings.py",
-    "_text.py",
-    "errors.py",
-    "json_files.py",
-    "reference.py",
-    "registry.py",
-]
+ROOT_MODULES = ["_compiled.py", "_files.py", "_settings.py", "_text.py", "errors.py", "reference.py"]
 ROOT_PACKAGES = [
     "cli",
     "crypto",

@@ -18,16 +18,20 @@ import statistical
 from pbmvfl.crypto.entropy import SystemEntropy
 from pbmvfl.errors import DataError, PlanError
 from pbmvfl.mechanisms import RandomisedSymbols
-from pbmvfl.mechanisms.interactions.offer import LEAST_POWER, WORTHWHILE, Split, joint_offer, verdict
 from pbmvfl.mechanisms.interactions.screen import (
+    LEAST_POWER,
+    WORTHWHILE,
     Column,
     Finding,
     ScreenSize,
     Selection,
+    Split,
+    joint_offer,
     log_tail_bound,
     screen,
     select,
     smallest_statistic,
+    verdict,
 )
 from pbmvfl.mechanisms.interactions.symbols import (
     NOT_SHOWN,

@@ -15,8 +15,15 @@ from scipy import optimize, stats
 from pbmvfl.crypto.entropy import SystemEntropy
 from pbmvfl.mechanisms import RandomisedSymbols
 from pbmvfl.mechanisms.interactions.features import Context, context_features
-from pbmvfl.mechanisms.interactions.offer import CONTEXT_LEVELS, joint_offer
-from pbmvfl.mechanisms.interactions.screen import Column, ScreenSize, Selection, screen, select
+from pbmvfl.mechanisms.interactions.screen import (
+    CONTEXT_LEVELS,
+    Column,
+    ScreenSize,
+    Selection,
+    joint_offer,
+    screen,
+    select,
+)
 from pbmvfl.mechanisms.interactions.symbols import (
     Levels,
     as_coordinates,

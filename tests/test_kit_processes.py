@@ -24,7 +24,7 @@ import psutil
 from certificates import Authority
 from deployments import POLICY, SERVER, federation_text, free_ports, plain_home
 from pbmvfl.deploy.link.tls import Credentials, server_context
-from pbmvfl.deploy.nvflare import keeper, processes, records
+from pbmvfl.deploy.nvflare import keeper, processes
 from pbmvfl.deploy.nvflare.processes import start, status, stop
 from pbmvfl.deploy.nvflare.provision import provision
 from pbmvfl.deploy.site.folder import Home
@@ -72,8 +72,8 @@ def asks_for_a_certificate(port: int) -> bool:
     return False
 
 
-def record_of(home: Home) -> records.Record:
-    record = records.read_record(home)
+def record_of(home: Home) -> keeper.Record:
+    record = keeper.read_record(home)
     assert record is not None
     return record
 
@@ -107,7 +107,7 @@ def test_what_is_missing_is_said_before_anything_starts(
     break_it(home)
     with pytest.raises(PbmvflError, match=words):
         start(home)
-    assert records.read_record(home) is None
+    assert keeper.read_record(home) is None
 
 
 def test_a_port_that_another_program_has_is_named(homes: dict[str, Home]) -> None:
@@ -303,7 +303,7 @@ def test_kits_start_once_survive_a_kill_and_stop_whole(homes: dict[str, Home]) -
         below = [each.pid for each in psutil.Process(last.pid).children(recursive=True)]
         assert last.site in below
         assert stop(home)
-        assert soon(lambda below=below: not any(records.birth(pid) for pid in below))
+        assert soon(lambda below=below: not any(keeper.birth(pid) for pid in below))
         assert not record_of(home).alive
         assert not status(home).running
         assert not stop(home)
@@ -330,13 +330,13 @@ sys.exit(keeper.keep(Home.at({str(tmp_path / "bank")!r})) % 256)
     try:
         written = home.kit / "orphan"
         assert soon(lambda: written.exists() and written.read_text().endswith("\n"))
-        assert soon(lambda: records.read_record(home) is not None)
+        assert soon(lambda: keeper.read_record(home) is not None)
         pid = int(written.read_text())
-        assert records.birth(pid) is not None
+        assert keeper.birth(pid) is not None
         os.kill(record_of(home).site, signal.SIGKILL)
         assert kept.wait(LONG) == -signal.SIGKILL % 256
-        assert records.birth(pid) is None
-        lock = records.take_lock(home)
+        assert keeper.birth(pid) is None
+        lock = keeper.take_lock(home)
         assert lock >= 0, "the next start finds the lock free"
         os.close(lock)
     finally:
@@ -345,7 +345,7 @@ sys.exit(keeper.keep(Home.at({str(tmp_path / "bank")!r})) % 256)
 
 
 def test_two_starts_at_the_same_time_do_not_meet(homes: dict[str, Home]) -> None:
-    lock = records.take_lock(homes["hospital"], records.STARTING)
+    lock = keeper.take_lock(homes["hospital"], keeper.STARTING)
     try:
         with pytest.raises(FederationError, match="hospital is just being started by another process"):
             start(homes["hospital"])
@@ -357,7 +357,7 @@ def test_a_process_that_got_the_number_of_a_dead_one_is_left_alone(homes: dict[s
     bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     try:
         said = {"pid": bystander.pid, "site": bystander.pid, "since": "2026-01-01T00:00:00+00:00"}
-        born = records.birth(bystander.pid)
+        born = keeper.birth(bystander.pid)
         assert born is not None
         said |= {"birth": born[:-1] + str((int(born[-1]) + 1) % 10), "site_birth": "x"}
         path = homes["hospital"].path / "state/process.json"
@@ -380,7 +380,7 @@ def test_a_dead_process_that_nobody_buried_counts_as_dead() -> None:
     child = subprocess.Popen([sys.executable, "-c", ""])
     try:
         assert soon(lambda: psutil.Process(child.pid).status() == psutil.STATUS_ZOMBIE)
-        assert records.birth(child.pid) is None
+        assert keeper.birth(child.pid) is None
     finally:
         child.wait()
 

@@ -17,11 +17,9 @@ from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.errors import DataError
 from pbmvfl.ledger.row_identity import keyed_digests, row_digests
 from pbmvfl.plan.schedule import Split
-from pbmvfl.protocol.party_checks import check_rows
-from pbmvfl.protocol.party_rows import PartyRows
-from pbmvfl.training import lazy_rows
-from pbmvfl.training.features import mapped
-from pbmvfl.training.lazy_rows import LazyRows, is_mapped
+from pbmvfl.protocol.party_rows import PartyRows, check_rows
+from pbmvfl.training import features as lazy_rows
+from pbmvfl.training.features import LazyRows, is_mapped, mapped
 
 DATA = small_data(num_parties=3, num_samples=37, num_test_samples=13)
 

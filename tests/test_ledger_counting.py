@@ -21,7 +21,6 @@ from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.ledger.limits import Counting, Limit
 from pbmvfl.ledger.spending import spending
 from pbmvfl.plan.plan import Plan
-from pbmvfl.privacy.atoms import pure_losses
 from pbmvfl.privacy.composition import AtomLosses, BitLosses, GaussianLosses, HullLosses, NoLosses
 from pbmvfl.privacy.gaussian_filter import (
     epsilon_in_turn,
@@ -31,6 +30,7 @@ from pbmvfl.privacy.gaussian_filter import (
     shift_of_pure,
     squared_shift,
 )
+from pbmvfl.privacy.pure_pairs import pure_losses
 
 
 def delta_of(epsilon: float, shift: float) -> float:

@@ -14,9 +14,9 @@ from pbmvfl import BudgetExceeded, FederatedModel, Federation
 from pbmvfl.data.new_rows import NewRows
 from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.errors import LedgerError
+from pbmvfl.ledger.forecast import session_words
 from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.ledger.limits import Limit
-from pbmvfl.ledger.reports import session_words
 from pbmvfl.ledger.spending import spending
 
 PARTIES = ("bank", "shop")

@@ -22,14 +22,14 @@ from federation_runs import make_ledgers
 from ledger_books import DELTA, NAME, charge, charge_all, kill_after, paper_limit, release_until_killed, small_plan
 from pbmvfl.errors import LedgerError
 from pbmvfl.federation.federation import Federation
-from pbmvfl.ledger import counter
+from pbmvfl.ledger import tamper_evidence
 from pbmvfl.ledger.charging import Charging
-from pbmvfl.ledger.counter import Known
 from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.ledger.limits import epsilon_at
 from pbmvfl.ledger.row_identity import keyed_digests
 from pbmvfl.ledger.session_lock import Holder
 from pbmvfl.ledger.spending import spending
+from pbmvfl.ledger.tamper_evidence import Known
 from pbmvfl.plan.plan import Plan
 from pbmvfl.privacy.renyi import cell_rdp
 from pbmvfl.privacy.units import Accounting, Unit
@@ -48,7 +48,7 @@ def path(tmp_path: Path) -> Path:
 def state(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
     """Where the outside counter goes: both places, or the one beside the ledger alone."""
     if request.param == "no state folder":
-        monkeypatch.setattr(counter, "state_folder", lambda: None)
+        monkeypatch.setattr(tamper_evidence, "state_folder", lambda: None)
     elif request.param == "state folder that cannot be written":
         (tmp_path / "a file").touch()
         monkeypatch.setenv("PBMVFL_STATE", str(tmp_path / "a file" / "state"))
@@ -224,7 +224,7 @@ def test_the_outside_knows_of_a_block_before_its_first_round_leaves(rounds_ahead
         charge(session, PLAN, number)
         book = Ledger(path, read_only=True)
         known = book._known()
-        assert counter.known_outside(book._identity, book._lock_file) == [known, known]
+        assert tamper_evidence.known_outside(book._identity, book._lock_file) == [known, known]
         seen.append(known.counter)
         book.close()
     assert len(set(seen)) == (9 if rounds_ahead == 1 else 2)

@@ -15,7 +15,7 @@ import pytest
 
 from certificates import Authority
 from line_parties import CONTEXT, SERVER, Federation, Site, echo, identity_of, until
-from pbmvfl.deploy.link import frames
+from pbmvfl.deploy.link import connection
 from pbmvfl.deploy.link.acceptor import MOST_NEWCOMERS
 from pbmvfl.deploy.link.interface import Channel
 from pbmvfl.deploy.link.message_auth import JOIN_BYTES, PartySeal, ServerSeal
@@ -47,15 +47,15 @@ class Guest:
     """A connection by hand: the right certificate, and then whatever a test wants."""
 
     def __init__(self, site: Site) -> None:
-        self.site, self.seal, self.buffer = site, site.seal(), frames.FrameBuffer()
+        self.site, self.seal, self.buffer = site, site.seal(), connection.FrameBuffer()
         raw = socket.create_connection(site.address, timeout=60)
         self.connection = party_context(site.credentials).wrap_socket(raw)
 
     def hear(self) -> bytes:
-        return frames.receive(self.connection, self.buffer, deadline=time.monotonic() + 60)
+        return connection.receive(self.connection, self.buffer, deadline=time.monotonic() + 60)
 
     def say(self, body: bytes) -> None:
-        frames.send(self.connection, body, deadline=time.monotonic() + 60)
+        connection.send(self.connection, body, deadline=time.monotonic() + 60)
 
     def join(self) -> None:
         self.say(self.seal.join(self.hear()[1:]))
@@ -296,7 +296,7 @@ def test_a_million_made_up_frames_are_all_refused():
     random = np.random.default_rng(12)
     refused = 0
     for _ in range(20):
-        buffer = frames.FrameBuffer(limit=1 << 16)
+        buffer = connection.FrameBuffer(limit=1 << 16)
         buffer.feed(_made_up(random, 25_000, question))
         while (frame := buffer.take()) is not None:
             try:

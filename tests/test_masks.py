@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import statistical
-from pbmvfl.crypto.payloads import PackedIntegers
-from pbmvfl.crypto.ring import Ring
+from pbmvfl.crypto.ring import PackedIntegers, Ring
 from pbmvfl.crypto.secure_sum import Masks
 from pbmvfl.errors import OutOfOrder, ProtocolError
 from statistical import NUM_DRAWS

@@ -568,7 +568,7 @@ def any_party_begins_a_ledger(monkeypatch: pytest.MonkeyPatch) -> None:
     def books_of(folder: Path, parties: Sequence[str], *, dataset: str) -> list[Path]:
         return [ledger_folder.book_of(folder, index, party, dataset=dataset) for index, party in enumerate(parties)]
 
-    for module in ("pbmvfl.ledger.ledger_folder", "pbmvfl.federation.books"):
+    for module in ("pbmvfl.ledger.ledger_folder", "pbmvfl.federation.serving"):
         monkeypatch.setattr(f"{module}.books_of", books_of)
 
 

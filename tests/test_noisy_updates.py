@@ -27,7 +27,7 @@ from pbmvfl.plan.plan import Plan
 from pbmvfl.plan.schedule import JOINT, Round
 from pbmvfl.privacy.accounting import rdp_curve
 from pbmvfl.privacy.units import Accounting, Unit
-from pbmvfl.protocol.party_checks import check_rows_once
+from pbmvfl.protocol.party_rows import check_rows_once
 from pbmvfl.research.simulation.engine import check_plan
 from pbmvfl.training.dense import dense_leaves
 from pbmvfl.training.encoders import Bounded, build_encoder

@@ -15,7 +15,7 @@ from scipy.stats import binom
 
 from pbmvfl.privacy.adaptive import adaptive_losses
 from pbmvfl.privacy.conversion import cell_epsilon_by_losses, epsilon_from_losses
-from pbmvfl.privacy.large_sums import NODES, grouped_divergences, largest_loss
+from pbmvfl.privacy.large_sums import NODES, Bits, grouped_divergences, largest_loss, log_pmf_window, strides
 from pbmvfl.privacy.loss_distribution import (
     NOTHING_RELEASED,
     LossDistribution,
@@ -25,7 +25,6 @@ from pbmvfl.privacy.loss_distribution import (
 )
 from pbmvfl.privacy.orders import ORDERS
 from pbmvfl.privacy.renyi import cell_rdp
-from pbmvfl.privacy.windows import Bits, log_pmf_window, strides
 
 Law = list[Fraction]
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from known_randomness import TwinSetup
 from pbmvfl.crypto.key_exchange import Identity
-from pbmvfl.crypto.packing import pack
+from pbmvfl.crypto.ring import pack
 from pbmvfl.errors import (
     BudgetExceeded,
     DataError,

@@ -24,13 +24,22 @@ from pbmvfl.errors import CheckpointError, PlanError
 from pbmvfl.plan.plan import Plan
 from pbmvfl.privacy.printed_formulas import communication_bits
 from pbmvfl.research.reproduction.claims import FALSE_ALARM, paired, paired_p_value, trend, trend_p_value
-from pbmvfl.research.reproduction.epsilons import calibrated_ldp, coupled_epsilon, paper_epsilon, short_epsilon
 from pbmvfl.research.reproduction.figures import spread
 from pbmvfl.research.reproduction.publish import Publisher
 from pbmvfl.research.reproduction.records import Record, Records, epochs_to, mean_epochs_to
 from pbmvfl.research.reproduction.runner import StudyRunner
 from pbmvfl.research.reproduction.studies import STUDIES, Cell, read_study, studies_folder
-from pbmvfl.research.reproduction.tables import TableRow, agrees, as_csv, as_markdown, table_markdown
+from pbmvfl.research.reproduction.tables import (
+    TableRow,
+    agrees,
+    as_csv,
+    as_markdown,
+    calibrated_ldp,
+    coupled_epsilon,
+    paper_epsilon,
+    short_epsilon,
+    table_markdown,
+)
 from pbmvfl.research.simulation import Simulation
 
 COMMAND = (sys.executable, "-c", "from pbmvfl.cli import main; main()", "reproduce")

@@ -30,10 +30,10 @@ from pbmvfl.mechanisms.simulated import (
 from pbmvfl.plan.plan import Plan
 from pbmvfl.research.reproduction import cuda
 from pbmvfl.research.simulation import Simulation, Target, graphed
+from pbmvfl.research.simulation.engine import simulated_metrics
 from pbmvfl.research.simulation.graphed import Execution, GraphedSimulation, evaluate_together, take_turns
 from pbmvfl.research.simulation.noise import noise_seed, noisy_sum
 from pbmvfl.research.simulation.pictures import crop_and_flip, cut, joined
-from pbmvfl.research.simulation.scores import simulated_metrics
 from pbmvfl.training.encoders import build_encoder
 from pbmvfl.training.metrics import classification_metrics
 

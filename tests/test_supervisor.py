@@ -11,8 +11,7 @@ pytest.importorskip("nvflare")
 from deploy_homes import PARTIES, SERVER, Tables, make_homes
 from pbmvfl.deploy.nvflare import supervisor
 from pbmvfl.deploy.nvflare.supervisor import Supervisor, Watched
-from pbmvfl.deploy.site.job_spec import Order, Work
-from pbmvfl.deploy.site.outcome import Ending, Outcome
+from pbmvfl.deploy.site.job_spec import Ending, Order, Outcome, Work
 
 
 class FakeServer:

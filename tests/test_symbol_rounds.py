@@ -22,7 +22,7 @@ from pbmvfl.ledger.limits import epsilon_at
 from pbmvfl.ledger.session_terms import Terms
 from pbmvfl.mechanisms.interactions.plan_group import Interactions
 from pbmvfl.plan.schedule import LOCAL, SYMBOLS, Order, Phase, Split
-from pbmvfl.wire.published import decode_symbols, encode_symbols, published_bytes
+from pbmvfl.wire.bodies import decode_symbols, encode_symbols, published_bytes
 
 HEADER, ROUND, PUBLISHED = 44, 5, 12
 ROWS, DELTA = 37, 1e-5

@@ -43,7 +43,7 @@ from pbmvfl.plan.schedule import COUNTS, LOCAL, Round, Split
 from pbmvfl.privacy.accounting import Activity, TrainingRun, epsilon_bound
 from pbmvfl.privacy.units import Accounting, Unit
 from pbmvfl.protocol.party import Party
-from pbmvfl.protocol.party_checks import check_rows_once
+from pbmvfl.protocol.party_rows import check_rows_once
 from pbmvfl.training.encoders import Bounded, weights_digest
 from pbmvfl.training.fixed_point_grid import Grid
 

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from pbmvfl.crypto.entropy import SystemEntropy
-from pbmvfl.crypto.payloads import Floats, PackedIntegers
-from pbmvfl.crypto.ring import Ring
+from pbmvfl.crypto.ring import Floats, PackedIntegers, Ring
 from pbmvfl.errors import PlanError
 from pbmvfl.mechanisms import PolyaLaplace, RandomisedSymbols
 from pbmvfl.mechanisms.votes import LARGEST_SYMBOLS, SYMBOLIC, Vote, VoteKind

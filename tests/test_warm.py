@@ -12,8 +12,8 @@ import torch
 
 from known_randomness import known_federation
 from pbmvfl.data.vertical import VerticalDataset
-from pbmvfl.deploy.job import warm
-from pbmvfl.deploy.job.warm import tiny_plan, train_tiny, warm_up
+from pbmvfl.deploy.job import process
+from pbmvfl.deploy.job.process import tiny_plan, train_tiny, warm_up
 from pbmvfl.errors import PlanError
 from pbmvfl.federation.federation import Federation
 from pbmvfl.federation.serving import release_for, serving_plan
@@ -126,7 +126,7 @@ def test_a_plan_that_cannot_be_made_tiny_ends_no_job(monkeypatch: pytest.MonkeyP
     def refuse(_: Plan) -> Plan:
         raise PlanError("no")
 
-    monkeypatch.setattr(warm, "tiny_plan", refuse)
+    monkeypatch.setattr(process, "tiny_plan", refuse)
     assert warm_up(PLANS["none"]()) >= 0
 
 

@@ -16,9 +16,8 @@ import pytest
 
 from federation_texts import federation_text
 from pbmvfl.deploy.monitoring import watch
-from pbmvfl.deploy.monitoring.log import open_logs
+from pbmvfl.deploy.monitoring.log import LogFile, open_logs
 from pbmvfl.deploy.monitoring.log_events import Event
-from pbmvfl.deploy.monitoring.log_file import LogFile
 from pbmvfl.deploy.monitoring.log_reader import LogReader
 from pbmvfl.deploy.monitoring.status import EpsilonSpent, Role, State, Status, StatusFile
 from pbmvfl.deploy.site.folder import Home

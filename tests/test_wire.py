@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from pbmvfl.crypto.packing import add_packed, pack, packed_bytes
+from pbmvfl.crypto.ring import add_packed, pack, packed_bytes
 from pbmvfl.errors import ProtocolError, TruncatedMessage, WrongVersion
 from pbmvfl.federation.federation import Federation
 from pbmvfl.plan.plan import Plan

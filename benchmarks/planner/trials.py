@@ -28,7 +28,7 @@ from pbmvfl.plan.plan import Plan
 from pbmvfl.plan.schedule import GRAM, MEAN
 from pbmvfl.plan.search import plan_for_budget
 from pbmvfl.training.features import mapped
-from pbmvfl.training.losses import log_shares
+from pbmvfl.training.head import log_shares
 from pbmvfl.training.preparation import preparation_for
 
 #: Rows whose scores are in memory at a time, times settings and classes.

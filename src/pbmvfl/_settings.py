@@ -1,16 +1,18 @@
-"""Public numbers of a plan: fields that carry their own words, checked alike, and read back exactly.
-
-A field is declared once, with its help; the command line, `help(Plan)` and the error messages all take it from there.
-"""
+"""Settings of a plan, declared once with their help and checks, and registries of named things."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import MISSING, Field, dataclass, field, fields
 from enum import StrEnum
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, Generic, TypeVar, get_type_hints
 
-from pbmvfl.errors import PlanError
+from pbmvfl.errors import PbmvflError, PlanError
+
+# --- Public numbers of a plan: fields that carry their own words, checked alike, and read back exactly ---
+# A field is declared once, with its help; the command line, `help(Plan)` and the error messages all take it from there.
+
 
 _Name = TypeVar("_Name", bound=StrEnum)
 
@@ -92,3 +94,48 @@ def one_of(name: str, value: object, kind: type[_Name], why: str = "") -> _Name:
         return kind(value)  # type: ignore[arg-type]  # whatever it is, the enum says whether it has it
     except ValueError:
         raise PlanError(f"{name}={value!r} is not one of {', '.join(kind)}{why}") from None
+
+
+# --- A closed set of named things that one module each may add to: mechanisms, events, kinds of rounds ---
+# A name that nobody registered is an error wherever it is looked up, never a default.
+
+
+_Entry = TypeVar("_Entry")
+
+
+class Registry(Generic[_Entry]):
+    """Entries by name, in the order in which they were added."""
+
+    def __init__(self, what: str, error: type[PbmvflError]) -> None:
+        self._what, self._error = what, error
+        self._entries: dict[str, _Entry] = {}
+
+    def add(self, name: str, entry: _Entry) -> _Entry:
+        """Register an entry. A name stands for one thing for ever."""
+        if name in self._entries:
+            raise self._error(f"{self._what}={name!r} is registered already; choose another name")
+        self._entries[name] = entry
+        return entry
+
+    def forget(self, name: str) -> None:
+        """Take an entry out again: for tests that add one."""
+        del self._entries[name]
+
+    def __getitem__(self, name: str) -> _Entry:
+        try:
+            return self._entries[name]
+        except (KeyError, TypeError):
+            raise self._error(f"{self._what}={name!r} is not one of {', '.join(self._entries)}") from None
+
+    def check(self, name: str) -> None:
+        """Refuse a name that nobody registered."""
+        self[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def values(self) -> list[_Entry]:
+        return list(self._entries.values())

@@ -11,7 +11,7 @@ import typer
 
 from pbmvfl.cli.train import read_plan, rows_of_options
 from pbmvfl.errors import DataError, PlanError, RunFolderError
-from pbmvfl.federation.source import NamedSource, TableSource
+from pbmvfl.federation.run_folder import NamedSource, TableSource
 from pbmvfl.plan.groups import DATA
 from pbmvfl.plan.local_search import dense_columns
 

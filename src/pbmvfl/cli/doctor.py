@@ -18,8 +18,7 @@ def doctor(
     [bold]Try[/]  pbmvfl doctor
     """
     from pbmvfl import __version__
-    from pbmvfl.cli.examination import examine
-    from pbmvfl.cli.finding import Status
+    from pbmvfl.cli.doctor_checks import Status, examine
 
     findings = examine()
     bad = [each for each in findings if each.status is Status.TROUBLE]

@@ -3,15 +3,33 @@
 from __future__ import annotations
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pbmvfl.cli.deploy_options import AsJson, HomeFolder, need_nvflare
+from pbmvfl.errors import FederationError
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+
+# --- What the commands of a deployment share ---
+
+
+HomeFolder = Annotated[Path, typer.Option("--home", help="The organisation's folder.", show_default="this folder")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
+
+
+def need_nvflare() -> None:
+    """Before imports that need the extra: whoever lacks it is told how to get it."""
+    if find_spec("nvflare") is None:
+        raise FederationError('NVFlare is not installed; pip install "pbmvfl[deploy]"')
+
+
+# --- federation ---
+
 
 app = typer.Typer(
     no_args_is_help=True,

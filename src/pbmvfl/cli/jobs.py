@@ -16,8 +16,7 @@ if TYPE_CHECKING:
 
     from pbmvfl.deploy.alignment.runner import LabelRows
     from pbmvfl.deploy.site.folder import Home
-    from pbmvfl.deploy.site.job_spec import Order
-    from pbmvfl.deploy.site.outcome import Outcome
+    from pbmvfl.deploy.site.job_spec import Order, Outcome
     from pbmvfl.plan.plan import Plan
 
 #: Exit codes: a limit of a party's owner ended it; something was lost and can be gone on with.
@@ -54,8 +53,7 @@ def align(
     how many rows it has; a party learns how many ids the label holder asked for, and which of its own rows are common.
     """
     from pbmvfl.deploy.alignment.runner import LabelRows, Request
-    from pbmvfl.deploy.site.job_spec import Order, Work
-    from pbmvfl.deploy.site.outcome import forget
+    from pbmvfl.deploy.site.job_spec import Order, Work, forget
 
     place = _server_home(home)
     folder = place.request(name)
@@ -156,8 +154,7 @@ def ask(
     """`predict` and `evaluate` in a federation: one charged release of every aligned row."""
     from pbmvfl.deploy.alignment.runner import LabelRows
     from pbmvfl.deploy.job.job_plans import prediction_plan
-    from pbmvfl.deploy.site.job_spec import Order, Work
-    from pbmvfl.deploy.site.outcome import forget
+    from pbmvfl.deploy.site.job_spec import Order, Work, forget
     from pbmvfl.federation.predictions import check_predictions_file
 
     place = _server_home(home)
@@ -218,7 +215,7 @@ def _write_order(folder: Path, order: Order) -> None:
 
 
 def _train(shown: _Shown, order: Order, folder: Path, home: Path, keep_going: bool) -> None:
-    from pbmvfl.deploy.site.outcome import final_outcome
+    from pbmvfl.deploy.site.job_spec import final_outcome
 
     done = final_outcome(folder)
     if done is not None and done.ending == "done":
@@ -288,7 +285,7 @@ class _Shown:
         from rich.markup import escape
         from rich.table import Table
 
-        from pbmvfl.cli.plan_words import describe_plan
+        from pbmvfl.cli.descriptions import describe_plan
         from pbmvfl.cli.tables import print_notes, print_privacy_of_rows
         from pbmvfl.privacy.conversion import usual_delta
 

@@ -14,10 +14,10 @@ from pbmvfl._files import write_atomically
 from pbmvfl.cli.options import check_target
 from pbmvfl.data.vertical import numbered_parties
 from pbmvfl.errors import LedgerError
+from pbmvfl.ledger.forecast import counted, session_words
 from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.ledger.ledger_folder import book_of, check_folder, make_folder
 from pbmvfl.ledger.limits import Limit, unit_and_accounting
-from pbmvfl.ledger.reports import counted, session_words
 from pbmvfl.ledger.spending import fixed_plan_epsilon, spending
 from pbmvfl.privacy.table import format_epsilon
 from pbmvfl.privacy.units import Accounting, Unit

@@ -24,8 +24,7 @@ from pbmvfl.privacy.units import Adversary
 
 if TYPE_CHECKING:
     from pbmvfl.data.vertical import VerticalDataset
-    from pbmvfl.federation.run_folder import RunFolder
-    from pbmvfl.federation.source import RunSource
+    from pbmvfl.federation.run_folder import RunFolder, RunSource
     from pbmvfl.plan.plan import Plan
     from pbmvfl.plan.search import PlannedBudget
 

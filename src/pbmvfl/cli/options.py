@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from pbmvfl._settings import Setting
 from pbmvfl.errors import DataError, PlanError, RunFolderError
+from pbmvfl.mechanisms import MECHANISMS
+from pbmvfl.plan.flat_names import plan_settings
 from pbmvfl.plan.groups import DATA
+from pbmvfl.plan.search import USUAL_EPSILON
 
 
 def on_or_off(name: str, *, on: bool, off: bool) -> bool | None:
@@ -120,3 +128,177 @@ def table_files(option: str, given: Sequence[str | Path] | None) -> str | dict[s
             raise DataError(f"{option} names party={party.strip()!r} twice; a party has one file")
         files[party.strip()] = str(Path(file).resolve())
     return files
+
+
+# --- Options that say a budget, alike in every command that plans, and what they mean together ---
+
+
+_PANEL = "Budget"
+
+Epsilon = Annotated[float | None, typer.Option(help="What training may cost. Default: 8.", rich_help_panel=_PANEL)]
+UnitName = Annotated[
+    str | None,
+    typer.Option(help="cell | record | party: what the epsilon protects. Default: cell.", rich_help_panel=_PANEL),
+]
+RecordFlag = Annotated[bool, typer.Option("--record", help="Short for --unit record.", rich_help_panel=_PANEL)]
+AccountingName = Annotated[
+    str | None,
+    typer.Option(
+        help="strict (a theorem) | paper (as the paper counts, not a proof). Default: strict.", rich_help_panel=_PANEL
+    ),
+]
+PredictionEpsilon = Annotated[
+    float | None,
+    typer.Option(
+        help="What the prediction of a test row may cost. Without it: exact sums, outside the epsilon.",
+        rich_help_panel=_PANEL,
+    ),
+]
+Delta = Annotated[
+    float | None,
+    typer.Option(help="Of every epsilon. Default: a tenth of 1/N, at most 1e-5.", rich_help_panel=_PANEL),
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AskedBudget:
+    """What the user wants to spend."""
+
+    epsilon: float
+    unit: str
+    accounting: str
+    prediction_epsilon: float | None = None
+    same_rows: bool = False
+
+
+def unit_of(unit: str | None, *, record: bool) -> str | None:
+    """What --unit and --record say together; None if neither was given."""
+    if not record:
+        return unit
+    if unit not in (None, "record"):
+        raise PlanError(f"--unit {unit} and --record contradict each other; give one of them")
+    return "record"
+
+
+def asked_budget(
+    *,
+    epsilon: float | None,
+    unit: str | None,
+    accounting: str | None,
+    prediction_epsilon: float | None,
+    same_rows: bool = False,
+    instead: str | None = None,
+    by_hand: bool = False,
+) -> AskedBudget | None:
+    """The budget that was asked for, or the usual one; None where a plan was given, or numbers of one.
+
+    `instead` is an option that says what is spent by itself: it goes with none of the others.
+    """
+    asked = {"epsilon": epsilon, "unit": unit, "accounting": accounting, "prediction_epsilon": prediction_epsilon}
+    named = [f"--{name.replace('_', '-')}" for name, value in asked.items() if value is not None]
+    if instead is not None and named:
+        way_out = "; a budget as the paper counts is --epsilon 8 --accounting paper" if instead == "--paper" else ""
+        raise PlanError(f"{named[0]} and {instead} both say what is spent; give one of them{way_out}")
+    if instead is not None or (not named and by_hand):
+        return None
+    if prediction_epsilon is not None and not prediction_epsilon > 0:
+        raise PlanError(f"prediction_epsilon={prediction_epsilon:g} must be above 0; leave it out for exact sums")
+    if same_rows and prediction_epsilon is None:
+        raise PlanError("--same-rows goes with --prediction-epsilon: without it nothing is predicted at a cost")
+    return AskedBudget(
+        epsilon=USUAL_EPSILON if epsilon is None else epsilon,
+        unit=unit or "cell",
+        accounting=accounting or "strict",
+        prediction_epsilon=prediction_epsilon,
+        same_rows=same_rows,
+    )
+
+
+def refuse_on_resume(asked: dict[str, object]) -> None:
+    """A run that goes on has its plan: another budget would be ignored, or be another run."""
+    for name, value in asked.items():
+        if value is not None:
+            raise PlanError(
+                f"--{name.replace('_', '-')} with --resume: a run goes on with its own plan; leave it out, or start a "
+                "new run"
+            )
+
+
+# ---
+# Options of the command line that are settings of a plan: made from the settings themselves, with their own words.
+
+
+Command = Callable[..., None]
+
+
+def plan_options(
+    *names: str, required: Collection[str] = (), defaults: Collection[str] = ()
+) -> Callable[[Command], Command]:
+    """Give a command an option for each of these settings; it gets those that were given as one dict, `choices`.
+
+    They stand in the place of its parameter `choices`. With `mechanism` come the numbers that any mechanism has of its
+    own. A setting in `required` must be given. One in `defaults` has the plan's default, shown and handed over.
+    """
+    known = plan_settings()
+    chosen = [known[name] for name in _with_own_numbers(names)]
+
+    def decorated(command: Command) -> Command:
+        own = inspect.signature(command, eval_str=True)
+        options = [
+            option
+            for setting in chosen
+            for option in _options(setting, required=setting.name in required, default=setting.name in defaults)
+        ]
+        parameters: list[inspect.Parameter] = []
+        for parameter in own.parameters.values():
+            parameters += options if parameter.name == "choices" else [parameter]
+
+        @functools.wraps(command)
+        def with_options(**values: Any) -> None:
+            choices = {setting.name: _taken(setting, values) for setting in chosen}
+            given = {name: value for name, value in choices.items() if value is not None}
+            command(**values, choices=given)
+
+        with_options.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        with_options.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]  # typer reads it
+        return with_options
+
+    return decorated
+
+
+def _with_own_numbers(names: Iterable[str]) -> Iterator[str]:
+    """The names, and after `mechanism` the own numbers of all mechanisms."""
+    for name in names:
+        yield name
+        if name == "mechanism":
+            yield from dict.fromkeys(own for mechanism in MECHANISMS.values() for own in mechanism.own_settings())
+
+
+def _options(setting: Setting, *, required: bool, default: bool) -> Iterator[inspect.Parameter]:
+    if setting.kind is bool:
+        # Two flags and not one with two names: typer prints both side by side, and on 80 columns cuts them.
+        for prefix, words in (("", setting.help), ("no_", setting.help_off)):
+            flag = "--" + (prefix + setting.name).replace("_", "-")
+            option = typer.Option(False, flag, help=words, rich_help_panel=setting.panel)
+            yield _parameter(prefix + setting.name, bool, option)
+        return
+    # Names out of a closed set stay words here: the plan refuses others, in the same terms as everywhere.
+    kind = str if isinstance(setting.kind, type) and issubclass(setting.kind, StrEnum) else setting.kind
+    value = setting.default if default else ... if required else None
+    yield _parameter(
+        setting.name,
+        kind if required or default else kind | None,
+        typer.Option(value, help=setting.help, rich_help_panel=setting.panel),
+    )
+
+
+def _parameter(name: str, kind: Any, option: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=option, annotation=kind)
+
+
+def _taken(setting: Setting, values: dict[str, Any]) -> Any:
+    """A setting's value, taken out of the command's; None if it was not given."""
+    value = values.pop(setting.name)
+    if setting.kind is not bool:
+        return value
+    return on_or_off(setting.name.replace("_", "-"), on=value, off=values.pop("no_" + setting.name))

@@ -12,19 +12,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pbmvfl._files import write_atomically
-from pbmvfl.cli.budget import (
+from pbmvfl.cli.data_options import ColumnsOrCount, KnownData, PlanFile, Source, known_data
+from pbmvfl.cli.descriptions import describe_plan, learning_notes, learning_notes_for
+from pbmvfl.cli.ledger_forecast import plan_within
+from pbmvfl.cli.options import (
     AccountingName,
     Delta,
     Epsilon,
     PredictionEpsilon,
     RecordFlag,
-    UnitName,
-    asked_budget,
-    unit_of,
-)
-from pbmvfl.cli.data_options import ColumnsOrCount, KnownData, PlanFile, Source, known_data
-from pbmvfl.cli.ledger_forecast import plan_within
-from pbmvfl.cli.options import (
     TableFile,
     TableId,
     TableLabel,
@@ -32,11 +28,13 @@ from pbmvfl.cli.options import (
     TableSchema,
     TableTestData,
     TestFraction,
+    UnitName,
+    asked_budget,
     check_picture,
     check_target,
+    plan_options,
+    unit_of,
 )
-from pbmvfl.cli.plan_options import plan_options
-from pbmvfl.cli.plan_words import describe_plan, learning_notes, learning_notes_for
 from pbmvfl.errors import PlanError, RunFolderError
 from pbmvfl.plan.groups import Training
 from pbmvfl.plan.local_search import USUAL_COLUMNS
@@ -168,7 +166,7 @@ def plan(
         learning = learning_notes_for(planned.plan, known.data)
     planned = replace(planned, words=(*planned.words, *learning))
     if picture is not None:  # first: if it fails, there is no plan that the command would refuse to write again
-        from pbmvfl.report.budget import draw_budget
+        from pbmvfl.report.plots import draw_budget
 
         draw_budget(planned, picture)
     if out is not None:

@@ -38,7 +38,7 @@ def template(
     [bold]Then[/]  pbmvfl policy check --home bank
     """
     from pbmvfl.deploy.site.folder import Home
-    from pbmvfl.deploy.site.policy_template import label_holder_template, party_template
+    from pbmvfl.deploy.site.policy_text import label_holder_template, party_template
 
     place = Home.at(home)
     if place.is_server:
@@ -96,9 +96,9 @@ def check(
 
 def _refusal(home: Home, policy: PolicyFile, file: Path) -> str | None:
     """Why a plan would be refused; None if it would not."""
+    from pbmvfl._files import read_object
     from pbmvfl.deploy.job.admission import begins_publicly
     from pbmvfl.errors import PlanError
-    from pbmvfl.json_files import read_object
     from pbmvfl.plan.plan import Plan
 
     plan = Plan.from_dict(read_object(file, {}, PlanError))

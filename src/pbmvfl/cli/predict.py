@@ -263,7 +263,7 @@ class _Asked:
 
     def _read_rows(self, data: list[str] | None, id_: str | None, labels: tuple[str, Path | None] | None) -> NewRows:
         from pbmvfl.data.new_rows import load_rows
-        from pbmvfl.federation.asked_rows import test_rows
+        from pbmvfl.federation.serving import test_rows
 
         model = self._model
         if not data:

@@ -1,12 +1,16 @@
-"""`pbmvfl privacy`: what given numbers cost."""
+"""`pbmvfl privacy`: what given numbers cost, and what a run has spent."""
 
 from __future__ import annotations
 
+import contextlib
 import json
-from typing import Annotated, Any
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pbmvfl._files import read_object
 from pbmvfl.cli.data_options import PlanFile, Source, known_data
 from pbmvfl.cli.options import (
     TableColumns,
@@ -17,15 +21,28 @@ from pbmvfl.cli.options import (
     TableSchema,
     TableTestData,
     TestFraction,
+    plan_options,
 )
-from pbmvfl.cli.plan_options import plan_options
-from pbmvfl.errors import PlanError
+from pbmvfl.errors import PlanError, RunFolderError
+from pbmvfl.federation.run_folder import NamedSource, TableSource
 from pbmvfl.mechanisms import MECHANISMS
 from pbmvfl.plan.flat_names import plan_settings
 from pbmvfl.plan.plan import Plan
-from pbmvfl.privacy.conversion import check_delta, usual_delta
-from pbmvfl.privacy.table import privacy_notes
-from pbmvfl.privacy.units import SERVER, Adversary
+from pbmvfl.plan.search import FEW_ORDERS
+from pbmvfl.privacy.accounting import TrainingRun, charges, rdp_curve
+from pbmvfl.privacy.composition import Losses, NoLosses
+from pbmvfl.privacy.conversion import check_delta, epsilon_from_rdp, usual_delta
+from pbmvfl.privacy.events import Event, ReleaseEvent, UpdateEvent
+from pbmvfl.privacy.gaussian_filter import epsilon_in_turn
+from pbmvfl.privacy.table import format_epsilon, privacy_notes, privacy_table
+from pbmvfl.privacy.units import SERVER, Accounting, Adversary, Unit
+
+if TYPE_CHECKING:
+    from pbmvfl.federation.results import Result
+
+
+# --- `pbmvfl privacy`: what given numbers cost ---
+
 
 _SIZES = ("num_parties", "num_samples")
 _NEEDED = (*_SIZES, "embedding_dim", "num_epochs")
@@ -79,8 +96,6 @@ def privacy(
     known = known_data(source=source, table=own, plan_file=plan_file, given=choices, load=False)
     by_hand = any(name not in (*_USUAL, *_SIZES) for name in choices)
     if (known.folder or known.plan_file or known.data) is not None and not by_hand:
-        from pbmvfl.cli.run_privacy import show_plan, show_run
-
         if known.data is not None:
             show_plan(Plan.for_data(known.data), delta=delta, as_json=json_)
         else:
@@ -124,3 +139,119 @@ def privacy(
 def _rounded_beta(plan: Plan) -> dict[str, float]:
     """The beta that is really used, for mechanisms that have one."""
     return {"beta": plan.beta_16 / 65536} if "beta" in plan.release.own_settings() else {}
+
+
+# --- `pbmvfl privacy RUN`: what a run has spent, or a plan will, and what the parties' ledgers say about it ---
+
+
+def show_run(path: Path, *, delta: float | None, as_json: bool) -> None:
+    """The tables of a run folder, or of a plan that `pbmvfl plan --out` wrote."""
+    plan, result, ledgers, own_delta, dataset = _read(path)
+    _show(plan, result, ledgers, own_delta if delta is None else delta, dataset, as_json=as_json)
+
+
+def show_plan(plan: Plan, *, delta: float | None, as_json: bool) -> None:
+    """Those of a plan that nobody has written yet."""
+    _show(plan, None, None, usual_delta(plan.num_samples) if delta is None else delta, None, as_json=as_json)
+
+
+def _show(
+    plan: Plan, result: Result | None, ledgers: Path | None, delta: float, dataset: str | None, *, as_json: bool
+) -> None:
+    run = plan.training_run() if result is None else result.training_run
+    known = result is not None and result.noise_is_seeded
+    books = [] if ledgers is None or dataset is None else _books(ledgers, dataset, delta)
+    counted = {str(unit): _as_ledgers_count(run, unit, delta) for unit in (Unit.CELL, Unit.RECORD)}
+    splits = run.splits if run.charges_by_split else ()
+    if as_json:
+        shown: dict[str, Any] = {
+            "bounds": privacy_table(run, delta=delta, noise_is_known=known).to_dicts(),
+            "bounds_by_split": {
+                split: privacy_table(run.of_split(split), delta=delta, noise_is_known=known).to_dicts()
+                for split in splits
+            },
+            "strict_as_ledgers_count": {unit: _written(value) for unit, value in counted.items()},
+            "ledgers": [{name: _written(value) for name, value in book.items()} for book in books],
+            "plan": plan.to_dict(),
+        }
+        print(json.dumps(shown, indent=2))
+        return
+    from rich.console import Console
+
+    from pbmvfl.cli.tables import print_notes, print_privacy_of_rows
+
+    console = Console(highlight=False)
+    title = "epsilon that was spent" if result is not None else "epsilon that this will cost"
+    print_privacy_of_rows(console, run, delta=delta, title=title, noise_is_known=known)
+    said = ", ".join(f"{format_epsilon(value)} for a {unit}" for unit, value in counted.items())
+    console.print(f"as ledgers count (which holds also for what is not planned yet): {said}")
+    for book in books:
+        console.print(
+            f"{book['ledger']}: {format_epsilon(book['cell'])} for a cell, {format_epsilon(book['record'])} for a "
+            f"record, all runs of {dataset!r} in it together",
+            markup=False,
+            soft_wrap=True,
+        )
+    print_notes(console, privacy_notes(run, num_samples=plan.num_samples, delta=delta))
+
+
+def _written(value: Any) -> Any:
+    """Infinity is no number of JSON."""
+    return "inf" if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _read(path: Path) -> tuple[Plan, Result | None, Path | None, float, str | None]:
+    """(plan, result if there is one, folder of ledgers, delta, the data's name) of a run folder or of a plan's file."""
+    from pbmvfl.federation.run_folder import RunFolder
+
+    if path.is_dir():
+        folder = RunFolder.existing(path)
+        source = folder.read_source()
+        ledgers = None if source.ledger is None else Path(source.ledger)
+        return folder.read_plan(), folder.read_result(), ledgers, source.delta, _name_of(source.rows)
+    if not path.is_file():
+        raise RunFolderError(f"run={str(path)!r} is neither a run folder nor a plan's file; give one that exists")
+    values = read_object(path, {}, PlanError)
+    plan = Plan.from_dict(values["plan"] if isinstance(values.get("plan"), dict) else values)
+    return plan, None, None, usual_delta(plan.num_samples), None
+
+
+def _name_of(rows: NamedSource | TableSource) -> str:
+    """The name under which ledgers know the data."""
+    if isinstance(rows, NamedSource):
+        return rows.dataset
+    return rows.name
+
+
+def _as_ledgers_count(run: TrainingRun, unit: Unit, delta: float) -> float:
+    by_order = epsilon_from_rdp(rdp_curve(run, unit, Accounting.STRICT, orders=FEW_ORDERS), delta, FEW_ORDERS)[0]
+    in_turn = [
+        epsilon_in_turn([(count, _losses(event, unit)) for count, event in counted], delta)
+        for counted in charges(run, unit, Accounting.STRICT)
+    ]
+    return min(by_order, max(in_turn, default=0.0))
+
+
+def _losses(event: Event, unit: Unit) -> Losses:
+    if isinstance(event, ReleaseEvent):
+        return event.losses(unit)
+    return event.losses() if isinstance(event, UpdateEvent) else NoLosses()
+
+
+def _books(folder: Path, dataset: str, delta: float) -> list[dict[str, Any]]:
+    from pbmvfl.ledger.ledger import Ledger
+    from pbmvfl.ledger.spending import fixed_plan_epsilon
+
+    found = []
+    for path in sorted(folder.glob("*.sqlite")):
+        with contextlib.closing(Ledger(path, read_only=True)) as book:
+            if dataset not in book.datasets():
+                continue
+            spent = {
+                str(unit): fixed_plan_epsilon(
+                    book, dataset, unit=unit, accounting=Accounting.STRICT, colluding_parties=0, delta=delta
+                )
+                for unit in (Unit.CELL, Unit.RECORD)
+            }
+        found.append({"ledger": str(path), **spent})
+    return found

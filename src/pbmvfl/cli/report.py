@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pbmvfl._files import PRIVATE_FILE, write_atomically
+from pbmvfl._files import PRIVATE_FILE, checked_object, read_object, write_atomically
 from pbmvfl.cli.options import check_target
 from pbmvfl.errors import RunFolderError
-from pbmvfl.json_files import checked_object, read_object
 from pbmvfl.privacy.conversion import check_delta
 
 if TYPE_CHECKING:
@@ -85,7 +84,7 @@ def _check(run: Path) -> None:
 
 
 def _facts(run: Path, delta: float | None) -> RunFacts:
-    from pbmvfl.cli.plan_words import describe_plan
+    from pbmvfl.cli.descriptions import describe_plan
     from pbmvfl.federation.results import Result
     from pbmvfl.federation.run_folder import RunFolder
     from pbmvfl.report.facts import facts_of

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pbmvfl.cli.deploy_options import AsJson, HomeFolder, need_nvflare
+from pbmvfl.cli.federation import AsJson, HomeFolder, need_nvflare
 from pbmvfl.errors import FederationError
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def _show(status: KitStatus, *, json_: bool) -> None:
         return
     from rich.console import Console
 
-    from pbmvfl.deploy.link.certificates import SOON
+    from pbmvfl.deploy.link.tls import SOON
 
     console = Console(highlight=False, soft_wrap=True)
     if status.running:

@@ -18,16 +18,14 @@ from rich.table import Table
 
 from pbmvfl._files import not_written
 from pbmvfl._text import counted
-from pbmvfl.cli.descriptions import print_result
-from pbmvfl.cli.plan_words import describe_plan, learning_notes_for
+from pbmvfl.cli.descriptions import describe_plan, learning_notes_for, print_result
 from pbmvfl.cli.tables import print_notes, print_privacy_of_rows
 from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.errors import LedgerError, ModelError, ProtocolError, TransportError
 from pbmvfl.federation.federation import Federation, Parties, newest_common_round
-from pbmvfl.federation.history import EpochLine
 from pbmvfl.federation.metrics_summary import describe_classes, notes_on_classes
 from pbmvfl.federation.release_log import ReleaseLog
-from pbmvfl.federation.results import Result
+from pbmvfl.federation.results import EpochLine, Result
 from pbmvfl.federation.run_folder import RunFolder
 from pbmvfl.plan.plan import Plan
 from pbmvfl.plan.schedule import RowUses

@@ -1,17 +1,22 @@
-"""The ring Z/2^k in which parties' integers are masked and summed.
-
-Over the integers a mask leaks at the edges: the largest possible y gives q away. In a ring a uniform mask makes y
-uniform whatever q is, and k = ceil(log2(b*M + 1)) bits hold every possible sum. Masks are added where the bits are
-packed (`crypto.packing.pack`).
-"""
+"""Integers modulo 2^k: the ring in which sums are masked, their packing, and payloads of a round."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+
+from pbmvfl._compiled import compiled
+from pbmvfl.errors import NonFiniteMessage
+
+# --- The ring Z/2^k in which parties' integers are masked and summed ---
+# Over the integers a mask leaks at the edges: the largest possible y gives q away. In a ring a uniform mask makes y
+# uniform whatever q is, and k = ceil(log2(b*M + 1)) bits hold every possible sum. Masks are added where the bits are
+# packed (`crypto.ring.pack`).
+
 
 _Unsigned = TypeVar("_Unsigned", np.uint8, np.uint16, np.uint32)
 
@@ -51,3 +56,148 @@ class Ring:
         if self.bits != 8 * values.itemsize:
             values &= values.dtype.type((1 << self.bits) - 1)
         return values
+
+
+# --- k-bit integers one after the other, without gaps, for k up to 32 ---
+
+
+def packed_bytes(count: int, bits: int) -> int:
+    """Exactly how many bytes `count` values of `bits` bits take."""
+    return (count * bits + 7) // 8
+
+
+def pack(values: npt.NDArray[Any], bits: int, mask: npt.NDArray[Any] | None = None) -> bytes:
+    """The low `bits` bits of every value, or of every value plus its mask, least significant bit first.
+
+    Cutting off the higher bits is the reduction modulo 2^bits, so adding a mask here is adding it in the ring.
+    """
+    # Protocol 0, step 3: y_m.
+    flat = values.reshape(-1)
+    if bits == 8:
+        return (flat if mask is None else flat + mask).astype(np.uint8).tobytes()
+    words = np.empty((flat.size * bits + 31) // 32, dtype="<u4")
+    _pack(flat, np.zeros(flat.size, dtype=np.uint8) if mask is None else mask, bits, words)
+    return words.view(np.uint8)[: packed_bytes(flat.size, bits)].tobytes()
+
+
+def add_packed(payload: bytes | memoryview, bits: int, totals: npt.NDArray[Any]) -> None:
+    """Add every packed value to its total, wrapping where the totals' own type does."""
+    source = np.frombuffer(payload, dtype=np.uint8)
+    if bits == 8:
+        np.add(totals, source, out=totals)
+    else:
+        _unpack_add(source, bits, totals)
+
+
+@compiled
+def _pack(values: Any, mask: Any, bits: Any, words: Any) -> None:
+    """Add, cut off, and collect bits in a 64-bit register; write 32 of them whenever they are there."""
+    pending = np.uint64(0)
+    held = np.uint64(0)
+    width = np.uint64(bits)
+    low = (np.uint64(1) << width) - np.uint64(1)
+    half = np.uint64(32)
+    position = 0
+    for i in range(values.size):
+        pending |= ((np.uint64(values[i]) + np.uint64(mask[i])) & low) << held
+        held += width
+        if held >= half:
+            words[position] = np.uint32(pending & np.uint64(0xFFFFFFFF))
+            pending >>= half
+            held -= half
+            position += 1
+    if held > np.uint64(0):
+        words[position] = np.uint32(pending & np.uint64(0xFFFFFFFF))
+
+
+@compiled
+def _unpack_add(packed: Any, bits: Any, totals: Any) -> None:
+    """Add each packed `bits`-bit value to its total (wrapping in the totals' own type)."""
+    pending = np.uint64(0)
+    held = np.uint64(0)
+    width = np.uint64(bits)
+    low = (np.uint64(1) << width) - np.uint64(1)
+    position = 0
+    for i in range(totals.size):
+        while held < width:
+            pending |= np.uint64(packed[position]) << held
+            held += np.uint64(8)
+            position += 1
+        totals[i] += pending & low
+        pending >>= width
+        held -= width
+
+
+# --- What one party sends in a round: k-bit integers, or float32 for the mechanisms in clear ---
+
+
+class PayloadFormat(Protocol):
+    def num_bytes(self, count: int) -> int:
+        """Exactly how long the payload for `count` values is."""
+
+    def encode(self, values: npt.NDArray[Any], mask: npt.NDArray[Any] | None = None) -> bytes:
+        """The bytes that leave: with a mask, of values + mask in the ring."""
+
+    def check(self, payload: bytes | memoryview) -> None:
+        """Refuse a payload of the right length that no party can have sent."""
+
+    def total(self, payloads: Sequence[bytes | memoryview], count: int) -> npt.NDArray[Any]:
+        """The sum over the parties, in the order of their indices."""
+
+    def each(self, payloads: Sequence[bytes | memoryview], count: int) -> npt.NDArray[Any]:
+        """What each party sent, (M, count), for releases that stand alone. Behind masks it says nothing."""
+
+
+class PackedIntegers:
+    """Ring elements of k bits each. The sum is reduced into the ring, where it equals the sum of the integers."""
+
+    def __init__(self, *, bits: int, ring: Ring) -> None:
+        self.bits = bits
+        self.ring = ring
+
+    def num_bytes(self, count: int) -> int:
+        return packed_bytes(count, self.bits)
+
+    def encode(self, values: npt.NDArray[Any], mask: npt.NDArray[Any] | None = None) -> bytes:
+        return pack(values, self.bits, mask)
+
+    def check(self, payload: bytes | memoryview) -> None:
+        del payload  # any k bits are an element of the ring
+
+    def total(self, payloads: Sequence[bytes | memoryview], count: int) -> npt.NDArray[Any]:
+        # A ring of at most 16 bits adds up in 16, whichever type its elements have.
+        totals: npt.NDArray[Any] = np.zeros(count, dtype=np.uint16 if self.ring.bits <= 16 else np.uint32)
+        for payload in payloads:
+            add_packed(payload, self.bits, totals)
+        return self.ring.reduce(totals)  # Protocol 0, step 4
+
+    def each(self, payloads: Sequence[bytes | memoryview], count: int) -> npt.NDArray[Any]:
+        values: npt.NDArray[Any] = np.zeros((len(payloads), count), dtype=np.uint16 if self.bits <= 16 else np.uint32)
+        for row, payload in zip(values, payloads, strict=True):
+            add_packed(payload, self.bits, row)
+        return values
+
+
+class Floats:
+    """float32 in clear, for studies."""
+
+    def num_bytes(self, count: int) -> int:
+        return 4 * count
+
+    def encode(self, values: npt.NDArray[Any], mask: npt.NDArray[Any] | None = None) -> bytes:
+        assert mask is None, "masks are for integers; the plan refuses them for floats"
+        return values.astype("<f4", copy=False).tobytes()
+
+    def check(self, payload: bytes | memoryview) -> None:
+        if not np.isfinite(np.frombuffer(payload, dtype="<f4")).all():
+            raise NonFiniteMessage("the embedding that arrived holds NaN or infinity, which no party sends")
+
+    def total(self, payloads: Sequence[bytes | memoryview], count: int) -> npt.NDArray[np.float32]:
+        totals = np.zeros(count, dtype=np.float32)
+        for payload in payloads:
+            totals += np.frombuffer(payload, dtype="<f4")
+        return totals
+
+    def each(self, payloads: Sequence[bytes | memoryview], count: int) -> npt.NDArray[np.float32]:
+        values = [np.frombuffer(payload, dtype="<f4", count=count) for payload in payloads]
+        return np.array(values, dtype=np.float32).reshape(len(payloads), count)

@@ -6,8 +6,7 @@ May import `errors`, `_text` and `crypto`.
 Begin with `vertical`, the one type that training takes.
 """
 
-from pbmvfl.data.assignment import parse_columns
-from pbmvfl.data.column_rules import ColumnRule, PartyColumns
+from pbmvfl.data.column_rules import ColumnRule, PartyColumns, parse_columns
 from pbmvfl.data.datasets import DATASETS, data_root, load_dataset
 from pbmvfl.data.new_rows import NewRows, load_rows
 from pbmvfl.data.tables import load_table

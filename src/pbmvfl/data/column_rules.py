@@ -1,18 +1,31 @@
-"""What is public about a party's columns, and the numbers that its rows become by that alone."""
+"""Columns by party: who holds which, and what is public about each."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from pbmvfl.data.encoding import Features, encode_columns, refuse_absent, refuse_words
 from pbmvfl.data.faults import Faults, Place, nearest
+from pbmvfl.data.readers import Source, source_of, stem_of
 from pbmvfl.data.schema import ColumnRule, Schema, rule_of_entry
 from pbmvfl.data.text import is_text
 from pbmvfl.errors import DataError
 
-__all__ = ["ColumnRule", "PartyColumns", "resolved"]
+__all__ = [
+    "ColumnRule",
+    "PartyColumns",
+    "check_name",
+    "default_name",
+    "held_columns",
+    "parse_columns",
+    "party_sources",
+    "resolved",
+]
+
+
+# --- What is public about a party's columns, and the numbers that its rows become by that alone ---
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,3 +95,86 @@ def resolved(name: str, schema: Schema, column: Any, place: Place, faults: Fault
         refuse_words(name, column, place, faults)
         return None
     return rule or ColumnRule(name=name)
+
+
+# --- Who holds which column, and what the rows are called ---
+
+
+def parse_columns(text: str, *, may_share: bool = False) -> dict[str, tuple[str, ...]]:
+    """Who holds which column, from "bank=a,b,c;hospital=d,e". Files of their own `may_share` a column's name."""
+    columns: dict[str, tuple[str, ...]] = {}
+    for part in filter(None, (piece.strip() for piece in text.split(";"))):
+        party, equals, names = (piece.strip() for piece in part.partition("="))
+        if not equals or not party:
+            raise DataError(f"columns={text!r}: {part!r} is not of the form party=column,column;party=column")
+        if party in columns:
+            raise DataError(f"columns={text!r}: party={party!r} occurs twice; list all its columns in one place")
+        columns[party] = tuple(filter(None, (name.strip() for name in names.split(","))))
+    return _check_assignment(columns, may_share=may_share)
+
+
+def held_columns(
+    columns: Mapping[str, Sequence[str]] | str | None, label: str | None, id: str | None, *, by_party: bool
+) -> Mapping[str, Sequence[str]] | None:
+    """Who holds what, as far as it was said."""
+    if columns is None:
+        if not by_party:
+            raise DataError("columns are needed with one table for all: say who holds what, as in bank=age;shop=visits")
+        return None
+    if by_party and id is None:
+        raise DataError("id is needed with a table for each party: name the column by which the rows are joined")
+    held = (
+        parse_columns(columns, may_share=by_party)
+        if isinstance(columns, str)
+        else _check_assignment(columns, may_share=by_party)
+    )
+    for party, names in held.items():
+        if label in names:
+            raise DataError(f"label={label!r} is also a column of party={party!r}; a label cannot be a feature")
+        if id is not None and id in names:
+            raise DataError(f"id={id!r} is also a column of party={party!r}; an id cannot be a feature")
+    if id is not None and id == label:
+        raise DataError(f"id={id!r} is also the label; give another column")
+    return held
+
+
+def _check_assignment(columns: Mapping[str, Sequence[str]], *, may_share: bool) -> dict[str, tuple[str, ...]]:
+    """The assignment as plain tuples, after refusing what cannot be one."""
+    if len(columns) < 2 and not may_share:
+        parties = "1 party" if len(columns) == 1 else f"{len(columns)} parties"
+        raise DataError(f"columns name {parties}; at least 2 are needed, as in bank=age,income;hospital=bmi")
+    holder: dict[str, str] = {}
+    for party, names in columns.items():
+        if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+            raise DataError(
+                f"party={party!r}: columns={names!r} is not a list of names; give one, as in ['age', 'income']"
+            )
+        if not names:
+            raise DataError(f"party={party!r} has no columns; give it at least one or leave it out")
+        for name in names:
+            if holder.get(name) == party or (name in holder and not may_share):
+                others = f"party={party!r}" if holder[name] == party else f"party={holder[name]!r} and party={party!r}"
+                raise DataError(f"column={name!r} is named twice ({others}); each column belongs to one party, once")
+            holder[name] = party
+    return {party: tuple(names) for party, names in columns.items()}
+
+
+def check_name(name: str | None) -> None:
+    if name is None:
+        return
+    # Blanks at an end would make a second budget that looks like the first; run folders are named by it, too.
+    if not isinstance(name, str) or not name or name != name.strip() or "/" in name or "\\" in name:
+        raise DataError(
+            f"name={name!r} is not permitted; give a text without / and \\ that neither begins nor ends with a blank, "
+            "as in 'patients-2024', or leave it out to use the file's name"
+        )
+
+
+def default_name(source: Any) -> str:
+    """The name of tables whose owner gave none: the files' names without their endings."""
+    return "+".join(dict.fromkeys(map(stem_of, source.values() if isinstance(source, Mapping) else [source])))
+
+
+def party_sources(tables: Mapping[str, Any]) -> dict[str, Source]:
+    """A table per party; a frame is called by its party."""
+    return {party: source_of(table, called=f"frame of {party}") for party, table in tables.items()}

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pbmvfl.data.assignment import party_sources
+from pbmvfl.data.column_rules import party_sources
 from pbmvfl.data.readers import arrow_table
 from pbmvfl.data.tables import load_table
 from pbmvfl.data.vertical import VerticalDataset

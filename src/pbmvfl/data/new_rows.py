@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pbmvfl.data.assignment import check_name, default_name, party_sources
-from pbmvfl.data.column_rules import PartyColumns
+from pbmvfl.data.column_rules import PartyColumns, check_name, default_name, party_sources
 from pbmvfl.data.encoding import Features, encode_columns
 from pbmvfl.data.faults import Faults, nearest
 from pbmvfl.data.joining import Aligned, read_each, read_one

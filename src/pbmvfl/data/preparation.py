@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pbmvfl.data.assignment import party_sources
-from pbmvfl.data.column_rules import PartyColumns, resolved
+from pbmvfl.data.column_rules import PartyColumns, party_sources, resolved
 from pbmvfl.data.encoding import Features, encode_columns
 from pbmvfl.data.faults import Faults, nearest, plural
 from pbmvfl.data.joining import Aligned, read_each, read_one

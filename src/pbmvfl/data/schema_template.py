@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from pbmvfl.data.assignment import held_columns, party_sources
+from pbmvfl.data.column_rules import held_columns, party_sources
 from pbmvfl.data.encoding import NUMBERS_OF_DATES
 from pbmvfl.data.faults import Faults, Place, nearest, plural
 from pbmvfl.data.readers import Source, column_names, read_columns, require_columns, source_of

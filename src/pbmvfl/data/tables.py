@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 
 from pbmvfl.crypto.public_streams import SPLIT_STREAM, public_permutation
-from pbmvfl.data.assignment import check_name, default_name, held_columns
-from pbmvfl.data.column_rules import PartyColumns
+from pbmvfl.data.column_rules import PartyColumns, check_name, default_name, held_columns
 from pbmvfl.data.encoding import Features
 from pbmvfl.data.faults import Faults, plural
 from pbmvfl.data.joining import Aligned

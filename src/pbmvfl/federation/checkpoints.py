@@ -23,9 +23,17 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from pbmvfl._files import PRIVATE_FILE, make_private_folder, not_written, remove_leftovers, write_atomically
+from pbmvfl._files import (
+    PRIVATE_FILE,
+    Kinds,
+    checked_object,
+    make_private_folder,
+    not_written,
+    read_object,
+    remove_leftovers,
+    write_atomically,
+)
 from pbmvfl.errors import CheckpointError
-from pbmvfl.json_files import Kinds, checked_object, read_object
 from pbmvfl.plan.plan import Plan
 
 #: Format 2 kept all epochs in the notes of the server's states, format 3 a digest of them.

@@ -23,14 +23,13 @@ from pbmvfl.crypto.key_exchange import Identity
 from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.errors import CheckpointError, EncoderError, LedgerError, ModelError, PlanError
 from pbmvfl.federation.checkpoints import Checkpoints
-from pbmvfl.federation.history import EpochLine
 from pbmvfl.federation.in_process import InProcess
 from pbmvfl.federation.model import FederatedModel
 from pbmvfl.federation.model_files import PartyPart, ServerPart, model_digest
 from pbmvfl.federation.party_setup import PartySetup
 from pbmvfl.federation.processes import Processes
 from pbmvfl.federation.release_log import ReleaseLog
-from pbmvfl.federation.results import Result
+from pbmvfl.federation.results import EpochLine, Result
 from pbmvfl.federation.run import Run
 from pbmvfl.ledger.ledger_folder import PartyForecast, books_for, check_folder, check_reaches_end, make_folder
 from pbmvfl.plan.groups import Evaluation

@@ -26,13 +26,23 @@ from torch import nn
 from pbmvfl.crypto.key_exchange import Identity
 from pbmvfl.data.new_rows import NewRows
 from pbmvfl.errors import DataError, ModelError
-from pbmvfl.federation.asked_rows import Rows, check_data_version, taken_rows
-from pbmvfl.federation.books import check_known, look_exactly, note_uncharged
 from pbmvfl.federation.in_process import InProcess
 from pbmvfl.federation.model_files import INDEX, SERVER, Part, PartyPart, ServerPart, folder_name
 from pbmvfl.federation.party_setup import PartySetup
 from pbmvfl.federation.predictions import Predictions
-from pbmvfl.federation.serving import Release, exact_scores, release_for, serve, serving_plan
+from pbmvfl.federation.serving import (
+    Release,
+    Rows,
+    check_data_version,
+    check_known,
+    exact_scores,
+    look_exactly,
+    note_uncharged,
+    release_for,
+    serve,
+    serving_plan,
+    taken_rows,
+)
 from pbmvfl.ledger.ledger_folder import PartyForecast, books_for, check_reaches_end, make_folder
 from pbmvfl.plan.plan import Plan
 from pbmvfl.plan.schedule import Split

@@ -20,10 +20,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from pbmvfl._files import PRIVATE_FILE, make_private_folder, write_atomically
+from pbmvfl._files import PRIVATE_FILE, Kinds, check_seal, make_private_folder, read_object, sealed, write_atomically
 from pbmvfl.data.column_rules import PartyColumns
 from pbmvfl.errors import DataError, ModelError, PlanError
-from pbmvfl.json_files import Kinds, check_seal, read_object, sealed
 from pbmvfl.plan.plan import Plan
 
 #: Of part.json. Another number is refused: what it means is not known here.

@@ -17,17 +17,15 @@ from pbmvfl.federation.checkpoints import Checkpoints
 from pbmvfl.ledger.charging import Charging
 from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.ledger.ledger_folder import PartyForecast, look_ahead
-from pbmvfl.mechanisms.interactions.shared import OwnColumns
+from pbmvfl.mechanisms.interactions.features import OwnColumns
 from pbmvfl.plan.plan import Plan
 from pbmvfl.plan.policy import Policy
 from pbmvfl.plan.schedule import Split
 from pbmvfl.protocol.party import Party, weights_are_charged
-from pbmvfl.protocol.party_answers import AnswersOf
-from pbmvfl.protocol.party_checks import Features
-from pbmvfl.protocol.stored_answers import StoredAnswers
+from pbmvfl.protocol.party_rows import Features
+from pbmvfl.protocol.stored_answers import AnswersOf, StoredAnswers
 from pbmvfl.training.encoders import build_encoder, is_public_start
-from pbmvfl.training.features import mapped, network_shape
-from pbmvfl.training.lazy_rows import LazyRows, is_mapped
+from pbmvfl.training.features import LazyRows, is_mapped, mapped, network_shape
 
 #: Rounds that a party of a simulation has charged in one transaction. One by one a charge takes a tenth of a round, and
 #: all that a killed process can lose by more is some rounds that are charged and were not sent.

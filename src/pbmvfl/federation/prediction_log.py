@@ -11,9 +11,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from pbmvfl._files import make_private
+from pbmvfl._files import Kinds, checked_object, make_private
 from pbmvfl.errors import RunFolderError
-from pbmvfl.json_files import Kinds, checked_object
 
 FILE = "released.jsonl"
 _KINDS: Kinds = {"rows": int, "predicted": int, "exact": bool, "law": str}

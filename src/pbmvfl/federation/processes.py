@@ -23,7 +23,7 @@ from safetensors.torch import load, save
 
 from pbmvfl import errors
 from pbmvfl.errors import PartyLost, PbmvflError
-from pbmvfl.federation.inspection import exact_embeddings
+from pbmvfl.federation.in_process import exact_embeddings
 from pbmvfl.federation.party_setup import PartySetup
 from pbmvfl.plan.schedule import Split
 from pbmvfl.protocol.party import Party

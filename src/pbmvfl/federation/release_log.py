@@ -19,10 +19,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pbmvfl._files import PRIVATE_FILE, make_private_folder, write_atomically
+from pbmvfl._files import PRIVATE_FILE, Kinds, checked_object, make_private_folder, read_json, write_atomically
 from pbmvfl._text import counted
 from pbmvfl.errors import CheckpointError, PbmvflError
-from pbmvfl.json_files import Kinds, checked_object, read_json
 from pbmvfl.plan.plan import Plan
 from pbmvfl.plan.schedule import RowUses
 

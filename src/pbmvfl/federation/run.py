@@ -13,13 +13,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from pbmvfl._files import checked_object
 from pbmvfl.errors import CheckpointError, EncoderError, NonFiniteError, PartyRefused, PbmvflError, ProtocolError
 from pbmvfl.federation.checkpoints import Checkpoints
-from pbmvfl.federation.history import EpochLine, HistoryLog
 from pbmvfl.federation.metrics_summary import Figures, Labelled, went_astray, what_to_change
 from pbmvfl.federation.release_log import ReleaseLog
-from pbmvfl.federation.results import TRAFFIC_KINDS, Result
-from pbmvfl.json_files import checked_object
+from pbmvfl.federation.results import TRAFFIC_KINDS, EpochLine, HistoryLog, Result
 from pbmvfl.plan.schedule import Round, Split
 from pbmvfl.protocol.server import Server
 from pbmvfl.protocol.session import Meter, Tap, deliver, drive

@@ -1,4 +1,4 @@
-"""The folder of one run: plan.json, data.json, history.csv, result.json, curves.png and checkpoints/."""
+"""The folder of a run, and where its rows come from."""
 
 from __future__ import annotations
 
@@ -6,15 +6,220 @@ import contextlib
 import json
 import shutil
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from pbmvfl._files import PRIVATE_FILE, PRIVATE_FOLDER, make_private, write_atomically
-from pbmvfl.errors import PlanError, RunFolderError, WriteError
-from pbmvfl.federation.history import EpochLine, history_csv
-from pbmvfl.federation.results import DEFAULT_DELTA, Result
-from pbmvfl.federation.source import RunSource
-from pbmvfl.json_files import read_object
+from pbmvfl._files import (
+    PRIVATE_FILE,
+    PRIVATE_FOLDER,
+    Kinds,
+    checked_object,
+    make_private,
+    read_object,
+    write_atomically,
+)
+from pbmvfl.errors import CheckpointError, DataError, PlanError, RunFolderError, WriteError
+from pbmvfl.federation.results import DEFAULT_DELTA, EpochLine, Result, history_csv
 from pbmvfl.plan.plan import Plan
+
+if TYPE_CHECKING:
+    from pbmvfl.data.vertical import VerticalDataset
+
+
+# ---
+# Where a run's rows come from, and what else a resume must find as it was: typed, and written as data.json.
+
+
+#: The delta of folders of version 0.1, which did not say it.
+_DELTA = 1e-5
+_TEXT = str | None
+_NAMED: Kinds = {"dataset": str, "num_parties": int | None, "root": _TEXT}
+_TABLE: Kinds = {
+    "data": str | dict,
+    "label": str,
+    "columns": _TEXT,
+    "schema": _TEXT,
+    "test_data": str | dict | None,
+    "test_fraction": int | float,
+    "seed": int,
+    "num_parties": int | None,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamedSource:
+    """One of the datasets that have a loader."""
+
+    dataset: str
+    num_parties: int | None = None
+    root: str | None = None
+
+    def load(self) -> VerticalDataset:
+        from pbmvfl.data import load_dataset
+
+        return load_dataset(self.dataset, num_parties=self.num_parties, root=self.root)
+
+    def changes(self, path: Path) -> list[str]:
+        """A named dataset is checked by its loader."""
+        del path
+        return []
+
+
+#: A file for all parties, or one for each.
+Files = str | dict[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableSource:
+    """A table of the user's own, or one for each party."""
+
+    data: Files
+    label: str
+    #: None: each party's file has its columns.
+    columns: str | None = None
+    schema: str | None = None
+    test_data: Files | None = None
+    test_fraction: float = 0.2
+    dataset_name: str | None = None
+    seed: int = 0
+    num_parties: int | None = None
+    #: The column of row ids; version 0.1 had none.
+    id: str | None = None
+    label_data: str | None = None
+    #: (size, time of the last change) of each file when the run began: facts of files, which tell nothing about values.
+    files: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+    @property
+    def dataset(self) -> None:
+        """There is no name that a loader knows."""
+        return
+
+    @property
+    def name(self) -> str:
+        """Under which ledgers know the rows."""
+        from pbmvfl.data.column_rules import default_name
+
+        return self.dataset_name or default_name(self.data)
+
+    def load(self) -> VerticalDataset:
+        from pbmvfl.data import load_table
+
+        table = load_table(
+            self.data,
+            label=self.label,
+            columns=self.columns,
+            id=self.id,
+            label_data=self.label_data,
+            test=self.test_data,
+            test_fraction=self.test_fraction,
+            seed=self.seed,
+            schema=self.schema,
+            name=self.dataset_name,
+        )
+        if self.num_parties is not None and self.num_parties != table.num_parties:
+            raise DataError(
+                f"num_parties={self.num_parties} but --{'data' if self.columns is None else 'columns'} names "
+                f"{table.num_parties} parties: "
+                f"{', '.join(table.party_names)}"
+            )
+        return table
+
+    def file_facts(self) -> dict[str, tuple[int, int]]:
+        """Size and time of every file of the table, as they are now."""
+        found = {}
+        for name, file in self._files().items():
+            if Path(file).is_file():
+                status = Path(file).stat()
+                found[name] = (status.st_size, status.st_mtime_ns)
+        return found
+
+    def _files(self) -> dict[str, str]:
+        """Every file by the option that named it, and by its party where there is one for each."""
+        found: dict[str, str] = {}
+        for name in ("data", "test_data", "label_data", "schema"):
+            files = getattr(self, name)
+            if isinstance(files, dict):
+                found |= {f"{name}:{party}": file for party, file in files.items()}
+            elif files is not None:
+                found[name] = files
+        return found
+
+    def changes(self, path: Path) -> list[str]:
+        """Refuse files that are others for sure than when the run in `path` began; a note for one that may be."""
+        notes = []
+        now = self.file_facts() if self.files else {}
+        for name, (size, time) in now.items():
+            known_size, known_time = self.files.get(name, (size, time))
+            file = self._files()[name]
+            if size != known_size:
+                raise CheckpointError(
+                    f"{path} is a run on other values: {file} had {known_size} bytes when it began and has {size} "
+                    "now; put the data back as it was, or start a new run"
+                )
+            if time != known_time:
+                notes.append(f"{file} was written to since the run began; it must hold the same values")
+        return notes
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSource:
+    """All that a run was started with beside its plan."""
+
+    rows: NamedSource | TableSource
+    #: The folder of the parties' ledgers.
+    ledger: str | None = None
+    #: The delta of the epsilons that are shown.
+    delta: float = _DELTA
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"dataset": self.rows.dataset, **asdict(self.rows), "ledger": self.ledger, "delta": self.delta}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any], path: Path) -> RunSource:
+        """What `to_dict` wrote into `path`; version 0.1 wrote no delta."""
+        checked_object(values, {"dataset": _TEXT, "ledger": _TEXT}, path, RunFolderError)
+        delta = checked_object({"delta": _DELTA, **values}, {"delta": int | float}, path, RunFolderError)["delta"]
+        kind: type[NamedSource] | type[TableSource] = TableSource if values["dataset"] is None else NamedSource
+        checked_object(values, _TABLE if kind is TableSource else _NAMED, path, RunFolderError)
+        known = {each.name: values[each.name] for each in fields(kind) if each.name in values}
+        if kind is TableSource:
+            _check_files(known, path)
+            known["files"] = _file_facts(known.get("files", {}), path)
+        return cls(rows=kind(**known), ledger=values["ledger"], delta=delta)
+
+    def differs(self, asked: dict[str, Any]) -> str | None:
+        """The first name whose value is asked to be another one than it was; None if all agree."""
+        kept = self.to_dict()
+        for name, wanted in asked.items():
+            if wanted is not None and _comparable(name, wanted) != _comparable(name, kept.get(name)):
+                return name
+        return None
+
+
+def _check_files(known: dict[str, Any], path: Path) -> None:
+    checked_object({"id": None, "label_data": None, **known}, {"id": _TEXT, "label_data": _TEXT}, path, RunFolderError)
+    for name in ("data", "test_data"):
+        files = known.get(name)
+        if isinstance(files, dict):
+            checked_object(files, dict.fromkeys(files, str), path, RunFolderError)
+
+
+def _file_facts(values: object, path: Path) -> dict[str, tuple[int, int]]:
+    if isinstance(values, dict) and all(isinstance(facts, list) and len(facts) == 2 for facts in values.values()):
+        return {name: (int(size), int(time)) for name, (size, time) in values.items()}
+    raise RunFolderError(f"{path} is damaged: files={values!r} must have two numbers a file; restore it from a copy")
+
+
+def _comparable(name: str, value: Any) -> Any:
+    """Who holds what may be spelled with other spaces."""
+    from pbmvfl.data.column_rules import parse_columns
+
+    return list(parse_columns(value, may_share=True).items()) if name == "columns" and value is not None else value
+
+
+# --- The folder of one run: plan.json, data.json, history.csv, result.json, curves.png and checkpoints/ ---
+
 
 RUNS = Path("runs")
 

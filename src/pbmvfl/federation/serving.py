@@ -7,8 +7,10 @@ and what it had released stays charged. Rows whose answers are stored get the sa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +19,14 @@ import torch
 from torch import Tensor
 
 from pbmvfl._settings import one_of
-from pbmvfl.errors import ModelError, PartyRefused, PbmvflError, PlanError
+from pbmvfl.data.new_rows import NewRows, load_rows
+from pbmvfl.data.vertical import VerticalDataset
+from pbmvfl.errors import DataError, LedgerError, ModelError, PartyRefused, PbmvflError, PlanError
+from pbmvfl.federation.model_files import PartyPart, ServerPart
+from pbmvfl.federation.party_setup import PartySetup
+from pbmvfl.ledger.database import is_begun
+from pbmvfl.ledger.ledger import Ledger
+from pbmvfl.ledger.ledger_folder import book_of, books_of, limited
 from pbmvfl.mechanisms import Mechanism
 from pbmvfl.plan.groups import Evaluation, Head, Labels, Learning, Rounds, UpdateNoise, Voting
 from pbmvfl.plan.plan import Plan
@@ -176,3 +185,171 @@ def exact_scores(plan: Plan, *, trained: dict[str, Tensor], embeddings: Sequence
     """Class scores of exact sums, which no role of the protocol sees: for a simulator alone."""
     total = sum(embeddings[1:], start=embeddings[0])
     return Server(plan, trained=trained).predict(torch.from_numpy(total)).log_softmax(dim=1)
+
+
+# --- Rows that a model is asked about, in whatever form they come, as every party's network takes them ---
+
+
+_LONGEST_VERSION = 80
+#: What can be asked about: rows that were loaded, a file or a frame with all columns, one of each for each party, or
+#: one array for each party.
+Rows = NewRows | VerticalDataset | str | Path | Mapping[str, Any] | Sequence[npt.NDArray[Any]] | Any
+
+
+def taken_rows(
+    server: ServerPart,
+    parts: Sequence[PartyPart],
+    rows: Rows,
+    *,
+    label: str | None,
+    label_data: Any,
+    id: str | None,
+    dataset: str | None,
+) -> NewRows:
+    """The rows, checked against what the model was trained on; `dataset` names them otherwise than they do."""
+    if isinstance(rows, VerticalDataset):
+        rows = test_rows(rows)
+    if isinstance(rows, list | tuple) and rows and all(isinstance(each, np.ndarray) for each in rows):
+        _check_arrays(parts, rows)
+        rows = NewRows(
+            name=server.dataset,
+            party_names=server.party_names,
+            features=tuple(rows),
+            ids=tuple(f"rows:{row}" for row in range(len(rows[0]))),
+            rows_are_named=False,
+        )
+    if not isinstance(rows, NewRows):
+        columns = [part.columns for part in parts if part.columns is not None]
+        if len(columns) < len(parts):
+            raise ModelError(
+                f"this model was trained on arrays without column names (dataset={server.dataset!r}), and no table can "
+                "be read for it; give one array for each party, or predict its own test rows"
+            )
+        rows = load_rows(
+            rows,
+            columns=columns,
+            class_names=server.class_names,
+            label=label,
+            label_data=label_data,
+            id=id,
+            name=dataset or server.dataset,
+        )
+    _check_arrays(parts, rows.features)
+    # Ledgers are found by the parties' names: those of the model, whatever the rows call them.
+    return replace(rows, name=rows.name if dataset is None else dataset, party_names=server.party_names)
+
+
+def _check_arrays(parts: Sequence[PartyPart], features: Sequence[npt.NDArray[Any]]) -> None:
+    if len(features) != len(parts):
+        names = ", ".join(part.party for part in parts)
+        raise ModelError(f"there are columns of {len(features)} parties; this model has {len(parts)}: {names}")
+    for part, rows in zip(parts, features, strict=True):
+        if rows.shape[1:] != part.shape or str(rows.dtype) != part.dtype:
+            raise ModelError(
+                f"party={part.party!r}: rows are {rows.dtype}{rows.shape[1:]}, the model was trained on "
+                f"{part.dtype}{part.shape}"
+            )
+    if not len(features[0]):
+        raise DataError("there are no rows to predict; give at least one")
+
+
+def check_data_version(version: object) -> None:
+    """Refuse what cannot be the owners' name of the state that their columns are in."""
+    if not isinstance(version, str) or version != version.strip() or len(version) > _LONGEST_VERSION:
+        raise DataError(
+            f"data_version={version!r}; permitted: a text of at most {_LONGEST_VERSION} characters that neither begins "
+            "nor ends with a blank, as in '2026-01'"
+        )
+
+
+def test_rows(data: VerticalDataset) -> NewRows:
+    """A dataset's own test rows, under the names by which training's ledgers know them."""
+    if not data.num_test_samples:
+        raise DataError(f"dataset={data.name!r} has no test rows; give rows to predict")
+    ids = data.test_ids
+    if ids is None:
+        ids = tuple(str(data.num_samples + row) for row in range(data.num_test_samples))
+    return NewRows(
+        name=data.name,
+        party_names=data.party_names,
+        features=data.test_features,
+        ids=ids,
+        rows_are_named=data.rows_are_named,
+        labels=data.test_labels,
+    )
+
+
+# --- What a model's parties ask of their ledgers before rows are predicted, beside the charge itself ---
+
+
+def look_exactly(parts: Sequence[PartyPart], books: Path | None, dataset: str, *, permitted: bool) -> None:
+    """Check that exact sums may be seen, which no limit counts, and note the owners' permission in their ledgers.
+
+    Every owner whose ledger has a limit is asked, whatever the rows are called: under a name that the ledger does not
+    know they may be any of its rows.
+
+    Args:
+        parts: The model's parts, whose parties are asked.
+        books: The folder of the parties' ledgers; None where it is not known.
+        dataset: The name that the rows are given.
+        permitted: Whether the owners permit it.
+
+    Raises:
+        LedgerError: A ledger has a limit and its owner has not permitted it; or training was charged to a ledger that
+            is not here.
+    """
+    for path in limited(_ledgers(parts, books, dataset, permitted=permitted)):
+        if not permitted:
+            raise LedgerError(
+                f"exact sums of dataset={dataset!r}: ledger={str(path)!r} has a limit, and no limit counts exact sums; "
+                "leave exact out for a charged release, or give the owners' permission, which the ledger notes: "
+                "--exact-metrics, exact_metrics=True"
+            )
+        with contextlib.closing(Ledger(path)) as ledger:
+            ledger.note_exact(dataset)
+
+
+def note_uncharged(parts: Sequence[PartyPart], books: Path | None, dataset: str, *, num_rows: int) -> None:
+    """Note in every ledger that its owner permits predictions without a charge: a later limit does not count them."""
+    for path in filter(is_begun, _ledgers(parts, books, dataset, permitted=True)):
+        with contextlib.closing(Ledger(path)) as ledger:
+            ledger.note_uncharged(dataset, num_rows=num_rows)
+
+
+def _ledgers(parts: Sequence[PartyPart], books: Path | None, dataset: str, *, permitted: bool) -> list[Path]:
+    """Return the ledger files of the model's parties; none where their folder is not known.
+
+    Where training was charged, those are the ledgers that know of it. Only with the owners' permission, and where no
+    folder is named in which it could be noted, nothing is looked at.
+    """
+    if books is None and permitted:
+        return []
+    for part in parts:
+        path = None if books is None else book_of(books, part.index, part.party, dataset=dataset)
+        if part.ledger_run and not (path is not None and _knows(path, part)):
+            raise LedgerError(
+                f"training of party={part.party!r} was charged to a ledger, which may have a limit, and that book is "
+                "not here; give its folder (ledger=..., --ledger), or leave the folder out and give the owners' word "
+                "for exact sums: --exact-metrics, exact_metrics=True"
+            )
+    return [] if books is None else books_of(books, [part.party for part in parts], dataset=dataset)
+
+
+def check_known(parts: Sequence[PartyPart], setups: Sequence[PartySetup]) -> None:
+    """Where training was charged, predictions are charged to the very books that know of it: others, new ones among
+    them, know neither what was spent nor anybody's limit."""
+    for part, setup in zip(parts, setups, strict=True):
+        if part.ledger_run and setup.ledger is not None and not _knows(setup.ledger, part):
+            raise LedgerError(
+                f"ledger={str(setup.ledger)!r} does not know of this model's training: it is another book than that of "
+                f"party={part.party!r}, a new one, or an older copy, and what was spent would not count; put the book "
+                "back that training was charged to, or name its folder"
+            )
+
+
+def _knows(path: Path, part: PartyPart) -> bool:
+    """Whether a book has the training that a part came from."""
+    if not is_begun(path):
+        return False
+    with contextlib.closing(Ledger(path, read_only=True)) as book:
+        return any(entry.run == part.ledger_run for entry in book.sessions(part.dataset))

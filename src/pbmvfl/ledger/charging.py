@@ -13,12 +13,12 @@ import numpy.typing as npt
 
 from pbmvfl.errors import BudgetExceeded, LedgerError
 from pbmvfl.ledger import history
-from pbmvfl.ledger.counter import Known, Outside
 from pbmvfl.ledger.database import MARK_BYTES, mark, now
-from pbmvfl.ledger.reports import compared_by, why_charged
+from pbmvfl.ledger.forecast import compared_by, why_charged
 from pbmvfl.ledger.session_lock import Holder, forget
 from pbmvfl.ledger.session_terms import Terms
 from pbmvfl.ledger.spending import Account, RowNumbers, accounts
+from pbmvfl.ledger.tamper_evidence import Known, Outside
 from pbmvfl.plan.schedule import Round, Split
 from pbmvfl.privacy.events import Event
 

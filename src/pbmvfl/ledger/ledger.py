@@ -26,17 +26,16 @@ from pbmvfl.errors import LedgerError
 from pbmvfl.ledger import history, tamper_evidence
 from pbmvfl.ledger import owner as owners
 from pbmvfl.ledger.charging import Charging, identity_of
-from pbmvfl.ledger.counter import Known, Outside, known_outside
 from pbmvfl.ledger.database import FORMAT, error_code, format_of, mark, now, open_for_reading, open_for_writing
-from pbmvfl.ledger.forecast import Forecast
+from pbmvfl.ledger.forecast import Forecast, exported, notes_of
 from pbmvfl.ledger.limits import Limit
 from pbmvfl.ledger.migration import migrate
-from pbmvfl.ledger.reports import exported, notes_of
-from pbmvfl.ledger.row_ids import read_ids
+from pbmvfl.ledger.row_identity import read_ids
 from pbmvfl.ledger.schema import add_what_came_later, make_tables
 from pbmvfl.ledger.session_lock import check_free
 from pbmvfl.ledger.session_opening import Opening
 from pbmvfl.ledger.session_terms import Terms
+from pbmvfl.ledger.tamper_evidence import Known, Outside, known_outside
 from pbmvfl.privacy.units import Accounting, Unit
 
 if TYPE_CHECKING:

@@ -12,10 +12,9 @@ from typing import Any, Protocol
 
 from pbmvfl.errors import BudgetExceeded, LedgerError
 from pbmvfl.ledger.database import is_begun
-from pbmvfl.ledger.forecast import Forecast
+from pbmvfl.ledger.forecast import Forecast, why_charged
 from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.ledger.owner import ENDING, file_name
-from pbmvfl.ledger.reports import why_charged
 from pbmvfl.privacy.table import format_epsilon
 
 

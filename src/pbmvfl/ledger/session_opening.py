@@ -16,15 +16,13 @@ import numpy.typing as npt
 from pbmvfl.errors import LedgerError
 from pbmvfl.ledger import history
 from pbmvfl.ledger.charging import Charging, check_permitted
-from pbmvfl.ledger.counter import Outside
 from pbmvfl.ledger.database import now
 from pbmvfl.ledger.forecast import Forecast, forecasts
-from pbmvfl.ledger.plan_keys import key_of
-from pbmvfl.ledger.row_identity import Digests, keyed_digests, row_digests, shared_rows
-from pbmvfl.ledger.row_ids import check_ids, keep_ids
+from pbmvfl.ledger.row_identity import Digests, check_ids, keep_ids, keyed_digests, row_digests, shared_rows
 from pbmvfl.ledger.schema import has_row_values
 from pbmvfl.ledger.session_lock import Holder, check_free, forget, take
 from pbmvfl.ledger.session_terms import Terms
+from pbmvfl.ledger.tamper_evidence import Outside, key_of
 from pbmvfl.plan.groups import Evaluation
 from pbmvfl.plan.plan import Plan
 from pbmvfl.plan.schedule import Split

@@ -16,7 +16,7 @@ from pbmvfl.mechanisms.poisson_binomial import PoissonBinomial
 from pbmvfl.mechanisms.laplace import PolyaLaplace
 from pbmvfl.mechanisms.randomized_response import RandomisedSymbols
 from pbmvfl.mechanisms.baselines import LocalGaussian
-from pbmvfl.mechanisms.exact import Exact
+from pbmvfl.mechanisms.baselines import Exact
 # isort: on
 
 __all__ = [

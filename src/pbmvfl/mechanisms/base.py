@@ -18,12 +18,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from pbmvfl._settings import check_whole, finite, setting, settings_of
-from pbmvfl.crypto.payloads import PayloadFormat
-from pbmvfl.crypto.ring import Ring
+from pbmvfl._settings import Registry, check_whole, finite, setting, settings_of
+from pbmvfl.crypto.ring import PayloadFormat, Ring
 from pbmvfl.errors import PlanError
 from pbmvfl.privacy.events import ReleaseEvent
-from pbmvfl.registry import Registry
 
 if TYPE_CHECKING:
     import torch

@@ -26,17 +26,15 @@ import numpy as np
 import numpy.typing as npt
 
 from pbmvfl._settings import check_whole, finite, setting
-from pbmvfl.crypto.payloads import PackedIntegers
-from pbmvfl.crypto.ring import Ring
+from pbmvfl.crypto.ring import PackedIntegers, Ring
 from pbmvfl.errors import PlanError
 from pbmvfl.mechanisms import negative_binomial
 from pbmvfl.mechanisms.base import Mechanism, NoisySum, Scratch, largest_value, register
-from pbmvfl.privacy.atoms import atoms_rdp, pure_losses
 from pbmvfl.privacy.composition import AtomLosses, Losses
 from pbmvfl.privacy.events import IDEAL_SUM, NO_SECURE_SUM, ReleaseEvent, register_event
 from pbmvfl.privacy.loss_distribution import LossDistribution
 from pbmvfl.privacy.orders import ORDERS, Curve
-from pbmvfl.privacy.pure_pairs import laplace_losses, missing_shares_epsilon
+from pbmvfl.privacy.pure_pairs import atoms_rdp, laplace_losses, missing_shares_epsilon, pure_losses
 from pbmvfl.privacy.units import SERVER, Adversary, Unit
 
 if TYPE_CHECKING:

@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import numpy as np
 import numpy.typing as npt
 
-from pbmvfl.crypto.payloads import PackedIntegers
-from pbmvfl.crypto.ring import Ring
-from pbmvfl.mechanisms import kernels
+from pbmvfl.crypto.ring import PackedIntegers, Ring
+from pbmvfl.mechanisms import binomial_trials
 from pbmvfl.mechanisms.base import NoisySum, Scratch, register
 from pbmvfl.mechanisms.binomial_trials import Trials
 from pbmvfl.privacy.events import PoissonBinomialRelease
@@ -102,7 +101,7 @@ class PoissonBinomial(Trials):
         random = scratch.words(values.size * self.num_trials)
         entropy.fill(random)
         beta_16, scale = self._constants
-        kernels.count_successes(values, scale, beta_16, self.num_trials, random, counts)
+        binomial_trials.count_successes(values, scale, beta_16, self.num_trials, random, counts)
 
     def estimate(self, total: npt.NDArray[np.uint16]) -> npt.NDArray[np.float32]:
         """The unbiased estimate of the sum of the embeddings."""

@@ -21,15 +21,14 @@ import numpy as np
 import numpy.typing as npt
 
 from pbmvfl._settings import check_whole, finite, setting
-from pbmvfl.crypto.payloads import PackedIntegers
-from pbmvfl.crypto.ring import Ring
+from pbmvfl.crypto.ring import PackedIntegers, Ring
 from pbmvfl.errors import PlanError
 from pbmvfl.mechanisms.base import Mechanism, NoisySum, Scratch, largest_value, register
-from pbmvfl.privacy.atoms import atoms_rdp
 from pbmvfl.privacy.composition import AtomLosses, Losses
 from pbmvfl.privacy.events import ReleaseEvent, register_event
 from pbmvfl.privacy.loss_distribution import LossDistribution
 from pbmvfl.privacy.orders import ORDERS, Curve
+from pbmvfl.privacy.pure_pairs import atoms_rdp
 from pbmvfl.privacy.units import SERVER, Adversary, Unit
 
 if TYPE_CHECKING:

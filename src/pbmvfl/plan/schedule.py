@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pbmvfl._settings import Registry
 from pbmvfl.crypto.public_streams import SCHEDULE_STREAM, public_permutation
 from pbmvfl.errors import PlanError
-from pbmvfl.registry import Registry
 
 #: Rounds of a whole run: their numbers are 32-bit fields of every message.
 MOST_ROUNDS = (1 << 32) - 1

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, TypeVar, get_type_hints
 
 import numpy as np
 
+from pbmvfl._settings import Registry
 from pbmvfl.errors import LedgerError, PlanError
 from pbmvfl.privacy.composition import BitLosses, GaussianLosses, HullLosses, Losses, NoLosses
 from pbmvfl.privacy.fixed_point import fixed_point_beta
@@ -20,7 +21,6 @@ from pbmvfl.privacy.orders import ORDERS, Curve
 from pbmvfl.privacy.printed_formulas import ldp_variance
 from pbmvfl.privacy.renyi import cell_rdp, gaussian_rdp, record_rdp
 from pbmvfl.privacy.units import SERVER, Adversary, Unit
-from pbmvfl.registry import Registry
 
 IDEAL_SUM = "the secure sum is ideal, and the other honest parties add their noise"
 NO_SECURE_SUM = "without secure aggregation every party's integers are readable: only its own noise hides a cell"

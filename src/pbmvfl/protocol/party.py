@@ -36,22 +36,20 @@ from pbmvfl.errors import (
     WrongSender,
 )
 from pbmvfl.mechanisms import Scratch
-from pbmvfl.mechanisms.interactions.shared import OwnColumns
+from pbmvfl.mechanisms.interactions.features import OwnColumns
 from pbmvfl.plan.plan import Plan
 from pbmvfl.plan.schedule import Round, RoundKind, Split
 from pbmvfl.privacy.events import Event
 from pbmvfl.protocol.handshake import Handshake
-from pbmvfl.protocol.party_answers import AnswersOf, PartyAnswers
-from pbmvfl.protocol.party_checks import Features, check_rows, check_rows_once
 from pbmvfl.protocol.party_network import PartyNetwork
-from pbmvfl.protocol.party_rows import PartyRows
-from pbmvfl.training.lazy_rows import LazyRows
+from pbmvfl.protocol.party_rows import Features, PartyRows, check_rows, check_rows_once
+from pbmvfl.protocol.stored_answers import AnswersOf, PartyAnswers
+from pbmvfl.training.features import LazyRows
 from pbmvfl.training.optimizer import WEIGHTS
 from pbmvfl.training.preparation import PREPARATION
+from pbmvfl.wire.bodies import decode_labels, decode_symbols
 from pbmvfl.wire.gradient_codecs import codec_for
-from pbmvfl.wire.labels import decode_labels
 from pbmvfl.wire.messages import SERVER, Message, MessageKind
-from pbmvfl.wire.published import decode_symbols
 from pbmvfl.wire.refusals import Refusal
 
 _log = logging.getLogger(__name__)

@@ -25,7 +25,7 @@ from pbmvfl.plan.plan import Plan
 from pbmvfl.plan.schedule import COUNTS, SYMBOLS, Round, Split
 from pbmvfl.protocol.party_rows import PartyRows
 from pbmvfl.training.encoders import check_encoder, is_public_start, weights_digest
-from pbmvfl.training.losses import log_shares, mean_loss_slope
+from pbmvfl.training.head import log_shares, mean_loss_slope
 from pbmvfl.training.updates import Noisy, update_for
 
 if TYPE_CHECKING:

@@ -19,36 +19,79 @@ import torch
 from torch import Tensor, nn
 
 from pbmvfl.crypto.key_exchange import KEY_BYTES, RUN_ID_BYTES, SIGNATURE_BYTES, Session
-from pbmvfl.crypto.payloads import PayloadFormat
+from pbmvfl.crypto.ring import PayloadFormat
 from pbmvfl.errors import (
     CheckpointError,
     DuplicateMessage,
     OutOfOrder,
     PartyRefused,
+    PlanError,
     ProtocolError,
     TruncatedMessage,
     WrongPlan,
     WrongSender,
     WrongSession,
 )
-from pbmvfl.mechanisms import Mechanism
-from pbmvfl.mechanisms.vote_tables import decode_table, log_prior
+from pbmvfl.mechanisms import Mechanism, PolyaLaplace, RandomisedSymbols
+from pbmvfl.mechanisms.vote_tables import (
+    ballot_scores,
+    class_scores,
+    decode_table,
+    log_prior,
+    sent_log_likelihoods,
+    symbol_shares,
+)
 from pbmvfl.mechanisms.votes import VoteKind
 from pbmvfl.plan.groups import Loss
 from pbmvfl.plan.plan import Plan
 from pbmvfl.plan.schedule import COUNTS, SYMBOLS, Round
 from pbmvfl.protocol.party import Keeper
-from pbmvfl.protocol.vote_reader import VoteReader
 from pbmvfl.training.encoders import SumsAsScores, build_head
-from pbmvfl.training.head import Teacher
-from pbmvfl.training.losses import log_shares
+from pbmvfl.training.head import Teacher, log_shares
 from pbmvfl.training.optimizer import WEIGHTS, Trainer
-from pbmvfl.wire.bodies import Hello
+from pbmvfl.wire.bodies import Hello, encode_labels, encode_symbols
 from pbmvfl.wire.gradient_codecs import codec_for
-from pbmvfl.wire.labels import encode_labels
 from pbmvfl.wire.messages import NO_SESSION, SERVER, Message, MessageKind
-from pbmvfl.wire.published import encode_symbols
 from pbmvfl.wire.refusals import Refusal
+
+# --- How the server reads votes by every party's noisy counts: symbols one by one, or ballots as noisy sums ---
+
+
+class VoteReader:
+    """Class scores from everybody's votes; all of it computed from what was released."""
+
+    def __init__(
+        self, plan: Plan, tables_MKS: Sequence[npt.NDArray[np.int64]], rows_of_class_K: npt.NDArray[np.int64]
+    ) -> None:
+        """`tables_MKS` are the parties' noisy counts, as `decode_table` gives them."""
+        mechanism = plan.prediction
+        if not isinstance(mechanism, RandomisedSymbols | PolyaLaplace):
+            raise PlanError(f"vote={plan.vote.kind}: counts read votes of mechanism=krr and mechanism=laplace alone")
+        self._mechanism = mechanism
+        symbols = plan.vote.counted(plan.num_classes)
+        for party, table_KS in enumerate(tables_MKS):
+            if table_KS.shape != (plan.num_classes, symbols):
+                raise PlanError(
+                    f"party={party}: its counts have shape={table_KS.shape}, vote={plan.vote.kind} makes "
+                    f"{(plan.num_classes, symbols)}"
+                )
+        self.tables_MKS = tuple(tables_MKS)
+        self._log_prior_K = log_prior(rows_of_class_K)
+        self._shares_MKS = [symbol_shares(table_KS, rows_of_class_K, plan.table_noise) for table_KS in tables_MKS]
+
+    def scores(self, payloads: Sequence[bytes | memoryview], rows: int) -> npt.NDArray[np.float32]:
+        """ln P(class | everybody's votes) of each row, (B, K)."""
+        mechanism = self._mechanism
+        if isinstance(mechanism, RandomisedSymbols):
+            tables_MKS = [sent_log_likelihoods(shares_KS, mechanism.kept) for shares_KS in self._shares_MKS]
+            return class_scores(mechanism.payload.each(payloads, rows), tables_MKS, self._log_prior_K)
+        shape = (rows, mechanism.embedding_dim)
+        ballots_BK = mechanism.estimate(mechanism.payload.total(payloads, shape[0] * shape[1])).reshape(shape)
+        return ballot_scores(ballots_BK / mechanism.bound, self._shares_MKS, mechanism.scale, self._log_prior_K)
+
+
+# --- server ---
+
 
 #: Beside the weights of a checkpoint: what was read of everybody's symbols.
 _SYMBOLS = "run.symbols"

@@ -17,8 +17,7 @@ from pbmvfl._text import counted
 from pbmvfl.errors import LedgerError
 from pbmvfl.federation.prediction_log import Asked, read_asked
 from pbmvfl.federation.results import Result
-from pbmvfl.federation.run_folder import RunFolder
-from pbmvfl.federation.source import Files, NamedSource, RunSource, TableSource
+from pbmvfl.federation.run_folder import Files, NamedSource, RunFolder, RunSource, TableSource
 from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.plan.groups import Evaluation, Training
 from pbmvfl.plan.plan import Plan
@@ -185,7 +184,7 @@ def data_name(source: RunSource) -> str:
 
 
 def _parties(source: RunSource) -> tuple[str, ...]:
-    from pbmvfl.data.assignment import parse_columns
+    from pbmvfl.data.column_rules import parse_columns
 
     if isinstance(source.rows, NamedSource):
         return ()

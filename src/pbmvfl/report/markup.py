@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 #: Elements without an end tag.
@@ -67,3 +68,19 @@ def _attribute(name: str) -> str:
 
 def _text(value: str | float | int) -> str:
     return value if isinstance(value, str) else repr(value)
+
+
+# --- Small pieces that the sections of a page share ---
+
+
+def sentence(text: str) -> str:
+    return text[:1].upper() + text[1:] + "."
+
+
+def items(lines: Iterable[str]) -> Markup:
+    return el("ul", *(el("li", line) for line in lines), class_="plain")
+
+
+def facts_table(rows: Sequence[tuple[str, Child]]) -> Markup:
+    body = (el("tr", el("th", title, scope="row"), el("td", words)) for title, words in rows)
+    return el("div", el("table", el("tbody", *body), class_="facts"), class_="scroll")

@@ -1,4 +1,4 @@
-"""The picture of one run: loss and accuracy by epoch, epsilon by round."""
+"""Figures drawn with matplotlib: the curves of a run, and epsilon by budget."""
 
 from __future__ import annotations
 
@@ -6,14 +6,64 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from pbmvfl._text import counted
+from pbmvfl.mechanisms.binomial_trials import SMALLEST_BETA, Trials
 from pbmvfl.plan.groups import Training
+from pbmvfl.plan.plan import Plan
+from pbmvfl.plan.search import PlannedBudget
 from pbmvfl.privacy.table import format_epsilon
 from pbmvfl.privacy.units import Accounting, Unit
 from pbmvfl.report.epsilon_history import EpsilonPath, epsilon_paths
-from pbmvfl.report.style import COLOURS, new_figure, save_figure
 
 if TYPE_CHECKING:
     from pbmvfl.federation.results import Result
+
+
+# --- One look for every picture: readable at page width, safe for colour-blind readers ---
+
+
+#: Okabe and Ito's palette, in an order that keeps neighbours apart; black is for what has no privacy.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+
+_STYLE: Any = {
+    "axes.grid": True,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.titlesize": 11,
+    "axes.labelsize": 10,
+    "figure.dpi": 150,
+    "font.size": 10,
+    "grid.alpha": 0.3,
+    "legend.frameon": False,
+    "lines.linewidth": 1.8,
+    "savefig.bbox": "tight",
+}
+
+
+def new_figure(columns: int = 1, *, width: float = 9.0, height: float = 3.6) -> tuple[Any, Any]:
+    """A figure and its row of axes, drawn without a screen."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    with pyplot.rc_context(_STYLE):
+        figure, axes = pyplot.subplots(1, columns, figsize=(width, height), squeeze=False, layout="constrained")
+    return figure, axes[0]
+
+
+def save_figure(figure: Any, path: Any) -> None:
+    from matplotlib import pyplot
+
+    with pyplot.rc_context(_STYLE):
+        figure.savefig(path)
+    pyplot.close(figure)
+
+
+# --- The picture of one run: loss and accuracy by epoch, epsilon by round ---
+
 
 #: Points of a path of epsilon: a picture at the end of every training must not be waited for.
 _POINTS = 12
@@ -105,3 +155,50 @@ def _fit_epochs(axis: Any, result: Result) -> None:
     last = max((line.epoch for line in result.history), default=0)
     axis.set_xlim((-0.03 * last, 1.03 * last) if last else (-0.5, 0.5))
     axis.xaxis.get_major_locator().set_params(integer=True)
+
+
+# --- The picture of a budget: epsilon against epochs and against num_trials * beta^2 ---
+
+
+def draw_budget(planned: PlannedBudget, path: Path) -> None:
+    """Two curves through the chosen plan, with the budget as a line; one where the mechanism has no beta."""
+    plan, budget = planned.plan, planned.budget
+    has_strength = isinstance(plan.release, Trials)
+    figure, (left, *rest) = new_figure(2 if has_strength else 1, height=3.8)
+    epochs = sorted({1, 2, plan.num_epochs, *np.linspace(1, 6 * plan.num_epochs, 10).astype(int).tolist()})
+    left.plot(epochs, [budget.spent_by(plan.replace(num_epochs=e)) for e in epochs], color=COLOURS[0])
+    left.plot(
+        [plan.num_epochs],
+        [planned.epsilon],
+        "o",
+        color=COLOURS[1],
+        label=f"chosen: {counted(plan.num_epochs, 'epoch')}",
+    )
+    left.set(xlabel="epochs", ylabel=f"epsilon ({budget.unit}, {budget.accounting}, {budget.adversary})")
+    for right in rest:
+        strengths, epsilons = _by_strength(plan, planned)
+        right.plot(strengths, epsilons, color=COLOURS[0])
+        chosen = plan.num_trials * plan.beta**2
+        right.plot([chosen], [planned.epsilon], "o", color=COLOURS[1], label=f"chosen: noise {planned.noise:.3g}")
+        right.set(xlabel="num_trials * beta^2 (noise falls to the right)", xscale="log")
+    left.xaxis.get_major_locator().set_params(integer=True)
+    for axis, corner in zip((left, *rest), ("lower right", "upper left"), strict=False):
+        axis.axhline(
+            budget.epsilon, color=COLOURS[6], linestyle="--", linewidth=1.2, label=f"budget {budget.epsilon:g}"
+        )
+        axis.set_ylim(0, 3 * budget.epsilon)
+        axis.legend(loc=corner, frameon=False)
+    numbers = f"b={plan.num_trials}, beta={plan.beta:.4f}" if has_strength else plan.release.describe()
+    figure.suptitle(
+        f"{plan.num_parties} parties, {numbers}, P={plan.embedding_dim}, delta={budget.delta:g}", fontsize=11
+    )
+    save_figure(figure, path)
+
+
+def _by_strength(plan: Plan, planned: PlannedBudget) -> tuple[list[float], list[float]]:
+    betas = sorted({*np.geomspace(SMALLEST_BETA, max(1 / 4, plan.beta), 16).tolist(), plan.beta})
+    strengths, epsilons = [], []
+    for beta in betas:
+        strengths.append(plan.num_trials * beta**2)
+        epsilons.append(planned.budget.spent_by(plan.replace(beta=beta)))
+    return strengths, epsilons

@@ -12,8 +12,7 @@ from pbmvfl.privacy.units import Accounting, Adversary, Unit
 from pbmvfl.report.charts import Level, Series, line_chart
 from pbmvfl.report.epsilon_history import EpsilonPath, LimitPath
 from pbmvfl.report.facts import RunFacts
-from pbmvfl.report.markup import Child, Markup, el, joined
-from pbmvfl.report.pieces import items, sentence
+from pbmvfl.report.markup import Child, Markup, el, items, joined, sentence
 
 _UNITS = {
     Unit.CELL: "one party's values of one row",

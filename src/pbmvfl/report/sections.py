@@ -11,8 +11,7 @@ from pbmvfl.privacy.table import format_epsilon
 from pbmvfl.privacy.units import Accounting, Unit
 from pbmvfl.report.charts import Bar, Level, Series, bar_chart, line_chart, share_chart
 from pbmvfl.report.facts import RunFacts
-from pbmvfl.report.markup import Child, Markup, el, joined
-from pbmvfl.report.pieces import facts_table, sentence
+from pbmvfl.report.markup import Child, Markup, el, facts_table, joined, sentence
 from pbmvfl.report.privacy_sections import privacy_section, rounds_section
 from pbmvfl.wire.traffic import Traffic, human_bytes
 

@@ -21,15 +21,24 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pbmvfl._files import PRIVATE_FILE, make_private_folder, write_atomically
+from pbmvfl._files import PRIVATE_FILE, checked_object, make_private_folder, read_json, write_atomically
 from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.errors import BudgetExceeded, PlanError, RunFolderError
 from pbmvfl.federation.federation import Federation, OnEpoch, OnRound, Parties
 from pbmvfl.federation.results import Result
-from pbmvfl.json_files import checked_object, read_json
-from pbmvfl.mechanisms.interactions.offer import CONTEXT_LEVELS, Offer, joint_offer, verdict
 from pbmvfl.mechanisms.interactions.plan_group import Interactions, ShownColumn
-from pbmvfl.mechanisms.interactions.screen import Column, Finding, ScreenSize, Selection, screen, select
+from pbmvfl.mechanisms.interactions.screen import (
+    CONTEXT_LEVELS,
+    Column,
+    Finding,
+    Offer,
+    ScreenSize,
+    Selection,
+    joint_offer,
+    screen,
+    select,
+    verdict,
+)
 from pbmvfl.mechanisms.interactions.symbols import shown_levels
 from pbmvfl.mechanisms.randomized_response import LARGEST_EPSILON, WEIGHT_ONE, RandomisedResponse
 from pbmvfl.plan.flat_names import data_sizes

@@ -1,27 +1,10 @@
-"""Public maps of a party's columns: what its network sees of a row, whatever anybody's rows are.
-
-    columns   the columns by themselves
-    pairs     and the product of every two beside them
-    values    for every column and each of L values, equally spaced from 0 to 1, whether the column is nearest to it;
-              and half as much for every two columns and each of L^2 pairs of values
-
-Pictures that parties learn from alone, by one dense layer, are made smaller first: blocks of points become their mean,
-which is scaled from 0..255 to [-1, 1].
-
-With the latter two maps, one dense layer sees how a party's columns go together. Rows of `values` all have the norm of
-a row of as many ones.
-
-Every map is total on columns that are permitted (at most LARGEST_COLUMN in size), and so is what follows: results are
-clipped to the same bound. Whether a row is accepted depends on its columns alone, by one rule for all maps.
-
-Shape suffixes: N rows, D columns, L values.
-"""
+"""Public maps of a party's columns, and rows that stay in a mapped file."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +13,24 @@ from pbmvfl.errors import EncoderError
 from pbmvfl.plan.groups import FeatureMap, Training, feature_width
 from pbmvfl.plan.local_search import block_sides, dense_columns
 from pbmvfl.plan.plan import Plan
+
+# --- Public maps of a party's columns: what its network sees of a row, whatever anybody's rows are ---
+#     columns   the columns by themselves
+#     pairs     and the product of every two beside them
+#     values    for every column and each of L values, equally spaced from 0 to 1, whether the column is nearest to it;
+#               and half as much for every two columns and each of L^2 pairs of values
+#
+# Pictures that parties learn from alone, by one dense layer, are made smaller first: blocks of points become their
+# mean, which is scaled from 0..255 to [-1, 1].
+#
+# With the latter two maps, one dense layer sees how a party's columns go together. Rows of `values` all have the norm
+# of a row of as many ones.
+#
+# Every map is total on columns that are permitted (at most LARGEST_COLUMN in size), and so is what follows: results are
+# clipped to the same bound. Whether a row is accepted depends on its columns alone, by one rule for all maps.
+#
+# Shape suffixes: N rows, D columns, L values.
+
 
 #: The public bound of a column, in either direction. Products with weights and a gradient stay far inside float32.
 LARGEST_COLUMN = 1e9
@@ -116,3 +117,45 @@ def _values(rows_ND: npt.NDArray[np.float32], column_values: int) -> npt.NDArray
     together = nearest_ND[:, left] * column_values + nearest_ND[:, right]
     found[rows, columns * column_values + np.arange(len(left)) * column_values**2 + together] = _PAIR_WEIGHT * scale
     return found
+
+
+# ---
+# Rows that stay in a mapped file: a batch of them is gathered, and mapped by the public map, when it is needed.
+#
+# A party's columns may be larger than its memory. Whatever is computed over all rows is computed piece by piece.
+#
+# Shape suffixes: N rows, D columns.
+
+
+#: Of mapped rows that are looked at together.
+_PIECE_BYTES = 4 << 20
+
+
+def is_mapped(rows: object) -> TypeGuard[np.memmap[Any, Any]]:
+    """Whether rows stay in their file. One that can be written to, as a scratch file, is taken for an array."""
+    return isinstance(rows, np.memmap) and not rows.flags.writeable
+
+
+class LazyRows:
+    """The rows of a mapped file as `features.mapped` would give them, some at a time."""
+
+    def __init__(self, plan: Plan, rows: np.memmap[Any, Any]) -> None:
+        self._plan = plan
+        #: The columns in their file, before the map: the same memory without memmap's bookkeeping, which would cost
+        #: more than a small batch.
+        self.raw: npt.NDArray[Any] = rows.view(np.ndarray)
+        self.shape = (len(rows), *feature_shape(plan, rows.shape[1:]))
+        self.dtype: np.dtype[Any] = mapped(plan, self.raw[:0]).dtype
+        self.piece_rows = max(1, _PIECE_BYTES // max(1, math.prod(self.shape[1:]) * self.dtype.itemsize))
+
+    def __len__(self) -> int:
+        return int(self.shape[0])
+
+    def take(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+        """These rows, in this order, as an array of their own."""
+        return mapped(self._plan, self.raw.take(rows, axis=0))
+
+    def pieces(self) -> Iterator[npt.NDArray[Any]]:
+        """All rows in their order."""
+        for start in range(0, len(self), self.piece_rows):
+            yield mapped(self._plan, np.array(self.raw[start : start + self.piece_rows]))

@@ -1,12 +1,20 @@
-"""What a party says first: which plan it follows, a nonce, and the rounds that it has checkpoints of."""
+"""Bodies of messages: a party's hello, training labels, and released symbols."""
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from pbmvfl.crypto.key_exchange import NONCE_BYTES
-from pbmvfl.errors import TruncatedMessage
+from pbmvfl.crypto.ring import add_packed, pack, packed_bytes
+from pbmvfl.errors import ProtocolError, TruncatedMessage
+
+# --- What a party says first: which plan it follows, a nonce, and the rounds that it has checkpoints of ---
+
 
 HASH_BYTES = 32
 _COUNT = struct.Struct("<H")
@@ -42,3 +50,65 @@ class Hello(NamedTuple):
 def hello_bytes(num_rounds: int) -> int:
     """How long the payload is."""
     return HASH_BYTES + NONCE_BYTES + _COUNT.size + _ROUND.size * num_rounds
+
+
+# ---
+# Labels of the training rows as they travel: one number a row, in the order of the rows, as few bytes as all fit.
+
+
+def _kind(num_classes: int) -> np.dtype[np.unsignedinteger]:
+    return np.dtype("u1") if num_classes <= 1 << 8 else np.dtype("<u2") if num_classes <= 1 << 16 else np.dtype("<u4")
+
+
+def label_bytes(num_samples: int, num_classes: int) -> int:
+    """How long the payload is."""
+    return num_samples * _kind(num_classes).itemsize
+
+
+def encode_labels(labels: npt.NDArray[np.int64], num_classes: int) -> bytes:
+    return labels.astype(_kind(num_classes)).tobytes()
+
+
+def decode_labels(payload: bytes | memoryview, *, num_samples: int, num_classes: int) -> npt.NDArray[np.int64]:
+    """A class of 0..num_classes-1 for each row, or an error."""
+    expected = label_bytes(num_samples, num_classes)
+    if len(payload) != expected:
+        raise TruncatedMessage(f"labels length={len(payload)}: {num_samples} rows make {expected}")
+    labels = np.frombuffer(payload, dtype=_kind(num_classes)).astype(np.int64)
+    if labels.size and int(labels.max()) >= num_classes:
+        raise ProtocolError(f"label={int(labels.max())} must be in 0..{num_classes - 1}, the plan's classes")
+    return labels
+
+
+# ---
+# Released symbols of the training rows as everybody learns them: party after party, packed, without gaps.
+
+
+def _bits(num_symbols: int) -> int:
+    return (num_symbols - 1).bit_length()
+
+
+def published_bytes(parties: int, num_samples: int, num_symbols: int) -> int:
+    """How long the payload is."""
+    return packed_bytes(parties * num_samples, _bits(num_symbols))
+
+
+def encode_symbols(sent: Mapping[int, npt.NDArray[np.int64]], num_symbols: int) -> bytes:
+    """The symbols of parties, in the order of their numbers."""
+    return pack(np.concatenate([sent[party] for party in sorted(sent)]).astype(np.uint32), _bits(num_symbols))
+
+
+def decode_symbols(
+    payload: bytes | memoryview, *, parties: tuple[int, ...], num_samples: int, num_symbols: int
+) -> dict[int, npt.NDArray[np.int64]]:
+    """A symbol of 0..num_symbols-1 for each party and row, or an error."""
+    expected = published_bytes(len(parties), num_samples, num_symbols)
+    if len(payload) != expected:
+        raise TruncatedMessage(
+            f"published length={len(payload)}: {num_samples} rows of {len(parties)} parties make {expected}"
+        )
+    found = np.zeros(len(parties) * num_samples, dtype=np.uint32)
+    add_packed(payload, _bits(num_symbols), found)
+    if found.size and int(found.max()) >= num_symbols:
+        raise ProtocolError(f"symbol={int(found.max())} must be in 0..{num_symbols - 1}, the plan's symbols")
+    return dict(zip(parties, found.astype(np.int64).reshape(len(parties), num_samples), strict=True))

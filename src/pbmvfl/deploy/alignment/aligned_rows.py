@@ -25,12 +25,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pbmvfl._files import PRIVATE_FILE, make_private_folder, not_written, write_atomically
+from pbmvfl._files import (
+    PRIVATE_FILE,
+    check_seal,
+    checked_object,
+    make_private_folder,
+    not_written,
+    read_object,
+    sealed,
+    write_atomically,
+)
 from pbmvfl.data.column_rules import PartyColumns
 from pbmvfl.deploy.alignment.row_ids import KEY_BYTES, AgreedOrder, IdForm, RowIds, order_digest, order_proof
 from pbmvfl.deploy.alignment.tables import LabelTable, PartyTable
 from pbmvfl.errors import AlignmentError, DataError
-from pbmvfl.json_files import check_seal, checked_object, read_object, sealed
 
 FORMAT = 1
 ORDER, ROWS, _SCRATCH = "order.json", "rows.arrow", "features.tmp"

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pbmvfl._files import PRIVATE_FILE, make_private_folder, write_atomically
+from pbmvfl._files import PRIVATE_FILE, make_private_folder, read_object, write_atomically
 from pbmvfl.deploy.alignment.aligned_rows import AlignedLabels, materialise, materialise_labels
 from pbmvfl.deploy.alignment.coordinator import LabelSideAlignment
 from pbmvfl.deploy.alignment.party import AgreedOrder, AlignmentLimits, PartySideAlignment
@@ -21,7 +21,6 @@ from pbmvfl.deploy.link.interface import ServerLink
 from pbmvfl.deploy.site.folder import Home
 from pbmvfl.deploy.site.policy_file import PolicyFile
 from pbmvfl.errors import AlignmentError, FederationError
-from pbmvfl.json_files import read_object
 
 _REQUEST, _FACTS = "request.json", "facts.json"
 

@@ -15,12 +15,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pbmvfl.data.batches import read_batches
 from pbmvfl.data.column_rules import PartyColumns, resolved
 from pbmvfl.data.encoding import Features, encode_columns
 from pbmvfl.data.faults import Faults, Place, nearest
 from pbmvfl.data.labels import label_values
-from pbmvfl.data.readers import Source, column_names, read_columns, require_columns, source_of
+from pbmvfl.data.readers import Source, column_names, read_batches, read_columns, require_columns, source_of
 from pbmvfl.data.schema import Schema, read_schema
 from pbmvfl.deploy.alignment.row_ids import RowIds
 from pbmvfl.errors import AlignmentError

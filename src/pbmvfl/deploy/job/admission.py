@@ -18,12 +18,11 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from pbmvfl._files import PRIVATE_FILE, make_private_folder, write_atomically
+from pbmvfl._files import PRIVATE_FILE, make_private_folder, read_object, write_atomically
 from pbmvfl.deploy.site.folder import Home
 from pbmvfl.deploy.site.job_spec import Order, Work
 from pbmvfl.deploy.site.policy_file import PolicyFile, own_book
 from pbmvfl.errors import FederationError, ModelError, OrderError, PbmvflError, PolicyError
-from pbmvfl.json_files import read_object
 from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.ledger.ledger_folder import PartyForecast, check_reaches_end
 from pbmvfl.plan.groups import Evaluation

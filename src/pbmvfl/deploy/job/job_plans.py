@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from pbmvfl._files import read_object
 from pbmvfl.deploy.alignment.runner import LabelRows
 from pbmvfl.deploy.site.federation_file import FILE, FederationFile
 from pbmvfl.deploy.site.folder import Home
 from pbmvfl.errors import FederationError, PlanError
 from pbmvfl.federation.model_files import ServerPart
 from pbmvfl.federation.serving import Release, release_for, serving_plan
-from pbmvfl.json_files import read_object
 from pbmvfl.plan.groups import Evaluation
 from pbmvfl.plan.plan import Plan
 from pbmvfl.privacy.conversion import usual_delta

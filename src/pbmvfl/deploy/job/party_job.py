@@ -37,10 +37,10 @@ from pbmvfl.errors import (
     PolicyError,
     ProtocolError,
 )
-from pbmvfl.federation.books import check_known
 from pbmvfl.federation.checkpoints import Checkpoints
 from pbmvfl.federation.model_files import PartyPart, model_digest
 from pbmvfl.federation.party_setup import PartySetup
+from pbmvfl.federation.serving import check_known
 from pbmvfl.protocol.party import Party, part_of_state, weights_are_charged
 from pbmvfl.training.features import network_shape
 from pbmvfl.wire.messages import Message, MessageKind

@@ -26,8 +26,7 @@ from pbmvfl.deploy.job.agreement import CHALLENGE_BYTES, Answer, Question, check
 from pbmvfl.deploy.link.interface import Channel, ServerLink
 from pbmvfl.deploy.monitoring.redaction import printable
 from pbmvfl.deploy.site.folder import Home
-from pbmvfl.deploy.site.job_spec import Order, Work
-from pbmvfl.deploy.site.outcome import Ending, Outcome
+from pbmvfl.deploy.site.job_spec import Ending, Order, Outcome, Work
 from pbmvfl.errors import (
     FederationError,
     LinkError,

@@ -1,20 +1,258 @@
-"""The line at a party: it dials the server, answers what it is asked, and dials again when the connection breaks.
-
-Nothing comes in at a party: it only ever calls its own server, at one address. It gives up when the server cannot be
-reached within the patience, when the server asks nothing for `idle` seconds, or at once when the server is another one.
-"""
+"""The TLS link at a party: it dials the server, answers messages, and reconnects."""
 
 from __future__ import annotations
 
+import select
+import socket
 import ssl
 import threading
 import time
 
-from pbmvfl.deploy.link import frames
+from pbmvfl.deploy.link import connection
+from pbmvfl.deploy.link import connection as frames
 from pbmvfl.deploy.link.interface import Channel, Handler
-from pbmvfl.deploy.link.line_dialer import Call, Dialer
-from pbmvfl.deploy.link.message_auth import PartySeal
+from pbmvfl.deploy.link.message_auth import OtherJob, PartySeal
+from pbmvfl.deploy.link.tls import common_name, drop, hang_up, prepare, wrap
 from pbmvfl.errors import LinkError
+
+# --- How a party stays connected: a thread that dials its server, watches the connection, and dials again ---
+# It watches also while the party works on a question, which may take minutes: a connection that breaks meanwhile is
+# replaced at once, and the server does not take the silence for a process that ended.
+
+
+#: The first byte of what the server says before a party is in.
+CHALLENGE, WELCOME, REFUSED = b"C", b"W", b"R"
+#: Seconds that both ends have to show who they are.
+TIME_LIMIT = 10.0
+_CONNECT_SECONDS = 1.0
+#: Seconds between attempts. Where nobody is reached they cost nobody anything, and a mended cable is found soon.
+_FIRST_PAUSE, _LONGEST_PAUSE, _LONGEST_PAUSE_UNREACHED = 0.05, 1.0, 0.25
+_LOOK_SECONDS = 0.5
+
+
+class Call:
+    """One connection to a server that has let this party in, and what has come on it."""
+
+    def __init__(self, connection: ssl.SSLSocket, buffer: frames.FrameBuffer) -> None:
+        self.connection, self.buffer = connection, buffer
+
+
+class Dialer:
+    """Keeps one call open until it is closed, or gives up with a reason that everybody who waits is told."""
+
+    def __init__(
+        self,
+        *,
+        address: tuple[str, int],
+        tls: ssl.SSLContext,
+        seal: PartySeal,
+        server_name: str,
+        patience: float,
+        ended_after: float,
+        frame_limit: int,
+    ) -> None:
+        self._address, self._tls, self._seal, self._server_name = address, tls, seal, server_name
+        self._patience, self._ended_after, self._frame_limit = patience, ended_after, frame_limit
+        #: Guards what follows; whoever waits for a call, or for the end of one, is told.
+        self._changed = threading.Condition()
+        self._call: Call | None = None
+        #: Also those that are still read from; the thread that reads them closes them.
+        self._calls: list[Call] = []
+        self._connecting: socket.socket | None = None
+        self._failure: Exception | None = None
+        self._was_welcome = False
+        self._reached = False
+        self._closed = False
+        self._hung_up = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="pbmvfl-dialer", daemon=True)
+        self._thread.start()
+
+    def call(self, *, other_than: Call | None = None, seconds: float | None = None) -> Call:
+        """The call that is open; one that the asker has done with is none. Raises what the dialer gave up with.
+
+        Without `seconds` it takes as long as the dialer does: its patience and one attempt.
+        """
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._failure is not None or self._call not in (None, other_than), timeout=seconds
+            )
+            if self._call is not None and self._call is not other_than:
+                return self._call
+            raise self._failure or LinkError(f"server: not reached within {seconds:g} seconds")
+
+    def is_open(self, call: Call) -> bool:
+        """Whether this is still the call to speak on."""
+        with self._changed:
+            return self._call is call
+
+    def report(self, call: Call) -> None:
+        """The call is of no use any more."""
+        with self._changed:
+            if self._call is call:
+                self._call = None
+                self._changed.notify_all()
+            if call in self._calls:
+                self._calls.remove(call)
+        drop(call.connection)
+
+    def hang_up(self) -> None:
+        """End every connection and any wait for one, from any thread."""
+        with self._changed:
+            self._closed = True
+            self._failure = self._failure or LinkError("server: the line was closed at this side")
+            hang_up(self._connecting)
+            for call in self._calls:
+                hang_up(call.connection)
+            self._call = None
+            self._changed.notify_all()
+        self._hung_up.set()
+
+    def close(self) -> None:
+        """Hang up, and close what is open, in the thread that reads the calls."""
+        self.hang_up()
+        with self._changed:
+            calls, self._calls = self._calls, []
+        for call in calls:
+            drop(call.connection)
+        self._thread.join(timeout=5)
+
+    # --- in the dialer's own thread ---
+
+    def _run(self) -> None:
+        try:
+            while True:
+                call = self._dial()
+                with self._changed:
+                    if self._closed:
+                        drop(call.connection)
+                    self._check_open()
+                    self._call, self._connecting = call, None
+                    self._calls.append(call)
+                    self._changed.notify_all()
+                self._watch(call)
+        except Exception as error:  # whatever it is, somebody waits to be told
+            with self._changed:
+                self._failure = self._failure or error
+                self._changed.notify_all()
+
+    def _watch(self, call: Call) -> None:
+        """Returns when the call is of no use any more."""
+        poll = select.poll()
+        descriptor = call.connection.fileno()
+        if descriptor >= 0:
+            poll.register(descriptor, select.POLLRDHUP)
+        while True:
+            found = poll.poll(_LOOK_SECONDS * 1000)
+            with self._changed:
+                self._check_open()
+                if self._call is not call:  # reported
+                    return
+                if found:
+                    self._call = None  # whoever reads it may go on with what has come
+                    return
+
+    def _dial(self) -> Call:
+        """A connection to a server that knows this party."""
+        since = time.monotonic()
+        refused_since: float | None = None
+        pause = _FIRST_PAUSE
+        while True:
+            try:
+                return self._dial_once()
+            except ConnectionRefusedError as error:
+                reason = "nobody listens there"
+                refused_since = refused_since or time.monotonic()
+                if self._was_welcome and time.monotonic() - refused_since >= self._ended_after:
+                    raise LinkError("server: its process ended") from error
+            except OtherJob as error:
+                # Before it was welcome: an earlier job may still be ending there. After that the port is another one's,
+                # and this job's server is gone; its ledger must not wait for the patience.
+                reason = str(error)
+                refused_since = (refused_since or time.monotonic()) if self._was_welcome else None
+                if refused_since is not None and time.monotonic() - refused_since >= self._ended_after:
+                    raise LinkError("server: its process ended, and another job is there") from error
+            except (OSError, EOFError) as error:
+                self._check_certificates(error)
+                reason, refused_since = _words(error), None
+            if time.monotonic() - since >= self._patience:
+                host, port = self._address
+                raise LinkError(f"server: not reached at {host}:{port} within {self._patience:g} seconds: {reason}")
+            self._hung_up.wait(pause)
+            self._check_open()
+            pause = min(2 * pause, _LONGEST_PAUSE if self._reached else _LONGEST_PAUSE_UNREACHED)
+
+    def _dial_once(self) -> Call:
+        self._reached = False
+        raw = socket.create_connection(self._address, timeout=_CONNECT_SECONDS)
+        self._reached = True
+        connection: socket.socket = raw
+        try:
+            prepare(raw)
+            raw.settimeout(TIME_LIMIT)
+            deadline = time.monotonic() + TIME_LIMIT
+            connection = guest = wrap(self._tls, raw, server_side=False)
+            with self._changed:
+                self._check_open()
+                self._connecting = guest
+            guest.do_handshake()
+            name = common_name(guest)
+            if name != self._server_name:
+                raise LinkError(f"server: it has the certificate of {name}; permitted: {self._server_name}")
+            buffer = frames.FrameBuffer(limit=self._frame_limit)
+            challenge = _said(frames.receive(guest, buffer, deadline=deadline), CHALLENGE)
+            frames.send(guest, self._seal.join(challenge), deadline=deadline)
+            _said(frames.receive(guest, buffer, deadline=deadline), WELCOME)
+        except BaseException:
+            with self._changed:
+                self._connecting = None  # before it is closed: `hang_up` must not meet another file's descriptor
+            drop(connection)
+            raise
+        self._was_welcome = True
+        return Call(guest, buffer)
+
+    def _check_certificates(self, error: Exception) -> None:
+        """A certificate that is not accepted will not be accepted later: said at once, unless it once was."""
+        if self._was_welcome or not isinstance(error, ssl.SSLError) or isinstance(error, ssl.SSLEOFError):
+            return
+        if isinstance(error, ssl.SSLCertVerificationError):
+            raise LinkError(f"server: its certificate is not accepted here: {error.verify_message}") from error
+        if "ALERT" in (error.reason or ""):
+            words = error.reason.lower().replace("_", " ")
+            raise LinkError(
+                f"server: it does not accept this site's certificate ({words}); check its dates, and that it is of "
+                "this federation"
+            ) from error
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise LinkError("server: the line was closed at this side")
+
+
+def _said(frame: bytes, expected: bytes) -> bytes:
+    kind, rest = frame[:1], frame[1:]
+    if kind == REFUSED:
+        words = "".join(each for each in rest[:400].decode(errors="replace") if each.isprintable())
+        raise LinkError(f"server: it refused this site: {words}")
+    if kind != expected:
+        raise LinkError(f"server: it said {kind!r}; permitted: {expected!r}")
+    return rest
+
+
+def _words(error: Exception) -> str:
+    if isinstance(error, EOFError | ssl.SSLEOFError | ConnectionResetError):
+        return "the connection was closed during the handshake"
+    if isinstance(error, TimeoutError):
+        return "no answer"
+    return getattr(error, "strerror", None) or type(error).__name__
+
+
+# ---
+# The line at a party: it dials the server, answers what it is asked, and dials again when the connection breaks.
+#
+# Nothing comes in at a party: it only ever calls its own server, at one address. It gives up when the server cannot be
+# reached within the patience, when the server asks nothing for `idle` seconds, or at once when the server is another
+# one.
+
 
 #: Seconds after the last answer in which the server may ask for it again.
 _LINGER = 2.0
@@ -38,7 +276,7 @@ class PartyLine:
         patience: float,
         idle: float | None = None,
         ended_after: float = 5.0,
-        frame_limit: int = frames.LIMIT,
+        frame_limit: int = connection.LIMIT,
     ) -> None:
         self._seal, self._patience, self._frame_limit = seal, patience, frame_limit
         #: The server is silent while it waits for others: for their answers, and for those that are cut off.
@@ -90,7 +328,7 @@ class PartyLine:
                     channel, answer = self._seal.respond(question, handle)
                     # The time that the handler took is this side's own, and no silence of the server.
                     heard, faults = time.monotonic(), 0
-                    frames.send(call.connection, answer, deadline=heard + self._patience, limit=self._frame_limit)
+                    connection.send(call.connection, answer, deadline=heard + self._patience, limit=self._frame_limit)
                     if channel is Channel.END:
                         self._linger(dialer, call, handle)
                         return
@@ -108,7 +346,7 @@ class PartyLine:
 
     def _next(self, call: Call, *, until: float) -> bytes:
         try:
-            return frames.receive(call.connection, call.buffer, deadline=until)
+            return connection.receive(call.connection, call.buffer, deadline=until)
         except TimeoutError:
             raise _Silent(f"server: it asked nothing for {self._idle:g} seconds; the party lets go") from None
         except EOFError:
@@ -118,7 +356,7 @@ class PartyLine:
         """A call that was found closed while this side was busy may have had a last word. A question that comes
         instead is asked again on the next call."""
         try:
-            frames.receive(call.connection, call.buffer, deadline=time.monotonic() + _LAST_WORD)
+            connection.receive(call.connection, call.buffer, deadline=time.monotonic() + _LAST_WORD)
         except EOFError:
             raise _Goodbye("server: it closed the line before the work was over") from None
         except OSError:
@@ -130,8 +368,8 @@ class PartyLine:
         try:
             while True:
                 try:
-                    question = frames.receive(call.connection, call.buffer, deadline=until)
-                    frames.send(call.connection, self._seal.respond(question, handle)[1], deadline=until)
+                    question = connection.receive(call.connection, call.buffer, deadline=until)
+                    connection.send(call.connection, self._seal.respond(question, handle)[1], deadline=until)
                 except OSError:
                     dialer.report(call)
                     call = dialer.call(other_than=call, seconds=max(0.0, until - time.monotonic()))

@@ -1,9 +1,4 @@
-"""The line at the server: a TLS 1.3 connection of each party, of our own, that carries everything that is said.
-
-Parties dial; the server asks. A connection that breaks is no event by itself: the party dials again, and the question
-that has no answer is sent again as it was. Only two things lose a party: its process ended (the connection was closed
-and nobody comes back), or its patience is over. The newest connection of a party counts.
-"""
+"""The TLS link at the server: a connection of each party, and the replies that are pending."""
 
 from __future__ import annotations
 
@@ -16,16 +11,84 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from pbmvfl.deploy.link import frames
+from pbmvfl.deploy.link import connection as frames
 from pbmvfl.deploy.link.acceptor import Door
 from pbmvfl.deploy.link.connection import Broken, Connection
-from pbmvfl.deploy.link.interface import Channel
-from pbmvfl.deploy.link.line_dialer import CHALLENGE, REFUSED, TIME_LIMIT, WELCOME
-from pbmvfl.deploy.link.line_seats import Seat, Wait
+from pbmvfl.deploy.link.interface import Channel, Waiting, why_missing
 from pbmvfl.deploy.link.message_auth import JOIN_BYTES, OVERHEAD, Admission, PartyChannel, ProcessReplaced, ServerSeal
 from pbmvfl.deploy.link.tls import common_name
+from pbmvfl.deploy.link.tls_client import CHALLENGE, REFUSED, TIME_LIMIT, WELCOME
 from pbmvfl.errors import LinkError, PartyLost
 from pbmvfl.protocol.transport import Answers
+
+# --- The parties' places on the server's line, and the answers that are waited for there ---
+
+
+@dataclass(eq=False)
+class Seat:
+    """A party's place at the server."""
+
+    index: int
+    name: str
+    channel: PartyChannel | None = None
+    connection: Connection | None = None
+    #: Connected, and not yet taken up by whoever asks.
+    newcomer: Connection | None = None
+    #: When its connection was missed; and whether the other end closed it.
+    cut_since: float | None = None
+    ended: bool = False
+    faults: int = 0
+    #: Why it never comes back; and why it was last refused.
+    gone: str = ""
+    refused: str = ""
+
+    @property
+    def is_alive(self) -> bool:
+        newest = self.newcomer or self.connection
+        return newest is not None and not self.gone and not newest.has_ended
+
+    def why_missing(self, seconds: float) -> str:
+        if self.gone:
+            return self.gone
+        return why_missing(f"{self.name} did not join within {seconds:g} seconds", self.refused)
+
+
+@dataclass(eq=False, kw_only=True)
+class Wait(Waiting):
+    """One party's answer on the line."""
+
+    seat: Seat
+
+    def until(self, patience: float, ended_after: float) -> float:
+        """When there is something to decide, if nothing happens before."""
+        if self.seat.gone:
+            return 0.0
+        if self.seat.connection is not None:
+            return self.deadline
+        since = self.seat.cut_since if self.seat.cut_since is not None else self.started
+        until = since + patience - self.cut
+        return min(until, since + ended_after) if self.seat.ended else until
+
+    def over(self, now: float, patience: float, ended_after: float) -> str:
+        """Why it is not waited for any longer; nothing while it is."""
+        if self.seat.gone:
+            return self.seat.gone
+        if now < self.until(patience, ended_after):
+            return ""
+        if self.seat.connection is not None:
+            return self.no_answer
+        if self.seat.ended:
+            return "its process ended"
+        return f"no connection within {patience:g} seconds"
+
+
+# ---
+# The line at the server: a TLS 1.3 connection of each party, of our own, that carries everything that is said.
+#
+# Parties dial; the server asks. A connection that breaks is no event by itself: the party dials again, and the question
+# that has no answer is sent again as it was. Only two things lose a party: its process ended (the connection was closed
+# and nobody comes back), or its patience is over. The newest connection of a party counts.
+
 
 #: Frames that are not what they should be, before a party is given up.
 _MOST_FAULTS = 3

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from pbmvfl.deploy.monitoring.log_file import log_files
+from pbmvfl.deploy.monitoring.log import log_files
 from pbmvfl.deploy.monitoring.redaction import printable
 
 LEVELS = ("debug", "info", "warning", "error", "critical")

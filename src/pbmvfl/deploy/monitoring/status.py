@@ -219,7 +219,7 @@ class StatusFile:
         self._tell({"parties_alive": tuple(parties)}, at_once=False)
 
     def spent(self, epsilon: tuple[EpsilonSpent, ...]) -> None:
-        """What the ledger says; see `deploy.job.spent`. It is no news of the job: a book can be read while that
+        """What the ledger says; see `deploy.job.reporting`. It is no news of the job: a book can be read while that
         stands."""
         if tuple(epsilon) != self.now.epsilon:
             self._tell({"epsilon": tuple(epsilon), "updated": self.now.updated}, at_once=False)

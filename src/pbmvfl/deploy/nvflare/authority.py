@@ -23,9 +23,9 @@ from typing import Any
 
 from nvflare.tool.cert.cert_commands import generate_csr_files, handle_cert_init, sign_csr_files
 
-from pbmvfl._files import PRIVATE_FILE, make_private_folder, write_atomically
-from pbmvfl.deploy.link import certificates
-from pbmvfl.deploy.link.certificates import Certificate
+from pbmvfl._files import PRIVATE_FILE, make_private_folder, read_object, write_atomically
+from pbmvfl.deploy.link import tls
+from pbmvfl.deploy.link.tls import Certificate
 from pbmvfl.deploy.nvflare.hardening import harden
 from pbmvfl.deploy.nvflare.provision import make_home, organisation
 from pbmvfl.deploy.site.enrolment import Request, Signed, check_distinct
@@ -33,7 +33,6 @@ from pbmvfl.deploy.site.federation_file import FILE, FederationFile
 from pbmvfl.deploy.site.fingerprint import check_fingerprint, fingerprint
 from pbmvfl.deploy.site.folder import PINS, WHO, Home
 from pbmvfl.errors import FederationError
-from pbmvfl.json_files import read_object
 
 AUTHORITY_DAYS, CERTIFICATE_DAYS = 3650, 365
 
@@ -176,13 +175,13 @@ def package(home: Home, parcel: Path, *, fingerprint_said: str | None = None, re
         root = Path(scratch) / "rootCA.pem"
         root.write_text(signed.authority)
         authority = Certificate.read(root)
-        if (words := certificates.fault(authority, name=authority.name, authority=authority)) is not None:
+        if (words := tls.fault(authority, name=authority.name, authority=authority)) is not None:
             raise FederationError(words)
         kits = [("site", home.name, signed.site)] + ([("lead", federation.lead, signed.lead)] if home.is_server else [])
         for place, name, pem in kits:
             certificate = Path(scratch) / f"{place}.crt"
             certificate.write_text(pem)
-            certificates.check(certificate, home.path / "request" / f"{name}.key", root, name=name)
+            tls.check(certificate, home.path / "request" / f"{name}.key", root, name=name)
         found = fingerprint(federation, authority, signed.identities)
     if fingerprint_said is not None:
         check_fingerprint(fingerprint_said, found)

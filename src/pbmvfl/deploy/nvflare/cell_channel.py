@@ -17,7 +17,7 @@ from nvflare.fuel.f3.cellnet.defs import Encoding, MessageHeaderKey, MessageType
 from nvflare.fuel.f3.cellnet.utils import make_reply
 from nvflare.fuel.f3.message import Message
 
-from pbmvfl.deploy.link import frames
+from pbmvfl.deploy.link import connection
 from pbmvfl.deploy.nvflare.guard import LINK_CHANNEL
 
 CHANNEL, TOPIC = LINK_CHANNEL, "link"
@@ -54,7 +54,7 @@ Hear = Callable[[str, Kind, bytes], None]
 class Door:
     """A cell's own channel. `peers` are the only cells that are heard."""
 
-    def __init__(self, core_cell: Any, *, peers: Collection[str], hear: Hear, limit: int = frames.LIMIT) -> None:
+    def __init__(self, core_cell: Any, *, peers: Collection[str], hear: Hear, limit: int = connection.LIMIT) -> None:
         self._cell, self._peers, self._hear, self._limit = core_cell, frozenset(peers), hear, limit + 1
         self._warnings = 0
         self._closed = False

@@ -7,7 +7,7 @@ import time
 from collections import deque
 from typing import Any
 
-from pbmvfl.deploy.link import frames
+from pbmvfl.deploy.link import connection
 from pbmvfl.deploy.link.interface import Channel, Handler
 from pbmvfl.deploy.link.message_auth import MAC_BYTES, MOST_UNANSWERED, OtherJob, PartySeal, ProcessReplaced
 from pbmvfl.deploy.nvflare.cell_channel import AGAIN_AFTER, NUMBER, STATE, Door, Kind, words_of
@@ -34,7 +34,7 @@ class PartyCell:
         idle: float | None = None,
         again_after: float = AGAIN_AFTER,
         linger: float = _LINGER,
-        frame_limit: int = frames.LIMIT,
+        frame_limit: int = connection.LIMIT,
     ) -> None:
         """`server` is the cell of the server's job: nobody else is heard."""
         self._seal, self._server, self._patience, self._again_after = seal, server, patience, again_after

@@ -14,7 +14,7 @@ from pbmvfl.deploy.job.process import ServerJob
 from pbmvfl.deploy.nvflare.job import read_argument
 from pbmvfl.deploy.site.federation_file import CarrierName
 from pbmvfl.deploy.site.folder import Home
-from pbmvfl.deploy.site.outcome import Ending
+from pbmvfl.deploy.site.job_spec import Ending
 
 #: Seconds between two looks at whether the job was aborted.
 _LOOK = 0.2

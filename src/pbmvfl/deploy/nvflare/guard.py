@@ -11,23 +11,192 @@ Every process of a kit imports this before it has a connection: `local/resources
 
 from __future__ import annotations
 
+import io
 import logging
+import re
+import shutil
+import threading
+import zipfile
 from collections.abc import Callable, Iterable, Mapping
 from enum import Enum, auto
+from pathlib import Path
 from typing import Any
 
 from nvflare.apis.fl_constant import ReservedTopic
+from nvflare.apis.job_def import JobMetaKey
+from nvflare.apis.workspace import Workspace
 from nvflare.fuel.f3.cellnet.core_cell import CoreCell
 from nvflare.fuel.f3.cellnet.defs import CellChannel, MessageHeaderKey, MessageType, ReturnCode
 from nvflare.fuel.f3.cellnet.utils import make_reply
+from nvflare.fuel.f3.drivers.driver_params import DriverParams
 from nvflare.fuel.f3.streaming.stream_const import STREAM_CHANNEL, STREAM_DATA_TOPIC, StreamHeaderKey
 from nvflare.fuel.utils.fobs import lobs
-from nvflare.private.defs import CellMessageHeaderKeys
+from nvflare.private.admin_defs import MsgHeader, error_reply
+from nvflare.private.admin_defs import ReturnCode as AdminReturnCode
+from nvflare.private.defs import CellMessageHeaderKeys, RequestHeader
 from nvflare.private.fed.client.admin_commands import AdminCommands
 from nvflare.private.fed.client.client_req_processors import ClientRequestProcessors
+from nvflare.private.fed.client.training_cmds import DeployProcessor
 
-from pbmvfl.deploy.nvflare import guard_deploy, guard_origin
-from pbmvfl.deploy.nvflare.guard_origin import ADMIN, SERVER, site_of
+# --- A job's files come once, under their own name, and whole; or nothing of them stays ---
+# NVFlare unpacks them into the kit before anybody has looked at them. If that ends halfway they would stay there, and a
+# job whose description names another one could be started with them.
+
+
+#: Of a job, whose files are an order and its signatures.
+_MOST_FILES, _MOST_BYTES = 50, 32_000_000
+_JOB = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+
+
+def is_job(name: object) -> bool:
+    """Whether it is an id that NVFlare gives. "startup" is none, and would be a folder of the kit."""
+    return isinstance(name, str) and bool(_JOB.fullmatch(name))
+
+
+def too_large(packed: object) -> str:
+    """What is wrong with the size of a job's files, before any is unpacked; nothing if they may be looked at."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(packed if isinstance(packed, bytes | bytearray) else b"")) as files:
+            sizes = [each.file_size for each in files.infolist()]
+    except (zipfile.BadZipFile, OSError, ValueError):
+        return "a job's files are not a zip file"
+    if len(sizes) > _MOST_FILES or sum(sizes) > _MOST_BYTES:
+        return f"{len(sizes):,} files of {sum(sizes):,} bytes; permitted: {_MOST_FILES} of {_MOST_BYTES:,} in all"
+    return ""
+
+
+def install_deploy_guard() -> None:
+    deploy, _ = DeployProcessor.process, Workspace._check_job_id  # both must be there to be replaced
+    # A job's folder is emptied before its files are looked at, whatever it is called.
+    Workspace._check_job_id = staticmethod(_checked_job_id)
+    begun: set[str] = set()
+    lock = threading.Lock()
+
+    def deploy_whole(processor: Any, request: Any, engine: Any) -> Any:
+        job, described = request.get_header(RequestHeader.JOB_ID), request.get_header(RequestHeader.JOB_META)
+        if not is_job(job):
+            return error_reply("a job's id is not one that NVFlare gives")
+        if not isinstance(described, dict) or described.get(JobMetaKey.JOB_ID.value) != job:
+            return error_reply("a job's description names another job")
+        if words := too_large(request.body):
+            return error_reply(words)
+        with lock:
+            # A second time they would lie there unlooked at while a process that was started for the first ones reads.
+            known = job in begun or Path(job).exists()
+            begun.add(job)
+        if known:
+            return error_reply("this job's files came before")
+        taken = False
+        try:
+            reply = deploy(processor, request, engine)
+            taken = reply.get_header(MsgHeader.RETURN_CODE) == AdminReturnCode.OK
+        finally:
+            if not taken:
+                shutil.rmtree(job, ignore_errors=True)
+        return reply
+
+    DeployProcessor.process = deploy_whole
+
+
+def _checked_job_id(job_id: object) -> str:
+    if not is_job(job_id):
+        raise ValueError("a job's id is not one that NVFlare gives")
+    return str(job_id)
+
+
+# --- Whose word a message is: the connection that it came by says it, never the message itself ---
+# NVFlare binds the name of a connection to its certificate, and then believes what a message says of its origin from
+# anybody who shows a token that the server signed. The server's own stands in every reply of its, so every party has
+# one and could speak as the server, as another party's own job or as the lead. Here the two names are compared at every
+# process before anything of the message is looked at, and also before the server passes it on.
+
+
+_log = logging.getLogger(__name__)
+#: What NVFlare calls the server's cell, and how the cell of somebody who submits begins.
+SERVER, ADMIN = "server", "_admin_"
+#: Messages that claim to be encrypted make the one who gets them ask for a certificate, and wait for an hour. The
+#: connections are encrypted, and nobody needs them.
+_ENCRYPTED = (MessageHeaderKey.SECURE, MessageHeaderKey.ENCRYPTED)
+_BUNDLE = "bulk"
+
+
+def site_of(cell: str) -> str:
+    """Of a cell's name, such as bank or bank.JOB."""
+    return cell.partition(".")[0]
+
+
+def is_known(endpoint: str, common_name: str, *, parties: Iterable[str], lead: str) -> bool:
+    """Whether who has connected is of the federation. NVFlare compares every name with the certificate's but those of
+    admins, which are random: there the certificate must be the lead's."""
+    if endpoint.startswith(ADMIN):
+        return "." not in endpoint and common_name == lead
+    return site_of(endpoint) in {SERVER, *parties}
+
+
+def is_true_origin(origin: str, endpoint: str, *, me: str) -> bool:
+    """Whether a message of this origin may come by a connection with this endpoint."""
+    mine, theirs, said = site_of(me), site_of(endpoint), site_of(origin)
+    if me == SERVER:
+        return said == theirs
+    if theirs == mine:  # another process of the same site, which has looked: a party's passes on what the server says
+        return mine == SERVER or said in (mine, SERVER)
+    return theirs == said == SERVER
+
+
+def may_pass_on(origin: str, destination: str) -> bool:
+    """Whether the server's process passes a message on: between a party and the server's job, and to nobody else."""
+    ends = {site_of(origin), site_of(destination)}
+    return SERVER in ends and not any(each.startswith(ADMIN) for each in ends)
+
+
+def is_own_connection(channel: str, topic: str, origin: str, destination: str, endpoint: str, *, me: str) -> bool:
+    """Words about a connection are for its two ends, and from one of them: a "bye" that was passed on would end one of
+    somebody else. Nobody uses messages in bundles, and nobody would look at what is in them."""
+    return channel != CellChannel.CELLNET or (origin == endpoint and destination == me and topic != _BUNDLE)
+
+
+def is_accepted(
+    origin: str, destination: str, endpoint: str, common_name: str, *, me: str, parties: Iterable[str], lead: str
+) -> bool:
+    if me == SERVER:
+        if not is_known(endpoint, common_name, parties=parties, lead=lead):
+            return False
+        if destination != SERVER and not may_pass_on(origin, destination):
+            return False
+    return is_true_origin(origin, endpoint, me=me)
+
+
+def install_origin_guard(parties: tuple[str, ...], lead: str) -> None:
+    receive = CoreCell._process_received_msg
+    told: set[tuple[str, str]] = set()
+
+    def receive_true(cell: Any, endpoint: Any, connection: Any, message: Any) -> Any:
+        properties = connection.get_conn_properties() if connection else {}
+        origin, destination = (
+            str(message.get_header(key, "")) for key in (MessageHeaderKey.ORIGIN, MessageHeaderKey.DESTINATION)
+        )
+        by, name = str(endpoint.name), str(properties.get(DriverParams.PEER_CN.value, ""))
+        channel, topic = (
+            str(message.get_header(key, "")) for key in (MessageHeaderKey.CHANNEL, MessageHeaderKey.TOPIC)
+        )
+        me = cell.my_info.fqcn
+        if (
+            not any(message.get_header(key, False) for key in _ENCRYPTED)
+            and is_own_connection(channel, topic, origin, destination, by, me=me)
+            and is_accepted(origin, destination, by, name, me=me, parties=parties, lead=lead)
+        ):
+            return receive(cell, endpoint, connection, message)
+        seen = (by[:60], origin[:60])
+        if seen not in told and len(told) < 100:
+            told.add(seen)
+            _log.warning("a message by %r in the name of %r was dropped", *seen)
+        return None
+
+    CoreCell._process_received_msg = receive_true
+
+
+# --- guard ---
+
 
 log = logging.getLogger(__name__)
 
@@ -143,8 +312,8 @@ def install(parties: Iterable[str], lead: str) -> None:
         return
     known = tuple(parties)
     _installed.append(known)
-    guard_origin.install(known, lead)
-    guard_deploy.install()
+    install_origin_guard(known, lead)
+    install_deploy_guard()
     ClientRequestProcessors.request_processors[:] = [
         each for each in ClientRequestProcessors.request_processors if type(each).__name__ in SITE_COMMANDS
     ]

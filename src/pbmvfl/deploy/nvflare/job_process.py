@@ -36,7 +36,7 @@ def load() -> None:
         importlib.import_module(name)
     for name in (PARTY, SERVER):
         del sys.modules[name]  # it is run as a program later on
-    from pbmvfl.deploy.job.warm import warm_up
+    from pbmvfl.deploy.job.process import warm_up
     from pbmvfl.plan.plan import Plan
 
     with contextlib.suppress(Exception):  # a job warms up for its own plan in any case

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 import psutil
 
 from pbmvfl._files import make_private_folder
-from pbmvfl.deploy.link import certificates
-from pbmvfl.deploy.link.certificates import Certificate
+from pbmvfl.deploy.link import tls
+from pbmvfl.deploy.link.tls import Certificate
 from pbmvfl.deploy.monitoring.log import prune_jobs, remove_unfinished_jobs
 from pbmvfl.deploy.nvflare import hardening, keeper
-from pbmvfl.deploy.nvflare.records import STARTING, birth, is_ready, read_record, take_lock
+from pbmvfl.deploy.nvflare.keeper import STARTING, birth, is_ready, read_record, take_lock
 from pbmvfl.deploy.site.folder import Home
 from pbmvfl.deploy.site.policy_file import PolicyFile
 from pbmvfl.deploy.site.preflight import reach_server
@@ -54,7 +54,7 @@ class KitStatus:
 def check_start(home: Home, *, wait: float = 0.0) -> int:
     """Everything that could keep a kit from working, before it is started. The days that its certificate has left."""
     hardening.check(home)
-    days = certificates.check(home.certificate, home.private_key, home.authority, name=home.name)
+    days = tls.check(home.certificate, home.private_key, home.authority, name=home.name)
     home.pins()
     if home.is_server:
         if home.policy.exists():

@@ -12,7 +12,7 @@ from nvflare.apis.fl_component import FLComponent
 from nvflare.apis.fl_context import FLContext
 
 from pbmvfl.deploy.nvflare import guard
-from pbmvfl.deploy.nvflare.records import note_ready
+from pbmvfl.deploy.nvflare.keeper import note_ready
 from pbmvfl.deploy.site.folder import Home
 
 

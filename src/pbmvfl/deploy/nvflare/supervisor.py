@@ -1,7 +1,7 @@
 """Who watches over a job at the label holder: submits it, sees whether it lives, and submits it again if it may.
 
 NVFlare's status says whether processes are there. Whether the work is done is said by the label holder's own files
-(`deploy.site.outcome`), which the job writes last. A lost process costs one new job, which goes on from the newest
+(`deploy.site.job_spec`), which the job writes last. A lost process costs one new job, which goes on from the newest
 checkpoint that everybody has.
 """
 
@@ -23,8 +23,7 @@ from pbmvfl.deploy.nvflare import keeper
 from pbmvfl.deploy.nvflare.hardening import HEARTBEAT
 from pbmvfl.deploy.nvflare.job import write_job
 from pbmvfl.deploy.site.folder import Home
-from pbmvfl.deploy.site.job_spec import Order
-from pbmvfl.deploy.site.outcome import Ending, Outcome, final_outcome, last_outcome
+from pbmvfl.deploy.site.job_spec import Ending, Order, Outcome, final_outcome, last_outcome
 from pbmvfl.errors import FederationError, PolicyError
 
 _log = logging.getLogger(__name__)

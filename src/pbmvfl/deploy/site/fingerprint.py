@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Mapping
 
-from pbmvfl.deploy.link.certificates import Certificate
+from pbmvfl.deploy.link.tls import Certificate
 from pbmvfl.deploy.site.federation_file import FederationFile
 from pbmvfl.deploy.site.folder import Home
 from pbmvfl.errors import FederationError

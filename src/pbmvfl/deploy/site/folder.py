@@ -23,11 +23,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from pbmvfl._files import PRIVATE_FILE, write_atomically
+from pbmvfl._files import PRIVATE_FILE, read_object, write_atomically
 from pbmvfl.crypto.key_exchange import IDENTITY_BYTES, Identity
 from pbmvfl.deploy.site.federation_file import FILE, FederationFile
 from pbmvfl.errors import FederationError
-from pbmvfl.json_files import read_object
 
 PINS, IDENTITY, WHO = "pins.json", "identity.key", "organisation.json"
 #: Of runs and alignments: they become names of folders.

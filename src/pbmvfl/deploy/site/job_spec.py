@@ -1,19 +1,24 @@
-"""What a job asks its sites to do. Parameters only: names and public numbers, in one exact form.
-
-It travels as one text, and whatever is not of this form is refused before any process of the job exists.
-"""
+"""Job specification and job result, each in one exact form."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
 
+from pbmvfl._files import PRIVATE_FILE, make_private_folder, read_object, write_atomically
 from pbmvfl.crypto.key_exchange import RUN_ID_BYTES
 from pbmvfl.deploy.site.folder import check_name
-from pbmvfl.errors import FederationError, OrderError, PlanError
+from pbmvfl.errors import FederationError, OrderError, PlanError, RunFolderError
 from pbmvfl.plan.plan import Plan
+
+# --- What a job asks its sites to do ---
+# Parameters only: names and public numbers, in one exact form.
+#
+# It travels as one text, and whatever is not of this form is refused before any process of the job exists.
+
 
 FORMAT = 1
 #: In characters; a plan has about 3,000.
@@ -104,3 +109,61 @@ class Order:
         if order.to_text() != text:
             raise OrderError("the order is not written as this version writes it")
         return order
+
+
+# --- How one job ended, as the label holder's site wrote it down ---
+# Whether a run is done is said here, and nowhere else.
+
+
+_LAST, _DONE = "outcome.json", "done.json"
+
+
+class Ending(StrEnum):
+    """How it ended."""
+
+    DONE = "done"  #: everything that was asked for is there, at every site
+    STOPPED = "stopped"  #: a limit of a party's owner, or a loss that went astray: nothing more is to be had
+    REFUSED = "refused"  #: a site said no, and will say no again
+    FAILED = "failed"  #: a site was lost: a new job goes on from the newest common checkpoint
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What a job came to."""
+
+    job: str
+    ending: Ending
+    words: str = ""
+
+    def write(self, folder: Path) -> None:
+        """Beside the run's other files. An ending that nothing can follow is kept in a file of its own."""
+        make_private_folder(folder)
+        text = json.dumps(asdict(self)) + "\n"
+        if self.ending in (Ending.DONE, Ending.STOPPED):
+            write_atomically(folder / _DONE, text, mode=PRIVATE_FILE)
+        write_atomically(folder / _LAST, text, mode=PRIVATE_FILE)
+
+
+def last_outcome(folder: Path) -> Outcome | None:
+    """Of the newest job that ended; None before one has."""
+    return _read(folder / _LAST)
+
+
+def final_outcome(folder: Path) -> Outcome | None:
+    """What the run came to, once it has; None before."""
+    return _read(folder / _DONE)
+
+
+def forget(folder: Path) -> None:
+    """Before work that may be asked for again under the same name."""
+    for name in (_LAST, _DONE):
+        (folder / name).unlink(missing_ok=True)
+
+
+def _read(path: Path) -> Outcome | None:
+    if not path.is_file():
+        return None
+    said = read_object(path, {"job": str, "ending": str, "words": str}, RunFolderError)
+    if said["ending"] not in tuple(Ending):
+        raise RunFolderError(f"{path} has ending={said['ending']!r}; permitted: {', '.join(Ending)}")
+    return Outcome(job=said["job"], ending=Ending(said["ending"]), words=said["words"])

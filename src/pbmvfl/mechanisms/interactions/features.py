@@ -11,6 +11,7 @@ beside its own features. The second factors are functions of what was released: 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,8 +19,17 @@ import numpy as np
 import numpy.typing as npt
 
 from pbmvfl._settings import check_whole
-from pbmvfl.errors import DataError, PlanError
-from pbmvfl.mechanisms.interactions.symbols import Integers, Reals
+from pbmvfl.errors import DataError, PlanError, WrongPlan
+from pbmvfl.mechanisms.interactions.plan_group import Interactions
+from pbmvfl.mechanisms.interactions.symbols import (
+    Integers,
+    Levels,
+    Reals,
+    estimated_prior,
+    kept,
+    posterior,
+    shown_symbols,
+)
 
 #: Values are standardised by public means and deviations, and end here.
 VALUE_BOUND = 3.0
@@ -127,3 +137,96 @@ def pair_scores(law_KAB: Reals) -> Reals:
     rows = given @ second
     columns = np.einsum("a,kab->kb", first, given)
     return np.asarray(given - rows[:, :, None] - columns[:, None, :] + (columns @ second)[:, None, None])
+
+
+# ---
+# What a party makes of its own columns and of everybody's released symbols: symbols to send, and context features.
+#
+# Shape suffixes: N rows, D columns of the party.
+
+
+#: Both parties of a pair learn the same product, and scores are added up: each counts for a half.
+SHARED_BY_TWO = 0.5
+
+
+class OwnColumns:
+    """The columns of one party that its symbols are made of, as they are: never what a network sees of them."""
+
+    def __init__(self, interactions: Interactions, *, party: int, rows: npt.NDArray[Any]) -> None:
+        self.interactions, self.party = interactions, party
+        released = interactions.columns[party]
+        width = math.prod(rows.shape[1:])
+        for each in released:
+            if each.column >= width:
+                raise WrongPlan(f"party={party}: the plan releases column={each.column}; it has 0 to {width - 1}")
+        rows_ND = rows.reshape(len(rows), width)
+        self.columns_ND = rows_ND[:, [each.column for each in released]]
+
+    def symbols(self, *, seed: int) -> Integers:
+        """What there is to say of each row, before it is randomised."""
+        released = self.interactions.columns[self.party]
+        if not released:
+            return np.zeros(len(self.columns_ND), dtype=np.int64)
+        places = self.interactions.places(self.party, num_rows=len(self.columns_ND), seed=seed)
+        levels = Levels(cuts=tuple(each.cuts.cuts[0] for each in released))
+        return shown_symbols(self.columns_ND, levels, places, self.interactions.base)
+
+    @property
+    def values_N(self) -> npt.NDArray[Any]:
+        """Of the one column that is released; zeros if none is."""
+        return self.columns_ND[:, 0] if self.columns_ND.shape[1] else np.zeros(len(self.columns_ND))
+
+    @property
+    def levels_N(self) -> Integers:
+        """Likewise the levels that symbols are made of."""
+        if not self.columns_ND.shape[1]:
+            return np.zeros(len(self.columns_ND), dtype=np.int64)
+        return self.interactions.columns[self.party][0].cuts.of(self.columns_ND[:, :1])[:, 0]
+
+
+@dataclass(frozen=True, eq=False)
+class _Read:
+    """What everybody knows of one party's column."""
+
+    context: Context
+    #: The law of the level of each training row.
+    law_NL: Reals
+
+
+class PublishedContext:
+    """Context features of one party, from symbols that everybody has: all scales come from these, none from columns."""
+
+    def __init__(self, interactions: Interactions, *, party: int, sent: Mapping[int, Integers], num_parties: int):
+        """`sent` has the symbols of the training rows of every party that releases a column."""
+        self._interactions, self._party = interactions, party
+        mechanism = interactions.mechanism(num_parties)
+        share = kept(mechanism.event)
+        self._read: dict[int, _Read] = {}
+        for other, sent_N in sent.items():
+            (column,) = interactions.columns[other]
+            prior_L = estimated_prior(sent_N, used=column.levels, num_symbols=mechanism.symbols, kept=share)
+            law_NL = posterior(sent_N, prior_L, num_symbols=mechanism.symbols, kept=share)
+            self._read[other] = _Read(Context(prior_L=prior_L, values_L=column.values_L), law_NL)
+
+    def of_training(self, own: OwnColumns) -> npt.NDArray[np.float32]:
+        """Of the training rows, with the others' released symbols."""
+        return self._features(own, {other: read.law_NL for other, read in self._read.items()})
+
+    def of_known(self, own: OwnColumns, levels: Mapping[int, Integers]) -> npt.NDArray[np.float32]:
+        """Of rows whose levels at the other parties are known, as an evaluation takes them: each party's for a half."""
+        laws = {
+            other: (levels[other][:, None] == np.arange(read.context.num_levels)).astype(np.float64)
+            for other, read in self._read.items()
+        }
+        return self._features(own, laws) * np.float32(SHARED_BY_TWO)
+
+    def _features(self, own: OwnColumns, laws: Mapping[int, Reals]) -> npt.NDArray[np.float32]:
+        found = [
+            context_features(
+                own.values_N, own.levels_N, self._read[self._party].context, laws[other], self._read[other].context
+            )
+            for _, other, _ in self._interactions.partners(self._party)
+        ]
+        if not found:
+            return np.zeros((len(own.levels_N), 0), dtype=np.float32)
+        return (np.concatenate(found, axis=1) * self._interactions.context_scale).astype(np.float32)

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from pbmvfl.report.style import COLOURS, save_figure
-from pbmvfl.research.reproduction.epsilons import paper_epsilon, short_epsilon
+from pbmvfl.report.plots import COLOURS, save_figure
 from pbmvfl.research.reproduction.records import Record
 from pbmvfl.research.reproduction.studies import Cell, Panel, Study
+from pbmvfl.research.reproduction.tables import paper_epsilon, short_epsilon
 
 _LABELS = {"test_accuracy": "test accuracy", "test_auprc": "test AUPRC", "train_accuracy": "train accuracy"}
 _STYLES: dict[str, Any] = {"pbm": "-", "none": "-", "ldp": ":", "ldp-calibrated": "--"}

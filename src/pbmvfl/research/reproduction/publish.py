@@ -8,14 +8,21 @@ from pathlib import Path
 from typing import Any
 
 from pbmvfl._files import write_atomically
-from pbmvfl.research.reproduction.claims import FALSE_ALARM, Claim
-from pbmvfl.research.reproduction.epsilons import DELTA, coupled_epsilon, paper_epsilon, short_epsilon
+from pbmvfl.research.reproduction.claims import FALSE_ALARM, Claim, score, study_claims
 from pbmvfl.research.reproduction.figures import draw_study
 from pbmvfl.research.reproduction.records import EPSILON_NOTE, Record
 from pbmvfl.research.reproduction.runner import StudyRunner
 from pbmvfl.research.reproduction.studies import Cell
-from pbmvfl.research.reproduction.study_claims import score, study_claims
-from pbmvfl.research.reproduction.tables import as_csv, as_markdown, table_markdown, table_rows
+from pbmvfl.research.reproduction.tables import (
+    DELTA,
+    as_csv,
+    as_markdown,
+    coupled_epsilon,
+    paper_epsilon,
+    short_epsilon,
+    table_markdown,
+    table_rows,
+)
 from pbmvfl.research.simulation.noise import SIMULATED
 
 STAND_IN = "Made-up rows stood in for the data: these numbers say nothing about it."

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -23,13 +24,37 @@ from pbmvfl.errors import PlanError
 from pbmvfl.plan.groups import Evaluation
 from pbmvfl.plan.plan import Plan
 from pbmvfl.plan.schedule import JOINT
-from pbmvfl.research.simulation.dense import DENSE, DenseStack, stacked_features
-from pbmvfl.research.simulation.networks import Everything, Networks
+from pbmvfl.research.simulation.networks import DENSE, DenseStack, Everything, Networks, stacked_features
 from pbmvfl.research.simulation.noise import SIMULATED, noisy_sum
-from pbmvfl.research.simulation.scores import simulated_metrics
 from pbmvfl.training.encoders import Bounded, build_head
 from pbmvfl.training.optimizer import Trainer
 from pbmvfl.wire.gradient_codecs import GradientCodecName
+
+# ---
+# Accuracy and average precision by numpy alone: the values of `pbmvfl.training.metrics`, ten times as fast.
+
+
+def average_precision(labels: npt.NDArray[np.int64], scores: npt.NDArray[Any]) -> float:
+    """Sum over the distinct thresholds, from the highest, of precision times the recall gained there."""
+    order = np.argsort(-scores, kind="stable")
+    ordered = scores[order]
+    hits = np.cumsum(labels[order])
+    last_of_equal = np.append(np.flatnonzero(ordered[1:] != ordered[:-1]), len(ordered) - 1)
+    hits = hits[last_of_equal]
+    precision = hits / (last_of_equal + 1)
+    gained = np.diff(hits, prepend=0)
+    return float((precision * gained).sum() / hits[-1])
+
+
+def simulated_metrics(scores: npt.NDArray[Any], labels: npt.NDArray[np.int64], *, prefix: str) -> dict[str, float]:
+    """`{prefix}_accuracy`, and `{prefix}_auprc` (positive class 1) where there are two classes."""
+    metrics = {f"{prefix}_accuracy": float((scores.argmax(axis=1) == labels).mean())}
+    if scores.shape[1] == 2 and 0 < labels.sum() < len(labels):
+        metrics[f"{prefix}_auprc"] = average_precision(labels, scores[:, 1] - scores[:, 0])
+    return metrics
+
+
+# --- engine ---
 
 
 @dataclass(frozen=True)
