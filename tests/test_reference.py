@@ -23,10 +23,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 import pbmvfl
-import statistical
-from federation_runs import JOINT, Wire, weights
 from pbmvfl import reference
-from statistical import NUM_DRAWS
+from support import statistical
+from support.federation_runs import JOINT, Wire, weights
+from support.statistical import NUM_DRAWS
 
 SOURCE = Path(reference.__file__)
 ROOT = next(folder for folder in Path(__file__).parents if (folder / "pyproject.toml").exists())

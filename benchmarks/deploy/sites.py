@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Protocol
 # Certificates for a trial, and networks with a cable that can be cut, are the tests' own helpers.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 
-from certificates import Authority
 from pbmvfl.crypto.key_exchange import Identity
 from pbmvfl.deploy.link.interface import Channel, Handler
 from pbmvfl.deploy.link.message_auth import PartySeal, ServerSeal
@@ -23,6 +22,7 @@ from pbmvfl.deploy.link.tls import Credentials, party_context, server_context
 from pbmvfl.deploy.link.tls_client import PartyLine
 from pbmvfl.deploy.link.tls_server import Line, LineTraffic
 from pbmvfl.protocol.transport import Answers
+from support.certificates import Authority
 
 if TYPE_CHECKING:
     from pbmvfl.federation.party_setup import PartySetup

@@ -2,7 +2,7 @@
 
 The map of columns and their preparation are the program's own classes. The steps are written out again for several
 learning rates and clip norms side by side, because a party by itself spends its time in reading the same rows.
-`tests/test_planner_benchmark.py` compares scores with those of `Federation`.
+`tests/system/test_planner_benchmark.py` compares scores with those of `Federation`.
 
 Shape suffixes: N rows, D numbers of a row and a constant, C settings, K classes.
 """

@@ -7,7 +7,7 @@ gradients; scores are added up at test. Nothing is released but each party's noi
 updates: one Gaussian of mu = 2 |c| sqrt(passes) / noise_multiplier, beside noisy means if features are standardised.
 
 This is a study: the arithmetic is float32 on whatever device, and noise comes from an ordinary generator with a seed.
-`pbmvfl.training.updates` has the exact integers; tests/test_network_study.py compares the clipped sums and the
+`pbmvfl.training.updates` has the exact integers; tests/system/test_network_study.py compares the clipped sums and the
 estimates. What is public here: filters, networks, their first weights, the order of rows. Settings are chosen on the
 last training rows (`--hold-out`), which no training of that run sees; the test rows are for the final run.
 

@@ -6,6 +6,6 @@ from pathlib import Path
 
 if "PBMVFL_TEST_VIOLATIONS" in os.environ:
     sys.path.append(str(Path(__file__).resolve().parent.parent))
-    import release_monitor  # noqa: F401  (installs itself)
+    from support import release_monitor  # noqa: F401  (installs itself)
 
     sys.path.pop()

@@ -263,7 +263,7 @@ _BLOCK = "0bdf7df1591716335e9a8b15c860c502"
 _DEVIATIONS = 6.0
 _DRAWS = 20_000
 #: The Gaussian mechanism whose neighbours are one standard deviation apart, at delta 1e-5: Phi(1/2 - e) - exp(e)
-#: Phi(-1/2 - e) = 1e-5 solved for e in 50 digits (`tests/test_doctor.py` does it).
+#: Phi(-1/2 - e) = 1e-5 solved for e in 50 digits (`tests/cli/test_doctor.py` does it).
 GAUSSIAN_EPSILON = 4.377178
 
 

@@ -1,7 +1,7 @@
 """What may be shown of a run: public numbers, each taken by its name.
 
 A run folder also names files of its owner, and a ledger knows rows. Nothing of a folder is shown because it is there;
-only what is listed here is, and `tests/test_report_page.py` looks for the rest.
+only what is listed here is, and `tests/report/test_page.py` looks for the rest.
 """
 
 from __future__ import annotations

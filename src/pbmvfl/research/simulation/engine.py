@@ -1,7 +1,7 @@
 """One federation's training without its messages: rounds, epochs, evaluation, and stopping at a target.
 
 Same plan, same public schedule, same first weights, same estimator, same steps as `Party` and `Server`; the gradient
-travels in float32. `tests/test_simulation.py` holds the two equal.
+travels in float32. `tests/research/simulation/test_engine.py` holds the two equal.
 
 Shape suffixes: M parties, B rows, P embedding_dim, K classes.
 """

@@ -1,0 +1,400 @@
+"""Whoever is not a party of this federation, in this job, gets nothing; and cannot keep those out who are."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+import struct
+import threading
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from pbmvfl.deploy.link import connection
+from pbmvfl.deploy.link.acceptor import MOST_NEWCOMERS
+from pbmvfl.deploy.link.interface import Channel
+from pbmvfl.deploy.link.message_auth import JOIN_BYTES, PartySeal, ServerSeal
+from pbmvfl.deploy.link.tls import Credentials, party_context, server_context
+from pbmvfl.deploy.link.tls_server import Line
+from pbmvfl.errors import LinkError
+from support.certificates import Authority
+from support.line_parties import CONTEXT, SERVER, Federation, Site, echo, identity_of, until
+
+
+@pytest.fixture
+def federation(tmp_path) -> Iterator[Federation]:
+    with Federation(tmp_path, ["bank", "hospital"]) as made:
+        yield made
+
+
+def refusal(site: Site, **choices: object) -> str:
+    """What a party's line ends with."""
+    with pytest.raises(LinkError) as ended:
+        site.line(**choices).serve(lambda *_: pytest.fail("it was asked something"))
+    return str(ended.value)
+
+
+def still_works(federation: Federation) -> bool:
+    """Whether a true party is let in after whatever was tried."""
+    federation.dial("bank", echo)
+    return federation.line.ask({0: b"x"}, channel=Channel.SETUP).received == {0: b"\1x"}
+
+
+class Guest:
+    """A connection by hand: the right certificate, and then whatever a test wants."""
+
+    def __init__(self, site: Site) -> None:
+        self.site, self.seal, self.buffer = site, site.seal(), connection.FrameBuffer()
+        raw = socket.create_connection(site.address, timeout=60)
+        self.connection = party_context(site.credentials).wrap_socket(raw)
+
+    def hear(self) -> bytes:
+        return connection.receive(self.connection, self.buffer, deadline=time.monotonic() + 60)
+
+    def say(self, body: bytes) -> None:
+        connection.send(self.connection, body, deadline=time.monotonic() + 60)
+
+    def join(self) -> None:
+        self.say(self.seal.join(self.hear()[1:]))
+        assert self.hear() == b"W"
+
+    def is_sent_away(self) -> bool:
+        """Whether the server ends the connection, whatever it says before."""
+        with contextlib.suppress(OSError, EOFError):
+            while True:
+                self.hear()
+        return True
+
+    def close(self) -> None:
+        self.connection.close()
+
+    def __enter__(self) -> Guest:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+# --- certificates ---
+
+
+def test_without_a_certificate_nobody_is_heard(federation):
+    context = ssl.create_default_context(cafile=str(federation.authority.folder / "rootCA.pem"))
+    context.check_hostname = False
+    with (
+        socket.create_connection(federation.line.address, timeout=60) as raw,
+        context.wrap_socket(raw) as guest,
+        pytest.raises((ssl.SSLError, ConnectionResetError)),
+    ):
+        assert guest.recv(1) == b"the server says nothing"
+    assert federation.line.alive == []
+    assert still_works(federation)
+
+
+def test_a_certificate_of_another_federation_is_refused(federation, tmp_path):
+    other = Authority(tmp_path / "other").issue("bank")
+    mixed = Credentials(
+        certificate=other.certificate,
+        private_key=other.private_key,
+        authority=federation.authority.folder / "rootCA.pem",
+    )
+    assert "it does not accept this site's certificate" in refusal(federation.site("bank", credentials=mixed))
+    assert still_works(federation)
+
+
+def test_a_server_of_another_federation_is_refused(federation, tmp_path):
+    own = federation.authority.issue("bank")
+    Authority(tmp_path / "other")
+    mixed = Credentials(
+        certificate=own.certificate, private_key=own.private_key, authority=tmp_path / "other" / "rootCA.pem"
+    )
+    assert "server: its certificate is not accepted here" in refusal(federation.site("bank", credentials=mixed))
+
+
+@pytest.mark.parametrize(("first_day", "last_day"), [(-30, -1), (1, 30)], ids=["expired", "not yet valid"])
+def test_a_certificate_outside_of_its_days_is_refused(federation, first_day, last_day):
+    credentials = federation.authority.issue("bank", first_day=first_day, last_day=last_day)
+    words = refusal(federation.site("bank", credentials=credentials))
+    assert "it does not accept this site's certificate" in words
+    assert "check its dates" in words
+    assert still_works(federation)
+
+
+def test_a_name_that_the_authority_signed_but_the_federation_does_not_have_is_refused(federation):
+    words = refusal(federation.site("stranger"))
+    assert words == (
+        "server: it refused this site: party=stranger: it is not of this federation, which has bank, hospital"
+    )
+    assert still_works(federation)
+
+
+def test_one_party_cannot_take_anothers_place(federation):
+    hospital = federation.authority.issue("hospital")
+    both = PartySeal(identity_of("bank"), identity_of(SERVER).public, "bank", CONTEXT)  # even with the bank's key
+    assert "party=hospital: what it said is not signed by its pinned identity" in refusal(
+        federation.site("hospital", credentials=hospital), seal=both
+    )
+    own = PartySeal(identity_of("hospital"), identity_of(SERVER).public, "bank", CONTEXT)
+    bank = federation.authority.issue("bank")  # even with the bank's certificate
+    assert "party=bank: what it said is not signed by its pinned identity" in refusal(
+        federation.site("bank", credentials=bank), seal=own
+    )
+    assert federation.line.alive == []
+    assert still_works(federation)
+
+
+def test_a_party_cannot_pose_as_the_server(federation):
+    line = Line(
+        listen=("127.0.0.1", 0),
+        tls=server_context(federation.authority.issue("hospital")),
+        seal=ServerSeal(identity_of("hospital"), {"bank": identity_of("bank").public}, CONTEXT),
+        parties=["bank"],
+        patience=60,
+    )
+    try:
+        site = federation.site("bank", address=line.address)
+        assert refusal(site) == "server: it has the certificate of hospital; permitted: clinic"
+        # With the server's own certificate it would still lack the server's identity.
+        assert "server: what it said is not signed by its pinned identity" in refusal(site, server_name="hospital")
+    finally:
+        line.close()
+
+
+def test_nothing_older_than_tls_1_3_is_spoken(federation):
+    context = party_context(federation.authority.issue("bank"))
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.maximum_version = ssl.TLSVersion.TLSv1_2
+    with (
+        socket.create_connection(federation.line.address, timeout=60) as raw,
+        pytest.raises((ssl.SSLError, ConnectionResetError)),
+    ):
+        context.wrap_socket(raw)
+
+
+def test_sessions_are_not_resumed(federation):
+    with Guest(federation.site("bank")) as guest:
+        guest.join()
+        assert guest.connection.version() == "TLSv1.3"
+        assert guest.connection.session is None or not guest.connection.session.has_ticket
+        assert guest.connection.compression() is None
+
+
+def test_the_systems_authorities_count_for_nothing(federation):
+    for context in (party_context(federation.authority.issue("bank")), server_context(federation.authority.issue("x"))):
+        assert [dict(each[0] for each in found["subject"])["commonName"] for found in context.get_ca_certs()] == [
+            "people"
+        ]
+
+
+# --- frames of somebody who is in ---
+
+
+def test_an_old_answer_again_is_not_taken_for_a_new_one(federation):
+    with Guest(federation.site("bank")) as guest:
+        guest.join()
+        heard: list[object] = []
+        asking = threading.Thread(target=lambda: heard.extend(_asked(federation, 3)), daemon=True)
+        asking.start()
+        answers = []
+        for _ in range(3):
+            answers.append(guest.seal.respond(guest.hear(), echo)[1])
+            for answer in answers:  # all that were ever given, the right one last
+                guest.say(answer)
+        asking.join(timeout=60)
+        assert heard == [{0: b"\1question 0"}, {0: b"\1question 1"}, {0: b"\1question 2"}]
+
+
+def _asked(federation: Federation, count: int) -> list[object]:
+    return [
+        federation.line.ask({0: b"question %d" % number}, channel=Channel.SETUP).received for number in range(count)
+    ]
+
+
+def test_a_changed_answer_ends_the_connection_and_the_third_one_the_party(federation):
+    site = federation.site("bank")
+    lost: list[object] = []
+    asking = threading.Thread(
+        target=lambda: lost.append(federation.line.ask({0: b"x"}, channel=Channel.SETUP).lost), daemon=True
+    )
+    asking.start()
+    seal = site.seal()
+    for _ in range(3):
+        with Guest(site) as guest:
+            guest.seal = seal
+            guest.join()
+            answer = bytearray(seal.respond(guest.hear(), echo)[1])
+            answer[-1] ^= 1
+            guest.say(bytes(answer))
+            assert guest.is_sent_away()
+    asking.join(timeout=60)
+    assert lost == [{0: "a message that it did not seal, or that was changed on the way"}]
+
+
+def test_an_announced_length_above_the_limit_ends_the_connection(federation):
+    with Guest(federation.site("bank")) as guest:
+        guest.join()
+        asking = threading.Thread(target=lambda: _quietly(federation), daemon=True)
+        asking.start()
+        guest.hear()
+        guest.connection.sendall(struct.pack(">I", (64 << 20) + 1))
+        assert guest.is_sent_away()
+    federation.line.close()
+    asking.join(timeout=60)
+
+
+def _quietly(federation: Federation) -> None:
+    with contextlib.suppress(LinkError):
+        federation.line.ask({0: b"x"}, channel=Channel.SETUP)
+
+
+def test_before_it_is_in_nobody_may_announce_more_than_a_join(federation):
+    with Guest(federation.site("bank")) as guest:
+        guest.connection.sendall(struct.pack(">I", JOIN_BYTES + 1))
+        assert guest.is_sent_away()
+    assert still_works(federation)
+
+
+def test_a_party_lets_go_of_a_server_whose_frames_are_too_long(federation):
+    asking = threading.Thread(target=lambda: _ask_at_length(federation), daemon=True)
+    asking.start()
+    words = refusal(federation.site("bank"), frame_limit=1000)
+    assert words == "a frame of 5,025 bytes is announced; permitted: at most 1,000"
+    federation.line.close()
+    asking.join(timeout=60)
+
+
+def _ask_at_length(federation: Federation) -> None:
+    with contextlib.suppress(LinkError):
+        federation.line.ask({0: bytes(5000)}, channel=Channel.SETUP)
+
+
+def test_what_a_server_says_in_a_refusal_cannot_move_a_terminal(federation, monkeypatch):
+    monkeypatch.setattr(federation.seal, "admit", _refuse_rudely)
+    words = refusal(federation.site("bank"))
+    assert words.isprintable()
+    assert "red" in words
+
+
+def _refuse_rudely(*_: object) -> None:
+    raise LinkError("\x1b[31mred\x07\r\n")
+
+
+# --- a million frames ---
+
+
+def test_a_million_made_up_frames_are_all_refused():
+    """Chance alone lets one through with probability 1e6 / 2^128."""
+    server = ServerSeal(identity_of(SERVER), {"bank": identity_of("bank").public}, CONTEXT)
+    party = PartySeal(identity_of("bank"), identity_of(SERVER).public, "bank", CONTEXT)
+    challenge = server.challenge()
+    channel = server.admit("bank", challenge, party.join(challenge)).channel
+    _, question = channel.question(Channel.PROTOCOL, b"a question")
+    _, answer = party.respond(question, echo)
+    random = np.random.default_rng(12)
+    refused = 0
+    for _ in range(20):
+        buffer = connection.FrameBuffer(limit=1 << 16)
+        buffer.feed(_made_up(random, 25_000, question))
+        while (frame := buffer.take()) is not None:
+            try:
+                party.respond(frame, _not_reached)
+            except LinkError:
+                refused += 1
+            try:
+                channel.answer(frame)
+            except LinkError:
+                refused += 1
+    assert refused == 1_000_000
+    assert party.respond(question, _not_reached)[1] == answer  # nothing has changed
+    assert channel.answer(answer) is not None
+
+
+def _made_up(random: np.random.Generator, count: int, known: bytes) -> bytes:
+    """Frames of noise, and known ones with some bytes changed, one after the other."""
+    lengths = random.integers(0, 60, count)
+    noise = random.bytes(int(lengths.sum()))
+    at = random.integers(0, len(known), count).tolist()
+    change = random.integers(1, 256, count).tolist()
+    parts, start = [], 0
+    for index, length in enumerate(lengths.tolist()):
+        if index % 2:
+            body = bytearray(known)
+            body[at[index]] ^= change[index]
+        else:
+            body = bytearray(noise[start : start + length])
+        start += length
+        parts.append(struct.pack(">I", len(body)) + body)
+    return b"".join(parts)
+
+
+def _not_reached(*_: object) -> bytes:
+    raise AssertionError("a made-up question was handled")
+
+
+def test_noise_instead_of_frames_on_the_socket_harms_nobody(federation):
+    random = np.random.default_rng(5)
+    for _ in range(50):
+        with contextlib.suppress(OSError), socket.create_connection(federation.line.address, timeout=60) as guest:
+            guest.sendall(random.bytes(int(random.integers(1, 2000))))
+    with Guest(federation.site("bank")) as guest:
+        guest.connection.sendall(random.bytes(5000))
+        assert guest.is_sent_away()
+    assert still_works(federation)
+
+
+# --- many, and slow ones ---
+
+
+def test_a_flood_of_silent_connections_does_not_keep_a_party_out(federation):
+    with contextlib.ExitStack() as held:
+        for _ in range(5 * MOST_NEWCOMERS):
+            guest = socket.socket()
+            held.callback(guest.close)
+            guest.settimeout(60)
+            guest.connect(federation.line.address)
+        assert still_works(federation)
+        assert federation.line._door.num_newcomers <= MOST_NEWCOMERS
+
+
+def test_connections_that_go_on_coming_do_not_keep_a_party_out(federation):
+    over = threading.Event()
+
+    def flood() -> None:
+        open_ones: list[socket.socket] = []
+        while not over.is_set():
+            with contextlib.suppress(OSError):
+                open_ones.append(socket.create_connection(federation.line.address, timeout=1))
+            if len(open_ones) > 200:
+                open_ones.pop(0).close()
+            over.wait(0.002)
+        for each in open_ones:
+            each.close()
+
+    thread = threading.Thread(target=flood, daemon=True)
+    thread.start()
+    try:
+        assert still_works(federation)
+    finally:
+        over.set()
+        thread.join(timeout=60)
+
+
+def test_whoever_is_slow_to_show_who_it_is_is_sent_away(tmp_path):
+    with Federation(tmp_path, ["bank"], choices={"time_limit": 0.5}) as federation:
+        with socket.create_connection(federation.line.address, timeout=60) as slow:
+            with contextlib.suppress(OSError):
+                for each in b"\x16\x03\x01\x02\x00\x01" * 100:  # the first bytes of a handshake, one at a time
+                    slow.sendall(bytes([each]))
+                    time.sleep(0.02)
+            slow.settimeout(60)
+            with contextlib.suppress(OSError):
+                while slow.recv(1000):
+                    pass
+        with Guest(federation.site("bank")) as slow_guest:  # the handshake is done, the join does not come
+            slow_guest.hear()
+            assert slow_guest.is_sent_away()
+        assert until(lambda: federation.line._door.num_newcomers == 0)
+        assert still_works(federation)

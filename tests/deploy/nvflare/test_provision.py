@@ -1,0 +1,605 @@
+"""Keys born at home: what travels has no secret in it, and nobody can slip in another key unseen."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import zipfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("nvflare")
+
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+from pbmvfl.crypto.key_exchange import Identity
+from pbmvfl.deploy.nvflare import authority
+from pbmvfl.deploy.nvflare.authority import approve, init, package, request
+from pbmvfl.deploy.nvflare.hardening import check, harden
+from pbmvfl.deploy.nvflare.provision import provision
+from pbmvfl.deploy.site.fingerprint import fingerprint_of
+from pbmvfl.deploy.site.folder import Home
+from pbmvfl.errors import FederationError
+from support.certificates import Authority
+from support.deployments import LEAD, PARTIES, SERVER, federation_text
+
+EVERYBODY = (SERVER, *PARTIES)
+
+
+@dataclass
+class Setup:
+    """A federation that was set up as operators do, and everything that travelled between them."""
+
+    root: Path
+    fingerprint: str = ""
+
+    @property
+    def toml(self) -> Path:
+        return self.root / "federation.toml"
+
+    def home(self, name: str) -> Home:
+        return Home.at(self.root / name)
+
+    def request(self, name: str) -> Path:
+        return self.root / name / "request" / f"{name}.request.zip"
+
+    def signed(self, name: str) -> Path:
+        return self.root / "authority" / "signed" / f"{name}.signed.zip"
+
+    def letters(self) -> list[Path]:
+        return [path(name) for path in (self.request, self.signed) for name in EVERYBODY]
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Setup:
+    """Set up once, whole; tests that change something copy it."""
+    setup = Setup(tmp_path_factory.mktemp("federation"))
+    setup.toml.write_text(federation_text())
+    init(setup.toml, setup.root / "authority")
+    for name in EVERYBODY:
+        request(setup.toml, name, setup.root / name)
+    setup.fingerprint = approve(setup.root / "authority", [setup.request(name) for name in EVERYBODY]).fingerprint
+    for name in EVERYBODY:
+        package(setup.home(name), setup.signed(name))
+    return setup
+
+
+@pytest.fixture
+def setup(done: Setup, tmp_path: Path) -> Setup:
+    shutil.copytree(done.root, tmp_path / "copy")
+    return Setup(tmp_path / "copy", done.fingerprint)
+
+
+@pytest.fixture(scope="module")
+def trial(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("trial")
+    (folder / "federation.toml").write_text(federation_text())
+    provision(folder / "federation.toml", folder / "homes")
+    return folder / "homes"
+
+
+def change(parcel: Path, alter: Callable[[dict[str, Any]], object], member: str = "signed.json") -> None:
+    """Open a parcel, alter what it says, close it again: as whoever carries it could."""
+    with zipfile.ZipFile(parcel) as file:
+        members = {name: file.read(name) for name in file.namelist()}
+    said = json.loads(members[member])
+    alter(said)
+    members[member] = json.dumps(said, sort_keys=True).encode()
+    with zipfile.ZipFile(parcel, "w") as file:
+        for name, content in members.items():
+            file.writestr(name, content)
+
+
+def files(folder: Path) -> Iterator[Path]:
+    return (path for path in folder.rglob("*") if path.is_file())
+
+
+def secrets_in(home: Path) -> list[bytes]:
+    """Bytes that only this organisation may have: its identity, and the numbers of its private keys."""
+    found = [bytes.fromhex((home / "identity.key").read_text())]
+    for path in files(home):
+        if path.suffix == ".key" and path.name != "identity.key":
+            key: Any = load_pem_private_key(path.read_bytes(), password=None)
+            numbers = key.private_numbers()
+            found += [number.to_bytes((number.bit_length() + 7) // 8, "big") for number in (numbers.d, numbers.p)]
+    return found
+
+
+def readable(path: Path) -> bytes:
+    """A file's bytes, members of a zip file and PEM unfolded, so that a key inside is seen."""
+    raw = path.read_bytes()
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as file:
+            raw += b"".join(file.read(name) for name in file.namelist())
+    return raw + re.sub(rb"\\n|\s", b"", raw)
+
+
+def holds(text: bytes, secret: bytes) -> bool:
+    import base64
+
+    # In base64 a secret can begin at three places of a group; its middle is then the same for each.
+    middles = [base64.b64encode(b"\0" * shift + secret)[4:-4] for shift in range(3)]
+    return secret in text or secret.hex().encode() in text or any(middle in text for middle in middles)
+
+
+# --- secrets stay at home ---
+
+
+def test_no_private_key_is_in_anything_but_its_own_home(done: Setup) -> None:
+    for name in EVERYBODY:
+        secrets = secrets_in(done.root / name)
+        assert len(secrets) >= 5
+        elsewhere = [path for path in files(done.root) if not path.is_relative_to(done.root / name)]
+        assert len(elsewhere) > 20
+        for path in (*elsewhere, done.request(name)):
+            assert not any(holds(readable(path), secret) for secret in secrets), path
+
+
+def test_the_search_for_keys_finds_one_that_is_there(done: Setup, tmp_path: Path) -> None:
+    """The control of the test above: each form in which a key could have travelled."""
+    identity, d, *_ = secrets_in(done.root / "bank")
+    with zipfile.ZipFile(tmp_path / "x.zip", "w", zipfile.ZIP_DEFLATED) as file:
+        file.writestr("a", (done.root / "bank/request/bank.key").read_text())
+        file.writestr("b", json.dumps({"identity": identity.hex()}))
+    assert holds(readable(tmp_path / "x.zip"), d)
+    assert holds(readable(tmp_path / "x.zip"), identity)
+
+
+def test_what_travels_has_the_public_files_and_no_other(done: Setup) -> None:
+    for path in done.letters():
+        with zipfile.ZipFile(path) as file:
+            names = set(file.namelist())
+        assert names == ({"request.json", "request.sig"} if "request" in path.name else {"signed.json"})
+
+
+@pytest.mark.parametrize("way", ["at home", "trial"])
+def test_nobody_but_the_owner_can_read_a_key_or_a_kit(way: str, done: Setup, trial: Path) -> None:
+    root = done.root if way == "at home" else trial
+    keys = list(root.rglob("*.key"))
+    assert len(keys) >= 7
+    for path in keys:
+        assert path.stat().st_mode & 0o777 == 0o600, path
+    for name in EVERYBODY:
+        for path in (root / name, root / name / "kit", *(root / name / "kit").rglob("*")):
+            assert path.stat().st_mode & 0o077 == 0, path
+
+
+def test_a_trial_leaves_no_authority_and_no_scratch_behind(trial: Path) -> None:
+    assert sorted(each.name for each in trial.iterdir()) == sorted(EVERYBODY)
+    assert not list(trial.rglob("cert.json")) + list(trial.rglob("rootCA.key"))
+
+
+def test_a_trial_is_not_made_over_what_is_there(trial: Path) -> None:
+    before = {path: path.read_bytes() for path in files(trial)}
+    with pytest.raises(FederationError, match="exists already and was not touched"):
+        provision(trial / SERVER / "federation.toml", trial)
+    assert {path: path.read_bytes() for path in files(trial)} == before
+
+
+# --- one kit, whichever way it was made ---
+
+
+def test_both_ways_make_the_same_kit(done: Setup, trial: Path) -> None:
+    for name in EVERYBODY:
+        for kit in ("kit", "lead") if name == SERVER else ("kit",):
+            one, other = done.root / name / kit, trial / name / kit
+            listed = sorted(str(path.relative_to(one)) for path in files(one))
+            assert listed == sorted(str(path.relative_to(other)) for path in files(other))
+            for path in listed:
+                if path.endswith(".json"):
+                    here = (one / path).read_text().replace(str(done.root), "")
+                    assert here == (other / path).read_text().replace(str(trial), ""), path
+
+
+def test_a_hardened_kit_grants_what_is_needed_and_nothing_else(done: Setup) -> None:
+    for name in EVERYBODY:
+        home = done.home(name)
+        said = json.loads((home.kit / "local/resources.json").read_text())
+        role = "controller.ServerController" if home.is_server else "executor.PartyExecutor"
+        assert said["class_allow_list"] == [f"pbmvfl.deploy.nvflare.{role}"]
+        assert said["class_list_enforcement_mode"] == "enforce"
+        assert said["app_validator"]["path"] == "pbmvfl.deploy.nvflare.validator.JobValidator"
+        text = json.dumps(said)
+        assert "log_streamer" not in text
+        assert "log_receiver" not in text
+        assert "/tmp/nvflare" not in text
+        rights = json.loads((home.kit / "local/authorization.json").read_text())["permissions"]
+        for role in ("lead", "project_admin", "org_admin", "member"):
+            assert isinstance(rights[role], dict), "a role with one word would have every right"
+            for right in ("byoc", "shell_commands", "operate", "download_job", "server-predeployed-flwr"):
+                assert rights[role][right] == "none", (role, right)
+        assert [role for role in rights if rights[role]["submit_job"] != "none"] == ["lead"]
+        startup = json.loads(next((home.kit / "startup").glob("fed_*.json")).read_text())
+        assert startup["require_signed_jobs"] is True
+        said = json.loads((home.kit / "comm_config.json").read_text())
+        assert said["allow_adhoc_conns"] is False
+        assert said["internal"]["resources"] == {"host": "localhost", "connection_security": "mtls"}
+        log = json.loads((home.kit / "local/log_config.json").read_text())
+        assert log["loggers"]["root"]["level"] == "WARNING"
+
+
+def test_a_party_tells_the_server_nothing_of_its_settings(done: Setup) -> None:
+    """NVFlare sends every setting that it does not know to the server when a site registers."""
+    from nvflare.private.fed.utils.site_config import project_site_config
+
+    said = json.loads((done.home("bank").kit / "local/resources.json").read_text())
+    assert project_site_config(said), "if NVFlare no longer does this, the setting can go"
+    assert said["client"]["site_config"] == {}
+
+
+@pytest.mark.parametrize("name", ["comm_config.json", "resources.json", "fed_client.json"])
+@pytest.mark.parametrize("ending", ["", ".default"])
+def test_settings_that_a_job_brought_are_not_found(setup: Setup, name: str, ending: str) -> None:
+    """By NVFlare's own search, in a kit where every folder of a job is listed before the kit's own."""
+    from nvflare.fuel.utils.config_factory import ConfigFactory
+
+    home = setup.home("bank")
+    job = home.kit / "00000000-0000-4000-8000-000000000000/app_bank/config"
+    job.mkdir(parents=True)
+    for other in (ending, ".conf", ".yml"):
+        (job / Path(name).with_suffix(other if other.startswith((".c", ".y")) else f".json{other}")).write_text("{}")
+    found = ConfigFactory.load_config(name, [str(home.kit)])
+    assert found is not None
+    assert found.to_dict() == json.loads((home.kit / name).read_text()) != {}
+    if name != "comm_config.json":
+        folder = "local" if name == "resources.json" else "startup"
+        assert (home.kit / name).read_bytes() == (home.kit / folder / name).read_bytes()
+
+
+@pytest.mark.parametrize("stray", ["local/custom", "local/x__p_resources.json", "startup/fl__resources.json"])
+def test_a_kit_with_a_file_more_is_not_started(setup: Setup, stray: str) -> None:
+    home = setup.home("bank")
+    check(home)
+    (home.kit / stray).mkdir() if stray.endswith("custom") else (home.kit / stray).write_text("{}")
+    with pytest.raises(FederationError, match=re.escape(Path(stray).name)):
+        check(home)
+
+
+def test_rules_that_were_changed_or_lost_are_written_anew(setup: Setup) -> None:
+    home = setup.home("bank")
+    before = {path: path.read_bytes() for path in files(home.kit)}
+    (home.kit / "local/authorization.json").unlink()
+    (home.kit / "comm_config.json").write_text('{"comm_driver_path": "."}')
+    harden(home)
+    assert {path: path.read_bytes() for path in files(home.kit)} == before
+
+
+# --- who is who ---
+
+
+def test_everybody_pins_the_same_distinct_identities(done: Setup) -> None:
+    pins = [done.home(name).pins() for name in EVERYBODY]
+    assert pins[0] == pins[1] == pins[2]
+    assert len({pins[0].server, *pins[0].parties}) == len(EVERYBODY)
+    for name, pinned in zip(EVERYBODY, (pins[0].server, *pins[0].parties), strict=True):
+        assert pinned == done.home(name).identity().public
+
+
+def test_all_see_one_fingerprint(done: Setup) -> None:
+    assert {fingerprint_of(done.home(name)) for name in EVERYBODY} == {done.fingerprint}
+    assert re.fullmatch(r"([0-9a-f]{4} ){7}[0-9a-f]{4}", done.fingerprint)
+
+
+def test_certificates_name_their_organisation_and_role(done: Setup) -> None:
+    for home, path, name, role in [
+        (SERVER, "kit/startup/server.crt", SERVER, "server"),
+        (SERVER, "lead/startup/client.crt", LEAD, "lead"),
+        ("bank", "kit/startup/client.crt", "bank", "client"),
+    ]:
+        certificate = x509.load_pem_x509_certificate((done.root / home / path).read_bytes())
+        said = {attribute.oid._name: attribute.value for attribute in certificate.subject}
+        assert (said["commonName"], said["unstructuredName"]) == (name, role)
+        assert (certificate.not_valid_after_utc - certificate.not_valid_before_utc).days == 365
+
+
+@pytest.mark.parametrize("said", ["0" * 32, "{}0", "", "no number"])
+def test_a_wrong_fingerprint_writes_nothing(setup: Setup, said: str) -> None:
+    home = setup.home("bank")
+    shutil.rmtree(home.kit)
+    os.unlink(home.path / "pins.json")
+    before = sorted(files(home.path))
+    with pytest.raises(FederationError, match="fingerprint"):
+        package(home, setup.signed("bank"), fingerprint_said=said.format(setup.fingerprint))
+    assert sorted(files(home.path)) == before
+
+
+@pytest.mark.parametrize("form", ["{0}", "{1}", "{2}", " {0} "])
+def test_the_right_fingerprint_is_known_however_it_is_written(setup: Setup, form: str) -> None:
+    digits = setup.fingerprint
+    said = form.format(digits, digits.replace(" ", ""), digits.replace(" ", "-").upper())
+    assert package(setup.home("bank"), setup.signed("bank"), fingerprint_said=said) == digits
+
+
+def test_an_authority_that_swaps_an_identity_shows_another_fingerprint(setup: Setup) -> None:
+    """It sits between bank and hospital, with keys of its own: only the phone can tell, and it does."""
+    home = setup.home("bank")
+    os.unlink(home.path / "pins.json")
+    change(setup.signed("bank"), lambda said: said["identities"].update(hospital=Identity.generate().public.hex()))
+    with pytest.raises(FederationError, match="not what the others have"):
+        package(home, setup.signed("bank"), fingerprint_said=setup.fingerprint)
+    assert package(home, setup.signed("bank")) != setup.fingerprint
+
+
+def test_an_identity_that_changed_since_is_refused_until_its_owner_says_so(setup: Setup) -> None:
+    change(setup.signed("bank"), lambda said: said["identities"].update(hospital=Identity.generate().public.hex()))
+    with pytest.raises(FederationError, match=r"identity of hospital is another one than before; call them"):
+        package(setup.home("bank"), setup.signed("bank"))
+    package(setup.home("bank"), setup.signed("bank"), replace=True)
+
+
+def test_an_organisation_that_lost_its_keys_gets_new_ones_after_calls(setup: Setup) -> None:
+    """New keys at bank: the authority and all others take them only if told to, and nobody is swapped on the way."""
+    bank = setup.home("bank")
+    shutil.rmtree(bank.path / "request")
+    os.unlink(bank.path / "identity.key")
+    parcel = request(setup.toml, "bank", bank.path)
+    with pytest.raises(FederationError, match="bank has asked before with another key"):
+        asks(setup, parcel)
+    fingerprint = asks(setup, parcel, replace=True).fingerprint
+    assert fingerprint != setup.fingerprint
+    whole = setup.signed("bank").read_bytes()
+    change(setup.signed("bank"), lambda said: said["identities"].update(hospital=Identity.generate().public.hex()))
+    with pytest.raises(FederationError, match="identity of hospital is another one than before"):
+        package(setup.home("bank"), setup.signed("bank"))
+    setup.signed("bank").write_bytes(whole)
+    assert package(setup.home("bank"), setup.signed("bank")) == fingerprint
+    with pytest.raises(FederationError, match="identity of bank is another one than before"):
+        package(setup.home("hospital"), setup.signed("hospital"))
+    assert package(setup.home("hospital"), setup.signed("hospital"), replace=True) == fingerprint
+    assert {fingerprint_of(setup.home(name)) for name in ("bank", "hospital")} == {fingerprint}
+
+
+def test_another_identity_for_oneself_is_refused(setup: Setup) -> None:
+    change(setup.signed("bank"), lambda said: said["identities"].update(bank=Identity.generate().public.hex()))
+    with pytest.raises(FederationError, match="another identity for bank than the one here"):
+        package(setup.home("bank"), setup.signed("bank"), replace=True)
+
+
+def test_another_organisations_parcel_is_refused(setup: Setup) -> None:
+    with pytest.raises(FederationError, match="is for 'hospital', and this is the folder of bank"):
+        package(setup.home("bank"), setup.signed("hospital"))
+
+
+@pytest.mark.parametrize(
+    ("alter", "words"),
+    [
+        (lambda said, other: said.update(site=other["site"]), r"is of 'hospital', not of 'bank'"),
+        (lambda said, _: said["identities"].update(hospital=said["identities"]["clinic"]), "have the same key"),
+        (lambda said, _: said["identities"].pop("hospital"), "does not have everybody's identity"),
+        (lambda said, _: said["identities"].update(shop="00" * 32), "does not have everybody's identity"),
+        (lambda said, _: said["identities"].update(hospital="00"), "32 bytes"),
+        (lambda said, _: said.update(federation="0" * 64), r"another federation\.toml"),
+        (lambda said, _: said.update(format=2), "format='2'"),
+        (lambda said, _: said.update(format=True), "format='True'"),
+        (lambda said, _: said.update(authority="x"), "is no certificate"),
+        (lambda said, _: said.update(authority=said["authority"] * 2), "has 2 certificates"),
+        (lambda said, _: said.update(authority=said["site"]), "was not signed by"),
+        (lambda said, _: said.update(more=1), "not of the form"),
+        (lambda said, _: said.update(site=3), "not of the form"),
+    ],
+)
+def test_a_tampered_parcel_is_refused(setup: Setup, alter: Callable[..., object], words: str) -> None:
+    with zipfile.ZipFile(setup.signed("hospital")) as file:
+        other = json.loads(file.read("signed.json"))
+    change(setup.signed("bank"), lambda said: alter(said, other))
+    with pytest.raises(FederationError, match=words) as caught:
+        package(setup.home("bank"), setup.signed("bank"), replace=True)
+    assert ".package-" not in str(caught.value), "it names a file that is gone"
+
+
+def test_a_certificate_for_somebody_elses_key_is_refused(setup: Setup, tmp_path: Path) -> None:
+    """The authority signs bank's name for a key of its own, to pose as bank; bank at least will not run with it."""
+    with zipfile.ZipFile(setup.request("bank")) as file:
+        said = json.loads(file.read("request.json"))
+    request(setup.toml, "bank", tmp_path / "elsewhere")
+    with zipfile.ZipFile(tmp_path / "elsewhere/request/bank.request.zip") as file:
+        other = json.loads(file.read("request.json"))
+    assert said["site"] != other["site"]
+    pem = authority._sign(setup.root / "authority", other["site"], "client", 30, "h")
+    change(setup.signed("bank"), lambda signed: signed.update(site=pem))
+    with pytest.raises(FederationError, match="is not the key of"):
+        package(setup.home("bank"), setup.signed("bank"))
+
+
+@pytest.mark.parametrize(
+    ("days", "words"),
+    [((-10, -3), r"expired on \d{4}-\d\d-\d\d"), ((3, 10), r"is not valid yet: .* is the clock right\?")],
+)
+def test_dates_that_are_over_or_still_to_come_are_named(
+    setup: Setup, tmp_path: Path, days: tuple[int, int], words: str
+) -> None:
+    other = Authority(tmp_path / "other")
+    issued = other.issue("bank", first_day=days[0], last_day=days[1])
+    home = setup.home("bank")
+    shutil.copyfile(issued.private_key, home.path / "request/bank.key")
+    pems = {"site": issued.certificate.read_text(), "authority": issued.authority.read_text()}
+    change(setup.signed("bank"), lambda said: said.update(pems))
+    with pytest.raises(FederationError, match=words):
+        package(home, setup.signed("bank"))
+
+
+# --- requests ---
+
+
+def asks(setup: Setup, *paths: Path, **options: Any) -> authority.Approval:
+    return approve(setup.root / "authority", paths, **options)
+
+
+def test_parcels_come_when_everybody_has_asked_and_the_order_does_not_matter(done: Setup, tmp_path: Path) -> None:
+    init(done.toml, tmp_path / "authority")
+    first = approve(tmp_path / "authority", [done.request("hospital")])
+    assert (first.parcels, first.missing, first.fingerprint) == ({}, ("clinic", "bank"), "")
+    assert approve(tmp_path / "authority", [done.request("bank")]).missing == ("clinic",)
+    last = approve(tmp_path / "authority", [done.request("clinic")])
+    assert (set(last.parcels), last.missing) == (set(EVERYBODY), ())
+    assert last.fingerprint != done.fingerprint, "another authority, another fingerprint"
+
+
+def test_certificates_are_renewed_for_the_same_keys(setup: Setup) -> None:
+    before = setup.home("bank").certificate.read_bytes()
+    key = setup.home("bank").private_key.read_bytes()
+    assert asks(setup, days=700).fingerprint == setup.fingerprint
+    assert package(setup.home("bank"), setup.signed("bank")) == setup.fingerprint
+    after = setup.home("bank").certificate.read_bytes()
+    assert before != after
+    assert setup.home("bank").private_key.read_bytes() == key
+
+
+def test_asking_again_keeps_the_keys(setup: Setup) -> None:
+    before = {path: path.read_bytes() for path in (setup.root / "bank").rglob("*.key")}
+    request(setup.toml, "bank", setup.root / "bank")
+    assert {path: path.read_bytes() for path in (setup.root / "bank").rglob("*.key")} == before
+    assert not asks(setup, setup.request("bank")).missing
+
+
+def test_a_second_request_with_another_key_is_refused_unless_it_is_to_replace_the_first(
+    setup: Setup, tmp_path: Path
+) -> None:
+    other = request(setup.toml, "bank", tmp_path / "impostor")
+    with pytest.raises(FederationError, match="bank has asked before with another key; call them"):
+        asks(setup, other)
+    assert asks(setup).fingerprint == setup.fingerprint, "the first one stands"
+    assert asks(setup, other, replace=True).fingerprint != setup.fingerprint
+
+
+def test_two_requests_of_one_name_at_once_are_refused(setup: Setup, tmp_path: Path) -> None:
+    other = request(setup.toml, "bank", tmp_path / "impostor")
+    with pytest.raises(FederationError, match="are both of bank, with different keys"):
+        asks(setup, other, setup.request("bank"), replace=True)
+
+
+def test_an_identity_of_another_cannot_be_asked_for(setup: Setup) -> None:
+    """Hospital asks as itself, but with bank's public identity: it cannot sign that."""
+    bank = setup.home("bank").identity().public.hex()
+    change(setup.request("hospital"), lambda said: said.update(identity=bank), "request.json")
+    with pytest.raises(FederationError, match="not signed by the identity in it"):
+        asks(setup, setup.request("hospital"), replace=True)
+
+
+def test_one_organisation_cannot_be_two(setup: Setup, tmp_path: Path) -> None:
+    """The same identity, asked for in two names and signed as it should be."""
+    shutil.copytree(setup.root / "bank", tmp_path / "hospital")
+    for path in (tmp_path / "hospital/request").iterdir():
+        path.unlink()
+    (tmp_path / "hospital/organisation.json").write_text('{"name": "hospital"}')
+    other = request(setup.toml, "hospital", tmp_path / "hospital")
+    with pytest.raises(FederationError, match="bank and hospital have the same key"):
+        asks(setup, other, replace=True)
+
+
+@pytest.mark.parametrize(
+    ("alter", "words"),
+    [
+        (lambda said: said.update(name="hospital"), "not signed by"),
+        (lambda said: said.update(site="x"), "not signed by"),
+        (lambda said: said.update(identity="00" * 32), "not signed by"),
+        (lambda said: said.update(identity="00"), "32 bytes"),
+        (lambda said: said.pop("lead"), "not of the form"),
+    ],
+)
+def test_a_tampered_request_is_refused(setup: Setup, alter: Callable[..., object], words: str) -> None:
+    change(setup.request("bank"), alter, "request.json")
+    with pytest.raises(FederationError, match=words):
+        asks(setup, setup.request("bank"), replace=True)
+
+
+def signed_request(setup: Setup, name: str, path: Path, **said: str) -> Path:
+    """A request that somebody with a key of their own signed, whatever it says."""
+    from pbmvfl.deploy.site.enrolment import Request
+
+    identity = Identity.generate()
+    values = {"federation": setup.home("bank").federation.digest, "name": name, "identity": identity.public, "lead": ""}
+    Request(**{**values, "site": "", **said}).write(path, identity)  # type: ignore[arg-type]
+    return path
+
+
+def test_an_outsider_who_signs_well_is_still_refused(setup: Setup, tmp_path: Path) -> None:
+    csr = (setup.root / "bank/request/bank.csr").read_text()
+    for said, words in [
+        ({"name": "shop", "site": csr}, r"name='shop' is not in federation\.toml"),
+        ({"name": "hospital", "site": csr}, "is not hospital's own"),
+        ({"name": "bank", "site": csr, "lead": csr}, "asks for the lead's certificate too, and nobody else"),
+        ({"name": "clinic", "site": csr}, "asks for the lead's certificate too, and nobody else"),
+        ({"name": "bank", "site": csr, "federation": "0" * 64}, r"another federation\.toml"),
+        ({"name": "bank", "site": "-----BEGIN"}, "no request for a certificate"),
+        ({"name": "bank", "site": csr}, "asked before with another key"),
+    ]:
+        path = signed_request(setup, path=tmp_path / "x.zip", **said)  # type: ignore[arg-type]
+        with pytest.raises(FederationError, match=words):
+            asks(setup, path)
+
+
+def test_the_authority_is_not_made_over_another(setup: Setup) -> None:
+    with pytest.raises(FederationError, match="is not empty and was not touched"):
+        init(setup.toml, setup.root / "authority")
+
+
+def test_a_folder_of_another_organisation_is_not_taken_over(setup: Setup) -> None:
+    with pytest.raises(FederationError, match="is the folder of bank, not of hospital"):
+        request(setup.toml, "hospital", setup.root / "bank")
+    with pytest.raises(FederationError, match=r"party='shop' is not in federation\.toml"):
+        request(setup.toml, "shop", setup.root / "shop")
+
+
+# --- zip files that somebody sent ---
+
+
+@pytest.mark.parametrize(
+    "name", ["../signed.json", "/etc/signed.json", "signed.json/", "SIGNED.JSON", "signed.json\0x"]
+)
+def test_a_parcel_with_another_name_in_it_is_refused(setup: Setup, name: str) -> None:
+    with zipfile.ZipFile(setup.signed("bank"), "w") as file:
+        file.writestr(zipfile.ZipInfo(name), b"{}")
+    raised = pytest.raises(FederationError)
+    with raised:
+        package(setup.home("bank"), setup.signed("bank"))
+
+
+def test_a_parcel_with_a_file_more_or_twice_is_refused(setup: Setup) -> None:
+    for more in ("kit/local/custom/x.py", "signed.json"):
+        with zipfile.ZipFile(setup.signed("bank")) as file:
+            content = file.read("signed.json")
+        with zipfile.ZipFile(setup.signed("bank"), "w") as file, pytest.warns() if more == "signed.json" else _still():
+            file.writestr("signed.json", content)
+            file.writestr(more, content)
+        with pytest.raises(FederationError, match=r"has 2 files; permitted: exactly signed\.json"):
+            package(setup.home("bank"), setup.signed("bank"))
+        with zipfile.ZipFile(setup.signed("bank"), "w") as file:
+            file.writestr("signed.json", content)
+
+
+def _still() -> Any:
+    import contextlib
+
+    return contextlib.nullcontext()
+
+
+def test_a_zip_bomb_is_not_read(setup: Setup) -> None:
+    with zipfile.ZipFile(setup.signed("bank"), "w", zipfile.ZIP_DEFLATED) as file:
+        file.writestr("signed.json", b" " * 50_000_000)
+    assert setup.signed("bank").stat().st_size < 100_000
+    with pytest.raises(FederationError, match="too large"):
+        package(setup.home("bank"), setup.signed("bank"))
+
+
+def test_a_zip_bomb_that_lies_about_its_size_is_not_read(setup: Setup) -> None:
+    path = setup.signed("bank")
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
+        file.writestr("signed.json", b" " * 50_000_000)
+    path.write_bytes(path.read_bytes().replace((50_000_000).to_bytes(4, "little"), (100).to_bytes(4, "little")))
+    with pytest.raises(FederationError):
+        package(setup.home("bank"), path)
+
+
+def test_bytes_that_are_no_zip_file_are_refused(setup: Setup, tmp_path: Path) -> None:
+    (tmp_path / "x.zip").write_bytes(b"PK\x03\x04" + os.urandom(200))
+    for path in (tmp_path / "x.zip", tmp_path / "missing.zip", tmp_path):
+        with pytest.raises(FederationError, match=re.escape(str(path))):
+            package(setup.home("bank"), path)

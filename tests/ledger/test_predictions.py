@@ -1,0 +1,109 @@
+"""Predictions in the books: what asking a model costs, what asking again costs, and how the books tell of it."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import pbmvfl
+from pbmvfl import BudgetExceeded, FederatedModel, Federation
+from pbmvfl.data.new_rows import NewRows
+from pbmvfl.data.vertical import VerticalDataset
+from pbmvfl.errors import LedgerError
+from pbmvfl.ledger.forecast import session_words
+from pbmvfl.ledger.ledger import Ledger
+from pbmvfl.ledger.limits import Limit
+from pbmvfl.ledger.spending import spending
+from support.local_plans import voting_plan
+
+PARTIES = ("bank", "shop")
+RANDOM = np.random.default_rng(4)
+LIMIT = Limit.choose(unit="cell", accounting="strict", epsilon=3.0, delta=1e-5)
+
+
+def table() -> VerticalDataset:
+    labels = np.arange(80) % 2
+    parts = [(RANDOM.normal(size=(80, 3)) + labels[:, None]).astype(np.float32) / 4 for _ in PARTIES]
+    return VerticalDataset(
+        name="people",
+        party_names=PARTIES,
+        train_features=tuple(part[:60] for part in parts),
+        test_features=tuple(part[60:] for part in parts),
+        train_labels=labels[:60],
+        test_labels=labels[60:],
+        class_names=("no", "yes"),
+        default_encoder="linear",
+    )
+
+
+def new_rows(stem: str, count: int) -> NewRows:
+    values = tuple(RANDOM.normal(size=(count, 3)).astype(np.float32) for _ in PARTIES)
+    ids = tuple(f"{stem}:{number}" for number in range(count))
+    return NewRows(name="people", party_names=PARTIES, features=values, ids=ids, labels=None)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> FederatedModel:
+    """One whose training cost its rows most of their 3, on a disk, where parties keep what they have answered."""
+    data = table()
+    for party in PARTIES:
+        with contextlib.closing(Ledger(tmp_path / "books" / f"{party}.sqlite", owner=party)) as book:
+            book.set_limit("people", LIMIT)
+    plan = voting_plan(
+        data, noise_multiplier=10.0, mean_noise=8.0, gram_noise=8.0, table_noise=10.0, evaluation="simulator"
+    )
+    found = Federation(plan).fit(data, ledger=tmp_path / "books", exact_metrics=True).model
+    assert found is not None
+    return pbmvfl.load(found.save(tmp_path / "model"))
+
+
+def charged(folder: Path, party: str = "bank") -> list[str]:
+    with contextlib.closing(Ledger(folder / "books" / f"{party}.sqlite", read_only=True)) as book:
+        return [session_words(entry) for entry in book.sessions("people")]
+
+
+def test_new_rows_have_a_budget_of_their_own_and_asking_again_costs_nothing(model, tmp_path):
+    """Training took most of its rows' budget; a row that it never saw has all of it."""
+    rows, books = new_rows("new", 30), tmp_path / "books"
+    with contextlib.closing(Ledger(books / "bank.sqlite", read_only=True)) as book:
+        trained_for = spending(book, "people", LIMIT).epsilon
+    assert 1.5 < trained_for < 3
+    first = model.release(rows, ledger=books)  # as training planned it: a symbol with a pure epsilon of 2
+    with contextlib.closing(Ledger(books / "bank.sqlite", read_only=True)) as book:
+        assert spending(book, "people", LIMIT).epsilon == pytest.approx(max(trained_for, 2.0), rel=1e-3)
+    again = pbmvfl.load(tmp_path / "model")  # another process, as it were: nothing is remembered but what is stored
+    for said in again.forecast(rows, ledger=books):
+        (limit,) = said.limits
+        assert (limit.stops_at, limit.will_be) == (None, limit.spent)
+    second = again.release(rows, ledger=books)
+    np.testing.assert_array_equal(first.scores_NK, second.scores_NK)
+    trained, asked, repeated = charged(tmp_path)
+    assert "trained 3 epochs on 60 rows" in trained
+    assert asked.startswith("round 0: 30 rows predicted, randomised response")
+    assert repeated == "nothing charged"
+
+
+def test_a_row_that_has_no_budget_left_is_refused_before_anything_is_released(model, tmp_path):
+    rows, books = new_rows("new", 30), tmp_path / "books"
+    model.release(rows, epsilon=2.0, ledger=books)
+    before = charged(tmp_path)
+    with pytest.raises(BudgetExceeded, match=r"from epsilon 2\.\d+ to .*Nothing was sent"):
+        model.release(rows, epsilon=1.5, ledger=books)  # by another law, so it would tell something new
+    assert charged(tmp_path) == before
+
+
+def test_predicted_rows_under_other_ids_are_refused(model, tmp_path):
+    rows, books = new_rows("new", 30), tmp_path / "books"
+    model.release(rows, epsilon=2.0, ledger=books)
+    renamed = NewRows(
+        name="people",
+        party_names=PARTIES,
+        features=rows.features,
+        ids=tuple(f"copy:{number}" for number in range(30)),
+        labels=None,
+    )
+    with pytest.raises(LedgerError, match=r"30 rows with the values of rows .* knows by other ids"):
+        model.release(renamed, epsilon=2.0, ledger=books)

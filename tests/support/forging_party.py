@@ -1,0 +1,219 @@
+"""`python forging_party.py FOLDER guarded|open`: one party's cell, with its own certificate, and what it tries.
+
+Server, bank and hospital are NVFlare's own cells in this process, over mutual TLS; the server checks and signs tokens
+by NVFlare's own methods. What came through is printed as JSON. "open" is the same without our guards: the control.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import sys
+import threading
+import time
+import traceback
+import uuid
+from pathlib import Path
+from typing import Any
+
+import msgpack
+from nvflare.apis.client import Client
+from nvflare.fuel.f3.cellnet.cell import Cell
+from nvflare.fuel.f3.cellnet.core_cell import CoreCell
+from nvflare.fuel.f3.cellnet.defs import CellChannel, Encoding, MessageType
+from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey as Key
+from nvflare.fuel.f3.cellnet.utils import make_reply
+from nvflare.fuel.f3.drivers.driver_params import DriverParams
+from nvflare.fuel.f3.message import Message
+from nvflare.fuel.sec.authn import set_add_auth_headers_filters
+from nvflare.fuel.utils.config_service import ConfigService
+from nvflare.fuel.utils.fobs import lobs
+from nvflare.private.defs import CellMessageHeaderKeys
+from nvflare.private.fed.server.client_manager import ClientManager
+from nvflare.private.fed.server.fed_server import FederatedServer
+from nvflare.private.fed.utils.fed_utils import fobs_initialize
+from nvflare.private.fed.utils.identity_utils import IdentityAsserter
+
+from pbmvfl.deploy.nvflare import guard
+from pbmvfl.deploy.nvflare.provision import provision
+from pbmvfl.deploy.site.folder import Home
+from support.deployments import PARTIES, SERVER, federation_text, free_ports
+
+FOLDER, MODE = Path(sys.argv[1]), sys.argv[2]
+WAIT = 20.0
+_TOKEN = (CellMessageHeaderKeys.CLIENT_NAME, CellMessageHeaderKeys.TOKEN, CellMessageHeaderKeys.TOKEN_SIGNATURE)
+heard: list[str] = []
+
+
+class Tokens:
+    """As much of NVFlare's server as looks at tokens, and puts its own into whatever it says."""
+
+    my_own_auth_client_name = my_own_token = "server"
+    my_own_token_signature = None
+    logger = logging.getLogger("server")
+
+    def __init__(self, home: Home) -> None:
+        self._asserter = IdentityAsserter(str(home.private_key), str(home.certificate))
+        self.client_manager = ClientManager("people")
+        self.cell: Any = None
+
+    def _get_id_asserter(self) -> Any:
+        return self._asserter
+
+
+for name in (
+    "_validate_auth_headers",
+    "_add_auth_headers",
+    "_resolve_client_fqcn_for_auth",
+    "sign_auth_token",
+    "_strip_peer_transit_headers",
+):
+    setattr(Tokens, name, getattr(FederatedServer, name))
+
+
+def credentials(home: Home, role: str) -> dict[str, str]:
+    names = (DriverParams.SERVER_CERT, DriverParams.SERVER_KEY)
+    if role != "server":
+        names = (DriverParams.CLIENT_CERT, DriverParams.CLIENT_KEY)
+    return {
+        DriverParams.CA_CERT.value: str(home.authority),
+        DriverParams.CONNECTION_SECURITY.value: "mtls",
+        names[0].value: str(home.certificate),
+        names[1].value: str(home.private_key),
+    }
+
+
+def opened(name: str, home: Home, url: str) -> Cell:
+    role = "server" if name == "server" else "client"
+    more = {} if role == "server" else {"auth_identity_map": {"server": SERVER}}
+    cell = Cell(name, url, True, credentials(home, role), create_internal_listener=False, **more)
+    CoreCell.ALL_CELLS.clear()  # so that everything goes over TLS
+    cell.start()
+    return cell
+
+
+def until(condition: Any) -> bool:
+    end = time.monotonic() + WAIT
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def note(who: str) -> Any:
+    def hear(message: Message) -> Message:
+        heard.append(f"{who} heard {message.get_header(Key.TOPIC)} of {message.get_header(Key.ORIGIN)}")
+        return make_reply("ok")
+
+    return hear
+
+
+def held_threads() -> int:
+    """Those that wait for somebody's certificate."""
+    stacks = (traceback.extract_stack(frame) for frame in sys._current_frames().values())
+    return sum(any(call.name == "get_certificate" for call in stack) for stack in stacks)
+
+
+def main() -> None:
+    port, line_port = free_ports()
+    (FOLDER / "federation.toml").write_text(federation_text(port=port, line_port=line_port))
+    homes = provision(FOLDER / "federation.toml", FOLDER / "homes")
+    ConfigService.initialize(section_files={}, config_path=[str(homes["bank"].kit)])
+    if MODE == "guarded":
+        guard.install(PARTIES, homes[SERVER].federation.lead)
+    with contextlib.suppress(Exception):
+        fobs_initialize()
+    datums = FOLDER / "datums"
+    if MODE == "open":
+        lobs.get_datum_dir = lambda: str(datums)
+    datums.mkdir()
+
+    server: Any = Tokens(homes[SERVER])
+    server.cell = opened("server", homes[SERVER], f"tcp://127.0.0.1:{port}?admin_listener=true")
+    core = server.cell.core_cell
+    core.add_incoming_filter("*", "*", cb=server._validate_auth_headers)
+    core.add_outgoing_reply_filter("*", "*", cb=server._add_auth_headers)
+    core.add_outgoing_request_filter("*", "*", cb=server._add_auth_headers)
+    for channel in (CellChannel.SERVER_MAIN, CellChannel.SERVER_PARENT_LISTENER, CellChannel.HCI):
+        server.cell.register_request_cb(channel, "*", note("server"))
+    cells = {}
+    for party in PARTIES:
+        cells[party] = opened(party, homes[party], f"tcp://127.0.0.1:{port}")
+        token = f"token-{party}"
+        server.client_manager.clients[token] = Client(party, token)
+        set_add_auth_headers_filters(cells[party], party, token, server.sign_auth_token(party, token), "session")
+    for channel in (CellChannel.CLIENT_MAIN, CellChannel.CLIENT_COMMAND):
+        cells["hospital"].register_request_cb(channel, "*", note("hospital"))
+    assert until(lambda: all(each in core.agents for each in PARTIES))
+    bank = cells["bank"].core_cell
+
+    def honest(topic: str) -> Message:
+        return bank.send_request(CellChannel.SERVER_MAIN, topic, "server", Message({}, "x"), timeout=WAIT)
+
+    def send(origin: str, to: str, channel: str, topic: str, payload: bytes = b"x", **more: Any) -> None:
+        """As it is, past everything of NVFlare's that would write the true name."""
+        headers = {
+            Key.ORIGIN: origin,
+            Key.DESTINATION: to,
+            Key.FROM_CELL: "bank",
+            Key.TO_CELL: "server",
+            Key.CHANNEL: channel,
+            Key.TOPIC: topic,
+            Key.MSG_TYPE: MessageType.REQ,
+            Key.REQ_ID: "r",
+            Key.REPLY_EXPECTED: False,
+            Key.ROUTE: [("bank", time.time())],
+        }
+        bank._send_to_endpoint(bank.agents["server"].endpoint, Message({**headers, **stolen, **more}, payload))
+
+    # The server's own token stands in every answer of its.
+    answer = honest("first")
+    stolen = {key: answer.headers[key] for key in _TOKEN}
+    assert stolen[CellMessageHeaderKeys.TOKEN] == "server"
+    send("server", "hospital", CellChannel.CLIENT_MAIN, "as the server")
+    send("hospital.job", "hospital", CellChannel.CLIENT_COMMAND, "as its own job")
+    send("server.job", "server", CellChannel.SERVER_PARENT_LISTENER, "as the server's job")
+    send("_admin_x", "server", CellChannel.HCI, "as the lead")
+    send("bank", "hospital", CellChannel.CLIENT_MAIN, "as itself")
+    send("bank", "server", CellChannel.SERVER_MAIN, "listed as the server")
+
+    # A reply that nobody asked for, with a file in it; and one that says that it is encrypted.
+    main_part, content = msgpack.packb("x"), b"written by another site's process"
+    file = uuid.uuid4()
+    with_file = (
+        lobs.HEADER_STRUCT.pack(lobs.MARKER_MAIN, 0, len(main_part))
+        + main_part
+        + lobs.HEADER_STRUCT.pack(lobs.MARKER_DATUM_FILE, 0, 16 + len(content))
+        + file.bytes
+        + content
+    )
+    reply = {Key.MSG_TYPE: MessageType.REPLY, Key.PAYLOAD_ENCODING: Encoding.FOBS}
+    send("bank", "hospital", CellChannel.SERVER_MAIN, "register", with_file, **reply)
+    bank.add_incoming_filter("credential_manager", "*", cb=lambda _: make_reply("ok"))
+    send("bank", "hospital", CellChannel.SERVER_MAIN, "register", **{**reply, Key.SECURE: True, Key.ENCRYPTED: True})
+
+    # The bank's certificate, and a name as only leads have.
+    admin = opened(f"_admin_{uuid.uuid4()}", homes["bank"], f"tcp://127.0.0.1:{port}")
+    set_add_auth_headers_filters(admin, "server", "server", stolen[CellMessageHeaderKeys.TOKEN_SIGNATURE], "session")
+    assert until(lambda: admin.get_fqcn() in core.agents)
+    asked = threading.Thread(
+        target=lambda: admin.core_cell.send_request(
+            CellChannel.HCI, "as an admin", "server", Message({}, "x"), timeout=3
+        ),
+        daemon=True,
+    )
+    asked.start()
+    # With the guard the admin's request waits for three seconds; all that was sent before it is dealt with by then.
+    if MODE == "open":
+        until(lambda: len(heard) >= 8 and any(datums.iterdir()) and held_threads())
+    asked.join(WAIT)
+    last = honest("last").get_header(Key.RETURN_CODE)
+    said = {"heard": sorted(heard), "files": len(list(datums.iterdir())), "held": held_threads(), "last": str(last)}
+    print(json.dumps(said), flush=True)
+    os._exit(0)  # cells have threads that would wait
+
+
+main()

@@ -1,0 +1,55 @@
+"""Every relative link of the README and of the docs leads to a file, and to a heading if it names one."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+_LINK = re.compile(r"\]\(([^()\s]+)\)|(?:src|href|srcset)=\"([^\"]+)\"")
+_CODE = re.compile(r"^```.*?^```$|`[^`\n]*`", flags=re.DOTALL | re.MULTILINE)
+
+pytestmark = pytest.mark.skipif(not (ROOT / "docs").is_dir(), reason="the docs are not beside these tests")
+
+
+def links(text: str) -> list[str]:
+    """Those to files: no addresses, nothing inside of code."""
+    found = (first or second for first, second in _LINK.findall(_CODE.sub("", text)))
+    return [link for link in found if not re.match(r"[a-z]+:", link)]
+
+
+def anchors(text: str) -> set[str]:
+    """What headings are called in links."""
+    headings = re.findall(r"^#+ (.+)$", text, flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def broken(page: Path) -> list[str]:
+    found = []
+    for link in links(page.read_text()):
+        name, _, anchor = link.partition("#")
+        target = (page.parent / name) if name else page
+        if not target.exists() or (anchor and anchor not in anchors(target.read_text())):
+            found.append(link)
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_leads_somewhere(page):
+    assert broken(page) == []
+
+
+def test_every_page_of_the_docs_can_be_reached_from_the_readme():
+    linked = {link.partition("#")[0] for link in links((ROOT / "README.md").read_text())}
+    assert {f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")} <= linked
+
+
+def test_a_link_that_leads_nowhere_is_seen(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text(
+        "# A heading, here\n[a](page.md) [b](none.md) [c](#a-heading-here) [d](#none) `[e](code.md)` [f](https://x.y)\n"
+    )
+    assert broken(page) == ["none.md", "#none"]

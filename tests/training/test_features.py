@@ -1,0 +1,228 @@
+"""Rows that stay in a mapped file: the same messages to the byte as rows in memory, and never all of them at once."""
+
+from __future__ import annotations
+
+import dataclasses
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from pbmvfl.data.vertical import VerticalDataset
+from pbmvfl.errors import DataError
+from pbmvfl.ledger.row_identity import keyed_digests, row_digests
+from pbmvfl.plan.schedule import Split
+from pbmvfl.protocol.party_rows import PartyRows, check_rows
+from pbmvfl.training import features as lazy_rows
+from pbmvfl.training.features import LazyRows, is_mapped, mapped
+from support.cohorts import Cohort, small_data, small_plan
+from support.local_plans import WHITENED, local_plan, voting_plan
+
+DATA = small_data(num_parties=3, num_samples=37, num_test_samples=13)
+
+
+def in_a_file(folder: Path, rows: np.ndarray, name: str = "rows") -> np.memmap:
+    np.save(folder / f"{name}.npy", rows)
+    found = np.load(folder / f"{name}.npy", mmap_mode="r")
+    assert isinstance(found, np.memmap)
+    return found
+
+
+def in_files(folder: Path, data: VerticalDataset) -> VerticalDataset:
+    parts = {
+        split: tuple(in_a_file(folder, part, f"{split}-{index}") for index, part in enumerate(getattr(data, split)))
+        for split in ("train_features", "test_features")
+    }
+    return dataclasses.replace(data, **parts)
+
+
+@pytest.fixture
+def few_at_a_time(monkeypatch):
+    """Pieces of two rows of four columns."""
+    monkeypatch.setattr(lazy_rows, "_PIECE_BYTES", 40)
+
+
+PLANS: dict[str, Any] = {
+    "joint": lambda: small_plan(DATA),
+    "joint, noisy": lambda: small_plan(DATA, noise_multiplier=2.0, clip_norm=0.5),
+    "joint, whole epoch as a batch": lambda: small_plan(DATA, batch_size=37),
+    "mlp": lambda: small_plan(DATA, encoder="mlp", momentum=0.9),
+    "local": lambda: local_plan(DATA, batch_size=37),
+    "local, noisy": lambda: local_plan(DATA, batch_size=37, noise_multiplier=3.0, clip_norm=0.7),
+    "local, whitened": lambda: local_plan(DATA, noise_multiplier=3.0, **WHITENED),
+    "local, pairs": lambda: local_plan(DATA, noise_multiplier=3.0, features="pairs"),
+    "local, values": lambda: local_plan(DATA, noise_multiplier=3.0, features="values", column_values=3),
+    "votes": lambda: voting_plan(DATA),
+    "votes, whole": lambda: voting_plan(DATA, batch_size=37),
+}
+
+
+@pytest.mark.usefixtures("few_at_a_time")
+@pytest.mark.parametrize("name", PLANS)
+def test_every_message_is_the_same_to_the_byte(tmp_path, name):
+    plan = PLANS[name]()
+    in_memory, mapped_rows = Cohort(plan, DATA), Cohort(plan, in_files(tmp_path, DATA))
+    for party in mapped_rows.parties:
+        assert not party._rows.features  # nothing was loaded
+        assert not party._rows.columns
+    in_memory.run()
+    mapped_rows.run()
+    assert len(in_memory.transcript) > 10
+    assert mapped_rows.transcript == in_memory.transcript
+    for one, other in zip(in_memory.parties, mapped_rows.parties, strict=True):
+        assert one.fault is None
+        assert other.fault is None
+        for key, value in one.part_state().items():
+            assert value.numpy().tobytes() == other.part_state()[key].numpy().tobytes(), key
+
+
+def test_a_changed_row_changes_the_messages(tmp_path):
+    """The control: the comparison above sees one row."""
+    plan = small_plan(DATA, mechanism="none")
+    changed = in_files(tmp_path, DATA)
+    first = np.array(DATA.train_features[0])
+    first[5] += 1
+    changed = dataclasses.replace(changed, train_features=(in_a_file(tmp_path, first), *changed.train_features[1:]))
+    in_memory, mapped_rows = Cohort(plan, DATA), Cohort(plan, changed)
+    in_memory.run()
+    mapped_rows.run()
+    assert mapped_rows.transcript != in_memory.transcript
+
+
+@pytest.mark.parametrize("features", ["columns", "pairs", "values"])
+def test_lazy_rows_are_the_mapped_ones(tmp_path, features, monkeypatch):
+    monkeypatch.setattr(lazy_rows, "_PIECE_BYTES", 200)
+    plan = local_plan(DATA, features=features, **({"column_values": 3} if features == "values" else {}))
+    rows = in_a_file(tmp_path, DATA.train_features[0])
+    lazy, expected = LazyRows(plan, rows), mapped(plan, DATA.train_features[0])
+    assert (lazy.shape, lazy.dtype, len(lazy)) == (expected.shape, expected.dtype, len(expected))
+    pieces = list(lazy.pieces())
+    assert len(pieces) > 1
+    np.testing.assert_array_equal(np.concatenate(pieces), expected)
+    order = np.random.default_rng(3).permutation(37)[:20]
+    np.testing.assert_array_equal(lazy.take(order), expected[order])
+
+
+def test_only_read_only_maps_stay_in_their_file(tmp_path):
+    np.save(tmp_path / "rows.npy", DATA.train_features[0])
+    assert is_mapped(np.load(tmp_path / "rows.npy", mmap_mode="r"))
+    assert not is_mapped(np.load(tmp_path / "rows.npy", mmap_mode="c"))
+    assert not is_mapped(DATA.train_features[0])
+    frozen = DATA.train_features[0].copy()
+    frozen.setflags(write=False)
+    assert not is_mapped(frozen)
+
+
+@pytest.mark.usefixtures("few_at_a_time")
+@pytest.mark.parametrize("value", [np.nan, np.inf, -2e9])
+def test_a_row_that_is_no_number_is_named_wherever_it_stands(tmp_path, value):
+    rows = np.array(DATA.train_features[0])
+    rows[[31, 35], [2, 0]] = value
+    lazy = LazyRows(small_plan(DATA), in_a_file(tmp_path, rows))
+    errors = []
+    for given in (rows, lazy):
+        with pytest.raises(DataError, match=r"row 31 of its train rows, column \[2\]") as caught:
+            check_rows(given, index=0, split=Split.TRAIN)
+        errors.append(str(caught.value))
+    assert errors[0] == errors[1]
+
+
+def test_a_party_with_many_mapped_rows_takes_little_memory(tmp_path):
+    """100,000 rows of 40 columns are 16 MB; a party and 20 batches of them take a part of that."""
+    rows, columns = 100_000, 40
+    data = small_data(num_parties=2, num_samples=20, num_test_samples=0, columns=columns)
+    wide = np.lib.format.open_memmap(tmp_path / "wide.npy", mode="w+", dtype=np.float32, shape=(rows, columns))
+    wide[:] = np.random.default_rng(0).random(columns, dtype=np.float32)
+    wide.flush()
+    del wide
+    part = np.load(tmp_path / "wide.npy", mmap_mode="r")
+    data = dataclasses.replace(
+        data,
+        train_features=(part, part),
+        train_labels=np.resize(data.train_labels, rows),
+        test_features=(np.empty((0, columns), np.float32),) * 2,
+    )
+    plan = local_plan(data, noise_multiplier=3.0, batch_size=100, num_epochs=1, **WHITENED)
+    tracemalloc.start()
+    try:
+        cohort = Cohort(plan, data)
+        party = cohort.parties[0]
+        kind = plan.schedule.kinds[0].statistic
+        party._rows.learn(kind, Split.TRAIN, party._entropy)
+        for number in range(20):
+            assert party._rows.batch(Split.TRAIN, np.arange(number, number + 100)).shape == (100, columns)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 12 << 20
+
+
+# --- batches larger than memory ---
+
+
+MANY = small_data(num_parties=2, num_samples=700, num_test_samples=10)
+
+
+@pytest.mark.parametrize("choices", [{}, {"noise_band": 2, "batch_size": 300}, {"encoder": "mlp"}], ids=str)
+def test_a_step_over_pieces_is_the_step_over_the_batch_to_the_bit(choices):
+    """Chunks of 128 rows are added up exactly, so that it does not matter how many of them come at a time."""
+    plan = local_plan(MANY, **{"noise_multiplier": 3.0, "clip_norm": 0.7, "batch_size": 700, **choices})
+    at_once, in_pieces = (Cohort(plan, MANY).parties[0] for _ in range(2))
+    count = plan.batch_size
+    rows = torch.from_numpy(MANY.train_features[0][:count])
+    gradient = np.random.default_rng(4).normal(size=(count, plan.embedding_dim)).astype(np.float32) / count
+    for _ in range(3):
+        at_once.network.update.embed(rows, for_training=True)
+        at_once.network.update.apply(gradient, at_once._entropy)
+        pieces = (
+            (rows[start : start + 256], lambda _, part=gradient[start : start + 256]: part)
+            for start in range(0, count, 256)
+        )
+        in_pieces.network.update.step_over(pieces, rows=count, entropy=in_pieces._entropy)
+    for key, value in at_once.part_state().items():
+        assert value.numpy().tobytes() == in_pieces.part_state()[key].numpy().tobytes(), key
+    assert in_pieces.network.update.waiting_rows == 0
+
+
+def test_all_rows_as_one_batch_are_learned_from_piece_by_piece(tmp_path, monkeypatch):
+    """Rows are taken in the file's order, so sums of chunks in float32 are of other rows: equal to its rounding."""
+    monkeypatch.setattr(lazy_rows, "_PIECE_BYTES", 4 * 4 * 200)
+    plan = local_plan(MANY, noise_multiplier=3.0, batch_size=700, num_epochs=5, **WHITENED)
+    in_memory, mapped_rows = Cohort(plan, MANY), Cohort(plan, in_files(tmp_path, MANY))
+    largest: list[int] = []
+    original = PartyRows.batch
+
+    def note(self, split, rows):
+        largest.append(len(rows))
+        return original(self, split, rows)
+
+    in_memory.run()
+    monkeypatch.setattr(PartyRows, "batch", note)
+    mapped_rows.run()
+    assert max(largest) == 128
+    for one, other in zip(in_memory.parties, mapped_rows.parties, strict=True):
+        assert one.fault is None
+        assert other.fault is None
+        state = other.part_state()
+        for key, value in one.part_state().items():
+            np.testing.assert_allclose(state[key].numpy(), value.numpy(), rtol=1e-5, atol=1e-6)
+        assert max(float(value.abs().max()) for key, value in state.items() if key.startswith("model.")) > 0.01
+
+
+# --- the ledger's digests of values ---
+
+
+@pytest.mark.parametrize("with_test", [True, False])
+@pytest.mark.parametrize("names", [True, False])
+def test_digests_of_values_do_not_depend_on_pieces(monkeypatch, with_test, names):
+    train, test = DATA.train_features[0], DATA.test_features[0] if with_test else None
+    ids = [f"n{number * 7 % 37}" for number in range(37)] if names else range(37)
+    test_ids = [f"t{number}" for number in range(13)] if names else range(37, 50)
+    whole = keyed_digests(b"k" * 32, train, test, ids, test_ids), row_digests(b"k" * 32, train, test)
+    monkeypatch.setattr("pbmvfl.ledger.row_identity._ROWS_AT_A_TIME", 5)
+    pieces = keyed_digests(b"k" * 32, train, test, ids, test_ids), row_digests(b"k" * 32, train, test)
+    assert whole[0] == pieces[0]
+    np.testing.assert_array_equal(whole[1], pieces[1])
