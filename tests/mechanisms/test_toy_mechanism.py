@@ -23,6 +23,7 @@ from pbmvfl.mechanisms import MECHANISMS
 from pbmvfl.privacy.events import EVENTS
 from pbmvfl.privacy.units import Accounting, Unit
 from pbmvfl.research.simulation import Simulation
+from support.federation_runs import make_ledgers
 from support.mechanism_conformance import MechanismConformance
 from support.toy_mechanism import OneBit, OneBitRelease, registered
 
@@ -289,6 +290,7 @@ def test_a_limit_ends_a_run_with_it_where_the_price_says(data, make_plan, tmp_pa
     a, order = mpmath.mpf(4), 4.0
     two_uses = 2.5 * 2 * divergence(100, 3, order)  # and a half, so that rounding decides nothing
     epsilon = float(two_uses + mpmath.log(1 - 1 / a) - mpmath.log(DELTA * a) / (a - 1))
+    make_ledgers(tmp_path, data.party_names)
     book = Ledger(tmp_path / "party-1.sqlite")
     book.set_limit("small", Limit.choose(unit="cell", accounting="paper", epsilon=epsilon, delta=DELTA, order=order))
     book.close()
