@@ -94,6 +94,48 @@ def test_the_code_of_the_page_about_it_runs(tmp_path, run_process):
     assert float(found[2]) < float(found[1])
 
 
+# --- the page that maps the paper to the package ---
+
+_PLACE = re.compile(r"`(src/pbmvfl/[\w/]+\.py)`((?:[:,] `[\w.]+`)*)")
+
+
+def page_rows() -> list[tuple[str, set[int], str, str]]:
+    """(algorithm, lines, file, function) of every function that a table of docs/pbm-vfl.md names."""
+    found, algorithm = [], ""
+    for line in (ROOT / "docs" / "pbm-vfl.md").read_text().splitlines():
+        if heading := re.match(r"## (Algorithm \d|Protocol \d|)", line):
+            algorithm = heading[1]
+        elif algorithm and (row := re.match(r"\| ([\d, ]+) \|", line)):
+            numbers = {int(number) for number in row[1].split(",")}
+            (place,) = _PLACE.findall(line)
+            found += [(algorithm, numbers, place[0], name) for name in re.findall(r"[\w.]+", place[1])]
+    return found
+
+
+def source_of(path: Path, dotted: str) -> str:
+    """The text of a function or of a class's method; fails if the file has none of that name."""
+    text = path.read_text()
+    node: Any = ast.parse(text)
+    for name in dotted.split("."):
+        (node,) = [each for each in node.body if getattr(each, "name", "") == name]
+    return "\n".join(text.splitlines()[node.lineno - 1 : node.end_lineno])  # with a comment behind the last statement
+
+
+def test_the_page_names_a_function_for_every_line_and_the_function_says_so_too():
+    rows = page_rows()
+    named: dict[str, set[int]] = {name: set() for name in LINES}
+    for algorithm, numbers, path, function in rows:
+        assert numbers <= marked_lines(source_of(ROOT / path, function))[algorithm], f"{path}: {function}"
+        named[algorithm] |= numbers
+    assert named == LINES
+
+
+def test_every_path_of_the_package_on_the_page_exists():
+    paths = [path for path, _ in _PLACE.findall((ROOT / "docs" / "pbm-vfl.md").read_text())]
+    assert len(paths) > 20
+    assert [path for path in paths if not (ROOT / path).is_file()] == []
+
+
 # --- what the public seed says, by the definitions alone ---
 
 SCHEDULE, WEIGHTS = 1, 3

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pbmvfl.crypto.ring import PackedIntegers, Ring
-from pbmvfl.crypto.secure_sum import Masks
+from pbmvfl.crypto.ring import Ring
+from pbmvfl.crypto.secure_sum import Masks, PackedIntegers
 from pbmvfl.errors import OutOfOrder, ProtocolError
 from support import statistical
 from support.statistical import NUM_DRAWS
@@ -97,12 +97,21 @@ def test_a_masked_sum_is_the_sum_of_the_integers(num_parties, num_trials, count,
         values[:] = 0 if extreme == "all zero" else num_trials
     form = PackedIntegers(bits=ring.bits, ring=ring)
     sent = [
-        form.encode(value, mask.for_round(3, count))
+        form.encode(mask.add(3, value))
         for value, mask in zip(values, all_masks(num_parties, ring.bits, count, seed), strict=True)
     ]
     expected = values.sum(axis=0, dtype=np.int64)
     assert np.array_equal(sum(unpacked(payload, ring.bits, count) for payload in sent) % 2**ring.bits, expected)
     assert np.array_equal(form.total(sent, count), expected)
+
+
+@given(bits=st.integers(1, 32), rows=st.integers(1, 40), seed=st.integers(0, 2**32))
+def test_a_mask_is_added_in_the_ring_and_only_the_sum_is_packed(bits, rows, seed):
+    values = np.random.default_rng(seed).integers(0, 2**bits, (rows, 3)).astype(Ring(bits).dtype)
+    kept, mask = values.copy(), all_masks(2, bits, values.size, seed)[1].for_round(2, values.size).astype(np.int64)
+    sent = PackedIntegers(bits=bits, ring=Ring(bits)).encode(all_masks(2, bits, values.size, seed)[1].add(2, values))
+    assert np.array_equal(unpacked(sent, bits, values.size), (values.reshape(-1).astype(np.int64) + mask) % 2**bits)
+    assert np.array_equal(values, kept)  # what was drawn can be settled or sent again
 
 
 @given(largest=st.one_of(st.integers(1, 65535), st.integers(1, 2**32 - 1)))
@@ -134,9 +143,14 @@ def travels(bits: int, index: int, num_parties: int, value: int, *, change_mask=
     random = np.random.default_rng()
     ring, count = Ring(bits), NUM_DRAWS // 100
     keys = {peer: random.bytes(32) for peer in range(num_parties) if peer != index}
-    masks = Masks(ring=ring, index=index, pair_keys=keys, values_per_round=count)
+
+    class ChangedMasks(Masks):
+        def for_round(self, number, count):
+            return change_mask(super().for_round(number, count))
+
+    masks = ChangedMasks(ring=ring, index=index, pair_keys=keys, values_per_round=count)
     form, values = PackedIntegers(bits=bits, ring=ring), np.full(count, value, dtype=ring.dtype)
-    sent = [form.encode(values, change_mask(masks.for_round(number, count))) for number in range(100)]
+    sent = [form.encode(masks.add(number, values)) for number in range(100)]
     return np.concatenate([unpacked(payload, bits, count) for payload in sent])
 
 

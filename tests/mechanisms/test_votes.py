@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from pbmvfl.crypto.entropy import SystemEntropy
-from pbmvfl.crypto.ring import Floats, PackedIntegers, Ring
+from pbmvfl.crypto.ring import Floats, Ring
+from pbmvfl.crypto.secure_sum import PackedIntegers
 from pbmvfl.errors import PlanError
 from pbmvfl.mechanisms import PolyaLaplace, RandomisedSymbols
 from pbmvfl.mechanisms.votes import LARGEST_SYMBOLS, SYMBOLIC, Vote, VoteKind

@@ -222,14 +222,15 @@ class MechanismConformance:
         form, entropy = mechanism.payload, SystemEntropy()
         values = np.linspace(-BOUND, BOUND, count).astype(np.float32)
         drawn = [mechanism.randomize(values, entropy) for _ in range(mechanism.num_parties)]
-        masks: list[npt.NDArray[Any] | None] = [None] * mechanism.num_parties
+        masked = drawn
         if mechanism.secure_aggregation:
             assert mechanism.ring is not None
             # Masks that cancel in the ring: all but the last at random, the last what is left.
             size, kind = 1 << mechanism.ring.bits, mechanism.ring.dtype
             random = np.random.default_rng(count).integers(0, size, (mechanism.num_parties - 1, count))
             masks = [mask.astype(kind) for mask in (*random, -random.sum(axis=0) % size)]
-        sent = [form.encode(each, mask) for each, mask in zip(drawn, masks, strict=True)]
+            masked = [each + mask for each, mask in zip(drawn, masks, strict=True)]
+        sent = [form.encode(each) for each in masked]
         for payload in sent:
             assert len(payload) == form.num_bytes(count)
             form.check(payload)

@@ -21,7 +21,8 @@ from torch import Tensor
 
 from pbmvfl._settings import check_whole, setting
 from pbmvfl.crypto.entropy import Entropy
-from pbmvfl.crypto.ring import PackedIntegers, Ring
+from pbmvfl.crypto.ring import Ring
+from pbmvfl.crypto.secure_sum import PackedIntegers
 from pbmvfl.mechanisms import MECHANISMS, Mechanism, NoisySum, Scratch, register
 from pbmvfl.mechanisms.base import largest
 from pbmvfl.mechanisms.simulated import Generated

@@ -160,22 +160,6 @@ def test_only_the_low_bits_of_a_value_are_packed_and_its_neighbours_are_untouche
     assert packed == sum(value << (bits * i) for i, value in enumerate(low)).to_bytes(size, "little")
 
 
-@given(case=packable(), data=st.data())
-@example(case=(8, [255, 1, 128]), data=None)
-@example(case=(16, [65535, 1, 32768]), data=None)
-@example(case=(32, [2**32 - 1, 1, 2**31]), data=None)
-def test_a_mask_is_added_in_the_ring_and_only_the_sum_is_packed(case, data):
-    bits, values = case
-    kind = smallest_type(bits)
-    # Masks fill their type: the ring's own reduction happens here and nowhere before.
-    words = st.integers(0, np.iinfo(kind).max)
-    masks = values[::-1] if data is None else data.draw(st.lists(words, min_size=len(values), max_size=len(values)))
-    packed = pack(np.array(values, dtype=kind), bits, np.array(masks, dtype=kind))
-    sums = [(value + mask) % 2**bits for value, mask in zip(values, masks, strict=True)]
-    size = math.ceil(bits * len(values) / 8)
-    assert packed == sum(value << (bits * i) for i, value in enumerate(sums)).to_bytes(size, "little")
-
-
 @given(num_parties=st.integers(2, 20), num_trials=st.integers(1, 3000), rows=st.integers(1, 100), masked=st.booleans())
 def test_an_embedding_takes_exactly_its_bits(num_parties, num_trials, rows, masked):
     plan = Plan.of(

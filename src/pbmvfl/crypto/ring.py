@@ -14,9 +14,7 @@ from pbmvfl.errors import NonFiniteMessage
 
 # --- The ring Z/2^k in which parties' integers are masked and summed ---
 # Over the integers a mask leaks at the edges: the largest possible y gives q away. In a ring a uniform mask makes y
-# uniform whatever q is, and k = ceil(log2(b*M + 1)) bits hold every possible sum. Masks are added where the bits are
-# packed (`crypto.ring.pack`).
-
+# uniform whatever q is, and k = ceil(log2(b*M + 1)) bits hold every possible sum.
 
 _Unsigned = TypeVar("_Unsigned", np.uint8, np.uint16, np.uint32)
 
@@ -66,17 +64,21 @@ def packed_bytes(count: int, bits: int) -> int:
     return (count * bits + 7) // 8
 
 
-def pack(values: npt.NDArray[Any], bits: int, mask: npt.NDArray[Any] | None = None) -> bytes:
-    """The low `bits` bits of every value, or of every value plus its mask, least significant bit first.
+def pack(values: npt.NDArray[Any], bits: int) -> bytes:
+    """Pack the low bits of every value without gaps, least significant bit first.
 
-    Cutting off the higher bits is the reduction modulo 2^bits, so adding a mask here is adding it in the ring.
+    Args:
+        values: Unsigned integers, in any shape. Higher bits are cut off: that is the reduction modulo 2^bits.
+        bits: Bits of each value, 1 to 32.
+
+    Returns:
+        `packed_bytes(values.size, bits)` bytes; unused bits of the last one are 0.
     """
-    # Protocol 0, step 3: y_m.
     flat = values.reshape(-1)
     if bits == 8:
-        return (flat if mask is None else flat + mask).astype(np.uint8).tobytes()
+        return flat.astype(np.uint8, copy=False).tobytes()
     words = np.empty((flat.size * bits + 31) // 32, dtype="<u4")
-    _pack(flat, np.zeros(flat.size, dtype=np.uint8) if mask is None else mask, bits, words)
+    _pack(flat, bits, words)
     return words.view(np.uint8)[: packed_bytes(flat.size, bits)].tobytes()
 
 
@@ -90,8 +92,8 @@ def add_packed(payload: bytes | memoryview, bits: int, totals: npt.NDArray[Any])
 
 
 @compiled
-def _pack(values: Any, mask: Any, bits: Any, words: Any) -> None:
-    """Add, cut off, and collect bits in a 64-bit register; write 32 of them whenever they are there."""
+def _pack(values: Any, bits: Any, words: Any) -> None:
+    """Collect low bits in a 64-bit register and write 32 of them whenever there are as many."""
     pending = np.uint64(0)
     held = np.uint64(0)
     width = np.uint64(bits)
@@ -99,7 +101,7 @@ def _pack(values: Any, mask: Any, bits: Any, words: Any) -> None:
     half = np.uint64(32)
     position = 0
     for i in range(values.size):
-        pending |= ((np.uint64(values[i]) + np.uint64(mask[i])) & low) << held
+        pending |= (np.uint64(values[i]) & low) << held
         held += width
         if held >= half:
             words[position] = np.uint32(pending & np.uint64(0xFFFFFFFF))
@@ -128,15 +130,15 @@ def _unpack_add(packed: Any, bits: Any, totals: Any) -> None:
         held -= width
 
 
-# --- What one party sends in a round: k-bit integers, or float32 for the mechanisms in clear ---
+# --- What one party sends in a round: packed integers (`crypto.secure_sum`), or float32 for the mechanisms in clear ---
 
 
 class PayloadFormat(Protocol):
     def num_bytes(self, count: int) -> int:
         """Exactly how long the payload for `count` values is."""
 
-    def encode(self, values: npt.NDArray[Any], mask: npt.NDArray[Any] | None = None) -> bytes:
-        """The bytes that leave: with a mask, of values + mask in the ring."""
+    def encode(self, values: npt.NDArray[Any]) -> bytes:
+        """Return the bytes that leave a party, of values that are masked already where they are to be."""
 
     def check(self, payload: bytes | memoryview) -> None:
         """Refuse a payload of the right length that no party can have sent."""
@@ -148,44 +150,13 @@ class PayloadFormat(Protocol):
         """What each party sent, (M, count), for releases that stand alone. Behind masks it says nothing."""
 
 
-class PackedIntegers:
-    """Ring elements of k bits each. The sum is reduced into the ring, where it equals the sum of the integers."""
-
-    def __init__(self, *, bits: int, ring: Ring) -> None:
-        self.bits = bits
-        self.ring = ring
-
-    def num_bytes(self, count: int) -> int:
-        return packed_bytes(count, self.bits)
-
-    def encode(self, values: npt.NDArray[Any], mask: npt.NDArray[Any] | None = None) -> bytes:
-        return pack(values, self.bits, mask)
-
-    def check(self, payload: bytes | memoryview) -> None:
-        del payload  # any k bits are an element of the ring
-
-    def total(self, payloads: Sequence[bytes | memoryview], count: int) -> npt.NDArray[Any]:
-        # A ring of at most 16 bits adds up in 16, whichever type its elements have.
-        totals: npt.NDArray[Any] = np.zeros(count, dtype=np.uint16 if self.ring.bits <= 16 else np.uint32)
-        for payload in payloads:
-            add_packed(payload, self.bits, totals)
-        return self.ring.reduce(totals)  # Protocol 0, step 4
-
-    def each(self, payloads: Sequence[bytes | memoryview], count: int) -> npt.NDArray[Any]:
-        values: npt.NDArray[Any] = np.zeros((len(payloads), count), dtype=np.uint16 if self.bits <= 16 else np.uint32)
-        for row, payload in zip(values, payloads, strict=True):
-            add_packed(payload, self.bits, row)
-        return values
-
-
 class Floats:
     """float32 in clear, for studies."""
 
     def num_bytes(self, count: int) -> int:
         return 4 * count
 
-    def encode(self, values: npt.NDArray[Any], mask: npt.NDArray[Any] | None = None) -> bytes:
-        assert mask is None, "masks are for integers; the plan refuses them for floats"
+    def encode(self, values: npt.NDArray[Any]) -> bytes:
         return values.astype("<f4", copy=False).tobytes()
 
     def check(self, payload: bytes | memoryview) -> None:

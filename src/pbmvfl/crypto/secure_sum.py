@@ -1,13 +1,17 @@
-"""Masks that cancel in the sum.
+"""The secure sum (Protocol 0 of the paper): the server learns the sum of the parties' integers and nothing else.
 
-Each pair of parties shares a key. In round r both expand it to the keystream at r * L, where L is the size of a full
-batch: the party with the lower index adds those integers and the other subtracts them. Many rounds are expanded in
-one call of the cipher, and only the signed sum over the peers is kept.
+    step 1    `key_exchange.KeyExchange.pair_keys` gives each pair of parties a key; both expand it to one keystream
+    step 2    `Masks.for_round`: the party with the lower index adds the integers of a pair, the other subtracts them
+    step 3    `Masks.add`: a party sends its integers plus its masks, packed by `PackedIntegers.encode`
+    step 4    `PackedIntegers.total`: the server adds up what the parties sent, and the masks cancel
+
+Round r uses the keystream at r * L, where L is the size of a full batch. Many rounds are expanded in one call of the
+cipher, and only the signed sum over the peers is kept.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +19,7 @@ import numpy.typing as npt
 from cryptography.hazmat.primitives.ciphers import CipherContext
 
 from pbmvfl.crypto.entropy import Zeros, fork_generation, keystream
-from pbmvfl.crypto.ring import Ring
+from pbmvfl.crypto.ring import Ring, add_packed, pack, packed_bytes
 from pbmvfl.errors import OutOfOrder, ProtocolError
 
 #: Expanded ahead: enough rounds that the cost of a call disappears, little enough to stay in cache.
@@ -44,7 +48,19 @@ class Masks:
         self._generation = fork_generation()
 
     def for_round(self, number: int, count: int) -> npt.NDArray[Any]:
-        """The signed sum over all peers of the first `count` integers of this round's slot."""
+        """Return the masks of one round: signed integers of each pair, summed over the peers (Protocol 0, step 2).
+
+        Args:
+            number: The round, above every one before.
+            count: How many masks; at most `values_per_round`.
+
+        Returns:
+            A view of `count` integers, valid until the next call. Only their low bits, modulo the ring, are masks.
+
+        Raises:
+            OutOfOrder: The masks of this round were used already.
+            ProtocolError: The masks belong to the process that forked this one.
+        """
         if self._generation != fork_generation():
             # Parent and child would put one mask on two different draws, and the difference of the two has none.
             raise ProtocolError(
@@ -57,7 +73,21 @@ class Masks:
             self._expand(number)
         self._next = number + 1
         start = (number - self._first) * (self._slot_bytes // self._ring.itemsize)
-        return self._sums[start : start + count]  # Protocol 0, step 3: what is added to q_m
+        return self._sums[start : start + count]
+
+    def add(self, number: int, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return the masked values y_m of one round (Protocol 0, step 3).
+
+        Args:
+            number: The round, above every one before.
+            values: The party's integers q_m, in any shape, of the ring's type.
+
+        Returns:
+            The sums as `for_round` returns masks: flat, not yet reduced into the ring. Packing cuts off the high bits.
+        """
+        masked = self.for_round(number, values.size)
+        masked += values.reshape(-1)  # in place: no round's mask is used a second time
+        return masked
 
     def _expand(self, first: int) -> None:
         # The first stream is written straight into the sum. If all peers are below us it has the wrong sign, like
@@ -85,3 +115,42 @@ class Masks:
     def _stream(self, key: bytes, number: int) -> CipherContext:
         # Protocol 0, step 1: integers that both parties of a pair draw from its seed.
         return keystream(key, first_block=number * self._slot_bytes // _BLOCK)
+
+
+class PackedIntegers:
+    """Payload of integers of k bits each, masked or not, and the server's sum of such payloads."""
+
+    def __init__(self, *, bits: int, ring: Ring) -> None:
+        self.bits = bits
+        self.ring = ring
+
+    def num_bytes(self, count: int) -> int:
+        return packed_bytes(count, self.bits)
+
+    def encode(self, values: npt.NDArray[Any]) -> bytes:
+        return pack(values, self.bits)
+
+    def check(self, payload: bytes | memoryview) -> None:
+        del payload  # any k bits are an element of the ring
+
+    def total(self, payloads: Sequence[bytes | memoryview], count: int) -> npt.NDArray[Any]:
+        """Return the sum over the parties, in which masks cancel (Protocol 0, step 4).
+
+        Args:
+            payloads: What each party sent.
+            count: Integers in each payload.
+
+        Returns:
+            The sums modulo 2^k, which are the sums of the integers q_m themselves: the ring holds every one.
+        """
+        # A ring of at most 16 bits adds up in 16, whichever type its elements have.
+        totals: npt.NDArray[Any] = np.zeros(count, dtype=np.uint16 if self.ring.bits <= 16 else np.uint32)
+        for payload in payloads:
+            add_packed(payload, self.bits, totals)
+        return self.ring.reduce(totals)
+
+    def each(self, payloads: Sequence[bytes | memoryview], count: int) -> npt.NDArray[Any]:
+        values: npt.NDArray[Any] = np.zeros((len(payloads), count), dtype=np.uint16 if self.bits <= 16 else np.uint32)
+        for row, payload in zip(values, payloads, strict=True):
+            add_packed(payload, self.bits, row)
+        return values

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import numpy as np
 import numpy.typing as npt
 
-from pbmvfl.crypto.ring import PackedIntegers, Ring
+from pbmvfl.crypto.ring import Ring
+from pbmvfl.crypto.secure_sum import PackedIntegers
 from pbmvfl.mechanisms import binomial_trials
 from pbmvfl.mechanisms.base import NoisySum, Scratch, register
 from pbmvfl.mechanisms.binomial_trials import Trials

@@ -21,7 +21,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pbmvfl._settings import check_whole, finite, setting
-from pbmvfl.crypto.ring import PackedIntegers, Ring
+from pbmvfl.crypto.ring import Ring
+from pbmvfl.crypto.secure_sum import PackedIntegers
 from pbmvfl.errors import PlanError
 from pbmvfl.mechanisms.base import Mechanism, NoisySum, Scratch, largest_value, register
 from pbmvfl.privacy.composition import AtomLosses, Losses

@@ -427,9 +427,8 @@ class Party:
             self._drawn_BP = released_BP
         released_BP = self._answers.settle(keys, self._drawn_BP)
         masks = self._masks.get(current.kind)
-        mask = None if masks is None else masks.for_round(current.number, released_BP.size)  # Protocol 0, step 2
-        # Protocol 0, step 3: the mask is added where the bits are packed.
-        answer = self._reply(MessageKind.EMBEDDING, mechanism.payload.encode(released_BP, mask), current)
+        sent = released_BP if masks is None else masks.add(current.number, released_BP)  # Protocol 0, step 3
+        answer = self._reply(MessageKind.EMBEDDING, mechanism.payload.encode(sent), current)
         self._drawn_BP = None
         self._answered = current if current.kind.carries_gradient else None
         self._next_round = current.number + 1
