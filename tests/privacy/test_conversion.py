@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from pbmvfl.errors import PlanError
 from pbmvfl.privacy.composition import GaussianLosses, HullLosses, Losses, epsilon_by_losses
 from pbmvfl.privacy.conversion import (
-    cell_epsilon_by_losses,
+    composed_bits,
+    composed_cell,
     epsilon_from_losses,
     epsilon_from_rdp,
-    record_epsilon_by_losses,
 )
 from pbmvfl.privacy.loss_distribution import (
     NOTHING_RELEASED,
@@ -211,15 +211,10 @@ def test_composition_agrees_with_dp_accounting(b: int, beta_16: int, m: int, cou
     ours = epsilon_from_losses(compose(cell_losses(b, beta_16, m), count, DELTA), 0.0, DELTA, 10 * theirs)
     assert ours == pytest.approx(theirs, rel=1e-3)
     # what is reported follows the worst k step by step, which is no more
-    reported = cell_epsilon_by_losses(
-        num_trials=b,
-        beta_16=beta_16,
-        noisy_parties=m,
-        coordinates=count,
-        gaussian_shift=0.0,
-        delta=DELTA,
-        largest=10 * theirs,
+    composed = composed_cell(
+        num_trials=b, beta_16=beta_16, noisy_parties=m, coordinates=count, gaussian_shift=0.0, delta=DELTA
     )
+    reported = composed.epsilon(DELTA, 10 * theirs)
     assert 0.9 * theirs < reported <= theirs * (1 + 1e-3)
 
 
@@ -316,23 +311,18 @@ def test_gaussian_with_releases_agrees_with_dp_accounting() -> None:
     theirs = gaussian.compose(privacy_loss_distribution.PrivacyLossDistribution(pmf.self_compose(3)))
     expected = theirs.get_epsilon_for_delta(DELTA)
     assert epsilon_from_losses(compose(atoms, 3, DELTA), shift, DELTA, 50.0) == pytest.approx(expected, rel=1e-3)
-    reported = cell_epsilon_by_losses(
-        num_trials=1,
-        beta_16=16384,
-        noisy_parties=5,
-        coordinates=3,
-        gaussian_shift=shift,
-        delta=DELTA,
-        largest=50.0,
+    composed = composed_cell(
+        num_trials=1, beta_16=16384, noisy_parties=5, coordinates=3, gaussian_shift=shift, delta=DELTA
     )
+    reported = composed.epsilon(DELTA, 50.0)
     assert 0.99 * expected < reported < expected
 
 
 def test_records_by_losses_lie_below_rdp() -> None:
     for bits in (100, 1000, 100_000, 10_000_000):
         by_rdp, _ = epsilon_from_rdp(record_rdp(1, 6553, bits), DELTA)
-        arguments = {"beta_16": 6553, "gaussian_shift": 0.0, "delta": DELTA, "largest": by_rdp}
-        assert record_epsilon_by_losses(num_bits=bits, **arguments) < by_rdp
+        composed = composed_bits(num_bits=bits, beta_16=6553, gaussian_shift=0.0, delta=DELTA)
+        assert composed.epsilon(DELTA, by_rdp) < by_rdp
 
 
 def test_gaussian_alone_lies_below_rdp() -> None:
@@ -355,9 +345,10 @@ def test_what_is_too_large_is_left_to_rdp() -> None:
     common = {"beta_16": 655, "gaussian_shift": 0.0, "delta": DELTA}
     # all that is said is that every bit has at most its largest loss
     pure = (10**9 + 1) * math.log((32768 + 655) / (32768 - 655))
-    assert record_epsilon_by_losses(num_bits=10**9 + 1, largest=1e9, **common) == pytest.approx(pure, rel=1e-12)
-    assert record_epsilon_by_losses(num_bits=10**9 + 1, largest=1e9, **common) >= pure
-    assert record_epsilon_by_losses(num_bits=5, largest=math.inf, **common) == math.inf
+    epsilon = composed_bits(num_bits=10**9 + 1, **common).epsilon(DELTA, 1e9)
+    assert epsilon == pytest.approx(pure, rel=1e-12)
+    assert epsilon >= pure
+    assert composed_bits(num_bits=5, **common).epsilon(DELTA, math.inf) == math.inf
 
 
 def test_search_rounds_epsilon_up_and_gives_up_above_its_range() -> None:

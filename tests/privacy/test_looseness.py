@@ -14,7 +14,7 @@ from scipy.special import logsumexp, ndtr
 from scipy.stats import binom
 
 from pbmvfl.privacy.adaptive import adaptive_losses
-from pbmvfl.privacy.conversion import cell_epsilon_by_losses, epsilon_from_losses
+from pbmvfl.privacy.conversion import composed_cell, epsilon_from_losses
 from pbmvfl.privacy.large_sums import NODES, Bits, grouped_divergences, largest_loss, log_pmf_window, strides
 from pbmvfl.privacy.loss_distribution import (
     NOTHING_RELEASED,
@@ -76,9 +76,9 @@ def test_no_epsilon_is_above_the_pure_bound(unit: str, b: int, m: int) -> None:
 
 
 def test_with_a_gaussian_the_pure_bound_is_that_of_the_bits_and_the_gaussian() -> None:
-    common = {"num_trials": 1, "beta_16": 600, "noisy_parties": 3, "coordinates": 2, "delta": 1e-6, "largest": 50.0}
+    composed = composed_cell(num_trials=1, beta_16=600, noisy_parties=3, coordinates=2, gaussian_shift=0.9, delta=1e-6)
     alone = epsilon_from_losses(NOTHING_RELEASED, 0.9, 1e-6, 50.0)
-    both = cell_epsilon_by_losses(gaussian_shift=0.9, **common)
+    both = composed.epsilon(1e-6, 50.0)
     assert alone < both <= (alone + largest_loss(2, 600)) * (1 + 2e-5)
 
 
@@ -295,11 +295,10 @@ def test_many_releases_keep_their_digits_at_a_small_delta(count: int) -> None:
             assert value <= truth * 1.2
 
 
-def test_total_variation_is_the_advantage_of_the_best_attack() -> None:
+def test_delta_at_epsilon_0_is_the_total_variation() -> None:
     # three parties, one bit, beta = 1/4: 5/16 for one release (theory 2.3)
-    assert cell_losses(1, 16384, 3).total_variation() == pytest.approx(5 / 16, rel=1e-12)
+    assert cell_losses(1, 16384, 3).delta(0.0) == pytest.approx(5 / 16, rel=1e-12)
     # a Gaussian alone, moved by mu: 2 Phi(mu/2) - 1
-    assert NOTHING_RELEASED.total_variation(1.4) == pytest.approx(2 * float(ndtr(0.7)) - 1, rel=1e-12)
-    assert NOTHING_RELEASED.total_variation() == 0
-    assert compose(cell_losses(4, 16384, 2), 400, 1e-6).total_variation(3.0) == pytest.approx(1, abs=1e-6)
-    assert compose(cell_losses(4, 16384, 2), 400, 1e-6).total_variation(3.0) <= 1
+    assert NOTHING_RELEASED.delta_with_gaussian(0.0, 1.4) == pytest.approx(2 * float(ndtr(0.7)) - 1, rel=1e-12)
+    assert NOTHING_RELEASED.delta(0.0) == 0
+    assert compose(cell_losses(4, 16384, 2), 400, 1e-6).delta_with_gaussian(0.0, 3.0) == pytest.approx(1, abs=1e-6)

@@ -8,7 +8,6 @@ from fractions import Fraction
 import mpmath
 import pytest
 
-from pbmvfl.errors import PlanError
 from pbmvfl.privacy import printed_formulas
 from pbmvfl.privacy.renyi import cell_rdp, record_rdp
 
@@ -125,38 +124,37 @@ def test_short_last_batches_are_counted_as_full() -> None:
     assert tabular(8, 3, 8_844) == tabular(8, 3, 8_900)
 
 
-def test_feature_privacy_is_theorem_6_1() -> None:
-    # T*B/N = 41 uses; C0 * 41 * 16 * 16 * .01 * 2 / 4 at C0 = 1
-    value = printed_formulas.feature_privacy_rdp(
-        order=2.0,
-        num_parties=4,
-        num_samples=50_000,
-        batch_size=100,
-        num_rounds=41 * 500,
-        embedding_dim=16,
-        num_trials=16,
-        beta=0.1,
-        c0=1.0,
-    )
-    assert value == pytest.approx(41 * 16 * 16 * 0.01 * 2 / 4)
+# --- Theorem 6.2, as printed ---
+
+
+def sample_privacy_factor(order: float, num_parties: int) -> float:
+    """S_M(alpha), for M >= 2."""
+    m = num_parties
+    linear = (2 ** (m + 1) - 2 ** (m - 1) - 2) * order
+    constant = 3 * 2 ** (m - 1) - 3 * m
+    pole = (2 ** (m - 1) - 1) / (2 ** (m - 2) * (order - 1))
+    return float(linear - constant + pole)
+
+
+def sample_privacy_rdp(*, order: float, num_parties: int, num_trials: int, beta: float, c0: float) -> float:
+    """One release of one coordinate: C0 * b * beta^2 * S_M(alpha) / M."""
+    return c0 * num_trials * beta**2 * sample_privacy_factor(order, num_parties) / num_parties
 
 
 def test_sample_privacy_factor_is_what_the_induction_gives() -> None:
     """S_2 = 4a + 1/(a-1), and each step is the weak triangle inequality at 2a and 2a - 1 (Mironov, Corollary 4)."""
     for order in (1.1, 2.0, 7.5):
-        assert printed_formulas.sample_privacy_factor(order, 2) == pytest.approx(4 * order + 1 / (order - 1))
+        assert sample_privacy_factor(order, 2) == pytest.approx(4 * order + 1 / (order - 1))
         for m in range(2, 9):
-            step = (order - 0.5) / (order - 1) * 2 * order + printed_formulas.sample_privacy_factor(2 * order - 1, m)
-            assert printed_formulas.sample_privacy_factor(order, m + 1) == pytest.approx(step)
+            step = (order - 0.5) / (order - 1) * 2 * order + sample_privacy_factor(2 * order - 1, m)
+            assert sample_privacy_factor(order, m + 1) == pytest.approx(step)
 
 
 def test_sample_privacy_is_far_looser_than_the_exact_record() -> None:
     """M=12, b=2, beta=.05, order 2: 0.951 exact against 20.9, with the C0 that the exact cell curve implies there."""
     beta_16 = round(0.05 * 65536)
     implied = cell_rdp(2, beta_16, 12, (2.0,))[0] / (2 * 0.05**2 * 2.0 / 12)
-    printed = printed_formulas.sample_privacy_rdp(
-        order=2.0, num_parties=12, embedding_dim=1, num_trials=2, beta=0.05, c0=float(implied)
-    )
+    printed = sample_privacy_rdp(order=2.0, num_parties=12, num_trials=2, beta=0.05, c0=float(implied))
     record = record_rdp(2, beta_16, 12, (2.0,))[0]
     assert record == pytest.approx(0.951, abs=0.002)
     assert record == pytest.approx(float(record_by_definition(2 * 12, beta_16, 2.0)), rel=1e-8)
@@ -178,9 +176,7 @@ def record_by_definition(num_bits: int, beta_16: int, order: float) -> mpmath.mp
 
 @pytest.mark.parametrize("order", [1.5, 2.0, 10.0])
 def test_sample_privacy_is_absurd_at_fifty_parties(order: float) -> None:
-    printed = printed_formulas.sample_privacy_rdp(
-        order=order, num_parties=50, embedding_dim=1, num_trials=16, beta=0.1, c0=8.0
-    )
+    printed = sample_privacy_rdp(order=order, num_parties=50, num_trials=16, beta=0.1, c0=8.0)
     record = record_rdp(16, 6553, 50, (order,))[0]
     assert printed == pytest.approx(
         float(8 * 16 * Fraction(1, 100) * factor_by_induction(Fraction(order), 50) / 50), rel=1e-12
@@ -189,56 +185,8 @@ def test_sample_privacy_is_absurd_at_fifty_parties(order: float) -> None:
     assert 1e10 < printed / record < 1e13
 
 
-def test_variances() -> None:
+def test_the_variance_of_the_baseline() -> None:
     assert printed_formulas.ldp_variance(num_parties=4, num_trials=16, beta=0.1) == pytest.approx(50)
-    assert printed_formulas.estimator_variance(num_parties=4, num_trials=16, beta=0.1, bound=2.0) == pytest.approx(25)
-
-
-def test_convergence_bound_has_three_terms() -> None:
-    value = printed_formulas.convergence_bound(
-        loss_gap=3.0,
-        learning_rate=0.1,
-        num_rounds=60,
-        smoothness=2.0,
-        gradient_variance=5.0,
-        batch_size=4,
-        num_parties=2,
-        embedding_dim=3,
-        num_trials=10,
-        beta=0.25,
-        server_lipschitz=1.0,
-        sum_lipschitz=2.0,
-        embedding_gradient_bounds=(1.0, 2.0),
-    )
-    assert value.initial_gap == pytest.approx(2 * 3 / (0.1 * 60))
-    assert value.sampling == pytest.approx(2 * 2 * 0.1 * 5 / 4)
-    # (1 + .4) * C^2 M P (1 + 4 * 5) / (4 * beta^2 * b), 4 * (1/16) * 10 = 2.5
-    assert value.mechanism == pytest.approx(1.4 * 2 * 3 * 21 / 2.5)
-    assert value.total == pytest.approx(value.initial_gap + value.sampling + value.mechanism)
-
-
-def test_formulas_refuse_what_their_theorems_exclude() -> None:
-    with pytest.raises(PlanError, match=r"num_parties=1; permitted: 2 or more"):
-        printed_formulas.sample_privacy_factor(2.0, 1)
-    with pytest.raises(PlanError, match=r"order=1.0; permitted: above 1"):
-        printed_formulas.sample_privacy_factor(1.0, 2)
-    settings = {
-        "loss_gap": 1.0,
-        "num_rounds": 1,
-        "smoothness": 2.0,
-        "gradient_variance": 1.0,
-        "batch_size": 1,
-        "num_parties": 1,
-        "embedding_dim": 1,
-        "num_trials": 1,
-        "beta": 0.1,
-        "server_lipschitz": 1.0,
-        "sum_lipschitz": 1.0,
-    }
-    with pytest.raises(PlanError, match=r"learning_rate=0.25 .*permitted: above 0 and below 0.25"):
-        printed_formulas.convergence_bound(**settings, learning_rate=0.25, embedding_gradient_bounds=(1.0,))
-    with pytest.raises(PlanError, match=r"2 embedding_gradient_bounds with num_parties=1"):
-        printed_formulas.convergence_bound(**settings, learning_rate=0.1, embedding_gradient_bounds=(1.0, 1.0))
 
 
 def test_natural_logarithm_and_bits() -> None:

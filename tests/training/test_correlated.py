@@ -22,7 +22,7 @@ from pbmvfl.ledger.spending import spending
 from pbmvfl.plan.plan import Plan
 from pbmvfl.plan.schedule import JOINT, PREDICTION, Order, Phase, Schedule
 from pbmvfl.privacy.accounting import rdp_curve
-from pbmvfl.privacy.correlated import COEFFICIENT_BITS, LARGEST_BAND, Band, sensitivity
+from pbmvfl.privacy.correlated import COEFFICIENT_BITS, LARGEST_BAND, Band
 from pbmvfl.privacy.units import Accounting, Unit
 from pbmvfl.training.correlated import BandMemory, Correlated
 from pbmvfl.training.encoders import build_encoder
@@ -61,6 +61,11 @@ def test_the_norm_is_never_below_the_true_one(width):
 
 
 # --- sensitivity, by brute force ---
+
+
+def sensitivity(band: Band, uses: int) -> float:
+    """The claim: how far all releases move together (Euclidean norm) if each of a row's uses moves its sum by 1."""
+    return band.norm * math.sqrt(uses)
 
 
 def mixing_matrix(band: Band, steps: int) -> np.ndarray:

@@ -146,33 +146,3 @@ def composed_bits(*, num_bits: int, beta_16: int, gaussian_shift: float, delta: 
     losses = (binomial_losses(num_bits, beta_16, delta),) if num_bits <= LARGEST_BINOMIAL else ()
     pure = largest_loss(num_bits, beta_16)
     return ComposedLosses(losses=losses, largest_loss=pure, gaussian_shift=gaussian_shift)
-
-
-def cell_epsilon_by_losses(
-    *,
-    num_trials: int,
-    beta_16: int,
-    noisy_parties: int,
-    coordinates: int,
-    gaussian_shift: float,
-    delta: float,
-    largest: float,
-) -> float:
-    """`coordinates` releases at the cell's rate; infinity where this path is too coarse to be of use."""
-    composed = composed_cell(
-        num_trials=num_trials,
-        beta_16=beta_16,
-        noisy_parties=noisy_parties,
-        coordinates=coordinates,
-        gaussian_shift=gaussian_shift,
-        delta=delta,
-    )
-    return composed.epsilon(delta, largest)
-
-
-def record_epsilon_by_losses(
-    *, num_bits: int, beta_16: int, gaussian_shift: float, delta: float, largest: float
-) -> float:
-    """num_bits bits that all move from lo to hi."""
-    composed = composed_bits(num_bits=num_bits, beta_16=beta_16, gaussian_shift=gaussian_shift, delta=delta)
-    return composed.epsilon(delta, largest)

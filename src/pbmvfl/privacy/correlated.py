@@ -91,18 +91,12 @@ def check_band(band: Band, steps_between_uses: int) -> None:
         )
 
 
-def sensitivity(band: Band, uses: int) -> float:
-    """How far all releases of a run move together (Euclidean norm) if each of a row's uses moves its sum by 1.
-
-    For uses that are at least a band apart, whatever the signs are and however later uses depend on earlier releases.
-    """
-    return band.norm * math.sqrt(uses)
-
-
 def banded_event(band: Band, *, clip_norm: float, noise_multiplier: float) -> UpdateEvent:
     """What one use of a row costs in steps with correlated noise of standard deviation noise_multiplier * clip_norm.
 
-    All shifts of one use together are one shift of |c| times the clip norm's diameter, rounded up.
+    All shifts of one use together are one shift of |c| times the clip norm's diameter, rounded up. Uses that are at
+    least a band apart (`check_band`) add up as squares: n of them move all releases of a run by at most |c| * sqrt(n)
+    diameters, whatever the signs are and however later uses depend on earlier releases.
     """
     diameter = 2.0 if band.width == 1 else math.nextafter(2 * band.norm, math.inf)
     return RoundedGaussianSum(clip_norm=clip_norm, noise_multiplier=noise_multiplier, diameter=diameter)

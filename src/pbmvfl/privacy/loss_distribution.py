@@ -97,11 +97,6 @@ class LossDistribution:
             return self.delta(epsilon)
         return self.slack + float(np.dot(gaussian_delta(epsilon - self.losses, shift), self.probs))
 
-    def total_variation(self, shift: float = 0.0) -> float:
-        """The advantage of the best attack over guessing, at most: delta at epsilon 0, with a Gaussian if there is
-        one. A guess between two equally likely data sets is right with probability 1/2 + half of it."""
-        return min(1.0, self.delta_with_gaussian(0.0, shift))
-
     def coarser(self, points: int) -> LossDistribution:
         """On a grid of about so many points; as it is if it has no more."""
         if len(self.losses) <= points:

@@ -21,7 +21,6 @@ from pbmvfl.mechanisms.interactions.symbols import (
     NOT_SHOWN,
     Levels,
     as_coordinates,
-    digit_law,
     estimated_prior,
     from_symbols,
     kept,
@@ -70,8 +69,8 @@ def test_no_number_is_the_lowest_level_and_infinity_the_highest() -> None:
     assert levels.of(odd).tolist() == [[0, 3], [0, 0], [2, 2]]
 
 
-def test_codes_are_their_own_levels() -> None:
-    levels = Levels.of_codes([3, 2])
+def test_codes_cut_between_them_are_their_own_levels() -> None:
+    levels = Levels(cuts=((0.5, 1.5), (0.5,)))
     assert levels.sizes == (3, 2)
     assert levels.base == 3
     assert levels.of(np.array([[0, 0], [1, 1], [2, 1]])).tolist() == [[0, 0], [1, 1], [2, 1]]
@@ -185,16 +184,6 @@ def test_a_response_without_noise_is_believed() -> None:
     assert found.tolist() == [[0.0, 1.0], [0.5, 0.5]]
 
 
-def test_a_digit_s_law_adds_up_the_symbols_that_have_it() -> None:
-    law = np.random.default_rng(0).dirichlet(np.ones(12), size=5)
-    for place, size in enumerate((3, 2, 2)):
-        found = digit_law(law, (3, 2, 2), place)
-        expected = np.zeros((5, size))
-        for symbol, levels in enumerate(from_symbols(np.arange(12), (3, 2, 2)).tolist()):
-            expected[:, levels[place]] += law[:, symbol]
-        np.testing.assert_allclose(found, expected, atol=1e-15)
-
-
 def test_released_symbols_tell_how_frequent_the_true_ones_are() -> None:
     """Unbiased: 7 deviations of a mean of NUM_DRAWS terms that are at most 1/kept apart, two-sided, is below 1e-11."""
     mechanism, shares = made(8, 2.0), np.array([0.4, 0.3, 0.2, 0.1])
@@ -283,8 +272,6 @@ def test_numbers_out_of_range_are_named() -> None:
         Levels.equal_parts([(1.0, 0.0)], 2)
     with pytest.raises(PlanError, match="count=1"):
         Levels.equal_parts([(0.0, 1.0)], 1)
-    with pytest.raises(PlanError, match=r"sizes\[1\]=1"):
-        Levels.of_codes([2, 1])
     with pytest.raises(PlanError, match="shown=3 must be at most 2"):
         shown_columns(num_rows=1, num_columns=2, shown=3, seed=0, party=0)
     with pytest.raises(PlanError, match="1000 symbols; permitted: 1 to 256"):
@@ -298,7 +285,7 @@ def test_numbers_out_of_range_are_named() -> None:
     with pytest.raises(DataError, match="do not have 1 columns"):
         Levels(cuts=((0.0,),)).of(np.zeros((1, 2)))
     with pytest.raises(PlanError, match="base=2 is below the 3 levels"):
-        shown_symbols(np.zeros((1, 1)), Levels.of_codes([3]), np.array([[0]]), 2)
+        shown_symbols(np.zeros((1, 1)), Levels(cuts=((0.5, 1.5),)), np.array([[0]]), 2)
     with pytest.raises(DataError, match="from 0 to 3"):
         as_coordinates(np.array([4]), num_symbols=4, bound=1.0)
     with pytest.raises(PlanError, match="kept=0"):

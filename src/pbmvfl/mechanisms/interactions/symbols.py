@@ -73,13 +73,6 @@ class Levels:
             cuts=tuple(tuple(low + (high - low) * (part / count) for part in range(1, count)) for low, high in ranges)
         )
 
-    @classmethod
-    def of_codes(cls, sizes: Sequence[int]) -> Self:
-        """Columns of whole numbers 0..size-1, one level each."""
-        for column, size in enumerate(sizes):
-            check_whole(f"sizes[{column}]", size, least=2, most=LARGEST_SYMBOLS)
-        return cls(cuts=tuple(tuple(code - 0.5 for code in range(1, size)) for size in sizes))
-
     @property
     def sizes(self) -> tuple[int, ...]:
         """How many levels each column has."""
@@ -195,9 +188,3 @@ def posterior(sent_N: Integers, prior_U: Reals, *, num_symbols: int, kept: float
     total = joint.sum(axis=1, keepdims=True)
     # With kept = 1 a symbol that is not in use has no law at all; the prior is as good as any.
     return np.where(total > 0, joint / np.where(total > 0, total, 1.0), prior_U)
-
-
-def digit_law(law_NU: Reals, sizes: Sequence[int], place: int) -> Reals:
-    """The law of one column's level out of the law of the symbol that it is a digit of: N x sizes[place]."""
-    levels_U = from_symbols(np.arange(math.prod(sizes)), sizes)[:, place]
-    return np.asarray(law_NU @ (levels_U[:, None] == np.arange(sizes[place])).astype(np.float64))
