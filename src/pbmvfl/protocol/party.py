@@ -151,7 +151,7 @@ class Party:
         self._noisy_kinds = {kind for kind, update in updates.items() if update is not None and update.is_noisy}
         self._keeper = keeper
         self._open_guard = open_guard
-        self._answers = PartyAnswers(plan, self._rows, self.network, of=answers)
+        self._answers = None if answers is None else PartyAnswers(plan, self._rows, self.network, answers)
         #: Whether a trained part's weights know rows only by what was charged; None where the session trains.
         self._part_is_charged = self._begin_with(trained)
         self._guard: ReleaseGuard | None = None
@@ -417,15 +417,16 @@ class Party:
         if not current.kind.releases:
             return self._learn_alone(current)
         mechanism = self.plan.mechanism_for(current.kind)
-        keys = self._answers.keys(current)
+        stored = self._answers if self.plan.stores_answers(current.kind) else None
+        keys = [] if stored is None else stored.keys(current)
         if self._drawn_BP is None:
             embedding_BP = self.network.released_numbers(current)  # Algorithm 2, line 6, with the draw below
             released_BP = mechanism.randomize(embedding_BP, self._entropy, self._scratch)
-            # Rows that all have been answered before get the same answers again, and cost nothing.
-            if self._guard is not None and not self._answers.all_known(keys):
+            # Rows that have all been answered before get the same answers again, and cost nothing.
+            if self._guard is not None and not (stored is not None and stored.all_known(keys)):
                 self._guard.charge(current, self.plan.events(current.kind))
             self._drawn_BP = released_BP
-        released_BP = self._answers.settle(keys, self._drawn_BP)
+        released_BP = self._drawn_BP if stored is None else stored.settle(keys, self._drawn_BP)
         masks = self._masks.get(current.kind)
         sent = released_BP if masks is None else masks.add(current.number, released_BP)  # Protocol 0, step 3
         answer = self._reply(MessageKind.EMBEDDING, mechanism.payload.encode(sent), current)
@@ -497,13 +498,14 @@ class Party:
     def close(self) -> None:
         """End the session: the ledger learns that nothing more will be sent."""
         with self._one_at_a_time:
-            self._answers.close()
+            if self._answers is not None:
+                self._answers.close()
             if self._guard is not None:
                 self._guard.close()
 
     def rounds_to_charge(self) -> int:
         """Of a session that only asks a trained part: rounds after the last row that has no stored answer are free."""
-        return self._answers.rounds_to_charge()
+        return len(self._schedule) if self._answers is None else self._answers.rounds_to_charge()
 
     # --- beside the protocol ---
 

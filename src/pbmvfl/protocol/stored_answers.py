@@ -294,17 +294,14 @@ class AnswersOf:
 
 
 class PartyAnswers:
-    """Those of one party's rows and network, by the rounds of its plan. Without a store every answer is a new one."""
+    """The stored answers to the rounds of one party's plan, for those kinds of rounds that store any."""
 
-    def __init__(self, plan: Plan, rows: PartyRows, network: PartyNetwork, *, of: AnswersOf | None) -> None:
+    def __init__(self, plan: Plan, rows: PartyRows, network: PartyNetwork, of: AnswersOf) -> None:
         self._plan, self._rows, self._network, self._of = plan, rows, network, of
-        self._stored = None if of is None else of.store
 
     def keys(self, current: Round) -> list[bytes]:
-        """Return the keys under which the answers to a round are stored; none if they are not."""
-        if self._of is None or not self._plan.stores_answers(current.kind):
-            return []
-        names = self._names(self._of, current)
+        """Return the keys under which the answers to a round's rows are stored."""
+        names = self._names(current)
         asked: dict[str, Any] = {
             "dataset": self._of.dataset,
             "data_version": self._of.data_version,
@@ -320,28 +317,28 @@ class PartyAnswers:
         return self._of.store.keys(asked, names)
 
     def all_known(self, keys: Sequence[bytes]) -> bool:
-        """Whether every row of a round was answered before: then nothing new is released."""
-        return bool(keys) and self._stored is not None and bool(self._stored.known(keys).all())
+        """Return whether every row of a round was answered before, so that nothing new is released."""
+        return bool(keys) and bool(self._of.store.known(keys).all())
 
     def settle(self, keys: Sequence[bytes], released_BP: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """What leaves: the stored answers where there are some, and the new ones, which are stored first."""
-        return self._stored.settle(keys, released_BP) if keys and self._stored is not None else released_BP
+        """Return what leaves: stored answers where there are some, else the new ones, which are stored first."""
+        return self._of.store.settle(keys, released_BP)
 
     def rounds_to_charge(self) -> int:
-        """Rounds after the last one with a row that has no stored answer are free."""
+        """Return the number of rounds up to the last one with a row that has no stored answer."""
         schedule = self._plan.schedule
         for number in range(len(schedule) - 1, -1, -1):
-            if not self.all_known(self.keys(schedule[number])):
+            current = schedule[number]
+            if not self._plan.stores_answers(current.kind) or not self.all_known(self.keys(current)):
                 return number + 1
         return 0
 
     def close(self) -> None:
-        if self._stored is not None:
-            self._stored.close()
+        self._of.store.close()
 
-    def _names(self, of: AnswersOf, current: Round) -> list[str]:
-        ids, before = of.train_ids, 0
+    def _names(self, current: Round) -> list[str]:
+        ids, before = self._of.train_ids, 0
         if current.kind.split is Split.TEST:
-            ids, before = of.test_ids, self._plan.num_samples
+            ids, before = self._of.test_ids, self._plan.num_samples
         rows: list[int] = current.rows.tolist()
         return [str(before + row if ids is None else ids[row]) for row in rows]
