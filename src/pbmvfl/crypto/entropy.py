@@ -1,4 +1,4 @@
-"""The one door for secret randomness.
+"""The only source of secret randomness.
 
 AES-256 in counter mode under a key from the operating system. There is no seed argument and no way to copy or save
 the state; a forked child gets a fresh key before it can draw anything. Schedule, first weights and the gradient
@@ -29,12 +29,15 @@ os.register_at_fork(after_in_child=_new_generation)
 
 
 def fork_generation() -> int:
-    """How many forks lie between this process and the first: a secret made at another number is also its parent's."""
+    """Return the number of forks between this process and the first.
+
+    A secret that was made at another number is known to a parent process too.
+    """
     return _generation
 
 
 class Entropy(Protocol):
-    """What a mechanism needs: a buffer filled with secret random bytes."""
+    """Source of secret random bytes for a mechanism."""
 
     #: True if somebody could know the bytes. A run that used such noise has epsilon = infinity.
     seeded: bool
@@ -44,21 +47,21 @@ class Entropy(Protocol):
 
 
 def keystream(key: bytes, *, first_block: int = 0) -> CipherContext:
-    """AES-256-CTR from a block number on; encrypting zeros gives the stream."""
+    """Return AES-256-CTR from a block number on; encrypting zeros gives the stream."""
     return Cipher(algorithms.AES(key), modes.CTR(first_block.to_bytes(16, "big"))).encryptor()
 
 
 def fast_keystream(key: bytes) -> CipherContext:
-    """The same AES-256-CTR stream from block 2 on, at up to twice the speed, but without seeking.
+    """Return the AES-256-CTR stream of `keystream` from block 2 on, at up to twice the speed, but without seeking.
 
     GCM encrypts in counter mode starting at block nonce || 2, so with a zero nonce its ciphertext of zeros is that
-    stream. OpenSSL has wide-vector code for GCM and none for plain CTR. The tag is never asked for.
+    stream. OpenSSL has wide-vector code for GCM and none for plain CTR. The tag is never used.
     """
     return Cipher(algorithms.AES(key), modes.GCM(bytes(12))).encryptor()
 
 
 class Zeros:
-    """A run of zero bytes, grown as needed: the plaintext that turns a cipher into a stream."""
+    """Run of zero bytes, grown as needed: the plaintext that turns a cipher into a stream."""
 
     def __init__(self) -> None:
         self._bytes = memoryview(bytes(1 << 16))
@@ -97,7 +100,10 @@ class SystemEntropy:
 
 
 def standard_normal(entropy: Entropy, count: int) -> npt.NDArray[np.float64]:
-    """Normal deviates by inversion of 53-bit uniforms. For baselines: floating point, not a proof-grade sampler."""
+    """Draw normal deviates by inversion of 53-bit uniforms.
+
+    For baselines: floating point, not a proof-grade sampler.
+    """
     from scipy.special import ndtri
 
     words = np.empty(count, dtype=np.uint64)

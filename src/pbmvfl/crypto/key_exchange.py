@@ -1,7 +1,7 @@
-"""Who the parties are, and the keys that each pair shares for one session.
+"""Identities of the parties, and the keys that each pair shares for one session.
 
 Identities (Ed25519) are pinned before the first message. At every start each party draws a nonce; the session is the
-hash of protocol, plan, run and all nonces, so no one can replay an earlier one. Each party signs its session key
+hash of protocol, plan, run and all nonces, so an earlier one cannot be replayed. Each party signs its session key
 (X25519) together with the session and its index: a server that relays the keys cannot swap them.
 """
 
@@ -37,7 +37,7 @@ _KIND_LABEL = b"pbmvfl kind\0"
 
 
 class Identity:
-    """A party's long-lived signing key. Its public half is what the others pin."""
+    """Long-lived signing key of a party. The others pin its public half."""
 
     def __init__(self, private: Ed25519PrivateKey) -> None:
         self._private = private
@@ -63,14 +63,23 @@ class Identity:
 
 @dataclass(frozen=True)
 class Session:
-    """One start of a run: what every key and signature is bound to."""
+    """One start of a run. Every key and signature is bound to it."""
 
     run_id: bytes
     digest: bytes
 
     @classmethod
     def open(cls, *, plan_hash: bytes, run_id: bytes, nonces: Sequence[bytes], first_round: int = 0) -> Session:
-        """Whoever was told another plan, run, first round or nonce computes another session, and other masks."""
+        """Return the session of these public values.
+
+        A role that was told another plan, run, first round or nonce computes another session, and other masks.
+
+        Args:
+            plan_hash: Hash of the plan, 32 bytes.
+            run_id: The run, the same after a resume.
+            nonces: Nonce of each party, by index.
+            first_round: Round that the session begins with.
+        """
         text = hashlib.sha256(_SESSION_LABEL)
         agreed = struct.pack("<HHI", PROTOCOL_VERSION, len(nonces), first_round)
         text.update(agreed + plan_hash + run_id + b"".join(nonces))
@@ -78,13 +87,13 @@ class Session:
 
     @property
     def id(self) -> bytes:
-        """What travels in headers."""
+        """The part of the digest that travels in headers."""
         return self.digest[:SESSION_ID_BYTES]
 
 
 @dataclass(frozen=True)
 class SignedKey:
-    """A party's session key with its identity's signature."""
+    """Session key of a party with its identity's signature."""
 
     public: bytes
     signature: bytes
@@ -102,12 +111,15 @@ def _statement(session: Session, index: int, public: bytes) -> bytes:
 
 
 def kind_key(pair_key: bytes, kind_code: int) -> bytes:
-    """A pair's mask key for one kind of round: kinds may have rings of different sizes, and must not share a stream."""
+    """Return a pair's mask key for one kind of round.
+
+    Kinds may have rings of different sizes, and must not share a stream.
+    """
     return HKDFExpand(algorithm=hashes.SHA256(), length=32, info=_KIND_LABEL + bytes([kind_code])).derive(pair_key)
 
 
 class KeyExchange:
-    """One party's side of the key agreement for one session. The secret half lives only as long as this object."""
+    """Key agreement of one party for one session. The secret half lives only as long as this object."""
 
     def __init__(
         self, *, session: Session, index: int, identity: Identity, secret: Callable[[int], bytes] = os.urandom
@@ -120,7 +132,19 @@ class KeyExchange:
         self.signed_key = SignedKey(public, identity.sign(_statement(session, index, public)))
 
     def pair_keys(self, keys: Sequence[SignedKey], identities: Sequence[bytes]) -> dict[int, bytes]:
-        """A mask key for every peer, after checking each peer's signature against its pinned identity."""
+        """Return a mask key for every peer (Protocol 0, step 1).
+
+        Args:
+            keys: Signed session key of every party, by index, as the server relayed them.
+            identities: Pinned public key of every party, by index.
+
+        Returns:
+            The secret seed that this party shares with each peer, by the peer's index.
+
+        Raises:
+            IdentityError: A key is not signed by its party's pinned identity, or is a point of low order.
+            ProtocolError: The session key belongs to the process that forked this one.
+        """
         if self._generation != fork_generation():
             # The parent has the same secret key, so both would use the same masks.
             raise ProtocolError(

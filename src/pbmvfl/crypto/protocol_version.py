@@ -1,4 +1,4 @@
-"""The version of what travels and of what a plan means: it is in every header, every key and every plan's hash."""
+"""Version of the wire format and of the meaning of a plan. It is in every header, every key and every plan's hash."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Public randomness: the same words on every machine for (seed, stream, index). Never noise, never masks."""
+"""Public randomness: the same words on every machine for (seed, stream, index). Never used for noise or masks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SHOWN_STREAM = 5
 
 
 def public_bits(count: int, *, seed: int, stream: int, index: int = 0) -> npt.NDArray[np.uint64]:
-    """`count` public random 64-bit words for (seed, stream, index).
+    """Return public random 64-bit words for (seed, stream, index).
 
     A bit generator's raw stream is fixed for ever; what numpy's Generator methods make of it is not.
     """
@@ -24,5 +24,5 @@ def public_bits(count: int, *, seed: int, stream: int, index: int = 0) -> npt.ND
 
 
 def public_permutation(count: int, *, seed: int, stream: int, index: int = 0) -> npt.NDArray[np.int64]:
-    """A permutation of 0..count-1 that every machine and every numpy version computes alike."""
+    """Return a permutation of 0..count-1 that every machine and every numpy version computes alike."""
     return np.argsort(public_bits(count, seed=seed, stream=stream, index=index), kind="stable").astype(np.int64)

@@ -34,7 +34,7 @@ class Ring:
 
     @classmethod
     def for_sums_up_to(cls, largest: int) -> Ring:
-        """The smallest ring in which 0..largest are all different."""
+        """Return the smallest ring in which 0..largest are all different."""
         return cls(largest.bit_length())
 
     @property
@@ -50,7 +50,7 @@ class Ring:
         return 2 if self.bits <= 16 else 4
 
     def reduce(self, values: npt.NDArray[_Unsigned]) -> npt.NDArray[_Unsigned]:
-        """Modulo 2^bits, in place."""
+        """Reduce modulo 2^bits, in place."""
         if self.bits != 8 * values.itemsize:
             values &= values.dtype.type((1 << self.bits) - 1)
         return values
@@ -60,7 +60,7 @@ class Ring:
 
 
 def packed_bytes(count: int, bits: int) -> int:
-    """Exactly how many bytes `count` values of `bits` bits take."""
+    """Return the exact number of bytes that `count` values of `bits` bits take."""
     return (count * bits + 7) // 8
 
 
@@ -135,23 +135,23 @@ def _unpack_add(packed: Any, bits: Any, totals: Any) -> None:
 
 class PayloadFormat(Protocol):
     def num_bytes(self, count: int) -> int:
-        """Exactly how long the payload for `count` values is."""
+        """Return the exact length of the payload for `count` values."""
 
     def encode(self, values: npt.NDArray[Any]) -> bytes:
-        """Return the bytes that leave a party, of values that are masked already where they are to be."""
+        """Return the bytes that leave a party. Values behind a secure sum are masked before."""
 
     def check(self, payload: bytes | memoryview) -> None:
         """Refuse a payload of the right length that no party can have sent."""
 
     def total(self, payloads: Sequence[bytes | memoryview], count: int) -> npt.NDArray[Any]:
-        """The sum over the parties, in the order of their indices."""
+        """Return the sum over the parties, in the order of their indices."""
 
     def each(self, payloads: Sequence[bytes | memoryview], count: int) -> npt.NDArray[Any]:
-        """What each party sent, (M, count), for releases that stand alone. Behind masks it says nothing."""
+        """Return what each party sent, (M, count), for releases that stand alone. Masked values say nothing."""
 
 
 class Floats:
-    """float32 in clear, for studies."""
+    """Payload of float32 in clear, for studies."""
 
     def num_bytes(self, count: int) -> int:
         return 4 * count

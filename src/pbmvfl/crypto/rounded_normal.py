@@ -57,7 +57,7 @@ class Scale:
     low_bits: int
 
     def integer_part(self, k: int, low: int) -> int:
-        """Of |X|."""
+        """Integer part of |X|."""
         return (k << self.low_bits) + low
 
     @property
@@ -91,7 +91,10 @@ def _thresholds(step_bits: int) -> tuple[int, ...]:
 
 @lru_cache(maxsize=1)
 def _short_thresholds() -> npt.NDArray[np.uint32]:
-    """Their first 32 bits. Where these are all ones, longer numbers must decide, so one of those is enough."""
+    """Return the first 32 bits of the thresholds.
+
+    Where these are all ones, longer numbers must decide, so one of those is enough.
+    """
     short = [each >> _MORE_BITS for each in _thresholds(SCALE.step_bits)]
     return np.array([*(each for each in short if each < 0xFFFFFFFF), 0xFFFFFFFF], dtype=np.uint32)
 
@@ -139,7 +142,7 @@ def attempt(words: Any, thresholds: Any, values: Any, states: Any) -> None:
 
 
 def decide(words: tuple[int, ...], entropy: Entropy, scale: Scale = SCALE) -> tuple[int, bool]:
-    """The same attempt with 224 more bits of every number: the value, and whether it is accepted."""
+    """Decide an attempt with 224 more bits of every number: return the value, and whether it is accepted."""
     drawn = _draw(entropy, WORDS * _MORE_BITS)
     size = _MORE_BITS // 8
     more = [int.from_bytes(drawn[start : start + size], "big") for start in range(0, len(drawn), size)]
@@ -153,7 +156,7 @@ def decide(words: tuple[int, ...], entropy: Entropy, scale: Scale = SCALE) -> tu
 
 
 def _exp_coin(y: int, one: int, numbers: list[int], entropy: Entropy) -> bool:
-    """A coin of probability exp(-y / one), y at most one, from these random numbers first."""
+    """Toss a coin of probability exp(-y / one), y at most one, from these random numbers first."""
     successes = 0
     while True:
         number = numbers[successes] if successes < len(numbers) else int.from_bytes(_draw(entropy, _PRECISION), "big")
@@ -169,7 +172,7 @@ def _draw(entropy: Entropy, bits: int) -> bytes:
 
 
 def rounded_normal(entropy: Entropy, count: int) -> npt.NDArray[np.int64]:
-    """So many independent draws. How often the loop runs says nothing about their values."""
+    """Draw so many independent values. How often the loop runs says nothing about them."""
     drawn = np.empty(count, dtype=np.int64)
     done = 0
     words = np.empty((WORDS, min(_BLOCK, _attempts(count))), dtype=np.uint32)
@@ -184,12 +187,12 @@ def rounded_normal(entropy: Entropy, count: int) -> npt.NDArray[np.int64]:
 
 
 def _attempts(count: int) -> int:
-    """A few more than needed, so that a second call is rare."""
+    """Return how many attempts to make at once: a few more than needed, so that a second call is rare."""
     return count + count // 32 + 32
 
 
 def draws_of(words: npt.NDArray[np.uint32], entropy: Entropy) -> npt.NDArray[np.int64]:
-    """What the attempts of these words give, in their order."""
+    """Return the accepted values of the attempts of these words, in their order."""
     values = np.empty(words.shape[1], dtype=np.int64)
     states = np.empty(words.shape[1], dtype=np.uint8)
     attempt(words, _short_thresholds(), values, states)

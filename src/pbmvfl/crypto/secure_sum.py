@@ -31,7 +31,7 @@ _BLOCK = 16
 
 
 class Masks:
-    """One party's masks for one session. A round number is used once and never again."""
+    """Masks of one party for one session. A round number is used once and never again."""
 
     def __init__(self, *, ring: Ring, index: int, pair_keys: Mapping[int, bytes], values_per_round: int) -> None:
         self._ring = ring

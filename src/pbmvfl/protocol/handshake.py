@@ -1,8 +1,8 @@
-"""A party's side of the handshake: who is asked by whom, for which plan, and the keys that follow.
+"""A party's side of the handshake: agree on plan and session, and derive a key with every other party.
 
     START -> HELLO    NONCES -> KEY    KEYS -> a key for every pair
 
-It knows nothing of columns, weights or ledgers. What does not fit is refused before anything changes.
+It knows nothing of columns, weights or ledgers. A message that does not fit is refused before anything changes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pbmvfl.wire.messages import Message
 
 
 class Handshake:
-    """One session's handshake, from the server's first message to the pairs' keys."""
+    """Handshake of one session, from the server's first message to the keys of the pairs."""
 
     def __init__(
         self,
@@ -37,7 +37,18 @@ class Handshake:
         identities: Sequence[bytes],
         secret: Callable[[int], bytes],
     ) -> None:
-        """`secret` gives random bytes that nobody else knows."""
+        """Check the pinned identities.
+
+        Args:
+            plan: The plan that the party follows.
+            index: The party's number.
+            identity: The party's signing key.
+            identities: The pinned public keys of all parties, by index.
+            secret: Returns so many secret random bytes.
+
+        Raises:
+            WrongPlan: The identities do not fit the plan.
+        """
         check_identities(identities, plan, index=index, own=identity.public)
         self._plan, self._index = plan, index
         self._identity, self._identities = identity, tuple(identities)
@@ -50,7 +61,17 @@ class Handshake:
         self.session: Session | None = None
 
     def start(self, message: Message, rounds_of: Callable[[bytes], Sequence[int]]) -> bytes:
-        """The hello that answers a start; `rounds_of` are those of a run that this party could go on from."""
+        """Return the hello that answers a START.
+
+        Args:
+            message: The server's START.
+            rounds_of: Returns the rounds of a run that this party could resume from.
+
+        Raises:
+            OutOfOrder: The session is open already.
+            TruncatedMessage: The payload is no plan hash.
+            WrongPlan: The server follows another plan.
+        """
         if self._nonce is not None:
             raise OutOfOrder(f"party={self._index}: this session is open already; make a new Party to start again")
         payload = bytes(message.payload)
@@ -68,7 +89,14 @@ class Handshake:
             )
 
     def session_of(self, message: Message) -> Session:
-        """The session that everybody's nonces make. It is this party's once it has said `join`."""
+        """Return the session that all nonces make. The party is in it once `join` is called.
+
+        Raises:
+            OutOfOrder: NONCES came before START, or twice.
+            TruncatedMessage: The payload has the wrong length.
+            WrongPlan: The server follows another plan.
+            WrongSession: The run, the session id or the party's own nonce is not the expected one.
+        """
         if self._nonce is None or self.session is not None:
             raise OutOfOrder(f"party={self._index}: nonces belong after the start, once")
         plan = self._plan
@@ -90,13 +118,19 @@ class Handshake:
         return session
 
     def join(self, session: Session) -> bytes:
-        """This party's signed key for the session."""
+        """Join the session and return this party's signed key for it."""
         self.session = session
         self._exchange = KeyExchange(session=session, index=self._index, identity=self._identity, secret=self._secret)
         return self._exchange.signed_key.to_bytes()
 
     def pair_keys(self, message: Message) -> dict[int, bytes]:
-        """A key with every other party, from everybody's signed ones."""
+        """Return a key with every other party, from the signed keys of all.
+
+        Raises:
+            OutOfOrder: KEYS came before NONCES, or twice.
+            TruncatedMessage: The payload has the wrong length.
+            IdentityError: A key is not signed by its party's pinned identity.
+        """
         if self._exchange is None:
             raise OutOfOrder(f"party={self._index}: keys belong after nonces, once")
         self.check(message, keyed=False)
@@ -108,7 +142,7 @@ class Handshake:
         return self._exchange.pair_keys(keys, self._identities)
 
     def finish(self) -> None:
-        """Rounds may follow, and the secret half of the key is gone."""
+        """Let rounds follow, and drop the secret half of the key."""
         self._exchange = None
         self._keyed = True
 

@@ -2,11 +2,11 @@
 
     START -> HELLO    NONCES -> KEY    ROUND t -> EMBEDDING t    KEYS, LABELS, PUBLISHED, UPDATE, STOP -> nothing
 
-Every message gets bytes back: the answer, no bytes where the protocol has none, or a REFUSAL with public words. What
-does not fit is refused before anything changes. A round is drawn once, whatever sequence of messages arrives: the same
-request again gets the same bytes, because fresh noise would be a second release for one charge, and under an old mask
-would leak the difference; any other request below the next round is refused. One message at a time: a second thread
-waits.
+Every message gets bytes back: the answer, no bytes where the protocol has none, or a REFUSAL with a public text. A
+message that does not fit is refused before anything changes. A round is drawn once, whatever sequence of messages
+arrives: the same request again gets the same bytes, because fresh noise would be a second release for one charge, and
+under an old mask would leak the difference. Any other request below the next round is refused. Messages are handled
+one at a time; a second thread waits.
 
 Shape suffixes: B rows of the batch, P embedding_dim.
 """
@@ -58,22 +58,26 @@ _PUBLIC_START = "run.public_start"
 
 
 class ReleaseGuard(Protocol):
-    """Asked before every release; raises to refuse it. The party's own ledger is one."""
+    """Check before every release, such as the party's own ledger. It raises to refuse the release."""
 
     def charge(self, current: Round, events: Sequence[Event]) -> None:
-        """Count what one use of each of the round's rows releases and updates."""
+        """Charge what one use of each of the round's rows releases and updates.
+
+        Raises:
+            PbmvflError: The release is refused.
+        """
 
     def close(self) -> None: ...
 
 
 class Keeper(Protocol):
-    """Where a party keeps its own state. `federation.checkpoints` has one that writes files."""
+    """Storage for the checkpoints of one role. `federation.checkpoints` has one that writes files."""
 
     def rounds(self, run_id: bytes) -> Sequence[int]:
-        """The rounds of a run that it can go on from."""
+        """Return the rounds of a run that can be resumed from."""
 
     def wants(self, completed_rounds: int) -> bool:
-        """Whether a state after so many rounds, at the end of an epoch, is to be kept."""
+        """Return whether to keep the state after so many rounds, at the end of an epoch."""
 
     def save(self, run_id: bytes, completed_rounds: int, state: dict[str, Tensor]) -> None: ...
 
@@ -81,16 +85,27 @@ class Keeper(Protocol):
 
 
 def weights_are_charged(state: Mapping[str, Tensor]) -> bool:
-    """Return whether a kept state says that its weights know rows only by what was charged. Without a flag: no."""
+    """Return whether a kept state says that its weights depend on rows only through what was charged.
+
+    No flag means no.
+    """
     flag = state.get(_PUBLIC_START)
     return flag is not None and flag.numel() == 1 and bool(flag)
 
 
 def part_of_state(plan: Plan, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What a party's part of the model keeps of its state after training.
+    """Return the part of a party's state that belongs to the trained model.
 
-    It says whether all that its weights know of rows was charged as noisy updates. Steps without noise leave more in
-    them: then every release that is made with them is about all rows they were trained on.
+    The part says whether everything that its weights learned from rows was charged as noisy updates. Steps without
+    noise
+    leave more in the weights: then every release that is made with them is about all rows they were trained on.
+
+    Args:
+        plan: The training plan.
+        state: The party's state, as a checkpoint has it.
+
+    Returns:
+        Weights, what prepares the columns, and the flag; no moments of the optimiser.
     """
     updates = [plan.update_event(kind) for kind in plan.schedule.kinds]
     charged = all(update.is_noisy for update in updates if update is not None) and weights_are_charged(state)
@@ -99,7 +114,7 @@ def part_of_state(plan: Plan, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 class Party:
-    """One party's state machine for one session."""
+    """State machine of one party for one session."""
 
     def __init__(
         self,
@@ -117,11 +132,28 @@ class Party:
         answers: AnswersOf | None = None,
         trained: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """Features are the owner's columns, before the plan's public map. `own_columns` are those that symbols are
-        made of, if the plan has any. `open_guard` is called with the session, its first round and whether its run
-        began with public weights, before anything is released in it.
-        `answers` are kept of releases that stand alone: a row that is asked again gets the same one.
-        `trained` is this party's part of a model, as `part_state` gives it, for plans that only ask one."""
+        """Check what the owner gives against the plan.
+
+        Args:
+            plan: The plan that the session follows.
+            index: The party's number, 0 to num_parties - 1.
+            train_features: The owner's columns of the training rows, before the plan's public map.
+            encoder: The party's network h_m.
+            identity: The party's signing key.
+            identities: The pinned public keys of all parties, by index.
+            test_features: Columns of the test rows, where the plan has rounds with them.
+            keeper: Storage for checkpoints; without one the party can only begin with round 0.
+            own_columns: The columns that symbols are made of, by split, if the plan has symbols.
+            open_guard: Called with the session, its first round and whether its run began with public weights, before
+                anything is released. Returns the guard that every release passes.
+            answers: Store of releases that stand alone: a row that comes again gets the same answer.
+            trained: The party's part of a model, as `part_state` gives it, for plans that only predict.
+
+        Raises:
+            WrongPlan: Something does not fit the plan.
+            DataError: A column has NaN or a number out of scale.
+            EncoderError: The encoder does not fit the plan.
+        """
         if not 0 <= index < plan.num_parties:
             raise WrongPlan(f"party={index}: the plan has parties 0 to {plan.num_parties - 1}")
         self._secret: Callable[[int], bytes] = os.urandom
@@ -161,7 +193,7 @@ class Party:
         self._masks: dict[RoundKind, Masks] = {}
         #: Whether the run began with public weights. Known once the session has its first round.
         self.public_start = False
-        self._start_digest: str | None = None  # of the weights then, until the first release is made with them
+        self._start_digest: str | None = None  # digest of those weights, until the first release
         # --- the rounds ---
         self._next_round = 0
         self._weights_of = 0  # how many rounds the weights have seen, at least: those up to the last step
@@ -171,7 +203,7 @@ class Party:
         self._drawn_BP: npt.NDArray[Any] | None = None  # drawn and charged for the next round, and not yet sent
         self._stepped_for: bytes | None = None  # the last request whose gradient was used, answered or not
         self._stopped = False
-        #: What the owner would find in the log about the last refusal. Never sent.
+        #: Last error, for the owner's log only; never sent.
         self.last_error: Exception | None = None
 
     @property
@@ -180,18 +212,25 @@ class Party:
 
     @property
     def fault(self) -> Exception | None:
-        """The first failure of the party's own network. The party answered all the same; the owner should know."""
+        """First failure of the party's own network, for the owner. The party answered all the same."""
         return self.network.fault
 
     @property
     def noise_is_seeded(self) -> bool:
-        """Whether somebody could know this party's noise: then what it releases has no epsilon."""
+        """Return whether the noise could be known to somebody, so that releases have no epsilon."""
         return self._entropy.seeded
 
     # --- messages ---
 
     def receive(self, data: bytes) -> bytes:
-        """Handle one message of the server, whatever it is: the answer, no bytes, or a refusal."""
+        """Handle one message of the server. Never raises.
+
+        Args:
+            data: The message, whatever it is.
+
+        Returns:
+            The answer, no bytes where the protocol has none, or a REFUSAL.
+        """
         with self._one_at_a_time:
             self.last_error = None
             try:
@@ -211,7 +250,7 @@ class Party:
                 ).to_bytes()
 
     def answer(self, data: bytes) -> bytes:
-        """As `receive`, but what is refused raises the error that the owner would find in the log."""
+        """Handle one message as `receive` does, but raise the error, with its full text, instead of refusing."""
         with self._one_at_a_time:
             return self._answer(data)
 
@@ -256,11 +295,11 @@ class Party:
 
     def _receive_nonces(self, message: Message) -> bytes:
         session = self._handshake.session_of(message)
-        self._go_to(message.round_number)  # what cannot be gone on from is refused before the session is this party's
+        self._go_to(message.round_number)  # a round without a checkpoint is refused before the party joins
         return self._reply(MessageKind.KEY, self._handshake.join(session))
 
     def _go_to(self, first_round: int) -> None:
-        """Begin with round 0 and the first weights, or with a round that this party has kept its state of."""
+        """Begin with round 0 and the first weights, or resume from a checkpoint of this party."""
         if first_round:
             if self._keeper is None or first_round not in self._keeper.rounds(self._handshake.run_id):
                 raise OutOfOrder(f"round={first_round}: this party has no checkpoint of it; it can begin with round 0")
@@ -276,7 +315,7 @@ class Party:
         self._next_round = self._weights_of = first_round
 
     def _begin_with(self, trained: Mapping[str, Tensor] | None) -> bool | None:
-        """Take a trained part; whether nothing but what was charged is known of rows by it."""
+        """Load a trained part; return whether its weights depend on rows only through what was charged."""
         if (trained is None) == bool(self.plan.model):
             has, needs = ("a part of a model", "none") if trained is not None else ("no part of a model", "one")
             raise WrongPlan(f"party={self.index}: it has {has}, and the plan needs {needs}")
@@ -288,11 +327,11 @@ class Party:
         return known is not None and known.numel() == 1 and bool(known)
 
     def part_state(self) -> dict[str, Tensor]:
-        """This party's part of the model: weights and what prepares its columns, without moments. It stays here."""
+        """Return this party's part of the model, which stays with the party: weights and what prepares its columns."""
         return part_of_state(self.plan, self._kept_state())
 
     def _check_start(self) -> None:
-        """What was found about the first weights must hold for those that the first release is made with."""
+        """Refuse weights that changed after the handshake judged them public or not, and before the first release."""
         if self.public_start and self._start_digest is not None and self.network.digest() != self._start_digest:
             raise EncoderError(
                 f"party={self.index}: its weights changed between the handshake and the first round; a network can be "
@@ -322,7 +361,10 @@ class Party:
         return b""
 
     def _receive_published(self, message: Message) -> bytes:
-        """Everybody's symbols of the training rows: public, and whatever they are, a use of a row costs the same."""
+        """Take all parties' symbols of the training rows.
+
+        They are public: whatever they are, a use of a row costs the same.
+        """
         self._handshake.check(message)
         shared = self.plan.interactions
         if self.plan.published_at is None or shared is None:
@@ -357,7 +399,7 @@ class Party:
     # --- rounds ---
 
     def _step_once(self, message: Message, data: bytes) -> None:
-        """Use the gradient that a message carries; if the message was refused later on and comes again, not again."""
+        """Apply the gradient that a message carries, but only once if the message is refused later and comes again."""
         self._handshake.check(message)
         self._check_round(message)
         if data == self._stepped_for:
@@ -371,7 +413,7 @@ class Party:
         self._stepped_for = bytes(data)
 
     def _check_round(self, message: Message) -> None:
-        """Refuse a request that does not fit where this party is, whether it is new or a retry. Changes nothing."""
+        """Refuse a request that does not fit the party's state, whether it is new or a retry. Changes nothing."""
         if self._stopped:
             raise OutOfOrder(f"round={message.round_number}: this session was stopped; start a new one to resume")
         update = message.kind is MessageKind.UPDATE
@@ -408,8 +450,11 @@ class Party:
         )
 
     def _answer_round(self, current: Round) -> bytes:
-        """Embed, randomise, have it charged, mask. After an error the request can be sent again; what was charged by
-        then is neither drawn nor charged a second time."""
+        """Embed, randomise, charge, mask, and return the answer (Algorithm 2, line 6).
+
+        After an error the request can be sent again. What was charged by then is neither drawn nor charged a second
+        time.
+        """
         if self._start_digest is not None:
             self._check_start()
         if current.kind in self._noisy_kinds:
@@ -436,7 +481,7 @@ class Party:
         return answer
 
     def _learn_alone(self, current: Round) -> bytes:
-        """Have it charged, then learn from own columns and labels. The answer says that it is done, and no more."""
+        """Charge, then learn from own columns and labels. The answer says no more than that it is done."""
         if self._guard is not None:
             self._guard.charge(current, self.plan.events(current.kind))
         # Before anything is drawn: a step that is interrupted is not taken a second time.
@@ -461,7 +506,7 @@ class Party:
 
     @property
     def completed_rounds(self) -> int:
-        """Rounds whose steps the weights have taken."""
+        """Number of rounds whose steps the weights have taken."""
         return self._next_round if self._answered is None else self._answered.number
 
     def _keep_if_wanted(self) -> None:
@@ -469,8 +514,11 @@ class Party:
             self._keeper.save(self._handshake.run_id, self.completed_rounds, self._kept_state())
 
     def _receive_stop(self, message: Message) -> bytes:
-        """End the session in the middle of an epoch. All parties have taken the same steps, so the run can be resumed
-        from here, in another session: no round of this one is answered any more."""
+        """End the session in the middle of an epoch.
+
+        All parties have taken the same steps, so another session can resume the run from here. This one answers no more
+        rounds.
+        """
         self._handshake.check(message)
         if self._learned_alone(message.round_number):
             self._stopped = True
@@ -488,15 +536,18 @@ class Party:
         return b""
 
     def _learned_alone(self, number: int) -> bool:
-        """Whether this is the last round, and this party has learned in it without waiting for others."""
+        """Return whether this is the last round, and this party has learned in it without waiting for others."""
         return number == self._next_round - 1 == self._weights_of - 1 and not self._schedule.kind(number).releases
 
     def _kept_state(self) -> dict[str, Tensor]:
-        """With what is known about the weights that the run began with: a resume is charged by it."""
+        """Return the state of a checkpoint.
+
+        It says whether the run began with public weights: a resume is charged by that.
+        """
         return {**self.network.state(), _PUBLIC_START: torch.tensor([self.public_start], dtype=torch.uint8)}
 
     def close(self) -> None:
-        """End the session: the ledger learns that nothing more will be sent."""
+        """End the session. The guard learns that nothing more will be sent."""
         with self._one_at_a_time:
             if self._answers is not None:
                 self._answers.close()
@@ -504,16 +555,19 @@ class Party:
                 self._guard.close()
 
     def rounds_to_charge(self) -> int:
-        """Of a session that only asks a trained part: rounds after the last row that has no stored answer are free."""
+        """Return the number of rounds to charge in a session that only predicts.
+
+        Rounds after the last one with a row that has no stored answer are free.
+        """
         return len(self._schedule) if self._answers is None else self._answers.rounds_to_charge()
 
     # --- beside the protocol ---
 
     def exact_embeddings(self, features: Tensor, context: Tensor | None = None) -> Tensor:
-        """Noise-free embeddings, for a simulator's evaluation alone: no role of the protocol ever sees them."""
+        """Return noise-free embeddings, for a simulator's evaluation alone: no role of the protocol ever sees them."""
         return self.network.exact_embeddings(features, context)
 
     @property
     def rows(self) -> PartyRows:
-        """Its rows, for the same."""
+        """The party's rows, for a simulator's evaluation alone."""
         return self._rows

@@ -1,7 +1,7 @@
-"""A party's network on its rows: what it says of them, and how it learns. Nothing here sends, masks or charges.
+"""A party's network on its rows: embeddings and updates. Nothing here sends, masks or charges.
 
-A network that fails costs accuracy and nothing else: that a party does not answer is something that an adversary sees,
-and no epsilon counts it. So whatever fails is noted for the owner, and the round goes on.
+A network that fails costs accuracy and nothing else: an adversary would see that a party does not answer, and no
+epsilon counts that. So a failure is noted for the owner, and the round continues.
 
 Shape suffixes: N training rows, B rows of the batch, P embedding_dim, K classes.
 """
@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 
 
 class PartyNetwork:
-    """The encoder, the rule of its updates, and the labels once the party holds them."""
+    """Encoder, its update rule, and the labels once the party holds them."""
 
     def __init__(self, plan: Plan, encoder: nn.Module, rows: PartyRows, *, index: int) -> None:
         self._plan, self._rows, self._index = plan, rows, index
@@ -49,7 +49,7 @@ class PartyNetwork:
         self.fault: Exception | None = None
 
     def hold(self, labels_N: Tensor) -> None:
-        """From now on the party knows the classes of its training rows."""
+        """Take the classes of the training rows."""
         self.labels = labels_N
         if self._plan.loss is Loss.CROSS_ENTROPY:
             self._prior_K = log_shares(labels_N, self._plan.num_classes)
@@ -61,7 +61,7 @@ class PartyNetwork:
     # --- its weights ---
 
     def state(self) -> dict[str, Tensor]:
-        """All that a checkpoint needs: weights, moments, and what was learned to prepare the rows."""
+        """Return what a checkpoint needs: weights, moments, and what was learned to prepare the rows."""
         return {**self.update.state(), **self._rows.state()}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
@@ -69,12 +69,12 @@ class PartyNetwork:
         self.update.load_state(state)
 
     def begins_publicly(self) -> bool:
-        """Whether its weights are those that anybody can compute from the plan."""
+        """Return whether the weights are those that anyone can compute from the plan."""
         shape = self._rows.shape(Split.TRAIN)
         return is_public_start(self.encoder, self._plan, index=self._index, input_shape=shape)
 
     def digest(self) -> str | None:
-        """Of its weights; None where there is none, and such weights are never public."""
+        """Return the weight digest, or None. Weights without one are never public."""
         try:
             return weights_digest(self.encoder)
         except EncoderError:
@@ -83,14 +83,14 @@ class PartyNetwork:
     # --- what it says of rows ---
 
     def released_numbers(self, current: Round) -> npt.NDArray[np.float32]:
-        """What a round releases of each of its rows, before it is randomised."""
+        """Return the numbers that a round releases of each of its rows, before they are randomised."""
         if current.kind == SYMBOLS:
             return self._rows.symbols(current.rows)
         embedding_BP = self.embed(self._rows.batch(current.kind.split, current.rows), current)
         return self._plan.vote(embedding_BP) if not current.kind.trains and self._votes else embedding_BP
 
     def embed(self, batch: Tensor, current: Round) -> npt.NDArray[np.float32]:
-        """Embeddings, whatever the columns are: for rows on which the network fails, zeros are randomised and sent.
+        """Return embeddings, whatever the columns are. Rows on which the network fails are embedded as zeros.
 
         Rows are then tried one by one, so that a row on which the network fails moves no other row's embedding.
         """
@@ -107,7 +107,7 @@ class PartyNetwork:
             return np.zeros((1, self._plan.embedding_dim), dtype=np.float32)
 
     def exact_embeddings(self, features: Tensor, context: Tensor | None = None) -> Tensor:
-        """Without noise, for a simulator's evaluation alone."""
+        """Return embeddings without noise, for a simulator's evaluation alone."""
         self.encoder.eval()
         with torch.no_grad():
             embedding_BP: Tensor = self.encoder(self._rows.for_network(features, context))
@@ -116,14 +116,14 @@ class PartyNetwork:
     # --- how it learns ---
 
     def apply(self, gradient_BP: npt.NDArray[np.float32], entropy: Entropy) -> None:
-        """A step by the gradient that came back for the rows which were embedded last."""
+        """Take a step by the gradient that came back for the rows which were embedded last."""
         try:
             self.update.apply(gradient_BP, entropy)
         except Exception as error:
             self.note_fault(error)
 
     def learn_alone(self, current: Round, entropy: Entropy) -> bytes:
-        """Learn from own columns and labels; the noisy table that the round publishes, if it publishes one."""
+        """Learn from own columns and labels; return the noisy table that the round publishes, or no bytes."""
         try:
             if current.kind == COUNTS:
                 return self._count_votes(current, entropy)
@@ -136,8 +136,10 @@ class PartyNetwork:
         return b""
 
     def _count_votes(self, current: Round, entropy: Entropy) -> bytes:
-        """How often each class has each vote, with noise, over all training rows. A table always leaves: whether one
-        did is no secret that noise would cover."""
+        """Return how often each class has each vote over all training rows, with noise.
+
+        A table always leaves: whether one did is no secret that noise would cover.
+        """
         assert self.labels is not None
         plan, labels_N = self._plan, self.labels.numpy()
         num_symbols = plan.vote.counted(plan.num_classes)
@@ -151,7 +153,7 @@ class PartyNetwork:
         return encode_table(noisy_counts(symbols_N, labels_N, plan.num_classes, num_symbols, plan.table_noise, entropy))
 
     def local_step(self, current: Round, entropy: Entropy) -> None:
-        """One step on a round's rows with labels that the party holds."""
+        """Take one step on a round's rows with the labels that the party holds."""
         split, update = current.kind.split, self.update
         at_a_time = self._rows.piece_rows(split)
         if at_a_time is not None and isinstance(update, Noisy) and current.num_rows > update.piece_rows(at_a_time):
@@ -167,7 +169,7 @@ class PartyNetwork:
     def _slope(
         self, rows: npt.NDArray[np.int64], current: Round, scores_BK: npt.NDArray[np.float32]
     ) -> npt.NDArray[np.float32]:
-        """The gradient of a round's mean loss at some of its rows' scores."""
+        """Return the gradient of a round's mean loss at the scores of some of its rows."""
         assert self.labels is not None
         labels_B = self.labels.index_select(0, torch.from_numpy(rows))
         # What is known before any column is added once to everybody's sum, so that a party learns what its own add.

@@ -1,6 +1,6 @@
 """A party's rows as its network takes them: columns after the public map, prepared, with context features beside them.
 
-Also what is released of rows without a network: symbols of own columns. Nothing here sends or charges anything.
+Symbols of own columns, which are released without a network, are made here too. Nothing here sends or charges anything.
 
 Shape suffixes: N rows, D columns.
 """
@@ -38,7 +38,11 @@ _PIECE_BYTES = 4 << 20
 
 
 def check_identities(identities: Sequence[bytes], plan: Plan, *, index: int, own: bytes) -> None:
-    """Everybody's pinned key once, each of its length, one's own at one's own place and nowhere else."""
+    """Refuse pinned identities unless each party has one of its own, of the right length, and `own` stands at `index`.
+
+    Raises:
+        WrongPlan: The identities do not fit.
+    """
     if len(identities) != plan.num_parties or own != identities[index]:
         raise WrongPlan(
             f"party={index}: {len(identities)} pinned identities for num_parties={plan.num_parties}, "
@@ -60,7 +64,10 @@ def check_identities(identities: Sequence[bytes], plan: Plan, *, index: int, own
 
 
 def check_rows_once(current: Round) -> None:
-    """The noise of an update is for one gradient of a row; one that is in a batch r times would cost r^2 times."""
+    """Refuse a batch with a row in it twice.
+
+    The noise of an update is for one gradient of a row; a row that is in a batch r times would cost r^2 times as much.
+    """
     in_order = np.sort(current.rows)
     if (in_order[1:] == in_order[:-1]).any():
         raise WrongPlan(f"round={current.number}: a row stands in its batch more than once, and updates are noisy")
@@ -91,7 +98,7 @@ def check_rows(rows: Features | LazyRows | None, *, index: int, split: Split) ->
 
 
 class PartyRows:
-    """The rows of both splits. They change when a statistic is learned and when symbols are published."""
+    """Rows of both splits. They change when a statistic is learned and when symbols are published."""
 
     def __init__(
         self,
@@ -102,8 +109,18 @@ class PartyRows:
         test: Features | LazyRows | None,
         own_columns: Mapping[Split, OwnColumns] | None,
     ) -> None:
-        """`train` and `test` are columns before the public map. `own_columns` are those that symbols are made of, if
-        the plan has any."""
+        """Prepare the rows.
+
+        Args:
+            plan: The plan that the session follows.
+            index: The party's number.
+            train: Columns of the training rows, before the public map.
+            test: Columns of the test rows, likewise, or None.
+            own_columns: The columns that symbols are made of, by split, if the plan has symbols.
+
+        Raises:
+            WrongPlan: The plan has symbols and there are no columns to make them of.
+        """
         self._interactions, self._index, self._num_parties = plan.interactions, index, plan.num_parties
         self._context_width = 0 if plan.interactions is None else plan.interactions.context_width(index)
         self._own_columns = dict(own_columns or {})
@@ -132,7 +149,7 @@ class PartyRows:
 
     @property
     def _some(self) -> Tensor:
-        """Rows like those of training; zeros where there are none any more, as where a model is only asked."""
+        """Rows like those of training, or zeros where there are none any more, as in a plan that only predicts."""
         lazy = self._lazy.get(Split.TRAIN)
         columns = (
             self.columns[Split.TRAIN][:8] if lazy is None else torch.from_numpy(lazy.take(np.arange(len(lazy))[:8]))
@@ -142,11 +159,11 @@ class PartyRows:
     # --- as the network takes them ---
 
     def shape(self, split: Split) -> tuple[int, ...]:
-        """Of one row."""
+        """Return the shape of one row."""
         return tuple(self.features[split].shape[1:] if split in self.features else self.first.shape[1:])
 
     def batch(self, split: Split, rows: npt.NDArray[np.int64]) -> Tensor:
-        """These rows, in this order."""
+        """Return these rows, in this order."""
         if split in self.features:
             return self.features[split].index_select(0, torch.from_numpy(rows))
         context = self._lazy_context if split is Split.TRAIN else None
@@ -154,7 +171,7 @@ class PartyRows:
         return self._beside(own_BD, None if context is None else context.index_select(0, torch.from_numpy(rows)))
 
     def pieces(self, split: Split) -> Iterator[Tensor]:
-        """All rows in their order: at once if they are in memory, else some at a time."""
+        """Yield all rows in their order: at once if they are in memory, else some at a time."""
         if split in self.features:
             yield self.features[split]
             return
@@ -163,13 +180,13 @@ class PartyRows:
             yield self.batch(split, rows)
 
     def piece_rows(self, split: Split) -> int | None:
-        """Rows that are taken from a file at a time; None where all are in memory."""
+        """Return how many rows are read from a file at a time, or None where all are in memory."""
         return self._lazy[split].piece_rows if split in self._lazy else None
 
     # --- what changes them ---
 
     def learn(self, statistic: str, split: Split, entropy: Entropy) -> None:
-        """Take a noisy statistic of all rows of a split, and prepare the columns by it."""
+        """Learn a noisy statistic of all rows of a split, and prepare the columns by it."""
         if split in self.columns:
             pieces: Iterable[Tensor] = (self.columns[split],)
         else:
@@ -178,7 +195,7 @@ class PartyRows:
         self._prepare()
 
     def publish(self, sent: Mapping[int, npt.NDArray[np.int64]]) -> None:
-        """Everybody's released symbols of the training rows."""
+        """Take all parties' released symbols of the training rows."""
         assert self._interactions is not None
         self.context = PublishedContext(self._interactions, party=self._index, sent=sent, num_parties=self._num_parties)
         self._prepare()
@@ -187,13 +204,13 @@ class PartyRows:
         return self._preparation.state()
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        """Take what belongs to them out of a party's state."""
+        """Take the rows' own entries out of a party's state."""
         self._preparation.load_state(state)
         self._prepare()
 
     @property
     def digest(self) -> bytes:
-        """Of what was learned about columns: with it, and with the weights, a row's scores are what they are."""
+        """Digest of what was learned about columns. Together with the weights it determines a row's scores."""
         digest = hashlib.sha256()
         for name, value in sorted(self._preparation.state().items()):
             digest.update(name.encode() + value.numpy().tobytes())
@@ -209,13 +226,13 @@ class PartyRows:
             self._lazy_context = None if context is None else torch.from_numpy(context)
 
     def _context_of(self, split: Split) -> npt.NDArray[np.float32] | None:
-        """Context features of the training rows, once symbols are published. What others have of test rows is not."""
+        """Return context features of the training rows, or None before symbols are published. Test rows have none."""
         if self.context is None or split is not Split.TRAIN or not self._context_width:
             return None
         return self.context.of_training(self._own_columns[split])
 
     def _with_context(self, own_ND: Tensor, context: npt.NDArray[np.float32] | None) -> Tensor:
-        """Own numbers, and context features beside them: zeros as long as there are none."""
+        """Return own numbers with context features beside them, or zeros as long as there are none."""
         return self._beside(own_ND, None if context is None else torch.from_numpy(context))
 
     def _beside(self, own_ND: Tensor, context: Tensor | None) -> Tensor:
@@ -234,7 +251,7 @@ class PartyRows:
         return self._own_columns[Split.TRAIN].symbols(seed=seed)
 
     def symbols(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
-        """The symbols of training rows, as randomised response takes them."""
+        """Return the symbols of training rows, as randomised response takes them."""
         assert self._symbols_N is not None
         assert self._interactions is not None
         return as_coordinates(self._symbols_N[rows], num_symbols=self._interactions.num_symbols, bound=1.0)
@@ -243,19 +260,19 @@ class PartyRows:
 
     @property
     def has_context(self) -> bool:
-        """Whether the network looks at context features."""
+        """Return whether the network takes context features."""
         return self._context_width > 0
 
     def for_network(self, columns_ND: Tensor, context: Tensor | None) -> Tensor:
-        """Other rows as the network would take them."""
+        """Return other rows as the network would take them."""
         return self._with_context(self._preparation(columns_ND), None if context is None else context.numpy())
 
     def exact_levels(self, split: Split) -> npt.NDArray[np.int64]:
-        """The levels of the released column: a deployment would have to release them."""
+        """Return the levels of the released column. A deployment would have to release them."""
         return self._own_columns[split].levels_N
 
     def exact_context(self, split: Split, levels: Mapping[int, npt.NDArray[np.int64]]) -> Tensor:
-        """Context features of rows whose levels at the other parties are known."""
+        """Return context features of rows whose levels at the other parties are known."""
         if self.context is None:
             return torch.zeros(len(self._own_columns[split].levels_N), self._context_width)
         return torch.from_numpy(self.context.of_known(self._own_columns[split], levels))

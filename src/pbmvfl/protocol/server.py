@@ -1,9 +1,9 @@
 """The server: labels, the head, and sums that it cannot take apart. Bytes in, bytes out, no I/O.
 
-A driver asks with `advance` what to send to all parties and delivers their answers with `receive`. One exchange a
-round: the request for round t carries the gradient of round t-1. At the end of an epoch the gradient goes alone, so
-that every network is complete there: that is where a run is evaluated and checkpointed. A session begins with the
-newest round that the server and every party have a checkpoint of.
+A driver calls `advance` for the next message to all parties and delivers their answers with `receive`. There is one
+exchange a round: the request for round t carries the gradient of round t-1. At the end of an epoch the gradient goes
+alone, so that every network is complete there: that is where a run is evaluated and checkpointed. A session begins with
+the newest round that the server and every party have a checkpoint of.
 
 Shape suffixes: B rows of the batch, P embedding_dim.
 """
@@ -58,12 +58,21 @@ from pbmvfl.wire.refusals import Refusal
 
 
 class VoteReader:
-    """Class scores from everybody's votes; all of it computed from what was released."""
+    """Class scores from all parties' votes, computed only from what was released."""
 
     def __init__(
         self, plan: Plan, tables_MKS: Sequence[npt.NDArray[np.int64]], rows_of_class_K: npt.NDArray[np.int64]
     ) -> None:
-        """`tables_MKS` are the parties' noisy counts, as `decode_table` gives them."""
+        """Prepare to read votes by the parties' noisy counts.
+
+        Args:
+            plan: The plan; its prediction mechanism is krr or laplace.
+            tables_MKS: Each party's noisy counts of its votes by class, as `decode_table` gives them.
+            rows_of_class_K: How many training rows each class has.
+
+        Raises:
+            PlanError: The mechanism or the shape of a table does not fit the plan.
+        """
         mechanism = plan.prediction
         if not isinstance(mechanism, RandomisedSymbols | PolyaLaplace):
             raise PlanError(f"vote={plan.vote.kind}: counts read votes of mechanism=krr and mechanism=laplace alone")
@@ -80,7 +89,7 @@ class VoteReader:
         self._shares_MKS = [symbol_shares(table_KS, rows_of_class_K, plan.table_noise) for table_KS in tables_MKS]
 
     def scores(self, payloads: Sequence[bytes | memoryview], rows: int) -> npt.NDArray[np.float32]:
-        """ln P(class | everybody's votes) of each row, (B, K)."""
+        """Return ln P(class | all votes) of each row, (B, K)."""
         mechanism = self._mechanism
         if isinstance(mechanism, RandomisedSymbols):
             tables_MKS = [sent_log_likelihoods(shares_KS, mechanism.kept) for shares_KS in self._shares_MKS]
@@ -100,7 +109,7 @@ _CLASS_COUNTS, _TABLE = "classes.rows", "votes.table."
 
 
 class Server:
-    """The server's state machine for one session."""
+    """State machine of the server for one session."""
 
     def __init__(
         self,
@@ -112,8 +121,22 @@ class Server:
         keeper: Keeper | None = None,
         trained: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """`trained` is the server's part of a model, as `part_state` gives it, for plans that only ask one: then there
-        are no labels of training rows."""
+        """Check what the label holder gives against the plan.
+
+        Args:
+            plan: The plan that the session follows.
+            train_labels: Class of each training row, for plans that train.
+            head: The fusion model h_0; None builds the plan's.
+            run_id: The run to start or resume; None draws a new one.
+            keeper: Storage for checkpoints.
+            trained: The server's part of a model, as `part_state` gives it, for plans that only predict; then there are
+                no
+                labels of training rows.
+
+        Raises:
+            WrongPlan: Labels or the part of a model do not fit the plan.
+            CheckpointError: The part of a model lacks what the plan needs.
+        """
         if (trained is None) == bool(plan.model) or (train_labels is None) != (trained is not None):
             raise WrongPlan("a server has labels of training rows, or its part of the model that the plan names")
         if train_labels is None:
@@ -159,10 +182,16 @@ class Server:
     # --- in ---
 
     def receive(self, data: bytes, sender: int | None = None) -> None:
-        """Take one party's message of the current stage, or refuse it and stay as it was.
+        """Accept one party's message of the current stage, or refuse it and change nothing.
 
-        `sender` is the party at the other end of the line, for a transport that knows: headers are not signed, and
-        without it a party could speak in another's name.
+        Args:
+            data: The message.
+            sender: The party at the other end of the connection, for a transport that knows it. Headers are not signed;
+                without it a party could send in another's name.
+
+        Raises:
+            PartyRefused: The message is a refusal.
+            ProtocolError: The message does not fit: sender, order, session, plan, length or content.
         """
         message = Message.from_bytes(data)
         if not 0 <= message.sender < self.plan.num_parties:
@@ -208,7 +237,7 @@ class Server:
 
     @property
     def _payload(self) -> PayloadFormat:
-        """How answers to the round that was asked for are written."""
+        """Payload format of the answers to the current round."""
         assert self.round is not None
         return self.plan.mechanism_for(self.round.kind).payload
 
@@ -221,7 +250,11 @@ class Server:
     # --- out ---
 
     def advance(self) -> bytes | None:
-        """What to send to every party next; None when the plan is done. Every expected message must have arrived."""
+        """Return the next message for every party, or None when the plan is done.
+
+        Raises:
+            OutOfOrder: A party's answer to the last message is missing.
+        """
         if not self._started:
             return self._send_start()
         if self._expected is not None:
@@ -247,19 +280,19 @@ class Server:
         return self._ask_round()
 
     def stop(self) -> bytes:
-        """What to send to every party if the run ends before its plan does. The server keeps its state too."""
+        """Return the message for every party that ends the run before its plan does."""
         self._expected = None
         self._inbox = {}
         return self._message(MessageKind.STOP, None)
 
     @property
     def is_open(self) -> bool:
-        """Whether the handshake is over, so that rounds follow."""
+        """Return whether the handshake is over, so that rounds follow."""
         return self.session is not None and self._expected is None and self._labels_sent
 
     @property
     def has_answers(self) -> bool:
-        """Whether a party has answered the request that is open."""
+        """Return whether a party has answered the open request."""
         return bool(self._inbox)
 
     @property
@@ -268,11 +301,11 @@ class Server:
 
     @property
     def at_epoch_end(self) -> bool:
-        """Whether every network has taken the last step of an epoch."""
+        """Return whether every network has taken the last step of an epoch."""
         return self._expected is None and self.round is not None and self._schedule.ends_epoch(self.round.number)
 
     def _take_inbox(self) -> list[bytes | memoryview]:
-        """The payloads in the order of the parties, so that sums of floats do not depend on who was first."""
+        """Return the payloads in the order of the parties: sums of floats must not depend on the order of arrival."""
         payloads = [self._inbox[i] for i in range(self.plan.num_parties)]
         self._inbox = {}
         return payloads
@@ -293,7 +326,7 @@ class Server:
         return self._message(MessageKind.NONCES, self.plan.hash + b"".join(nonces))
 
     def _newest_common(self, hellos: Sequence[Hello]) -> int:
-        """The newest round that everybody can go on from; 0, the first weights, can be had always."""
+        """Return the newest round that all roles can resume from, or 0: the first weights are always there."""
         mine = set() if self._keeper is None else set(self._keeper.rounds(self.run_id))
         common = mine.intersection(*(hello.rounds for hello in hellos))
         return max((number for number in common if number <= self._schedule.trained_at), default=0)
@@ -418,7 +451,7 @@ class Server:
             self.on_joint_round(loss, scores, labels_B)
 
     def predict(self, sums_BP: Tensor) -> Tensor:
-        """Class scores for sums of embeddings."""
+        """Return class scores, (B, K), for sums of embeddings."""
         self.head.eval()
         with torch.no_grad():
             scores: Tensor = self.head(sums_BP)
@@ -427,7 +460,10 @@ class Server:
     # --- beside the protocol ---
 
     def part_state(self) -> dict[str, Tensor]:
-        """The server's part of the model: its head, how frequent classes are, and the counts that votes are read by."""
+        """Return the server's part of the model.
+
+        Its head, the frequency of classes, and the counts that votes are read by.
+        """
         state = {name: value for name, value in self._trainer.state().items() if name.startswith(WEIGHTS)}
         state[_CLASS_COUNTS] = torch.from_numpy(self.rows_of_class_K.copy())
         tables = () if self._reader is None else self._reader.tables_MKS
@@ -449,7 +485,10 @@ class Server:
             )
 
     def state(self) -> dict[str, Tensor]:
-        """With the symbols: they are released once, and every session publishes them."""
+        """Return the state of a checkpoint, with the symbols.
+
+        They are released once, and every session publishes them.
+        """
         state = self._trainer.state()
         return state if self.symbols is None else {**state, _SYMBOLS: torch.from_numpy(self.symbols.copy())}
 

@@ -1,4 +1,4 @@
-"""One session of a run: messages from the server to every party and their answers back, counted to the byte."""
+"""Drive one session of a run: the server's messages to every party and their answers, counted to the byte."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Tap = Callable[[str, int, bytes], None]
 
 @dataclass
 class Meter:
-    """Counts what really crosses the wire."""
+    """Count of the bytes that cross the wire."""
 
     bytes_setup: int = 0
     bytes_up: int = 0
@@ -48,7 +48,21 @@ def drive(
     on_epoch_end: Callable[[], None],
     timeout: float | None = None,
 ) -> None:
-    """Run the server's plan to its end. `on_open` comes before the first release, `on_epoch_end` after each epoch."""
+    """Run the server's plan to its end (Algorithm 2, line 2).
+
+    Args:
+        server: The server's state machine.
+        transport: The way to the parties.
+        meter: Counts bytes and rounds.
+        on_open: Called before the first release.
+        on_round: Called after each round.
+        on_epoch_end: Called after each epoch.
+        timeout: Seconds to wait for the answers to one message; None waits without limit.
+
+    Raises:
+        PartyRefused: A party refused a message.
+        PartyLost: A party did not answer.
+    """
     opened = False
     while True:  # Algorithm 2, line 2
         if not opened and server.is_open:
@@ -68,7 +82,22 @@ def drive(
 def deliver(
     server: Server, transport: Transport, meter: Meter, message: bytes, *, setup: bool, timeout: float | None = None
 ) -> None:
-    """One exchange. Everybody's answer is taken before a refusal is raised: others may have released the round."""
+    """Exchange one message for the answers of all parties.
+
+    Every answer is recorded before a refusal is raised: other parties may have released the round.
+
+    Args:
+        server: The server's state machine.
+        transport: The way to the parties.
+        meter: Counts bytes.
+        message: Bytes for every party.
+        setup: Whether the bytes count as handshake.
+        timeout: Seconds to wait; None waits without limit.
+
+    Raises:
+        PartyRefused: A party refused the message.
+        PartyLost: A party did not answer.
+    """
     for party in range(server.plan.num_parties):
         meter.record("down", party, message, setup=setup)
     answers = transport.exchange(message, timeout=timeout)

@@ -1,15 +1,15 @@
-"""A party's stored answers: the same row asked again gets the same symbols again, and costs nothing.
+"""A party's stored answers: a row that comes again gets the same symbols again, and costs nothing.
 
-For mechanisms whose releases stand alone (randomised response): what was sent for a row, under the same weights, by the
-same vote and the same law, is sent again instead of being drawn anew. Sums behind masks have nothing to store. Only
-what has been released, or is about to be, is ever kept: never a true symbol, a score or a column, nor anything that
-depends on one.
+They are for mechanisms whose releases stand alone (randomised response): what was sent for a row, under the same
+weights, by the same vote and the same law, is sent again instead of being drawn anew. Sums behind masks have nothing to
+store. Only what has been released, or is about to be, is ever kept: never a true symbol, a score or a column, nor
+anything that depends on one.
 
     known = answers.known(keys)                 # which rows are charged: those that are not known
     fresh = mechanism.randomize(...)            # drawn for ALL rows, so that time and length do not depend on the store
     sent  = answers.settle(keys, fresh)         # stored ones where there are, else the fresh ones, written down first
 
-Which rows are known follows from which rows were asked about before, and how: a row whose columns changed is the same
+Which rows are known follows from which rows were predicted before, and how: a row whose columns changed is the same
 row. A key is a digest under a secret of the store, so a file without its secret says nothing about names.
 
 The file is a list of blocks, one for each call of `settle` with something new:
@@ -54,7 +54,7 @@ _FILE = "answers"
 
 
 class StoredAnswers:
-    """One party's answers, in a folder of its own or, without one, for as long as the program runs."""
+    """Answers of one party, in a folder of its own or, without one, for as long as the program runs."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self._known: dict[bytes, npt.NDArray[np.uint32]] = {}
@@ -78,11 +78,14 @@ class StoredAnswers:
     # --- keys ---
 
     def keys(self, asked: Mapping[str, Any], rows: Iterable[str]) -> list[bytes]:
-        """Return the key of each row: one for each pair of what is asked and a row's name.
+        """Return the key of each row.
 
         Args:
             asked: Whose rows they are, and the law, vote and weights by which they are released, as plain values.
             rows: The names of the rows, which say who they are.
+
+        Returns:
+            A digest under the store's secret for each pair of `asked` and a row's name.
         """
         what = json.dumps(dict(asked), sort_keys=True, separators=(",", ":")).encode()
         shared = len(what).to_bytes(8, "little") + what
@@ -97,11 +100,15 @@ class StoredAnswers:
     # --- answers ---
 
     def known(self, keys: Sequence[bytes]) -> npt.NDArray[np.bool_]:
-        """Which of these rows have an answer: they cost nothing."""
+        """Return which of these rows have an answer, so that they cost nothing."""
         return np.array([key in self._known for key in keys], dtype=np.bool_)
 
     def get(self, keys: Sequence[bytes]) -> npt.NDArray[np.uint32]:
-        """The answers to rows that are known, (B, width)."""
+        """Return the answers to rows that are known, (B, width).
+
+        Raises:
+            AnswersError: A row has no answer.
+        """
         missing = sum(key not in self._known for key in keys)
         if missing:
             raise AnswersError(f"{missing} of {len(keys)} rows have no stored answer; ask known(...) first")
@@ -110,9 +117,10 @@ class StoredAnswers:
         return np.stack([self._known[key] for key in keys])
 
     def put(self, keys: Sequence[bytes], answers: npt.NDArray[Any]) -> None:
-        """Write down what is about to be sent, (B, width), and have it on disk before this returns.
+        """Store answers that are about to be sent, (B, width), and have them on disk before this returns.
 
-        An answer stands for ever: another one for a row that is known is refused.
+        Raises:
+            AnswersError: A known row is given another answer (an answer stands for ever), or a value is no integer.
         """
         if answers.ndim != 2 or len(answers) != len(keys):
             raise AnswersError(f"answers of shape {answers.shape} for {len(keys)} rows; give (rows, coordinates)")
@@ -134,8 +142,12 @@ class StoredAnswers:
         self._known.update(new)
 
     def settle(self, keys: Sequence[bytes], fresh: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """What to send, (B, width): stored answers where there are, fresh ones elsewhere, which are stored first. A row
-        that stands twice in the list gets its first answer twice."""
+        """Return what to send, (B, width).
+
+        Stored answers where there are some, else fresh ones, which are stored first.
+
+        A row that stands twice in the list gets its first answer twice.
+        """
         sent = fresh.copy()
         first: dict[bytes, int] = {}
         for i, key in enumerate(keys):
@@ -199,7 +211,7 @@ class StoredAnswers:
         return head + _check(self._secret, head, self._blocks)
 
     def _block(self, data: bytes, position: int) -> int | None:
-        """Read one block; where the next one begins, or None if this one was never finished."""
+        """Read one block; return where the next one begins, or None if this one was never finished."""
         body = position + _HEAD.size + _CHECK_BYTES
         if body > len(data):
             return None
@@ -242,7 +254,7 @@ def _new_secret() -> bytes:
 
 
 def _check(secret: bytes, data: bytes, number: int = 0) -> bytes:
-    """Of a part of the file; a block that stands at another place than it was written to has another one."""
+    """Return the digest of a part of the file. A block that was moved within the file has another one."""
     digest = hashlib.blake2b(
         number.to_bytes(8, "little"), digest_size=_CHECK_BYTES, key=secret, person=b"answers' file"
     )
@@ -281,7 +293,7 @@ def _write(descriptor: int, data: bytes) -> None:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AnswersOf:
-    """A store of answers, and the owner's names of the rows that a session asks about."""
+    """Store of answers with the owner's names of the rows of a session."""
 
     store: StoredAnswers
     #: The owner's name of the people, under which the ledger counts.
@@ -294,7 +306,7 @@ class AnswersOf:
 
 
 class PartyAnswers:
-    """The stored answers to the rounds of one party's plan, for those kinds of rounds that store any."""
+    """Stored answers to the rounds of one party's plan, for those kinds of rounds that store any."""
 
     def __init__(self, plan: Plan, rows: PartyRows, network: PartyNetwork, of: AnswersOf) -> None:
         self._plan, self._rows, self._network, self._of = plan, rows, network, of

@@ -1,4 +1,4 @@
-"""One interface for every way to reach the parties."""
+"""Interface of every way to reach the parties."""
 
 from __future__ import annotations
 
@@ -14,33 +14,40 @@ from pbmvfl.plan.schedule import Split
 
 @dataclass(frozen=True)
 class Answers:
-    """What came back for one message: an answer of every party (no bytes where it has none), or why there is none."""
+    """Answers of the parties to one message (no bytes where a party has none), or the reason why one is missing."""
 
     received: Mapping[int, bytes]
     lost: Mapping[int, str] = field(default_factory=dict)
 
 
 class Transport(Protocol):
-    """Carries bytes between the server and its parties, and knows nothing of what they mean."""
+    """Carrier of bytes between the server and its parties. It knows nothing of what they mean."""
 
     def exchange(self, message: bytes, *, timeout: float | None = None) -> Answers:
-        """Send one message to every party and wait for all of their answers, so many seconds at most.
+        """Send one message to every party and wait for all of their answers.
 
-        Parties work at the same time where they can. One that is lost does not keep the others' answers back.
+        Parties work at the same time where they can. A lost party does not hold back the answers of others.
+
+        Args:
+            message: The bytes to send.
+            timeout: Seconds to wait at most; None waits without limit.
+
+        Returns:
+            The answers, and a reason for each party that is lost.
         """
 
     def close(self) -> None:
-        """Let every party end its session and give back what it holds. Twice is once."""
+        """Let every party end its session and release what it holds. Idempotent."""
 
 
 class Inspection(Protocol):
-    """The simulator's door: what only somebody who runs all roles on one machine can see. A deployment has none."""
+    """Access for a simulator to what no role of a deployment sees, because one process runs all roles."""
 
     def exact_embeddings(self, split: Split) -> Sequence[npt.NDArray[np.float32]]:
-        """Every party's noise-free embeddings of a split."""
+        """Return every party's noise-free embeddings of a split."""
 
     def public_starts(self) -> Sequence[bool]:
-        """Of every party, whether its run began with public weights."""
+        """Return for every party whether its run began with public weights."""
 
     def owner_error(self, party: int) -> Exception | None:
-        """What the owner of a party would find in its log: about the last refusal, or the first failed network."""
+        """Return the error in a party's own log: of the last refusal, or of the first failure of its network."""

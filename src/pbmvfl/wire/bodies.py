@@ -24,7 +24,7 @@ MOST_ROUNDS = 64
 
 
 class Hello(NamedTuple):
-    """The payload of HELLO."""
+    """Payload of HELLO."""
 
     plan_hash: bytes
     nonce: bytes
@@ -48,7 +48,7 @@ class Hello(NamedTuple):
 
 
 def hello_bytes(num_rounds: int) -> int:
-    """How long the payload is."""
+    """Return the length of a HELLO payload."""
     return HASH_BYTES + NONCE_BYTES + _COUNT.size + _ROUND.size * num_rounds
 
 
@@ -61,7 +61,7 @@ def _kind(num_classes: int) -> np.dtype[np.unsignedinteger]:
 
 
 def label_bytes(num_samples: int, num_classes: int) -> int:
-    """How long the payload is."""
+    """Return the length of a LABELS payload."""
     return num_samples * _kind(num_classes).itemsize
 
 
@@ -70,7 +70,12 @@ def encode_labels(labels: npt.NDArray[np.int64], num_classes: int) -> bytes:
 
 
 def decode_labels(payload: bytes | memoryview, *, num_samples: int, num_classes: int) -> npt.NDArray[np.int64]:
-    """A class of 0..num_classes-1 for each row, or an error."""
+    """Return the class, 0..num_classes-1, of each row.
+
+    Raises:
+        TruncatedMessage: The payload has the wrong length.
+        ProtocolError: A label is no class of the plan.
+    """
     expected = label_bytes(num_samples, num_classes)
     if len(payload) != expected:
         raise TruncatedMessage(f"labels length={len(payload)}: {num_samples} rows make {expected}")
@@ -89,19 +94,24 @@ def _bits(num_symbols: int) -> int:
 
 
 def published_bytes(parties: int, num_samples: int, num_symbols: int) -> int:
-    """How long the payload is."""
+    """Return the length of a PUBLISHED payload."""
     return packed_bytes(parties * num_samples, _bits(num_symbols))
 
 
 def encode_symbols(sent: Mapping[int, npt.NDArray[np.int64]], num_symbols: int) -> bytes:
-    """The symbols of parties, in the order of their numbers."""
+    """Encode the symbols of the parties, in the order of their numbers."""
     return pack(np.concatenate([sent[party] for party in sorted(sent)]).astype(np.uint32), _bits(num_symbols))
 
 
 def decode_symbols(
     payload: bytes | memoryview, *, parties: tuple[int, ...], num_samples: int, num_symbols: int
 ) -> dict[int, npt.NDArray[np.int64]]:
-    """A symbol of 0..num_symbols-1 for each party and row, or an error."""
+    """Return the symbol, 0..num_symbols-1, of each party and row.
+
+    Raises:
+        TruncatedMessage: The payload has the wrong length.
+        ProtocolError: A number is no symbol of the plan.
+    """
     expected = published_bytes(len(parties), num_samples, num_symbols)
     if len(payload) != expected:
         raise TruncatedMessage(

@@ -1,4 +1,4 @@
-"""How the one gradient that goes to all parties is written.
+"""Codecs of the one gradient that goes to all parties.
 
 The gradient is computed from sums that were released already, so coarse rounding costs no privacy. Its randomness
 is public (seed and round) and never touches the noise or the masks; its scale comes from the gradient alone.
@@ -24,7 +24,7 @@ _LARGEST_FLOAT = float(np.finfo(np.float32).max)
 
 
 class GradientCodecName(StrEnum):
-    """How the server writes the one gradient that goes to all parties."""
+    """Names of the gradient codecs."""
 
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"
@@ -33,16 +33,21 @@ class GradientCodecName(StrEnum):
 
 class GradientCodec(Protocol):
     def num_bytes(self, rows: int, columns: int) -> int:
-        """Exactly how long an encoded gradient is."""
+        """Return the exact length of an encoded gradient."""
 
     def encode(self, gradient: _Floats, *, seed: int, round_number: int) -> bytes: ...
 
     def decode(self, payload: bytes | memoryview, rows: int, columns: int, *, bound: float) -> _Floats:
-        """The gradient, with every entry clipped to [-bound, bound]. NaN and infinity are refused."""
+        """Return the gradient, with every entry clipped to [-bound, bound].
+
+        Raises:
+            TruncatedMessage: The payload has the wrong length.
+            NonFiniteMessage: The gradient holds NaN or infinity.
+        """
 
 
 class Float32:
-    """As the paper sends it."""
+    """float32 codec, as in the paper."""
 
     def num_bytes(self, rows: int, columns: int) -> int:
         return 4 * rows * columns
@@ -58,7 +63,7 @@ class Float32:
 
 
 class BFloat16:
-    """The upper half of a float32, rounded to nearest even."""
+    """bfloat16 codec: the upper half of a float32, rounded to nearest even."""
 
     def num_bytes(self, rows: int, columns: int) -> int:
         return 2 * rows * columns
@@ -78,7 +83,7 @@ class BFloat16:
 
 
 class Int8:
-    """One byte a value and one bfloat16 scale a row, rounded stochastically so that the mean is right."""
+    """int8 codec: one byte a value and one bfloat16 scale a row, rounded stochastically so that the mean is right."""
 
     def num_bytes(self, rows: int, columns: int) -> int:
         return rows * (columns + 2)
@@ -121,13 +126,13 @@ def _widen(halves: npt.NDArray[np.uint16]) -> _Floats:
 
 
 def _bfloat16_at_least(values: _Floats) -> npt.NDArray[np.uint16]:
-    """The smallest bfloat16 that is not below the value, for finite values of 0 or more: no step exceeds 127."""
+    """Return the smallest bfloat16 that is not below the value, for finite values of 0 or more: no step exceeds 127."""
     words = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
     return ((words + np.uint32(0xFFFF)) >> np.uint32(16)).astype(np.uint16)
 
 
 def _require_finite(gradient: _Floats) -> None:
-    """One's own gradient, before it is sent."""
+    """Refuse NaN and infinity in the server's own gradient, before it is sent."""
     if not np.isfinite(gradient).all():
         raise NonFiniteError("the gradient holds NaN or infinity; lower the learning rate or raise num_trials and beta")
 

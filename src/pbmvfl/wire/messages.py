@@ -50,7 +50,7 @@ class MessageKind(IntEnum):
 
 
 class Message(NamedTuple):
-    """One message between a party and the server. A tuple, because making one is part of every round."""
+    """Message between a party and the server. It is a tuple because one is made in every round."""
 
     kind: MessageKind
     sender: int

@@ -1,9 +1,4 @@
-"""How a party says no: a code, and words that anybody may read.
-
-A refusal is something that leaves the party, so it may depend on public things alone: on the message that it answers,
-on the plan, and on what the owner wrote into the policy or the ledger as a limit. Paths, names and values stay in the
-owner's log.
-"""
+"""Refusals of a party: a code, and a text that is fit to be public."""
 
 from __future__ import annotations
 
@@ -51,14 +46,14 @@ _NO_CHECKPOINT = "a checkpoint there cannot be used: its owner's log says which;
 
 @dataclass(frozen=True)
 class Refusal:
-    """What travels instead of an answer."""
+    """Payload that travels instead of an answer."""
 
     code: RefusalCode
     words: str
 
     @classmethod
     def of(cls, error: Exception) -> Refusal:
-        """The public part of an error. Texts of protocol errors speak of the message and the plan alone."""
+        """Return the public part of an error. Texts of protocol errors speak of the message and the plan alone."""
         match error:
             case WrongPlan():
                 return cls(RefusalCode.PLAN, str(error))
@@ -83,7 +78,7 @@ class Refusal:
 
     @classmethod
     def from_payload(cls, payload: bytes | memoryview) -> Refusal:
-        """What a party sent, made fit to be printed: whoever wrote it is not trusted."""
+        """Decode a refusal and make its text fit to be printed: its sender is not trusted."""
         raw = bytes(payload)
         if not _CODE.size <= len(raw) <= _CODE.size + LONGEST_WORDS:
             raise TruncatedMessage(f"refusal length={len(raw)}: at most {_CODE.size + LONGEST_WORDS} bytes")

@@ -1,4 +1,4 @@
-"""The bytes of a run, predicted exactly from the plan and measured on the way."""
+"""Bytes of a run, predicted exactly from the plan and measured on the way."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Traffic:
 
 
 def predicted_traffic(plan: Plan) -> Traffic:
-    """What an undisturbed run of this plan moves, to the byte."""
+    """Return the traffic of an undisturbed run of this plan, to the byte."""
     schedule, codec = plan.schedule, codec_for(plan.gradient_codec)
     parties = plan.num_parties
     start = HEADER_BYTES + HASH_BYTES
@@ -71,7 +71,7 @@ def predicted_traffic(plan: Plan) -> Traffic:
 
 
 def human_bytes(count: float) -> str:
-    """Three significant digits in powers of 1000."""
+    """Format a number of bytes with three significant digits in powers of 1000."""
     for unit in ("B", "kB", "MB"):
         if count < 1000:
             return f"{count:.3g} {unit}"
