@@ -34,7 +34,6 @@ from pbmvfl.research.reproduction.tables import (
     agrees,
     as_csv,
     as_markdown,
-    calibrated_ldp,
     coupled_epsilon,
     paper_epsilon,
     short_epsilon,
@@ -151,6 +150,7 @@ def test_table_1_lost_a_factor_of_ten_in_every_row_but_that_without_privacy():
 
 def test_the_calibrated_baseline_of_every_figure_has_the_epsilon_of_its_pbm():
     rows = {"activity": 7352, "phishing": 8844, "cifar10": 50_000, "modelnet10": 1008, "imagenet100": 100_000}
+    compared = set()
     for name in STUDIES:
         study = read_study(name)
         sizes = {"num_samples": rows[study.dataset], "num_test_samples": 0, "num_classes": 10}
@@ -164,13 +164,8 @@ def test_the_calibrated_baseline_of_every_figure_has_the_epsilon_of_its_pbm():
             )
             # The runs were made when the bounds of PBM were up to one per cent larger than they are now.
             assert 0.999 * theirs < ours <= 1.01 * theirs, cell
-
-
-def test_calibration_uses_as_little_noise_as_the_epsilon_permits():
-    plan = Plan.of(num_parties=5, num_samples=1000, num_classes=2, num_trials=4, beta=0.1, num_epochs=10)
-    equal = calibrated_ldp(plan)
-    assert paper_epsilon(equal, 10) <= paper_epsilon(plan, 10)
-    assert paper_epsilon(equal.replace(beta=equal.beta * 1.001), 10) > paper_epsilon(plan, 10)
+            compared.add(name)
+    assert compared == {"figure-activity", "figure-cifar", "figure-modelnet", "figure-phishing"}
 
 
 def test_epsilon_of_the_notes_is_met_and_coupled_rows_cost_more():

@@ -49,28 +49,6 @@ def coupled_epsilon(plan: Plan, num_epochs: int) -> float:
     return epsilon_bound(run, Unit.CELL, Accounting.PAPER, SERVER, delta=DELTA).epsilon
 
 
-def calibrated_ldp(plan: Plan) -> Plan:
-    """The LDP plan with the least noise whose epsilon is at most that of this PBM plan.
-
-    A Gaussian plan's variance is 2M/(b beta^2), so b and beta only set a number: b is taken large enough to reach it
-    with a beta that is permitted, and beta is then bisected downwards.
-    """
-    goal = paper_epsilon(plan, plan.num_epochs)
-
-    def at(num_trials: int, beta: float) -> Plan:
-        return plan.replace(mechanism="ldp", secure_aggregation=False, num_trials=num_trials, beta=beta)
-
-    # Twice the trials halve the variance, and so does beta * sqrt(2): the answer lies in one such step.
-    num_trials, top = 1, max(plan.beta, 0.05)
-    while paper_epsilon(at(num_trials, top), plan.num_epochs) <= goal:
-        num_trials *= 2
-    low, high = top / 2, top
-    while high - low > 1e-6:
-        middle = (low + high) / 2
-        low, high = (middle, high) if paper_epsilon(at(num_trials, middle), plan.num_epochs) <= goal else (low, middle)
-    return at(num_trials, math.floor(low * 1e6) / 1e6)
-
-
 # --- A table of the paper beside ours: epochs to the target, and what the messages really weigh ---
 
 
