@@ -221,6 +221,12 @@ def test_a_shared_layer_or_buffer_is_refused_although_the_networks_differ() -> N
 def test_distinct_networks_may_tie_weights_inside_and_share_layers_without_weights() -> None:
     activation = nn.ReLU()
     tied = [nn.Linear(COLUMNS, COLUMNS) for _ in range(2)]
-    check_distinct([wrapped(layer, activation, layer) for layer in tied])
-    check_distinct([Bounded(nn.LazyLinear(2)), Bounded(nn.LazyLinear(2))])
-    check_distinct([copy.deepcopy(wrapped()) for _ in range(3)])
+    shared = [wrapped(layer, activation, layer) for layer in tied]
+    lazy = [Bounded(nn.LazyLinear(2)) for _ in range(2)]
+    copies = [copy.deepcopy(wrapped()) for _ in range(3)]
+    for encoders in (shared, lazy, copies):
+        check_distinct(encoders)
+    # The control: the same networks are refused as soon as one belongs to two parties.
+    for encoders in (shared, copies):
+        with pytest.raises(EncoderError, match="share a weight"):
+            check_distinct([*encoders, encoders[0]])

@@ -618,7 +618,15 @@ def test_networks_for_which_the_proof_does_not_hold_are_refused(layer, words, da
 
 def test_dropout_that_draws_nothing_is_accepted(data, make_plan):
     plan = make_plan(data, noise_multiplier=1.0)
-    update_for(plan, Bounded(nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.0))))
+    rows = torch.ones(2, 4)
+    with_it, without = (
+        Bounded(nn.Sequential(nn.Linear(4, plan.embedding_dim), *rest)) for rest in ([nn.Dropout(0.0)], [])
+    )
+    with_it.load_state_dict(without.state_dict())
+    found, expected = (
+        update_for(plan, network, rows=rows).embed(rows, for_training=True) for network in (with_it, without)
+    )
+    assert np.array_equal(found, expected)
 
 
 def test_a_plan_that_couples_rows_is_refused(data, make_plan):
