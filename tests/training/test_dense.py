@@ -18,7 +18,7 @@ from pbmvfl.plan.groups import Activation
 from pbmvfl.plan.plan import Plan
 from pbmvfl.training.dense import Dense, written_out
 from pbmvfl.training.encoders import Bounded
-from pbmvfl.training.head import Teacher
+from pbmvfl.training.head import HeadLoss
 from pbmvfl.training.optimizer import Trainer
 from pbmvfl.training.plain import Plain
 
@@ -190,7 +190,7 @@ def test_a_gradient_of_another_shape_is_refused():
         with pytest.raises(ValueError, match=r"for a batch of shape=\(6, 3\)"):
             written.slopes(np.zeros(shape, dtype=np.float32))
     with pytest.raises(ValueError, match="batch_size"):
-        teacher(nn.Linear(4, 3), np.zeros(9, dtype=np.int64)).lesson(torch.randn(5, 4), torch.zeros(4).long())
+        head_loss(nn.Linear(4, 3), np.zeros(9, dtype=np.int64)).gradients(torch.randn(5, 4), torch.zeros(4).long())
 
 
 def test_weights_that_moved_to_other_memory_are_found_again():
@@ -214,13 +214,13 @@ def test_memory_does_not_grow_from_batch_to_batch():
 # --- the server's head ---
 
 
-def teacher(head: nn.Module, labels: np.ndarray) -> Teacher:
-    return Teacher(Trainer(plan(), head), labels)
+def head_loss(head: nn.Module, labels: np.ndarray) -> HeadLoss:
+    return HeadLoss(Trainer(plan(), head), labels)
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(2, 9), st.sampled_from((1, 2, 30)), st.sampled_from((0.1, 3.0, 200.0)))
 @settings(max_examples=60, deadline=None)
-def test_a_lesson_is_autograd_s(seed, classes, rows, scale):
+def test_a_head_s_loss_and_gradients_are_autograd_s(seed, classes, rows, scale):
     torch.manual_seed(seed)
     head = nn.Linear(4, classes)
     sums, labels = torch.randn(rows, 4) * scale, torch.randint(0, classes, (rows,))
@@ -228,14 +228,14 @@ def test_a_lesson_is_autograd_s(seed, classes, rows, scale):
     scores = head(twin)
     loss = functional.cross_entropy(scores, labels)
     gradient, *slopes = torch.autograd.grad(loss, [twin, *head.parameters()])
-    ours = teacher(head, labels.numpy())
+    ours = head_loss(head, labels.numpy())
     assert ours._written_out
-    lesson = ours.lesson(sums, labels)
+    found = ours.gradients(sums, labels)
     # Scores are rounded to float32 on either side, and probabilities feel it by as much.
     size = 1 + float(sums.abs().max())
-    assert lesson.loss == pytest.approx(loss.item(), rel=1e-5, abs=1e-6 * size)
-    assert same(lesson.scores_BK, scores.detach())
-    for one, two in zip((lesson.gradient_BP, *lesson.slopes), (gradient, *slopes), strict=True):
+    assert found.loss == pytest.approx(loss.item(), rel=1e-5, abs=1e-6 * size)
+    assert same(found.scores_BK, scores.detach())
+    for one, two in zip((found.gradient_BP, *found.slopes), (gradient, *slopes), strict=True):
         assert torch.allclose(one, two, rtol=1e-4, atol=1e-6 * size * size)
 
 
@@ -244,17 +244,17 @@ def test_sums_that_are_no_numbers_teach_no_numbers(odd):
     """Then encoding refuses the gradient, as it does with autograd's."""
     sums = torch.randn(5, 4)
     sums[2, 1] = odd
-    lesson = teacher(nn.Linear(4, 3), np.zeros(5, dtype=np.int64)).lesson(sums, torch.zeros(5, dtype=torch.int64))
-    assert not torch.isfinite(lesson.gradient_BP[2]).any()
-    assert torch.isfinite(lesson.gradient_BP[[0, 1, 3, 4]]).all()
-    assert not math.isfinite(lesson.loss)
+    found = head_loss(nn.Linear(4, 3), np.zeros(5, dtype=np.int64)).gradients(sums, torch.zeros(5, dtype=torch.int64))
+    assert not torch.isfinite(found.gradient_BP[2]).any()
+    assert torch.isfinite(found.gradient_BP[[0, 1, 3, 4]]).all()
+    assert not math.isfinite(found.loss)
 
 
 def test_other_heads_and_labels_outside_the_classes_are_left_to_torch():
     labels = np.array([0, 1, 2])
     for head in (nn.Sequential(nn.Linear(4, 3)), nn.Linear(4, 3, bias=False), nn.Linear(4, 3).double()):
-        assert not teacher(head, labels)._written_out
-    assert teacher(nn.Linear(4, 3), labels)._written_out
-    strange = teacher(nn.Linear(4, 3), np.array([0, 3]))
+        assert not head_loss(head, labels)._written_out
+    assert head_loss(nn.Linear(4, 3), labels)._written_out
+    strange = head_loss(nn.Linear(4, 3), np.array([0, 3]))
     with pytest.raises(IndexError, match="out of bounds"):
-        strange.lesson(torch.randn(2, 4), torch.tensor([0, 3]))
+        strange.gradients(torch.randn(2, 4), torch.tensor([0, 3]))

@@ -47,7 +47,7 @@ from pbmvfl.plan.plan import Plan
 from pbmvfl.plan.schedule import COUNTS, SYMBOLS, Round
 from pbmvfl.protocol.party import Keeper
 from pbmvfl.training.encoders import SumsAsScores, build_head
-from pbmvfl.training.head import Teacher, log_shares
+from pbmvfl.training.head import HeadLoss, log_shares
 from pbmvfl.training.optimizer import WEIGHTS, Trainer
 from pbmvfl.wire.bodies import Hello, encode_labels, encode_symbols
 from pbmvfl.wire.gradient_codecs import codec_for
@@ -149,7 +149,7 @@ class Server:
             self.head.prior_K = log_shares(torch.from_numpy(train_labels), plan.num_classes)
         joint = [kind for kind in plan.schedule.kinds if kind.carries_gradient]
         self._trainer = Trainer(plan, self.head, num_steps=sum(map(plan.schedule.num_rounds, joint)))
-        self._teacher = Teacher(self._trainer, train_labels, plan.loss)
+        self._head_loss = HeadLoss(self._trainer, train_labels, plan.loss)
         self._codec = codec_for(plan.gradient_codec)
         self._schedule = plan.schedule
         self._labels = torch.from_numpy(train_labels)
@@ -443,7 +443,8 @@ class Server:
         assert self.round is not None
         if not self.head.training:
             self.head.train()
-        loss, scores, gradient_BP, slopes = self._teacher.lesson(estimated_sum_BP, labels_B)  # Algorithm 2, line 11
+        # Algorithm 2, line 11
+        loss, scores, gradient_BP, slopes = self._head_loss.gradients(estimated_sum_BP, labels_B)
         # Encoding refuses NaN, and it comes before the step: bad numbers never reach the weights.
         self._gradient = self._codec.encode(gradient_BP.numpy(), seed=self.plan.seed, round_number=self.round.number)
         self._trainer.step(slopes)  # Algorithm 2, line 13

@@ -52,7 +52,7 @@ def mean_loss_slope(scores_BK: Tensor, labels_B: Tensor, loss: Loss, *, rows: in
 # Shape suffixes: B rows of the batch, P embedding_dim, K classes.
 
 
-class Lesson(NamedTuple):
+class HeadGradients(NamedTuple):
     """What a batch teaches: nothing has changed yet."""
 
     loss: float
@@ -61,7 +61,7 @@ class Lesson(NamedTuple):
     slopes: list[Tensor]  # of the head's weights
 
 
-class Teacher:
+class HeadLoss:
     """A head's mean loss over a batch and its chain rule."""
 
     def __init__(self, trainer: Trainer, labels: npt.NDArray[np.int64], loss: Loss = Loss.CROSS_ENTROPY) -> None:
@@ -74,7 +74,7 @@ class Teacher:
         if known and is_plain_linear(self._head) and isinstance(self._head, nn.Linear) and self._head.bias is not None:
             self._written_out = not labels.size or (labels.min() >= 0 and labels.max() < self._head.out_features)
 
-    def lesson(self, sums_BP: Tensor, labels_B: Tensor) -> Lesson:
+    def gradients(self, sums_BP: Tensor, labels_B: Tensor) -> HeadGradients:
         # Algorithm 2, lines 11 and 13: the gradients at the sums and at the head's weights.
         same_rows = 0 < sums_BP.shape[0] == labels_B.shape[0]  # compiled loops look no further
         if self._written_out and same_rows and sums_BP.dtype is torch.float32:
@@ -83,9 +83,9 @@ class Teacher:
         scores_BK = self._head(sums_BP)
         loss = mean_loss(scores_BK, labels_B, self._loss)
         gradient_BP, *slopes = self._trainer.slopes(loss, inputs=[sums_BP])
-        return Lesson(loss.item(), scores_BK.detach(), gradient_BP, slopes)
+        return HeadGradients(loss.item(), scores_BK.detach(), gradient_BP, slopes)
 
-    def _without_autograd(self, sums_BP: Tensor, labels_B: Tensor) -> Lesson:
+    def _without_autograd(self, sums_BP: Tensor, labels_B: Tensor) -> HeadGradients:
         head = self._head
         assert isinstance(head, nn.Linear)
         weight_KP = head.weight.detach()
@@ -93,7 +93,7 @@ class Teacher:
         at_scores_BK, slope_K = torch.empty_like(scores_BK), torch.empty(head.out_features)
         loss = cross_entropy(scores_BK.numpy(), labels_B.numpy(), at_scores_BK.numpy(), slope_K.numpy())
         slopes = [torch.mm(at_scores_BK.t(), sums_BP), slope_K]
-        return Lesson(loss, scores_BK, torch.mm(at_scores_BK, weight_KP), slopes)
+        return HeadGradients(loss, scores_BK, torch.mm(at_scores_BK, weight_KP), slopes)
 
 
 @compiled
