@@ -11,6 +11,7 @@ Shape suffixes: D weights.
 from __future__ import annotations
 
 from collections import deque
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,12 +21,11 @@ from pbmvfl.privacy.correlated import COEFFICIENT_BITS
 from pbmvfl.training.noisy import Noisy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
-    from torch import Tensor, nn
+    from torch import Tensor
 
     from pbmvfl.crypto.entropy import Entropy
-    from pbmvfl.plan.plan import Plan
     from pbmvfl.training.fixed_point_grid import Grid
     from pbmvfl.training.noisy import Gradient
 
@@ -75,16 +75,9 @@ class Correlated(Noisy):
     """Noisy updates with a band. The estimate of a sum is divided by the rows of a full batch, also in a short one:
     errors cancel from step to step only if all are divided alike."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        encoder: nn.Module,
-        *,
-        rows: Tensor | None = None,
-        on_fault: Callable[[Exception], None] | None = None,
-    ) -> None:
-        super().__init__(plan, encoder, rows=rows, on_fault=on_fault)
-        self._memory = BandMemory(self._grid)
+    @cached_property
+    def _memory(self) -> BandMemory:
+        return BandMemory(self._grid)
 
     def embed(self, batch: Tensor, *, for_training: bool) -> npt.NDArray[np.float32]:
         if self.waiting_rows:  # its gradient never came: steps would no longer be as far apart as rounds

@@ -29,7 +29,8 @@ def _unsquashed(embedding: Tensor) -> Tensor:
     return embedding
 
 
-_ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
+#: Functions by activation; all but NONE stay in [-1, 1].
+SQUASH: dict[Activation, Callable[[Tensor], Tensor]] = {
     Activation.TANH: torch.tanh,
     Activation.HARDTANH: functional.hardtanh,
     Activation.SOFTSIGN: functional.softsign,
@@ -52,7 +53,7 @@ class Bounded(nn.Module):
         self.network = network
         self.bound = bound
         self.activation = Activation(activation)
-        self._squash = _ACTIVATIONS[self.activation]
+        self._squash = SQUASH[self.activation]
 
     def forward(self, features: Tensor) -> Tensor:
         embedding = self._squash(self.network(features))  # Algorithm 1, line 1: in [-C, C]
@@ -273,6 +274,14 @@ def check_encoder(encoder: nn.Module, plan: Plan, *, index: int, rows: Tensor | 
     if not plan.couples_rows:  # with those each use of a row is charged as its whole batch
         _check_rows_apart(encoder, plan, index, rows)
     return encoder
+
+
+def check_shape(embedding_BP: Tensor, rows: int, embedding_dim: int) -> None:
+    """Refuse embeddings that are not one vector of the plan's size for each row."""
+    if embedding_BP.shape != (rows, embedding_dim):
+        raise EncoderError(
+            f"the encoder gives shape={tuple(embedding_BP.shape)}, the plan needs ({rows}, {embedding_dim})"
+        )
 
 
 def check_distinct(encoders: Sequence[nn.Module]) -> None:

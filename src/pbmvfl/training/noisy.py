@@ -22,7 +22,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from pbmvfl.errors import EncoderError
 from pbmvfl.plan.plan import Plan
-from pbmvfl.training.encoders import Bounded
+from pbmvfl.training.encoders import Bounded, check_shape
 from pbmvfl.training.fixed_point_grid import Grid
 from pbmvfl.training.optimizer import TotalTrainer
 from pbmvfl.training.per_row_gradients import rows_of, weights_of
@@ -99,11 +99,7 @@ class Noisy:
         else:
             with torch.no_grad():
                 embedding_BP = self._encoder(batch)
-        if embedding_BP.shape != (len(batch), self._embedding_dim):
-            raise EncoderError(
-                f"the encoder gives shape={tuple(embedding_BP.shape)}, the plan needs "
-                f"({len(batch)}, {self._embedding_dim})"
-            )
+        check_shape(embedding_BP, len(batch), self._embedding_dim)
         return embedding_BP.detach()
 
     def _embed_alone(self, row: Tensor, for_training: bool) -> Tensor:

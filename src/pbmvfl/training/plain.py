@@ -15,9 +15,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from pbmvfl.errors import EncoderError
 from pbmvfl.plan.plan import Plan
 from pbmvfl.training.dense import written_out
+from pbmvfl.training.encoders import check_shape
 from pbmvfl.training.optimizer import TotalTrainer
 
 if TYPE_CHECKING:
@@ -59,11 +59,7 @@ class Plain:
             self._encoder.eval()
             with torch.no_grad():
                 embedding_BP = self._encoder(batch)
-        if embedding_BP.shape != (len(batch), self._embedding_dim):
-            raise EncoderError(
-                f"the encoder gives shape={tuple(embedding_BP.shape)}, the plan needs "
-                f"({len(batch)}, {self._embedding_dim})"
-            )
+        check_shape(embedding_BP, len(batch), self._embedding_dim)
         self._waiting = embedding_BP if for_training else None
         return embedding_BP.detach().numpy()
 

@@ -29,12 +29,10 @@ from pbmvfl.mechanisms.simulated import (
 from pbmvfl.plan.plan import Plan
 from pbmvfl.research.reproduction import cuda
 from pbmvfl.research.simulation import Simulation, Target, graphed
-from pbmvfl.research.simulation.engine import simulated_metrics
 from pbmvfl.research.simulation.graphed import Execution, GraphedSimulation, evaluate_together, take_turns
 from pbmvfl.research.simulation.noise import noise_seed, noisy_sum
 from pbmvfl.research.simulation.pictures import crop_and_flip, cut, joined
 from pbmvfl.training.encoders import build_encoder
-from pbmvfl.training.metrics import classification_metrics
 from support import statistical
 
 CPU = torch.device("cpu")
@@ -491,15 +489,6 @@ def test_studies_share_a_run_until_each_has_enough(tmp_path, monkeypatch):
     assert lengths["m4-ldp-b16-beta0.15", 0] == 1  # the figure's own
     assert lengths["m4-pbm-b16-beta0.15", 0] == 2  # of both
     assert (tmp_path / "out" / "gpu.log").read_text().count("ready after") == len(lengths)
-
-
-@pytest.mark.parametrize("distinct", [3, 40, 10_000])
-def test_average_precision_equals_the_federations_metric(distinct):
-    random = np.random.default_rng(distinct)
-    labels = random.integers(0, 2, 500)
-    scores = (random.integers(0, distinct, (500, 2)) + 0.5 * labels[:, None] * [0, 1]).astype(np.float32)
-    ours, theirs = (metrics(scores, labels, prefix="x") for metrics in (simulated_metrics, classification_metrics))
-    assert ours == pytest.approx(theirs, abs=1e-12)
 
 
 def test_a_study_continues_from_its_checkpoints(tmp_path, monkeypatch):

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -27,34 +26,9 @@ from pbmvfl.plan.schedule import JOINT
 from pbmvfl.research.simulation.networks import DENSE, DenseStack, Everything, Networks, stacked_features
 from pbmvfl.research.simulation.noise import SIMULATED, noisy_sum
 from pbmvfl.training.encoders import Bounded, build_head
+from pbmvfl.training.metrics import classification_metrics
 from pbmvfl.training.optimizer import Trainer
 from pbmvfl.wire.gradient_codecs import GradientCodecName
-
-# ---
-# Accuracy and average precision by numpy alone: the values of `pbmvfl.training.metrics`, ten times as fast.
-
-
-def average_precision(labels: npt.NDArray[np.int64], scores: npt.NDArray[Any]) -> float:
-    """Sum over the distinct thresholds, from the highest, of precision times the recall gained there."""
-    order = np.argsort(-scores, kind="stable")
-    ordered = scores[order]
-    hits = np.cumsum(labels[order])
-    last_of_equal = np.append(np.flatnonzero(ordered[1:] != ordered[:-1]), len(ordered) - 1)
-    hits = hits[last_of_equal]
-    precision = hits / (last_of_equal + 1)
-    gained = np.diff(hits, prepend=0)
-    return float((precision * gained).sum() / hits[-1])
-
-
-def simulated_metrics(scores: npt.NDArray[Any], labels: npt.NDArray[np.int64], *, prefix: str) -> dict[str, float]:
-    """`{prefix}_accuracy`, and `{prefix}_auprc` (positive class 1) where there are two classes."""
-    metrics = {f"{prefix}_accuracy": float((scores.argmax(axis=1) == labels).mean())}
-    if scores.shape[1] == 2 and 0 < labels.sum() < len(labels):
-        metrics[f"{prefix}_auprc"] = average_precision(labels, scores[:, 1] - scores[:, 0])
-    return metrics
-
-
-# --- engine ---
 
 
 @dataclass(frozen=True)
@@ -142,8 +116,9 @@ class Simulation:
         return loss
 
     def _head_slopes(self, estimated_sum_BP: Tensor, labels_B: Array) -> tuple[float, Tensor, list[Tensor]]:
-        """Cross-entropy of one dense layer and its chain rule, written out: a dozen calls on a hundred rows, where
-        numpy's are half the price of torch's."""
+        """Return the cross-entropy of the head, its gradient at the sums, and the slopes of the head's weights."""
+        # Written out in numpy: the loops of `training.head` are compiled by Numba, which a machine that simulates may
+        # not have, and for a hundred rows torch's calls take nearly twice the time and autograd two and a half times.
         sum_BP = estimated_sum_BP.numpy()
         scores_BK = sum_BP @ self._head_weight.T + self._head_bias
         scores_BK -= scores_BK.max(1, keepdims=True)
@@ -172,7 +147,7 @@ class Simulation:
             if len(self._labels[split]):
                 features = self._train if split == "train" else self._test
                 scores = self.head(self.encoders.exact_sums(features.whole)).numpy()
-                metrics |= simulated_metrics(scores, self._labels[split], prefix=split)
+                metrics |= classification_metrics(scores, self._labels[split], prefix=split)
         return metrics
 
     def fit(

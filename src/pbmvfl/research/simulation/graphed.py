@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from pbmvfl._files import write_atomically
 from pbmvfl.crypto.public_streams import SCHEDULE_STREAM, public_permutation
@@ -34,6 +33,7 @@ from pbmvfl.research.simulation.networks import Everything
 from pbmvfl.research.simulation.noise import SIMULATED, noisy_sum
 from pbmvfl.research.simulation.pictures import Rows
 from pbmvfl.training.encoders import build_encoder, build_head
+from pbmvfl.training.head import mean_loss
 from pbmvfl.training.optimizer import Trainer
 
 #: Rows of one evaluation batch, about; batch statistics of so many rows are steadier than those of a round.
@@ -146,7 +146,8 @@ class GraphedSimulation:
         with torch.no_grad():
             estimated_sum_BP = self._noisy_sum(torch.stack([e.detach() for e in embeddings]))
         estimated_sum_BP.requires_grad_()
-        loss = functional.cross_entropy(self.head(estimated_sum_BP), labels_B)
+        # By autograd, because a captured round runs on the device: the loops of `HeadLoss` are for the CPU.
+        loss = mean_loss(self.head(estimated_sum_BP), labels_B, self.plan.loss)
         gradient_BP, *head_slopes = torch.autograd.grad(loss, [estimated_sum_BP, *self.head.parameters()])
         slopes: list[Tensor] = []
         for m, (encoder, embedding) in enumerate(zip(self.encoders, embeddings, strict=True)):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from pbmvfl.plan.groups import Activation
 from pbmvfl.plan.plan import Plan
-from pbmvfl.training.encoders import Bounded, build_encoder
+from pbmvfl.training.encoders import SQUASH, Bounded, build_encoder
 
 # --- Any encoders, one network a party, by autograd: for convolutions ---
 # Shape suffixes: M parties, B rows, P embedding_dim.
@@ -67,7 +67,8 @@ class Networks(nn.Module):
 # The networks are the plan's own, with its public first weights: built by `encoders.build_encoder`, then stacked. A
 # party with fewer columns than another is padded with columns of zeros, whose weights never move. Matrix products go
 # through numpy (a third of the time of torch.bmm at these sizes) and everything element by element through torch, on
-# the same memory.
+# the same memory. The chain rule of `pbmvfl.training.dense` cannot serve here: it is of one network, and its loops are
+# compiled by Numba, which a machine that simulates may not have.
 #
 # Shape suffixes: M parties, N rows, B rows of a batch, D columns, I and O a layer's inputs and outputs, P
 # embedding_dim.
@@ -111,6 +112,7 @@ class DenseStack(nn.Module):
         self._biases = [bias.detach() for bias in biases]
         self._slopes = [torch.empty_like(parameter) for parameter in (*weights, *biases)]
         self._hidden: list[Tensor] = []  # of the last batch: every layer's input, and the raw output
+        self._squashed = torch.empty(0)  # that output after the activation
         self._ones: dict[int, _Array] = {}
 
     def load_encoders(self, encoders: Sequence[Bounded]) -> None:
@@ -131,33 +133,20 @@ class DenseStack(nn.Module):
             z_MBO = torch.from_numpy(np.matmul(hidden[-1].numpy(), weight)).add_(bias)
             hidden.append(z_MBO if index == last else z_MBO.clamp_min_(0))
         self._hidden = hidden
-        embedding = self._squash(hidden[-1])
-        return embedding if self._bound == 1.0 else embedding * self._bound
-
-    def _squash(self, raw: Tensor) -> Tensor:
-        match self._activation:
-            case Activation.TANH:
-                return raw.tanh_()
-            case Activation.HARDTANH:
-                return nn.functional.hardtanh(raw)
-            case Activation.SOFTSIGN:
-                return nn.functional.softsign(raw)
-            case Activation.NONE:
-                return raw
-            case _:
-                assert_never(self._activation)
+        self._squashed = SQUASH[self._activation](hidden[-1])
+        return self._squashed if self._bound == 1.0 else self._squashed * self._bound
 
     def _unsquash(self, gradient_BP: Tensor) -> Tensor:
         """The gradient of the raw outputs: the sum over the parties passes the gradient on to each unchanged."""
-        end = self._hidden[-1]
+        raw, squashed = self._hidden[-1], self._squashed
         gradient = gradient_BP if self._bound == 1.0 else gradient_BP * self._bound
         match self._activation:
-            case Activation.TANH:  # `end` holds the tanh
-                return (1 - end * end).mul_(gradient)
+            case Activation.TANH:
+                return (1 - squashed * squashed).mul_(gradient)
             case Activation.HARDTANH:
-                return gradient * ((end > -1) & (end < 1))
+                return gradient * ((raw > -1) & (raw < 1))
             case Activation.SOFTSIGN:
-                return gradient / (1 + end.abs()) ** 2
+                return gradient / (1 + raw.abs()) ** 2
             case Activation.NONE:
                 return gradient
             case _:
