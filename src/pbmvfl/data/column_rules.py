@@ -1,4 +1,4 @@
-"""Columns by party: who holds which, and what is public about each."""
+"""Columns of each party, and the public rule of each column."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ __all__ = [
 ]
 
 
-# --- What is public about a party's columns, and the numbers that its rows become by that alone ---
+# --- Public rules of a party's columns, which alone decide the numbers that its rows become ---
 
 
 @dataclass(frozen=True, kw_only=True)
 class PartyColumns:
-    """Which columns a party holds, and what is public about each."""
+    """Columns of one party, and what is public about each."""
 
     party: str
     rules: tuple[ColumnRule, ...]
@@ -41,26 +41,41 @@ class PartyColumns:
 
     @property
     def width(self) -> int:
-        """Numbers that a row becomes."""
+        """Return how many numbers one row becomes."""
         return sum(rule.width for rule in self.rules)
 
     def encode(self, table: Any, where: str) -> Features:
-        """A pyarrow table's rows as (N, width); all faults of its columns in one error. `where` names the table."""
+        """Encode the rows of a pyarrow table.
+
+        Args:
+            table: A table with these columns.
+            where: Name of the table, for error messages.
+
+        Returns:
+            Array of shape (N, width), float32.
+
+        Raises:
+            DataError: With all faults of the columns.
+        """
         faults = Faults()
         absent = [name for name in self.names if name not in table.column_names]
         for name in absent:
             faults.add(f"column={name!r} is not in {where}{nearest(name, table.column_names)}")
-        present = [rule for rule in self.rules if rule.name not in absent]
-        found = encode_columns(present, table, Place(file=where), faults)
+        found = self.encode_present(table, Place(file=where), faults)
         faults.raise_any()
         return found
+
+    def encode_present(self, table: Any, place: Place, faults: Faults) -> Features:
+        """Encode those of the columns that the table has; faults go to `faults`."""
+        present = [rule for rule in self.rules if rule.name in table.column_names]
+        return encode_columns(present, table, place, faults)
 
     def to_dict(self) -> dict[str, Any]:
         return {"party": self.party, "columns": [{"name": rule.name, **rule.to_entry()} for rule in self.rules]}
 
     @classmethod
     def from_dict(cls, values: Any) -> PartyColumns:
-        """What `to_dict` gave; anything else is refused with all its faults."""
+        """Read what `to_dict` wrote; anything else is refused with all its faults."""
         party, columns = (values.get("party"), values.get("columns")) if isinstance(values, Mapping) else (None, None)
         if not isinstance(party, str) or not isinstance(columns, list) or not columns:
             raise DataError('a party\'s columns must be of the form {"party": "a", "columns": [{"name": "b", ...}]}')
@@ -80,7 +95,7 @@ def _rule_from_dict(entry: Any, faults: Faults) -> ColumnRule | None:
 
 
 def resolved(name: str, schema: Schema, column: Any, place: Place, faults: Faults) -> ColumnRule | None:
-    """The rule of a column: the schema's, or what its type alone says; None if there is none or it has a fault."""
+    """Return a column's rule from the schema, else from its type alone; None if there is none or it has a fault."""
     import pyarrow as pa
 
     if name in schema.faulty:
@@ -97,11 +112,22 @@ def resolved(name: str, schema: Schema, column: Any, place: Place, faults: Fault
     return rule or ColumnRule(name=name)
 
 
-# --- Who holds which column, and what the rows are called ---
+# --- Assignment of columns to parties, and the name of the rows ---
 
 
 def parse_columns(text: str, *, may_share: bool = False) -> dict[str, tuple[str, ...]]:
-    """Who holds which column, from "bank=a,b,c;hospital=d,e". Files of their own `may_share` a column's name."""
+    """Parse "bank=a,b,c;hospital=d,e" into each party's columns.
+
+    Args:
+        text: Parties separated by semicolons, each with its columns.
+        may_share: Permit one column name at several parties, as where each has a file of its own.
+
+    Returns:
+        The columns of each party, in the order given.
+
+    Raises:
+        DataError: If the text is of another form.
+    """
     columns: dict[str, tuple[str, ...]] = {}
     for part in filter(None, (piece.strip() for piece in text.split(";"))):
         party, equals, names = (piece.strip() for piece in part.partition("="))
@@ -116,7 +142,7 @@ def parse_columns(text: str, *, may_share: bool = False) -> dict[str, tuple[str,
 def held_columns(
     columns: Mapping[str, Sequence[str]] | str | None, label: str | None, id: str | None, *, by_party: bool
 ) -> Mapping[str, Sequence[str]] | None:
-    """Who holds what, as far as it was said."""
+    """Return each party's columns, as far as they were given."""
     if columns is None:
         if not by_party:
             raise DataError("columns are needed with one table for all: say who holds what, as in bank=age;shop=visits")
@@ -139,7 +165,7 @@ def held_columns(
 
 
 def _check_assignment(columns: Mapping[str, Sequence[str]], *, may_share: bool) -> dict[str, tuple[str, ...]]:
-    """The assignment as plain tuples, after refusing what cannot be one."""
+    """Return the assignment as plain tuples, or refuse it."""
     if len(columns) < 2 and not may_share:
         parties = "1 party" if len(columns) == 1 else f"{len(columns)} parties"
         raise DataError(f"columns name {parties}; at least 2 are needed, as in bank=age,income;hospital=bmi")
@@ -171,10 +197,10 @@ def check_name(name: str | None) -> None:
 
 
 def default_name(source: Any) -> str:
-    """The name of tables whose owner gave none: the files' names without their endings."""
+    """Name tables whose owner gave no name: the file names without their endings."""
     return "+".join(dict.fromkeys(map(stem_of, source.values() if isinstance(source, Mapping) else [source])))
 
 
 def party_sources(tables: Mapping[str, Any]) -> dict[str, Source]:
-    """A table per party; a frame is called by its party."""
+    """Return one source per party; a frame is named after its party."""
     return {party: source_of(table, called=f"frame of {party}") for party, table in tables.items()}

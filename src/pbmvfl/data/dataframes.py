@@ -1,4 +1,4 @@
-"""Frames in memory, one per party, with labels and ids in them or beside them."""
+"""DataFrames in memory, one per party, with labels and ids inside or beside them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def dataset_of_frames(
     seed: int,
     name: str | None,
 ) -> VerticalDataset:
-    """See `VerticalDataset.from_frames`."""
+    """Load frames, as `VerticalDataset.from_frames` says."""
     if not isinstance(frames, Mapping) or len(frames) < 2:
         raise DataError('frames must be of the form {"bank": frame, "shop": frame}, with at least 2 parties')
     settings: dict[str, Any] = {"schema": schema, "test_fraction": test_fraction, "seed": seed, "name": name}
@@ -66,7 +66,7 @@ def _column(values: Any, name: str) -> Any:
 
     try:
         found = values if isinstance(values, pa.ChunkedArray) else pa.array(values, from_pandas=True)
-    except (pa.ArrowException, TypeError, ValueError):  # its words may have a value in them
+    except (pa.ArrowException, TypeError, ValueError):  # Arrow's message may have a value in it
         raise DataError(
             f"{name} must be a list, an array or a series of words, whole numbers, or true and false"
         ) from None

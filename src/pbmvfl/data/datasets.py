@@ -1,4 +1,4 @@
-"""The named data sets: found locally if there is a copy, fetched from their public source if not, checked either way.
+"""Named data sets: found locally if there is a copy, fetched from their public source if not, checked either way.
 
 Look-up order: the folder given as `root`, the folder of PBMVFL_DATA (or ../shared/data beside the checkout), the
 cache folder, the public source. Every preparation here is fixed in advance; nothing is learned from the values.
@@ -50,7 +50,7 @@ _DIGITS_SEED = 0
 
 @dataclass(frozen=True)
 class _Request:
-    """What a loader needs to know: where to look, how many parties, and whether to show progress."""
+    """Arguments of a loader: folders to search, number of parties, and whether to show progress."""
 
     folders: tuple[Path, ...]
     explicit: Path | None
@@ -58,13 +58,20 @@ class _Request:
     progress: bool
 
     def find(self, *relative_paths: str) -> Path | None:
-        """The first of the paths in the first folder that has any."""
+        """Return the first of the paths in the first folder that has any, or None."""
         candidates = (folder / path for folder in self.folders for path in relative_paths)
         return next((path for path in candidates if path.exists()), None)
 
 
 def data_root() -> Path | None:
-    """The folder of local copies: PBMVFL_DATA, else ../shared/data beside the current folder or its checkout."""
+    """Return the folder of local copies: PBMVFL_DATA, else ../shared/data beside the current folder or its checkout.
+
+    Returns:
+        The folder, or None if there is none.
+
+    Raises:
+        DataError: If PBMVFL_DATA is set and is not a folder.
+    """
     if chosen := os.environ.get("PBMVFL_DATA"):
         folder = Path(chosen).expanduser()
         if not folder.is_dir():
@@ -83,9 +90,19 @@ def load_dataset(
     root: str | Path | None = None,
     progress: bool = True,
 ) -> VerticalDataset:
-    """A named data set, cut for `num_parties` parties (by default as many as the set is usually cut for).
+    """Load a named data set, split over the parties.
 
-    `root` is a folder of local copies laid out as `docs/data.md` says; it is looked at before all others.
+    Args:
+        name: One of `DATASETS`.
+        num_parties: Number of parties; by default the set's usual number.
+        root: Folder of local copies, laid out as `docs/data.md` says; searched before all others.
+        progress: Show progress of downloads and preparation on standard error.
+
+    Returns:
+        The data set, from a local copy, from the cache, or fetched.
+
+    Raises:
+        DataError: If the name or the number of parties is not permitted, or there is no copy and none can be fetched.
     """
     if name not in _LOADERS:
         raise DataError(
@@ -117,7 +134,7 @@ def _cut(
     notes: tuple[str, ...] = (),
     column_values: int | None = None,
 ) -> VerticalDataset:
-    """Whole training and test arrays with their labels, as a data set of `num_parties` parties."""
+    """Split whole training and test arrays over `num_parties` parties."""
     (train, train_labels), (test, test_labels) = parts
     return VerticalDataset(
         name=name,
@@ -139,7 +156,7 @@ def _sha256(array: npt.NDArray[Any]) -> str:
 
 
 def _read_parquet(path: Path, num_columns: int) -> npt.NDArray[Any]:
-    """The first `num_columns` columns as one matrix of the columns' own type."""
+    """Read the first `num_columns` columns as one matrix of the columns' own type."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -238,7 +255,7 @@ def _load_activity(request: _Request) -> VerticalDataset:
 
 
 def _fetch_activity() -> dict[str, tuple[npt.NDArray[Any], npt.NDArray[Any]]]:
-    """OpenML has both splits in one table without saying where one ends: the counts per class have to tell."""
+    """Fetch both splits from OpenML, which has them in one table without a boundary; class counts verify the split."""
     folder = sources.cache_folder("activity")
     files = "activity/har_train.parquet and activity/har_test.parquet"
     features, target = sources.fetch_openml_table("activity", data_id=1478, files=files)

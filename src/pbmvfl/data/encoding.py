@@ -1,7 +1,7 @@
-"""Values as numbers, each row by itself, by public rules alone.
+"""Encoding of values as numbers, each row by itself, by public rules alone.
 
-Words become one slot each, numbers with a range are clipped to it and scaled to [-1, 1], and a value that is not there
-sets the column's slot for missing values and leaves its other numbers 0.
+Words become one slot each, numbers with a range are clipped to it and scaled to [-1, 1], and a missing value sets the
+column's slot for missing values and leaves its other numbers 0.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ NUMBERS_OF_DATES = "make numbers of them before loading, such as the year, the m
 
 
 def encode_columns(rules: Sequence[ColumnRule], table: Any, place: Place, faults: Faults) -> Features:
-    """All columns side by side, (N, width); with a fault, the numbers mean nothing."""
+    """Encode columns side by side, (N, width), float32; after a fault the numbers mean nothing."""
     parts = [_encode(_Column(rule, table.column(rule.name), place, faults)) for rule in rules]
     return np.concatenate([np.zeros((table.num_rows, 0), np.float32), *parts], axis=1)
 
 
 def refuse_absent(rule: ColumnRule, column: Any, place: Place, faults: Faults) -> None:
-    """A fault if a value is missing and the rule has no slot for that."""
+    """Add a fault if a value is missing and the rule has no slot for that."""
     absent = absent_in(rule, column)
     if absent.any() and not rule.missing:
         _refuse_absent(_Column(rule, column, place, faults), absent)
 
 
 def refuse_words(name: str, column: Any, place: Place, faults: Faults) -> None:
-    """A fault of words without a rule: words among numbers are named, else the reason and the remedy are."""
+    """Add a fault for words without a rule: words among numbers are named, otherwise the reason and the remedy."""
     cells = _Column(ColumnRule(name=name), column, place, faults)
     absent = absent_in(cells.rule, column)
     _, wrong = numbers_of(column, absent)
@@ -63,7 +63,7 @@ def refuse_words(name: str, column: Any, place: Place, faults: Faults) -> None:
 
 @dataclass(frozen=True)
 class _Column:
-    """A column's cells, its rule, and where faults go."""
+    """Cells of one column, its rule, and the list of faults."""
 
     rule: ColumnRule
     cells: Any
@@ -101,7 +101,7 @@ def _encode(column: _Column) -> Features:
 
 
 def absent_in(rule: ColumnRule, cells: Any) -> Mask:
-    """Where there is no value: a fact of the cell and of the rule, whatever stands in other rows."""
+    """Return the mask of missing values, which depends on the cell and the rule alone and never on other rows."""
     import pyarrow.compute as pc
 
     absent = np.array(pc.is_null(cells, nan_is_null=True).to_numpy(), dtype=bool)
@@ -135,7 +135,7 @@ def _as_floats(cells: Any) -> npt.NDArray[np.float64]:
 
 
 def _numbers(column: _Column, absent: Mask) -> Features:
-    """Clipped to the public range and scaled to [-1, 1], each row by itself; without a range, as they are."""
+    """Clip numbers to the public range and scale them to [-1, 1], each row by itself; without a range, keep them."""
     import pyarrow as pa
 
     rule, kind = column.rule, column.cells.type
@@ -218,7 +218,7 @@ def _one_hot(column: _Column, absent: Mask) -> Features:
 
 
 def _words(column: _Column, absent: Mask) -> Any:
-    """The cells in the vocabulary's own type; None, with a fault, if they cannot be."""
+    """Return the cells in the vocabulary's type, or None with a fault."""
     import pyarrow as pa
 
     cells, kind, word_type = column.cells, column.cells.type, column.rule.word_type
@@ -255,7 +255,7 @@ def _whole_numbers_of(cells: Any, absent: Mask) -> tuple[Any, Mask]:
 
 
 def _whole(values: npt.NDArray[np.float64]) -> Any:
-    """Whole numbers of a real type as integers, null for others: a column with gaps is real to many programs."""
+    """Return whole numbers of a real type as integers, else null: many programs make a column with gaps real."""
     import pyarrow as pa
 
     with np.errstate(invalid="ignore"):

@@ -1,4 +1,4 @@
-"""Every fault of a schema or a table told at once: whoever mends a file wants the whole list, with row and column.
+"""Faults of a schema or a table, collected into one error: the owner who fixes a file wants the whole list.
 
 A fault never shows a value of a column: messages are kept in logs, pasted into questions and printed by notebooks.
 """
@@ -22,7 +22,7 @@ Rows = npt.NDArray[np.int64]
 
 
 class Faults:
-    """A list that becomes one error."""
+    """List of faults that becomes one error."""
 
     def __init__(self) -> None:
         self._found: list[str] = []
@@ -35,11 +35,11 @@ class Faults:
             self._found.append(fault)
 
     def has(self, words: str) -> bool:
-        """Whether a fault says so already: a reason needs to be given once."""
+        """Return True if a fault already contains these words: a reason is given once."""
         return any(words in fault for fault in self._found)
 
     def raise_any(self) -> None:
-        """One fault as it is; several as a list, the first ones in full."""
+        """Raise one DataError for all faults: a single one as it is, several as a list with the first ones in full."""
         if not self._found:
             return
         shown, more = self._found[:_SHOWN_FAULTS], len(self._found) - _SHOWN_FAULTS
@@ -55,13 +55,13 @@ class Faults:
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where rows stand: the file's name and, where rows were chosen or put into another order, their numbers in it."""
+    """File of some rows and, where rows were selected or reordered, their numbers in it."""
 
     file: str
     numbers: Rows | None = None
 
     def rows(self, positions: Any) -> str:
-        """ "row=7 (counted from 0)", or the first few of many."""
+        """Name rows by number: "row=7 (counted from 0)", or the first few of many."""
         found = np.sort(np.asarray(positions if self.numbers is None else self.numbers[positions])).tolist()
         if len(found) == 1:
             return f"row={found[0]} (counted from 0)"
@@ -70,16 +70,16 @@ class Place:
 
 
 def plural(count: int, one: str, many: str | None = None) -> str:
-    """ "1 row", "2 rows"."""
+    """Count things: "1 row", "2 rows"."""
     return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """ " (did you mean 'age'?)" where something is spelled much alike."""
+    """Suggest a similar name, " (did you mean 'age'?)", or return an empty string."""
     found = difflib.get_close_matches(name, list(known), n=1)
     return f" (did you mean {found[0]!r}?)" if found else ""
 
 
 def listed(names: Sequence[str]) -> str:
-    """The first names of many."""
+    """Join names, the first few of many."""
     return ", ".join(map(repr, names[:_SHOWN_NAMES])) + (", ..." if len(names) > _SHOWN_NAMES else "")

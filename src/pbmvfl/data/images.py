@@ -54,7 +54,7 @@ _PREPARATION = 1
 
 
 def read_cifar10_sheets(folder: Path) -> Pictures:
-    """CIFAR-10 from lossless WebP mosaics `train_*.webp`, `test_*.webp` and `labels.npz` (y_train, y_test)."""
+    """Read CIFAR-10 from lossless WebP mosaics `train_*.webp`, `test_*.webp` and `labels.npz` (y_train, y_test)."""
     y_train, y_test = sources.read_arrays(folder / "labels.npz", "y_train", "y_test")
     train, test = _read_sheets(folder, "train"), _read_sheets(folder, "test")
     for split, quadrants, labels in (("train", train, y_train), ("test", test, y_test)):
@@ -90,7 +90,7 @@ def _read_sheets(folder: Path, split: str) -> Quadrants:
 
 
 def read_cifar10_archive(path: Path) -> Pictures:
-    """CIFAR-10 from the official archive of binary batches, read in place: nothing is unpacked onto the disk."""
+    """Read CIFAR-10 from the official archive of binary batches, without unpacking it to disk."""
     records: dict[str, list[Pixels]] = {split: [] for split in CIFAR10_BATCHES}
     try:
         with tarfile.open(path, "r:gz") as archive:
@@ -120,10 +120,13 @@ def _from_records(batches: list[Pixels]) -> tuple[Quadrants, Labels]:
 def read_image_folder(
     folder: Path, *, image_size: int = 224, dataset: str = "imagenet100", progress: bool = True
 ) -> tuple[Pictures, tuple[str, ...]]:
-    """A tree `train/<class>/*` and `val/<class>/*` (or `test/`), as quadrants of square pictures, and the class names.
+    """Read a tree `train/<class>/*` and `val/<class>/*` (or `test/`) as quadrants of square pictures.
 
-    The shorter side becomes image_size * 256 / 224 pixels and the centre is cut out: the usual preparation. The
-    result is kept in the cache and mapped from there, because a hundred classes at 224 pixels are some 19 GB.
+    The shorter side becomes image_size * 256 / 224 pixels and the centre is cut out, as is usual. The result is kept in
+    the cache and memory-mapped from there, because a hundred classes at 224 pixels are some 19 GB.
+
+    Returns:
+        The quadrants with their labels, and the class names.
     """
     if isinstance(image_size, bool) or not isinstance(image_size, int) or image_size < 2 or image_size % 2:
         raise DataError(f"image_size={image_size!r} is not permitted; give an even integer of at least 2")
@@ -159,7 +162,7 @@ def _list_images(folder: Path) -> list[tuple[str, Path]]:
 
 
 def _fingerprint(folder: Path, images: Sequence[tuple[str, Path]]) -> str:
-    """Changes when a picture is added, removed or replaced, without reading any."""
+    """Digest names, sizes and times of the pictures: it changes if one is added, removed or replaced."""
     digest = hashlib.sha256(f"{_PREPARATION}\n".encode())
     for _, path in images:
         state = path.stat()
@@ -195,7 +198,7 @@ def _prepare(images: Sequence[tuple[str, Path]], target: Path, *, image_size: in
         finally:
             for part in parts:
                 part.unlink(missing_ok=True)
-    # Copy on write: pages come from the disk when they are used, and nobody can change the file by accident.
+    # Copy on write: pages come from the disk when they are used, and no code can change the file by accident.
     return tuple(np.load(path, mmap_mode="c", allow_pickle=False) for path in paths)
 
 

@@ -1,7 +1,7 @@
-"""The same rows at every party: one table for all, or one per party, joined by an id column.
+"""Alignment of rows: one table for all parties, or one per party, joined by an id column.
 
-Joining here is the simulation of an alignment: whoever runs it sees all ids. Organisations that may not show each other
-their ids need a private set intersection before, and then give each party the rows that all have.
+Joining here simulates an alignment: the process that runs it sees all ids. Organisations that may not show each other
+their ids need a private set intersection first, and then give each party the rows that all have.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Rules = Callable[[str], Mapping[str, ColumnRule]]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Aligned:
-    """Row i is the same at every party. Columns that could not be read are left out, with a fault."""
+    """Tables whose row i is the same at every party. Columns that could not be read are left out, with a fault."""
 
     held: Held
     tables: Mapping[str, Any]
@@ -45,7 +45,7 @@ class Aligned:
 def read_one(
     source: Source, *, held: Held, label: str | None, id: str | None, rules: Rules, faults: Faults
 ) -> Aligned | None:
-    """One table with the columns of all parties."""
+    """Read one table with the columns of all parties."""
     present = column_names(source, faults)
     if present is None:
         return None
@@ -80,7 +80,7 @@ def read_each(
     rules: Rules,
     faults: Faults,
 ) -> Aligned | None:
-    """A table per party and, if it is not in one of them, one with the labels; rows are those whose id all have.
+    """Read one table per party, and one with the labels if no party's has them; keep the rows whose id all tables have.
 
     Parties that `held` does not name hold all columns of their table but the id and the label.
     """
@@ -161,7 +161,7 @@ def _read_with_ids(
 
 
 def _ids(table: Any, id: str | None, source: Source, faults: Faults) -> list[str] | None:
-    """Every row's id as text; None, perhaps with a fault, if there are none. Faults have counts, never an id."""
+    """Return every row's id as text; None if there are none, perhaps with a fault. Faults have counts, never an id."""
     import pyarrow as pa
 
     if id is None or id not in table.column_names:
@@ -196,7 +196,7 @@ def _label_holder(
     label_source: Source | None,
     faults: Faults,
 ) -> str | None:
-    """The party in whose table the label stands."""
+    """Return the party whose table has the label."""
     if label is None or label_source is not None:
         return None
     holders = [party for party, names in present.items() if label in names]
@@ -218,7 +218,7 @@ def _label_holder(
 def _join(
     read: Mapping[str, _WithIds], id: str, faults: Faults
 ) -> tuple[tuple[str, ...], dict[str, npt.NDArray[np.int64]]]:
-    """(ids that all tables have, sorted as text; where each table has them)."""
+    """Return the ids that all tables have, sorted as text, and their positions in each table."""
     kinds = {each.kind: each.source.file for each in read.values() if each.kind != "text"}
     if len(kinds) > 1:
         said = " and ".join(f"{kind} in {file}" for kind, file in kinds.items())

@@ -1,4 +1,4 @@
-"""Labels: the server's words, numbered as classes. They are public to whoever runs the server, so faults show them."""
+"""Labels, numbered as classes. Faults show them: the labels belong to the server, which reads the messages."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _GROUP_LABELS = (
 
 
 def label_values(column: Any, label: str, place: Place, faults: Faults) -> list[Any] | None:
-    """Every row's label as a word, a whole number, or true or false; None with a fault."""
+    """Return every row's label as a word, a whole number, or true or false; None with a fault."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -51,7 +51,7 @@ def label_values(column: Any, label: str, place: Place, faults: Faults) -> list[
 
 
 def number_classes(raw: Sequence[Sequence[Any]], label: str, faults: Faults) -> tuple[tuple[str, ...], list[Labels]]:
-    """(class names in order, the rows' class numbers in each table)."""
+    """Return the class names in order, and the class numbers of the rows of each table."""
     counts = Counter(value for values in raw for value in values)
     try:
         classes = sorted(counts)
@@ -78,7 +78,7 @@ def number_classes(raw: Sequence[Sequence[Any]], label: str, faults: Faults) -> 
 
 
 def known_labels(values: Sequence[Any], class_names: Sequence[str], label: str, place: Place, faults: Faults) -> Labels:
-    """Class numbers of new rows, whose classes must be known ones."""
+    """Return class numbers of new rows, whose classes must be known ones."""
     number = {name: index for index, name in enumerate(class_names)}
     unknown = [row for row, value in enumerate(values) if str(value) not in number]
     if unknown:
@@ -93,7 +93,7 @@ def known_labels(values: Sequence[Any], class_names: Sequence[str], label: str, 
 
 
 def classes_of_test_rows_alone(class_names: Sequence[str], train: Labels, test: Labels) -> tuple[str, ...]:
-    """A note for each class that nothing can be learned about."""
+    """Return a note for each class that has test rows and no training row."""
     counts = np.bincount(test, minlength=len(class_names))
     only = set(np.unique(test).tolist()).difference(np.unique(train).tolist())
     return tuple(
@@ -104,7 +104,7 @@ def classes_of_test_rows_alone(class_names: Sequence[str], train: Labels, test: 
 
 
 def _refuse_alike(counts: Counter[Any], label: str, faults: Faults) -> None:
-    """Words that only differ by blanks or by capital letters are one class that somebody wrote in several ways."""
+    """Add a fault for classes that differ only by blanks or capital letters: they are spellings of one class."""
     alike = defaultdict(list)
     for word in sorted(value for value in counts if isinstance(value, str)):
         alike[" ".join(word.split()).casefold()].append(word)

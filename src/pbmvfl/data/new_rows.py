@@ -1,4 +1,4 @@
-"""New rows for a model that is there already: its columns, by its rules, with or without a label."""
+"""New rows for a trained model: its columns, encoded by its rules, with or without labels."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pbmvfl.data.column_rules import PartyColumns, check_name, default_name, party_sources
-from pbmvfl.data.encoding import Features, encode_columns
+from pbmvfl.data.encoding import Features
 from pbmvfl.data.faults import Faults, nearest
 from pbmvfl.data.joining import Aligned, read_each, read_one
 from pbmvfl.data.labels import known_labels, label_values
@@ -28,13 +28,13 @@ class NewRows:
     party_names: tuple[str, ...]
     #: float32, or uint8 for pictures.
     features: tuple[npt.NDArray[Any], ...]
-    #: By which ledgers know the rows.
+    #: Names by which ledgers identify the rows.
     ids: tuple[str, ...]
     #: False where the ids are places in a table, as in `VerticalDataset`.
     rows_are_named: bool = True
     #: None: there are none, as is usual for rows that are to be predicted.
     labels: npt.NDArray[np.int64] | None = None
-    #: What a reader should know about them: rows that were left out of a join.
+    #: Notes for the reader: rows that were left out of a join.
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -44,7 +44,7 @@ class NewRows:
             raise DataError(f"rows={self.name!r}: every party, the ids and the labels must have the same rows")
 
     def __repr__(self) -> str:
-        """Names and shapes only: the values are private."""
+        """Return names and shapes only: the values are private."""
         parties = ", ".join(
             f"{party}: {part.shape}" for party, part in zip(self.party_names, self.features, strict=True)
         )
@@ -65,14 +65,27 @@ def load_rows(
     label_data: Any = None,
     name: str | None = None,
 ) -> NewRows:
-    """New rows from a table for all parties, or from one per party, {"bank": "bank.csv", ...}, joined by `id`.
+    """Load new rows for a trained model.
 
-    `columns` are the model's; other columns of a table are not read. `label` is read only if it is given, and every
-    class must then be one of `class_names`; with a table per party it may stand in `label_data`, beside the id.
-
-    Ledgers know rows by their `id`, else by file and row number. A file that is called as the rows are (`name`) holds
-    the rows that `load_table` numbered: there a row is known by its number alone, so that it is not taken for another.
+    Ledgers identify rows by their `id`, else by file and row number. A file whose name equals `name` holds the rows
+    that `load_table` numbered: there a row is identified by its number alone, so that it is not counted as another row.
     Where a ledger has a limit, rows without an `id` are refused.
+
+    Args:
+        source: A table for all parties, or one per party, {"bank": "bank.csv", ...}, joined by `id`.
+        columns: The model's columns; other columns of a table are not read.
+        class_names: The model's classes; labels must be among them.
+        label: Column of the labels, read only if given.
+        id: Column that identifies rows; required with a table per party.
+        label_data: With a table per party, a table of id and label where no party's table has the label.
+        name: The owner's name for these people, under which ledgers count; by default the file's name without its
+            ending.
+
+    Returns:
+        The rows, encoded by the model's rules.
+
+    Raises:
+        DataError: With every fault of the tables, by row and column, without a value of a column.
     """
     check_name(name)
     faults = Faults()
@@ -87,7 +100,9 @@ def load_rows(
     features: tuple[Features, ...] = ()
     labels = None
     if rows is not None:
-        features = tuple(_encode(part, rows, faults) for part in columns)
+        features = tuple(
+            part.encode_present(rows.tables[part.party], rows.places[part.party], faults) for part in columns
+        )
         if rows.label is not None and label is not None:
             values = label_values(rows.label, label, rows.label_place, faults)
             labels = None if values is None else known_labels(values, class_names, label, rows.label_place, faults)
@@ -133,9 +148,3 @@ def _of_each(
         rules=rules.__getitem__,
         faults=faults,
     )
-
-
-def _encode(part: PartyColumns, rows: Aligned, faults: Faults) -> Features:
-    table = rows.tables[part.party]
-    present = [rule for rule in part.rules if rule.name in table.column_names]
-    return encode_columns(present, table, rows.places[part.party], faults)

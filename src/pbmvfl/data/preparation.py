@@ -1,4 +1,4 @@
-"""From tables to encoded rows, with every fault of schema and tables in one error."""
+"""Reading and encoding of tables, with every fault of schema and tables in one error."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pbmvfl.data.column_rules import PartyColumns, party_sources, resolved
-from pbmvfl.data.encoding import Features, encode_columns
+from pbmvfl.data.encoding import Features
 from pbmvfl.data.faults import Faults, nearest, plural
 from pbmvfl.data.joining import Aligned, read_each, read_one
 from pbmvfl.data.labels import Labels, label_values, number_classes
@@ -19,7 +19,7 @@ from pbmvfl.errors import DataError
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Prepared:
-    """Rows of the training table and, if there is one, of the test table."""
+    """Encoded rows of the training table and, if there is one, of the test table."""
 
     splits: Sequence[Aligned]
     columns: tuple[PartyColumns, ...]
@@ -38,7 +38,7 @@ def prepare(
     label_data: Any,
     schema: Mapping[str, Any] | str | Path | None,
 ) -> Prepared:
-    """Read, join, check and encode, as far as each can be done: whatever is wrong is named at the end, all at once."""
+    """Read, join, check and encode as far as possible, then raise all faults at once."""
     faults = Faults()
     rules = read_schema(schema, faults)
     splits: list[Aligned] = []
@@ -49,14 +49,17 @@ def prepare(
             held = found.held  # a test table needs the columns that the training rows have
     _refuse_unknown(rules, splits, faults)
     columns = _columns(splits[0], rules, faults) if splits else ()
-    features = [_features(split, columns, faults) for split in splits]
+    features = [
+        tuple(part.encode_present(split.tables[part.party], split.places[part.party], faults) for part in columns)
+        for split in splits
+    ]
     classes, labels = ((), None) if label is None else _labels(splits, label, faults)
     faults.raise_any()
     return Prepared(splits=splits, columns=columns, features=features, class_names=classes, labels=labels)
 
 
 def _refuse_unknown(rules: Schema, splits: Sequence[Aligned], faults: Faults) -> None:
-    """A schema's column that no file has is nearly always a misspelt one."""
+    """Add a fault for a column of the schema that no file has: nearly always a misspelt one."""
     for split in splits[:1]:
         files = " or ".join(dict.fromkeys(place.file for place in split.places.values()))
         for name in rules.names:
@@ -101,15 +104,6 @@ def _columns(split: Aligned, rules: Schema, faults: Faults) -> tuple[PartyColumn
         own = [resolved(name, rules, table.column(name), place, faults) for name in names if name in table.column_names]
         found.append(PartyColumns(party=party, rules=tuple(rule for rule in own if rule is not None)))
     return tuple(found)
-
-
-def _features(split: Aligned, columns: Sequence[PartyColumns], faults: Faults) -> tuple[Features, ...]:
-    encoded = []
-    for part in columns:
-        table = split.tables[part.party]
-        rules = [rule for rule in part.rules if rule.name in table.column_names]
-        encoded.append(encode_columns(rules, table, split.places[part.party], faults))
-    return tuple(encoded)
 
 
 def _labels(splits: Sequence[Aligned], label: str, faults: Faults) -> tuple[tuple[str, ...], list[Labels]]:

@@ -1,7 +1,6 @@
-"""Tables from wherever they are, as pyarrow tables: .csv and .parquet files, frames of pandas, polars or pyarrow.
+"""Readers of .csv and .parquet files and of pandas, polars or pyarrow frames, as pyarrow tables.
 
-A CSV has text only. What a column's cells mean is said by its rule, and by the column as a whole only where there is
-no rule.
+A CSV has text only. A column's rule says what its cells mean; without a rule, the column as a whole does.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _SHOWN_LINES = 5
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """Where a table is: a path, or a frame in memory."""
+    """A table's path, or a frame in memory."""
 
     value: Any
     #: As messages and row ids name it.
@@ -46,7 +45,7 @@ class Source:
 
 
 def source_of(value: Any, *, called: str = "frame") -> Source:
-    """A path or a frame as a source; a frame has no name of its own and is `called` so."""
+    """Return the source for a path or a frame; a frame has no name of its own and is `called` so."""
     import pyarrow as pa
 
     if isinstance(value, str | Path):
@@ -64,12 +63,12 @@ def source_of(value: Any, *, called: str = "frame") -> Source:
 
 
 def stem_of(value: Any) -> str:
-    """A file's name without its ending; frames have none of their own."""
+    """Return a file's name without its ending; "frame" for a frame."""
     return Path(value).stem if isinstance(value, str | Path) else "frame"
 
 
 def column_names(source: Source, faults: Faults) -> list[str] | None:
-    """The names of a table's columns; None, with a fault, if it cannot be read."""
+    """Return the names of a table's columns, or None with a fault if it cannot be read."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -86,7 +85,7 @@ def column_names(source: Source, faults: Faults) -> list[str] | None:
             if not source.is_csv:
                 return list(pq.read_schema(path).names)
             header = _csv_header(path, faults)
-            # Blanks around a name are nobody's wish, and no option could ask for them.
+            # Blanks around a name are never intended, and no option could name such a column.
             return None if header is None else [name.strip() for name in header]
         except (OSError, pa.ArrowException) as error:
             faults.add(f"path={str(path)!r} cannot be read as a table ({error})")
@@ -94,7 +93,7 @@ def column_names(source: Source, faults: Faults) -> list[str] | None:
 
 
 def require_columns(source: Source, present: Sequence[str], wanted: Sequence[str], faults: Faults) -> list[str]:
-    """Those of `wanted` that can be read; one fault names all that are not there."""
+    """Return those of `wanted` that can be read; one fault names all absent ones."""
     absent = [name for name in dict.fromkeys(wanted) if name not in present]
     if absent:
         first, *others = [(f"column={name!r}", nearest(name, present)) for name in absent]
@@ -117,7 +116,7 @@ def read_columns(
     *,
     as_text: Collection[str] = (),
 ) -> Any:
-    """A pyarrow table of the wanted columns, which must be there; None, with a fault, if it cannot be read.
+    """Return a pyarrow table of the wanted columns, which must exist, or None with a fault if it cannot be read.
 
     A CSV's cells become what `rules` say; those of the columns in `as_text` stay as they are written.
     """
@@ -135,7 +134,7 @@ def read_columns(
             table = pq.read_table(source.path, columns=list(wanted))
         table = None if table is None else plain(table)
     except (OSError, pa.ArrowException) as error:
-        # A CSV reader's words may have a value in them.
+        # A CSV reader's message may have a value in it.
         faults.add(f"{source.file} cannot be read as a table" + ("" if source.is_csv else f" ({error})"))
         return None
     if table is not None and not table.num_rows:
@@ -145,13 +144,13 @@ def read_columns(
 
 
 def plain(table: Any) -> Any:
-    """Dictionary columns as their values, and text of every kind as one type."""
+    """Replace dictionary columns by their values, and every kind of text by one type."""
     import pyarrow as pa
 
     columns = {}
     for name, column in zip(table.column_names, table.columns, strict=True):
         if pa.types.is_dictionary(column.type):
-            # Not by a cast of the whole: there is none for dictionaries of string views, which polars makes.
+            # Arrow has no cast for dictionaries of string views, which polars makes, so each chunk is looked up.
             chunks = [_one_text(chunk.dictionary).take(chunk.indices) for chunk in column.chunks]
             columns[name] = pa.chunked_array(chunks or [_one_text(pa.array([], column.type.value_type))])
         else:
@@ -173,7 +172,7 @@ def _is_pandas(value: Any) -> bool:
 
 
 def arrow_table(source: Source) -> Any:
-    """A frame in memory as a pyarrow table with all its columns."""
+    """Return a frame in memory as a pyarrow table with all its columns."""
     faults = Faults()
     names = column_names(source, faults)
     table = read_columns(source, names or [], {}, faults)
@@ -192,7 +191,7 @@ def _of_frame(source: Source, wanted: Sequence[str], faults: Faults) -> Any:
         series = source.value.iloc[:, names.index(name)]
         try:
             columns[name] = pa.array(series, from_pandas=True)
-        except (pa.ArrowException, OverflowError):  # its words have a value in them
+        except (pa.ArrowException, OverflowError):  # Arrow's message has a value in it
             columns[name] = _mixed(series)
             if columns[name] is None:
                 faults.add(
@@ -204,7 +203,7 @@ def _of_frame(source: Source, wanted: Sequence[str], faults: Faults) -> Any:
 
 
 def _mixed(series: Any) -> Any:
-    """Numbers and words in one column, as a program that guessed types by pieces of a file leaves them: as text."""
+    """Return a column of numbers and words, which programs that guess types piece by piece leave behind, as text."""
     import pyarrow as pa
 
     cells = series.tolist()
@@ -218,9 +217,9 @@ def _mixed(series: Any) -> Any:
 
 
 def _csv_header(path: Path, faults: Faults) -> list[str] | None:
-    """The column names of a CSV, after refusing text that is not UTF-8, whose words no schema could list.
+    """Return the column names of a CSV; text that is not UTF-8 is refused, because no schema could list its words.
 
-    Read by itself because a wrong separator often ends in an error about some row, before anything shows the header.
+    The header is read separately: a wrong separator often ends in an error about some row before anything shows it.
     """
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
@@ -270,7 +269,7 @@ def _of_csv(
 
 
 def csv_options(path: Path, wanted: Sequence[str], on_ragged: Callable[[Any], str]) -> dict[str, Any]:
-    """How Arrow reads a CSV: these columns, all as text."""
+    """Return Arrow's options for reading these columns of a CSV, all as text."""
     import pyarrow as pa
     import pyarrow.csv
 
@@ -291,7 +290,7 @@ def csv_options(path: Path, wanted: Sequence[str], on_ragged: Callable[[Any], st
 
 
 def typed(table: Any, rules: Mapping[str, ColumnRule], as_text: Collection[str]) -> Any:
-    """A table of text in the types that the columns' rules say."""
+    """Convert a table of text to the types that the columns' rules say."""
     for position, name in enumerate(table.column_names):
         if name not in as_text:
             table = table.set_column(position, name, _typed(table.column(name), rules.get(name)))
@@ -299,7 +298,7 @@ def typed(table: Any, rules: Mapping[str, ColumnRule], as_text: Collection[str])
 
 
 def _typed(column: Any, rule: ColumnRule | None) -> Any:
-    """Text in the type that its rule says; it stays text where a cell is something else, and the encoder names it."""
+    """Convert text to the type of its rule; it stays text where a cell does not fit, and the encoder names the cell."""
     if rule is not None and rule.word_type is str:
         return column
     absent = absent_in(rule, column) if rule is not None and rule.missing else np.asarray(column.is_null().to_numpy())
@@ -311,7 +310,7 @@ def _typed(column: Any, rule: ColumnRule | None) -> Any:
 
 
 def ragged_lines(path: Path, count: int) -> str:
-    """Which lines have another number of values than the header has names; no value is shown."""
+    """Describe the lines whose number of values differs from the header's; no value is shown."""
     found: list[tuple[int, int]] = []
     width = 0
     with path.open(encoding="utf-8-sig", newline="") as file:
@@ -358,9 +357,9 @@ def read_batches(
     *,
     as_text: Collection[str] = (),
 ) -> Iterator[Any]:
-    """Tables of the wanted columns, which must be there, in the file's order. What cannot be read goes to `faults`.
+    """Yield tables of the wanted columns, which must exist, in the file's order; faults go to `faults`.
 
-    A CSV's column without a rule has the type that the cells of its batch have; with one, that of the rule.
+    A CSV's column without a rule has the type of the cells of its batch; with one, the rule's type.
     """
     import pyarrow as pa
 
@@ -374,7 +373,7 @@ def read_batches(
             if table.num_rows:
                 yield plain(table)
     except (OSError, pa.ArrowException) as error:
-        # A CSV reader's words may have a value in them.
+        # A CSV reader's message may have a value in it.
         faults.add(f"{source.file} cannot be read as a table" + ("" if source.is_csv else f" ({error})"))
 
 

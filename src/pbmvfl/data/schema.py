@@ -1,4 +1,4 @@
-"""The schema: what is public about the columns, agreed on before anybody looks at a value.
+"""Schema: what is public about the columns, agreed on before any party reads a value.
 
     {"columns": {"job": {"vocabulary": ["cook", "nurse"], "other": true}, "age": {"range": [0, 120], "missing": true}}}
 
@@ -29,7 +29,7 @@ _INT64 = 1 << 63
 
 @dataclass(frozen=True, kw_only=True)
 class ColumnRule:
-    """What is public about one column; with neither a vocabulary nor a range: numbers, used as they are."""
+    """Public description of one column. Without a vocabulary or a range: numbers, used as they are."""
 
     name: str
     vocabulary: tuple[Word, ...] | None = None
@@ -43,16 +43,16 @@ class ColumnRule:
 
     @property
     def width(self) -> int:
-        """Numbers that one value becomes."""
+        """Return how many numbers one value becomes."""
         return (1 if self.vocabulary is None else len(self.vocabulary) + self.other) + self.missing
 
     @property
     def word_type(self) -> type[str | int | bool] | None:
-        """What the vocabulary is made of; None for numbers."""
+        """Return the type of the vocabulary's words; None for numbers."""
         return None if self.vocabulary is None else type(self.vocabulary[0])
 
     def to_entry(self) -> dict[str, Any]:
-        """The rule as the schema says it; empty for numbers that are used as they are."""
+        """Return the schema's entry for this rule; empty for numbers that are used as they are."""
         entry: dict[str, Any] = {}
         if self.vocabulary is not None:
             entry["vocabulary"] = list(self.vocabulary)
@@ -65,7 +65,7 @@ class ColumnRule:
         return entry
 
     def with_slot_for_missing(self) -> str:
-        """The schema's line that would let values be missing."""
+        """Return the line of a schema that would permit missing values."""
         if self.vocabulary is not None:
             said = '"vocabulary": [...], ' + ('"other": true, ' if self.other else "")
         else:
@@ -76,7 +76,7 @@ class ColumnRule:
 
 @dataclass(frozen=True, kw_only=True)
 class Schema:
-    """The rules that could be read, and the columns whose entry could not."""
+    """Rules that could be read, and columns whose entry could not."""
 
     rules: Mapping[str, ColumnRule]
     #: Columns whose entry has a fault, with as much of a rule as tells a missing value; None if nothing can be told.
@@ -88,7 +88,7 @@ class Schema:
 
 
 def read_schema(schema: Mapping[str, Any] | str | Path | None, faults: Faults) -> Schema:
-    """All rules of a schema or of its JSON file; what is wrong with it goes to `faults`."""
+    """Read all rules of a schema or of its JSON file; faults go to `faults`."""
     if schema is None:
         return Schema(rules={})
     if isinstance(schema, str | Path):
@@ -105,14 +105,14 @@ def read_schema(schema: Mapping[str, Any] | str | Path | None, faults: Faults) -
 
 
 def _kind_alone(name: str, entry: Any) -> ColumnRule | None:
-    """A rule that is not filled in yet, for finding missing values: they are to be named in the same pass."""
+    """Return as much of a faulty rule as tells a missing value, so that missing values are named in the same pass."""
     if not isinstance(entry, Mapping) or entry.get("missing") or ("vocabulary" in entry) == ("range" in entry):
         return None
     return ColumnRule(name=name, vocabulary=("...",) if "vocabulary" in entry else None)
 
 
 def rule_of_entry(name: str, entry: Any, faults: Faults) -> ColumnRule | None:
-    """One column's rule; None if its entry has a fault."""
+    """Return one column's rule, or None if its entry has a fault."""
     before = len(faults)
     where = f"schema of column={name!r}"
     if not isinstance(entry, Mapping):
@@ -201,7 +201,7 @@ def _range(limits: Any, where: str, faults: Faults) -> tuple[float, float] | Non
 
 
 def _markers(missing: Any, vocabulary: Sequence[Word] | None, where: str, faults: Faults) -> tuple[str, ...] | None:
-    """The owner's own marks; None where no value may be missing."""
+    """Return the owner's own marks of missing values; None where no value may be missing."""
     if isinstance(missing, bool):
         return () if missing else None
     is_list = isinstance(missing, list | tuple) and len(missing) > 0

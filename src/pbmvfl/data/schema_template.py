@@ -1,7 +1,7 @@
-"""A schema to fill in, from the columns' names and types alone.
+"""Templates of a schema, from the names and types of the columns alone.
 
-Values go into it only where the owner says that they are public: a range or a vocabulary taken from the rows is a
-release about them that no account knows of.
+Values enter a template only where the owner says that they are public: a range or a vocabulary taken from the rows is
+a release about them that no account counts.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _MOST_WRONG = 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class Template:
-    """A schema, what is still to be filled in, and what a reader of it should know."""
+    """Schema with gaps to fill in, and notes for the reader."""
 
     entries: Mapping[str, Mapping[str, Any]]
-    #: Columns whose values went into it.
+    #: Columns whose values are in the schema.
     published: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -41,14 +41,14 @@ class Template:
 
     @property
     def holes(self) -> tuple[str, ...]:
-        """ "range of age": what has to be filled in before the schema can be used."""
+        """Return what must be filled in before the schema can be used, as "range of age"."""
         kinds = {name: "vocabulary" if "vocabulary" in entry else "range" for name, entry in self.entries.items()}
         return tuple(
             f"{kind} of {name}" for name, kind in kinds.items() if self.entries[name][kind] in ([], [None, None])
         )
 
     def to_json(self) -> str:
-        """A line per column, to be read and written by hand."""
+        """Return the schema as JSON with one line per column, for editing by hand."""
         lines = [f"  {_readable(name)}: {_readable(entry)}" for name, entry in self.entries.items()]
         return '{"columns": {\n' + ",\n".join(lines) + "\n}}\n"
 
@@ -65,9 +65,20 @@ def schema_template(
     id: str | None = None,
     public_values: Collection[str] = (),
 ) -> Template:
-    """A template for the columns of a table, or of one per party; without `columns`, for all but label and id.
+    """Make a schema template for the columns of a table, or of one table per party.
 
-    `public_values` are names of columns whose smallest and largest number, or whose words, everybody may know.
+    Args:
+        source: A table for all parties, or one per party, {"bank": "bank.csv", ...}.
+        columns: Each party's columns; by default all but the label and the id.
+        label: Column of the labels.
+        id: Column that identifies rows.
+        public_values: Columns whose smallest and largest number, or whose words, are public and may be written.
+
+    Returns:
+        The template.
+
+    Raises:
+        DataError: With all faults of the tables.
     """
     by_party = isinstance(source, Mapping)
     held = None if columns is None else held_columns(columns, label, id or "", by_party=by_party)
@@ -122,7 +133,7 @@ def _entries(
 
 
 def _values(column: Any, where: str, notes: list[str]) -> tuple[Any, Mask]:
-    """The column in the type that it is meant to have, null where a cell is something else; and where it is empty."""
+    """Return the column in its intended type, null where a cell is something else, and the mask of empty cells."""
     import pyarrow as pa
 
     absent = np.array(column.is_null(nan_is_null=True).to_numpy(), dtype=bool)
@@ -152,14 +163,14 @@ def _entry(column: Any) -> dict[str, Any] | None:
     import pyarrow as pa
 
     if pa.types.is_boolean(column.type):
-        return {"vocabulary": [False, True]}  # the type says it
+        return {"vocabulary": [False, True]}  # known from the type alone
     if is_text(column.type):
         return {"vocabulary": []}
     return {"range": [None, None]} if is_number(column.type) or pa.types.is_null(column.type) else None
 
 
 def _publish(entry: dict[str, Any], column: Any, absent: Mask, where: str, notes: list[str], faults: Faults) -> None:
-    """Fill in what the rows have."""
+    """Fill in the range or the vocabulary of the rows."""
     import pyarrow as pa
 
     known = column.filter(pa.array(~absent)).drop_null()

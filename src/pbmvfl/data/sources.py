@@ -1,4 +1,4 @@
-"""The cache folder, and fetching public data into it: checked, atomic, and clear about what to do without a network."""
+"""Cache folder and downloads of public data: checked, atomic, with clear instructions where there is no network."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _TIMEOUT_SECONDS = 30.0
 
 @dataclass(frozen=True, kw_only=True)
 class Archive:
-    """A public file: where it is, how long it is, and its checksum where the publisher gives one."""
+    """Public file: address, size, and checksum where the publisher gives one."""
 
     dataset: str
     file_name: str
@@ -59,7 +59,7 @@ MODELNET10 = Archive(
 
 
 def cache_root() -> Path:
-    """Where fetched and prepared data is kept: PBMVFL_CACHE, else the user's cache folder of this platform."""
+    """Return the folder of fetched and prepared data: PBMVFL_CACHE, else the user's cache folder of this platform."""
     if chosen := os.environ.get("PBMVFL_CACHE"):
         return Path(chosen).expanduser()
     if sys.platform == "darwin":
@@ -70,7 +70,7 @@ def cache_root() -> Path:
 
 
 def cache_folder(dataset: str) -> Path:
-    """The data set's folder in the cache, made if need be. Asked for before long work, so that it fails early."""
+    """Return the data set's folder in the cache, made if needed. Called before long work, so that it fails early."""
     folder = cache_root() / dataset
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -83,7 +83,7 @@ def cache_folder(dataset: str) -> Path:
 
 @contextmanager
 def written_at_once(target: Path) -> Iterator[Path]:
-    """A temporary path beside `target` that takes its place only when the block ends well.
+    """Yield a temporary path that replaces `target` only if the block succeeds.
 
     A reader sees the whole file or none: an interrupted download never looks like a finished one.
     """
@@ -107,7 +107,7 @@ def save_arrays(target: Path, **arrays: npt.NDArray[Any]) -> None:
 
 
 def read_arrays(path: Path, *names: str) -> tuple[npt.NDArray[Any], ...]:
-    """Arrays of an .npz by name. Object arrays are refused: they would be pickles."""
+    """Read arrays of an .npz by name. Object arrays are refused: they would be pickles."""
     try:
         with np.load(path, allow_pickle=False) as file:
             return tuple(file[name] for name in names)
@@ -119,7 +119,7 @@ def read_arrays(path: Path, *names: str) -> tuple[npt.NDArray[Any], ...]:
 def progress_bar(
     description: str, total: int, *, enabled: bool, in_bytes: bool = False
 ) -> Iterator[Callable[[int], None]]:
-    """A rich progress bar on standard error; the yielded function advances it. Standard output stays for results."""
+    """Show a rich progress bar on standard error, advanced by the yielded function; standard output is for results."""
     if not enabled:
         yield lambda _amount: None
         return
@@ -134,12 +134,12 @@ def progress_bar(
 
 
 def open_url(url: str) -> Any:
-    """The one place where a download opens the network."""
+    """Open a download: the only place that uses the network."""
     return urllib.request.urlopen(url, timeout=_TIMEOUT_SECONDS)
 
 
 def unavailable(dataset: str, *, files: str, url: str, reason: object) -> DataError:
-    """The error for data that is neither here nor to be had: what to put where, and from which address."""
+    """Return the error for data that has no copy and cannot be fetched: which files to put where, and their address."""
     return DataError(
         f"dataset={dataset!r} has no copy on this machine and could not be fetched ({reason}). "
         f"Get it from {url} on a machine that can, then put {files} into a folder and name that folder in PBMVFL_DATA "
@@ -148,7 +148,7 @@ def unavailable(dataset: str, *, files: str, url: str, reason: object) -> DataEr
 
 
 def fetch(archive: Archive, *, progress: bool) -> Path:
-    """The archive in the cache, downloaded and checked first if it is not there yet."""
+    """Return the path of the archive in the cache, downloading and checking it first if needed."""
     target = cache_folder(archive.dataset) / archive.file_name
     if target.is_file():
         return target
@@ -191,10 +191,10 @@ def _check_archive(archive: Archive, received: int, md5: str) -> None:
 def fetch_openml_table(
     dataset: str, *, data_id: int, files: str
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
-    """Features and target of an OpenML set, with nominal columns as the numbers that their categories spell.
+    """Fetch features and target of an OpenML set, with nominal columns as the numbers that their categories spell.
 
-    scikit-learn hands nominal features over as positions in the list of categories, and those lists are in no
-    particular order ({-1,1} here, {1,0,-1} there), so the positions mean nothing until they are looked up.
+    scikit-learn returns nominal features as positions in the list of categories, and those lists are in no particular
+    order ({-1,1} here, {1,0,-1} there), so the positions mean nothing until they are looked up.
     """
     from sklearn.datasets import fetch_openml
 

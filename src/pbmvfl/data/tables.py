@@ -1,4 +1,4 @@
-"""Tables of one's own, with the columns named for each party, or a table per party."""
+"""Loading of the user's own tables: one for all parties with the columns of each named, or one per party."""
 
 from __future__ import annotations
 
@@ -36,20 +36,32 @@ def load_table(
     schema: Mapping[str, Any] | str | Path | None = None,
     name: str | None = None,
 ) -> VerticalDataset:
-    """A data set from a table: `columns` says which party holds which, `label` is the server's.
+    """Load a data set from a table, or from one table per party.
 
-    A table is the path of a .parquet or .csv file, a DataFrame (pandas, polars) or a pyarrow table. Or give one per
-    party, {"bank": "bank.csv", "shop": "shop.parquet"}, and the `id` column by which their rows are joined; the label
-    stands in one of them or, beside the id, in `label_data`. `columns` may then be left out: a party holds all others.
+    A table is the path of a .parquet or .csv file, a DataFrame (pandas, polars) or a pyarrow table.
 
-    Without a `test` table, `test_fraction` of the rows, chosen by the public `seed`, are kept for testing; 0 is none.
-    Ledgers know rows by their `id`, or by their number in the file, whatever the split; with a limit, only by an `id`.
-    `schema` is public: {"columns": {"job": {"vocabulary": ["a", "b"], "other": true}, "age": {"range": [0, 120]}}};
-    with "missing": true a column has a slot for missing values.
-    `name` is the owner's name for these people, under which ledgers count what is spent on them: one name, one budget.
-    By default it is the file's name without its ending.
+    Args:
+        source: A table for all parties, or one per party, {"bank": "bank.csv", "shop": "shop.parquet"}, joined by `id`.
+        label: Column of the labels, which belong to the server.
+        columns: Each party's columns, {"bank": ["age"], ...} or "bank=age;shop=item". With a table per party it may be
+            left out: a party then holds all columns but the id and the label.
+        id: Column that identifies rows. Ledgers identify rows by it, else by their number in the file, whatever the
+            split; with a limit, only by an `id`.
+        label_data: With a table per party, a table of id and label where no party's table has the label.
+        test: A table of test rows, of the same form as `source`.
+        test_fraction: Without `test`, the share of rows kept for testing, chosen by `seed`; 0 keeps none.
+        seed: Public seed of that choice.
+        schema: What is public about the columns, as a mapping or a JSON file:
+            {"columns": {"job": {"vocabulary": ["a", "b"], "other": true}, "age": {"range": [0, 120]}}}; with
+            "missing": true a column has a slot for missing values.
+        name: The owner's name for these people, under which ledgers count what is spent on them: one name, one privacy
+            budget. By default the file's name without its ending.
 
-    Every fault of schema and tables is named in one error, with row and column, and without a value of a column.
+    Returns:
+        The data set.
+
+    Raises:
+        DataError: With every fault of schema and tables, by row and column, without a value of a column.
     """
     check_name(name)
     if isinstance(test_fraction, bool) or not isinstance(test_fraction, int | float) or not 0 <= test_fraction < 1:
@@ -97,7 +109,7 @@ def load_table(
 
 @dataclass(frozen=True, kw_only=True)
 class CheckedTable:
-    """A table and a schema that go together."""
+    """Table and schema that go together."""
 
     num_rows: int
     columns: tuple[PartyColumns, ...]
@@ -123,9 +135,12 @@ def check_table(
     id: str | None = None,
     label_data: Any = None,
 ) -> CheckedTable:
-    """Whether `load_table` would take it, with all faults in one error; without a label, that one is not looked at.
+    """Check that `load_table` would accept the tables; without a label, the label is not checked.
 
-    With one table for all and no `columns`, all of its columns are checked, whosever they will be.
+    With one table for all and no `columns`, all of its columns are checked, whichever party will hold them.
+
+    Raises:
+        DataError: With all faults.
     """
     by_party = isinstance(source, Mapping)
     if columns is None and not by_party:
@@ -149,7 +164,7 @@ def _row_ids(split: Aligned, *, of: str = "") -> tuple[str, ...]:
 
 
 def _prefix(source: Any, test: Any) -> str:
-    """The file's own name keeps its rows apart from those of the training file."""
+    """Return the prefix of row numbers: the file's name keeps its rows apart from those of the training file."""
     if isinstance(source, Mapping) or test is source:
         return ""
     are_files = isinstance(source, str | Path) and isinstance(test, str | Path)
@@ -159,7 +174,7 @@ def _prefix(source: Any, test: Any) -> str:
 def _cut(
     features: tuple[Features, ...], labels: Labels, ids: tuple[str, ...], test_fraction: float, seed: int
 ) -> tuple[list[tuple[Features, ...]], list[Labels], list[tuple[str, ...]]]:
-    """Training and test rows, chosen by the public seed."""
+    """Split the rows into training and test rows by the public seed."""
     count = len(labels)
     num_test = math.ceil(count * test_fraction)
     if count - num_test < 1:

@@ -1,4 +1,4 @@
-"""Cells that are text read as numbers or as true and false, each cell by itself."""
+"""Conversion of text cells to numbers or truth values, each cell by itself."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _TRUE, _FALSE = ("true", "True", "TRUE"), ("false", "False", "FALSE")
 
 
 def is_text(kind: Any) -> bool:
-    """Whether an Arrow type is one of words."""
+    """Return True for Arrow's types of text."""
     import pyarrow as pa
 
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
@@ -27,7 +27,7 @@ def is_number(kind: Any) -> bool:
 
 
 def among(column: Any, words: Iterable[str]) -> Mask:
-    """Where a column of text, without blanks around it, has one of `words`."""
+    """Return the mask of cells that, without surrounding blanks, are one of `words`."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -36,7 +36,7 @@ def among(column: Any, words: Iterable[str]) -> Mask:
 
 
 def numbers_of(column: Any, absent: Mask) -> tuple[npt.NDArray[np.float64], Mask]:
-    """(values, where a cell is no number); NaN where `absent` says that there is no value, and where it is wrong."""
+    """Return the values, and the mask of cells that are no number; values are NaN where absent or wrong."""
     import pyarrow as pa
 
     text = _without(_trimmed(column), absent)
@@ -53,7 +53,7 @@ def numbers_of(column: Any, absent: Mask) -> tuple[npt.NDArray[np.float64], Mask
 
 
 def truths_of(column: Any, absent: Mask) -> tuple[Any, Mask]:
-    """(an Arrow column of true and false, where a cell is neither)."""
+    """Return an Arrow column of true and false, and the mask of cells that are neither."""
     import pyarrow as pa
 
     yes, no = among(column, _TRUE), among(column, _FALSE)
@@ -61,7 +61,7 @@ def truths_of(column: Any, absent: Mask) -> tuple[Any, Mask]:
 
 
 def are_dates(column: Any, absent: Mask) -> bool:
-    """Whether every cell that is there begins like 2024-12-31 or 31.12.2024 or 12/31/2024."""
+    """Return True if every cell that has a value begins like 2024-12-31 or 31.12.2024 or 12/31/2024."""
     import pyarrow.compute as pc
 
     found = pc.match_substring_regex(_trimmed(column), r"^(\d{4}-\d{1,2}-\d{1,2}|\d{1,2}[./]\d{1,2}[./]\d{2,4})")
@@ -69,7 +69,7 @@ def are_dates(column: Any, absent: Mask) -> bool:
 
 
 def infer(column: Any, absent: Mask) -> Any:
-    """A column of text in the first type that all its cells have: whole numbers, numbers, true and false, words."""
+    """Convert text to the first type that fits all cells of a column: whole numbers, numbers, true and false, words."""
     import pyarrow as pa
 
     if absent.all():

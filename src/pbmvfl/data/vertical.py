@@ -1,8 +1,8 @@
-"""Rows that every party shares, columns that each holds alone, and labels that only the server has.
+"""Vertically split rows: every party shares the rows, each holds its own columns, and only the server has the labels.
 
 Shapes: N rows, M parties. Party m's features are one array (N, *shape_m); row i is the same person, picture or
-object in each of the M arrays. How a whole table or picture is cut into M parts is its *layout*, so that a data set
-can be cut again for another number of parties.
+object in each of the M arrays. The *layout* says how a whole table or picture is split into M parts, so that a data
+set can be split again for another number of parties.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pbmvfl.data.column_rules import PartyColumns
 
 #: columns: contiguous blocks of a table. digits: 8x8 pictures as 64 columns. quadrants: (N, channels, H, W) pictures.
-#: views: (N, views, H, W) pictures of one object. assigned: the owner said who holds which column.
+#: views: (N, views, H, W) pictures of one object. assigned: the owner named the columns of each party.
 Layout = Literal["columns", "digits", "quadrants", "views", "assigned"]
 
 Array = npt.NDArray[Any]
@@ -32,13 +32,13 @@ _QUADRANTS = 4
 
 
 def require_party_count(num_parties: int) -> None:
-    """At least two parties: with one there is nobody to hide a value from, and a sum over parties hides nothing."""
+    """Refuse fewer than two parties: a sum over one party hides nothing, and there is no other to hide it from."""
     if isinstance(num_parties, bool) or not isinstance(num_parties, int | np.integer) or num_parties < 2:
         raise DataError(f"num_parties={num_parties!r} is not permitted; give an integer of at least 2")
 
 
 def column_blocks(layout: Layout, num_columns: int, num_parties: int) -> tuple[npt.NDArray[np.int64], ...]:
-    """The column numbers of each party: together they are 0..num_columns-1, each exactly once."""
+    """Return each party's column numbers; together they are 0..num_columns-1, each exactly once."""
     require_party_count(num_parties)
     if num_parties > num_columns:
         raise DataError(
@@ -53,7 +53,7 @@ def column_blocks(layout: Layout, num_columns: int, num_parties: int) -> tuple[n
 
 
 def picture_quadrants(pictures: Array) -> tuple[Array, ...]:
-    """(N, channels, H, W) as four (N, channels, H/2, W/2): top left, top right, bottom left, bottom right."""
+    """Split (N, channels, H, W) into four (N, channels, H/2, W/2): top left, top right, bottom left, bottom right."""
     if pictures.ndim != 4 or pictures.shape[2] % 2 or pictures.shape[3] % 2:
         raise DataError(
             f"pictures of shape={pictures.shape} have no quadrants; give (N, channels, H, W) with even H and W"
@@ -64,7 +64,7 @@ def picture_quadrants(pictures: Array) -> tuple[Array, ...]:
 
 
 def split_whole(whole: Array, *, layout: Layout, num_parties: int) -> tuple[Array, ...]:
-    """One array over all columns, views or pixels, cut into one array per party."""
+    """Split one array over all columns, views or pixels into one array per party."""
     require_party_count(num_parties)
     if layout in ("columns", "digits"):
         blocks = column_blocks(layout, whole.shape[1], num_parties)
@@ -96,7 +96,7 @@ def require_four_parties(num_parties: int) -> None:
 
 
 def _join_parts(parts: Sequence[Array], layout: Layout) -> Array:
-    """The inverse of `split_whole` for tables and views."""
+    """Invert `split_whole` for tables and views."""
     if layout == "views":
         return np.concatenate(parts, axis=1)
     whole = np.concatenate(parts, axis=1)
@@ -124,20 +124,20 @@ class VerticalDataset:
     class_names: tuple[str, ...]
     default_encoder: str
     layout: Layout = "assigned"
-    #: What a reader should know about these values, in whole sentences.
+    #: Notes for the reader, in whole sentences.
     notes: tuple[str, ...] = ()
-    #: The owners' names of the rows, by which their ledgers know them whatever the order and the split. None: a row is
-    #: known by its position, which is right only where every load of this name gives the same rows in the same order.
+    #: The owners' names of the rows, by which ledgers identify them whatever the order and the split. None: a row is
+    #: identified by its position, which is right only if every load of this name gives the same rows in the same order.
     train_ids: tuple[str, ...] | None = None
     test_ids: tuple[str, ...] | None = None
     #: False where the ids are places in a table: another table has the same people at other places, or others at these.
     rows_are_named: bool = True
     #: How many values every column has, equally spaced from 0 to 1, where the data's public description says so.
     column_values: int | None = None
-    #: What is public about every party's columns, by which new rows become numbers as these did. None: the arrays have
-    #: no names, as in the named sets.
+    #: Public rules of every party's columns, by which new rows are encoded as these were. None: the arrays have no
+    #: column names, as in the named sets.
     columns: tuple[PartyColumns, ...] | None = None
-    #: What the label's column is called in the table that the rows came from, if they did.
+    #: Name of the label's column in the table that the rows came from, if they did.
     label: str | None = None
 
     def __post_init__(self) -> None:
@@ -173,11 +173,23 @@ class VerticalDataset:
         seed: int = 0,
         name: str | None = None,
     ) -> VerticalDataset:
-        """A data set from a DataFrame (pandas, polars, pyarrow) per party, {"bank": frame, "shop": frame}.
+        """Make a data set from one DataFrame (pandas, polars, pyarrow) per party.
 
-        With `ids` the name of a column that all frames have, their rows are joined by it, and `labels` is the name of
-        a column of one of them. Otherwise row i of every frame is the same row, `ids` are its names, if it has any,
-        and `labels` may also be a list, an array or a series. The other settings are those of `load_table`.
+        Args:
+            frames: {"bank": frame, "shop": frame}.
+            labels: A column's name; or, unless `ids` joins the rows, a list, an array or a series, one label per row.
+            ids: The name of a column that all frames have, by which their rows are joined; or one name per row, where
+                row i of every frame is the same row; or None for rows without names.
+            schema: As in `load_table`.
+            test_fraction: As in `load_table`.
+            seed: As in `load_table`.
+            name: As in `load_table`.
+
+        Returns:
+            The data set.
+
+        Raises:
+            DataError: With every fault of the frames.
         """
         from pbmvfl.data.dataframes import dataset_of_frames
 
@@ -186,7 +198,7 @@ class VerticalDataset:
         )
 
     def __repr__(self) -> str:
-        """Names and shapes only: a notebook shows and keeps what it prints, and the values are private."""
+        """Return names and shapes only: a notebook shows and keeps what it prints, and the values are private."""
         parties = ", ".join(
             f"{party}: train {_shape(train)} test {_shape(test)}"
             for party, train, test in zip(self.party_names, self.train_features, self.test_features, strict=False)
@@ -210,7 +222,17 @@ class VerticalDataset:
         return len(self.class_names)
 
     def split_features(self, *, num_parties: int) -> VerticalDataset:
-        """The same rows with the columns cut for another number of parties."""
+        """Split the columns of the same rows over another number of parties.
+
+        Args:
+            num_parties: At least 2, and as many as the layout permits.
+
+        Returns:
+            A data set with parties named party-0, party-1, ...; this one if it already has so many.
+
+        Raises:
+            DataError: If the columns were assigned explicitly, or cannot be split over so many parties.
+        """
         require_party_count(num_parties)
         if self.layout == "assigned":
             raise DataError(
@@ -301,7 +323,7 @@ class VerticalDataset:
 
 
 def _shape(array: Any) -> object:
-    """For a repr, which a traceback may ask for while an array of another kind is being refused."""
+    """Describe an array's shape, also that of an array of another kind that is being refused."""
     return getattr(array, "shape", "?")
 
 

@@ -1,4 +1,4 @@
-"""ModelNet10 as twelve depth pictures an object, which is how six or twelve parties can each look from another side.
+"""ModelNet10 as twelve depth pictures per object, so that six or twelve parties each see it from another side.
 
 Grids are 30 x 30 x 30 with axis 2 up, the object inside the middle 24 cells. Cameras stand on a ring, 30 degrees
 apart and 30 degrees above the horizon, and look at the centre without perspective. A picture is 32 x 32 uint8: 0 is
@@ -47,7 +47,7 @@ _RENDERING = 1
 
 @cache
 def _projection() -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint8]]:
-    """For every view, cell and sub-point: its pixel (numbered through all views) and its brightness.
+    """Return the pixel (numbered through all views) and the brightness of every view, cell and sub-point.
 
     Each cell is drawn as 2 x 2 x 2 sub-points, so that no holes show between neighbours. Nothing here depends on the
     object: rendering is a look-up in these two (C, V, S) tables.
@@ -75,7 +75,7 @@ def _projection() -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint8]]:
 
 
 def render_views(grids: Grids, *, advance: Callable[[int], None] = lambda _amount: None) -> Views:
-    """(N, 30, 30, 30) grids of 0 and 1 as (N, 12, 32, 32) depth pictures. An empty grid gives black pictures."""
+    """Render (N, 30, 30, 30) grids of 0 and 1 as (N, 12, 32, 32) depth pictures. An empty grid gives black pictures."""
     if grids.ndim != 4 or grids.shape[1:] != (GRID,) * 3:
         raise DataError(f"grids of shape={grids.shape} cannot be rendered; give (N, {GRID}, {GRID}, {GRID})")
     pixel, brightness = _projection()
@@ -92,7 +92,7 @@ def render_views(grids: Grids, *, advance: Callable[[int], None] = lambda _amoun
 
 
 def load_views(bits: dict[str, Grids], *, folder: Path, progress: bool) -> dict[str, Views]:
-    """The pictures of packed grids {"train": (N, 3375), "test": ...}, rendered unless `folder` has them already."""
+    """Return the pictures of packed grids {"train": (N, 3375), "test": ...}, rendered unless `folder` has them."""
     digest = hashlib.sha256(f"{_RENDERING} {NUM_VIEWS} {GRID} {PICTURE}".encode())
     for split in ("train", "test"):
         digest.update(bits[split].tobytes())
@@ -116,7 +116,7 @@ def pack_grids(grids: Grids) -> Grids:
 
 
 def read_off(text: str) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
-    """Vertices (n, 3) and triangles (m, 3) of a mesh in the OFF format; polygons are cut into fans of triangles.
+    """Read vertices (n, 3) and triangles (m, 3) of a mesh in the OFF format; polygons become fans of triangles.
 
     Some ModelNet files have the counts in the first line, right after the letters OFF, without a space.
     """
@@ -148,7 +148,7 @@ def read_off(text: str) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]
 
 
 def voxelise(vertices: npt.NDArray[np.float64], triangles: npt.NDArray[np.int64]) -> Grids:
-    """The cells that a surface touches: (30, 30, 30) of 0 and 1, axis 2 up, the longest side 24 cells, centred.
+    """Return the cells that a surface touches: (30, 30, 30) of 0 and 1, axis 2 up, the longest side 24 cells, centred.
 
     Each triangle is sampled on a lattice of at most half a cell. Size and place in the grid follow the grids that
     others have published; cells are not identical to theirs, where walls can be thicker or filled.
@@ -177,7 +177,7 @@ def voxelise(vertices: npt.NDArray[np.float64], triangles: npt.NDArray[np.int64]
 
 
 def grids_from_meshes(path: Path, *, progress: bool) -> dict[str, npt.NDArray[Any]]:
-    """All meshes of ModelNet10.zip as packed grids with their labels, read in place: nothing is unpacked to disk."""
+    """Return all meshes of ModelNet10.zip as packed grids with their labels, without unpacking the archive to disk."""
     pattern = re.compile(r"(?:^|/)ModelNet10/(\w+)/(train|test)/\1_\d+\.off$")
     result: dict[str, npt.NDArray[Any]] = {}
     try:
