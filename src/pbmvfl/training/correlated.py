@@ -1,9 +1,9 @@
 """Noisy updates whose noise is correlated within a band of steps (`privacy/correlated.py`).
 
-A party remembers the exact sums of its last b - 1 batches, which are secret, and mixes them with the new one before it
-adds noise. It also remembers the estimates that it made of them; these are computed from what it released and nothing
-else. Neither is in a checkpoint: after a resume, or if a batch is given up, both begin anew. Whenever that happens, a
-use of a row shows in at most b releases with the coefficients of the band, and costs at most what it is charged.
+A party keeps the exact sums of its last b - 1 batches, which are secret, and mixes them with the new one before it
+adds noise. It also keeps its estimates of them, which are computed from released values alone. Neither is in a
+checkpoint: after a resume, or if a batch is given up, both start empty. Whenever that happens, a use of a row shows in
+at most b releases with the coefficients of the band, and costs at most what it is charged.
 
 Shape suffixes: D weights.
 """
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class BandMemory:
-    """The last sums and estimates of one sequence of steps."""
+    """Last sums and estimates of one sequence of steps."""
 
     def __init__(self, grid: Grid) -> None:
         self._numerators = grid.band.numerators
@@ -43,9 +43,12 @@ class BandMemory:
         self._estimates: deque[npt.NDArray[np.float64]] = deque(maxlen=before)  # the newest first, in steps
 
     def mixture(self, total_D: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
-        """c_0 G_t + c_1 G_(t-1) + ... in whole steps, from the exact sum G_t in fine units. G_t is remembered.
+        """Return c_0 G_t + c_1 G_(t-1) + ... in whole steps, and keep G_t.
 
-        Exact but for one rounding at the end, to the nearest: the grid leaves room for integers of 64 bits.
+        Exact but for one rounding to the nearest at the end: the grid leaves room for 64-bit integers.
+
+        Args:
+            total_D: The exact sum G_t in fine units.
         """
         newest_D = total_D.astype(np.int64)
         mixed_D = newest_D * np.int64(self._numerators[0])
@@ -58,7 +61,7 @@ class BandMemory:
         return rounded
 
     def estimate(self, released_D: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-        """The estimate of the newest sum, in steps, from its noisy mixture and the estimates before: y = C G solved."""
+        """Estimate the newest sum, in steps, from its noisy mixture and the estimates before, by solving y = C G."""
         estimate_D = released_D.astype(np.float64)
         for coefficient, earlier_D in zip(self._coefficients[1:], self._estimates, strict=False):
             estimate_D -= coefficient * earlier_D
@@ -66,28 +69,31 @@ class BandMemory:
         return estimate_D
 
     def forget(self) -> None:
-        """Begin anew: no later mixture has a sum of before, and no later estimate an estimate of before."""
+        """Start empty: no later mixture or estimate uses a sum or an estimate from before."""
         self._sums.clear()
         self._estimates.clear()
 
 
 class Correlated(Noisy):
-    """Noisy updates with a band. The estimate of a sum is divided by the rows of a full batch, also in a short one:
-    errors cancel from step to step only if all are divided alike."""
+    """Noisy updates with a band.
+
+    The estimate of a sum is divided by the rows of a full batch, also for a short one: errors cancel from step to step
+    only if all are divided alike.
+    """
 
     @cached_property
     def _memory(self) -> BandMemory:
         return BandMemory(self._grid)
 
     def embed(self, batch: Tensor, *, for_training: bool) -> npt.NDArray[np.float32]:
-        if self.waiting_rows:  # its gradient never came: steps would no longer be as far apart as rounds
+        if self.waiting_rows:  # its gradient never came, so steps are no longer as far apart as rounds
             self._memory.forget()
         return super().embed(batch, for_training=for_training)
 
     def apply(self, gradient_BP: npt.NDArray[np.float32], entropy: Entropy) -> None:
         try:
             super().apply(gradient_BP, entropy)
-        except Exception:  # a step that was not made, as above
+        except Exception:  # as above: this step was not made
             self._memory.forget()
             raise
 

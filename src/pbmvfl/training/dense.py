@@ -1,11 +1,11 @@
-"""Dense layers with rectifiers between them: forward pass and chain rule written out, in memory that is used again.
+"""Dense layers with rectifiers between them: forward pass and chain rule written out, in reused memory.
 
-Networks of this size spend more time in autograd's bookkeeping than in arithmetic. The numbers are autograd's up to the
-rounding of float32, also where they are no numbers. Which networks are taken this way depends on their layers and on
-the shape and type of a batch, never on values.
+Networks of this size spend more time in autograd's bookkeeping than in arithmetic. The results are autograd's up to the
+rounding of float32, also where they are not finite. Which networks are handled here depends on their layers and on the
+shape and type of a batch, never on values.
 
-What is kept belongs to one network and one batch at a time. Embeddings are handed out in memory of their own; slopes
-and gradients at layers are good until the next batch.
+Kept memory belongs to one network and one batch at a time. Embeddings are returned in memory of their own; slopes and
+gradients at layers are valid until the next batch.
 
 Shape suffixes: B rows of the batch, I columns into a layer, O columns out of it, P embedding_dim.
 """
@@ -26,14 +26,14 @@ from pbmvfl._compiled import compiled
 from pbmvfl.plan.groups import Activation
 from pbmvfl.training.encoders import Bounded
 
-#: Wider layers are left to torch: sums over so many columns would need other margins than those of the grid.
+#: Wider layers are left to torch: sums over so many columns would need wider margins than the grid's.
 WIDEST = 1 << 16
 
 _Array = npt.NDArray[np.float32]
 
 
 def dense_leaves(encoder: nn.Module) -> list[nn.Module] | None:
-    """The layers in the order in which they run, if all that learns is plain dense layers, each used once."""
+    """Return the layers in the order in which they run, if only plain dense layers learn, each used once; else None."""
     leaves: list[nn.Module] = []
 
     def collect(module: nn.Module) -> bool:
@@ -56,13 +56,13 @@ def dense_leaves(encoder: nn.Module) -> list[nn.Module] | None:
 
 
 def _is_hooked(module: nn.Module) -> bool:
-    """Whether calling a module does something else than its class says."""
+    """Return True if calling a module does something else than its class says."""
     hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
     return any(hooks) or "forward" in vars(module)
 
 
 def is_plain_linear(module: nn.Module) -> bool:
-    """A dense layer of float32 numbers that all learn, on the CPU, and that nothing else has been made of."""
+    """Return True for a plain dense layer on the CPU whose float32 weights all learn."""
     return (
         type(module) is nn.Linear
         and not _is_hooked(module)
@@ -78,7 +78,7 @@ def is_plain_linear(module: nn.Module) -> bool:
 
 
 def written_out(encoder: nn.Module) -> Dense | None:
-    """The network in this module's form, if it is dense layers with rectifiers between them and nothing else."""
+    """Return the network in this module's form, if it is dense layers with rectifiers between them; else None."""
     leaves = dense_leaves(encoder)
     if leaves is None:
         return None
@@ -96,7 +96,7 @@ def written_out(encoder: nn.Module) -> Dense | None:
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """One layer's weights and its memory for batches of one size, seen by torch and by compiled loops."""
+    """Weights of one layer and its memory for batches of one size, shared by torch and compiled loops."""
 
     weight_OI: Tensor
     weight_IO: Tensor
@@ -105,14 +105,17 @@ class _Layer:
     gradient_BO: Tensor  # of the loss, at the output before the rectifier
     gradient_OB: Tensor
     slope_OI: Tensor
-    output: _Array  # the same numbers
+    output: _Array  # the same memory, for compiled loops
     gradient: _Array
     bias_slope: _Array
     slopes: tuple[Tensor, ...]  # of the weights, and of the bias if there is one
 
 
 class Dense:
-    """Forward pass and chain rule of one network. A batch that went forward waits for its gradient, or for the next."""
+    """Forward pass and chain rule of one network.
+
+    A batch that went forward is pending until its gradient, or the next batch, arrives.
+    """
 
     def __init__(self, encoder: Bounded, layers: list[nn.Linear], *, flattens: bool) -> None:
         self._encoder = encoder
@@ -125,16 +128,16 @@ class Dense:
         self._addresses: list[int] = []
         self._layers: list[_Layer] = []
         self._memory: list[tuple[Tensor, Tensor]] = []  # outputs and their gradients, for the largest batch so far
-        self._input_BI: Tensor | None = None  # of the batch that waits
-        self._embedding: _Array | None = None  # before it was multiplied by the bound
+        self._input_BI: Tensor | None = None  # of the pending batch
+        self._embedding: _Array | None = None  # before multiplication by the bound
 
     @property
     def layers(self) -> list[nn.Linear]:
-        """In the order in which they run."""
+        """Return the layers in the order in which they run."""
         return self._linear
 
     def takes(self, batch: Tensor) -> bool:
-        """Whether a batch is rows of as many numbers as the first layer has columns. The rest is left to torch."""
+        """Return True for rows of as many numbers as the first layer has columns; other batches are left to torch."""
         rows, *columns = batch.shape
         return (
             batch.dtype is torch.float32
@@ -147,7 +150,7 @@ class Dense:
     # --- forward ---
 
     def forward(self, batch: Tensor) -> Tensor:
-        """The embeddings, in memory of their own. The batch must stay as it is as long as it waits."""
+        """Return the embeddings, in memory of their own. The batch must not change while it is pending."""
         rows = batch.shape[0]
         self._prepare(rows)
         self._input_BI = values_BI = batch.view(rows, self._columns) if self._flattens else batch
@@ -162,13 +165,13 @@ class Dense:
                 values_BI.relu_()
         encoder = self._encoder
         embedding_BP = encoder._squash(values_BI)
-        if embedding_BP is values_BI:  # what is handed out must outlive the next batch
+        if embedding_BP is values_BI:  # the caller keeps it beyond the next batch
             embedding_BP = values_BI.clone()
         self._embedding = embedding_BP.numpy()
         return embedding_BP if encoder.bound == 1.0 else embedding_BP * encoder.bound
 
     def _prepare(self, rows: int) -> None:
-        """Views for batches of this size. Weights may have moved to other memory since the last one."""
+        """Make views for batches of this size. Weights may have moved to other memory since the last batch."""
         addresses = [parameter.data_ptr() for parameter in self._parameters]
         if addresses == self._addresses and self._layers[0].output_BO.shape[0] == rows:
             return
@@ -185,7 +188,7 @@ class Dense:
     # --- backward ---
 
     def slopes(self, gradient_BP: npt.NDArray[np.float32]) -> list[Tensor]:
-        """Slopes of all weights in the order of `parameters()`, for the batch that waits."""
+        """Return the slopes of all weights in the order of `parameters()`, for the pending batch."""
         self._go_back(gradient_BP)
         assert self._input_BI is not None
         found: list[Tensor] = []
@@ -194,11 +197,11 @@ class Dense:
             torch.mm(layer.gradient_OB, values_BI, out=layer.slope_OI)
             found += layer.slopes
             values_BI = layer.output_BO
-        self._input_BI = None  # the next batch may have its memory while that is in the cache
+        self._input_BI = None  # frees its memory for the next batch while it is in the cache
         return found
 
     def factors(self, gradient_BP: npt.NDArray[np.float32]) -> tuple[list[_Array], list[_Array]]:
-        """The layers' inputs, and the gradients at their outputs, for the batch that waits."""
+        """Return the layers' inputs and the gradients at their outputs, for the pending batch."""
         self._go_back(gradient_BP)
         assert self._input_BI is not None
         ins = [self._input_BI.numpy(), *(layer.output for layer in self._layers[:-1])]
@@ -208,7 +211,7 @@ class Dense:
     def _go_back(self, gradient_BP: npt.NDArray[np.float32]) -> None:
         """Fill in the gradients at the layers' outputs, and the slopes of their biases."""
         layer = self._layers[-1]
-        if gradient_BP.shape != layer.gradient.shape:  # compiled loops look no further
+        if gradient_BP.shape != layer.gradient.shape:  # compiled loops check no bounds
             raise ValueError(f"gradient of shape={gradient_BP.shape} for a batch of shape={layer.gradient.shape}")
         self._through(gradient_BP, self._bound, self._embedding, layer.gradient, layer.bias_slope)
         for before in self._layers[-2::-1]:
@@ -241,7 +244,7 @@ def _layer(layer: nn.Linear, output_BO: Tensor, gradient_BO: Tensor) -> _Layer:
 
 @compiled
 def through_relu(output: Any, gradient: Any, sums: Any) -> None:
-    """In place. As torch has it: no number among the outputs lets the gradient through."""
+    """Apply the derivative of the rectifier in place; as in torch, a NaN output lets the gradient through."""
     rows, columns = gradient.shape
     total = np.zeros(columns)
     for b in range(rows):
@@ -270,8 +273,11 @@ def through_tanh(given: Any, bound: Any, squashed: Any, gradient: Any, sums: Any
 
 @compiled
 def through_hardtanh(given: Any, bound: Any, squashed: Any, gradient: Any, sums: Any) -> None:
-    """No number among the outputs lets nothing through, as in torch's vector code; its code for the last few values of
-    an array lets the gradient through."""
+    """Apply the derivative of hardtanh.
+
+    A NaN output lets nothing through, as in torch's vector code; torch's code for the last few values of an array lets
+    the gradient through.
+    """
     rows, columns = gradient.shape
     total = np.zeros(columns)
     for b in range(rows):
@@ -286,7 +292,7 @@ def through_hardtanh(given: Any, bound: Any, squashed: Any, gradient: Any, sums:
 
 @compiled
 def through_softsign(given: Any, bound: Any, squashed: Any, gradient: Any, sums: Any) -> None:
-    """With y = x/(1+|x|) the derivative 1/(1+|x|)^2 is (1-|y|) - |y|(1-|y|): infinities make no number."""
+    """Apply the derivative of softsign: with y = x/(1+|x|), 1/(1+|x|)^2 is (1-|y|) - |y|(1-|y|), NaN at infinities."""
     rows, columns = gradient.shape
     total = np.zeros(columns)
     for b in range(rows):
@@ -302,7 +308,7 @@ def through_softsign(given: Any, bound: Any, squashed: Any, gradient: Any, sums:
 
 @compiled
 def through_nothing(given: Any, bound: Any, squashed: Any, gradient: Any, sums: Any) -> None:  # noqa: ARG001
-    """Scores as they are. All of these take the same arguments."""
+    """Pass the gradient of unbounded scores on. All of these functions take the same arguments."""
     rows, columns = gradient.shape
     total = np.zeros(columns)
     for b in range(rows):

@@ -1,8 +1,8 @@
-"""Party networks whose output cannot leave [-C, C], and the server's head.
+"""Party networks whose output stays in [-C, C], and the server's head.
 
 The privacy account assumes that every coordinate of an embedding lies in [-C, C] whatever the weights and the data
-are. `Bounded` is that promise in code; a network that is not one is refused. It also assumes that a row's embedding
-depends on that row and on the party's own weights alone: networks that break this are refused as far as it shows.
+are. `Bounded` guarantees it; a network of another class is refused. The account also assumes that a row's embedding
+depends on that row and on the party's own weights alone: networks that visibly break this are refused.
 """
 
 from __future__ import annotations
@@ -42,10 +42,15 @@ _PROBE_ROWS = 4
 
 
 class Bounded(nn.Module):
-    """A network followed by bound * activation, where the activation stays in [-1, 1].
+    """Network followed by bound * activation, where the activation stays in [-1, 1].
 
-    With `Activation.NONE` it makes scores without a bound, for plans whose training releases none of them; whatever
-    releases them later bounds them itself.
+    With `Activation.NONE` it makes scores without a bound, for plans whose training releases none of them; the
+    mechanism that releases them later bounds them itself.
+
+    Args:
+        network: Any module from rows to (B, embedding_dim).
+        bound: C, the plan's bound.
+        activation: The plan's activation.
     """
 
     def __init__(self, network: nn.Module, *, bound: float = 1.0, activation: Activation = Activation.TANH) -> None:
@@ -61,7 +66,7 @@ class Bounded(nn.Module):
 
 
 class Pixels(nn.Module):
-    """8-bit pictures to numbers around zero, by constants that depend on nobody's pictures."""
+    """Map of 8-bit pictures to numbers around zero, by constants that depend on no data."""
 
     def forward(self, pixels: Tensor) -> Tensor:
         return pixels.to(torch.float32).sub(127.5).div(63.75)
@@ -92,7 +97,7 @@ def _flat(shape: Sequence[int]) -> int:
 
 
 def _multiview(shape: Sequence[int], embedding_dim: int) -> nn.Module:
-    """The paper's two convolutions and one dense layer, on views stacked as channels."""
+    """Build the paper's two convolutions and one dense layer, on views stacked as channels."""
     if len(shape) != 3:
         raise EncoderError(f"encoder=multiview-conv needs pictures (views, height, width), got shape={tuple(shape)}")
     views, height, width = shape
@@ -156,7 +161,7 @@ ENCODERS: dict[str, Callable[[Sequence[int], int], nn.Module]] = {
     "linear": _linear,
     "multiview-conv": _multiview,
     "resnet18": _resnet18(_group_norm),
-    # As the paper has it. Batch statistics make every embedding of a batch depend on every row in it, so replacing
+    # The paper's. Batch statistics make every embedding of a batch depend on every row in it, so replacing
     # one cell moves all of them: for reproducing tables, not for protecting rows.
     "resnet18-batchnorm": _resnet18(nn.BatchNorm2d),
 }
@@ -167,14 +172,16 @@ _GENERATOR = threading.RLock()
 
 @contextlib.contextmanager
 def own_generator() -> Iterator[None]:
-    """Torch's global generator for one thread at a time, and as it was before for whoever comes next: several parties
-    may be built in threads of one process."""
+    """Reserve torch's global generator for one thread, and restore it afterwards.
+
+    Several parties may be built in threads of one process.
+    """
     with _GENERATOR, torch.random.fork_rng(devices=[]):
         yield
 
 
 def _with_public_seed(build: Callable[[], nn.Module], *, seed: int, index: int) -> nn.Module:
-    """First weights are public: drawn from (seed, index), without touching torch's global generator."""
+    """Build a network with public first weights, drawn from (seed, index), without using torch's global generator."""
     word = int(public_bits(1, seed=seed, stream=WEIGHTS_STREAM, index=index)[0]) >> 1
     with own_generator():
         torch.manual_seed(word)
@@ -182,7 +189,19 @@ def _with_public_seed(build: Callable[[], nn.Module], *, seed: int, index: int) 
 
 
 def build_encoder(plan: Plan, *, index: int, input_shape: Sequence[int]) -> Bounded:
-    """The plan's encoder for one party, with its public first weights."""
+    """Build the plan's encoder for one party, with its public first weights.
+
+    Args:
+        plan: The training plan.
+        index: The party's index, which selects its first weights.
+        input_shape: Shape of one row.
+
+    Returns:
+        The network, bounded by the plan's bound and activation.
+
+    Raises:
+        EncoderError: If the plan names an unknown encoder, or one that does not take such rows.
+    """
     if plan.encoder not in ENCODERS:
         raise EncoderError(f"encoder={plan.encoder!r} is not one of {', '.join(ENCODERS)}; or pass your own networks")
     network = _with_public_seed(  # Algorithm 2, line 1
@@ -196,7 +215,11 @@ def build_encoder(plan: Plan, *, index: int, input_shape: Sequence[int]) -> Boun
 
 
 def weights_digest(module: nn.Module) -> str:
-    """SHA-256 of everything that a network computes with: names, types, shapes and bytes of weights and buffers."""
+    """Return the SHA-256 of all that a network computes with: names, types, shapes and bytes of weights and buffers.
+
+    Raises:
+        EncoderError: If a weight is not initialised yet, or is no tensor.
+    """
     digest = hashlib.sha256()
     values: dict[str, object] = {**dict(module.named_buffers()), **module.state_dict()}
     for name in sorted(values):
@@ -213,9 +236,9 @@ def weights_digest(module: nn.Module) -> str:
 
 
 def is_public_start(encoder: nn.Module, plan: Plan, *, index: int, input_shape: Sequence[int]) -> bool:
-    """Whether a party's weights are public: those that the plan makes, to the bit, or those whose digest it declares.
+    """Return True if a party's weights are public: to the bit the plan's own, or of a digest that the plan declares.
 
-    Anything else may have been trained on anybody's rows.
+    Any other weights may have been trained on private rows.
     """
     try:
         digest = weights_digest(encoder)
@@ -231,12 +254,12 @@ def is_public_start(encoder: nn.Module, plan: Plan, *, index: int, input_shape: 
 
 
 def _layers(module: nn.Module) -> list[tuple[str, type]]:
-    """A network of other classes may compute with more than its weights."""
+    """Return names and classes of all modules: a network of other classes may compute with more than its weights."""
     return [(name, type(layer)) for name, layer in module.named_modules()]
 
 
 class SumsAsScores(nn.Module):
-    """A head that learns nothing: sums, and what is known of a class before anything about a row is."""
+    """Head without weights that learn: sums plus the classes' log prior."""
 
     prior_K: Tensor
 
@@ -249,7 +272,7 @@ class SumsAsScores(nn.Module):
 
 
 def build_head(plan: Plan) -> nn.Module:
-    """The server's fusion model: one dense layer, as in the paper, or none where sums are class scores."""
+    """Build the server's fusion model: one dense layer, as in the paper, or none where sums are class scores."""
     if plan.head is Head.FIXED:
         return SumsAsScores(plan.num_classes)
     return _with_public_seed(  # Algorithm 2, line 1
@@ -258,10 +281,19 @@ def build_head(plan: Plan) -> nn.Module:
 
 
 def check_encoder(encoder: nn.Module, plan: Plan, *, index: int, rows: Tensor | None = None) -> Bounded:
-    """Refuse a network for which the privacy account would not hold, whatever it did on the data it has seen.
+    """Refuse a network for which the privacy account would not hold.
 
-    `rows` are a few of the party's own: with them the network is also tried, to see whether one row moves another's
-    embedding. Nothing about them is kept, and the network itself is left as it is.
+    Args:
+        encoder: The party's network, left unchanged.
+        plan: The training plan.
+        index: The party's index, for error messages.
+        rows: A few of the party's own rows, to try whether one row moves another's embedding. Nothing of them is kept.
+
+    Returns:
+        The encoder.
+
+    Raises:
+        EncoderError: If its output is not bounded as planned, or a row moves another row's embedding.
     """
     if not isinstance(encoder, Bounded):
         raise EncoderError(
@@ -285,7 +317,7 @@ def check_shape(embedding_BP: Tensor, rows: int, embedding_dim: int) -> None:
 
 
 def check_distinct(encoders: Sequence[nn.Module]) -> None:
-    """Refuse networks of different parties that share a weight: each party's must be a function of its own columns."""
+    """Refuse networks of different parties that share a weight: each must be a function of its party's columns."""
     seen: dict[int, tuple[int, str]] = {}
     for party, encoder in enumerate(encoders):
         for name, value in (*encoder.named_parameters(), *encoder.named_buffers()):
@@ -324,7 +356,7 @@ def _one_row_moves_others(encoder: Bounded, plan: Plan, index: int, rows: Tensor
     for batch, changed in _probes(rows):
         try:
             first, second = _traces(encoder, batch), _traces(encoder, changed)
-        except Exception as error:  # whatever a network of somebody else raises for values that it cannot take
+        except Exception as error:  # a user's network may raise anything for values that it cannot take
             failure = error
             continue
         if first[0].shape != (_PROBE_ROWS - 1, plan.embedding_dim):
@@ -340,8 +372,11 @@ def _one_row_moves_others(encoder: Bounded, plan: Plan, index: int, rows: Tensor
 
 
 def _probes(rows: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Pairs of batches that differ in their first row: noise, which shows most; then the party's own rows, for a
-    network that takes only some values, such as category numbers."""
+    """Yield pairs of batches that differ in their first row.
+
+    The first pair is noise, which shows most; the second has the party's own rows, for a network that takes only some
+    values, such as category numbers.
+    """
     known = torch.Generator().manual_seed(0)
     shape = (2 * _PROBE_ROWS, *rows.shape[1:])
     if rows.dtype.is_floating_point:
@@ -358,9 +393,9 @@ def _probes(rows: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def _traces(encoder: Bounded, batch: Tensor) -> list[Tensor]:
-    """All that must not depend on the first row of `batch`: the other rows' embeddings, the next batch's, the state.
+    """Return all that must not depend on the first row of `batch`: other rows' embeddings, the next batch's, the state.
 
-    Of a copy in training mode, with the same dropout every time, and before the squashing: two large
+    They are those of a copy in training mode, with the same dropout every time, and before the activation: two large
     outputs that differ look alike after it.
     """
     network = copy.deepcopy(encoder).train()
@@ -373,7 +408,7 @@ def _traces(encoder: Bounded, batch: Tensor) -> list[Tensor]:
 
 
 def _differ(first: list[Tensor], second: list[Tensor]) -> bool:
-    """By more than the order of additions could explain."""
+    """Return True if tensors differ by more than the order of additions explains."""
     return any(
         not torch.equal(a, b)
         and not (a.is_floating_point() and torch.allclose(a, b, rtol=1e-6, atol=1e-6, equal_nan=True))

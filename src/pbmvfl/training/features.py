@@ -1,4 +1,4 @@
-"""Public maps of a party's columns, and rows that stay in a mapped file."""
+"""Public maps of a party's columns, and rows that stay in a memory-mapped file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pbmvfl.plan.groups import FeatureMap, Training, feature_width
 from pbmvfl.plan.local_search import block_sides, dense_columns
 from pbmvfl.plan.plan import Plan
 
-# --- Public maps of a party's columns: what its network sees of a row, whatever anybody's rows are ---
+# --- Public maps of a party's columns to the inputs of its network; they depend on no rows ---
 #     columns   the columns by themselves
 #     pairs     and the product of every two beside them
 #     values    for every column and each of L values, equally spaced from 0 to 1, whether the column is nearest to it;
@@ -23,7 +23,7 @@ from pbmvfl.plan.plan import Plan
 # Pictures that parties learn from alone, by one dense layer, are made smaller first: blocks of points become their
 # mean, which is scaled from 0..255 to [-1, 1].
 #
-# With the latter two maps, one dense layer sees how a party's columns go together. Rows of `values` all have the norm
+# With the latter two maps, one dense layer sees interactions of a party's columns. Rows of `values` all have the norm
 # of a row of as many ones.
 #
 # Every map is total on columns that are permitted (at most LARGEST_COLUMN in size), and so is what follows: results are
@@ -41,7 +41,7 @@ _PICTURES_AT_A_TIME = 1024
 
 
 def feature_shape(plan: Plan, shape: Sequence[int]) -> tuple[int, ...]:
-    """The shape of a mapped row."""
+    """Return the shape of a mapped row; refuse maps that would be too wide."""
     if _takes_pictures(plan, shape):
         return (dense_columns(shape),)
     if plan.features is FeatureMap.COLUMNS:
@@ -56,7 +56,7 @@ def feature_shape(plan: Plan, shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def network_shape(plan: Plan, shape: Sequence[int], *, index: int) -> tuple[int, ...]:
-    """The shape of a row as a party's network takes it: mapped, and with context features if there are any."""
+    """Return the shape of a row as a party's network takes it: mapped, with context features if there are any."""
     own = feature_shape(plan, shape)
     context = 0 if plan.interactions is None else plan.interactions.context_width(index)
     if context and len(own) != 1:
@@ -81,13 +81,13 @@ def _clipped(found_ND: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
 
 
 def _takes_pictures(plan: Plan, shape: Sequence[int]) -> bool:
-    """Whether rows are pictures and the network is one dense layer that a party trains alone."""
+    """Return True if rows are pictures and the network is one dense layer that a party trains alone."""
     alone = plan.training is Training.LOCAL and plan.features is FeatureMap.COLUMNS
     return len(shape) == 3 and plan.encoder == "linear" and alone
 
 
 def _points(pictures: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
-    """Means of blocks, some pictures at a time: all of them in floats would take four times their memory once more."""
+    """Return means of blocks, some pictures at a time: as floats, all together would take four times their memory."""
     rows, (channels, height, width) = len(pictures), pictures.shape[1:]
     down, across = block_sides(pictures.shape[1:])
     found = np.empty((rows, channels * (height // down) * (width // across)), dtype=np.float32)
@@ -105,7 +105,7 @@ def _pairs(rows_ND: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
 
 
 def _values(rows_ND: npt.NDArray[np.float32], column_values: int) -> npt.NDArray[np.float32]:
-    """Total: what is no number counts as 0, and what lies outside as the nearer end."""
+    """Map columns to indicators of the nearest values. Total: NaN counts as 0, values outside as the nearer end."""
     count, columns = rows_ND.shape
     nearest_ND = np.rint(np.nan_to_num(rows_ND, nan=0.0).clip(0, 1) * (column_values - 1)).astype(np.int64)
     left, right = np.triu_indices(columns, k=1)
@@ -119,25 +119,24 @@ def _values(rows_ND: npt.NDArray[np.float32], column_values: int) -> npt.NDArray
     return found
 
 
-# ---
-# Rows that stay in a mapped file: a batch of them is gathered, and mapped by the public map, when it is needed.
+# --- Rows that stay in a memory-mapped file: a batch is gathered, and mapped by the public map, when it is needed ---
 #
-# A party's columns may be larger than its memory. Whatever is computed over all rows is computed piece by piece.
+# A party's columns may be larger than its memory, so computations over all rows go piece by piece.
 #
 # Shape suffixes: N rows, D columns.
 
 
-#: Of mapped rows that are looked at together.
+#: Size of a piece of mapped rows.
 _PIECE_BYTES = 4 << 20
 
 
 def is_mapped(rows: object) -> TypeGuard[np.memmap[Any, Any]]:
-    """Whether rows stay in their file. One that can be written to, as a scratch file, is taken for an array."""
+    """Return True for rows that stay in a read-only file; a writable one, as a scratch file, counts as an array."""
     return isinstance(rows, np.memmap) and not rows.flags.writeable
 
 
 class LazyRows:
-    """The rows of a mapped file as `features.mapped` would give them, some at a time."""
+    """Rows of a memory-mapped file as `features.mapped` would return them, some at a time."""
 
     def __init__(self, plan: Plan, rows: np.memmap[Any, Any]) -> None:
         self._plan = plan
@@ -152,10 +151,10 @@ class LazyRows:
         return int(self.shape[0])
 
     def take(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
-        """These rows, in this order, as an array of their own."""
+        """Return these rows, in this order, as a new array."""
         return mapped(self._plan, self.raw.take(rows, axis=0))
 
     def pieces(self) -> Iterator[npt.NDArray[Any]]:
-        """All rows in their order."""
+        """Yield all rows in their order, piece by piece."""
         for start in range(0, len(self), self.piece_rows):
             yield mapped(self._plan, np.array(self.raw[start : start + self.piece_rows]))

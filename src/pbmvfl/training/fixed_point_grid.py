@@ -1,4 +1,4 @@
-"""The grid of a noisy update: how far a row may move a sum of integers, and how gradients become integers.
+"""Grid of a noisy update: how far a row may move a sum of integers, and how gradients become integers.
 
 The noise is normal, rounded down, of standard deviation s = 2^28 steps, which stands for noise_multiplier * clip_norm.
 So a step is noise_multiplier * clip_norm / s, and clip_norm is C = s / noise_multiplier steps. Rows are added up in
@@ -6,7 +6,7 @@ whole units of a finer grid, and the sum is rounded to steps once. With d weight
 by at most sqrt(d), so exact sums would leave a row a norm of R = C - sqrt(d)/2 steps: two that differ in one row are at
 most 2R + sqrt(d) = 2C steps apart. Dense layers add up a chunk of rows in float32, which is wrong by at most a share of
 R; a tenth of a per cent of R is left for it. docs/theory.md, 2.16 and 2.16a, has the proofs. Where no two rows are
-more than D R apart the same is done with D in place of 2 (2.22).
+more than D R apart the same holds with D in place of 2 (2.22).
 
 With correlated noise the sums of b steps are mixed before they are rounded, and a row shows in b of them: it may have a
 norm of C - sqrt(d b)/(2|c|) steps, and sums have fewer bits, so that their mixture fits 64 (2.21).
@@ -54,7 +54,7 @@ _LARGEST_ROUNDING_SHARE = 1 / 8
 
 @dataclass(frozen=True, kw_only=True)
 class Grid:
-    """The numbers of one party's noisy updates. Public: none depends on columns."""
+    """Public numbers of one party's noisy updates; none depends on columns."""
 
     noise_multiplier: float
     clip_norm: float
@@ -81,85 +81,87 @@ class Grid:
 
     @property
     def clip_steps(self) -> float:
-        """C: the clip norm in steps."""
+        """Return C, the clip norm in steps."""
         return SIGMA / self.noise_multiplier
 
     @property
     def step(self) -> float:
-        """What one step of the grid stands for."""
+        """Return the size of one step of the grid."""
         return self.noise_multiplier * self.clip_norm / SIGMA
 
     @property
     def rounding_steps(self) -> float:
-        """What a row's norm leaves for the rounding of the sums that it is in."""
+        """Return the part of the clip norm, in steps, that is reserved for rounding the sums that a row is in."""
         return math.sqrt(self.num_weights * self.band.width) / (self.diameter * self.band.norm)
 
     @property
     def _sum_bits(self) -> int:
-        """Of a sum over a batch in fine units."""
+        """Return the bits of a sum over a batch in fine units."""
         if self.band.width == 1:
             return _EXACT_BITS
         return min(_EXACT_BITS, _MIXTURE_BITS - COEFFICIENT_BITS - math.ceil(math.log2(self.band.total)))
 
     @cached_property
     def fine_bits(self) -> int:
-        """A fine unit is a step divided by 2 to this power. It may be negative: then it is some steps."""
+        """Return the power of 2 that a step is divided by to give a fine unit; if negative, a unit is several steps."""
         bits = min(_ROW_BITS, self._sum_bits - math.ceil(math.log2(self.largest_batch)))
         return bits - math.ceil(math.log2(self.clip_steps))
 
     @cached_property
     def units(self) -> float:
-        """Fine units in a gradient of norm 1."""
+        """Return the fine units in a gradient of norm 1."""
         return self.clip_steps * 2.0**self.fine_bits / self.clip_norm
 
     @cached_property
     def chunk_rows(self) -> int:
-        """Rows that are added up in float32 at a time."""
+        """Return how many rows are added up in float32 at a time."""
         return min(CHUNK, self.largest_batch)
 
     @cached_property
     def product_error(self) -> float:
-        """How far float32 can move a chunk's sum, as a share of the norm that each of its rows may have."""
+        """Return how far float32 can move a chunk's sum, as a share of the norm that each of its rows may have."""
         return self.chunk_rows * product_rounding(self.chunk_rows)
 
     @cached_property
     def row_norm(self) -> float:
-        """R in fine units: what a row may have as its norm. The rest of C is for rounding: to steps, to fine units, and
-        in a chunk's sum."""
+        """Return R, the largest norm of a row, in fine units.
+
+        The rest of C is for rounding: to steps, to fine units, and in a chunk's sum.
+        """
         exact = (self.clip_steps - self.rounding_steps) * 2.0**self.fine_bits
         return (exact - math.sqrt(self.num_weights) / self.diameter) / (1 + 2 * self.product_error / self.diameter)
 
     @property
     def largest_square(self) -> float:
-        """What a computed squared norm is compared with; the true one is then at most row_norm^2."""
+        """Return the limit of a computed squared norm that keeps the true one at most row_norm^2."""
         return self.row_norm**2 * (1 - _CHECK_MARGIN)
 
     @property
     def target(self) -> float:
-        """The norm that longer rows are scaled to, in fine units."""
+        """Return the norm that longer rows are scaled to, in fine units."""
         return self.row_norm * (1 - _SCALE_MARGIN)
 
     def rounded(self, total: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
-        """An exact sum of fine units in whole steps. A power of two scales exactly."""
+        """Round an exact sum of fine units to whole steps. A power of two scales exactly."""
         return np.rint(total * 2.0**-self.fine_bits).astype(np.int64)
 
     def released(self, total: npt.NDArray[np.float64], entropy: Entropy) -> npt.NDArray[np.int64]:
-        """The sum in steps with its noise: all that the weights ever learn of the batch."""
+        """Return the sum in steps with its noise: all that the weights ever learn of the batch."""
         return self.with_noise(self.rounded(total), entropy)
 
     def with_noise(self, steps: npt.NDArray[np.int64], entropy: Entropy) -> npt.NDArray[np.int64]:
-        """Whole steps with fresh noise on each."""
+        """Add fresh noise to each of the whole steps."""
         return steps + rounded_normal(entropy, steps.size)
 
 
 def product_rounding(terms: int) -> float:
-    """By what share of the sum of magnitudes float32 can miss a sum of so many products, in any order of adding."""
+    """Return the largest error of a float32 sum of products, in any order, as a share of their magnitudes' sum."""
     return terms * _FLOAT32_UNIT / (1 - terms * _FLOAT32_UNIT)
 
 
 @compiled_sums
 def row_squares(values: Any, start: Any, squares: Any) -> None:
-    """squares[b] = start + the sum of squares of row b; not finite if a value is not."""
+    """Set squares[b] = start + the sum of squares of row b; not finite if a value is not."""
     rows, columns = values.shape
     for b in range(rows):
         total = 0.0
@@ -171,10 +173,10 @@ def row_squares(values: Any, start: Any, squares: Any) -> None:
 
 @compiled
 def row_scales(ins: Any, outs: Any, units: Any, target: Any, scales: Any) -> None:
-    """By what each row's gradients at outputs are multiplied, so that its norm in fine units is at most target.
+    """Set the factors of the rows' gradients at outputs that keep each norm in fine units at most `target`.
 
-    `ins` and `outs` are the squared norms of the inputs of layers and of the gradients at their outputs. A row with
-    something that is not finite, or with factors so large that the others would leave float32, gets zero.
+    `ins` and `outs` are the squared norms of the inputs of layers and of the gradients at their outputs. A row that is
+    not finite, or with a factor so large that the others would leave float32, gets zero.
     """
     layers, rows = ins.shape
     for b in range(rows):
@@ -194,11 +196,11 @@ def row_scales(ins: Any, outs: Any, units: Any, target: Any, scales: Any) -> Non
 def add_products(
     ins: Any, outs: Any, scales: Any, with_one: Any, left: Any, right: Any, product: Any, total: Any
 ) -> None:
-    """total += the sum over rows of (outs * scales) x (ins, and 1 for the bias), in whole fine units.
+    """Add to `total` the sum over rows of (outs * scales) x (ins, and 1 for the bias), in whole fine units.
 
     As many rows at a time as `left` and `right` have: each such chunk is added up in float32, and chunks are added up
-    exactly. What is not finite counts as 0; nothing branches on a value. `np.dot` is BLAS's product in float32 here;
-    torch's could be told to multiply in fewer bits, and the bound on the error would not hold.
+    exactly. Values that are not finite count as 0; nothing branches on a value. `np.dot` is BLAS's product in float32
+    here; torch's could be told to multiply in fewer bits, and the bound on the error would not hold.
     """
     rows, columns_in, columns_out = ins.shape[0], ins.shape[1], outs.shape[1]
     sums = np.empty(columns_out)
@@ -225,7 +227,7 @@ def add_products(
 
 @compiled
 def add_truncated(values: Any, scales: Any, largest_square: Any, total: Any) -> None:
-    """total += each row of values * scales towards zero, unless the squares of these integers exceed the largest.
+    """Add to `total` each row of values * scales towards zero, unless the squares of these integers exceed the limit.
 
     NaN counts as 0, so a row of scale 0 adds nothing, whatever it holds.
     """

@@ -15,18 +15,18 @@ from pbmvfl.plan.groups import Loss
 from pbmvfl.training.dense import is_plain_linear
 from pbmvfl.training.optimizer import Trainer
 
-# --- What class scores are trained by: a loss of every row, and its slope at the scores ---
+# --- Losses of class scores, and their slopes at the scores ---
 # Shape suffixes: B rows of the batch, K classes.
 
 
 def log_shares(labels: Tensor, num_classes: int) -> Tensor:
-    """The logarithm of each class's share of the labels; a class without any counts as half a row."""
+    """Return the logarithm of each class's share of the labels; a class without labels counts as half a row."""
     counts_K = torch.bincount(labels, minlength=num_classes).clamp_min(0.5).double()
     return (counts_K / counts_K.sum()).log().float()
 
 
 def mean_loss(scores_BK: Tensor, labels_B: Tensor, loss: Loss) -> Tensor:
-    """The batch's mean."""
+    """Return the mean loss of a batch."""
     if loss is Loss.CROSS_ENTROPY:
         return functional.cross_entropy(scores_BK, labels_B)
     goals_BK = functional.one_hot(labels_B, scores_BK.shape[1])
@@ -34,9 +34,13 @@ def mean_loss(scores_BK: Tensor, labels_B: Tensor, loss: Loss) -> Tensor:
 
 
 def mean_loss_slope(scores_BK: Tensor, labels_B: Tensor, loss: Loss, *, rows: int | None = None) -> Tensor:
-    """The gradient of `mean_loss` at the scores. Total: scores that are no numbers count as 0.
+    """Return the gradient of `mean_loss` at the scores. Total: NaN scores count as 0.
 
-    `rows` are those of the whole batch, if these are a piece of one.
+    Args:
+        scores_BK: Scores of a batch, or of a piece of one.
+        labels_B: Their classes.
+        loss: The plan's loss.
+        rows: Rows of the whole batch, if these are a piece of one.
     """
     scores_BK = scores_BK.nan_to_num(nan=0.0)
     if loss is Loss.CROSS_ENTROPY:
@@ -45,15 +49,15 @@ def mean_loss_slope(scores_BK: Tensor, labels_B: Tensor, loss: Loss, *, rows: in
     return (scores_BK - goals_BK) / (len(labels_B) if rows is None else rows)
 
 
-# --- The server's lesson from one batch: the loss of its head, and the gradients that follow from it ---
-# A dense head under cross entropy has them written out; every other head has torch's autograd. Numbers agree to the
-# rounding of float32.
+# --- Loss of the server's head over one batch, and the gradients that follow from it ---
+# For a dense head under cross-entropy they are written out; every other head uses torch's autograd. Results agree to
+# the rounding of float32.
 #
 # Shape suffixes: B rows of the batch, P embedding_dim, K classes.
 
 
 class HeadGradients(NamedTuple):
-    """What a batch teaches: nothing has changed yet."""
+    """Loss of a batch and the gradients that follow from it; no weight has changed yet."""
 
     loss: float
     scores_BK: Tensor
@@ -62,10 +66,15 @@ class HeadGradients(NamedTuple):
 
 
 class HeadLoss:
-    """A head's mean loss over a batch and its chain rule."""
+    """Mean loss of a head over a batch, and its chain rule.
+
+    Args:
+        trainer: The head and its optimiser.
+        labels: All labels of the run: those outside the classes are left to torch, which refuses them.
+        loss: The plan's loss.
+    """
 
     def __init__(self, trainer: Trainer, labels: npt.NDArray[np.int64], loss: Loss = Loss.CROSS_ENTROPY) -> None:
-        """`labels` are all that there will be: labels outside the classes are left to torch, which refuses them."""
         self._trainer = trainer
         self._head = trainer.network
         self._loss = loss
@@ -76,7 +85,8 @@ class HeadLoss:
 
     def gradients(self, sums_BP: Tensor, labels_B: Tensor) -> HeadGradients:
         # Algorithm 2, lines 11 and 13: the gradients at the sums and at the head's weights.
-        same_rows = 0 < sums_BP.shape[0] == labels_B.shape[0]  # compiled loops look no further
+        """Return the loss, the scores, and the gradients at the sums and at the head's weights."""
+        same_rows = 0 < sums_BP.shape[0] == labels_B.shape[0]  # compiled loops check no bounds
         if self._written_out and same_rows and sums_BP.dtype is torch.float32:
             return self._without_autograd(sums_BP, labels_B)
         sums_BP.requires_grad_()
@@ -98,7 +108,7 @@ class HeadLoss:
 
 @compiled
 def cross_entropy(scores: Any, labels: Any, gradient: Any, sums: Any) -> Any:
-    """The mean cross entropy; fills in its gradient at the scores, and that one's sum over rows."""
+    """Return the mean cross-entropy; fill in its gradient at the scores, and that gradient's sum over rows."""
     rows, classes = scores.shape
     loss = 0.0
     total = np.zeros(classes)

@@ -1,7 +1,7 @@
-"""Accuracy, for two classes the area under the precision-recall curve, and what must stand beside them.
+"""Accuracy, for two classes the area under the precision-recall curve, and the figures that belong beside them.
 
-An accuracy by itself says little: beside it belong the classes with their rows, what a model that always says the
-commonest class would get, and whether the model does any better.
+An accuracy by itself says little: beside it belong the rows of each class, the accuracy of a model that always predicts
+the commonest class, and whether the model does any better.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _Labels = npt.NDArray[np.int64]
 
 
 def classification_metrics(scores: npt.NDArray[Any], labels: _Labels, *, prefix: str) -> dict[str, float]:
-    """`{prefix}_accuracy`, and `{prefix}_auprc` (positive class 1) where there are two classes."""
+    """Return `{prefix}_accuracy`, and `{prefix}_auprc` (positive class 1) for two classes where it is defined."""
     metrics = {f"{prefix}_accuracy": float((scores.argmax(axis=1) == labels).mean())}
     if scores.shape[1] == 2:
         difference = scores[:, 1] - scores[:, 0]
@@ -48,7 +48,7 @@ def average_precision(scores: npt.NDArray[Any], labels: _Labels) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class ClassFigures:
-    """One class: how many rows have it, how many were said to have it, and how many of its own were found."""
+    """Rows of one class: how many have it, how many were predicted to have it, and the recall."""
 
     name: str
     train: int
@@ -65,20 +65,20 @@ class ClassFigures:
         return self.train_predicted if split == "train" else self.test_predicted
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values; what was not measured is left out."""
+        """Return plain values; unmeasured ones are left out."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Majority:
-    """The commonest class of a split's rows, and its share: what a model gets that says it for every row."""
+    """Commonest class of a split and its share, which a model that always predicts it attains."""
 
     name: str
     rate: float
 
 
 def class_figures(names: Sequence[str], train: _Labels, test: _Labels) -> tuple[ClassFigures, ...]:
-    """Every class with its rows; nothing is predicted yet."""
+    """Count every class's rows; predictions are not filled in yet."""
     found = [np.bincount(labels, minlength=len(names)).tolist() for labels in (train, test)]
     return tuple(
         ClassFigures(name=name, train=in_train, test=in_test)
@@ -87,7 +87,7 @@ def class_figures(names: Sequence[str], train: _Labels, test: _Labels) -> tuple[
 
 
 def majority(classes: Sequence[ClassFigures]) -> dict[str, Majority]:
-    """By split, for those with rows. Of classes that are equally common the first counts."""
+    """Return the majority of each split that has rows; of equally common classes the first counts."""
     found = {}
     splits: tuple[Split, ...] = ("train", "test")
     for split in splits:
@@ -98,7 +98,7 @@ def majority(classes: Sequence[ClassFigures]) -> dict[str, Majority]:
 
 
 def per_class(scores: npt.NDArray[Any], labels: _Labels, *, split: Split) -> list[dict[str, Any]]:
-    """For each class what `ClassFigures` says about the predictions of a split."""
+    """Return, for each class, the fields of `ClassFigures` about the predictions of a split."""
     said = scores.argmax(axis=1)
     num_classes = scores.shape[1]
     rows, predicted, found = (

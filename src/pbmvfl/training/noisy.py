@@ -1,8 +1,8 @@
 """Noisy updates: each row's gradient clipped, summed exactly, with exactly rounded normal noise on the sum.
 
-Whatever is done with the noisy sum afterwards (dividing it by the rows of the batch, momentum, Adam) costs nothing
-more. A row's gradient is that of its own loss: the server sends gradients of the batch's mean loss, so they are taken
-times the rows of the batch before clipping, and the noisy sum is divided by them again.
+Later computation on the noisy sum (dividing it by the rows of the batch, momentum, Adam) costs nothing more. A row's
+gradient is that of its own loss: the server sends gradients of the batch's mean loss, so they are multiplied by the
+rows of the batch before clipping, and the noisy sum is divided by them again.
 
 Shape suffixes: B rows of the batch, P embedding_dim.
 """
@@ -31,15 +31,16 @@ if TYPE_CHECKING:
     from pbmvfl.crypto.entropy import Entropy
 
 _log = logging.getLogger(__name__)
-#: The gradient of a batch's mean loss at a piece's embeddings, from these.
+#: Function from a piece's embeddings to the gradient of the batch's mean loss at them.
 Gradient = Callable[[npt.NDArray[np.float32]], npt.NDArray[np.float32]]
 
 
 class Noisy:
     """One party's network, stepped along noisy sums of clipped gradients.
 
-    A network that raises for some row is asked row by row: such a row has the embedding 0 and the gradient 0, and moves
-    nobody else's. There is a noisy step for every batch that was embedded for training, whatever happened to it.
+    If the network raises for a batch, it is run row by row: a row for which it raises has the embedding 0 and the
+    gradient 0, and moves no other row's. There is a noisy step for every batch that was embedded for training, whatever
+    happened to it.
     """
 
     def __init__(
@@ -50,7 +51,17 @@ class Noisy:
         rows: Tensor | None = None,
         on_fault: Callable[[Exception], None] | None = None,
     ) -> None:
-        """`rows` are a few of the party's own, to see that the network's gradients can be taken row by row."""
+        """Validate the network for noisy updates.
+
+        Args:
+            plan: The training plan.
+            encoder: The party's network.
+            rows: A few of the party's own rows, to check that gradients can be taken row by row.
+            on_fault: Called with what the network raised where training continued without it.
+
+        Raises:
+            EncoderError: If the proof does not hold for this network, or its gradients cannot be taken row by row.
+        """
         if not isinstance(encoder, Bounded):
             raise EncoderError(f"{type(encoder).__name__} is not pbmvfl.Bounded; wrap it")
         _check_quiet(encoder)
@@ -65,10 +76,10 @@ class Noisy:
             _try_rows(encoder, rows, self._grid, plan.embedding_dim)
         self._encoder = encoder
         self._embedding_dim = plan.embedding_dim
-        self._on_fault = on_fault or _say
+        self._on_fault = on_fault or _log_fault
         self._trainer = TotalTrainer(plan, encoder)
         self._rows = rows_of(encoder, self._grid)
-        self._mean = torch.empty(self._grid.num_weights)  # the last noisy mean, and the same memory weight by weight
+        self._mean = torch.empty(self._grid.num_weights)  # the last noisy mean; `_slopes` are views of it
         parts = torch.split(self._mean, [weight.numel() for weight in self._trainer.parameters])
         self._slopes = [part.view(weight.shape) for part, weight in zip(parts, self._trainer.parameters, strict=True)]
         self._waiting: Tensor | None = None  # the rows of the batch
@@ -122,9 +133,14 @@ class Noisy:
         self._trainer.step(self._slopes)
 
     def step_over(self, pieces: Iterable[tuple[Tensor, Gradient]], *, rows: int, entropy: Entropy) -> None:
-        """One step over a batch of so many rows that comes piece by piece, each with its gradient by its embeddings.
+        """Step once over a batch that comes piece by piece, each with its gradient as a function of its embeddings.
 
         Sums are exact, so that pieces of whole chunks (`piece_rows`) add up to what the batch would have given at once.
+
+        Args:
+            pieces: Rows of each piece and its gradient function.
+            rows: Rows of the whole batch.
+            entropy: Source of the noise.
         """
         total = np.zeros(self._grid.num_weights)
         for piece, gradient in pieces:
@@ -135,12 +151,12 @@ class Noisy:
         self._trainer.step(self._slopes)
 
     def piece_rows(self, rows: int) -> int:
-        """About so many, in whole chunks of rows that are added up in float32."""
+        """Return about so many rows, in whole chunks that are added up in float32."""
         chunk = self._grid.chunk_rows
         return max(1, rows // chunk) * chunk
 
     def _noisy_mean(self, total: npt.NDArray[np.float64], rows: int, entropy: Entropy) -> npt.NDArray[np.float64]:
-        """What is stepped along, from the exact sum over so many rows in fine units: nothing else knows that sum."""
+        """Return the noisy mean to step along, from the exact sum in fine units, which nothing else sees."""
         steps = self._grid.released(total, entropy)
         return np.multiply(steps, self._grid.step / rows, dtype=np.float64)
 
@@ -156,7 +172,7 @@ class Noisy:
                 self._embed(row, True)
                 total += self._rows.clipped_sum(slope)
             except Exception:
-                continue  # a row that the network cannot take counts for nothing
+                continue  # a row for which the network raises adds nothing
         return total
 
     def state(self) -> dict[str, Tensor]:
@@ -170,12 +186,12 @@ def _apart(batch: Tensor) -> list[Tensor]:
     return [batch[i : i + 1] for i in range(len(batch))]
 
 
-def _say(error: Exception) -> None:
+def _log_fault(error: Exception) -> None:
     _log.error("a network failed on a batch; its rows are taken one by one", exc_info=error)
 
 
 def _check_quiet(encoder: nn.Module) -> None:
-    """Refuse networks that draw: the gradient would be of another draw than the embedding was."""
+    """Refuse networks that draw at random: the gradient would belong to another draw than the embedding."""
     for name, module in encoder.named_modules():
         share = module.p if isinstance(module, _DropoutNd) else getattr(module, "dropout", 0)
         if isinstance(module, nn.RReLU) or (isinstance(share, float) and share > 0):
@@ -186,7 +202,7 @@ def _check_quiet(encoder: nn.Module) -> None:
 
 
 def _try_rows(encoder: Bounded, rows: Tensor, grid: Grid, embedding_dim: int) -> None:
-    """Refuse networks whose gradients cannot be taken row by row, or that keep something of a batch."""
+    """Refuse networks whose gradients cannot be taken row by row, or that keep state of a batch."""
     network = copy.deepcopy(encoder).train()
     before = [buffer.clone() for buffer in network.buffers()]
     try:

@@ -1,4 +1,4 @@
-"""What party and server networks share: taking a step as the plan says, and their state as named tensors."""
+"""Optimiser steps as the plan says, and network state as named tensors, for parties and the server."""
 
 from __future__ import annotations
 
@@ -25,18 +25,22 @@ _STEPS = _AVERAGE + "steps"
 
 
 class Trainer:
-    """A network and its optimiser, stepped with gradients that were computed elsewhere.
+    """Network and its optimiser, stepped with gradients that were computed elsewhere.
 
     Networks here are small enough that torch.optim's bookkeeping is a third of a step, so SGD is written out (two
-    calls for all weights together). Adam is torch's own. If the plan averages, the last step of the run puts the mean
-    of the weights after its last steps in their place.
+    calls for all weights together). Adam is torch's own. If the plan averages, the last step of the run replaces the
+    weights by their mean over its last steps.
+
+    Args:
+        plan: The training plan.
+        network: The network; its parameters that require a gradient learn.
+        num_steps: Steps of the whole run, by default one for each round that trains.
     """
 
     def __init__(self, plan: Plan, network: nn.Module, *, num_steps: int | None = None) -> None:
-        """`num_steps` are those of the whole run, by default one for each round that trains."""
         self.network = network
         self.parameters: list[Tensor] = [parameter for parameter in network.parameters() if parameter.requires_grad]
-        self._weights = [parameter.detach() for parameter in self.parameters]  # the same numbers, unknown to autograd
+        self._weights = [parameter.detach() for parameter in self.parameters]  # the same memory, outside autograd
         self._learning_rate = plan.learning_rate
         self._momentum, self._nesterov = plan.momentum, plan.nesterov
         if num_steps is None:
@@ -53,7 +57,7 @@ class Trainer:
             self._velocity = [torch.zeros_like(parameter) for parameter in self.parameters]
 
     def slopes(self, output: Tensor, gradient: Tensor | None = None, *, inputs: Sequence[Tensor] = ()) -> list[Tensor]:
-        """Chain rule from the gradient of `output` to `inputs` and then to every weight. Changes nothing."""
+        """Apply the chain rule from the gradient of `output` to `inputs` and to every weight. Changes nothing."""
         wanted = [*inputs, *self.parameters]
         found = torch.autograd.grad(output, wanted, gradient, allow_unused=True)
         slopes = list(found)
@@ -64,7 +68,7 @@ class Trainer:
         return slopes
 
     def step(self, slopes: list[Tensor]) -> None:
-        """One step along the slopes of the weights."""
+        """Step once along the slopes of the weights."""
         self._step(slopes)
         if self._averaged:
             self._average()
@@ -95,11 +99,11 @@ class Trainer:
         torch._foreach_add_(self._weights, slopes, alpha=-self._learning_rate)
 
     def state(self) -> dict[str, Tensor]:
-        """Weights, buffers and moments as flat named tensors: what a checkpoint holds of one role."""
+        """Return weights, buffers and moments as flat named tensors: one role's part of a checkpoint."""
         state = {WEIGHTS + name: value for name, value in self.network.state_dict().items()}
         state |= {f"{_MOMENT}{index}.velocity": value for index, value in enumerate(self._velocity)}
         if self._adam is not None:
-            # Before its first step Adam has no moments. Zeros mean the same, and then their absence is always damage.
+            # Before its first step Adam has no moments. Zeros are equivalent, so that absent moments are always damage.
             moments = self._adam.state_dict()["state"] or dict(enumerate(map(_no_moments, self.parameters)))
             for index, of_weight in moments.items():
                 state |= {f"{_MOMENT}{index}.{name}": torch.as_tensor(value) for name, value in of_weight.items()}
@@ -109,7 +113,11 @@ class Trainer:
         return {name: value.detach().clone().contiguous() for name, value in state.items()}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        """Put a checkpointed state back; names and shapes must fit exactly."""
+        """Restore a checkpointed state; names and shapes must fit exactly.
+
+        Raises:
+            CheckpointError: If they do not.
+        """
         _check_same_shapes(state, self.state())
         weights = {name.removeprefix(WEIGHTS): value for name, value in state.items() if name.startswith(WEIGHTS)}
         moments: dict[int, dict[str, Tensor]] = {}
@@ -133,12 +141,11 @@ class Trainer:
 
 
 class TotalTrainer(Trainer):
-    """A trainer that goes on whatever the slopes are: every so many steps weights and moments that are no numbers
-    become zero, and the others are kept in a wide range.
+    """Trainer that continues whatever the slopes are.
 
-    When that happens depends on the number of steps alone, and nothing is asked of the values: odd ones take no other
-    time than others, and ordinary ones are changed by none of it. In between, weights that are no numbers make
-    embeddings that are none, which a mechanism takes for 0.
+    Every so many steps NaN among weights and moments becomes zero, and the others are clamped to a wide range. When
+    that happens depends on the number of steps alone, never on the values: odd values take no other time, and ordinary
+    ones are unchanged. In between, NaN weights make NaN embeddings, which a mechanism takes for 0.
     """
 
     def __init__(self, plan: Plan, network: nn.Module) -> None:
@@ -164,14 +171,14 @@ def _tidy(values: Tensor) -> None:
 
 
 def _laid_out_like(parameter: Tensor, moment: Tensor) -> Tensor:
-    """A copy in the parameter's memory order, which a fused step takes for granted."""
+    """Copy a moment in the parameter's memory order, which a fused step assumes."""
     if moment.shape != parameter.shape:  # a counter
         return moment.clone()
     return torch.empty_like(parameter, requires_grad=False).copy_(moment)
 
 
 def _no_moments(parameter: Tensor) -> dict[str, Tensor]:
-    """Adam's state of one weight before the first step."""
+    """Return Adam's state of one weight before the first step."""
     return {
         "step": torch.zeros((), dtype=torch.float32),
         "exp_avg": torch.zeros_like(parameter),
@@ -180,7 +187,7 @@ def _no_moments(parameter: Tensor) -> dict[str, Tensor]:
 
 
 def _check_same_shapes(given: dict[str, Tensor], mine: dict[str, Tensor]) -> None:
-    """Adam takes any moments, and none, without a word: it would start again from zero."""
+    """Refuse other names or shapes: Adam accepts any moments, and none, silently, and would start again from zero."""
     for name in sorted(given.keys() | mine.keys()):
         has, needs = (None if state.get(name) is None else tuple(state[name].shape) for state in (given, mine))
         if has != needs:

@@ -1,8 +1,8 @@
 """Sums over the rows of a batch of clipped per-row gradients, in exact integers of a grid.
 
-Two ways. For networks of dense layers in a row the gradient of one row at a layer is an outer product; one factor is
-scaled, and matrix products in float32 add up some rows at a time, with a known error: no row's gradient is ever stored.
-For all other networks torch computes each row's gradient by itself, and rows are added up exactly.
+There are two methods. For networks of dense layers in a row, a row's gradient at a layer is an outer product; one
+factor is scaled, and matrix products in float32 add up some rows at a time, with a known error: no row's gradient is
+ever stored. For all other networks torch computes each row's gradient by itself, and rows are added up exactly.
 
 Shape suffixes: B rows of the batch, P embedding_dim, L layers, D weights.
 """
@@ -47,18 +47,21 @@ Memory = dict[tuple[str, int, int], npt.NDArray[Any]]
 
 
 class Rows(Protocol):
-    """A network of which gradients are summed row by row."""
+    """Network whose gradients are summed row by row."""
 
     def forward(self, batch: Tensor) -> Tensor:
-        """The embeddings of a batch, ready for `clipped_sum`."""
+        """Return the embeddings of a batch, ready for `clipped_sum`."""
 
     def clipped_sum(self, slopes_BP: Tensor) -> npt.NDArray[np.float64]:
-        """For the last batch: the sum of its rows' clipped gradients in fine units, weight by weight as in
-        `network.parameters()`. `slopes_BP` is each row's gradient of its own loss."""
+        """Return the sum of the last batch's clipped gradients in fine units, in the order of `network.parameters()`.
+
+        Args:
+            slopes_BP: Each row's gradient of its own loss.
+        """
 
 
 def rows_of(encoder: Bounded, grid: Grid) -> Rows:
-    """The faster way for dense networks, the other for the rest."""
+    """Choose the faster method for dense networks, the general one for the rest."""
     leaves = dense_leaves(encoder)
     if leaves is None or not all(type(leaf) in (nn.Linear, *_TOTAL) for leaf in leaves):
         return AnyRows(encoder, grid)
@@ -117,7 +120,7 @@ class DenseRows:
         return np.concatenate(parts)
 
     def _by_autograd(self, slopes_BP: Tensor) -> tuple[list[npt.NDArray[np.float32]], list[npt.NDArray[np.float32]]]:
-        """The layers' inputs and the gradients at their outputs."""
+        """Return the layers' inputs and the gradients at their outputs."""
         assert self._embedding is not None
         found = torch.autograd.grad(self._embedding, self._outputs, slopes_BP, allow_unused=True)
         outs = [
@@ -140,10 +143,11 @@ def outer_sums(
     grid: Grid,
     memory: Memory | None = None,
 ) -> list[npt.NDArray[np.float64]]:
-    """For each layer the sum over rows of (gradient at its output) x (its input, and 1 for the bias), clipped by row.
+    """Sum over rows, for each layer, (gradient at its output) x (its input, and 1 for the bias), clipped by row.
 
-    In whole fine units, in memory that the next call with the same `memory` uses again: fresh arrays of this size would
-    cost page faults.
+    Returns:
+        Sums in whole fine units, in memory that the next call with the same `memory` reuses: fresh arrays of this size
+        would cost page faults.
     """
     memory = {} if memory is None else memory
     shape_LB = (len(ins), len(ins[0]))
@@ -167,10 +171,10 @@ def outer_sums(
 
 
 def gram_sum(rows_BD: npt.NDArray[np.float32], grid: Grid) -> npt.NDArray[np.float64]:
-    """The sum over rows of (row) x (row), clipped by row, in whole fine units.
+    """Sum over rows (row) x (row), clipped by row, in whole fine units.
 
-    Both factors are the same integers, so that no two rows' products have an inner product below zero. Sums are exact:
-    a row's entries are at most its norm, and sums of them stay below 2^53.
+    Both factors are the same integers, so that no two rows' products have a negative inner product. Sums are exact: a
+    row's entries are at most its norm, and sums of them stay below 2^53.
     """
     total_DD = np.zeros((rows_BD.shape[1],) * 2)
     for start in range(0, len(rows_BD), _GRAM_ROWS):
@@ -193,7 +197,7 @@ def _reused(memory: Memory, key: tuple[str, int, int], kind: type[np.floating[An
 
 
 class AnyRows:
-    """Any network that treats each row by itself: torch's own per-row gradients."""
+    """Any network that treats each row by itself, by torch's own per-row gradients."""
 
     def __init__(self, encoder: nn.Module, grid: Grid) -> None:
         self._encoder = encoder
@@ -230,7 +234,7 @@ class AnyRows:
 
 
 def add_clipped(gradients_BD: npt.NDArray[np.float32], grid: Grid, total_D: npt.NDArray[np.float64]) -> None:
-    """Add each row's gradient to the total, as whole fine units, rounded towards zero, with a norm that is checked."""
+    """Add each row's gradient to the total in whole fine units, rounded towards zero, with a checked norm."""
     squares = np.empty(len(gradients_BD))
     row_squares(gradients_BD, 0.0, squares)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -239,5 +243,5 @@ def add_clipped(gradients_BD: npt.NDArray[np.float32], grid: Grid, total_D: npt.
 
 
 def weights_of(encoder: nn.Module) -> int:
-    """How many numbers learn."""
+    """Count the numbers that learn."""
     return sum(math.prod(each.shape) for each in encoder.parameters() if each.requires_grad)

@@ -1,6 +1,6 @@
-"""The exact gradient: what the paper does. Weights then know the rows they were trained on.
+"""Plain updates along the exact gradient, as in the paper. The weights then depend on the rows without any noise.
 
-Dense networks have their chain rule written out (`dense.py`); all others have torch's autograd.
+Dense networks have their chain rule written out (`dense.py`); all others use torch's autograd.
 
 Shape suffixes: B rows of the batch, P embedding_dim.
 """
@@ -35,12 +35,12 @@ class Plain:
         rows: Tensor | None = None,
         on_fault: Callable[[Exception], None] | None = None,
     ) -> None:
-        del rows, on_fault  # whatever can be embedded can learn; what is raised is raised
+        del rows, on_fault  # any network that embeds can learn, and its exceptions propagate
         self._encoder = encoder
         self._embedding_dim = plan.embedding_dim
         self._trainer = TotalTrainer(plan, encoder)
         self._dense = written_out(encoder)
-        self._by_dense = False  # whether the batch that waits went that way
+        self._by_dense = False  # whether the pending batch went through it
         self._waiting: Tensor | None = None  # the embedding, with its graph if autograd made one
 
     @property
@@ -50,7 +50,7 @@ class Plain:
     def embed(self, batch: Tensor, *, for_training: bool) -> npt.NDArray[np.float32]:
         self._waiting = None
         if for_training:
-            if not self._encoder.training:  # asking costs nothing; setting it walks through the whole network
+            if not self._encoder.training:  # setting it would visit every module
                 self._encoder.train()
             self._by_dense = self._dense is not None and self._dense.takes(batch)
             forward = self._dense.forward if self._dense is not None and self._by_dense else self._encoder
@@ -64,9 +64,9 @@ class Plain:
         return embedding_BP.detach().numpy()
 
     def apply(self, gradient_BP: npt.NDArray[np.float32], entropy: Entropy) -> None:
-        """Chain rule from the gradient of the sum (the sum passes it on unchanged), then one step."""
+        """Apply the chain rule from the gradient of the sum, which each party's summand shares, then step."""
         del entropy  # there is no noise
-        if self._waiting is None:  # its embedding failed, and something else was released in its place
+        if self._waiting is None:  # its embedding failed, and a substitute was released
             return
         # Algorithm 2, lines 16 and 17.
         waiting, self._waiting = self._waiting, None

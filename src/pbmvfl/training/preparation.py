@@ -1,4 +1,4 @@
-"""What a party learns about its own columns before training: with noise, at a charge, and kept at home.
+"""Private preparation of a party's own columns before training: learned with noise, charged, and kept by the party.
 
 `whiten` takes two sums over the rows, each row's part clipped, with noise: of x, for the mean m; then of z z^T, where z
 is x - m clipped to a norm, for the matrix S. From then on the columns are (S + r I)^(-1/2) z, with r a multiple of what
@@ -28,28 +28,28 @@ from pbmvfl.training.per_row_gradients import add_clipped, gram_sum
 if TYPE_CHECKING:
     from pbmvfl.crypto.entropy import Entropy
 
-#: Before the names of what was learned about columns in a state.
+#: Prefix of the preparation's names in a state.
 PREPARATION = "preparation."
 #: More columns would make a matrix that takes minutes to invert.
 LARGEST_COLUMNS = 4096
 
 
 class ColumnPreparation(Protocol):
-    """A map of a party's columns, with what it has learned of them."""
+    """Map of a party's columns, with what it has learned of them."""
 
     def learn(self, statistic: str, pieces: Iterable[Tensor], entropy: Entropy) -> None:
-        """Take a noisy statistic of all rows, which costs a use of each. Sums are exact: pieces change nothing."""
+        """Learn a noisy statistic of all rows, which costs one use of each. Sums are exact: pieces change nothing."""
 
     def __call__(self, rows_ND: Tensor) -> Tensor: ...
 
     def state(self) -> dict[str, Tensor]: ...
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        """Take what belongs to it out of a party's state."""
+        """Remove this preparation's entries from a party's state, and restore them."""
 
 
 class AsTheyAre:
-    """Columns by themselves."""
+    """Identity map of the columns."""
 
     def learn(self, statistic: str, pieces: Iterable[Tensor], entropy: Entropy) -> None:
         del statistic, pieces, entropy
@@ -65,7 +65,7 @@ class AsTheyAre:
 
 
 class Whitening:
-    """Columns with their noisy mean taken off and their noisy covariance divided out."""
+    """Map that subtracts the noisy mean and divides by the root of the noisy covariance."""
 
     def __init__(self, plan: Plan, columns: int) -> None:
         self._radius = plan.gram_clip * math.sqrt(columns)
@@ -110,7 +110,7 @@ class Whitening:
         return (noisy_DD + noisy_DD.T) / 2
 
     def _root(self, gram_DD: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """(S + r I)^(-1/2). Noise may leave variances below zero; they count as none."""
+        """Return (S + r I)^(-1/2). Noise may make variances negative; they count as zero."""
         variances_D, directions_DD = np.linalg.eigh(gram_DD)
         scales_D = 1 / np.sqrt(np.maximum(variances_D, 0.0) + self._ridge)
         return np.asarray((directions_DD * scales_D) @ directions_DD.T, dtype=np.float64)
@@ -139,7 +139,11 @@ class Whitening:
 
 
 def preparation_for(plan: Plan, *, index: int, rows: Tensor) -> ColumnPreparation:
-    """The plan's preparation of one party's columns; `rows` are a few of them."""
+    """Return the plan's preparation of one party's columns; `rows` are a few of them.
+
+    Raises:
+        EncoderError: If the plan prepares columns and the rows are not of few enough numbers.
+    """
     if plan.preparation is PreparationName.NONE:
         return AsTheyAre()
     if rows.ndim != 2 or not rows.dtype.is_floating_point or not 1 <= rows.shape[1] <= LARGEST_COLUMNS:

@@ -1,7 +1,7 @@
-"""How a party's network learns from a gradient: the forward pass, and what becomes of the gradient, in one object.
+"""Updates of a party's network: forward pass and use of the gradient in one object, chosen by the plan.
 
-The plan chooses. `plain` steps along the exact gradient; `noisy` clips each row's gradient and adds noise to the sum,
-which makes the strict account small; `correlated` lets the noise of neighbouring steps cancel.
+`plain` steps along the exact gradient; `noisy` clips each row's gradient and adds noise to the sum, which makes the
+strict account small; `correlated` lets the noise of neighbouring steps cancel.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ __all__ = ["Correlated", "Noisy", "Plain", "Update", "check_trainable", "update_
 
 
 class Update(Protocol):
-    """One party's training. A batch that was embedded for training waits for its gradient."""
+    """Training of one party. A batch that was embedded for training is pending until its gradient arrives."""
 
     @property
     def waiting_rows(self) -> int:
-        """Rows of the batch that waits for its gradient; 0 if none does."""
+        """Return the rows of the pending batch; 0 if there is none."""
 
     def embed(self, batch: Tensor, *, for_training: bool) -> npt.NDArray[np.float32]:
-        """The embeddings of a batch. With `for_training` it waits for its gradient from then on."""
+        """Return the embeddings of a batch. With `for_training` it is pending from then on."""
 
     def apply(self, gradient_BP: npt.NDArray[np.float32], entropy: Entropy) -> None:
-        """Step with the gradient of the batch that waits, if one does; then none waits. Noise comes from `entropy`."""
+        """Step with the pending batch's gradient, if there is one; then none is pending. `entropy` makes the noise."""
 
     def state(self) -> dict[str, Tensor]:
-        """Weights and moments for this party's own checkpoint. No keys, no noise."""
+        """Return weights and moments for this party's own checkpoint; no keys, no noise."""
 
     def load_state(self, state: dict[str, Tensor]) -> None: ...
 
@@ -65,10 +65,17 @@ def update_for(
     rows: Tensor | None = None,
     on_fault: Callable[[Exception], None] | None = None,
 ) -> Update:
-    """The plan's way of learning, for one party's network.
+    """Return the plan's update for one party's network.
 
-    `rows` are a few of its own, to try whether the network can learn in this way; `on_fault` is told what the network
-    raised where learning went on without it.
+    Args:
+        plan: The training plan.
+        encoder: The party's network.
+        rows: A few of its own rows, to try whether the network can be trained in this way.
+        on_fault: Called with what the network raised where training continued without it.
+
+    Raises:
+        PlanError: If this version does not make such updates.
+        EncoderError: If the network cannot be trained in this way.
     """
     check_trainable(plan)
     kind = Correlated if plan.update.band.width > 1 else _UPDATES[plan.update.event.name]
