@@ -12,55 +12,66 @@ import sys
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from enum import Enum
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pbmvfl
+from pbmvfl import errors
 
 PAGE = Path(__file__).with_name("api.md")
 HOW = "python docs/make_api.py"
-#: Parts of the page, with the names that belong to each; what is in none of them is in the last one.
+#: Parts of the page: exported names, and names of other modules after their module. An exported name that is in none
+#: of them is in the last one.
 PARTS = (
-    ("Train", ("Plan", "Federation", "Parties", "Result", "train_jointly", "VerticalClassifier")),
-    ("Data", ("VerticalDataset", "load_dataset", "load_table", "load_rows", "NewRows", "PartyColumns", "ColumnRule")),
-    ("Privacy", ("PrivacyTable", "Unit", "Accounting", "Adversary", "Policy", "Ledger", "Limit")),
-    ("Settings", ("Activation", "Evaluation", "GradientCodecName", "OptimizerName", "Bounded")),
+    ("Train", ("Plan", "Federation", "Result", "VerticalClassifier")),
+    ("Predict", ("FederatedModel", "load", "Predictions")),
+    ("Data", ("VerticalDataset", "load_dataset", "load_table")),
+    ("Privacy", ("Policy", "Ledger", "Limit")),
+    (
+        "Values in other modules",
+        (
+            "pbmvfl.privacy.table.PrivacyTable",
+            "pbmvfl.privacy.units.Unit",
+            "pbmvfl.privacy.units.Accounting",
+            "pbmvfl.privacy.units.Adversary",
+            "pbmvfl.federation.federation.Parties",
+            "pbmvfl.plan.groups.Activation",
+            "pbmvfl.plan.groups.Evaluation",
+            "pbmvfl.plan.groups.OptimizerName",
+            "pbmvfl.wire.gradient_codecs.GradientCodecName",
+            "pbmvfl.training.encoders.Bounded",
+            "pbmvfl.research.joint.train_jointly",
+        ),
+    ),
 )
-_OTHERS, _ERRORS = "More", "Errors"
+_OTHERS = "More"
 
 
 def page() -> str:
-    """The whole of docs/api.md."""
+    """Return the whole of docs/api.md."""
     blocks = [
         "# API",
-        f"Made from docstrings and signatures by `{HOW}`; do not edit it by hand. Everything here is `pbmvfl.NAME`. "
-        "What is not here may change from one version to the next.",
+        f"Made from docstrings and signatures by `{HOW}`; do not edit it by hand. A name is `pbmvfl.NAME` unless its "
+        "import is given. What is not here may change from one version to the next.",
         *_commands(),
     ]
     for title, names in _parts():
         blocks.append(f"## {title}")
-        if title == _ERRORS:
-            blocks.append(_error_tree())
-            continue
         for name in names:
-            blocks += _name(name, getattr(pbmvfl, name))
+            module, _, own = name.rpartition(".")
+            value = getattr(import_module(module or "pbmvfl"), own)
+            first, *rest = _name(own, value)
+            blocks += [first, *([f"`from {module} import {own}`"] if module else []), *rest]
+    blocks += ["## Errors", _error_tree()]
     return "\n\n".join(blocks) + "\n"
 
 
-def _parts() -> Iterator[tuple[str, list[str]]]:
-    left = {name for name in pbmvfl.__all__ if not _is_error(name)}
-    for title, names in PARTS:
-        found = [name for name in names if name in left]
-        left -= set(found)
-        yield title, found
-    if left:
-        yield _OTHERS, sorted(left)
-    yield _ERRORS, []
-
-
-def _is_error(name: str) -> bool:
-    value = getattr(pbmvfl, name)
-    return isinstance(value, type) and issubclass(value, Exception)
+def _parts() -> Iterator[tuple[str, tuple[str, ...]]]:
+    listed = {name for _, names in PARTS for name in names}
+    yield from PARTS
+    if left := sorted(set(pbmvfl.__all__) - listed - {"PbmvflError"}):
+        yield _OTHERS, tuple(left)
 
 
 # --- one name ---
@@ -222,11 +233,9 @@ def _code(text: str) -> str:
 
 
 def _error_tree() -> str:
-    import pbmvfl.errors
-
-    text = inspect.getdoc(pbmvfl.errors) or ""
+    text = inspect.getdoc(errors) or ""
     tree = "\n".join(line.removeprefix("    ") for line in text.splitlines() if re.match(r"\s+\S*(Pbmvfl|[│├└])", line))
-    return f"Every one that is raised on purpose is in this tree, below `pbmvfl`.\n\n```text\n{tree}\n```"
+    return f"Every error that is raised on purpose is in this tree, in `pbmvfl.errors`.\n\n```text\n{tree}\n```"
 
 
 def _commands() -> Iterator[str]:

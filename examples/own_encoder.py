@@ -1,4 +1,4 @@
-"""A network of your own for each party, inside `pbmvfl.Bounded`.
+"""A network of your own for each party, inside `Bounded`.
 
 Run it in this folder: `python own_encoder.py`. It writes own_model/.
 """
@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import pbmvfl
-from pbmvfl.training.encoders import weights_digest
+from pbmvfl.training.encoders import Bounded, weights_digest
 
 who = {"bank": ["age", "income", "debt", "job", "owns_home"], "shop": ["visits", "basket", "channel", "member"]}
 data = pbmvfl.load_table("people.csv", columns=who, label="left", id="customer", schema="schema.json")
@@ -23,7 +23,7 @@ def networks() -> list[nn.Module]:
     torch.manual_seed(1)
     widths = [part.shape[1] for part in data.train_features]
     bodies = [nn.Sequential(nn.Linear(width, 8), nn.Tanh(), nn.Linear(8, data.num_classes)) for width in widths]
-    return [pbmvfl.Bounded(body, activation=pbmvfl.Activation.NONE) for body in bodies]
+    return [Bounded(body, activation="none") for body in bodies]
 
 
 encoders = networks()

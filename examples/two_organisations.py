@@ -6,6 +6,7 @@ Run it in this folder: `python two_organisations.py`. It writes limited/ with th
 from contextlib import closing
 
 import pbmvfl
+from pbmvfl.errors import BudgetExceeded
 
 files = {"bank": "bank.csv", "shop": "shop.csv"}  # other rows, in another order; the bank has the label
 data = pbmvfl.load_table(files, id="customer", label="left", schema="schema.json", name="customers")
@@ -27,5 +28,5 @@ print(f"most frequent class: {result.majority['test'].rate:.3f}")
 # The same again would bring the training rows above 10. Nothing is sent.
 try:
     pbmvfl.Federation(plan).fit(data, ledger="limited")
-except pbmvfl.BudgetExceeded as refused:
+except BudgetExceeded as refused:
     print(f"the second run is refused: {refused}")

@@ -24,6 +24,7 @@ from torch import nn
 
 import pbmvfl
 from pbmvfl import reference
+from pbmvfl.training.encoders import Bounded
 from support import statistical
 from support.federation_runs import JOINT, Wire, weights
 from support.statistical import NUM_DRAWS
@@ -414,7 +415,7 @@ def unchanged(columns: int) -> nn.Module:
     network = nn.Linear(columns, columns, bias=False)
     with torch.no_grad():
         network.weight.copy_(torch.eye(columns))
-    return pbmvfl.Bounded(network, activation="hardtanh")
+    return Bounded(network, activation="hardtanh")
 
 
 def bits_of_four(wire: Wire, plan) -> np.ndarray:

@@ -22,7 +22,8 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import pbmvfl
-from pbmvfl import BudgetExceeded, DataError, Ledger, Limit, ModelError, PlanError, VerticalClassifier
+from pbmvfl import Ledger, Limit, VerticalClassifier
+from pbmvfl.errors import BudgetExceeded, DataError, ModelError, PlanError
 
 PAGE = Path(__file__).parents[2] / "docs" / "estimator.md"
 COLUMNS = {"bank": ["age", "job"], "shop": ["visits", "spent"]}

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
 import pbmvfl
-from pbmvfl import FederatedModel, Federation, ModelError, Plan
+from pbmvfl import FederatedModel, Federation, Plan
 from pbmvfl.data.new_rows import NewRows
 from pbmvfl.data.vertical import VerticalDataset
-from pbmvfl.errors import DataError, PlanError, WrongPlan
+from pbmvfl.errors import CheckpointError, DataError, ModelError, PlanError, WrongPlan
 from pbmvfl.federation.model_files import folder_name
 from pbmvfl.federation.party_setup import PartySetup
 from pbmvfl.federation.serving import release_for, serving_plan
@@ -361,7 +361,7 @@ def test_a_plan_that_asks_a_model_trains_nothing_and_needs_its_parts(model, data
     with pytest.raises(WrongPlan, match="no part of a model, and the plan needs one"):
         replace(setup, trained=None).build()
     wrong = {**setup.trained, "model.network.0.weight": torch.zeros(3, 5)}
-    with pytest.raises(pbmvfl.CheckpointError, match="does not fit the network"):
+    with pytest.raises(CheckpointError, match="does not fit the network"):
         replace(setup, trained=wrong).build()
 
 

@@ -20,9 +20,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pbmvfl import BudgetExceeded, FederatedModel, Federation, Ledger, LedgerError, Limit, ModelError, Plan, load
+from pbmvfl import FederatedModel, Federation, Ledger, Limit, Plan, load
 from pbmvfl.data.new_rows import NewRows
 from pbmvfl.data.vertical import VerticalDataset
+from pbmvfl.errors import BudgetExceeded, LedgerError, ModelError
 from pbmvfl.ledger.ledger_folder import book_of
 from pbmvfl.ledger.spending import RowNumbers, spending
 from support.federation_runs import EMBEDDING

@@ -28,7 +28,7 @@ def test_a_network_whose_output_can_leave_the_bound_is_refused(data, make_plan):
     message = refused(plan, data, own_networks(plan, data, bound=None))
     assert "Linear" in message
     assert "[-C, C] = [-2.5, 2.5]" in message
-    assert "pbmvfl.Bounded(network, bound=2.5)" in message
+    assert "pbmvfl.training.encoders.Bounded(network, bound=2.5)" in message
 
 
 def test_a_network_that_only_ends_in_tanh_is_refused_too(data, make_plan):

@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-import pbmvfl
 from pbmvfl.errors import EncoderError, PlanError
 from pbmvfl.federation.federation import Federation
 from pbmvfl.federation.results import Result
@@ -22,10 +21,11 @@ from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.ledger.limits import Limit
 from pbmvfl.ledger.spending import spending
 from pbmvfl.plan.plan import Plan
-from pbmvfl.privacy.accounting import OWN_START, PUBLIC_SCHEDULE, charges, rdp_curve
+from pbmvfl.privacy.accounting import OWN_START, PUBLIC_SCHEDULE, charges, epsilon_bounds, rdp_curve
 from pbmvfl.privacy.events import WEIGHTS_STAY
 from pbmvfl.privacy.units import SERVER, Accounting, Unit
-from pbmvfl.training.encoders import build_encoder, is_public_start, weights_digest
+from pbmvfl.training.encoders import Bounded, build_encoder, is_public_start, weights_digest
+from pbmvfl.wire.messages import MessageKind
 from support.ledger_books import NAME, charge_all, paper_limit
 from support.ledger_books import small_plan as book_plan
 
@@ -134,7 +134,7 @@ def test_weights_that_change_between_the_handshake_and_the_first_round_are_refus
     cohort = make_cohort(make_plan(data), data)
 
     def train_elsewhere(party: Any, message: bytes) -> None:
-        if message[5] == pbmvfl.wire.messages.MessageKind.ROUND and party.index == 1:
+        if message[5] == MessageKind.ROUND and party.index == 1:
             with torch.no_grad():
                 next(party.encoder.parameters()).add_(1)
 
@@ -179,7 +179,7 @@ def test_the_account_of_a_run_without_public_weights_leaves_nothing_out(noise):
     assert charges(run, Unit.CELL, Accounting.PAPER) == charges(plan.training_run(), Unit.CELL, Accounting.PAPER)
     (strict,) = (
         bound.conditions
-        for bound in pbmvfl.privacy.accounting.epsilon_bounds(run, delta=1e-5, pld=False)
+        for bound in epsilon_bounds(run, delta=1e-5, pld=False)
         if (bound.unit, bound.accounting) == (Unit.CELL, Accounting.STRICT)
     )
     assert OWN_START in strict
@@ -225,7 +225,7 @@ def test_a_network_of_another_class_is_not_the_plan_s_although_its_weights_are(d
 
 def test_a_network_without_its_weights_yet_is_not_public(data, make_plan):
     plan = make_plan(data)
-    lazy = pbmvfl.Bounded(nn.LazyLinear(plan.embedding_dim))
+    lazy = Bounded(nn.LazyLinear(plan.embedding_dim))
     with pytest.raises(EncoderError, match="has no bytes to be compared"):
         weights_digest(lazy)
     assert not is_public_start(lazy, plan, index=0, input_shape=data.train_features[0].shape[1:])

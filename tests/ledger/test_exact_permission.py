@@ -12,8 +12,9 @@ from dataclasses import replace
 import pytest
 
 import pbmvfl
-from pbmvfl import Federation, Ledger, LedgerError, VerticalClassifier
+from pbmvfl import Federation, Ledger, VerticalClassifier
 from pbmvfl.data.vertical import VerticalDataset
+from pbmvfl.errors import LedgerError
 from support.limited_people import NAME, WHO, load_people, noted, plan_of, sessions, set_limits, trained, write_people
 
 REFUSED = r"has a limit, and no limit counts exact sums.*--exact-metrics, exact_metrics=True"

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import pbmvfl
-from pbmvfl import BudgetExceeded, FederatedModel, Federation
+from pbmvfl import FederatedModel, Federation
 from pbmvfl.data.new_rows import NewRows
 from pbmvfl.data.vertical import VerticalDataset
-from pbmvfl.errors import LedgerError
+from pbmvfl.errors import BudgetExceeded, LedgerError
 from pbmvfl.ledger.forecast import session_words
 from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.ledger.limits import Limit

@@ -14,8 +14,9 @@ import shutil
 
 import pytest
 
-from pbmvfl import BudgetExceeded, Federation, Ledger, LedgerError, Limit, VerticalClassifier
+from pbmvfl import Federation, Ledger, Limit, VerticalClassifier
 from pbmvfl.data.vertical import VerticalDataset
+from pbmvfl.errors import BudgetExceeded, LedgerError
 from pbmvfl.ledger.owner import file_name
 from support.limited_people import NAME, WHO, Left, load_people, plan_of, sessions, set_limits, trained, write_people
 

@@ -13,10 +13,10 @@ import numpy as np
 import pyarrow.csv
 import pytest
 
-from pbmvfl import Federation, LedgerError, VerticalClassifier
+from pbmvfl import Federation, VerticalClassifier
 from pbmvfl.data.new_rows import NewRows, load_rows
 from pbmvfl.data.vertical import VerticalDataset
-from pbmvfl.errors import DataError, PbmvflError
+from pbmvfl.errors import DataError, LedgerError, PbmvflError
 from support.limited_people import EACH, LIMIT, Left, load_people, plan_of, sessions, set_limits, trained, write_people
 
 FOUR = range(200, 204)

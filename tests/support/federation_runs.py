@@ -15,7 +15,6 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-import pbmvfl
 from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.federation.federation import Federation
 from pbmvfl.federation.in_process import InProcess
@@ -28,6 +27,7 @@ from pbmvfl.plan.plan import Plan
 from pbmvfl.plan.schedule import RowUses
 from pbmvfl.privacy.accounting import rdp_curve
 from pbmvfl.privacy.units import Accounting, Unit
+from pbmvfl.training.encoders import Bounded
 
 HEADER = 44
 EMBEDDING = 6
@@ -118,7 +118,7 @@ def spans_of(result: Result) -> list[tuple[int, int]]:
 def own_networks(plan: Plan, data: VerticalDataset, *, bound: float | None = 1.0) -> list[nn.Module]:
     torch.manual_seed(3)
     networks: list[nn.Module] = [nn.Linear(part.shape[1], plan.embedding_dim) for part in data.train_features]
-    return networks if bound is None else [pbmvfl.Bounded(network, bound=bound) for network in networks]
+    return networks if bound is None else [Bounded(network, bound=bound) for network in networks]
 
 
 class Killed(Exception):

@@ -45,10 +45,11 @@ import pbmvfl
 from pbmvfl import FederatedModel, Federation, Ledger, Limit
 from pbmvfl.data.new_rows import NewRows
 from pbmvfl.data.vertical import VerticalDataset
-from pbmvfl.errors import PbmvflError
+from pbmvfl.errors import LedgerError, PbmvflError
 from pbmvfl.ledger import ledger_folder
 from pbmvfl.ledger.owner import file_name
 from pbmvfl.plan.plan import Plan
+from pbmvfl.privacy.units import Accounting, Unit
 from support.limited_people import EACH, EMBEDDING, WHO, load_people, plan_of, write_people
 
 PEOPLE, TRAINED = 12, 8
@@ -486,7 +487,7 @@ class Machine(RuleBasedStateMachine):
         for party in self._parties():
             if (party, dataset) in self.truth.limits:
                 with contextlib.closing(self._owner(party)) as ledger:
-                    ledger.remove_limit(dataset, pbmvfl.Unit.CELL, pbmvfl.Accounting.STRICT, 0)
+                    ledger.remove_limit(dataset, Unit.CELL, Accounting.STRICT, 0)
                 del self.truth.limits[party, dataset]
                 self.behind.pop(party, None)
 
@@ -578,7 +579,7 @@ def limits_of_another_dataset_are_not_looked_at(monkeypatch: pytest.MonkeyPatch)
             with contextlib.closing(Ledger(folder / file_name(part.party))) as ledger:
                 if ledger.limits(dataset):
                     if not permitted:
-                        raise pbmvfl.LedgerError("exact sums")
+                        raise LedgerError("exact sums")
                     ledger.note_exact(dataset)
 
     monkeypatch.setattr("pbmvfl.federation.model.look_exactly", look)

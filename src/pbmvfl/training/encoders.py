@@ -299,7 +299,7 @@ def check_encoder(encoder: nn.Module, plan: Plan, *, index: int, rows: Tensor | 
         raise EncoderError(
             f"party={index}: the output of {type(encoder).__name__} can leave [-C, C] = "
             f"[{-plan.bound:g}, {plan.bound:g}], and the privacy account would not hold; "
-            f"wrap it: pbmvfl.Bounded(network, bound={plan.bound:g})"
+            f"wrap it: pbmvfl.training.encoders.Bounded(network, bound={plan.bound:g})"
         )
     if encoder.bound != plan.bound:
         raise EncoderError(f"party={index}: its encoder has bound={encoder.bound:g}, the plan has bound={plan.bound:g}")

@@ -63,7 +63,7 @@ class Noisy:
             EncoderError: If the proof does not hold for this network, or its gradients cannot be taken row by row.
         """
         if not isinstance(encoder, Bounded):
-            raise EncoderError(f"{type(encoder).__name__} is not pbmvfl.Bounded; wrap it")
+            raise EncoderError(f"{type(encoder).__name__} is not pbmvfl.training.encoders.Bounded; wrap it")
         _check_quiet(encoder)
         self._grid = Grid(
             noise_multiplier=plan.noise_multiplier,
