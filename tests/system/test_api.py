@@ -142,7 +142,13 @@ epsilon: float = table.epsilon("cell", Accounting.PAPER, colluding_parties=1)
 result: pbmvfl.Result = pbmvfl.Federation(plan, parties=Parties.PROCESSES).fit(data)
 limit = pbmvfl.Limit.choose(unit=Unit.CELL, accounting="paper", epsilon=8, delta=1e-5)
 pbmvfl.Ledger(Path("party.sqlite")).set_limit("digits", limit)
+plan = plan.replace(beta=0.1, evaluation="none")
+plan = pbmvfl.Plan.for_budget(epsilon=8, data=data, vote="margin", first_weights=["0" * 64])
 pbmvfl.Federatoin(plan)  # attr-defined
+pbmvfl.Plan.of(num_parties=3, num_samples=9, num_classes=2, optimiser="adam")  # call-arg
+pbmvfl.Plan.for_data(data, num_trials="many")  # arg-type
+pbmvfl.Plan.for_budget(epsilon=8, data=data, num_epoch=3)  # call-arg
+plan.replace(secure_aggregation="yes")  # arg-type
 pbmvfl.Plan(sizes=sizes, release="pbm")  # arg-type
 pbmvfl.Plan(sizes=sizes, release=PoissonBinomial(num_parties=3, betta=0.1))  # call-arg
 Learning(learning_rate="fast")  # arg-type

@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack, cast, overload
 
 from pbmvfl._settings import one_of, vars_of, written
 from pbmvfl.crypto.protocol_version import PROTOCOL_VERSION
@@ -21,6 +21,7 @@ from pbmvfl.mechanisms.interactions.plan_group import Interactions
 from pbmvfl.mechanisms.vote_tables import table_bytes
 from pbmvfl.mechanisms.votes import Vote
 from pbmvfl.plan.checks import check_together
+from pbmvfl.plan.choices import PlanChoices, PlanOptions
 from pbmvfl.plan.flat_names import NEUTRAL, PREDICTION_PREFIX, data_sizes, groups_of, names_with_words
 from pbmvfl.plan.groups import (
     Activation,
@@ -305,12 +306,12 @@ class Plan:
     # --- making plans ---
 
     @classmethod
-    def of(cls, **values: Any) -> Plan:
+    def of(cls, **values: Unpack[PlanChoices]) -> Plan:
         """A plan from flat names; what is not given has its default."""
         return cls(**groups_of(values))
 
     @classmethod
-    def for_data(cls, data: VerticalDataset, **choices: Any) -> Plan:
+    def for_data(cls, data: VerticalDataset, **choices: Unpack[PlanChoices]) -> Plan:
         """A plan for these rows, parties and classes.
 
         Without choices, or with a seed or an evaluation alone, it is the usual one: `for_budget` with epsilon 8. With
@@ -341,7 +342,7 @@ class Plan:
         prediction_epsilon: float | None = None,
         same_rows: bool = False,
         serving_epsilon: float | None = 8.0,
-        **choices: Any,
+        **choices: Unpack[PlanOptions],
     ) -> Plan:
         """The plan with the least noise under a budget. `unit` and `accounting` say which epsilon is meant: of a cell,
         and strict, unless you say otherwise. `delta` is a tenth of 1/N, at most 1e-5, unless you give one.
@@ -375,7 +376,7 @@ class Plan:
             **choices,
         ).plan
 
-    def replace(self, **changes: Any) -> Plan:
+    def replace(self, **changes: Unpack[PlanChoices]) -> Plan:
         """The same plan with some flat names changed, checked again. A new mechanism brings its own defaults."""
         kept = self.flat()
         anew = {"num_epochs", "evaluation", "training", "preparation", "noise_band", "interactions"}

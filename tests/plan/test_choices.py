@@ -1,0 +1,43 @@
+"""The typed keyword arguments of a plan are its registered flat names, with their types."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from enum import StrEnum
+from typing import get_args, get_type_hints
+
+import pytest
+
+from pbmvfl.plan.choices import PlanChoices, PlanOptions
+from pbmvfl.plan.flat_names import PREDICTION_PREFIX, plan_settings
+from pbmvfl.plan.groups import Sizes
+
+HINTS = get_type_hints(PlanChoices)
+
+
+def test_the_typed_names_are_the_registered_ones():
+    """In a process of its own: other tests register mechanisms with numbers that no type knows."""
+    code = """
+from pbmvfl.plan.choices import PlanChoices
+from pbmvfl.plan.flat_names import known_names
+print(sorted(known_names() ^ set(PlanChoices.__annotations__)))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_options_are_all_names_but_the_sizes():
+    assert set(HINTS) - set(get_type_hints(PlanOptions)) == set(Sizes.__dataclass_fields__)
+
+
+@pytest.mark.parametrize("name", sorted(HINTS))
+def test_a_name_has_the_type_of_its_setting(name):
+    declared = plan_settings().get(name.removeprefix(PREDICTION_PREFIX))
+    if declared is None:
+        assert name in ("phases", "first_weights", "model", "interactions")
+        return
+    permitted = set(get_args(HINTS[name])) or {HINTS[name]}
+    wanted = {declared.kind, str} if issubclass(declared.kind, StrEnum) else {declared.kind}
+    # None stands for the mechanism's own default.
+    assert permitted == (wanted | {type(None)} if declared.name == "secure_aggregation" else wanted)
