@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
@@ -111,8 +112,13 @@ def _check_names(names: Iterable[str]) -> None:
             raise PlanError(f"unknown plan field {name!r}; {hint}fields are {', '.join(known)}")
 
 
-def groups_of(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Flat names as the groups of a plan."""
+def groups_of(values: Mapping[str, Any], prediction: Mechanism | None = None) -> dict[str, Any]:
+    """Return the groups of a plan with these flat names.
+
+    Args:
+        values: Flat names with their values.
+        prediction: Mechanism of predictions, where a search has found one; numbers in `values` overrule its own.
+    """
     for name in ("mechanism", PREDICTION_PREFIX + "mechanism"):  # one that is not known is named before its numbers are
         if name in values:
             MECHANISMS.check(values[name])
@@ -129,11 +135,13 @@ def groups_of(values: Mapping[str, Any]) -> dict[str, Any]:
         for name, value in values.items()
         if name.startswith(PREDICTION_PREFIX)
     }
-    if of_predictions:
+    if of_predictions or prediction is not None:
         shared = {name: values[name] for name in ("mechanism", "embedding_dim", "bound") if name in values}
         if voting.vote is not VoteKind.RAW:
             shared["embedding_dim"] = voting.as_vote(1.0).width(sizes.num_classes)
-        groups["prediction"] = _release({**shared, **of_predictions}, sizes.num_parties)
+        if prediction is not None:
+            shared |= {"mechanism": prediction.name, "secure_aggregation": prediction.secure_aggregation}
+        groups["prediction"] = _release({**shared, **of_predictions}, sizes.num_parties, prediction)
     for name in ("evaluation", "seed"):
         if name in values:
             groups[name] = values[name]
@@ -173,13 +181,14 @@ def _taken(values: Mapping[str, Any], group: type) -> dict[str, Any]:
     return {each.name: values[each.name] for each in settings_of(group) if each.name in values}
 
 
-def _release(values: Mapping[str, Any], num_parties: int) -> Mechanism:
-    """The mechanism that is named, with its numbers; numbers of mechanisms that were not named are left out."""
+def _release(values: Mapping[str, Any], num_parties: int, found: Mechanism | None = None) -> Mechanism:
+    """Return the named mechanism: its numbers in `values` alone, and for the rest those of `found`, if of its kind."""
     kind = MECHANISMS[values.get("mechanism", "pbm")]
     hidden = values.get("secure_aggregation")
     if hidden is None:
         hidden = kind.sums_are_hidden
-    return kind(num_parties=num_parties, secure_aggregation=hidden, **_taken(values, kind))
+    given = _taken(values, kind) | {"secure_aggregation": hidden}
+    return replace(found, **given) if type(found) is kind else kind(num_parties=num_parties, **given)
 
 
 def names_with_words() -> str:

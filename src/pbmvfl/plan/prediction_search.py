@@ -70,6 +70,15 @@ class PredictionChoice:
     table_deviation: float | None
     words: str
 
+    def vote_settings(self) -> dict[str, str | float | int]:
+        """Return the vote and its tables by their flat names."""
+        return {
+            "vote": str(self.vote.kind),
+            "vote_gain": self.vote.gain,
+            "vote_grades": self.vote.grades,
+            "table_noise": self.table_deviation or 0.0,
+        }
+
 
 def plan_prediction(
     *,

@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 from pbmvfl._settings import check_whole
 from pbmvfl.errors import PlanError
 from pbmvfl.mechanisms import Mechanism
+from pbmvfl.plan.flat_names import groups_of
 from pbmvfl.plan.groups import Evaluation
 from pbmvfl.plan.local_search import LocalRules, dense_columns, largest_shift
-from pbmvfl.plan.prediction_search import plan_prediction
+from pbmvfl.plan.prediction_search import PredictionChoice, plan_prediction
 from pbmvfl.plan.schedule import Split
 from pbmvfl.privacy.accounting import TrainingRun, epsilon_bound, rdp_curve
 from pbmvfl.privacy.conversion import check_delta, epsilon_from_rdp, usual_delta
@@ -211,9 +212,13 @@ def _local(
     those that are trained on."""
     budget.adversary.honest_parties(sizes["num_parties"])
     prediction_epsilon, serving_epsilon, same_rows = asked
-    released, words = ({}, ()) if prediction_epsilon is None else _prediction(budget, sizes, prediction_epsilon)
+    choice = None if prediction_epsilon is None else _prediction(budget, sizes, prediction_epsilon)
+    words = () if choice is None else (f"predictions within {choice.words}",)
+    evaluation = Evaluation.RELEASED
     if serving_epsilon is not None:
-        released = _serving(budget, sizes, serving_epsilon)
+        choice, evaluation = _serving(budget, sizes, serving_epsilon), Evaluation.SIMULATOR
+    prediction = None if choice is None else choice.mechanism
+    released = {} if choice is None else {**choice.vote_settings(), "evaluation": str(evaluation)}
     rules = LocalRules(
         num_samples=sizes["num_samples"],
         num_classes=sizes["num_classes"],
@@ -228,7 +233,7 @@ def _local(
         prepared = settings["preparation"] != "none"
         features = str(settings.get("features", "columns"))
         noise = rules.strength(shift, num_epochs=settings["num_epochs"], prepared=prepared, features=features)
-        return plans.of(**{**settings, **noise, **choices})
+        return plans(**groups_of({**settings, **noise, **choices}, prediction))
 
     def spent(shift: float) -> float:
         run = plan(shift).training_run()
@@ -252,9 +257,9 @@ def _local(
     return PlannedBudget(plan=found, budget=budget, epsilon=spent(shift), alternatives=(), words=words)
 
 
-def _prediction(budget: Budget, sizes: dict[str, int], epsilon: float) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """How rows that are predicted are released: names of a plan, and why."""
-    choice = plan_prediction(
+def _prediction(budget: Budget, sizes: dict[str, int], epsilon: float) -> PredictionChoice:
+    """Choose the mechanism and the vote by which predicted rows are released."""
+    return plan_prediction(
         epsilon=epsilon,
         delta=budget.delta,
         unit=budget.unit,
@@ -263,27 +268,15 @@ def _prediction(budget: Budget, sizes: dict[str, int], epsilon: float) -> tuple[
         num_classes=sizes["num_classes"],
         num_rows=sizes["num_samples"],
     )
-    released = {f"prediction_{name}": value for name, value in choice.mechanism.to_dict().items()}
-    for name in ("prediction_embedding_dim", "prediction_bound"):  # the vote says so
-        released.pop(name)
-    names = {
-        **released,
-        "evaluation": "released",
-        "vote": str(choice.vote.kind),
-        "vote_gain": choice.vote.gain,
-        "vote_grades": choice.vote.grades,
-        "table_noise": choice.table_deviation or 0.0,
-    }
-    return names, (f"predictions within {choice.words}",)
 
 
-def _serving(budget: Budget, sizes: dict[str, int], epsilon: float) -> dict[str, Any]:
-    """The same for rows that a trained model is asked about later: now only their votes are counted."""
+def _serving(budget: Budget, sizes: dict[str, int], epsilon: float) -> PredictionChoice | None:
+    """Choose the same for rows predicted after training, which only counts their votes; None without counts."""
     try:
-        names, _ = _prediction(budget, sizes, epsilon)
-    except PlanError:  # more classes than symbols, or too small a budget: such votes can be planned when rows are asked
-        return {}
-    return {**names, "evaluation": "simulator"} if names["table_noise"] else {}
+        choice = _prediction(budget, sizes, epsilon)
+    except PlanError:  # More classes than symbols, or too small a budget: such votes can be planned with the rows.
+        return None
+    return None if choice.table_deviation is None else choice
 
 
 def _check_bytes(planned: PlannedBudget, largest_bytes: int | None) -> None:
