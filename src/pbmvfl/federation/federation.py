@@ -146,8 +146,8 @@ class Federation:
                 run_id=(None if keeper is None else keeper.run_id) or self.new_run_id(),
                 keeper=keeper,
             )
-            setups = self.party_setups(data, ledger, checkpoints, checkpoint_every)
-            transport = self._open_transport([replace(setup, exact_metrics=exact_metrics) for setup in setups])
+            setups = self.party_setups(data, ledger, checkpoints, checkpoint_every, exact_metrics=exact_metrics)
+            transport = self._open_transport(setups)
             opened.enter_context(_closed_at_the_end(transport))
             run = Run(
                 server,
@@ -244,10 +244,10 @@ class Federation:
             run = Checkpoints(folder=checkpoints / "server", plan=self.plan).run_id
             first_round = newest_common_round(self.plan, checkpoints)
         found = []
-        for index, setup in enumerate(self.party_setups(data, ledger, checkpoints, 1)):
-            asked = replace(setup, exact_metrics=exact_metrics)
-            own = None if self._encoders is None else self._encoders[index]
-            found.append(asked.forecast(own, run="" if run is None else run.hex(), first_round=first_round))
+        # A forecast sends nothing, so no party needs an identity for it.
+        for setup in self._setups_without_identity(data, ledger, checkpoints, 1, exact_metrics=exact_metrics):
+            own = None if self._encoders is None else self._encoders[setup.index]
+            found.append(setup.forecast(own, run="" if run is None else run.hex(), first_round=first_round))
         return found
 
     def check(self, data: VerticalDataset) -> None:
@@ -277,11 +277,32 @@ class Federation:
         return Identity.generate()
 
     def party_setups(
-        self, data: VerticalDataset, ledger: Path | None, checkpoints: Path | None, checkpoint_every: int
+        self,
+        data: VerticalDataset,
+        ledger: Path | None,
+        checkpoints: Path | None,
+        checkpoint_every: int,
+        *,
+        exact_metrics: bool = False,
     ) -> list[PartySetup]:
-        """Every party's own side of the run."""
-        identities = [self.new_identity(index) for index in range(self.plan.num_parties)]
+        """Return every party's own side of a run, with new identities."""
+        setups = self._setups_without_identity(data, ledger, checkpoints, checkpoint_every, exact_metrics=exact_metrics)
+        identities = [self.new_identity(setup.index) for setup in setups]
         pinned = tuple(identity.public for identity in identities)
+        return [
+            replace(setup, identity=identity.private_bytes(), identities=pinned)
+            for setup, identity in zip(setups, identities, strict=True)
+        ]
+
+    def _setups_without_identity(
+        self,
+        data: VerticalDataset,
+        ledger: Path | None,
+        checkpoints: Path | None,
+        checkpoint_every: int,
+        *,
+        exact_metrics: bool,
+    ) -> list[PartySetup]:
         # Only ledgers and stored answers ask for ids, and a party in a process of its own gets a copy.
         named = ledger is not None or checkpoints is not None
         ledgers = None if ledger is None else books_for(ledger, data)
@@ -289,8 +310,8 @@ class Federation:
             self.setup_kind(
                 plan=self.plan,
                 index=index,
-                identity=identity.private_bytes(),
-                identities=pinned,
+                identity=b"",
+                identities=(),
                 train_features=data.train_features[index],
                 test_features=data.test_features[index] if data.num_test_samples else None,
                 checkpoints=None if checkpoints is None else checkpoints / f"party-{index}",
@@ -301,8 +322,9 @@ class Federation:
                 dataset=data.name,
                 train_ids=data.train_ids if named else None,
                 test_ids=data.test_ids if named else None,
+                exact_metrics=exact_metrics,
             )
-            for index, identity in enumerate(identities)
+            for index in range(self.plan.num_parties)
         ]
 
     def _open_transport(self, setups: Sequence[PartySetup]) -> InProcess | Processes:
