@@ -19,8 +19,8 @@ from pbmvfl.federation.checkpoints import Checkpoints
 from pbmvfl.federation.metrics_summary import Figures, Labelled, went_astray, what_to_change
 from pbmvfl.federation.release_log import ReleaseLog
 from pbmvfl.federation.results import TRAFFIC_KINDS, EpochLine, HistoryLog, Result
-from pbmvfl.plan.schedule import Round, Split
-from pbmvfl.protocol.server import Server
+from pbmvfl.plan.schedule import Split
+from pbmvfl.protocol.server import ScoredRound, Server
 from pbmvfl.protocol.session import Meter, Tap, deliver, drive
 from pbmvfl.protocol.transport import Inspection, Transport
 from pbmvfl.training.metrics import classification_metrics
@@ -66,11 +66,10 @@ class Run:
         self._is_open = False
         self._loss = float("nan")
         self._losses: list[float] = []
-        self._seen: list[tuple[Tensor, Tensor]] = []  # this epoch's noisy scores: what the server saw
+        #: Rows and noisy scores of this epoch's joint rounds, as the server saw them.
+        self._seen: list[tuple[npt.NDArray[np.int64], Tensor]] = []
         #: Rows and noisy scores of this pass over the test rows, as far as it is.
         self._predicted: list[tuple[npt.NDArray[np.int64], Tensor]] = []
-        server.on_joint_round = self._joint_round
-        server.on_scores = self._scores
 
     def finish(self) -> Result:
         """Run to the plan's end, or to the round that a party refuses."""
@@ -190,13 +189,14 @@ class Run:
         epoch = int(self._plan.schedule.epochs_before(self._server.completed_rounds))
         return self._plan.schedule.end_of_epoch(epoch + every - epoch % every)
 
-    def _joint_round(self, loss: float, scores: Tensor, labels: Tensor) -> None:
-        self._loss = loss
-        self._losses.append(loss)
-        self._seen.append((scores, labels))
-
-    def _scores(self, current: Round, scores: Tensor) -> None:
-        """A whole pass over the test rows is an evaluation of the networks as they are; other scores are nobody's."""
+    def _take_scores(self, scored: ScoredRound) -> None:
+        """Keep a joint round's loss and scores for its epoch; measure a whole pass over the test rows."""
+        current, scores = scored.round, scored.scores_BK
+        if scored.loss is not None:
+            self._loss = scored.loss
+            self._losses.append(scored.loss)
+            self._seen.append((current.rows, scores))
+            return
         if current.kind.split is not Split.TEST or self._inspection is not None:
             return
         first, end = self._plan.schedule.pass_of(current.number)
@@ -210,6 +210,8 @@ class Run:
             self._history[-1] = dataclasses.replace(self._history[-1], **metrics)
 
     def _round(self) -> None:
+        if self._server.scored is not None:
+            self._take_scores(self._server.scored)
         if self._on_round is not None:
             self._on_round(self._server.completed_rounds, self._loss, self._traffic())
 
@@ -252,8 +254,8 @@ class Run:
         """Metrics of the epoch: from the noisy sums that the server saw, or those through the simulator's door."""
         metrics: dict[str, float] = {}
         if self._seen:
-            scores = torch.cat([scores for scores, _ in self._seen]).numpy()
-            labels = torch.cat([labels for _, labels in self._seen]).numpy()
+            scores = torch.cat([scores for _, scores in self._seen]).numpy()
+            labels = self._data.train_labels[np.concatenate([rows for rows, _ in self._seen])]
             if self._inspection is not None:
                 metrics = classification_metrics(scores, labels, prefix="released_train")
             else:

@@ -31,7 +31,7 @@ from pbmvfl.mechanisms import Mechanism
 from pbmvfl.plan.groups import Evaluation, Head, Labels, Learning, Rounds, UpdateNoise, Voting
 from pbmvfl.plan.plan import Plan
 from pbmvfl.plan.prediction_search import plan_prediction
-from pbmvfl.plan.schedule import PREDICTION, Order, Phase, Round
+from pbmvfl.plan.schedule import PREDICTION, Order, Phase
 from pbmvfl.privacy.composition import epsilon_by_losses
 from pbmvfl.privacy.units import SERVER, Unit
 from pbmvfl.protocol.server import Server
@@ -156,17 +156,15 @@ def serve(
     meter = Meter(taps=list(taps))
     scores_NK = np.full((plan.num_test_samples, plan.num_classes), np.nan, dtype=np.float32)
 
-    def take(current: Round, scores: Tensor) -> None:
-        scores_NK[current.rows] = scores.numpy()
-
     def tell() -> None:
+        if server.scored is not None:
+            scores_NK[server.scored.round.rows] = server.scored.scores_BK.numpy()
         if on_round is not None:
             on_round(server.completed_rounds)
 
     def nothing() -> None:
         """Nothing is trained, so no epoch ends."""
 
-    server.on_scores = take
     stopped = ""
     try:
         drive(server, transport, meter, on_open=nothing, on_round=tell, on_epoch_end=nothing)

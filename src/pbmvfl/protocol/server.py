@@ -11,7 +11,8 @@ Shape suffixes: B rows of the batch, P embedding_dim.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -108,6 +109,16 @@ _SYMBOLS = "run.symbols"
 _CLASS_COUNTS, _TABLE = "classes.rows", "votes.table."
 
 
+@dataclass(frozen=True, eq=False)
+class ScoredRound:
+    """Noisy class scores of one round: all that the server itself may see of its rows."""
+
+    round: Round
+    scores_BK: Tensor
+    #: Mean loss of a joint round; None where no gradient follows.
+    loss: float | None = None
+
+
 class Server:
     """State machine of the server for one session."""
 
@@ -172,10 +183,8 @@ class Server:
         #: How many training rows each class has.
         self.rows_of_class_K = np.bincount(train_labels, minlength=plan.num_classes)
         self._reader: VoteReader | None = None  # once the parties' counts of votes are known
-        #: Called after every joint round with (loss, noisy class scores, labels): what the server itself may see.
-        self.on_joint_round: Callable[[float, Tensor, Tensor], None] | None = None
-        #: Called after every round without a gradient with (the round, noisy class scores).
-        self.on_scores: Callable[[Round, Tensor], None] | None = None
+        #: Scores of the last finished round; None where it had none.
+        self.scored: ScoredRound | None = None
         if trained is not None:
             self._begin_with(trained)
 
@@ -373,13 +382,14 @@ class Server:
     def _finish_round(self) -> None:
         assert self.round is not None
         payloads = self._take_inbox()
+        self.scored = None
         if self.round.kind == SYMBOLS:
             self._take_symbols(payloads)
         elif self.round.kind == COUNTS:
             tables_MKS = [decode_table(payload, self.plan.num_classes) for payload in payloads]
             self._reader = VoteReader(self.plan, tables_MKS, self.rows_of_class_K)
         elif self.round.kind.releases and not self.round.kind.carries_gradient and self._reader is not None:
-            self._say_scores(torch.from_numpy(self._reader.scores(payloads, self.round.num_rows)))
+            self.scored = ScoredRound(self.round, torch.from_numpy(self._reader.scores(payloads, self.round.num_rows)))
         elif self.round.kind.releases:  # otherwise every party says that it is done, and no more
             self._take_sums(payloads)
         self._next_round = self.round.number + 1
@@ -419,9 +429,9 @@ class Server:
         if self.round.kind.carries_gradient:
             self._learn(torch.from_numpy(estimated), self._labels.index_select(0, torch.from_numpy(self.round.rows)))
         elif self.plan.vote.kind is VoteKind.RAW:
-            self._say_scores(self.predict(torch.from_numpy(estimated)))
+            self.scored = ScoredRound(self.round, self.predict(torch.from_numpy(estimated)))
         else:
-            self._say_scores(torch.from_numpy(self._scores_of_votes(estimated, mechanism)))
+            self.scored = ScoredRound(self.round, torch.from_numpy(self._scores_of_votes(estimated, mechanism)))
 
     def _scores_of_votes(self, estimated: npt.NDArray[np.float32], mechanism: Mechanism) -> npt.NDArray[np.float32]:
         vote = self.plan.vote
@@ -434,11 +444,6 @@ class Server:
             num_parties=self.plan.num_parties,
         )
 
-    def _say_scores(self, scores: Tensor) -> None:
-        assert self.round is not None
-        if self.on_scores is not None:
-            self.on_scores(self.round, scores)
-
     def _learn(self, estimated_sum_BP: Tensor, labels_B: Tensor) -> None:
         assert self.round is not None
         if not self.head.training:
@@ -448,8 +453,7 @@ class Server:
         # Encoding refuses NaN, and it comes before the step: bad numbers never reach the weights.
         self._gradient = self._codec.encode(gradient_BP.numpy(), seed=self.plan.seed, round_number=self.round.number)
         self._trainer.step(slopes)  # Algorithm 2, line 13
-        if self.on_joint_round is not None:
-            self.on_joint_round(loss, scores, labels_B)
+        self.scored = ScoredRound(self.round, scores, loss)
 
     def predict(self, sums_BP: Tensor) -> Tensor:
         """Return class scores, (B, K), for sums of embeddings."""
