@@ -23,7 +23,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from benchmarks.measure import Row, alternate
 from pbmvfl.deploy.link.interface import Channel
-from pbmvfl.deploy.site.folder import Home
+from pbmvfl.deploy.site.folder import SiteFolder
 
 PARTIES = ("bank", "hospital", "insurer", "laboratory")
 JOB = "job"
@@ -45,7 +45,7 @@ lead = "lead@clinic.example"
 """
 
 
-def _open_cell(home: Home, name: str, **choices: Any) -> Any:
+def _open_cell(home: SiteFolder, name: str, **choices: Any) -> Any:
     from nvflare.fuel.f3.cellnet.core_cell import CoreCell
     from nvflare.fuel.utils.config_service import ConfigService
 
@@ -78,7 +78,7 @@ class _Job:
 
 
 def _run_parent(path: Path, url: Any, over: Any) -> None:
-    cell = _open_cell(Home.at(path), "server", create_internal_listener=True)
+    cell = _open_cell(SiteFolder.at(path), "server", create_internal_listener=True)
     url.put(cell.get_internal_listener_url())
     over.wait()
     cell.stop()
@@ -89,7 +89,7 @@ def _run_party(path: Path) -> None:
 
     from pbmvfl.deploy.nvflare.cell import party_cell
 
-    home = Home.at(path)
+    home = SiteFolder.at(path)
     cell = _open_cell(home, f"{home.name}.{JOB}")
     answer = os.urandom(UP)
     cell.register_request_cb(*_BARE, lambda _: Message(None, answer))

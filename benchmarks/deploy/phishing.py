@@ -20,7 +20,7 @@ import pbmvfl
 from pbmvfl.deploy.nvflare import job_process
 from pbmvfl.deploy.nvflare.keeper import birth, read_record
 from pbmvfl.deploy.nvflare.provision import provision
-from pbmvfl.deploy.site.folder import Home
+from pbmvfl.deploy.site.folder import SiteFolder
 
 SERVER, PARTIES = "clinic", ("bank", "hospital", "insurer")
 TAP = Path(__file__).parent / "tap"
@@ -60,7 +60,7 @@ accounting = "strict"
 class Trial:
     """Four organisations' folders on one machine, and their processes."""
 
-    homes: dict[str, Home]
+    homes: dict[str, SiteFolder]
     #: Name of each site's network namespace; none: this machine's own network.
     networks: dict[str, str]
 
@@ -76,7 +76,7 @@ class Trial:
     ) -> Trial:
         """The organisations of a folder, made there if there are none."""
         if (folder / "homes").is_dir():
-            return cls({name: Home.at(folder / "homes" / name) for name in (SERVER, *PARTIES)}, networks or {})
+            return cls({name: SiteFolder.at(folder / "homes" / name) for name in (SERVER, *PARTIES)}, networks or {})
         folder.mkdir(parents=True, exist_ok=True)
         parties = "".join(f'\n[[party]]\nname = "{name}"\n' for name in PARTIES)
         text = _FEDERATION.format(
@@ -88,7 +88,7 @@ class Trial:
         return cls(homes, networks or {})
 
     @property
-    def server(self) -> Home:
+    def server(self) -> SiteFolder:
         return self.homes[SERVER]
 
     # --- commands, as an operator gives them ---
@@ -110,8 +110,9 @@ class Trial:
     def start(self, site: str) -> None:
         """In a process of its own, so that a network namespace is that process's."""
         code = (
-            "import sys; from pbmvfl.deploy.site.folder import Home; from pbmvfl.deploy.nvflare import processes; "
-            "processes.start(Home.at(sys.argv[1]), wait=60)"
+            "import sys; from pbmvfl.deploy.site.folder import SiteFolder; "
+            "from pbmvfl.deploy.nvflare import processes; "
+            "processes.start(SiteFolder.at(sys.argv[1]), wait=60)"
         )
         network = self.networks.get(site)
         prefix = ["ip", "netns", "exec", network] if network else []
@@ -176,7 +177,7 @@ def wait_for(condition: Callable[[], Any], seconds: float, pause: float = 0.02) 
     return None
 
 
-def _write_rows(homes: dict[str, Home]) -> None:
+def _write_rows(homes: dict[str, SiteFolder]) -> None:
     """Every party's columns in an order of its own; labels of training rows and of later ones at the label holder."""
     data = pbmvfl.load_dataset("phishing", num_parties=len(PARTIES))
     chance = np.random.default_rng(5)

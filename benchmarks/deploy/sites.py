@@ -17,10 +17,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 
 from pbmvfl.crypto.key_exchange import Identity
 from pbmvfl.deploy.link.interface import Channel, Handler
-from pbmvfl.deploy.link.message_auth import PartySeal, ServerSeal
+from pbmvfl.deploy.link.message_auth import PartyMessageAuth, ServerMessageAuth
 from pbmvfl.deploy.link.tls import Credentials, party_context, server_context
-from pbmvfl.deploy.link.tls_client import PartyLine
-from pbmvfl.deploy.link.tls_server import Line, LineTraffic
+from pbmvfl.deploy.link.tls_client import TlsPartyLink
+from pbmvfl.deploy.link.tls_server import TlsServerLink, TlsTraffic
 from pbmvfl.protocol.transport import Answers
 from support.certificates import Authority
 
@@ -72,10 +72,10 @@ class Site:
     work: Work
 
     def serve(self) -> None:
-        PartyLine(
+        TlsPartyLink(
             address=self.address,
             tls=party_context(self.credentials),
-            seal=PartySeal(Identity.from_private_bytes(self.identity), self.server_pin, self.name, CONTEXT),
+            auth=PartyMessageAuth(Identity.from_private_bytes(self.identity), self.server_pin, self.name, CONTEXT),
             server_name=SERVER,
             patience=PATIENCE,
         ).serve(self.work.begin())
@@ -99,10 +99,10 @@ class LineSites:
         names = [f"party-{index}" for index in range(len(works))]
         server, parties = Identity.generate(), [Identity.generate() for _ in works]
         pins = {name: identity.public for name, identity in zip(names, parties, strict=True)}
-        self.line = Line(
+        self.line = TlsServerLink(
             listen=("127.0.0.1", 0),
             tls=server_context(authority.issue(SERVER)),
-            seal=ServerSeal(server, pins, CONTEXT),
+            auth=ServerMessageAuth(server, pins, CONTEXT),
             parties=names,
             patience=PATIENCE,
         )
@@ -124,7 +124,7 @@ class LineSites:
             raise
 
     @property
-    def traffic(self) -> LineTraffic:
+    def traffic(self) -> TlsTraffic:
         return self.line.traffic
 
     def exchange(self, message: bytes, *, timeout: float | None = None) -> Answers:

@@ -11,12 +11,12 @@ from safetensors.numpy import load_file
 from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.deploy.alignment.aligned_rows import AlignedRows
 from pbmvfl.deploy.alignment.runner import LabelRows
-from pbmvfl.deploy.site.folder import Home
+from pbmvfl.deploy.site.folder import SiteFolder
 from pbmvfl.federation.federation import Federation
 from pbmvfl.plan.plan import Plan
 
 
-def train_together(homes: Mapping[str, Home], plan: Plan, folder: Path, *, alignment: str = "people") -> None:
+def train_together(homes: Mapping[str, SiteFolder], plan: Plan, folder: Path, *, alignment: str = "people") -> None:
     """Train on the organisations' aligned rows, all in this process, and save the model's parts in the folder."""
     server, parties = _roles(homes)
     rows = LabelRows.load(homes[server], alignment)
@@ -36,7 +36,7 @@ def train_together(homes: Mapping[str, Home], plan: Plan, folder: Path, *, align
     here.save(folder)
 
 
-def differing_tensors(homes: Mapping[str, Home], run: str, folder: Path) -> list[str]:
+def differing_tensors(homes: Mapping[str, SiteFolder], run: str, folder: Path) -> list[str]:
     """Names of tensors of a run's model that are not to the bit those of the model in the folder."""
     server, _ = _roles(homes)
     found = []
@@ -50,7 +50,7 @@ def differing_tensors(homes: Mapping[str, Home], run: str, folder: Path) -> list
     return found
 
 
-def _roles(homes: Mapping[str, Home]) -> tuple[str, tuple[str, ...]]:
+def _roles(homes: Mapping[str, SiteFolder]) -> tuple[str, tuple[str, ...]]:
     federation = next(iter(homes.values())).federation
     return federation.server, tuple(federation.parties)
 

@@ -11,15 +11,15 @@ import pytest
 from typer.testing import CliRunner
 
 from pbmvfl.cli import app
-from pbmvfl.deploy.site.folder import Home
-from pbmvfl.deploy.site.policy_file import PolicyFile, own_book
+from pbmvfl.deploy.site.folder import SiteFolder
+from pbmvfl.deploy.site.policy_file import PolicyFile, own_ledger
 from pbmvfl.deploy.site.policy_text import label_holder_template, party_template
 from pbmvfl.errors import FederationError, PolicyFileError
 from support.policy_homes import PARTY_POLICY, make_home, small_plan, write_policy
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Home:
+def home(tmp_path: Path) -> SiteFolder:
     home = make_home(tmp_path)
     (home.path / "rows.csv").write_text("person,age,job\np1,40,2\n")
     return home
@@ -69,7 +69,7 @@ def test_what_a_template_has_commented_out_is_accepted_too() -> None:
         assert all(len(line) <= 120 for line in text.splitlines())
 
 
-def test_a_template_that_is_only_shown_is_not_written(home: Home) -> None:
+def test_a_template_that_is_only_shown_is_not_written(home: SiteFolder) -> None:
     before = home.policy.read_bytes()
     assert "[[limit]]" in run("template", "--home", str(home.path), "--show")
     assert home.policy.read_bytes() == before
@@ -78,7 +78,7 @@ def test_a_template_that_is_only_shown_is_not_written(home: Home) -> None:
 # --- check ---
 
 
-def test_check_says_what_is_accepted_and_writes_nothing(home: Home) -> None:
+def test_check_says_what_is_accepted_and_writes_nothing(home: SiteFolder) -> None:
     before = sorted(each.name for each in home.path.iterdir())
     said = run("check", "--home", str(home.path))
     for words in (
@@ -91,7 +91,7 @@ def test_check_says_what_is_accepted_and_writes_nothing(home: Home) -> None:
     assert sorted(each.name for each in home.path.iterdir()) == before
 
 
-def test_check_names_a_column_that_the_file_has_not(home: Home) -> None:
+def test_check_names_a_column_that_the_file_has_not(home: SiteFolder) -> None:
     write_policy(home.path, PARTY_POLICY.replace('id = "person"', 'id = "persn"'))
     error = fails("check", "--home", str(home.path))
     assert "column='persn' is not in rows.csv (did you mean 'person'?)" in str(error)
@@ -100,13 +100,13 @@ def test_check_names_a_column_that_the_file_has_not(home: Home) -> None:
     assert "persn" in said["faults"][0]
 
 
-def test_check_names_a_file_that_is_not_there(home: Home) -> None:
+def test_check_names_a_file_that_is_not_there(home: SiteFolder) -> None:
     (home.path / "rows.csv").unlink()
     assert "does not exist" in str(fails("check", "--home", str(home.path)))
 
 
-def test_check_compares_limits_with_the_book(home: Home) -> None:
-    with own_book(home, PolicyFile.read(home)):
+def test_check_compares_limits_with_the_book(home: SiteFolder) -> None:
+    with own_ledger(home, PolicyFile.read(home)):
         pass
     for epsilon, words in (
         ("8", "as in the book"),
@@ -118,7 +118,7 @@ def test_check_compares_limits_with_the_book(home: Home) -> None:
         assert words in said["limits"][0]
 
 
-def test_check_notes_what_protects_nobody(home: Home) -> None:
+def test_check_notes_what_protects_nobody(home: SiteFolder) -> None:
     weak = PARTY_POLICY.replace("epsilon = 8", 'epsilon = 100\naccounting = "paper"')
     write_policy(home.path, weak + '[encoder]\nown = "surely_not_installed.here:network"\n')
     os.chmod(home.policy, 0o644)
@@ -127,7 +127,7 @@ def test_check_notes_what_protects_nobody(home: Home) -> None:
         assert any(words in note for note in said), words
 
 
-def test_check_notes_rows_that_are_said_to_be_nobody_s(home: Home) -> None:
+def test_check_notes_rows_that_are_said_to_be_nobody_s(home: SiteFolder) -> None:
     write_policy(home.path, PARTY_POLICY.partition("[[limit]]")[0] + "made_up = true\n")
     said = json.loads(run("check", "--home", str(home.path), "--json"))
     assert said["limits"] == []
@@ -136,7 +136,7 @@ def test_check_notes_rows_that_are_said_to_be_nobody_s(home: Home) -> None:
     assert "has no [[limit]]" in str(fails("check", "--home", str(home.path)))
 
 
-def test_check_says_whether_a_plan_would_be_accepted(home: Home, tmp_path: Path) -> None:
+def test_check_says_whether_a_plan_would_be_accepted(home: SiteFolder, tmp_path: Path) -> None:
     write_policy(home.path, PARTY_POLICY + "[plan]\nlargest_epsilon = 8\n")
     file = tmp_path / "plan.json"
     for plan, code, words in (

@@ -19,7 +19,7 @@ from safetensors.numpy import save_file
 from pbmvfl import FederatedModel, Federation
 from pbmvfl.data.new_rows import NewRows
 from pbmvfl.data.vertical import VerticalDataset
-from pbmvfl.deploy.job.admission import admit, take_up
+from pbmvfl.deploy.job.admission import accept_job, admit
 from pbmvfl.deploy.site.job_spec import Work
 from pbmvfl.errors import BudgetExceeded, LedgerError, PolicyError
 from pbmvfl.federation.model_files import model_digest
@@ -313,7 +313,7 @@ def test_a_site_looks_ahead_at_the_limits_of_all_people_that_its_part_may_know(t
     home = make_home(tmp_path)
     write_policy(home.path, PARTY_POLICY.replace("epsilon = 8", "epsilon = 1000"))
     home.alignment("first").mkdir(parents=True)
-    take_up(home, train_order(), NOON)
+    accept_job(home, train_order(), NOON)
     training = site_plan()
     model = model_digest(training, bytes.fromhex(RUN_ID))
     home.model("monday").mkdir(parents=True)

@@ -33,8 +33,8 @@ from pbmvfl.deploy.monitoring.status import Status, read_status
 from pbmvfl.deploy.nvflare import processes, provision
 from pbmvfl.deploy.nvflare.job import write_job
 from pbmvfl.deploy.nvflare.supervisor import Supervisor, Watched
-from pbmvfl.deploy.site.folder import Home
-from pbmvfl.deploy.site.job_spec import Order, Outcome, Work
+from pbmvfl.deploy.site.folder import SiteFolder
+from pbmvfl.deploy.site.job_spec import JobResult, JobSpec, Work
 from pbmvfl.plan.plan import Plan
 from support import nvflare_settings  # noqa: F401
 from support.federation_texts import LEAD, SERVER, federation_text, free_ports
@@ -140,20 +140,20 @@ class Attacked:
     # --- honest work ---
 
     @property
-    def clinic(self) -> Home:
+    def clinic(self) -> SiteFolder:
         return self.homes[SERVER]
 
-    def align(self, name: str = "people") -> Outcome:
+    def align(self, name: str = "people") -> JobResult:
         folder = self.clinic.request(name)
         Request.of(self.clinic).write(folder)
-        order = Order(work=Work.ALIGN, federation="people", alignment=name)
+        order = JobSpec(work=Work.ALIGN, federation="people", alignment=name)
         return self.supervise(order, folder)
 
-    def training(self, run: str, **choices: Any) -> Order:
+    def training(self, run: str, **choices: Any) -> JobSpec:
         rows = LabelRows.load(self.clinic, "people")
         usual = {"num_parties": len(PARTIES), "num_samples": rows.num_rows, "num_classes": 2, "evaluation": "none"}
         plan = Plan.of(**{**usual, "batch_size": 10, "num_epochs": 2, "embedding_dim": 2, **choices})
-        return Order(
+        return JobSpec(
             work=Work.TRAIN,
             federation="people",
             alignment="people",
@@ -162,7 +162,7 @@ class Attacked:
             plan=plan,
         )
 
-    def supervise(self, order: Order, folder: Path) -> Outcome:
+    def supervise(self, order: JobSpec, folder: Path) -> JobResult:
         watched = Watched(folder=folder, progress=lambda: 0)
         said: list[str] = []
         supervisor = Supervisor(self.clinic, order, watched, token=secrets.token_hex(8), say=said.append)
@@ -185,7 +185,7 @@ class Attacked:
             with contextlib.suppress(Exception):
                 session.close()
 
-    def job(self, order: Order, change: Callable[[Path], None] | None = None) -> Path:
+    def job(self, order: JobSpec, change: Callable[[Path], None] | None = None) -> Path:
         folder = self.folder / f"job-{secrets.token_hex(4)}"
         write_job(folder, order, self.clinic.federation)
         if change is not None:
@@ -210,7 +210,7 @@ class Attacked:
         raise AssertionError(f"job {job} was neither refused nor run within {seconds} seconds: {meta}")
 
 
-def _provision(file: Path, out: Path) -> tuple[dict[str, Home], tuple[bytes, bytes]]:
+def _provision(file: Path, out: Path) -> tuple[dict[str, SiteFolder], tuple[bytes, bytes]]:
     """The homes, and the authority that `provision` would forget."""
     kept: list[tuple[bytes, bytes]] = []
     kits = provision._kits
@@ -242,7 +242,7 @@ def feature(owner: int, row: int, column: int) -> float:
     return round(0.13713713 + 0.00713137 * row + 0.00019319 * column + 0.05217931 * owner, 9) + 1.1e-10
 
 
-def _write_rows(homes: dict[str, Home]) -> None:
+def _write_rows(homes: dict[str, SiteFolder]) -> None:
     random = np.random.default_rng(3)
     for index, name in enumerate(PARTIES):
         home = homes[name].path

@@ -20,7 +20,7 @@ from nvflare.fuel.f3.message import Message
 from nvflare.fuel.f3.stats_pool import StatsPoolManager
 
 from pbmvfl.deploy.link.interface import Channel, Handler
-from pbmvfl.deploy.link.message_auth import PartySeal, ServerSeal
+from pbmvfl.deploy.link.message_auth import PartyMessageAuth, ServerMessageAuth
 from pbmvfl.deploy.nvflare.cell_channel import CHANNEL, TOPIC, Kind
 from pbmvfl.deploy.nvflare.cell_party import PartyCell
 from pbmvfl.deploy.nvflare.cell_server import ServerCell
@@ -123,7 +123,7 @@ class CellFederation:
         pins = {name: identity_of(name).public for name in names}
         self.link = ServerCell(
             core_cell=self.server_cell,
-            seal=ServerSeal(identity_of(SERVER), pins, CONTEXT),
+            auth=ServerMessageAuth(identity_of(SERVER), pins, CONTEXT),
             cells={name: self.address(name) for name in names},
             patience=patience,
             again_after=AGAIN_AFTER,
@@ -139,10 +139,10 @@ class CellFederation:
         return self.cells[name]
 
     def add(self, name: str, handle: Handler, *, identity: str = "", context: bytes = CONTEXT) -> PartyCell:
-        seal = PartySeal(identity_of(identity or name), identity_of(SERVER).public, name, context)
+        auth = PartyMessageAuth(identity_of(identity or name), identity_of(SERVER).public, name, context)
         end = PartyCell(
             core_cell=self.cell(name),
-            seal=seal,
+            auth=auth,
             server=f"server.{self.job}",
             patience=self.patience,
             again_after=AGAIN_AFTER,

@@ -16,8 +16,8 @@ import numpy.typing as npt
 from pbmvfl._files import make_private_folder
 from pbmvfl.deploy.alignment.runner import LabelRows, Request
 from pbmvfl.deploy.job.process import PartyJob, ServerJob
-from pbmvfl.deploy.site.folder import Home
-from pbmvfl.deploy.site.job_spec import Order, Outcome, Work
+from pbmvfl.deploy.site.folder import SiteFolder
+from pbmvfl.deploy.site.job_spec import JobResult, JobSpec, Work
 from pbmvfl.plan.plan import Plan
 from support.certificates import Authority
 from support.federation_texts import PARTIES, SERVER, federation_text, free_ports
@@ -50,7 +50,7 @@ def make_homes(
     patience: float = 90,
     limit: float | None = 50,
     plan: str = "epsilon = 8",
-) -> dict[str, Home]:
+) -> dict[str, SiteFolder]:
     """A folder for each organisation, ready for jobs over the line. Without a `limit` the rows are said to be made up,
     and plans without noise are taken, too."""
     port, line_port = free_ports(2)
@@ -58,7 +58,7 @@ def make_homes(
     authority = Authority(folder / "authority")
     homes = {}
     for name in (SERVER, *parties):
-        home = Home(folder / name)
+        home = SiteFolder(folder / name)
         make_private_folder(home.path)
         (home.path / "federation.toml").write_text(text)
         home.write_name(name)
@@ -78,12 +78,12 @@ def make_homes(
     return homes
 
 
-def _write_policy(home: Home, text: str) -> None:
+def _write_policy(home: SiteFolder, text: str) -> None:
     home.policy.write_text(text)
     home.policy.chmod(0o600)
 
 
-def _write_party(home: Home, tables: Tables, name: str, *, seed: int, limit: float | None) -> None:
+def _write_party(home: SiteFolder, tables: Tables, name: str, *, seed: int, limit: float | None) -> None:
     rows = tables.features[name]
     columns = [f"{name}_{number}" for number in range(rows.shape[1])]
     order = np.random.default_rng(1000 + seed).permutation(len(rows))
@@ -101,7 +101,7 @@ def _write_party(home: Home, tables: Tables, name: str, *, seed: int, limit: flo
     )
 
 
-def _write_labels(home: Home, tables: Tables) -> None:
+def _write_labels(home: SiteFolder, tables: Tables) -> None:
     names = ("healthy", "sick")
     lines = ["id,label", *(f"{id},{names[label]}" for id, label in zip(tables.ids, tables.labels, strict=True))]
     lines.append("only-at-the-clinic,sick")
@@ -112,14 +112,14 @@ def _write_labels(home: Home, tables: Tables) -> None:
 # --- orders ---
 
 
-def align_order(homes: Mapping[str, Home], name: str = "people") -> Order:
+def align_order(homes: Mapping[str, SiteFolder], name: str = "people") -> JobSpec:
     server = homes[SERVER]
     Request.of(server).write(server.request(name))
-    return Order(work=Work.ALIGN, federation="people", alignment=name)
+    return JobSpec(work=Work.ALIGN, federation="people", alignment=name)
 
 
-def train_order(plan: Plan, *, run: str = "run-001", run_id: str | None = None, alignment: str = "people") -> Order:
-    return Order(
+def train_order(plan: Plan, *, run: str = "run-001", run_id: str | None = None, alignment: str = "people") -> JobSpec:
+    return JobSpec(
         work=Work.TRAIN,
         federation="people",
         alignment=alignment,
@@ -129,7 +129,7 @@ def train_order(plan: Plan, *, run: str = "run-001", run_id: str | None = None, 
     )
 
 
-def run_job(homes: Mapping[str, Home], order: Order) -> Outcome:
+def run_job(homes: Mapping[str, SiteFolder], order: JobSpec) -> JobResult:
     """One job, every role in a thread of its own; how it ended."""
     job = secrets.token_hex(8)
     parties = [PartyJob(home, order, job=job) for name, home in homes.items() if name != SERVER]
@@ -141,12 +141,12 @@ def run_job(homes: Mapping[str, Home], order: Order) -> Outcome:
     for thread in threads:
         thread.join(120)
         assert not thread.is_alive(), "a party's job did not end"
-    assert served.outcome is not None
-    return served.outcome
+    assert served.result is not None
+    return served.result
 
 
-def aligned(homes: Mapping[str, Home], name: str = "people") -> LabelRows:
+def aligned(homes: Mapping[str, SiteFolder], name: str = "people") -> LabelRows:
     """The label holder's rows after an alignment that must go well."""
-    outcome = run_job(homes, align_order(homes, name))
-    assert outcome.ending == "done", outcome.words
+    result = run_job(homes, align_order(homes, name))
+    assert result.ending == "done", result.words
     return LabelRows.load(homes[SERVER], name)

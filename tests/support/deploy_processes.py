@@ -23,9 +23,9 @@ from pathlib import Path
 from pbmvfl.deploy.job import process
 from pbmvfl.deploy.job.party_job import PartySite
 from pbmvfl.deploy.job.process import PartyJob, ServerJob
-from pbmvfl.deploy.link.tls_server import Line
-from pbmvfl.deploy.site.folder import Home
-from pbmvfl.deploy.site.job_spec import Order, Outcome
+from pbmvfl.deploy.link.tls_server import TlsServerLink
+from pbmvfl.deploy.site.folder import SiteFolder
+from pbmvfl.deploy.site.job_spec import JobResult, JobSpec
 from support.deploy_homes import SERVER
 
 RELEASED = "released.log"
@@ -43,7 +43,7 @@ class Death:
 class DyingRole:
     """One role of a job as a process of its own."""
 
-    def __init__(self, home: Home, order: Order, job: str, death: Death) -> None:
+    def __init__(self, home: SiteFolder, order: JobSpec, job: str, death: Death) -> None:
         self._process = subprocess.Popen(
             [sys.executable, str(Path(__file__).resolve()), str(home.path), job, death.moment, str(death.rounds)],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"},
@@ -68,8 +68,8 @@ class DyingRole:
 
 
 def run_with_death(
-    homes: Mapping[str, Home], order: Order, job: str, name: str, death: Death
-) -> tuple[int, Outcome | None]:
+    homes: Mapping[str, SiteFolder], order: JobSpec, job: str, name: str, death: Death
+) -> tuple[int, JobResult | None]:
     """One job in which one role is a process that dies and the others are threads; its code, and the server's outcome
     if the server was not the one."""
     others = [role for role in homes if role != name]
@@ -83,17 +83,17 @@ def run_with_death(
             thread.join(120)
             assert not thread.is_alive(), "a role did not end after another one died"
     served = jobs.get(SERVER)
-    return code, served.outcome if isinstance(served, ServerJob) else None
+    return code, served.result if isinstance(served, ServerJob) else None
 
 
-def released(home: Home) -> list[tuple[str, int]]:
+def released(home: SiteFolder) -> list[tuple[str, int]]:
     """(session, round) of every answer that left a party, in their order."""
     path = home.path / RELEASED
     lines = path.read_text().splitlines() if path.exists() else []
     return [(session, int(number)) for session, number in (line.split() for line in lines)]
 
 
-def charged(home: Home) -> dict[str, range]:
+def charged(home: SiteFolder) -> dict[str, range]:
     """Every session's rounds in a party's book, by its tables and not by its reader."""
     book = sqlite3.connect(home.ledger)
     rows = book.execute(
@@ -124,7 +124,7 @@ def tap_parties(death: Death) -> Callable[..., bytes]:
             if death.moment == "before" and count == death.rounds:
                 _die()
             (number,) = struct.unpack_from("<I", answer, _ROUND)
-            with open(self._home.path / RELEASED, "a") as file:
+            with open(self._site_folder.path / RELEASED, "a") as file:
                 file.write(f"{bytes(answer[_SESSION]).hex()} {number}\n")
         return answer
 
@@ -132,7 +132,7 @@ def tap_parties(death: Death) -> Callable[..., bytes]:
 
 
 def _tap_server(death: Death) -> None:
-    exchange, count = Line.exchange, 0
+    exchange, count = TlsServerLink.exchange, 0
 
     def watched(self, message, *, timeout=None):
         nonlocal count
@@ -143,7 +143,7 @@ def _tap_server(death: Death) -> None:
                 _die()
         return answers
 
-    Line.exchange = watched  # type: ignore[method-assign]
+    TlsServerLink.exchange = watched  # type: ignore[method-assign]
 
 
 def _main() -> int:

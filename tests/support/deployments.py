@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pbmvfl.crypto.key_exchange import Identity
 from pbmvfl.deploy.site.federation_file import FILE
-from pbmvfl.deploy.site.folder import Home
+from pbmvfl.deploy.site.folder import SiteFolder
 from support import federation_texts
 from support.certificates import Authority
 from support.federation_texts import LEAD, SERVER, free_ports
@@ -30,11 +30,11 @@ def federation_text(*, port: int = 8002, line_port: int = 8003, host: str = "127
     return federation_texts.federation_text(PARTIES, host=host, port=port, line_port=line_port, plan="epsilon = 8")
 
 
-def plain_home(folder: Path, name: str, authority: Authority, *, port: int = 8002, **days: int) -> Home:
+def plain_home(folder: Path, name: str, authority: Authority, *, port: int = 8002, **days: int) -> SiteFolder:
     """An organisation's folder with a certificate of `authority` and its own identity; nothing of NVFlare."""
     folder.mkdir(parents=True)
     (folder / FILE).write_text(federation_text(port=port))
-    home = Home(folder)
+    home = SiteFolder(folder)
     home.write_name(name)
     home.make_identity()
     home.certificate.parent.mkdir(parents=True)
@@ -49,7 +49,7 @@ def plain_home(folder: Path, name: str, authority: Authority, *, port: int = 800
     return home
 
 
-def write_pins(home: Home) -> dict[str, bytes]:
+def write_pins(home: SiteFolder) -> dict[str, bytes]:
     """Made-up identities of everybody else, and the home's own."""
     everybody = {name: Identity.generate().public for name in (SERVER, *PARTIES)}
     everybody[home.name] = home.identity().public

@@ -17,9 +17,9 @@ from typing import Any
 from nvflare.apis.event_type import EventType
 
 from pbmvfl.deploy.nvflare import guard, keeper, readiness
-from pbmvfl.deploy.site.folder import Home
+from pbmvfl.deploy.site.folder import SiteFolder
 
-HOME, NAME, OUT, TARGETS = Home.at(sys.argv[1]), sys.argv[2], Path(sys.argv[3]), sys.argv[4:]
+HOME, NAME, OUT, TARGETS = SiteFolder.at(sys.argv[1]), sys.argv[2], Path(sys.argv[3]), sys.argv[4:]
 QUESTIONS = ("cat ../policy.toml", "cat ../identity.key", "ls -R ..")
 
 

@@ -38,7 +38,7 @@ from nvflare.private.fed.utils.identity_utils import IdentityAsserter
 
 from pbmvfl.deploy.nvflare import guard
 from pbmvfl.deploy.nvflare.provision import provision
-from pbmvfl.deploy.site.folder import Home
+from pbmvfl.deploy.site.folder import SiteFolder
 from support.deployments import PARTIES, SERVER, federation_text, free_ports
 
 FOLDER, MODE = Path(sys.argv[1]), sys.argv[2]
@@ -54,7 +54,7 @@ class Tokens:
     my_own_token_signature = None
     logger = logging.getLogger("server")
 
-    def __init__(self, home: Home) -> None:
+    def __init__(self, home: SiteFolder) -> None:
         self._asserter = IdentityAsserter(str(home.private_key), str(home.certificate))
         self.client_manager = ClientManager("people")
         self.cell: Any = None
@@ -73,7 +73,7 @@ for name in (
     setattr(Tokens, name, getattr(FederatedServer, name))
 
 
-def credentials(home: Home, role: str) -> dict[str, str]:
+def credentials(home: SiteFolder, role: str) -> dict[str, str]:
     names = (DriverParams.SERVER_CERT, DriverParams.SERVER_KEY)
     if role != "server":
         names = (DriverParams.CLIENT_CERT, DriverParams.CLIENT_KEY)
@@ -85,7 +85,7 @@ def credentials(home: Home, role: str) -> dict[str, str]:
     }
 
 
-def opened(name: str, home: Home, url: str) -> Cell:
+def opened(name: str, home: SiteFolder, url: str) -> Cell:
     role = "server" if name == "server" else "client"
     more = {} if role == "server" else {"auth_identity_map": {"server": SERVER}}
     cell = Cell(name, url, True, credentials(home, role), create_internal_listener=False, **more)

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 from pbmvfl.crypto.key_exchange import Identity
 from pbmvfl.deploy.link.interface import Channel, Handler
-from pbmvfl.deploy.link.message_auth import PartySeal, ServerSeal
+from pbmvfl.deploy.link.message_auth import PartyMessageAuth, ServerMessageAuth
 from pbmvfl.deploy.link.tls import Credentials, drop, party_context, server_context
-from pbmvfl.deploy.link.tls_client import PartyLine
-from pbmvfl.deploy.link.tls_server import Line
+from pbmvfl.deploy.link.tls_client import TlsPartyLink
+from pbmvfl.deploy.link.tls_server import TlsServerLink
 from pbmvfl.errors import LinkError
 from pbmvfl.protocol.transport import Answers
 from support.certificates import Authority
@@ -46,18 +46,18 @@ class Site:
     patience: float = 60.0
     context: bytes = CONTEXT
 
-    def seal(self) -> PartySeal:
-        return PartySeal(identity_of(self.name), identity_of(SERVER).public, self.name, self.context)
+    def auth(self) -> PartyMessageAuth:
+        return PartyMessageAuth(identity_of(self.name), identity_of(SERVER).public, self.name, self.context)
 
-    def line(self, **choices: Any) -> PartyLine:
+    def line(self, **choices: Any) -> TlsPartyLink:
         usual = {
             "address": self.address,
             "tls": party_context(self.credentials),
-            "seal": self.seal(),
+            "auth": self.auth(),
             "server_name": SERVER,
             "patience": self.patience,
         }
-        return PartyLine(**{**usual, **choices})
+        return TlsPartyLink(**{**usual, **choices})
 
 
 @dataclass
@@ -72,22 +72,24 @@ class Federation:
 
     def __post_init__(self) -> None:
         self.authority = Authority(self.folder / "ca")
-        self.seal = ServerSeal(identity_of(SERVER), {name: identity_of(name).public for name in self.names}, CONTEXT)
-        self.line = Line(
+        self.auth = ServerMessageAuth(
+            identity_of(SERVER), {name: identity_of(name).public for name in self.names}, CONTEXT
+        )
+        self.line = TlsServerLink(
             listen=(self.host, 0),
             tls=server_context(self.authority.issue(SERVER)),
-            seal=self.seal,
+            auth=self.auth,
             parties=self.names,
             patience=self.patience,
             **self.choices,
         )
-        self._ends: list[tuple[PartyLine, threading.Thread]] = []
+        self._ends: list[tuple[TlsPartyLink, threading.Thread]] = []
 
     def site(self, name: str, **choices: Any) -> Site:
         choices.setdefault("credentials", self.authority.issue(name))
         return Site(name=name, **{"address": self.line.address, "patience": self.patience, **choices})
 
-    def dial(self, name: str, handle: Handler, **choices: Any) -> PartyLine:
+    def dial(self, name: str, handle: Handler, **choices: Any) -> TlsPartyLink:
         """A party as a thread of this process."""
         end = self.site(name).line(**choices)
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from pbmvfl.deploy.site.folder import Home
-from pbmvfl.deploy.site.job_spec import Order, Work
+from pbmvfl.deploy.site.folder import SiteFolder
+from pbmvfl.deploy.site.job_spec import JobSpec, Work
 from pbmvfl.plan.plan import Plan
 from support.federation_texts import federation_text
 
@@ -32,14 +32,14 @@ label = "sick"
 RUN_ID = "0123456789abcdef"
 
 
-def make_home(folder: Path, name: str = "bank", policy: str | None = None) -> Home:
+def make_home(folder: Path, name: str = "bank", policy: str | None = None) -> SiteFolder:
     """One organisation's folder with a policy that its owner alone may read."""
     path = folder / name
     path.mkdir(parents=True)
     (path / "federation.toml").write_text(federation_text(PARTIES))
     (path / "organisation.json").write_text(json.dumps({"name": name}))
     write_policy(path, (SERVER_POLICY if name == "clinic" else PARTY_POLICY) if policy is None else policy)
-    return Home.at(path)
+    return SiteFolder.at(path)
 
 
 def write_policy(home: Path, text: str) -> None:
@@ -48,7 +48,7 @@ def write_policy(home: Path, text: str) -> None:
     path.chmod(0o600)
 
 
-def make_alignment(home: Home, name: str = "first", count: int = 100) -> None:
+def make_alignment(home: SiteFolder, name: str = "first", count: int = 100) -> None:
     """Rows person-0, person-1, ... in this order, as an alignment leaves them at a party; at the label holder none."""
     if home.is_server:
         home.alignment(name).mkdir(parents=True)
@@ -93,7 +93,7 @@ def joint_plan(**choices: Any) -> Plan:
     return Plan.of(**{**usual, **choices})
 
 
-def train_order(plan: Plan | None = None, **changes: Any) -> Order:
+def train_order(plan: Plan | None = None, **changes: Any) -> JobSpec:
     usual: dict[str, Any] = {
         "work": Work.TRAIN,
         "federation": "people",
@@ -102,9 +102,9 @@ def train_order(plan: Plan | None = None, **changes: Any) -> Order:
         "run_id": RUN_ID,
         "plan": small_plan() if plan is None else plan,
     }
-    return Order(**{**usual, **changes})
+    return JobSpec(**{**usual, **changes})
 
 
-def align_order(**changes: Any) -> Order:
+def align_order(**changes: Any) -> JobSpec:
     usual: dict[str, Any] = {"work": Work.ALIGN, "federation": "people", "alignment": "first"}
-    return Order(**{**usual, **changes})
+    return JobSpec(**{**usual, **changes})

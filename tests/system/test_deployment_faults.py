@@ -12,13 +12,13 @@ import threading
 import pytest
 from benchmarks.deploy.together import differing_tensors, train_together
 
-from pbmvfl.deploy.job.link_factory import party_seal
+from pbmvfl.deploy.job.link_factory import party_message_auth
 from pbmvfl.deploy.job.party_job import PartySite
 from pbmvfl.deploy.job.process import PartyJob, ServerJob
 from pbmvfl.deploy.link import tls
 from pbmvfl.deploy.link.tls import Credentials, party_context
-from pbmvfl.deploy.link.tls_client import PartyLine
-from pbmvfl.deploy.link.tls_server import Line
+from pbmvfl.deploy.link.tls_client import TlsPartyLink
+from pbmvfl.deploy.link.tls_server import TlsServerLink
 from pbmvfl.deploy.monitoring.status import read_status
 from pbmvfl.errors import FederationError, LedgerError
 from pbmvfl.federation.party_setup import ROUNDS_AHEAD
@@ -77,9 +77,9 @@ def test_killed_processes_cost_rounds_since_the_last_epoch_and_nothing_else(home
     monkeypatch.setattr(PartySite, "handle", tap_parties(Death()))
     chance = random.Random(int.from_bytes(os.urandom(4), "big"))
     first, second = sorted(chance.sample(range(1, ROUNDS), 2))
-    code, outcome = run_with_death(homes, order, "job-1", "bank", Death(chance.choice(("before", "after")), first))
+    code, result = run_with_death(homes, order, "job-1", "bank", Death(chance.choice(("before", "after")), first))
     assert code == -signal.SIGKILL
-    assert (outcome.ending, outcome.words) == ("failed", "lost bank: its process ended")
+    assert (result.ending, result.words) == ("failed", "lost bank: its process ended")
 
     resumed_at = PER_EPOCH * ((first - 1) // PER_EPOCH)  # the newest end of an epoch that everybody has
     code, _ = run_with_death(homes, order, "job-2", SERVER, Death("after", second - resumed_at + 1))
@@ -104,7 +104,7 @@ def test_a_server_that_stalls_loses_the_party_and_the_ledger_is_free_again(homes
     rows = aligned(homes)
     order = train_order(exact_plan(rows))
     home = homes["bank"]
-    exchange, stalls, goes_on = Line.exchange, threading.Event(), threading.Event()
+    exchange, stalls, goes_on = TlsServerLink.exchange, threading.Event(), threading.Event()
 
     def stall(self, message, *, timeout=None):
         asked = Message.from_bytes(message)
@@ -121,14 +121,14 @@ def test_a_server_that_stalls_loses_the_party_and_the_ledger_is_free_again(homes
         book.open_session(dataset=DATASET, plan=order.plan, run="other", session="other").close()
         book.close()
 
-    monkeypatch.setattr(Line, "exchange", stall)
+    monkeypatch.setattr(TlsServerLink, "exchange", stall)
     served = ServerJob(homes[SERVER], order, job="job")
     lines = [_line(homes[name], "job") for name in PARTIES]
     parties = [PartyJob(homes[name], order, job="job", link=line) for name, line in zip(PARTIES, lines, strict=True)]
     server, *threads = [threading.Thread(target=each.run, daemon=True) for each in (served, *parties)]
     for thread in (server, *threads):
         thread.start()
-    assert stalls.wait(120), served.outcome
+    assert stalls.wait(120), served.result
     with pytest.raises(LedgerError, match="another session"):
         open_book()
     for thread in threads:
@@ -138,19 +138,19 @@ def test_a_server_that_stalls_loses_the_party_and_the_ledger_is_free_again(homes
     open_book()
     goes_on.set()
     server.join(120)
-    assert (served.outcome.ending, served.outcome.words) == (
+    assert (served.result.ending, served.result.words) == (
         "failed",
         "lost bank: its process ended; shop: its process ended",
     )
 
 
 def _line(home, job):
-    return PartyLine(
+    return TlsPartyLink(
         address=(home.federation.host, home.federation.line_port),
         tls=party_context(
             Credentials(certificate=home.certificate, private_key=home.private_key, authority=home.authority)
         ),
-        seal=party_seal(home, job),
+        auth=party_message_auth(home, job),
         server_name=home.federation.server,
         patience=home.federation.patience,
     )
@@ -166,8 +166,8 @@ def half_done(homes, monkeypatch):
     order = train_order(exact_plan(rows))
     with monkeypatch.context() as patch:
         _no_space_for(patch, homes["bank"].run(order.run) / "checkpoints", after=5)
-        outcome = run_job(homes, order)
-    return homes, order, outcome
+        result = run_job(homes, order)
+    return homes, order, result
 
 
 def _no_space_for(patch, folder, *, after):
@@ -187,9 +187,9 @@ def _no_space_for(patch, folder, *, after):
 
 
 def test_a_full_disk_at_a_party_is_named_and_the_run_goes_on_once_there_is_room(half_done, tmp_path):
-    homes, order, outcome = half_done
-    assert outcome.ending == "failed"
-    assert outcome.words.startswith("bank refused: ")
+    homes, order, result = half_done
+    assert result.ending == "failed"
+    assert result.words.startswith("bank refused: ")
     assert "No space left on device" in read_status(homes["bank"].status).last_error
     assert run_job(homes, order).ending == "done"
     assert_weights_as_unharmed(homes, order, tmp_path)
@@ -202,9 +202,9 @@ def test_a_damaged_checkpoint_is_named_at_its_site_and_nothing_is_lost_if_it_is_
     whole = {path: path.read_bytes() for path in kept}
     for path, content in whole.items():
         path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    outcome = run_job(homes, order)
-    assert outcome.ending in ("failed", "refused")
-    assert outcome.words.startswith(f"{site}")
+    result = run_job(homes, order)
+    assert result.ending in ("failed", "refused")
+    assert result.words.startswith(f"{site}")
     assert "restore it from a copy" in read_status(homes[site].status).last_error
     for path, content in whole.items():
         path.write_bytes(content)
@@ -246,5 +246,5 @@ def test_a_site_whose_certificate_is_refused_by_date_is_named_at_the_end_of_the_
     served.stop()
     server.join(120)
     assert "check its dates" in read_status(homes["bank"].status).last_error
-    assert served.outcome.ending == "failed"
-    assert "bank" in served.outcome.words
+    assert served.result.ending == "failed"
+    assert "bank" in served.result.words

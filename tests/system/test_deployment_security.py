@@ -28,10 +28,10 @@ pytest.importorskip("nvflare")
 
 from pbmvfl.crypto.key_exchange import Identity
 from pbmvfl.deploy.alignment.aligned_rows import AlignedRows
-from pbmvfl.deploy.job.link_factory import link_context, party_seal, server_seal
+from pbmvfl.deploy.job.link_factory import link_context, party_message_auth, server_message_auth
 from pbmvfl.deploy.link import connection
 from pbmvfl.deploy.link.interface import Channel
-from pbmvfl.deploy.link.message_auth import PartySeal
+from pbmvfl.deploy.link.message_auth import PartyMessageAuth
 from pbmvfl.deploy.link.tls import Credentials
 from pbmvfl.deploy.monitoring.status import State
 from pbmvfl.deploy.nvflare import processes
@@ -498,8 +498,8 @@ def try_the_line(fed: Attacked) -> None:
     def posing_as(name: str, identity: Identity) -> Callable[[bytes], bytes]:
         home = fed.homes["bank"]
         job = fed.status(SERVER).job  # type: ignore[union-attr]
-        seal = PartySeal(identity, home.pins().server, name, link_context(home, job))
-        return lambda challenge: connection.framed(seal.join(challenge))
+        auth = PartyMessageAuth(identity, home.pins().server, name, link_context(home, job))
+        return lambda challenge: connection.framed(auth.join(challenge))
 
     bank = fed.homes["bank"].identity()
     for answer_ in (posing_as("hospital", bank), posing_as("bank", Identity.generate())):
@@ -551,7 +551,7 @@ def test_frames_that_are_replayed_reordered_or_of_another_job_do_nothing(fed: At
         return b"answer to " + body
 
     handled: list[bytes] = []
-    server, party = server_seal(fed.clinic, "job-1"), party_seal(fed.homes["bank"], "job-1")
+    server, party = server_message_auth(fed.clinic, "job-1"), party_message_auth(fed.homes["bank"], "job-1")
     challenge = server.challenge()
     channel = server.admit("bank", challenge, party.join(challenge)).channel
     questions = []
@@ -574,10 +574,10 @@ def test_frames_that_are_replayed_reordered_or_of_another_job_do_nothing(fed: At
         with pytest.raises(LinkError):
             party.respond(wrong, handle)
     assert handled == [b"one", b"two"]
-    other = party_seal(fed.homes["bank"], "job-2")
+    other = party_message_auth(fed.homes["bank"], "job-2")
     with pytest.raises(LinkError, match="another job"):
         other.join(challenge)
-    again = party_seal(fed.homes["bank"], "job-1")  # the same job, another process
+    again = party_message_auth(fed.homes["bank"], "job-1")  # the same job, another process
     again.join(server.challenge())
     with pytest.raises(LinkError, match="did not seal"):
         again.respond(three, handle)

@@ -27,8 +27,8 @@ from pbmvfl.deploy.job.agreement import CHALLENGE_BYTES, Answer, Question, facts
 from pbmvfl.deploy.job.party_job import PartySite
 from pbmvfl.deploy.job.server_job import ServerSite
 from pbmvfl.deploy.link.interface import Channel
-from pbmvfl.deploy.site.folder import Home
-from pbmvfl.deploy.site.job_spec import Order, Work
+from pbmvfl.deploy.site.folder import SiteFolder
+from pbmvfl.deploy.site.job_spec import JobSpec, Work
 from pbmvfl.errors import AlignmentError
 from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.plan.plan import Plan
@@ -45,7 +45,7 @@ def ids_of(name: str) -> list[str]:
     return [f"p{i:03d}" for i in range(ROWS)] + [f"{name}-{i}" for i in range(5)]
 
 
-def make_homes(folder: Path, *, rules: str = "") -> dict[str, Home]:
+def make_homes(folder: Path, *, rules: str = "") -> dict[str, SiteFolder]:
     """Folders of all organisations, without kits."""
     homes, public = {}, {}
     for index, name in enumerate(("clinic", *PARTIES)):
@@ -53,7 +53,7 @@ def make_homes(folder: Path, *, rules: str = "") -> dict[str, Home]:
         path.mkdir(parents=True)
         (path / "federation.toml").write_text(federation_text(PARTIES, host="127.0.0.1"))
         (path / "organisation.json").write_text(json.dumps({"name": name}))
-        homes[name] = Home.at(path)
+        homes[name] = SiteFolder.at(path)
         public[name] = homes[name].make_identity().public
         if name == "clinic":
             lines = ["id,label", *(f"{each},{i % 2}" for i, each in enumerate(ids_of(name)))]
@@ -70,9 +70,9 @@ def make_homes(folder: Path, *, rules: str = "") -> dict[str, Home]:
     return homes
 
 
-def align(homes: dict[str, Home], name: str = "people") -> LabelRows:
+def align(homes: dict[str, SiteFolder], name: str = "people") -> LabelRows:
     """An honest alignment."""
-    order = Order(work=Work.ALIGN, federation="people", alignment=name)
+    order = JobSpec(work=Work.ALIGN, federation="people", alignment=name)
     sites = {each: PartySite(homes[each], order) for each in PARTIES}
     link = MemoryLink({each: site.handle for each, site in sites.items()})
     Request.of(homes["clinic"]).write(homes["clinic"].request(name))
@@ -85,19 +85,19 @@ def align(homes: dict[str, Home], name: str = "people") -> LabelRows:
             site.close()
 
 
-def setup(homes: dict[str, Home], order: Order, **changed: str) -> bytes:
+def setup(homes: dict[str, SiteFolder], order: JobSpec, **changed: str) -> bytes:
     said = {**facts(homes["clinic"], order, rows=0), **changed}
     return Question(facts=said, challenge=secrets.token_bytes(CHALLENGE_BYTES)).to_bytes()
 
 
 @pytest.fixture
-def homes(tmp_path: Path) -> dict[str, Home]:
+def homes(tmp_path: Path) -> dict[str, SiteFolder]:
     made = make_homes(tmp_path)
     assert align(made).num_rows == ROWS
     return made
 
 
-def training(run: str = "run", **choices: Any) -> Order:
+def training(run: str = "run", **choices: Any) -> JobSpec:
     plan = Plan.of(
         **{
             "num_parties": 2,
@@ -110,13 +110,13 @@ def training(run: str = "run", **choices: Any) -> Order:
             **choices,
         }
     )
-    return Order(
+    return JobSpec(
         work=Work.TRAIN, federation="people", alignment="people", run=run, run_id=secrets.token_hex(8), plan=plan
     )
 
 
 @contextlib.contextmanager
-def site_of(home: Home, order: Order) -> Iterator[PartySite]:
+def site_of(home: SiteFolder, order: JobSpec) -> Iterator[PartySite]:
     site = PartySite(home, order)
     try:
         yield site
@@ -124,7 +124,7 @@ def site_of(home: Home, order: Order) -> Iterator[PartySite]:
         site.close()
 
 
-def start(order: Order, run_id: str | None = None) -> bytes:
+def start(order: JobSpec, run_id: str | None = None) -> bytes:
     assert order.plan is not None
     run = bytes.fromhex(run_id or order.run_id)
     return Message(MessageKind.START, SERVER, run_id=run, payload=order.plan.hash).to_bytes()
@@ -136,14 +136,14 @@ def words_of(answer: bytes) -> str:
     return Refusal.from_payload(message.payload).words if message.kind is MessageKind.REFUSAL else ""
 
 
-def agree(site: PartySite, homes: dict[str, Home], order: Order, **changed: str) -> Answer:
+def agree(site: PartySite, homes: dict[str, SiteFolder], order: JobSpec, **changed: str) -> Answer:
     return Answer.from_bytes(site.handle(Channel.SETUP, setup(homes, order, **{"rows": str(ROWS), **changed})))
 
 
 # --- set-up ---
 
 
-def test_the_honest_way_works(homes: dict[str, Home]) -> None:
+def test_the_honest_way_works(homes: dict[str, SiteFolder]) -> None:
     """The control of everything that follows."""
     order = training()
     with site_of(homes["bank"], order) as site:
@@ -151,7 +151,7 @@ def test_the_honest_way_works(homes: dict[str, Home]) -> None:
         assert Message.from_bytes(site.handle(Channel.PROTOCOL, start(order))).kind is MessageKind.HELLO
 
 
-def test_no_session_is_begun_before_set_up_nor_after_one_that_was_refused(homes: dict[str, Home]) -> None:
+def test_no_session_is_begun_before_set_up_nor_after_one_that_was_refused(homes: dict[str, SiteFolder]) -> None:
     order = training()
     for changed in ({}, {"plan": "0" * 16}, {"identities": "0" * 16}, {"rows": "39"}, {"federation": "0" * 16}):
         with site_of(homes["bank"], order) as site:
@@ -160,7 +160,7 @@ def test_no_session_is_begun_before_set_up_nor_after_one_that_was_refused(homes:
             assert "set-up comes first" in words_of(site.handle(Channel.PROTOCOL, start(order)))
 
 
-def test_a_session_is_for_the_run_of_the_order_and_no_other(homes: dict[str, Home]) -> None:
+def test_a_session_is_for_the_run_of_the_order_and_no_other(homes: dict[str, SiteFolder]) -> None:
     """The book counts sessions by their runs; another number would be counted for nobody."""
     order = training()
     with site_of(homes["bank"], order) as site:
@@ -169,7 +169,7 @@ def test_a_session_is_for_the_run_of_the_order_and_no_other(homes: dict[str, Hom
         assert Message.from_bytes(site.handle(Channel.PROTOCOL, start(order))).kind is MessageKind.HELLO
 
 
-def test_a_session_is_for_the_plan_of_the_order_and_no_other(homes: dict[str, Home]) -> None:
+def test_a_session_is_for_the_plan_of_the_order_and_no_other(homes: dict[str, SiteFolder]) -> None:
     order, other = training(), training(num_epochs=3)
     assert order.plan is not None
     assert other.plan is not None
@@ -180,7 +180,7 @@ def test_a_session_is_for_the_plan_of_the_order_and_no_other(homes: dict[str, Ho
         assert other.plan.hash[:8].hex() in words
 
 
-def test_one_job_is_one_session(homes: dict[str, Home]) -> None:
+def test_one_job_is_one_session(homes: dict[str, SiteFolder]) -> None:
     """Otherwise the owner's limit on sessions would be one on jobs."""
     order = training()
     with site_of(homes["bank"], order) as site:
@@ -195,7 +195,7 @@ def test_one_job_is_one_session(homes: dict[str, Home]) -> None:
 
 
 @pytest.mark.parametrize("rows", [1, ROWS - 1, ROWS + 1])
-def test_a_plan_for_other_rows_than_the_aligned_ones_is_refused(homes: dict[str, Home], rows: int) -> None:
+def test_a_plan_for_other_rows_than_the_aligned_ones_is_refused(homes: dict[str, SiteFolder], rows: int) -> None:
     order = training(num_samples=rows, batch_size=min(10, rows))
     with site_of(homes["bank"], order) as site:
         answer = Answer.from_bytes(site.handle(Channel.SETUP, setup(homes, order, rows=str(rows))))
@@ -203,7 +203,7 @@ def test_a_plan_for_other_rows_than_the_aligned_ones_is_refused(homes: dict[str,
         assert words_of(site.handle(Channel.PROTOCOL, start(order)))
 
 
-def test_whatever_is_asked_is_answered_and_nothing_is_charged(homes: dict[str, Home]) -> None:
+def test_whatever_is_asked_is_answered_and_nothing_is_charged(homes: dict[str, SiteFolder]) -> None:
     random = np.random.default_rng(11)
     order = training()
     with site_of(homes["bank"], order) as site:
@@ -233,7 +233,7 @@ def test_whatever_is_asked_is_answered_and_nothing_is_charged(homes: dict[str, H
         b'{"ending": "done", "completed_rounds": -1}',
     ],
 )
-def test_an_end_that_comes_early_makes_no_model(homes: dict[str, Home], body: bytes) -> None:
+def test_an_end_that_comes_early_makes_no_model(homes: dict[str, SiteFolder], body: bytes) -> None:
     order = training()
     with site_of(homes["bank"], order) as site:
         agree(site, homes, order)
@@ -243,7 +243,7 @@ def test_an_end_that_comes_early_makes_no_model(homes: dict[str, Home], body: by
         assert words_of(site.handle(Channel.PROTOCOL, start(order)))  # it is over
 
 
-def test_two_jobs_at_the_same_time_do_not_both_charge_one_book(homes: dict[str, Home]) -> None:
+def test_two_jobs_at_the_same_time_do_not_both_charge_one_book(homes: dict[str, SiteFolder]) -> None:
     """The second is told so before anything is released in it; the first goes on."""
     from pbmvfl.errors import LedgerError
 
@@ -264,7 +264,7 @@ def test_two_jobs_at_the_same_time_do_not_both_charge_one_book(homes: dict[str, 
 # --- alignment ---
 
 
-def begin(site: PartySite, homes: dict[str, Home], order: Order, count: int = 3) -> bytes:
+def begin(site: PartySite, homes: dict[str, SiteFolder], order: JobSpec, count: int = 3) -> bytes:
     site.handle(Channel.SETUP, setup(homes, order))
     from pbmvfl.deploy.alignment.messages import OrderKey
 
@@ -272,8 +272,8 @@ def begin(site: PartySite, homes: dict[str, Home], order: Order, count: int = 3)
     return site.handle(Channel.ALIGN, Asked(Kind.BEGIN, body=body).to_bytes())
 
 
-def test_an_alignment_asks_about_as_many_ids_as_it_said_once(homes: dict[str, Home]) -> None:
-    order = Order(work=Work.ALIGN, federation="people", alignment="probe")
+def test_an_alignment_asks_about_as_many_ids_as_it_said_once(homes: dict[str, SiteFolder]) -> None:
+    order = JobSpec(work=Work.ALIGN, federation="people", alignment="probe")
     with site_of(homes["bank"], order) as site:
         facts_ = PartyFacts.from_body(read_answer(begin(site, homes, order), "bank"))
         assert facts_.count == ROWS + 5
@@ -286,8 +286,8 @@ def test_an_alignment_asks_about_as_many_ids_as_it_said_once(homes: dict[str, Ho
 
 
 @pytest.mark.parametrize("point", [b"\0" * 33, b"\2" + b"\xff" * 32, b"\4" + b"\1" * 32])
-def test_points_that_are_none_end_the_alignment_and_not_the_process(homes: dict[str, Home], point: bytes) -> None:
-    order = Order(work=Work.ALIGN, federation="people", alignment="probe")
+def test_points_that_are_none_end_the_alignment_and_not_the_process(homes: dict[str, SiteFolder], point: bytes) -> None:
+    order = JobSpec(work=Work.ALIGN, federation="people", alignment="probe")
     with site_of(homes["bank"], order) as site:
         read_answer(begin(site, homes, order), "bank")
         answer = site.handle(Channel.ALIGN, Asked(Kind.REQUEST, 0, 3 * point).to_bytes())
@@ -298,14 +298,14 @@ def test_points_that_are_none_end_the_alignment_and_not_the_process(homes: dict[
 def test_alignments_are_counted_before_anything_is_told(tmp_path: Path) -> None:
     homes = make_homes(tmp_path, rules="alignments = 2")
     for number in range(4):
-        order = Order(work=Work.ALIGN, federation="people", alignment=f"probe-{number}")
+        order = JobSpec(work=Work.ALIGN, federation="people", alignment=f"probe-{number}")
         with site_of(homes["bank"], order) as site:
             answer = begin(site, homes, order)
             assert (answer[:1] == b"\0") is (number < 2)
 
 
 def test_what_fails_at_home_is_told_to_nobody(
-    homes: dict[str, Home], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    homes: dict[str, SiteFolder], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A disk that is full, a file that was changed: paths and numbers of them are the owner's."""
     from pbmvfl.deploy.alignment import runner
@@ -323,11 +323,11 @@ def test_what_fails_at_home_is_told_to_nobody(
 
 
 def test_a_cell_that_cannot_be_read_is_quoted_in_no_answer_and_in_no_log(
-    homes: dict[str, Home], caplog: pytest.LogCaptureFixture
+    homes: dict[str, SiteFolder], caplog: pytest.LogCaptureFixture
 ) -> None:
     rows = homes["bank"].path / "rows.csv"
     rows.write_text(rows.read_text().replace("0.02,", "secret-cell-4711,"))
-    order = Order(work=Work.ALIGN, federation="people", alignment="probe")
+    order = JobSpec(work=Work.ALIGN, federation="people", alignment="probe")
     with caplog.at_level(logging.DEBUG), site_of(homes["bank"], order) as site:
         answer = Answer.from_bytes(site.handle(Channel.SETUP, setup(homes, order)))
     assert answer.refused
@@ -337,22 +337,22 @@ def test_a_cell_that_cannot_be_read_is_quoted_in_no_answer_and_in_no_log(
 
 
 def test_an_id_that_stands_twice_is_quoted_in_no_answer_and_in_no_log(
-    homes: dict[str, Home], caplog: pytest.LogCaptureFixture
+    homes: dict[str, SiteFolder], caplog: pytest.LogCaptureFixture
 ) -> None:
     rows = homes["bank"].path / "rows.csv"
     rows.write_text(rows.read_text().replace("bank-1,", "bank-2,"))
-    order = Order(work=Work.ALIGN, federation="people", alignment="probe")
+    order = JobSpec(work=Work.ALIGN, federation="people", alignment="probe")
     with caplog.at_level(logging.DEBUG), site_of(homes["bank"], order) as site:
         answer = Answer.from_bytes(site.handle(Channel.SETUP, setup(homes, order)))
     assert answer.refused
     assert "bank-2" not in answer.refused + caplog.text
 
 
-def test_an_order_with_rows_that_are_not_here_tells_no_number_of_them(homes: dict[str, Home]) -> None:
+def test_an_order_with_rows_that_are_not_here_tells_no_number_of_them(homes: dict[str, SiteFolder]) -> None:
     """Each id in it is a guess; how many were right would be an answer to all."""
     from pbmvfl.deploy.alignment.messages import OrderKey
 
-    order = Order(work=Work.ALIGN, federation="people", alignment="probe")
+    order = JobSpec(work=Work.ALIGN, federation="people", alignment="probe")
     told = set()
     for wrong in (1, 2, 3):
         with site_of(homes["bank"], order) as site:
@@ -364,7 +364,7 @@ def test_an_order_with_rows_that_are_not_here_tells_no_number_of_them(homes: dic
             )
             shared = key.with_share(said.share, label_share=key.share, party_share=said.share, party="bank")
             guesses = [f"p{i:03d}" for i in range(4)] + [f"nobody-{i}" for i in range(wrong)]
-            asked = shared.seal(Asked(Kind.ORDER, 0, b"".join(map(shared.tag, guesses))))
+            asked = shared.auth(Asked(Kind.ORDER, 0, b"".join(map(shared.tag, guesses))))
             told.add(site.handle(Channel.ALIGN, asked.to_bytes()))
     assert len(told) == 1
     assert told.pop()[:1] == b"\1"
@@ -373,7 +373,7 @@ def test_an_order_with_rows_that_are_not_here_tells_no_number_of_them(homes: dic
 # --- the same rows again ---
 
 
-def run_job(homes: dict[str, Home], order: Order, *, cut_after: int | None = None) -> Any:
+def run_job(homes: dict[str, SiteFolder], order: JobSpec, *, cut_after: int | None = None) -> Any:
     """All roles of one job in this process; with `cut_after` the label holder says END after so many rounds."""
     sites = {each: PartySite(homes[each], order) for each in PARTIES}
     link = MemoryLink({each: site.handle for each, site in sites.items()})
@@ -395,7 +395,7 @@ def run_job(homes: dict[str, Home], order: Order, *, cut_after: int | None = Non
             site.close()
 
 
-def charged(home: Home) -> list[tuple[str, int]]:
+def charged(home: SiteFolder) -> list[tuple[str, int]]:
     """(run, row releases) of every session in the book."""
     with contextlib.closing(Ledger(home.ledger, read_only=True)) as book:
         return [(entry.run, entry.row_releases) for entry in book.sessions("people")]
@@ -412,7 +412,7 @@ def test_a_round_that_is_asked_for_in_many_sessions_is_charged_in_each_and_sessi
         assert "the policy permits 2 sessions" in agree(site, homes, order).refused
 
 
-def test_an_end_in_the_middle_gives_no_model_that_can_be_asked_for_nothing(homes: dict[str, Home]) -> None:
+def test_an_end_in_the_middle_gives_no_model_that_can_be_asked_for_nothing(homes: dict[str, SiteFolder]) -> None:
     """The part is of a round that was paid for, and whoever asks it pays."""
     from pbmvfl.deploy.job.job_plans import prediction_plan
 
@@ -422,7 +422,9 @@ def test_an_end_in_the_middle_gives_no_model_that_can_be_asked_for_nothing(homes
     assert early  # of the first epoch's end
     assert str(run_job(homes, order).ending) == "done"
     plan = prediction_plan(homes["clinic"], "run", LabelRows.load(homes["clinic"], "people"))
-    asked = Order(work=Work.PREDICT, federation="people", alignment="people", run="run", run_id=order.run_id, plan=plan)
+    asked = JobSpec(
+        work=Work.PREDICT, federation="people", alignment="people", run="run", run_id=order.run_id, plan=plan
+    )
     before = charged(homes["bank"])
     assert str(run_job(homes, asked).ending) == "done"
     after = charged(homes["bank"])
@@ -432,7 +434,9 @@ def test_an_end_in_the_middle_gives_no_model_that_can_be_asked_for_nothing(homes
     assert sum(releases for _, releases in again[len(after) :]) == ROWS  # masked sums are drawn anew, and charged anew
 
 
-def test_a_partys_columns_that_changed_are_told_when_its_owner_says_so_and_not_before(homes: dict[str, Home]) -> None:
+def test_a_partys_columns_that_changed_are_told_when_its_owner_says_so_and_not_before(
+    homes: dict[str, SiteFolder],
+) -> None:
     """A new table with other columns of the same people, aligned anew: the answers of before, for nothing."""
     from pbmvfl.deploy.job.job_plans import prediction_plan
 
@@ -455,7 +459,7 @@ def test_a_partys_columns_that_changed_are_told_when_its_owner_says_so_and_not_b
     def ask(alignment: str) -> list[int]:
         """The rows that each party's ledger was charged for."""
         plan = prediction_plan(homes["clinic"], "run", LabelRows.load(homes["clinic"], alignment))
-        asked = Order(
+        asked = JobSpec(
             work=Work.PREDICT, federation="people", alignment=alignment, run="run", run_id=order.run_id, plan=plan
         )
         before = [charged(homes[party]) for party in PARTIES]
@@ -480,8 +484,8 @@ def test_a_partys_columns_that_changed_are_told_when_its_owner_says_so_and_not_b
 # --- a party that would harm the label holder ---
 
 
-def test_a_partys_last_words_do_nothing_to_the_label_holders_terminal(homes: dict[str, Home]) -> None:
-    order = Order(work=Work.ALIGN, federation="people", alignment="second")
+def test_a_partys_last_words_do_nothing_to_the_label_holders_terminal(homes: dict[str, SiteFolder]) -> None:
+    order = JobSpec(work=Work.ALIGN, federation="people", alignment="second")
     sites = {each: PartySite(homes[each], order) for each in PARTIES}
     for evil in (json.dumps({"kept": False, "words": "\x1b[2J\x1b]0;owned\x07\nall is well"}), "[" * 200_000, "3"):
         link = MemoryLink({each: site.handle for each, site in sites.items()})
@@ -502,7 +506,7 @@ def test_a_partys_last_words_do_nothing_to_the_label_holders_terminal(homes: dic
         site.close()
 
 
-def test_what_a_site_says_about_a_job_does_nothing_to_the_leads_terminal(homes: dict[str, Home]) -> None:
+def test_what_a_site_says_about_a_job_does_nothing_to_the_leads_terminal(homes: dict[str, SiteFolder]) -> None:
     from pbmvfl.deploy.nvflare.supervisor import Supervisor, Watched
 
     order, home = training(), homes["clinic"]
@@ -520,9 +524,9 @@ def test_what_a_site_says_about_a_job_does_nothing_to_the_leads_terminal(homes: 
     assert len(outcome.words) < 700
 
 
-def test_threads_that_ask_at_the_same_time_get_one_alignment(homes: dict[str, Home]) -> None:
+def test_threads_that_ask_at_the_same_time_get_one_alignment(homes: dict[str, SiteFolder]) -> None:
     """The link is one thread's; should it ever be two, nothing is counted or begun twice."""
-    order = Order(work=Work.ALIGN, federation="people", alignment="probe")
+    order = JobSpec(work=Work.ALIGN, federation="people", alignment="probe")
     with site_of(homes["bank"], order) as site:
         answers: list[bytes] = []
         threads = [

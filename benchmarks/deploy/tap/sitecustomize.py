@@ -24,7 +24,7 @@ def _watch(module):
         if channel == 2 and len(answer) >= 44 and answer[_KIND] == _EMBEDDING:
             (number,) = struct.unpack_from("<I", answer, _ROUND)
             line = f"{time.time():.3f} {bytes(answer[_SESSION]).hex()} {number} {bytes(answer[_RUN]).hex()}\n"
-            file = os.open(self._home.path / FILE, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            file = os.open(self._site_folder.path / FILE, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
             os.write(file, line.encode())
             os.close(file)
         return answer

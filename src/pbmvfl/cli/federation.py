@@ -144,9 +144,9 @@ def package(
     need_nvflare()
     from pbmvfl.deploy.nvflare import authority as nvflare_authority
     from pbmvfl.deploy.nvflare import processes
-    from pbmvfl.deploy.site.folder import Home
+    from pbmvfl.deploy.site.folder import SiteFolder
 
-    here = Home.at(home)
+    here = SiteFolder.at(home)
     found = nvflare_authority.package(here, signed, fingerprint_said=fingerprint, replace=replace)
     if json_:
         print(json.dumps({"name": here.name, "home": str(here.path), "fingerprint": found}))
@@ -168,9 +168,9 @@ def package(
 def fingerprint_(home: HomeFolder = Path(), json_: AsJson = False) -> None:
     """The federation's fingerprint as this organisation has it: the same at everybody, or do not start."""
     from pbmvfl.deploy.site.fingerprint import fingerprint_of
-    from pbmvfl.deploy.site.folder import Home
+    from pbmvfl.deploy.site.folder import SiteFolder
 
-    here = Home.at(home)
+    here = SiteFolder.at(home)
     found = fingerprint_of(here)
     if json_:
         print(json.dumps({"name": here.name, "fingerprint": found}))

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from pbmvfl.deploy.alignment.runner import LabelRows
-    from pbmvfl.deploy.site.folder import Home
-    from pbmvfl.deploy.site.job_spec import Order, Outcome
+    from pbmvfl.deploy.site.folder import SiteFolder
+    from pbmvfl.deploy.site.job_spec import JobResult, JobSpec
     from pbmvfl.plan.plan import Plan
 
 #: Exit codes: a limit of a party's owner ended it; something was lost and can be gone on with.
@@ -53,13 +53,13 @@ def align(
     how many rows it has; a party learns how many ids the label holder asked for, and which of its own rows are common.
     """
     from pbmvfl.deploy.alignment.runner import LabelRows, Request
-    from pbmvfl.deploy.site.job_spec import Order, Work, forget
+    from pbmvfl.deploy.site.job_spec import JobSpec, Work, forget
 
     place = _server_home(home)
     folder = place.request(name)
     Request.of(place, ids).write(folder)
     forget(folder)
-    order = Order(work=Work.ALIGN, federation=place.federation.name, alignment=name)
+    order = JobSpec(work=Work.ALIGN, federation=place.federation.name, alignment=name)
     shown = _Shown(place, json_only=json_)
     shown.say(f"aligning {name} with {', '.join(place.federation.parties)}")
     outcome = shown.supervise(order, folder, token=f"align-{name}-{secrets.token_hex(4)}", keep_going=keep_going)
@@ -96,7 +96,7 @@ def submit(
     """
     from pbmvfl.deploy.alignment.runner import LabelRows
     from pbmvfl.deploy.job.job_plans import read_plan, training_plan
-    from pbmvfl.deploy.site.job_spec import Order, Work
+    from pbmvfl.deploy.site.job_spec import JobSpec, Work
 
     place = _server_home(home)
     rows = LabelRows.load(place, alignment)
@@ -105,7 +105,7 @@ def submit(
     if (folder / ORDER).exists():
         raise FederationError(f"run={name!r} exists already; go on with it: `pbmvfl resume {name} --home {home}`")
     chosen = training_plan(place.federation, rows) if plan is None else read_plan(plan, place.federation, rows)
-    order = Order(
+    order = JobSpec(
         work=Work.TRAIN,
         federation=place.federation.name,
         alignment=alignment,
@@ -129,7 +129,7 @@ def resume(
 
     [bold]Try[/]  pbmvfl resume run-001 --home clinic --keep-going
     """
-    from pbmvfl.deploy.site.job_spec import Order
+    from pbmvfl.deploy.site.job_spec import JobSpec
 
     place = _server_home(home)
     folder = place.run(run)
@@ -138,7 +138,7 @@ def resume(
         known = sorted(each.parent.name for each in (place.path / "runs").glob(f"*/{ORDER}"))
         raise FederationError(f"run={run!r} is not known here; there are: {', '.join(known) or 'none'}")
     shown = _Shown(place, json_only=json_)
-    _train(shown, Order.from_text(path.read_text()), folder, home, keep_going)
+    _train(shown, JobSpec.from_text(path.read_text()), folder, home, keep_going)
 
 
 def ask(
@@ -154,7 +154,7 @@ def ask(
     """`predict` and `evaluate` in a federation: one charged release of every aligned row."""
     from pbmvfl.deploy.alignment.runner import LabelRows
     from pbmvfl.deploy.job.job_plans import prediction_plan
-    from pbmvfl.deploy.site.job_spec import Order, Work, forget
+    from pbmvfl.deploy.site.job_spec import JobSpec, Work, forget
     from pbmvfl.federation.predictions import check_predictions_file
 
     place = _server_home(home)
@@ -163,9 +163,9 @@ def ask(
     aligned = LabelRows.load(place, rows)
     if with_labels and not aligned.has_labels:
         raise FederationError(f"rows={rows!r} have no labels to compare with; use `pbmvfl predict`")
-    trained = Order.from_text((place.run(run) / ORDER).read_text())
+    trained = JobSpec.from_text((place.run(run) / ORDER).read_text())
     plan = prediction_plan(place, run, aligned, **budget)
-    order = Order(
+    order = JobSpec(
         work=Work.PREDICT,
         federation=place.federation.name,
         alignment=rows,
@@ -186,10 +186,10 @@ def ask(
 # --- inside ---
 
 
-def _server_home(path: Path) -> Home:
-    from pbmvfl.deploy.site.folder import Home
+def _server_home(path: Path) -> SiteFolder:
+    from pbmvfl.deploy.site.folder import SiteFolder
 
-    home = Home.at(path)
+    home = SiteFolder.at(path)
     if not home.is_server:
         raise FederationError(
             f"home={str(path)!r} is {home.name}'s, a party's; the label holder ({home.federation.server}) asks for this"
@@ -197,7 +197,7 @@ def _server_home(path: Path) -> Home:
     return home
 
 
-def _free_run(home: Home) -> str:
+def _free_run(home: SiteFolder) -> str:
     for number in range(1, 100_000):
         name = f"run-{number:03d}"
         if not home.run(name).exists():
@@ -205,7 +205,7 @@ def _free_run(home: Home) -> str:
     raise FederationError("run-NNN are all taken; give a name")
 
 
-def _write_order(folder: Path, order: Order) -> None:
+def _write_order(folder: Path, order: JobSpec) -> None:
     from pbmvfl._files import PRIVATE_FILE, make_private_folder, write_atomically
 
     make_private_folder(folder)
@@ -214,10 +214,10 @@ def _write_order(folder: Path, order: Order) -> None:
     write_atomically(folder / ORDER, order.to_text(), mode=PRIVATE_FILE)
 
 
-def _train(shown: _Shown, order: Order, folder: Path, home: Path, keep_going: bool) -> None:
-    from pbmvfl.deploy.site.job_spec import final_outcome
+def _train(shown: _Shown, order: JobSpec, folder: Path, home: Path, keep_going: bool) -> None:
+    from pbmvfl.deploy.site.job_spec import final_result
 
-    done = final_outcome(folder)
+    done = final_result(folder)
     if done is not None and done.ending == "done":
         shown.say(f"{order.run} is finished already; this is its result.")
     else:
@@ -231,7 +231,7 @@ def _train(shown: _Shown, order: Order, folder: Path, home: Path, keep_going: bo
 class _Shown:
     """What the label holder's operator sees."""
 
-    def __init__(self, home: Home, *, json_only: bool) -> None:
+    def __init__(self, home: SiteFolder, *, json_only: bool) -> None:
         from rich.console import Console
 
         self._home, self._json_only = home, json_only
@@ -244,7 +244,7 @@ class _Shown:
     def result(self, values: dict[str, Any]) -> None:
         self._said |= values
 
-    def supervise(self, order: Order, folder: Path, *, token: str, keep_going: bool) -> Outcome:
+    def supervise(self, order: JobSpec, folder: Path, *, token: str, keep_going: bool) -> JobResult:
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
         from pbmvfl.deploy.monitoring.status import read_status
@@ -345,7 +345,7 @@ class _Shown:
             self.say(f"{shown} (released predictions; most frequent class: {found['majority_rate']:.4f})")
         self._said |= {**found, "out": str(file)}
 
-    def end(self, outcome: Outcome, *, again: str) -> None:
+    def end(self, outcome: JobResult, *, again: str) -> None:
         if self._json_only:
             print(json.dumps({**self._said, "ending": str(outcome.ending), "words": outcome.words}, indent=2))
         if outcome.ending == "done":

@@ -12,7 +12,7 @@ from pbmvfl._files import PRIVATE_FILE, write_atomically
 from pbmvfl.errors import FederationError, PolicyError, PolicyFileError
 
 if TYPE_CHECKING:
-    from pbmvfl.deploy.site.folder import Home
+    from pbmvfl.deploy.site.folder import SiteFolder
     from pbmvfl.deploy.site.policy_file import PolicyFile
 
 app = typer.Typer(
@@ -37,10 +37,10 @@ def template(
 
     [bold]Then[/]  pbmvfl policy check --home bank
     """
-    from pbmvfl.deploy.site.folder import Home
+    from pbmvfl.deploy.site.folder import SiteFolder
     from pbmvfl.deploy.site.policy_text import label_holder_template, party_template
 
-    place = Home.at(home)
+    place = SiteFolder.at(home)
     if place.is_server:
         text = label_holder_template(name=place.name, home=str(home), file=file or "labels.csv", id=id_, label=label)
     else:
@@ -71,11 +71,11 @@ def check(
 
     [bold]Try[/]  pbmvfl policy check --home bank --plan plan.json
     """
-    from pbmvfl.deploy.site.folder import Home
+    from pbmvfl.deploy.site.folder import SiteFolder
     from pbmvfl.deploy.site.policy_file import PolicyFile
     from pbmvfl.deploy.site.policy_text import faults_of
 
-    place = Home.at(home)
+    place = SiteFolder.at(home)
     policy = PolicyFile.read(place)
     faults = faults_of(policy.data)
     refusal = None if plan is None else _refusal(place, policy, plan)
@@ -94,7 +94,7 @@ def check(
         raise typer.Exit(1)
 
 
-def _refusal(home: Home, policy: PolicyFile, file: Path) -> str | None:
+def _refusal(home: SiteFolder, policy: PolicyFile, file: Path) -> str | None:
     """Why a plan would be refused; None if it would not."""
     from pbmvfl._files import read_object
     from pbmvfl.deploy.job.admission import begins_publicly
@@ -112,22 +112,22 @@ def _refusal(home: Home, policy: PolicyFile, file: Path) -> str | None:
     return None
 
 
-def _said(home: Home, policy: PolicyFile, faults: list[str]) -> dict[str, Any]:
+def _said(home: SiteFolder, policy: PolicyFile, faults: list[str]) -> dict[str, Any]:
     from pbmvfl.deploy.site import policy_text
 
     columns = () if faults else policy_text.columns_in_use(policy.data)
     said: dict[str, Any] = {
         "organisation": home.name,
         "role": "label holder" if home.is_server else "party",
-        "data": f"{policy.data.file.name}: see below" if faults else policy_text.data_words(policy.data, columns),
+        "data": f"{policy.data.file.name}: see below" if faults else policy_text.describe_data(policy.data, columns),
         "faults": faults,
     }
     if not home.is_server:
         said["dataset"] = policy.dataset
-        said["limits"] = policy_text.limit_words(home, policy)
+        said["limits"] = policy_text.describe_limits(home, policy)
         said["encoder"] = policy.encoder or "the plan's"
-        said["plans"] = policy_text.plan_words(policy.policy())
-    said["runs"] = policy_text.run_words(policy, is_server=home.is_server)
+        said["plans"] = policy_text.describe_plan_rules(policy.policy())
+    said["runs"] = policy_text.describe_run_rules(policy, is_server=home.is_server)
     said["metrics_port"] = policy.metrics_port
     said["notes"] = policy_text.notes(policy)
     return said

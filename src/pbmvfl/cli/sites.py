@@ -14,7 +14,7 @@ from pbmvfl.errors import FederationError
 
 if TYPE_CHECKING:
     from pbmvfl.deploy.nvflare.processes import KitStatus
-    from pbmvfl.deploy.site.folder import Home
+    from pbmvfl.deploy.site.folder import SiteFolder
 
 party = typer.Typer(
     no_args_is_help=True, help="A party's site: it dials the server, and takes part in what it accepts."
@@ -67,10 +67,10 @@ def server_status(home: HomeFolder = Path(), json_: AsJson = False) -> None:
     _status(home, json_=json_, server_wanted=True)
 
 
-def _home(path: Path, *, server_wanted: bool) -> Home:
-    from pbmvfl.deploy.site.folder import Home
+def _home(path: Path, *, server_wanted: bool) -> SiteFolder:
+    from pbmvfl.deploy.site.folder import SiteFolder
 
-    home = Home.at(path)
+    home = SiteFolder.at(path)
     if home.is_server != server_wanted:
         role = "server" if home.is_server else "party"
         raise FederationError(f"{home.path} is the folder of {home.name}, a {role}; `pbmvfl {role} ...` is for it")

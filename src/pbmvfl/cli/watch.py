@@ -46,9 +46,9 @@ def watch(
     from rich.console import Console
 
     from pbmvfl.deploy.monitoring import watch as watching
-    from pbmvfl.deploy.site.folder import Home
+    from pbmvfl.deploy.site.folder import SiteFolder
 
-    looks = watching.watch(Home.at(home).status, run=run, once=once)
+    looks = watching.watch(SiteFolder.at(home).status, run=run, once=once)
     console = Console(highlight=False)
     try:
         if json_:
@@ -80,12 +80,12 @@ def logs(
 
     from pbmvfl.deploy.monitoring.log import FILE
     from pbmvfl.deploy.monitoring.log_reader import LEVELS, LogReader
-    from pbmvfl.deploy.site.folder import Home
+    from pbmvfl.deploy.site.folder import SiteFolder
     from pbmvfl.errors import FederationError
 
     if level not in LEVELS:
         raise FederationError(f"level={level!r}; permitted: {', '.join(LEVELS)}")
-    path = Home.at(home).logs / FILE
+    path = SiteFolder.at(home).logs / FILE
     reader = LogReader(path)
     console, aside = Console(highlight=False), Console(stderr=True, highlight=False)
     try:

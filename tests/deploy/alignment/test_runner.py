@@ -13,7 +13,7 @@ from pbmvfl.deploy.alignment import coordinator, messages, psi
 from pbmvfl.deploy.alignment import party as alignment_party
 from pbmvfl.deploy.alignment.aligned_rows import AlignedRows
 from pbmvfl.deploy.alignment.runner import LabelRows, Request, align_labels, party_alignment
-from pbmvfl.deploy.site.folder import Home
+from pbmvfl.deploy.site.folder import SiteFolder
 from pbmvfl.deploy.site.policy_file import PolicyFile
 from pbmvfl.errors import AlignmentError
 from support.alignment_runs import MemoryLink
@@ -24,14 +24,14 @@ pytest.importorskip("private_set_intersection.python")
 LIMIT = '[[limit]]\nepsilon = 8\ndelta = 1e-6\nunit = "cell"\naccounting = "strict"\n'
 
 
-def make_home(folder: Path, name: str, table: str) -> Home:
+def make_home(folder: Path, name: str, table: str) -> SiteFolder:
     folder.mkdir(parents=True)
     (folder / "federation.toml").write_text(federation_text())
     (folder / f"{name}.csv").write_text(table)
     more = 'label = "ill"\n' if name == "clinic" else 'dataset = "people"\n' + LIMIT
     (folder / "policy.toml").write_text(f'[data]\nfile = "{name}.csv"\nid = "person"\n' + more)
     (folder / "policy.toml").chmod(0o600)
-    home = Home(folder)
+    home = SiteFolder(folder)
     home.write_name(name)
     return home
 

@@ -20,10 +20,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from pbmvfl.deploy.job.admission import MODEL_INDEX, PRIVATE_REASON, admit, own_row_ids, take_up
-from pbmvfl.deploy.site.folder import Home
-from pbmvfl.deploy.site.job_spec import Order, Work
-from pbmvfl.deploy.site.policy_file import PolicyFile, own_book
+from pbmvfl.deploy.job.admission import MODEL_INDEX, PRIVATE_REASON, accept_job, admit, own_row_ids
+from pbmvfl.deploy.site.folder import SiteFolder
+from pbmvfl.deploy.site.job_spec import JobSpec, Work
+from pbmvfl.deploy.site.policy_file import PolicyFile, own_ledger
 from pbmvfl.errors import FederationError, OrderError, PolicyError
 from pbmvfl.federation.model_files import INDEX, WEIGHTS_FILE, model_digest
 from pbmvfl.federation.serving import release_for, serving_plan
@@ -45,20 +45,20 @@ NOON = datetime.fromisoformat("2026-03-02 12:00:00+01:00")
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Home:
+def home(tmp_path: Path) -> SiteFolder:
     home = make_home(tmp_path)
     home.alignment("first").mkdir(parents=True)
     return home
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Home:
+def server(tmp_path: Path) -> SiteFolder:
     home = make_home(tmp_path, "clinic")
     home.alignment("first").mkdir(parents=True)
     return home
 
 
-def refused(home: Home, order: Order, now: datetime = NOON, **options: Any) -> str:
+def refused(home: SiteFolder, order: JobSpec, now: datetime = NOON, **options: Any) -> str:
     with pytest.raises((PolicyError, OrderError)) as error:
         admit(home, order, now, **options)
     said = str(error.value)
@@ -66,11 +66,11 @@ def refused(home: Home, order: Order, now: datetime = NOON, **options: Any) -> s
     return said
 
 
-def with_rules(home: Home, rules: str) -> None:
+def with_rules(home: SiteFolder, rules: str) -> None:
     write_policy(home.path, PARTY_POLICY + rules)
 
 
-def first_rows(count: int = 100) -> Callable[[Home, Order], tuple[list[str], list[str]]]:
+def first_rows(count: int = 100) -> Callable[[SiteFolder, JobSpec], tuple[list[str], list[str]]]:
     return lambda _, order: (
         [f"person-{number}" for number in range(count)],
         [f"asked-{number}" for number in range(0 if order.plan is None else order.plan.num_test_samples)],
@@ -88,7 +88,7 @@ def test_an_order_of_the_federation_is_taken_at_every_site(tmp_path: Path, name:
     admit(home, train_order(), NOON)
 
 
-def test_admitting_an_order_leaves_no_trace_of_it_but_limits_are_in_the_book(home: Home) -> None:
+def test_admitting_an_order_leaves_no_trace_of_it_but_limits_are_in_the_book(home: SiteFolder) -> None:
     before = sorted(path.name for path in home.path.iterdir())
     admit(home, train_order(), NOON)
     after = {path.name for path in home.path.iterdir() if not path.name.startswith("ledger.sqlite")}
@@ -101,21 +101,21 @@ def test_admitting_an_order_leaves_no_trace_of_it_but_limits_are_in_the_book(hom
 # --- what is refused everywhere ---
 
 
-def test_an_order_of_another_federation_is_refused(home: Home, server: Home) -> None:
+def test_an_order_of_another_federation_is_refused(home: SiteFolder, server: SiteFolder) -> None:
     for each in (home, server):
         for order in (align_order(federation="others"), train_order(federation="others")):
             assert refused(each, order) == "federation=others: this site is of federation people"
 
 
 @pytest.mark.parametrize("parties", [2, 4])
-def test_a_plan_for_another_number_of_parties_is_refused(home: Home, server: Home, parties: int) -> None:
+def test_a_plan_for_another_number_of_parties_is_refused(home: SiteFolder, server: SiteFolder, parties: int) -> None:
     """With more, the server could play a party of its own; with fewer, one of the named is not asked."""
     for each in (home, server):
         said = refused(each, train_order(small_plan(num_parties=parties)))
         assert f"num_parties={parties}: federation people has 3 parties" in said
 
 
-def test_exact_sums_are_refused_at_every_site_whatever_a_policy_says(home: Home, server: Home) -> None:
+def test_exact_sums_are_refused_at_every_site_whatever_a_policy_says(home: SiteFolder, server: SiteFolder) -> None:
     for each in (home, server):
         for plan in (small_plan(evaluation="simulator"), joint_plan(evaluation="simulator")):
             assert "evaluation=simulator: nobody sees exact sums" in refused(each, train_order(plan))
@@ -128,10 +128,10 @@ def test_names_that_are_paths_never_become_an_order(name: str) -> None:
             train_order(None, **{field: name})
     text = train_order().to_text().replace('"monday"', json.dumps(name))
     with pytest.raises(OrderError):
-        Order.from_text(text)
+        JobSpec.from_text(text)
 
 
-def test_rows_that_are_not_aligned_are_not_trained_on(home: Home) -> None:
+def test_rows_that_are_not_aligned_are_not_trained_on(home: SiteFolder) -> None:
     assert "alignment=second: this site has no such rows" in refused(home, train_order(alignment="second"))
     (home.path / "alignments" / "third").write_text("no folder")
     assert "this site has no such rows" in refused(home, train_order(alignment="third"))
@@ -140,7 +140,7 @@ def test_rows_that_are_not_aligned_are_not_trained_on(home: Home) -> None:
 # --- what a party's policy refuses ---
 
 
-def test_the_plan_is_held_against_the_policy(home: Home) -> None:
+def test_the_plan_is_held_against_the_policy(home: SiteFolder) -> None:
     with_rules(home, '[plan]\nmechanisms = ["pbm"]\nlargest_epsilon = 0.1\n')
     assert "the policy permits 0.1 or less" in refused(home, train_order())
     assert "mechanism=none: the policy permits pbm" in refused(home, train_order(joint_plan(mechanism="none")))
@@ -148,7 +148,7 @@ def test_the_plan_is_held_against_the_policy(home: Home) -> None:
     assert "num_parties=3: the policy permits 4 or more" in refused(home, train_order())
 
 
-def test_hours_are_those_of_the_clock_that_was_passed_in(home: Home) -> None:
+def test_hours_are_those_of_the_clock_that_was_passed_in(home: SiteFolder) -> None:
     with_rules(home, '[runs]\nhours = "07:00-19:00"\n')
     admit(home, train_order(), NOON)
     for clock in ("06:59", "19:00", "23:59"):
@@ -158,29 +158,29 @@ def test_hours_are_those_of_the_clock_that_was_passed_in(home: Home) -> None:
             assert said == f"time={clock} at this site: the policy permits 07:00-19:00; submit it then"
 
 
-def test_sessions_of_a_run_are_counted_by_the_book_and_by_what_was_taken_up(home: Home) -> None:
+def test_sessions_of_a_run_are_counted_by_the_book_and_by_what_was_taken_up(home: SiteFolder) -> None:
     with_rules(home, "[runs]\nsessions = 2\n")
-    take_up(home, train_order(), NOON)
-    take_up(home, train_order(), NOON)
+    accept_job(home, train_order(), NOON)
+    accept_job(home, train_order(), NOON)
     assert "begun 2 times: the policy permits 2 sessions" in refused(home, train_order())
     with pytest.raises(PolicyError, match="permits 2 sessions"):
-        take_up(home, train_order(), NOON)
+        accept_job(home, train_order(), NOON)
     admit(home, train_order(run="tuesday", run_id="f" * 16), NOON)
     # A run folder that was removed does not begin the count anew.
     (home.run("monday") / "bound.json").unlink()
     for number in range(2):
-        with own_book(home, PolicyFile.read(home)) as book:
+        with own_ledger(home, PolicyFile.read(home)) as book:
             book.open_session(dataset="people", plan=small_plan(), run=RUN_ID, session=f"{number:016x}").close()
     assert "has had 2 sessions: the policy permits 2" in refused(home, train_order())
 
 
-def test_alignments_are_counted_when_they_are_taken_up_whatever_they_are_called(home: Home) -> None:
+def test_alignments_are_counted_when_they_are_taken_up_whatever_they_are_called(home: SiteFolder) -> None:
     """Each tells the label holder which of the ids that it names are here: with enough of them it would know all."""
     with_rules(home, "[runs]\nalignments = 2\n")
     for _ in range(3):
         admit(home, align_order(), NOON)  # looking costs nothing
-    take_up(home, align_order(), NOON)
-    take_up(home, align_order(), NOON)
+    accept_job(home, align_order(), NOON)
+    accept_job(home, align_order(), NOON)
     for name in ("first", "second"):
         said = refused(home, align_order(alignment=name))
         assert said == "alignments=2 were made here: the policy permits 2; use one that is there"
@@ -188,10 +188,10 @@ def test_alignments_are_counted_when_they_are_taken_up_whatever_they_are_called(
     assert "permits 0" in refused(home, align_order())
 
 
-def test_rows_that_a_run_stands_on_are_not_aligned_anew(home: Home) -> None:
+def test_rows_that_a_run_stands_on_are_not_aligned_anew(home: SiteFolder) -> None:
     """It would go on with other rows, and nobody would see it."""
     admit(home, align_order(), NOON)
-    take_up(home, train_order(), NOON)
+    accept_job(home, train_order(), NOON)
     said = refused(home, align_order())
     assert said == "alignment=first: run=monday was begun here with these rows; choose another name"
     admit(home, align_order(alignment="second"), NOON)
@@ -200,10 +200,10 @@ def test_rows_that_a_run_stands_on_are_not_aligned_anew(home: Home) -> None:
 # --- runs and their names ---
 
 
-def test_a_run_s_name_stands_for_one_number_one_plan_and_one_order_of_rows(home: Home) -> None:
+def test_a_run_s_name_stands_for_one_number_one_plan_and_one_order_of_rows(home: SiteFolder) -> None:
     home.alignment("second").mkdir()
     admit(home, train_order(run_id="f" * 16), NOON)  # nobody has taken it up yet
-    take_up(home, train_order(), NOON)
+    accept_job(home, train_order(), NOON)
     admit(home, train_order(), NOON)
     said = refused(home, train_order(run_id="f" * 16))
     assert said.startswith(f"run=monday, run_id=ffffffffffffffff: here that name stands for run_id={RUN_ID}")
@@ -211,28 +211,30 @@ def test_a_run_s_name_stands_for_one_number_one_plan_and_one_order_of_rows(home:
     assert "begun with another alignment" in refused(home, train_order(alignment="second"))
     for changed in (train_order(run_id="f" * 16), train_order(small_plan(seed=1))):
         with pytest.raises(OrderError):
-            take_up(home, changed, NOON)
+            accept_job(home, changed, NOON)
     admit(home, train_order(), NOON)
 
 
-def test_what_was_taken_up_is_written_for_the_owner_alone(home: Home) -> None:
-    take_up(home, train_order(), NOON)
-    take_up(home, align_order(alignment="second"), NOON)
+def test_what_was_taken_up_is_written_for_the_owner_alone(home: SiteFolder) -> None:
+    accept_job(home, train_order(), NOON)
+    accept_job(home, align_order(alignment="second"), NOON)
     for path in (home.run("monday") / "bound.json", home.path / "alignments.json"):
         assert os.stat(path).st_mode & 0o077 == 0
     said = json.loads((home.run("monday") / "bound.json").read_text())
     assert said == {"alignment": "first", "plan": small_plan().hash.hex(), "run_id": RUN_ID, "taken_up": 1}
 
 
-def test_a_damaged_record_of_a_run_is_refused_and_not_begun_anew(home: Home, caplog: pytest.LogCaptureFixture) -> None:
-    take_up(home, train_order(), NOON)
+def test_a_damaged_record_of_a_run_is_refused_and_not_begun_anew(
+    home: SiteFolder, caplog: pytest.LogCaptureFixture
+) -> None:
+    accept_job(home, train_order(), NOON)
     for damage in ("", "{}", "[]", '{"run_id": 1}', "\xff"):
         (home.run("monday") / "bound.json").write_text(damage)
         assert refused(home, train_order()) == PRIVATE_REASON
     assert "bound.json" in caplog.text
 
 
-def test_sites_that_take_up_at_the_same_moment_are_all_counted(home: Home) -> None:
+def test_sites_that_take_up_at_the_same_moment_are_all_counted(home: SiteFolder) -> None:
     """Eight threads, each with a file of its own, as processes have; the label holder may submit jobs at once."""
     with_rules(home, "[runs]\nalignments = 5\n")
     start, taken = threading.Barrier(8), []
@@ -240,7 +242,7 @@ def test_sites_that_take_up_at_the_same_moment_are_all_counted(home: Home) -> No
     def take() -> None:
         start.wait()
         with contextlib.suppress(PolicyError):
-            take_up(home, align_order(), NOON)
+            accept_job(home, align_order(), NOON)
             taken.append(True)
 
     threads = [threading.Thread(target=take) for _ in range(8)]
@@ -255,7 +257,7 @@ def test_sites_that_take_up_at_the_same_moment_are_all_counted(home: Home) -> No
 # --- predictions ---
 
 
-def asking(home: Home, *, digest: str | None = None, **changes: Any) -> Order:
+def asking(home: SiteFolder, *, digest: str | None = None, **changes: Any) -> JobSpec:
     """An order that asks the model of the run `monday`, whose part this site has; its training was noisy."""
     training = small_plan()
     model = model_digest(training, bytes.fromhex(RUN_ID))
@@ -268,17 +270,17 @@ def asking(home: Home, *, digest: str | None = None, **changes: Any) -> Order:
     return train_order(plan, work=Work.PREDICT, **changes)
 
 
-def test_a_model_that_this_site_has_trained_is_asked(home: Home) -> None:
+def test_a_model_that_this_site_has_trained_is_asked(home: SiteFolder) -> None:
     order = asking(home)
     assert "run=monday: this site has trained no such run" in refused(home, order)
-    take_up(home, train_order(), NOON)
+    accept_job(home, train_order(), NOON)
     admit(home, order, NOON)
     with_rules(home, '[plan]\nsmallest_noise = 3\n[plan.fields]\ntraining = ["local"]\nnum_epochs = {least = 2}\n')
     admit(home, order, NOON)  # what is about training says nothing to a question
 
 
-def test_a_model_that_is_another_or_not_here_is_not_asked(home: Home) -> None:
-    take_up(home, train_order(), NOON)
+def test_a_model_that_is_another_or_not_here_is_not_asked(home: SiteFolder) -> None:
+    accept_job(home, train_order(), NOON)
     assert "about another model" in refused(home, asking(home, digest=hashlib.sha256(b"other").hexdigest()))
     assert "here that name stands for" in refused(home, asking(home, run_id="f" * 16))
     order = asking(home)
@@ -291,7 +293,7 @@ def test_a_model_that_is_another_or_not_here_is_not_asked(home: Home) -> None:
 
 
 def test_a_run_that_a_limit_would_end_is_refused_beforehand_unless_the_owner_says_otherwise(
-    home: Home, caplog: pytest.LogCaptureFixture
+    home: SiteFolder, caplog: pytest.LogCaptureFixture
 ) -> None:
     """100 rows, 3 passes, noise 20: epsilon is far below 8. Noise 0.5 is far above it."""
     loud, quiet = train_order(), train_order(small_plan(noise_multiplier=0.5))
@@ -304,13 +306,13 @@ def test_a_run_that_a_limit_would_end_is_refused_beforehand_unless_the_owner_say
     admit(home, quiet, NOON, row_ids=first_rows())
 
 
-def test_what_rows_have_spent_before_counts_and_other_rows_have_their_own(home: Home) -> None:
+def test_what_rows_have_spent_before_counts_and_other_rows_have_their_own(home: SiteFolder) -> None:
     """One run of noise 2.3 costs most of epsilon 8; a second on the same rows does not fit, on others it does."""
     plan = small_plan(noise_multiplier=2.3)
     order = train_order(plan)
     admit(home, order, NOON, row_ids=first_rows())
     ids = first_rows()(home, order)[0]
-    with own_book(home, PolicyFile.read(home)) as book:
+    with own_ledger(home, PolicyFile.read(home)) as book:
         charging = book.open_session(
             dataset="people", plan=plan, run="a" * 16, session="b" * 16, public_start=True, train_ids=ids
         )
@@ -321,9 +323,9 @@ def test_what_rows_have_spent_before_counts_and_other_rows_have_their_own(home: 
     admit(home, order, NOON, row_ids=lambda *_: ([f"other-{number}" for number in range(100)], []))
 
 
-def test_rows_that_are_asked_about_are_looked_at_by_their_own_ids(home: Home) -> None:
+def test_rows_that_are_asked_about_are_looked_at_by_their_own_ids(home: SiteFolder) -> None:
     """A prediction of epsilon 4 fits in 8 twice, whatever training has spent on other rows; a third does not."""
-    take_up(home, train_order(), NOON)
+    accept_job(home, train_order(), NOON)
     order = asking(home)
     make_alignment(home, "asked", count=10)
     order = replace(order, alignment="asked")
@@ -331,7 +333,7 @@ def test_rows_that_are_asked_about_are_looked_at_by_their_own_ids(home: Home) ->
     plan, ids = order.plan, [f"person-{number}" for number in range(10)]
     for number in range(2):
         admit(home, order, NOON, row_ids=own_row_ids)
-        with own_book(home, PolicyFile.read(home)) as book:
+        with own_ledger(home, PolicyFile.read(home)) as book:
             charging = book.open_session(
                 dataset="people", plan=plan, run=f"{number:016x}", session="", public_start=True, test_ids=ids
             )
@@ -344,7 +346,9 @@ def test_rows_that_are_asked_about_are_looked_at_by_their_own_ids(home: Home) ->
     admit(home, order, NOON, row_ids=own_row_ids)
 
 
-def test_a_file_that_permits_more_than_the_book_stops_every_order(home: Home, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_file_that_permits_more_than_the_book_stops_every_order(
+    home: SiteFolder, caplog: pytest.LogCaptureFixture
+) -> None:
     admit(home, train_order(), NOON)
     write_policy(home.path, PARTY_POLICY.replace("epsilon = 8", "epsilon = 80"))
     for order in (train_order(), align_order()):
@@ -366,7 +370,7 @@ def test_a_file_that_permits_more_than_the_book_stops_every_order(home: Home, ca
     ],
 )
 def test_what_is_wrong_at_home_is_said_at_home_alone(
-    home: Home, damage: Callable[[Home], None], caplog: pytest.LogCaptureFixture
+    home: SiteFolder, damage: Callable[[SiteFolder], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     damage(home)
     with caplog.at_level(logging.ERROR):
@@ -374,7 +378,7 @@ def test_what_is_wrong_at_home_is_said_at_home_alone(
     assert str(home.path) in caplog.text
 
 
-def test_looking_at_an_order_needs_no_torch(tmp_path: Path, home: Home) -> None:
+def test_looking_at_an_order_needs_no_torch(tmp_path: Path, home: SiteFolder) -> None:
     """It happens in the process that is there all the time; torch would make it four times as large."""
     home.alignment("first").rmdir()
     make_alignment(home)
@@ -383,9 +387,9 @@ import sys
 from datetime import datetime
 from pathlib import Path
 from pbmvfl.deploy.job.admission import admit, own_row_ids
-from pbmvfl.deploy.site.folder import Home
-from pbmvfl.deploy.site.job_spec import Order
-admit(Home.at({str(home.path)!r}), Order.from_text(sys.stdin.read()), datetime.now(), row_ids=own_row_ids)
+from pbmvfl.deploy.site.folder import SiteFolder
+from pbmvfl.deploy.site.job_spec import JobSpec
+admit(SiteFolder.at({str(home.path)!r}), JobSpec.from_text(sys.stdin.read()), datetime.now(), row_ids=own_row_ids)
 print(sorted({{"torch", "numba", "nvflare", "private_set_intersection"}} & set(sys.modules)))
 """
     ran = subprocess.run(
@@ -400,7 +404,7 @@ print(sorted({{"torch", "numba", "nvflare", "private_set_intersection"}} & set(s
     assert (ran.returncode, ran.stdout.strip()) == (0, "[]"), ran.stderr
 
 
-def test_a_plan_that_would_take_for_ever_to_count_is_answered_all_the_same(home: Home) -> None:
+def test_a_plan_that_would_take_for_ever_to_count_is_answered_all_the_same(home: SiteFolder) -> None:
     """Ten million passes over the rows: nothing is gone through round by round."""
     with_rules(home, "[plan]\nlargest_epsilon = 8\n")
     endless: Plan = small_plan(num_epochs=10_000_000)

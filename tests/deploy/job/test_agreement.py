@@ -16,7 +16,7 @@ from pbmvfl.deploy.alignment.aligned_rows import AlignedRows
 from pbmvfl.deploy.job.agreement import Answer, Question, check_answer, disagreement, facts
 from pbmvfl.deploy.job.process import PartyJob, ServerJob
 from pbmvfl.deploy.site.federation_file import FederationFile
-from pbmvfl.deploy.site.folder import Home
+from pbmvfl.deploy.site.folder import SiteFolder
 from pbmvfl.errors import AlignmentError, FederationError
 from pbmvfl.plan.plan import Plan
 from support.deploy_homes import PARTIES, SERVER, Tables, align_order, aligned, make_homes, run_job, train_order
@@ -119,10 +119,10 @@ def test_a_party_whose_rows_stand_in_another_order_is_found_out(homes):
     bank = homes["bank"]
     shutil.rmtree(bank.alignment("people"))
     shutil.copytree(bank.alignment("again"), bank.alignment("people"))
-    outcome = run_job(homes, train_order(small_plan()))
-    assert outcome.ending == "refused"
-    assert "bank" in outcome.words
-    assert "another order" in outcome.words
+    result = run_job(homes, train_order(small_plan()))
+    assert result.ending == "refused"
+    assert "bank" in result.words
+    assert "another order" in result.words
     assert not (bank.run("run-001") / "checkpoints").exists()
 
 
@@ -130,11 +130,11 @@ def test_another_federation_file_at_a_party_ends_the_job_before_a_session(homes)
     path = homes["shop"].path / "federation.toml"
     path.write_text(path.read_text().replace("epsilon = 8", "epsilon = 9"))
     digests = {FederationFile.read(homes[name].path).digest[:16] for name in (SERVER, "shop")}
-    outcome = run_job({name: Home(home.path) for name, home in homes.items()}, train_order(small_plan()))
-    assert outcome.ending == "refused"
-    assert "shop" in outcome.words
+    result = run_job({name: SiteFolder(home.path) for name, home in homes.items()}, train_order(small_plan()))
+    assert result.ending == "refused"
+    assert "shop" in result.words
     assert len(digests) == 2
-    assert all(each in outcome.words for each in digests)
+    assert all(each in result.words for each in digests)
 
 
 def test_other_pinned_identities_at_a_party_end_the_job_before_a_session(homes):
@@ -142,9 +142,9 @@ def test_other_pinned_identities_at_a_party_end_the_job_before_a_session(homes):
     bank = homes["bank"]
     pins = {"bank": bank.identity().public, "shop": Identity.generate().public}
     bank.write_pins(homes[SERVER].identity().public, pins)
-    outcome = run_job(homes, train_order(small_plan()))
-    assert outcome.ending == "refused"
-    assert "identities" in outcome.words
+    result = run_job(homes, train_order(small_plan()))
+    assert result.ending == "refused"
+    assert "identities" in result.words
 
 
 def test_another_plan_than_the_parties_were_told_is_refused(homes):
@@ -160,8 +160,8 @@ def test_another_plan_than_the_parties_were_told_is_refused(homes):
     for thread in threads:
         thread.join(60)
         assert not thread.is_alive()
-    assert served.outcome is not None
-    assert served.outcome.ending == "refused"
-    assert "plan hash" in served.outcome.words
-    assert order.plan.hash.hex()[:16] in served.outcome.words
-    assert changed.plan.hash.hex()[:16] in served.outcome.words
+    assert served.result is not None
+    assert served.result.ending == "refused"
+    assert "plan hash" in served.result.words
+    assert order.plan.hash.hex()[:16] in served.result.words
+    assert changed.plan.hash.hex()[:16] in served.result.words

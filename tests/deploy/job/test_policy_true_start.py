@@ -21,9 +21,9 @@ from pbmvfl.cli import app
 from pbmvfl.data.new_rows import NewRows
 from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.deploy.job import admission
-from pbmvfl.deploy.job.admission import admit, take_up
-from pbmvfl.deploy.site.folder import Home
-from pbmvfl.deploy.site.job_spec import Order, Work
+from pbmvfl.deploy.job.admission import accept_job, admit
+from pbmvfl.deploy.site.folder import SiteFolder
+from pbmvfl.deploy.site.job_spec import JobSpec, Work
 from pbmvfl.errors import PolicyError
 from pbmvfl.federation import model_files
 from pbmvfl.federation.model_files import INDEX, model_digest
@@ -182,14 +182,14 @@ def test_where_the_start_is_not_known_both_counts_must_be_permitted() -> None:
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Home:
+def home(tmp_path: Path) -> SiteFolder:
     home = make_home(tmp_path)
     make_alignment(home, count=10)
-    take_up(home, train_order(), NOON)
+    accept_job(home, train_order(), NOON)
     return home
 
 
-def order_to_predict(home: Home, **flags: Any) -> Order:
+def order_to_predict(home: SiteFolder, **flags: Any) -> JobSpec:
     """Ask for ten rows at epsilon 4 each; the site's part has these tensors beside its weights."""
     training = small_plan()
     model = model_digest(training, bytes.fromhex(RUN_ID))
@@ -213,7 +213,7 @@ NOT_CHARGED = [flag(0), {}, flag(), flag(1, 1), flag(1, 0)]
 
 
 @pytest.mark.parametrize("flags", NOT_CHARGED, ids=str)
-def test_a_site_counts_predictions_by_what_its_own_part_says(home: Home, flags: dict[str, Any]) -> None:
+def test_a_site_counts_predictions_by_what_its_own_part_says(home: SiteFolder, flags: dict[str, Any]) -> None:
     write_policy(home.path, PARTY_POLICY + "[plan]\nlargest_epsilon = 8\n")
     with pytest.raises(PolicyError, match="permits 8 or less in one plan"):
         admit(home, order_to_predict(home, **flags), NOON)
@@ -221,14 +221,14 @@ def test_a_site_counts_predictions_by_what_its_own_part_says(home: Home, flags: 
 
 
 @pytest.mark.parametrize("flags", NOT_CHARGED, ids=str)
-def test_a_site_looks_ahead_by_what_its_own_part_says(home: Home, flags: dict[str, Any]) -> None:
+def test_a_site_looks_ahead_by_what_its_own_part_says(home: SiteFolder, flags: dict[str, Any]) -> None:
     """The ledger permits 8: ten predictions of 4 fit for ten rows, and not for one row that all may be about."""
     with pytest.raises(PolicyError, match="a limit of this site would end it"):
         admit(home, order_to_predict(home, **flags), NOON, row_ids=row_ids)
     admit(home, order_to_predict(home, **flag(1)), NOON, row_ids=row_ids)
 
 
-def test_a_part_that_cannot_be_read_is_not_charged(home: Home) -> None:
+def test_a_part_that_cannot_be_read_is_not_charged(home: SiteFolder) -> None:
     write_policy(home.path, PARTY_POLICY + "[plan]\nlargest_epsilon = 8\n")
     order = order_to_predict(home, **flag(1))
     for damage in (b"", b"no tensors", (home.model("monday") / WEIGHTS_FILE).read_bytes()[:-1]):
@@ -240,7 +240,7 @@ def test_a_part_that_cannot_be_read_is_not_charged(home: Home) -> None:
         admit(home, order, NOON)
 
 
-def test_an_own_network_at_a_site_is_held_against_both_counts(home: Home) -> None:
+def test_an_own_network_at_a_site_is_held_against_both_counts(home: SiteFolder) -> None:
     """Whether its weights are public is known to the job's process alone."""
     rules = "[plan]\nlargest_epsilon = 8\n"
     quiet = train_order(small_plan(noise_multiplier=1.0))
@@ -254,15 +254,15 @@ def test_an_own_network_at_a_site_is_held_against_both_counts(home: Home) -> Non
             admit(home, replace(order, run="tuesday"), NOON)
 
 
-def test_a_site_reads_its_part_without_torch(home: Home, tmp_path: Path) -> None:
+def test_a_site_reads_its_part_without_torch(home: SiteFolder, tmp_path: Path) -> None:
     write_policy(home.path, PARTY_POLICY + "[plan]\nlargest_epsilon = 8\n")
     program = f"""
 import sys
 from datetime import datetime
 from pbmvfl.deploy.job.admission import admit, own_row_ids
-from pbmvfl.deploy.site.folder import Home
-from pbmvfl.deploy.site.job_spec import Order
-admit(Home.at({str(home.path)!r}), Order.from_text(sys.stdin.read()), datetime.now(), row_ids=own_row_ids)
+from pbmvfl.deploy.site.folder import SiteFolder
+from pbmvfl.deploy.site.job_spec import JobSpec
+admit(SiteFolder.at({str(home.path)!r}), JobSpec.from_text(sys.stdin.read()), datetime.now(), row_ids=own_row_ids)
 print("torch" in sys.modules)
 """
     ran = subprocess.run(
@@ -285,7 +285,7 @@ def test_the_names_that_are_not_imported_are_those_of_a_part() -> None:
 
 
 def test_policy_check_counts_a_plan_that_asks_a_model_as_one_whose_weights_may_know_any_row(
-    home: Home, tmp_path: Path
+    home: SiteFolder, tmp_path: Path
 ) -> None:
     (home.path / "rows.csv").write_text("person,age,job\np1,40,2\n")
     write_policy(home.path, PARTY_POLICY + "[plan]\nlargest_epsilon = 8\n")

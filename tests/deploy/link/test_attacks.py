@@ -16,9 +16,9 @@ import pytest
 from pbmvfl.deploy.link import connection
 from pbmvfl.deploy.link.acceptor import MOST_NEWCOMERS
 from pbmvfl.deploy.link.interface import Channel
-from pbmvfl.deploy.link.message_auth import JOIN_BYTES, PartySeal, ServerSeal
+from pbmvfl.deploy.link.message_auth import JOIN_BYTES, PartyMessageAuth, ServerMessageAuth
 from pbmvfl.deploy.link.tls import Credentials, party_context, server_context
-from pbmvfl.deploy.link.tls_server import Line
+from pbmvfl.deploy.link.tls_server import TlsServerLink
 from pbmvfl.errors import LinkError
 from support.certificates import Authority
 from support.line_parties import CONTEXT, SERVER, Federation, Site, echo, identity_of, until
@@ -47,7 +47,7 @@ class Guest:
     """A connection by hand: the right certificate, and then whatever a test wants."""
 
     def __init__(self, site: Site) -> None:
-        self.site, self.seal, self.buffer = site, site.seal(), connection.FrameBuffer()
+        self.site, self.auth, self.buffer = site, site.auth(), connection.FrameBuffer()
         raw = socket.create_connection(site.address, timeout=60)
         self.connection = party_context(site.credentials).wrap_socket(raw)
 
@@ -58,7 +58,7 @@ class Guest:
         connection.send(self.connection, body, deadline=time.monotonic() + 60)
 
     def join(self) -> None:
-        self.say(self.seal.join(self.hear()[1:]))
+        self.say(self.auth.join(self.hear()[1:]))
         assert self.hear() == b"W"
 
     def is_sent_away(self) -> bool:
@@ -133,24 +133,26 @@ def test_a_name_that_the_authority_signed_but_the_federation_does_not_have_is_re
 
 def test_one_party_cannot_take_anothers_place(federation):
     hospital = federation.authority.issue("hospital")
-    both = PartySeal(identity_of("bank"), identity_of(SERVER).public, "bank", CONTEXT)  # even with the bank's key
+    both = PartyMessageAuth(
+        identity_of("bank"), identity_of(SERVER).public, "bank", CONTEXT
+    )  # even with the bank's key
     assert "party=hospital: what it said is not signed by its pinned identity" in refusal(
-        federation.site("hospital", credentials=hospital), seal=both
+        federation.site("hospital", credentials=hospital), auth=both
     )
-    own = PartySeal(identity_of("hospital"), identity_of(SERVER).public, "bank", CONTEXT)
+    own = PartyMessageAuth(identity_of("hospital"), identity_of(SERVER).public, "bank", CONTEXT)
     bank = federation.authority.issue("bank")  # even with the bank's certificate
     assert "party=bank: what it said is not signed by its pinned identity" in refusal(
-        federation.site("bank", credentials=bank), seal=own
+        federation.site("bank", credentials=bank), auth=own
     )
     assert federation.line.alive == []
     assert still_works(federation)
 
 
 def test_a_party_cannot_pose_as_the_server(federation):
-    line = Line(
+    line = TlsServerLink(
         listen=("127.0.0.1", 0),
         tls=server_context(federation.authority.issue("hospital")),
-        seal=ServerSeal(identity_of("hospital"), {"bank": identity_of("bank").public}, CONTEXT),
+        auth=ServerMessageAuth(identity_of("hospital"), {"bank": identity_of("bank").public}, CONTEXT),
         parties=["bank"],
         patience=60,
     )
@@ -200,7 +202,7 @@ def test_an_old_answer_again_is_not_taken_for_a_new_one(federation):
         asking.start()
         answers = []
         for _ in range(3):
-            answers.append(guest.seal.respond(guest.hear(), echo)[1])
+            answers.append(guest.auth.respond(guest.hear(), echo)[1])
             for answer in answers:  # all that were ever given, the right one last
                 guest.say(answer)
         asking.join(timeout=60)
@@ -220,12 +222,12 @@ def test_a_changed_answer_ends_the_connection_and_the_third_one_the_party(federa
         target=lambda: lost.append(federation.line.ask({0: b"x"}, channel=Channel.SETUP).lost), daemon=True
     )
     asking.start()
-    seal = site.seal()
+    auth = site.auth()
     for _ in range(3):
         with Guest(site) as guest:
-            guest.seal = seal
+            guest.auth = auth
             guest.join()
-            answer = bytearray(seal.respond(guest.hear(), echo)[1])
+            answer = bytearray(auth.respond(guest.hear(), echo)[1])
             answer[-1] ^= 1
             guest.say(bytes(answer))
             assert guest.is_sent_away()
@@ -272,7 +274,7 @@ def _ask_at_length(federation: Federation) -> None:
 
 
 def test_what_a_server_says_in_a_refusal_cannot_move_a_terminal(federation, monkeypatch):
-    monkeypatch.setattr(federation.seal, "admit", _refuse_rudely)
+    monkeypatch.setattr(federation.auth, "admit", _refuse_rudely)
     words = refusal(federation.site("bank"))
     assert words.isprintable()
     assert "red" in words
@@ -287,8 +289,8 @@ def _refuse_rudely(*_: object) -> None:
 
 def test_a_million_made_up_frames_are_all_refused():
     """Chance alone lets one through with probability 1e6 / 2^128."""
-    server = ServerSeal(identity_of(SERVER), {"bank": identity_of("bank").public}, CONTEXT)
-    party = PartySeal(identity_of("bank"), identity_of(SERVER).public, "bank", CONTEXT)
+    server = ServerMessageAuth(identity_of(SERVER), {"bank": identity_of("bank").public}, CONTEXT)
+    party = PartyMessageAuth(identity_of("bank"), identity_of(SERVER).public, "bank", CONTEXT)
     challenge = server.challenge()
     channel = server.admit("bank", challenge, party.join(challenge)).channel
     _, question = channel.question(Channel.PROTOCOL, b"a question")
@@ -356,7 +358,7 @@ def test_a_flood_of_silent_connections_does_not_keep_a_party_out(federation):
             guest.settimeout(60)
             guest.connect(federation.line.address)
         assert still_works(federation)
-        assert federation.line._door.num_newcomers <= MOST_NEWCOMERS
+        assert federation.line._acceptor.num_newcomers <= MOST_NEWCOMERS
 
 
 def test_connections_that_go_on_coming_do_not_keep_a_party_out(federation):
@@ -396,5 +398,5 @@ def test_whoever_is_slow_to_show_who_it_is_is_sent_away(tmp_path):
         with Guest(federation.site("bank")) as slow_guest:  # the handshake is done, the join does not come
             slow_guest.hear()
             assert slow_guest.is_sent_away()
-        assert until(lambda: federation.line._door.num_newcomers == 0)
+        assert until(lambda: federation.line._acceptor.num_newcomers == 0)
         assert still_works(federation)

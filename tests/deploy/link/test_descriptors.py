@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from pbmvfl.deploy.link import tls
-from pbmvfl.deploy.link.acceptor import Door
+from pbmvfl.deploy.link.acceptor import Acceptor
 from pbmvfl.deploy.link.interface import Channel
 from pbmvfl.deploy.link.tls import server_context
 from pbmvfl.errors import LinkError
@@ -92,10 +92,10 @@ def assert_whole(file: Path, read: list[bytes]) -> None:
 # --- at the server: strangers who are sent away in the midst of their handshake ---
 
 
-def door(folder: Path, **choices: Any) -> Door:
+def door(folder: Path, **choices: Any) -> Acceptor:
     context = server_context(Authority(folder / "ca").issue(SERVER))
-    usual = {"listen": ("127.0.0.1", 0), "tls": context, "greet": lambda *_: None, "time_limit": 60.0}
-    return Door(**{**usual, **choices})
+    usual = {"listen": ("127.0.0.1", 0), "tls": context, "on_connection": lambda *_: None, "time_limit": 60.0}
+    return Acceptor(**{**usual, **choices})
 
 
 @contextlib.contextmanager

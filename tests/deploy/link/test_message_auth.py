@@ -1,4 +1,4 @@
-"""What is sealed between a party and the server: only the right process, in the right order, is heard."""
+"""Message authentication between a party and the server: only the right process, in the right order, is accepted."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from pbmvfl.deploy.link.message_auth import (
     OVERHEAD,
     OtherJob,
     PartyChannel,
-    PartySeal,
+    PartyMessageAuth,
     ProcessReplaced,
-    ServerSeal,
+    ServerMessageAuth,
 )
 from pbmvfl.errors import LinkError
 
@@ -35,22 +35,22 @@ bodies = st.binary(max_size=200)
 channels = st.sampled_from(list(Channel))
 
 
-def server_seal(context: bytes = JOB) -> ServerSeal:
-    return ServerSeal(CLINIC, PINS, context)
+def server_message_auth(context: bytes = JOB) -> ServerMessageAuth:
+    return ServerMessageAuth(CLINIC, PINS, context)
 
 
-def bank_seal(context: bytes = JOB) -> PartySeal:
-    return PartySeal(BANK, CLINIC.public, "bank", context)
+def bank_auth(context: bytes = JOB) -> PartyMessageAuth:
+    return PartyMessageAuth(BANK, CLINIC.public, "bank", context)
 
 
-def joined(server: ServerSeal, party: PartySeal, name: str = "bank") -> PartyChannel:
+def joined(server: ServerMessageAuth, party: PartyMessageAuth, name: str = "bank") -> PartyChannel:
     challenge = server.challenge()
     return server.admit(name, challenge, party.join(challenge)).channel
 
 
-def pair() -> tuple[PartyChannel, PartySeal]:
-    party = bank_seal()
-    return joined(server_seal(), party), party
+def pair() -> tuple[PartyChannel, PartyMessageAuth]:
+    party = bank_auth()
+    return joined(server_message_auth(), party), party
 
 
 class Counting:
@@ -149,7 +149,7 @@ def blake2b(text: bytes, key: bytes, num_bytes: int) -> bytes:
     return struct.pack("<8Q", *state)[:num_bytes]
 
 
-def expected_keys(party: PartySeal, challenge: bytes) -> tuple[bytes, bytes]:
+def expected_keys(party: PartyMessageAuth, challenge: bytes) -> tuple[bytes, bytes]:
     """Both directions' keys from their definition: HKDF (RFC 5869) in steps of HMAC."""
     context = hashlib.sha256(JOB).digest()
     server_public = challenge[2 + 32 + 16 :][:32]
@@ -171,7 +171,7 @@ def expected_keys(party: PartySeal, challenge: bytes) -> tuple[bytes, bytes]:
 @given(channels, st.binary(max_size=300), st.binary(max_size=300))
 @settings(max_examples=30)
 def test_every_mac_and_key_is_the_one_of_the_standards(where, asked, said):
-    server, party = server_seal(), bank_seal()
+    server, party = server_message_auth(), bank_auth()
     challenge = server.challenge()
     channel = server.admit("bank", challenge, party.join(challenge)).channel
     down, up = expected_keys(party, challenge)
@@ -252,7 +252,7 @@ def test_an_old_question_or_answer_again_has_no_effect(asked, data):
 
 
 def test_another_question_under_the_same_number_is_refused():
-    server, party = server_seal(), bank_seal()
+    server, party = server_message_auth(), bank_auth()
     channel = joined(server, party)
     _, question = channel.question(Channel.PROTOCOL, b"first")
     party.respond(question, Counting())
@@ -263,7 +263,7 @@ def test_another_question_under_the_same_number_is_refused():
 
 
 def test_a_question_on_another_channel_under_the_same_number_is_refused():
-    server, party = server_seal(), bank_seal()
+    server, party = server_message_auth(), bank_auth()
     channel = joined(server, party)
     party.respond(channel.question(Channel.PROTOCOL, b"same")[1], Counting())
     twin = PartyChannel("bank", channel.public, channel._keys)
@@ -306,9 +306,9 @@ def test_what_goes_one_way_cannot_be_sent_back_the_other_way():
 
 
 def test_another_partys_answer_is_refused():
-    server = server_seal()
-    hospital = PartySeal(HOSPITAL, CLINIC.public, "hospital", JOB)
-    ours, theirs = joined(server, bank_seal()), joined(server, hospital, "hospital")
+    server = server_message_auth()
+    hospital = PartyMessageAuth(HOSPITAL, CLINIC.public, "hospital", JOB)
+    ours, theirs = joined(server, bank_auth()), joined(server, hospital, "hospital")
     ours.question(Channel.PROTOCOL, b"x")
     _, answer = hospital.respond(theirs.question(Channel.PROTOCOL, b"x")[1], Counting())
     with pytest.raises(LinkError, match="party=bank: a message that it did not seal"):
@@ -327,22 +327,22 @@ def test_what_was_said_in_another_session_is_refused():
 
 
 def test_another_job_is_told_from_another_identity_and_both_sides_values_are_named():
-    challenge = server_seal(b"federation, job 2").challenge()
+    challenge = server_message_auth(b"federation, job 2").challenge()
     there, here = (hashlib.sha256(each).hexdigest()[:16] for each in (b"federation, job 2", JOB))
     with pytest.raises(OtherJob, match=f"{there} there, {here} here"):
-        bank_seal().join(challenge)
-    server = server_seal()
+        bank_auth().join(challenge)
+    server = server_message_auth()
     challenge = server.challenge()
-    stranger = ServerSeal(HOSPITAL, PINS, JOB).challenge()
+    stranger = ServerMessageAuth(HOSPITAL, PINS, JOB).challenge()
     with pytest.raises(LinkError, match="not signed by its pinned identity") as refusal:
-        bank_seal().join(stranger)
+        bank_auth().join(stranger)
     assert not isinstance(refusal.value, OtherJob)
     with pytest.raises(LinkError, match="party=bank: what it said is not signed"):
-        server.admit("bank", challenge, PartySeal(HOSPITAL, CLINIC.public, "bank", JOB).join(challenge))
+        server.admit("bank", challenge, PartyMessageAuth(HOSPITAL, CLINIC.public, "bank", JOB).join(challenge))
 
 
 def test_a_join_counts_for_one_challenge_and_one_name():
-    server, party = server_seal(), bank_seal()
+    server, party = server_message_auth(), bank_auth()
     challenge = server.challenge()
     join = party.join(challenge)
     with pytest.raises(LinkError, match="not signed"):
@@ -356,13 +356,13 @@ def test_a_join_counts_for_one_challenge_and_one_name():
 
 @given(st.data())
 def test_any_changed_byte_of_the_handshake_is_refused(data):
-    server, party = server_seal(), bank_seal()
+    server, party = server_message_auth(), bank_auth()
     challenge = server.challenge()
     change, at = data.draw(st.integers(1, 255)), data.draw(st.integers(0, CHALLENGE_BYTES - 1))
     changed = bytearray(challenge)
     changed[at] ^= change
     with pytest.raises(LinkError, match=r"^server: "):
-        bank_seal().join(bytes(changed))
+        bank_auth().join(bytes(changed))
     join = bytearray(party.join(challenge))
     join[data.draw(st.integers(0, JOIN_BYTES - 1))] ^= change
     with pytest.raises(LinkError, match=r"^party=bank: "):
@@ -371,9 +371,9 @@ def test_any_changed_byte_of_the_handshake_is_refused(data):
 
 @given(st.binary(max_size=300))
 def test_whatever_comes_in_the_handshake_the_answer_is_a_link_error(noise):
-    server = server_seal()
+    server = server_message_auth()
     with pytest.raises(LinkError):
-        bank_seal().join(noise)
+        bank_auth().join(noise)
     with pytest.raises(LinkError):
         server.admit("bank", server.challenge(), noise)
 
@@ -382,7 +382,7 @@ def test_whatever_comes_in_the_handshake_the_answer_is_a_link_error(noise):
 
 
 def test_the_same_processes_go_on_after_a_reconnect_and_the_answer_has_the_same_bytes():
-    server, party = server_seal(), bank_seal()
+    server, party = server_message_auth(), bank_auth()
     channel = joined(server, party)
     number, question = channel.question(Channel.PROTOCOL, b"x")
     _, answer = party.respond(question, Counting())  # and the cable is cut: the answer is not heard
@@ -396,7 +396,7 @@ def test_the_same_processes_go_on_after_a_reconnect_and_the_answer_has_the_same_
 
 
 def test_what_was_given_up_unanswered_is_heard_in_order_after_a_reconnect():
-    server, party = server_seal(), bank_seal()
+    server, party = server_message_auth(), bank_auth()
     channel = joined(server, party)
     first = channel.question(Channel.PROTOCOL, b"first")[1]
     second = channel.question(Channel.END, b"second")[1]
@@ -424,12 +424,12 @@ def test_questions_without_answers_have_an_end():
 
 
 def test_a_new_process_in_the_others_place_is_noticed_on_both_sides():
-    server, party = server_seal(), bank_seal()
+    server, party = server_message_auth(), bank_auth()
     joined(server, party)
     with pytest.raises(ProcessReplaced, match="party=bank: its process was replaced"):
-        joined(server, bank_seal())
+        joined(server, bank_auth())
     with pytest.raises(ProcessReplaced, match="server: its process was replaced"):
-        joined(server_seal(), party)
+        joined(server_message_auth(), party)
 
 
 @pytest.mark.parametrize("last", [2, 1 << 63])
@@ -449,7 +449,7 @@ def test_a_party_that_forgot_what_it_answered_is_refused():
 
 def test_a_point_of_low_order_makes_no_key():
     """A malicious party could choose it so that the secret is known to everybody."""
-    server, party = server_seal(), bank_seal()
+    server, party = server_message_auth(), bank_auth()
     challenge = server.challenge()
     said = bytearray(party.join(challenge)[:-64])
     said[-32:] = bytes(32)

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from pbmvfl.deploy.link.interface import Channel
-from pbmvfl.deploy.link.message_auth import ServerSeal
+from pbmvfl.deploy.link.message_auth import ServerMessageAuth
 from pbmvfl.deploy.link.tls import server_context
-from pbmvfl.deploy.link.tls_server import Line
+from pbmvfl.deploy.link.tls_server import TlsServerLink
 from pbmvfl.errors import LinkError, PartyLost
 from pbmvfl.federation.party_setup import PartySetup
 from support.line_parties import SERVER, Federation, LineThreads, Proxy, echo, identity_of, until
@@ -182,8 +182,8 @@ def test_rounds_go_on_through_many_cuts(federation, proxy):
 def test_the_newest_connection_of_a_party_counts(federation, proxy):
     """As after a cut that the server has not noticed yet."""
     site = federation.site("bank")
-    seal = site.seal()
-    first, second = (site.line(seal=seal, address=address) for address in (proxy.address, federation.line.address))
+    auth = site.auth()
+    first, second = (site.line(auth=auth, address=address) for address in (proxy.address, federation.line.address))
     threads = []
     for line in (first, second):
         threads.append(threading.Thread(target=_served, args=(line,), daemon=True))
@@ -293,10 +293,10 @@ def test_a_party_waits_while_the_server_of_an_earlier_job_still_listens(federati
     end = site.line()
     thread = threading.Thread(target=_served, args=(end,), daemon=True)
     thread.start()
-    assert until(lambda: before._door.heard > 0)  # it came to the wrong one
+    assert until(lambda: before._acceptor.num_accepted > 0)  # it came to the wrong one
     before.close()
-    seal = ServerSeal(identity_of(SERVER), pins, b"federation, job 2")
-    line = Line(listen=before.address, tls=tls, seal=seal, parties=federation.names, patience=60)
+    auth = ServerMessageAuth(identity_of(SERVER), pins, b"federation, job 2")
+    line = TlsServerLink(listen=before.address, tls=tls, auth=auth, parties=federation.names, patience=60)
     try:
         assert line.ask({0: b"x"}, channel=Channel.SETUP).received == {0: b"\1x"}
     finally:
@@ -327,10 +327,10 @@ def test_a_port_that_is_taken_is_named(federation, monkeypatch):
     monkeypatch.setattr("pbmvfl.deploy.link.acceptor.PORT_PATIENCE", 0.2)
     host, port = federation.line.address
     with pytest.raises(LinkError, match=f"port={port} of {host} cannot be listened on"):
-        Line(
+        TlsServerLink(
             listen=(host, port),
             tls=server_context(federation.authority.issue(SERVER)),
-            seal=federation.seal,
+            auth=federation.auth,
             parties=federation.names,
             patience=1,
         )

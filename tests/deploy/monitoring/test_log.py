@@ -23,7 +23,7 @@ from pbmvfl.crypto.key_exchange import Identity
 from pbmvfl.deploy.monitoring.log import LogFile, SiteLog, log_files, open_logs, prune_jobs, remove_unfinished_jobs
 from pbmvfl.deploy.monitoring.log_events import WORDS, Event, permitted_fields, sentence
 from pbmvfl.deploy.monitoring.status import StatusFile
-from pbmvfl.deploy.site.folder import Home
+from pbmvfl.deploy.site.folder import SiteFolder
 from pbmvfl.errors import BudgetExceeded, DataError, EncoderError, LedgerError, LinkError
 from support.federation_texts import federation_text
 
@@ -33,19 +33,19 @@ MARKS = ("90210", "0.7312", "7312654", KEY.hex(), KEY.hex()[:16], str(list(KEY))
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Home:
+def home(tmp_path: Path) -> SiteFolder:
     (tmp_path / "federation.toml").write_text(federation_text())
     (tmp_path / "organisation.json").write_text('{"name": "bank"}')
-    return Home.at(tmp_path)
+    return SiteFolder.at(tmp_path)
 
 
 @pytest.fixture
-def log(home: Home) -> Iterator[SiteLog]:
+def log(home: SiteFolder) -> Iterator[SiteLog]:
     with open_logs(home, "11111111-2222-3333-4444-555555555555", run="first") as log:
         yield log
 
 
-def lines(home: Home) -> list[dict[str, object]]:
+def lines(home: SiteFolder) -> list[dict[str, object]]:
     return [
         json.loads(line) for path in log_files(home.logs / "pbmvfl.jsonl") for line in path.read_text().splitlines()
     ]
@@ -81,7 +81,7 @@ def private_errors() -> Iterator[Exception]:
     yield LedgerError(f"row id {ID!r}; permitted: text, or a whole number")
 
 
-def search(home: Home) -> None:
+def search(home: SiteFolder) -> None:
     found = [path for path in home.path.rglob("*") if path.is_file()]
     assert any(path.name == "pbmvfl.jsonl" and path.stat().st_size for path in found)
     for path in found:
@@ -90,7 +90,7 @@ def search(home: Home) -> None:
             assert mark not in text, f"{mark} in {path.name}"
 
 
-def test_a_line_says_when_who_what_in_words(home: Home, log: SiteLog) -> None:
+def test_a_line_says_when_who_what_in_words(home: SiteFolder, log: SiteLog) -> None:
     log.say(Event.JOINED, peer="clinic", seconds=1.23456)
     log.error(Event.CUT, LinkError("cut for 12 s"), peer="clinic")
     first, second = lines(home)
@@ -112,7 +112,7 @@ def test_every_event_has_words_with_and_without_its_fields(event: Event) -> None
     assert WORDS[event] == "" or full
 
 
-def test_private_values_thrown_at_every_way_into_the_log_are_in_no_file(home: Home) -> None:
+def test_private_values_thrown_at_every_way_into_the_log_are_in_no_file(home: SiteFolder) -> None:
     with open_logs(home, job(1), run="first") as log:  # here: handlers of pytest's own join a log of a fixture
         throw_at_the_log(home, log)
         throw_at_the_library()
@@ -120,7 +120,7 @@ def test_private_values_thrown_at_every_way_into_the_log_are_in_no_file(home: Ho
     search(home)
 
 
-def throw_at_the_log(home: Home, log: SiteLog) -> None:
+def throw_at_the_log(home: SiteFolder, log: SiteLog) -> None:
     fields = [*everything_known(), "words", "row", "id", "x", "weights"]
     for value in private_values():
         log.say(value)
@@ -157,7 +157,7 @@ def _is_number(name: str, value: object) -> bool:
 
 
 @pytest.mark.usefixtures("log")
-def test_a_text_that_is_a_constant_of_the_code_is_kept_with_numbers_codes_and_errors(home: Home) -> None:
+def test_a_text_that_is_a_constant_of_the_code_is_kept_with_numbers_codes_and_errors(home: SiteFolder) -> None:
     logging.getLogger("pbmvfl.protocol.party").warning(
         "party=%d refused (%s): %s", 3, "BUDGET", BudgetExceeded("limit 8")
     )
@@ -178,7 +178,7 @@ def test_texts_that_the_library_gives_to_logging_are_constants() -> None:
     assert calls >= 3
 
 
-def test_the_library_speaks_to_this_log_alone_while_it_is_open(home: Home) -> None:
+def test_the_library_speaks_to_this_log_alone_while_it_is_open(home: SiteFolder) -> None:
     """NVFlare's root handlers write the kit's own log: whole texts of errors must not get there."""
     seen: list[logging.LogRecord] = []
     root = logging.Handler()
@@ -196,7 +196,7 @@ def test_the_library_speaks_to_this_log_alone_while_it_is_open(home: Home) -> No
     assert [line["words"] for line in lines(home)] == ["one"]
 
 
-def test_files_and_folder_are_for_their_owner_alone(home: Home) -> None:
+def test_files_and_folder_are_for_their_owner_alone(home: SiteFolder) -> None:
     before = os.umask(0)
     try:
         with open_logs(home) as log:
@@ -252,7 +252,7 @@ def test_a_line_after_one_that_was_cut_stands_by_itself(tmp_path: Path) -> None:
     assert path.read_text().splitlines() == ['{"whole": 1}', '{"cut', '{"whole": 2}']
 
 
-def test_a_log_that_cannot_be_written_ends_no_run(home: Home) -> None:
+def test_a_log_that_cannot_be_written_ends_no_run(home: SiteFolder) -> None:
     home.logs.write_text("a file where the folder must be")
     with open_logs(home) as log:
         log.say(Event.STARTED)
@@ -260,7 +260,7 @@ def test_a_log_that_cannot_be_written_ends_no_run(home: Home) -> None:
     assert log.trouble
 
 
-def test_a_link_in_the_place_of_the_log_is_not_followed(home: Home) -> None:
+def test_a_link_in_the_place_of_the_log_is_not_followed(home: SiteFolder) -> None:
     home.logs.mkdir()
     (home.path / "ledger.sqlite").write_text("book")
     (home.logs / "pbmvfl.jsonl").symlink_to(home.path / "ledger.sqlite")
@@ -269,13 +269,13 @@ def test_a_link_in_the_place_of_the_log_is_not_followed(home: Home) -> None:
     assert home.ledger.read_text() == "book"
 
 
-def test_words_that_come_from_others_stay_on_one_line_and_do_nothing(home: Home, log: SiteLog) -> None:
+def test_words_that_come_from_others_stay_on_one_line_and_do_nothing(home: SiteFolder, log: SiteLog) -> None:
     log.error(Event.REFUSED, LinkError('no\n{"level": "info", "words": "forged"}\x1b[31m\u202e'))
     assert len(lines(home)) == 1
     assert str(lines(home)[0]["words"]).isprintable()
 
 
-def test_no_argument_of_say_can_take_the_place_of_what_the_log_itself_says(home: Home, log: SiteLog) -> None:
+def test_no_argument_of_say_can_take_the_place_of_what_the_log_itself_says(home: SiteFolder, log: SiteLog) -> None:
     log.say(Event.STARTED, site="shop", time="1970", level="debug", job="x", run="y", words="z")
     assert (lines(home)[0]["site"], lines(home)[0]["level"]) == ("bank", "info")
     assert list(inspect.signature(SiteLog.say).parameters) == ["self", "event", "fields"]
@@ -288,7 +288,7 @@ def job(number: int) -> str:
     return f"00000000-0000-4000-8000-{number:012d}"
 
 
-def make_jobs(home: Home, count: int) -> None:
+def make_jobs(home: SiteFolder, count: int) -> None:
     for number in range(count):
         folder = home.kit / job(number)
         (folder / "app").mkdir(parents=True)
@@ -296,7 +296,7 @@ def make_jobs(home: Home, count: int) -> None:
         os.utime(folder, (1000 + number, 1000 + number))
 
 
-def test_all_but_the_newest_job_folders_go_and_nothing_else(home: Home, tmp_path: Path) -> None:
+def test_all_but_the_newest_job_folders_go_and_nothing_else(home: SiteFolder, tmp_path: Path) -> None:
     make_jobs(home, 14)
     outside = tmp_path / "outside"
     outside.mkdir()
@@ -314,14 +314,14 @@ def test_all_but_the_newest_job_folders_go_and_nothing_else(home: Home, tmp_path
     assert prune_jobs(home) == 0
 
 
-def test_the_folder_of_a_job_that_runs_is_kept_however_old_it_is(home: Home) -> None:
+def test_the_folder_of_a_job_that_runs_is_kept_however_old_it_is(home: SiteFolder) -> None:
     make_jobs(home, 6)
     with StatusFile(home.status, site="bank", role="party", job=job(1)):
         assert prune_jobs(home, keep=1, busy={job(3)}) == 3
     assert {path.name for path in home.kit.iterdir()} == {job(1), job(3), job(5)}
 
 
-def test_files_of_a_job_that_nobody_has_looked_at_to_the_end_go_at_a_start(home: Home, tmp_path: Path) -> None:
+def test_files_of_a_job_that_nobody_has_looked_at_to_the_end_go_at_a_start(home: SiteFolder, tmp_path: Path) -> None:
     make_jobs(home, 3)
     (home.kit / job(1) / "meta.json").write_text("{}")
     (home.kit / "startup").mkdir()
@@ -353,5 +353,5 @@ def test_threads_that_rotate_at_once_lose_nothing(tmp_path: Path) -> None:
         assert [line[2:5] for line in written if line.startswith(f"{name} ")] == [f"{n:03d}" for n in range(60)]
 
 
-def test_a_home_without_a_kit_has_nothing_to_remove(home: Home) -> None:
+def test_a_home_without_a_kit_has_nothing_to_remove(home: SiteFolder) -> None:
     assert prune_jobs(home) == remove_unfinished_jobs(home) == 0

@@ -18,7 +18,7 @@ import torch
 
 from pbmvfl.deploy.job.reporting import SpentWatch, limits_spent
 from pbmvfl.deploy.monitoring import status as module
-from pbmvfl.deploy.monitoring.redaction import owner_words
+from pbmvfl.deploy.monitoring.redaction import redacted_error
 from pbmvfl.deploy.monitoring.status import EpsilonSpent, Role, State, Status, StatusFile, read_status
 from pbmvfl.errors import DataError, EncoderError, LedgerError, PartyLost, PartyRefused
 from pbmvfl.ledger.ledger import Ledger
@@ -293,7 +293,7 @@ def test_no_private_value_of_an_error_is_kept(tmp_path: Path, error: Exception) 
 
 
 def test_words_of_others_do_nothing_to_a_terminal() -> None:
-    said = owner_words(PartyRefused(1, 2, "no\x1b[2J\nline\x07" + "x" * 10_000))
+    said = redacted_error(PartyRefused(1, 2, "no\x1b[2J\nline\x07" + "x" * 10_000))
     assert said.isprintable()
     assert "\x1b" not in said
     assert len(said) <= 500

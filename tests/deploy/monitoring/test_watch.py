@@ -19,7 +19,7 @@ from pbmvfl.deploy.monitoring.log import LogFile, open_logs
 from pbmvfl.deploy.monitoring.log_events import Event
 from pbmvfl.deploy.monitoring.log_reader import LogReader
 from pbmvfl.deploy.monitoring.status import EpsilonSpent, Role, State, Status, StatusFile
-from pbmvfl.deploy.site.folder import Home
+from pbmvfl.deploy.site.folder import SiteFolder
 from pbmvfl.errors import LinkError, PartyLost
 from support.federation_texts import federation_text
 
@@ -36,19 +36,19 @@ def still(monkeypatch: pytest.MonkeyPatch) -> float:
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Home:
+def home(tmp_path: Path) -> SiteFolder:
     (tmp_path / "federation.toml").write_text(federation_text())
     (tmp_path / "organisation.json").write_text('{"name": "bank"}')
-    return Home.at(tmp_path)
+    return SiteFolder.at(tmp_path)
 
 
-def server_status(home: Home) -> StatusFile:
+def server_status(home: SiteFolder) -> StatusFile:
     return StatusFile(
         home.status, site="clinic", role=Role.SERVER, work="train", run="first", rounds_total=8900, parties=PARTIES
     )
 
 
-def party_status(home: Home) -> StatusFile:
+def party_status(home: SiteFolder) -> StatusFile:
     return StatusFile(home.status, site="bank", role=Role.PARTY, work="train", run="first", rounds_total=8900)
 
 
@@ -56,7 +56,7 @@ def words(status: Status) -> dict[str, str]:
     return {line.title: line.words for line in watch.lines_of(status)}
 
 
-def looks(home: Home, seconds: list[float], **options: object) -> list[watch.Watched]:
+def looks(home: SiteFolder, seconds: list[float], **options: object) -> list[watch.Watched]:
     """Watch with a clock that only this test moves: a second a look, and a bound on them."""
     now = [0.0]
 
@@ -71,7 +71,7 @@ def looks(home: Home, seconds: list[float], **options: object) -> list[watch.Wat
 # --- one look ---
 
 
-def test_the_label_holder_sees_rounds_loss_bytes_and_who_is_missing(home: Home) -> None:
+def test_the_label_holder_sees_rounds_loss_bytes_and_who_is_missing(home: SiteFolder) -> None:
     with server_status(home) as told:
         told.state(State.TRAINING)
         told.count(2225, loss=0.4312, bytes_up=12_300_000, bytes_down=4500, parties_alive=("shop",))
@@ -83,7 +83,7 @@ def test_the_label_holder_sees_rounds_loss_bytes_and_who_is_missing(home: Home) 
     assert "epsilon" not in said
 
 
-def test_a_party_sees_its_own_epsilon_of_its_limits_and_no_loss(home: Home) -> None:
+def test_a_party_sees_its_own_epsilon_of_its_limits_and_no_loss(home: SiteFolder) -> None:
     with party_status(home) as told:
         told.count(10)
         told.spent((EpsilonSpent(limit="cell, strict, server", spent=1.2341, epsilon=8.0, delta=1e-5),))
@@ -94,7 +94,7 @@ def test_a_party_sees_its_own_epsilon_of_its_limits_and_no_loss(home: Home) -> N
     assert not {"loss", "parties"} & set(said)
 
 
-def test_silence_of_a_live_process_is_told_from_the_end_of_one(home: Home, still: float) -> None:
+def test_silence_of_a_live_process_is_told_from_the_end_of_one(home: SiteFolder, still: float) -> None:
     with party_status(home) as told:
         old = replace(told.now, updated=still - 12)
         assert words(told.now)["news"] == "now; the process is alive"
@@ -102,7 +102,7 @@ def test_silence_of_a_live_process_is_told_from_the_end_of_one(home: Home, still
         assert words(replace(old, process_started="1"))["news"] == "none for 12 s; the process has ended"
 
 
-def test_speed_is_shown_while_rounds_move_and_not_after(home: Home, still: float) -> None:
+def test_speed_is_shown_while_rounds_move_and_not_after(home: SiteFolder, still: float) -> None:
     with party_status(home) as told:
         moving = replace(told.now, round=8000, rounds_per_second=30.0)
     assert words(moving)["speed"] == "30 rounds/s, about 30 s left"
@@ -122,7 +122,7 @@ def test_times_are_in_words(seconds: float, said: str) -> None:
 # --- until the end ---
 
 
-def test_watching_ends_with_the_job_by_its_own_verdict(home: Home) -> None:
+def test_watching_ends_with_the_job_by_its_own_verdict(home: SiteFolder) -> None:
     with server_status(home) as told:
         told.done()
     assert [look.verdict for look in looks(home, [])] == [0]
@@ -131,7 +131,7 @@ def test_watching_ends_with_the_job_by_its_own_verdict(home: Home) -> None:
     assert [look.verdict for look in looks(home, [])] == [1]
 
 
-def test_a_process_that_ended_without_a_word_is_waited_for_and_then_given_up(home: Home) -> None:
+def test_a_process_that_ended_without_a_word_is_waited_for_and_then_given_up(home: SiteFolder) -> None:
     server_status(home).close()
     gone = json.loads(home.status.read_text()) | {"process_started": "1", "state": "training"}
     home.status.write_text(json.dumps(gone))
@@ -142,7 +142,7 @@ def test_a_process_that_ended_without_a_word_is_waited_for_and_then_given_up(hom
     assert (found[-1].verdict, len(slept)) == (1, 60)
 
 
-def test_a_new_job_of_the_run_within_the_patience_is_watched_on(home: Home) -> None:
+def test_a_new_job_of_the_run_within_the_patience_is_watched_on(home: SiteFolder) -> None:
     server_status(home).close()
     gone = json.loads(home.status.read_text()) | {"process_started": "1", "state": "training"}
     home.status.write_text(json.dumps(gone))
@@ -161,7 +161,7 @@ def test_a_new_job_of_the_run_within_the_patience_is_watched_on(home: Home) -> N
     assert (len(seen), seen[-1]) == (151, 0)
 
 
-def test_another_run_is_not_taken_for_the_one_that_is_watched(home: Home) -> None:
+def test_another_run_is_not_taken_for_the_one_that_is_watched(home: SiteFolder) -> None:
     with server_status(home) as told:
         told.done()
     first = next(watch.watch(home.status, run="second"))
@@ -172,7 +172,7 @@ def test_another_run_is_not_taken_for_the_one_that_is_watched(home: Home) -> Non
 # --- commands ---
 
 
-def test_once_shows_the_status_and_its_exit_code_says_how_it_is(home: Home, run_main: Main) -> None:
+def test_once_shows_the_status_and_its_exit_code_says_how_it_is(home: SiteFolder, run_main: Main) -> None:
     code, out, _ = run_main("watch", "--home", home.path, "--once")
     assert (code, out) == (1, "no job has said anything here yet\n")
     with party_status(home) as told:
@@ -190,7 +190,7 @@ def test_once_shows_the_status_and_its_exit_code_says_how_it_is(home: Home, run_
     assert "LinkError: gone" in out
 
 
-def test_json_is_an_object_a_line_and_nothing_else(home: Home, run_main: Main) -> None:
+def test_json_is_an_object_a_line_and_nothing_else(home: SiteFolder, run_main: Main) -> None:
     with server_status(home) as told:
         told.count(7)
         told.done()
@@ -201,7 +201,7 @@ def test_json_is_an_object_a_line_and_nothing_else(home: Home, run_main: Main) -
     assert run_main("watch", "--home", home.path, "--json", "--once", "--run", "other")[:2] == (1, "null\n")
 
 
-def test_a_pipe_gets_lines_until_the_end(home: Home, run_main: Main) -> None:
+def test_a_pipe_gets_lines_until_the_end(home: SiteFolder, run_main: Main) -> None:
     with server_status(home) as told:
         told.failed(PartyLost({1: "its process ended"}))
     code, out, _ = run_main("watch", "--home", home.path)
@@ -212,7 +212,7 @@ def test_a_pipe_gets_lines_until_the_end(home: Home, run_main: Main) -> None:
 
 @pytest.mark.parametrize("width", [40, 80, 120])
 def test_the_view_fits_the_terminal_and_loses_no_word(
-    home: Home, run_main: Main, monkeypatch: pytest.MonkeyPatch, width: int
+    home: SiteFolder, run_main: Main, monkeypatch: pytest.MonkeyPatch, width: int
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
     with party_status(home) as told:
@@ -226,7 +226,7 @@ def test_the_view_fits_the_terminal_and_loses_no_word(
         assert word in out.split() or f"({word}" in out.split()
 
 
-def test_markup_and_escapes_in_a_status_are_shown_and_not_obeyed(home: Home, run_main: Main) -> None:
+def test_markup_and_escapes_in_a_status_are_shown_and_not_obeyed(home: SiteFolder, run_main: Main) -> None:
     with party_status(home) as told:
         told.failed(LinkError("[bold red]x[/] \x1b[2J [link=http://evil]y"))
     _, out, _ = run_main("watch", "--home", home.path, "--once")
@@ -241,7 +241,7 @@ def test_a_folder_that_is_no_home_is_named(tmp_path: Path, run_main: Main) -> No
         assert "is no organisation's folder" in err
 
 
-def test_logs_are_lines_in_words_filtered_by_level_and_run(home: Home, run_main: Main) -> None:
+def test_logs_are_lines_in_words_filtered_by_level_and_run(home: SiteFolder, run_main: Main) -> None:
     with open_logs(home, run="first") as log:
         log.say(Event.STARTED)
         log.error(Event.CUT, LinkError("[red]cut"), peer="clinic")
@@ -261,7 +261,7 @@ def test_logs_are_lines_in_words_filtered_by_level_and_run(home: Home, run_main:
     assert "level='loud'; permitted: debug, info, warning, error" in err
 
 
-def test_an_empty_log_says_so_beside_the_output(home: Home, run_main: Main) -> None:
+def test_an_empty_log_says_so_beside_the_output(home: SiteFolder, run_main: Main) -> None:
     code, out, err = run_main("logs", "--home", home.path)
     assert (code, out) == (0, "")
     assert "nothing to show" in err
@@ -287,7 +287,7 @@ def test_a_reader_goes_on_over_rotations_and_cut_lines_without_losing_or_repeati
     writer.close()
 
 
-def test_following_shows_a_line_that_comes_later_and_ctrl_c_ends_it(home: Home) -> None:
+def test_following_shows_a_line_that_comes_later_and_ctrl_c_ends_it(home: SiteFolder) -> None:
     with open_logs(home) as log:
         log.say(Event.STARTED)
         command = [sys.executable, "-m", "pbmvfl", "logs", "--home", str(home.path), "--follow"]

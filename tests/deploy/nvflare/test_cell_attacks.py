@@ -24,7 +24,7 @@ from nvflare.fuel.f3.message import Message
 from nvflare.fuel.utils import fobs
 
 from pbmvfl.deploy.link.interface import Channel
-from pbmvfl.deploy.nvflare.cell_channel import CHANNEL, TOPIC, Door, Kind
+from pbmvfl.deploy.nvflare.cell_channel import CHANNEL, TOPIC, CellEndpoint, Kind
 from support.cell_parties import NAMES, Backbone, CellFederation, Recorder, eventually, expected, recorders
 
 
@@ -174,7 +174,7 @@ ATTACKS = [
 def test_an_attack_is_dropped_and_logged_and_nothing_else(backbone, monkeypatch, caplog, attack, is_guarded):
     caplog.set_level(logging.WARNING)
     if not is_guarded:
-        monkeypatch.setattr(Door, "_guard", lambda *_: None)
+        monkeypatch.setattr(CellEndpoint, "_guard", lambda *_: None)
     with CellFederation(backbone, patience=60.0, frame_limit=100_000) as federation:
         scene = Scene(federation)
         assert dict(federation.link.exchange(b"round 1", timeout=60).received) == expected(b"round 1")

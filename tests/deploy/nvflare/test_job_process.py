@@ -24,7 +24,7 @@ from nvflare.app_common.job_launcher.process_launcher import ProcessJobLauncher
 
 from pbmvfl.deploy.monitoring.status import State, StatusFile
 from pbmvfl.deploy.nvflare import job_process, launcher
-from pbmvfl.deploy.site.folder import Home
+from pbmvfl.deploy.site.folder import SiteFolder
 from support.federation_texts import federation_text
 
 #: As the module, but without loading anything; NVFlare's program is one that writes down what it was given.
@@ -130,7 +130,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     monkeypatch.setattr(ProcessJobLauncher, "launch_job", lambda *_: pytest.fail("NVFlare's way was taken"))
     monkeypatch.setattr(launcher.subprocess, "Popen", start)
-    monkeypatch.setattr(launcher.ReadyProcess, "prepare_after", lambda *_: None)
+    monkeypatch.setattr(launcher.PrewarmedWorker, "prepare_after", lambda *_: None)
     return found
 
 
@@ -220,7 +220,7 @@ def test_a_site_does_not_wait_for_a_process_that_hangs(started, monkeypatch) -> 
 
 def test_the_next_process_is_made_ready_when_the_job_has_started(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launcher, "_LOOK", 0.001)
-    ready, made, left = launcher.ReadyProcess(), threading.Event(), [True, True, False]
+    ready, made, left = launcher.PrewarmedWorker(), threading.Event(), [True, True, False]
     monkeypatch.setattr(ready, "prepare", lambda: made.set() if not left else pytest.fail("too early"))
     ready.prepare_after(lambda: left.pop(0))
     assert made.wait(60)
@@ -232,7 +232,7 @@ def test_the_next_process_is_made_ready_when_the_job_has_started(monkeypatch: py
 )
 def test_a_job_works_when_its_own_status_says_so(tmp_path, monkeypatch, state: State, works: bool) -> None:
     (tmp_path / "federation.toml").write_text(federation_text())
-    home = Home(tmp_path)
+    home = SiteFolder(tmp_path)
     home.write_name("bank")
     home.kit.mkdir()
     monkeypatch.chdir(home.kit)

@@ -17,15 +17,15 @@ from support.deployments import SERVER, federation_text, free_ports
 
 #: Nobody listens: it is the connecting itself that would load what a stranger's file names.
 OURS = """
-from pbmvfl.deploy.site.folder import Home
+from pbmvfl.deploy.site.folder import SiteFolder
 from pbmvfl.deploy.nvflare import supervisor
 supervisor._CONNECT = 1.0
-supervisor._connect(Home.at(sys.argv[1]))
+supervisor._connect(SiteFolder.at(sys.argv[1]))
 """
 STOCK = """
 from nvflare.fuel.flare_api.flare_api import new_secure_session
-from pbmvfl.deploy.site.folder import Home
-home = Home.at(sys.argv[1])
+from pbmvfl.deploy.site.folder import SiteFolder
+home = SiteFolder.at(sys.argv[1])
 new_secure_session(home.federation.lead, str(home.lead_kit), timeout=1.0)
 """
 

@@ -25,8 +25,8 @@ from pbmvfl.deploy.link.tls import Credentials, server_context
 from pbmvfl.deploy.nvflare import keeper, processes
 from pbmvfl.deploy.nvflare.processes import start, status, stop
 from pbmvfl.deploy.nvflare.provision import provision
-from pbmvfl.deploy.site.folder import Home
-from pbmvfl.deploy.site.preflight import reach_server
+from pbmvfl.deploy.site.folder import SiteFolder
+from pbmvfl.deploy.site.preflight import check_server
 from pbmvfl.errors import FederationError, LinkError, PbmvflError
 from support.certificates import Authority
 from support.deployments import POLICY, SERVER, federation_text, free_ports, plain_home
@@ -35,7 +35,7 @@ LONG = 120.0
 
 
 @pytest.fixture(scope="module")
-def homes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Home]]:
+def homes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, SiteFolder]]:
     """A trial's folders; whatever of them runs at the end is stopped."""
     folder = tmp_path_factory.mktemp("kits")
     port, line_port = free_ports()
@@ -72,7 +72,7 @@ def asks_for_a_certificate(port: int) -> bool:
     return False
 
 
-def record_of(home: Home) -> keeper.Record:
+def record_of(home: SiteFolder) -> keeper.Record:
     record = keeper.read_record(home)
     assert record is not None
     return record
@@ -81,7 +81,7 @@ def record_of(home: Home) -> keeper.Record:
 # --- before a start ---
 
 
-def test_a_party_whose_server_is_not_there_says_so(homes: dict[str, Home]) -> None:
+def test_a_party_whose_server_is_not_there_says_so(homes: dict[str, SiteFolder]) -> None:
     with pytest.raises(LinkError, match=r"nobody listens at 127\.0\.0\.1:\d+; the label holder starts it with"):
         start(homes["hospital"])
     assert not status(homes["hospital"]).running
@@ -100,17 +100,17 @@ def test_a_party_whose_server_is_not_there_says_so(homes: dict[str, Home]) -> No
     ],
 )
 def test_what_is_missing_is_said_before_anything_starts(
-    homes: dict[str, Home], tmp_path: Path, break_it: Callable[[Home], object], words: str
+    homes: dict[str, SiteFolder], tmp_path: Path, break_it: Callable[[SiteFolder], object], words: str
 ) -> None:
     shutil.copytree(homes["hospital"].path, tmp_path / "hospital")
-    home = Home.at(tmp_path / "hospital")
+    home = SiteFolder.at(tmp_path / "hospital")
     break_it(home)
     with pytest.raises(PbmvflError, match=words):
         start(home)
     assert keeper.read_record(home) is None
 
 
-def test_a_port_that_another_program_has_is_named(homes: dict[str, Home]) -> None:
+def test_a_port_that_another_program_has_is_named(homes: dict[str, SiteFolder]) -> None:
     with socket.socket() as taken:
         taken.bind(("", homes[SERVER].federation.port))
         taken.listen()
@@ -164,7 +164,7 @@ def listen() -> Iterator[Callable[[Credentials], int]]:
 def test_a_server_of_the_federation_is_reached(listen: Callable[[Credentials], int], tmp_path: Path) -> None:
     authority = Authority(tmp_path / "authority")
     port = listen(authority.issue(SERVER))
-    reach_server(plain_home(tmp_path / "bank", "bank", authority, port=port))
+    check_server(plain_home(tmp_path / "bank", "bank", authority, port=port))
 
 
 @pytest.mark.parametrize(
@@ -180,14 +180,14 @@ def test_a_servers_dates_are_said_in_words(
     authority = Authority(tmp_path / "authority")
     port = listen(authority.issue(SERVER, **days))
     with pytest.raises(FederationError, match=words):
-        reach_server(plain_home(tmp_path / "bank", "bank", authority, port=port))
+        check_server(plain_home(tmp_path / "bank", "bank", authority, port=port))
 
 
 def test_a_server_of_another_federation_is_not_trusted(listen: Callable[[Credentials], int], tmp_path: Path) -> None:
     port = listen(Authority(tmp_path / "theirs").issue(SERVER))
     home = plain_home(tmp_path / "bank", "bank", Authority(tmp_path / "ours"), port=port)
     with pytest.raises(FederationError, match=r"not signed by this federation's authority.*somebody poses as it"):
-        reach_server(home)
+        check_server(home)
 
 
 def test_a_party_that_listens_in_the_servers_place_is_named(
@@ -196,7 +196,7 @@ def test_a_party_that_listens_in_the_servers_place_is_named(
     authority = Authority(tmp_path / "authority")
     port = listen(authority.issue("hospital"))
     with pytest.raises(FederationError, match="is 'hospital', not the server 'clinic'"):
-        reach_server(plain_home(tmp_path / "bank", "bank", authority, port=port))
+        check_server(plain_home(tmp_path / "bank", "bank", authority, port=port))
 
 
 @pytest.mark.parametrize("what", ["expired", "another federation's"])
@@ -215,7 +215,7 @@ def test_a_certificate_that_the_server_refuses_is_said_in_words(
     with pytest.raises(
         PbmvflError, match=r"(refused|hung up when it had) this kit's certificate.*ask its organisation"
     ):
-        reach_server(home)
+        check_server(home)
 
 
 def test_something_that_speaks_no_tls_is_not_taken_for_the_server(tmp_path: Path) -> None:
@@ -230,21 +230,21 @@ def test_something_that_speaks_no_tls_is_not_taken_for_the_server(tmp_path: Path
         threading.Thread(target=answer, daemon=True).start()
         home = plain_home(tmp_path / "bank", "bank", Authority(tmp_path / "a"), port=plain.getsockname()[1])
         with pytest.raises(FederationError, match=r"speaks no TLS 1\.3"):
-            reach_server(home)
+            check_server(home)
 
 
 def test_a_name_without_an_address_is_said(tmp_path: Path) -> None:
     home = plain_home(tmp_path / "bank", "bank", Authority(tmp_path / "a"))
     (home.path / "federation.toml").write_text(federation_text(host="no-such-host.invalid"))
     with pytest.raises(LinkError, match=r"host='no-such-host\.invalid' (has no address|cannot be reached)"):
-        reach_server(Home.at(home.path))
+        check_server(SiteFolder.at(home.path))
 
 
 # --- running kits ---
 
 
 @pytest.mark.slow
-def test_kits_start_once_survive_a_kill_and_stop_whole(homes: dict[str, Home]) -> None:
+def test_kits_start_once_survive_a_kill_and_stop_whole(homes: dict[str, SiteFolder]) -> None:
     """One story, since every start takes seconds: server and party, a second start, kills, the end."""
     server, bank = homes[SERVER], homes["bank"]
     assert start(server, timeout=LONG).ready
@@ -320,10 +320,10 @@ time.sleep(600)
 """
     program = f"""
 import sys
-from pbmvfl.deploy.site.folder import Home
+from pbmvfl.deploy.site.folder import SiteFolder
 from pbmvfl.deploy.nvflare import keeper
 keeper.command = lambda home: [sys.executable, "-c", {site!r}]
-sys.exit(keeper.keep(Home.at({str(tmp_path / "bank")!r})) % 256)
+sys.exit(keeper.keep(SiteFolder.at({str(tmp_path / "bank")!r})) % 256)
 """
     home = plain_home(tmp_path / "bank", "bank", Authority(tmp_path / "a"))
     kept = subprocess.Popen([sys.executable, "-c", program])
@@ -344,7 +344,7 @@ sys.exit(keeper.keep(Home.at({str(tmp_path / "bank")!r})) % 256)
         kept.wait()
 
 
-def test_two_starts_at_the_same_time_do_not_meet(homes: dict[str, Home]) -> None:
+def test_two_starts_at_the_same_time_do_not_meet(homes: dict[str, SiteFolder]) -> None:
     lock = keeper.take_lock(homes["hospital"], keeper.STARTING)
     try:
         with pytest.raises(FederationError, match="hospital is just being started by another process"):
@@ -353,7 +353,7 @@ def test_two_starts_at_the_same_time_do_not_meet(homes: dict[str, Home]) -> None
         os.close(lock)
 
 
-def test_a_process_that_got_the_number_of_a_dead_one_is_left_alone(homes: dict[str, Home]) -> None:
+def test_a_process_that_got_the_number_of_a_dead_one_is_left_alone(homes: dict[str, SiteFolder]) -> None:
     bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     try:
         said = {"pid": bystander.pid, "site": bystander.pid, "since": "2026-01-01T00:00:00+00:00"}
@@ -385,7 +385,9 @@ def test_a_dead_process_that_nobody_buried_counts_as_dead() -> None:
         child.wait()
 
 
-def test_a_process_that_ends_while_it_starts_says_why(homes: dict[str, Home], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_ends_while_it_starts_says_why(
+    homes: dict[str, SiteFolder], monkeypatch: pytest.MonkeyPatch
+) -> None:
     home = homes["hospital"]
     monkeypatch.setattr(processes, "check_start", lambda *_, **__: 1)
     monkeypatch.setattr(processes.hardening, "harden", lambda _: None)

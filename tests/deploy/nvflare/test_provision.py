@@ -25,7 +25,7 @@ from pbmvfl.deploy.nvflare.authority import approve, init, package, request
 from pbmvfl.deploy.nvflare.hardening import check, harden
 from pbmvfl.deploy.nvflare.provision import provision
 from pbmvfl.deploy.site.fingerprint import fingerprint_of
-from pbmvfl.deploy.site.folder import Home
+from pbmvfl.deploy.site.folder import SiteFolder
 from pbmvfl.errors import FederationError
 from support.certificates import Authority
 from support.deployments import LEAD, PARTIES, SERVER, federation_text
@@ -44,8 +44,8 @@ class Setup:
     def toml(self) -> Path:
         return self.root / "federation.toml"
 
-    def home(self, name: str) -> Home:
-        return Home.at(self.root / name)
+    def home(self, name: str) -> SiteFolder:
+        return SiteFolder.at(self.root / name)
 
     def request(self, name: str) -> Path:
         return self.root / name / "request" / f"{name}.request.zip"

@@ -10,7 +10,7 @@ pytest.importorskip("nvflare")
 
 from pbmvfl.deploy.nvflare import supervisor
 from pbmvfl.deploy.nvflare.supervisor import Supervisor, Watched
-from pbmvfl.deploy.site.job_spec import Ending, Order, Outcome, Work
+from pbmvfl.deploy.site.job_spec import Ending, JobResult, JobSpec, Work
 from support.deploy_homes import PARTIES, SERVER, Tables, make_homes
 
 
@@ -66,14 +66,14 @@ def homes(tmp_path):
 def supervise(homes, *, keep_going=True, progress=lambda: 0):
     said: list[str] = []
     home = homes[SERVER]
-    order = Order(work=Work.ALIGN, federation="people", alignment="people")
+    order = JobSpec(work=Work.ALIGN, federation="people", alignment="people")
     watched = Watched(folder=home.request("people"), progress=progress)
     outcome = Supervisor(home, order, watched, token="token", say=said.append).run(keep_going=keep_going)
     return outcome, said
 
 
 def write_end(homes, job, ending=Ending.DONE, words=""):
-    Outcome(job=job, ending=ending, words=words).write(homes[SERVER].request("people"))
+    JobResult(job=job, ending=ending, words=words).write(homes[SERVER].request("people"))
 
 
 def test_done_is_what_the_job_wrote_whatever_the_status_says(server, homes):

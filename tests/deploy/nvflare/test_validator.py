@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from pbmvfl.deploy.site.folder import Home
-from pbmvfl.deploy.site.job_spec import Order
+from pbmvfl.deploy.site.folder import SiteFolder
+from pbmvfl.deploy.site.job_spec import JobSpec
 from pbmvfl.errors import OrderError
 from support.policy_homes import PARTIES, PARTY_POLICY, align_order, make_alignment, make_home, small_plan, train_order
 
@@ -27,11 +27,11 @@ CLIENT, SERVER = "config/config_fed_client.json", "config/config_fed_server.json
 ROLES = ["bank", "clinic"]
 
 
-def app_name(home: Home) -> str:
+def app_name(home: SiteFolder) -> str:
     return "server" if home.is_server else "party"
 
 
-def unpack(home: Home, order: Order, scratch: Path) -> Path:
+def unpack(home: SiteFolder, order: JobSpec, scratch: Path) -> Path:
     """What NVFlare leaves in a kit before it asks: the app of this site, in the job's folder."""
     written = scratch / f"job-{home.name}"
     shutil.rmtree(written, ignore_errors=True)
@@ -44,14 +44,14 @@ def unpack(home: Home, order: Order, scratch: Path) -> Path:
 
 
 @pytest.fixture(params=ROLES)
-def home(request: pytest.FixtureRequest, tmp_path: Path) -> Home:
+def home(request: pytest.FixtureRequest, tmp_path: Path) -> SiteFolder:
     home = make_home(tmp_path, request.param)
     make_alignment(home)
     return home
 
 
 @pytest.fixture
-def app(home: Home, tmp_path: Path) -> Path:
+def app(home: SiteFolder, tmp_path: Path) -> Path:
     return unpack(home, train_order(), tmp_path)
 
 
@@ -93,7 +93,7 @@ def element(config: dict[str, Any]) -> dict[str, Any]:
     ],
     ids=["align", "train", "other", "braces"],
 )
-def test_a_written_job_is_accepted_and_says_exactly_its_order(home: Home, tmp_path: Path, order: Order) -> None:
+def test_a_written_job_is_accepted_and_says_exactly_its_order(home: SiteFolder, tmp_path: Path, order: JobSpec) -> None:
     app = unpack(home, order, tmp_path)
     assert answer(app) == ""
     assert read_app(app, is_server=home.is_server) == order
@@ -106,7 +106,7 @@ def test_signatures_that_nvflare_adds_are_accepted_at_both_levels(app: Path) -> 
     assert answer(app) == ""
 
 
-def deploy(home: Home, job: Path) -> str:
+def deploy(home: SiteFolder, job: Path) -> str:
     """What NVFlare's own deployer does with an app's bytes at this site, up to its question to the validator."""
     from nvflare.apis.fl_context import FLContext
     from nvflare.apis.workspace import Workspace
@@ -128,7 +128,7 @@ def deploy(home: Home, job: Path) -> str:
     return str(said or "")
 
 
-def test_nvflare_s_own_deployer_finds_the_validator_s_answer(home: Home, tmp_path: Path) -> None:
+def test_nvflare_s_own_deployer_finds_the_validator_s_answer(home: SiteFolder, tmp_path: Path) -> None:
     job = tmp_path / "job"
     write_job(job, train_order(), home.federation)
     assert deploy(home, job) == ""
@@ -139,7 +139,7 @@ def test_nvflare_s_own_deployer_finds_the_validator_s_answer(home: Home, tmp_pat
     assert not (home.kit / JOB).exists()
 
 
-def test_a_job_names_every_site_and_none_may_be_missing(home: Home, tmp_path: Path) -> None:
+def test_a_job_names_every_site_and_none_may_be_missing(home: SiteFolder, tmp_path: Path) -> None:
     write_job(tmp_path / "job", train_order(), home.federation)
     meta = json.loads((tmp_path / "job" / "meta.json").read_text())
     assert meta["deploy_map"] == {"server": ["server"], "party": list(PARTIES)}
@@ -151,7 +151,7 @@ def test_a_job_names_every_site_and_none_may_be_missing(home: Home, tmp_path: Pa
     assert files == {"meta.json", f"server/{SERVER}", f"party/{CLIENT}"}
 
 
-def test_nvflare_finds_nothing_to_replace_in_an_order(home: Home, tmp_path: Path) -> None:
+def test_nvflare_finds_nothing_to_replace_in_an_order(home: SiteFolder, tmp_path: Path) -> None:
     """It takes words in braces for its own settings and for a site's environment: {$PATH} would become the path."""
     from nvflare.fuel.utils.json_scanner import JsonScanner
     from nvflare.fuel.utils.wfconf import resolve_var_refs
@@ -168,7 +168,9 @@ def test_nvflare_finds_nothing_to_replace_in_an_order(home: Home, tmp_path: Path
 # --- whatever was changed is refused, or is another order as a whole ---
 
 
-def test_no_changed_byte_is_accepted_unless_it_makes_another_whole_order(app: Path, home: Home, tmp_path: Path) -> None:
+def test_no_changed_byte_is_accepted_unless_it_makes_another_whole_order(
+    app: Path, home: SiteFolder, tmp_path: Path
+) -> None:
     """Every byte once. Digits of an order may become another order's; then it is written exactly so."""
     path = config_of(app)
     whole = path.read_bytes()
@@ -232,7 +234,7 @@ def test_an_added_file_is_refused_by_its_name(app: Path, name: str) -> None:
     assert said.isprintable()
 
 
-def test_the_other_role_s_config_is_no_file_of_this_app(app: Path, home: Home, tmp_path: Path) -> None:
+def test_the_other_role_s_config_is_no_file_of_this_app(app: Path, home: SiteFolder, tmp_path: Path) -> None:
     """An app for both would run the server's part at a party."""
     other = CLIENT if home.is_server else SERVER
     written = tmp_path / "both"
@@ -372,7 +374,7 @@ def test_an_argument_has_one_spelling() -> None:
                 read_argument(other)
 
 
-def test_an_order_that_the_site_does_not_take_is_refused_in_its_words(home: Home, tmp_path: Path) -> None:
+def test_an_order_that_the_site_does_not_take_is_refused_in_its_words(home: SiteFolder, tmp_path: Path) -> None:
     for order, words in (
         (train_order(federation="others"), "federation=others: this site is of federation people"),
         (train_order(small_plan(num_parties=9)), "num_parties=9: federation people has 3 parties"),
@@ -396,7 +398,7 @@ def test_words_that_an_attacker_chose_are_no_commands_to_a_terminal(tmp_path: Pa
     assert said.isprintable()
 
 
-def test_a_kit_that_is_in_no_organisation_s_folder_takes_nothing(tmp_path: Path, home: Home) -> None:
+def test_a_kit_that_is_in_no_organisation_s_folder_takes_nothing(tmp_path: Path, home: SiteFolder) -> None:
     app = unpack(home, train_order(), tmp_path)
     alone = tmp_path / "alone" / "kit" / JOB
     alone.mkdir(parents=True)

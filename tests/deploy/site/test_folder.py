@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pbmvfl.deploy.site.folder import Home, check_name
+from pbmvfl.deploy.site.folder import SiteFolder, check_name
 from pbmvfl.errors import FederationError
 from support.certificates import Authority
 from support.deployments import PARTIES, SERVER, plain_home, write_pins
@@ -22,13 +22,13 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 
 @pytest.fixture
-def home(tmp_path: Path, authority: Authority) -> Home:
+def home(tmp_path: Path, authority: Authority) -> SiteFolder:
     return plain_home(tmp_path / "bank", "bank", authority)
 
 
 def test_a_folder_that_is_nobodys_says_how_to_make_one(tmp_path: Path) -> None:
     with pytest.raises(FederationError, match=r"is no organisation's folder.*pbmvfl federation request"):
-        Home.at(tmp_path)
+        SiteFolder.at(tmp_path)
 
 
 def test_a_home_knows_its_name_role_and_index(tmp_path: Path, authority: Authority) -> None:
@@ -39,26 +39,26 @@ def test_a_home_knows_its_name_role_and_index(tmp_path: Path, authority: Authori
     assert homes[1].private_key.name == "client.key"
 
 
-def test_a_name_that_is_not_in_the_federation_is_refused(home: Home) -> None:
+def test_a_name_that_is_not_in_the_federation_is_refused(home: SiteFolder) -> None:
     home.write_name("shop")
     with pytest.raises(FederationError, match=r"name='shop' is not in federation.toml"):
-        _ = Home.at(home.path).name
+        _ = SiteFolder.at(home.path).name
 
 
-def test_an_identity_is_made_once_and_closed_to_others(home: Home) -> None:
+def test_an_identity_is_made_once_and_closed_to_others(home: SiteFolder) -> None:
     before = home.identity().public
     assert home.make_identity().public == before
     assert (home.path / "identity.key").stat().st_mode & 0o777 == 0o600
 
 
-def test_an_identity_that_others_may_read_is_not_used(home: Home) -> None:
+def test_an_identity_that_others_may_read_is_not_used(home: SiteFolder) -> None:
     (home.path / "identity.key").chmod(0o640)
     with pytest.raises(FederationError, match=r"may be read by others \(mode 640\); chmod 600 it"):
         home.identity()
 
 
 @pytest.mark.parametrize("content", ["", "xyz", "00" * 31, "00" * 33])
-def test_a_damaged_identity_is_named_and_its_bytes_are_not_shown(home: Home, content: str) -> None:
+def test_a_damaged_identity_is_named_and_its_bytes_are_not_shown(home: SiteFolder, content: str) -> None:
     (home.path / "identity.key").write_text(content)
     with pytest.raises(FederationError, match=r"identity.key cannot be read") as caught:
         home.identity()
@@ -68,13 +68,13 @@ def test_a_damaged_identity_is_named_and_its_bytes_are_not_shown(home: Home, con
 # --- pins ---
 
 
-def test_pins_are_read_back_in_the_federations_order(home: Home) -> None:
+def test_pins_are_read_back_in_the_federations_order(home: SiteFolder) -> None:
     everybody = write_pins(home)
     pins = home.pins()
     assert (pins.server, *pins.parties) == tuple(everybody[name] for name in (SERVER, *PARTIES))
 
 
-def test_pins_with_another_identity_for_oneself_are_refused(home: Home) -> None:
+def test_pins_with_another_identity_for_oneself_are_refused(home: SiteFolder) -> None:
     write_pins(home)
     os.unlink(home.path / "identity.key")
     home.make_identity()
@@ -82,7 +82,7 @@ def test_pins_with_another_identity_for_oneself_are_refused(home: Home) -> None:
         home.pins()
 
 
-def test_two_organisations_with_one_identity_are_refused(home: Home) -> None:
+def test_two_organisations_with_one_identity_are_refused(home: SiteFolder) -> None:
     own = home.identity().public
     home.write_pins(own, {"bank": own, "hospital": b"\x07" * 32})
     with pytest.raises(FederationError, match="identities must be different"):
@@ -100,7 +100,7 @@ def test_two_organisations_with_one_identity_are_refused(home: Home) -> None:
         [],
     ],
 )
-def test_pins_that_are_not_whole_are_refused_by_name(home: Home, said: object) -> None:
+def test_pins_that_are_not_whole_are_refused_by_name(home: SiteFolder, said: object) -> None:
     (home.path / "pins.json").write_text(json.dumps(said))
     with pytest.raises(FederationError, match=r"pins.json"):
         home.pins()
@@ -112,7 +112,7 @@ def test_pins_that_are_not_whole_are_refused_by_name(home: Home, said: object) -
 @given(st.text(max_size=70))
 def test_no_name_leaves_its_folder(name: str) -> None:
     """Whatever a server sends as the name of a run or an alignment."""
-    home = Home(Path("/home"))
+    home = SiteFolder(Path("/home"))
     try:
         path = home.run(name)
     except FederationError:

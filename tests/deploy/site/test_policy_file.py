@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from pbmvfl.deploy.site.policy_file import Hours, PolicyFile, own_book
+from pbmvfl.deploy.site.policy_file import Hours, PolicyFile, own_ledger
 from pbmvfl.errors import FederationError, PlanError, PolicyError, PolicyFileError
 from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.ledger.limits import Counting, Limit
@@ -287,7 +287,7 @@ def test_a_limit_that_the_file_no_longer_has_stays_in_the_book(tmp_path: Path) -
 
 def test_a_party_s_own_book_is_its_own_and_has_the_limits(tmp_path: Path) -> None:
     home = make_home(tmp_path)
-    with own_book(home, PolicyFile.read(home)) as book:
+    with own_ledger(home, PolicyFile.read(home)) as book:
         assert (book.owner, len(book.limits("people"))) == ("bank", 1)
     assert os.stat(home.ledger).st_mode & 0o077 == 0
 

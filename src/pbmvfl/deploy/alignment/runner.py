@@ -18,7 +18,7 @@ from pbmvfl.deploy.alignment.coordinator import LabelSideAlignment
 from pbmvfl.deploy.alignment.party import AgreedOrder, AlignmentLimits, PartySideAlignment
 from pbmvfl.deploy.alignment.tables import read_label_table, read_party_table
 from pbmvfl.deploy.link.interface import ServerLink
-from pbmvfl.deploy.site.folder import Home
+from pbmvfl.deploy.site.folder import SiteFolder
 from pbmvfl.deploy.site.policy_file import PolicyFile
 from pbmvfl.errors import AlignmentError, FederationError
 
@@ -28,17 +28,17 @@ _REQUEST, _FACTS = "request.json", "facts.json"
 # --- a party ---
 
 
-def party_alignment(home: Home, name: str, policy: PolicyFile) -> PartySideAlignment:
+def party_alignment(site_folder: SiteFolder, name: str, policy: PolicyFile) -> PartySideAlignment:
     """Answers to the label holder's questions about a party's rows, as its policy has them."""
     data = policy.data
-    table = read_party_table(data.file, id=data.id, columns=data.columns, schema=data.schema, party=home.name)
+    table = read_party_table(data.file, id=data.id, columns=data.columns, schema=data.schema, party=site_folder.name)
 
     def keep(order: AgreedOrder) -> None:
-        _put_aside(home.alignment(name))
-        materialise(table, order, home.alignment(name))
+        _put_aside(site_folder.alignment(name))
+        materialise(table, order, site_folder.alignment(name))
 
     return PartySideAlignment(
-        party=home.name,
+        party=site_folder.name,
         name=name,
         ids=table.ids,
         width=table.width,
@@ -67,9 +67,9 @@ class Request:
     label: str | None
 
     @classmethod
-    def of(cls, home: Home, file: Path | None = None) -> Request:
+    def of(cls, site_folder: SiteFolder, file: Path | None = None) -> Request:
         """The rows of policy.toml, or those of another file with the same columns, with or without the label."""
-        data = PolicyFile.read(home).data
+        data = PolicyFile.read(site_folder).data
         if file is None:
             return cls(file=data.file, id=data.id, label=data.label or None)
         from pbmvfl.data.faults import Faults
@@ -101,16 +101,16 @@ class LabelRows:
     widths: tuple[int, ...]
 
     @classmethod
-    def load(cls, home: Home, name: str) -> LabelRows:
-        folder = home.alignment(name)
+    def load(cls, site_folder: SiteFolder, name: str) -> LabelRows:
+        folder = site_folder.alignment(name)
         if not folder.is_dir():
-            known = sorted(each.name for each in (home.path / "alignments").glob("*") if "." not in each.name)
+            known = sorted(each.name for each in (site_folder.path / "alignments").glob("*") if "." not in each.name)
             raise AlignmentError(
                 f"alignment={name!r} is not there; make it with `pbmvfl align {name}`. There are: "
                 f"{', '.join(known) or 'none'}"
             )
         facts = read_object(folder / _FACTS, {"widths": dict, "label": str | None}, FederationError)
-        widths = tuple(int(facts["widths"][party]) for party in home.federation.parties)
+        widths = tuple(int(facts["widths"][party]) for party in site_folder.federation.parties)
         return cls(aligned=AlignedLabels.load(folder), label=facts["label"], widths=widths)
 
     @property
@@ -154,15 +154,17 @@ class LabelRows:
         return number[self.aligned.labels]
 
 
-def align_labels(home: Home, name: str, link: ServerLink, progress: Callable[[int, int], None]) -> LabelRows:
+def align_labels(
+    site_folder: SiteFolder, name: str, link: ServerLink, progress: Callable[[int, int], None]
+) -> LabelRows:
     """The label holder's whole part in an alignment."""
-    request = Request.read(home.request(name))
+    request = Request.read(site_folder.request(name))
     table = read_label_table(request.file, id=request.id, label=request.label)
     found = LabelSideAlignment().align(link, table.ids, name=name, progress=progress)
-    folder = home.alignment(name)
+    folder = site_folder.alignment(name)
     _put_aside(folder)
     materialise_labels(table, found.order, folder)
     widths = {party: record.width for party, record in found.parties.items()}
     said: dict[str, Any] = {"widths": widths, "label": request.label}
     write_atomically(folder / _FACTS, json.dumps(said) + "\n", mode=PRIVATE_FILE)
-    return LabelRows.load(home, name)
+    return LabelRows.load(site_folder, name)

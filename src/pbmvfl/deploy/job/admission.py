@@ -19,9 +19,9 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from pbmvfl._files import PRIVATE_FILE, make_private_folder, read_object, write_atomically
-from pbmvfl.deploy.site.folder import Home
-from pbmvfl.deploy.site.job_spec import Order, Work
-from pbmvfl.deploy.site.policy_file import PolicyFile, own_book
+from pbmvfl.deploy.site.folder import SiteFolder
+from pbmvfl.deploy.site.job_spec import JobSpec, Work
+from pbmvfl.deploy.site.policy_file import PolicyFile, own_ledger
 from pbmvfl.errors import FederationError, ModelError, OrderError, PbmvflError, PolicyError
 from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.ledger.ledger_folder import PartyForecast, check_reaches_end
@@ -50,67 +50,67 @@ PRIVATE_REASON = "this site cannot take the order now; its operators find the re
 
 #: The ids of an order's rows, as this party's book knows them: those that are trained on, and those that are predicted.
 #: None where there are none.
-RowIds = Callable[[Home, Order], tuple[Sequence[str] | None, Sequence[str] | None]]
+RowIds = Callable[[SiteFolder, JobSpec], tuple[Sequence[str] | None, Sequence[str] | None]]
 
 
-def admit(home: Home, order: Order, now: datetime, *, row_ids: RowIds | None = None) -> None:
+def admit(site_folder: SiteFolder, spec: JobSpec, now: datetime, *, row_ids: RowIds | None = None) -> None:
     """Refuse an order that this site does not take; `PolicyError` and `OrderError` have public words.
 
     `now` is by the site's own clock. With `row_ids` a party looks ahead what its limits say to exactly these rows.
     """
-    with _public_words():
-        _check_federation(home, order)
-        policy = PolicyFile.read(home)
+    with _redact_other_errors():
+        _check_federation(site_folder, spec)
+        policy = PolicyFile.read(site_folder)
         _check_hours(policy, now)
-        if order.plan is not None:
-            _check_evaluation(order.plan)
-        _check_run(home, order, most=policy.runs.sessions)
-        if order.work is Work.ALIGN:
-            _check_alignments(home, order, policy)
-            if home.is_server:
+        if spec.plan is not None:
+            _check_evaluation(spec.plan)
+        _check_run(site_folder, spec, most=policy.runs.sessions)
+        if spec.work is Work.ALIGN:
+            _check_alignments(site_folder, spec, policy)
+            if site_folder.is_server:
                 return
-            with own_book(home, policy):  # a party that cannot keep a book takes part in nothing
+            with own_ledger(site_folder, policy):  # a party that cannot keep a book takes part in nothing
                 return
-        if not home.alignment(order.alignment).is_dir():
+        if not site_folder.alignment(spec.alignment).is_dir():
             raise OrderError(
-                f"alignment={order.alignment}: this site has no such rows; permitted: one that was made with "
+                f"alignment={spec.alignment}: this site has no such rows; permitted: one that was made with "
                 "`pbmvfl align`"
             )
-        if order.work is Work.PREDICT:
-            _check_model(home, order)
-        if not home.is_server:
-            _check_party(home, order, policy, row_ids)
+        if spec.work is Work.PREDICT:
+            _check_model(site_folder, spec)
+        if not site_folder.is_server:
+            _check_party(site_folder, spec, policy, row_ids)
 
 
-def take_up(home: Home, order: Order, now: datetime, *, row_ids: RowIds | None = None) -> None:
+def accept_job(site_folder: SiteFolder, spec: JobSpec, now: datetime, *, row_ids: RowIds | None = None) -> None:
     """Admit an order once more, in the process that does it, and write down that this site has taken it up.
 
     From then on the run's name stands for this plan and this number, and an alignment is counted, whatever comes of it.
     """
-    with _public_words(), _alone(home):
-        admit(home, order, now, row_ids=row_ids)
-        if order.work is Work.ALIGN:
-            if not home.is_server:
-                made = _alignments_made(home)
-                _write(home.path / ALIGNMENTS_MADE, {"made": made + 1})
-        elif order.work is Work.TRAIN:
-            folder = home.run(order.run)
+    with _redact_other_errors(), _locked(site_folder):
+        admit(site_folder, spec, now, row_ids=row_ids)
+        if spec.work is Work.ALIGN:
+            if not site_folder.is_server:
+                made = _alignments_made(site_folder)
+                _write(site_folder.path / ALIGNMENTS_MADE, {"made": made + 1})
+        elif spec.work is Work.TRAIN:
+            folder = site_folder.run(spec.run)
             make_private_folder(folder)
-            _write(folder / BOUND, {**_binding(order), "taken_up": _times_taken_up(folder) + 1})
+            _write(folder / BOUND, {**_binding(spec), "taken_up": _times_accepted(folder) + 1})
 
 
-def own_row_ids(home: Home, order: Order) -> tuple[Sequence[str] | None, Sequence[str] | None]:
+def own_row_ids(site_folder: SiteFolder, spec: JobSpec) -> tuple[Sequence[str] | None, Sequence[str] | None]:
     """Of the alignment that an order names."""
     from pbmvfl.deploy.alignment.aligned_rows import AlignedRows
 
-    ids = AlignedRows.load(home.alignment(order.alignment), quick=True).ids
-    return (None, ids) if order.work is Work.PREDICT else (ids, None)
+    ids = AlignedRows.load(site_folder.alignment(spec.alignment), quick=True).ids
+    return (None, ids) if spec.work is Work.PREDICT else (ids, None)
 
 
 @contextlib.contextmanager
-def _alone(home: Home) -> Iterator[None]:
+def _locked(site_folder: SiteFolder) -> Iterator[None]:
     """One process of this site at a time: two that count at once would count one."""
-    descriptor = os.open(home.path / _LOCK, os.O_RDWR | os.O_CREAT, PRIVATE_FILE)
+    descriptor = os.open(site_folder.path / _LOCK, os.O_RDWR | os.O_CREAT, PRIVATE_FILE)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
@@ -119,7 +119,7 @@ def _alone(home: Home) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _public_words() -> Iterator[None]:
+def _redact_other_errors() -> Iterator[None]:
     """Refusals go out as they are; whatever else is wrong here goes to the owner's log."""
     try:
         yield
@@ -133,14 +133,14 @@ def _public_words() -> Iterator[None]:
 # --- what everybody checks ---
 
 
-def _check_federation(home: Home, order: Order) -> None:
-    federation = home.federation
-    if order.federation != federation.name:
-        raise OrderError(f"federation={order.federation}: this site is of federation {federation.name}")
+def _check_federation(site_folder: SiteFolder, spec: JobSpec) -> None:
+    federation = site_folder.federation
+    if spec.federation != federation.name:
+        raise OrderError(f"federation={spec.federation}: this site is of federation {federation.name}")
     there = len(federation.parties)
-    if order.plan is not None and order.plan.num_parties != there:
+    if spec.plan is not None and spec.plan.num_parties != there:
         raise OrderError(
-            f"num_parties={order.plan.num_parties}: federation {federation.name} has {there} parties; plan with so many"
+            f"num_parties={spec.plan.num_parties}: federation {federation.name} has {there} parties; plan with so many"
         )
 
 
@@ -162,9 +162,9 @@ def _check_evaluation(plan: Plan) -> None:
 # --- runs, by their names ---
 
 
-def _binding(order: Order) -> dict[str, Any]:
-    assert order.plan is not None
-    return {"run_id": order.run_id, "plan": order.plan.hash.hex(), "alignment": order.alignment}
+def _binding(spec: JobSpec) -> dict[str, Any]:
+    assert spec.plan is not None
+    return {"run_id": spec.run_id, "plan": spec.plan.hash.hex(), "alignment": spec.alignment}
 
 
 def _read_binding(folder: Path) -> dict[str, Any] | None:
@@ -174,49 +174,49 @@ def _read_binding(folder: Path) -> dict[str, Any] | None:
     return read_object(path, {"run_id": str, "plan": str, "alignment": str, "taken_up": int}, FederationError)
 
 
-def _times_taken_up(folder: Path) -> int:
+def _times_accepted(folder: Path) -> int:
     known = _read_binding(folder)
     return 0 if known is None else int(known["taken_up"])
 
 
-def _check_run(home: Home, order: Order, *, most: int) -> None:
+def _check_run(site_folder: SiteFolder, spec: JobSpec, *, most: int) -> None:
     """A name that has stood for one plan and one number here stands for no other."""
-    if order.work is Work.ALIGN:
+    if spec.work is Work.ALIGN:
         return
-    known = _read_binding(home.run(order.run))
+    known = _read_binding(site_folder.run(spec.run))
     if known is None:
-        if order.work is Work.PREDICT:
-            raise OrderError(f"run={order.run}: this site has trained no such run; permitted: one that it has")
+        if spec.work is Work.PREDICT:
+            raise OrderError(f"run={spec.run}: this site has trained no such run; permitted: one that it has")
         return
-    if known["run_id"] != order.run_id:
+    if known["run_id"] != spec.run_id:
         raise OrderError(
-            f"run={order.run}, run_id={order.run_id}: here that name stands for run_id={known['run_id']}; go on with "
+            f"run={spec.run}, run_id={spec.run_id}: here that name stands for run_id={known['run_id']}; go on with "
             "that one, or choose another name"
         )
-    if order.work is Work.PREDICT:
+    if spec.work is Work.PREDICT:
         return
-    for name, value in _binding(order).items():
+    for name, value in _binding(spec).items():
         if known[name] != value:
             raise OrderError(
-                f"run={order.run}: here that name was begun with another {name}; go on with that one, or choose "
+                f"run={spec.run}: here that name was begun with another {name}; go on with that one, or choose "
                 "another name"
             )
     if known["taken_up"] >= most:
         raise PolicyError(
-            f"run={order.run} was begun {known['taken_up']} times: the policy permits {most} sessions of a run; train "
+            f"run={spec.run} was begun {known['taken_up']} times: the policy permits {most} sessions of a run; train "
             "under another name"
         )
 
 
-def _check_model(home: Home, order: Order) -> None:
+def _check_model(site_folder: SiteFolder, spec: JobSpec) -> None:
     """A part of exactly the model that is asked about."""
-    path = home.model(order.run) / MODEL_INDEX
+    path = site_folder.model(spec.run) / MODEL_INDEX
     if not path.is_file():
-        raise OrderError(f"run={order.run}: this site has no part of its model; train it to its end first")
+        raise OrderError(f"run={spec.run}: this site has no part of its model; train it to its end first")
     said = read_object(path, {"model": str}, ModelError)
-    if order.plan is None or said["model"] != order.plan.model:
+    if spec.plan is None or said["model"] != spec.plan.model:
         raise OrderError(
-            f"run={order.run}: the order is about another model than the one that this site has of that run; train it, "
+            f"run={spec.run}: the order is about another model than the one that this site has of that run; train it, "
             "or predict with the model that is here"
         )
 
@@ -224,20 +224,20 @@ def _check_model(home: Home, order: Order) -> None:
 # --- alignments ---
 
 
-def _alignments_made(home: Home) -> int:
-    path = home.path / ALIGNMENTS_MADE
+def _alignments_made(site_folder: SiteFolder) -> int:
+    path = site_folder.path / ALIGNMENTS_MADE
     made: int = read_object(path, {"made": int}, FederationError)["made"] if path.exists() else 0
     return made
 
 
-def _check_alignments(home: Home, order: Order, policy: PolicyFile) -> None:
-    for folder in sorted((home.path / "runs").glob("*")):
+def _check_alignments(site_folder: SiteFolder, spec: JobSpec, policy: PolicyFile) -> None:
+    for folder in sorted((site_folder.path / "runs").glob("*")):
         known = _read_binding(folder)
-        if known is not None and known["alignment"] == order.alignment:  # it would go on with other rows
+        if known is not None and known["alignment"] == spec.alignment:  # it would go on with other rows
             raise OrderError(
-                f"alignment={order.alignment}: run={folder.name} was begun here with these rows; choose another name"
+                f"alignment={spec.alignment}: run={folder.name} was begun here with these rows; choose another name"
             )
-    if not home.is_server and (made := _alignments_made(home)) >= policy.runs.alignments:
+    if not site_folder.is_server and (made := _alignments_made(site_folder)) >= policy.runs.alignments:
         raise PolicyError(
             f"alignments={made} were made here: the policy permits {policy.runs.alignments}; use one that is there"
         )
@@ -246,23 +246,23 @@ def _check_alignments(home: Home, order: Order, policy: PolicyFile) -> None:
 # --- what a party checks ---
 
 
-def _check_party(home: Home, order: Order, policy: PolicyFile, row_ids: RowIds | None) -> None:
-    assert order.plan is not None
-    policy.policy().check(order.plan, public_start=begins_publicly(policy, order.plan, home.model(order.run)))
-    with own_book(home, policy) as book:
-        if (trouble := book.trouble()) is not None:
-            raise FederationError(f"{home.ledger} {trouble}")
-        begun = [entry for entry in book.sessions(policy.data.dataset) if entry.run == order.run_id]
-        if order.work is Work.TRAIN and len(begun) >= policy.runs.sessions:
+def _check_party(site_folder: SiteFolder, spec: JobSpec, policy: PolicyFile, row_ids: RowIds | None) -> None:
+    assert spec.plan is not None
+    policy.policy().check(spec.plan, public_start=begins_publicly(policy, spec.plan, site_folder.model(spec.run)))
+    with own_ledger(site_folder, policy) as ledger:
+        if (trouble := ledger.trouble()) is not None:
+            raise FederationError(f"{site_folder.ledger} {trouble}")
+        begun = [entry for entry in ledger.sessions(policy.data.dataset) if entry.run == spec.run_id]
+        if spec.work is Work.TRAIN and len(begun) >= policy.runs.sessions:
             raise PolicyError(
-                f"run={order.run} has had {len(begun)} sessions: the policy permits {policy.runs.sessions}; train "
+                f"run={spec.run} has had {len(begun)} sessions: the policy permits {policy.runs.sessions}; train "
                 "under another name"
             )
         # A training that goes on was looked at when it was begun, and at which round it goes on is not known yet. Rows
         # that were answered before get the same answer for nothing, and which those are only a party knows.
-        goes_on = bool(begun) if order.work is Work.TRAIN else (home.model(order.run) / ANSWERS).is_dir()
-        if row_ids is not None and not policy.runs.until_limit and not goes_on:
-            _look_ahead(home, order, policy, book, row_ids)
+        resumes = bool(begun) if spec.work is Work.TRAIN else (site_folder.model(spec.run) / ANSWERS).is_dir()
+        if row_ids is not None and not policy.runs.until_limit and not resumes:
+            _look_ahead(site_folder, spec, policy, ledger, row_ids)
 
 
 def begins_publicly(policy: PolicyFile, plan: Plan, part: Path | None = None) -> bool | None:
@@ -287,29 +287,29 @@ def begins_publicly(policy: PolicyFile, plan: Plan, part: Path | None = None) ->
         return False  # nothing says that they are
 
 
-def _look_ahead(home: Home, order: Order, policy: PolicyFile, book: Ledger, row_ids: RowIds) -> None:
+def _look_ahead(site_folder: SiteFolder, spec: JobSpec, policy: PolicyFile, ledger: Ledger, row_ids: RowIds) -> None:
     """Refuse a run that a limit would end early. By how much is private."""
-    plan = order.plan
+    plan = spec.plan
     assert plan is not None
     rounds = len(plan.schedule)
     if rounds > FORESEEN_ROUNDS:
         return
-    train, test = row_ids(home, order)
-    found = book.forecast(
+    train, test = row_ids(site_folder, spec)
+    found = ledger.forecast(
         dataset=policy.data.dataset,
         plan=plan,
-        run="" if order.work is Work.PREDICT else order.run_id,  # each question is a run of its own
-        public_start=begins_publicly(policy, plan, home.model(order.run)) is True,
+        run="" if spec.work is Work.PREDICT else spec.run_id,  # each question is a run of its own
+        public_start=begins_publicly(policy, plan, site_folder.model(spec.run)) is True,
         train_ids=train,
         test_ids=test,
     )
-    forecast = PartyForecast(party=home.name, path=home.ledger, runs=0, limits=found)
+    forecast = PartyForecast(party=site_folder.name, path=site_folder.ledger, runs=0, limits=found)
     try:
         check_reaches_end([forecast], dataset=policy.data.dataset, rounds=rounds, way_out="[runs] until_limit = true")
     except PbmvflError as error:
-        log.error("run=%s was refused: %s", order.run, error)
+        log.error("run=%s was refused: %s", spec.run, error)
         raise PolicyError(
-            f"run={order.run}: a limit of this site would end it before its plan does; plan with a smaller budget, or "
+            f"run={spec.run}: a limit of this site would end it before its plan does; plan with a smaller budget, or "
             "ask this site's owner"
         ) from error
 

@@ -16,8 +16,8 @@ from typing import Any
 
 import pbmvfl
 from pbmvfl.crypto.protocol_version import PROTOCOL_VERSION
-from pbmvfl.deploy.site.folder import Home
-from pbmvfl.deploy.site.job_spec import Order
+from pbmvfl.deploy.site.folder import SiteFolder
+from pbmvfl.deploy.site.job_spec import JobSpec
 from pbmvfl.errors import AlignmentError, FederationError
 
 CHALLENGE_BYTES = 32
@@ -34,16 +34,16 @@ _WORDS = {
 }
 
 
-def facts(home: Home, order: Order, *, rows: int) -> dict[str, str]:
+def facts(site_folder: SiteFolder, spec: JobSpec, *, rows: int) -> dict[str, str]:
     """What one side knows, as texts. None of it is private."""
-    pins = home.pins()
+    pins = site_folder.pins()
     identities = hashlib.sha256(b"".join((pins.server, *pins.parties))).hexdigest()
     return {
         "version": pbmvfl.__version__,
         "protocol": str(PROTOCOL_VERSION),
-        "federation": home.federation.digest[:16],
+        "federation": site_folder.federation.digest[:16],
         "identities": identities[:16],
-        "plan": "" if order.plan is None else order.plan.hash.hex()[:16],
+        "plan": "" if spec.plan is None else spec.plan.hash.hex()[:16],
         "rows": str(rows),
     }
 

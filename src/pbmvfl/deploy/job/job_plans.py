@@ -8,7 +8,7 @@ from typing import Any
 from pbmvfl._files import read_object
 from pbmvfl.deploy.alignment.runner import LabelRows
 from pbmvfl.deploy.site.federation_file import FILE, FederationFile
-from pbmvfl.deploy.site.folder import Home
+from pbmvfl.deploy.site.folder import SiteFolder
 from pbmvfl.errors import FederationError, PlanError
 from pbmvfl.federation.model_files import ServerPart
 from pbmvfl.federation.serving import Release, release_for, serving_plan
@@ -62,7 +62,7 @@ def release_of(part: ServerPart, *, epsilon: float | None, delta: float | None, 
 
 
 def prediction_plan(
-    home: Home,
+    site_folder: SiteFolder,
     run: str,
     rows: LabelRows,
     *,
@@ -71,6 +71,6 @@ def prediction_plan(
     unit: Unit | str = Unit.CELL,
 ) -> Plan:
     """The plan of asking a trained model about aligned rows."""
-    part = ServerPart.load(home.model(run))
+    part = ServerPart.load(site_folder.model(run))
     release = release_of(part, epsilon=epsilon, delta=delta, unit=unit)
     return serving_plan(part.plan, model=part.model, num_rows=rows.num_rows, release=release)

@@ -21,11 +21,11 @@ from pbmvfl.deploy.alignment.aligned_rows import AlignedRows
 from pbmvfl.deploy.alignment.messages import refused
 from pbmvfl.deploy.alignment.party import PartySideAlignment
 from pbmvfl.deploy.alignment.runner import party_alignment
-from pbmvfl.deploy.job.admission import take_up
+from pbmvfl.deploy.job.admission import accept_job
 from pbmvfl.deploy.job.agreement import Answer, Question, disagreement, facts
 from pbmvfl.deploy.link.interface import Channel
-from pbmvfl.deploy.site.folder import Home
-from pbmvfl.deploy.site.job_spec import Order, Work
+from pbmvfl.deploy.site.folder import SiteFolder
+from pbmvfl.deploy.site.job_spec import JobSpec, Work
 from pbmvfl.deploy.site.policy_file import PolicyFile
 from pbmvfl.errors import (
     AlignmentError,
@@ -54,8 +54,8 @@ OnProgress = Callable[[str, int], None]
 class PartySite:
     """One job at one party. `handle` is given to a link; it never raises."""
 
-    def __init__(self, home: Home, order: Order, *, on_progress: OnProgress | None = None) -> None:
-        self._home, self._order = home, order
+    def __init__(self, site_folder: SiteFolder, spec: JobSpec, *, on_progress: OnProgress | None = None) -> None:
+        self._site_folder, self._spec = site_folder, spec
         self._on_progress = on_progress
         self._party: Party | None = None
         self._setup: PartySetup | None = None
@@ -108,17 +108,17 @@ class PartySite:
             self._agreed = False
             question = Question.from_bytes(body)
             if not self._taken_up:
-                take_up(self._home, self._order, datetime.now().astimezone(), row_ids=row_ids)
+                accept_job(self._site_folder, self._spec, datetime.now().astimezone(), row_ids=row_ids)
                 self._taken_up = True
                 self._make_party()
             rows = 0 if self._rows is None else self._rows.count
-            mine = facts(self._home, self._order, rows=rows)
-            server = self._home.federation.server
-            differs = disagreement(mine, question.facts, me=self._home.name, them=server)
+            mine = facts(self._site_folder, self._spec, rows=rows)
+            server = self._site_folder.federation.server
+            differs = disagreement(mine, question.facts, me=self._site_folder.name, them=server)
             if differs is not None:
                 self._note(FederationError(differs))
                 return Answer(facts=mine, proof=b"", refused=differs).to_bytes()
-            proof = b"" if self._rows is None else self._rows.proof(question.challenge, self._home.name)
+            proof = b"" if self._rows is None else self._rows.proof(question.challenge, self._site_folder.name)
             self._agreed = True
             self._tell("set up")
             return Answer(facts=mine, proof=proof, public_start=self._public_start).to_bytes()
@@ -131,20 +131,20 @@ class PartySite:
         """Whether what it will say was made by weights that know rows only by what was charged."""
         setup = self._setup
         if setup is None or setup.trained is None:
-            return setup is not None and PolicyFile.read(self._home).encoder is None
+            return setup is not None and PolicyFile.read(self._site_folder).encoder is None
         return weights_are_charged(setup.trained)
 
     def _make_party(self) -> None:
         """Its party for this order, from what is in this organisation's folder."""
-        order, home = self._order, self._home
-        if order.work is Work.ALIGN:
-            self._aligning = party_alignment(home, order.alignment, PolicyFile.read(home))
+        spec, site_folder = self._spec, self._site_folder
+        if spec.work is Work.ALIGN:
+            self._aligning = party_alignment(site_folder, spec.alignment, PolicyFile.read(site_folder))
             return
-        assert order.plan is not None
-        policy = PolicyFile.read(home)
-        self._rows = AlignedRows.load(home.alignment(order.alignment))
-        predicting = order.work is Work.PREDICT
-        part = PartyPart.load(home.model(order.run)) if predicting else None
+        assert spec.plan is not None
+        policy = PolicyFile.read(site_folder)
+        self._rows = AlignedRows.load(site_folder.alignment(spec.alignment))
+        predicting = spec.work is Work.PREDICT
+        part = PartyPart.load(site_folder.model(spec.run)) if predicting else None
         own: dict[str, Any] = {}
         if part is None:
             own = {"train_features": self._rows.features, "train_ids": self._rows.ids, "test_features": None}
@@ -156,16 +156,16 @@ class PartySite:
                 "trained": part.state,
             }
         self._setup = PartySetup(
-            plan=order.plan,
-            index=home.index,
-            identity=home.identity().private_bytes(),
-            identities=home.pins().parties,
+            plan=spec.plan,
+            index=site_folder.index,
+            identity=site_folder.identity().private_bytes(),
+            identities=site_folder.pins().parties,
             policy=policy.policy(),
-            checkpoints=None if predicting else home.run(order.run) / "checkpoints",
-            answers=home.model(order.run) / "answers",
-            ledger=home.ledger,
+            checkpoints=None if predicting else site_folder.run(spec.run) / "checkpoints",
+            answers=site_folder.model(spec.run) / "answers",
+            ledger=site_folder.ledger,
             durable=True,
-            owner=home.name,
+            owner=site_folder.name,
             dataset=policy.dataset,
             data_version=policy.data.version,
             **own,
@@ -189,7 +189,7 @@ class PartySite:
     # --- alignment ---
 
     def _align(self, body: bytes) -> bytes:
-        if self._order.work is not Work.ALIGN or self._aligning is None:
+        if self._spec.work is not Work.ALIGN or self._aligning is None:
             return refused("nothing was agreed on yet: set-up comes first")
         self._tell("aligning")
         answer = self._aligning.receive(body)
@@ -202,14 +202,14 @@ class PartySite:
     def _receive(self, body: bytes) -> bytes:
         party = self._party
         if party is None or not self._agreed:
-            return _refusal(self._home.index, "nothing was agreed on yet: set-up comes first")
-        if self._order.work is Work.TRAIN and (other := _starts_run(body)) not in ("", self._order.run_id):
+            return _refusal(self._site_folder.index, "nothing was agreed on yet: set-up comes first")
+        if self._spec.work is Work.TRAIN and (other := _starts_run(body)) not in ("", self._spec.run_id):
             # The book counts sessions by their run, and checkpoints are known by it.
-            return _refusal(self._home.index, f"run={other}: this party was asked for run {self._order.run_id}")
+            return _refusal(self._site_folder.index, f"run={other}: this party was asked for run {self._spec.run_id}")
         answer = party.receive(body)
         if party.last_error is not None:
             self._note(party.last_error)
-        self._tell("predicting" if self._order.work is Work.PREDICT else "training")
+        self._tell("predicting" if self._spec.work is Work.PREDICT else "training")
         return answer
 
     # --- the end ---
@@ -221,7 +221,7 @@ class PartySite:
             if not isinstance(said, dict):
                 raise FederationError("the end of the work is not of the form that this version writes")
             completed = said.get("completed_rounds")
-            if said.get("ending") in ("done", "stopped") and self._order.work is Work.TRAIN and completed:
+            if said.get("ending") in ("done", "stopped") and self._spec.work is Work.TRAIN and completed:
                 self._keep_part(int(completed))
             self.ended = {name: str(said.get(name, ""))[:1000] for name in ("ending", "words")}
             self._tell(self.ended["ending"])
@@ -234,11 +234,11 @@ class PartySite:
             self.close()
 
     def _keep_part(self, completed: int) -> None:
-        plan, rows, setup = self._order.plan, self._rows, self._setup
+        plan, rows, setup = self._spec.plan, self._rows, self._setup
         assert plan is not None
         assert rows is not None
         assert setup is not None
-        run_id = bytes.fromhex(self._order.run_id)
+        run_id = bytes.fromhex(self._spec.run_id)
         assert setup.checkpoints is not None
         keeper = Checkpoints(folder=setup.checkpoints, plan=plan, strict=True)
         kept = [number for number in keeper.rounds(run_id) if number <= min(completed, plan.schedule.trained_at)]
@@ -249,14 +249,14 @@ class PartySite:
             plan=plan,
             dataset=setup.dataset,
             state=part_of_state(plan, keeper.load(run_id, kept[-1])),
-            index=self._home.index,
-            party=self._home.name,
+            index=self._site_folder.index,
+            party=self._site_folder.name,
             shape=tuple(setup.train_features.shape[1:]),
             dtype=str(setup.train_features.dtype),
             columns=rows.columns,
-            own_network=PolicyFile.read(self._home).encoder is not None,
-            ledger_run=self._order.run_id,
-        ).save(self._home.model(self._order.run))
+            own_network=PolicyFile.read(self._site_folder).encoder is not None,
+            ledger_run=self._spec.run_id,
+        ).save(self._site_folder.model(self._spec.run))
 
     def _note(self, error: Exception) -> None:
         self.last_error = error
@@ -266,10 +266,10 @@ class PartySite:
             _log.error("%s", error, exc_info=error)
 
 
-def row_ids(home: Home, order: Order) -> tuple[Sequence[str] | None, Sequence[str] | None]:
+def row_ids(site_folder: SiteFolder, spec: JobSpec) -> tuple[Sequence[str] | None, Sequence[str] | None]:
     """The ids of an order's training rows and test rows, as this party's book knows them."""
-    ids = AlignedRows.load(home.alignment(order.alignment)).ids
-    return (None, ids) if order.work is Work.PREDICT else (ids, None)
+    ids = AlignedRows.load(site_folder.alignment(spec.alignment)).ids
+    return (None, ids) if spec.work is Work.PREDICT else (ids, None)
 
 
 def public_words(error: Exception) -> str:

@@ -18,20 +18,19 @@ import numpy as np
 import numpy.typing as npt
 
 from pbmvfl.data.vertical import VerticalDataset
-from pbmvfl.deploy.job.link_factory import party_line, server_line
+from pbmvfl.deploy.job.link_factory import party_tls_link, server_tls_link
 from pbmvfl.deploy.job.party_job import PartySite, public_words
 from pbmvfl.deploy.job.reporting import PartyReport, ServerReport
-from pbmvfl.deploy.job.server_job import Progress, ServerSite, outcome_folder
+from pbmvfl.deploy.job.server_job import Progress, ServerSite, result_folder
 from pbmvfl.deploy.link.interface import PartyLink, ServerLink
-from pbmvfl.deploy.site.folder import Home
-from pbmvfl.deploy.site.job_spec import Ending, Order, Outcome, Work
+from pbmvfl.deploy.site.folder import SiteFolder
+from pbmvfl.deploy.site.job_spec import Ending, JobResult, JobSpec, Work
 from pbmvfl.errors import PbmvflError
 from pbmvfl.federation.federation import Federation
 from pbmvfl.federation.in_process import InProcess
 from pbmvfl.plan.groups import Evaluation, Head, Labels, PreparationName
 from pbmvfl.plan.plan import Plan
-from pbmvfl.plan.schedule import COUNTS, JOINT, LOCAL, PREDICTION, SYMBOLS, Phase
-from pbmvfl.plan.schedule import Order as RowOrder
+from pbmvfl.plan.schedule import COUNTS, JOINT, LOCAL, PREDICTION, SYMBOLS, Order, Phase
 from pbmvfl.protocol.server import Server
 from pbmvfl.protocol.session import Meter, drive
 from pbmvfl.training.encoders import own_generator
@@ -114,7 +113,7 @@ def _tiny_phases(plan: Plan) -> tuple[Phase, ...]:
     if plan.model:
         learns = LOCAL if plan.head is Head.FIXED else JOINT
         before = [learns, COUNTS] if plan.voting.has_tables else [learns]
-        phases = [*(Phase(kind=kind, passes=1, order=RowOrder.AS_GIVEN) for kind in before), *phases]
+        phases = [*(Phase(kind=kind, passes=1, order=Order.AS_GIVEN) for kind in before), *phases]
     return tuple(phases)
 
 
@@ -155,22 +154,22 @@ def prepare_process() -> None:
 class PartyJob:
     """A party's side of a job. `run` returns when the work is over; `stop` makes it return."""
 
-    def __init__(self, home: Home, order: Order, *, job: str, link: PartyLink | None = None) -> None:
+    def __init__(self, site_folder: SiteFolder, spec: JobSpec, *, job: str, link: PartyLink | None = None) -> None:
         """`link` is one that somebody else has opened; without it, the line."""
-        self._home, self._order, self._job = home, order, job
+        self._site_folder, self._spec, self._job = site_folder, spec, job
         self._link = link
         self._stopped = threading.Event()
 
     def run(self) -> None:
-        report = PartyReport(self._home, self._order, self._job)
-        site = PartySite(self._home, self._order, on_progress=report.progress)
+        report = PartyReport(self._site_folder, self._spec, self._job)
+        site = PartySite(self._site_folder, self._spec, on_progress=report.progress)
         try:
             report.state("warming up")
             prepare_process()
-            if self._order.plan is not None:
-                warm_up(self._order.plan)
+            if self._spec.plan is not None:
+                warm_up(self._spec.plan)
             if self._link is None:
-                self._link = party_line(self._home, self._job)
+                self._link = party_tls_link(self._site_folder, self._job)
             if not self._stopped.is_set():
                 report.state("joining")
                 self._link.serve(site.handle)
@@ -196,37 +195,37 @@ class PartyJob:
 class ServerJob:
     """The label holder's side of a job."""
 
-    def __init__(self, home: Home, order: Order, *, job: str, link: ServerLink | None = None) -> None:
-        self._home, self._order, self._job = home, order, job
+    def __init__(self, site_folder: SiteFolder, spec: JobSpec, *, job: str, link: ServerLink | None = None) -> None:
+        self._site_folder, self._spec, self._job = site_folder, spec, job
         self._link = link
         self._stopped = threading.Event()
         self._why_closed = ""
-        self.outcome: Outcome | None = None
+        self.result: JobResult | None = None
 
     def run(self) -> None:
-        report = ServerReport(self._home, self._order, self._job)
+        report = ServerReport(self._site_folder, self._spec, self._job)
         try:
             if self._link is None:  # first of all: parties that are ready sooner find somebody who listens
-                self._link = server_line(self._home, self._job)
+                self._link = server_tls_link(self._site_folder, self._job)
             report.progress(Progress(state="warming up"))
             prepare_process()
-            if self._order.plan is not None and self._order.work is not Work.ALIGN:
-                warm_up(self._order.plan)
+            if self._spec.plan is not None and self._spec.work is not Work.ALIGN:
+                warm_up(self._spec.plan)
             site = ServerSite(
-                self._home,
-                self._order,
+                self._site_folder,
+                self._spec,
                 self._link,
                 job=self._job,
                 on_progress=report.progress,
                 why_closed=lambda: self._why_closed,
             )
-            self.outcome = site.run()
+            self.result = site.run()
         except Exception as error:
             _log.exception("the label holder's part of the job failed")
-            words = self._why_closed or f"{self._home.name}: {public_words(error)}"
-            self.outcome = Outcome(job=self._job, ending=Ending.FAILED, words=words)
+            words = self._why_closed or f"{self._site_folder.name}: {public_words(error)}"
+            self.result = JobResult(job=self._job, ending=Ending.FAILED, words=words)
             with contextlib.suppress(PbmvflError, OSError):  # the disk may be what failed
-                self.outcome.write(outcome_folder(self._home, self._order))
+                self.result.write(result_folder(self._site_folder, self._spec))
             report.progress(Progress(state="failed", words=words))
         finally:
             if self._link is not None:
@@ -241,7 +240,7 @@ class ServerJob:
         if self._link is not None:
             here = self._link.alive
             gone = [name for name in self._link.parties if name not in here]
-            first = getattr(self._link, "first_gone", "")
+            first = getattr(self._link, "first_lost", "")
             words = f"lost {first or ', '.join(gone)}: its process ended"
             self._why_closed = words if first or gone else "NVFlare ended the job"
             self._link.close()
@@ -249,14 +248,14 @@ class ServerJob:
 
 def main(arguments: list[str]) -> int:
     """Run the role of an organisation's folder; 0 if the work ended well."""
-    home, job = Home.at(Path(arguments[0])), arguments[1]
-    order = Order.from_text(sys.stdin.read())
-    if not home.is_server:
-        PartyJob(home, order, job=job).run()
+    site_folder, job = SiteFolder.at(Path(arguments[0])), arguments[1]
+    spec = JobSpec.from_text(sys.stdin.read())
+    if not site_folder.is_server:
+        PartyJob(site_folder, spec, job=job).run()
         return 0
-    served = ServerJob(home, order, job=job)
+    served = ServerJob(site_folder, spec, job=job)
     served.run()
-    return 0 if served.outcome is not None and served.outcome.ending is Ending.DONE else 1
+    return 0 if served.result is not None and served.result.ending is Ending.DONE else 1
 
 
 if __name__ == "__main__":

@@ -13,8 +13,8 @@ from pbmvfl.deploy.monitoring.log import open_logs, prune_jobs
 from pbmvfl.deploy.monitoring.log_events import Event
 from pbmvfl.deploy.monitoring.prometheus import MetricsPort
 from pbmvfl.deploy.monitoring.status import EpsilonSpent, Role, State, StatusFile
-from pbmvfl.deploy.site.folder import Home
-from pbmvfl.deploy.site.job_spec import Order
+from pbmvfl.deploy.site.folder import SiteFolder
+from pbmvfl.deploy.site.job_spec import JobSpec
 from pbmvfl.deploy.site.policy_file import PolicyFile
 from pbmvfl.errors import FederationError, PbmvflError
 from pbmvfl.ledger.ledger import Ledger
@@ -80,11 +80,11 @@ class SpentWatch:
             self._status.spent(found)
 
 
-def _spent(book: Ledger, dataset: str, limit: Limit) -> EpsilonSpent:
+def _spent(ledger: Ledger, dataset: str, limit: Limit) -> EpsilonSpent:
     against = Adversary(colluding_parties=limit.colluding_parties)
     return EpsilonSpent(
         limit=f"{limit.unit}, {limit.accounting}, {against}",
-        spent=spending(book, dataset, limit).epsilon,
+        spent=spending(ledger, dataset, limit).epsilon,
         epsilon=limit.epsilon,
         delta=limit.delta,
     )
@@ -110,28 +110,28 @@ _STATES = {
 class _Report:
     """What both roles have in common."""
 
-    def __init__(self, home: Home, order: Order, job: str, role: Role) -> None:
-        self._home, self._order = home, order
-        self._log = open_logs(home, job, run=order.run)
+    def __init__(self, site_folder: SiteFolder, spec: JobSpec, job: str, role: Role) -> None:
+        self._site_folder, self._spec = site_folder, spec
+        self._log = open_logs(site_folder, job, run=spec.run)
         self._status = StatusFile(
-            home.status,
-            site=home.name,
+            site_folder.status,
+            site=site_folder.name,
             role=role,
-            work=str(order.work),
+            work=str(spec.work),
             job=job,
-            run=order.run,
-            rounds_total=0 if order.plan is None else len(order.plan.schedule),
-            parties=home.federation.parties if role is Role.SERVER else (),
+            run=spec.run,
+            rounds_total=0 if spec.plan is None else len(spec.plan.schedule),
+            parties=site_folder.federation.parties if role is Role.SERVER else (),
         )
         self._state = ""
         self._log.say(Event.STARTED)
         self._metrics: MetricsPort | None = None
         with contextlib.suppress(PbmvflError, OSError):  # the job does not depend on it
-            port = PolicyFile.read(home).metrics_port
+            port = PolicyFile.read(site_folder).metrics_port
             if port is not None:
-                self._metrics = MetricsPort(home.status, port)
+                self._metrics = MetricsPort(site_folder.status, port)
                 self._log.say(Event.METRICS_PORT, port=port)
-        removed = prune_jobs(home, busy=(job,))
+        removed = prune_jobs(site_folder, busy=(job,))
         if removed:
             self._log.say(Event.PRUNED, count=removed)
 
@@ -156,12 +156,12 @@ class _Report:
 class PartyReport(_Report):
     """At a party: its own round, and what its limits have left."""
 
-    def __init__(self, home: Home, order: Order, job: str) -> None:
-        super().__init__(home, order, job, Role.PARTY)
+    def __init__(self, site_folder: SiteFolder, spec: JobSpec, job: str) -> None:
+        super().__init__(site_folder, spec, job, Role.PARTY)
         self._begun = False
         self._spent: SpentWatch | None = None
         with contextlib.suppress(PbmvflError, OSError):  # the job itself says what is wrong with the policy
-            self._spent = SpentWatch(self._status, home.ledger, PolicyFile.read(home).dataset)
+            self._spent = SpentWatch(self._status, site_folder.ledger, PolicyFile.read(site_folder).dataset)
 
     def progress(self, state: str, completed: int) -> None:
         if not self._begun and completed:  # before the first round nobody knows where a run goes on
@@ -190,8 +190,8 @@ class PartyReport(_Report):
 class ServerReport(_Report):
     """At the label holder: rounds, the protocol's own loss, bytes, parties."""
 
-    def __init__(self, home: Home, order: Order, job: str) -> None:
-        super().__init__(home, order, job, Role.SERVER)
+    def __init__(self, site_folder: SiteFolder, spec: JobSpec, job: str) -> None:
+        super().__init__(site_folder, spec, job, Role.SERVER)
 
     def progress(self, progress: Progress) -> None:
         if progress.state == "training" and self._state != "training":

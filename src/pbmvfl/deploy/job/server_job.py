@@ -21,12 +21,12 @@ import numpy.typing as npt
 
 from pbmvfl._files import PRIVATE_FILE, write_atomically
 from pbmvfl.deploy.alignment.runner import LabelRows, align_labels
-from pbmvfl.deploy.job.admission import take_up
+from pbmvfl.deploy.job.admission import accept_job
 from pbmvfl.deploy.job.agreement import CHALLENGE_BYTES, Answer, Question, check_answer, facts
 from pbmvfl.deploy.link.interface import Channel, ServerLink
 from pbmvfl.deploy.monitoring.redaction import printable
-from pbmvfl.deploy.site.folder import Home
-from pbmvfl.deploy.site.job_spec import Ending, Order, Outcome, Work
+from pbmvfl.deploy.site.folder import SiteFolder
+from pbmvfl.deploy.site.job_spec import Ending, JobResult, JobSpec, Work
 from pbmvfl.errors import (
     FederationError,
     LinkError,
@@ -72,7 +72,7 @@ class Progress:
 OnProgress = Callable[[Progress], None]
 
 
-class _Declared:
+class _DeclaredStarts:
     """What owners said of themselves at set-up. There is no door to their logs, nor to exact sums."""
 
     def __init__(self, public_starts: Sequence[bool]) -> None:
@@ -93,8 +93,8 @@ class ServerSite:
 
     def __init__(
         self,
-        home: Home,
-        order: Order,
+        site_folder: SiteFolder,
+        spec: JobSpec,
         link: ServerLink,
         *,
         job: str,
@@ -102,60 +102,62 @@ class ServerSite:
         why_closed: Callable[[], str] = str,
     ) -> None:
         """`why_closed`: whoever closes the link from outside says why."""
-        self._home, self._order, self._link, self._job = home, order, link, job
+        self._site_folder, self._spec, self._link, self._job = site_folder, spec, link, job
         self._why_closed = why_closed
         self._on_progress = on_progress
-        self._owners = _Declared([False] * len(home.federation.parties))
-        self._is_told = False
-        self._progress = Progress(rounds_total=0 if order.plan is None else len(order.plan.schedule))
+        self._owners = _DeclaredStarts([False] * len(site_folder.federation.parties))
+        self._end_is_sent = False
+        self._progress = Progress(rounds_total=0 if spec.plan is None else len(spec.plan.schedule))
 
     @property
     def folder(self) -> Path:
         """Where the outcome of the work is written."""
-        return outcome_folder(self._home, self._order)
+        return result_folder(self._site_folder, self._spec)
 
-    def run(self) -> Outcome:
+    def run(self) -> JobResult:
         """Do the work. Every ending is written down before anybody is told of it."""
         try:
-            take_up(self._home, self._order, datetime.now().astimezone())
+            accept_job(self._site_folder, self._spec, datetime.now().astimezone())
             self._link.join(timeout=JOIN_SECONDS)
-            outcome = self._work()
+            job_result = self._work()
         except PartyRefused as error:
             ending = Ending.FAILED if error.code in _MAY_PASS else Ending.REFUSED
-            outcome = self._outcome(ending, f"{self._name(error.party)} refused: {error.words}")
+            job_result = self._job_result(ending, f"{self._name(error.party)} refused: {error.words}")
         except PartyLost as error:
             lost = "; ".join(f"{self._name(party)}: {words}" for party, words in sorted(error.reasons.items()))
-            outcome = self._outcome(Ending.FAILED, f"lost {lost}")
+            job_result = self._job_result(Ending.FAILED, f"lost {lost}")
         except LinkError as error:
-            outcome = self._outcome(Ending.FAILED, self._why_closed() or str(error))
+            job_result = self._job_result(Ending.FAILED, self._why_closed() or str(error))
         except FederationError as error:
-            outcome = self._outcome(Ending.REFUSED, str(error))
+            job_result = self._job_result(Ending.REFUSED, str(error))
         except PbmvflError as error:  # of its own files: what to do stands in the words, and where is said here
-            outcome = self._outcome(Ending.REFUSED, f"{self._home.name}: {error}")
+            job_result = self._job_result(Ending.REFUSED, f"{self._site_folder.name}: {error}")
         except Exception as error:
             _log.exception("the label holder's part failed")
-            outcome = self._outcome(Ending.FAILED, f"{type(error).__name__} at {self._home.name}; its log says more")
-        if not self._is_told:
-            self._say_end(outcome, completed=0)
-        outcome.write(self.folder)
-        self._tell(state=str(outcome.ending), words=outcome.words)
-        return outcome
+            job_result = self._job_result(
+                Ending.FAILED, f"{type(error).__name__} at {self._site_folder.name}; its log says more"
+            )
+        if not self._end_is_sent:
+            self._send_end(job_result, completed=0)
+        job_result.write(self.folder)
+        self._report_progress(state=str(job_result.ending), words=job_result.words)
+        return job_result
 
-    def _outcome(self, ending: Ending, words: str = "") -> Outcome:
-        return Outcome(job=self._job, ending=ending, words=words)
+    def _job_result(self, ending: Ending, words: str = "") -> JobResult:
+        return JobResult(job=self._job, ending=ending, words=words)
 
     def _name(self, party: int) -> str:
-        return self._home.federation.parties[party]
+        return self._site_folder.federation.parties[party]
 
-    def _tell(self, **changes: Any) -> None:
+    def _report_progress(self, **changes: Any) -> None:
         for name, value in changes.items():
             setattr(self._progress, name, value)
         self._progress.alive = tuple(self._link.alive)
         if self._on_progress is not None:
             self._on_progress(self._progress)
 
-    def _work(self) -> Outcome:
-        match self._order.work:
+    def _work(self) -> JobResult:
+        match self._spec.work:
             case Work.ALIGN:
                 return self._align()
             case Work.TRAIN:
@@ -167,9 +169,9 @@ class ServerSite:
 
     def _agree(self, rows: LabelRows | None) -> None:
         """Ask every party, with a challenge of its own, whether it means the same."""
-        self._tell(state="set up")
-        mine = facts(self._home, self._order, rows=0 if rows is None else rows.num_rows)
-        names = self._home.federation.parties
+        self._report_progress(state="set up")
+        mine = facts(self._site_folder, self._spec, rows=0 if rows is None else rows.num_rows)
+        names = self._site_folder.federation.parties
         challenges = {index: os.urandom(CHALLENGE_BYTES) for index in range(len(names))}
         questions = {
             index: Question(facts=mine, challenge=challenge).to_bytes() for index, challenge in challenges.items()
@@ -179,16 +181,16 @@ class ServerSite:
         for index, received in sorted(answers.received.items()):
             proof = b"" if rows is None else rows.proof(challenges[index], names[index])
             answer = Answer.from_bytes(received)
-            check_answer(answer, mine=mine, server=self._home.name, party=names[index], proof=proof)
+            check_answer(answer, mine=mine, server=self._site_folder.name, party=names[index], proof=proof)
             public[index] = answer.public_start
         if answers.lost:
             raise PartyLost(answers.lost)
-        self._owners = _Declared(public)
+        self._owners = _DeclaredStarts(public)
 
-    def _say_end(self, outcome: Outcome, *, completed: int) -> list[str]:
+    def _send_end(self, job_result: JobResult, *, completed: int) -> list[str]:
         """Tell everybody who is still there; the words of those who could not keep their part."""
-        self._is_told = True
-        said = {"ending": str(outcome.ending), "words": outcome.words, "completed_rounds": completed}
+        self._end_is_sent = True
+        said = {"ending": str(job_result.ending), "words": job_result.words, "completed_rounds": completed}
         body = json.dumps(said).encode()
         alive = [index for index, name in enumerate(self._link.parties) if name in self._link.alive]
         faults = []
@@ -206,25 +208,25 @@ class ServerSite:
 
     # --- alignment ---
 
-    def _align(self) -> Outcome:
+    def _align(self) -> JobResult:
         self._agree(None)
-        self._tell(state="aligning")
+        self._report_progress(state="aligning")
 
         def progress(done: int, total: int) -> None:
-            self._tell(round=done, rounds_total=total)
+            self._report_progress(round=done, rounds_total=total)
 
-        found = align_labels(self._home, self._order.alignment, self._link, progress)
-        outcome = self._outcome(Ending.DONE, f"{found.num_rows} rows in common")
-        faults = self._say_end(outcome, completed=0)
-        return outcome if not faults else self._outcome(Ending.FAILED, "; ".join(faults))
+        found = align_labels(self._site_folder, self._spec.alignment, self._link, progress)
+        job_result = self._job_result(Ending.DONE, f"{found.num_rows} rows in common")
+        faults = self._send_end(job_result, completed=0)
+        return job_result if not faults else self._job_result(Ending.FAILED, "; ".join(faults))
 
     # --- training ---
 
-    def _train(self) -> Outcome:
-        order, home = self._order, self._home
-        assert order.plan is not None
-        plan, run_id = order.plan, bytes.fromhex(order.run_id)
-        rows = LabelRows.load(home, order.alignment)
+    def _train(self) -> JobResult:
+        spec, site_folder = self._spec, self._site_folder
+        assert spec.plan is not None
+        plan, run_id = spec.plan, bytes.fromhex(spec.run_id)
+        rows = LabelRows.load(site_folder, spec.alignment)
         self._agree(rows)
         result = self._trained_before()
         if result is None:
@@ -234,14 +236,14 @@ class ServerSite:
                 result, server = self._fit(log, rows, run_id)
             finally:
                 log.close()
-            self._keep(result, server, rows)
+            self._save_model(result, server, rows)
         ending = Ending.STOPPED if result.stopped else Ending.DONE
-        outcome = self._outcome(ending, result.stopped)
+        job_result = self._job_result(ending, result.stopped)
         completed = plan.schedule.trained_at if not result.stopped else len(plan.schedule)
-        faults = self._say_end(outcome, completed=completed)
+        faults = self._send_end(job_result, completed=completed)
         if faults:
-            return self._outcome(Ending.FAILED, "trained, but not kept by " + "; ".join(faults))
-        return outcome
+            return self._job_result(Ending.FAILED, "trained, but not kept by " + "; ".join(faults))
+        return job_result
 
     def _trained_before(self) -> Result | None:
         """What an earlier job came to, if it reached the plan's end and only the parties' parts were not kept."""
@@ -250,16 +252,16 @@ class ServerSite:
         return None if result is None or result.stopped else result
 
     def _fit(self, log: ReleaseLog, rows: LabelRows, run_id: bytes) -> tuple[Result, Server]:
-        plan = self._order.plan
+        plan = self._spec.plan
         assert plan is not None
         keeper = Checkpoints(folder=self.folder / "checkpoints", plan=plan)
         server = Server(plan, train_labels=rows.train_labels, run_id=run_id, keeper=keeper)
 
         def on_round(completed: int, loss: float, traffic: Traffic) -> None:
             known = None if loss != loss else loss
-            self._tell(round=completed, loss=known, bytes_up=traffic.bytes_up, bytes_down=traffic.bytes_down)
+            self._report_progress(round=completed, loss=known, bytes_up=traffic.bytes_up, bytes_down=traffic.bytes_down)
 
-        self._tell(state="training")
+        self._report_progress(state="training")
         run = Run(
             server,
             self._link,
@@ -275,46 +277,46 @@ class ServerSite:
         )
         return run.finish(), server
 
-    def _keep(self, result: Result, server: Server, rows: LabelRows) -> None:
+    def _save_model(self, result: Result, server: Server, rows: LabelRows) -> None:
         """The label holder's part of the model, then the result: what says that training is over comes last."""
         plan = server.plan
         ServerPart(
             model=model_digest(plan, server.run_id),
             plan=plan,
-            dataset=self._order.alignment,
+            dataset=self._spec.alignment,
             state=server.part_state(),
-            party_names=self._home.federation.parties,
+            party_names=self._site_folder.federation.parties,
             class_names=rows.class_names,
             label=rows.label,
-        ).save(self._home.model(self._order.run))
+        ).save(self._site_folder.model(self._spec.run))
         RunFolder(self.folder).write_result(replace(result, model=None))
 
     # --- predicting ---
 
-    def _predict(self) -> Outcome:
-        order = self._order
-        assert order.plan is not None
-        rows = LabelRows.load(self._home, order.alignment)
-        part = ServerPart.load(self._home.model(order.run))
-        if order.plan.model != part.model:
+    def _predict(self) -> JobResult:
+        spec = self._spec
+        assert spec.plan is not None
+        rows = LabelRows.load(self._site_folder, spec.alignment)
+        part = ServerPart.load(self._site_folder.model(spec.run))
+        if spec.plan.model != part.model:
             raise FederationError(
-                f"run={order.run!r}: the order is for model {order.plan.model[:8]}, not {part.model[:8]}"
+                f"run={spec.run!r}: the order is for model {spec.plan.model[:8]}, not {part.model[:8]}"
             )
         self._agree(rows)
-        self._tell(state="predicting")
+        self._report_progress(state="predicting")
         began = time.monotonic()
         served = serve(
-            order.plan,
+            spec.plan,
             trained=dict(part.state),
             transport=self._link,
             owners=self._owners,
-            on_round=lambda done: self._tell(round=done),
+            on_round=lambda done: self._report_progress(round=done),
         )
         found = Predictions(
             ids=tuple(rows.ids),
             class_names=part.class_names,
             scores_NK=served.scores_NK,
-            plan=order.plan,
+            plan=spec.plan,
             traffic=served.traffic,
             seconds=time.monotonic() - began,
             stopped=served.stopped,
@@ -324,20 +326,20 @@ class ServerSite:
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         found.write(self.folder / "predictions.parquet")
         write_atomically(self.folder / "summary.json", json.dumps(_summary(found)) + "\n", mode=PRIVATE_FILE)
-        outcome = self._outcome(Ending.STOPPED if served.stopped else Ending.DONE, served.stopped)
-        faults = self._say_end(outcome, completed=0)
+        job_result = self._job_result(Ending.STOPPED if served.stopped else Ending.DONE, served.stopped)
+        faults = self._send_end(job_result, completed=0)
         if faults:
             _log.warning("predicted, but %s", "; ".join(faults))
-        return outcome
+        return job_result
 
 
-def outcome_folder(home: Home, order: Order) -> Path:
+def result_folder(site_folder: SiteFolder, spec: JobSpec) -> Path:
     """Where the label holder keeps what came of an order."""
-    if order.work is Work.ALIGN:
-        return home.request(order.alignment)
-    if order.work is Work.PREDICT:
-        return home.run(order.run) / f"asked-{order.alignment}"
-    return home.run(order.run)
+    if spec.work is Work.ALIGN:
+        return site_folder.request(spec.alignment)
+    if spec.work is Work.PREDICT:
+        return site_folder.run(spec.run) / f"asked-{spec.alignment}"
+    return site_folder.run(spec.run)
 
 
 def _why_not_kept(answer: bytes) -> str:

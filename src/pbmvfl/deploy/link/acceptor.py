@@ -29,7 +29,7 @@ PORT_PATIENCE = 15.0
 _PAUSE = 0.1
 
 #: Hears a newcomer until a deadline. It keeps the connection and returns, or raises; then the connection is closed.
-Greeter = Callable[[ssl.SSLSocket, float], None]
+OnConnection = Callable[[ssl.SSLSocket, float], None]
 
 
 @dataclass
@@ -39,7 +39,7 @@ class _Newcomer:
     deadline: float
 
 
-class Door:
+class Acceptor:
     """Listens, and hands those over who finish the TLS handshake."""
 
     def __init__(
@@ -47,13 +47,13 @@ class Door:
         *,
         listen: tuple[str, int],
         tls: ssl.SSLContext,
-        greet: Greeter,
+        on_connection: OnConnection,
         time_limit: float,
         most: int = MOST_NEWCOMERS,
     ) -> None:
-        self._tls, self._greet, self._time_limit, self._most = tls, greet, time_limit, most
+        self._tls, self._on_connection, self._time_limit, self._most = tls, on_connection, time_limit, most
         #: How many have come so far, whoever they are.
-        self.heard = 0
+        self.num_accepted = 0
         self._newcomers: dict[int, _Newcomer] = {}
         self._lock = threading.Lock()
         self._closed = threading.Event()
@@ -96,11 +96,11 @@ class Door:
                 if self._closed.wait(_PAUSE):  # out of file descriptors, or whoever came has left again
                     return
                 continue
-            self._hear(number, connection, str(address[0]))
+            self._accept_one(number, connection, str(address[0]))
 
-    def _hear(self, number: int, connection: socket.socket, address: str) -> None:
+    def _accept_one(self, number: int, connection: socket.socket, address: str) -> None:
         self._sweep()
-        self.heard += 1
+        self.num_accepted += 1
         try:
             prepare(connection)
             connection.settimeout(self._time_limit)
@@ -111,10 +111,10 @@ class Door:
         newcomer = _Newcomer(guest, address, time.monotonic() + self._time_limit)
         with self._lock:
             if len(self._newcomers) >= self._most:
-                self._send_one_away()
+                self._evict_one()
             self._newcomers[number] = newcomer
         thread = threading.Thread(
-            target=self._let_in, args=(number, guest, newcomer.deadline), name="pbmvfl-newcomer", daemon=True
+            target=self._handshake, args=(number, guest, newcomer.deadline), name="pbmvfl-newcomer", daemon=True
         )
         try:
             thread.start()
@@ -122,14 +122,14 @@ class Door:
             self._forget(number)
             drop(guest)
 
-    def _let_in(self, number: int, guest: ssl.SSLSocket, deadline: float) -> None:
+    def _handshake(self, number: int, guest: ssl.SSLSocket, deadline: float) -> None:
         is_in = False
         # Strangers come and go, and a connection may be ended in the midst of its handshake. What a party did wrong,
         # the greeter has noted.
         with contextlib.suppress(Exception):
             guest.settimeout(max(0.01, deadline - time.monotonic()))
             guest.do_handshake()
-            self._greet(guest, deadline)
+            self._on_connection(guest, deadline)
             is_in = True
         self._forget(number)  # before it is closed: `hang_up` must not meet a descriptor that is another file's
         if not is_in:
@@ -147,7 +147,7 @@ class Door:
                 if now > newcomer.deadline:
                     hang_up(newcomer.connection)
 
-    def _send_one_away(self) -> None:
+    def _evict_one(self) -> None:
         """Any one of the address with the most: the oldest could be kept out for good by somebody who is quick."""
         address, _ = Counter(each.address for each in self._newcomers.values()).most_common(1)[0]
         numbers = [number for number, each in self._newcomers.items() if each.address == address]

@@ -68,7 +68,7 @@ class PartyLink(Protocol):
 
 
 @dataclass(eq=False, kw_only=True)
-class Waiting:
+class PendingReply:
     """Seconds in which a party is cut off count against the patience with its connection, not against the deadline of
     its answer."""
 
@@ -98,6 +98,6 @@ class Waiting:
         return f"no answer within {self.limit:g} seconds"
 
 
-def why_missing(words: str, refused: str) -> str:
+def missing_reason(words: str, refused: str) -> str:
     """Why a party did not join; `refused` says why it was last refused, if it was."""
     return f"{words}; it was last refused: {refused}" if refused else words

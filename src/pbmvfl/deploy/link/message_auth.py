@@ -62,7 +62,7 @@ class OtherJob(LinkError):
 # --- the server's side ---
 
 
-class ServerSeal:
+class ServerMessageAuth:
     """The server's end towards all parties. Its methods may be called from several threads."""
 
     def __init__(self, identity: Identity, pins: Mapping[str, bytes], context: bytes) -> None:
@@ -110,7 +110,7 @@ class Admission:
 
 
 @dataclass(frozen=True)
-class SealedAnswer:
+class AuthenticatedAnswer:
     """An answer, and the number of the question that it belongs to."""
 
     number: int
@@ -141,8 +141,8 @@ class PartyChannel:
         if len(self._unanswered) >= MOST_UNANSWERED:
             raise LinkError(f"party={self.name}: {MOST_UNANSWERED} questions have no answer; it is asked nothing more")
         number, self._next = self._next, self._next + 1
-        self._unanswered[number] = sealed = _sealed(self._keys.down, number, channel, body)
-        return number, sealed
+        self._unanswered[number] = frame = _authenticated(self._keys.down, number, channel, body)
+        return number, frame
 
     def again(self, last: int) -> list[bytes]:
         """What to send on a new connection to a party whose last answered question had this number."""
@@ -152,10 +152,10 @@ class PartyChannel:
                             f"{self._next - 1}")  # fmt: skip
         return [frame for number, frame in self._unanswered.items() if number >= last]
 
-    def answer(self, frame: bytes) -> SealedAnswer | None:
+    def answer(self, frame: bytes) -> AuthenticatedAnswer | None:
         """What the party said; None if it is an answer that was taken before. `LinkError` if it is not the party's."""
         where = f"party={self.name}"
-        number, channel, body = _opened(self._keys.up, frame, where)
+        number, channel, body = _verified(self._keys.up, frame, where)
         if number >= self._next:
             raise LinkError(f"{where}: it answers question {number}, which was not asked")
         asked = self._unanswered.get(number)
@@ -165,13 +165,13 @@ class PartyChannel:
             raise LinkError(f"{where}: it answers question {number} on channel {channel}, where it was not asked")
         for older in [each for each in self._unanswered if each <= number]:  # answers come in order
             del self._unanswered[older]
-        return SealedAnswer(number, body)
+        return AuthenticatedAnswer(number, body)
 
 
 # --- the party's side ---
 
 
-class PartySeal:
+class PartyMessageAuth:
     """A party's end. It belongs to one thread at a time, and outlives connections: a process has one for each job."""
 
     def __init__(self, identity: Identity, server_pin: bytes, name: str, context: bytes) -> None:
@@ -215,7 +215,7 @@ class PartySeal:
         where = "server"
         if self._keys is None:
             raise LinkError(f"{where}: it asks before the two know each other")
-        number, code, body = _opened(self._keys.down, frame, where)
+        number, code, body = _verified(self._keys.down, frame, where)
         try:
             channel = Channel(code)
         except ValueError:
@@ -225,7 +225,7 @@ class PartySeal:
             return channel, self._last_answer
         if number != self._last + 1:
             raise LinkError(f"{where}: question {number} was asked; permitted: {self._last + 1}, or the same again")
-        answer = _sealed(self._keys.up, number, channel, handle(channel, body))
+        answer = _authenticated(self._keys.up, number, channel, handle(channel, body))
         self._last, self._last_mac, self._last_answer = number, mac, answer
         return channel, answer
 
@@ -294,12 +294,12 @@ def _mac(key: Keyed, *parts: bytes) -> bytes:
     return mac.digest()
 
 
-def _sealed(key: Keyed, number: int, channel: int, body: bytes) -> bytes:
+def _authenticated(key: Keyed, number: int, channel: int, body: bytes) -> bytes:
     head = _HEAD.pack(number, channel)
     return b"".join((head, body, _mac(key, head, body)))
 
 
-def _opened(key: Keyed, frame: bytes, where: str) -> tuple[int, int, bytes]:
+def _verified(key: Keyed, frame: bytes, where: str) -> tuple[int, int, bytes]:
     if len(frame) < OVERHEAD:
         raise LinkError(f"{where}: a message of {len(frame)} bytes; permitted: {OVERHEAD} or more")
     if not hmac.compare_digest(_mac(key, frame[:-MAC_BYTES]), frame[-MAC_BYTES:]):

@@ -1,17 +1,17 @@
-"""The TLS link at a party: it dials the server, answers messages, and reconnects."""
+"""TLS link at a party: it dials the server, answers messages, and reconnects."""
 
 from __future__ import annotations
 
+import functools
 import select
 import socket
 import ssl
 import threading
 import time
 
-from pbmvfl.deploy.link import connection
 from pbmvfl.deploy.link import connection as frames
 from pbmvfl.deploy.link.interface import Channel, Handler
-from pbmvfl.deploy.link.message_auth import OtherJob, PartySeal
+from pbmvfl.deploy.link.message_auth import OtherJob, PartyMessageAuth
 from pbmvfl.deploy.link.tls import common_name, drop, hang_up, prepare, wrap
 from pbmvfl.errors import LinkError
 
@@ -31,27 +31,27 @@ _LOOK_SECONDS = 0.5
 
 
 class Call:
-    """One connection to a server that has let this party in, and what has come on it."""
+    """Authenticated connection to the server, and its unread bytes."""
 
     def __init__(self, connection: ssl.SSLSocket, buffer: frames.FrameBuffer) -> None:
         self.connection, self.buffer = connection, buffer
 
 
 class Dialer:
-    """Keeps one call open until it is closed, or gives up with a reason that everybody who waits is told."""
+    """Thread that keeps one call open until it is closed, or fails with a reason for all who wait."""
 
     def __init__(
         self,
         *,
         address: tuple[str, int],
         tls: ssl.SSLContext,
-        seal: PartySeal,
+        auth: PartyMessageAuth,
         server_name: str,
         patience: float,
         ended_after: float,
         frame_limit: int,
     ) -> None:
-        self._address, self._tls, self._seal, self._server_name = address, tls, seal, server_name
+        self._address, self._tls, self._auth, self._server_name = address, tls, auth, server_name
         self._patience, self._ended_after, self._frame_limit = patience, ended_after, frame_limit
         #: Guards what follows; whoever waits for a call, or for the end of one, is told.
         self._changed = threading.Condition()
@@ -68,9 +68,14 @@ class Dialer:
         self._thread.start()
 
     def call(self, *, other_than: Call | None = None, seconds: float | None = None) -> Call:
-        """The call that is open; one that the asker has done with is none. Raises what the dialer gave up with.
+        """Return the open call.
 
-        Without `seconds` it takes as long as the dialer does: its patience and one attempt.
+        Args:
+            other_than: A call that the caller is done with.
+            seconds: Longest wait; None for as long as the dialer tries (its patience and one attempt).
+
+        Raises:
+            LinkError: If the dialer gave up, or the time is over.
         """
         with self._changed:
             self._changed.wait_for(
@@ -81,12 +86,12 @@ class Dialer:
             raise self._failure or LinkError(f"server: not reached within {seconds:g} seconds")
 
     def is_open(self, call: Call) -> bool:
-        """Whether this is still the call to speak on."""
+        """Return whether this is still the current call."""
         with self._changed:
             return self._call is call
 
     def report(self, call: Call) -> None:
-        """The call is of no use any more."""
+        """Close a call that the caller found broken or finished."""
         with self._changed:
             if self._call is call:
                 self._call = None
@@ -96,7 +101,7 @@ class Dialer:
         drop(call.connection)
 
     def hang_up(self) -> None:
-        """End every connection and any wait for one, from any thread."""
+        """End every connection and any wait for one; may be called from any thread."""
         with self._changed:
             self._closed = True
             self._failure = self._failure or LinkError("server: the line was closed at this side")
@@ -108,7 +113,7 @@ class Dialer:
         self._hung_up.set()
 
     def close(self) -> None:
-        """Hang up, and close what is open, in the thread that reads the calls."""
+        """Hang up, and close all calls; must be called in the thread that reads them."""
         self.hang_up()
         with self._changed:
             calls, self._calls = self._calls, []
@@ -136,7 +141,7 @@ class Dialer:
                 self._changed.notify_all()
 
     def _watch(self, call: Call) -> None:
-        """Returns when the call is of no use any more."""
+        """Return when the call is no longer usable."""
         poll = select.poll()
         descriptor = call.connection.fileno()
         if descriptor >= 0:
@@ -152,7 +157,7 @@ class Dialer:
                     return
 
     def _dial(self) -> Call:
-        """A connection to a server that knows this party."""
+        """Connect until the server accepts this party, or raise."""
         since = time.monotonic()
         refused_since: float | None = None
         pause = _FIRST_PAUSE
@@ -200,7 +205,7 @@ class Dialer:
                 raise LinkError(f"server: it has the certificate of {name}; permitted: {self._server_name}")
             buffer = frames.FrameBuffer(limit=self._frame_limit)
             challenge = _said(frames.receive(guest, buffer, deadline=deadline), CHALLENGE)
-            frames.send(guest, self._seal.join(challenge), deadline=deadline)
+            frames.send(guest, self._auth.join(challenge), deadline=deadline)
             _said(frames.receive(guest, buffer, deadline=deadline), WELCOME)
         except BaseException:
             with self._changed:
@@ -211,7 +216,7 @@ class Dialer:
         return Call(guest, buffer)
 
     def _check_certificates(self, error: Exception) -> None:
-        """A certificate that is not accepted will not be accepted later: said at once, unless it once was."""
+        """Raise for a refused certificate, unless it was accepted before: later attempts cannot change a refusal."""
         if self._was_welcome or not isinstance(error, ssl.SSLError) or isinstance(error, ssl.SSLEOFError):
             return
         if isinstance(error, ssl.SSLCertVerificationError):
@@ -263,39 +268,56 @@ _MOST_FAULTS = 3
 _LAST_WORD = 0.1
 
 
-class PartyLine:
-    """A party's end: a `PartyLink`. `serve` belongs to one thread; `close` may come from any."""
+class TlsPartyLink:
+    """Party's end of a TLS link: a `PartyLink`. `serve` belongs to one thread; `close` may come from any."""
 
     def __init__(
         self,
         *,
         address: tuple[str, int],
         tls: ssl.SSLContext,
-        seal: PartySeal,
+        auth: PartyMessageAuth,
         server_name: str,
         patience: float,
         idle: float | None = None,
         ended_after: float = 5.0,
-        frame_limit: int = connection.LIMIT,
+        frame_limit: int = frames.LIMIT,
     ) -> None:
-        self._seal, self._patience, self._frame_limit = seal, patience, frame_limit
+        """Store the parameters; `serve` dials.
+
+        Args:
+            address: Host and port of the server.
+            tls: Client-side TLS context.
+            auth: Message authentication of this process.
+            server_name: Common name that the server's certificate must have.
+            patience: Seconds that a disconnection may last.
+            idle: Longest silence of the server in seconds; by default three times the patience.
+            ended_after: Seconds of refused connections after which the server's process is taken for ended.
+            frame_limit: Longest frame in bytes.
+        """
+        self._auth, self._patience, self._frame_limit = auth, patience, frame_limit
         #: The server is silent while it waits for others: for their answers, and for those that are cut off.
         self._idle = 3 * patience if idle is None else idle
-        self._choices = {
-            "address": address,
-            "tls": tls,
-            "seal": seal,
-            "server_name": server_name,
-            "patience": patience,
-            "ended_after": ended_after,
-            "frame_limit": frame_limit,
-        }
+        self._new_dialer = functools.partial(
+            Dialer,
+            address=address,
+            tls=tls,
+            auth=auth,
+            server_name=server_name,
+            patience=patience,
+            ended_after=ended_after,
+            frame_limit=frame_limit,
+        )
         self._lock = threading.Lock()
         self._dialer: Dialer | None = None
         self._closed = False
 
     def serve(self, handle: Handler) -> None:
-        """Answer until the server says that the work is over."""
+        """Answer questions until the server ends the work.
+
+        Raises:
+            LinkError: If the server is lost.
+        """
         dialer = self._start()
         try:
             self._serve(dialer, handle)
@@ -303,6 +325,7 @@ class PartyLine:
             dialer.close()
 
     def close(self) -> None:
+        """End `serve` with an error."""
         with self._lock:
             self._closed = True
             dialer = self._dialer
@@ -313,7 +336,7 @@ class PartyLine:
         with self._lock:
             if self._closed:
                 raise LinkError("server: the line was closed at this side")
-            self._dialer = Dialer(**self._choices)  # type: ignore[arg-type]
+            self._dialer = self._new_dialer()
             return self._dialer
 
     def _serve(self, dialer: Dialer, handle: Handler) -> None:
@@ -325,10 +348,10 @@ class PartyLine:
             try:
                 while dialer.is_open(call) or len(call.buffer):
                     question = self._next(call, until=heard + self._idle)
-                    channel, answer = self._seal.respond(question, handle)
+                    channel, answer = self._auth.respond(question, handle)
                     # The time that the handler took is this side's own, and no silence of the server.
                     heard, faults = time.monotonic(), 0
-                    connection.send(call.connection, answer, deadline=heard + self._patience, limit=self._frame_limit)
+                    frames.send(call.connection, answer, deadline=heard + self._patience, limit=self._frame_limit)
                     if channel is Channel.END:
                         self._linger(dialer, call, handle)
                         return
@@ -346,30 +369,32 @@ class PartyLine:
 
     def _next(self, call: Call, *, until: float) -> bytes:
         try:
-            return connection.receive(call.connection, call.buffer, deadline=until)
+            return frames.receive(call.connection, call.buffer, deadline=until)
         except TimeoutError:
             raise _Silent(f"server: it asked nothing for {self._idle:g} seconds; the party lets go") from None
         except EOFError:
             raise _Goodbye("server: it closed the line before the work was over") from None
 
     def _hear_goodbye(self, call: Call) -> None:
-        """A call that was found closed while this side was busy may have had a last word. A question that comes
-        instead is asked again on the next call."""
+        """Raise if a call that was closed while this side was busy ended in an orderly way.
+
+        A question that is found instead is sent again on the next call.
+        """
         try:
-            connection.receive(call.connection, call.buffer, deadline=time.monotonic() + _LAST_WORD)
+            frames.receive(call.connection, call.buffer, deadline=time.monotonic() + _LAST_WORD)
         except EOFError:
             raise _Goodbye("server: it closed the line before the work was over") from None
         except OSError:
             return
 
     def _linger(self, dialer: Dialer, call: Call, handle: Handler) -> None:
-        """The last answer may have to be sent again, over a new connection too; a server that says goodbye has it."""
+        """Send the last answer again on request, over a new connection too, until the server closes or time is over."""
         until = time.monotonic() + _LINGER
         try:
             while True:
                 try:
-                    question = connection.receive(call.connection, call.buffer, deadline=until)
-                    connection.send(call.connection, self._seal.respond(question, handle)[1], deadline=until)
+                    question = frames.receive(call.connection, call.buffer, deadline=until)
+                    frames.send(call.connection, self._auth.respond(question, handle)[1], deadline=until)
                 except OSError:
                     dialer.report(call)
                     call = dialer.call(other_than=call, seconds=max(0.0, until - time.monotonic()))
@@ -378,8 +403,8 @@ class PartyLine:
 
 
 class _Silent(LinkError):
-    """The server is there and says nothing."""
+    """The server is connected and sends nothing."""
 
 
 class _Goodbye(LinkError):
-    """The server left, and said so."""
+    """The server closed the link in an orderly way."""

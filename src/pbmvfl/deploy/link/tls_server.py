@@ -12,10 +12,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pbmvfl.deploy.link import connection as frames
-from pbmvfl.deploy.link.acceptor import Door
+from pbmvfl.deploy.link.acceptor import Acceptor
 from pbmvfl.deploy.link.connection import Broken, Connection
-from pbmvfl.deploy.link.interface import Channel, Waiting, why_missing
-from pbmvfl.deploy.link.message_auth import JOIN_BYTES, OVERHEAD, Admission, PartyChannel, ProcessReplaced, ServerSeal
+from pbmvfl.deploy.link.interface import Channel, PendingReply, missing_reason
+from pbmvfl.deploy.link.message_auth import (
+    JOIN_BYTES,
+    OVERHEAD,
+    Admission,
+    PartyChannel,
+    ProcessReplaced,
+    ServerMessageAuth,
+)
 from pbmvfl.deploy.link.tls import common_name
 from pbmvfl.deploy.link.tls_client import CHALLENGE, REFUSED, TIME_LIMIT, WELCOME
 from pbmvfl.errors import LinkError, PartyLost
@@ -25,7 +32,7 @@ from pbmvfl.protocol.transport import Answers
 
 
 @dataclass(eq=False)
-class Seat:
+class PeerState:
     """A party's place at the server."""
 
     index: int
@@ -33,51 +40,51 @@ class Seat:
     channel: PartyChannel | None = None
     connection: Connection | None = None
     #: Connected, and not yet taken up by whoever asks.
-    newcomer: Connection | None = None
+    new_connection: Connection | None = None
     #: When its connection was missed; and whether the other end closed it.
     cut_since: float | None = None
     ended: bool = False
     faults: int = 0
     #: Why it never comes back; and why it was last refused.
-    gone: str = ""
-    refused: str = ""
+    lost_reason: str = ""
+    last_refusal: str = ""
 
     @property
     def is_alive(self) -> bool:
-        newest = self.newcomer or self.connection
-        return newest is not None and not self.gone and not newest.has_ended
+        newest = self.new_connection or self.connection
+        return newest is not None and not self.lost_reason and not newest.has_ended
 
-    def why_missing(self, seconds: float) -> str:
-        if self.gone:
-            return self.gone
-        return why_missing(f"{self.name} did not join within {seconds:g} seconds", self.refused)
+    def missing_reason(self, seconds: float) -> str:
+        if self.lost_reason:
+            return self.lost_reason
+        return missing_reason(f"{self.name} did not join within {seconds:g} seconds", self.last_refusal)
 
 
 @dataclass(eq=False, kw_only=True)
-class Wait(Waiting):
+class TlsPendingReply(PendingReply):
     """One party's answer on the line."""
 
-    seat: Seat
+    peer: PeerState
 
     def until(self, patience: float, ended_after: float) -> float:
         """When there is something to decide, if nothing happens before."""
-        if self.seat.gone:
+        if self.peer.lost_reason:
             return 0.0
-        if self.seat.connection is not None:
+        if self.peer.connection is not None:
             return self.deadline
-        since = self.seat.cut_since if self.seat.cut_since is not None else self.started
+        since = self.peer.cut_since if self.peer.cut_since is not None else self.started
         until = since + patience - self.cut
-        return min(until, since + ended_after) if self.seat.ended else until
+        return min(until, since + ended_after) if self.peer.ended else until
 
-    def over(self, now: float, patience: float, ended_after: float) -> str:
+    def timeout_reason(self, now: float, patience: float, ended_after: float) -> str:
         """Why it is not waited for any longer; nothing while it is."""
-        if self.seat.gone:
-            return self.seat.gone
+        if self.peer.lost_reason:
+            return self.peer.lost_reason
         if now < self.until(patience, ended_after):
             return ""
-        if self.seat.connection is not None:
+        if self.peer.connection is not None:
             return self.no_answer
-        if self.seat.ended:
+        if self.peer.ended:
             return "its process ended"
         return f"no connection within {patience:g} seconds"
 
@@ -95,7 +102,7 @@ _MOST_FAULTS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class LineTraffic:
+class TlsTraffic:
     """Bytes since the line is open: of the messages alone, and on the sockets with everything around them."""
 
     messages_down: int
@@ -106,7 +113,7 @@ class LineTraffic:
     redials: int
 
 
-class Line:
+class TlsServerLink:
     """The server's ends of all parties' lines: a `ServerLink`."""
 
     def __init__(
@@ -114,19 +121,19 @@ class Line:
         *,
         listen: tuple[str, int],
         tls: ssl.SSLContext,
-        seal: ServerSeal,
+        auth: ServerMessageAuth,
         parties: Sequence[str],
         patience: float,
         ended_after: float = 3.0,
         time_limit: float = TIME_LIMIT,
         frame_limit: int = frames.LIMIT,
     ) -> None:
-        self._seal, self._patience, self._ended_after, self._frame_limit = seal, patience, ended_after, frame_limit
-        self._seats = [Seat(index, name) for index, name in enumerate(parties)]
-        self._by_name = {seat.name: seat for seat in self._seats}
+        self._auth, self._patience, self._ended_after, self._frame_limit = auth, patience, ended_after, frame_limit
+        self._peers = [PeerState(index, name) for index, name in enumerate(parties)]
+        self._by_name = {peer.name: peer for peer in self._peers}
         #: Guards seats; whoever sits down tells it. `ask` is one thread's at a time.
         self._changed = threading.Condition()
-        self._asking = threading.Lock()
+        self._ask_lock = threading.Lock()
         self._closed = False
         self._wakes, self._waker = socket.socketpair()
         self._wakes.setblocking(False)
@@ -134,9 +141,9 @@ class Line:
         self._messages_down = self._messages_up = self._redials = 0
         self._closed_sockets = (0, 0)
         #: The party that went first and has not come back: when a job is ended, the others follow.
-        self.first_gone = ""
+        self.first_lost = ""
         try:
-            self._door = Door(listen=listen, tls=tls, greet=self._greet, time_limit=time_limit)
+            self._acceptor = Acceptor(listen=listen, tls=tls, on_connection=self._on_connection, time_limit=time_limit)
         except BaseException:
             self._wakes.close()
             self._waker.close()
@@ -147,25 +154,25 @@ class Line:
     @property
     def address(self) -> tuple[str, int]:
         """Where it listens."""
-        return self._door.address
+        return self._acceptor.address
 
     @property
     def parties(self) -> Sequence[str]:
-        return [seat.name for seat in self._seats]
+        return [peer.name for peer in self._peers]
 
     @property
     def alive(self) -> Sequence[str]:
         with self._changed:
-            return [seat.name for seat in self._seats if seat.is_alive]
+            return [peer.name for peer in self._peers if peer.is_alive]
 
     @property
-    def traffic(self) -> LineTraffic:
+    def traffic(self) -> TlsTraffic:
         with self._changed:
             down, up = self._closed_sockets
             for connection in self._connections():
                 sent, received = connection.bytes_on_socket()
                 down, up = down + sent, up + received
-            return LineTraffic(
+            return TlsTraffic(
                 messages_down=self._messages_down,
                 messages_up=self._messages_up,
                 socket_down=down,
@@ -176,15 +183,15 @@ class Line:
     def join(self, *, timeout: float) -> None:
         until = time.monotonic() + timeout
         with self._changed:
-            while missing := [seat for seat in self._seats if not seat.is_alive]:
+            while missing := [peer for peer in self._peers if not peer.is_alive]:
                 self._check_open()
                 left = until - time.monotonic()
-                if left <= 0 or any(seat.gone for seat in missing):
-                    raise PartyLost({seat.index: seat.why_missing(timeout) for seat in missing})
+                if left <= 0 or any(peer.lost_reason for peer in missing):
+                    raise PartyLost({peer.index: peer.missing_reason(timeout) for peer in missing})
                 self._changed.wait(min(left, 0.5))  # one that leaves again tells nobody
 
     def exchange(self, message: bytes, *, timeout: float | None = None) -> Answers:
-        questions = dict.fromkeys(range(len(self._seats)), message)
+        questions = dict.fromkeys(range(len(self._peers)), message)
         return self.ask(questions, channel=Channel.PROTOCOL, timeout=timeout)
 
     def ask(self, questions: Mapping[int, bytes], *, channel: Channel, timeout: float | None = None) -> Answers:
@@ -196,23 +203,23 @@ class Line:
             raise LinkError(f"server: a question of {longest:,} bytes; permitted: at most {self._frame_limit:,}")
         received: dict[int, bytes] = {}
         lost: dict[int, str] = {}
-        with self._asking:
+        with self._ask_lock:
             now = time.monotonic()
-            waits = {
-                index: Wait(seat=self._seats[index], channel=channel, body=body, started=now, limit=limit)
+            pending_by_index = {
+                index: TlsPendingReply(peer=self._peers[index], channel=channel, body=body, started=now, limit=limit)
                 for index, body in questions.items()
             }
-            while waits:
+            while pending_by_index:
                 self._check_open()
-                self._send(waits)
-                for index, reason in self._given_up(waits):
+                self._send(pending_by_index)
+                for index, reason in self._timed_out(pending_by_index):
                     lost[index] = reason
-                    del waits[index]
-                for index in self._await(waits):
-                    answer = self._read(waits[index])
+                    del pending_by_index[index]
+                for index in self._await(pending_by_index):
+                    answer = self._read(pending_by_index[index])
                     if answer is not None:
                         received[index] = answer
-                        del waits[index]
+                        del pending_by_index[index]
             self._messages_down += sum(map(len, questions.values()))
             self._messages_up += sum(map(len, received.values()))
         return Answers(received, lost)
@@ -224,81 +231,84 @@ class Line:
             self._closed = True
             self._changed.notify_all()
         self._wake()
-        with self._asking, self._changed:  # whoever asks has noticed
+        with self._ask_lock, self._changed:  # whoever asks has noticed
             for connection in self._connections():
                 connection.say_goodbye()
                 self._count_out(connection)
-            for seat in self._seats:
-                seat.connection = seat.newcomer = None
+            for peer in self._peers:
+                peer.connection = peer.new_connection = None
             self._wakes.close()
             self._waker.close()
-        self._door.close()  # last, so that nobody who is in is taken for a newcomer, and all hear the goodbye
+        self._acceptor.close()  # last, so that nobody who is in is taken for a newcomer, and all hear the goodbye
 
     # --- asking ---
 
-    def _send(self, waits: Mapping[int, Wait]) -> None:
+    def _send(self, pending_by_index: Mapping[int, TlsPendingReply]) -> None:
         """Whatever can be sent now to those who are there, newcomers first of all."""
-        for wait in waits.values():
-            seat = wait.seat
+        for pending in pending_by_index.values():
+            peer = pending.peer
             try:
-                if seat.newcomer is not None:
-                    self._sit_down(seat, wait)
-                if seat.connection is None or seat.channel is None:
+                if peer.new_connection is not None:
+                    self._switch_connection(peer, pending)
+                if peer.connection is None or peer.channel is None:
                     continue
-                if wait.number is None:
-                    self._ask_first(seat, seat.channel, wait)
-                seat.connection.write()
+                if pending.number is None:
+                    self._send_question(peer, peer.channel, pending)
+                peer.connection.write()
             except Broken as broken:
-                self._lose_connection(seat, ended=broken.ended)
+                self._lose_connection(peer, ended=broken.ended)
             except LinkError as error:
-                self._note_fault(seat, error)
+                self._note_fault(peer, error)
 
-    def _ask_first(self, seat: Seat, channel: PartyChannel, wait: Wait) -> None:
+    def _send_question(self, peer: PeerState, channel: PartyChannel, pending: TlsPendingReply) -> None:
         before = channel.asked
         try:
-            wait.number, question = channel.question(wait.channel, wait.body)
+            pending.number, question = channel.question(pending.channel, pending.body)
         except LinkError as error:
-            seat.gone = str(error)
+            peer.lost_reason = str(error)
             return
-        if wait.number > before and seat.connection is not None:  # otherwise it is on its way already
-            seat.connection.put(question)
+        if pending.number > before and peer.connection is not None:  # otherwise it is on its way already
+            peer.connection.put(question)
 
-    def _sit_down(self, seat: Seat, wait: Wait) -> None:
+    def _switch_connection(self, peer: PeerState, pending: TlsPendingReply) -> None:
         """A party's new connection takes the place of the old one, and hears again what it has not answered."""
         with self._changed:
-            self._count_out(seat.connection)
-            seat.connection, seat.newcomer = seat.newcomer, None
+            self._count_out(peer.connection)
+            peer.connection, peer.new_connection = peer.new_connection, None
         now = time.monotonic()
-        if seat.cut_since is not None:
-            wait.count_cut(seat.cut_since, now)
-        seat.cut_since, seat.ended = None, False
-        if self.first_gone == seat.name:
-            self.first_gone = ""
-        assert seat.connection is not None
-        assert seat.channel is not None
-        for question in seat.channel.again(seat.connection.last):
-            seat.connection.put(question)
+        if peer.cut_since is not None:
+            pending.count_cut(peer.cut_since, now)
+        peer.cut_since, peer.ended = None, False
+        if self.first_lost == peer.name:
+            self.first_lost = ""
+        assert peer.connection is not None
+        assert peer.channel is not None
+        for question in peer.channel.again(peer.connection.last):
+            peer.connection.put(question)
 
-    def _given_up(self, waits: Mapping[int, Wait]) -> list[tuple[int, str]]:
+    def _timed_out(self, pending_by_index: Mapping[int, TlsPendingReply]) -> list[tuple[int, str]]:
         now = time.monotonic()
-        found = ((index, wait.over(now, self._patience, self._ended_after)) for index, wait in waits.items())
+        found = (
+            (index, pending.timeout_reason(now, self._patience, self._ended_after))
+            for index, pending in pending_by_index.items()
+        )
         return [(index, reason) for index, reason in found if reason]
 
-    def _await(self, waits: Mapping[int, Wait]) -> list[int]:
+    def _await(self, pending_by_index: Mapping[int, TlsPendingReply]) -> list[int]:
         """Those of whom something can be read; nobody when a deadline comes first, or somebody sits down."""
-        if not waits:
+        if not pending_by_index:
             return []
         poll = select.poll()
         poll.register(self._wakes, select.POLLIN)
         found: dict[int, int] = {}
         ready: set[int] = set()
-        for index, wait in waits.items():
-            if (connection := wait.seat.connection) is not None:
+        for index, pending in pending_by_index.items():
+            if (connection := pending.peer.connection) is not None:
                 poll.register(connection.fileno(), connection.events)
                 found[connection.fileno()] = index
                 if connection.must_read:
                     ready.add(index)
-        until = min(wait.until(self._patience, self._ended_after) for wait in waits.values())
+        until = min(pending.until(self._patience, self._ended_after) for pending in pending_by_index.values())
         left = 0.0 if ready else max(0.0, until - time.monotonic())
         # Rounded up to a millisecond, so that a deadline has passed when it wakes.
         for descriptor, events in poll.poll(int(left * 1000) + bool(left)):
@@ -309,86 +319,86 @@ class Line:
                 ready.add(found[descriptor])
         return sorted(ready)
 
-    def _read(self, wait: Wait) -> bytes | None:
+    def _read(self, pending: TlsPendingReply) -> bytes | None:
         """The answer that is waited for, if it is there."""
-        seat = wait.seat
-        assert seat.connection is not None
-        assert seat.channel is not None
+        peer = pending.peer
+        assert peer.connection is not None
+        assert peer.channel is not None
         try:
-            for frame in seat.connection.read():
-                answer = seat.channel.answer(frame)
-                if answer is not None and answer.number == wait.number:
-                    seat.faults = 0
+            for frame in peer.connection.read():
+                answer = peer.channel.answer(frame)
+                if answer is not None and answer.number == pending.number:
+                    peer.faults = 0
                     return answer.body
         except Broken as broken:
-            self._lose_connection(seat, ended=broken.ended)
+            self._lose_connection(peer, ended=broken.ended)
         except LinkError as error:
-            self._note_fault(seat, error)
+            self._note_fault(peer, error)
         return None
 
-    def _note_fault(self, seat: Seat, error: LinkError) -> None:
+    def _note_fault(self, peer: PeerState, error: LinkError) -> None:
         """A frame that is not what it should be costs the connection; the party may dial again, not for ever."""
-        seat.faults += 1
-        if seat.faults >= _MOST_FAULTS:
-            seat.gone = str(error).removeprefix(f"party={seat.name}: ")
-        self._lose_connection(seat, ended=False)
+        peer.faults += 1
+        if peer.faults >= _MOST_FAULTS:
+            peer.lost_reason = str(error).removeprefix(f"party={peer.name}: ")
+        self._lose_connection(peer, ended=False)
 
-    def _lose_connection(self, seat: Seat, *, ended: bool) -> None:
+    def _lose_connection(self, peer: PeerState, *, ended: bool) -> None:
         with self._changed:
-            self._drop(seat)
-        seat.cut_since, seat.ended = time.monotonic(), ended
-        self.first_gone = self.first_gone or seat.name
+            self._drop(peer)
+        peer.cut_since, peer.ended = time.monotonic(), ended
+        self.first_lost = self.first_lost or peer.name
 
     # --- newcomers: in threads of the door ---
 
-    def _greet(self, guest: ssl.SSLSocket, deadline: float) -> None:
+    def _on_connection(self, connection: ssl.SSLSocket, deadline: float) -> None:
         """Hear who it is. The name is the certificate's; who holds its identity, the seal knows."""
-        name = common_name(guest)
-        seat = self._by_name.get(name)
+        name = common_name(connection)
+        peer = self._by_name.get(name)
         try:
-            if seat is None:
+            if peer is None:
                 raise LinkError(f"party={name}: it is not of this federation, which has {', '.join(self._by_name)}")
-            challenge = self._seal.challenge()
-            frames.send(guest, CHALLENGE + challenge, deadline=deadline)
+            challenge = self._auth.challenge()
+            frames.send(connection, CHALLENGE + challenge, deadline=deadline)
             buffer = frames.FrameBuffer(limit=JOIN_BYTES)
-            join = frames.receive(guest, buffer, deadline=deadline)
+            join = frames.receive(connection, buffer, deadline=deadline)
             if len(buffer):
                 raise LinkError(f"party={name}: it said more than its join")
-            admission = self._seal.admit(name, challenge, join)
+            admission = self._auth.admit(name, challenge, join)
         except LinkError as error:
-            if seat is not None:
+            if peer is not None:
                 with self._changed:
-                    seat.refused = str(error)
+                    peer.last_refusal = str(error)
                     if isinstance(error, ProcessReplaced):
-                        seat.gone = "its process was replaced"
+                        peer.lost_reason = "its process was replaced"
                     self._changed.notify_all()
                 self._wake()
             with contextlib.suppress(OSError):
-                frames.send(guest, REFUSED + str(error).encode()[:400], deadline=deadline)
+                frames.send(connection, REFUSED + str(error).encode()[:400], deadline=deadline)
             raise
-        frames.send(guest, WELCOME, deadline=deadline)
-        self._seat(seat, guest, admission)
+        frames.send(connection, WELCOME, deadline=deadline)
+        self._register(peer, connection, admission)
 
-    def _seat(self, seat: Seat, guest: ssl.SSLSocket, admission: Admission) -> None:
+    def _register(self, peer: PeerState, connection: ssl.SSLSocket, admission: Admission) -> None:
         with self._changed:
             self._check_open()
-            self._redials += seat.channel is not None
-            seat.channel = admission.channel
-            if seat.newcomer is not None:
-                self._count_out(seat.newcomer)
-            seat.newcomer = Connection(guest, last=admission.last, limit=self._frame_limit)
+            self._redials += peer.channel is not None
+            peer.channel = admission.channel
+            if peer.new_connection is not None:
+                self._count_out(peer.new_connection)
+            peer.new_connection = Connection(connection, last=admission.last, limit=self._frame_limit)
             self._changed.notify_all()
         self._wake()
 
     # --- small parts ---
 
     def _connections(self) -> list[Connection]:
-        both = [each for seat in self._seats for each in (seat.connection, seat.newcomer)]
+        both = [each for peer in self._peers for each in (peer.connection, peer.new_connection)]
         return [each for each in both if each is not None]
 
-    def _drop(self, seat: Seat) -> None:
-        self._count_out(seat.connection)
-        seat.connection = None
+    def _drop(self, peer: PeerState) -> None:
+        self._count_out(peer.connection)
+        peer.connection = None
 
     def _count_out(self, connection: Connection | None) -> None:
         if connection is not None:

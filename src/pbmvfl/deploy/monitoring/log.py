@@ -1,8 +1,8 @@
 """A site's log: HOME/logs/pbmvfl.jsonl, one JSON object a line, for the site's own operators.
 
 It cannot hold a private value by accident. Sentences are fixed (`log_events`), fields are known by name and kind, and
-errors are told as `owner_words` does. What the library itself says through `logging` is kept if its text is a constant
-of the code that says it; of its arguments only whole numbers, names of codes and errors.
+errors pass through `redacted_error`. A record of the library's own `logging` is kept if its text is a constant of the
+code that logs it; of its arguments only whole numbers, names of codes and redacted errors are kept.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from typing import Any
 
 from pbmvfl._files import PRIVATE_FILE, make_private_folder
 from pbmvfl.deploy.monitoring.log_events import LEVELS, Event, permitted_fields, sentence
-from pbmvfl.deploy.monitoring.redaction import owner_words, printable
+from pbmvfl.deploy.monitoring.redaction import printable, redacted_error
 from pbmvfl.deploy.monitoring.status import read_status
-from pbmvfl.deploy.site.folder import Home
+from pbmvfl.deploy.site.folder import SiteFolder
 
 # ---
 # Lines of a log, in files that only their owner may read, of bounded size, by several processes at a time.
@@ -138,14 +138,14 @@ class SiteLog:
         try:
             self._file = LogFile(path)
         except OSError as error:
-            self.trouble = owner_words(error)
+            self.trouble = redacted_error(error)
 
     def say(self, event: Event, **fields: object) -> None:
         """That something happened. Fields that are not known, or not of their kind, are left out."""
         self._write(event, None, fields)
 
     def error(self, event: Event, error: BaseException, **fields: object) -> None:
-        """The same because of an error, which is told as `owner_words` does."""
+        """The same because of an error, which is told as `redacted_error` does."""
         self._write(event, error, fields)
 
     def capture_library(self) -> None:
@@ -177,7 +177,7 @@ class SiteLog:
         kept = permitted_fields(fields, self._names)
         words = sentence(known, kept)
         if error is not None:
-            words = f"{words}: {owner_words(error)}" if words else owner_words(error)
+            words = f"{words}: {redacted_error(error)}" if words else redacted_error(error)
         self.write_line(level, known, words, kept)
 
     def write_line(self, level: int, event: Event, words: str, fields: Mapping[str, Any]) -> None:
@@ -196,7 +196,7 @@ class SiteLog:
             self._file.write(json.dumps(line))
             self.trouble = ""
         except OSError as error:
-            self.trouble = owner_words(error)
+            self.trouble = redacted_error(error)
 
 
 class _Captors:
@@ -253,12 +253,12 @@ def _library_words(record: logging.LogRecord) -> str:
         except (TypeError, ValueError):
             words = record.msg
     error = record.exc_info[1] if isinstance(record.exc_info, tuple) else None
-    return words if error is None else f"{words}: {owner_words(error)}"
+    return words if error is None else f"{words}: {redacted_error(error)}"
 
 
 def _argument(value: object) -> object:
     if isinstance(value, BaseException):
-        return owner_words(value)
+        return redacted_error(value)
     if type(value) is int or (type(value) is str and _CODE.fullmatch(value)):
         return value
     return "?"
@@ -275,12 +275,12 @@ def _is_constant(record: logging.LogRecord) -> bool:
     return False
 
 
-def open_logs(home: Home, job: str = "", *, run: str = "", level: int = logging.INFO) -> SiteLog:
+def open_logs(site_folder: SiteFolder, job: str = "", *, run: str = "", level: int = logging.INFO) -> SiteLog:
     """The log of an organisation, with what the library says from now on; close it at the end of the job."""
-    federation = home.federation
+    federation = site_folder.federation
     log = SiteLog(
-        home.logs / FILE,
-        site=home.name,
+        site_folder.logs / FILE,
+        site=site_folder.name,
         job=job,
         run=run,
         names=(federation.server, *federation.parties),
@@ -290,20 +290,20 @@ def open_logs(home: Home, job: str = "", *, run: str = "", level: int = logging.
     return log
 
 
-def prune_jobs(home: Home, keep: int = 10, *, busy: Collection[str] = ()) -> int:
+def prune_jobs(site_folder: SiteFolder, keep: int = 10, *, busy: Collection[str] = ()) -> int:
     """Remove NVFlare's folders of old jobs in the kit, all but the newest; how many.
 
     Only folders that are named like a job, never through a link, and never that of a job whose process is alive.
     Checkpoints and models are elsewhere and are not touched. The log itself is bounded by its own size.
     """
     found: list[tuple[float, Path]] = []
-    with contextlib.suppress(OSError), os.scandir(home.kit) as entries:
+    with contextlib.suppress(OSError), os.scandir(site_folder.kit) as entries:
         for entry in entries:
             with contextlib.suppress(OSError):
                 if _JOB.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False):
                     found.append((entry.stat(follow_symlinks=False).st_mtime, Path(entry.path)))
     found.sort(reverse=True)
-    status = read_status(home.status)
+    status = read_status(site_folder.status)
     running = {*busy, status.job if status is not None and status.process_is_alive else ""}
     removed = 0
     for _, path in found[max(keep, 0) :]:
@@ -314,14 +314,14 @@ def prune_jobs(home: Home, keep: int = 10, *, busy: Collection[str] = ()) -> int
     return removed
 
 
-def remove_unfinished_jobs(home: Home) -> int:
+def remove_unfinished_jobs(site_folder: SiteFolder) -> int:
     """Remove what NVFlare had unpacked for a job when it was killed, before anybody had looked at it; how many.
 
     Files that were looked at have a description beside them. Only while none of the kit's processes lives.
     """
     removed = 0
     with contextlib.suppress(OSError):
-        for path in home.kit.iterdir():
+        for path in site_folder.kit.iterdir():
             if _JOB.fullmatch(path.name) and not path.is_symlink() and not (path / "meta.json").is_file():
                 shutil.rmtree(path, ignore_errors=True)
                 removed += not path.exists()

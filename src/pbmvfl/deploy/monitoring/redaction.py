@@ -23,7 +23,7 @@ def printable(words: str, longest: int = LONGEST_WORDS) -> str:
     return line if len(line) <= longest else line[: longest - 3] + "..."
 
 
-def owner_words(error: BaseException) -> str:
+def redacted_error(error: BaseException) -> str:
     """The kind of an error, and its own words where these cannot quote a private value; else where it happened."""
     kind = type(error).__name__
     quotes = isinstance(error, _MAY_QUOTE) and not isinstance(error, ProtocolError)

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from pbmvfl._files import PRIVATE_FILE
-from pbmvfl.deploy.monitoring.redaction import owner_words, printable
+from pbmvfl.deploy.monitoring.redaction import printable, redacted_error
 from pbmvfl.ledger.session_lock import boot_id, start_of
 
 FORMAT = 1
@@ -226,7 +226,7 @@ class StatusFile:
 
     def error(self, error: BaseException) -> None:
         """Something went wrong and the job goes on, as with a cut that is being mended."""
-        self._tell({"last_error": owner_words(error), "error_at": time.time()}, at_once=False)
+        self._tell({"last_error": redacted_error(error), "error_at": time.time()}, at_once=False)
 
     def done(self) -> None:
         """The job did what it was asked to do; written at once."""
@@ -234,7 +234,7 @@ class StatusFile:
 
     def failed(self, error: BaseException) -> None:
         """It did not, and why; written at once."""
-        told = {"state": State.FAILED, "last_error": owner_words(error), "error_at": time.time()}
+        told = {"state": State.FAILED, "last_error": redacted_error(error), "error_at": time.time()}
         self._tell(told, at_once=True)
 
     def close(self) -> None:
@@ -311,7 +311,7 @@ class StatusFile:
                 self._replace(json.dumps(status.to_dict()).encode())
                 self.trouble = ""
             except OSError as error:
-                self.trouble = owner_words(error)
+                self.trouble = redacted_error(error)
                 with contextlib.suppress(OSError):
                     self._temporary.unlink()
 

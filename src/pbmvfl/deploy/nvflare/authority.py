@@ -31,7 +31,7 @@ from pbmvfl.deploy.nvflare.provision import make_home, organisation
 from pbmvfl.deploy.site.enrolment import Request, Signed, check_distinct
 from pbmvfl.deploy.site.federation_file import FILE, FederationFile
 from pbmvfl.deploy.site.fingerprint import check_fingerprint, fingerprint
-from pbmvfl.deploy.site.folder import PINS, WHO, Home
+from pbmvfl.deploy.site.folder import PINS, WHO, SiteFolder
 from pbmvfl.errors import FederationError
 
 AUTHORITY_DAYS, CERTIFICATE_DAYS = 3650, 365
@@ -78,18 +78,18 @@ def request(federation_toml: Path, name: str, path: Path) -> Path:
     federation = FederationFile.read(federation_toml)
     if name != federation.server:
         federation.index_of(name)
-    if (path / WHO).exists() and Home.at(path).name != name:
-        raise FederationError(f"{path} is the folder of {Home.at(path).name}, not of {name}; choose another")
-    home = make_home(path, name, _text(federation_toml))
-    identity = home.make_identity()
-    folder = home.path / "request"
+    if (path / WHO).exists() and SiteFolder.at(path).name != name:
+        raise FederationError(f"{path} is the folder of {SiteFolder.at(path).name}, not of {name}; choose another")
+    site_folder = make_home(path, name, _text(federation_toml))
+    identity = site_folder.make_identity()
+    folder = site_folder.path / "request"
     make_private_folder(folder)
     wanted = Request(
         federation=federation.digest,
         name=name,
         identity=identity.public,
-        site=_csr(folder, name, name, "server" if home.is_server else "client"),
-        lead=_csr(folder, federation.lead, name, "lead") if home.is_server else "",
+        site=_csr(folder, name, name, "server" if site_folder.is_server else "client"),
+        lead=_csr(folder, federation.lead, name, "lead") if site_folder.is_server else "",
     )
     parcel = folder / f"{name}.request.zip"
     wanted.write(parcel, identity)
@@ -156,69 +156,75 @@ def approve(
     return Approval(parcels=parcels, missing=(), fingerprint=fingerprint(federation, root, identities))
 
 
-def package(home: Home, parcel: Path, *, fingerprint_said: str | None = None, replace: bool = False) -> str:
+def package(
+    site_folder: SiteFolder, parcel: Path, *, fingerprint_said: str | None = None, replace: bool = False
+) -> str:
     """A kit from the keys at home and what the authority sent. The federation's fingerprint, to compare by phone.
 
     With `fingerprint_said` nothing is written unless it is the same. Identities that were pinned before and are others
     now are refused, unless they are to `replace` the old ones.
     """
-    federation = home.federation
+    federation = site_folder.federation
     signed = Signed.read(parcel, federation)
-    if signed.name != home.name:
-        raise FederationError(f"{parcel} is for {signed.name[:40]!r}, and this is the folder of {home.name}")
-    if signed.identities[home.name] != home.identity().public:
+    if signed.name != site_folder.name:
+        raise FederationError(f"{parcel} is for {signed.name[:40]!r}, and this is the folder of {site_folder.name}")
+    if signed.identities[site_folder.name] != site_folder.identity().public:
         raise FederationError(
-            f"{parcel} has another identity for {home.name} than the one here: somebody swapped it, or this "
+            f"{parcel} has another identity for {site_folder.name} than the one here: somebody swapped it, or this "
             "organisation asked again since; do not use it"
         )
-    with tempfile.TemporaryDirectory(prefix=".package-", dir=home.path) as scratch, _named(scratch, parcel):
+    with tempfile.TemporaryDirectory(prefix=".package-", dir=site_folder.path) as scratch, _named(scratch, parcel):
         root = Path(scratch) / "rootCA.pem"
         root.write_text(signed.authority)
         authority = Certificate.read(root)
         if (words := tls.fault(authority, name=authority.name, authority=authority)) is not None:
             raise FederationError(words)
-        kits = [("site", home.name, signed.site)] + ([("lead", federation.lead, signed.lead)] if home.is_server else [])
+        kits = [("site", site_folder.name, signed.site)] + (
+            [("lead", federation.lead, signed.lead)] if site_folder.is_server else []
+        )
         for place, name, pem in kits:
             certificate = Path(scratch) / f"{place}.crt"
             certificate.write_text(pem)
-            tls.check(certificate, home.path / "request" / f"{name}.key", root, name=name)
+            tls.check(certificate, site_folder.path / "request" / f"{name}.key", root, name=name)
         found = fingerprint(federation, authority, signed.identities)
     if fingerprint_said is not None:
         check_fingerprint(fingerprint_said, found)
-    _check_pins(home, signed, replace)
-    _write_kit(home, signed)
+    _check_pins(site_folder, signed, replace)
+    _write_kit(site_folder, signed)
     return found
 
 
-def _write_kit(home: Home, signed: Signed) -> None:
-    federation, request_folder = home.federation, home.path / "request"
-    places = [(home.kit, home.certificate.name, home.private_key.name, home.name, signed.site)]
-    if home.is_server:
-        places.append((home.lead_kit, "client.crt", "client.key", federation.lead, signed.lead))
+def _write_kit(site_folder: SiteFolder, signed: Signed) -> None:
+    federation, request_folder = site_folder.federation, site_folder.path / "request"
+    places = [
+        (site_folder.kit, site_folder.certificate.name, site_folder.private_key.name, site_folder.name, signed.site)
+    ]
+    if site_folder.is_server:
+        places.append((site_folder.lead_kit, "client.crt", "client.key", federation.lead, signed.lead))
     for kit, certificate, key, name, pem in places:
         startup = kit / "startup"
         make_private_folder(startup)
         write_atomically(startup / key, (request_folder / f"{name}.key").read_bytes(), mode=PRIVATE_FILE)
         write_atomically(startup / certificate, pem, mode=PRIVATE_FILE)
         write_atomically(startup / "rootCA.pem", signed.authority, mode=PRIVATE_FILE)
-    home.write_pins(
+    site_folder.write_pins(
         signed.identities[federation.server], {name: signed.identities[name] for name in federation.parties}
     )
-    harden(home)
-    home.pins()
+    harden(site_folder)
+    site_folder.pins()
 
 
-def _check_pins(home: Home, signed: Signed, replace: bool) -> None:
+def _check_pins(site_folder: SiteFolder, signed: Signed, replace: bool) -> None:
     """Identities of others, as this organisation accepted them before; its own may be new, and it knows that."""
-    path = home.path / PINS
+    path = site_folder.path / PINS
     if replace or not path.exists():
         return
     said = read_object(path, {"server": str, "parties": dict}, FederationError)
-    old = {**said["parties"], home.federation.server: said["server"]}
+    old = {**said["parties"], site_folder.federation.server: said["server"]}
     changed = [
         name
         for name, identity in signed.identities.items()
-        if name != home.name and old.get(name, identity.hex()) != identity.hex()
+        if name != site_folder.name and old.get(name, identity.hex()) != identity.hex()
     ]
     if changed:
         raise FederationError(

@@ -21,31 +21,31 @@ from __future__ import annotations
 
 from typing import Any
 
-from pbmvfl.deploy.job.link_factory import party_seal, server_seal
+from pbmvfl.deploy.job.link_factory import party_message_auth, server_message_auth
 from pbmvfl.deploy.nvflare.cell_party import PartyCell
 from pbmvfl.deploy.nvflare.cell_server import ServerCell
-from pbmvfl.deploy.site.folder import Home
+from pbmvfl.deploy.site.folder import SiteFolder
 
 #: What NVFlare calls the server, whatever its organisation is called.
 _ROOT = "server"
 
 
-def server_cell(home: Home, cell: Any, job: str) -> ServerCell:
+def server_cell(site_folder: SiteFolder, cell: Any, job: str) -> ServerCell:
     """The label holder's end. `cell` is the job process's own: `engine.get_cell()`."""
-    federation = home.federation
+    federation = site_folder.federation
     return ServerCell(
         core_cell=cell.core_cell,
-        seal=server_seal(home, job),
+        auth=server_message_auth(site_folder, job),
         cells={name: f"{name}.{job}" for name in federation.parties},
         patience=federation.patience,
     )
 
 
-def party_cell(home: Home, cell: Any, job: str) -> PartyCell:
+def party_cell(site_folder: SiteFolder, cell: Any, job: str) -> PartyCell:
     """A party's end."""
     return PartyCell(
         core_cell=cell.core_cell,
-        seal=party_seal(home, job),
+        auth=party_message_auth(site_folder, job),
         server=f"{_ROOT}.{job}",
-        patience=home.federation.patience,
+        patience=site_folder.federation.patience,
     )

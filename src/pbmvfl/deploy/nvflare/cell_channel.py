@@ -48,20 +48,22 @@ class Kind(Enum):
 
 
 #: Called in NVFlare's threads, with the sender's cell; must return soon.
-Hear = Callable[[str, Kind, bytes], None]
+OnMessage = Callable[[str, Kind, bytes], None]
 
 
-class Door:
+class CellEndpoint:
     """A cell's own channel. `peers` are the only cells that are heard."""
 
-    def __init__(self, core_cell: Any, *, peers: Collection[str], hear: Hear, limit: int = connection.LIMIT) -> None:
-        self._cell, self._peers, self._hear, self._limit = core_cell, frozenset(peers), hear, limit + 1
+    def __init__(
+        self, core_cell: Any, *, peers: Collection[str], on_message: OnMessage, limit: int = connection.LIMIT
+    ) -> None:
+        self._cell, self._peers, self._on_message, self._limit = core_cell, frozenset(peers), on_message, limit + 1
         self._warnings = 0
         self._closed = False
         core_cell.add_incoming_filter(CHANNEL, TOPIC, self._guard)
         core_cell.register_request_cb(CHANNEL, TOPIC, self._received)
 
-    def say(self, target: str, kind: Kind, body: bytes = b"") -> None:
+    def send(self, target: str, kind: Kind, body: bytes = b"") -> None:
         """Send, and do not wait. What cannot be sent now is lost: whoever needs an answer asks again."""
         if self._closed:
             return
@@ -103,7 +105,7 @@ class Door:
                 fault = "is of no known kind"
             else:
                 if not self._closed:
-                    self._hear(message.get_header(MessageHeaderKey.ORIGIN), kind, payload[1:])
+                    self._on_message(message.get_header(MessageHeaderKey.ORIGIN), kind, payload[1:])
                 return
         self._warn(message, fault)
 
@@ -145,6 +147,6 @@ class Door:
         self.dropped(f"a message of cell {origin!r} {fault}")
 
 
-def words_of(body: bytes) -> str:
+def printable_text(body: bytes) -> str:
     """What the other side said, for a person to read."""
     return "".join(each for each in body[:400].decode(errors="replace") if each.isprintable())

@@ -9,8 +9,8 @@ from typing import Any
 
 from pbmvfl.deploy.link import connection
 from pbmvfl.deploy.link.interface import Channel, Handler
-from pbmvfl.deploy.link.message_auth import MAC_BYTES, MOST_UNANSWERED, OtherJob, PartySeal, ProcessReplaced
-from pbmvfl.deploy.nvflare.cell_channel import AGAIN_AFTER, NUMBER, STATE, Door, Kind, words_of
+from pbmvfl.deploy.link.message_auth import MAC_BYTES, MOST_UNANSWERED, OtherJob, PartyMessageAuth, ProcessReplaced
+from pbmvfl.deploy.nvflare.cell_channel import AGAIN_AFTER, NUMBER, STATE, CellEndpoint, Kind, printable_text
 from pbmvfl.errors import LinkError
 
 #: Seconds after the last answer in which the server may ask for it again; a server that leaves has it.
@@ -28,7 +28,7 @@ class PartyCell:
         self,
         *,
         core_cell: Any,
-        seal: PartySeal,
+        auth: PartyMessageAuth,
         server: str,
         patience: float,
         idle: float | None = None,
@@ -37,13 +37,13 @@ class PartyCell:
         frame_limit: int = connection.LIMIT,
     ) -> None:
         """`server` is the cell of the server's job: nobody else is heard."""
-        self._seal, self._server, self._patience, self._again_after = seal, server, patience, again_after
+        self._auth, self._server, self._patience, self._again_after = auth, server, patience, again_after
         self._idle = 3 * patience if idle is None else idle
         self._linger, self._limit = linger, frame_limit
         #: Guards all below, which NVFlare's threads see too.
-        self._came = threading.Condition()
-        self._box: deque[tuple[Kind, bytes]] = deque()
-        self._heard_at = time.monotonic()
+        self._changed = threading.Condition()
+        self._inbox: deque[tuple[Kind, bytes]] = deque()
+        self._received_at = time.monotonic()
         self._hello_at = 0.0
         self._has_joined = self._server_left = self._closed = False
         self._refused = ""
@@ -51,12 +51,12 @@ class PartyCell:
         self._working_on = b""
         self._last = 0
         self._last_answer = b""
-        self._door = Door(core_cell, peers=(server,), hear=self._hear, limit=frame_limit)
+        self._endpoint = CellEndpoint(core_cell, peers=(server,), on_message=self._on_message, limit=frame_limit)
 
     def serve(self, handle: Handler) -> None:
         """Answer until the server says that the work is over."""
-        with self._came:
-            self._heard_at = time.monotonic()
+        with self._changed:
+            self._received_at = time.monotonic()
         leaves_at: float | None = None
         while (message := self._next(leaves_at)) is not None:
             kind, body = message
@@ -66,13 +66,13 @@ class PartyCell:
                 leaves_at = time.monotonic() + self._linger
 
     def close(self) -> None:
-        with self._came:
+        with self._changed:
             if self._closed:
                 return
             self._closed = True
-            self._came.notify_all()
-        self._door.say(self._server, Kind.BYE)
-        self._door.close()
+            self._changed.notify_all()
+        self._endpoint.send(self._server, Kind.BYE)
+        self._endpoint.close()
 
     # --- in the thread that serves ---
 
@@ -80,25 +80,25 @@ class PartyCell:
         """What is to be done next; None when the work is over, and nobody asks for the last answer again."""
         while True:
             now = time.monotonic()
-            with self._came:
+            with self._changed:
                 if self._closed:
                     raise LinkError("server: the link was closed at this side")
-                if self._box:
-                    kind, body = self._box.popleft()
+                if self._inbox:
+                    kind, body = self._inbox.popleft()
                     self._working_on = body if kind is Kind.QUESTION else b""
                     return kind, body
                 if leaves_at is not None and (self._server_left or now >= leaves_at):
                     return None
                 patience = self._idle if self._has_joined else self._patience
-                until = self._heard_at + patience if leaves_at is None else leaves_at
+                until = self._received_at + patience if leaves_at is None else leaves_at
                 if self._server_left or now >= until:
                     raise LinkError(self._why_lost(patience))
                 says_hello = not self._has_joined and now >= self._hello_at
                 if not says_hello:
-                    self._came.wait(min(until, until if self._has_joined else self._hello_at) - now)
+                    self._changed.wait(min(until, until if self._has_joined else self._hello_at) - now)
             if says_hello:
                 self._hello_at = now + self._again_after
-                self._door.say(self._server, Kind.HELLO)
+                self._endpoint.send(self._server, Kind.HELLO)
 
     def _why_lost(self, patience: float) -> str:
         last = f"; last refused: {self._refused}" if self._refused else ""
@@ -109,43 +109,43 @@ class PartyCell:
 
     def _join(self, challenge: bytes) -> None:
         try:
-            join = self._seal.join(challenge)
+            join = self._auth.join(challenge)
         except LinkError as error:
             self._refused = str(error)
-            self._door.say(self._server, Kind.REFUSED, str(error).encode()[:400])
+            self._endpoint.send(self._server, Kind.REFUSED, str(error).encode()[:400])
             if isinstance(error, OtherJob | ProcessReplaced):  # signed by the server: it will not change
                 raise
-            self._door.dropped(str(error))
+            self._endpoint.dropped(str(error))
             return
-        self._door.say(self._server, Kind.JOIN, join)
+        self._endpoint.send(self._server, Kind.JOIN, join)
 
     def _answer(self, question: bytes, handle: Handler) -> Channel | None:
         """The channel of a question that was answered; None for what is no question of the server's."""
         answer = b""
         try:
-            channel, answer = self._seal.respond(question, handle)
+            channel, answer = self._auth.respond(question, handle)
         except LinkError as error:
-            self._door.dropped(str(error))
+            self._endpoint.dropped(str(error))
             return None
         finally:
-            with self._came:
+            with self._changed:
                 self._working_on = b""
-                self._heard_at = time.monotonic()  # the time that the handler took is no silence of the server
+                self._received_at = time.monotonic()  # the time that the handler took is no silence of the server
                 if answer:
                     self._has_joined = True
                     self._last, self._last_answer = _number(question), answer
         if len(answer) > self._limit:
             raise LinkError(f"an answer of {len(answer):,} bytes; permitted: at most {self._limit:,}")
-        self._door.say(self._server, Kind.ANSWER, answer)
+        self._endpoint.send(self._server, Kind.ANSWER, answer)
         return channel
 
     # --- in NVFlare's threads ---
 
-    def _hear(self, cell: str, kind: Kind, body: bytes) -> None:
+    def _on_message(self, cell: str, kind: Kind, body: bytes) -> None:
         del cell  # the door lets in the server's only
         state, again = b"", b""
-        with self._came:
-            self._heard_at = time.monotonic()
+        with self._changed:
+            self._received_at = time.monotonic()
             match kind:
                 case Kind.QUESTION if not self._has_already(body):
                     self._put(kind, body)
@@ -155,27 +155,27 @@ class PartyCell:
                     state = STATE.pack(self._last, self._number_in_work())
                     again = self._last_answer if NUMBER.unpack(body)[0] == self._last else b""
                 case Kind.REFUSED:
-                    self._refused = words_of(body)
+                    self._refused = printable_text(body)
                 case Kind.BYE:
                     self._server_left = True
-            self._came.notify_all()
+            self._changed.notify_all()
         if again:
-            self._door.say(self._server, Kind.ANSWER, again)
+            self._endpoint.send(self._server, Kind.ANSWER, again)
         elif state:
-            self._door.say(self._server, Kind.STATE, state)
+            self._endpoint.send(self._server, Kind.STATE, state)
 
     def _has_already(self, question: bytes) -> bool:
         """Whether it waits or is worked on, so that a second delivery is not handled twice."""
         mac = question[-MAC_BYTES:]
-        return any(each[-MAC_BYTES:] == mac for each in (self._working_on, *(body for _, body in self._box)))
+        return any(each[-MAC_BYTES:] == mac for each in (self._working_on, *(body for _, body in self._inbox)))
 
     def _put(self, kind: Kind, body: bytes) -> None:
         """More than an honest server has under way is dropped; it asks again."""
-        if len(self._box) <= MOST_UNANSWERED:
-            self._box.append((kind, body))
+        if len(self._inbox) <= MOST_UNANSWERED:
+            self._inbox.append((kind, body))
 
     def _number_in_work(self) -> int:
-        waiting = [body for kind, body in self._box if kind is Kind.QUESTION]
+        waiting = [body for kind, body in self._inbox if kind is Kind.QUESTION]
         return _number(self._working_on or (waiting[0] if waiting else b""))
 
 

@@ -10,9 +10,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pbmvfl.deploy.link import connection
-from pbmvfl.deploy.link.interface import Channel, Waiting, why_missing
-from pbmvfl.deploy.link.message_auth import OVERHEAD, PartyChannel, ProcessReplaced, SealedAnswer, ServerSeal
-from pbmvfl.deploy.nvflare.cell_channel import AGAIN_AFTER, NUMBER, STATE, Door, Kind, words_of
+from pbmvfl.deploy.link.interface import Channel, PendingReply, missing_reason
+from pbmvfl.deploy.link.message_auth import (
+    OVERHEAD,
+    AuthenticatedAnswer,
+    PartyChannel,
+    ProcessReplaced,
+    ServerMessageAuth,
+)
+from pbmvfl.deploy.nvflare.cell_channel import AGAIN_AFTER, NUMBER, STATE, CellEndpoint, Kind, printable_text
 from pbmvfl.errors import LinkError, PartyLost
 from pbmvfl.protocol.transport import Answers
 
@@ -24,7 +30,7 @@ _OVERTAKEN = 2.0
 
 
 @dataclass(eq=False)
-class Seat:
+class PeerState:
     """A party's place at the server."""
 
     index: int
@@ -35,23 +41,23 @@ class Seat:
     cut_after: float
     channel: PartyChannel | None = None
     #: What has come and is not read.
-    box: deque[tuple[Kind, bytes]] = field(default_factory=deque)
+    inbox: deque[tuple[Kind, bytes]] = field(default_factory=deque)
     challenged_at: float = -1e9
     #: Since when it was told something and has said nothing.
     silent_since: float | None = None
     #: When it said that it leaves.
     left_at: float | None = None
     #: Why it never comes back; and why it or the server last refused.
-    gone: str = ""
-    refused: str = ""
+    lost_reason: str = ""
+    last_refusal: str = ""
 
-    def told(self, now: float) -> None:
+    def note_sent(self, now: float) -> None:
         if self.silent_since is None:
             self.silent_since = now
 
-    def heard(self, now: float, wait: Wait | None) -> None:
-        if self.silent_since is not None and wait is not None and self.is_cut(now):
-            wait.count_cut(self.silent_since, now)
+    def note_received(self, now: float, pending: CellPendingReply | None) -> None:
+        if self.silent_since is not None and pending is not None and self.is_cut(now):
+            pending.count_cut(self.silent_since, now)
         self.silent_since = None
 
     def is_cut(self, now: float) -> bool:
@@ -59,50 +65,50 @@ class Seat:
         return since is not None and now - since >= self.cut_after
 
     def is_alive(self, now: float) -> bool:
-        return self.channel is not None and not self.gone and self.left_at is None and not self.is_cut(now)
+        return self.channel is not None and not self.lost_reason and self.left_at is None and not self.is_cut(now)
 
-    def why_missing(self, seconds: float) -> str:
-        if self.gone:
-            return self.gone
+    def missing_reason(self, seconds: float) -> str:
+        if self.lost_reason:
+            return self.lost_reason
         if self.left_at is not None:
-            return why_missing(f"{self.name} left before it joined", self.refused)
-        return why_missing(f"{self.name} did not join within {seconds:g} seconds", self.refused)
+            return missing_reason(f"{self.name} left before it joined", self.last_refusal)
+        return missing_reason(f"{self.name} did not join within {seconds:g} seconds", self.last_refusal)
 
 
 @dataclass(eq=False, kw_only=True)
-class Wait(Waiting):
+class CellPendingReply(PendingReply):
     """One party's answer on the cell."""
 
-    seat: Seat
+    peer: PeerState
     #: When something is to be said again.
     next_try: float = 0.0
 
     def ends(self, patience: float) -> float:
         """When it is not waited for any longer, if nothing more is heard."""
-        seat = self.seat
-        if seat.gone:
+        peer = self.peer
+        if peer.lost_reason:
             return 0.0
-        if seat.left_at is not None:
-            return seat.left_at + _OVERTAKEN
-        if seat.silent_since is None:
+        if peer.left_at is not None:
+            return peer.left_at + _OVERTAKEN
+        if peer.silent_since is None:
             return self.deadline
-        given_up = max(seat.silent_since, self.started) + patience - self.cut
-        is_over_before_cut = self.deadline <= seat.silent_since + seat.cut_after
+        given_up = max(peer.silent_since, self.started) + patience - self.cut
+        is_over_before_cut = self.deadline <= peer.silent_since + peer.cut_after
         return min(self.deadline, given_up) if is_over_before_cut else given_up
 
     def until(self, patience: float) -> float:
         """When there is something to do, if nothing is heard."""
         return min(self.ends(patience), self.next_try)
 
-    def over(self, now: float, patience: float) -> str:
+    def timeout_reason(self, now: float, patience: float) -> str:
         """Why it is not waited for any longer; nothing while it is."""
         if now < (ends := self.ends(patience)):
             return ""
-        if self.seat.gone:
-            return self.seat.gone
-        if self.seat.left_at is not None:
+        if self.peer.lost_reason:
+            return self.peer.lost_reason
+        if self.peer.left_at is not None:
             return "it left before it answered"
-        if ends < self.deadline or self.seat.is_cut(now):
+        if ends < self.deadline or self.peer.is_cut(now):
             return f"no word within {patience:g} seconds: its process ended, or it is cut off"
         return self.no_answer
 
@@ -128,53 +134,53 @@ class ServerCell:
         self,
         *,
         core_cell: Any,
-        seal: ServerSeal,
+        auth: ServerMessageAuth,
         cells: Mapping[str, str],
         patience: float,
         again_after: float = AGAIN_AFTER,
         frame_limit: int = connection.LIMIT,
     ) -> None:
         """`cells` are the parties' cells by their names, in the order of the parties' indices."""
-        self._seal, self._patience, self._again_after = seal, patience, again_after
-        self._seats = [
-            Seat(index, name, cell, challenge=seal.challenge(), cut_after=3 * again_after)
+        self._auth, self._patience, self._again_after = auth, patience, again_after
+        self._peers = [
+            PeerState(index, name, cell, challenge=auth.challenge(), cut_after=3 * again_after)
             for index, (name, cell) in enumerate(cells.items())
         ]
-        self._by_cell = {seat.cell: seat for seat in self._seats}
+        self._by_cell = {peer.cell: peer for peer in self._peers}
         #: Guards what has come and is not read; `join` and `ask` are one thread's at a time.
-        self._came = threading.Condition()
-        self._asking = threading.Lock()
+        self._changed = threading.Condition()
+        self._ask_lock = threading.Lock()
         self._closed = False
         self._limit = frame_limit - OVERHEAD
-        self._door = Door(core_cell, peers=self._by_cell, hear=self._hear, limit=frame_limit)
+        self._endpoint = CellEndpoint(core_cell, peers=self._by_cell, on_message=self._on_message, limit=frame_limit)
 
     # --- what a link is ---
 
     @property
     def parties(self) -> Sequence[str]:
-        return [seat.name for seat in self._seats]
+        return [peer.name for peer in self._peers]
 
     @property
     def alive(self) -> Sequence[str]:
         now = time.monotonic()
-        return [seat.name for seat in self._seats if seat.is_alive(now)]
+        return [peer.name for peer in self._peers if peer.is_alive(now)]
 
     def join(self, *, timeout: float) -> None:
         until = time.monotonic() + timeout
-        with self._asking:
-            while missing := [seat for seat in self._seats if seat.channel is None or seat.gone]:
+        with self._ask_lock:
+            while missing := [peer for peer in self._peers if peer.channel is None or peer.lost_reason]:
                 self._check_open()
                 now = time.monotonic()
-                if now >= until or any(seat.gone or seat.left_at is not None for seat in missing):
-                    raise PartyLost({seat.index: seat.why_missing(timeout) for seat in missing})
-                for seat in missing:
-                    self._challenge(seat, now, after=self._again_after)
-                again = min(seat.challenged_at for seat in missing) + self._again_after
-                for seat, kind, body in self._read(min(until, again)):
-                    self._take(seat, kind, body, None)
+                if now >= until or any(peer.lost_reason or peer.left_at is not None for peer in missing):
+                    raise PartyLost({peer.index: peer.missing_reason(timeout) for peer in missing})
+                for peer in missing:
+                    self._challenge(peer, now, after=self._again_after)
+                again = min(peer.challenged_at for peer in missing) + self._again_after
+                for peer, kind, body in self._read(min(until, again)):
+                    self._handle(peer, kind, body, None)
 
     def exchange(self, message: bytes, *, timeout: float | None = None) -> Answers:
-        questions = dict.fromkeys(range(len(self._seats)), message)
+        questions = dict.fromkeys(range(len(self._peers)), message)
         return self.ask(questions, channel=Channel.PROTOCOL, timeout=timeout)
 
     def ask(self, questions: Mapping[int, bytes], *, channel: Channel, timeout: float | None = None) -> Answers:
@@ -186,139 +192,147 @@ class ServerCell:
         limit = self._patience if timeout is None else timeout
         received: dict[int, bytes] = {}
         lost: dict[int, str] = {}
-        with self._asking:
+        with self._ask_lock:
             now = time.monotonic()
-            waits = {
-                index: Wait(seat=self._seats[index], channel=channel, body=body, started=now, limit=limit)
+            pending_by_index = {
+                index: CellPendingReply(peer=self._peers[index], channel=channel, body=body, started=now, limit=limit)
                 for index, body in questions.items()
             }
-            while waits:
+            while pending_by_index:
                 self._check_open()
                 now = time.monotonic()
-                for index, wait in list(waits.items()):
-                    if reason := wait.over(now, self._patience):
+                for index, pending in list(pending_by_index.items()):
+                    if reason := pending.timeout_reason(now, self._patience):
                         lost[index] = reason
-                        del waits[index]
+                        del pending_by_index[index]
                     else:
-                        self._send(wait, now)
-                if not waits:
+                        self._send(pending, now)
+                if not pending_by_index:
                     break
-                for seat, kind, body in self._read(min(wait.until(self._patience) for wait in waits.values())):
-                    answer = self._take(seat, kind, body, waits.get(seat.index))
-                    if answer is not None and seat.index in waits and answer.number == waits[seat.index].number:
-                        received[seat.index] = answer.body
-                        del waits[seat.index]
+                for peer, kind, body in self._read(
+                    min(pending.until(self._patience) for pending in pending_by_index.values())
+                ):
+                    answer = self._handle(peer, kind, body, pending_by_index.get(peer.index))
+                    if (
+                        answer is not None
+                        and peer.index in pending_by_index
+                        and answer.number == pending_by_index[peer.index].number
+                    ):
+                        received[peer.index] = answer.body
+                        del pending_by_index[peer.index]
         return Answers(received, lost)
 
     def close(self) -> None:
-        with self._came:
+        with self._changed:
             if self._closed:
                 return
             self._closed = True
-            self._came.notify_all()
-        for seat in self._seats:
-            self._door.say(seat.cell, Kind.BYE)
-        self._door.close()
+            self._changed.notify_all()
+        for peer in self._peers:
+            self._endpoint.send(peer.cell, Kind.BYE)
+        self._endpoint.close()
 
     # --- saying ---
 
-    def _say(self, seat: Seat, kind: Kind, body: bytes, now: float) -> None:
-        seat.told(now)
-        self._door.say(seat.cell, kind, body)
+    def _send_to(self, peer: PeerState, kind: Kind, body: bytes, now: float) -> None:
+        peer.note_sent(now)
+        self._endpoint.send(peer.cell, kind, body)
 
-    def _challenge(self, seat: Seat, now: float, *, after: float) -> None:
+    def _challenge(self, peer: PeerState, now: float, *, after: float) -> None:
         """Unless it was challenged just before."""
-        if now >= seat.challenged_at + after:
-            seat.challenged_at = now
-            self._say(seat, Kind.CHALLENGE, seat.challenge, now)
+        if now >= peer.challenged_at + after:
+            peer.challenged_at = now
+            self._send_to(peer, Kind.CHALLENGE, peer.challenge, now)
 
-    def _send(self, wait: Wait, now: float) -> None:
+    def _send(self, pending: CellPendingReply, now: float) -> None:
         """Whatever is due: the question once, then whether it has come."""
-        seat = wait.seat
-        if seat.channel is None:
-            self._challenge(seat, now, after=self._again_after)
-            wait.next_try = seat.challenged_at + self._again_after
-        elif wait.number is None:
+        peer = pending.peer
+        if peer.channel is None:
+            self._challenge(peer, now, after=self._again_after)
+            pending.next_try = peer.challenged_at + self._again_after
+        elif pending.number is None:
             try:
-                wait.number, question = seat.channel.question(wait.channel, wait.body)
+                pending.number, question = peer.channel.question(pending.channel, pending.body)
             except LinkError as error:
-                seat.gone = str(error).removeprefix(f"party={seat.name}: ")
+                peer.lost_reason = str(error).removeprefix(f"party={peer.name}: ")
                 return
-            wait.next_try = now + self._again_after
-            self._say(seat, Kind.QUESTION, question, now)
-        elif now >= wait.next_try:
-            wait.next_try = now + self._again_after
-            self._say(seat, Kind.PROBE, NUMBER.pack(wait.number), now)
+            pending.next_try = now + self._again_after
+            self._send_to(peer, Kind.QUESTION, question, now)
+        elif now >= pending.next_try:
+            pending.next_try = now + self._again_after
+            self._send_to(peer, Kind.PROBE, NUMBER.pack(pending.number), now)
 
     # --- hearing ---
 
-    def _hear(self, cell: str, kind: Kind, body: bytes) -> None:
+    def _on_message(self, cell: str, kind: Kind, body: bytes) -> None:
         """In NVFlare's threads."""
-        seat = self._by_cell[cell]
-        with self._came:
-            if len(seat.box) < _MOST_WAITING:
-                seat.box.append((kind, body))
-                self._came.notify_all()
+        peer = self._by_cell[cell]
+        with self._changed:
+            if len(peer.inbox) < _MOST_WAITING:
+                peer.inbox.append((kind, body))
+                self._changed.notify_all()
 
-    def _read(self, until: float) -> list[tuple[Seat, Kind, bytes]]:
+    def _read(self, until: float) -> list[tuple[PeerState, Kind, bytes]]:
         """What has come; nothing if the time is over first, or the link was closed."""
-        with self._came:
+        with self._changed:
             while not self._closed:
-                found = [(seat, *message) for seat in self._seats for message in seat.box]
+                found = [(peer, *message) for peer in self._peers for message in peer.inbox]
                 if found:
-                    for seat in self._seats:
-                        seat.box.clear()
+                    for peer in self._peers:
+                        peer.inbox.clear()
                     return found
                 left = until - time.monotonic()
                 if left <= 0:
                     break
-                self._came.wait(left)
+                self._changed.wait(left)
         return []
 
-    def _take(self, seat: Seat, kind: Kind, body: bytes, wait: Wait | None) -> SealedAnswer | None:
+    def _handle(
+        self, peer: PeerState, kind: Kind, body: bytes, pending: CellPendingReply | None
+    ) -> AuthenticatedAnswer | None:
         """Act on one message; its answer, if it is one. What is not the party's has no effect."""
         try:
             match kind:
                 case Kind.HELLO:  # one that has joined too: another process has another key, and is found out
-                    self._challenge(seat, time.monotonic(), after=_BETWEEN_CHALLENGES)
+                    self._challenge(peer, time.monotonic(), after=_BETWEEN_CHALLENGES)
                 case Kind.JOIN:
-                    self._admit(seat, body)
+                    self._admit(peer, body)
                 case Kind.STATE:
-                    self._send_again(seat, body, wait)
-                case Kind.ANSWER if seat.channel is not None:
-                    answer = seat.channel.answer(body)
-                    seat.heard(time.monotonic(), wait)
+                    self._send_again(peer, body, pending)
+                case Kind.ANSWER if peer.channel is not None:
+                    answer = peer.channel.answer(body)
+                    peer.note_received(time.monotonic(), pending)
                     return answer
                 case Kind.REFUSED:
-                    seat.refused = words_of(body)
+                    peer.last_refusal = printable_text(body)
                 case Kind.BYE:
-                    seat.left_at = time.monotonic()
+                    peer.left_at = time.monotonic()
                     return None
         except LinkError as error:
-            self._door.dropped(str(error))
+            self._endpoint.dropped(str(error))
             return None
-        seat.heard(time.monotonic(), wait)
+        peer.note_received(time.monotonic(), pending)
         return None
 
-    def _admit(self, seat: Seat, join: bytes) -> None:
+    def _admit(self, peer: PeerState, join: bytes) -> None:
         try:
-            seat.channel = self._seal.admit(seat.name, seat.challenge, join).channel
-            seat.refused = ""
+            peer.channel = self._auth.admit(peer.name, peer.challenge, join).channel
+            peer.last_refusal = ""
         except ProcessReplaced:
-            seat.gone = "its process was replaced"
+            peer.lost_reason = "its process was replaced"
         except LinkError as error:
-            seat.refused = str(error)
-            self._door.say(seat.cell, Kind.REFUSED, str(error).encode()[:400])
+            peer.last_refusal = str(error)
+            self._endpoint.send(peer.cell, Kind.REFUSED, str(error).encode()[:400])
             raise
 
-    def _send_again(self, seat: Seat, body: bytes, wait: Wait | None) -> None:
+    def _send_again(self, peer: PeerState, body: bytes, pending: CellPendingReply | None) -> None:
         """The party says where it stands; it hears again what it has not heard."""
-        if len(body) != STATE.size or wait is None or wait.number is None or seat.channel is None:
+        if len(body) != STATE.size or pending is None or pending.number is None or peer.channel is None:
             return
         last, working_on = STATE.unpack(body)
-        if not working_on and last < wait.number:
-            for question in seat.channel.again(last):
-                self._door.say(seat.cell, Kind.QUESTION, question)
+        if not working_on and last < pending.number:
+            for question in peer.channel.again(last):
+                self._endpoint.send(peer.cell, Kind.QUESTION, question)
 
     def _check_open(self) -> None:
         if self._closed:

@@ -13,7 +13,7 @@ from nvflare.apis.signal import Signal
 from pbmvfl.deploy.job.process import ServerJob
 from pbmvfl.deploy.nvflare.job import read_argument
 from pbmvfl.deploy.site.federation_file import CarrierName
-from pbmvfl.deploy.site.folder import Home
+from pbmvfl.deploy.site.folder import SiteFolder
 from pbmvfl.deploy.site.job_spec import Ending
 
 #: Seconds between two looks at whether the job was aborted.
@@ -32,15 +32,15 @@ class ServerController(Controller):
 
     def start_controller(self, fl_ctx: FLContext) -> None:
         engine = fl_ctx.get_engine()
-        home = Home.at(Path(engine.get_workspace().get_root_dir()).parent)
-        order = read_argument(self._order)
+        site_folder = SiteFolder.at(Path(engine.get_workspace().get_root_dir()).parent)
+        spec = read_argument(self._order)
         job = str(fl_ctx.get_job_id())
         link = None
-        if home.federation.carrier is CarrierName.CELL:
+        if site_folder.federation.carrier is CarrierName.CELL:
             from pbmvfl.deploy.nvflare.cell import server_cell
 
-            link = server_cell(home, engine.get_cell(), job)
-        self._job = ServerJob(home, order, job=job, link=link)
+            link = server_cell(site_folder, engine.get_cell(), job)
+        self._job = ServerJob(site_folder, spec, job=job, link=link)
 
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
         assert self._job is not None
@@ -52,13 +52,13 @@ class ServerController(Controller):
                 self._job.stop()
                 work.join(10)
                 break
-        outcome = self._job.outcome
-        if outcome is not None and outcome.ending is Ending.FAILED:
+        result = self._job.result
+        if result is not None and result.ending is Ending.FAILED:
             # Another job waits until this process is gone. What there is to keep is on disk, and the parties were told;
             # NVFlare would take some ten seconds to end it, and ends the parties' processes also like this.
             os._exit(_LOST)
-        if outcome is None or outcome.ending in (Ending.FAILED, Ending.REFUSED):
-            self.system_panic("the work did not end well" if outcome is None else outcome.words, fl_ctx)
+        if result is None or result.ending in (Ending.FAILED, Ending.REFUSED):
+            self.system_panic("the work did not end well" if result is None else result.words, fl_ctx)
 
     def stop_controller(self, fl_ctx: FLContext) -> None:
         del fl_ctx

@@ -15,7 +15,7 @@ from nvflare.apis.signal import Signal
 from pbmvfl.deploy.job.process import PartyJob
 from pbmvfl.deploy.nvflare.job import read_argument
 from pbmvfl.deploy.site.federation_file import CarrierName
-from pbmvfl.deploy.site.folder import Home
+from pbmvfl.deploy.site.folder import SiteFolder
 
 #: Seconds that a job which is told to end has to close its ledger.
 _TO_END = 10.0
@@ -45,15 +45,15 @@ class PartyExecutor(Executor):
         if self._job is not None:
             return
         engine = fl_ctx.get_engine()
-        home = Home.at(Path(engine.get_workspace().get_root_dir()).parent)
-        order = read_argument(self._order)
+        site_folder = SiteFolder.at(Path(engine.get_workspace().get_root_dir()).parent)
+        spec = read_argument(self._order)
         job = str(fl_ctx.get_job_id())
         link = None
-        if home.federation.carrier is CarrierName.CELL:
+        if site_folder.federation.carrier is CarrierName.CELL:
             from pbmvfl.deploy.nvflare.cell import party_cell
 
-            link = party_cell(home, engine.get_cell(), job)
-        self._job = PartyJob(home, order, job=job, link=link)
+            link = party_cell(site_folder, engine.get_cell(), job)
+        self._job = PartyJob(site_folder, spec, job=job, link=link)
         self._thread = threading.Thread(target=self._job.run, name="pbmvfl-party", daemon=True)
         self._thread.start()
 

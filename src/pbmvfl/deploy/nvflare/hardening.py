@@ -16,7 +16,7 @@ from typing import Any
 
 from pbmvfl._files import PRIVATE_FILE, PRIVATE_FOLDER, make_private_folder, write_atomically
 from pbmvfl.deploy.site.federation_file import LARGEST_NUM_PARTIES
-from pbmvfl.deploy.site.folder import Home
+from pbmvfl.deploy.site.folder import SiteFolder
 from pbmvfl.errors import FederationError
 
 #: The only classes that a job can name, at a party and at the server.
@@ -75,46 +75,46 @@ COMMUNICATION: dict[str, Any] = {
 }
 
 
-def harden(home: Home) -> None:
+def harden(site_folder: SiteFolder) -> None:
     """Write every file of an organisation's kit that is no key and no certificate; the lead's kit too, where it is."""
-    startup, local = home.kit / "startup", home.kit / "local"
-    for folder in (home.kit, startup, local, home.path / "state"):
+    startup, local = site_folder.kit / "startup", site_folder.kit / "local"
+    for folder in (site_folder.kit, startup, local, site_folder.path / "state"):
         make_private_folder(folder)
-    keep = {home.certificate.name, home.private_key.name, home.authority.name}
+    keep = {site_folder.certificate.name, site_folder.private_key.name, site_folder.authority.name}
     written = {
-        startup: {_startup_name(home): startup_file(home)},
+        startup: {_startup_name(site_folder): startup_file(site_folder)},
         local: {
-            "resources.json": resources(home),
+            "resources.json": resources(site_folder),
             "authorization.json": AUTHORIZATION,
             "log_config.json": log_config(),
         },
         # NVFlare looks for these by their bare names in the whole kit, folders of jobs included, and takes the first
         # that it finds: what lies here is found before anything that a job brought.
-        home.kit: {
+        site_folder.kit: {
             "comm_config.json": COMMUNICATION,
-            _startup_name(home): startup_file(home),
-            "resources.json": resources(home),
+            _startup_name(site_folder): startup_file(site_folder),
+            "resources.json": resources(site_folder),
         },
     }
     _empty(startup, keep)
     _empty(local, set())
     for stray in ("readme.txt", "transfer"):
-        _remove(home.kit / stray)
+        _remove(site_folder.kit / stray)
     for folder, files in written.items():
         for name, said in files.items():
             write_atomically(folder / name, json.dumps(said, indent=1) + "\n", mode=PRIVATE_FILE)
-    if home.is_server and home.lead_kit.is_dir():
-        _harden_lead(home)
-    for folder in (home.kit, home.lead_kit, home.path / "state"):
+    if site_folder.is_server and site_folder.lead_kit.is_dir():
+        _harden_lead(site_folder)
+    for folder in (site_folder.kit, site_folder.lead_kit, site_folder.path / "state"):
         close_to_others(folder)
 
 
-def check(home: Home) -> None:
+def check(site_folder: SiteFolder) -> None:
     """Refuse a kit with a file more than `harden` leaves: it can change what a site accepts. Or without its keys."""
-    startup, local = home.kit / "startup", home.kit / "local"
-    keys = {home.certificate.name, home.private_key.name, home.authority.name}
+    startup, local = site_folder.kit / "startup", site_folder.kit / "local"
+    keys = {site_folder.certificate.name, site_folder.private_key.name, site_folder.authority.name}
     permitted = {
-        startup: {_startup_name(home), *keys},
+        startup: {_startup_name(site_folder), *keys},
         local: {"resources.json", "authorization.json", "log_config.json"},
     }
     for folder, names in permitted.items():
@@ -125,12 +125,16 @@ def check(home: Home) -> None:
         raise FederationError(f"{startup} lacks {', '.join(missing)}; make it with `pbmvfl federation package`")
 
 
-def startup_file(home: Home) -> dict[str, Any]:
+def startup_file(site_folder: SiteFolder) -> dict[str, Any]:
     """Who this site is and where the server is; jobs must be signed."""
-    federation = home.federation
-    ours = {"ssl_private_key": home.private_key.name, "ssl_cert": home.certificate.name, "ssl_root_cert": "rootCA.pem"}
+    federation = site_folder.federation
+    ours = {
+        "ssl_private_key": site_folder.private_key.name,
+        "ssl_cert": site_folder.certificate.name,
+        "ssl_root_cert": "rootCA.pem",
+    }
     service = {"target": f"{federation.host}:{federation.port}", "scheme": "tcp"}
-    if home.is_server:
+    if site_folder.is_server:
         server = {
             "name": federation.name,
             # It listens at every address of the machine; the name is the one in its certificate.
@@ -145,20 +149,20 @@ def startup_file(home: Home) -> dict[str, Any]:
         "format_version": 2,
         "require_signed_jobs": True,
         "servers": [{"name": federation.name, "service": service, "identity": federation.server}],
-        "client": {**ours, "fqsn": home.name, "is_leaf": True, "connection_security": "mtls"},
+        "client": {**ours, "fqsn": site_folder.name, "is_leaf": True, "connection_security": "mtls"},
     }
 
 
-def resources(home: Home) -> dict[str, Any]:
+def resources(site_folder: SiteFolder) -> dict[str, Any]:
     """What a site's process is made of, and what it accepts from jobs."""
     common = {
         "format_version": 2,
         "class_list_enforcement_mode": "enforce",
-        "class_allow_list": [CONTROLLER if home.is_server else EXECUTOR],
+        "class_allow_list": [CONTROLLER if site_folder.is_server else EXECUTOR],
         "app_validator": {"path": VALIDATOR, "args": {}},
     }
     ready = {"id": "readiness", "path": READINESS, "args": {}}
-    if not home.is_server:
+    if not site_folder.is_server:
         return {
             **common,
             "allow_log_streaming": False,
@@ -190,7 +194,7 @@ def resources(home: Home) -> dict[str, Any]:
             {
                 "admin_storage": "transfer",
                 "max_num_clients": LARGEST_NUM_PARTIES,
-                "heart_beat_timeout": home.federation.patience + _SILENCE,
+                "heart_beat_timeout": site_folder.federation.patience + _SILENCE,
                 "download_job_url": "http://localhost/",
                 "admin_timeout": 10.0,
             }
@@ -199,7 +203,10 @@ def resources(home: Home) -> dict[str, Any]:
             "path": "nvflare.app_common.state_persistors.storage_state_persistor.StorageStatePersistor",
             "args": {
                 "uri_root": "/",
-                "storage": {"path": storage, "args": {"root_dir": str(home.path / "state/snapshots"), "uri_root": "/"}},
+                "storage": {
+                    "path": storage,
+                    "args": {"root_dir": str(site_folder.path / "state/snapshots"), "uri_root": "/"},
+                },
             },
         },
         "components": [
@@ -212,13 +219,13 @@ def resources(home: Home) -> dict[str, Any]:
                     "min_schedule_interval": 1.0,
                     "max_schedule_interval": 5.0,
                     # A job waits for a site that is not there as long as the line would.
-                    "max_schedule_count": max(10, int(home.federation.patience // 3)),
+                    "max_schedule_count": max(10, int(site_folder.federation.patience // 3)),
                 },
             },
             {
                 "id": "job_manager",
                 "path": "nvflare.apis.impl.job_def_manager.SimpleJobDefManager",
-                "args": {"uri_root": str(home.path / "state/jobs"), "job_store_id": "job_store"},
+                "args": {"uri_root": str(site_folder.path / "state/jobs"), "job_store_id": "job_store"},
             },
             {"id": "job_store", "path": storage, "args": {}},
             {
@@ -266,15 +273,15 @@ def close_to_others(folder: Path) -> None:
                 path.chmod(PRIVATE_FILE)
 
 
-def _startup_name(home: Home) -> str:
-    return "fed_server.json" if home.is_server else "fed_client.json"
+def _startup_name(site_folder: SiteFolder) -> str:
+    return "fed_server.json" if site_folder.is_server else "fed_client.json"
 
 
-def _harden_lead(home: Home) -> None:
+def _harden_lead(site_folder: SiteFolder) -> None:
     """The kit of who submits: it dials the server, and keeps what it loads down inside its own folder."""
-    federation = home.federation
-    startup, local = home.lead_kit / "startup", home.lead_kit / "local"
-    for folder in (startup, local, home.lead_kit / "transfer"):
+    federation = site_folder.federation
+    startup, local = site_folder.lead_kit / "startup", site_folder.lead_kit / "local"
+    for folder in (startup, local, site_folder.lead_kit / "transfer"):
         make_private_folder(folder)
     _empty(startup, {"client.crt", "client.key", "rootCA.pem"})
     _empty(local, set())
@@ -299,7 +306,10 @@ def _harden_lead(home: Home) -> None:
         (startup / "fed_admin.json", {"format_version": 1, "admin": admin}),
         (local / "resources.json", {"format_version": 1, "admin": {**waits, "prompt": "> "}}),
         # In its root, where it is found before anything that was loaded down.
-        (home.lead_kit / "comm_config.json", {"allow_adhoc_conns": False, "streaming_max_blob_size": LARGEST_BLOB}),
+        (
+            site_folder.lead_kit / "comm_config.json",
+            {"allow_adhoc_conns": False, "streaming_max_blob_size": LARGEST_BLOB},
+        ),
     ):
         write_atomically(path, json.dumps(said, indent=1) + "\n", mode=PRIVATE_FILE)
 

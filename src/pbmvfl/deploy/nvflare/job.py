@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pbmvfl.deploy.site.federation_file import FederationFile
-from pbmvfl.deploy.site.job_spec import LONGEST, Order
+from pbmvfl.deploy.site.job_spec import LONGEST, JobSpec
 from pbmvfl.errors import OrderError
 
 SERVER_APP, PARTY_APP = "server", "party"
@@ -27,12 +27,12 @@ SERVER_CONFIG, PARTY_CONFIG = "config_fed_server.json", "config_fed_client.json"
 LONGEST_ARGUMENT = 4 * ((LONGEST + 2) // 3)
 
 
-def write_argument(order: Order) -> str:
+def write_argument(spec: JobSpec) -> str:
     """The order in letters, digits, hyphens and underscores."""
-    return base64.urlsafe_b64encode(order.to_text().encode()).decode()
+    return base64.urlsafe_b64encode(spec.to_text().encode()).decode()
 
 
-def read_argument(argument: str) -> Order:
+def read_argument(argument: str) -> JobSpec:
     """What `write_argument` wrote, or `OrderError` with words that anybody may read."""
     if not isinstance(argument, str) or len(argument) > LONGEST_ARGUMENT:
         raise OrderError(f"an order's argument is a text of at most {LONGEST_ARGUMENT} characters")
@@ -40,10 +40,10 @@ def read_argument(argument: str) -> Order:
         text = base64.b64decode(argument.encode("ascii"), altchars=b"-_", validate=True).decode()
     except (ValueError, binascii.Error):  # letters that are none of base64's, bytes that are no text
         raise OrderError("the order's argument is not written as this version writes it") from None
-    order = Order.from_text(text)
-    if write_argument(order) != argument:  # base64 has several spellings of its last letter
+    spec = JobSpec.from_text(text)
+    if write_argument(spec) != argument:  # base64 has several spellings of its last letter
         raise OrderError("the order's argument is not written as this version writes it")
-    return order
+    return spec
 
 
 def server_config(argument: str) -> dict[str, Any]:
@@ -70,10 +70,10 @@ def party_config(argument: str) -> dict[str, Any]:
     }
 
 
-def meta(order: Order, federation: FederationFile) -> dict[str, Any]:
+def meta(spec: JobSpec, federation: FederationFile) -> dict[str, Any]:
     """Who gets which app: every site by its name, and none may be missing."""
     return {
-        "name": f"{federation.name}-{order.work}-{order.run or order.alignment}",
+        "name": f"{federation.name}-{spec.work}-{spec.run or spec.alignment}",
         "resource_spec": {},
         "deploy_map": {SERVER_APP: [SERVER_SITE], PARTY_APP: list(federation.parties)},
         "min_clients": len(federation.parties),
@@ -86,11 +86,11 @@ def to_bytes(config: dict[str, Any]) -> bytes:
     return (json.dumps(config, indent=2) + "\n").encode()
 
 
-def write_job(folder: Path, order: Order, federation: FederationFile) -> None:
+def write_job(folder: Path, spec: JobSpec, federation: FederationFile) -> None:
     """Write a job's folder, as NVFlare's `submit_job` takes it."""
-    argument = write_argument(order)
+    argument = write_argument(spec)
     files = {
-        Path("meta.json"): meta(order, federation),
+        Path("meta.json"): meta(spec, federation),
         Path(SERVER_APP, CONFIG_FOLDER, SERVER_CONFIG): server_config(argument),
         Path(PARTY_APP, CONFIG_FOLDER, PARTY_CONFIG): party_config(argument),
     }

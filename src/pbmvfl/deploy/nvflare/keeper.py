@@ -25,7 +25,7 @@ import psutil
 
 from pbmvfl._files import PRIVATE_FILE, make_private_folder, read_object, write_atomically
 from pbmvfl.deploy.nvflare.hardening import HEARTBEAT, OUTCOME_WAIT
-from pbmvfl.deploy.site.folder import Home
+from pbmvfl.deploy.site.folder import SiteFolder
 from pbmvfl.errors import FederationError
 from pbmvfl.ledger.session_lock import boot_id, start_of
 
@@ -64,10 +64,10 @@ def birth(pid: int) -> str | None:
     return None if started is None else f"{boot_id()}:{started}"
 
 
-def take_lock(home: Home, name: str = KEPT) -> int:
+def take_lock(site_folder: SiteFolder, name: str = KEPT) -> int:
     """A kit's lock, as long as the descriptor is open; -1 if another process has it."""
-    make_private_folder(home.path / "state")
-    descriptor = os.open(home.path / "state" / name, os.O_RDWR | os.O_CREAT, PRIVATE_FILE)
+    make_private_folder(site_folder.path / "state")
+    descriptor = os.open(site_folder.path / "state" / name, os.O_RDWR | os.O_CREAT, PRIVATE_FILE)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -76,17 +76,17 @@ def take_lock(home: Home, name: str = KEPT) -> int:
     return descriptor
 
 
-def write_record(home: Home, site: int) -> Record:
+def write_record(site_folder: SiteFolder, site: int) -> Record:
     since = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     record = Record(os.getpid(), birth(os.getpid()) or "", site, birth(site) or "", since)
-    (home.path / "state" / _READY).unlink(missing_ok=True)
-    write_atomically(home.path / "state" / _RECORD, json.dumps(asdict(record)) + "\n", mode=PRIVATE_FILE)
+    (site_folder.path / "state" / _READY).unlink(missing_ok=True)
+    write_atomically(site_folder.path / "state" / _RECORD, json.dumps(asdict(record)) + "\n", mode=PRIVATE_FILE)
     return record
 
 
-def read_record(home: Home) -> Record | None:
+def read_record(site_folder: SiteFolder) -> Record | None:
     """The last one that was written; its process may be gone."""
-    path = home.path / "state" / _RECORD
+    path = site_folder.path / "state" / _RECORD
     if not path.exists():
         return None
     kinds = {"pid": int, "birth": str, "site": int, "site_birth": str, "since": str}
@@ -94,14 +94,14 @@ def read_record(home: Home) -> Record | None:
     return Record(**{name: said[name] for name in kinds})
 
 
-def note_ready(home: Home) -> None:
+def note_ready(site_folder: SiteFolder) -> None:
     """NVFlare's process says: the server took this party, or the server takes parties."""
-    write_atomically(home.path / "state" / _READY, f"{birth(os.getpid())}\n", mode=PRIVATE_FILE)
+    write_atomically(site_folder.path / "state" / _READY, f"{birth(os.getpid())}\n", mode=PRIVATE_FILE)
 
 
-def is_ready(home: Home, record: Record) -> bool:
+def is_ready(site_folder: SiteFolder, record: Record) -> bool:
     try:
-        return (home.path / "state" / _READY).read_text().strip() == record.site_birth
+        return (site_folder.path / "state" / _READY).read_text().strip() == record.site_birth
     except OSError:
         return False
 
@@ -117,17 +117,17 @@ _PDEATHSIG, _SUBREAPER = 1, 36
 FOREIGN = ("NVFL", "FL_LOG_LEVEL", "PYTHONSTARTUP", "PYTHONINSPECT")
 
 
-def command(home: Home) -> list[str]:
+def command(site_folder: SiteFolder) -> list[str]:
     """NVFlare's module, without the shell scripts around it. -P: a job's folder is no place to import from."""
-    role = "server" if home.is_server else "client"
+    role = "server" if site_folder.is_server else "client"
     module = f"nvflare.private.fed.app.{role}.{role}_train"
-    sets = ["secure_train=true", f"org={home.name.replace('-', '_')}", "config_folder=config"]
-    if home.is_server:
+    sets = ["secure_train=true", f"org={site_folder.name.replace('-', '_')}", "config_folder=config"]
+    if site_folder.is_server:
         # A party that was lost at the very end would hold up the next job for a quarter of an hour.
         sets.append(f"client_outcome_wait_timeout={OUTCOME_WAIT}")
     else:
-        sets += [f"uid={home.name}", f"heart_beat_interval={HEARTBEAT}"]
-    kit = str(home.kit)
+        sets += [f"uid={site_folder.name}", f"heart_beat_interval={HEARTBEAT}"]
+    kit = str(site_folder.kit)
     return [sys.executable, "-P", "-u", "-m", module, "-m", kit, "-s", f"fed_{role}.json", "--set", *sets]
 
 
@@ -138,14 +138,14 @@ def environment() -> dict[str, str]:
     return {"OMP_NUM_THREADS": "1", **kept, "PYTHONSAFEPATH": "1"}
 
 
-def keep(home: Home, *, foreground: bool = False) -> int:
+def keep(site_folder: SiteFolder, *, foreground: bool = False) -> int:
     """Run NVFlare's process of a kit until it ends or this one is asked to. Its exit code."""
-    lock = take_lock(home)
+    lock = take_lock(site_folder)
     if lock < 0:
         return LOCKED
     os.umask(0o077)
-    make_private_folder(home.logs)
-    output = None if foreground else _output(home)
+    make_private_folder(site_folder.logs)
+    output = None if foreground else _output(site_folder)
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_SUBREAPER, 1, 0, 0, 0)  # what NVFlare's process leaves behind becomes a child of this one
 
@@ -153,9 +153,9 @@ def keep(home: Home, *, foreground: bool = False) -> int:
         libc.prctl(_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
     site = subprocess.Popen(
-        command(home),
+        command(site_folder),
         env=environment(),
-        cwd=home.kit,
+        cwd=site_folder.kit,
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=output,
@@ -168,7 +168,7 @@ def keep(home: Home, *, foreground: bool = False) -> int:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, end)
-    write_record(home, site.pid)
+    write_record(site_folder, site.pid)
     code = site.wait()
     _end_all(psutil.Process().children(recursive=True))
     os.close(lock)
@@ -190,13 +190,13 @@ def _end_all(processes: list[psutil.Process]) -> None:
             pass
 
 
-def _output(home: Home) -> int:
+def _output(site_folder: SiteFolder) -> int:
     """Where NVFlare prints what it could not log, with the last start's beside it."""
-    path = home.logs / OUTPUT
+    path = site_folder.logs / OUTPUT
     if path.exists():
         os.replace(path, path.with_suffix(".out.old"))
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, PRIVATE_FILE)
 
 
 if __name__ == "__main__":
-    sys.exit(keep(Home.at(Path(sys.argv[1]))))
+    sys.exit(keep(SiteFolder.at(Path(sys.argv[1]))))

@@ -27,7 +27,7 @@ from nvflare.utils.job_launcher_utils import get_client_job_args, get_credential
 
 from pbmvfl.deploy.monitoring.status import State, read_status
 from pbmvfl.deploy.nvflare import job_process
-from pbmvfl.deploy.site.folder import Home
+from pbmvfl.deploy.site.folder import SiteFolder
 
 _log = logging.getLogger(__name__)
 #: Seconds between two looks at a job that starts, and how long one may take to start.
@@ -38,20 +38,20 @@ _TO_END = 5.0
 _STARTING = frozenset({State.WARMING_UP, State.JOINING, State.HANDSHAKE})
 
 
-class ReadyProcess:
+class PrewarmedWorker:
     """At most one process that waits for a job."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._waiting: subprocess.Popen[bytes] | None = None
+        self._worker: subprocess.Popen[bytes] | None = None
 
     def prepare(self) -> None:
         """Have one, unless there is one. It ends with this process, which holds its standard input."""
         with self._lock:
-            if self._waiting is not None and self._waiting.poll() is None:
+            if self._worker is not None and self._worker.poll() is None:
                 return
             try:
-                self._waiting = _start()
+                self._worker = _start()
             except OSError as error:
                 _log.warning("no process can be made ready for the next job: %s", error)
 
@@ -69,17 +69,17 @@ class ReadyProcess:
     def give(self, line: bytes) -> subprocess.Popen[bytes]:
         """The process that has the job now: the one that waits, or a new one."""
         with self._lock:
-            process, self._waiting = self._waiting, None
+            process, self._worker = self._worker, None
         if process is not None and process.poll() is None:
             try:
-                return _tell(process, line)
+                return _send_job(process, line)
             except OSError:  # it died just now
                 process.wait()
-        return _tell(_start(), line)
+        return _send_job(_start(), line)
 
     def close(self) -> None:
         with self._lock:
-            process, self._waiting = self._waiting, None
+            process, self._worker = self._worker, None
         if process is not None and process.stdin is not None:
             process.stdin.close()
             try:
@@ -97,14 +97,14 @@ def _start() -> subprocess.Popen[bytes]:
     )
 
 
-def _tell(process: subprocess.Popen[bytes], line: bytes) -> subprocess.Popen[bytes]:
+def _send_job(process: subprocess.Popen[bytes], line: bytes) -> subprocess.Popen[bytes]:
     assert process.stdin is not None
     with process.stdin as told:
         told.write(line)
     return process
 
 
-class _AtHand(ProcessJobLauncher):
+class _PrewarmedLauncher(ProcessJobLauncher):
     """In a site's own process: the process that waits for a job, instead of NVFlare's way to start one."""
 
     #: Names of NVFlare's options for a job's process.
@@ -112,27 +112,27 @@ class _AtHand(ProcessJobLauncher):
 
     def __init__(self) -> None:
         super().__init__()
-        self._ready = ReadyProcess()
+        self._worker_pool = PrewarmedWorker()
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         super().handle_event(event_type, fl_ctx)
         if event_type == EventType.SYSTEM_START:
-            self._ready.prepare()
+            self._worker_pool.prepare()
         elif event_type == EventType.SYSTEM_END:
-            self._ready.close()
+            self._worker_pool.close()
 
     def launch_job(self, job_meta: dict[str, Any], fl_ctx: FLContext) -> JobHandleSpec:
         job, given = str(job_meta.get(JobConstants.JOB_ID)), fl_ctx.get_prop(FLContextKey.JOB_PROCESS_ARGS) or {}
-        dash, *command = _words(given, self.arguments())
+        dash, *command = _job_options(given, self.arguments())
         if dash != "-m" or job not in command:
             raise ValueError(f"job={job}: not a job's command, or another job's")
-        process = self._ready.give(job_process.job_line(command, {**os.environ, **get_credential_env(given)}))
+        process = self._worker_pool.give(job_process.job_line(command, {**os.environ, **get_credential_env(given)}))
         handle = ProcessHandle(process=process)
-        self._ready.prepare_after(lambda: handle.poll() == JobReturnCode.UNKNOWN and not _works(job))
+        self._worker_pool.prepare_after(lambda: handle.poll() == JobReturnCode.UNKNOWN and not _works(job))
         return handle
 
 
-def _words(given: Mapping[str, Any], names: Iterable[str]) -> list[str]:
+def _job_options(given: Mapping[str, Any], names: Iterable[str]) -> list[str]:
     """NVFlare's options of a job's process. It writes them as one line itself, which falls apart at a space in the name
     of a folder."""
     words: list[str] = []
@@ -144,17 +144,17 @@ def _words(given: Mapping[str, Any], names: Iterable[str]) -> list[str]:
 
 
 def _works(job: str) -> bool:
-    status = read_status(Home.at(Path.cwd().parent).status)  # NVFlare works in the kit's folder
+    status = read_status(SiteFolder.at(Path.cwd().parent).status)  # NVFlare works in the kit's folder
     return status is not None and status.job == job and status.state not in _STARTING
 
 
-class PartyLauncher(_AtHand, ClientProcessJobLauncher):
+class PartyLauncher(_PrewarmedLauncher, ClientProcessJobLauncher):
     """At a party."""
 
     arguments = staticmethod(get_client_job_args)
 
 
-class ServerLauncher(_AtHand, ServerProcessJobLauncher):
+class ServerLauncher(_PrewarmedLauncher, ServerProcessJobLauncher):
     """At the server."""
 
     arguments = staticmethod(get_server_job_args)

@@ -22,9 +22,9 @@ from pbmvfl.deploy.link.tls import Certificate
 from pbmvfl.deploy.monitoring.log import prune_jobs, remove_unfinished_jobs
 from pbmvfl.deploy.nvflare import hardening, keeper
 from pbmvfl.deploy.nvflare.keeper import STARTING, birth, is_ready, read_record, take_lock
-from pbmvfl.deploy.site.folder import Home
+from pbmvfl.deploy.site.folder import SiteFolder
 from pbmvfl.deploy.site.policy_file import PolicyFile
-from pbmvfl.deploy.site.preflight import reach_server
+from pbmvfl.deploy.site.preflight import check_server
 from pbmvfl.errors import FederationError
 
 #: How many folders of old jobs a kit keeps.
@@ -51,34 +51,34 @@ class KitStatus:
     last_error: str | None
 
 
-def check_start(home: Home, *, wait: float = 0.0) -> int:
+def check_start(site_folder: SiteFolder, *, wait: float = 0.0) -> int:
     """Everything that could keep a kit from working, before it is started. The days that its certificate has left."""
-    hardening.check(home)
-    days = tls.check(home.certificate, home.private_key, home.authority, name=home.name)
-    home.pins()
-    if home.is_server:
-        if home.policy.exists():
-            PolicyFile.read(home)
-        _check_port(home.federation.port, "port")
-        if home.federation.line_port is not None:
-            _check_port(home.federation.line_port, "line_port")
+    hardening.check(site_folder)
+    days = tls.check(site_folder.certificate, site_folder.private_key, site_folder.authority, name=site_folder.name)
+    site_folder.pins()
+    if site_folder.is_server:
+        if site_folder.policy.exists():
+            PolicyFile.read(site_folder)
+        _check_port(site_folder.federation.port, "port")
+        if site_folder.federation.line_port is not None:
+            _check_port(site_folder.federation.line_port, "line_port")
         return days
-    PolicyFile.read(home)
-    reach_server(home, wait=wait)
+    PolicyFile.read(site_folder)
+    check_server(site_folder, wait=wait)
     return days
 
 
-def start(home: Home, *, wait: float = 0.0, timeout: float = 60.0) -> KitStatus:
+def start(site_folder: SiteFolder, *, wait: float = 0.0, timeout: float = 60.0) -> KitStatus:
     """Start a kit's process, and return when the server took the party, or the server takes parties.
 
     `wait`: how many seconds a party waits for a server that is not there yet.
     """
-    with _starting(home):
-        _prepare(home, wait)
+    with _starting(site_folder):
+        _prepare(site_folder, wait)
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "pbmvfl.deploy.nvflare.keeper", str(home.path)],
+            [sys.executable, "-P", "-m", "pbmvfl.deploy.nvflare.keeper", str(site_folder.path)],
             env=keeper.environment(),
-            cwd=home.path,
+            cwd=site_folder.path,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -88,29 +88,29 @@ def start(home: Home, *, wait: float = 0.0, timeout: float = 60.0) -> KitStatus:
         threading.Thread(target=process.wait, daemon=True).start()
         until = time.monotonic() + timeout
         while time.monotonic() < until:
-            record = read_record(home)
-            if record is not None and record.pid == process.pid and is_ready(home, record):
-                return status(home)
+            record = read_record(site_folder)
+            if record is not None and record.pid == process.pid and is_ready(site_folder, record):
+                return status(site_folder)
             if process.returncode is not None:
-                _refuse_locked(home, process.returncode)
-                raise FederationError(f"{home.name} ended while it started: {_said(home)}")
+                _refuse_locked(site_folder, process.returncode)
+                raise FederationError(f"{site_folder.name} ended while it started: {_said(site_folder)}")
             time.sleep(_POLL)
-        stop(home)
-        raise FederationError(f"{home.name} was not ready after {timeout:g} seconds: {_said(home)}")
+        stop(site_folder)
+        raise FederationError(f"{site_folder.name} was not ready after {timeout:g} seconds: {_said(site_folder)}")
 
 
-def run(home: Home, *, wait: float = 0.0) -> int:
+def run(site_folder: SiteFolder, *, wait: float = 0.0) -> int:
     """The same in this very process, for systemd and the like: it returns NVFlare's exit code when that ends."""
-    with _starting(home):
-        _prepare(home, wait)
-    code = keeper.keep(home, foreground=True)
-    _refuse_locked(home, code)
+    with _starting(site_folder):
+        _prepare(site_folder, wait)
+    code = keeper.keep(site_folder, foreground=True)
+    _refuse_locked(site_folder, code)
     return code
 
 
-def stop(home: Home) -> bool:
+def stop(site_folder: SiteFolder) -> bool:
     """End a kit's process and all that it started; False if none was there."""
-    record = read_record(home)
+    record = read_record(site_folder)
     if record is None or not record.alive:
         return False
     with contextlib.suppress(psutil.NoSuchProcess):
@@ -124,62 +124,62 @@ def stop(home: Home) -> bool:
     return True
 
 
-def status(home: Home) -> KitStatus:
-    record = read_record(home)
+def status(site_folder: SiteFolder) -> KitStatus:
+    record = read_record(site_folder)
     alive = record is not None and record.site_alive
     days = None
     with contextlib.suppress(FederationError):
-        days = Certificate.read(home.certificate).days_left(datetime.datetime.now(datetime.UTC))
+        days = Certificate.read(site_folder.certificate).days_left(datetime.datetime.now(datetime.UTC))
     return KitStatus(
-        name=home.name,
+        name=site_folder.name,
         running=alive,
-        ready=alive and record is not None and is_ready(home, record),
+        ready=alive and record is not None and is_ready(site_folder, record),
         pid=record.site if record is not None and alive else None,
         since=record.since if record is not None else None,
         certificate_days=days,
-        last_error=_last_error(home),
+        last_error=_last_error(site_folder),
     )
 
 
 @contextlib.contextmanager
-def _starting(home: Home) -> Iterator[None]:
+def _starting(site_folder: SiteFolder) -> Iterator[None]:
     """One start at a time: two would write the same files."""
-    lock = take_lock(home, STARTING)
+    lock = take_lock(site_folder, STARTING)
     if lock < 0:
-        raise FederationError(f"{home.name} is just being started by another process; wait for that one")
+        raise FederationError(f"{site_folder.name} is just being started by another process; wait for that one")
     try:
         yield
     finally:
         os.close(lock)
 
 
-def _refuse_locked(home: Home, code: int) -> None:
+def _refuse_locked(site_folder: SiteFolder, code: int) -> None:
     if code == keeper.LOCKED:
-        _refuse_second(home)
-        raise FederationError(f"{home.name} runs already; see `pbmvfl {_role(home)} status`")
+        _refuse_second(site_folder)
+        raise FederationError(f"{site_folder.name} runs already; see `pbmvfl {_role(site_folder)} status`")
 
 
-def _role(home: Home) -> str:
-    return "server" if home.is_server else "party"
+def _role(site_folder: SiteFolder) -> str:
+    return "server" if site_folder.is_server else "party"
 
 
-def _prepare(home: Home, wait: float) -> None:
-    _refuse_second(home)
-    check_start(home, wait=wait)
-    hardening.harden(home)
-    make_private_folder(home.logs)
-    remove_unfinished_jobs(home)
-    prune_jobs(home, KEPT_JOBS)
+def _prepare(site_folder: SiteFolder, wait: float) -> None:
+    _refuse_second(site_folder)
+    check_start(site_folder, wait=wait)
+    hardening.harden(site_folder)
+    make_private_folder(site_folder.logs)
+    remove_unfinished_jobs(site_folder)
+    prune_jobs(site_folder, KEPT_JOBS)
 
 
-def _refuse_second(home: Home) -> None:
-    record = read_record(home)
+def _refuse_second(site_folder: SiteFolder) -> None:
+    record = read_record(site_folder)
     if record is not None and record.alive:
         if _gone(record.site, record.site_birth, _MOMENT) and _gone(record.pid, record.birth, _GRACE):
             return  # NVFlare's process was killed, and its keeper was just burying it
         raise FederationError(
-            f"{home.name} runs already: process {record.site} since {record.since}; to start it anew: "
-            f"`pbmvfl {_role(home)} stop`"
+            f"{site_folder.name} runs already: process {record.site} since {record.since}; to start it anew: "
+            f"`pbmvfl {_role(site_folder)} stop`"
         )
 
 
@@ -216,17 +216,17 @@ def _gone(pid: int, born: str, within: float) -> bool:
     return True
 
 
-def _said(home: Home) -> str:
-    words = _last_error(home)
+def _said(site_folder: SiteFolder) -> str:
+    words = _last_error(site_folder)
     if words is None:
         with contextlib.suppress(OSError):
-            lines = (home.logs / keeper.OUTPUT).read_text(errors="replace")[-_LONGEST_LOG:].strip().splitlines()
+            lines = (site_folder.logs / keeper.OUTPUT).read_text(errors="replace")[-_LONGEST_LOG:].strip().splitlines()
             words = lines[-1] if lines else None
-    return f"{words or 'it said nothing'}; see {home.kit / 'log.txt'} and {home.logs / keeper.OUTPUT}"
+    return f"{words or 'it said nothing'}; see {site_folder.kit / 'log.txt'} and {site_folder.logs / keeper.OUTPUT}"
 
 
-def _last_error(home: Home) -> str | None:
-    path = home.kit / "error_log.txt"
+def _last_error(site_folder: SiteFolder) -> str | None:
+    path = site_folder.kit / "error_log.txt"
     try:
         with open(path, "rb") as file:
             file.seek(0, os.SEEK_END)

@@ -21,7 +21,7 @@ from nvflare.lighter.provisioner import Provisioner
 from pbmvfl._files import make_private_folder, write_atomically
 from pbmvfl.deploy.nvflare.hardening import harden
 from pbmvfl.deploy.site.federation_file import FILE, FederationFile
-from pbmvfl.deploy.site.folder import Home
+from pbmvfl.deploy.site.folder import SiteFolder
 from pbmvfl.errors import FederationError
 
 #: For trials.
@@ -29,7 +29,7 @@ VALID_DAYS = 360
 _TEMPLATE = "master_template.yml"
 
 
-def provision(federation_toml: Path, out: Path) -> dict[str, Home]:
+def provision(federation_toml: Path, out: Path) -> dict[str, SiteFolder]:
     """A folder under `out` for every organisation of a federation, ready to start. For trials only."""
     federation = FederationFile.read(federation_toml)
     text = (federation_toml / FILE if federation_toml.is_dir() else federation_toml).read_text()
@@ -42,23 +42,23 @@ def provision(federation_toml: Path, out: Path) -> dict[str, Home]:
         # NVFlare keeps every private key there, the authority's too; it is gone when this ends.
         kits = _kits(federation, Path(scratch))
         homes = {name: make_home(out / name, name, text) for name in names}
-        for name, home in homes.items():
-            shutil.copytree(kits / name, home.kit)
+        for name, site_folder in homes.items():
+            shutil.copytree(kits / name, site_folder.kit)
         shutil.copytree(kits / federation.lead, homes[federation.server].lead_kit)
-    public = {name: home.make_identity().public for name, home in homes.items()}
-    for home in homes.values():
-        home.write_pins(public[federation.server], {name: public[name] for name in federation.parties})
-        harden(home)
+    public = {name: site_folder.make_identity().public for name, site_folder in homes.items()}
+    for site_folder in homes.values():
+        site_folder.write_pins(public[federation.server], {name: public[name] for name in federation.parties})
+        harden(site_folder)
     return homes
 
 
-def make_home(path: Path, name: str, federation_toml: str) -> Home:
+def make_home(path: Path, name: str, federation_toml: str) -> SiteFolder:
     """An organisation's folder with what is public in it; nothing of another is read."""
     make_private_folder(path)
     write_atomically(path / FILE, federation_toml)
-    home = Home(path.resolve())
-    home.write_name(name)
-    return Home.at(path)
+    site_folder = SiteFolder(path.resolve())
+    site_folder.write_name(name)
+    return SiteFolder.at(path)
 
 
 def organisation(name: str) -> str:

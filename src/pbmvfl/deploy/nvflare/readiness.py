@@ -13,7 +13,7 @@ from nvflare.apis.fl_context import FLContext
 
 from pbmvfl.deploy.nvflare import guard
 from pbmvfl.deploy.nvflare.keeper import note_ready
-from pbmvfl.deploy.site.folder import Home
+from pbmvfl.deploy.site.folder import SiteFolder
 
 
 class Readiness(FLComponent):
@@ -21,9 +21,9 @@ class Readiness(FLComponent):
 
     def __init__(self) -> None:
         super().__init__()
-        federation = Home.at(Path.cwd().parent).federation  # NVFlare works in the kit's folder
+        federation = SiteFolder.at(Path.cwd().parent).federation  # NVFlare works in the kit's folder
         guard.install(federation.parties, federation.lead)
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:  # noqa: ARG002
         if event_type == EventType.SYSTEM_START:
-            note_ready(Home.at(Path.cwd().parent))
+            note_ready(SiteFolder.at(Path.cwd().parent))

@@ -22,8 +22,8 @@ from pbmvfl.deploy.monitoring.redaction import printable
 from pbmvfl.deploy.nvflare import keeper
 from pbmvfl.deploy.nvflare.hardening import HEARTBEAT
 from pbmvfl.deploy.nvflare.job import write_job
-from pbmvfl.deploy.site.folder import Home
-from pbmvfl.deploy.site.job_spec import Ending, Order, Outcome, final_outcome, last_outcome
+from pbmvfl.deploy.site.folder import SiteFolder
+from pbmvfl.deploy.site.job_spec import Ending, JobResult, JobSpec, final_result, last_result
 from pbmvfl.errors import FederationError, PolicyError
 
 _log = logging.getLogger(__name__)
@@ -60,8 +60,8 @@ class Supervisor:
 
     def __init__(
         self,
-        home: Home,
-        order: Order,
+        site_folder: SiteFolder,
+        spec: JobSpec,
         watched: Watched,
         *,
         token: str,
@@ -70,36 +70,36 @@ class Supervisor:
     ) -> None:
         """`token` names this order: the same one submitted twice is the same job. `look` is called again and again."""
         self._look = look
-        self._home, self._order, self._watched = home, order, watched
+        self._site_folder, self._spec, self._watched = site_folder, spec, watched
         self._say, self._token = say, token
         self._session: Any = None
 
-    def run(self, *, keep_going: bool) -> Outcome:
+    def run(self, *, keep_going: bool) -> JobResult:
         """Submit, and wait for the end. With `keep_going` a job that was lost is followed by another."""
         fruitless, attempt, reached = 0, 0, self._watched.progress()
         try:
             while True:
-                outcome = self._one_job(attempt)
-                if outcome.ending is not Ending.FAILED or not keep_going or not outcome.job:
-                    return outcome
+                result = self._one_job(attempt)
+                if result.ending is not Ending.FAILED or not keep_going or not result.job:
+                    return result
                 now = self._watched.progress()
                 fruitless = 0 if now > reached else fruitless + 1
                 reached = max(reached, now)
                 # A site that says what it said before is not lost: a full disk, a damaged file. Its owner has to look.
-                if fruitless >= (MOST_REFUSALS if _REFUSED in outcome.words else MOST_FRUITLESS):
-                    return outcome
+                if fruitless >= (MOST_REFUSALS if _REFUSED in result.words else MOST_FRUITLESS):
+                    return result
                 attempt += 1
-                self._say(f"{outcome.words or 'the job was lost'}; going on in a new job")
+                self._say(f"{result.words or 'the job was lost'}; going on in a new job")
         finally:
             self._close()
 
     # --- one job ---
 
-    def _one_job(self, attempt: int) -> Outcome:
+    def _one_job(self, attempt: int) -> JobResult:
         # After a loss, only a sign of life that is newer than it says that a site is there.
         if missing_sites := self._await_sites(time.time() - (0.0 if attempt else 3 * HEARTBEAT)):
             names = ", ".join(missing_sites)
-            return Outcome(
+            return JobResult(
                 job="",
                 ending=Ending.FAILED,
                 words=f"not connected to the server: {names}; start there with `pbmvfl party start`",
@@ -126,38 +126,40 @@ class Supervisor:
                 is_another = self._server_started() != server
                 patience = LOST_AFTER if not is_another else 0.0 if was_under_way else LOST_BY_RESTART
                 if now - missing_since >= patience:
-                    return Outcome(job=job, ending=Ending.FAILED, words="the server was restarted and has lost the job")
+                    return JobResult(
+                        job=job, ending=Ending.FAILED, words="the server was restarted and has lost the job"
+                    )
             was_under_way = was_under_way or runs
             if self._look is not None:
                 self._look()
             time.sleep(LOOK)
 
-    def _told(self, job: str) -> Outcome | None:
+    def _told(self, job: str) -> JobResult | None:
         """What the job itself wrote about its end."""
-        for outcome in (final_outcome(self._watched.folder), last_outcome(self._watched.folder)):
-            if outcome is not None and outcome.job == job:
-                return outcome
+        for result in (final_result(self._watched.folder), last_result(self._watched.folder)):
+            if result is not None and result.job == job:
+                return result
         return None
 
-    def _ended_without_word(self, job: str, status: str) -> Outcome:
+    def _ended_without_word(self, job: str, status: str) -> JobResult:
         """It never began, or was killed: the reason is with NVFlare, if anywhere."""
         meta = self._call(lambda session: session.get_job_meta(job)) or {}
-        sites = ("server", *self._home.federation.parties)
+        sites = ("server", *self._site_folder.federation.parties)
         said = [str(each).partition(":")[::2] for each in meta.get("job_deploy_detail", [])]
         told = [(site, printable(words, LONGEST_DETAIL)) for site, words in said]
         details = [f"{site}: {words}" for site, words in told if site in sites and words != "OK"]
         lost = [each for each in details if _NO_REPLY in each]
         refused = [each for each in details if each not in lost]
         if refused and "FAILED_TO_RUN" in status:
-            return Outcome(job=job, ending=Ending.REFUSED, words="; ".join(map(_without_prefix, refused)))
+            return JobResult(job=job, ending=Ending.REFUSED, words="; ".join(map(_without_prefix, refused)))
         code = status.removeprefix("FINISHED:").lower()
-        words = "; ".join(lost) or f"lost {self._home.name}: its process ended without a word ({code})"
-        return Outcome(job=job, ending=Ending.FAILED, words=words)
+        words = "; ".join(lost) or f"lost {self._site_folder.name}: its process ended without a word ({code})"
+        return JobResult(job=job, ending=Ending.FAILED, words=words)
 
     def _submit(self, attempt: int) -> str:
         with tempfile.TemporaryDirectory(prefix="pbmvfl-job-") as scratch:
             folder = Path(scratch) / "job"
-            write_job(folder, self._order, self._home.federation)
+            write_job(folder, self._spec, self._site_folder.federation)
             token = f"{self._token}-{attempt}"
             job: str | None = self._call(lambda session: session.submit_job(str(folder), submit_token=token))
             if job is None:
@@ -189,7 +191,7 @@ class Supervisor:
         said: list[str] = []
         while missing := self._missing_sites(since):
             waited = time.monotonic() - began
-            if waited > self._home.federation.patience:
+            if waited > self._site_folder.federation.patience:
                 return missing
             if missing != said and waited > 3 * HEARTBEAT:
                 self._say(f"waiting for {', '.join(missing)}")
@@ -204,7 +206,7 @@ class Supervisor:
             str(each.get("client_name")): float(each.get("client_last_conn_time", 0.0))
             for each in found.get("clients", [])
         }
-        return [name for name in self._home.federation.parties if heard.get(name, 0.0) < since]
+        return [name for name in self._site_folder.federation.parties if heard.get(name, 0.0) < since]
 
     # --- the session with the server ---
 
@@ -217,7 +219,7 @@ class Supervisor:
         while True:
             try:
                 if self._session is None:
-                    self._session = _connect(self._home)
+                    self._session = _connect(self._site_folder)
                 return ask(self._session)
             except (AuthorizationError, InvalidJobDefinition) as error:
                 raise PolicyError(f"the server did not take the job: {error}") from error
@@ -226,8 +228,9 @@ class Supervisor:
             except Exception as error:
                 self._close()
                 if time.monotonic() > deadline:
+                    federation = self._site_folder.federation
                     raise FederationError(
-                        f"no answer of the server at {self._home.federation.host}:{self._home.federation.port} for "
+                        f"no answer of the server at {federation.host}:{federation.port} for "
                         f"{SERVER_PATIENCE:g} seconds ({type(error).__name__}); start it with `pbmvfl server start`"
                     ) from error
                 if not said:
@@ -242,7 +245,7 @@ class Supervisor:
                 session.close()
 
 
-def _connect(home: Home) -> Any:
+def _connect(site_folder: SiteFolder) -> Any:
     from nvflare.fuel.flare_api.flare_api import new_secure_session
     from nvflare.fuel.utils.config_service import ConfigService
 
@@ -250,9 +253,9 @@ def _connect(home: Home) -> Any:
     # run; one of them names code to load.
     for name in [each for each in os.environ if each.startswith(keeper.FOREIGN)]:
         del os.environ[name]
-    ConfigService.initialize(section_files={}, config_path=[str(home.lead_kit)])
+    ConfigService.initialize(section_files={}, config_path=[str(site_folder.lead_kit)])
     with contextlib.redirect_stdout(io.StringIO()):  # it prints that it connects
-        return new_secure_session(home.federation.lead, str(home.lead_kit), timeout=_CONNECT)
+        return new_secure_session(site_folder.federation.lead, str(site_folder.lead_kit), timeout=_CONNECT)
 
 
 def _without_prefix(detail: str) -> str:

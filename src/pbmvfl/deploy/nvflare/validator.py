@@ -29,8 +29,8 @@ from pbmvfl.deploy.nvflare.job import (
     server_config,
     to_bytes,
 )
-from pbmvfl.deploy.site.folder import Home
-from pbmvfl.deploy.site.job_spec import Order
+from pbmvfl.deploy.site.folder import SiteFolder
+from pbmvfl.deploy.site.job_spec import JobSpec
 from pbmvfl.errors import OrderError, PolicyError
 
 log = logging.getLogger(__name__)
@@ -50,9 +50,9 @@ class JobValidator(AppValidator):
         """NVFlare's question about an unpacked app; an empty text accepts it."""
         try:
             folder = Path(app_folder).absolute()
-            home = Home.at(folder.parents[2])  # HOME/kit/JOB/app_SITE
-            order = read_app(folder, is_server=home.is_server)
-            admit(home, order, datetime.now().astimezone(), row_ids=own_row_ids if _is_quick(order) else None)
+            site_folder = SiteFolder.at(folder.parents[2])  # HOME/kit/JOB/app_SITE
+            spec = read_app(folder, is_server=site_folder.is_server)
+            admit(site_folder, spec, datetime.now().astimezone(), row_ids=own_row_ids if _is_quick(spec) else None)
         except (PolicyError, OrderError) as error:
             words = _printable(str(error), _LONGEST_WORDS)
             log.warning("a job was refused: %s", words)
@@ -63,13 +63,13 @@ class JobValidator(AppValidator):
         return "", {}
 
 
-def _is_quick(order: Order) -> bool:
+def _is_quick(spec: JobSpec) -> bool:
     """Whether so few rows are meant that this process can look ahead for them."""
-    plan = order.plan
+    plan = spec.plan
     return plan is not None and plan.num_samples + plan.num_test_samples <= FORESEEN_ROWS
 
 
-def read_app(folder: Path, *, is_server: bool) -> Order:
+def read_app(folder: Path, *, is_server: bool) -> JobSpec:
     """The order of an unpacked app that is exactly what `write_job` wrote for this role."""
     name = SERVER_CONFIG if is_server else PARTY_CONFIG
     _check_files(folder, files=frozenset(), folders=frozenset({CONFIG_FOLDER}))

@@ -32,23 +32,23 @@ LARGEST_MEMBER = 250_000
 _NO_DATE = (1980, 1, 1, 0, 0, 0)
 
 
-def write_parcel(path: Path, members: Mapping[str, bytes]) -> None:
+def write_zip_bundle(path: Path, members: Mapping[str, bytes]) -> None:
     """A zip file with these members and nothing about the machine that made it."""
     try:
-        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as parcel:
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as bundle:
             for name, content in members.items():
-                parcel.writestr(zipfile.ZipInfo(name, _NO_DATE), content, zipfile.ZIP_DEFLATED)
+                bundle.writestr(zipfile.ZipInfo(name, _NO_DATE), content, zipfile.ZIP_DEFLATED)
     except OSError as error:
         raise not_written(path, error) from error
 
 
-def read_parcel(path: Path, names: set[str]) -> dict[str, bytes]:
+def read_zip_bundle(path: Path, names: set[str]) -> dict[str, bytes]:
     """The members of a zip file that somebody sent; one with any other member is refused."""
     try:
         if path.stat().st_size > LARGEST:
             raise FederationError(f"{path} has more than {LARGEST:,} bytes; it is no parcel of a federation")
-        with zipfile.ZipFile(path) as parcel:
-            infos = parcel.infolist()
+        with zipfile.ZipFile(path) as bundle:
+            infos = bundle.infolist()
             found = [info.filename for info in infos]
             if len(found) != len(names) or set(found) != names:
                 raise FederationError(
@@ -57,15 +57,15 @@ def read_parcel(path: Path, names: set[str]) -> dict[str, bytes]:
             for info in infos:
                 if info.file_size > LARGEST_MEMBER or info.flag_bits & 1:
                     raise FederationError(f"{path}: {info.filename} is too large, or has a password; ask for it again")
-            return {info.filename: _read(parcel, info) for info in infos}
+            return {info.filename: _read(bundle, info) for info in infos}
     except OSError as error:
         raise FederationError(f"{path} cannot be read: {error.strerror or error}") from error
     except (zipfile.BadZipFile, NotImplementedError, EOFError, RuntimeError) as error:
         raise FederationError(f"{path} is no zip file, or a damaged one: {error}; ask for it again") from error
 
 
-def _read(parcel: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
-    with parcel.open(info) as member:
+def _read(bundle: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
+    with bundle.open(info) as member:
         # Whatever the header says of its size.
         content = member.read(LARGEST_MEMBER + 1)
     if len(content) > LARGEST_MEMBER:
@@ -106,17 +106,17 @@ class Request:
             "lead": self.lead,
         }
         text = json.dumps(said, sort_keys=True).encode()
-        write_parcel(path, {"request.json": text, "request.sig": identity.sign(_LABEL + text).hex().encode()})
+        write_zip_bundle(path, {"request.json": text, "request.sig": identity.sign(_LABEL + text).hex().encode()})
 
     @classmethod
     def read(cls, path: Path, federation: FederationFile) -> Request:
         """A request that somebody sent, all of it checked against federation.toml."""
-        parcel = read_parcel(path, {"request.json", "request.sig"})
-        said = _texts(parcel["request.json"], {"federation", "name", "identity", "site", "lead"}, path)
+        bundle = read_zip_bundle(path, {"request.json", "request.sig"})
+        said = _texts(bundle["request.json"], {"federation", "name", "identity", "site", "lead"}, path)
         name, identity = said["name"], _hex(said["identity"], path)
         try:
-            signature = bytes.fromhex(parcel["request.sig"].decode())
-            Ed25519PublicKey.from_public_bytes(identity).verify(signature, _LABEL + parcel["request.json"])
+            signature = bytes.fromhex(bundle["request.sig"].decode())
+            Ed25519PublicKey.from_public_bytes(identity).verify(signature, _LABEL + bundle["request.json"])
         except (ValueError, InvalidSignature) as error:
             raise FederationError(f"{path} is not signed by the identity in it; ask for it again") from error
         if said["federation"] != federation.digest:
@@ -159,12 +159,12 @@ class Signed:
             "lead": self.lead,
             "identities": {name: key.hex() for name, key in self.identities.items()},
         }
-        write_parcel(path, {"signed.json": json.dumps(said, sort_keys=True, indent=1).encode()})
+        write_zip_bundle(path, {"signed.json": json.dumps(said, sort_keys=True, indent=1).encode()})
 
     @classmethod
     def read(cls, path: Path, federation: FederationFile) -> Signed:
         """What the authority sent, of the right form; what it says is checked with the keys at home."""
-        text = read_parcel(path, {"signed.json"})["signed.json"]
+        text = read_zip_bundle(path, {"signed.json"})["signed.json"]
         names = {"federation", "name", "authority", "site", "lead"}
         said = _texts(text, names, path, tables={"identities"})
         if said["federation"] != federation.digest:

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 from pbmvfl.deploy.link.tls import Certificate
 from pbmvfl.deploy.site.federation_file import FederationFile
-from pbmvfl.deploy.site.folder import Home
+from pbmvfl.deploy.site.folder import SiteFolder
 from pbmvfl.errors import FederationError
 
 _LABEL = b"pbmvfl federation fingerprint 1"
@@ -35,11 +35,14 @@ def fingerprint(federation: FederationFile, authority: Certificate, identities: 
     return " ".join(digits[start : start + _GROUP] for start in range(0, len(digits), _GROUP))
 
 
-def fingerprint_of(home: Home) -> str:
+def fingerprint_of(site_folder: SiteFolder) -> str:
     """What this organisation's folder holds now."""
-    pins = home.pins()
-    identities = {home.federation.server: pins.server, **dict(zip(home.federation.parties, pins.parties, strict=True))}
-    return fingerprint(home.federation, Certificate.read(home.authority), identities)
+    pins = site_folder.pins()
+    identities = {
+        site_folder.federation.server: pins.server,
+        **dict(zip(site_folder.federation.parties, pins.parties, strict=True)),
+    }
+    return fingerprint(site_folder.federation, Certificate.read(site_folder.authority), identities)
 
 
 def check_fingerprint(given: str, found: str) -> None:

@@ -49,19 +49,20 @@ class Pins:
 
 
 @dataclass(frozen=True)
-class Home:
+class SiteFolder:
     """An organisation's folder. Nothing is read before it is asked for."""
 
     path: Path
 
     @classmethod
-    def at(cls, path: Path | str) -> Home:
-        home = cls(Path(path).resolve())
-        if not (home.path / WHO).is_file():
+    def at(cls, path: Path | str) -> SiteFolder:
+        site_folder = cls(Path(path).resolve())
+        if not (site_folder.path / WHO).is_file():
             raise FederationError(
-                f"{home.path} is no organisation's folder: it has no {WHO}; make one with `pbmvfl federation request`"
+                f"{site_folder.path} is no organisation's folder: it has no {WHO}; make one with "
+                "`pbmvfl federation request`"
             )
-        return home
+        return site_folder
 
     # --- who it is ---
 

@@ -34,7 +34,7 @@ class Work(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Order:
+class JobSpec:
     """One job's parameters."""
 
     work: Work
@@ -75,7 +75,7 @@ class Order:
         return json.dumps(said, sort_keys=True, separators=(",", ":"))
 
     @classmethod
-    def from_text(cls, text: str) -> Order:
+    def from_text(cls, text: str) -> JobSpec:
         """Read an order, or refuse it with words that anybody may read."""
         if not isinstance(text, str) or len(text) > LONGEST:
             raise OrderError(f"an order is a text of at most {LONGEST} characters")
@@ -94,7 +94,7 @@ class Order:
             raise OrderError("federation, alignment, run and run_id are texts")
         try:
             plan = None if said["plan"] is None else Plan.from_dict(said["plan"])
-            order = cls(
+            spec = cls(
                 work=Work(said["work"]),
                 federation=said["federation"],
                 alignment=said["alignment"],
@@ -106,9 +106,9 @@ class Order:
             raise OrderError(str(error)) from error
         except (TypeError, KeyError, ValueError, AttributeError, RecursionError):
             raise OrderError("the order's plan is not of the form that this version writes") from None
-        if order.to_text() != text:
+        if spec.to_text() != text:
             raise OrderError("the order is not written as this version writes it")
-        return order
+        return spec
 
 
 # --- How one job ended, as the label holder's site wrote it down ---
@@ -128,7 +128,7 @@ class Ending(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class JobResult:
     """What a job came to."""
 
     job: str
@@ -144,12 +144,12 @@ class Outcome:
         write_atomically(folder / _LAST, text, mode=PRIVATE_FILE)
 
 
-def last_outcome(folder: Path) -> Outcome | None:
+def last_result(folder: Path) -> JobResult | None:
     """Of the newest job that ended; None before one has."""
     return _read(folder / _LAST)
 
 
-def final_outcome(folder: Path) -> Outcome | None:
+def final_result(folder: Path) -> JobResult | None:
     """What the run came to, once it has; None before."""
     return _read(folder / _DONE)
 
@@ -160,10 +160,10 @@ def forget(folder: Path) -> None:
         (folder / name).unlink(missing_ok=True)
 
 
-def _read(path: Path) -> Outcome | None:
+def _read(path: Path) -> JobResult | None:
     if not path.is_file():
         return None
     said = read_object(path, {"job": str, "ending": str, "words": str}, RunFolderError)
     if said["ending"] not in tuple(Ending):
         raise RunFolderError(f"{path} has ending={said['ending']!r}; permitted: {', '.join(Ending)}")
-    return Outcome(job=said["job"], ending=Ending(said["ending"]), words=said["words"])
+    return JobResult(job=said["job"], ending=Ending(said["ending"]), words=said["words"])

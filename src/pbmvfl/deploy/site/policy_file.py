@@ -17,7 +17,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from pbmvfl.deploy.site.folder import Home
+from pbmvfl.deploy.site.folder import SiteFolder
 from pbmvfl.errors import PbmvflError, PolicyFileError
 from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.ledger.limits import Limit
@@ -124,9 +124,9 @@ class PolicyFile:
     notes: tuple[str, ...] = ()
 
     @classmethod
-    def read(cls, home: Home) -> PolicyFile:
+    def read(cls, site_folder: SiteFolder) -> PolicyFile:
         """An organisation's own file; what is wrong with it is private, and for its owner alone."""
-        path = home.policy
+        path = site_folder.policy
         notes = _check_rights(path)
         try:
             with open(path, "rb") as file:
@@ -134,11 +134,11 @@ class PolicyFile:
             text = raw.decode()
         except (OSError, UnicodeDecodeError) as error:
             raise PolicyFileError(
-                f"{path} cannot be read: {error}; write one with `pbmvfl policy template --home {home.path}`"
+                f"{path} cannot be read: {error}; write one with `pbmvfl policy template --home {site_folder.path}`"
             ) from error
         if len(raw) > LARGEST:
             raise PolicyFileError(f"{path} is longer than {LARGEST:,} bytes; it has a few lines")
-        return cls.parse(text, path=path, is_server=home.is_server, notes=notes)
+        return cls.parse(text, path=path, is_server=site_folder.is_server, notes=notes)
 
     @classmethod
     def parse(cls, text: str, *, path: Path, is_server: bool = False, notes: tuple[str, ...] = ()) -> PolicyFile:
@@ -158,7 +158,7 @@ class PolicyFile:
         """What plans are held against. Exact sums are for simulations, whatever the file says."""
         return Policy(allows_exact_metrics=False, **self.plan)
 
-    def apply_limits(self, book: Ledger) -> list[Limit]:
+    def apply_limits(self, ledger: Ledger) -> list[Limit]:
         """Write the file's limits into the owner's book, and return those that were set or lowered.
 
         What the book has and the file has not stays. A limit is raised by the owner's word to the book alone, so that a
@@ -166,23 +166,23 @@ class PolicyFile:
         """
         changed = []
         for limit in self.limits:
-            held = next((each for each in book.limits(self.data.dataset) if same_subject(each, limit)), None)
+            held = next((each for each in ledger.limits(self.data.dataset) if same_subject(each, limit)), None)
             if held is not None and (limit.epsilon > held.epsilon or limit.delta > held.delta):
                 raise PolicyFileError(
                     f"{self.path}: [[limit]] {limit} is looser than the book's, epsilon {held.epsilon:g} at delta "
-                    f"{held.delta:g}; lower it, or raise the book's first: {_raise_command(book, self, limit)}"
+                    f"{held.delta:g}; lower it, or raise the book's first: {_raise_command(ledger, self, limit)}"
                 )
             if held is None or (limit.epsilon, limit.delta) != (held.epsilon, held.delta):
-                changed.append(book.set_limit(self.data.dataset, limit))
+                changed.append(ledger.set_limit(self.data.dataset, limit))
         return changed
 
 
 @contextlib.contextmanager
-def own_book(home: Home, policy: PolicyFile) -> Iterator[Ledger]:
+def own_ledger(site_folder: SiteFolder, policy: PolicyFile) -> Iterator[Ledger]:
     """A party's book, with the limits of its policy in it."""
-    with contextlib.closing(Ledger(home.ledger, owner=home.name, durable=True)) as book:
-        policy.apply_limits(book)
-        yield book
+    with contextlib.closing(Ledger(site_folder.ledger, owner=site_folder.name, durable=True)) as ledger:
+        policy.apply_limits(ledger)
+        yield ledger
 
 
 def same_subject(one: Limit, other: Limit) -> bool:
@@ -190,10 +190,10 @@ def same_subject(one: Limit, other: Limit) -> bool:
     return (one.unit, one.accounting, one.colluding_parties) == (other.unit, other.accounting, other.colluding_parties)
 
 
-def _raise_command(book: Ledger, policy: PolicyFile, limit: Limit) -> str:
+def _raise_command(ledger: Ledger, policy: PolicyFile, limit: Limit) -> str:
     colluding = f" --colluding-parties {limit.colluding_parties}" if limit.colluding_parties else ""
     return (
-        f"`pbmvfl ledger limit {book.path} --dataset {policy.data.dataset!r} --epsilon {limit.epsilon:g} "
+        f"`pbmvfl ledger limit {ledger.path} --dataset {policy.data.dataset!r} --epsilon {limit.epsilon:g} "
         f"--delta {limit.delta:g} --unit {limit.unit} --accounting {limit.accounting}{colluding}`"
     )
 

@@ -7,7 +7,7 @@ import importlib.util
 import json
 
 from pbmvfl._text import counted
-from pbmvfl.deploy.site.folder import Home
+from pbmvfl.deploy.site.folder import SiteFolder
 from pbmvfl.deploy.site.policy_file import DataSource, PolicyFile, same_subject
 from pbmvfl.errors import DataError
 from pbmvfl.ledger.database import is_begun
@@ -47,19 +47,19 @@ def columns_in_use(data: DataSource) -> tuple[str, ...]:
     return (data.label,) if data.label else tuple(chosen)
 
 
-def data_words(data: DataSource, columns: tuple[str, ...]) -> str:
+def describe_data(data: DataSource, columns: tuple[str, ...]) -> str:
     listed = ", ".join(columns[:6]) + (f" and {len(columns) - 6} more" if len(columns) > 6 else "")
     what = f"label {data.label}" if data.label else f"{counted(len(columns), 'column')}: {listed}"
     schema = f"; schema {data.schema.name}" if data.schema is not None else ""
     return f"{data.file.name}, rows known by {data.id}; {what}{schema}"
 
 
-def limit_words(home: Home, policy: PolicyFile) -> list[str]:
+def describe_limits(site_folder: SiteFolder, policy: PolicyFile) -> list[str]:
     """Each limit, and whether the book has it; nothing is written."""
     held: list[Limit] = []
-    if is_begun(home.ledger):
-        with contextlib.closing(Ledger(home.ledger, owner=home.name, read_only=True)) as book:
-            held = book.limits(policy.dataset)
+    if is_begun(site_folder.ledger):
+        with contextlib.closing(Ledger(site_folder.ledger, owner=site_folder.name, read_only=True)) as ledger:
+            held = ledger.limits(policy.dataset)
     return [f"{limit}, {_standing(limit, held)}" for limit in policy.limits]
 
 
@@ -75,7 +75,7 @@ def _standing(limit: Limit, held: list[Limit]) -> str:
     return f"LOOSER than the book's {now}: every order is refused until one of them is changed"
 
 
-def plan_words(policy: Policy) -> list[str]:
+def describe_plan_rules(policy: Policy) -> list[str]:
     """What a plan must be."""
     words = [f"{policy.smallest_num_parties} parties or more"]
     if policy.largest_epsilon is not None:
@@ -93,7 +93,7 @@ def plan_words(policy: Policy) -> list[str]:
     return [*words, "no exact sums, ever"]
 
 
-def run_words(policy: PolicyFile, *, is_server: bool) -> list[str]:
+def describe_run_rules(policy: PolicyFile, *, is_server: bool) -> list[str]:
     """How often and when."""
     runs = policy.runs
     when = f"between {runs.hours} by this machine's clock" if runs.hours is not None else "at any time of the day"

@@ -7,7 +7,7 @@ import ssl
 import time
 
 from pbmvfl.deploy.link.tls import Credentials, common_name, party_context, wrap
-from pbmvfl.deploy.site.folder import Home
+from pbmvfl.deploy.site.folder import SiteFolder
 from pbmvfl.errors import FederationError, LinkError
 
 _TIMEOUT = 10.0
@@ -20,21 +20,23 @@ _REFUSALS = ("UNKNOWN_CA", "BAD_CERTIFICATE", "UNSUPPORTED_CERTIFICATE", "ACCESS
 _NOT_YET, _EXPIRED = 9, 10
 
 
-def reach_server(home: Home, *, wait: float = 0.0) -> None:
+def check_server(site_folder: SiteFolder, *, wait: float = 0.0) -> None:
     """Shake hands with the server, and say what is wrong if that fails.
 
     `wait` is for how many seconds a server that is not there yet is tried again; one that refuses is not.
     """
-    federation = home.federation
+    federation = site_folder.federation
     context = party_context(
-        Credentials(certificate=home.certificate, private_key=home.private_key, authority=home.authority)
+        Credentials(
+            certificate=site_folder.certificate, private_key=site_folder.private_key, authority=site_folder.authority
+        )
     )
     until = time.monotonic() + wait
     hung_up = 0
     while True:
         try:
             with socket.create_connection((federation.host, federation.port), timeout=_TIMEOUT) as plain:
-                _shake_hands(context, plain, home)
+                _handshake(context, plain, site_folder)
             return
         except OSError as error:
             # A server that refuses may hang up so fast that its reason is lost on the way; the next try may get it.
@@ -48,8 +50,8 @@ class _HungUp(ConnectionResetError):
     """The server ended the connection as soon as it had this kit's certificate, and no reason came through."""
 
 
-def _shake_hands(context: ssl.SSLContext, plain: socket.socket, home: Home) -> None:
-    where = f"{home.federation.host}:{home.federation.port}"
+def _handshake(context: ssl.SSLContext, plain: socket.socket, site_folder: SiteFolder) -> None:
+    where = f"{site_folder.federation.host}:{site_folder.federation.port}"
     with wrap(context, plain, server_side=False) as connection:
         try:
             connection.do_handshake()
@@ -60,9 +62,10 @@ def _shake_hands(context: ssl.SSLContext, plain: socket.socket, home: Home) -> N
         except ssl.SSLError as error:
             raise FederationError(f"{where} speaks no TLS 1.3 that this kit understands: {error.reason}") from error
         name = common_name(connection)
-        if name != home.federation.server:
+        if name != site_folder.federation.server:
             raise FederationError(
-                f"{where} is {name!r}, not the server {home.federation.server!r}; it is another organisation's machine"
+                f"{where} is {name!r}, not the server {site_folder.federation.server!r}; it is another organisation's "
+                "machine"
             )
         try:
             # With TLS 1.3 a server looks at our certificate after the handshake looks done here. Told that nothing will
