@@ -1,7 +1,7 @@
-"""The server's door: whoever connects gets some seconds and a thread to show who it is.
+"""Acceptor of the server's TLS port: each new connection gets a thread and a time limit to authenticate.
 
-Strangers cannot keep parties out. Only so many newcomers are heard at once; if there are more, one of the address with
-the most of them has to go.
+Connections without a valid identity cannot keep parties out. The number of pending handshakes is bounded; above the
+bound, one of the address with the most of them is closed.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class _Newcomer:
 
 
 class Acceptor:
-    """Listens, and hands those over who finish the TLS handshake."""
+    """Listener that hands over connections whose TLS handshake succeeded."""
 
     def __init__(
         self,
@@ -51,6 +51,18 @@ class Acceptor:
         time_limit: float,
         most: int = MOST_NEWCOMERS,
     ) -> None:
+        """Listen, and start the accepting thread.
+
+        Args:
+            listen: Host and port; an empty host means every address, port 0 a free port.
+            tls: Server-side TLS context.
+            on_connection: Authenticates and keeps a connection; see `OnConnection`.
+            time_limit: Seconds from accept to the end of authentication.
+            most: Largest number of pending handshakes.
+
+        Raises:
+            LinkError: If the port cannot be listened on within `PORT_PATIENCE` seconds.
+        """
         self._tls, self._on_connection, self._time_limit, self._most = tls, on_connection, time_limit, most
         #: How many have come so far, whoever they are.
         self.num_accepted = 0
@@ -64,10 +76,12 @@ class Acceptor:
 
     @property
     def num_newcomers(self) -> int:
+        """Number of connections that are not authenticated yet."""
         with self._lock:
             return len(self._newcomers)
 
     def close(self) -> None:
+        """Stop listening, and end all pending handshakes."""
         self._closed.set()
         hang_up(self._listener)
         with self._lock:
@@ -140,7 +154,7 @@ class Acceptor:
             self._newcomers.pop(number, None)
 
     def _sweep(self) -> None:
-        """Those whose time is over lose their connection, and their threads end by that."""
+        """Shut down connections past their deadline; their threads then end with an error."""
         now = time.monotonic()
         with self._lock:
             for newcomer in self._newcomers.values():
@@ -148,7 +162,10 @@ class Acceptor:
                     hang_up(newcomer.connection)
 
     def _evict_one(self) -> None:
-        """Any one of the address with the most: the oldest could be kept out for good by somebody who is quick."""
+        """Close a random connection of the busiest address.
+
+        The choice is random: an attacker who reconnects fast enough could always make the honest party the oldest one.
+        """
         address, _ = Counter(each.address for each in self._newcomers.values()).most_common(1)[0]
         numbers = [number for number, each in self._newcomers.items() if each.address == address]
         chosen = numbers[int.from_bytes(os.urandom(4), "big") % len(numbers)]

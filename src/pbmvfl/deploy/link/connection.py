@@ -1,4 +1,4 @@
-"""Frames on a byte stream, and one non-blocking connection of a party at the server."""
+"""Length-prefixed frames on a byte stream, and a non-blocking connection of one party at the server."""
 
 from __future__ import annotations
 
@@ -28,14 +28,18 @@ _CHUNK = 1 << 16
 
 
 def framed(body: bytes, *, limit: int = LIMIT) -> bytes:
-    """The bytes that travel."""
+    """Return a body with its length prefix.
+
+    Raises:
+        LinkError: If the body is longer than `limit` bytes.
+    """
     if len(body) > limit:
         raise LinkError(f"a frame of {len(body):,} bytes; permitted: at most {limit:,}; send less at a time")
     return _LENGTH.pack(len(body)) + body
 
 
 class FrameBuffer:
-    """Bytes that have come and are not taken yet. It outlives timeouts: what came of a frame stays."""
+    """Received bytes that are not consumed yet. A partial frame survives a timeout."""
 
     def __init__(self, *, limit: int = LIMIT) -> None:
         self._limit = limit
@@ -45,10 +49,15 @@ class FrameBuffer:
         return len(self._bytes)
 
     def feed(self, data: bytes) -> None:
+        """Append received bytes."""
         self._bytes += data
 
     def take(self) -> bytes | None:
-        """The next whole frame; None while it is not there. A length above the limit raises `LinkError`."""
+        """Remove and return the next whole frame, or return None if it is incomplete.
+
+        Raises:
+            LinkError: If the announced length is above the limit.
+        """
         if len(self._bytes) < LENGTH_BYTES:
             return None
         (length,) = _LENGTH.unpack_from(self._bytes)
@@ -64,10 +73,18 @@ class FrameBuffer:
 
 
 def receive(connection: socket.socket, buffer: FrameBuffer, *, deadline: float) -> bytes:
-    """The next frame of a blocking socket, by `time.monotonic() == deadline` at the latest.
+    """Return the next frame of a blocking socket.
 
-    Raises `TimeoutError` when the time is over, and can then be called again; `EOFError` when the other end has closed;
-    another `OSError` when the connection broke; `LinkError` for a frame that is too long.
+    Args:
+        connection: The socket; its timeout is changed.
+        buffer: Bytes that were received before and are not consumed yet.
+        deadline: Latest moment, by `time.monotonic()`.
+
+    Raises:
+        TimeoutError: If the deadline passed. The call can be repeated.
+        EOFError: If the other end closed the connection.
+        OSError: If the connection broke.
+        LinkError: If the frame is too long.
     """
     while (frame := buffer.take()) is None:
         left = deadline - time.monotonic()
@@ -83,7 +100,11 @@ def receive(connection: socket.socket, buffer: FrameBuffer, *, deadline: float) 
 
 
 def send(connection: socket.socket, body: bytes, *, deadline: float, limit: int = LIMIT) -> None:
-    """A whole frame on a blocking socket. After a `TimeoutError` part of it may have left: close the connection."""
+    """Send a whole frame on a blocking socket.
+
+    Raises:
+        TimeoutError: If the deadline passed. Part of the frame may have left: close the connection.
+    """
     data = memoryview(framed(body, limit=limit))
     while data:
         left = deadline - time.monotonic()
@@ -96,7 +117,7 @@ def send(connection: socket.socket, body: bytes, *, deadline: float, limit: int 
 
 @contextlib.contextmanager
 def _broken_is_not_late() -> Iterator[None]:
-    """The system's own "timed out" means that the other end is out of reach, not that the deadline has passed."""
+    """Turn the system's ETIMEDOUT, which means an unreachable peer, into another error than a passed deadline."""
     try:
         yield
     except TimeoutError as error:
@@ -124,7 +145,7 @@ _LAST_HEARD, _CLOSED, _JUST_NOW_MS = 56, 7, 2000
 
 
 class Broken(Exception):
-    """A connection that is no more. `ended`: the other end closed or reset it; otherwise it is out of reach."""
+    """Lost connection. `ended` is True if the other end closed or reset it, False if it is unreachable."""
 
     def __init__(self, *, ended: bool) -> None:
         self.ended = ended
@@ -132,7 +153,7 @@ class Broken(Exception):
 
 
 class Connection:
-    """Frames in and out. It belongs to one thread at a time."""
+    """Non-blocking frame connection; belongs to one thread at a time."""
 
     def __init__(self, connection: ssl.SSLSocket, *, last: int, limit: int = LIMIT) -> None:
         connection.setblocking(False)
@@ -151,12 +172,12 @@ class Connection:
 
     @property
     def events(self) -> int:
-        """What to poll for."""
+        """Poll event mask."""
         return select.POLLIN | select.POLLRDHUP | (select.POLLOUT if self._out or self._wants_write else 0)
 
     @property
     def has_ended(self) -> bool:
-        """Whether the other end is gone, as far as the system knows. Nothing is read."""
+        """Return whether the system knows that the other end is gone, without reading anything."""
         poll = select.poll()
         poll.register(self._socket.fileno(), select.POLLRDHUP)
         return any(found & _GONE for _, found in poll.poll(0))
@@ -167,7 +188,11 @@ class Connection:
         self._out.extend(view[start : start + _CHUNK] for start in range(0, len(view), _CHUNK))
 
     def write(self) -> None:
-        """Send what can be sent now."""
+        """Send as many queued bytes as possible without blocking.
+
+        Raises:
+            Broken: If the connection is lost.
+        """
         if not self._out:
             return
         self._look_for_errors()
@@ -184,7 +209,12 @@ class Connection:
             raise Broken(ended=self._was_closed(error)) from error
 
     def read(self) -> list[bytes]:
-        """Whole frames that are there now. `LinkError` for one that is too long."""
+        """Return the whole frames that are available now.
+
+        Raises:
+            Broken: If the connection is lost and no frame came before.
+            LinkError: If a frame is too long.
+        """
         self._wants_write = False
         frames: list[bytes] = []
         count = 0
@@ -212,15 +242,15 @@ class Connection:
 
     @property
     def must_read(self) -> bool:
-        """Whether there is something to read that polling does not see."""
+        """Return whether there is something to read that polling does not show."""
         return self._broken is not None or self._socket.pending() > 0
 
     def _look_for_errors(self) -> None:
-        """Python's TLS sockets say "end of file" whatever went wrong; the system knows better, and says it once."""
+        """Remember the socket error, which the system reports once; Python's TLS sockets report every error as EOF."""
         self._error = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) or self._error
 
     def _was_closed(self, error: Exception) -> bool:
-        """Whether the other end closed or reset it, as a process does that ends; or it is out of reach."""
+        """Return whether the peer closed or reset the connection, as an ending process does, or is unreachable."""
         # TLS answers an end of file with an alert, and who has ended answers that with a reset, at any time: the state
         # is looked at first, and errors once more after it.
         info = self._tcp_info()
@@ -244,14 +274,15 @@ class Connection:
         return info.ljust(_TCP_INFO_BYTES, b"\0")
 
     def bytes_on_socket(self) -> tuple[int, int]:
-        """Bytes that were sent and received, TLS and its handshake included; (0, 0) where the system does not say."""
+        """Return bytes sent and received, including TLS; (0, 0) if the system does not tell."""
         sent, received = struct.unpack_from("=QQ", self._tcp_info(), _ACKNOWLEDGED)
         return sent, received
 
     def say_goodbye(self) -> None:
-        """TLS's own word that nothing more comes: it was meant, and no process died."""
+        """Send TLS close_notify, which tells an orderly end from a dead process."""
         with contextlib.suppress(OSError, ValueError):
             self._socket.unwrap()
 
     def close(self) -> None:
+        """Close the socket."""
         drop(self._socket)

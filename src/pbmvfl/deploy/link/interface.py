@@ -1,8 +1,8 @@
-"""What carries messages between a server and its parties, whatever lies between them.
+"""Interface of all links between the server and its parties.
 
-A link asks and answers: the server asks, a party answers every question once, and the same question again gets the same
-bytes again. Questions come on channels, so that what comes before a session (who are you, which rows in which order)
-needs no message of the protocol. Two links are there: the line (`deploy.link.tls_server`), and NVFlare's cell.
+A link is request and reply: the server asks, a party answers every question once, and a repeated question gets the same
+bytes again. Questions travel on channels, so that set-up and alignment, which precede a session, need no message of the
+protocol. Two implementations exist: TLS (`deploy.link.tls_server`) and NVFlare's cell (`deploy.nvflare.cell`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pbmvfl.protocol.transport import Answers
 
 
 class Channel(IntEnum):
-    """What a question is about. The numbers travel, and keep their meaning."""
+    """Subject of a question. The numbers travel, and keep their meaning."""
 
     SETUP = 1  #: before a session: version, plan, order of rows
     PROTOCOL = 2  #: messages of the protocol, as they are
@@ -29,7 +29,7 @@ Handler = Callable[[Channel, bytes], bytes]
 
 
 class ServerLink(Protocol):
-    """The server's ends of all parties' links. It is also a `protocol.transport.Transport`."""
+    """Server's ends of all parties' links; also a `protocol.transport.Transport`."""
 
     @property
     def parties(self) -> Sequence[str]:
@@ -37,29 +37,48 @@ class ServerLink(Protocol):
 
     @property
     def alive(self) -> Sequence[str]:
-        """Names of those that are connected now."""
+        """Names of the parties that are connected now."""
 
     def join(self, *, timeout: float) -> None:
-        """Wait until every party is there; `PartyLost` names those that are not when the time is over."""
+        """Wait until every party is connected.
+
+        Args:
+            timeout: Longest wait in seconds.
+
+        Raises:
+            PartyLost: If a party is missing when the time is over, with a reason for each.
+        """
 
     def ask(self, questions: Mapping[int, bytes], *, channel: Channel, timeout: float | None = None) -> Answers:
-        """Ask parties by their indices, each its own question, all at the same time.
+        """Send parties, by their indices, one question each, and wait for the answers.
 
-        `timeout` is how long the answers may take; None: as long as the link has patience. A cut that is mended within
-        the patience is not seen here. A party whose process has ended is lost at once.
+        A disconnection that ends within the link's patience is not visible here. A party whose process ended is lost at
+        once.
+
+        Args:
+            questions: Body for each party index.
+            channel: Channel of the questions.
+            timeout: Longest time for the answers in seconds; None for the link's patience.
+
+        Returns:
+            The answers, and a reason for each lost party.
         """
 
     def exchange(self, message: bytes, *, timeout: float | None = None) -> Answers:
-        """One message of the protocol to every party."""
+        """Send one message of the protocol to every party, and wait for the answers."""
 
     def close(self) -> None: ...
 
 
 class PartyLink(Protocol):
-    """A party's end."""
+    """Party's end of a link."""
 
     def serve(self, handle: Handler) -> None:
-        """Answer questions until one on the channel END is answered. Raises `LinkError` if the server is lost."""
+        """Answer questions until one on the channel END is answered.
+
+        Raises:
+            LinkError: If the server is lost.
+        """
 
     def close(self) -> None: ...
 
@@ -69,8 +88,10 @@ class PartyLink(Protocol):
 
 @dataclass(eq=False, kw_only=True)
 class PendingReply:
-    """Seconds in which a party is cut off count against the patience with its connection, not against the deadline of
-    its answer."""
+    """Reply that the server waits for, whatever link carries it.
+
+    Seconds of disconnection count against the patience for the connection, not against the deadline of the reply.
+    """
 
     channel: Channel
     body: bytes
@@ -88,7 +109,7 @@ class PendingReply:
         self.deadline = self.started + self.limit
 
     def count_cut(self, since: float, now: float) -> None:
-        """A cut is over: the answer may take so much longer."""
+        """Extend the deadline by a disconnection that is over."""
         seconds = now - max(since, self.started)
         self.cut += seconds
         self.deadline += seconds
@@ -99,5 +120,5 @@ class PendingReply:
 
 
 def missing_reason(words: str, refused: str) -> str:
-    """Why a party did not join; `refused` says why it was last refused, if it was."""
+    """Return why a party did not join, with its last refusal if there was one."""
     return f"{words}; it was last refused: {refused}" if refused else words

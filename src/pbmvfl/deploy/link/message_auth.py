@@ -1,12 +1,12 @@
-"""Every message between a party and the server proves who sent it, in which job and in which order, whoever carries it.
+"""Authentication of every message between a party and the server: sender, job and order, whatever the transport.
 
 Each process draws one X25519 key. The server's pinned identity signs its key (CHALLENGE), the party's pinned identity
-signs both (JOIN); the two share a secret, and from it one key for each direction. A question has a number, a channel, a
-body and a MAC; its answer has the same number. The party answers each number once: the same question again gets the
-same bytes again, anything else under a number that is not the next one is refused.
+signs both (JOIN); the two share a secret, from which one key for each direction is derived. A question has a number, a
+channel, a body and a MAC; its answer has the same number. The party answers each number once: a repeated question gets
+the same bytes again, and any other frame whose number is not the next one is refused.
 
-Nothing is encrypted here, on purpose: TLS does that, and what a carrier sees inside must stay readable for the tests of
-what leaves a party.
+Nothing is encrypted here, on purpose: TLS does that, and the content must stay readable for the tests of what leaves a
+party.
 """
 
 from __future__ import annotations
@@ -52,20 +52,27 @@ MOST_UNANSWERED = 4
 
 
 class ProcessReplaced(LinkError):
-    """The other end is who it should be, but another process: it knows nothing of what was said before."""
+    """The peer has the right identity but is another process, without the state of this session."""
 
 
 class OtherJob(LinkError):
-    """The other end is who it should be, but in another job: an earlier one may still be ending there."""
+    """The peer has the right identity but is in another job; an earlier one may still be ending there."""
 
 
 # --- the server's side ---
 
 
 class ServerMessageAuth:
-    """The server's end towards all parties. Its methods may be called from several threads."""
+    """Server's side of message authentication towards all parties; thread-safe."""
 
     def __init__(self, identity: Identity, pins: Mapping[str, bytes], context: bytes) -> None:
+        """Draw the key of this process.
+
+        Args:
+            identity: The server's own identity.
+            pins: Pinned public identity of each party.
+            context: Job and federation that all messages are bound to.
+        """
         self._identity = identity
         self._pins = dict(pins)
         self._context = hashlib.sha256(context).digest()
@@ -74,13 +81,18 @@ class ServerMessageAuth:
         self._lock = threading.Lock()
 
     def challenge(self) -> bytes:
-        """What a newcomer is shown; a fresh one for each, so that no answer to it can be used twice."""
+        """Return a fresh signed challenge; its nonce prevents the reuse of a JOIN."""
         public = self._private.public_key().public_bytes_raw()
         said = _CHALLENGE.pack(PROTOCOL_VERSION, self._context, os.urandom(_NONCE_BYTES), public)
         return said + self._identity.sign(_CHALLENGE_LABEL + said)
 
     def admit(self, name: str, challenge: bytes, join: bytes) -> Admission:
-        """Who answered the challenge, if it is the party of this name; `LinkError` if not."""
+        """Verify the JOIN of the party of this name.
+
+        Raises:
+            LinkError: If it is not that party's, or is for another job (`OtherJob`) or of another process of that party
+                (`ProcessReplaced`).
+        """
         where = f"party={name}"
         if name not in self._pins:
             raise LinkError(f"{where}: it is not of this federation, which has {', '.join(self._pins)}")
@@ -103,7 +115,7 @@ class ServerMessageAuth:
 
 @dataclass(frozen=True)
 class Admission:
-    """A party that proved who it is, and the number of the last question that it answered."""
+    """Authenticated party, and the number of the last question that it answered."""
 
     channel: PartyChannel
     last: int
@@ -111,14 +123,14 @@ class Admission:
 
 @dataclass(frozen=True)
 class AuthenticatedAnswer:
-    """An answer, and the number of the question that it belongs to."""
+    """Answer, and the number of its question."""
 
     number: int
     body: bytes
 
 
 class PartyChannel:
-    """Questions to one party, in their order. It belongs to one thread at a time."""
+    """Numbered questions to one party; belongs to one thread at a time."""
 
     def __init__(self, name: str, public: bytes, keys: _Keys) -> None:
         self.name = name
@@ -130,11 +142,15 @@ class PartyChannel:
 
     @property
     def asked(self) -> int:
-        """How many questions there were."""
+        """Number of questions so far."""
         return self._next - 1
 
     def question(self, channel: Channel, body: bytes) -> tuple[int, bytes]:
-        """The question's number, and its bytes. One that was asked last and has no answer yet is not a new one."""
+        """Return the number and frame of a question; one equal to the last unanswered question is that question.
+
+        Raises:
+            LinkError: If `MOST_UNANSWERED` questions have no answer.
+        """
         last = self._unanswered.get(self._next - 1)
         if last is not None and last[_HEAD.size - 1] == channel and last[_HEAD.size : -MAC_BYTES] == body:
             return self._next - 1, last
@@ -145,7 +161,11 @@ class PartyChannel:
         return number, frame
 
     def again(self, last: int) -> list[bytes]:
-        """What to send on a new connection to a party whose last answered question had this number."""
+        """Return the frames to send on a new connection to a party whose last answered question was `last`.
+
+        Raises:
+            LinkError: If `last` is impossible.
+        """
         first = min(self._unanswered, default=self._next)
         if not first - 1 <= last < self._next:
             raise LinkError(f"party={self.name}: it says that it answered question {last}; possible: {first - 1} to "
@@ -153,7 +173,11 @@ class PartyChannel:
         return [frame for number, frame in self._unanswered.items() if number >= last]
 
     def answer(self, frame: bytes) -> AuthenticatedAnswer | None:
-        """What the party said; None if it is an answer that was taken before. `LinkError` if it is not the party's."""
+        """Verify a party's answer; return None if that answer was received before.
+
+        Raises:
+            LinkError: If the frame is not the party's, or answers a question that was not asked.
+        """
         where = f"party={self.name}"
         number, channel, body = _verified(self._keys.up, frame, where)
         if number >= self._next:
@@ -172,9 +196,20 @@ class PartyChannel:
 
 
 class PartyMessageAuth:
-    """A party's end. It belongs to one thread at a time, and outlives connections: a process has one for each job."""
+    """Party's side of message authentication; belongs to one thread at a time.
+
+    It outlives connections: a process has one for each job.
+    """
 
     def __init__(self, identity: Identity, server_pin: bytes, name: str, context: bytes) -> None:
+        """Draw the key of this process.
+
+        Args:
+            identity: The party's own identity.
+            server_pin: Pinned public identity of the server.
+            name: Name of the party.
+            context: Job and federation that all messages are bound to.
+        """
         self._identity = identity
         self._server_pin = server_pin
         self._name = name
@@ -188,7 +223,12 @@ class PartyMessageAuth:
         self._last_answer = b""
 
     def join(self, challenge: bytes) -> bytes:
-        """The answer to a server's challenge, if it is the pinned server in the same job; `LinkError` if not."""
+        """Return the signed JOIN for a challenge of the pinned server in the same job.
+
+        Raises:
+            LinkError: If the challenge is not the pinned server's, or is for another job (`OtherJob`) or of another
+                process of the server (`ProcessReplaced`).
+        """
         where = "server"
         if len(challenge) != CHALLENGE_BYTES:
             raise LinkError(f"{where}: its challenge has {len(challenge)} bytes; permitted: {CHALLENGE_BYTES}")
@@ -207,10 +247,12 @@ class PartyMessageAuth:
         return said + self._identity.sign(_joined(self._name, challenge, said))
 
     def respond(self, frame: bytes, handle: Handler) -> tuple[Channel, bytes]:
-        """The sealed answer to a sealed question, and the channel that it came on.
+        """Return the channel of an authenticated question, and the authenticated answer.
 
-        The next question is handled; the last one again gets the bytes of the last answer again. Anything else is a
-        `LinkError`, and nothing has happened.
+        The next question is handled; the last question again gets the bytes of its answer again.
+
+        Raises:
+            LinkError: If the frame is anything else. It then has no effect.
         """
         where = "server"
         if self._keys is None:
@@ -235,15 +277,18 @@ class PartyMessageAuth:
 
 @dataclass(frozen=True)
 class _Keys:
-    """One for each direction, as a keyed hash that has heard nothing yet."""
+    """One key for each direction, as a keyed hash without input."""
 
     down: Keyed
     up: Keyed
 
 
 def _agreed(name: str, context: bytes, *, server: bytes, party: bytes) -> bytes:
-    """What the keys stand for. Nonces are not in it: a new connection of the same processes goes on with the same keys,
-    so that an answer can be sent again as it was."""
+    """Return the statement that keys are bound to.
+
+    Nonces are not part of it: a new connection between the same processes keeps the keys, so that an answer can be sent
+    again as it was.
+    """
     return struct.pack(">H", PROTOCOL_VERSION) + context + server + party + name.encode()
 
 
@@ -262,7 +307,7 @@ def _keys(private: X25519PrivateKey, public: bytes, agreed: bytes, where: str) -
 
 
 def _joined(name: str, challenge: bytes, join: bytes) -> bytes:
-    """What a party signs: its name, what it was shown, what it says."""
+    """Return the statement that a party signs: its name, the challenge and its JOIN."""
     said = name.encode()
     return _JOIN_LABEL + struct.pack(">H", len(said)) + said + hashlib.sha256(challenge).digest() + join
 

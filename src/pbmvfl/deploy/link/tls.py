@@ -32,7 +32,7 @@ _KEEPALIVE_IDLE, _KEEPALIVE_INTERVAL, _KEEPALIVE_COUNT = 2, 1, 3
 
 @dataclass(frozen=True, kw_only=True)
 class Credentials:
-    """Where a kit keeps its certificate, the key of it, and the authority's certificate."""
+    """Paths of a kit's certificate, its private key, and the authority's certificate."""
 
     certificate: Path
     private_key: Path
@@ -40,10 +40,10 @@ class Credentials:
 
 
 class _Socket(ssl.SSLSocket):
-    """A TLS socket that is closed where its other end has left before TLS began.
+    """TLS socket that is closed if its peer left before TLS began.
 
-    The standard library looks who is at the other end while it makes one. If nobody is there any more it may raise, and
-    forgets to close what it has begun.
+    The standard library asks for the peer's name while it constructs the socket. If the peer is gone, that may raise
+    without closing the half-made socket.
     """
 
     def getpeername(self) -> Any:
@@ -55,10 +55,20 @@ class _Socket(ssl.SSLSocket):
 
 
 def server_context(credentials: Credentials) -> ssl.SSLContext:
+    """Return the server's TLS context.
+
+    Raises:
+        LinkError: If the files cannot be used.
+    """
     return _context(ssl.PROTOCOL_TLS_SERVER, credentials)
 
 
 def party_context(credentials: Credentials) -> ssl.SSLContext:
+    """Return a party's TLS context.
+
+    Raises:
+        LinkError: If the files cannot be used.
+    """
     return _context(ssl.PROTOCOL_TLS_CLIENT, credentials)
 
 
@@ -86,15 +96,17 @@ def _context(protocol: int, credentials: Credentials) -> ssl.SSLContext:
 
 
 def wrap(context: ssl.SSLContext, connection: socket.socket, *, server_side: bool) -> ssl.SSLSocket:
-    """A socket whose `do_handshake` is still to come. Its end without a goodbye is an error, and never looks like one
-    that was meant."""
+    """Return a TLS socket whose `do_handshake` is still to be called.
+
+    An end without close_notify raises, so that it cannot be taken for an orderly one.
+    """
     return context.wrap_socket(
         connection, server_side=server_side, do_handshake_on_connect=False, suppress_ragged_eofs=False
     )
 
 
 def prepare(connection: socket.socket) -> None:
-    """Small messages leave at once; a cable that is cut is noticed within some seconds, also while nothing is said."""
+    """Set TCP options: no delay for small messages, and detection of a dead peer within seconds, also when idle."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in (
@@ -108,7 +120,11 @@ def prepare(connection: socket.socket) -> None:
 
 
 def common_name(connection: ssl.SSLSocket) -> str:
-    """The name in the other end's certificate, which the authority has signed; `LinkError` if it has not one name."""
+    """Return the common name in the peer's verified certificate.
+
+    Raises:
+        LinkError: If it has not exactly one.
+    """
     certificate = connection.getpeercert(binary_form=True)
     if certificate is None:
         raise LinkError("no certificate was shown")
@@ -122,10 +138,10 @@ def common_name(connection: ssl.SSLSocket) -> str:
 
 
 def hang_up(connection: socket.socket | None) -> None:
-    """End a connection that another thread uses: that thread wakes with an error, and closes it.
+    """Shut down a connection that another thread uses: that thread wakes with an error, and closes it.
 
-    Only the thread that uses a connection may close it. OpenSSL goes on with the number of the descriptor, which may
-    stand for a file by then: it would read from that file, or write an alert into it.
+    Only the thread that uses a connection may close it. OpenSSL keeps the number of the descriptor, which may belong to
+    a file by then: it would read from that file, or write an alert into it.
     """
     if connection is not None:
         with contextlib.suppress(OSError):
@@ -134,7 +150,7 @@ def hang_up(connection: socket.socket | None) -> None:
 
 
 def drop(connection: socket.socket) -> None:
-    """Close a connection, whatever state it is in, in the thread that uses it."""
+    """Close a connection in any state, in the thread that uses it."""
     hang_up(connection)
     with contextlib.suppress(OSError):
         connection.close()
@@ -150,13 +166,18 @@ SOON = 30
 
 @dataclass(frozen=True)
 class Certificate:
-    """One certificate, read from a file."""
+    """Certificate that was read from a file."""
 
     path: Path
     value: x509.Certificate
 
     @classmethod
     def read(cls, path: Path) -> Certificate:
+        """Read a PEM file with one certificate.
+
+        Raises:
+            FederationError: If the file cannot be read or parsed.
+        """
         try:
             return cls.parse(path.read_bytes(), path)
         except OSError as error:
@@ -164,6 +185,11 @@ class Certificate:
 
     @classmethod
     def parse(cls, pem: bytes, path: Path) -> Certificate:
+        """Parse one certificate; `path` is for error messages.
+
+        Raises:
+            FederationError: If the text is not exactly one certificate.
+        """
         try:
             found = x509.load_pem_x509_certificates(pem)
         except ValueError as error:
@@ -174,7 +200,7 @@ class Certificate:
 
     @property
     def name(self) -> str:
-        """Whose it is: the common name, which must be there once."""
+        """Common name, of which there must be one."""
         found = self.value.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
         if len(found) != 1:
             raise FederationError(f"{self.path} has {len(found)} common names; permitted: 1")
@@ -190,14 +216,15 @@ class Certificate:
 
     @property
     def digest(self) -> bytes:
-        """SHA-256 of the certificate itself."""
+        """SHA-256 of the certificate."""
         return hashlib.sha256(self.value.public_bytes(Encoding.DER)).digest()
 
     def days_left(self, now: datetime.datetime) -> int:
-        """Whole days until it ends; negative afterwards."""
+        """Return whole days until it expires; negative afterwards."""
         return (self.not_after - now).days
 
     def is_signed_by(self, authority: Certificate) -> bool:
+        """Return whether the authority issued it directly."""
         try:
             self.value.verify_directly_issued_by(authority.value)
         except (ValueError, TypeError, InvalidSignature):
@@ -208,7 +235,14 @@ class Certificate:
 def fault(
     certificate: Certificate, *, name: str, authority: Certificate | None, now: datetime.datetime | None = None
 ) -> str | None:
-    """What is wrong with a certificate that should be `name`'s, in words; None if nothing is."""
+    """Describe what is wrong with a certificate that should be `name`'s, or return None.
+
+    Args:
+        certificate: The certificate.
+        name: Expected common name.
+        authority: Expected issuer; None to skip that check.
+        now: Moment of the check; by default this machine's clock.
+    """
     now = now or datetime.datetime.now(datetime.UTC)
     path = certificate.path
     if certificate.name != name:
@@ -229,7 +263,14 @@ def fault(
 
 
 def check(certificate: Path, key: Path, authority: Path, *, name: str, now: datetime.datetime | None = None) -> int:
-    """Refuse a kit's certificates in words; the days that are left, of its own and of the authority's."""
+    """Check a kit's certificates and private key.
+
+    Returns:
+        Days until the first of the two certificates expires.
+
+    Raises:
+        FederationError: If one of them cannot be used, with what to do.
+    """
     now = now or datetime.datetime.now(datetime.UTC)
     root, own = Certificate.read(authority), Certificate.read(certificate)
     for words in (
@@ -243,7 +284,11 @@ def check(certificate: Path, key: Path, authority: Path, *, name: str, now: date
 
 
 def check_key(path: Path, certificate: Certificate) -> None:
-    """Refuse a private key that others may read, or that is not the certificate's."""
+    """Refuse a private key that others may read, or that does not belong to the certificate.
+
+    Raises:
+        FederationError: With what to do.
+    """
     try:
         mode = path.stat().st_mode & 0o777
         if mode & 0o077:

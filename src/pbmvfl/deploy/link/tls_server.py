@@ -1,4 +1,4 @@
-"""The TLS link at the server: a connection of each party, and the replies that are pending."""
+"""TLS link at the server: one connection for each party, and the replies that are pending."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from pbmvfl.protocol.transport import Answers
 
 @dataclass(eq=False)
 class PeerState:
-    """A party's place at the server."""
+    """Connection state of one party."""
 
     index: int
     name: str
@@ -62,12 +62,12 @@ class PeerState:
 
 @dataclass(eq=False, kw_only=True)
 class TlsPendingReply(PendingReply):
-    """One party's answer on the line."""
+    """Pending reply of one party on the TLS link."""
 
     peer: PeerState
 
     def until(self, patience: float, ended_after: float) -> float:
-        """When there is something to decide, if nothing happens before."""
+        """Return the moment at which a decision is due if nothing happens before."""
         if self.peer.lost_reason:
             return 0.0
         if self.peer.connection is not None:
@@ -77,7 +77,7 @@ class TlsPendingReply(PendingReply):
         return min(until, since + ended_after) if self.peer.ended else until
 
     def timeout_reason(self, now: float, patience: float, ended_after: float) -> str:
-        """Why it is not waited for any longer; nothing while it is."""
+        """Return the timeout reason, or ""."""
         if self.peer.lost_reason:
             return self.peer.lost_reason
         if now < self.until(patience, ended_after):
@@ -103,7 +103,7 @@ _MOST_FAULTS = 3
 
 @dataclass(frozen=True, kw_only=True)
 class TlsTraffic:
-    """Bytes since the line is open: of the messages alone, and on the sockets with everything around them."""
+    """Bytes since the link was opened: of messages alone, and on the sockets including TLS and framing."""
 
     messages_down: int
     messages_up: int
@@ -114,7 +114,7 @@ class TlsTraffic:
 
 
 class TlsServerLink:
-    """The server's ends of all parties' lines: a `ServerLink`."""
+    """Server's ends of all parties' TLS links: a `ServerLink`."""
 
     def __init__(
         self,
@@ -128,6 +128,21 @@ class TlsServerLink:
         time_limit: float = TIME_LIMIT,
         frame_limit: int = frames.LIMIT,
     ) -> None:
+        """Listen for the parties.
+
+        Args:
+            listen: Host and port; an empty host means every address, port 0 a free port.
+            tls: Server-side TLS context.
+            auth: Message authentication of this process.
+            parties: Names of the parties, in the order of their indices.
+            patience: Seconds that a disconnection may last.
+            ended_after: Seconds after which a party that closed its connection is taken for ended.
+            time_limit: Seconds that a new connection has to authenticate.
+            frame_limit: Longest frame in bytes.
+
+        Raises:
+            LinkError: If the port cannot be listened on.
+        """
         self._auth, self._patience, self._ended_after, self._frame_limit = auth, patience, ended_after, frame_limit
         self._peers = [PeerState(index, name) for index, name in enumerate(parties)]
         self._by_name = {peer.name: peer for peer in self._peers}
@@ -153,7 +168,7 @@ class TlsServerLink:
 
     @property
     def address(self) -> tuple[str, int]:
-        """Where it listens."""
+        """Host and port that the link listens on."""
         return self._acceptor.address
 
     @property
@@ -195,8 +210,11 @@ class TlsServerLink:
         return self.ask(questions, channel=Channel.PROTOCOL, timeout=timeout)
 
     def ask(self, questions: Mapping[int, bytes], *, channel: Channel, timeout: float | None = None) -> Answers:
-        """As the link promises. Seconds in which a party is cut off count against the patience, not the timeout; a cut
-        is noticed after three to five seconds."""
+        """Implement `ServerLink.ask`.
+
+        Seconds of disconnection count against the patience, not the timeout. A cut is noticed after three to five
+        seconds.
+        """
         limit = self._patience if timeout is None else timeout
         longest = max(map(len, questions.values()), default=0) + OVERHEAD
         if longest > self._frame_limit:
@@ -244,7 +262,7 @@ class TlsServerLink:
     # --- asking ---
 
     def _send(self, pending_by_index: Mapping[int, TlsPendingReply]) -> None:
-        """Whatever can be sent now to those who are there, newcomers first of all."""
+        """Send all that can be sent now, taking over new connections first."""
         for pending in pending_by_index.values():
             peer = pending.peer
             try:
@@ -271,7 +289,7 @@ class TlsServerLink:
             peer.connection.put(question)
 
     def _switch_connection(self, peer: PeerState, pending: TlsPendingReply) -> None:
-        """A party's new connection takes the place of the old one, and hears again what it has not answered."""
+        """Replace a party's connection by its new one, and send again what has no answer."""
         with self._changed:
             self._count_out(peer.connection)
             peer.connection, peer.new_connection = peer.new_connection, None
@@ -295,7 +313,7 @@ class TlsServerLink:
         return [(index, reason) for index, reason in found if reason]
 
     def _await(self, pending_by_index: Mapping[int, TlsPendingReply]) -> list[int]:
-        """Those of whom something can be read; nobody when a deadline comes first, or somebody sits down."""
+        """Return the parties with readable data; none if a deadline comes first or a new connection is there."""
         if not pending_by_index:
             return []
         poll = select.poll()
@@ -320,7 +338,7 @@ class TlsServerLink:
         return sorted(ready)
 
     def _read(self, pending: TlsPendingReply) -> bytes | None:
-        """The answer that is waited for, if it is there."""
+        """Return the pending answer, or None if it is not there yet."""
         peer = pending.peer
         assert peer.connection is not None
         assert peer.channel is not None
@@ -337,7 +355,7 @@ class TlsServerLink:
         return None
 
     def _note_fault(self, peer: PeerState, error: LinkError) -> None:
-        """A frame that is not what it should be costs the connection; the party may dial again, not for ever."""
+        """Drop a party's connection for an invalid frame; after `_MOST_FAULTS` of them the party is lost."""
         peer.faults += 1
         if peer.faults >= _MOST_FAULTS:
             peer.lost_reason = str(error).removeprefix(f"party={peer.name}: ")
@@ -352,7 +370,10 @@ class TlsServerLink:
     # --- newcomers: in threads of the door ---
 
     def _on_connection(self, connection: ssl.SSLSocket, deadline: float) -> None:
-        """Hear who it is. The name is the certificate's; who holds its identity, the seal knows."""
+        """Authenticate a new connection, in a thread of the acceptor.
+
+        The name is the certificate's; message authentication proves who holds that name's identity.
+        """
         name = common_name(connection)
         peer = self._by_name.get(name)
         try:

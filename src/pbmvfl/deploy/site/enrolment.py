@@ -33,7 +33,15 @@ _NO_DATE = (1980, 1, 1, 0, 0, 0)
 
 
 def write_zip_bundle(path: Path, members: Mapping[str, bytes]) -> None:
-    """A zip file with these members and nothing about the machine that made it."""
+    """Write a zip file with these members and nothing about the machine that made it.
+
+    Args:
+        path: The file to write.
+        members: Content by name.
+
+    Raises:
+        PbmvflError: If the file cannot be written.
+    """
     try:
         with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as bundle:
             for name, content in members.items():
@@ -43,7 +51,18 @@ def write_zip_bundle(path: Path, members: Mapping[str, bytes]) -> None:
 
 
 def read_zip_bundle(path: Path, names: set[str]) -> dict[str, bytes]:
-    """The members of a zip file that somebody sent; one with any other member is refused."""
+    """Read a received zip file in memory, with bounded sizes.
+
+    Args:
+        path: The file.
+        names: Exact set of member names.
+
+    Returns:
+        Content by name.
+
+    Raises:
+        FederationError: If the file cannot be read, is too large, or has other members.
+    """
     try:
         if path.stat().st_size > LARGEST:
             raise FederationError(f"{path} has more than {LARGEST:,} bytes; it is no parcel of a federation")
@@ -87,7 +106,7 @@ _SMALLEST_RSA = 2048
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """One organisation's wish for certificates. All of it is public."""
+    """An organisation's request for certificates. All of it is public."""
 
     federation: str  #: federation.toml's digest
     name: str
@@ -97,6 +116,7 @@ class Request:
     lead: str = ""
 
     def write(self, path: Path, identity: Identity) -> None:
+        """Write the request, signed by the organisation's identity."""
         said = {
             "format": FORMAT,
             "federation": self.federation,
@@ -110,7 +130,11 @@ class Request:
 
     @classmethod
     def read(cls, path: Path, federation: FederationFile) -> Request:
-        """A request that somebody sent, all of it checked against federation.toml."""
+        """Read a received request, and check all of it against federation.toml.
+
+        Raises:
+            FederationError: If it is damaged, not signed by its own identity, or for another federation.
+        """
         bundle = read_zip_bundle(path, {"request.json", "request.sig"})
         said = _texts(bundle["request.json"], {"federation", "name", "identity", "site", "lead"}, path)
         name, identity = said["name"], _hex(said["identity"], path)
@@ -133,14 +157,18 @@ class Request:
         return request
 
     def keys(self, federation: FederationFile, path: Path) -> list[bytes]:
-        """The public keys of its certificates; refused if one is not for the name that it should be for."""
+        """Return the public keys of its certificate requests.
+
+        Raises:
+            FederationError: If one of them is for another name.
+        """
         wanted = [(self.site, self.name)] + ([(self.lead, federation.lead)] if self.lead else [])
         return [_public_key(text, name, path) for text, name in wanted]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Signed:
-    """What an organisation gets back. All of it is public."""
+    """The authority's reply to an organisation. All of it is public."""
 
     federation: str
     name: str
@@ -150,6 +178,7 @@ class Signed:
     identities: Mapping[str, bytes]
 
     def write(self, path: Path) -> None:
+        """Write the reply as a zip file."""
         said = {
             "format": FORMAT,
             "federation": self.federation,
@@ -163,7 +192,11 @@ class Signed:
 
     @classmethod
     def read(cls, path: Path, federation: FederationFile) -> Signed:
-        """What the authority sent, of the right form; what it says is checked with the keys at home."""
+        """Read the authority's reply, and check its form; certificates are checked with the own keys later.
+
+        Raises:
+            FederationError: If it has another form, or is for another federation.
+        """
         text = read_zip_bundle(path, {"signed.json"})["signed.json"]
         names = {"federation", "name", "authority", "site", "lead"}
         said = _texts(text, names, path, tables={"identities"})
@@ -177,7 +210,11 @@ class Signed:
 
 
 def check_distinct(identities: Mapping[str, bytes], where: Path | str) -> None:
-    """Refuse two organisations with one key: one would be able to answer for the other."""
+    """Refuse two organisations with the same key: one could answer for the other.
+
+    Raises:
+        FederationError: If two names have the same key.
+    """
     holders: dict[bytes, str] = {}
     for name, key in identities.items():
         if (other := holders.setdefault(key, name)) != name:
@@ -211,7 +248,7 @@ def _hex(text: object, path: Path) -> bytes:
 
 
 def _public_key(text: str, name: str, path: Path) -> bytes:
-    """Of a request for a certificate, which must be signed by that very key and be for `name`."""
+    """Return the key of a certificate request, which must be for `name` and signed by that key."""
     try:
         csr = x509.load_pem_x509_csr(text.encode())
         valid = csr.is_signature_valid

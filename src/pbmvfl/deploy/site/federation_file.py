@@ -48,7 +48,7 @@ LARGEST_NUM_PARTIES = 200
 
 
 class CarrierName(StrEnum):
-    """What carries the messages of a run."""
+    """Transport of a run's messages."""
 
     LINE = "line"
     CELL = "cell"
@@ -56,7 +56,7 @@ class CarrierName(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class FederationFile:
-    """The file's content, checked."""
+    """Checked content of federation.toml."""
 
     name: str
     server: str
@@ -90,7 +90,7 @@ class FederationFile:
 
     @property
     def digest(self) -> str:
-        """What is the same for everybody who has the same file, however it is laid out."""
+        """Digest of the content, independent of the file's layout."""
         said = {
             "name": self.name,
             "server": [self.server, self.host, self.port, self.line_port, self.lead],
@@ -108,7 +108,7 @@ class FederationFile:
 
 
 class _Reader:
-    """Reads the file's tables, and names what is wrong with them."""
+    """Reader of the file's tables that names what is wrong with them."""
 
     def __init__(self, where: str) -> None:
         self._where = where

@@ -1,7 +1,7 @@
-"""One short number for all that a federation must agree on: read it out over the phone, and nobody sits in between.
+"""Fingerprint of all that a federation must agree on, short enough to compare by phone.
 
-It covers federation.toml, the authority's certificate, and everybody's identity by name. Whoever hands out different
-identities to different organisations must find two sets with one fingerprint: 2**64 tries of a slow hash.
+It covers federation.toml, the authority's certificate, and every organisation's identity by name. An attacker who gives
+different identities to different organisations must find two sets with one fingerprint: 2**64 tries of a slow hash.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _COST = {"n": 2**14, "r": 8, "p": 1}
 
 
 def fingerprint(federation: FederationFile, authority: Certificate, identities: Mapping[str, bytes]) -> str:
-    """Eight groups of four hexadecimal digits."""
+    """Return eight groups of four hexadecimal digits."""
     said = {
         "federation": federation.digest,
         "authority": authority.digest.hex(),
@@ -36,7 +36,7 @@ def fingerprint(federation: FederationFile, authority: Certificate, identities: 
 
 
 def fingerprint_of(site_folder: SiteFolder) -> str:
-    """What this organisation's folder holds now."""
+    """Return the fingerprint of the current content of an organisation's folder."""
     pins = site_folder.pins()
     identities = {
         site_folder.federation.server: pins.server,
@@ -46,7 +46,7 @@ def fingerprint_of(site_folder: SiteFolder) -> str:
 
 
 def check_fingerprint(given: str, found: str) -> None:
-    """Refuse a fingerprint that is not the one that was found, however its groups are written."""
+    """Refuse a fingerprint that differs from the expected one, however its groups are written."""
     digits = re.sub(r"[\s:-]", "", given).lower()
     if not re.fullmatch(r"[0-9a-f]{32}", digits):
         raise FederationError(f"fingerprint={given!r} must be {2 * _BYTES} hexadecimal digits, in groups or not")

@@ -34,7 +34,11 @@ NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,59}")
 
 
 def check_name(name: str, what: str) -> str:
-    """A name that is safe as a folder's, whoever chose it."""
+    """Return a name that is safe as a folder's name.
+
+    Raises:
+        FederationError: If it is not.
+    """
     if not isinstance(name, str) or not NAME.fullmatch(name):
         raise FederationError(f"{what}={name!r} must be 1 to 60 small letters, digits and hyphens, no hyphen first")
     return name
@@ -42,7 +46,7 @@ def check_name(name: str, what: str) -> str:
 
 @dataclass(frozen=True)
 class Pins:
-    """Everybody's public identity (Ed25519), as this organisation has accepted them."""
+    """Public identities (Ed25519) of all organisations, as this organisation accepted them."""
 
     server: bytes
     parties: tuple[bytes, ...]
@@ -50,7 +54,7 @@ class Pins:
 
 @dataclass(frozen=True)
 class SiteFolder:
-    """An organisation's folder. Nothing is read before it is asked for."""
+    """An organisation's folder. Files are read on demand."""
 
     path: Path
 
@@ -72,7 +76,7 @@ class SiteFolder:
 
     @cached_property
     def name(self) -> str:
-        """The organisation's, as federation.toml has it."""
+        """Name of the organisation, as in federation.toml."""
         name: str = read_object(self.path / WHO, {"name": str}, FederationError)["name"]
         if name != self.federation.server and name not in self.federation.parties:
             raise FederationError(f"{self.path / WHO}: name={name!r} is not in {FILE}")
@@ -84,7 +88,7 @@ class SiteFolder:
 
     @property
     def index(self) -> int:
-        """The party's, in federation.toml's order."""
+        """Index of the party, in federation.toml's order."""
         return self.federation.index_of(self.name)
 
     def write_name(self, name: str) -> None:
@@ -93,13 +97,18 @@ class SiteFolder:
     # --- keys ---
 
     def make_identity(self) -> Identity:
-        """This organisation's own key pair, made here; one that is there is kept."""
+        """Return this organisation's identity, and generate it if there is none."""
         path = self.path / IDENTITY
         if not path.exists():
             write_atomically(path, Identity.generate().private_bytes().hex() + "\n", mode=PRIVATE_FILE)
         return self.identity()
 
     def identity(self) -> Identity:
+        """Read this organisation's identity.
+
+        Raises:
+            FederationError: If the file cannot be read, or others may read it.
+        """
         path = self.path / IDENTITY
         try:
             if os.stat(path).st_mode & 0o077:
@@ -112,7 +121,11 @@ class SiteFolder:
             raise FederationError(f"{path} cannot be read: {error}; restore it from a copy") from error
 
     def pins(self) -> Pins:
-        """Everybody's identity; this organisation's own must be among them at its place."""
+        """Read the pinned identities of all organisations.
+
+        Raises:
+            FederationError: If one is missing or repeated, or this organisation's own is another one.
+        """
         path = self.path / PINS
         said = read_object(path, {"server": str, "parties": dict}, FederationError)
         try:
@@ -174,7 +187,7 @@ class SiteFolder:
         return self.path / "alignments" / check_name(name, "alignment")
 
     def request(self, name: str) -> Path:
-        """At the label holder: what was asked for in an alignment, and what came of it."""
+        """Return the label holder's folder of an alignment's request and result."""
         return self.path / "requests" / check_name(name, "alignment")
 
     def run(self, name: str) -> Path:

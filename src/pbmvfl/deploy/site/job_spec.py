@@ -26,7 +26,7 @@ LONGEST = 100_000
 
 
 class Work(StrEnum):
-    """What is to be done."""
+    """Kind of work of a job."""
 
     ALIGN = "align"  #: find the common rows, and put them in one order
     TRAIN = "train"  #: run a plan
@@ -35,7 +35,7 @@ class Work(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class JobSpec:
-    """One job's parameters."""
+    """Parameters of one job."""
 
     work: Work
     federation: str
@@ -62,7 +62,7 @@ class JobSpec:
             raise OrderError(f"work={self.work}: it needs a plan that {self.work}s, and no other")
 
     def to_text(self) -> str:
-        """The one text that means this order."""
+        """Return the canonical text of this job spec."""
         said = {
             "format": FORMAT,
             "work": str(self.work),
@@ -76,7 +76,11 @@ class JobSpec:
 
     @classmethod
     def from_text(cls, text: str) -> JobSpec:
-        """Read an order, or refuse it with words that anybody may read."""
+        """Parse a job spec.
+
+        Raises:
+            OrderError: If the text is not the canonical text of a job spec. The message is public.
+        """
         if not isinstance(text, str) or len(text) > LONGEST:
             raise OrderError(f"an order is a text of at most {LONGEST} characters")
         try:
@@ -119,7 +123,7 @@ _LAST, _DONE = "outcome.json", "done.json"
 
 
 class Ending(StrEnum):
-    """How it ended."""
+    """How a job ended."""
 
     DONE = "done"  #: everything that was asked for is there, at every site
     STOPPED = "stopped"  #: a limit of a party's owner, or a loss that went astray: nothing more is to be had
@@ -129,14 +133,14 @@ class Ending(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class JobResult:
-    """What a job came to."""
+    """Result of a job."""
 
     job: str
     ending: Ending
     words: str = ""
 
     def write(self, folder: Path) -> None:
-        """Beside the run's other files. An ending that nothing can follow is kept in a file of its own."""
+        """Write the result beside the run's other files, and a final one also to a file of its own."""
         make_private_folder(folder)
         text = json.dumps(asdict(self)) + "\n"
         if self.ending in (Ending.DONE, Ending.STOPPED):
@@ -145,17 +149,17 @@ class JobResult:
 
 
 def last_result(folder: Path) -> JobResult | None:
-    """Of the newest job that ended; None before one has."""
+    """Return the result of the newest job that ended, or None."""
     return _read(folder / _LAST)
 
 
 def final_result(folder: Path) -> JobResult | None:
-    """What the run came to, once it has; None before."""
+    """Return the result of the run if it is final, or None."""
     return _read(folder / _DONE)
 
 
 def forget(folder: Path) -> None:
-    """Before work that may be asked for again under the same name."""
+    """Remove the results of earlier work under the same name."""
     for name in (_LAST, _DONE):
         (folder / name).unlink(missing_ok=True)
 

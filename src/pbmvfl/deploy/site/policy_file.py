@@ -1,6 +1,6 @@
-"""policy.toml: what one organisation accepts. It is written by its owner, read here, and sent nowhere.
+"""policy.toml: what one organisation accepts. Its owner writes it; it is read here and never sent.
 
-A party says where its rows are, what they may spend, and which plans it takes part in. The label holder's file is
+A party states where its rows are, what they may spend, and which plans it takes part in. The label holder's file is
 smaller: where its rows and labels are, and when it works. `pbmvfl policy template` writes one to start from.
 """
 
@@ -53,7 +53,7 @@ _NO_LIMIT = (
 
 @dataclass(frozen=True, kw_only=True)
 class DataSource:
-    """Where the rows are, and what they are called."""
+    """Location and naming of the organisation's rows."""
 
     file: Path
     #: The column of ids, by which rows of different organisations are put in one order.
@@ -76,12 +76,13 @@ class DataSource:
 
 @dataclass(frozen=True)
 class Hours:
-    """From when to when, by the site's own clock; over midnight if the first is later."""
+    """Permitted hours by the site's own clock; they span midnight if the first is later than the second."""
 
     begin: time
     end: time
 
     def permit(self, now: datetime) -> bool:
+        """Return whether a moment is within the hours."""
         clock = now.time()
         if self.begin <= self.end:
             return self.begin <= clock < self.end
@@ -93,7 +94,7 @@ class Hours:
 
 @dataclass(frozen=True, kw_only=True)
 class RunRules:
-    """How often, when and how much may be asked, whatever is asked."""
+    """Limits on how often, when and how much may be requested, whatever the plan."""
 
     #: The most sessions of one run: each that is begun again may release rounds a second time.
     sessions: int = 100
@@ -110,7 +111,7 @@ class RunRules:
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyFile:
-    """The file's content, checked."""
+    """Checked content of policy.toml."""
 
     path: Path
     data: DataSource
@@ -125,7 +126,11 @@ class PolicyFile:
 
     @classmethod
     def read(cls, site_folder: SiteFolder) -> PolicyFile:
-        """An organisation's own file; what is wrong with it is private, and for its owner alone."""
+        """Read an organisation's own policy.
+
+        Raises:
+            PolicyFileError: If it cannot be used. The message is private, for the owner alone.
+        """
         path = site_folder.policy
         notes = _check_rights(path)
         try:
@@ -142,7 +147,7 @@ class PolicyFile:
 
     @classmethod
     def parse(cls, text: str, *, path: Path, is_server: bool = False, notes: tuple[str, ...] = ()) -> PolicyFile:
-        """`path` is where the file is: names of files in it are looked for beside it."""
+        """Parse a policy; names of files in it are relative to the folder of `path`."""
         try:
             values = tomllib.loads(text)
         except (tomllib.TOMLDecodeError, RecursionError) as error:
@@ -151,18 +156,21 @@ class PolicyFile:
 
     @property
     def dataset(self) -> str:
-        """The name that the ledger counts under."""
+        """Name that the ledger counts under."""
         return self.data.dataset
 
     def policy(self) -> Policy:
-        """What plans are held against. Exact sums are for simulations, whatever the file says."""
+        """Return the rules for plans. Exact sums are refused whatever the file permits: they are for simulations."""
         return Policy(allows_exact_metrics=False, **self.plan)
 
     def apply_limits(self, ledger: Ledger) -> list[Limit]:
-        """Write the file's limits into the owner's book, and return those that were set or lowered.
+        """Write the file's limits into the owner's ledger, and return those that were set or lowered.
 
-        What the book has and the file has not stays. A limit is raised by the owner's word to the book alone, so that a
-        slip in a file cannot spend what was promised.
+        Limits of the ledger that the file does not have stay. Only the owner's own command to the ledger raises a
+        limit, so that a slip in a file cannot spend what was promised.
+
+        Raises:
+            PolicyFileError: If a limit of the file is looser than the ledger's.
         """
         changed = []
         for limit in self.limits:
@@ -179,14 +187,14 @@ class PolicyFile:
 
 @contextlib.contextmanager
 def own_ledger(site_folder: SiteFolder, policy: PolicyFile) -> Iterator[Ledger]:
-    """A party's book, with the limits of its policy in it."""
+    """Open a party's ledger with the limits of its policy applied."""
     with contextlib.closing(Ledger(site_folder.ledger, owner=site_folder.name, durable=True)) as ledger:
         policy.apply_limits(ledger)
         yield ledger
 
 
 def same_subject(one: Limit, other: Limit) -> bool:
-    """Whether both limit the same epsilon: a book has one of them."""
+    """Return whether both limits bound the same epsilon; a ledger has one of them."""
     return (one.unit, one.accounting, one.colluding_parties) == (other.unit, other.accounting, other.colluding_parties)
 
 
@@ -199,7 +207,7 @@ def _raise_command(ledger: Ledger, policy: PolicyFile, limit: Limit) -> str:
 
 
 def _check_rights(path: Path) -> tuple[str, ...]:
-    """Whoever can write this file decides what the rows spend."""
+    """Refuse a file that others may write: its writer decides what the rows spend."""
     try:
         found = os.stat(path)
     except OSError:
@@ -213,7 +221,7 @@ def _check_rights(path: Path) -> tuple[str, ...]:
 
 
 class _Reader:
-    """Reads the file's tables, and names what is wrong with them."""
+    """Reader of the file's tables that names what is wrong with them."""
 
     def __init__(self, path: Path, *, is_server: bool, notes: tuple[str, ...]) -> None:
         self._path, self._is_server, self._notes = path, is_server, notes

@@ -1,4 +1,4 @@
-"""A policy in words for its owner, and a policy.toml to start from."""
+"""Description of a policy for its owner, and a policy.toml to start from."""
 
 from __future__ import annotations
 
@@ -25,7 +25,11 @@ _LARGE = 20.0
 
 
 def columns_in_use(data: DataSource) -> tuple[str, ...]:
-    """The columns that the organisation takes part with, from the file's header and the schema; faults are raised."""
+    """Return the columns that the organisation takes part with, from the file's header and the schema.
+
+    Raises:
+        DataError: If the header or the schema has faults.
+    """
     from pbmvfl.data.faults import Faults, nearest
     from pbmvfl.data.readers import column_names, require_columns, source_of
     from pbmvfl.data.schema import read_schema
@@ -48,6 +52,7 @@ def columns_in_use(data: DataSource) -> tuple[str, ...]:
 
 
 def describe_data(data: DataSource, columns: tuple[str, ...]) -> str:
+    """Describe the data source in one line."""
     listed = ", ".join(columns[:6]) + (f" and {len(columns) - 6} more" if len(columns) > 6 else "")
     what = f"label {data.label}" if data.label else f"{counted(len(columns), 'column')}: {listed}"
     schema = f"; schema {data.schema.name}" if data.schema is not None else ""
@@ -55,7 +60,7 @@ def describe_data(data: DataSource, columns: tuple[str, ...]) -> str:
 
 
 def describe_limits(site_folder: SiteFolder, policy: PolicyFile) -> list[str]:
-    """Each limit, and whether the book has it; nothing is written."""
+    """Describe each limit, and how it compares with the ledger's. Nothing is written."""
     held: list[Limit] = []
     if is_begun(site_folder.ledger):
         with contextlib.closing(Ledger(site_folder.ledger, owner=site_folder.name, read_only=True)) as ledger:
@@ -76,7 +81,7 @@ def _standing(limit: Limit, held: list[Limit]) -> str:
 
 
 def describe_plan_rules(policy: Policy) -> list[str]:
-    """What a plan must be."""
+    """Describe the rules for plans, one line each."""
     words = [f"{policy.smallest_num_parties} parties or more"]
     if policy.largest_epsilon is not None:
         words.append(
@@ -94,7 +99,7 @@ def describe_plan_rules(policy: Policy) -> list[str]:
 
 
 def describe_run_rules(policy: PolicyFile, *, is_server: bool) -> list[str]:
-    """How often and when."""
+    """Describe how often and when jobs are accepted."""
     runs = policy.runs
     when = f"between {runs.hours} by this machine's clock" if runs.hours is not None else "at any time of the day"
     if is_server:
@@ -109,7 +114,7 @@ def describe_run_rules(policy: PolicyFile, *, is_server: bool) -> list[str]:
 
 
 def notes(policy: PolicyFile) -> list[str]:
-    """What is not wrong, and should be looked at."""
+    """Return remarks about settings that are valid and deserve the owner's attention."""
     found = [*policy.notes]
     if policy.data.made_up:
         found.append("[data] made_up: the rows are nobody's, by the owner's word; take it out for rows of people")
@@ -124,7 +129,7 @@ def notes(policy: PolicyFile) -> list[str]:
 
 
 def _can_be_found(function: str) -> bool:
-    """Whether its package is there. Nothing is imported: that happens in a job's process alone."""
+    """Return whether a function's package is installed. Nothing is imported: only a job's process does that."""
     try:
         return importlib.util.find_spec(function.partition(":")[0].partition(".")[0]) is not None
     except (ImportError, ValueError):
@@ -132,7 +137,7 @@ def _can_be_found(function: str) -> bool:
 
 
 def faults_of(data: DataSource) -> list[str]:
-    """What is wrong with the data file's header or the schema, a sentence each."""
+    """Return the faults of the data file's header or the schema, one sentence each."""
     try:
         columns_in_use(data)
     except DataError as error:
@@ -157,7 +162,7 @@ _HOURS: _Lines = [('# hours = "07:00-19:00"', 'by this machine\'s clock; over mi
 
 
 def party_template(*, name: str, home: str, num_parties: int, file: str, id: str, dataset: str) -> str:
-    """A party's file."""
+    """Return a commented policy.toml for a party."""
     lines: _Lines = [
         *_head(name, home),
         ("[data]", ""),
@@ -205,7 +210,7 @@ def party_template(*, name: str, home: str, num_parties: int, file: str, id: str
 
 
 def label_holder_template(*, name: str, home: str, file: str, id: str, label: str) -> str:
-    """The label holder's file."""
+    """Return a commented policy.toml for the label holder."""
     lines: _Lines = [
         *_head(name, home),
         "[data]",
@@ -237,5 +242,5 @@ def _text(lines: _Lines) -> str:
 
 
 def _quoted(text: str) -> str:
-    """As TOML writes a text: like JSON."""
+    """Quote a text for TOML, which uses JSON's rules."""
     return json.dumps(text)

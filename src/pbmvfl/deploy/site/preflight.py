@@ -1,4 +1,7 @@
-"""One handshake with the server before anything is started: a site that the server refuses would else try for ever."""
+"""Preflight check: one handshake with the server before a site is started.
+
+NVFlare would retry for ever, silently, with a server that refuses the site.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +24,15 @@ _NOT_YET, _EXPIRED = 9, 10
 
 
 def check_server(site_folder: SiteFolder, *, wait: float = 0.0) -> None:
-    """Shake hands with the server, and say what is wrong if that fails.
+    """Complete one TLS handshake with the server.
 
-    `wait` is for how many seconds a server that is not there yet is tried again; one that refuses is not.
+    Args:
+        site_folder: The party's folder.
+        wait: Seconds to retry while the server is unreachable. A refusal is not retried.
+
+    Raises:
+        LinkError: If the server cannot be reached.
+        FederationError: If one side refuses the other, with the reason and what to do.
     """
     federation = site_folder.federation
     context = party_context(
@@ -47,7 +56,7 @@ def check_server(site_folder: SiteFolder, *, wait: float = 0.0) -> None:
 
 
 class _HungUp(ConnectionResetError):
-    """The server ended the connection as soon as it had this kit's certificate, and no reason came through."""
+    """The server closed the connection on receiving this kit's certificate, and its reason was lost."""
 
 
 def _handshake(context: ssl.SSLContext, plain: socket.socket, site_folder: SiteFolder) -> None:
