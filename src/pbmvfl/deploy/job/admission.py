@@ -1,7 +1,7 @@
-"""Whether a site takes an order: asked before any process of the job exists, and again by the process itself.
+"""Admission of jobs at a site: checked before any process of the job exists, and again by the process itself.
 
-What is refused is said in public words: the order's own values and what is permitted. What is wrong at home (a policy
-that cannot be read, a book in use, what rows have spent) is for the owner's log, and the answer says only to ask there.
+A refusal is public: it quotes the job spec's own values and what is permitted. Faults of the site itself (an unreadable
+policy, a ledger in use, spent budget) go to the owner's log, and the answer only refers to that log.
 """
 
 from __future__ import annotations
@@ -54,9 +54,17 @@ RowIds = Callable[[SiteFolder, JobSpec], tuple[Sequence[str] | None, Sequence[st
 
 
 def admit(site_folder: SiteFolder, spec: JobSpec, now: datetime, *, row_ids: RowIds | None = None) -> None:
-    """Refuse an order that this site does not take; `PolicyError` and `OrderError` have public words.
+    """Refuse a job that this site does not accept.
 
-    `now` is by the site's own clock. With `row_ids` a party looks ahead what its limits say to exactly these rows.
+    Args:
+        site_folder: The site's folder.
+        spec: The job spec.
+        now: Current time by the site's own clock.
+        row_ids: Reads the ids of the job's rows; with it a party forecasts its limits for exactly these rows.
+
+    Raises:
+        PolicyError: If the policy refuses the job, or the site cannot accept it now. The message is public.
+        OrderError: If the job spec does not fit this site. The message is public.
     """
     with _redact_other_errors():
         _check_federation(site_folder, spec)
@@ -83,9 +91,13 @@ def admit(site_folder: SiteFolder, spec: JobSpec, now: datetime, *, row_ids: Row
 
 
 def accept_job(site_folder: SiteFolder, spec: JobSpec, now: datetime, *, row_ids: RowIds | None = None) -> None:
-    """Admit an order once more, in the process that does it, and write down that this site has taken it up.
+    """Admit a job again, in the process that runs it, and record that this site accepted it.
 
-    From then on the run's name stands for this plan and this number, and an alignment is counted, whatever comes of it.
+    From then on the run's name stands for this plan and this run id, and an alignment is counted, whatever its result.
+
+    Raises:
+        PolicyError: As `admit`.
+        OrderError: As `admit`.
     """
     with _redact_other_errors(), _locked(site_folder):
         admit(site_folder, spec, now, row_ids=row_ids)
@@ -100,7 +112,7 @@ def accept_job(site_folder: SiteFolder, spec: JobSpec, now: datetime, *, row_ids
 
 
 def own_row_ids(site_folder: SiteFolder, spec: JobSpec) -> tuple[Sequence[str] | None, Sequence[str] | None]:
-    """Of the alignment that an order names."""
+    """Return the ids of training rows and of predicted rows in the job's alignment; None where there are none."""
     from pbmvfl.deploy.alignment.aligned_rows import AlignedRows
 
     ids = AlignedRows.load(site_folder.alignment(spec.alignment), quick=True).ids
@@ -109,7 +121,7 @@ def own_row_ids(site_folder: SiteFolder, spec: JobSpec) -> tuple[Sequence[str] |
 
 @contextlib.contextmanager
 def _locked(site_folder: SiteFolder) -> Iterator[None]:
-    """One process of this site at a time: two that count at once would count one."""
+    """Serialise the processes of this site: two that count at the same time would count one."""
     descriptor = os.open(site_folder.path / _LOCK, os.O_RDWR | os.O_CREAT, PRIVATE_FILE)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -120,7 +132,7 @@ def _locked(site_folder: SiteFolder) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _redact_other_errors() -> Iterator[None]:
-    """Refusals go out as they are; whatever else is wrong here goes to the owner's log."""
+    """Let public refusals through; log every other error, and refuse without its text."""
     try:
         yield
     except (PolicyError, OrderError):
@@ -151,7 +163,7 @@ def _check_hours(policy: PolicyFile, now: datetime) -> None:
 
 
 def _check_evaluation(plan: Plan) -> None:
-    """Also at the server, whose policy is about no plan: there is nobody in a deployment who may see exact sums."""
+    """Refuse exact sums at every site, also the server: no role of a deployment may see them."""
     if plan.evaluation is Evaluation.SIMULATOR:
         raise PolicyError(
             "evaluation=simulator: nobody sees exact sums in a deployment; plan with evaluation=none or "
@@ -180,7 +192,7 @@ def _times_accepted(folder: Path) -> int:
 
 
 def _check_run(site_folder: SiteFolder, spec: JobSpec, *, most: int) -> None:
-    """A name that has stood for one plan and one number here stands for no other."""
+    """Refuse a run name that stands for another plan or run id at this site."""
     if spec.work is Work.ALIGN:
         return
     known = _read_binding(site_folder.run(spec.run))
@@ -209,7 +221,7 @@ def _check_run(site_folder: SiteFolder, spec: JobSpec, *, most: int) -> None:
 
 
 def _check_model(site_folder: SiteFolder, spec: JobSpec) -> None:
-    """A part of exactly the model that is asked about."""
+    """Require this site's part of exactly the requested model."""
     path = site_folder.model(spec.run) / MODEL_INDEX
     if not path.is_file():
         raise OrderError(f"run={spec.run}: this site has no part of its model; train it to its end first")
@@ -268,12 +280,12 @@ def _check_party(site_folder: SiteFolder, spec: JobSpec, policy: PolicyFile, row
 def begins_publicly(policy: PolicyFile, plan: Plan, part: Path | None = None) -> bool | None:
     """Return whether a session's first weights know rows only by what was charged; None where it is not known here.
 
-    The job's own process looks again, with the networks themselves.
+    The job's own process checks again, with the networks themselves.
 
     Args:
-        policy: The party's own.
+        policy: The party's own policy.
         plan: The plan of the session.
-        part: The folder of this party's part of the model that the plan asks.
+        part: The folder of this party's part of the model that the plan predicts with.
     """
     if not plan.model:
         return True if policy.encoder is None else None

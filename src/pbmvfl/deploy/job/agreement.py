@@ -1,8 +1,8 @@
-"""What a server and a party must agree on before a session: version, federation, identities, plan, order of rows.
+"""Agreement of server and party before a session: version, federation, identities, plan, order of rows.
 
-Every fact is public, and a disagreement ends the work with both values in words. The order of rows is proved: the
-server sends a challenge, and the party answers with a digest of challenge, name and order under the alignment's key,
-which only those have that were part of the alignment.
+Every fact is public, and a disagreement ends the job with both values. The order of rows is proved: the server sends a
+challenge, and the party answers with a digest of challenge, name and order under the alignment's key, which only the
+members of the alignment have.
 """
 
 from __future__ import annotations
@@ -35,7 +35,13 @@ _WORDS = {
 
 
 def facts(site_folder: SiteFolder, spec: JobSpec, *, rows: int) -> dict[str, str]:
-    """What one side knows, as texts. None of it is private."""
+    """Return one side's public facts as texts.
+
+    Args:
+        site_folder: The site's folder.
+        spec: The job spec.
+        rows: Number of aligned rows.
+    """
     pins = site_folder.pins()
     identities = hashlib.sha256(b"".join((pins.server, *pins.parties))).hexdigest()
     return {
@@ -49,7 +55,7 @@ def facts(site_folder: SiteFolder, spec: JobSpec, *, rows: int) -> dict[str, str
 
 
 def disagreement(mine: Mapping[str, str], theirs: Mapping[str, str], *, me: str, them: str) -> str | None:
-    """The first fact that differs, with both values; None if all agree."""
+    """Describe the first fact that differs, with both values, or return None."""
     for name, words in _WORDS.items():
         if mine.get(name) != theirs.get(name):
             return f"{words}: {me} has {mine.get(name)!r}, {them} has {theirs.get(name)!r}"
@@ -58,7 +64,7 @@ def disagreement(mine: Mapping[str, str], theirs: Mapping[str, str], *, me: str,
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """What the server asks."""
+    """The server's set-up question."""
 
     facts: Mapping[str, str]
     challenge: bytes
@@ -75,7 +81,7 @@ class Question:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What a party says: its facts and its proof, or why not, in public words."""
+    """A party's set-up answer: its facts and proof, or a public refusal."""
 
     facts: Mapping[str, str]
     proof: bytes
@@ -100,7 +106,12 @@ class Answer:
 
 
 def check_answer(answer: Answer, *, mine: Mapping[str, str], server: str, party: str, proof: bytes) -> None:
-    """Refuse a party that says no, knows otherwise, or has its rows in another order."""
+    """Refuse a party that refused, disagrees, or has its rows in another order.
+
+    Raises:
+        FederationError: If the party refused, or a fact differs.
+        AlignmentError: If the proof of the row order is wrong.
+    """
     if answer.refused:
         raise FederationError(f"{party} refused: {answer.refused}")
     differs = disagreement(mine, answer.facts, me=server, them=party)

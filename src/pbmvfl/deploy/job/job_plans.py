@@ -1,4 +1,4 @@
-"""From a federation's budget and what alignment made public to plans: numbers of rows, classes and columns."""
+"""Plans of a federation, from its privacy budget and the public facts of an alignment."""
 
 from __future__ import annotations
 
@@ -21,7 +21,16 @@ DEFAULT_EPSILON = 8.0
 
 
 def training_plan(federation: FederationFile, rows: LabelRows, **choices: Any) -> Plan:
-    """The plan within federation.toml's budget; `choices` overrule it. Nothing but released sums is looked at."""
+    """Return the training plan within federation.toml's budget. Only released sums are evaluated.
+
+    Args:
+        federation: The federation, with its budget.
+        rows: The aligned rows, of which only public counts are used.
+        **choices: Arguments of `Plan.for_budget` that override federation.toml's.
+
+    Raises:
+        PlanError: If there is no such plan.
+    """
     asked = {"epsilon": DEFAULT_EPSILON, **federation.plan, **choices}
     try:
         return Plan.for_budget(
@@ -39,7 +48,11 @@ def training_plan(federation: FederationFile, rows: LabelRows, **choices: Any) -
 
 
 def read_plan(path: Path, federation: FederationFile, rows: LabelRows) -> Plan:
-    """A plan that was written before, if it is for these parties and rows."""
+    """Read a plan from a file, and check that it fits these parties and rows.
+
+    Raises:
+        FederationError: If it does not fit.
+    """
     plan = Plan.from_dict(read_object(path, {}, PlanError))
     fits = {
         "num_parties": (plan.num_parties, len(federation.parties)),
@@ -55,7 +68,7 @@ def read_plan(path: Path, federation: FederationFile, rows: LabelRows) -> Plan:
 
 
 def release_of(part: ServerPart, *, epsilon: float | None, delta: float | None, unit: Unit | str) -> Release:
-    """How the label holder's part of a model has a row released."""
+    """Return how the label holder's part of a model has a row released."""
     tables = any(name.startswith("votes.table.") for name in part.state)
     delta = usual_delta(part.plan.num_samples) if delta is None else delta
     return release_for(part.plan, epsilon=epsilon, delta=delta, unit=unit, has_tables=tables)
@@ -70,7 +83,16 @@ def prediction_plan(
     delta: float | None = None,
     unit: Unit | str = Unit.CELL,
 ) -> Plan:
-    """The plan of asking a trained model about aligned rows."""
+    """Return the plan that predicts aligned rows with a trained model.
+
+    Args:
+        site_folder: The label holder's folder.
+        run: The run that trained the model.
+        rows: The aligned rows to predict.
+        epsilon: Privacy budget of a row; None for the model's own release.
+        delta: Delta of the budget; None for the usual one of the training rows.
+        unit: Unit that the budget protects.
+    """
     part = ServerPart.load(site_folder.model(run))
     release = release_of(part, epsilon=epsilon, delta=delta, unit=unit)
     return serving_plan(part.plan, model=part.model, num_rows=rows.num_rows, release=release)

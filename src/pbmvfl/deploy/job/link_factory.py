@@ -1,4 +1,4 @@
-"""The lines of an organisation's folder: its certificates, its identity, and the job that they are for."""
+"""TLS links of an organisation's folder: its certificates, its identity, and the job that they are for."""
 
 from __future__ import annotations
 
@@ -11,24 +11,28 @@ from pbmvfl.errors import FederationError
 
 
 def link_context(site_folder: SiteFolder, job: str) -> bytes:
-    """What a link is for: nothing that is sealed for one job of one federation is anything in another. Whether both
-    sides have the same federation.toml is asked at set-up, where both digests can be named."""
+    """Return the bytes that bind messages to one job of one federation.
+
+    Whether both sides have the same federation.toml is checked at set-up, where both digests can be reported.
+    """
     return f"{site_folder.federation.name}\0{job}".encode()
 
 
 def server_message_auth(site_folder: SiteFolder, job: str) -> ServerMessageAuth:
+    """Return the server's message authentication for a job."""
     pins = dict(zip(site_folder.federation.parties, site_folder.pins().parties, strict=True))
     return ServerMessageAuth(site_folder.identity(), pins, link_context(site_folder, job))
 
 
 def party_message_auth(site_folder: SiteFolder, job: str) -> PartyMessageAuth:
+    """Return a party's message authentication for a job."""
     return PartyMessageAuth(
         site_folder.identity(), site_folder.pins().server, site_folder.name, link_context(site_folder, job)
     )
 
 
 def server_tls_link(site_folder: SiteFolder, job: str) -> TlsServerLink:
-    """The label holder's line, listening."""
+    """Return the label holder's TLS link, listening."""
     federation = site_folder.federation
     return TlsServerLink(
         listen=("", _line_port(site_folder)),
@@ -40,7 +44,7 @@ def server_tls_link(site_folder: SiteFolder, job: str) -> TlsServerLink:
 
 
 def party_tls_link(site_folder: SiteFolder, job: str) -> TlsPartyLink:
-    """A party's line; it dials when it is asked to serve."""
+    """Return a party's TLS link; it dials in `serve`."""
     federation = site_folder.federation
     return TlsPartyLink(
         address=(federation.host, _line_port(site_folder)),

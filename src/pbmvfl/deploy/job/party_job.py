@@ -1,7 +1,7 @@
-"""What one job does at a party: answers questions about set-up, alignment and rounds, with everything its own.
+"""Party's side of one job: answers to set-up, alignment and round messages.
 
-Rows, ids, dataset name, ledger, checkpoints, weights and policy are the party's; the server's wish is compared with
-them and nothing is taken from it but the plan, which the policy has accepted before.
+Rows, ids, dataset name, ledger, checkpoints, weights and policy are the party's own. The server's request is compared
+with them, and nothing is taken from it but the plan, which the policy accepted before.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ OnProgress = Callable[[str, int], None]
 
 
 class PartySite:
-    """One job at one party. `handle` is given to a link; it never raises."""
+    """One job at one party. `handle` is the handler of a link; it never raises."""
 
     def __init__(self, site_folder: SiteFolder, spec: JobSpec, *, on_progress: OnProgress | None = None) -> None:
         self._site_folder, self._spec = site_folder, spec
@@ -72,7 +72,7 @@ class PartySite:
         self.last_error: Exception | None = None
 
     def handle(self, channel: Channel, body: bytes) -> bytes:
-        """Answer one question. A fault of the program is an answer without words, and a line in the owner's log."""
+        """Answer one question. An unexpected error gives an empty answer, and an entry in the owner's log."""
         answers = {
             Channel.SETUP: self._agree,
             Channel.PROTOCOL: self._receive,
@@ -87,7 +87,7 @@ class PartySite:
             return b""
 
     def close(self) -> None:
-        """Let ledger and answers go. Twice is once."""
+        """Close ledger and stored answers. Idempotent."""
         with self._closing:
             party, self._party = self._party, None
             aligning, self._aligning = self._aligning, None
@@ -128,14 +128,14 @@ class PartySite:
 
     @property
     def _public_start(self) -> bool:
-        """Whether what it will say was made by weights that know rows only by what was charged."""
+        """Return whether all that this party's weights know of rows was charged."""
         setup = self._setup
         if setup is None or setup.trained is None:
             return setup is not None and PolicyFile.read(self._site_folder).encoder is None
         return weights_are_charged(setup.trained)
 
     def _make_party(self) -> None:
-        """Its party for this order, from what is in this organisation's folder."""
+        """Build the party of this job from the organisation's folder."""
         spec, site_folder = self._spec, self._site_folder
         if spec.work is Work.ALIGN:
             self._aligning = party_alignment(site_folder, spec.alignment, PolicyFile.read(site_folder))
@@ -177,7 +177,7 @@ class PartySite:
         self._party = self._setup.build(self._own_encoder(policy, self._setup))
 
     def _own_encoder(self, policy: PolicyFile, setup: PartySetup) -> nn.Module | None:
-        """The network that the owner's policy names; None for the plan's."""
+        """Return the network that the owner's policy names; None for the plan's."""
         if policy.encoder is None:
             return None
         module, _, function = policy.encoder.partition(":")
@@ -215,7 +215,7 @@ class PartySite:
     # --- the end ---
 
     def _end(self, body: bytes) -> bytes:
-        """The work is over. After a training this party's part of the model is written, here and nowhere else."""
+        """End the job; after training, save this party's part of the model, which never leaves the site."""
         try:
             said = json.loads(body)
             if not isinstance(said, dict):
@@ -267,14 +267,16 @@ class PartySite:
 
 
 def row_ids(site_folder: SiteFolder, spec: JobSpec) -> tuple[Sequence[str] | None, Sequence[str] | None]:
-    """The ids of an order's training rows and test rows, as this party's book knows them."""
+    """Return the ids of training rows and of predicted rows, as the ledger knows them; None where there are none."""
     ids = AlignedRows.load(site_folder.alignment(spec.alignment)).ids
     return (None, ids) if spec.work is Work.PREDICT else (ids, None)
 
 
 def public_words(error: Exception) -> str:
-    """What others may know of an error: its words where they are public, and else that there is one. Words about files
-    are the owner's."""
+    """Return the public text of an error.
+
+    Texts about files are the owner's: such an error is only named as one.
+    """
     match error:
         case PolicyError() | ProtocolError() | OrderError():
             return str(error)
@@ -287,7 +289,7 @@ def public_words(error: Exception) -> str:
 
 
 def _starts_run(body: bytes) -> str:
-    """The run that a session is started for; empty for messages that start none."""
+    """Return the run id that a START message names; "" for other messages."""
     try:
         message = Message.from_bytes(body)
     except ProtocolError:

@@ -1,4 +1,4 @@
-"""One job at one site, from its first process to its last word; with NVFlare around it or without.
+"""One job at one site, from its first process to its result, with NVFlare around it or without.
 
 python -m pbmvfl.deploy.job.process HOME JOB < ORDER     one role of one job, without NVFlare: for tests and for trials
 """
@@ -51,9 +51,9 @@ _PICTURE_ENCODERS = frozenset({"multiview-conv", "resnet18", "resnet18-batchnorm
 
 
 def warm_up(plan: Plan) -> float:
-    """Load and compile what rounds of this plan need; how many seconds it took.
+    """Load and compile what rounds of this plan need, and return the seconds that it took.
 
-    It ends no job: what cannot be made tiny stays cold, and the first round takes as long as it takes.
+    It fails no job: what has no tiny version stays cold, and the first round takes longer.
     """
     began = time.perf_counter()
     with contextlib.suppress(PbmvflError, ArithmeticError, RuntimeError):
@@ -62,7 +62,7 @@ def warm_up(plan: Plan) -> float:
 
 
 def train_tiny(plan: Plan) -> None:
-    """All rounds of the tiny plan, by parties and a server that nobody else sees."""
+    """Run all rounds of the tiny plan with local parties and a local server."""
     small = tiny_plan(plan)
     rows = _made_up_rows(small)
     with own_generator():
@@ -75,11 +75,11 @@ def train_tiny(plan: Plan) -> None:
 
 
 def _nothing() -> None:
-    """No figures are made of it: what makes them takes longer to load than all the rest, and no party needs it."""
+    """Skip reporting, whose modules load slower than everything else and which no party needs."""
 
 
 def tiny_plan(plan: Plan) -> Plan:
-    """The same mechanisms, updates, networks and kinds of rounds, of a few rows and two parties."""
+    """Return a plan with the same mechanisms, updates, networks and round kinds, of a few rows and two parties."""
     values = plan.flat()
     for name in ("num_epochs", "training"):
         values.pop(name, None)
@@ -107,7 +107,7 @@ def tiny_plan(plan: Plan) -> Plan:
 
 
 def _tiny_phases(plan: Plan) -> tuple[Phase, ...]:
-    """One pass of each phase. A plan that only predicts goes with a model, so here one is trained before it."""
+    """Return one pass of each phase, preceded by training if the plan only predicts."""
     phases = [Phase(kind=phase.kind, passes=1, order=phase.order) for phase in plan.rounds.phases]
     phases = [phase for phase in phases if phase.kind != SYMBOLS]
     if plan.model:
@@ -144,7 +144,7 @@ _log = logging.getLogger(__name__)
 
 
 def prepare_process() -> None:
-    """One thread a process, and arithmetic that takes as long for one value as for another."""
+    """Set one thread, and arithmetic whose time does not depend on values."""
     import torch
 
     torch.set_num_threads(1)
@@ -155,12 +155,20 @@ class PartyJob:
     """A party's side of a job. `run` returns when the work is over; `stop` makes it return."""
 
     def __init__(self, site_folder: SiteFolder, spec: JobSpec, *, job: str, link: PartyLink | None = None) -> None:
-        """`link` is one that somebody else has opened; without it, the line."""
+        """Store the parameters.
+
+        Args:
+            site_folder: The party's folder.
+            spec: The job spec.
+            job: Id of the job.
+            link: An open link; None to open the TLS link.
+        """
         self._site_folder, self._spec, self._job = site_folder, spec, job
         self._link = link
         self._stopped = threading.Event()
 
     def run(self) -> None:
+        """Serve the job until its end. Errors go to the site's log and status."""
         report = PartyReport(self._site_folder, self._spec, self._job)
         site = PartySite(self._site_folder, self._spec, on_progress=report.progress)
         try:
@@ -186,7 +194,7 @@ class PartyJob:
             report.close(site)
 
     def stop(self) -> None:
-        """The job is to end: the link is closed, and with it the ledger."""
+        """Close the link, and with it the ledger."""
         self._stopped.set()
         if self._link is not None:
             self._link.close()
@@ -203,6 +211,7 @@ class ServerJob:
         self.result: JobResult | None = None
 
     def run(self) -> None:
+        """Run the job to its end, and keep its result in `result`."""
         report = ServerReport(self._site_folder, self._spec, self._job)
         try:
             if self._link is None:  # first of all: parties that are ready sooner find somebody who listens
@@ -233,7 +242,7 @@ class ServerJob:
             report.close()
 
     def stop(self) -> None:
-        """The job is to end. Who is not there any more is why, as far as it can be seen from here."""
+        """Close the link, and record the lost parties as the reason, as far as they are known here."""
         if self._stopped.is_set():
             return
         self._stopped.set()
@@ -247,7 +256,7 @@ class ServerJob:
 
 
 def main(arguments: list[str]) -> int:
-    """Run the role of an organisation's folder; 0 if the work ended well."""
+    """Run one role of one job; return 0 if it ended well."""
     site_folder, job = SiteFolder.at(Path(arguments[0])), arguments[1]
     spec = JobSpec.from_text(sys.stdin.read())
     if not site_folder.is_server:

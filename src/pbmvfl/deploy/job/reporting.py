@@ -1,4 +1,4 @@
-"""What a job tells its own site's operators: a status file, a log, and a metrics port if the policy has one."""
+"""Reports of a job to its own site's operators: status file, log, and a metrics port if the policy has one."""
 
 from __future__ import annotations
 
@@ -33,9 +33,10 @@ _LONGEST_LAST_LOOK = 5.0
 
 
 def limits_spent(ledger: Path, dataset: str) -> tuple[EpsilonSpent, ...]:
-    """Every limit of a dataset, read from the book as it is, also while it is charged; nothing where there is no book.
+    """Return the spending of every limit of a dataset; empty if there is no readable ledger.
 
-    Rounds that are charged ahead count as spent. The whole book is read: `SpentWatch` does it beside the rounds.
+    The ledger may be charged meanwhile. Rounds that are charged ahead count as spent. The whole ledger is read, so
+    `SpentWatch` calls this in a thread of its own.
     """
     try:
         book = Ledger(ledger, must_exist=True, read_only=True)
@@ -50,7 +51,7 @@ def limits_spent(ledger: Path, dataset: str) -> tuple[EpsilonSpent, ...]:
 
 
 class SpentWatch:
-    """Keeps a status up to date with the ledger, in a thread of its own, for a small share of the time."""
+    """Thread that keeps a status up to date with the ledger, for a small share of the time."""
 
     def __init__(self, status: StatusFile, ledger: Path, dataset: str, *, pause: float = SHORTEST_PAUSE) -> None:
         self._status, self._ledger, self._dataset, self._pause = status, ledger, dataset, pause
@@ -61,7 +62,7 @@ class SpentWatch:
         self._thread.start()
 
     def close(self) -> None:
-        """Look a last time, where that is quick: what the job spent is in the status that it leaves."""
+        """Stop, and update the status a last time if that is quick, so that it has what the job spent."""
         self._closed.set()
         self._thread.join(timeout=_LONGEST_LAST_LOOK)
         if not self._thread.is_alive() and self._took <= _LONGEST_LAST_LOOK:
@@ -108,7 +109,7 @@ _STATES = {
 
 
 class _Report:
-    """What both roles have in common."""
+    """Common part of both roles' reports."""
 
     def __init__(self, site_folder: SiteFolder, spec: JobSpec, job: str, role: Role) -> None:
         self._site_folder, self._spec = site_folder, spec
@@ -136,7 +137,7 @@ class _Report:
             self._log.say(Event.PRUNED, count=removed)
 
     def state(self, state: str) -> None:
-        """What the job does from now on."""
+        """Report the job's current state."""
         if state == self._state:
             return
         self._state = state
@@ -154,7 +155,7 @@ class _Report:
 
 
 class PartyReport(_Report):
-    """At a party: its own round, and what its limits have left."""
+    """Report of a party: its own round, and what is left of its limits."""
 
     def __init__(self, site_folder: SiteFolder, spec: JobSpec, job: str) -> None:
         super().__init__(site_folder, spec, job, Role.PARTY)
@@ -172,7 +173,7 @@ class PartyReport(_Report):
         self._status.count(completed)
 
     def close(self, site: PartySite) -> None:
-        """Last words: how the server said that it ended, or that it said nothing."""
+        """Report how the server ended the job, or that it did not."""
         if self._spent is not None:
             self._spent.close()
         ended = site.ended
@@ -188,7 +189,7 @@ class PartyReport(_Report):
 
 
 class ServerReport(_Report):
-    """At the label holder: rounds, the protocol's own loss, bytes, parties."""
+    """Report of the label holder: rounds, the protocol's own loss, bytes, parties."""
 
     def __init__(self, site_folder: SiteFolder, spec: JobSpec, job: str) -> None:
         super().__init__(site_folder, spec, job, Role.SERVER)

@@ -1,6 +1,6 @@
-"""What one job does at the label holder: joins the parties, agrees with them, works, and writes what came of it.
+"""Label holder's side of one job: waits for the parties, agrees with them, works, and writes the result.
 
-The files are the label holder's own: checkpoints of the head, the log of releases, the result, its part of the model,
+All files are the label holder's own: checkpoints of the head, the log of releases, the result, its part of the model,
 predictions. Nothing here is read from NVFlare.
 """
 
@@ -56,7 +56,7 @@ _MAY_PASS = (RefusalCode.LEDGER, RefusalCode.FAULT)
 
 @dataclass(kw_only=True)
 class Progress:
-    """What the label holder may see on the way: the protocol's own noisy sums, and counts."""
+    """Progress that the label holder may see: the protocol's own noisy sums, and counts."""
 
     state: str = "joining"
     round: int = 0
@@ -73,7 +73,7 @@ OnProgress = Callable[[Progress], None]
 
 
 class _DeclaredStarts:
-    """What owners said of themselves at set-up. There is no door to their logs, nor to exact sums."""
+    """Parties' own declarations at set-up. It gives no access to their logs or to exact sums."""
 
     def __init__(self, public_starts: Sequence[bool]) -> None:
         self._public_starts = public_starts
@@ -101,7 +101,16 @@ class ServerSite:
         on_progress: OnProgress | None = None,
         why_closed: Callable[[], str] = str,
     ) -> None:
-        """`why_closed`: whoever closes the link from outside says why."""
+        """Store the parameters.
+
+        Args:
+            site_folder: The label holder's folder.
+            spec: The job spec.
+            link: The link to the parties.
+            job: Id of the job.
+            on_progress: Called at every change of the progress.
+            why_closed: Returns the reason if the link was closed from outside, else "".
+        """
         self._site_folder, self._spec, self._link, self._job = site_folder, spec, link, job
         self._why_closed = why_closed
         self._on_progress = on_progress
@@ -111,11 +120,11 @@ class ServerSite:
 
     @property
     def folder(self) -> Path:
-        """Where the outcome of the work is written."""
+        """Folder of the job's result."""
         return result_folder(self._site_folder, self._spec)
 
     def run(self) -> JobResult:
-        """Do the work. Every ending is written down before anybody is told of it."""
+        """Do the work. Every result is written before it is reported."""
         try:
             accept_job(self._site_folder, self._spec, datetime.now().astimezone())
             self._link.join(timeout=JOIN_SECONDS)
@@ -168,7 +177,7 @@ class ServerSite:
     # --- before a session ---
 
     def _agree(self, rows: LabelRows | None) -> None:
-        """Ask every party, with a challenge of its own, whether it means the same."""
+        """Compare facts with every party, each with a challenge of its own."""
         self._report_progress(state="set up")
         mine = facts(self._site_folder, self._spec, rows=0 if rows is None else rows.num_rows)
         names = self._site_folder.federation.parties
@@ -188,7 +197,7 @@ class ServerSite:
         self._owners = _DeclaredStarts(public)
 
     def _send_end(self, job_result: JobResult, *, completed: int) -> list[str]:
-        """Tell everybody who is still there; the words of those who could not keep their part."""
+        """Tell all connected parties the end; return the faults of those that could not save their part."""
         self._end_is_sent = True
         said = {"ending": str(job_result.ending), "words": job_result.words, "completed_rounds": completed}
         body = json.dumps(said).encode()
@@ -246,7 +255,7 @@ class ServerSite:
         return job_result
 
     def _trained_before(self) -> Result | None:
-        """What an earlier job came to, if it reached the plan's end and only the parties' parts were not kept."""
+        """Return an earlier job's result if only the parties' parts are missing, else None."""
         path = self.folder / "result.json"
         result = Result.read(path) if path.is_file() else None
         return None if result is None or result.stopped else result
@@ -278,7 +287,7 @@ class ServerSite:
         return run.finish(), server
 
     def _save_model(self, result: Result, server: Server, rows: LabelRows) -> None:
-        """The label holder's part of the model, then the result: what says that training is over comes last."""
+        """Save the label holder's part of the model, then the result, which marks training as complete."""
         plan = server.plan
         ServerPart(
             model=model_digest(plan, server.run_id),
@@ -334,7 +343,7 @@ class ServerSite:
 
 
 def result_folder(site_folder: SiteFolder, spec: JobSpec) -> Path:
-    """Where the label holder keeps what came of an order."""
+    """Return the label holder's folder for the result of a job."""
     if spec.work is Work.ALIGN:
         return site_folder.request(spec.alignment)
     if spec.work is Work.PREDICT:
@@ -343,7 +352,7 @@ def result_folder(site_folder: SiteFolder, spec: JobSpec) -> Path:
 
 
 def _why_not_kept(answer: bytes) -> str:
-    """A party's words at the end, fit to be printed; empty if it kept its part."""
+    """Return a party's reason for not saving its part, printable; "" if it did."""
     try:
         said = json.loads(answer)
     except (ValueError, RecursionError):
@@ -356,7 +365,7 @@ def _why_not_kept(answer: bytes) -> str:
 
 
 def _summary(found: Predictions) -> dict[str, Any]:
-    """What was predicted, without any row."""
+    """Return the figures of a prediction, without any row."""
     known = found.is_known
     shown: dict[str, Any] = {
         "rows": len(found),

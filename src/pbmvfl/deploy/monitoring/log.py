@@ -36,7 +36,10 @@ LARGEST_FILE, FILES = 5_000_000, 5
 
 
 class LogFile:
-    """Appends whole lines. A full file becomes NAME.1, that one NAME.2, and the oldest goes."""
+    """Size-bounded log file, private to its owner, written by several processes.
+
+    A full file becomes NAME.1, that one NAME.2, and the oldest is removed.
+    """
 
     def __init__(self, path: Path, *, largest: int = LARGEST_FILE, files: int = FILES) -> None:
         self.path, self._largest, self._files = Path(path), largest, files
@@ -45,7 +48,11 @@ class LogFile:
         self._lock = self._open(self.path.with_name(self.path.name + ".lock"))
 
     def write(self, line: str) -> None:
-        """One line. Raises OSError if it cannot be written."""
+        """Append one line.
+
+        Raises:
+            OSError: If it cannot be written.
+        """
         data = line.encode(errors="replace") + b"\n"
         with self._alone():
             descriptor = self._open(self.path)
@@ -64,6 +71,7 @@ class LogFile:
                     os.close(descriptor)
 
     def close(self) -> None:
+        """Release the lock file."""
         with self._threads:  # a thread that holds the lock file would unlock whatever has its number next
             if self._lock >= 0:
                 os.close(self._lock)
@@ -71,8 +79,11 @@ class LogFile:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        """Other processes of the same site write here too: a job's process, and the one that started it. The file's
-        lock is a process's: threads of one would both have it, and two that rotate at once would lose a file."""
+        """Serialise writers: other processes of the site, and threads of this one.
+
+        The file lock belongs to the process, so its threads need a lock of their own: two that rotate at the same time
+        would lose a file.
+        """
         with self._threads:
             if self._lock < 0:
                 raise OSError(errno.EBADF, "the log was closed")
@@ -94,12 +105,12 @@ class LogFile:
 
 
 def numbered(path: Path, number: int) -> Path:
-    """The file's name, or that of an older one."""
+    """Return the path of the file, or of an older one."""
     return path.with_name(f"{path.name}.{number}") if number else path
 
 
 def log_files(path: Path, files: int = FILES) -> list[Path]:
-    """Those that are there, oldest first."""
+    """Return the existing files, oldest first."""
     found = [numbered(path, number) for number in range(files - 1, -1, -1)]
     return [each for each in found if each.is_file()]
 
@@ -115,7 +126,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,59}")
 
 
 class SiteLog:
-    """Writes a site's log. It never raises: a log that cannot be written ends no run."""
+    """Writer of a site's log. It never raises: a log that cannot be written ends no run."""
 
     def __init__(
         self,
@@ -127,7 +138,16 @@ class SiteLog:
         names: Collection[str] = (),
         level: int = logging.INFO,
     ) -> None:
-        """`names` are the federation's organisations."""
+        """Open the log.
+
+        Args:
+            path: The file.
+            site: Name of the site.
+            job: Id of the job, if any.
+            run: Name of the run, if any.
+            names: Names of the federation's organisations, which fields may hold.
+            level: Lowest level that is written.
+        """
         self._names = frozenset(names)
         self._fixed = {name: _short(value) for name, value in {"site": site, "job": job, "run": run}.items()}
         self._level = level
@@ -141,23 +161,24 @@ class SiteLog:
             self.trouble = redacted_error(error)
 
     def say(self, event: Event, **fields: object) -> None:
-        """That something happened. Fields that are not known, or not of their kind, are left out."""
+        """Log an event. Unknown fields, and values of another kind than their field's, are left out."""
         self._write(event, None, fields)
 
     def error(self, event: Event, error: BaseException, **fields: object) -> None:
-        """The same because of an error, which is told as `redacted_error` does."""
+        """Log an event with its redacted error."""
         self._write(event, error, fields)
 
     def capture_library(self) -> None:
-        """Take over what the library says through `logging`, until `close`.
+        """Redirect the library's `logging` to this file alone, until `close`.
 
-        From then on it goes here alone: NVFlare's own log is for other eyes, and would get whole texts of errors.
+        NVFlare's own log is not restricted to the owner, and would get full error texts.
         """
         if self._handler is None:
             self._handler = _LibraryHandler(self)
             _captors.add(self._handler)
 
     def close(self) -> None:
+        """Stop the redirection, and close the file."""
         if self._handler is not None:
             _captors.remove(self._handler)
             self._handler = None
@@ -181,7 +202,7 @@ class SiteLog:
         self.write_line(level, known, words, kept)
 
     def write_line(self, level: int, event: Event, words: str, fields: Mapping[str, Any]) -> None:
-        """One line of words that were made safe before."""
+        """Write one line of text that is safe already."""
         if level < self._level or self._file is None:
             return
         line = {
@@ -200,7 +221,7 @@ class SiteLog:
 
 
 class _Captors:
-    """Who takes over what the library says. While there is one, it is said nowhere else."""
+    """Handlers that the library's log records go to; while there is one, records do not propagate."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -228,7 +249,7 @@ _captors = _Captors()
 
 
 class _LibraryHandler(logging.Handler):
-    """What pbmvfl's own modules say through `logging`, made safe."""
+    """Log handler that makes the library's own records safe."""
 
     def __init__(self, log: SiteLog) -> None:
         super().__init__()
@@ -265,7 +286,7 @@ def _argument(value: object) -> object:
 
 
 def _is_constant(record: logging.LogRecord) -> bool:
-    """Whether the text stands in the code of the function that logs it, so that no value was put into it."""
+    """Return whether the text is a constant of the function that logs it, so that it cannot contain a value."""
     frame = sys._getframe()
     while frame is not None:
         code = frame.f_code
@@ -276,7 +297,17 @@ def _is_constant(record: logging.LogRecord) -> bool:
 
 
 def open_logs(site_folder: SiteFolder, job: str = "", *, run: str = "", level: int = logging.INFO) -> SiteLog:
-    """The log of an organisation, with what the library says from now on; close it at the end of the job."""
+    """Open an organisation's log, and redirect the library's records to it.
+
+    Args:
+        site_folder: The organisation's folder.
+        job: Id of the job, if any.
+        run: Name of the run, if any.
+        level: Lowest level that is written.
+
+    Returns:
+        The log; close it at the end of the job.
+    """
     federation = site_folder.federation
     log = SiteLog(
         site_folder.logs / FILE,
@@ -291,10 +322,10 @@ def open_logs(site_folder: SiteFolder, job: str = "", *, run: str = "", level: i
 
 
 def prune_jobs(site_folder: SiteFolder, keep: int = 10, *, busy: Collection[str] = ()) -> int:
-    """Remove NVFlare's folders of old jobs in the kit, all but the newest; how many.
+    """Remove NVFlare's folders of old jobs in the kit, all but the newest, and return their number.
 
-    Only folders that are named like a job, never through a link, and never that of a job whose process is alive.
-    Checkpoints and models are elsewhere and are not touched. The log itself is bounded by its own size.
+    Only folders that are named like a job are removed, never through a link, and never that of a running job.
+    Checkpoints and models are elsewhere and are not touched. The log is bounded by its own size.
     """
     found: list[tuple[float, Path]] = []
     with contextlib.suppress(OSError), os.scandir(site_folder.kit) as entries:
@@ -315,9 +346,9 @@ def prune_jobs(site_folder: SiteFolder, keep: int = 10, *, busy: Collection[str]
 
 
 def remove_unfinished_jobs(site_folder: SiteFolder) -> int:
-    """Remove what NVFlare had unpacked for a job when it was killed, before anybody had looked at it; how many.
+    """Remove job folders that NVFlare had not validated when it was killed, and return their number.
 
-    Files that were looked at have a description beside them. Only while none of the kit's processes lives.
+    Validated files have a description beside them. Call it only while none of the kit's processes lives.
     """
     removed = 0
     with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""Everything that a site's log can say: a fixed sentence for each event, and a fixed list of what may stand in it."""
+"""Closed set of log events: a fixed sentence for each, and a fixed list of permitted fields."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pbmvfl.deploy.site.job_spec import Work
 
 
 class Event(StrEnum):
-    """What happened at a site."""
+    """Event at a site."""
 
     STARTED = "started"
     ORDER = "order"
@@ -96,9 +96,11 @@ _OPTIONAL = re.compile(r"\[([^\]]*)\]")
 
 
 def permitted_fields(fields: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
-    """Those that are known by name and of their kind; whatever else was given is left out.
+    """Return the fields that are known by name and have a permitted value.
 
-    `names` are the federation's organisations: nobody else is named.
+    Args:
+        fields: Fields of an event.
+        names: Names of the federation's organisations; no other name is permitted.
     """
     kept: dict[str, Any] = {}
     for name, value in fields.items():
@@ -123,7 +125,7 @@ def _texts(name: str, names: Collection[str]) -> Collection[str]:
 
 
 def sentence(event: Event, fields: Mapping[str, Any]) -> str:
-    """The event's words with the fields that are there."""
+    """Return the event's sentence with the given fields."""
 
     def part(match: re.Match[str]) -> str:
         try:

@@ -1,4 +1,4 @@
-"""A site's log as its operators read it: lines in words, filtered, and new ones as they come."""
+"""Reader of a site's log: parsed, filtered lines, and new ones as they come."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _LONGEST_LINE = 20_000
 
 @dataclass(frozen=True)
 class LogLine:
-    """One line, as it was written."""
+    """One line of the log."""
 
     values: dict[str, Any]
 
     @classmethod
     def parse(cls, text: bytes) -> LogLine | None:
-        """None for a line that was cut, or is none of ours."""
+        """Parse a line; return None for one that is cut or foreign."""
         if len(text) > _LONGEST_LINE:
             return None
         try:
@@ -43,7 +43,7 @@ class LogLine:
         return level if level in LEVELS else "info"
 
     def text(self, name: str) -> str:
-        """A field, fit to be printed."""
+        """Return a field as printable text."""
         return printable(str(self.values.get(name, "")), 1000)
 
     def passes(self, *, level: str, run: str | None) -> bool:
@@ -53,7 +53,7 @@ class LogLine:
 
 
 class LogReader:
-    """Reads a log from its oldest file on, and goes on where it stopped, also over rotations."""
+    """Reader that starts at the oldest file and follows rotations."""
 
     def __init__(self, path: Path) -> None:
         self._path = Path(path)
@@ -63,7 +63,7 @@ class LogReader:
         self.unreadable = 0
 
     def old_lines(self, *, level: str = "debug", run: str | None = None, last: int | None = None) -> list[LogLine]:
-        """Everything that is there; of it the `last` lines that pass."""
+        """Return the existing lines that pass the filter, at most the last `last`."""
         found: deque[LogLine] = deque(maxlen=last)
         for path in log_files(self._path):
             if path != self._path:
@@ -73,7 +73,7 @@ class LogReader:
         return list(found)
 
     def new_lines(self, *, level: str = "debug", run: str | None = None) -> Iterator[LogLine]:
-        """Whole lines since the last time."""
+        """Return the whole lines since the last call."""
         for _ in range(2):  # what is left of a file that was rotated away, then the new one
             if self._file is None:
                 try:

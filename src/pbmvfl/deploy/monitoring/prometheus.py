@@ -1,7 +1,7 @@
-"""A site's status as Prometheus reads it: text format 0.0.4 at http://127.0.0.1:PORT/metrics, on this machine alone.
+"""Prometheus metrics of a site's status: text format 0.0.4 at http://127.0.0.1:PORT/metrics, on this machine alone.
 
-No other address is possible: what a party has spent is for its own operators. Whoever collects from elsewhere puts
-something with a password in front. Only GET /metrics is answered; everything else is an empty refusal.
+No other address is possible: what a party has spent is for its own operators. To collect from elsewhere, put an
+authenticating proxy in front. Only GET /metrics is answered; everything else gets an empty refusal.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _Sample = tuple[Mapping[str, str], float]
 
 
 def metrics_text(status: Status | None) -> str:
-    """All metrics of a status; of none only that nothing is up."""
+    """Return all metrics of a status; without one, only that nothing is up."""
     parts: list[str] = []
 
     def add(name: str, kind: str, help_: str, samples: Iterable[_Sample]) -> None:
@@ -66,10 +66,15 @@ def metrics_text(status: Status | None) -> str:
 
 
 class MetricsPort:
-    """Answers on the port until it is closed, in a thread that holds no process at its end."""
+    """HTTP server of the metrics, in a daemon thread."""
 
     def __init__(self, status: Path, port: int) -> None:
-        """`status` is the site's file, read at every request. Port 0 takes a free one."""
+        """Start serving.
+
+        Args:
+            status: The site's status file, read at every request.
+            port: The port; 0 for a free one.
+        """
         if isinstance(port, bool) or not isinstance(port, int) or not 0 <= port <= 65535:
             raise FederationError(f"port={port!r} of the metrics must be an integer in 0..65535; 0 takes a free one")
         handler = type("_Handler", (_Handler,), {"status_file": Path(status)})
@@ -102,7 +107,7 @@ class MetricsPort:
 
 
 class _Server(HTTPServer):
-    """One request at a time: nobody can make many threads. Errors of a connection are that connection's."""
+    """HTTP server without request threads, so that no client can exhaust them; errors stay within a connection."""
 
     request_queue_size = 8
     allow_reuse_address = True
@@ -126,11 +131,11 @@ class _Server(HTTPServer):
             timer.cancel()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A reader that went away is no news."""
+        """Ignore clients that went away."""
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """GET /metrics, and nothing else."""
+    """Handler of GET /metrics alone."""
 
     server_version, sys_version = "pbmvfl", ""
     protocol_version = "HTTP/1.0"
@@ -160,7 +165,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """Without repeating what was sent."""
+        """Refuse without repeating the request."""
         del message, explain
         self._refuse(code)
 
@@ -170,7 +175,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing: a request is no event."""
+        """Discard the access log: a request is no event."""
 
 
 def _known(value: float | None) -> list[_Sample]:

@@ -1,7 +1,7 @@
-"""What of an error may be written down at the organisation where it happened.
+"""Redaction of errors for an organisation's own log and status.
 
-Logs and status are read by the organisation's own operators, on their own machine. They may hold paths and names. They
-hold no feature value, row id, weight or key: files are copied into tickets and backups.
+Both are read by the organisation's own operators, on their own machine. They may hold paths and names. They hold no
+feature value, row id, weight or key: files are copied into tickets and backups.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ _MAY_QUOTE = (DataError, EncoderError, NonFiniteError)
 
 
 def printable(words: str, longest: int = LONGEST_WORDS) -> str:
-    """One line that does nothing to a terminal, whoever wrote it: some words come from other organisations."""
+    """Return one bounded line without control characters: some texts come from other organisations."""
     line = " ".join(str(words).split())
     line = "".join(c if c.isprintable() else "?" for c in line)
     return line if len(line) <= longest else line[: longest - 3] + "..."
 
 
 def redacted_error(error: BaseException) -> str:
-    """The kind of an error, and its own words where these cannot quote a private value; else where it happened."""
+    """Return an error's type with its text if that cannot quote a private value, else with its place in the code."""
     kind = type(error).__name__
     quotes = isinstance(error, _MAY_QUOTE) and not isinstance(error, ProtocolError)
     if isinstance(error, LedgerError) and "row id" in str(error):

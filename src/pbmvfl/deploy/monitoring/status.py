@@ -1,4 +1,4 @@
-"""A site's own status: one small file that says what its job does now, for the operators of that site alone.
+"""Status file of a site: what its job does now, for the operators of that site alone.
 
 The file is replaced as a whole, so a reader finds an old status or a new one. It is written at most five times a
 second, and the last status of a burst is always written. Nothing here can end a run: a status that cannot be written is
@@ -33,14 +33,14 @@ _LONGEST_NAME = 100
 
 
 class Role(StrEnum):
-    """Which side of the federation a site is."""
+    """Side of the federation that a site is on."""
 
     SERVER = "server"
     PARTY = "party"
 
 
 class State(StrEnum):
-    """What a job does at a site."""
+    """State of a job at a site."""
 
     JOINING = "joining"
     HANDSHAKE = "handshake"
@@ -70,7 +70,7 @@ class EpsilonSpent:
 
 @dataclass(frozen=True, kw_only=True)
 class Status:
-    """What a site says of its job. Public numbers, and what only the site's own operators see."""
+    """Status of a job at its site: public numbers, and figures for the site's own operators."""
 
     site: str
     role: Role
@@ -104,7 +104,7 @@ class Status:
 
     @property
     def process_is_alive(self) -> bool:
-        """Whether the process that wrote this is still there. Ask on the same machine."""
+        """Return whether the process that wrote this is alive; valid on the same machine only."""
         return self.pid > 0 and self.boot == boot_id() and start_of(self.pid) == self.process_started
 
     @property
@@ -112,7 +112,7 @@ class Status:
         return max(time.time() - self.updated, 0.0)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, all of them."""
+        """Return all fields as plain values."""
         said = asdict(self)
         for name in ("parties", "parties_alive", "epsilon"):
             said[name] = list(said[name])
@@ -124,7 +124,7 @@ class Status:
 
     @classmethod
     def from_dict(cls, values: object) -> Status | None:
-        """What `to_dict` made; None for anything else. Names of a later version are left out."""
+        """Parse the result of `to_dict`; return None for anything else. Fields of a later version are ignored."""
         if not isinstance(values, dict) or values.get("format") != FORMAT:
             return None
         try:
@@ -134,7 +134,7 @@ class Status:
 
 
 def read_status(path: Path) -> Status | None:
-    """The status in a file; None if there is none, or none that can be read."""
+    """Read a status file; return None if there is no readable one."""
     try:
         with open(path, "rb") as file:
             data = file.read(LARGEST_FILE + 1)
@@ -144,7 +144,7 @@ def read_status(path: Path) -> Status | None:
 
 
 class StatusFile:
-    """Writes a site's status. Any thread may tell it news; it never raises because of a disk."""
+    """Writer of a site's status; thread-safe, and never raises because of a disk."""
 
     def __init__(
         self,
@@ -190,14 +190,14 @@ class StatusFile:
 
     @property
     def now(self) -> Status:
-        """The newest status, written or not."""
+        """Newest status, written or not."""
         with self._changed:
             return self._status
 
     # --- news ---
 
     def state(self, state: State) -> None:
-        """What the job does from now on."""
+        """Set the state of the job."""
         self._tell({"state": state}, at_once=state.is_over)
 
     def count(
@@ -209,36 +209,38 @@ class StatusFile:
         bytes_down: int | None = None,
         parties_alive: tuple[str, ...] | None = None,
     ) -> None:
-        """That so many rounds are completed, and what is known with it; what is not given stays as it is."""
+        """Set the number of completed rounds and what is known with it; values that are not given stay."""
         told = {"loss": loss, "bytes_up": bytes_up, "bytes_down": bytes_down, "parties_alive": parties_alive}
         changes = {name: value for name, value in told.items() if value is not None}
         self._tell({**changes, "round": completed}, at_once=False)
 
     def alive(self, parties: tuple[str, ...]) -> None:
-        """Which parties are connected now."""
+        """Set the parties that are connected now."""
         self._tell({"parties_alive": tuple(parties)}, at_once=False)
 
     def spent(self, epsilon: tuple[EpsilonSpent, ...]) -> None:
-        """What the ledger says; see `deploy.job.reporting`. It is no news of the job: a book can be read while that
-        stands."""
+        """Set what the ledger has charged; see `deploy.job.reporting`.
+
+        It does not count as progress of the job: a ledger can be read while the job stands still.
+        """
         if tuple(epsilon) != self.now.epsilon:
             self._tell({"epsilon": tuple(epsilon), "updated": self.now.updated}, at_once=False)
 
     def error(self, error: BaseException) -> None:
-        """Something went wrong and the job goes on, as with a cut that is being mended."""
+        """Record an error that the job survives, such as a disconnection."""
         self._tell({"last_error": redacted_error(error), "error_at": time.time()}, at_once=False)
 
     def done(self) -> None:
-        """The job did what it was asked to do; written at once."""
+        """Record that the job completed; written at once."""
         self._tell({"state": State.DONE}, at_once=True)
 
     def failed(self, error: BaseException) -> None:
-        """It did not, and why; written at once."""
+        """Record that the job failed, with its redacted error; written at once."""
         told = {"state": State.FAILED, "last_error": redacted_error(error), "error_at": time.time()}
         self._tell(told, at_once=True)
 
     def close(self) -> None:
-        """Write what is not written yet. A job that was neither done nor failed is left as it is: its process ends."""
+        """Write what is pending. The state of an unfinished job stays: its process ends."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
@@ -274,7 +276,7 @@ class StatusFile:
             self._write_news()
 
     def _rate(self, completed: int) -> float | None:
-        """Over the last seconds; a run that goes back to a checkpoint starts to count anew."""
+        """Return the rounds per second of the last seconds; a resumed run starts to count anew."""
         now = time.monotonic()
         if self._recent and completed < self._recent[-1][1]:
             self._recent.clear()
@@ -325,7 +327,7 @@ class StatusFile:
         os.replace(self._temporary, self._path)
 
     def _remove_remains(self) -> None:
-        """What killed processes had begun."""
+        """Remove temporary files of killed processes."""
         with contextlib.suppress(OSError):
             for path in self._path.parent.glob(f"{self._path.name}.*.tmp"):
                 number = path.name.removesuffix(".tmp").rpartition(".")[2]

@@ -1,7 +1,7 @@
-"""What a person at a site sees of its job: a status in words, whether it is over, and how it ended.
+"""View of a site's job for its operators: the status in words, whether it is over, and how it ended.
 
-Nothing is asked of anybody: a site reads its own status file. At the label holder that is what the protocol's own noisy
-sums show; at a party its own rounds, and its epsilon out of its own ledger.
+A site reads only its own status file. At the label holder that shows what the protocol's own noisy sums show; at a
+party its own rounds, and its epsilon from its own ledger.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PAUSE, SILENCE, PATIENCE = 0.25, 3.0, 60.0
 
 
 class Line(NamedTuple):
-    """One line of the view: a title, words, and for a bar how much of it is full."""
+    """One line of the view: a title, a text, and the filled share of a bar."""
 
     title: str
     words: str
@@ -33,13 +33,13 @@ class Line(NamedTuple):
 
 
 def heading(status: Status) -> str:
-    """Whose job this is."""
+    """Return the title of the view: site, role, work and run."""
     parts = [status.site, str(status.role), status.work, f"run {status.run}" if status.run else ""]
     return " · ".join(part for part in parts if part)
 
 
 def lines_of(status: Status) -> list[Line]:
-    """A status as a person reads it; what is not known is left out."""
+    """Return a status as lines for a person; unknown values are left out."""
     lines = [_progress(status)]
     is_moving = status.seconds_since_news < SILENCE and status.process_is_alive and not status.state.is_over
     if status.rounds_per_second and is_moving:
@@ -60,13 +60,13 @@ def lines_of(status: Status) -> list[Line]:
 
 
 def one_line(status: Status) -> str:
-    """The same for a file or a pipe."""
+    """Return a status as one line, for a file or a pipe."""
     words = [f"{line.title}: {line.words}" for line in lines_of(status)]
     return f"{heading(status)}: " + "; ".join(words)
 
 
 def as_json(status: Status) -> dict[str, Any]:
-    """The status for machines, with what only a look at this machine tells."""
+    """Return the status for machines, with what only this machine can tell."""
     return {
         **status.to_dict(),
         "process_is_alive": status.process_is_alive,
@@ -76,7 +76,7 @@ def as_json(status: Status) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Watched:
-    """What one look found."""
+    """Result of one look at the status."""
 
     status: Status | None
     #: 0 or 1 once it is over, as an exit code.
@@ -94,10 +94,10 @@ def watch(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[Watched]:
-    """Look again and again, until the job is done or has failed; the last look has a verdict.
+    """Look repeatedly until the job is done or has failed; the last look has a verdict.
 
-    A process that has ended without a word is not the end: the run may be submitted again, and another process goes on.
-    If none does for `patience` seconds, that is the end.
+    A process that ended without a result is not the end: the run may be submitted again, and another process resumes
+    it. If none does for `patience` seconds, that is the end.
     """
     ended_at: float | None = None
     while True:
@@ -186,7 +186,7 @@ def _news(status: Status) -> Line:
 
 
 def _error(status: Status) -> Line:
-    """One that ended the job, or one that it went on after."""
+    """Describe the error that ended the job, or the last one that it survived."""
     if status.state is State.FAILED:
         return Line("error", status.last_error, is_trouble=True)
     ago = max(time.time() - status.error_at, 0.0)
@@ -195,7 +195,7 @@ def _error(status: Status) -> Line:
 
 
 def in_words(seconds: float) -> str:
-    """`0.4 s`, `12 s`, `3 min 20 s`, `5 h 2 min`, `3 days`."""
+    """Format seconds: `0.4 s`, `12 s`, `3 min 20 s`, `5 h 2 min`, `3 days`."""
     if seconds < 10:
         return f"{seconds:.1f} s"
     whole = round(seconds)
