@@ -60,7 +60,7 @@ _SPARE_BYTES = 64 << 20
 
 
 def materialise(table: PartyTable, order: AgreedOrder, folder: Path) -> AlignedRows:
-    """Write a party's rows in the common order. The table is read once more, in batches; memory does not grow."""
+    """Write a party's rows in the common order, reading the table in batches with bounded memory."""
     count, width = order.count, table.width
     places = np.full(table.num_rows, -1, np.int64)
     places[order.rows] = np.arange(count)
@@ -89,7 +89,7 @@ def materialise_labels(table: LabelTable, order: AgreedOrder, folder: Path) -> A
 
 @dataclass(frozen=True, eq=False, repr=False)
 class _Aligned:
-    """What both kinds have. Its values are private, so it is shown by its name and count alone."""
+    """Common part of both kinds. Its values are private, so its repr shows name and count alone."""
 
     name: str
     count: int
@@ -107,11 +107,11 @@ class _Aligned:
 
     @cached_property
     def ids(self) -> Sequence[str]:
-        """One for every row, made when this is asked for: a tuple of a few million takes some hundred megabytes."""
+        """Id of every row, built on each access: a tuple of a few million takes some hundred megabytes."""
         return tuple(self._batch.column(_IDS).to_pylist())
 
     def proof(self, challenge: bytes, party: str) -> bytes:
-        """What shows to whoever has the same order that this is it."""
+        """Return the proof of this row order for a challenge."""
         return order_proof(key=self.key, digest=self.digest, challenge=challenge, party=party)
 
 
@@ -125,7 +125,15 @@ class AlignedRows(_Aligned):
 
     @classmethod
     def load(cls, folder: Path, *, quick: bool = False) -> AlignedRows:
-        """Map the rows of an alignment. `quick` leaves out reading them all once to see that none was changed."""
+        """Map the rows of an alignment.
+
+        Args:
+            folder: The alignment's folder.
+            quick: Skip the digest check, which reads all rows once.
+
+        Raises:
+            AlignmentError: If the files are missing or damaged.
+        """
         said, batch, base = _open(folder, quick=quick)
         path, count, width = folder / ORDER, said["count"], said["width"]
         try:
@@ -150,6 +158,11 @@ class AlignedLabels(_Aligned):
 
     @classmethod
     def load(cls, folder: Path, *, quick: bool = False) -> AlignedLabels:
+        """Map the label holder's rows of an alignment.
+
+        Raises:
+            AlignmentError: If the files are missing or damaged.
+        """
         said, batch, _ = _open(folder, quick=quick)
         if "class_names" not in said:
             raise AlignmentError(f"{folder} has a party's rows, not a label holder's")
@@ -174,7 +187,7 @@ def _common(said: dict[str, Any], batch: Any) -> dict[str, Any]:
 
 
 def _open(folder: Path, *, quick: bool) -> tuple[dict[str, Any], Any, int]:
-    """What order.json says, the record batch of rows.arrow, mapped, and the address of the file's first byte."""
+    """Return order.json's content, the mapped record batch of rows.arrow, and the address of the file's first byte."""
     import pyarrow as pa
 
     order, rows = folder / ORDER, folder / ROWS
@@ -208,7 +221,7 @@ def _open(folder: Path, *, quick: bool) -> tuple[dict[str, Any], Any, int]:
 
 
 def _mapped(path: Path, values: Any, base: int, shape: tuple[int, int]) -> np.memmap[Any, np.dtype[np.float32]]:
-    """The numbers of an Arrow array, which lie in the file in one piece, as numpy maps a file."""
+    """Return an Arrow array's contiguous numbers as numpy maps a file."""
     inside = values.buffers()[1].address + 4 * values.offset - base
     found: np.memmap[Any, np.dtype[np.float32]] = np.memmap(path, np.float32, "r", offset=inside, shape=shape)
     return found
@@ -227,7 +240,7 @@ def _sha256(path: Path) -> str:
 
 
 def _check_free(folder: Path) -> None:
-    """Refuse to write over an alignment: runs may stand on it."""
+    """Refuse to overwrite an alignment: runs may depend on it."""
     if (folder / ORDER).exists():
         raise AlignmentError(
             f"alignment={folder.name!r} is there already, and is not written over; choose another name"
@@ -236,7 +249,7 @@ def _check_free(folder: Path) -> None:
 
 @contextlib.contextmanager
 def _making(folder: Path, *, room: int) -> Iterator[None]:
-    """Whatever fails leaves no rows behind."""
+    """Remove partial rows after any failure."""
     _check_free(folder)
     try:
         make_private_folder(folder)
@@ -263,7 +276,7 @@ def _remove(folder: Path) -> None:
 
 
 class _Scratch:
-    """A matrix on disk that rows are put into in any order."""
+    """Matrix on disk that takes rows in any order."""
 
     def __init__(self, path: Path, shape: tuple[int, int]) -> None:
         self._path = path
@@ -278,7 +291,7 @@ class _Scratch:
 def _write(
     folder: Path, order: AgreedOrder, ids: RowIds, columns: dict[str, npt.NDArray[Any]], said: dict[str, Any]
 ) -> None:
-    """rows.arrow, and then order.json, which names its size and digest."""
+    """Write rows.arrow, and then order.json, which has its size and digest."""
     import pyarrow as pa
 
     arrays = [ids.column.take(pa.array(order.rows))]

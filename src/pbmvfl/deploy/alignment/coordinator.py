@@ -1,13 +1,13 @@
-"""Private alignment of rows, at the label holder: which rows everybody has, and one order of them for all.
+"""Private alignment of rows, at the label holder: the rows that all organisations have, and one order of them.
 
-The label holder intersects its ids with those of each party by itself, all parties at the same time; then it draws a
-random order of the ids that all have, and tells it to each. No id leaves anybody in clear.
+The label holder intersects its ids with those of each party separately, all parties at the same time; then it draws a
+random order of the common ids, and sends it to each. No id leaves an organisation in clear.
 
-What the label holder learns: of each party, which of its own ids that party has, how many rows the party has, how many
-numbers a row becomes there, and whether ids are words or whole numbers. Of a party's other ids it learns how many.
-What a party learns: how many ids the label holder has, their form, and which of its own rows everybody has. It does not
-learn of the other parties what they have beyond that, nor how many parties there are.
-Everybody learns the common order and the alignment's key, with which each proves the order at every later handshake.
+The label holder learns of each party: which of the label holder's own ids that party has, how many rows the party has,
+how many numbers a row becomes there, and whether ids are words or whole numbers. Of a party's other ids it learns how
+many. A party learns how many ids the label holder has, their form, and which of its own rows all organisations have. It
+learns neither what other parties have beyond that, nor how many parties there are. All learn the common order and the
+alignment's key, with which each proves the order at every later handshake.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, kw_only=True)
 class PartyRecord:
-    """What the label holder has learned of a party."""
+    """Facts that the label holder learned of a party."""
 
     count: int
     width: int
@@ -63,7 +63,7 @@ class PartyRecord:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Alignment:
-    """The result at the label holder."""
+    """Result of an alignment at the label holder."""
 
     name: str
     #: Numbers of the label holder's own rows, in the common order.
@@ -78,16 +78,16 @@ class Alignment:
 
     @property
     def order(self) -> AgreedOrder:
-        """As a party has it."""
+        """Return the order as a party has it."""
         return AgreedOrder(name=self.name, rows=self.rows, key=self.key, digest=self.digest)
 
     def proof(self, challenge: bytes, party: str) -> bytes:
-        """What this party must answer."""
+        """Return the proof that a party must answer."""
         return order_proof(key=self.key, digest=self.digest, challenge=challenge, party=party)
 
 
 class LabelSideAlignment:
-    """The label holder's part: asks the parties, and finds the common order."""
+    """Label holder's role: questions the parties, and finds the common order."""
 
     def __init__(
         self,
@@ -97,8 +97,13 @@ class LabelSideAlignment:
         timeout: float | None = None,
         workers: int = WORKERS,
     ) -> None:
-        """`most_ids` are those that a party may say it has: they are all looked at. `timeout` is for each question;
-        None: as long as the link has patience."""
+        """Store the parameters.
+
+        Args:
+            link: The link to the parties.
+            most_ids: Largest number of ids that a party may announce; all of them are processed.
+            timeout: Seconds for each question; None for the link's patience.
+        """
         self.least_rows, self.most_ids, self.timeout, self._workers = least_rows, most_ids, timeout, workers
 
     def align(
@@ -109,7 +114,7 @@ class LabelSideAlignment:
         name: str,
         progress: Progress | None = None,
     ) -> Alignment:
-        """Find the rows that all have. No party keeps anything before all have agreed on the order."""
+        """Find the rows that all have. No party keeps anything before all agree on the order."""
         check_name(name, "alignment")
         own = ids if isinstance(ids, RowIds) else RowIds.of(ids, where="the label holder's table")
         psi = PsiClient(workers=self._workers)
@@ -124,7 +129,7 @@ def _nothing(done: int, total: int) -> None:
 
 
 class _Work:
-    """One alignment."""
+    """State of one alignment."""
 
     def __init__(
         self,
@@ -163,7 +168,7 @@ class _Work:
     # --- questions ---
 
     def _ask_all(self, questions: Mapping[int, Question]) -> dict[int, bytes]:
-        """The answers' bodies. A party that is lost, or refuses, ends the alignment."""
+        """Return the bodies of all answers; a lost or refusing party ends the alignment."""
         sent = {index: question.to_bytes() for index, question in questions.items()}
         answers = self._link.ask(sent, channel=Channel.ALIGN, timeout=self._timeout)
         if answers.lost:
@@ -220,7 +225,7 @@ class _Work:
         return facts, shared
 
     def _setups(self, facts: Sequence[PartyFacts]) -> list[object]:
-        """Everybody's setup, chunk by chunk, of those that have one more."""
+        """Fetch all setups chunk by chunk, from the parties that have another chunk."""
         found: list[list[list[bytes]]] = [[] for _ in facts]
         for chunk in range(max(num_chunks(each.count) for each in facts)):
             asked = {i: Question(Kind.SETUP, chunk) for i, each in enumerate(facts) if chunk < num_chunks(each.count)}
@@ -238,7 +243,7 @@ class _Work:
     def _intersect(
         self, chunks: Sequence[Rows], requests: Sequence[Future[bytes]], setups: Sequence[object]
     ) -> list[np.ndarray]:
-        """Of each party, which of the own rows it has. A response is worked on while the next one is on its way."""
+        """Find each party's share of the own rows; a response is processed while the next one travels."""
         has = [np.zeros(len(self._ids), dtype=bool) for _ in setups]
         working: list[tuple[int, Rows, Future[list[int]]]] = []
         for chunk, (rows, request) in enumerate(zip(chunks, requests, strict=True)):
@@ -283,7 +288,7 @@ class _Work:
     # --- in which order ---
 
     def _agree(self, rows: Rows, shared: Sequence[SharedKey], records: Mapping[str, PartyRecord]) -> Alignment:
-        """Tell everybody the order, and see that all have the same."""
+        """Send all parties the order, and check that all have the same."""
         for part, start in enumerate(range(0, len(rows), ORDER_CHUNK)):
             ids = self._ids.take(rows[start : start + ORDER_CHUNK])
             self._ask_all(

@@ -49,7 +49,7 @@ _AGREE = struct.Struct(f"<Q{KEY_BYTES}s")
 
 
 class Kind(IntEnum):
-    """What is asked. The numbers travel, and keep their meaning."""
+    """Kind of a question. The numbers travel, and keep their meaning."""
 
     BEGIN = 1
     SETUP = 2
@@ -88,7 +88,7 @@ class Question:
 
 @dataclass(frozen=True, kw_only=True)
 class Begin:
-    """What the label holder says of itself."""
+    """The label holder's opening facts."""
 
     name: str
     count: int
@@ -113,7 +113,7 @@ class Begin:
 
 @dataclass(frozen=True, kw_only=True)
 class PartyFacts:
-    """What a party says of itself. All of it is public in a federation."""
+    """A party's opening facts. All of them are public in a federation."""
 
     count: int
     #: Numbers that one of its rows becomes.
@@ -142,7 +142,7 @@ def agree_body(count: int, key: bytes) -> bytes:
 
 
 def read_agree(body: bytes) -> tuple[int, bytes]:
-    """How many rows the order has, and the alignment's key."""
+    """Return the number of rows in the order, and the alignment's key."""
     if len(body) != _AGREE.size:
         raise AlignmentError(f"AGREE has {len(body)} bytes; permitted: {_AGREE.size}")
     count, key = _AGREE.unpack(body)
@@ -161,7 +161,11 @@ def refused(words: str) -> bytes:
 
 
 def read_answer(answer: bytes, party: str) -> bytes:
-    """An answer's body. What a party says is made fit to be printed: whoever wrote it is not trusted."""
+    """Return an answer's body.
+
+    Raises:
+        AlignmentError: If it is a refusal, with its text made printable: its author is not trusted.
+    """
     if answer[:1] == b"\0":
         return answer[1:]
     if answer[:1] == b"\1" and len(answer) <= 1 + LONGEST_WORDS:
@@ -174,7 +178,7 @@ def read_answer(answer: bytes, party: str) -> bytes:
 
 
 class OrderKey:
-    """One side's share, and then the key of both."""
+    """One side's key share, which becomes the shared key."""
 
     def __init__(self) -> None:
         self._private = X25519PrivateKey.generate()
@@ -194,7 +198,7 @@ class OrderKey:
 
 
 class SharedKey:
-    """What seals the order, and what ids are digested with in it. Another one for every party and alignment."""
+    """Key that encrypts the order and digests its ids; fresh for every party and alignment."""
 
     def __init__(self, sealing: bytes, tagging: bytes) -> None:
         self._cipher, self._tagging = ChaCha20Poly1305(sealing), tagging
@@ -203,7 +207,7 @@ class SharedKey:
         return hmac.digest(self._tagging, id.encode(), "sha256")[:TAG_BYTES]
 
     def seal(self, question: Question) -> Question:
-        """With its body sealed. No head is used twice, so it is the nonce."""
+        """Return the question with its body encrypted. No head is used twice, so it is the nonce."""
         return Question(question.kind, question.number, self._cipher.encrypt(_nonce(question), question.body, None))
 
     def open(self, question: Question) -> bytes:

@@ -1,10 +1,10 @@
-"""Private alignment of rows, at a party: an answer to every question of the label holder.
+"""Private alignment of rows, at a party: answers to the label holder's questions.
 
-What the party learns: how many ids the label holder has, whether they are words or whole numbers, and which of its own
-rows everybody has, in their common order. What it shows: how many rows it has, how many numbers a row becomes, the form
-of its ids, and for each id that the label holder named whether it is here. Feature values are not looked at.
+The party learns how many ids the label holder has, whether they are words or whole numbers, and which of its own rows
+all organisations have, in their common order. It reveals how many rows it has, how many numbers a row becomes, the form
+of its ids, and for each id that the label holder named whether it is here. Feature values are not read.
 
-A label holder may name any ids it likes, as many as it said at the beginning. That is what `AlignmentLimits` is for.
+A label holder may name arbitrary ids, as many as it announced. `AlignmentLimits` bounds that.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _FAULT = "something failed at this party; its owner's log says what"
 
 @dataclass(frozen=True, kw_only=True)
 class AlignmentLimits:
-    """What a party's owner permits. Each id that the label holder names is a question whether that person is here."""
+    """Owner's limits. Each id that the label holder names is a query whether that person is here."""
 
     allowed: bool = True
     most_ids: int = 10_000_000
@@ -54,7 +54,7 @@ class AlignmentLimits:
 
 
 class PartySideAlignment:
-    """Answers the questions of one alignment. One that was refused is over."""
+    """Party's role in one alignment. After a refusal it is over."""
 
     def __init__(
         self,
@@ -67,7 +67,10 @@ class PartySideAlignment:
         limits: AlignmentLimits | None = None,
         workers: int = WORKERS,
     ) -> None:
-        """`name` is the alignment that the owner expects; `keep` writes the rows in their order, once all agree."""
+        """Store the parameters.
+
+        `name` is the alignment that the owner expects; `keep` writes the rows in their order, once all agree.
+        """
         self._party, self._name, self._ids, self._width, self._keep = party, name, ids, width, keep
         self._limits, self._workers = limits or AlignmentLimits(), workers
         self._begin: Begin | None = None
@@ -87,11 +90,11 @@ class PartySideAlignment:
         self.last_error: Exception | None = None
 
     def __call__(self, channel: Channel, data: bytes) -> bytes:
-        """As a link's handler."""
+        """Handle a link's question."""
         return self.receive(data) if channel is Channel.ALIGN else refused("this party is here to align rows")
 
     def receive(self, data: bytes) -> bytes:
-        """The answer to a question, whatever it is. The same question again gets the same bytes again."""
+        """Answer any question. A repeated question gets the same bytes again."""
         if self._last is not None and data == self._last[0]:
             return self._last[1]
         try:
@@ -108,7 +111,7 @@ class PartySideAlignment:
         return answer
 
     def close(self) -> None:
-        """Forget the key. Twice is once."""
+        """Forget the key. Idempotent."""
         if self._psi is not None:
             self._psi.close()
             self._psi = None
@@ -182,7 +185,7 @@ class PartySideAlignment:
     # --- in which order ---
 
     def _receive_order(self, question: Question, begin: Begin) -> bytes:
-        """Rows by their keyed digests. One that this party lacks would be a false match, or a guess."""
+        """Find rows by their keyed digests. An unknown digest would be a false match, or a guess."""
         assert self._shared is not None
         if question.number != len(self._rows) or self._agreed is not None:
             raise AlignmentError(f"ORDER {question.number}: the next part is {len(self._rows)}")
@@ -226,7 +229,7 @@ class PartySideAlignment:
 
 
 class _Tags:
-    """Keyed digests of all own ids, for looking rows up by them."""
+    """Index of all own rows by the keyed digest of their id."""
 
     def __init__(self, tags: bytes) -> None:
         high, low = _halves(tags)
@@ -234,7 +237,7 @@ class _Tags:
         self._high, self._low = high[self._rows], low[self._rows]
 
     def rows_of(self, tags: bytes) -> Rows:
-        """The row of each digest; -1 where there is none."""
+        """Return the row of each digest; -1 where there is none."""
         high, low = _halves(tags)
         found = np.full(len(high), -1, np.int64)
         places, last = np.searchsorted(self._high, high), len(self._high) - 1
@@ -250,6 +253,6 @@ class _Tags:
 
 
 def _halves(tags: bytes) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
-    """Digests as pairs of integers, which are quickly sorted."""
+    """Return digests as pairs of integers, which sort quickly."""
     pairs = np.frombuffer(tags, dtype="<u8").reshape(-1, TAG_BYTES // 8)
     return pairs[:, 0].copy(), pairs[:, 1].copy()

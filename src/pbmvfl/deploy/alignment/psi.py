@@ -36,7 +36,7 @@ WORKERS = 2
 
 
 def library() -> Any:
-    """openmined-psi, or how to get it."""
+    """Import openmined-psi, or raise with how to install it."""
     try:
         import private_set_intersection.python as psi
     except ImportError as error:
@@ -51,26 +51,26 @@ def num_chunks(count: int) -> int:
 
 
 def chunk_size(count: int, chunk: int) -> int:
-    """Ids in one of the chunks of a list."""
+    """Return the number of ids in one chunk of a list."""
     return min(CHUNK, count - chunk * CHUNK)
 
 
 def secret_order(count: int) -> npt.NDArray[np.int64]:
-    """A random order that nobody else knows. Two of its 64-bit keys are alike with probability below count^2 / 2^65."""
+    """Return a secret random order. Two of its 64-bit keys collide with probability below count^2 / 2^65."""
     keys = np.empty(count, dtype=np.uint64)
     SystemEntropy().fill(keys)
     return np.argsort(keys, kind="stable").astype(np.int64)
 
 
 def points_of(data: bytes, count: int) -> list[bytes]:
-    """The points of a message that must have so many."""
+    """Split a message into its points, of which it must have exactly `count`."""
     if len(data) != count * POINT_BYTES:
         raise AlignmentError(f"a message has {len(data)} bytes of points; permitted: {count * POINT_BYTES}")
     return [data[start : start + POINT_BYTES] for start in range(0, len(data), POINT_BYTES)]
 
 
 class _PerThread:
-    """Objects of one key, one for each thread."""
+    """Objects with one key, one for each thread."""
 
     def __init__(self, kind: Any, workers: int) -> None:
         self._kind = kind
@@ -93,14 +93,14 @@ class _PerThread:
 
 
 class PsiServer:
-    """A party's side, with a key of its own that is drawn here and forgotten with this object."""
+    """Party's side, with a fresh key that is forgotten with this object."""
 
     def __init__(self, *, workers: int = WORKERS) -> None:
         self._psi = library()
         self._each, self._workers = _PerThread(self._psi.server, workers), workers
 
     def setup(self, ids: Sequence[str]) -> Future[bytes]:
-        """b H(y) of these ids, sorted: their order says nothing."""
+        """Return b H(y) of these ids, sorted, so that their order reveals nothing."""
         return self._each.pool.submit(self._setup, ids)
 
     def _setup(self, ids: Sequence[str]) -> bytes:
@@ -110,7 +110,7 @@ class PsiServer:
         return b"".join(made.raw.encrypted_elements)
 
     def response(self, points: Sequence[bytes]) -> bytes:
-        """b times each point, in the same order."""
+        """Return b times each point, in the same order."""
         share = -(-len(points) // self._workers) or 1
         parts = [points[start : start + share] for start in range(0, len(points), share)]
         return b"".join(self._each.pool.map(self._response, parts))
@@ -127,27 +127,27 @@ class PsiServer:
 
 
 class PsiClient:
-    """The label holder's side. One request serves all parties: each answers it under its own key."""
+    """Label holder's side. One request serves all parties: each answers it under its own key."""
 
     def __init__(self, *, workers: int = WORKERS) -> None:
         self._psi = library()
         self._each = _PerThread(self._psi.client, workers)
 
     def request(self, ids: Sequence[str]) -> Future[bytes]:
-        """a H(x) of these ids, in their order."""
+        """Return a H(x) of these ids, in their order."""
         return self._each.pool.submit(self._request, ids)
 
     def _request(self, ids: Sequence[str]) -> bytes:
         return b"".join(self._each.object().CreateRequest(list(ids)).encrypted_elements)
 
     def whole_setup(self, chunks: Iterable[Sequence[bytes]]) -> Any:
-        """A party's setup of all its chunks; the library looks points up in a sorted list."""
+        """Join the chunks of a party's setup; the library looks points up in a sorted list."""
         whole = self._psi.ServerSetup()
         whole.raw.encrypted_elements.extend(sorted(point for chunk in chunks for point in chunk))
         return whole
 
     def matches(self, setup: Any, points: Sequence[bytes]) -> Future[list[int]]:
-        """Which points of a response belong to ids that the party has, by their places in it."""
+        """Return the places in a response whose ids the party has."""
         return self._each.pool.submit(self._matches, setup, points)
 
     def _matches(self, setup: Any, points: Sequence[bytes]) -> list[int]:

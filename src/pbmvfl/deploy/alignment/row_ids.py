@@ -1,4 +1,4 @@
-"""The ids of an organisation's rows, checked, and what proves in which order they stand. Nothing here leaves it.
+"""Checked ids of an organisation's rows, and the proof of their order. Nothing here leaves the organisation.
 
 Errors have counts, never an id: they are kept in logs.
 """
@@ -26,14 +26,14 @@ _PIECE = 65_536
 
 
 class IdForm(IntEnum):
-    """How ids are stored. The numbers travel, and keep their meaning."""
+    """Form in which ids are stored. The numbers travel, and keep their meaning."""
 
     WORDS = 1  #: text, not all of it spelled as a whole number is: "007", "A12"
     WHOLE_NUMBERS = 2  #: a column of integers
     DIGITS = 3  #: text, and each is spelled as a whole number is: it may be the same as a column of integers
 
     def fits(self, other: IdForm) -> bool:
-        """Whether the same id is spelled alike in both."""
+        """Return whether the same id is spelled alike in both forms."""
         return {self, other} != {IdForm.WORDS, IdForm.WHOLE_NUMBERS}
 
     @property
@@ -50,7 +50,15 @@ class RowIds:
 
     @classmethod
     def of(cls, values: Any, *, where: str = "the table") -> RowIds:
-        """Ids from a list or an Arrow column of text or of integers. `where` names the table in errors."""
+        """Build ids from a list or an Arrow column of text or of integers.
+
+        Args:
+            values: The ids.
+            where: Name of the table in errors.
+
+        Raises:
+            AlignmentError: If an id is missing or repeated, with counts only.
+        """
         import pyarrow as pa
         import pyarrow.compute as pc
 
@@ -77,7 +85,7 @@ class RowIds:
 
     @staticmethod
     def texts_of(column: Any) -> Any:
-        """A column of text or of integers as ids are compared: one array of text."""
+        """Return a column of text or of integers as one array of text, as ids are compared."""
         import pyarrow as pa
 
         return _as_arrow(column, "the table").cast(pa.large_string())
@@ -86,14 +94,14 @@ class RowIds:
         return len(self.column)
 
     def take(self, rows: Rows) -> list[str]:
-        """The ids of these rows, in this order."""
+        """Return the ids of these rows, in this order."""
         import pyarrow as pa
 
         found: list[str] = self.column.take(pa.array(rows)).to_pylist()
         return found
 
     def pieces(self, rows: Rows | None = None) -> Iterator[list[str]]:
-        """The ids of these rows, or of all, some at a time."""
+        """Yield the ids of these rows, or of all, in pieces."""
         count = len(self) if rows is None else len(rows)
         for start in range(0, count, _PIECE):
             if rows is None:
@@ -103,7 +111,7 @@ class RowIds:
 
 
 def _as_arrow(values: Any, where: str) -> Any:
-    """One array of text or of integers."""
+    """Return one array of text or of integers."""
     import pyarrow as pa
 
     permitted = "permitted are words and whole numbers, all of one kind"
@@ -134,7 +142,7 @@ def _as_arrow(values: Any, where: str) -> Any:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AgreedOrder:
-    """What an alignment leaves at an organisation: which of its rows, in which order."""
+    """Result of an alignment at an organisation: which of its rows, in which order."""
 
     name: str
     #: Numbers of rows of its own table.
@@ -149,7 +157,7 @@ class AgreedOrder:
 
 
 def order_digest(key: bytes, pieces: Iterator[Sequence[str]] | Sequence[Sequence[str]], count: int) -> bytes:
-    """Of ids in their order. Without the key nobody can try out whether a list that he guesses is this one."""
+    """Return the keyed digest of ids in their order. Without the key a guessed list cannot be tested against it."""
     digest = hmac.new(key, b"pbmvfl order 1\0" + _LENGTH.pack(count), hashlib.sha256)
     for piece in pieces:
         for each in piece:
@@ -159,6 +167,6 @@ def order_digest(key: bytes, pieces: Iterator[Sequence[str]] | Sequence[Sequence
 
 
 def order_proof(*, key: bytes, digest: bytes, challenge: bytes, party: str) -> bytes:
-    """What only somebody with this order and the alignment's key can answer to a challenge, each in its own name."""
+    """Return the answer to a challenge, bound to a name; it takes this order and the alignment's key."""
     said = b"".join(_LENGTH.pack(len(part)) + part for part in (challenge, party.encode(), digest))
     return hmac.digest(key, b"pbmvfl order proof 1\0" + said, "sha256")

@@ -1,4 +1,4 @@
-"""An alignment at one site: from the organisation's own file to its rows in the common order, in its own folder."""
+"""Alignment at one site: from the organisation's own file to its rows in the common order, in its own folder."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _REQUEST, _FACTS = "request.json", "facts.json"
 
 
 def party_alignment(site_folder: SiteFolder, name: str, policy: PolicyFile) -> PartySideAlignment:
-    """Answers to the label holder's questions about a party's rows, as its policy has them."""
+    """Return a party's role in an alignment, within its policy."""
     data = policy.data
     table = read_party_table(data.file, id=data.id, columns=data.columns, schema=data.schema, party=site_folder.name)
 
@@ -48,7 +48,7 @@ def party_alignment(site_folder: SiteFolder, name: str, policy: PolicyFile) -> P
 
 
 def _put_aside(folder: Path) -> None:
-    """Rows of an earlier alignment of that name make room, and are kept until the next one."""
+    """Move the rows of an earlier alignment of that name away; they are kept until the next one."""
     if folder.exists():
         before = folder.with_name(f"{folder.name}.before")
         shutil.rmtree(before, ignore_errors=True)
@@ -60,7 +60,7 @@ def _put_aside(folder: Path) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """Which of the label holder's rows an alignment is about."""
+    """Rows of the label holder that an alignment is about."""
 
     file: Path
     id: str
@@ -68,7 +68,7 @@ class Request:
 
     @classmethod
     def of(cls, site_folder: SiteFolder, file: Path | None = None) -> Request:
-        """The rows of policy.toml, or those of another file with the same columns, with or without the label."""
+        """Return the rows of policy.toml, or of another file with the same columns, with or without the label."""
         data = PolicyFile.read(site_folder).data
         if file is None:
             return cls(file=data.file, id=data.id, label=data.label or None)
@@ -93,7 +93,7 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LabelRows:
-    """The label holder's rows in the common order, and what is public about everybody's."""
+    """The label holder's rows in the common order, and the public facts of all parties' rows."""
 
     aligned: AlignedLabels
     label: str | None
@@ -134,7 +134,7 @@ class LabelRows:
 
     @property
     def train_labels(self) -> npt.NDArray[np.int64]:
-        """The class of each row, for training."""
+        """Class of each row, for training."""
         if self.aligned.labels is None:
             raise AlignmentError(
                 f"alignment={self.aligned.name!r} has no labels, so nothing can be trained on it; align a file that has"
@@ -143,11 +143,11 @@ class LabelRows:
 
     @property
     def test_labels(self) -> npt.NDArray[np.int64]:
-        """Rows that are only predicted are aligned by themselves."""
+        """Empty: rows that are only predicted have an alignment of their own."""
         return np.empty(0, dtype=np.int64)
 
     def labels_for(self, class_names: Sequence[str]) -> npt.NDArray[np.int64] | None:
-        """The class of each row as a model numbers them; None if there are no labels, or others than it knows."""
+        """Return the class of each row by a model's numbering; None without labels, or with unknown ones."""
         if self.aligned.labels is None or not set(self.class_names) <= set(class_names):
             return None
         number = np.array([class_names.index(name) for name in self.class_names], dtype=np.int64)
@@ -157,7 +157,14 @@ class LabelRows:
 def align_labels(
     site_folder: SiteFolder, name: str, link: ServerLink, progress: Callable[[int, int], None]
 ) -> LabelRows:
-    """The label holder's whole part in an alignment."""
+    """Run the label holder's whole role in an alignment.
+
+    Args:
+        site_folder: The label holder's folder.
+        name: Name of the alignment, which was requested before.
+        link: The link to the parties.
+        progress: Called with the steps done and their total.
+    """
     request = Request.read(site_folder.request(name))
     table = read_label_table(request.file, id=request.id, label=request.label)
     found = LabelSideAlignment().align(link, table.ids, name=name, progress=progress)

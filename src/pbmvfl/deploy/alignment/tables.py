@@ -1,6 +1,6 @@
-"""Tables of an organisation as it has them: a party's columns by its own public rules, a label holder's labels.
+"""An organisation's tables: a party's columns by its own public rules, a label holder's labels.
 
-A party's file is read in batches, twice: once to see that all of it can be used, before anybody is asked anything, and
+A party's file is read in batches, twice: once to check that all of it can be used, before any question is sent, and
 once to put its rows in the common order.
 """
 
@@ -30,7 +30,7 @@ _ENOUGH_FAULTS = 20
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PartyTable:
-    """A party's file, which has been read through once: its ids and the public rules of its columns."""
+    """A party's checked file: its ids and the public rules of its columns."""
 
     source: Source
     id: str
@@ -45,11 +45,11 @@ class PartyTable:
 
     @property
     def width(self) -> int:
-        """Numbers that a row becomes."""
+        """Number of values that a row becomes."""
         return self.columns.width
 
     def features(self) -> Iterator[tuple[int, Features]]:
-        """The rows as numbers, some at a time in the file's order: (number of the first, their numbers)."""
+        """Yield the rows as numbers, in the file's order: (number of the first row, their numbers)."""
         rules = {rule.name: rule for rule in self.columns.rules}
         faults, start = Faults(), 0
         for batch in read_batches(self.source, [self.id, *rules], rules, faults, as_text=(self.id,)):
@@ -77,9 +77,9 @@ def read_party_table(
     schema: Mapping[str, Any] | str | Path | None = None,
     party: str = "party",
 ) -> PartyTable:
-    """Read a party's .csv or .parquet file through, and check all of it. Faults name rows, never a value.
+    """Read a party's .csv or .parquet file, and check all of it. Faults name rows, never a value.
 
-    `columns` are those that the party takes part with, by default all but the id; or the very rules of an earlier
+    `columns` are those that the party takes part with, by default all but the id; or the exact rules of an earlier
     table, as a later one needs them. `schema` is the public one: vocabularies, ranges, slots for missing values.
     """
     source, faults = source_of(Path(path)), Faults()
@@ -114,7 +114,7 @@ def read_party_table(
 def _read_through(
     source: Source, usable: Sequence[str], id: str, said: Schema, party: str, faults: Faults
 ) -> tuple[PartyColumns, list[Any]]:
-    """The rules of all columns, and the ids; every row is encoded once, to see that it can be."""
+    """Return the rules of all columns and the ids; every row is encoded once as a check."""
     rules, columns, texts, start = dict(said.rules), None, [], 0
     for batch in read_batches(source, usable, rules, faults, as_text=(id,)):
         place = Place(file=source.file, numbers=np.arange(start, start + batch.num_rows))
@@ -154,7 +154,7 @@ def _digest(source: Source) -> str:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LabelTable:
-    """The label holder's file: ids and, if it was asked for, the class of each row."""
+    """The label holder's file: ids and, if requested, the class of each row."""
 
     source: Source
     ids: RowIds
@@ -168,7 +168,7 @@ class LabelTable:
 
 
 def read_label_table(path: Path | str, *, id: str, label: str | None) -> LabelTable:
-    """Read the label holder's .csv or .parquet file. Without a `label` there are rows to predict, and no truth."""
+    """Read the label holder's .csv or .parquet file; without a `label`, rows to predict without truth."""
     source, faults = source_of(Path(path)), Faults()
     present = column_names(source, faults)
     faults.raise_any()

@@ -1,12 +1,11 @@
-"""Keys born at home: each organisation makes its own, asks for certificates, and gets nothing but public texts back.
+"""Enrolment: each organisation generates its own keys, requests certificates, and receives only public texts.
 
-init      the authority: a certificate that signs those of all others; whoever runs it keeps its folder
-request   every organisation: keys at home, a request to send
-approve   the authority: all requests of a federation become parcels to send back
-package   every organisation: a kit from its own keys and what came back
+init      the authority: a certificate that signs those of all others; its operator keeps its folder request   every
+organisation: its own keys, and a request to send approve   the authority: all requests of a federation become bundles
+to send back package   every organisation: a kit from its own keys and what came back
 
-NVFlare makes keys, requests and certificates (its distributed way); what is sent is ours, since it also carries
-identities, and the kit's other files are written at home by `hardening`.
+NVFlare makes keys, requests and certificates (its distributed provisioning); what is sent is ours, since it also
+carries identities, and the kit's other files are written by `hardening` at the organisation.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ AUTHORITY_DAYS, CERTIFICATE_DAYS = 3650, 365
 
 @dataclass(frozen=True, kw_only=True)
 class Approval:
-    """What came of a call of `approve`."""
+    """Result of a call of `approve`."""
 
     #: A parcel for each organisation; none before every one has asked.
     parcels: dict[str, Path]
@@ -50,7 +49,7 @@ class Approval:
 
 
 def init(federation_toml: Path, folder: Path) -> FederationFile:
-    """A new authority in a folder of its own. Whoever has this folder can let in anybody: keep it off line."""
+    """Create an authority in a folder of its own. Its holder can admit any organisation: keep it off line."""
     federation = FederationFile.read(federation_toml)
     if folder.exists() and any(folder.iterdir()):
         raise FederationError(f"{folder} is not empty and was not touched; choose another folder")
@@ -74,7 +73,7 @@ def init(federation_toml: Path, folder: Path) -> FederationFile:
 
 
 def request(federation_toml: Path, name: str, path: Path) -> Path:
-    """This organisation's folder with keys of its own, made here; the file to send. Asking again keeps the keys."""
+    """Create an organisation's folder with its own keys, and return the file to send. Existing keys are kept."""
     federation = FederationFile.read(federation_toml)
     if name != federation.server:
         federation.index_of(name)
@@ -105,8 +104,9 @@ def approve(
 ) -> Approval:
     """Sign the requests of a whole federation; those of earlier calls are remembered.
 
-    Once everybody has asked, every organisation's parcel is made, with certificates for `days` from now. Called again
-    it renews them. A second request in a name that has another key is refused unless it is to `replace` the first.
+    Once all organisations have sent theirs, every organisation's bundle is made, with certificates for `days` from now.
+    A repeated call renews them. A second request in a name with another key is refused unless it is to `replace` the
+    first.
     """
     federation = FederationFile.read(folder / FILE)
     known = folder / "requests"
@@ -159,10 +159,10 @@ def approve(
 def package(
     site_folder: SiteFolder, parcel: Path, *, fingerprint_said: str | None = None, replace: bool = False
 ) -> str:
-    """A kit from the keys at home and what the authority sent. The federation's fingerprint, to compare by phone.
+    """Make a kit from the own keys and the authority's reply, and return the federation's fingerprint.
 
-    With `fingerprint_said` nothing is written unless it is the same. Identities that were pinned before and are others
-    now are refused, unless they are to `replace` the old ones.
+    With `fingerprint_said` nothing is written unless it is the same. Identities that differ from those pinned before
+    are refused, unless they are to `replace` the old ones.
     """
     federation = site_folder.federation
     signed = Signed.read(parcel, federation)
@@ -215,7 +215,7 @@ def _write_kit(site_folder: SiteFolder, signed: Signed) -> None:
 
 
 def _check_pins(site_folder: SiteFolder, signed: Signed, replace: bool) -> None:
-    """Identities of others, as this organisation accepted them before; its own may be new, and it knows that."""
+    """Refuse changed identities of other organisations; the own one may be new, as its owner knows."""
     path = site_folder.path / PINS
     if replace or not path.exists():
         return
@@ -235,7 +235,7 @@ def _check_pins(site_folder: SiteFolder, signed: Signed, replace: bool) -> None:
 
 @contextlib.contextmanager
 def _named(scratch: str, parcel: Path) -> Iterator[None]:
-    """Errors name the parcel, not a file that is gone when they are read."""
+    """Name the bundle in errors, not a temporary file that is gone when they are read."""
     try:
         yield
     except FederationError as error:
@@ -243,7 +243,7 @@ def _named(scratch: str, parcel: Path) -> Iterator[None]:
 
 
 def _csr(folder: Path, name: str, owner: str, kind: str) -> str:
-    """The request for a certificate; its key is made once, here, and stays."""
+    """Return the certificate request; its key is made once, here, and stays."""
     path, key = folder / f"{name}.csr", folder / f"{name}.key"
     if not (path.exists() and key.exists()):
         key.unlink(missing_ok=True)
@@ -271,7 +271,7 @@ def _sign(folder: Path, csr: str, kind: str, days: int, host: str) -> str:
 
 @contextlib.contextmanager
 def _nvflare(what: str) -> Iterator[None]:
-    """NVFlare's command-line functions print what is wrong and end the program; here it becomes an error."""
+    """Run an NVFlare command-line function, which prints its errors and exits, and raise them instead."""
     said = io.StringIO()
     try:
         with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):

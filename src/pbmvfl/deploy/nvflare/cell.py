@@ -1,19 +1,19 @@
-"""NVFlare's cell as a carrier, for sites that may open one port only. The line (`deploy.link.tls_server`) is faster.
+"""NVFlare's cell as a link, for sites that may open one port only. TLS (`deploy.link.tls_server`) is faster.
 
 A message of the cell goes from a job's process to the server's parent process and from there to the other job's
-process. It arrives once or never, and nobody is told. What is said is the seal's (`deploy.link.message_auth`): the cell
-cannot forge, change, repeat or reorder a question or an answer. Around them are hints, which are believed because
-nothing but time is lost by a false one:
+process. It arrives once or never, without notice. Content is protected by message authentication
+(`deploy.link.message_auth`): the cell cannot forge, change, repeat or reorder a question or an answer. Around them are
+hints, which are trusted because a false one costs nothing but time:
 
     party  HELLO      it is there
-    server CHALLENGE  the seal's          -> party JOIN, or REFUSED and why
-    server QUESTION   sealed              -> party ANSWER, sealed
+    server CHALLENGE  of message_auth     -> party JOIN, or REFUSED and why
+    server QUESTION   authenticated       -> party ANSWER, authenticated
     server PROBE      after some seconds without an answer: what of this question?
                                           -> party STATE: the last that it answered, the one that it works on;
                                              and the last answer again, if it is that one's
     either BYE        it leaves
 
-A question is sent again, as it was, when the party says that it has neither answered it nor works on it: a slow party
+A question is sent again, as it was, when the party states that it has neither answered it nor works on it: a slow party
 is not sent megabytes again and again.
 """
 
@@ -31,7 +31,7 @@ _ROOT = "server"
 
 
 def server_cell(site_folder: SiteFolder, cell: Any, job: str) -> ServerCell:
-    """The label holder's end. `cell` is the job process's own: `engine.get_cell()`."""
+    """Return the label holder's link. `cell` is the job process's own: `engine.get_cell()`."""
     federation = site_folder.federation
     return ServerCell(
         core_cell=cell.core_cell,
@@ -42,7 +42,7 @@ def server_cell(site_folder: SiteFolder, cell: Any, job: str) -> ServerCell:
 
 
 def party_cell(site_folder: SiteFolder, cell: Any, job: str) -> PartyCell:
-    """A party's end."""
+    """Return a party's link. `cell` is the job process's own: `engine.get_cell()`."""
     return PartyCell(
         core_cell=cell.core_cell,
         auth=party_message_auth(site_folder, job),

@@ -1,8 +1,8 @@
-"""One job's door in NVFlare's cell: bytes out to named cells, bytes in from named cells, and nothing else.
+"""One job's endpoint on NVFlare's cell: bytes to and from named cells, and nothing else.
 
-Every message is one-way, so that there is no answer that NVFlare itself would credit to somebody: whoever waits for a
-reply there can be sent a RETURN by another site, in the name of a third. What comes in is looked at before NVFlare
-decodes it: its sender chooses the encoding, may ask for certificates to be exchanged, and may name an address to dial.
+Every message is one-way, so that NVFlare attributes no reply: a process that waits for an NVFlare reply can be sent a
+RETURN by another site, in the name of a third. Incoming messages are checked before NVFlare decodes them: the sender
+chooses the encoding, may request an exchange of certificates, and may name an address to dial.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 
 class Kind(Enum):
-    """What a message is: its first byte. Only questions and answers are sealed; see `cell.py` for the others."""
+    """Kind of a message: its first byte. Only questions and answers are authenticated; see `cell.py` for the others."""
 
     HELLO = b"H"
     CHALLENGE = b"C"
@@ -52,7 +52,7 @@ OnMessage = Callable[[str, Kind, bytes], None]
 
 
 class CellEndpoint:
-    """A cell's own channel. `peers` are the only cells that are heard."""
+    """Channel of a cell. Only messages of `peers` are accepted."""
 
     def __init__(
         self, core_cell: Any, *, peers: Collection[str], on_message: OnMessage, limit: int = connection.LIMIT
@@ -64,7 +64,7 @@ class CellEndpoint:
         core_cell.register_request_cb(CHANNEL, TOPIC, self._received)
 
     def send(self, target: str, kind: Kind, body: bytes = b"") -> None:
-        """Send, and do not wait. What cannot be sent now is lost: whoever needs an answer asks again."""
+        """Send without waiting. A message that cannot be sent now is lost: the receiver of the answer asks again."""
         if self._closed:
             return
         try:
@@ -73,7 +73,7 @@ class CellEndpoint:
             _log.debug("not sent to %s: %s", target, error)
 
     def dropped(self, words: str) -> None:
-        """Say in the owner's log what had no effect; not for ever."""
+        """Warn in the owner's log about a message without effect, a bounded number of times."""
         if self._closed or self._warnings >= _MOST_WARNINGS:
             return
         self._warnings += 1
@@ -81,13 +81,13 @@ class CellEndpoint:
         _log.warning("dropped: %s%s", words, last)
 
     def close(self) -> None:
-        """Nothing is heard or said from now on."""
+        """Send and accept nothing from now on."""
         self._closed = True
 
     # --- in NVFlare's threads ---
 
     def _guard(self, message: Message) -> Message | None:
-        """Before anything is decoded. Whatever is returned here ends the message, and is sent to nobody."""
+        """Check a message before it is decoded. A reply returned here ends the message, and is never sent."""
         fault = self._envelope_fault(message)
         if not fault:
             return self._filters_of_all_channels(message)
@@ -95,7 +95,7 @@ class CellEndpoint:
         return make_reply(ReturnCode.INVALID_REQUEST)
 
     def _received(self, message: Message) -> None:
-        """A message that was let in. All is asked again: messages in NVFlare's bulks meet no filter."""
+        """Handle a message that passed the filter. All is checked again: messages in NVFlare's bulks skip filters."""
         fault = self._origin_fault(message) or self._content_fault(message.payload)
         if not fault:
             payload = bytes(message.payload)
@@ -135,7 +135,7 @@ class CellEndpoint:
         return ""
 
     def _filters_of_all_channels(self, message: Message) -> Message | None:
-        """A filter of one channel takes the place of those of all channels, where NVFlare checks tokens: they go on."""
+        """Run the filters of all channels, which check tokens; this channel's own filter would replace them."""
         for each in self._cell.in_filter_reg.find("*", "*") or ():
             reply: Message | None = each.cb(message, *each.args, **each.kwargs)
             if reply is not None:
@@ -148,5 +148,5 @@ class CellEndpoint:
 
 
 def printable_text(body: bytes) -> str:
-    """What the other side said, for a person to read."""
+    """Return the other side's text, bounded and printable."""
     return "".join(each for each in body[:400].decode(errors="replace") if each.isprintable())

@@ -1,4 +1,4 @@
-"""The cell at a party: answers what the server's job asks, one question at a time, whatever NVFlare's threads bring."""
+"""Cell link at a party: answers the server's job, one question at a time, from NVFlare's threads."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _LINGER = 6.0
 
 
 class PartyCell:
-    """A party's end: a `PartyLink`. `serve` belongs to one thread; `close` may come from any.
+    """Party's end of a cell link: a `PartyLink`. `serve` belongs to one thread; `close` may come from any.
 
-    A server that is silent may be cut off, ended, or waiting for others: the cell cannot tell. So it is given up after
-    `patience` seconds before it has joined, and after `idle` seconds without a question later.
+    A silent server may be cut off, ended, or waiting for others: the cell cannot tell. It is given up after `patience`
+    seconds before it has joined, and after `idle` seconds without a question later.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class PartyCell:
         linger: float = _LINGER,
         frame_limit: int = connection.LIMIT,
     ) -> None:
-        """`server` is the cell of the server's job: nobody else is heard."""
+        """Register on the cell. `server` is the cell of the server's job, the only one that is accepted."""
         self._auth, self._server, self._patience, self._again_after = auth, server, patience, again_after
         self._idle = 3 * patience if idle is None else idle
         self._linger, self._limit = linger, frame_limit
@@ -54,7 +54,11 @@ class PartyCell:
         self._endpoint = CellEndpoint(core_cell, peers=(server,), on_message=self._on_message, limit=frame_limit)
 
     def serve(self, handle: Handler) -> None:
-        """Answer until the server says that the work is over."""
+        """Answer questions until the server ends the work.
+
+        Raises:
+            LinkError: If the server is lost.
+        """
         with self._changed:
             self._received_at = time.monotonic()
         leaves_at: float | None = None
@@ -77,7 +81,7 @@ class PartyCell:
     # --- in the thread that serves ---
 
     def _next(self, leaves_at: float | None) -> tuple[Kind, bytes] | None:
-        """What is to be done next; None when the work is over, and nobody asks for the last answer again."""
+        """Return the next message to handle; None when the work is over and the last answer is not requested again."""
         while True:
             now = time.monotonic()
             with self._changed:
@@ -120,7 +124,7 @@ class PartyCell:
         self._endpoint.send(self._server, Kind.JOIN, join)
 
     def _answer(self, question: bytes, handle: Handler) -> Channel | None:
-        """The channel of a question that was answered; None for what is no question of the server's."""
+        """Answer a question, and return its channel; None if it is not a question of the server."""
         answer = b""
         try:
             channel, answer = self._auth.respond(question, handle)
@@ -165,12 +169,12 @@ class PartyCell:
             self._endpoint.send(self._server, Kind.STATE, state)
 
     def _has_already(self, question: bytes) -> bool:
-        """Whether it waits or is worked on, so that a second delivery is not handled twice."""
+        """Return whether a question is queued or in work, so that a second delivery is not handled twice."""
         mac = question[-MAC_BYTES:]
         return any(each[-MAC_BYTES:] == mac for each in (self._working_on, *(body for _, body in self._inbox)))
 
     def _put(self, kind: Kind, body: bytes) -> None:
-        """More than an honest server has under way is dropped; it asks again."""
+        """Queue a message, or drop more than an honest server has under way; it asks again."""
         if len(self._inbox) <= MOST_UNANSWERED:
             self._inbox.append((kind, body))
 
@@ -180,5 +184,5 @@ class PartyCell:
 
 
 def _number(question: bytes) -> int:
-    """A question's number as it says itself; 0 for no question."""
+    """Return a question's own number; 0 for no question."""
     return int.from_bytes(question[: NUMBER.size]) if len(question) >= NUMBER.size else 0

@@ -1,4 +1,4 @@
-"""The cell at the server: asks every party over NVFlare's cell, and asks again while an answer is missing."""
+"""Cell link at the server: asks every party over NVFlare's cell, and probes while an answer is missing."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _OVERTAKEN = 2.0
 
 @dataclass(eq=False)
 class PeerState:
-    """A party's place at the server."""
+    """Connection state of one party."""
 
     index: int
     name: str
@@ -77,14 +77,14 @@ class PeerState:
 
 @dataclass(eq=False, kw_only=True)
 class CellPendingReply(PendingReply):
-    """One party's answer on the cell."""
+    """Pending reply of one party on the cell."""
 
     peer: PeerState
     #: When something is to be said again.
     next_try: float = 0.0
 
     def ends(self, patience: float) -> float:
-        """When it is not waited for any longer, if nothing more is heard."""
+        """Return the moment at which the wait ends if nothing more is received."""
         peer = self.peer
         if peer.lost_reason:
             return 0.0
@@ -97,11 +97,11 @@ class CellPendingReply(PendingReply):
         return min(self.deadline, given_up) if is_over_before_cut else given_up
 
     def until(self, patience: float) -> float:
-        """When there is something to do, if nothing is heard."""
+        """Return the moment at which an action is due if nothing is received."""
         return min(self.ends(patience), self.next_try)
 
     def timeout_reason(self, now: float, patience: float) -> str:
-        """Why it is not waited for any longer; nothing while it is."""
+        """Return the timeout reason, or ""."""
         if now < (ends := self.ends(patience)):
             return ""
         if self.peer.lost_reason:
@@ -123,11 +123,11 @@ _MOST_WAITING = 16
 
 
 class ServerCell:
-    """The server's end towards all parties: a `ServerLink`.
+    """Server's end of all parties' cell links: a `ServerLink`.
 
-    On the cell a party whose process was killed cannot be told from one that is cut off: both are silent, and lost when
-    the patience is over. Only a party that leaves by itself says so. `alive` are those that have said something since
-    they were last told something, or were told it a few seconds ago.
+    On the cell a killed process cannot be told from a cut cable: both are silent, and lost when the patience is over.
+    Only a party that leaves by itself announces it. `alive` are those that have sent something since they were last
+    sent something, or were sent it a few seconds ago.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class ServerCell:
         again_after: float = AGAIN_AFTER,
         frame_limit: int = connection.LIMIT,
     ) -> None:
-        """`cells` are the parties' cells by their names, in the order of the parties' indices."""
+        """Register on the cell. `cells` are the parties' cells by name, in the order of the parties' indices."""
         self._auth, self._patience, self._again_after = auth, patience, again_after
         self._peers = [
             PeerState(index, name, cell, challenge=auth.challenge(), cut_after=3 * again_after)
@@ -184,8 +184,11 @@ class ServerCell:
         return self.ask(questions, channel=Channel.PROTOCOL, timeout=timeout)
 
     def ask(self, questions: Mapping[int, bytes], *, channel: Channel, timeout: float | None = None) -> Answers:
-        """As the link promises. Seconds in which a party is cut off count against the patience, not the timeout; it is
-        taken for cut off after three questions without a word."""
+        """Implement `ServerLink.ask`.
+
+        Seconds of disconnection count against the patience, not the timeout. A party is taken for cut off after three
+        probes without an answer.
+        """
         for body in questions.values():
             if len(body) > self._limit:
                 raise LinkError(f"a question of {len(body):,} bytes; permitted: at most {self._limit:,}; ask for less")
@@ -239,13 +242,13 @@ class ServerCell:
         self._endpoint.send(peer.cell, kind, body)
 
     def _challenge(self, peer: PeerState, now: float, *, after: float) -> None:
-        """Unless it was challenged just before."""
+        """Send the challenge, unless it was sent just before."""
         if now >= peer.challenged_at + after:
             peer.challenged_at = now
             self._send_to(peer, Kind.CHALLENGE, peer.challenge, now)
 
     def _send(self, pending: CellPendingReply, now: float) -> None:
-        """Whatever is due: the question once, then whether it has come."""
+        """Send what is due: the question once, then probes."""
         peer = pending.peer
         if peer.channel is None:
             self._challenge(peer, now, after=self._again_after)
@@ -265,7 +268,7 @@ class ServerCell:
     # --- hearing ---
 
     def _on_message(self, cell: str, kind: Kind, body: bytes) -> None:
-        """In NVFlare's threads."""
+        """Queue a message; called in NVFlare's threads."""
         peer = self._by_cell[cell]
         with self._changed:
             if len(peer.inbox) < _MOST_WAITING:
@@ -273,7 +276,7 @@ class ServerCell:
                 self._changed.notify_all()
 
     def _read(self, until: float) -> list[tuple[PeerState, Kind, bytes]]:
-        """What has come; nothing if the time is over first, or the link was closed."""
+        """Return the received messages; none if the time is over first, or the link was closed."""
         with self._changed:
             while not self._closed:
                 found = [(peer, *message) for peer in self._peers for message in peer.inbox]
@@ -290,7 +293,7 @@ class ServerCell:
     def _handle(
         self, peer: PeerState, kind: Kind, body: bytes, pending: CellPendingReply | None
     ) -> AuthenticatedAnswer | None:
-        """Act on one message; its answer, if it is one. What is not the party's has no effect."""
+        """Handle one message, and return the answer in it, if any. A message that is not the party's has no effect."""
         try:
             match kind:
                 case Kind.HELLO:  # one that has joined too: another process has another key, and is found out
@@ -326,7 +329,7 @@ class ServerCell:
             raise
 
     def _send_again(self, peer: PeerState, body: bytes, pending: CellPendingReply | None) -> None:
-        """The party says where it stands; it hears again what it has not heard."""
+        """Send again what the party's STATE shows that it did not receive."""
         if len(body) != STATE.size or pending is None or pending.number is None or peer.channel is None:
             return
         last, working_on = STATE.unpack(body)

@@ -1,4 +1,4 @@
-"""The label holder's side of a job, as NVFlare starts it. All it does is to start and end `deploy.job.process`."""
+"""Label holder's side of a job, as NVFlare starts it: it only starts and ends `deploy.job.process`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LOST = 1
 
 
 class ServerController(Controller):
-    """Runs the server's state machine over the federation's own link. NVFlare's tasks are not used."""
+    """Controller that runs the server over the federation's own link. NVFlare's tasks are not used."""
 
     def __init__(self, order: str) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A party's side of a job, as NVFlare starts it. All it does is to start and end `deploy.job.process`."""
+"""Party's side of a job, as NVFlare starts it: it only starts and ends `deploy.job.process`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _TO_END = 10.0
 
 
 class PartyExecutor(Executor):
-    """Answers the server over the federation's own link. NVFlare's tasks are not used."""
+    """Executor that answers the server over the federation's own link. NVFlare's tasks are not used."""
 
     def __init__(self, order: str) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class PartyExecutor(Executor):
         return make_reply(ReturnCode.TASK_UNKNOWN)
 
     def _start(self, fl_ctx: FLContext) -> None:
-        """In a thread of its own: NVFlare's events must return. A daemon, so that it cannot keep the process."""
+        """Start the job in a daemon thread: NVFlare's events must return, and the thread must not keep the process."""
         if self._job is not None:
             return
         engine = fl_ctx.get_engine()

@@ -1,10 +1,10 @@
-"""Who may ask NVFlare's own processes for what: everybody else is turned away before a byte of the request is decoded.
+"""Guard of NVFlare's own processes: unpermitted requests are dropped before a byte of them is decoded.
 
-NVFlare lets every registered site send requests to every process of every other site, and the one who asks decides
-whether its rights are looked at: a party could read any file of another by its remote shell. Here a process hears
-requests of its own site and of the server, on channels that jobs need, and a site keeps only those commands that a job
-needs. At the server a name that is not in federation.toml is nobody, whoever signed its certificate. Whose word a
-message is, the connection says (`guard_origin`); what stays of a job's files, `guard_deploy`.
+NVFlare lets every registered site send requests to every process of every other site, and the requester decides whether
+its rights are checked: a party could read any file of another by its remote shell. Here a process accepts requests of
+its own site and of the server, on channels that jobs need, and a site keeps only those commands that a job needs. At
+the server a name that is not in federation.toml is refused, whoever signed its certificate. The sender of a message is
+authenticated by its connection (`install_origin_guard`); `install_deploy_guard` bounds what stays of a job's files.
 
 Every process of a kit imports this before it has a connection: `local/resources.json` names classes that do.
 """
@@ -49,12 +49,12 @@ _JOB = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 def is_job(name: object) -> bool:
-    """Whether it is an id that NVFlare gives. "startup" is none, and would be a folder of the kit."""
+    """Return whether a name is a job id of NVFlare. "startup" is none, and would be a folder of the kit."""
     return isinstance(name, str) and bool(_JOB.fullmatch(name))
 
 
 def too_large(packed: object) -> str:
-    """What is wrong with the size of a job's files, before any is unpacked; nothing if they may be looked at."""
+    """Describe what is wrong with the size of a job's files, before any is unpacked, or return ""."""
     try:
         with zipfile.ZipFile(io.BytesIO(packed if isinstance(packed, bytes | bytearray) else b"")) as files:
             sizes = [each.file_size for each in files.infolist()]
@@ -121,20 +121,23 @@ _BUNDLE = "bulk"
 
 
 def site_of(cell: str) -> str:
-    """Of a cell's name, such as bank or bank.JOB."""
+    """Return the site of a cell's name, such as bank or bank.JOB."""
     return cell.partition(".")[0]
 
 
 def is_known(endpoint: str, common_name: str, *, parties: Iterable[str], lead: str) -> bool:
-    """Whether who has connected is of the federation. NVFlare compares every name with the certificate's but those of
-    admins, which are random: there the certificate must be the lead's."""
+    """Return whether a connected peer belongs to the federation.
+
+    NVFlare compares every name with the certificate's but those of admins, which are random: there the certificate must
+    be the lead's.
+    """
     if endpoint.startswith(ADMIN):
         return "." not in endpoint and common_name == lead
     return site_of(endpoint) in {SERVER, *parties}
 
 
 def is_true_origin(origin: str, endpoint: str, *, me: str) -> bool:
-    """Whether a message of this origin may come by a connection with this endpoint."""
+    """Return whether a message of this origin may come over a connection with this endpoint."""
     mine, theirs, said = site_of(me), site_of(endpoint), site_of(origin)
     if me == SERVER:
         return said == theirs
@@ -144,14 +147,17 @@ def is_true_origin(origin: str, endpoint: str, *, me: str) -> bool:
 
 
 def may_pass_on(origin: str, destination: str) -> bool:
-    """Whether the server's process passes a message on: between a party and the server's job, and to nobody else."""
+    """Return whether the server's process may forward a message: only between a party and the server's job."""
     ends = {site_of(origin), site_of(destination)}
     return SERVER in ends and not any(each.startswith(ADMIN) for each in ends)
 
 
 def is_own_connection(channel: str, topic: str, origin: str, destination: str, endpoint: str, *, me: str) -> bool:
-    """Words about a connection are for its two ends, and from one of them: a "bye" that was passed on would end one of
-    somebody else. Nobody uses messages in bundles, and nobody would look at what is in them."""
+    """Return whether a message about a connection comes from one of its two ends.
+
+    A forwarded "bye" would end another site's connection. Bundled messages are refused: none are used, and their
+    content would not be checked.
+    """
     return channel != CellChannel.CELLNET or (origin == endpoint and destination == me and topic != _BUNDLE)
 
 
@@ -226,7 +232,7 @@ JOB_TOPICS = frozenset(
 
 
 class Who(Enum):
-    """Where a request comes from, as seen by the process that gets it."""
+    """Origin of a request, as seen by the process that gets it."""
 
     OWN = auto()  #: another process of the same site
     SERVER = auto()
@@ -264,7 +270,7 @@ AT_THE_SERVERS_JOB: dict[str, frozenset[Who]] = {
 
 
 def who(origin: str, *, me: str, parties: Iterable[str]) -> Who:
-    """Of a cell's name, such as bank or bank.JOB; `me` is the cell that was asked."""
+    """Classify the origin of a request; `me` is the cell that was asked."""
     site = site_of(origin)
     if site == site_of(me):
         return Who.OWN
@@ -276,7 +282,7 @@ def who(origin: str, *, me: str, parties: Iterable[str]) -> Who:
 
 
 def is_permitted(origin: str, channel: str, topic: str = "", *, me: str, parties: Iterable[str]) -> bool:
-    """Whether the cell `me` hears a request."""
+    """Return whether the cell `me` accepts a request."""
     site, _, job = me.partition(".")
     rules = AT_A_PARTY if site != SERVER else AT_THE_SERVERS_JOB if job else AT_THE_SERVER
     asks = who(origin, me=me, parties=parties)
@@ -288,14 +294,16 @@ def is_permitted(origin: str, channel: str, topic: str = "", *, me: str, parties
 
 
 def is_forged_return(origin: str, asked: str, *, me: str) -> bool:
-    """A request that comes back undelivered is credited to whom it was for: only that site, the server or one's own
-    may say so."""
+    """Return whether an undelivered request was returned by a site that may not say so.
+
+    A return is attributed to the request's target: only that site, the server or the own site may send it.
+    """
     site = site_of(origin)
     return site not in (site_of(me), SERVER, site_of(asked))
 
 
 def is_awaited(requests: object, target: str, waiters: Mapping[str, Any]) -> bool:
-    """Whether a reply of this target belongs to a request that waits for it."""
+    """Return whether a reply of this target belongs to a pending request."""
     ids = [requests] if isinstance(requests, str) else requests
     if not isinstance(ids, list):
         return False
@@ -307,7 +315,7 @@ _installed: list[tuple[str, ...]] = []
 
 
 def install(parties: Iterable[str], lead: str) -> None:
-    """From now on, in this process. Once is enough, and the first word counts."""
+    """Guard this process from now on. Idempotent: the first call counts."""
     if _installed:
         return
     known = tuple(parties)
@@ -327,7 +335,7 @@ def install(parties: Iterable[str], lead: str) -> None:
 
 
 def _replace(owner: Any, name: str, by: Callable[..., Any]) -> None:
-    """A name that NVFlare does not have any more must not pass for one that is guarded."""
+    """Replace a name of NVFlare; one that no longer exists must not pass for guarded."""
     if not callable(getattr(owner, name, None)):
         raise RuntimeError(f"{name} is not there to be guarded; permitted: nvflare==2.9.0")
     setattr(owner, name, by)
@@ -384,7 +392,7 @@ def _guard_replies() -> None:
 
 
 def _subject(message: Any) -> tuple[str, str]:
-    """Channel and topic of a request; of a stream, those of its data. Word on how a stream goes is like a reply."""
+    """Return channel and topic of a request; of a stream, those of its data. Stream acknowledgements are replies."""
     channel, topic = message.get_header(MessageHeaderKey.CHANNEL, ""), message.get_header(MessageHeaderKey.TOPIC, "")
     if channel != STREAM_CHANNEL:
         return str(channel), str(topic)

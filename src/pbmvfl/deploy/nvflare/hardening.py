@@ -1,9 +1,9 @@
-"""A kit with nothing in it that a federation does not need.
+"""Hardening of NVFlare kits: nothing stays in a kit that a federation does not need.
 
-NVFlare's own kits are for sending code: whoever may submit a job may run what they like at every site, read files and
-get logs. Here every file of a kit but keys and certificates is written anew, in one form, whatever made the kit: rights
-are spelled out, a job can name one class of ours and no other, a job's files are looked at before any process starts,
-and nothing is stored outside the organisation's folder.
+NVFlare's own kits are for sending code: a submitter may run code at every site, read files and get logs. Here every
+file of a kit but keys and certificates is written anew, in one form, whatever made the kit: rights are listed
+explicitly, a job can name one class of ours and no other, a job's files are validated before any process starts, and
+nothing is stored outside the organisation's folder.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ COMMUNICATION: dict[str, Any] = {
 
 
 def harden(site_folder: SiteFolder) -> None:
-    """Write every file of an organisation's kit that is no key and no certificate; the lead's kit too, where it is."""
+    """Write every file of an organisation's kit but keys and certificates; also of the lead's kit, if there is one."""
     startup, local = site_folder.kit / "startup", site_folder.kit / "local"
     for folder in (site_folder.kit, startup, local, site_folder.path / "state"):
         make_private_folder(folder)
@@ -110,7 +110,7 @@ def harden(site_folder: SiteFolder) -> None:
 
 
 def check(site_folder: SiteFolder) -> None:
-    """Refuse a kit with a file more than `harden` leaves: it can change what a site accepts. Or without its keys."""
+    """Refuse a kit with a file more than `harden` leaves, which can change what a site accepts, or without its keys."""
     startup, local = site_folder.kit / "startup", site_folder.kit / "local"
     keys = {site_folder.certificate.name, site_folder.private_key.name, site_folder.authority.name}
     permitted = {
@@ -126,7 +126,7 @@ def check(site_folder: SiteFolder) -> None:
 
 
 def startup_file(site_folder: SiteFolder) -> dict[str, Any]:
-    """Who this site is and where the server is; jobs must be signed."""
+    """Return the startup file: this site's identity and the server's address; jobs must be signed."""
     federation = site_folder.federation
     ours = {
         "ssl_private_key": site_folder.private_key.name,
@@ -154,7 +154,7 @@ def startup_file(site_folder: SiteFolder) -> dict[str, Any]:
 
 
 def resources(site_folder: SiteFolder) -> dict[str, Any]:
-    """What a site's process is made of, and what it accepts from jobs."""
+    """Return the components of a site's process, and what it accepts from jobs."""
     common = {
         "format_version": 2,
         "class_list_enforcement_mode": "enforce",
@@ -239,7 +239,7 @@ def resources(site_folder: SiteFolder) -> dict[str, Any]:
 
 
 def log_config() -> dict[str, Any]:
-    """Warnings and errors, in files of this organisation that do not grow without end."""
+    """Return the log configuration: warnings and errors, in bounded files of this organisation."""
     form = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
     def file(name: str, level: str) -> dict[str, Any]:
@@ -264,7 +264,7 @@ def log_config() -> dict[str, Any]:
 
 
 def close_to_others(folder: Path) -> None:
-    """Nobody but the owner may read anything here."""
+    """Remove all permissions of other users."""
     for here, folders, files in os.walk(folder):
         os.chmod(here, PRIVATE_FOLDER)
         for name in (*folders, *files):
@@ -278,7 +278,7 @@ def _startup_name(site_folder: SiteFolder) -> str:
 
 
 def _harden_lead(site_folder: SiteFolder) -> None:
-    """The kit of who submits: it dials the server, and keeps what it loads down inside its own folder."""
+    """Harden the submitter's kit: it dials the server, and keeps downloads inside its own folder."""
     federation = site_folder.federation
     startup, local = site_folder.lead_kit / "startup", site_folder.lead_kit / "local"
     for folder in (startup, local, site_folder.lead_kit / "transfer"):

@@ -1,7 +1,8 @@
-"""The one form of a job: two apps, of parameters only, and each with one parameter, the order.
+"""Canonical form of a job: two apps, of parameters only, each with one parameter, the job spec.
 
 `JobValidator` refuses whatever was not written here, byte by byte. NVFlare replaces words in braces, by its own
-settings or by variables of a site's environment, in every text of a job; so the order travels in letters without any.
+settings or by variables of a site's environment, in every text of a job; so the job spec travels in letters without
+any.
 """
 
 from __future__ import annotations
@@ -28,12 +29,16 @@ LONGEST_ARGUMENT = 4 * ((LONGEST + 2) // 3)
 
 
 def write_argument(spec: JobSpec) -> str:
-    """The order in letters, digits, hyphens and underscores."""
+    """Encode a job spec in letters, digits, hyphens and underscores."""
     return base64.urlsafe_b64encode(spec.to_text().encode()).decode()
 
 
 def read_argument(argument: str) -> JobSpec:
-    """What `write_argument` wrote, or `OrderError` with words that anybody may read."""
+    """Decode the result of `write_argument`.
+
+    Raises:
+        OrderError: If it is anything else. The message is public.
+    """
     if not isinstance(argument, str) or len(argument) > LONGEST_ARGUMENT:
         raise OrderError(f"an order's argument is a text of at most {LONGEST_ARGUMENT} characters")
     try:
@@ -47,7 +52,7 @@ def read_argument(argument: str) -> JobSpec:
 
 
 def server_config(argument: str) -> dict[str, Any]:
-    """What the server's app consists of."""
+    """Return the configuration of the server's app."""
     workflow = {"id": "pbmvfl", "path": SERVER_CLASS, "args": {"order": argument}}
     return {
         "format_version": 2,
@@ -59,7 +64,7 @@ def server_config(argument: str) -> dict[str, Any]:
 
 
 def party_config(argument: str) -> dict[str, Any]:
-    """What a party's app consists of."""
+    """Return the configuration of a party's app."""
     executor = {"path": PARTY_CLASS, "args": {"order": argument}}
     return {
         "format_version": 2,
@@ -71,7 +76,7 @@ def party_config(argument: str) -> dict[str, Any]:
 
 
 def meta(spec: JobSpec, federation: FederationFile) -> dict[str, Any]:
-    """Who gets which app: every site by its name, and none may be missing."""
+    """Return the job's metadata: every site is named with its app, and none may be missing."""
     return {
         "name": f"{federation.name}-{spec.work}-{spec.run or spec.alignment}",
         "resource_spec": {},
@@ -82,7 +87,7 @@ def meta(spec: JobSpec, federation: FederationFile) -> dict[str, Any]:
 
 
 def to_bytes(config: dict[str, Any]) -> bytes:
-    """The one spelling of a file."""
+    """Return the canonical bytes of a file."""
     return (json.dumps(config, indent=2) + "\n").encode()
 
 

@@ -1,8 +1,8 @@
-"""`python -m pbmvfl.deploy.nvflare.job_process`: a process that has loaded what a job needs, and waits for one.
+"""`python -m pbmvfl.deploy.nvflare.job_process`: pre-warmed worker process that waits for one job.
 
-Loading torch and compiled loops is most of the time between a submit and the first round. A process that a site has at
-hand has done it before. It knows nothing of the organisation until a job comes: one line on its standard input, by the
-site's own process, which alone holds the other end. If that end is closed instead, it is not needed any more.
+Loading torch and compiled loops is most of the time between a submit and the first round. A pre-warmed worker has done
+it before. It knows nothing of the organisation until a job comes: one line on its standard input, from the site's own
+process, which alone holds the other end. If that end is closed instead, the worker ends.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _LONGEST = 1 << 20
 
 
 def job_line(command: Sequence[str], environment: Mapping[str, str]) -> bytes:
-    """What a waiting process is told: NVFlare's command, without the interpreter and `-m`, and its environment."""
+    """Return the line for a worker: NVFlare's command, without the interpreter and `-m`, and its environment."""
     line = json.dumps({"command": list(command), "environment": dict(environment)}).encode() + b"\n"
     if len(line) > _LONGEST:
         raise ValueError(f"a job's command and environment have {len(line):,} bytes; permitted: at most {_LONGEST:,}")
@@ -31,7 +31,7 @@ def job_line(command: Sequence[str], environment: Mapping[str, str]) -> bytes:
 
 
 def load() -> None:
-    """All that is the same for every job. Nothing here reads a file of the organisation or opens a connection."""
+    """Load all that is the same for every job. Nothing here reads a file of the organisation or opens a connection."""
     for name in (*_USED, PARTY, SERVER):
         importlib.import_module(name)
     for name in (PARTY, SERVER):

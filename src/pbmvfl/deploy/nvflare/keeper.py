@@ -1,8 +1,8 @@
-"""`python -m pbmvfl.deploy.nvflare.keeper HOME`: keeps one kit's NVFlare process, and ends with it.
+"""`python -m pbmvfl.deploy.nvflare.keeper HOME`: keeper of one kit's NVFlare process, which ends with it.
 
-It holds the kit's lock, so two starts of one kit cannot fight. It is the parent that buries the dead: NVFlare's job
-processes live on as long as a parent of theirs, even a dead one, is listed. If NVFlare's process ends, whatever it left
-behind is ended too, and a new start finds nothing in its way.
+It holds the kit's lock, so two starts of one kit cannot conflict. It reaps zombies: NVFlare's job processes live on as
+long as a parent of theirs, even a dead one, is listed. If NVFlare's process ends, its remaining children are ended too,
+and a new start finds nothing in its way.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ KEPT, STARTING = "lock", "starting"
 
 @dataclass(frozen=True)
 class Record:
-    """What a kit's keeper wrote when it started NVFlare."""
+    """Record that a kit's keeper wrote when it started NVFlare."""
 
     pid: int
     birth: str
@@ -59,13 +59,13 @@ class Record:
 
 
 def birth(pid: int) -> str | None:
-    """When a process began, by no clock that anybody can set; None if it is not there or only waits to be buried."""
+    """Return when a process began, by a clock that cannot be set; None if it does not exist or is a zombie."""
     started = start_of(pid)
     return None if started is None else f"{boot_id()}:{started}"
 
 
 def take_lock(site_folder: SiteFolder, name: str = KEPT) -> int:
-    """A kit's lock, as long as the descriptor is open; -1 if another process has it."""
+    """Take a kit's lock for as long as the descriptor is open; return -1 if another process has it."""
     make_private_folder(site_folder.path / "state")
     descriptor = os.open(site_folder.path / "state" / name, os.O_RDWR | os.O_CREAT, PRIVATE_FILE)
     try:
@@ -85,7 +85,7 @@ def write_record(site_folder: SiteFolder, site: int) -> Record:
 
 
 def read_record(site_folder: SiteFolder) -> Record | None:
-    """The last one that was written; its process may be gone."""
+    """Read the last record; its process may be gone."""
     path = site_folder.path / "state" / _RECORD
     if not path.exists():
         return None
@@ -95,7 +95,7 @@ def read_record(site_folder: SiteFolder) -> Record | None:
 
 
 def note_ready(site_folder: SiteFolder) -> None:
-    """NVFlare's process says: the server took this party, or the server takes parties."""
+    """Record, in NVFlare's process, that the server accepted this party, or that the server accepts parties."""
     write_atomically(site_folder.path / "state" / _READY, f"{birth(os.getpid())}\n", mode=PRIVATE_FILE)
 
 
@@ -118,7 +118,7 @@ FOREIGN = ("NVFL", "FL_LOG_LEVEL", "PYTHONSTARTUP", "PYTHONINSPECT")
 
 
 def command(site_folder: SiteFolder) -> list[str]:
-    """NVFlare's module, without the shell scripts around it. -P: a job's folder is no place to import from."""
+    """Return NVFlare's command without its shell scripts. -P keeps a job's folder off the import path."""
     role = "server" if site_folder.is_server else "client"
     module = f"nvflare.private.fed.app.{role}.{role}_train"
     sets = ["secure_train=true", f"org={site_folder.name.replace('-', '_')}", "config_folder=config"]
@@ -132,14 +132,14 @@ def command(site_folder: SiteFolder) -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    """This process's, less what would change NVFlare's settings behind a kit's back."""
+    """Return this process's environment without variables that would change NVFlare's settings."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)}
     # One thread a process: with more, several busy ones on few cores slow each other many times.
     return {"OMP_NUM_THREADS": "1", **kept, "PYTHONSAFEPATH": "1"}
 
 
 def keep(site_folder: SiteFolder, *, foreground: bool = False) -> int:
-    """Run NVFlare's process of a kit until it ends or this one is asked to. Its exit code."""
+    """Run NVFlare's process of a kit until it ends or this one is told to, and return its exit code."""
     lock = take_lock(site_folder)
     if lock < 0:
         return LOCKED
@@ -191,7 +191,7 @@ def _end_all(processes: list[psutil.Process]) -> None:
 
 
 def _output(site_folder: SiteFolder) -> int:
-    """Where NVFlare prints what it could not log, with the last start's beside it."""
+    """Open the file for what NVFlare prints and could not log; the previous start's file stays beside it."""
     path = site_folder.logs / OUTPUT
     if path.exists():
         os.replace(path, path.with_suffix(".out.old"))

@@ -1,7 +1,7 @@
-"""How a site starts the process of a job: it has one at hand that has loaded everything, and gives it the job.
+"""Launcher of job processes: a site gives each job to a pre-warmed worker.
 
 NVFlare would start Python anew, and loading torch takes longer than all else between a submit and the first round. It
-would also put a folder of the job on the path that code is loaded from.
+would also put a folder of the job on the import path.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ _STARTING = frozenset({State.WARMING_UP, State.JOINING, State.HANDSHAKE})
 
 
 class PrewarmedWorker:
-    """At most one process that waits for a job."""
+    """At most one pre-warmed worker process."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._worker: subprocess.Popen[bytes] | None = None
 
     def prepare(self) -> None:
-        """Have one, unless there is one. It ends with this process, which holds its standard input."""
+        """Start a worker unless one is ready. It ends with this process, which holds its standard input."""
         with self._lock:
             if self._worker is not None and self._worker.poll() is None:
                 return
@@ -56,7 +56,7 @@ class PrewarmedWorker:
                 _log.warning("no process can be made ready for the next job: %s", error)
 
     def prepare_after(self, starts: Callable[[], bool]) -> None:
-        """Have one for the next job as soon as this one has started, or has ended."""
+        """Start the next worker as soon as the current job has started, or has ended."""
 
         def wait() -> None:
             until = time.monotonic() + _LONGEST_START
@@ -67,7 +67,7 @@ class PrewarmedWorker:
         threading.Thread(target=wait, name="pbmvfl-ready", daemon=True).start()
 
     def give(self, line: bytes) -> subprocess.Popen[bytes]:
-        """The process that has the job now: the one that waits, or a new one."""
+        """Give the job to the ready worker, or to a new one, and return its process."""
         with self._lock:
             process, self._worker = self._worker, None
         if process is not None and process.poll() is None:
@@ -105,7 +105,7 @@ def _send_job(process: subprocess.Popen[bytes], line: bytes) -> subprocess.Popen
 
 
 class _PrewarmedLauncher(ProcessJobLauncher):
-    """In a site's own process: the process that waits for a job, instead of NVFlare's way to start one."""
+    """Launcher that gives jobs to a pre-warmed worker, in a site's own process."""
 
     #: Names of NVFlare's options for a job's process.
     arguments: Callable[[], list[str]]
@@ -133,8 +133,10 @@ class _PrewarmedLauncher(ProcessJobLauncher):
 
 
 def _job_options(given: Mapping[str, Any], names: Iterable[str]) -> list[str]:
-    """NVFlare's options of a job's process. It writes them as one line itself, which falls apart at a space in the name
-    of a folder."""
+    """Return NVFlare's options of a job's process as a list.
+
+    NVFlare itself joins them to one line, which breaks at a space in a folder's name.
+    """
     words: list[str] = []
     for name in names:
         if given.get(name):
@@ -149,12 +151,12 @@ def _works(job: str) -> bool:
 
 
 class PartyLauncher(_PrewarmedLauncher, ClientProcessJobLauncher):
-    """At a party."""
+    """Launcher at a party."""
 
     arguments = staticmethod(get_client_job_args)
 
 
 class ServerLauncher(_PrewarmedLauncher, ServerProcessJobLauncher):
-    """At the server."""
+    """Launcher at the server."""
 
     arguments = staticmethod(get_server_job_args)

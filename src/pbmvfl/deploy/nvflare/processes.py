@@ -1,4 +1,4 @@
-"""Starting, stopping and looking at the process of an organisation's kit."""
+"""Start, stop and status of an organisation's kit."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _LONGEST_LOG = 4000
 
 @dataclass(frozen=True, kw_only=True)
 class KitStatus:
-    """What there is to know of a kit's process from outside."""
+    """Status of a kit's process, as seen from outside."""
 
     name: str
     running: bool
@@ -52,7 +52,15 @@ class KitStatus:
 
 
 def check_start(site_folder: SiteFolder, *, wait: float = 0.0) -> int:
-    """Everything that could keep a kit from working, before it is started. The days that its certificate has left."""
+    """Run the preflight checks of a kit, and return the days that its certificate has left.
+
+    Args:
+        site_folder: The organisation's folder.
+        wait: Seconds that a party waits for a server that is unreachable.
+
+    Raises:
+        PbmvflError: If the kit cannot work, with what to do.
+    """
     hardening.check(site_folder)
     days = tls.check(site_folder.certificate, site_folder.private_key, site_folder.authority, name=site_folder.name)
     site_folder.pins()
@@ -69,9 +77,15 @@ def check_start(site_folder: SiteFolder, *, wait: float = 0.0) -> int:
 
 
 def start(site_folder: SiteFolder, *, wait: float = 0.0, timeout: float = 60.0) -> KitStatus:
-    """Start a kit's process, and return when the server took the party, or the server takes parties.
+    """Start a kit's process, and return when the server accepted the party, or accepts parties.
 
-    `wait`: how many seconds a party waits for a server that is not there yet.
+    Args:
+        site_folder: The organisation's folder.
+        wait: Seconds that a party waits for a server that is unreachable.
+        timeout: Seconds that the process has to become ready.
+
+    Raises:
+        FederationError: If it did not start.
     """
     with _starting(site_folder):
         _prepare(site_folder, wait)
@@ -100,7 +114,7 @@ def start(site_folder: SiteFolder, *, wait: float = 0.0, timeout: float = 60.0) 
 
 
 def run(site_folder: SiteFolder, *, wait: float = 0.0) -> int:
-    """The same in this very process, for systemd and the like: it returns NVFlare's exit code when that ends."""
+    """Run a kit in this process, for systemd and the like, and return NVFlare's exit code."""
     with _starting(site_folder):
         _prepare(site_folder, wait)
     code = keeper.keep(site_folder, foreground=True)
@@ -109,7 +123,7 @@ def run(site_folder: SiteFolder, *, wait: float = 0.0) -> int:
 
 
 def stop(site_folder: SiteFolder) -> bool:
-    """End a kit's process and all that it started; False if none was there."""
+    """End a kit's process and all that it started; return False if none was there."""
     record = read_record(site_folder)
     if record is None or not record.alive:
         return False
@@ -143,7 +157,7 @@ def status(site_folder: SiteFolder) -> KitStatus:
 
 @contextlib.contextmanager
 def _starting(site_folder: SiteFolder) -> Iterator[None]:
-    """One start at a time: two would write the same files."""
+    """Serialise starts: two would write the same files."""
     lock = take_lock(site_folder, STARTING)
     if lock < 0:
         raise FederationError(f"{site_folder.name} is just being started by another process; wait for that one")
@@ -193,7 +207,7 @@ def _check_port(port: int, name: str) -> None:
 
 
 def _signal(pid: int, born: str | None, number: signal.Signals) -> None:
-    """To this process and no other: the descriptor stays with it even if its number is given to another."""
+    """Signal exactly this process: its descriptor stays valid even if its number is reused."""
     try:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:

@@ -1,6 +1,6 @@
-"""All organisations' folders at once, for trials on one machine: whoever runs this has seen every key.
+"""Provisioning of all organisations' folders at once, for trials on one machine: its user has seen every key.
 
-Between organisations keys are born at home instead: `deploy.nvflare.requests`.
+Between organisations each generates its own keys instead: `deploy.nvflare.authority`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _TEMPLATE = "master_template.yml"
 
 
 def provision(federation_toml: Path, out: Path) -> dict[str, SiteFolder]:
-    """A folder under `out` for every organisation of a federation, ready to start. For trials only."""
+    """Create a folder under `out` for every organisation of a federation, ready to start. For trials only."""
     federation = FederationFile.read(federation_toml)
     text = (federation_toml / FILE if federation_toml.is_dir() else federation_toml).read_text()
     names = (federation.server, *federation.parties)
@@ -53,7 +53,7 @@ def provision(federation_toml: Path, out: Path) -> dict[str, SiteFolder]:
 
 
 def make_home(path: Path, name: str, federation_toml: str) -> SiteFolder:
-    """An organisation's folder with what is public in it; nothing of another is read."""
+    """Create an organisation's folder with its public files; nothing of another organisation is read."""
     make_private_folder(path)
     write_atomically(path / FILE, federation_toml)
     site_folder = SiteFolder(path.resolve())
@@ -62,12 +62,12 @@ def make_home(path: Path, name: str, federation_toml: str) -> SiteFolder:
 
 
 def organisation(name: str) -> str:
-    """As NVFlare writes one: it has no hyphens."""
+    """Return a name as NVFlare's organisations are written, without hyphens."""
     return name.replace("-", "_")
 
 
 def _kits(federation: FederationFile, scratch: Path) -> Path:
-    """The folder with NVFlare's kits by name."""
+    """Return the folder with NVFlare's kits by name."""
     ports = {"fed_learn_port": federation.port, "admin_port": federation.port}
     hosts = {"default_host": federation.host, "host_names": [federation.host]}
     owner = organisation(federation.server)

@@ -1,6 +1,6 @@
-"""What every process of a kit has in it, from its configuration on: the guard, and a word when the site is registered.
+"""Component of every process of a kit: it installs the guard, and records when the site is registered.
 
-NVFlare itself says that it is registered only in a log that nobody should have to read.
+NVFlare itself reports its registration only in a log.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pbmvfl.deploy.site.folder import SiteFolder
 
 
 class Readiness(FLComponent):
-    """A party is ready when the server took it, the server when it takes parties."""
+    """Component that marks a party as ready when the server accepted it, the server when it accepts parties."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
-"""Who watches over a job at the label holder: submits it, sees whether it lives, and submits it again if it may.
+"""Supervisor of jobs at the label holder: submits a job, watches it, and submits it again if permitted.
 
-NVFlare's status says whether processes are there. Whether the work is done is said by the label holder's own files
-(`deploy.site.job_spec`), which the job writes last. A lost process costs one new job, which goes on from the newest
-checkpoint that everybody has.
+NVFlare's status shows whether processes exist. Whether the work is done is in the label holder's own files
+(`deploy.site.job_spec`), which the job writes last. A lost process costs one new job, which resumes from the newest
+checkpoint that all sites have.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Watched:
-    """What the label holder's files say about the work, wherever it is."""
+    """Evidence of the work in the label holder's files."""
 
     folder: Path
     #: A number that grows with the work: completed rounds.
@@ -56,7 +56,7 @@ class Watched:
 
 
 class Supervisor:
-    """One order, from its first job to its end."""
+    """Supervisor of one job spec, from its first job to its end."""
 
     def __init__(
         self,
@@ -68,14 +68,17 @@ class Supervisor:
         say: Say,
         look: Callable[[], None] | None = None,
     ) -> None:
-        """`token` names this order: the same one submitted twice is the same job. `look` is called again and again."""
+        """Store the parameters.
+
+        `token` names this request: the same one submitted twice is the same job. `look` is called repeatedly.
+        """
         self._look = look
         self._site_folder, self._spec, self._watched = site_folder, spec, watched
         self._say, self._token = say, token
         self._session: Any = None
 
     def run(self, *, keep_going: bool) -> JobResult:
-        """Submit, and wait for the end. With `keep_going` a job that was lost is followed by another."""
+        """Submit, and wait for the end. With `keep_going` a lost job is followed by another."""
         fruitless, attempt, reached = 0, 0, self._watched.progress()
         try:
             while True:
@@ -135,14 +138,14 @@ class Supervisor:
             time.sleep(LOOK)
 
     def _told(self, job: str) -> JobResult | None:
-        """What the job itself wrote about its end."""
+        """Return the result that the job itself wrote, or None."""
         for result in (final_result(self._watched.folder), last_result(self._watched.folder)):
             if result is not None and result.job == job:
                 return result
         return None
 
     def _ended_without_word(self, job: str, status: str) -> JobResult:
-        """It never began, or was killed: the reason is with NVFlare, if anywhere."""
+        """Return the result of a job that never began or was killed; only NVFlare may know the reason."""
         meta = self._call(lambda session: session.get_job_meta(job)) or {}
         sites = ("server", *self._site_folder.federation.parties)
         said = [str(each).partition(":")[::2] for each in meta.get("job_deploy_detail", [])]
@@ -169,7 +172,7 @@ class Supervisor:
         return job
 
     def _state(self, job: str) -> tuple[str, bool]:
-        """NVFlare's status, and whether the server's process really has the job."""
+        """Return NVFlare's status, and whether the server's process really has the job."""
         meta = self._call(lambda session: session.get_job_meta(job)) or {}
         status = str(meta.get("status", ""))
         if status not in _UNDER_WAY:
@@ -178,12 +181,12 @@ class Supervisor:
         return status, job in str(found.get("jobs", ""))
 
     def _server_started(self) -> float:
-        """When the server's process began: another moment is another process, which has nobody's jobs."""
+        """Return when the server's process began; another moment is another process, which has no jobs."""
         found = self._call(lambda session: session.check_status("server")) or {}
         return float(found.get("server_start_time", 0.0))
 
     def _await_sites(self, since: float) -> list[str]:
-        """Wait for a sign of life of every site as long as the line would; those that gave none.
+        """Wait for a sign of life of every site as long as the link would; return those without one.
 
         NVFlare gives a job to a site that is gone, and waits ten seconds for it, again and again.
         """
@@ -200,7 +203,7 @@ class Supervisor:
         return []
 
     def _missing_sites(self, since: float) -> list[str]:
-        """Sites that the server has heard nothing of since a moment, by the clock of its machine, which is this one."""
+        """Return the sites without a sign of life since a moment by the clock of the server's machine, this one."""
         found = self._call(lambda session: session.check_status("server")) or {}
         heard = {
             str(each.get("client_name")): float(each.get("client_last_conn_time", 0.0))
@@ -211,7 +214,7 @@ class Supervisor:
     # --- the session with the server ---
 
     def _call(self, ask: Callable[[Any], Any]) -> Any:
-        """Ask the server, through restarts of it, as long as patience lasts."""
+        """Call the server, through its restarts, within `SERVER_PATIENCE`."""
         from nvflare.fuel.flare_api.api_spec import AuthorizationError, InvalidJobDefinition, JobNotFound
 
         deadline = time.monotonic() + SERVER_PATIENCE
@@ -259,5 +262,5 @@ def _connect(site_folder: SiteFolder) -> Any:
 
 
 def _without_prefix(detail: str) -> str:
-    """What a site said, without NVFlare's words around it."""
+    """Return a site's text without NVFlare's prefix."""
     return detail.replace("NVFLARE_ERROR: ", "").replace("ERROR: ", "")

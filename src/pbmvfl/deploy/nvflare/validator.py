@@ -1,7 +1,7 @@
-"""What a site of NVFlare looks at before any process of a job exists: is it exactly one of ours, and is it accepted.
+"""Validator of jobs before any of their processes exists: exactly our form, and accepted by this site.
 
-NVFlare unpacks an app into KIT/JOB/app_SITE and asks. Whatever is not exactly what `job.py` writes is refused: another
-file, class or key would be a way to run code here, and so would settings that NVFlare finds in a job's folder.
+NVFlare unpacks an app into KIT/JOB/app_SITE and calls this. Whatever is not exactly what `job.py` writes is refused:
+another file, class or key would be a way to run code here, and so would settings that NVFlare finds in a job's folder.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ _NOT_OURS = "the job is not of the form that pbmvfl writes"
 
 
 class JobValidator(AppValidator):
-    """Refuses with a public reason; never raises, and whatever it does not understand is refused."""
+    """Validator that refuses with a public reason, never raises, and refuses what it does not understand."""
 
     def validate(self, app_folder: str) -> tuple[str, dict[str, Any]]:
-        """NVFlare's question about an unpacked app; an empty text accepts it."""
+        """Validate an unpacked app; an empty text accepts it."""
         try:
             folder = Path(app_folder).absolute()
             site_folder = SiteFolder.at(folder.parents[2])  # HOME/kit/JOB/app_SITE
@@ -64,13 +64,17 @@ class JobValidator(AppValidator):
 
 
 def _is_quick(spec: JobSpec) -> bool:
-    """Whether so few rows are meant that this process can look ahead for them."""
+    """Return whether the job has so few rows that this process can forecast for them."""
     plan = spec.plan
     return plan is not None and plan.num_samples + plan.num_test_samples <= FORESEEN_ROWS
 
 
 def read_app(folder: Path, *, is_server: bool) -> JobSpec:
-    """The order of an unpacked app that is exactly what `write_job` wrote for this role."""
+    """Return the job spec of an unpacked app that is exactly what `write_job` wrote for this role.
+
+    Raises:
+        OrderError: If it is anything else. The message is public.
+    """
     name = SERVER_CONFIG if is_server else PARTY_CONFIG
     _check_files(folder, files=frozenset(), folders=frozenset({CONFIG_FOLDER}))
     config = folder / CONFIG_FOLDER
@@ -83,7 +87,7 @@ def read_app(folder: Path, *, is_server: bool) -> JobSpec:
 
 
 def _check_files(folder: Path, *, files: frozenset[str], folders: frozenset[str]) -> None:
-    """Exactly these, and signatures; no link, no device, nothing that only looks alike."""
+    """Require exactly these files, and signatures: no link, no device, nothing that only looks alike."""
     if not stat.S_ISDIR(os.lstat(folder).st_mode):
         raise OrderError(f"{_NOT_OURS}: a folder is a link")
     with os.scandir(folder) as entries:  # as many as there may be, and one more
@@ -101,14 +105,14 @@ def _check_files(folder: Path, *, files: frozenset[str], folders: frozenset[str]
 
 
 def _read(path: Path) -> bytes:
-    """At most so much, whatever its size was said to be, and not through a link that came in between."""
+    """Read a bounded part of a file, and not through a link that came in between."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     with open(descriptor, "rb") as file:
         return file.read(_LARGEST_CONFIG + 1)
 
 
 def _argument(raw: bytes, *, is_server: bool) -> str:
-    """The one parameter, from where it must be; what stands around it is compared afterwards."""
+    """Return the one parameter from its place; everything around it is compared afterwards."""
     try:
         said: Any = json.loads(raw.decode())
         element = said["workflows"][0] if is_server else said["executors"][0]["executor"]
@@ -121,5 +125,5 @@ def _argument(raw: bytes, *, is_server: bool) -> str:
 
 
 def _printable(text: str, longest: int) -> str:
-    """What may have been chosen by an attacker, for a log and a terminal."""
+    """Return a text that an attacker may have chosen, fit for a log and a terminal."""
     return "".join(letter if letter.isascii() and letter.isprintable() else "?" for letter in text[:longest])
