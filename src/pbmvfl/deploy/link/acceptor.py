@@ -21,14 +21,14 @@ from dataclasses import dataclass
 from pbmvfl.deploy.link.tls import drop, hang_up, prepare, wrap
 from pbmvfl.errors import LinkError
 
-#: Newcomers that are heard at the same time.
+#: Largest number of pending handshakes.
 MOST_NEWCOMERS = 64
 _BACKLOG = 128
-#: Seconds that an earlier process may take to let go of the port.
+#: Seconds that an earlier process may take to release the port.
 PORT_PATIENCE = 15.0
 _PAUSE = 0.1
 
-#: Hears a newcomer until a deadline. It keeps the connection and returns, or raises; then the connection is closed.
+#: Authenticates a connection until a deadline. It keeps the connection and returns, or raises; then it is closed.
 OnConnection = Callable[[ssl.SSLSocket, float], None]
 
 
@@ -64,7 +64,7 @@ class Acceptor:
             LinkError: If the port cannot be listened on within `PORT_PATIENCE` seconds.
         """
         self._tls, self._on_connection, self._time_limit, self._most = tls, on_connection, time_limit, most
-        #: How many have come so far, whoever they are.
+        #: Number of connections so far, authenticated or not.
         self.num_accepted = 0
         self._newcomers: dict[int, _Newcomer] = {}
         self._lock = threading.Lock()
@@ -107,7 +107,7 @@ class Acceptor:
                     return
                 connection, address = self._listener.accept()
             except OSError:
-                if self._closed.wait(_PAUSE):  # out of file descriptors, or whoever came has left again
+                if self._closed.wait(_PAUSE):  # out of file descriptors, or the peer has left again
                     return
                 continue
             self._accept_one(number, connection, str(address[0]))
@@ -138,14 +138,14 @@ class Acceptor:
 
     def _handshake(self, number: int, guest: ssl.SSLSocket, deadline: float) -> None:
         is_in = False
-        # Strangers come and go, and a connection may be ended in the midst of its handshake. What a party did wrong,
-        # the greeter has noted.
+        # Any client may connect and fail, and a connection may be ended during its handshake. `on_connection` has
+        # recorded what a party did wrong.
         with contextlib.suppress(Exception):
             guest.settimeout(max(0.01, deadline - time.monotonic()))
             guest.do_handshake()
             self._on_connection(guest, deadline)
             is_in = True
-        self._forget(number)  # before it is closed: `hang_up` must not meet a descriptor that is another file's
+        self._forget(number)  # before it is closed: the descriptor may be another file's afterwards
         if not is_in:
             drop(guest)
 

@@ -16,8 +16,8 @@ from pbmvfl.deploy.link.tls import drop
 from pbmvfl.errors import LinkError
 
 # --- Frames on a stream of bytes: four bytes of length, then so many bytes ---
-# What a stranger sends is not believed: a length above the limit is refused before anything is kept for it, and memory
-# grows with the bytes that have come, not with those that are announced.
+# An announced length is not trusted: one above the limit is refused before memory is allocated, and memory grows with
+# the bytes received, not with the bytes announced.
 
 
 _LENGTH = struct.Struct(">I")
@@ -126,21 +126,20 @@ def _broken_is_not_late() -> Iterator[None]:
         raise
 
 
-# ---
-# One connection of a party, at the server: it never blocks, and keeps what has come and what still has to leave.
+# --- One connection of a party at the server: non-blocking, with buffers for both directions ---
 
 
-#: Bytes that are read at one go: then the others' turn comes, and deadlines are looked at.
+#: Bytes that are read at once, before other connections and deadlines get their turn.
 _AT_ONE_GO = 1 << 20
 _GONE = select.POLLRDHUP | select.POLLHUP | select.POLLERR | select.POLLNVAL
-#: Where Linux keeps the bytes that were acknowledged and received in `struct tcp_info`; its first byte is the state.
+#: Size of Linux's `struct tcp_info`, and the offset of its bytes acknowledged and received; byte 0 is the state.
 _TCP_INFO_BYTES, _ACKNOWLEDGED = 136, 120
-#: States in which the other end has said that nothing more comes: TIME_WAIT, CLOSE_WAIT, LAST_ACK, CLOSING.
+#: States after the other end's FIN: TIME_WAIT, CLOSE_WAIT, LAST_ACK, CLOSING.
 _SAID_GOODBYE = frozenset({6, 8, 9, 11})
 
 
-#: Where TCP_INFO has the milliseconds since the last acknowledgement; the state of a connection that is no more; and
-#: how long ago "just now" is, well below the silence after which the system gives a connection up.
+#: Offset of the milliseconds since the last acknowledgement; the state of a closed connection; and the largest age of
+#: "just now", well below the silence after which the system gives a connection up.
 _LAST_HEARD, _CLOSED, _JUST_NOW_MS = 56, 7, 2000
 
 
@@ -233,9 +232,8 @@ class Connection:
         except ssl.SSLWantWriteError:
             self._wants_write = True
         except (OSError, EOFError) as error:
-            self._broken = Broken(
-                ended=self._was_closed(error)
-            )  # the system says it once, and frames that came before count
+            # The system reports the error once, and frames that came before it count.
+            self._broken = Broken(ended=self._was_closed(error))
         if self._broken is not None and not frames:
             raise self._broken
         return frames
@@ -251,8 +249,8 @@ class Connection:
 
     def _was_closed(self, error: Exception) -> bool:
         """Return whether the peer closed or reset the connection, as an ending process does, or is unreachable."""
-        # TLS answers an end of file with an alert, and who has ended answers that with a reset, at any time: the state
-        # is looked at first, and errors once more after it.
+        # TLS answers an end of file with an alert, and an ended process answers that with a reset, at any time: so the
+        # state is read first, and the socket error once more after it.
         info = self._tcp_info()
         self._look_for_errors()
         if self._error:
@@ -260,8 +258,8 @@ class Connection:
         if isinstance(error, ConnectionResetError | BrokenPipeError):
             return True
         if isinstance(error, EOFError | ssl.SSLEOFError | ssl.SSLZeroReturnError):
-            # A reset may have come between two looks, and then reading took the error: what was heard a moment ago was
-            # no cut, which is seen after seconds of silence.
+            # A reset may have come between the two reads, which consumed the error. A peer that acknowledged a moment
+            # ago was not cut off: a cut is noticed after seconds of silence.
             (silent_ms,) = struct.unpack_from("=I", info, _LAST_HEARD)
             return info[0] in _SAID_GOODBYE or (info[0] == _CLOSED and silent_ms < _JUST_NOW_MS)
         return False

@@ -24,7 +24,7 @@ class Channel(IntEnum):
     END = 4  #: the work is over, and why; a party answers and leaves
 
 
-#: What a party does with a question: bytes in, bytes out; it never raises.
+#: Handler of a party's questions: bytes in, bytes out; it never raises.
 Handler = Callable[[Channel, bytes], bytes]
 
 
@@ -83,7 +83,7 @@ class PartyLink(Protocol):
     def close(self) -> None: ...
 
 
-# --- What every link knows of an answer that it waits for, whatever carries it ---
+# --- Pending replies, common to all links ---
 
 
 @dataclass(eq=False, kw_only=True)
@@ -95,14 +95,14 @@ class PendingReply:
 
     channel: Channel
     body: bytes
-    #: Seconds that the answer may take; and since when it is waited for.
+    #: Seconds that the answer may take, and the start of the wait.
     limit: float
     started: float
-    #: The question's number, once it could be sealed.
+    #: The question's number, once it was authenticated.
     number: int | None = None
-    #: Seconds in which the party was cut off, those of cuts that are over.
+    #: Seconds of disconnections that are over.
     cut: float = 0.0
-    #: Until when it is waited for while the party is there.
+    #: End of the wait while the party is connected.
     deadline: float = field(init=False)
 
     def __post_init__(self) -> None:

@@ -43,11 +43,11 @@ _CHALLENGE = struct.Struct(f">H{_CONTEXT_BYTES}s{_NONCE_BYTES}s{KEY_BYTES}s")
 _JOIN = struct.Struct(f">H{_CONTEXT_BYTES}sQ{KEY_BYTES}s")
 _HEAD = struct.Struct(">QB")
 Keyed = hashlib.blake2b
-#: What a question or answer is longer than its body.
+#: Bytes that authentication adds to a body.
 OVERHEAD = _HEAD.size + MAC_BYTES
 CHALLENGE_BYTES = _CHALLENGE.size + SIGNATURE_BYTES
 JOIN_BYTES = _JOIN.size + SIGNATURE_BYTES
-#: Questions to one party that wait for an answer; each was given up by whoever asked it, and is still the party's next.
+#: Largest number of unanswered questions to one party; each timed out at the server, and is still the party's next.
 MOST_UNANSWERED = 4
 
 
@@ -137,7 +137,7 @@ class PartyChannel:
         self.public = public
         self._keys = keys
         self._next = 1
-        #: By their numbers: those that have no answer yet, as they travel.
+        #: Frames without an answer, by number.
         self._unanswered: dict[int, bytes] = {}
 
     @property
@@ -217,7 +217,7 @@ class PartyMessageAuth:
         self._private = X25519PrivateKey.generate()
         self._server_public: bytes | None = None
         self._keys: _Keys | None = None
-        #: The last question's number and MAC, and the answer as it travels.
+        #: The last question's number and MAC, and the frame of its answer.
         self._last = 0
         self._last_mac = b""
         self._last_answer = b""

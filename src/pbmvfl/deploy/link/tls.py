@@ -20,13 +20,13 @@ from cryptography.x509.oid import NameOID
 from pbmvfl.errors import FederationError, LinkError
 
 # --- TLS 1.3 between sites, with the certificates of their kits and no others ---
-# Both ends show a certificate of the federation's own authority; the system's authorities count for nothing. A site's
-# name is its certificate's common name, as it stands there.
+# Both ends present a certificate of the federation's own authority; the system's authorities are not trusted. A site's
+# name is exactly its certificate's common name.
 
 
-#: Milliseconds after which bytes that nobody acknowledges end a connection.
+#: Milliseconds after which unacknowledged bytes end a connection.
 _USER_TIMEOUT = 3000
-#: A silent connection is asked after so many seconds, so often, so many times.
+#: Keepalive of an idle connection: first probe and interval in seconds, and number of probes.
 _KEEPALIVE_IDLE, _KEEPALIVE_INTERVAL, _KEEPALIVE_COUNT = 2, 1, 3
 
 
@@ -79,13 +79,13 @@ def _context(protocol: int, credentials: Credentials) -> ssl.SSLContext:
     context.check_hostname = False
     context.verify_mode = ssl.CERT_REQUIRED
     context.sslsocket_class = _Socket
-    # No session is ever resumed: every connection shows its certificate.
+    # Sessions are never resumed: every connection presents its certificate.
     context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_TICKET
     if protocol == ssl.PROTOCOL_TLS_SERVER:
         context.num_tickets = 0
     try:
         context.load_verify_locations(cafile=str(credentials.authority))
-        # A key with a passphrase would ask for it at a terminal that nobody watches.
+        # A key with a passphrase would prompt for it at an unattended terminal.
         context.load_cert_chain(str(credentials.certificate), str(credentials.private_key), password="")
     except (OSError, ValueError) as error:
         files = f"{credentials.certificate}, {credentials.private_key}, {credentials.authority}"
@@ -156,11 +156,10 @@ def drop(connection: socket.socket) -> None:
         connection.close()
 
 
-# ---
-# Certificates of a kit: whose they are, from when to when, who signed them, and words for what is wrong with them.
+# --- Certificates of a kit: their names, dates and issuer, and descriptions of what is wrong with them ---
 
 
-#: Days before the end from which on an operator is told.
+#: Days before expiry at which operators are warned.
 SOON = 30
 
 

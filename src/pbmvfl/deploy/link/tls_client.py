@@ -15,17 +15,17 @@ from pbmvfl.deploy.link.message_auth import OtherJob, PartyMessageAuth
 from pbmvfl.deploy.link.tls import common_name, drop, hang_up, prepare, wrap
 from pbmvfl.errors import LinkError
 
-# --- How a party stays connected: a thread that dials its server, watches the connection, and dials again ---
-# It watches also while the party works on a question, which may take minutes: a connection that breaks meanwhile is
-# replaced at once, and the server does not take the silence for a process that ended.
+# --- Dialer: a thread that connects to the server, watches the connection, and reconnects ---
+# It also watches while the party works on a question, which may take minutes: a connection that breaks meanwhile is
+# replaced at once, and the server does not take the silence for an ended process.
 
 
-#: The first byte of what the server says before a party is in.
+#: First byte of the server's messages before a party is admitted.
 CHALLENGE, WELCOME, REFUSED = b"C", b"W", b"R"
-#: Seconds that both ends have to show who they are.
+#: Seconds that both ends have to authenticate.
 TIME_LIMIT = 10.0
 _CONNECT_SECONDS = 1.0
-#: Seconds between attempts. Where nobody is reached they cost nobody anything, and a mended cable is found soon.
+#: Seconds between attempts. An unreachable server bears no cost of them, and a mended cable is found soon.
 _FIRST_PAUSE, _LONGEST_PAUSE, _LONGEST_PAUSE_UNREACHED = 0.05, 1.0, 0.25
 _LOOK_SECONDS = 0.5
 
@@ -53,10 +53,10 @@ class Dialer:
     ) -> None:
         self._address, self._tls, self._auth, self._server_name = address, tls, auth, server_name
         self._patience, self._ended_after, self._frame_limit = patience, ended_after, frame_limit
-        #: Guards what follows; whoever waits for a call, or for the end of one, is told.
+        #: Guards the fields below; notified when a call opens or ends.
         self._changed = threading.Condition()
         self._call: Call | None = None
-        #: Also those that are still read from; the thread that reads them closes them.
+        #: All calls that are not closed yet; the thread that reads them closes them.
         self._calls: list[Call] = []
         self._connecting: socket.socket | None = None
         self._failure: Exception | None = None
@@ -135,7 +135,7 @@ class Dialer:
                     self._calls.append(call)
                     self._changed.notify_all()
                 self._watch(call)
-        except Exception as error:  # whatever it is, somebody waits to be told
+        except Exception as error:  # any error is passed on to the thread that waits
             with self._changed:
                 self._failure = self._failure or error
                 self._changed.notify_all()
@@ -153,7 +153,7 @@ class Dialer:
                 if self._call is not call:  # reported
                     return
                 if found:
-                    self._call = None  # whoever reads it may go on with what has come
+                    self._call = None  # its reader may still consume the bytes received
                     return
 
     def _dial(self) -> Call:
@@ -170,8 +170,8 @@ class Dialer:
                 if self._was_welcome and time.monotonic() - refused_since >= self._ended_after:
                     raise LinkError("server: its process ended") from error
             except OtherJob as error:
-                # Before it was welcome: an earlier job may still be ending there. After that the port is another one's,
-                # and this job's server is gone; its ledger must not wait for the patience.
+                # Before the first welcome an earlier job may still be ending there. Afterwards the port belongs to
+                # another job, and this job's server is gone: this party's ledger must not stay locked for the patience.
                 reason = str(error)
                 refused_since = (refused_since or time.monotonic()) if self._was_welcome else None
                 if refused_since is not None and time.monotonic() - refused_since >= self._ended_after:
@@ -209,7 +209,7 @@ class Dialer:
             _said(frames.receive(guest, buffer, deadline=deadline), WELCOME)
         except BaseException:
             with self._changed:
-                self._connecting = None  # before it is closed: `hang_up` must not meet another file's descriptor
+                self._connecting = None  # before it is closed: the descriptor may be another file's afterwards
             drop(connection)
             raise
         self._was_welcome = True
@@ -251,20 +251,18 @@ def _words(error: Exception) -> str:
     return getattr(error, "strerror", None) or type(error).__name__
 
 
-# ---
-# The line at a party: it dials the server, answers what it is asked, and dials again when the connection breaks.
-#
-# Nothing comes in at a party: it only ever calls its own server, at one address. It gives up when the server cannot be
-# reached within the patience, when the server asks nothing for `idle` seconds, or at once when the server is another
-# one.
+# --- The link itself ---
+# A party accepts no connections: it only dials its own server, at one address. It gives up when the server cannot be
+# reached within the patience, when the server sends no question for `idle` seconds, or at once when the server is
+# another process.
 
 
-#: Seconds after the last answer in which the server may ask for it again.
+#: Seconds after the last answer in which the server may request it again.
 _LINGER = 2.0
-#: Frames that are not what they should be, one after the other, before the party lets go.
+#: Consecutive invalid frames before the party gives up.
 _MOST_FAULTS = 3
 
-#: Seconds in which what has come already is read.
+#: Seconds for reading bytes that have arrived already.
 _LAST_WORD = 0.1
 
 
@@ -296,7 +294,7 @@ class TlsPartyLink:
             frame_limit: Longest frame in bytes.
         """
         self._auth, self._patience, self._frame_limit = auth, patience, frame_limit
-        #: The server is silent while it waits for others: for their answers, and for those that are cut off.
+        #: The server is silent while it waits for other parties: for their answers, and for those that are cut off.
         self._idle = 3 * patience if idle is None else idle
         self._new_dialer = functools.partial(
             Dialer,
@@ -349,14 +347,14 @@ class TlsPartyLink:
                 while dialer.is_open(call) or len(call.buffer):
                     question = self._next(call, until=heard + self._idle)
                     channel, answer = self._auth.respond(question, handle)
-                    # The time that the handler took is this side's own, and no silence of the server.
+                    # The time that the handler took does not count as silence of the server.
                     heard, faults = time.monotonic(), 0
                     frames.send(call.connection, answer, deadline=heard + self._patience, limit=self._frame_limit)
                     if channel is Channel.END:
                         self._linger(dialer, call, handle)
                         return
                 self._hear_goodbye(call)
-                dialer.report(call)  # there is another one, or soon will be
+                dialer.report(call)  # the dialer has another call, or soon will
             except (_Silent, _Goodbye):
                 raise
             except LinkError:

@@ -28,7 +28,7 @@ from pbmvfl.deploy.link.tls_client import CHALLENGE, REFUSED, TIME_LIMIT, WELCOM
 from pbmvfl.errors import LinkError, PartyLost
 from pbmvfl.protocol.transport import Answers
 
-# --- The parties' places on the server's line, and the answers that are waited for there ---
+# --- State of each party's connection, and pending replies ---
 
 
 @dataclass(eq=False)
@@ -39,13 +39,13 @@ class PeerState:
     name: str
     channel: PartyChannel | None = None
     connection: Connection | None = None
-    #: Connected, and not yet taken up by whoever asks.
+    #: Authenticated connection that `ask` has not switched to yet.
     new_connection: Connection | None = None
-    #: When its connection was missed; and whether the other end closed it.
+    #: When the connection was lost, and whether the other end closed it.
     cut_since: float | None = None
     ended: bool = False
     faults: int = 0
-    #: Why it never comes back; and why it was last refused.
+    #: Why the party is lost for good, and why it was last refused; "" if it is not.
     lost_reason: str = ""
     last_refusal: str = ""
 
@@ -89,15 +89,13 @@ class TlsPendingReply(PendingReply):
         return f"no connection within {patience:g} seconds"
 
 
-# ---
-# The line at the server: a TLS 1.3 connection of each party, of our own, that carries everything that is said.
-#
-# Parties dial; the server asks. A connection that breaks is no event by itself: the party dials again, and the question
-# that has no answer is sent again as it was. Only two things lose a party: its process ended (the connection was closed
-# and nobody comes back), or its patience is over. The newest connection of a party counts.
+# --- The link itself: one TLS 1.3 connection for each party ---
+# Parties dial; the server asks. A broken connection is no event by itself: the party dials again, and the unanswered
+# question is sent again as it was. A party is lost only if its process ended (the connection was closed, and no new one
+# came), or if the patience is over. The newest connection of a party counts.
 
 
-#: Frames that are not what they should be, before a party is given up.
+#: Invalid frames before a party is given up.
 _MOST_FAULTS = 3
 
 
@@ -146,7 +144,7 @@ class TlsServerLink:
         self._auth, self._patience, self._ended_after, self._frame_limit = auth, patience, ended_after, frame_limit
         self._peers = [PeerState(index, name) for index, name in enumerate(parties)]
         self._by_name = {peer.name: peer for peer in self._peers}
-        #: Guards seats; whoever sits down tells it. `ask` is one thread's at a time.
+        #: Guards peer states; notified of new connections. `ask` is one thread's at a time.
         self._changed = threading.Condition()
         self._ask_lock = threading.Lock()
         self._closed = False
@@ -155,7 +153,7 @@ class TlsServerLink:
         self._waker.setblocking(False)
         self._messages_down = self._messages_up = self._redials = 0
         self._closed_sockets = (0, 0)
-        #: The party that went first and has not come back: when a job is ended, the others follow.
+        #: The first party that was lost and has not come back: when a job is ended, the others follow.
         self.first_lost = ""
         try:
             self._acceptor = Acceptor(listen=listen, tls=tls, on_connection=self._on_connection, time_limit=time_limit)
@@ -203,7 +201,7 @@ class TlsServerLink:
                 left = until - time.monotonic()
                 if left <= 0 or any(peer.lost_reason for peer in missing):
                     raise PartyLost({peer.index: peer.missing_reason(timeout) for peer in missing})
-                self._changed.wait(min(left, 0.5))  # one that leaves again tells nobody
+                self._changed.wait(min(left, 0.5))  # a party that leaves again does not notify
 
     def exchange(self, message: bytes, *, timeout: float | None = None) -> Answers:
         questions = dict.fromkeys(range(len(self._peers)), message)
@@ -249,7 +247,7 @@ class TlsServerLink:
             self._closed = True
             self._changed.notify_all()
         self._wake()
-        with self._ask_lock, self._changed:  # whoever asks has noticed
+        with self._ask_lock, self._changed:  # `ask` has returned
             for connection in self._connections():
                 connection.say_goodbye()
                 self._count_out(connection)
@@ -257,7 +255,7 @@ class TlsServerLink:
                 peer.connection = peer.new_connection = None
             self._wakes.close()
             self._waker.close()
-        self._acceptor.close()  # last, so that nobody who is in is taken for a newcomer, and all hear the goodbye
+        self._acceptor.close()  # last: every admitted party gets its close_notify first
 
     # --- asking ---
 
@@ -285,7 +283,7 @@ class TlsServerLink:
         except LinkError as error:
             peer.lost_reason = str(error)
             return
-        if pending.number > before and peer.connection is not None:  # otherwise it is on its way already
+        if pending.number > before and peer.connection is not None:  # otherwise it was sent already
             peer.connection.put(question)
 
     def _switch_connection(self, peer: PeerState, pending: TlsPendingReply) -> None:
@@ -367,7 +365,7 @@ class TlsServerLink:
         peer.cut_since, peer.ended = time.monotonic(), ended
         self.first_lost = self.first_lost or peer.name
 
-    # --- newcomers: in threads of the door ---
+    # --- new connections: in threads of the acceptor ---
 
     def _on_connection(self, connection: ssl.SSLSocket, deadline: float) -> None:
         """Authenticate a new connection, in a thread of the acceptor.

@@ -21,11 +21,10 @@ from pbmvfl.crypto.key_exchange import IDENTITY_BYTES, Identity
 from pbmvfl.deploy.site.federation_file import FILE, FederationFile
 from pbmvfl.errors import FederationError
 
-# ---
-# Small zip files that organisations send each other: exact names, bounded sizes, read in memory, never unpacked.
+# --- Zip bundles between organisations: exact names, bounded sizes, read in memory, never unpacked ---
 
 
-#: Of a parcel, and of each file in it, in bytes. Certificates and keys have about 2,000.
+#: Largest bundle, and largest member, in bytes. Certificates and keys have about 2,000.
 LARGEST = 1_000_000
 LARGEST_MEMBER = 250_000
 #: Zip files carry dates; these do not, so that the same content is the same bytes.
@@ -85,18 +84,16 @@ def read_zip_bundle(path: Path, names: set[str]) -> dict[str, bytes]:
 
 def _read(bundle: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
     with bundle.open(info) as member:
-        # Whatever the header says of its size.
+        # The size in the header is not trusted.
         content = member.read(LARGEST_MEMBER + 1)
     if len(content) > LARGEST_MEMBER:
         raise FederationError(f"{info.filename} is larger than it says; ask for it again")
     return content
 
 
-# ---
-# What organisations send the authority, and what comes back: texts with public keys only, checked before use.
-#
-# A request is signed by the identity that it names, so nobody can ask in another's name with another's identity. What
-# comes back holds everybody's identity; that they are the true ones is what the fingerprint is for.
+# --- Requests to the authority, and its replies: texts with public keys only, checked before use ---
+# A request is signed by the identity that it names, so that no organisation can use another's identity. The reply holds
+# all identities; the fingerprint proves that they are the true ones.
 
 
 FORMAT = 1

@@ -29,7 +29,7 @@ from pbmvfl.deploy.site.federation_file import FILE, FederationFile
 from pbmvfl.errors import FederationError
 
 PINS, IDENTITY, WHO = "pins.json", "identity.key", "organisation.json"
-#: Of runs and alignments: they become names of folders.
+#: Names of runs and alignments, which become folder names.
 NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,59}")
 
 

@@ -14,10 +14,8 @@ from pbmvfl.deploy.site.folder import check_name
 from pbmvfl.errors import FederationError, OrderError, PlanError, RunFolderError
 from pbmvfl.plan.plan import Plan
 
-# --- What a job asks its sites to do ---
-# Parameters only: names and public numbers, in one exact form.
-#
-# It travels as one text, and whatever is not of this form is refused before any process of the job exists.
+# --- Job spec: names and public numbers, in one exact form ---
+# It travels as one text. Any other text is refused before any process of the job exists.
 
 
 FORMAT = 1
@@ -30,7 +28,7 @@ class Work(StrEnum):
 
     ALIGN = "align"  #: find the common rows, and put them in one order
     TRAIN = "train"  #: run a plan
-    PREDICT = "predict"  #: ask the model that a run trained
+    PREDICT = "predict"  #: predict with the model that a run trained
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +39,7 @@ class JobSpec:
     federation: str
     #: The alignment that is made, trained on, or predicted.
     alignment: str
-    #: The run that is trained, or whose model is asked; empty where rows are aligned.
+    #: The run that is trained, or whose model predicts; empty where rows are aligned.
     run: str = ""
     #: By which checkpoints and ledgers know the run, 8 bytes in hexadecimal; empty where rows are aligned.
     run_id: str = ""

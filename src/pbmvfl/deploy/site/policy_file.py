@@ -60,7 +60,7 @@ class DataSource:
     id: str
     #: None: all but the id and the label.
     columns: tuple[str, ...] | None = None
-    #: What `pbmvfl schema` writes; None: columns are numbers.
+    #: Schema file, as `pbmvfl schema` writes it; None: columns are numbers.
     schema: Path | None = None
     #: The name that the ledger counts under; of parties.
     dataset: str = ""
@@ -121,7 +121,7 @@ class PolicyFile:
     plan: Mapping[str, Any] = field(default_factory=dict)
     runs: RunRules = field(default_factory=RunRules)
     metrics_port: int | None = None
-    #: What is not wrong, and should be looked at.
+    #: Remarks about valid settings that deserve the owner's attention.
     notes: tuple[str, ...] = ()
 
     @classmethod
@@ -211,7 +211,7 @@ def _check_rights(path: Path) -> tuple[str, ...]:
     try:
         found = os.stat(path)
     except OSError:
-        return ()  # reading it says why
+        return ()  # reading the file reports why
     mode = found.st_mode & 0o777
     if mode & 0o022:
         raise PolicyFileError(

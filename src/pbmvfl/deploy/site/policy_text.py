@@ -20,7 +20,7 @@ from pbmvfl.privacy.units import Accounting
 # --- What a policy accepts, in words for its owner; and whether what it names is there ---
 
 
-#: Above this an epsilon protects nobody in practice.
+#: Largest epsilon that gives practical protection.
 _LARGE = 20.0
 
 
@@ -145,11 +145,10 @@ def faults_of(data: DataSource) -> list[str]:
     return []
 
 
-# ---
-# A policy.toml to start from: everything that can stand in one, with what it means; most of it is commented out.
+# --- Templates of policy.toml: every setting with its meaning, most of them commented out ---
 
 
-#: Where comments begin.
+#: Column of the comments.
 _MARGIN = 32
 _Lines = list[tuple[str, str] | str]
 

@@ -15,9 +15,9 @@ from pbmvfl.errors import FederationError, LinkError
 
 _TIMEOUT = 10.0
 _AGAIN = 0.2
-#: Of a server that hangs up.
+#: Attempts with a server that closes the connection.
 _TRIES = 5
-#: What TLS calls a certificate that is not taken, besides all that begins with "certificate".
+#: TLS alerts for a refused certificate, besides all that begin with "certificate".
 _REFUSALS = ("UNKNOWN_CA", "BAD_CERTIFICATE", "UNSUPPORTED_CERTIFICATE", "ACCESS_DENIED", "HANDSHAKE_FAILURE")
 #: OpenSSL's numbers for what may be wrong with a certificate (x509_vfy.h).
 _NOT_YET, _EXPIRED = 9, 10
@@ -48,7 +48,7 @@ def check_server(site_folder: SiteFolder, *, wait: float = 0.0) -> None:
                 _handshake(context, plain, site_folder)
             return
         except OSError as error:
-            # A server that refuses may hang up so fast that its reason is lost on the way; the next try may get it.
+            # A server that refuses may close so fast that its alert is lost; the next attempt may receive it.
             hung_up += isinstance(error, _HungUp)
             if time.monotonic() >= until and not 0 < hung_up < _TRIES:
                 raise LinkError(_unreached(federation.host, federation.port, error)) from error
@@ -66,7 +66,7 @@ def _handshake(context: ssl.SSLContext, plain: socket.socket, site_folder: SiteF
             connection.do_handshake()
         except ssl.SSLCertVerificationError as error:
             raise FederationError(f"{where}: {_refused(error)}") from error
-        except ssl.SSLEOFError as error:  # as when it goes down just now
+        except ssl.SSLEOFError as error:  # for example, a server that is shutting down
             raise ConnectionResetError("it hung up during the handshake") from error
         except ssl.SSLError as error:
             raise FederationError(f"{where} speaks no TLS 1.3 that this kit understands: {error.reason}") from error
@@ -77,8 +77,8 @@ def _handshake(context: ssl.SSLContext, plain: socket.socket, site_folder: SiteF
                 "machine"
             )
         try:
-            # With TLS 1.3 a server looks at our certificate after the handshake looks done here. Told that nothing will
-            # come, it hangs up, or says what it did not like. Not the TLS socket's own shutdown: that forgets TLS.
+            # With TLS 1.3 a server checks our certificate after the handshake is complete at this side. After our FIN
+            # it closes, or sends an alert. The TLS socket's own shutdown would drop the TLS state, so it is not used.
             socket.socket.shutdown(connection, socket.SHUT_WR)
             connection.recv(1)
         except ssl.SSLError as error:
@@ -89,7 +89,7 @@ def _handshake(context: ssl.SSLContext, plain: socket.socket, site_folder: SiteF
                     "federation, or expired by the server's clock; ask its organisation"
                 ) from error
         except TimeoutError:
-            pass  # it waits for more: it has nothing against us
+            pass  # it waits for data: the certificate was accepted
         except OSError as error:
             raise _HungUp(str(error)) from error
 
