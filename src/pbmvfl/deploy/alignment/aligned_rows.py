@@ -55,7 +55,7 @@ _KINDS = {
     "rows_bytes": int,
     "rows_sha256": str,
 }
-#: Room that must be left on the disk beyond what is written.
+#: Free disk space that must remain after writing.
 _SPARE_BYTES = 64 << 20
 
 
@@ -84,7 +84,7 @@ def materialise_labels(table: LabelTable, order: AgreedOrder, folder: Path) -> A
     return AlignedLabels.load(folder, quick=True)
 
 
-# --- what was written ---
+# --- aligned rows ---
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -151,9 +151,9 @@ class AlignedRows(_Aligned):
 class AlignedLabels(_Aligned):
     """The label holder's rows in the common order."""
 
-    #: None: these rows are there to be predicted.
+    #: Class of each row; None for rows to predict.
     labels: npt.NDArray[np.int64] | None
-    #: All that occur in its table.
+    #: All classes that occur in the table.
     class_names: tuple[str, ...]
 
     @classmethod
@@ -253,7 +253,7 @@ def _making(folder: Path, *, room: int) -> Iterator[None]:
     _check_free(folder)
     try:
         make_private_folder(folder)
-        _remove(folder)  # of a killed process
+        _remove(folder)  # left by a killed process
         free = shutil.disk_usage(folder).free
         if free < room + _SPARE_BYTES:
             raise AlignmentError(

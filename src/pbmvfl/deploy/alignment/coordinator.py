@@ -46,7 +46,7 @@ __all__ = [
     "PartySideAlignment",
 ]
 
-#: Called with how much is done, and of how much.
+#: Called with the steps done and their total.
 Progress = Callable[[int, int], None]
 
 
@@ -57,7 +57,7 @@ class PartyRecord:
     count: int
     width: int
     form: IdForm
-    #: How many of the label holder's ids it has.
+    #: Number of the label holder's ids that the party has.
     common: int
 
 
@@ -190,7 +190,7 @@ class _Work:
     def _fault(self, index: int, words: object) -> AlignmentError:
         return AlignmentError(f"party={self._names[index]}: {words}")
 
-    # --- who has which ids ---
+    # --- intersection ---
 
     def _begin(self) -> tuple[list[PartyFacts], list[SharedKey]]:
         own = [OrderKey() for _ in self._names]
@@ -285,7 +285,7 @@ class _Work:
             return ""
         return f" (they are {other.words} there and {self._ids.form.words} here: were leading zeros lost?)"
 
-    # --- in which order ---
+    # --- common order ---
 
     def _agree(self, rows: Rows, shared: Sequence[SharedKey], records: Mapping[str, PartyRecord]) -> Alignment:
         """Send all parties the order, and check that all have the same."""

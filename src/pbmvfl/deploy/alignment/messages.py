@@ -32,14 +32,14 @@ from pbmvfl.deploy.site.folder import NAME
 from pbmvfl.errors import AlignmentError
 
 VERSION = 1
-#: Of a keyed digest of an id. Two ids of 10 million share one with probability below 2^-80.
+#: Length of an id's keyed digest. Among 10 million ids, two share one with probability below 2^-80.
 TAG_BYTES = 16
 #: Digests in one message.
 ORDER_CHUNK = 65_536
 SHARE_BYTES = 32
-#: In bytes. Enough for a sentence, too little to carry anything else.
+#: Longest refusal in bytes: enough for a sentence, too little to carry anything else.
 LONGEST_WORDS = 400
-#: Of a list of ids, and of columns.
+#: Largest number of ids, and of columns.
 LARGEST_COUNT, LARGEST_WIDTH = 1 << 31, 1 << 20
 
 _HEAD = struct.Struct("<BBI")  # version, kind, number of the chunk
@@ -116,7 +116,7 @@ class PartyFacts:
     """A party's opening facts. All of them are public in a federation."""
 
     count: int
-    #: Numbers that one of its rows becomes.
+    #: Number of values that a row becomes.
     width: int
     form: IdForm
     share: bytes
@@ -174,7 +174,7 @@ def read_answer(answer: bytes, party: str) -> bytes:
     raise AlignmentError(f"party={party} answered with {len(answer)} bytes that are no answer; is it another version?")
 
 
-# --- the key that both sides have ---
+# --- shared key ---
 
 
 class OrderKey:
@@ -190,7 +190,7 @@ class OrderKey:
     def with_share(self, other: bytes, *, label_share: bytes, party_share: bytes, party: str) -> SharedKey:
         try:
             secret = self._private.exchange(X25519PublicKey.from_public_bytes(other))
-        except ValueError:  # a share of low order: the key would be known to everybody
+        except ValueError:  # a share of low order would make the key public
             raise AlignmentError("the key share is none") from None
         info = b"pbmvfl alignment 1\0" + label_share + party_share + party.encode()
         made = HKDF(algorithm=hashes.SHA256(), length=2 * KEY_BYTES, salt=None, info=info).derive(secret)

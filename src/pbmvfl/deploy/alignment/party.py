@@ -84,9 +84,9 @@ class PartySideAlignment:
         self._agreed: AgreedOrder | None = None
         self._over = False
         self._last: tuple[bytes, bytes] | None = None
-        #: Whether the rows are written: the alignment is complete here.
+        #: True once the rows are written and the alignment is complete here.
         self.kept = False
-        #: What the owner would find in the log about a refusal. Never sent.
+        #: Last error, for the owner's log only; never sent.
         self.last_error: Exception | None = None
 
     def __call__(self, channel: Channel, data: bytes) -> bytes:
@@ -104,7 +104,7 @@ class PartySideAlignment:
         except Exception as error:
             self._over, self.last_error = True, self.last_error or error
             self.close()
-            # Its own errors speak of messages, counts and limits alone; those of files and programs do not.
+            # Errors of this class mention only messages, counts and limits, so they may be sent; other errors may not.
             answer = refused(str(error) if isinstance(error, AlignmentError) else _FAULT)
             _log.warning("alignment refused: %s", error)
         self._last = (bytes(data), answer)
@@ -136,7 +136,7 @@ class PartySideAlignment:
             case _:
                 return self._receive_keep(question)
 
-    # --- who has which ids ---
+    # --- intersection ---
 
     def _receive_begin(self, question: Question) -> bytes:
         begin = Begin.from_body(question.body)
@@ -182,7 +182,7 @@ class PartySideAlignment:
             raise AlignmentError(f"REQUEST {question.number}: for {begin.count:,} ids there are fewer")
         return self._psi.response(points_of(question.body, chunk_size(begin.count, question.number)))
 
-    # --- in which order ---
+    # --- common order ---
 
     def _receive_order(self, question: Question, begin: Begin) -> bytes:
         """Find rows by their keyed digests. An unknown digest would be a false match, or a guess."""
@@ -197,7 +197,7 @@ class PartySideAlignment:
         if self._tags is None:
             self._tags = _Tags(b"".join(self._shared.tag(each) for piece in self._ids.pieces() for each in piece))
         rows = self._tags.rows_of(body)
-        if (rows < 0).any():  # how many would answer more guesses than one
+        if (rows < 0).any():  # their number would answer more than one guess
             raise AlignmentError("the order has rows that this party lacks; nothing was kept")
         self._rows.append(rows)
         return b""
@@ -221,7 +221,7 @@ class PartySideAlignment:
             raise AlignmentError("KEEP before AGREE")
         try:
             self._keep(self._agreed)
-        except Exception as error:  # of files and disks, whatever its kind: for the owner alone
+        except Exception as error:  # errors of files and disks are for the owner alone
             self.last_error = error
             raise AlignmentError(_FAULT) from error
         self.kept = True

@@ -105,7 +105,7 @@ class PsiServer:
 
     def _setup(self, ids: Sequence[str]) -> bytes:
         raw = self._psi.DataStructure.RAW
-        # The rate of false matches is for filters; there is none.
+        # The rate of false matches applies to filters, which are not used.
         made = self._each.object().CreateSetupMessage(1e-9, max(1, len(ids)), list(ids), raw)
         return b"".join(made.raw.encrypted_elements)
 

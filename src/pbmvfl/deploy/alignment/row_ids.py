@@ -122,7 +122,7 @@ def _as_arrow(values: Any, where: str) -> Any:
             column = values
         else:
             column = pa.array(list(values))
-    except (pa.ArrowException, TypeError, ValueError, OverflowError, UnicodeError):  # its words may have an id in them
+    except (pa.ArrowException, TypeError, ValueError, OverflowError, UnicodeError):  # its text may contain an id
         raise AlignmentError(f"{where}: its ids are of different types, or no text; {permitted}") from None
     if isinstance(column, pa.ChunkedArray):  # what has no chunks stays one
         column = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], type=column.type)
@@ -145,9 +145,9 @@ class AgreedOrder:
     """Result of an alignment at an organisation: which of its rows, in which order."""
 
     name: str
-    #: Numbers of rows of its own table.
+    #: Row numbers of the organisation's own table.
     rows: Rows
-    #: The same for everybody.
+    #: Key of the alignment, which all members have.
     key: bytes
     digest: bytes
 

@@ -97,7 +97,7 @@ class LabelRows:
 
     aligned: AlignedLabels
     label: str | None
-    #: Numbers that a row becomes, of each party in federation.toml's order.
+    #: Number of values that a row becomes at each party, in federation.toml's order.
     widths: tuple[int, ...]
 
     @classmethod

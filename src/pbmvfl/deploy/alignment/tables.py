@@ -24,7 +24,7 @@ from pbmvfl.data.schema import Schema, read_schema
 from pbmvfl.deploy.alignment.row_ids import RowIds
 from pbmvfl.errors import AlignmentError
 
-#: Faults after which the rest of a file is not looked at.
+#: Faults after which the rest of a file is skipped.
 _ENOUGH_FAULTS = 20
 
 
@@ -118,7 +118,7 @@ def _read_through(
     rules, columns, texts, start = dict(said.rules), None, [], 0
     for batch in read_batches(source, usable, rules, faults, as_text=(id,)):
         place = Place(file=source.file, numbers=np.arange(start, start + batch.num_rows))
-        if columns is None:  # what the schema does not say, the first rows do by their type
+        if columns is None:  # columns without a schema get their rules from the types of the first rows
             own = [resolved(name, said, batch.column(name), place, faults) for name in usable if name != id]
             columns = PartyColumns(party=party, rules=tuple(rule for rule in own if rule is not None))
             rules.update({rule.name: rule for rule in columns.rules})

@@ -30,26 +30,26 @@ from pbmvfl.plan.plan import Plan
 
 log = logging.getLogger(__name__)
 
-#: A run name's first plan and number, and how often it was taken up.
+#: The plan and run id that a run name stands for, and how often it was accepted.
 BOUND = "bound.json"
-#: Of a party: how many alignments were made here.
+#: Number of alignments at this party.
 ALIGNMENTS_MADE = "alignments.json"
-#: `federation.model_files.INDEX`, which is not imported here: torch would come with it, into a process that only looks.
+#: `federation.model_files.INDEX`; importing it would load torch into a process that only checks.
 MODEL_INDEX = "part.json"
 #: `federation.model_files.WEIGHTS_FILE`, and the flag in it that `party.weights_are_charged` reads, for the same
 #: reason.
 WEIGHTS_FILE, PUBLIC_START = "weights.safetensors", "run.public_start"
-#: Beside it, where a party keeps what it has answered.
+#: Folder beside it with a party's stored answers.
 ANSWERS = "answers"
-#: Rounds that are looked ahead over: some seconds. A longer run is ended by the limit itself, when it is there.
+#: Longest run that is forecast, which takes seconds. A longer run is ended by the limit itself when it is reached.
 FORESEEN_ROUNDS = 50_000
-#: Rows whose ids are read in the process that is there all the time; a job's own process reads them however many.
+#: Largest number of row ids that the site's long-lived process reads; a job's own process has no such bound.
 FORESEEN_ROWS = 200_000
 _LOCK = "admission.lock"
 PRIVATE_REASON = "this site cannot take the order now; its operators find the reason in their log"
 
-#: The ids of an order's rows, as this party's book knows them: those that are trained on, and those that are predicted.
-#: None where there are none.
+#: Reads the ids of a job's rows, as this party's ledger knows them: training rows, and predicted rows; None where there
+#: are none.
 RowIds = Callable[[SiteFolder, JobSpec], tuple[Sequence[str] | None, Sequence[str] | None]]
 
 
@@ -77,7 +77,7 @@ def admit(site_folder: SiteFolder, spec: JobSpec, now: datetime, *, row_ids: Row
             _check_alignments(site_folder, spec, policy)
             if site_folder.is_server:
                 return
-            with own_ledger(site_folder, policy):  # a party that cannot keep a book takes part in nothing
+            with own_ledger(site_folder, policy):  # a party without a working ledger takes part in nothing
                 return
         if not site_folder.alignment(spec.alignment).is_dir():
             raise OrderError(
@@ -142,7 +142,7 @@ def _redact_other_errors() -> Iterator[None]:
         raise PolicyError(PRIVATE_REASON) from error
 
 
-# --- what everybody checks ---
+# --- checks of every site ---
 
 
 def _check_federation(site_folder: SiteFolder, spec: JobSpec) -> None:
@@ -245,7 +245,7 @@ def _alignments_made(site_folder: SiteFolder) -> int:
 def _check_alignments(site_folder: SiteFolder, spec: JobSpec, policy: PolicyFile) -> None:
     for folder in sorted((site_folder.path / "runs").glob("*")):
         known = _read_binding(folder)
-        if known is not None and known["alignment"] == spec.alignment:  # it would go on with other rows
+        if known is not None and known["alignment"] == spec.alignment:  # the run would resume with other rows
             raise OrderError(
                 f"alignment={spec.alignment}: run={folder.name} was begun here with these rows; choose another name"
             )
@@ -255,7 +255,7 @@ def _check_alignments(site_folder: SiteFolder, spec: JobSpec, policy: PolicyFile
         )
 
 
-# --- what a party checks ---
+# --- checks of a party ---
 
 
 def _check_party(site_folder: SiteFolder, spec: JobSpec, policy: PolicyFile, row_ids: RowIds | None) -> None:
@@ -270,8 +270,8 @@ def _check_party(site_folder: SiteFolder, spec: JobSpec, policy: PolicyFile, row
                 f"run={spec.run} has had {len(begun)} sessions: the policy permits {policy.runs.sessions}; train "
                 "under another name"
             )
-        # A training that goes on was looked at when it was begun, and at which round it goes on is not known yet. Rows
-        # that were answered before get the same answer for nothing, and which those are only a party knows.
+        # A resumed run was forecast when it began, and the round at which it resumes is not known yet. Rows that were
+        # predicted before get the same answer at no charge, and only the party itself knows which those are.
         resumes = bool(begun) if spec.work is Work.TRAIN else (site_folder.model(spec.run) / ANSWERS).is_dir()
         if row_ids is not None and not policy.runs.until_limit and not resumes:
             _look_ahead(site_folder, spec, policy, ledger, row_ids)
@@ -296,7 +296,7 @@ def begins_publicly(policy: PolicyFile, plan: Plan, part: Path | None = None) ->
             flag = file.get_tensor(PUBLIC_START)
             return bool(flag.size == 1 and flag.all())
     except (OSError, SafetensorError):
-        return False  # nothing says that they are
+        return False  # there is no evidence that they are charged
 
 
 def _look_ahead(site_folder: SiteFolder, spec: JobSpec, policy: PolicyFile, ledger: Ledger, row_ids: RowIds) -> None:
@@ -310,7 +310,7 @@ def _look_ahead(site_folder: SiteFolder, spec: JobSpec, policy: PolicyFile, ledg
     found = ledger.forecast(
         dataset=policy.data.dataset,
         plan=plan,
-        run="" if spec.work is Work.PREDICT else spec.run_id,  # each question is a run of its own
+        run="" if spec.work is Work.PREDICT else spec.run_id,  # each prediction is a run of its own
         public_start=begins_publicly(policy, plan, site_folder.model(spec.run)) is True,
         train_ids=train,
         test_ids=test,

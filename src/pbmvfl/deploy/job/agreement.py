@@ -21,9 +21,9 @@ from pbmvfl.deploy.site.job_spec import JobSpec
 from pbmvfl.errors import AlignmentError, FederationError
 
 CHALLENGE_BYTES = 32
-#: In bytes. Facts are a few hundred.
+#: Longest message in bytes; facts have a few hundred.
 _LONGEST = 10_000
-#: What each fact is called in a sentence.
+#: Name of each fact in messages.
 _WORDS = {
     "version": "pbmvfl version",
     "protocol": "protocol version",
@@ -85,8 +85,8 @@ class Answer:
 
     facts: Mapping[str, str]
     proof: bytes
-    #: Its own word that all its weights know of rows was charged: the label holder's account of the run follows it, and
-    #: the party's ledger does not.
+    #: The party's declaration that all its weights know of rows was charged. The label holder's account of the run
+    #: relies on it; the party's ledger does not.
     public_start: bool = False
     refused: str = ""
 

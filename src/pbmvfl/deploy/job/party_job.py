@@ -47,7 +47,7 @@ from pbmvfl.wire.messages import Message, MessageKind
 from pbmvfl.wire.refusals import Refusal, RefusalCode
 
 _log = logging.getLogger(__name__)
-#: Called with (what it does, completed rounds) when either changes.
+#: Called with (state, completed rounds) when either changes.
 OnProgress = Callable[[str, int], None]
 
 
@@ -62,13 +62,13 @@ class PartySite:
         self._rows: AlignedRows | None = None
         self._aligning: PartySideAlignment | None = None
         self._taken_up = False
-        #: Whether the server's facts were this party's own, the last time it was asked.
+        #: True if the server's facts equalled this party's own at the last set-up question.
         self._agreed = False
         self._one_at_a_time = threading.Lock()
         self._closing = threading.Lock()
-        #: How the server said that the work ended; None before it did.
+        #: Ending that the server sent; None before.
         self.ended: dict[str, Any] | None = None
-        #: For the owner alone: what was wrong last.
+        #: Last error, for the owner's log only; never sent.
         self.last_error: Exception | None = None
 
     def handle(self, channel: Channel, body: bytes) -> bytes:
@@ -204,7 +204,7 @@ class PartySite:
         if party is None or not self._agreed:
             return _refusal(self._site_folder.index, "nothing was agreed on yet: set-up comes first")
         if self._spec.work is Work.TRAIN and (other := _starts_run(body)) not in ("", self._spec.run_id):
-            # The book counts sessions by their run, and checkpoints are known by it.
+            # Both the ledger's session count and the checkpoints are keyed by the run.
             return _refusal(self._site_folder.index, f"run={other}: this party was asked for run {self._spec.run_id}")
         answer = party.receive(body)
         if party.last_error is not None:

@@ -35,17 +35,15 @@ from pbmvfl.protocol.server import Server
 from pbmvfl.protocol.session import Meter, drive
 from pbmvfl.training.encoders import own_generator
 
-# ---
-# Warming up: a tiny federation of the same kind of plan, in this process, before the first round of the real one.
-#
-# The first use of torch's optimisers, of gradients row by row and of compiled loops takes seconds; in a round that
-# others wait for, a timeout. The tiny one has made-up rows, keys of its own, no ledger and no files. It leaves nothing
-# behind but code that is loaded: every random stream of a run is drawn from the run's own seed, keys or entropy, and
-# torch's global generator is put back as it was.
+# --- Warm-up: a tiny federation of the same kind of plan, in this process, before the first real round ---
+# The first use of torch's optimisers, of per-row gradients and of compiled loops takes seconds, which could time out a
+# round. The tiny federation has made-up rows, keys of its own, no ledger and no files. It leaves nothing behind but
+# loaded code: every random stream of a run is drawn from the run's own seed, keys or entropy, and torch's global
+# generator is restored.
 
 
 _PARTIES, _COLUMNS, _BATCH = 2, 3, 4
-#: Sides of pictures: small ones take the same layers.
+#: Shape of made-up pictures: small ones run the same layers.
 _PICTURE = (1, 16, 16)
 _PICTURE_ENCODERS = frozenset({"multiview-conv", "resnet18", "resnet18-batchnorm"})
 
@@ -182,7 +180,7 @@ class PartyJob:
                 report.state("joining")
                 self._link.serve(site.handle)
         except Exception as error:
-            # Nobody else would see it: NVFlare only sees that the thread is over.
+            # The error would be lost: NVFlare only sees that the thread is over.
             if not self._stopped.is_set():
                 report.failed(error)
                 if not isinstance(error, PbmvflError):
@@ -214,7 +212,7 @@ class ServerJob:
         """Run the job to its end, and keep its result in `result`."""
         report = ServerReport(self._site_folder, self._spec, self._job)
         try:
-            if self._link is None:  # first of all: parties that are ready sooner find somebody who listens
+            if self._link is None:  # first, so that parties which are ready sooner can connect
                 self._link = server_tls_link(self._site_folder, self._job)
             report.progress(Progress(state="warming up"))
             prepare_process()

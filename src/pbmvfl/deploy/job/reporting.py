@@ -22,13 +22,13 @@ from pbmvfl.ledger.limits import Limit
 from pbmvfl.ledger.spending import spending
 from pbmvfl.privacy.units import Adversary
 
-# --- What a party's ledger has charged against each limit of its owner, for its status ---
+# --- Spending of each limit of a party's owner, for its status ---
 
 
-#: In seconds between two looks at least; and how much longer than a look the time to the next one is: reading the book
-#: of 500,000 named rows takes 1 to 4 s, in which rounds are slower.
+#: Shortest pause between two reads in seconds, and the ratio of pause to reading time: reading the ledger of 500,000
+#: named rows takes 1 to 4 s, in which rounds are slower.
 SHORTEST_PAUSE, SHARE = 10.0, 20.0
-#: In seconds: a job does not wait longer than about this for its last look.
+#: Approximate longest wait of a job for its last read, in seconds.
 _LONGEST_LAST_LOOK = 5.0
 
 
@@ -44,7 +44,7 @@ def limits_spent(ledger: Path, dataset: str) -> tuple[EpsilonSpent, ...]:
         return ()
     try:
         return tuple(_spent(book, dataset, limit) for limit in book.limits(dataset))
-    except (PbmvflError, OSError):  # it changes while it is read; the next time will do
+    except (PbmvflError, OSError):  # it changed while it was read; the next read will succeed
         return ()
     finally:
         book.close()
@@ -57,7 +57,7 @@ class SpentWatch:
         self._status, self._ledger, self._dataset, self._pause = status, ledger, dataset, pause
         self._closed = threading.Event()
         self._took = 0.0
-        # Daemon: a thread that is none holds a job's process at its end.
+        # A thread that is no daemon would keep a job's process alive at its end.
         self._thread = threading.Thread(target=self._watch, name="pbmvfl-spent", daemon=True)
         self._thread.start()
 
@@ -77,7 +77,7 @@ class SpentWatch:
         began = time.monotonic()
         found = limits_spent(self._ledger, self._dataset)
         self._took = time.monotonic() - began
-        if found:  # a book that cannot be read now keeps what it said before
+        if found:  # while the ledger is unreadable, the last values stay
             self._status.spent(found)
 
 
@@ -161,11 +161,11 @@ class PartyReport(_Report):
         super().__init__(site_folder, spec, job, Role.PARTY)
         self._begun = False
         self._spent: SpentWatch | None = None
-        with contextlib.suppress(PbmvflError, OSError):  # the job itself says what is wrong with the policy
+        with contextlib.suppress(PbmvflError, OSError):  # the job itself reports a faulty policy
             self._spent = SpentWatch(self._status, site_folder.ledger, PolicyFile.read(site_folder).dataset)
 
     def progress(self, state: str, completed: int) -> None:
-        if not self._begun and completed:  # before the first round nobody knows where a run goes on
+        if not self._begun and completed:  # the round at which a run resumes is unknown before
             self._begun = True
             event = Event.FIRST_ROUND if completed == 1 else Event.RESUMED
             self._log.say(event, round=completed - 1, rounds=self._status.now.rounds_total)

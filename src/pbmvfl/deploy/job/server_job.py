@@ -48,9 +48,9 @@ from pbmvfl.wire.refusals import RefusalCode
 from pbmvfl.wire.traffic import Traffic
 
 _log = logging.getLogger(__name__)
-#: Seconds that parties have to come to a job, and to make themselves ready.
+#: Seconds that parties have to join a job, and to get ready.
 JOIN_SECONDS, SETUP_SECONDS = 60.0, 120.0
-#: Refusals that another job may not meet again: a file in use, a full disk.
+#: Refusals that may not recur in another job: a file in use, a full disk.
 _MAY_PASS = (RefusalCode.LEDGER, RefusalCode.FAULT)
 
 
@@ -139,7 +139,7 @@ class ServerSite:
             job_result = self._job_result(Ending.FAILED, self._why_closed() or str(error))
         except FederationError as error:
             job_result = self._job_result(Ending.REFUSED, str(error))
-        except PbmvflError as error:  # of its own files: what to do stands in the words, and where is said here
+        except PbmvflError as error:  # about its own files: the text has what to do, and this adds the site
             job_result = self._job_result(Ending.REFUSED, f"{self._site_folder.name}: {error}")
         except Exception as error:
             _log.exception("the label holder's part failed")

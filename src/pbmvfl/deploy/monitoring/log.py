@@ -28,8 +28,7 @@ from pbmvfl.deploy.monitoring.redaction import printable, redacted_error
 from pbmvfl.deploy.monitoring.status import read_status
 from pbmvfl.deploy.site.folder import SiteFolder
 
-# ---
-# Lines of a log, in files that only their owner may read, of bounded size, by several processes at a time.
+# --- Log files: private to their owner, of bounded size, written by several processes ---
 
 
 LARGEST_FILE, FILES = 5_000_000, 5
@@ -64,7 +63,7 @@ class LogFile:
                     descriptor = -1
                     descriptor = self._open(self.path)
                 elif size and os.pread(descriptor, 1, size - 1) != b"\n":
-                    data = b"\n" + data  # a full disk, or a kill, cut the last line: it does not take this one with it
+                    data = b"\n" + data  # the last line was cut by a full disk or a kill
                 os.write(descriptor, data)
             finally:
                 if descriptor >= 0:
@@ -72,7 +71,7 @@ class LogFile:
 
     def close(self) -> None:
         """Release the lock file."""
-        with self._threads:  # a thread that holds the lock file would unlock whatever has its number next
+        with self._threads:  # else a thread could unlock the descriptor's next file
             if self._lock >= 0:
                 os.close(self._lock)
                 self._lock = -1
@@ -151,7 +150,7 @@ class SiteLog:
         self._names = frozenset(names)
         self._fixed = {name: _short(value) for name, value in {"site": site, "job": job, "run": run}.items()}
         self._level = level
-        #: Why the last line could not be written; empty if it could.
+        #: Redacted error of the last write; empty if it succeeded.
         self.trouble = ""
         self._file: LogFile | None = None
         self._handler: _LibraryHandler | None = None

@@ -46,7 +46,7 @@ class Event(StrEnum):
     UNKNOWN = "unknown"
 
 
-#: In braces stand names of fields; a sentence whose fields are not all given loses the part in brackets around them.
+#: Sentences with fields in braces; a part in brackets is dropped if one of its fields is missing.
 WORDS: Mapping[Event, str] = {
     Event.STARTED: "the job's process has started",
     Event.ORDER: "accepted an order[ to {work}]",

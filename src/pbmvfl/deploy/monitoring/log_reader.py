@@ -74,7 +74,7 @@ class LogReader:
 
     def new_lines(self, *, level: str = "debug", run: str | None = None) -> Iterator[LogLine]:
         """Return the whole lines since the last call."""
-        for _ in range(2):  # what is left of a file that was rotated away, then the new one
+        for _ in range(2):  # the rest of a rotated file, then the new one
             if self._file is None:
                 try:
                     self._file = open(self._path, "rb")  # noqa: SIM115, it stays open between two looks

@@ -20,7 +20,7 @@ from pbmvfl.errors import FederationError
 
 ADDRESS, PATH = "127.0.0.1", "/metrics"
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-#: In seconds, for one request: a reader that says nothing, or says it slowly, does not hold the port.
+#: Timeout of one request in seconds, so that a silent or slow client does not block the port.
 _PATIENCE = 5.0
 
 #: One sample: its labels and its value.
@@ -84,7 +84,7 @@ class MetricsPort:
             raise FederationError(
                 f"port={port} of the metrics on {ADDRESS} cannot be used: {error.strerror}; give another"
             ) from error
-        # Asked ten times a second whether it is over, so that a job's end does not wait for it.
+        # It polls for shutdown ten times a second, so that a job's end does not wait for it.
         self._thread = threading.Thread(
             target=self._server.serve_forever, kwargs={"poll_interval": 0.1}, name="pbmvfl-metrics", daemon=True
         )
@@ -113,7 +113,7 @@ class _Server(HTTPServer):
     allow_reuse_address = True
 
     def server_bind(self) -> None:
-        # The base class asks for the machine's full name, which can wait for a network.
+        # The base class looks up the machine's full name, which can block on a network.
         super(HTTPServer, self).server_bind()
         self.server_name, self.server_port = ADDRESS, int(self.server_address[1])
 
@@ -144,7 +144,7 @@ class _Handler(BaseHTTPRequestHandler):
     def parse_request(self) -> bool:
         if not super().parse_request():
             return False
-        # A web page that a browser on this machine shows can ask too, by a name of its own that leads here.
+        # A web page in a browser on this machine can send requests too, by a name of its own that resolves here.
         host = self.headers.get("Host", ADDRESS).rpartition(":")[0] or self.headers.get("Host", ADDRESS)
         if host not in (ADDRESS, "localhost"):
             self._refuse(403)

@@ -12,7 +12,7 @@ from pathlib import Path
 from pbmvfl.errors import DataError, EncoderError, LedgerError, NonFiniteError, PbmvflError, ProtocolError
 
 LONGEST_WORDS = 500
-#: Their texts may quote cells of a table, or what an organisation's own network said of its input.
+#: Errors whose texts may quote cells of a table, or come from an organisation's own network.
 _MAY_QUOTE = (DataError, EncoderError, NonFiniteError)
 
 
@@ -31,7 +31,8 @@ def redacted_error(error: BaseException) -> str:
         quotes = True
     if isinstance(error, PbmvflError) and not quotes:
         return printable(f"{kind}: {error}")
-    # strerror is the system's, and a path is no private value; the text of any other error is whatever raised it.
+    # strerror is the system's text, and a path is no private value; the text of any other error is not known to be
+    # safe.
     if isinstance(error, OSError) and not quotes and isinstance(error.strerror, str):
         path = f" {error.filename}" if isinstance(error.filename, str) else ""
         return printable(f"{kind}: {error.strerror}{path}")

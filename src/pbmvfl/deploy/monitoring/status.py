@@ -25,9 +25,9 @@ from pbmvfl.deploy.monitoring.redaction import printable, redacted_error
 from pbmvfl.ledger.session_lock import boot_id, start_of
 
 FORMAT = 1
-#: In seconds: between two writes, and over which rounds a second are counted.
+#: Shortest time between two writes, and the window of the rounds per second, in seconds.
 SHORTEST_PAUSE, RATE_WINDOW = 0.2, 5.0
-#: In bytes; a status has about 1,000, and more with many parties and limits.
+#: Largest status file in bytes; a status has about 1,000, and more with many parties and limits.
 LARGEST_FILE = 256 * 1024
 _LONGEST_NAME = 100
 
@@ -60,9 +60,9 @@ class State(StrEnum):
 class EpsilonSpent:
     """One limit of a party's owner, and what its ledger has charged against it."""
 
-    #: What is protected, how it is counted, from whom: `cell, strict, server`.
+    #: Unit, accounting and adversary: `cell, strict, server`.
     limit: str
-    #: Infinity where no epsilon holds any more; in the file none.
+    #: Infinity where no epsilon holds any more; null in the file.
     spent: float
     epsilon: float
     delta: float
@@ -78,7 +78,7 @@ class Status:
     work: str = ""
     job: str = ""
     run: str = ""
-    #: Rounds that are completed.
+    #: Number of completed rounds.
     round: int = 0
     rounds_total: int = 0
     rounds_per_second: float | None = None
@@ -91,13 +91,13 @@ class Status:
     parties_alive: tuple[str, ...] = ()
     #: At a party alone, from its own ledger.
     epsilon: tuple[EpsilonSpent, ...] = ()
-    #: Empty if nothing went wrong yet; the job may have gone on since.
+    #: Last error, or empty; the job may have continued since.
     last_error: str = ""
     error_at: float = 0.0
-    #: Seconds since 1970. `updated` is when there was news, not when the file was written.
+    #: Seconds since 1970. `updated` is the time of the last change, not of the last write.
     started: float = 0.0
     updated: float = 0.0
-    #: The job's process, so that one that has ended is told from one that is slow.
+    #: The job's process, to tell an ended one from a slow one.
     pid: int = 0
     process_started: str = ""
     boot: str = ""
@@ -116,7 +116,7 @@ class Status:
         said = asdict(self)
         for name in ("parties", "parties_alive", "epsilon"):
             said[name] = list(said[name])
-        for each in (said, *said["epsilon"]):  # what is not finite is no JSON
+        for each in (said, *said["epsilon"]):  # JSON has no infinity or NaN
             for name, value in each.items():
                 if isinstance(value, float) and not math.isfinite(value):
                     each[name] = None
@@ -167,7 +167,7 @@ class StatusFile:
         self._written_at = -math.inf
         self._is_news = self._is_closed = False
         self._thread: threading.Thread | None = None
-        #: Why the last write failed; empty if it did not.
+        #: Redacted error of the last write; empty if it succeeded.
         self.trouble = ""
         now = time.time()
         self._status = Status(
@@ -268,7 +268,7 @@ class StatusFile:
             self._is_news = True
             if not at_once:
                 if self._thread is None:
-                    # Daemon: a thread that is none holds a job's process at its end.
+                    # A thread that is no daemon would keep a job's process alive at its end.
                     self._thread = threading.Thread(target=self._write_later, name="pbmvfl-status", daemon=True)
                     self._thread.start()
                 self._changed.notify_all()
@@ -280,7 +280,7 @@ class StatusFile:
         now = time.monotonic()
         if self._recent and completed < self._recent[-1][1]:
             self._recent.clear()
-        # One point for each small part of the window, so that many rounds a second need no longer memory.
+        # One point for each small part of the window bounds the memory at many rounds a second.
         if not self._recent or now - self._recent[-1][0] >= RATE_WINDOW / 256:
             self._recent.append((now, completed))
         while len(self._recent) > 2 and now - self._recent[0][0] > RATE_WINDOW:

@@ -18,7 +18,7 @@ from pbmvfl.deploy.monitoring.status import Role, State, Status, read_status
 from pbmvfl.privacy.table import format_epsilon
 from pbmvfl.wire.traffic import human_bytes
 
-#: In seconds: between two looks, until silence is worth a word, and until an ended process is taken for the end.
+#: Seconds between two looks, until silence is reported, and until an ended process is taken for the end.
 PAUSE, SILENCE, PATIENCE = 0.25, 3.0, 60.0
 
 
@@ -28,7 +28,7 @@ class Line(NamedTuple):
     title: str
     words: str
     share: float | None = None
-    #: Whether it needs a look: shown in another colour.
+    #: True if the operator should act on it: shown in another colour.
     is_trouble: bool = False
 
 

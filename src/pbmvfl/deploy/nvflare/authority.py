@@ -40,11 +40,11 @@ AUTHORITY_DAYS, CERTIFICATE_DAYS = 3650, 365
 class Approval:
     """Result of a call of `approve`."""
 
-    #: A parcel for each organisation; none before every one has asked.
+    #: Bundle of each organisation; empty before all requests are there.
     parcels: dict[str, Path]
-    #: Who has not asked yet.
+    #: Organisations whose request is missing.
     missing: tuple[str, ...]
-    #: Of the whole federation; empty before every one has asked.
+    #: Fingerprint of the federation; empty before all requests are there.
     fingerprint: str
 
 
@@ -125,7 +125,7 @@ def approve(
             )
     names = (federation.server, *federation.parties)
     for path in known.glob("*.request.zip"):
-        with contextlib.suppress(FederationError):  # of an older federation.toml: whoever it was must ask again
+        with contextlib.suppress(FederationError):  # made for an older federation.toml: must be requested again
             old = Request.read(path, federation)
             accepted.setdefault(old.name, (path, old))
     everybody = {name: accepted[name][1] for name in names if name in accepted}

@@ -26,7 +26,7 @@ from pbmvfl.deploy.nvflare.cell_party import PartyCell
 from pbmvfl.deploy.nvflare.cell_server import ServerCell
 from pbmvfl.deploy.site.folder import SiteFolder
 
-#: What NVFlare calls the server, whatever its organisation is called.
+#: NVFlare's fixed name of the server.
 _ROOT = "server"
 
 

@@ -21,13 +21,13 @@ from pbmvfl.deploy.link import connection
 from pbmvfl.deploy.nvflare.guard import LINK_CHANNEL
 
 CHANNEL, TOPIC = LINK_CHANNEL, "link"
-#: Seconds after which an answer that is missing is asked for again.
+#: Seconds after which a missing answer is probed for.
 AGAIN_AFTER = 2.0
-#: Of a PROBE: the question's number.
+#: Body of a PROBE: the question's number.
 NUMBER = struct.Struct(">Q")
-#: Of a STATE: the last question that was answered, and the one that is worked on, 0 for none.
+#: Body of a STATE: the last answered question, and the question in work, 0 for none.
 STATE = struct.Struct(">QQ")
-#: Warnings about what was dropped, for each door: a stranger must not fill the owner's log.
+#: Largest number of warnings about dropped messages: other sites must not fill the owner's log.
 _MOST_WARNINGS = 20
 
 _log = logging.getLogger(__name__)

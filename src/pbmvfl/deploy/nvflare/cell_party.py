@@ -13,7 +13,7 @@ from pbmvfl.deploy.link.message_auth import MAC_BYTES, MOST_UNANSWERED, OtherJob
 from pbmvfl.deploy.nvflare.cell_channel import AGAIN_AFTER, NUMBER, STATE, CellEndpoint, Kind, printable_text
 from pbmvfl.errors import LinkError
 
-#: Seconds after the last answer in which the server may ask for it again; a server that leaves has it.
+#: Seconds after the last answer in which the server may request it again; a server that leaves has it.
 _LINGER = 6.0
 
 
@@ -40,14 +40,14 @@ class PartyCell:
         self._auth, self._server, self._patience, self._again_after = auth, server, patience, again_after
         self._idle = 3 * patience if idle is None else idle
         self._linger, self._limit = linger, frame_limit
-        #: Guards all below, which NVFlare's threads see too.
+        #: Guards the fields below, which NVFlare's threads use too.
         self._changed = threading.Condition()
         self._inbox: deque[tuple[Kind, bytes]] = deque()
         self._received_at = time.monotonic()
         self._hello_at = 0.0
         self._has_joined = self._server_left = self._closed = False
         self._refused = ""
-        #: The question that is worked on, as it came; the last that was answered, and its answer as it travels.
+        #: Frame of the question in work; number of the last answered question, and the frame of its answer.
         self._working_on = b""
         self._last = 0
         self._last_answer = b""
@@ -117,7 +117,7 @@ class PartyCell:
         except LinkError as error:
             self._refused = str(error)
             self._endpoint.send(self._server, Kind.REFUSED, str(error).encode()[:400])
-            if isinstance(error, OtherJob | ProcessReplaced):  # signed by the server: it will not change
+            if isinstance(error, OtherJob | ProcessReplaced):  # signed by the server: retrying cannot help
                 raise
             self._endpoint.dropped(str(error))
             return
@@ -134,7 +134,7 @@ class PartyCell:
         finally:
             with self._changed:
                 self._working_on = b""
-                self._received_at = time.monotonic()  # the time that the handler took is no silence of the server
+                self._received_at = time.monotonic()  # the handler's time is no silence of the server
                 if answer:
                     self._has_joined = True
                     self._last, self._last_answer = _number(question), answer
@@ -146,7 +146,7 @@ class PartyCell:
     # --- in NVFlare's threads ---
 
     def _on_message(self, cell: str, kind: Kind, body: bytes) -> None:
-        del cell  # the door lets in the server's only
+        del cell  # the endpoint accepts the server's only
         state, again = b"", b""
         with self._changed:
             self._received_at = time.monotonic()

@@ -22,10 +22,10 @@ from pbmvfl.deploy.nvflare.cell_channel import AGAIN_AFTER, NUMBER, STATE, CellE
 from pbmvfl.errors import LinkError, PartyLost
 from pbmvfl.protocol.transport import Answers
 
-# --- The parties' places on the server's cell, and the answers that are waited for there ---
+# --- State of each party on the cell, and pending replies ---
 
 
-#: Seconds that an answer may come later than its party's last word, which NVFlare may overtake.
+#: Seconds that an answer may arrive after its party's BYE: NVFlare does not keep the order of messages.
 _OVERTAKEN = 2.0
 
 
@@ -37,17 +37,17 @@ class PeerState:
     name: str
     cell: str
     challenge: bytes
-    #: Seconds of silence after which it is taken for cut off.
+    #: Seconds of silence after which the party is taken for cut off.
     cut_after: float
     channel: PartyChannel | None = None
-    #: What has come and is not read.
+    #: Received messages that are not handled yet.
     inbox: deque[tuple[Kind, bytes]] = field(default_factory=deque)
     challenged_at: float = -1e9
-    #: Since when it was told something and has said nothing.
+    #: When the first message without any reply was sent.
     silent_since: float | None = None
-    #: When it said that it leaves.
+    #: When it sent BYE.
     left_at: float | None = None
-    #: Why it never comes back; and why it or the server last refused.
+    #: Why the party is lost for good, and the last refusal by either side; "" if there is none.
     lost_reason: str = ""
     last_refusal: str = ""
 
@@ -80,7 +80,7 @@ class CellPendingReply(PendingReply):
     """Pending reply of one party on the cell."""
 
     peer: PeerState
-    #: When something is to be said again.
+    #: When the next message is due.
     next_try: float = 0.0
 
     def ends(self, patience: float) -> float:
@@ -113,12 +113,12 @@ class CellPendingReply(PendingReply):
         return self.no_answer
 
 
-# --- cell server ---
+# --- The link itself ---
 
 
-#: Seconds between two challenges of one party, whatever it says.
+#: Shortest time between two challenges to one party, in seconds.
 _BETWEEN_CHALLENGES = 0.1
-#: Messages of one party that wait to be read; more are dropped, and asked for again.
+#: Largest number of queued messages of one party; more are dropped, and requested again.
 _MOST_WAITING = 16
 
 
@@ -147,14 +147,14 @@ class ServerCell:
             for index, (name, cell) in enumerate(cells.items())
         ]
         self._by_cell = {peer.cell: peer for peer in self._peers}
-        #: Guards what has come and is not read; `join` and `ask` are one thread's at a time.
+        #: Guards the inboxes; `join` and `ask` are one thread's at a time.
         self._changed = threading.Condition()
         self._ask_lock = threading.Lock()
         self._closed = False
         self._limit = frame_limit - OVERHEAD
         self._endpoint = CellEndpoint(core_cell, peers=self._by_cell, on_message=self._on_message, limit=frame_limit)
 
-    # --- what a link is ---
+    # --- interface of a link ---
 
     @property
     def parties(self) -> Sequence[str]:
@@ -235,7 +235,7 @@ class ServerCell:
             self._endpoint.send(peer.cell, Kind.BYE)
         self._endpoint.close()
 
-    # --- saying ---
+    # --- sending ---
 
     def _send_to(self, peer: PeerState, kind: Kind, body: bytes, now: float) -> None:
         peer.note_sent(now)
@@ -265,7 +265,7 @@ class ServerCell:
             pending.next_try = now + self._again_after
             self._send_to(peer, Kind.PROBE, NUMBER.pack(pending.number), now)
 
-    # --- hearing ---
+    # --- receiving ---
 
     def _on_message(self, cell: str, kind: Kind, body: bytes) -> None:
         """Queue a message; called in NVFlare's threads."""
@@ -296,7 +296,7 @@ class ServerCell:
         """Handle one message, and return the answer in it, if any. A message that is not the party's has no effect."""
         try:
             match kind:
-                case Kind.HELLO:  # one that has joined too: another process has another key, and is found out
+                case Kind.HELLO:  # also after a JOIN: another process has another key, and is detected
                     self._challenge(peer, time.monotonic(), after=_BETWEEN_CHALLENGES)
                 case Kind.JOIN:
                     self._admit(peer, body)

@@ -54,7 +54,7 @@ class ServerController(Controller):
                 break
         result = self._job.result
         if result is not None and result.ending is Ending.FAILED:
-            # Another job waits until this process is gone. What there is to keep is on disk, and the parties were told;
+            # Another job waits until this process is gone. All results are on disk, and the parties know the end;
             # NVFlare would take some ten seconds to end it, and ends the parties' processes also like this.
             os._exit(_LOST)
         if result is None or result.ending in (Ending.FAILED, Ending.REFUSED):

@@ -17,7 +17,7 @@ from pbmvfl.deploy.nvflare.job import read_argument
 from pbmvfl.deploy.site.federation_file import CarrierName
 from pbmvfl.deploy.site.folder import SiteFolder
 
-#: Seconds that a job which is told to end has to close its ledger.
+#: Seconds that an aborted job has to close its ledger.
 _TO_END = 10.0
 
 

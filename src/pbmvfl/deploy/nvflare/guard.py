@@ -39,11 +39,11 @@ from nvflare.private.fed.client.client_req_processors import ClientRequestProces
 from nvflare.private.fed.client.training_cmds import DeployProcessor
 
 # --- A job's files come once, under their own name, and whole; or nothing of them stays ---
-# NVFlare unpacks them into the kit before anybody has looked at them. If that ends halfway they would stay there, and a
-# job whose description names another one could be started with them.
+# NVFlare unpacks them into the kit before they are validated. If that fails halfway they would stay there, and a job
+# whose description names another one could be started with them.
 
 
-#: Of a job, whose files are an order and its signatures.
+#: Bounds of a job, whose files are a job spec and its signatures.
 _MOST_FILES, _MOST_BYTES = 50, 32_000_000
 _JOB = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
@@ -67,7 +67,7 @@ def too_large(packed: object) -> str:
 
 def install_deploy_guard() -> None:
     deploy, _ = DeployProcessor.process, Workspace._check_job_id  # both must be there to be replaced
-    # A job's folder is emptied before its files are looked at, whatever it is called.
+    # A job's folder is emptied before its files are validated, whatever its name.
     Workspace._check_job_id = staticmethod(_checked_job_id)
     begun: set[str] = set()
     lock = threading.Lock()
@@ -81,7 +81,7 @@ def install_deploy_guard() -> None:
         if words := too_large(request.body):
             return error_reply(words)
         with lock:
-            # A second time they would lie there unlooked at while a process that was started for the first ones reads.
+            # A second delivery would lie there unvalidated while a process that was started for the first one reads.
             known = job in begun or Path(job).exists()
             begun.add(job)
         if known:
@@ -104,18 +104,18 @@ def _checked_job_id(job_id: object) -> str:
     return str(job_id)
 
 
-# --- Whose word a message is: the connection that it came by says it, never the message itself ---
-# NVFlare binds the name of a connection to its certificate, and then believes what a message says of its origin from
-# anybody who shows a token that the server signed. The server's own stands in every reply of its, so every party has
-# one and could speak as the server, as another party's own job or as the lead. Here the two names are compared at every
-# process before anything of the message is looked at, and also before the server passes it on.
+# --- Authenticate the sender of a message by its connection, never by the message itself ---
+# NVFlare binds the name of a connection to its certificate, but then trusts the origin that a message states if it
+# carries a token signed by the server. The server's own token is in each of its replies, so every party has one and
+# could speak as the server, as another party's own job or as the lead. Here the two names are compared at every process
+# before any part of the message is used, and also before the server forwards it.
 
 
 _log = logging.getLogger(__name__)
-#: What NVFlare calls the server's cell, and how the cell of somebody who submits begins.
+#: NVFlare's name of the server's cell, and the prefix of a submitter's cell.
 SERVER, ADMIN = "server", "_admin_"
-#: Messages that claim to be encrypted make the one who gets them ask for a certificate, and wait for an hour. The
-#: connections are encrypted, and nobody needs them.
+#: Messages marked as encrypted make their receiver request a certificate, and wait for an hour. Connections are
+#: encrypted already, so such messages are not needed.
 _ENCRYPTED = (MessageHeaderKey.SECURE, MessageHeaderKey.ENCRYPTED)
 _BUNDLE = "bulk"
 
@@ -141,7 +141,7 @@ def is_true_origin(origin: str, endpoint: str, *, me: str) -> bool:
     mine, theirs, said = site_of(me), site_of(endpoint), site_of(origin)
     if me == SERVER:
         return said == theirs
-    if theirs == mine:  # another process of the same site, which has looked: a party's passes on what the server says
+    if theirs == mine:  # a process of the same site, which has checked: a party's forwards the server's messages
         return mine == SERVER or said in (mine, SERVER)
     return theirs == said == SERVER
 
@@ -206,9 +206,9 @@ def install_origin_guard(parties: tuple[str, ...], lead: str) -> None:
 
 log = logging.getLogger(__name__)
 
-#: The link of a federation whose carrier is the cell; it has a guard of its own besides.
+#: The cell link of a federation with carrier = "cell"; it has a guard of its own besides.
 LINK_CHANNEL = "pbmvfl"
-#: What the server may have a site do: take a job, start it, end it, say whether it lives.
+#: Commands of the server to a site: accept a job, start it, end it, report whether it lives.
 SITE_COMMANDS = frozenset(
     {
         "CheckResourceProcessor",
@@ -220,10 +220,10 @@ SITE_COMMANDS = frozenset(
         "ClientStatusProcessor",
     }
 )
-#: What a site may have its own job's process do.
+#: Commands of a site to its own job's process.
 JOB_COMMANDS = frozenset({"CheckStatusCommand", "AbortCommand", "AbortTaskCommand", "ByeCommand"})
 
-#: What a party may ask the server's job for on the channel by which the server's own process ends it and looks into it.
+#: Commands of a party to the server's job, on the channel by which the server's own process ends and inspects it.
 PARTYS_COMMANDS = frozenset({"get_task"})
 #: How a server's and a party's job find each other and know that the other lives. Other topics have events fired.
 JOB_TOPICS = frozenset(
@@ -243,7 +243,7 @@ class Who(Enum):
 
 _HOME = frozenset({Who.OWN, Who.SERVER})
 _KNOWN = frozenset({Who.OWN, Who.SERVER, Who.PARTY, Who.LEAD})
-#: By channel. What is not here is not heard: diagnosis, relays, downloads, exchange of certificates.
+#: Permitted origins by channel. Others are dropped: diagnosis, relays, downloads, exchange of certificates.
 AT_A_PARTY: dict[str, frozenset[Who]] = {
     CellChannel.CLIENT_MAIN: _HOME,
     CellChannel.CLIENT_COMMAND: _HOME,
@@ -328,9 +328,9 @@ def install(parties: Iterable[str], lead: str) -> None:
     AdminCommands.commands[:] = [each for each in AdminCommands.commands if type(each).__name__ in JOB_COMMANDS]
     _guard_requests(known, lead)
     _guard_replies()
-    # A message may name an address to dial back to, wherever that is: nobody is dialled but the server.
+    # A message may name any address to dial back to: only the server is dialled.
     _replace(CoreCell, "_add_adhoc_connector", _dial_nobody)
-    # A message could have its reader write files, in a folder that all users of a machine share.
+    # A message could make its reader write files, in a folder that all users of a machine share.
     _replace(lobs, "get_datum_dir", _no_files)
 
 
@@ -356,7 +356,7 @@ def _guard_requests(parties: tuple[str, ...], lead: str) -> None:
     def hear_permitted(cell: Any, origin: str, message: Any) -> Any:
         channel, topic = _subject(message)
         me = cell.my_info.fqcn
-        # The server lists its clients by the name in this header, whoever shows a token that it signed.
+        # The server lists its clients by the name in this header, and accepts it with any token that it signed.
         named = message.get_header(CellMessageHeaderKeys.CLIENT_NAME, None)
         is_listed = me == SERVER and channel == CellChannel.SERVER_MAIN
         site = site_of(str(origin))
@@ -385,7 +385,7 @@ def _guard_replies() -> None:
         else:
             asked = str(origin)
         if not is_awaited(message.get_header(MessageHeaderKey.REQ_ID), asked, cell.waiters):
-            return None  # it would be decoded before anybody looks whether it was asked for
+            return None  # NVFlare would decode it before checking whether it was requested
         return take(cell, origin, message, msg_type)
 
     CoreCell._process_reply = take_true

@@ -28,11 +28,11 @@ READINESS = "pbmvfl.deploy.nvflare.readiness.Readiness"
 
 #: Seconds between a site's signs of life. NVFlare's 10 would let a dead job look alive for as long.
 HEARTBEAT = 2
-#: Seconds that the server waits for a party's last word on a job whose work is done. NVFlare's 900 are for results.
+#: Seconds that the server waits for a party's final report on a finished job. NVFlare's 900 are for results.
 OUTCOME_WAIT = 10
-#: A site that is silent for longer than the line has patience, and this, is no longer listed.
+#: Seconds beyond the link's patience after which a silent site is no longer listed.
 _SILENCE = 60
-#: Bytes that somebody may announce: so many are set aside before the first of them has come. A job has fewer.
+#: Largest size that a peer may announce, which is allocated before the first byte comes. A job has fewer.
 LARGEST_BLOB = 32 << 20
 _LOG_BYTES, _LOG_FILES = 2_000_000, 3
 
@@ -47,7 +47,7 @@ _NOTHING = {
     "shell_commands": "none",
     "server-predeployed-flwr": "none",
 }
-#: Every right that there is, for every role that a certificate can have.
+#: All rights, for every role that a certificate can have.
 AUTHORIZATION: dict[str, Any] = {
     "format_version": "1.0",
     "permissions": {
@@ -66,8 +66,8 @@ AUTHORIZATION: dict[str, Any] = {
 }
 
 
-#: Nobody but the server is dialled; and a site's own processes show each other the site's certificate, so that another
-#: user of the same machine cannot speak to them.
+#: Only the server is dialled, and a site's own processes use mutual TLS with the site's certificate, so that another
+#: user of the same machine cannot connect to them.
 COMMUNICATION: dict[str, Any] = {
     "allow_adhoc_conns": False,
     "streaming_max_blob_size": LARGEST_BLOB,
@@ -214,11 +214,11 @@ def resources(site_folder: SiteFolder) -> dict[str, Any]:
                 "id": "job_scheduler",
                 "path": "nvflare.app_common.job_schedulers.job_scheduler.DefaultJobScheduler",
                 "args": {
-                    # One run at a time: two would ask the same parties for the same rows.
+                    # One run at a time: two would use the same rows of the same parties.
                     "max_jobs": 1,
                     "min_schedule_interval": 1.0,
                     "max_schedule_interval": 5.0,
-                    # A job waits for a site that is not there as long as the line would.
+                    # A job waits for a missing site as long as the link would.
                     "max_schedule_count": max(10, int(site_folder.federation.patience // 3)),
                 },
             },
@@ -305,7 +305,7 @@ def _harden_lead(site_folder: SiteFolder) -> None:
     for path, said in (
         (startup / "fed_admin.json", {"format_version": 1, "admin": admin}),
         (local / "resources.json", {"format_version": 1, "admin": {**waits, "prompt": "> "}}),
-        # In its root, where it is found before anything that was loaded down.
+        # In its root, where it is found before any downloaded file.
         (
             site_folder.lead_kit / "comm_config.json",
             {"allow_adhoc_conns": False, "streaming_max_blob_size": LARGEST_BLOB},

@@ -18,13 +18,13 @@ from pbmvfl.deploy.site.job_spec import LONGEST, JobSpec
 from pbmvfl.errors import OrderError
 
 SERVER_APP, PARTY_APP = "server", "party"
-#: What NVFlare calls the site that is the server, whatever the organisation is called.
+#: NVFlare's fixed name of the server's site.
 SERVER_SITE = "server"
 SERVER_CLASS = "pbmvfl.deploy.nvflare.controller.ServerController"
 PARTY_CLASS = "pbmvfl.deploy.nvflare.executor.PartyExecutor"
 CONFIG_FOLDER = "config"
 SERVER_CONFIG, PARTY_CONFIG = "config_fed_server.json", "config_fed_client.json"
-#: In characters: an order, which is written in ASCII, in base64.
+#: Longest argument in characters: a job spec, which is ASCII, in base64.
 LONGEST_ARGUMENT = 4 * ((LONGEST + 2) // 3)
 
 

@@ -15,10 +15,10 @@ import runpy
 import sys
 from collections.abc import Mapping, Sequence
 
-#: What NVFlare runs a job with, at a party and at the server; no other module is run here.
+#: NVFlare's modules that run a job, at a party and at the server; no other module is run here.
 PARTY, SERVER = "nvflare.private.fed.app.client.worker_process", "nvflare.private.fed.app.server.runner_process"
 _USED = ("pbmvfl.deploy.nvflare.executor", "pbmvfl.deploy.nvflare.controller", "pbmvfl.deploy.nvflare.validator")
-#: Bytes of the line: a command and an environment are a few thousand.
+#: Longest line in bytes; a command and an environment have a few thousand.
 _LONGEST = 1 << 20
 
 

@@ -29,12 +29,11 @@ from pbmvfl.deploy.site.folder import SiteFolder
 from pbmvfl.errors import FederationError
 from pbmvfl.ledger.session_lock import boot_id, start_of
 
-# ---
-# Which process is a kit's: by number and birth, so that another one which got its number later is left alone.
+# --- A kit's process, identified by number and birth, so that a reused number is not mistaken for it ---
 
 
 _RECORD, _READY = "process.json", "ready"
-#: Held by the keeper of a kit's process, and by whoever is just starting it.
+#: Locks of a kit's keeper, and of the process that is starting it.
 KEPT, STARTING = "lock", "starting"
 
 
@@ -113,7 +112,7 @@ LOCKED = 3
 OUTPUT = "kit.out"
 _GRACE = 3.0
 _PDEATHSIG, _SUBREAPER = 1, 36
-#: Beginnings of variables that would change NVFlare's settings; one of them names code to load.
+#: Prefixes of variables that would change NVFlare's settings; one of them names code to load.
 FOREIGN = ("NVFL", "FL_LOG_LEVEL", "PYTHONSTARTUP", "PYTHONINSPECT")
 
 

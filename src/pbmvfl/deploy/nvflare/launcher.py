@@ -30,11 +30,11 @@ from pbmvfl.deploy.nvflare import job_process
 from pbmvfl.deploy.site.folder import SiteFolder
 
 _log = logging.getLogger(__name__)
-#: Seconds between two looks at a job that starts, and how long one may take to start.
+#: Seconds between two looks at a starting job, and the longest start.
 _LOOK, _LONGEST_START = 0.5, 600.0
-#: Seconds that a process which waits for a job has to end, once none will come.
+#: Seconds that an idle worker has to end.
 _TO_END = 5.0
-#: What a job does before it works; until then it has the machine alone.
+#: States of a starting job; until it works, no other worker is prepared beside it.
 _STARTING = frozenset({State.WARMING_UP, State.JOINING, State.HANDSHAKE})
 
 
@@ -84,7 +84,7 @@ class PrewarmedWorker:
             process.stdin.close()
             try:
                 process.wait(_TO_END)
-            except subprocess.TimeoutExpired:  # it has nothing to lose, and the site is not to wait for it
+            except subprocess.TimeoutExpired:  # an idle worker has no state to lose, and the site must not wait for it
                 process.kill()
                 process.wait()
 

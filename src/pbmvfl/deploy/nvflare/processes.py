@@ -30,7 +30,7 @@ from pbmvfl.errors import FederationError
 #: How many folders of old jobs a kit keeps.
 KEPT_JOBS = 5
 _POLL = 0.05
-#: Seconds in which a process that is asked to end has to, before it is made to.
+#: Seconds between SIGTERM and SIGKILL.
 _GRACE = 10.0
 #: How long a killed process may still be listed.
 _MOMENT = 0.3
@@ -47,7 +47,7 @@ class KitStatus:
     pid: int | None
     since: str | None
     certificate_days: int | None
-    #: The last line that its log calls an error, of this start or of the last one.
+    #: Last error line of its log, of this start or of the one before.
     last_error: str | None
 
 
@@ -98,7 +98,7 @@ def start(site_folder: SiteFolder, *, wait: float = 0.0, timeout: float = 60.0) 
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
-        # A starter that lives on buries it.
+        # If this process lives on, it reaps its child.
         threading.Thread(target=process.wait, daemon=True).start()
         until = time.monotonic() + timeout
         while time.monotonic() < until:
@@ -190,7 +190,7 @@ def _refuse_second(site_folder: SiteFolder) -> None:
     record = read_record(site_folder)
     if record is not None and record.alive:
         if _gone(record.site, record.site_birth, _MOMENT) and _gone(record.pid, record.birth, _GRACE):
-            return  # NVFlare's process was killed, and its keeper was just burying it
+            return  # NVFlare's process was killed, and its keeper was just reaping it
         raise FederationError(
             f"{site_folder.name} runs already: process {record.site} since {record.since}; to start it anew: "
             f"`pbmvfl {_role(site_folder)} stop`"

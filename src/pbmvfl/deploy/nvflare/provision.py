@@ -24,7 +24,7 @@ from pbmvfl.deploy.site.federation_file import FILE, FederationFile
 from pbmvfl.deploy.site.folder import SiteFolder
 from pbmvfl.errors import FederationError
 
-#: For trials.
+#: Validity of certificates for trials, in days.
 VALID_DAYS = 360
 _TEMPLATE = "master_template.yml"
 

@@ -27,20 +27,20 @@ from pbmvfl.deploy.site.job_spec import Ending, JobResult, JobSpec, final_result
 from pbmvfl.errors import FederationError, PolicyError
 
 _log = logging.getLogger(__name__)
-#: Seconds between two looks; seconds without a server after which it is given up; seconds that a job which NVFlare
-#: calls running may be missing from what the server runs, and the same if the server was started anew meanwhile.
+#: Seconds between two looks; without a server until it is given up; that a job which NVFlare calls running may be
+#: missing from the server's process; and the same if the server was restarted meanwhile.
 LOOK, SERVER_PATIENCE, LOST_AFTER, LOST_BY_RESTART = 0.5, 180.0, 15.0, 3.0
-#: What NVFlare calls a job that has, or is about to get, processes. A server that is started anew never takes one up.
+#: NVFlare's states of a job that has, or is about to get, processes. A restarted server never resumes one.
 _UNDER_WAY = ("DISPATCHED", "RUNNING")
-#: What NVFlare says of a site that was lost while a job was brought to it; anything else is the site's own word.
+#: NVFlare's texts for a site that was lost while a job was sent to it; any other text is the site's own.
 _NO_REPLY = "no reply"
-#: Jobs in a row that may end without a new round before it is given up.
+#: Consecutive jobs without a new round before the run is given up.
 MOST_FRUITLESS = 6
-#: The same, where a site was there and refused for a reason that may pass: a ledger in use, a full disk.
+#: Consecutive jobs that a site refuses for a reason that may pass (a ledger in use, a full disk), before the same.
 MOST_REFUSALS = 2
 _REFUSED = " refused: "
 _CONNECT = 5.0
-#: In characters, of what a site says why it does not take a job: it ends in the lead's terminal, whoever wrote it.
+#: Longest refusal text of a site in characters; it is printed in the lead's terminal, and its author is not trusted.
 LONGEST_DETAIL = 600
 #: Called with a sentence for the operator.
 Say = Callable[[str], None]
@@ -88,7 +88,7 @@ class Supervisor:
                 now = self._watched.progress()
                 fruitless = 0 if now > reached else fruitless + 1
                 reached = max(reached, now)
-                # A site that says what it said before is not lost: a full disk, a damaged file. Its owner has to look.
+                # A site that repeats its refusal is not lost: a full disk, a damaged file. Its owner has to act.
                 if fruitless >= (MOST_REFUSALS if _REFUSED in result.words else MOST_FRUITLESS):
                     return result
                 attempt += 1
@@ -99,7 +99,7 @@ class Supervisor:
     # --- one job ---
 
     def _one_job(self, attempt: int) -> JobResult:
-        # After a loss, only a sign of life that is newer than it says that a site is there.
+        # After a loss, only a newer sign of life proves that a site is there.
         if missing_sites := self._await_sites(time.time() - (0.0 if attempt else 3 * HEARTBEAT)):
             names = ", ".join(missing_sites)
             return JobResult(
@@ -122,7 +122,7 @@ class Supervisor:
                 ended_since = now if ended_since is None else ended_since
                 if now - ended_since > 1.0:
                     return self._told(job) or self._ended_without_word(job, status)
-            # A job that the server does not run although it says so was lost with an earlier server process.
+            # A job that is listed as running and is missing from the server's process was lost with an earlier one.
             missing = status in _UNDER_WAY and not runs
             missing_since = (missing_since or now) if missing else None
             if missing_since is not None:
@@ -252,8 +252,8 @@ def _connect(site_folder: SiteFolder) -> Any:
     from nvflare.fuel.flare_api.flare_api import new_secure_session
     from nvflare.fuel.utils.config_service import ConfigService
 
-    # NVFlare would take settings from the environment, and from files in any folder below that in which a command is
-    # run; one of them names code to load.
+    # NVFlare would take settings from the environment, and from files in any folder below the current one; one of them
+    # names code to load.
     for name in [each for each in os.environ if each.startswith(keeper.FOREIGN)]:
         del os.environ[name]
     ConfigService.initialize(section_files={}, config_path=[str(site_folder.lead_kit)])

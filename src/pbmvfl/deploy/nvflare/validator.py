@@ -35,7 +35,7 @@ from pbmvfl.errors import OrderError, PolicyError
 
 log = logging.getLogger(__name__)
 
-#: What NVFlare's own `submit_job` adds to every folder of a job: the submitter's signature.
+#: Files that NVFlare's own `submit_job` adds to every folder of a job: the submitter's signature.
 _SIGNATURES = frozenset({NVFLARE_SIG_FILE, NVFLARE_SUBMITTER_CRT_FILE})
 _LARGEST_SIGNATURE = 100_000
 _LARGEST_CONFIG = LONGEST_ARGUMENT + 10_000
