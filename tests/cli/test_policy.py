@@ -84,7 +84,7 @@ def test_check_says_what_is_accepted_and_writes_nothing(home: SiteFolder) -> Non
     for words in (
         "bank, party",
         "2 columns: age, job",
-        "epsilon 8 at delta 1e-05, will be in the book",
+        "epsilon 8 at delta 1e-05, will be in the ledger",
         "no exact sums",
     ):
         assert words in said
@@ -109,9 +109,9 @@ def test_check_compares_limits_with_the_book(home: SiteFolder) -> None:
     with own_ledger(home, PolicyFile.read(home)):
         pass
     for epsilon, words in (
-        ("8", "as in the book"),
+        ("8", "as in the ledger"),
         ("5", "will be lowered from epsilon 8 at delta 1e-05"),
-        ("9", "LOOSER than the book's epsilon 8 at delta 1e-05: every order is refused"),
+        ("9", "LOOSER than the ledger's epsilon 8 at delta 1e-05: every order is refused"),
     ):
         write_policy(home.path, PARTY_POLICY.replace("epsilon = 8", f"epsilon = {epsilon}"))
         said = json.loads(run("check", "--home", str(home.path), "--json"))
@@ -131,7 +131,7 @@ def test_check_notes_rows_that_are_said_to_be_nobody_s(home: SiteFolder) -> None
     write_policy(home.path, PARTY_POLICY.partition("[[limit]]")[0] + "made_up = true\n")
     said = json.loads(run("check", "--home", str(home.path), "--json"))
     assert said["limits"] == []
-    assert any("by the owner's word" in note for note in said["notes"])
+    assert any("the owner declares" in note for note in said["notes"])
     write_policy(home.path, PARTY_POLICY.partition("[[limit]]")[0] + "made_up = false\n")
     assert "has no [[limit]]" in str(fails("check", "--home", str(home.path)))
 

@@ -117,14 +117,14 @@ def approve(
 
     made = nvflare_authority.approve(authority, requests or (), replace=replace, days=days)
     if json_:
-        parcels = {name: str(path) for name, path in made.parcels.items()}
+        parcels = {name: str(path) for name, path in made.bundles.items()}
         print(json.dumps({"parcels": parcels, "missing": made.missing, "fingerprint": made.fingerprint}))
         return
     console = _console()
     if made.missing:
         console.print(f"kept; still to ask: {', '.join(made.missing)}", markup=False)
         return
-    for name, path in made.parcels.items():
+    for name, path in made.bundles.items():
         console.print(f"for {name}: {path}", markup=False)
     _show_fingerprint(console, made.fingerprint)
     console.print("next: send each its file; each runs `pbmvfl federation package FILE --home FOLDER`", markup=False)

@@ -353,7 +353,7 @@ def test_a_file_that_permits_more_than_the_book_stops_every_order(
     write_policy(home.path, PARTY_POLICY.replace("epsilon = 8", "epsilon = 80"))
     for order in (train_order(), align_order()):
         assert refused(home, order) == PRIVATE_REASON
-    assert "looser than the book's" in caplog.text
+    assert "looser than the ledger's" in caplog.text
 
 
 # --- what is private ---

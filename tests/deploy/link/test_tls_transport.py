@@ -281,7 +281,7 @@ def test_a_party_that_cannot_reach_its_server_says_where_and_why(federation):
     federation.line.close()
     words = end_of(site, patience=0.3)
     host, port = site.address
-    assert words == f"server: not reached at {host}:{port} within 0.3 seconds: nobody listens there"
+    assert words == f"server: not reached at {host}:{port} within 0.3 seconds: no process listens there"
 
 
 def test_a_party_waits_while_the_server_of_an_earlier_job_still_listens(federation):

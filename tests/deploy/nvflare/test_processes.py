@@ -82,7 +82,7 @@ def record_of(home: SiteFolder) -> keeper.Record:
 
 
 def test_a_party_whose_server_is_not_there_says_so(homes: dict[str, SiteFolder]) -> None:
-    with pytest.raises(LinkError, match=r"nobody listens at 127\.0\.0\.1:\d+; the label holder starts it with"):
+    with pytest.raises(LinkError, match=r"no process listens at 127\.0\.0\.1:\d+; the label holder starts it with"):
         start(homes["hospital"])
     assert not status(homes["hospital"]).running
 

@@ -372,8 +372,8 @@ def test_another_organisations_parcel_is_refused(setup: Setup) -> None:
     [
         (lambda said, other: said.update(site=other["site"]), r"is of 'hospital', not of 'bank'"),
         (lambda said, _: said["identities"].update(hospital=said["identities"]["clinic"]), "have the same key"),
-        (lambda said, _: said["identities"].pop("hospital"), "does not have everybody's identity"),
-        (lambda said, _: said["identities"].update(shop="00" * 32), "does not have everybody's identity"),
+        (lambda said, _: said["identities"].pop("hospital"), "does not have exactly the identities"),
+        (lambda said, _: said["identities"].update(shop="00" * 32), "does not have exactly the identities"),
         (lambda said, _: said["identities"].update(hospital="00"), "32 bytes"),
         (lambda said, _: said.update(federation="0" * 64), r"another federation\.toml"),
         (lambda said, _: said.update(format=2), "format='2'"),
@@ -435,10 +435,10 @@ def asks(setup: Setup, *paths: Path, **options: Any) -> authority.Approval:
 def test_parcels_come_when_everybody_has_asked_and_the_order_does_not_matter(done: Setup, tmp_path: Path) -> None:
     init(done.toml, tmp_path / "authority")
     first = approve(tmp_path / "authority", [done.request("hospital")])
-    assert (first.parcels, first.missing, first.fingerprint) == ({}, ("clinic", "bank"), "")
+    assert (first.bundles, first.missing, first.fingerprint) == ({}, ("clinic", "bank"), "")
     assert approve(tmp_path / "authority", [done.request("bank")]).missing == ("clinic",)
     last = approve(tmp_path / "authority", [done.request("clinic")])
-    assert (set(last.parcels), last.missing) == (set(EVERYBODY), ())
+    assert (set(last.bundles), last.missing) == (set(EVERYBODY), ())
     assert last.fingerprint != done.fingerprint, "another authority, another fingerprint"
 
 

@@ -267,7 +267,7 @@ def test_a_looser_limit_needs_the_owner_s_word_to_the_book(tmp_path: Path, loose
     home = make_home(tmp_path)
     apply(home)
     write_policy(home.path, PARTY_POLICY.replace(*looser))
-    with pytest.raises(PolicyFileError, match=r"looser than the book's.*pbmvfl ledger limit"):
+    with pytest.raises(PolicyFileError, match=r"looser than the ledger's.*pbmvfl ledger limit"):
         apply(home)
     assert held(home) == {("cell", "strict"): (8.0, 1e-5)}
     limit = PolicyFile.read(home).limits[0]

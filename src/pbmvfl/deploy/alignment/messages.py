@@ -8,10 +8,10 @@ ORDER     part               sealed: a keyed digest of each common id      -
 AGREE                        sealed: how many, the alignment's key         keyed digest of the ids in order
 KEEP                         -                                             -
 
-An answer begins with 0, or is a refusal: 1 and words that anybody may read. The longest message has 1 MiB and a little.
+An answer begins with 0, or is a refusal: 1 and a public text. The longest message has 1 MiB and a little.
 
-The order could be sent with a key beside it; then whoever reads the message could try out ids. So both sides agree on a
-key first (X25519, shares in BEGIN and its answer) and it never travels. Who the other side is, the link has checked.
+The order could be sent with a key beside it; then a reader of the message could test guessed ids. So both sides first
+agree on a key (X25519, shares in BEGIN and its answer), which never travels. The link has authenticated the other side.
 """
 
 from __future__ import annotations

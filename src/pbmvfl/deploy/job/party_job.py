@@ -124,7 +124,7 @@ class PartySite:
             return Answer(facts=mine, proof=proof, public_start=self._public_start).to_bytes()
         except Exception as error:
             self._note(error)
-            return Answer(facts=mine, proof=b"", refused=public_words(error)).to_bytes()
+            return Answer(facts=mine, proof=b"", refused=public_error_text(error)).to_bytes()
 
     @property
     def _public_start(self) -> bool:
@@ -228,8 +228,8 @@ class PartySite:
             return json.dumps({"kept": True}).encode()
         except Exception as error:
             self._note(error)
-            self.ended = {"ending": "failed", "words": public_words(error)}
-            return json.dumps({"kept": False, "words": public_words(error)}).encode()
+            self.ended = {"ending": "failed", "words": public_error_text(error)}
+            return json.dumps({"kept": False, "words": public_error_text(error)}).encode()
         finally:
             self.close()
 
@@ -272,7 +272,7 @@ def row_ids(site_folder: SiteFolder, spec: JobSpec) -> tuple[Sequence[str] | Non
     return (None, ids) if spec.work is Work.PREDICT else (ids, None)
 
 
-def public_words(error: Exception) -> str:
+def public_error_text(error: Exception) -> str:
     """Return the public text of an error.
 
     Texts about files are the owner's: such an error is only named as one.

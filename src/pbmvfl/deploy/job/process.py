@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.deploy.job.link_factory import party_tls_link, server_tls_link
-from pbmvfl.deploy.job.party_job import PartySite, public_words
+from pbmvfl.deploy.job.party_job import PartySite, public_error_text
 from pbmvfl.deploy.job.reporting import PartyReport, ServerReport
 from pbmvfl.deploy.job.server_job import Progress, ServerSite, result_folder
 from pbmvfl.deploy.link.interface import PartyLink, ServerLink
@@ -229,7 +229,7 @@ class ServerJob:
             self.result = site.run()
         except Exception as error:
             _log.exception("the label holder's part of the job failed")
-            words = self._why_closed or f"{self._site_folder.name}: {public_words(error)}"
+            words = self._why_closed or f"{self._site_folder.name}: {public_error_text(error)}"
             self.result = JobResult(job=self._job, ending=Ending.FAILED, words=words)
             with contextlib.suppress(PbmvflError, OSError):  # the disk may be what failed
                 self.result.write(result_folder(self._site_folder, self._spec))

@@ -32,22 +32,22 @@ SHORTEST_PAUSE, SHARE = 10.0, 20.0
 _LONGEST_LAST_LOOK = 5.0
 
 
-def limits_spent(ledger: Path, dataset: str) -> tuple[EpsilonSpent, ...]:
+def limits_spent(path: Path, dataset: str) -> tuple[EpsilonSpent, ...]:
     """Return the spending of every limit of a dataset; empty if there is no readable ledger.
 
     The ledger may be charged meanwhile. Rounds that are charged ahead count as spent. The whole ledger is read, so
     `SpentWatch` calls this in a thread of its own.
     """
     try:
-        book = Ledger(ledger, must_exist=True, read_only=True)
+        ledger = Ledger(path, must_exist=True, read_only=True)
     except (PbmvflError, OSError):
         return ()
     try:
-        return tuple(_spent(book, dataset, limit) for limit in book.limits(dataset))
+        return tuple(_spent(ledger, dataset, limit) for limit in ledger.limits(dataset))
     except (PbmvflError, OSError):  # it changed while it was read; the next read will succeed
         return ()
     finally:
-        book.close()
+        ledger.close()
 
 
 class SpentWatch:

@@ -165,7 +165,7 @@ class Dialer:
             try:
                 return self._dial_once()
             except ConnectionRefusedError as error:
-                reason = "nobody listens there"
+                reason = "no process listens there"
                 refused_since = refused_since or time.monotonic()
                 if self._was_welcome and time.monotonic() - refused_since >= self._ended_after:
                     raise LinkError("server: its process ended") from error
@@ -178,7 +178,7 @@ class Dialer:
                     raise LinkError("server: its process ended, and another job is there") from error
             except (OSError, EOFError) as error:
                 self._check_certificates(error)
-                reason, refused_since = _words(error), None
+                reason, refused_since = _failure_reason(error), None
             if time.monotonic() - since >= self._patience:
                 host, port = self._address
                 raise LinkError(f"server: not reached at {host}:{port} within {self._patience:g} seconds: {reason}")
@@ -204,9 +204,9 @@ class Dialer:
             if name != self._server_name:
                 raise LinkError(f"server: it has the certificate of {name}; permitted: {self._server_name}")
             buffer = frames.FrameBuffer(limit=self._frame_limit)
-            challenge = _said(frames.receive(guest, buffer, deadline=deadline), CHALLENGE)
+            challenge = _expect(frames.receive(guest, buffer, deadline=deadline), CHALLENGE)
             frames.send(guest, self._auth.join(challenge), deadline=deadline)
-            _said(frames.receive(guest, buffer, deadline=deadline), WELCOME)
+            _expect(frames.receive(guest, buffer, deadline=deadline), WELCOME)
         except BaseException:
             with self._changed:
                 self._connecting = None  # before it is closed: the descriptor may be another file's afterwards
@@ -233,7 +233,7 @@ class Dialer:
             raise LinkError("server: the line was closed at this side")
 
 
-def _said(frame: bytes, expected: bytes) -> bytes:
+def _expect(frame: bytes, expected: bytes) -> bytes:
     kind, rest = frame[:1], frame[1:]
     if kind == REFUSED:
         words = "".join(each for each in rest[:400].decode(errors="replace") if each.isprintable())
@@ -243,7 +243,7 @@ def _said(frame: bytes, expected: bytes) -> bytes:
     return rest
 
 
-def _words(error: Exception) -> str:
+def _failure_reason(error: Exception) -> str:
     if isinstance(error, EOFError | ssl.SSLEOFError | ConnectionResetError):
         return "the connection was closed during the handshake"
     if isinstance(error, TimeoutError):

@@ -53,7 +53,7 @@ class LogFile:
             OSError: If it cannot be written.
         """
         data = line.encode(errors="replace") + b"\n"
-        with self._alone():
+        with self._locked():
             descriptor = self._open(self.path)
             try:
                 size = os.fstat(descriptor).st_size
@@ -77,7 +77,7 @@ class LogFile:
                 self._lock = -1
 
     @contextlib.contextmanager
-    def _alone(self) -> Iterator[None]:
+    def _locked(self) -> Iterator[None]:
         """Serialise writers: other processes of the site, and threads of this one.
 
         The file lock belongs to the process, so its threads need a lock of their own: two that rotate at the same time
@@ -256,13 +256,13 @@ class _LibraryHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            words = _library_words(record)
+            words = _record_text(record)
         except Exception:
             words = "a message that cannot be shown"
         self._log.write_line(record.levelno, Event.NOTE, words, {})
 
 
-def _library_words(record: logging.LogRecord) -> str:
+def _record_text(record: logging.LogRecord) -> str:
     where = f"{record.module}:{record.lineno}"
     if not isinstance(record.msg, str) or not _is_constant(record):
         words = f"a message of {where} that is not a constant of its code, and is not kept"

@@ -41,7 +41,7 @@ class Approval:
     """Result of a call of `approve`."""
 
     #: Bundle of each organisation; empty before all requests are there.
-    parcels: dict[str, Path]
+    bundles: dict[str, Path]
     #: Organisations whose request is missing.
     missing: tuple[str, ...]
     #: Fingerprint of the federation; empty before all requests are there.
@@ -90,9 +90,9 @@ def request(federation_toml: Path, name: str, path: Path) -> Path:
         site=_csr(folder, name, name, "server" if site_folder.is_server else "client"),
         lead=_csr(folder, federation.lead, name, "lead") if site_folder.is_server else "",
     )
-    parcel = folder / f"{name}.request.zip"
-    wanted.write(parcel, identity)
-    return parcel
+    bundle = folder / f"{name}.request.zip"
+    wanted.write(bundle, identity)
+    return bundle
 
 
 def approve(
@@ -137,14 +137,14 @@ def approve(
             shutil.copyfile(path, known / f"{name}.request.zip")
     missing = tuple(name for name in names if name not in everybody)
     if missing:
-        return Approval(parcels={}, missing=missing, fingerprint="")
+        return Approval(bundles={}, missing=missing, fingerprint="")
     identities = {name: each.identity for name, each in everybody.items()}
     root = Certificate.read(folder / "rootCA.pem")
-    parcels = {}
+    bundles = {}
     make_private_folder(folder / "signed")
     for name, wanted in everybody.items():
         server = name == federation.server
-        parcels[name] = folder / "signed" / f"{name}.signed.zip"
+        bundles[name] = folder / "signed" / f"{name}.signed.zip"
         Signed(
             federation=federation.digest,
             name=name,
@@ -152,12 +152,12 @@ def approve(
             site=_sign(folder, wanted.site, "server" if server else "client", days, federation.host),
             lead=_sign(folder, wanted.lead, "lead", days, federation.host) if server else "",
             identities=identities,
-        ).write(parcels[name])
-    return Approval(parcels=parcels, missing=(), fingerprint=fingerprint(federation, root, identities))
+        ).write(bundles[name])
+    return Approval(bundles=bundles, missing=(), fingerprint=fingerprint(federation, root, identities))
 
 
 def package(
-    site_folder: SiteFolder, parcel: Path, *, fingerprint_said: str | None = None, replace: bool = False
+    site_folder: SiteFolder, bundle: Path, *, fingerprint_said: str | None = None, replace: bool = False
 ) -> str:
     """Make a kit from the own keys and the authority's reply, and return the federation's fingerprint.
 
@@ -165,15 +165,15 @@ def package(
     are refused, unless they are to `replace` the old ones.
     """
     federation = site_folder.federation
-    signed = Signed.read(parcel, federation)
+    signed = Signed.read(bundle, federation)
     if signed.name != site_folder.name:
-        raise FederationError(f"{parcel} is for {signed.name[:40]!r}, and this is the folder of {site_folder.name}")
+        raise FederationError(f"{bundle} is for {signed.name[:40]!r}, and this is the folder of {site_folder.name}")
     if signed.identities[site_folder.name] != site_folder.identity().public:
         raise FederationError(
-            f"{parcel} has another identity for {site_folder.name} than the one here: somebody swapped it, or this "
+            f"{bundle} has another identity for {site_folder.name} than the one here: somebody swapped it, or this "
             "organisation asked again since; do not use it"
         )
-    with tempfile.TemporaryDirectory(prefix=".package-", dir=site_folder.path) as scratch, _named(scratch, parcel):
+    with tempfile.TemporaryDirectory(prefix=".package-", dir=site_folder.path) as scratch, _named(scratch, bundle):
         root = Path(scratch) / "rootCA.pem"
         root.write_text(signed.authority)
         authority = Certificate.read(root)
@@ -234,12 +234,12 @@ def _check_pins(site_folder: SiteFolder, signed: Signed, replace: bool) -> None:
 
 
 @contextlib.contextmanager
-def _named(scratch: str, parcel: Path) -> Iterator[None]:
+def _named(scratch: str, bundle: Path) -> Iterator[None]:
     """Name the bundle in errors, not a temporary file that is gone when they are read."""
     try:
         yield
     except FederationError as error:
-        raise FederationError(str(error).replace(f"{scratch}/", f"{parcel}: ")) from None
+        raise FederationError(str(error).replace(f"{scratch}/", f"{bundle}: ")) from None
 
 
 def _csr(folder: Path, name: str, owner: str, kind: str) -> str:

@@ -329,7 +329,7 @@ def install(parties: Iterable[str], lead: str) -> None:
     _guard_requests(known, lead)
     _guard_replies()
     # A message may name any address to dial back to: only the server is dialled.
-    _replace(CoreCell, "_add_adhoc_connector", _dial_nobody)
+    _replace(CoreCell, "_add_adhoc_connector", _do_not_dial)
     # A message could make its reader write files, in a folder that all users of a machine share.
     _replace(lobs, "get_datum_dir", _no_files)
 
@@ -341,7 +341,7 @@ def _replace(owner: Any, name: str, by: Callable[..., Any]) -> None:
     setattr(owner, name, by)
 
 
-def _dial_nobody(*_: object) -> None:
+def _do_not_dial(*_: object) -> None:
     return None
 
 

@@ -200,7 +200,7 @@ class Signed:
         if said["federation"] != federation.digest:
             raise FederationError(f"{path} was made for another {FILE} than the one here; compare the files")
         if set(said["identities"]) != {federation.server, *federation.parties}:
-            raise FederationError(f"{path} does not have everybody's identity, and nobody else's; ask for it again")
+            raise FederationError(f"{path} does not have exactly the identities of all organisations; ask for it again")
         identities = {name: _hex(key, path) for name, key in said["identities"].items()}
         check_distinct(identities, path)
         return cls(**{name: said[name] for name in names}, identities=identities)

@@ -121,7 +121,7 @@ _LAST, _DONE = "outcome.json", "done.json"
 
 
 class Ending(StrEnum):
-    """How a job ended."""
+    """Ending of a job."""
 
     DONE = "done"  #: everything that was asked for is there, at every site
     STOPPED = "stopped"  #: a limit of a party's owner, or a loss that went astray: nothing more is to be had

@@ -62,15 +62,15 @@ class DataSource:
     columns: tuple[str, ...] | None = None
     #: Schema file, as `pbmvfl schema` writes it; None: columns are numbers.
     schema: Path | None = None
-    #: The name that the ledger counts under; of parties.
+    #: Name that the ledger counts under; parties only.
     dataset: str = ""
-    #: The owner's public name of the state that the columns are in; of parties. Rows that were predicted keep their
-    #: answers, for nothing, until it is another one: then all that are asked about are drawn and charged anew.
+    #: The owner's public name for the current state of the columns; parties only. Predicted rows keep their answers, at
+    #: no charge, until it changes: then every predicted row is drawn and charged anew.
     version: str = ""
-    #: The column of labels; of the label holder.
+    #: Column of labels; label holder only.
     label: str = ""
-    #: The owner's word that these rows are nobody's, as in a trial: then a limit may be left out. The ledger counts all
-    #: the same, and a limit that its book has holds.
+    #: The owner declares that no row is a person's, as in a trial: then a limit may be left out. The ledger counts all
+    #: the same, and a limit in the ledger holds.
     made_up: bool = False
 
 
@@ -177,8 +177,8 @@ class PolicyFile:
             held = next((each for each in ledger.limits(self.data.dataset) if same_subject(each, limit)), None)
             if held is not None and (limit.epsilon > held.epsilon or limit.delta > held.delta):
                 raise PolicyFileError(
-                    f"{self.path}: [[limit]] {limit} is looser than the book's, epsilon {held.epsilon:g} at delta "
-                    f"{held.delta:g}; lower it, or raise the book's first: {_raise_command(ledger, self, limit)}"
+                    f"{self.path}: [[limit]] {limit} is looser than the ledger's, epsilon {held.epsilon:g} at delta "
+                    f"{held.delta:g}; lower it, or raise the ledger's first: {_raise_command(ledger, self, limit)}"
                 )
             if held is None or (limit.epsilon, limit.delta) != (held.epsilon, held.delta):
                 changed.append(ledger.set_limit(self.data.dataset, limit))

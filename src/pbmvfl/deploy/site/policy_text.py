@@ -71,13 +71,13 @@ def describe_limits(site_folder: SiteFolder, policy: PolicyFile) -> list[str]:
 def _standing(limit: Limit, held: list[Limit]) -> str:
     there = next((each for each in held if same_subject(each, limit)), None)
     if there is None:
-        return "will be in the book with the next order"
+        return "will be in the ledger with the next order"
     if (there.epsilon, there.delta) == (limit.epsilon, limit.delta):
-        return "as in the book"
+        return "as in the ledger"
     now = f"epsilon {there.epsilon:g} at delta {there.delta:g}"
     if limit.epsilon <= there.epsilon and limit.delta <= there.delta:
         return f"will be lowered from {now} with the next order"
-    return f"LOOSER than the book's {now}: every order is refused until one of them is changed"
+    return f"LOOSER than the ledger's {now}: every order is refused until one of them is changed"
 
 
 def describe_plan_rules(policy: Policy) -> list[str]:
@@ -117,7 +117,7 @@ def notes(policy: PolicyFile) -> list[str]:
     """Return remarks about settings that are valid and deserve the owner's attention."""
     found = [*policy.notes]
     if policy.data.made_up:
-        found.append("[data] made_up: the rows are nobody's, by the owner's word; take it out for rows of people")
+        found.append("[data] made_up: the owner declares that no row is a person's; remove it for rows of people")
     if policy.limits and not any(limit.accounting is Accounting.STRICT for limit in policy.limits):
         found.append('no limit is strict: the paper\'s count is not a proof; add one with accounting = "strict"')
     for limit in policy.limits:

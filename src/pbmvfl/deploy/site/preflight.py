@@ -101,7 +101,7 @@ def _refused(error: ssl.SSLCertVerificationError) -> str:
         return "the server's certificate is not valid yet, by this machine's clock; is the clock right?"
     return (
         f"the server's certificate was not signed by this federation's authority ({error.verify_message}); it is "
-        "another federation's server, or somebody poses as it"
+        "another federation's server, or an impostor"
     )
 
 
@@ -109,7 +109,7 @@ def _unreached(host: str, port: int, error: OSError) -> str:
     if isinstance(error, socket.gaierror):
         return f"host={host!r} has no address: {error.strerror}; check [server] host in federation.toml, and DNS"
     if isinstance(error, ConnectionRefusedError):
-        return f"nobody listens at {host}:{port}; the label holder starts it with `pbmvfl server start`"
+        return f"no process listens at {host}:{port}; the label holder starts it with `pbmvfl server start`"
     if isinstance(error, TimeoutError):
         return f"{host}:{port} does not answer; is a firewall in between, or the address wrong?"
     if isinstance(error, _HungUp):
