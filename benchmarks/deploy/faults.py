@@ -29,6 +29,7 @@ from benchmarks.deploy.phishing import PARTIES, SERVER, Trial, environment, wait
 from pbmvfl.deploy.alignment.runner import LabelRows
 from pbmvfl.deploy.job.job_plans import training_plan
 from pbmvfl.federation.model import FederatedModel
+from pbmvfl.federation.serving import ReleaseOptions
 
 EPOCHS = 160
 RESTART_AFTER = 3.0
@@ -199,7 +200,7 @@ def accuracy(trial: Trial, run: str) -> float:
             if site != SERVER:
                 rows = rows.merge(pd.read_csv(home.path / "rows.csv"), on="id")
         model = FederatedModel.load(folder)
-        found = model.evaluate(rows, label="label", id="id", exact=True, exact_metrics=True)
+        found = model.evaluate(rows, ReleaseOptions(exact=True, exact_metrics=True), label="label", id="id")
     return round(found["test_accuracy"], 4)
 
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pbmvfl.federation.model import FederatedModel, load
     from pbmvfl.federation.predictions import Predictions
     from pbmvfl.federation.results import Result
+    from pbmvfl.federation.serving import ReleaseOptions
     from pbmvfl.ledger.ledger import Ledger
     from pbmvfl.ledger.limits import Limit
     from pbmvfl.plan.plan import Plan
@@ -39,6 +40,7 @@ _LAZY = {
     "Plan": "pbmvfl.plan.plan",
     "Policy": "pbmvfl.plan.policy",
     "Predictions": "pbmvfl.federation.predictions",
+    "ReleaseOptions": "pbmvfl.federation.serving",
     "Result": "pbmvfl.federation.results",
     "VerticalClassifier": "pbmvfl.federation.estimator",
     "VerticalDataset": "pbmvfl.data",
@@ -57,6 +59,7 @@ __all__ = [
     "Plan",
     "Policy",
     "Predictions",
+    "ReleaseOptions",
     "Result",
     "VerticalClassifier",
     "VerticalDataset",

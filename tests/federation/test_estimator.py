@@ -22,7 +22,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import pbmvfl
-from pbmvfl import Ledger, Limit, VerticalClassifier
+from pbmvfl import Ledger, Limit, ReleaseOptions, VerticalClassifier
 from pbmvfl.errors import BudgetExceeded, DataError, ModelError, PlanError
 
 PAGE = Path(__file__).parents[2] / "docs" / "estimator.md"
@@ -345,8 +345,8 @@ def test_a_fitted_one_is_saved_and_neither_pickled_nor_copied(fitted, tmp_path):
     with pytest.raises(ModelError, match=r"estimator\.model_\.save\(folder\)"):
         pickle.dumps(make_pipeline(fitted))
     frame, _ = people()
-    exact = pbmvfl.load(fitted.model_.save(tmp_path / "model")).release(frame, exact=True).probabilities
-    assert np.array_equal(exact, fitted.model_.release(frame, exact=True).probabilities)
+    exact = pbmvfl.load(fitted.model_.save(tmp_path / "model")).release(frame, ReleaseOptions(exact=True)).probabilities
+    assert np.array_equal(exact, fitted.model_.release(frame, ReleaseOptions(exact=True)).probabilities)
     assert pickle.loads(pickle.dumps(classifier(epsilon=3))).get_params() == classifier(epsilon=3).get_params()
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
 import pbmvfl
-from pbmvfl import FederatedModel, Federation, Plan
+from pbmvfl import FederatedModel, Federation, Plan, ReleaseOptions
 from pbmvfl.data.new_rows import NewRows
 from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.errors import CheckpointError, DataError, ModelError, PlanError, WrongPlan
@@ -79,9 +79,9 @@ def scores_from_files(folder: Path, data: VerticalDataset, plan: Plan) -> np.nda
 
 def test_a_saved_model_computes_what_its_files_say(model, data, tmp_path):
     loaded = pbmvfl.load(copy_of(model, tmp_path))
-    exact = loaded.release(data, exact=True)
+    exact = loaded.release(data, ReleaseOptions(exact=True))
     np.testing.assert_allclose(exact.scores_NK, scores_from_files(tmp_path / "m", data, model.plan), atol=2e-4)
-    assert np.array_equal(exact.scores_NK, model.release(data, exact=True).scores_NK)
+    assert np.array_equal(exact.scores_NK, model.release(data, ReleaseOptions(exact=True)).scores_NK)
     assert (loaded.party_names, loaded.class_names, loaded.dataset) == (data.party_names, data.class_names, "small")
 
 
@@ -230,7 +230,7 @@ def test_parties_in_processes_leave_a_model_of_what_each_of_them_kept(data, tmp_
     there = Federation(plan, parties="processes").fit(data, checkpoints=tmp_path / "c").model
     assert here is not None
     assert there is not None
-    scores = [each.release(data, exact=True).scores_NK for each in (here, there)]
+    scores = [each.release(data, ReleaseOptions(exact=True)).scores_NK for each in (here, there)]
     assert np.array_equal(*scores)
     assert Federation(plan, parties="processes").fit(data).model is None
 
@@ -243,17 +243,20 @@ def test_own_networks_are_given_again_and_get_their_weights_back(data, tmp_path)
     with pytest.raises(ModelError, match="own networks; give them again"):
         pbmvfl.load(tmp_path / "m")
     loaded = pbmvfl.load(tmp_path / "m", encoders=own_networks(plan, data))
-    assert np.array_equal(loaded.release(data, exact=True).scores_NK, trained.release(data, exact=True).scores_NK)
+    assert np.array_equal(
+        loaded.release(data, ReleaseOptions(exact=True)).scores_NK,
+        trained.release(data, ReleaseOptions(exact=True)).scores_NK,
+    )
 
 
 def test_a_model_stays_as_it_was_when_its_federation_trains_again(data):
     federation = Federation(local_plan(data, noise_multiplier=1.0, seed=3))
     first = federation.fit(data).model
     assert first is not None
-    before = first.release(data, exact=True).scores_NK.copy()
+    before = first.release(data, ReleaseOptions(exact=True)).scores_NK.copy()
     federation.fit(data)
     first._released.clear()
-    assert np.array_equal(first.release(data, exact=True).scores_NK, before)
+    assert np.array_equal(first.release(data, ReleaseOptions(exact=True)).scores_NK, before)
 
 
 def test_a_model_that_a_limit_ended_early_can_still_be_asked(data, tmp_path):
@@ -278,7 +281,7 @@ def test_a_model_that_a_limit_ended_early_can_still_be_asked(data, tmp_path):
     result = Federation(plan).fit(data, ledger=tmp_path, until_limit=True)
     assert result.stopped
     assert result.model is not None
-    assert result.model.release(data, exact=True, exact_metrics=True).is_known.all()
+    assert result.model.release(data, ReleaseOptions(exact=True, exact_metrics=True)).is_known.all()
 
 
 # --- rows ---
@@ -299,27 +302,27 @@ def test_rows_that_do_not_fit_are_refused_before_anything_is_released(model, dat
     with pytest.raises(ModelError, match="trained on arrays without column names"):
         model.predict("new.csv")
     with pytest.raises(PlanError, match="prediction_epsilon=-1"):
-        model.predict(data, epsilon=-1)
+        model.predict(data, ReleaseOptions(epsilon=-1))
     with pytest.raises(DataError, match="no labels to compare with"):
-        model.evaluate(list(parts), exact=True)
+        model.evaluate(list(parts), ReleaseOptions(exact=True))
     with pytest.raises(DataError, match=r"row=2 .* has a class that the model does not know; it knows x, y, z"):
-        model.score([part[:3] for part in parts], ["x", "y", "w"], exact=True)
+        model.score([part[:3] for part in parts], ["x", "y", "w"], ReleaseOptions(exact=True))
     model.taps.clear()
     assert not seen
 
 
 def test_labels_of_rows_are_compared_by_their_names(model, data):
-    exact = model.release(data, exact=True)
+    exact = model.release(data, ReleaseOptions(exact=True))
     right = sum(a == data.class_names[b] for a, b in zip(exact.labels, data.test_labels, strict=True))
     names = [data.class_names[label] for label in data.test_labels]
-    assert model.score(list(data.test_features), names, exact=True) == pytest.approx(right / 30)
-    assert model.evaluate(data, exact=True) == {"test_accuracy": pytest.approx(right / 30)}
+    assert model.score(list(data.test_features), names, ReleaseOptions(exact=True)) == pytest.approx(right / 30)
+    assert model.evaluate(data, ReleaseOptions(exact=True)) == {"test_accuracy": pytest.approx(right / 30)}
 
 
 def test_predictions_are_written_for_people_and_machines(model, data, tmp_path):
     import pyarrow.parquet as pq
 
-    found = model.release(data, exact=True)
+    found = model.release(data, ReleaseOptions(exact=True))
     found.write(tmp_path / "p.parquet")
     read = pq.read_table(tmp_path / "p.parquet").to_pydict()
     assert list(read) == ["id", "prediction", "p(x)", "p(y)", "p(z)", "label"]
@@ -370,13 +373,13 @@ def test_without_counts_of_votes_a_model_releases_votes_that_can_be_added(data):
     for plan, epsilon in ((local_plan(data, noise_multiplier=3.0), 6.0), (voting_plan(data, evaluation="none"), 1.0)):
         trained = Federation(plan).fit(data).model
         assert trained is not None
-        found = trained.release(data, epsilon=epsilon)
+        found = trained.release(data, ReleaseOptions(epsilon=epsilon))
         assert found.plan.prediction.name == "laplace"
         assert found.privacy(delta=1e-5).bound("cell", "strict").epsilon <= epsilon
         assert np.isfinite(found.scores_NK).all()
         np.testing.assert_allclose(found.probabilities.sum(axis=1), 1, atol=1e-6)
     assert any("counted in training for another epsilon" in note for note in trained.prediction_notes(epsilon=1.0))
-    more = trained.release(data, epsilon=6.0)
+    more = trained.release(data, ReleaseOptions(epsilon=6.0))
     assert more.plan.prediction == plan.prediction
     assert more.privacy(delta=1e-5).bound("cell", "strict").epsilon <= 2.0
     assert not trained.prediction_notes(epsilon=6.0)
@@ -389,7 +392,7 @@ def test_a_model_without_privacy_is_asked_exactly_or_not_at_all(data):
     assert trained is not None
     with pytest.raises(ModelError, match="trained without privacy"):
         trained.predict(data)
-    assert trained.release(data, exact=True).exact
+    assert trained.release(data, ReleaseOptions(exact=True)).exact
 
 
 def test_a_model_with_a_trained_head_releases_as_it_was_trained(data):
@@ -398,7 +401,7 @@ def test_a_model_with_a_trained_head_releases_as_it_was_trained(data):
     assert trained is not None
     assert trained.release(data).plan.mechanism_for(trained.release(data).plan.schedule.kinds[0]) == plan.release
     with pytest.raises(PlanError, match="epsilon=2 cannot be chosen for this model"):
-        trained.predict(data, epsilon=2)
+        trained.predict(data, ReleaseOptions(epsilon=2))
     # Its weights know rows without noise: what each prediction says of those is charged to all of them.
     with pytest.raises(ModelError, match="leave dataset out"):
         trained.predict(data, dataset="others")
@@ -417,6 +420,6 @@ def test_a_model_of_format_1_is_read_and_computes_what_it_did(tmp_path):
     assert model.class_names == ("goes", "stays")
     assert [part.names for part in model.columns or ()] == [("income", "job"), ("visits",)]
     known = json.loads((folder / "scores.json").read_text())
-    exact = model.release(folder / "rows.csv", exact=True)
+    exact = model.release(folder / "rows.csv", ReleaseOptions(exact=True))
     np.testing.assert_allclose(exact.scores_NK, known, atol=1e-5)
-    assert model.release(folder / "rows.csv", uncharged=True).is_known.all()
+    assert model.release(folder / "rows.csv", ReleaseOptions(uncharged=True)).is_known.all()

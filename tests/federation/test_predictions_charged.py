@@ -20,7 +20,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pbmvfl import FederatedModel, Federation, Ledger, Limit, Plan, load
+from pbmvfl import FederatedModel, Federation, Ledger, Limit, Plan, ReleaseOptions, load
 from pbmvfl.data.new_rows import NewRows
 from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.errors import BudgetExceeded, LedgerError, ModelError
@@ -199,7 +199,7 @@ def test_the_oracle_would_see_a_release_that_nobody_charged(tmp_path):
     assert model is not None
     wire = Wire()
     model.taps = [wire]
-    model.release(people(0, 3), uncharged=True)
+    model.release(people(0, 3), ReleaseOptions(uncharged=True))
     assert [kind for kind, _ in wire.sent] == [PREDICTION]
     spent = spent_of(book_of(tmp_path, 1, "shop"))
     assert spent["new0"] < response_cost() / 2
@@ -253,12 +253,12 @@ def test_training_with_ledgers_makes_predictions_with_ledgers(tmp_path):
         loaded.predict(people(0, 2))
     for books in (None, tmp_path / "new"):  # nobody who could know of a limit is asked
         with pytest.raises(LedgerError, match="that book is not here"):
-            loaded.predict(people(0, 2), exact=True, ledger=books)
+            loaded.predict(people(0, 2), ReleaseOptions(exact=True, ledger=books))
     assert not (tmp_path / "new").exists()
-    loaded.predict(people(0, 2), exact=True, exact_metrics=True)
-    loaded.predict(people(0, 2), exact=True, ledger=tmp_path / "books")
-    loaded.predict(people(0, 2), uncharged=True)
-    loaded.predict(people(0, 3), ledger=tmp_path / "books")
+    loaded.predict(people(0, 2), ReleaseOptions(exact=True, exact_metrics=True))
+    loaded.predict(people(0, 2), ReleaseOptions(exact=True, ledger=tmp_path / "books"))
+    loaded.predict(people(0, 2), ReleaseOptions(uncharged=True))
+    loaded.predict(people(0, 3), ReleaseOptions(ledger=tmp_path / "books"))
     assert spent_of(book_of(tmp_path / "books", 1, "shop"))["new2"] == pytest.approx(response_cost())
 
 
@@ -278,7 +278,7 @@ def test_a_limit_is_asked_before_anything_is_released_and_can_be_used_up(tmp_pat
     with pytest.raises(BudgetExceeded, match="the limit of party='bank' would end this run at round=1 of 3"):
         model.predict(people(0, 6), dataset="others")
     assert not wire.sent
-    found = model.release(people(0, 6), dataset="others", until_limit=True)
+    found = model.release(people(0, 6), ReleaseOptions(until_limit=True), dataset="others")
     assert found.is_known.tolist() == [True, True, False, False, False, False]
     assert found.labels.tolist()[2:] == [None] * 4
     assert "limit" in found.stopped

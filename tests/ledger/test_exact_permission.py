@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 
 import pbmvfl
-from pbmvfl import Federation, Ledger, VerticalClassifier
+from pbmvfl import Federation, Ledger, ReleaseOptions, VerticalClassifier
 from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.errors import LedgerError
 from support.limited_people import NAME, WHO, load_people, noted, plan_of, sessions, set_limits, trained, write_people
@@ -38,22 +38,22 @@ def test_exact_figures_need_permission_whatever_the_rows_are_called(dataset, mod
     for each in (model, pbmvfl.load(saved, ledger=tmp_path / "books")):
         for ask in (each.release, each.predict, each.evaluate, each.score):
             with pytest.raises(LedgerError, match=REFUSED):
-                ask(data, exact=True, dataset=dataset)
+                ask(data, options=ReleaseOptions(exact=True), dataset=dataset)
     assert noted(tmp_path / "books") == []
-    assert model.release(data, exact=True, exact_metrics=True, dataset=dataset).exact
+    assert model.release(data, ReleaseOptions(exact=True, exact_metrics=True), dataset=dataset).exact
     for party in WHO:
         assert noted(tmp_path / "books", party) == [("exact", dataset)]
     with pytest.raises(LedgerError, match=REFUSED):  # also of what this object remembers: permission is for once
-        model.release(data, exact=True, dataset=dataset)
+        model.release(data, ReleaseOptions(exact=True), dataset=dataset)
 
 
 def test_one_party_s_limit_is_enough(data, tmp_path):
     model = trained(data, tmp_path / "books")
-    assert model.release(data, exact=True).exact
+    assert model.release(data, ReleaseOptions(exact=True)).exact
     set_limits(tmp_path / "books", ["shop"], dataset="somebody else")
     with pytest.raises(LedgerError, match=r"shop\.sqlite' has a limit"):
-        model.release(data, exact=True)
-    model.release(data, exact=True, exact_metrics=True)
+        model.release(data, ReleaseOptions(exact=True))
+    model.release(data, ReleaseOptions(exact=True, exact_metrics=True))
     assert (noted(tmp_path / "books", "bank"), noted(tmp_path / "books", "shop")) == ([], [("exact", NAME)])
 
 
@@ -66,19 +66,19 @@ def test_an_older_copy_without_the_limit_is_no_permission(data, tmp_path):
     shutil.copytree(copy, books)
     for dataset in (NAME, "nobody"):
         with pytest.raises(LedgerError, match="pbmvfl ledger accept"):
-            model.release(data, exact=True, dataset=dataset)
+            model.release(data, ReleaseOptions(exact=True), dataset=dataset)
 
 
 def test_permission_is_noted_where_training_was_charged_and_nowhere_else(model, data, tmp_path):
     """Another folder's ledgers are not those of these owners."""
     for how in ({"exact": True, "exact_metrics": True}, {"exact": True}, {"uncharged": True}):
         with pytest.raises(LedgerError, match="that book is not here"):
-            model.release(data, ledger=tmp_path / "elsewhere", **how)
+            model.release(data, ReleaseOptions(ledger=tmp_path / "elsewhere", **how))
     assert not (tmp_path / "elsewhere").exists()
 
 
 def test_predictions_that_are_not_charged_are_noted_where_there_is_a_limit(model, data, tmp_path):
-    model.predict(data, uncharged=True)
+    model.predict(data, ReleaseOptions(uncharged=True))
     for party in WHO:
         assert noted(tmp_path / "books", party) == [("uncharged", NAME)]
     with contextlib.closing(Ledger(tmp_path / "books" / "bank.sqlite", read_only=True)) as ledger:

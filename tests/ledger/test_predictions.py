@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import pbmvfl
-from pbmvfl import FederatedModel, Federation
+from pbmvfl import FederatedModel, Federation, ReleaseOptions
 from pbmvfl.data.new_rows import NewRows
 from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.errors import BudgetExceeded, LedgerError
@@ -71,14 +71,16 @@ def test_new_rows_have_a_budget_of_their_own_and_asking_again_costs_nothing(mode
     with contextlib.closing(Ledger(books / "bank.sqlite", read_only=True)) as book:
         trained_for = spending(book, "people", LIMIT).epsilon
     assert 1.5 < trained_for < 3
-    first = model.release(rows, ledger=books)  # as training planned it: a symbol with a pure epsilon of 2
+    first = model.release(
+        rows, ReleaseOptions(ledger=books)
+    )  # as training planned it: a symbol with a pure epsilon of 2
     with contextlib.closing(Ledger(books / "bank.sqlite", read_only=True)) as book:
         assert spending(book, "people", LIMIT).epsilon == pytest.approx(max(trained_for, 2.0), rel=1e-3)
     again = pbmvfl.load(tmp_path / "model")  # another process, as it were: nothing is remembered but what is stored
-    for said in again.forecast(rows, ledger=books):
+    for said in again.forecast(rows, ReleaseOptions(ledger=books)):
         (limit,) = said.limits
         assert (limit.stops_at, limit.will_be) == (None, limit.spent)
-    second = again.release(rows, ledger=books)
+    second = again.release(rows, ReleaseOptions(ledger=books))
     np.testing.assert_array_equal(first.scores_NK, second.scores_NK)
     trained, asked, repeated = charged(tmp_path)
     assert "trained 3 epochs on 60 rows" in trained
@@ -88,16 +90,16 @@ def test_new_rows_have_a_budget_of_their_own_and_asking_again_costs_nothing(mode
 
 def test_a_row_that_has_no_budget_left_is_refused_before_anything_is_released(model, tmp_path):
     rows, books = new_rows("new", 30), tmp_path / "books"
-    model.release(rows, epsilon=2.0, ledger=books)
+    model.release(rows, ReleaseOptions(epsilon=2.0, ledger=books))
     before = charged(tmp_path)
     with pytest.raises(BudgetExceeded, match=r"from epsilon 2\.\d+ to .*Nothing was sent"):
-        model.release(rows, epsilon=1.5, ledger=books)  # by another law, so it would tell something new
+        model.release(rows, ReleaseOptions(epsilon=1.5, ledger=books))  # by another law, so it would tell something new
     assert charged(tmp_path) == before
 
 
 def test_predicted_rows_under_other_ids_are_refused(model, tmp_path):
     rows, books = new_rows("new", 30), tmp_path / "books"
-    model.release(rows, epsilon=2.0, ledger=books)
+    model.release(rows, ReleaseOptions(epsilon=2.0, ledger=books))
     renamed = NewRows(
         name="people",
         party_names=PARTIES,
@@ -106,4 +108,4 @@ def test_predicted_rows_under_other_ids_are_refused(model, tmp_path):
         labels=None,
     )
     with pytest.raises(LedgerError, match=r"30 rows with the values of rows .* knows by other ids"):
-        model.release(renamed, epsilon=2.0, ledger=books)
+        model.release(renamed, ReleaseOptions(epsilon=2.0, ledger=books))

@@ -14,7 +14,7 @@ import shutil
 
 import pytest
 
-from pbmvfl import Federation, Ledger, Limit, VerticalClassifier
+from pbmvfl import Federation, Ledger, Limit, ReleaseOptions, VerticalClassifier
 from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.errors import BudgetExceeded, LedgerError
 from pbmvfl.ledger.owner import file_name
@@ -71,10 +71,10 @@ def test_a_model_of_renamed_parties_is_not_asked_with_these_ledgers(books, tmp_p
     left, before = Left(model), sorted(books.iterdir())
     for ask in (model.predict, model.evaluate, model.forecast):
         with pytest.raises(LedgerError, match=REFUSED):
-            ask(renamed, ledger=books)
+            ask(renamed, ReleaseOptions(ledger=books))
     for how in ({"exact": True}, {"exact": True, "exact_metrics": True}, {"uncharged": True}):
         with pytest.raises(LedgerError, match=REFUSED):
-            model.predict(renamed, ledger=books, **how)
+            model.predict(renamed, ReleaseOptions(ledger=books, **how))
     assert (left.count, sorted(books.iterdir())) == (0, before)
 
 

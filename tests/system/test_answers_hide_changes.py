@@ -22,7 +22,7 @@ import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from pbmvfl import FederatedModel, Federation, Ledger, Limit, Plan, load
+from pbmvfl import FederatedModel, Federation, Ledger, Limit, Plan, ReleaseOptions, load
 from pbmvfl.crypto.key_exchange import Identity
 from pbmvfl.data.new_rows import NewRows
 from pbmvfl.data.vertical import VerticalDataset
@@ -134,7 +134,7 @@ class World:
         self.model.taps = [tap]
         before, ended, scores = self.row_releases(), "", None
         try:
-            found = self.model.release(rows, **how)
+            found = self.model.release(rows, ReleaseOptions(**how))
             ended, scores = found.stopped, found.scores_NK
         except BudgetExceeded as refused:
             ended = str(refused).replace(str(self.folder), "")
@@ -318,9 +318,12 @@ def test_rows_without_ids_are_not_taken_for_others_at_their_place(nearly_exact, 
     how: dict[str, Any] = {"ledger": tmp_path / "books"} if charged else {"uncharged": True}
     data = table()
     chosen = [np.flatnonzero(data.train_labels == label)[:20] for label in (0, 1)]
-    found = [model.release([part[rows] for part in data.train_features], **how) for rows in chosen]
+    found = [model.release([part[rows] for part in data.train_features], ReleaseOptions(**how)) for rows in chosen]
     assert not np.array_equal(found[0].scores_NK, found[1].scores_NK)
-    exact = [model.release([part[rows] for part in data.train_features], exact=True).numbers for rows in chosen]
+    exact = [
+        model.release([part[rows] for part in data.train_features], ReleaseOptions(exact=True)).numbers
+        for rows in chosen
+    ]
     for one, other in zip(found, exact, strict=True):
         assert (one.numbers == other).mean() > 0.6
 
@@ -352,13 +355,13 @@ def test_labels_beside_the_rows_make_no_second_release(worlds):
     rows = people()
     here.ask(rows, epsilon=1.0)
     labels = np.arange(COUNT) % 2
-    found = here.model.release(dataclasses.replace(rows, labels=labels), epsilon=1.0)
-    other = here.model.release(dataclasses.replace(rows, labels=1 - labels), epsilon=1.0)
+    found = here.model.release(dataclasses.replace(rows, labels=labels), ReleaseOptions(epsilon=1.0))
+    other = here.model.release(dataclasses.replace(rows, labels=1 - labels), ReleaseOptions(epsilon=1.0))
     assert here.row_releases() == [COUNT, COUNT]
     right = float((found.numbers == labels).mean())
     assert found.metrics()["test_accuracy"] == pytest.approx(right)
     assert other.metrics()["test_accuracy"] == pytest.approx(1 - right)
-    assert here.model.release(rows, epsilon=1.0).true_labels is None
+    assert here.model.release(rows, ReleaseOptions(epsilon=1.0)).true_labels is None
 
 
 # --- in a run: predictions of test rows, and symbols of training rows ---

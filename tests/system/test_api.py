@@ -73,6 +73,7 @@ def test_the_exported_names_are_exactly_these():
         "Plan",
         "Policy",
         "Predictions",
+        "ReleaseOptions",
         "Result",
         "VerticalClassifier",
         "VerticalDataset",

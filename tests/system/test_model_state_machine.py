@@ -42,7 +42,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 import pbmvfl
-from pbmvfl import FederatedModel, Federation, Ledger, Limit
+from pbmvfl import FederatedModel, Federation, Ledger, Limit, ReleaseOptions
 from pbmvfl.data.new_rows import NewRows
 from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.errors import LedgerError, PbmvflError
@@ -367,7 +367,7 @@ class Machine(RuleBasedStateMachine):
         folder = self.books if copy is None else copy.folder
         self._do(
             "uncharged" if how.get("uncharged") else "predict",
-            lambda: model.release(rows, dataset=dataset, ledger=folder, **how),
+            lambda: model.release(rows, ReleaseOptions(ledger=folder, **how), dataset=dataset),
             left,
             copy=copy,
             permission="uncharged" if how.get("uncharged") else None,
@@ -401,7 +401,7 @@ class Machine(RuleBasedStateMachine):
         rows = rows_of(self.naming, dataset, people)
         self._do(
             "exact",
-            lambda: model.release(rows, exact=True, exact_metrics=permitted, ledger=folder),
+            lambda: model.release(rows, ReleaseOptions(exact=True, exact_metrics=permitted, ledger=folder)),
             [],
             copy=used,
             permission="exact",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from pbmvfl.federation.model import FederatedModel
     from pbmvfl.federation.predictions import Predictions
     from pbmvfl.federation.run_folder import RunFolder
+    from pbmvfl.federation.serving import ReleaseOptions
 
 _BUDGET, _OUT = "Budget", "Result"
 #: Instead of a column's name: the one that the labels of training came from.
@@ -154,8 +156,14 @@ def predict(
         _ask_federation(run, home, rows, budget, data_version, out=out, with_labels=False, json_only=json_)
         return
     asked = _Asked(run, data, id_, dataset, data_version, budget=budget, ledger=ledger, json_only=json_)
-    how = {"uncharged": uncharged, "until_limit": until_limit, "exact": exact, "exact_metrics": exact_metrics}
-    found = asked.release(how, out=out, wants_file=True)
+    found = asked.release(
+        out=out,
+        wants_file=True,
+        uncharged=uncharged,
+        until_limit=until_limit,
+        exact=exact,
+        exact_metrics=exact_metrics,
+    )
     if json_:
         print(json.dumps(asked.summary(found), indent=2))
     if found.stopped:
@@ -199,8 +207,14 @@ def evaluate(
     labels = (label or _OF_TRAINING, label_data)
     asked = _Asked(run, data, id_, dataset, data_version, labels=labels, budget=budget, ledger=ledger, json_only=json_)
     asked.require_labels()
-    how = {"uncharged": uncharged, "until_limit": until_limit, "exact": exact, "exact_metrics": exact_metrics}
-    found = asked.release(how, out=out, wants_file=False)
+    found = asked.release(
+        out=out,
+        wants_file=False,
+        uncharged=uncharged,
+        until_limit=until_limit,
+        exact=exact,
+        exact_metrics=exact_metrics,
+    )
     if json_:
         print(json.dumps(asked.summary(found), indent=2))
     else:
@@ -294,16 +308,35 @@ class _Asked:
 
     # --- the release ---
 
-    def release(self, how: dict[str, Any], *, out: Path | None, wants_file: bool) -> Predictions:
+    def release(
+        self,
+        *,
+        out: Path | None,
+        wants_file: bool,
+        uncharged: bool,
+        until_limit: bool,
+        exact: bool,
+        exact_metrics: bool,
+    ) -> Predictions:
         from pbmvfl.federation.predictions import check_predictions_file
+        from pbmvfl.federation.serving import ReleaseOptions
 
         if out is not None:
             check_target("out", check_predictions_file(out))
         self._file = out if out is not None or not wants_file else _free_file(self._path)
         if self._file is not None:
             _try_to_write(self._file)
-        self._show_before(exact=how["exact"], uncharged=how["uncharged"])
-        found = self._ask(how)
+        options = ReleaseOptions(
+            **self._budget,
+            ledger=self._ledger,
+            data_version=self._data_version,
+            uncharged=uncharged,
+            until_limit=until_limit,
+            exact=exact,
+            exact_metrics=exact_metrics,
+        )
+        self._show_before(options)
+        found = self._ask(options)
         if self._file is not None:
             self._keep(found)
         if self._folder is not None:
@@ -324,7 +357,7 @@ class _Asked:
             found.write(self._file)
             self._say(f"{error}; they were charged, so they were kept elsewhere")
 
-    def _ask(self, how: dict[str, Any]) -> Predictions:
+    def _ask(self, options: ReleaseOptions) -> Predictions:
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
         bar = Progress(
@@ -341,15 +374,7 @@ class _Asked:
             def on_round(done: int, total: int) -> None:
                 bar.update(task, completed=done, total=total)
 
-            return self._model.release(
-                self._rows,
-                **self._budget,
-                dataset=self._dataset,
-                ledger=self._ledger,
-                data_version=self._data_version,
-                **how,
-                on_round=on_round,
-            )
+            return self._model.release(self._rows, replace(options, on_round=on_round), dataset=self._dataset)
 
     # --- what is shown ---
 
@@ -398,7 +423,7 @@ class _Asked:
             majority_rate=shown.get("majority_rate"),
         )
 
-    def _show_before(self, *, exact: bool, uncharged: bool) -> None:
+    def _show_before(self, options: ReleaseOptions) -> None:
         from pbmvfl.cli.ledger_forecast import forecast_lines
         from pbmvfl.cli.tables import plain_table, print_notes, print_privacy
 
@@ -409,22 +434,21 @@ class _Asked:
         table.add_row("model", f"{model.dataset}, {parties}: {', '.join(model.party_names)}")
         version = f", version {self._data_version}" if self._data_version else ""
         table.add_row("rows", f"{counted(len(rows.ids), 'row')} of dataset {self._dataset or rows.name}{version}")
-        if exact:
+        if options.exact:
             table.add_row("release", "none: exact sums, which only a simulator sees; outside of any epsilon")
             self._console.print(table)
             print_notes(self._console, rows.notes)
             return
         table.add_row("release", model.prediction_words(**self._budget))
-        charged = "nobody counts these (--uncharged)" if uncharged else None
+        charged = "nobody counts these (--uncharged)" if options.uncharged else None
         table.add_row("charged to", charged or (str(self._ledger) if self._ledger else "no ledger: nobody counts them"))
         self._console.print(table)
         print_notes(self._console, [*rows.notes, *model.prediction_notes(**self._budget)])
         privacy = model.prediction_privacy(**self._budget, num_rows=len(rows.ids))
         print_privacy(self._console, privacy, title="epsilon that a row's prediction costs", strict_only=True)
-        if self._ledger is not None and not uncharged:
+        if self._ledger is not None and not options.uncharged:
             plan = model.serving_plan_for(len(rows.ids), **self._budget)
-            how = {**self._budget, "dataset": self._dataset, "data_version": self._data_version}
-            ahead = model.forecast(rows, **how, ledger=self._ledger)
+            ahead = model.forecast(rows, options, dataset=self._dataset)
             for line in forecast_lines(ahead, dataset=self._dataset or rows.name, plan=plan):
                 self._say(line)
 

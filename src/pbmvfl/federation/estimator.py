@@ -33,6 +33,7 @@ from pbmvfl.data.vertical import Array, VerticalDataset, column_blocks, numbered
 from pbmvfl.errors import DataError, ModelError, PlanError
 from pbmvfl.federation.federation import Federation
 from pbmvfl.federation.predictions import Predictions
+from pbmvfl.federation.serving import ReleaseOptions
 from pbmvfl.plan.groups import feature_width
 from pbmvfl.plan.local_search import learning_note
 from pbmvfl.plan.plan import Plan
@@ -253,7 +254,9 @@ class VerticalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
         self._fixed = {name: getattr(self, name) for name in _FIXED_BY_FIT}
         self.result_, self.model_ = result, result.model
         self.privacy_ = result.privacy(delta=delta)
-        self.prediction_privacy_ = self.model_.prediction_privacy(**self._how)
+        self.prediction_privacy_ = self.model_.prediction_privacy(
+            epsilon=self._own_epsilon, delta=self.delta, unit=self.unit
+        )
         return self
 
     def predict(self, X: Any) -> npt.NDArray[Any]:
@@ -296,14 +299,16 @@ class VerticalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
                     "charged; set it back, fit again, or ask the model itself: estimator.model_.release(...)"
                 )
         rows = self._new_rows(X)
-        return self.model_.release(rows, exact=True) if self.exact else self.model_.release(rows, **self._how)
+        if self.exact:
+            return self.model_.release(rows, ReleaseOptions(exact=True))
+        options = ReleaseOptions(epsilon=self._own_epsilon, delta=self.delta, unit=self.unit)
+        return self.model_.release(rows, options)
 
     @property
-    def _how(self) -> dict[str, Any]:
-        """How the model is asked. What was planned with training is within the budget and is not planned again."""
+    def _own_epsilon(self) -> float | None:
+        """Epsilon of a prediction; None for what was planned with training, which is within the budget."""
         planned = self.model_.plan.prediction is not None
-        epsilon = None if planned else self.prediction_epsilon
-        return {"epsilon": epsilon, "delta": self.delta, "unit": self.unit}
+        return None if planned else self.prediction_epsilon
 
     def _dataset(self, X: Any, y: Any) -> VerticalDataset:
         """Rows to train on, as every party has them, without test rows."""

@@ -14,7 +14,7 @@ import hashlib
 import json
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,8 +32,9 @@ from pbmvfl.federation.party_setup import PartySetup
 from pbmvfl.federation.predictions import Predictions
 from pbmvfl.federation.serving import (
     Release,
+    ReleaseOptions,
     Rows,
-    check_data_version,
+    Served,
     check_known,
     exact_scores,
     look_exactly,
@@ -60,8 +61,9 @@ if TYPE_CHECKING:
 _DROWNED = 0.5
 _WITHIN_A_LIMIT = (
     "Ask for fewer rows or a smaller epsilon, or for as many rows as the limit allows: --until-limit, "
-    "release(until_limit=True)"
+    "ReleaseOptions(until_limit=True)"
 )
+DEFAULT = ReleaseOptions()
 #: Releases that are remembered, so that asking again for the same rows in the same way releases nothing.
 _REMEMBERED = 8
 
@@ -190,122 +192,158 @@ class FederatedModel:
             )
         return cls(server, found, encoders=encoders, ledger=ledger, folder=folder)
 
-    # --- asking ---
+    # --- predictions ---
 
-    def predict(self, rows: Rows, **how: Any) -> npt.NDArray[np.object_]:
-        """The predicted class of each row, by its name. See `release` for what may be given and what it costs."""
-        return self.release(rows, **how).labels
+    def predict(
+        self, rows: Rows, options: ReleaseOptions = DEFAULT, *, id: str | None = None, dataset: str | None = None
+    ) -> npt.NDArray[np.object_]:
+        """Return the predicted class of each row, by its name.
 
-    def predict_proba(self, rows: Rows, **how: Any) -> npt.NDArray[np.float64]:
-        """P(class) of each row, (N, K), in the order of `class_names`."""
-        return self.release(rows, **how).probabilities
+        Args:
+            rows, options, id, dataset: As in `release`.
+        """
+        return self.release(rows, options, id=id, dataset=dataset).labels
 
-    def score(self, rows: Rows, labels: Sequence[Any] | npt.NDArray[Any] | None = None, **how: Any) -> float:
-        """Accuracy of released predictions. `labels` are names of classes; without them the rows bring their own."""
-        released = self.release(rows, **how)
+    def predict_proba(
+        self, rows: Rows, options: ReleaseOptions = DEFAULT, *, id: str | None = None, dataset: str | None = None
+    ) -> npt.NDArray[np.float64]:
+        """Return P(class) of each row, (N, K), in the order of `class_names`.
+
+        Args:
+            rows, options, id, dataset: As in `release`.
+        """
+        return self.release(rows, options, id=id, dataset=dataset).probabilities
+
+    def score(
+        self,
+        rows: Rows,
+        labels: Sequence[Any] | npt.NDArray[Any] | None = None,
+        options: ReleaseOptions = DEFAULT,
+        *,
+        label: str | None = None,
+        id: str | None = None,
+        dataset: str | None = None,
+    ) -> float:
+        """Return the accuracy of released predictions.
+
+        Args:
+            rows, options, label, id, dataset: As in `release`.
+            labels: Names of the true classes; None where the rows bring their labels.
+        """
+        released = self.release(rows, options, label=label, id=id, dataset=dataset)
         true = None if labels is None else self._numbers_of(labels)
         return released.metrics(true)["test_accuracy"]
 
-    def evaluate(self, rows: Rows, **how: Any) -> dict[str, float]:
-        """Accuracy, and AUPRC for two classes, of released predictions of rows that bring their labels."""
-        return self.release(rows, **how).metrics()
-
-    def release(
+    def evaluate(
         self,
         rows: Rows,
+        options: ReleaseOptions = DEFAULT,
         *,
-        epsilon: float | None = None,
-        delta: float | None = None,
-        unit: Unit | str = Unit.CELL,
         label: str | None = None,
         label_data: Any = None,
         id: str | None = None,
         dataset: str | None = None,
-        ledger: Path | str | None = None,
-        uncharged: bool = False,
-        until_limit: bool = False,
-        data_version: str = "",
-        exact: bool = False,
-        exact_metrics: bool = False,
-        on_round: Callable[[int, int], None] | None = None,
-    ) -> Predictions:
-        """Predict rows: one release of each, within `epsilon` for each (8, or what training planned).
+    ) -> dict[str, float]:
+        """Return accuracy, and AUPRC for two classes, of released predictions of rows that bring their labels.
 
-        `rows` are a file or a frame with the model's columns (`id` and `label` name further ones), one of each for each
-        party, or what `load_rows` gave. Each row is charged to every party's ledger under `dataset`, by default the
-        name of the people that the model was trained on, and its id. Rows that a party's limit would not all allow are
-        refused before anything is released; with `until_limit` those before the limit are, and `Predictions.stopped`
-        says so. Where a party's ledger has a limit, rows without an `id` are refused. `uncharged` is the owners'
-        permission that no ledger counts these, where training had ledgers; the ledgers note it.
-
-        The same rows asked for again in the same way, by this object, are answered from what was released, whatever
-        their columns are by now: an answer that changed with a cell would tell of it. Columns that changed are asked
-        about by another `data_version`, a public name: all rows are then released, and charged, anew. Rows without ids
-        are nobody in particular, and are released anew each time where a ledger counts them.
-
-        `exact` looks at exact sums, as only a simulator can: no noise, no charge, no epsilon. Where a ledger has a
-        limit it needs the owners' permission, `exact_metrics`, whatever the rows are called, and the ledgers note it.
+        Args:
+            rows, options, label, label_data, id, dataset: As in `release`.
         """
-        check_data_version(data_version)
+        return self.release(rows, options, label=label, label_data=label_data, id=id, dataset=dataset).metrics()
+
+    def release(
+        self,
+        rows: Rows,
+        options: ReleaseOptions = DEFAULT,
+        *,
+        label: str | None = None,
+        label_data: Any = None,
+        id: str | None = None,
+        dataset: str | None = None,
+    ) -> Predictions:
+        """Predict rows: one release of each, charged to every party's ledger.
+
+        Rows that a party's limit would not all allow are refused before anything is released, unless
+        `options.until_limit`. Where a party's ledger has a limit, rows without an `id` are refused.
+
+        Rows with ids that this object released before, with the same options, are answered from what was released,
+        whatever their columns are by now: an answer that changed with a cell would tell of it. Another
+        `options.data_version` releases, and charges, all rows anew. Rows without ids are nobody in particular, and are
+        released anew each time where a ledger counts them.
+
+        Args:
+            rows: A file or a frame with the model's columns, one of each for each party, one array for each party, or
+                what `load_rows` gave.
+            options: Cost of a row, and how it is charged.
+            label: Column of the true classes, for metrics.
+            label_data: File or frame that has that column, if `rows` have not.
+            id: Column by which ledgers know a row.
+            dataset: Name under which rows are charged; None for that of the people that the model was trained on.
+
+        Returns:
+            The predictions. `Predictions.stopped` names the limit that ended them early, if one did.
+
+        Raises:
+            BudgetExceeded: A party's limit would be crossed; nothing was released.
+            LedgerError: A ledger refuses the session, or `options.exact` lacks the owners' permission.
+            DataError: The rows are not such as the model takes.
+            ModelError: The model cannot predict them.
+        """
         taken = self._taken(rows, label=label, label_data=label_data, id=id, dataset=dataset)
-        release = self._release(epsilon, delta, unit) if not exact else None
+        release = self._release(options.epsilon, options.delta, options.unit) if not options.exact else None
         plan = self._serving_plan(len(taken.ids), release)
-        books = self._books(ledger, uncharged, exact)
-        books_there = self.ledger if ledger is None else Path(ledger)
-        if exact:
-            look_exactly(self._parties, books_there, taken.name, permitted=exact_metrics)
-        elif uncharged:
-            note_uncharged(self._parties, books_there, taken.name, num_rows=len(taken.ids))
-        known = None if exact else self._known_by(plan, taken, data_version, charged=books is not None)
+        books = self._books(options)
+        if options.exact:
+            look_exactly(self._parties, self._folder_of(options), taken.name, permitted=options.exact_metrics)
+        elif options.uncharged:
+            note_uncharged(self._parties, self._folder_of(options), taken.name, num_rows=len(taken.ids))
+        known = None if options.exact else self._known_by(plan, taken, options.data_version, charged=books is not None)
         if known is not None and known in self._released:
             self._released.move_to_end(known)
             return replace(self._released[known], true_labels=taken.labels)
         started = time.perf_counter()
-        setups = self._setups(plan, taken, books, data_version)
+        setups = self._setups(plan, taken, books, options.data_version)
         if books is not None:
             check_known(self._parties, setups)
             make_folder(books)
-            if not until_limit:
+            if not options.until_limit:
                 ahead = self._ahead(setups)
                 rounds = len(plan.schedule)
                 check_reaches_end(ahead, dataset=taken.name, rounds=rounds, way_out=_WITHIN_A_LIMIT)
         with contextlib.closing(InProcess(setups, self._encoders)) as transport:
-            if exact:
-                embeddings = transport.exact_embeddings(Split.TEST)
-                scores = exact_scores(plan, trained=dict(self._server.state), embeddings=embeddings).numpy()
-                traffic, stopped, public = Traffic(), "", True
-            else:
-                total = len(plan.schedule)
-                served = serve(
-                    plan,
-                    trained=dict(self._server.state),
-                    transport=transport,
-                    owners=transport,
-                    taps=self.taps,
-                    on_round=None if on_round is None else lambda done: on_round(done, total),
-                )
-                scores, traffic, stopped, public = (
-                    served.scores_NK,
-                    served.traffic,
-                    served.stopped,
-                    served.public_start,
-                )
+            served = self._serve_exactly(plan, transport) if options.exact else self._serve(plan, transport, options)
         found = Predictions(
             ids=taken.ids,
             class_names=self.class_names,
-            scores_NK=scores,
+            scores_NK=served.scores_NK,
             plan=plan,
-            traffic=traffic,
+            traffic=served.traffic,
             seconds=time.perf_counter() - started,
-            exact=exact,
-            stopped=stopped,
-            public_start=public,
+            exact=options.exact,
+            stopped=served.stopped,
+            public_start=served.public_start,
             noise_is_seeded=self._noise_is_seeded,
             true_labels=taken.labels,
         )
-        if known is not None and not stopped:
+        if known is not None and not found.stopped:
             self._remember(known, found)
         return found
+
+    def _serve(self, plan: Plan, transport: InProcess, options: ReleaseOptions) -> Served:
+        total, on_round = len(plan.schedule), options.on_round
+        return serve(
+            plan,
+            trained=dict(self._server.state),
+            transport=transport,
+            owners=transport,
+            taps=self.taps,
+            on_round=None if on_round is None else lambda done: on_round(done, total),
+        )
+
+    def _serve_exactly(self, plan: Plan, transport: InProcess) -> Served:
+        embeddings = transport.exact_embeddings(Split.TEST)
+        scores = exact_scores(plan, trained=dict(self._server.state), embeddings=embeddings).numpy()
+        return Served(scores_NK=scores, traffic=Traffic())
 
     def serving_plan_for(
         self,
@@ -333,25 +371,22 @@ class FederatedModel:
         return privacy_table(run.of_split(Split.TEST), delta=self._delta(delta), noise_is_known=self._noise_is_seeded)
 
     def forecast(
-        self,
-        rows: Rows,
-        *,
-        epsilon: float | None = None,
-        delta: float | None = None,
-        unit: Unit | str = Unit.CELL,
-        id: str | None = None,
-        dataset: str | None = None,
-        ledger: Path | str | None = None,
-        data_version: str = "",
+        self, rows: Rows, options: ReleaseOptions = DEFAULT, *, id: str | None = None, dataset: str | None = None
     ) -> list[PartyForecast]:
-        """What every party's ledger will say to `release`, with the same arguments; nothing is written."""
-        check_data_version(data_version)
-        books = self._books(ledger, uncharged=False, exact=False)
+        """Return what each party's ledger will say to `release` with the same arguments; nothing is written.
+
+        Args:
+            rows, options, id, dataset: As in `release`.
+
+        Returns:
+            A forecast for each party; none where no ledger would count the rows.
+        """
+        books = self._books(options)
         if books is None:
             return []
         taken = self._taken(rows, label=None, label_data=None, id=id, dataset=dataset)
-        plan = self.serving_plan_for(len(taken.ids), epsilon=epsilon, delta=delta, unit=unit)
-        setups = self._setups(plan, taken, books, data_version)
+        plan = self.serving_plan_for(len(taken.ids), epsilon=options.epsilon, delta=options.delta, unit=options.unit)
+        setups = self._setups(plan, taken, books, options.data_version)
         check_known(self._parties, setups)
         return self._ahead(setups)
 
@@ -405,9 +440,11 @@ class FederatedModel:
             release = Release(mechanism=self.plan.release, voting=type(self.plan.voting)(), words="")
         return serving_plan(self.plan, model=self.digest, num_rows=num_rows, release=release)
 
-    def _taken(self, rows: Rows, **how: Any) -> NewRows:
+    def _taken(self, rows: Rows, *, label: str | None, label_data: Any, id: str | None, dataset: str | None) -> NewRows:
         """Rows as every party's network takes them, under a name that they may be charged by."""
-        taken = taken_rows(self._server, self._parties, rows, **how)
+        taken = taken_rows(
+            self._server, self._parties, rows, label=label, label_data=label_data, id=id, dataset=dataset
+        )
         if taken.name != self.dataset and not self._weights_are_charged:
             raise ModelError(
                 f"dataset={taken.name!r}: the weights of this model know the rows of dataset={self.dataset!r} without "
@@ -415,10 +452,15 @@ class FederatedModel:
             )
         return taken
 
-    def _books(self, ledger: Path | str | None, uncharged: bool, exact: bool) -> Path | None:
-        if exact or uncharged:
+    def _folder_of(self, options: ReleaseOptions) -> Path | None:
+        """Return the folder of the parties' ledgers."""
+        return self.ledger if options.ledger is None else Path(options.ledger)
+
+    def _books(self, options: ReleaseOptions) -> Path | None:
+        """Return the folder of the ledgers that are charged; None where none is."""
+        if options.exact or options.uncharged:
             return None
-        books = self.ledger if ledger is None else Path(ledger)
+        books = self._folder_of(options)
         if books is None and any(part.ledger_run for part in self._parties):
             raise ModelError(
                 "training was charged to ledgers, and predictions are charged there, too: give their folder "

@@ -55,6 +55,35 @@ class Release:
     words: str
 
 
+@dataclass(frozen=True, kw_only=True)
+class ReleaseOptions:
+    """Cost of a prediction, and how it is charged: the options of `FederatedModel.release`."""
+
+    #: Largest epsilon of one row; None for what training planned, or 8.
+    epsilon: float | None = None
+    #: None for the one that training's number of rows suggests.
+    delta: float | None = None
+    #: What `epsilon` protects: a cell or a record.
+    unit: Unit | str = Unit.CELL
+    #: Folder of the parties' ledgers; None for the model's own.
+    ledger: Path | str | None = None
+    #: Public name of the state that the owners' columns are in. Another name releases, and charges, all rows anew.
+    data_version: str = ""
+    #: Owners permit that no ledger counts these predictions, where training had ledgers; the ledgers note it.
+    uncharged: bool = False
+    #: Predict the rows before a party's limit instead of refusing all of them.
+    until_limit: bool = False
+    #: Look at exact sums, as only a simulator can: no noise, no charge, no epsilon.
+    exact: bool = False
+    #: Owners permit `exact` where a ledger has a limit, whatever the rows are called; the ledgers note it.
+    exact_metrics: bool = False
+    #: Called with (completed rounds, all rounds) for progress.
+    on_round: Callable[[int, int], None] | None = None
+
+    def __post_init__(self) -> None:
+        check_data_version(self.data_version)
+
+
 def release_for(
     training: Plan, *, epsilon: float | None, delta: float, unit: Unit | str = Unit.CELL, has_tables: bool
 ) -> Release:

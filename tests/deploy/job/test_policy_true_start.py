@@ -16,7 +16,7 @@ import torch
 from safetensors.numpy import save_file
 from typer.testing import CliRunner
 
-from pbmvfl import FederatedModel, Federation
+from pbmvfl import FederatedModel, Federation, ReleaseOptions
 from pbmvfl.cli import app
 from pbmvfl.data.new_rows import NewRows
 from pbmvfl.data.vertical import VerticalDataset
@@ -87,11 +87,11 @@ def careful_model(noise: float) -> FederatedModel:
 def test_predictions_with_weights_of_plain_training_are_counted_for_every_row_that_they_may_know() -> None:
     """1,000 predictions of epsilon 4 each, all of which may be about one row of the training."""
     with pytest.raises(PolicyError, match=r"epsilon=3,?\d\d\d.* weights that may know any row.* permits 8 or less"):
-        careful_model(0.0).release(rows_to_predict(1000), epsilon=4.0)
+        careful_model(0.0).release(rows_to_predict(1000), ReleaseOptions(epsilon=4.0))
 
 
 def test_predictions_with_weights_of_noisy_training_are_counted_for_one_row_each() -> None:
-    assert careful_model(20.0).release(rows_to_predict(1000), epsilon=4.0).is_known.all()
+    assert careful_model(20.0).release(rows_to_predict(1000), ReleaseOptions(epsilon=4.0)).is_known.all()
 
 
 def test_a_resumed_run_is_held_against_what_its_checkpoint_began_with(tmp_path: Path) -> None:
