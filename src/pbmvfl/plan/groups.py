@@ -440,7 +440,8 @@ class Network:
     )
     start: Start = setting(Start.RANDOM, help=f"{words(Start)}: first weights.", panel=TRAINING, later=True)
     #: Of networks that are not built from the plan: for each party the digest of its public first weights, as
-    #: `encoders.weights_digest` computes it. Whatever else a party starts with is charged as weights that know rows.
+    #: `training.encoders.weights_digest` computes it. Whatever else a party starts with is charged as weights that know
+    #: rows.
     first_weights: tuple[str, ...] = field(default=(), metadata={"later": True})
     #: Of plans that train nothing: the trained federation whose parts the roles begin with, by its digest.
     model: str = field(default="", metadata={"later": True})

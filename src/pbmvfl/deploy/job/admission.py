@@ -36,8 +36,8 @@ BOUND = "bound.json"
 ALIGNMENTS_MADE = "alignments.json"
 #: `federation.model_files.INDEX`; importing it would load torch into a process that only checks.
 MODEL_INDEX = "part.json"
-#: `federation.model_files.WEIGHTS_FILE`, and the flag in it that `party.weights_are_charged` reads, for the same
-#: reason.
+#: `federation.model_files.WEIGHTS_FILE`, and the flag in it that `protocol.party.weights_are_charged` reads, for the
+#: same reason.
 WEIGHTS_FILE, PUBLIC_START = "weights.safetensors", "run.public_start"
 #: Folder beside it with a party's stored answers.
 ANSWERS = "answers"
