@@ -8,11 +8,13 @@ codec's rounding are public and come from elsewhere (`pbmvfl.crypto.public_strea
 from __future__ import annotations
 
 import os
-from typing import Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import numpy as np
 import numpy.typing as npt
-from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.ciphers import CipherContext
 
 #: A key is replaced after this many bytes: half of what GCM's 32-bit block counter allows.
 _BYTES_PER_KEY = 1 << 35
@@ -48,6 +50,9 @@ class Entropy(Protocol):
 
 def keystream(key: bytes, *, first_block: int = 0) -> CipherContext:
     """Return AES-256-CTR from a block number on; encrypting zeros gives the stream."""
+    # Imported here: a simulation, which has no secrets, imports mechanisms with numpy and torch alone.
+    from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+
     return Cipher(algorithms.AES(key), modes.CTR(first_block.to_bytes(16, "big"))).encryptor()
 
 
@@ -57,6 +62,8 @@ def fast_keystream(key: bytes) -> CipherContext:
     GCM encrypts in counter mode starting at block nonce || 2, so with a zero nonce its ciphertext of zeros is that
     stream. OpenSSL has wide-vector code for GCM and none for plain CTR. The tag is never used.
     """
+    from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+
     return Cipher(algorithms.AES(key), modes.GCM(bytes(12))).encryptor()
 
 

@@ -12,15 +12,17 @@ cipher, and only the signed sum over the peers is kept.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-from cryptography.hazmat.primitives.ciphers import CipherContext
 
 from pbmvfl.crypto.entropy import Zeros, fork_generation, keystream
 from pbmvfl.crypto.ring import Ring, add_packed, pack, packed_bytes
 from pbmvfl.errors import OutOfOrder, ProtocolError
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.ciphers import CipherContext
 
 #: Expanded ahead: enough rounds that the cost of a call disappears, little enough to stay in cache.
 _AHEAD_BYTES = 1 << 16
