@@ -51,7 +51,10 @@ _REFUSED, _ACCEPTED, _UNDECIDED = 0, 1, 2
 
 @dataclass(frozen=True, kw_only=True)
 class Scale:
-    """The standard deviation is 2^(step_bits + low_bits); k counts parts of it, 2^step_bits in each."""
+    """Sizes of the grid.
+
+    The standard deviation is 2^(step_bits + low_bits); k counts parts of it, 2^step_bits in each.
+    """
 
     step_bits: int
     low_bits: int
@@ -62,11 +65,11 @@ class Scale:
 
     @property
     def one(self) -> int:
-        """y = 1 in the units of `exponent`."""
+        """Number that stands for y = 1 in the units of `exponent`."""
         return 1 << 2 * (self.step_bits + self.low_bits + _MORE_BITS) + 1
 
     def exponent(self, k: int, low: int, more: int) -> int:
-        """y, if `more` are the next 224 bits of x: what (|X|^2 - (start of step k)^2) / (2 sigma^2) is, exactly."""
+        """Return y, if `more` are the next 224 bits of x: (|X|^2 - (start of step k)^2) / (2 sigma^2), exactly."""
         inside = low << _MORE_BITS | more
         return inside * ((k << self.low_bits + _MORE_BITS + 1) + inside)
 
@@ -101,7 +104,7 @@ def _short_thresholds() -> npt.NDArray[np.uint32]:
 
 @compiled
 def attempt(words: Any, thresholds: Any, values: Any, states: Any) -> None:
-    """values[i] and whether it is accepted (1), refused (0) or undecided (2), from the five words[:, i]."""
+    """Set values[i] and whether it is accepted (1), refused (0) or undecided (2), from the five words[:, i]."""
     above = np.empty(_TILE, np.uint32)
     tied = np.empty(_TILE, np.uint32)
     for start in range(0, values.size, _TILE):

@@ -1,8 +1,8 @@
-"""What a mechanism is: the public numbers of a release, and everything that follows from them, in one object.
+"""Interface of mechanisms: the public numbers of a release, and everything that follows from them, in one object.
 
 One module adds one mechanism. It says what is charged (event), what travels (ring, payload), how a party draws it, how
-the server reads it, how much noise that is, how a simulation draws it, which settings a budget allows, and its
-words. Nothing else in the package knows which mechanisms there are.
+the server reads it, how much noise that is, how a simulation draws it, which settings a budget allows, and how it is
+described. Nothing else in the package knows which mechanisms there are.
 
 Shape suffixes: M parties, B rows, P embedding_dim.
 """
@@ -36,7 +36,7 @@ _PANEL = "Privacy mechanism"
 
 
 class Scratch:
-    """A party's own memory for random words, used again in every round; it holds only spent randomness.
+    """Memory of one party for random words, used again in every round; it holds only spent randomness.
 
     Never shared: two parties that drew into one buffer at the same time would draw the same noise.
     """
@@ -45,26 +45,26 @@ class Scratch:
         self._words: npt.NDArray[np.uint16] = np.empty(0, dtype=np.uint16)
 
     def words(self, size: int) -> npt.NDArray[np.uint16]:
-        """So many 16-bit words of memory. A fresh array every round would cost page faults."""
+        """Return memory for so many 16-bit words. A fresh array every round would cost page faults."""
         if self._words.size < size:
             self._words = np.empty(size, dtype=np.uint16)
         return self._words if self._words.size == size else self._words[:size]
 
 
 class NoisySum(Protocol):
-    """A simulation's draw: from every party's embedding to what the server learns from."""
+    """Draw of a simulation: from every party's embedding to what the server learns from."""
 
     def __call__(self, embedding_MBP: Tensor) -> Tensor: ...
 
     def state(self) -> Tensor:
-        """Where the generator stands, for a checkpoint."""
+        """Return the state of the generator, for a checkpoint."""
 
     def load_state(self, state: Tensor) -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mechanism(ABC):
-    """How an embedding becomes something that may leave the party. Subclasses add their own public numbers."""
+    """Randomiser of embeddings before they leave a party. Subclasses add their own public numbers."""
 
     #: As options and plans spell it; one word for ever.
     name: ClassVar[str]
@@ -109,19 +109,19 @@ class Mechanism(ABC):
     @property
     @abstractmethod
     def event(self) -> ReleaseEvent:
-        """What one row's release is: the numbers that are drawn by, and those that are charged."""
+        """Event of one row's release: the numbers that are drawn by, and those that are charged."""
 
     # --- what travels ---
 
     @property
     @abstractmethod
     def ring(self) -> Ring | None:
-        """The ring that holds every possible sum; None for a mechanism that sends floats in clear."""
+        """Ring that holds every possible sum; None for a mechanism that sends floats in clear."""
 
     @property
     @abstractmethod
     def payload(self) -> PayloadFormat:
-        """How one party's values of a round are written, and added up."""
+        """Format in which a party's values of a round are written, and added up."""
 
     # --- party and server ---
 
@@ -129,46 +129,62 @@ class Mechanism(ABC):
     def randomize(
         self, embedding: npt.NDArray[np.float32], entropy: Entropy, scratch: Scratch | None = None
     ) -> npt.NDArray[Any]:
-        """What leaves the party, drawn anew for every value of the embedding.
+        """Return what leaves the party, drawn anew for every value of the embedding.
 
-        Total: NaN counts as 0 and what lies outside [-C, C] as the nearer end. Whether a party answers must not depend
-        on its columns, so there is nothing here that raises.
+        Never raises: NaN counts as 0 and a value outside [-C, C] as the nearer end, because whether a party answers
+        must not
+        depend on its columns.
+
+        Args:
+            embedding: Exact values, in any shape.
+            entropy: Source of secret randomness.
+            scratch: The party's memory for random words.
+
+        Returns:
+            Values in the ring's type, or float32 for a mechanism without a ring.
         """
 
     @abstractmethod
     def estimate(self, total: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
-        """The sum of the embeddings as the server estimates it from the sum of what was sent."""
+        """Return the estimated sum of the embeddings.
+
+        Args:
+            total: The sum over the parties of what was sent.
+        """
 
     @property
     @abstractmethod
     def variance_upper_bound(self) -> float:
-        """Of one coordinate of the estimated sum, whatever the embeddings are."""
+        """Upper bound on the variance of one coordinate of the estimated sum, whatever the embeddings are."""
 
     @property
     def largest_sum(self) -> int | None:
-        """The largest sum that honest parties can send; None where sums are floats."""
+        """Largest sum that honest parties can send; None where sums are floats."""
         return None
 
     # --- simulation ---
 
     @abstractmethod
     def simulated_sum(self, *, seed: int, device: torch.device) -> NoisySum:
-        """The same law drawn by an ordinary generator, for studies; needs torch."""
+        """Return the mechanism's law drawn by an ordinary generator, for studies; needs torch."""
 
     # --- planning ---
 
     @classmethod
     @abstractmethod
     def candidates(cls, base: Self, fixed: frozenset[str], fits: Callable[[Self], bool]) -> Iterator[Self]:
-        """Settings with little noise for which `fits` holds, for a planner to choose from; names in `fixed` stay."""
+        """Return settings with little noise for which `fits` holds, for a planner to choose from.
+
+        Names in `fixed` stay.
+        """
 
     @classmethod
     @abstractmethod
     def quietest(cls, base: Self, fixed: frozenset[str]) -> Self:
-        """The settings that release least, with the names in `fixed` as they are."""
+        """Return the settings that release least, with the names in `fixed` as they are."""
 
     def refined(self, fixed: frozenset[str], fits: Callable[[Self], bool]) -> Self:
-        """These settings, with less noise if an exact and slower `fits` allows it."""
+        """Return these settings, with less noise if an exact and slower `fits` allows it."""
         del fixed, fits
         return self
 
@@ -176,28 +192,28 @@ class Mechanism(ABC):
 
     @abstractmethod
     def describe(self) -> str:
-        """In a few words, for titles and tables."""
+        """Return a short description, for titles and tables."""
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a person should know who trains with it."""
+        """Return warnings for a person who trains with it."""
         return ()
 
     @property
     def is_private(self) -> bool:
-        """Whether it protects anything at all."""
+        """Return whether it protects anything at all."""
         return True
 
     # --- forms ---
 
     @classmethod
     def own_settings(cls) -> tuple[str, ...]:
-        """Names of the numbers that this mechanism has and others need not have."""
+        """Return the names of the numbers that this mechanism has and others need not have."""
         shared = {each.name for each in fields(Mechanism)}
         return tuple(each.name for each in settings_of(cls) if each.name not in shared)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, with the mechanism's name; how many parties there are is said elsewhere in a plan."""
+        """Return plain values with the mechanism's name. The number of parties stands elsewhere in a plan."""
         values = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "num_parties"}
         return {"mechanism": self.name, **values}
 
@@ -207,14 +223,16 @@ _Class = TypeVar("_Class", bound=type[Mechanism])
 
 
 def register(mechanism: _Class) -> _Class:
-    """Class decorator: from here on plans can name it."""
+    """Register a mechanism, as a class decorator, so that plans can name it."""
     MECHANISMS.add(mechanism.name, mechanism)
     return mechanism
 
 
 def largest(fits: Callable[[int], bool], low: int, high: int) -> int | None:
-    """The largest integer in low..high that fits, to a fifth of a per cent, for a condition that fails from some point
-    on; None if not even `low` fits."""
+    """Return the largest integer in low..high that fits, to a fifth of a per cent; None if not even `low` fits.
+
+    For a condition that fails from some point on.
+    """
     if not fits(low):
         return None
     if fits(high):
@@ -226,7 +244,7 @@ def largest(fits: Callable[[int], bool], low: int, high: int) -> int | None:
 
 
 def largest_value(fits: Callable[[float], bool], low: float, high: float, steps: int = 1024) -> float | None:
-    """The same for numbers above 0, to one of so many equal ratios between low and high."""
+    """Return the largest number in low..high that fits, to one of so many equal ratios; None if not even `low` fits."""
 
     def at(step: int) -> float:
         return min(max(low * math.pow(high / low, step / steps), low), high)

@@ -1,4 +1,4 @@
-"""The paper's baselines: local Gaussian noise (LDP), and exact embeddings (NPQ)."""
+"""Baselines of the paper: local Gaussian noise (LDP), and exact embeddings (NPQ)."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class LocalGaussian(Trials):
 
     @property
     def variance_upper_bound(self) -> float:
-        """Every party's noise adds up."""
+        """Variance of the sum of every party's noise."""
         return self.num_parties * self.event.variance
 
     def randomize(
@@ -97,7 +97,7 @@ class LocalGaussian(Trials):
 @register
 @dataclass(frozen=True, kw_only=True)
 class Exact(Mechanism):
-    """Every embedding as it is."""
+    """Embeddings without noise."""
 
     name: ClassVar[str] = "none"
     words: ClassVar[str] = "no noise, for studies"
@@ -156,7 +156,7 @@ class Exact(Mechanism):
 
 
 class ExactSum:
-    """Nothing random."""
+    """Sum without noise."""
 
     def __call__(self, embedding_MBP: Tensor) -> Tensor:
         return embedding_MBP.sum(0)

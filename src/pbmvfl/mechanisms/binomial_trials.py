@@ -35,7 +35,7 @@ _PANEL = "Privacy mechanism"
 
 @dataclass(frozen=True, kw_only=True)
 class Trials(Mechanism):
-    """A mechanism whose strength is num_trials * beta^2."""
+    """Mechanism whose strength is num_trials * beta^2."""
 
     num_trials: int = setting(16, help="b: trials per coordinate. More: less noise, less privacy.", panel=_PANEL)
     beta: float = setting(0.25, help="In [1/128, 63/128]. More: less noise, less privacy.", panel=_PANEL)
@@ -69,7 +69,7 @@ class Trials(Mechanism):
 
     @cached_property
     def beta_16(self) -> int:
-        """beta in units of 1/65536, rounded down; the beta that sampler, estimator and account really use."""
+        """Beta in units of 1/65536, rounded down: the beta that sampler, estimator and account really use."""
         return fixed_point_beta(self.beta)
 
     @property
@@ -79,7 +79,7 @@ class Trials(Mechanism):
     # --- planning: for each b the largest beta under the budget; beta is an integer, so the search ends ---
 
     def scan(self, fixed: frozenset[str], fits: Callable[[Self], bool]) -> Iterator[Self]:
-        """For each b the largest beta that fits."""
+        """Return for each b the largest beta that fits."""
         trials = (self.num_trials,) if "num_trials" in fixed else _TRIALS
         for num_trials in trials:
             if num_trials * self.num_parties > LARGEST_SUM:
@@ -90,7 +90,10 @@ class Trials(Mechanism):
                 yield found
 
     def refined(self, fixed: frozenset[str], fits: Callable[[Self], bool]) -> Self:
-        """With a larger beta, up to two fifths more: what the smaller of two valid bounds allows beyond the faster."""
+        """Return the settings with a larger beta, up to two fifths more.
+
+        That is what the smaller of two valid bounds allows beyond the faster.
+        """
         top = min(self._largest_beta_16, math.ceil(self.beta_16 * 1.4))
         return self._with_beta(fixed, fits, self.beta_16, top) or self
 
@@ -124,12 +127,12 @@ _TILE = 2048
 
 @compiled
 def count_successes(values: Any, scale: Any, beta_16: Any, num_trials: Any, random: Any, counts: Any) -> None:
-    """counts[i] = how many of num_trials 16-bit random integers lie below the 16-bit success probability of values[i].
+    """Count how many of num_trials 16-bit random integers lie below the 16-bit success probability of each value.
 
-    The probability is 32768 + round(values[i] * scale), clamped to 32768 -+ beta_16, in units of 1/65536. `random`
-    holds num_trials integers a value, trial by trial inside each tile, so that the comparison vectorises over values
-    (the slices matter: an index that could be negative would stop that). NaN counts as 0 and infinity as an end, by
-    selecting and not by branching: odd values take no other time than others.
+    The probability is 32768 + round(values[i] * scale), clamped to 32768 -+ beta_16, in units of 1/65536 (Algorithm 1,
+    lines 2 and 3). `random` holds num_trials integers a value, trial by trial inside each tile, so that the comparison
+    vectorises over values (the slices matter: an index that could be negative would stop that). NaN counts as 0 and
+    infinity as an end, by selecting and not by branching: odd values take no other time than others.
     """
     probabilities = np.empty(_TILE, np.uint16)
     tallies = np.empty(_TILE, np.uint16)

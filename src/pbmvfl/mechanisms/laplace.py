@@ -57,8 +57,10 @@ _PANEL = "Privacy mechanism"
 @register_event
 @dataclass(frozen=True, kw_only=True)
 class PolyaLaplaceRelease(ReleaseEvent):
-    """For each coordinate of a row the sum over the parties of an integer in [-levels, levels] and the difference of
-    two NegativeBinomial(1/noisy_parties, exp(-1/scale))."""
+    """Sum over the parties, for each coordinate of a row, of an integer in [-levels, levels] and noise.
+
+    Each party's noise is the difference of two NegativeBinomial(1/noisy_parties, exp(-1/scale)).
+    """
 
     name: ClassVar[str] = "polya-laplace"
     levels: int
@@ -68,7 +70,7 @@ class PolyaLaplaceRelease(ReleaseEvent):
     secure_sum: bool = True
 
     def _pair(self, unit: Unit, adversary: Adversary) -> tuple[LossDistribution, int]:
-        """The pair that dominates one sum, and how many such sums there are in a row's release."""
+        """Return the pair that dominates one sum, and how many such sums there are in a row's release."""
         honest = self._honest(adversary)
         if self.levels < 1 or self.noisy_parties < 1 or not 0 < self.scale < math.inf:
             raise PlanError(
@@ -98,8 +100,10 @@ class PolyaLaplaceRelease(ReleaseEvent):
 @register_event
 @dataclass(frozen=True, kw_only=True)
 class PolyaLaplaceSharesRelease(ReleaseEvent):
-    """For each coordinate of a row the sum over the parties of an integer of at least 0 and the difference of two
-    NegativeBinomial(1/noisy_parties, exp(-1/scale)); the integers of one party's row add up to at most `levels`.
+    """Sum over the parties, for each coordinate of a row, of an integer of at least 0 and noise.
+
+    Each party's noise is the difference of two NegativeBinomial(1/noisy_parties, exp(-1/scale)). The integers of one
+    party's row add up to at most `levels`.
 
     Proofs in docs/theory.md, "Shares of a whole". What goes up goes up by `levels` in all, and so does what goes down;
     one coordinate for each is the worst case, if the noise is whole.
@@ -112,7 +116,7 @@ class PolyaLaplaceSharesRelease(ReleaseEvent):
     secure_sum: bool = True
 
     def _pair(self, unit: Unit, adversary: Adversary) -> tuple[LossDistribution, int]:
-        """The pair that dominates a row's release in so many copies."""
+        """Return the pair that dominates a row's release in so many copies."""
         honest = self._honest(adversary)
         if self.levels < 1 or self.noisy_parties < 1 or not 0 < self.scale < math.inf:
             raise PlanError(
@@ -127,7 +131,10 @@ class PolyaLaplaceSharesRelease(ReleaseEvent):
         return pure_losses(self._missing_shares_epsilon(distance, shares)), rows
 
     def _missing_shares_epsilon(self, distance: int, shares: int) -> float:
-        """Noise that is not whole is worst spread out: its losses grow less than the distance does."""
+        """Return the largest loss if shares are missing.
+
+        Noise that is not whole is worst spread out: its losses grow less than the distance does.
+        """
         most = 2 * distance if self.embedding_dim > 1 else distance
         each, one_more = divmod(most, self.embedding_dim)
         parts = ((each, self.embedding_dim - one_more), (each + 1, one_more))
@@ -153,7 +160,7 @@ class PolyaLaplaceSharesRelease(ReleaseEvent):
 @register
 @dataclass(frozen=True, kw_only=True)
 class PolyaLaplace(Mechanism):
-    """One party's share of discrete Laplace noise, and the server's estimator."""
+    """Share of discrete Laplace noise of one party, and the server's estimator."""
 
     name: ClassVar[str] = "laplace"
     words: ClassVar[str] = "discrete Laplace in shares, only sums are readable"
@@ -184,7 +191,7 @@ class PolyaLaplace(Mechanism):
 
     @property
     def shares(self) -> int:
-        """n: how many parties' shares are one Laplace noise."""
+        """Number n of parties whose shares are one Laplace noise."""
         return self.honest_parties or self.num_parties
 
     @cached_property
@@ -207,7 +214,7 @@ class PolyaLaplace(Mechanism):
 
     @cached_property
     def _largest_noise(self) -> int:
-        """What all parties' noise together exceeds, on either side, with at most half of the permitted probability.
+        """Return what all noise together exceeds, on either side, with at most half of the permitted probability.
 
         Chernoff: ln P(X - Y >= T) <= -z T + r (2 ln(1-p) - ln(1 - p e^z) - ln(1 - p e^-z)) for every z in (0, 1/s).
         """
@@ -227,7 +234,7 @@ class PolyaLaplace(Mechanism):
     # --- party and server ---
 
     def integers(self, embedding: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
-        """The nearest of the levels. NaN counts as 0, what lies outside as the nearer end."""
+        """Return the nearest of the levels. NaN counts as 0, a value outside as the nearer end."""
         with np.errstate(over="ignore"):
             unit = np.nan_to_num(embedding.astype(np.float64) / self.bound, nan=0.0, posinf=1.0, neginf=-1.0)
         if self.bounded_total:
@@ -235,8 +242,12 @@ class PolyaLaplace(Mechanism):
         return np.floor(np.clip(unit, -1.0, 1.0) * self.levels + 0.5).astype(np.int64)
 
     def _shares(self, unit: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
-        """Each coordinate's share of D, rounded down. Where a row's integers would exceed D its last ones are lowered:
-        the limit holds for the integers themselves, whatever rounding did before. A row is `embedding_dim` values."""
+        """Return each coordinate's share of D, rounded down.
+
+        Where a row's integers would exceed D its last ones are lowered: the limit holds for the integers themselves,
+        whatever
+        rounding did before. A row is `embedding_dim` values.
+        """
         flat = np.floor(np.clip(unit, 0.0, 1.0) * self.levels).astype(np.int64).reshape(-1)
         rows = np.zeros((-(-flat.size // self.embedding_dim), self.embedding_dim + 1), dtype=np.int64)
         padded = np.zeros(len(rows) * self.embedding_dim, dtype=np.int64)
@@ -261,7 +272,10 @@ class PolyaLaplace(Mechanism):
         return wrapped.reshape(embedding.shape)
 
     def estimate(self, total: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
-        """Unbiased for the levels, which are off by at most C/(2D) a party; shares of a whole are up to C/D too low."""
+        """Return the estimated sum of the embeddings.
+
+        It is unbiased for the levels, which are off by at most C/(2D) a party; shares of a whole are up to C/D too low.
+        """
         size = 1 << self.ring.bits
         signed = total.astype(np.int64)
         signed = np.where(signed >= size // 2, signed - size, signed)
@@ -269,7 +283,7 @@ class PolyaLaplace(Mechanism):
 
     @property
     def variance_upper_bound(self) -> float:
-        """(C/D)^2 (M/n) 2p/(1-p)^2, whatever the embeddings are; the ring's wrap-around is left out."""
+        """Variance (C/D)^2 (M/n) 2p/(1-p)^2, whatever the embeddings are; the ring's wrap-around is left out."""
         share = 2 * math.exp(-1 / self.scale) / math.expm1(-1 / self.scale) ** 2 / self.shares
         return (self.bound / self.levels) ** 2 * self.num_parties * share
 
@@ -289,11 +303,14 @@ class PolyaLaplace(Mechanism):
                 yield found
 
     def _numbers_of_honest_parties(self) -> tuple[int, ...]:
-        """What a search tries: all, and some fewer. Against t colluders M - t has the least noise."""
+        """Return the numbers that a search tries: all, and some fewer.
+
+        Against t colluders M - t has the least noise.
+        """
         return (0, *(number for number in range(self.num_parties - 1, max(0, self.num_parties - 5), -1)))
 
     def refined(self, fixed: frozenset[str], fits: Callable[[Self], bool]) -> Self:
-        """With a smaller scale, down to two thirds."""
+        """Return the settings with a smaller scale, down to two thirds."""
         return self._within(fixed, fits, max(SMALLEST_SCALE, self.scale / 1.5), self.scale) or self
 
     def _within(self, fixed: frozenset[str], fits: Callable[[Self], bool], low: float, high: float) -> Self | None:
@@ -326,8 +343,10 @@ class PolyaLaplace(Mechanism):
 
 
 def laplace_sum(mechanism: PolyaLaplace, *, seed: int, device: torch.device) -> NoisySum:
-    """The sum of all parties' noise at once, by torch's generator: a Poisson variable with a gamma mean is negative
-    binomial."""
+    """Draw the sum of all parties' noise at once by torch's generator.
+
+    A Poisson variable with a gamma mean is negative binomial.
+    """
     import torch
 
     from pbmvfl.mechanisms.simulated import Generated

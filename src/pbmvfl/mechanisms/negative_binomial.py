@@ -35,7 +35,7 @@ _BITS = 256
 
 
 def cumulative(scale: float, shares: int, bits: int) -> Iterator[tuple[int, int]]:
-    """For k = 0, 1, ...: integers between which 2^bits P(X <= k) lies, ends included."""
+    """Yield, for k = 0, 1, ..., integers between which 2^bits P(X <= k) lies, ends included."""
     context = Context(prec=bits // 3 + 40)  # a third is above log10(2), and the rest is for rounding
     ratio = context.exp(context.divide(Decimal(-1), Decimal(scale)))
     first = context.exp(context.divide(context.ln(context.subtract(Decimal(1), ratio)), Decimal(shares)))
@@ -52,7 +52,7 @@ def cumulative(scale: float, shares: int, bits: int) -> Iterator[tuple[int, int]
 
 @lru_cache(maxsize=16)
 def table(scale: float, shares: int) -> npt.NDArray[np.uint64]:
-    """floor(2^64 P(X <= k)) for k = 0, 1, ... up to the first that is 2^64 - 1; all later ones are that too."""
+    """Return floor(2^64 P(X <= k)) for k = 0, 1, ... up to the first that is 2^64 - 1; all later ones are that too."""
     bits = _BITS
     while True:
         found = _table(scale, shares, bits)
@@ -76,7 +76,7 @@ def _table(scale: float, shares: int, bits: int) -> list[int] | None:
 
 
 def decide(scale: float, shares: int, word: int, entropy: Entropy) -> int:
-    """X for a uniform number whose first 64 bits are `word`, with as many more as it takes."""
+    """Return X for a uniform number whose first 64 bits are `word`, with as many more as it takes."""
     drawn, length = word, _WORD_BITS
     more = np.empty(1, dtype=np.uint64)
     while True:
@@ -88,7 +88,7 @@ def decide(scale: float, shares: int, word: int, entropy: Entropy) -> int:
 
 
 def _decided(scale: float, shares: int, drawn: int, length: int) -> int | None:
-    """X, if every number that begins with these bits has the same one."""
+    """Return X if every number that begins with these bits has the same one."""
     bits = _BITS + length
     low_end, high_end = drawn << _BITS, (drawn + 1) << _BITS
     if drawn == (1 << length) - 1:
@@ -102,7 +102,7 @@ def _decided(scale: float, shares: int, drawn: int, length: int) -> int | None:
 
 
 def draw(scale: float, shares: int, words: npt.NDArray[np.uint64], entropy: Entropy) -> npt.NDArray[np.int64]:
-    """X for each of these random words. `entropy` is asked for more bits where a word does not decide."""
+    """Return X for each of these random words. `entropy` gives more bits where a word does not decide."""
     entries = table(scale, shares)
     counts = np.empty(words.size, dtype=np.int64)
     if _search(entries, words, counts):
@@ -113,7 +113,7 @@ def draw(scale: float, shares: int, words: npt.NDArray[np.uint64], entropy: Entr
 
 @compiled
 def _search(entries: Any, words: Any, counts: Any) -> Any:
-    """counts[i] = how many entries lie below words[i]; returns how many words are equal to an entry.
+    """Set counts[i] to how many entries lie below words[i]; return how many words are equal to an entry.
 
     Halving without a branch on what was drawn: every word takes the same steps.
     """

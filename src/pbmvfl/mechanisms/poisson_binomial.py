@@ -38,7 +38,7 @@ _BLOCK_BYTES = 1 << 19
 @register
 @dataclass(frozen=True, kw_only=True)
 class PoissonBinomial(Trials):
-    """One party's mechanism and the server's estimator for it."""
+    """Mechanism of one party and the server's estimator for it."""
 
     name: ClassVar[str] = "pbm"
     words: ClassVar[str] = "Poisson binomial, only sums are readable"
@@ -46,7 +46,7 @@ class PoissonBinomial(Trials):
 
     @cached_property
     def event(self) -> PoissonBinomialRelease:
-        """What one row's release is. Sampler and estimator take beta from here, rounded as the account rounds it."""
+        """Event of one row's release. Sampler and estimator take beta from here, rounded as the account rounds it."""
         return PoissonBinomialRelease(
             num_trials=self.num_trials,
             beta=self.beta,
@@ -71,20 +71,23 @@ class PoissonBinomial(Trials):
 
     @property
     def variance_upper_bound(self) -> float:
-        """C^2 M / (4 beta^2 b)."""
+        """Variance C^2 M / (4 beta^2 b), which no embedding exceeds."""
         beta = self.event.beta_16 / PROBABILITY_ONE
         return self.bound**2 * self.num_parties / (4 * beta**2 * self.num_trials)
 
     @cached_property
     def _constants(self) -> tuple[int, np.float32]:
-        """beta in units of 1/65536, and what turns an embedding into a shift of that many units."""
+        """Return beta in units of 1/65536, and the factor that turns an embedding into a shift of that many units."""
         beta_16 = self.event.beta_16
         return beta_16, np.float32(beta_16 / self.bound)
 
     def randomize(
         self, embedding: npt.NDArray[np.float32], entropy: Entropy, scratch: Scratch | None = None
     ) -> npt.NDArray[Any]:
-        """A fresh q for every value of the embedding, in the ring's own type. NaN counts as 0, infinity as an end."""
+        """Return a fresh q for every value of the embedding, in the ring's own type.
+
+        NaN counts as 0, infinity as an end.
+        """
         scratch = scratch or Scratch()
         values = np.ascontiguousarray(embedding, dtype=np.float32).reshape(-1)
         counts = np.empty(values.size, dtype=self.ring.dtype)
@@ -105,7 +108,7 @@ class PoissonBinomial(Trials):
         binomial_trials.count_successes(values, scale, beta_16, self.num_trials, random, counts)
 
     def estimate(self, total: npt.NDArray[np.uint16]) -> npt.NDArray[np.float32]:
-        """The unbiased estimate of the sum of the embeddings."""
+        """Return the unbiased estimate of the sum of the embeddings."""
         # Algorithm 2, line 10, with the bound C that the printed line leaves out.
         scale = self.bound * PROBABILITY_ONE / (self.event.beta_16 * self.num_trials)
         centre = self.num_trials * self.num_parties / 2

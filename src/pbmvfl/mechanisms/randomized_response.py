@@ -47,14 +47,17 @@ _PANEL = "Privacy mechanism"
 
 
 def other_weight(symbols: int, epsilon: float) -> int:
-    """The weight w of each other symbol, rounded up: the smallest integer with (2^32 - (k-1) w) / w <= e^epsilon."""
+    """Return the weight w of each other symbol, rounded up.
+
+    The smallest integer with (2^32 - (k-1) w) / w <= e^epsilon.
+    """
     # The margin is above the rounding of exp and of the division, and costs 1e-14 of epsilon.
     return math.ceil(WEIGHT_ONE / (math.exp(epsilon) + symbols - 1) * (1 + 1e-14))
 
 
 @lru_cache(maxsize=256)
 def response_losses(symbols: int, weight: int) -> LossDistribution:
-    """One symbol of k against another: the loss is +-ln(W/w) at the two of them and 0 at the others."""
+    """Return the losses of one symbol of k against another: +-ln(W/w) at the two of them and 0 at the others."""
     own = WEIGHT_ONE - (symbols - 1) * weight
     epsilon = math.log(own / weight)
     losses, weights = [-epsilon, 0.0, epsilon], [weight, (symbols - 2) * weight, own]
@@ -64,15 +67,17 @@ def response_losses(symbols: int, weight: int) -> LossDistribution:
 @register_event
 @dataclass(frozen=True, kw_only=True)
 class RandomisedResponse(ReleaseEvent):
-    """For each coordinate of a row one symbol of `symbols` from each party: another one than its own with weight
-    `other_weight` each, out of 2^32."""
+    """One symbol of `symbols` from each party, for each coordinate of a row.
+
+    Each symbol other than the party's own has weight `other_weight` out of 2^32.
+    """
 
     name: ClassVar[str] = "randomised-response"
     symbols: int
     other_weight: int
 
     def copies(self, unit: Unit, adversary: Adversary = SERVER) -> int:
-        """How many symbols of one row's release depend on the unit."""
+        """Return how many symbols of one row's release depend on the unit."""
         return self.embedding_dim * (self._honest(adversary) if unit is Unit.RECORD else 1)
 
     def _atoms(self, adversary: Adversary) -> LossDistribution:
@@ -146,7 +151,7 @@ class RandomisedSymbols(Mechanism):
     # --- party and server ---
 
     def bins(self, embedding: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
-        """The bin whose centre is nearest. NaN counts as 0, what lies outside as the nearer end."""
+        """Return the bin whose centre is nearest. NaN counts as 0, what lies outside as the nearer end."""
         with np.errstate(over="ignore"):
             unit = np.nan_to_num(embedding.astype(np.float64) / self.bound, nan=0.0, posinf=1.0, neginf=-1.0)
         places = (np.clip(unit, -1.0, 1.0) + 1.0) * ((self.symbols - 1) / 2)
@@ -166,7 +171,7 @@ class RandomisedSymbols(Mechanism):
 
     @property
     def kept(self) -> float:
-        """a = 1 - k w / 2^32: the law of a symbol is the own one with probability a, else uniform over all k."""
+        """Probability a = 1 - k w / 2^32 that a symbol is the own one; else it is uniform over all k."""
         return 1 - self.symbols * self.event.other_weight / WEIGHT_ONE
 
     def estimate(self, total: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
@@ -175,7 +180,7 @@ class RandomisedSymbols(Mechanism):
 
     @property
     def variance_upper_bound(self) -> float:
-        """M C^2 (1-a) (a + m) / a^2, m the mean square of the k centres for C = 1; attained at the ends."""
+        """Variance M C^2 (1-a) (a + m) / a^2, m the mean square of the k centres for C = 1; attained at the ends."""
         mean_square = (self.symbols + 1) / (3 * (self.symbols - 1))
         a = self.kept
         return self.num_parties * self.bound**2 * (1 - a) * (a + mean_square) / a**2
@@ -194,7 +199,7 @@ class RandomisedSymbols(Mechanism):
             yield found
 
     def refined(self, fixed: frozenset[str], fits: Callable[[Self], bool]) -> Self:
-        """With a larger epsilon a symbol, up to a half more."""
+        """Return the settings with a larger epsilon a symbol, up to a half more."""
         top = min(LARGEST_EPSILON, 1.5 * self.response_epsilon)
         return self._within(fixed, fits, self.response_epsilon, top) or self
 
@@ -220,7 +225,7 @@ class RandomisedSymbols(Mechanism):
 
 
 def symbol_sum(mechanism: RandomisedSymbols, *, seed: int, device: torch.device) -> NoisySum:
-    """The same integers from torch's generator."""
+    """Draw the parties' integers by torch's generator."""
     import torch
 
     from pbmvfl.mechanisms.simulated import Generated

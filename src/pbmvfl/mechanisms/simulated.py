@@ -41,7 +41,7 @@ class Generated:
 
 
 class GaussianSum(Generated):
-    """Every party's Gaussian noise, drawn as one of this deviation."""
+    """Gaussian noise of all parties, drawn as one of this deviation."""
 
     def __init__(self, deviation: float, *, seed: int, device: torch.device) -> None:
         super().__init__(seed=seed, device=device)
@@ -57,14 +57,14 @@ class GaussianSum(Generated):
 
 
 def success_probability(embedding: Tensor, pbm: PoissonBinomial) -> Tensor:
-    """p in units of 1/65536, in the float32 arithmetic of the sampler that parties use."""
+    """Return p in units of 1/65536, in the float32 arithmetic of the sampler that parties use."""
     scale = float(torch.tensor(pbm.beta_16 / pbm.bound, dtype=torch.float32))
     shift = (embedding.to(torch.float32) * scale).nan_to_num(nan=0.0).clamp(-float(pbm.beta_16), float(pbm.beta_16))
     return shift.add(HALF + 0.5).to(torch.int32).clamp(HALF - pbm.beta_16, HALF + pbm.beta_16)
 
 
 def estimate(quantized_sum: Tensor, pbm: PoissonBinomial) -> Tensor:
-    """The unbiased estimate of the sum of the embeddings."""
+    """Return the unbiased estimate of the sum of the embeddings."""
     scale = pbm.bound * PROBABILITY_ONE / (pbm.beta_16 * pbm.num_trials)
     return (quantized_sum.to(torch.float32) - pbm.num_trials * pbm.num_parties / 2) * scale
 
@@ -89,7 +89,7 @@ class BinomialSum(Generated):
 
 
 def compared_sum(probability_M: Tensor, num_trials: int, generator: torch.Generator | None) -> Tensor:
-    """How many of num_trials 16-bit integers lie below p, summed over the parties. Runs inside a CUDA graph."""
+    """Return how many of num_trials 16-bit integers lie below p, summed over the parties. Runs inside a CUDA graph."""
     total: Tensor | None = None
     step = max(1, min(num_trials, (1 << 24) // max(1, probability_M.numel())))  # 64 MB of random numbers at a time
     for first in range(0, num_trials, step):
@@ -145,7 +145,7 @@ class CompiledBinomialSum:
 
 
 def binomial_sum(pbm: PoissonBinomial, *, seed: int, device: torch.device) -> NoisySum:
-    """The fastest draw that this machine has."""
+    """Return the fastest draw that this machine has."""
     if device.type == "cpu":
         try:
             import numba  # noqa: F401  (compilation waits for the first call; whether it can is asked here)
@@ -167,7 +167,7 @@ _MIX_2 = np.uint64(0x94D049BB133111EB)
 
 @compiled
 def fill_words(words: Any, place: Any) -> None:
-    """words[i] = word number place + i of the stream (Steele, Lea and Flood 2014, the constants of version 13)."""
+    """Set words[i] to word number place + i of the stream (Steele, Lea and Flood 2014, the constants of version 13)."""
     for i in range(words.size):
         word = (place + np.uint64(i) + np.uint64(1)) * _GOLDEN
         word = (word ^ (word >> np.uint64(30))) * _MIX_1

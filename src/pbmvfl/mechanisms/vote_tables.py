@@ -42,8 +42,10 @@ _SMOOTHING_SHARE, _SMALLEST_SMOOTHING = 0.2, 0.5
 
 
 def steps_per_row(deviation: float) -> int:
-    """What one row counts for, in steps of the noise, whose standard deviation is 2^28 steps: rounded down, so the
-    noise is of at least `deviation` rows."""
+    """Return what one row counts for, in steps of the noise, whose standard deviation is 2^28 steps.
+
+    Rounded down, so that the noise is of at least `deviation` rows.
+    """
     deviation = finite("table_deviation", deviation)
     if not SMALLEST_DEVIATION <= deviation <= LARGEST_DEVIATION:
         raise PlanError(f"table_deviation={deviation:g} must be in [{SMALLEST_DEVIATION:g}, {LARGEST_DEVIATION:g}]")
@@ -53,7 +55,7 @@ def steps_per_row(deviation: float) -> int:
 def exact_counts(
     symbols_N: npt.NDArray[np.int64], labels_N: npt.NDArray[np.int64], num_classes: int, num_symbols: int
 ) -> npt.NDArray[np.int64]:
-    """How many rows of each class have each symbol, (K, S). Never leaves the party."""
+    """Return how many rows of each class have each symbol, (K, S). Never leaves the party."""
     flat = np.bincount(labels_N * num_symbols + symbols_N, minlength=num_classes * num_symbols)
     return flat.astype(np.int64).reshape(num_classes, num_symbols)
 
@@ -66,7 +68,8 @@ def noisy_counts(
     deviation: float,
     entropy: Entropy,
 ) -> npt.NDArray[np.int64]:
-    """The table that leaves the party, (K, S), in steps (`steps_per_row`), with noise of `deviation` rows a count."""
+    """Return the table that leaves the party, (K, S), in steps (`steps_per_row`), with noise of `deviation` rows a
+    count."""
     steps = steps_per_row(deviation)
     if len(symbols_N) * steps >= _LARGEST_STEPS:
         raise PlanError(
@@ -91,7 +94,7 @@ def encode_table(noisy_KS: npt.NDArray[np.int64]) -> bytes:
 
 
 def decode_table(payload: bytes | memoryview, num_classes: int) -> npt.NDArray[np.int64]:
-    """A table of the right length; whatever its numbers are, `symbol_shares` makes probabilities of them."""
+    """Return a table of the right length; whatever its numbers are, `symbol_shares` makes probabilities of them."""
     return np.frombuffer(payload, dtype=_COUNT).astype(np.int64).reshape(num_classes, -1)
 
 
@@ -101,7 +104,7 @@ def decode_table(payload: bytes | memoryview, num_classes: int) -> npt.NDArray[n
 def symbol_shares(
     noisy_KS: npt.NDArray[np.int64], rows_of_class_K: npt.NDArray[np.int64], deviation: float
 ) -> npt.NDArray[np.float64]:
-    """The estimated probability of each true symbol given the class, (K, S); every row adds up to 1.
+    """Return the estimated probability of each true symbol given the class, (K, S); every row adds up to 1.
 
     The server knows how many rows a class has. So of all tables without negative counts and with these totals the
     nearest one counts, which takes most of the noise out of the empty places; then a few rows are added everywhere.
@@ -116,8 +119,10 @@ def symbol_shares(
 
 
 def _nearest_counts(counts: npt.NDArray[np.float64], total: float) -> npt.NDArray[np.float64]:
-    """Of all lists without negative numbers that add up to the total, the nearest to `counts`: they are lowered or
-    raised by one and the same number, and what falls below 0 is 0."""
+    """Return the nearest list to `counts` without negative numbers that adds up to the total.
+
+    All are lowered or raised by one and the same number, and what falls below 0 is 0.
+    """
     falling = np.sort(counts)[::-1]
     lowered = (np.cumsum(falling) - total) / np.arange(1, counts.size + 1)
     kept = np.nonzero(falling > lowered)[0]
@@ -126,12 +131,12 @@ def _nearest_counts(counts: npt.NDArray[np.float64], total: float) -> npt.NDArra
 
 
 def sent_log_likelihoods(shares_KS: npt.NDArray[np.float64], kept: float) -> npt.NDArray[np.float64]:
-    """ln P(sent symbol | class), (K, S): the true one with probability `kept`, else one of all S uniformly."""
+    """Return ln P(sent symbol | class), (K, S): the true one with probability `kept`, else one of all S uniformly."""
     return np.asarray(np.log(kept * shares_KS + (1 - kept) / shares_KS.shape[1]))
 
 
 def log_prior(rows_of_class_K: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-    """From how many training rows each class has; a class without rows counts as half a row."""
+    """Return ln P(class) from the number of training rows of each class; a class without rows counts as half a row."""
     rows = np.maximum(rows_of_class_K.astype(np.float64), 0.5)
     return np.asarray(np.log(rows / rows.sum()))
 
@@ -139,7 +144,7 @@ def log_prior(rows_of_class_K: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]
 def class_scores(
     sent_MB: npt.NDArray[Any], tables_MKS: Sequence[npt.NDArray[np.float64]], log_prior_K: npt.NDArray[np.float64]
 ) -> npt.NDArray[np.float32]:
-    """ln P(class | everybody's symbols), (B, K). The largest is the class to predict.
+    """Return ln P(class | all parties' symbols), (B, K). The largest is the class to predict.
 
     A number that is no symbol, which no honest party sends, says nothing about the class.
     """
@@ -157,7 +162,7 @@ def ballot_scores(
     scale: float,
     log_prior_K: npt.NDArray[np.float64],
 ) -> npt.NDArray[np.float32]:
-    """Class scores (B, K) from sums of everybody's ballots with discrete Laplace noise of this scale.
+    """Return class scores (B, K) from sums of all parties' ballots with discrete Laplace noise of this scale.
 
     How many ballots a class gets is a sum of independent bits, whose probabilities the tables have; with the noise it
     has a law of its own for each true class. Logarithms are added up over the coordinates, as if these were
@@ -181,7 +186,7 @@ def ballot_scores(
 
 
 def _normalised(scores_BK: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
-    """Logarithms of probabilities that add up to 1 in each row."""
+    """Return logarithms of probabilities that add up to 1 in each row."""
     largest = scores_BK.max(axis=1, keepdims=True)
     scores_BK = scores_BK - largest
     scores_BK = scores_BK - np.log(np.exp(scores_BK).sum(axis=1, keepdims=True))

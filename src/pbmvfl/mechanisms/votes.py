@@ -42,7 +42,7 @@ _SMALLEST_SHARE = 1e-30
 
 
 class VoteKind(StrEnum):
-    """What scores become."""
+    """Kinds of votes that scores become."""
 
     RAW = "raw"
     MARGIN = "margin"
@@ -60,7 +60,7 @@ _TWO_CLASSES = frozenset({VoteKind.MARGIN, VoteKind.BINS})
 
 @dataclass(frozen=True, kw_only=True)
 class Vote:
-    """How scores become what a mechanism takes. Every number is public."""
+    """Map from scores to what a mechanism takes. Every number is public."""
 
     kind: VoteKind
     #: Scores are multiplied by it first, but raw ones. More: small differences count more, large ones saturate.
@@ -100,7 +100,7 @@ class Vote:
         return 1 if self.kind is VoteKind.MARGIN or self.kind in SYMBOLIC else num_classes
 
     def symbols(self, num_classes: int) -> int | None:
-        """How many symbols there are; None for a vote that is no symbol."""
+        """Return how many symbols there are; None for a vote that is no symbol."""
         match self.kind:
             case VoteKind.BINS:
                 return self.grades
@@ -111,13 +111,16 @@ class Vote:
         return None
 
     def counted(self, num_classes: int) -> int | None:
-        """How many columns a table of this vote has (`symbol_tables`): its symbols, or the classes of a ballot."""
+        """Return how many columns a table of this vote has (`symbol_tables`).
+
+        Its symbols, or the classes of a ballot.
+        """
         return num_classes if self.kind is VoteKind.BALLOT else self.symbols(num_classes)
 
     # --- at a party ---
 
     def __call__(self, scores_BK: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
-        """What the mechanism takes, (B, width), in [-C, C]."""
+        """Return what the mechanism takes, (B, width), in [-C, C]."""
         num_classes = scores_BK.shape[1]
         symbols = self.symbols(num_classes)
         if symbols is not None:
@@ -138,8 +141,10 @@ class Vote:
         return np.clip((unit * self.bound).astype(np.float32), -bound, bound)
 
     def symbol(self, scores_BK: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-        """The true symbol of each row, 0 up to symbols - 1, or the class of a ballot. Of equal scores the first class
-        counts as larger."""
+        """Return the true symbol of each row, 0 up to symbols - 1, or the class of a ballot.
+
+        Of equal scores the first class counts as larger.
+        """
         scores = _numbers(scores_BK)
         if self.kind is VoteKind.BINS:
             margin = self.gain * (scores[:, 1] - scores[:, 0])
@@ -162,14 +167,14 @@ class Vote:
         return graded
 
     def _graded(self, unit: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
-        """Which of the equal parts of [0, 1] a number is in."""
+        """Return which of the equal parts of [0, 1] a number is in."""
         parts: npt.NDArray[np.int64] = np.minimum(np.floor(unit * self.grades), self.grades - 1).astype(np.int64)
         return parts
 
     # --- at the server ---
 
     def decode_sums(self, estimated: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-        """Class scores (B, K) from the estimated sums (B, width) over the parties of what `__call__` gave."""
+        """Return class scores (B, K) from the estimated sums (B, width) over the parties of what `__call__` gave."""
         match self.kind:
             case VoteKind.MARGIN:
                 half = estimated[:, :1] / np.float32(2)
@@ -186,12 +191,13 @@ class Vote:
         noise: float,
         num_parties: int,
     ) -> npt.NDArray[np.float32]:
-        """ln P(class | the sums), (B, K), for votes that are added up: what is known of a class beforehand, and the
-        sums by what they are worth.
+        """Return ln P(class | the sums), (B, K), for votes that are added up.
+
+        The prior, and the sums weighted by their worth.
 
         A normal law for sums of votes of a party that is right three times in four, whose spread adds to that of the
         noise: the more noise there is, the less a sum says beside how frequent the classes are. Nothing is learned
-        here; votes that are read by tables (`symbol_tables`) need no such guess.
+        here; votes that are read by tables (`vote_tables`) need no such guess.
         """
         sums_BK = self.decode_sums(estimated).astype(np.float64) / self.bound
         num_classes = sums_BK.shape[1]
@@ -206,13 +212,13 @@ class Vote:
 
 
 def score_leads(scores_BK: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-    """By how much the largest score of each row is above the second."""
+    """Return by how much the largest score of each row is above the second."""
     two = np.partition(_numbers(scores_BK), -2, axis=1)[:, -2:]
     return np.asarray(two[:, 1] - two[:, 0])
 
 
 def _numbers(scores: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-    """Scores that can be compared and multiplied, whatever they were."""
+    """Return scores that can be compared and multiplied, whatever they were."""
     large = _LARGEST_SCORE
     known = np.nan_to_num(scores.astype(np.float64), nan=0.0, posinf=large, neginf=-large)
     return np.clip(known, -large, large)

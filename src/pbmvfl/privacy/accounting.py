@@ -1,4 +1,4 @@
-"""Which releases of a run are charged to a unit, and the table of bounds that follows.
+"""Charges of a run against a unit, and the table of bounds that follows.
 
 The only place where counts meet curves. A `TrainingRun` says what happens; `charges` says how much of it counts;
 `epsilon_bounds` says what that costs. Nothing here trains or imports anything that does.
@@ -44,7 +44,7 @@ COUPLED_ROWS = "rows of a batch are coupled by the encoder: each use of a row is
 
 @dataclass(frozen=True, kw_only=True)
 class Activity:
-    """What the rounds of one kind do to the rows of one split, over a whole run."""
+    """Rounds of one kind with the rows of one split, over a whole run."""
 
     split: str
     """Rows of different splits are different rows."""
@@ -72,7 +72,7 @@ class Activity:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingRun:
-    """What a run releases and updates, kind by kind."""
+    """Releases and updates of a run, kind by kind."""
 
     activities: tuple[Activity, ...]
     num_parties: int
@@ -98,37 +98,40 @@ class TrainingRun:
 
     @property
     def splits(self) -> tuple[str, ...]:
-        """Whose rows something is done with."""
+        """Splits whose rows are used."""
         return tuple(dict.fromkeys(part.split for part in self.activities))
 
     @property
     def has_joint_rounds(self) -> bool:
-        """Whether rounds both release rows and learn from them: only there the paper's count is another one."""
+        """Return whether rounds both release rows and learn from them: only there the paper's count is another one."""
         return any(part.release is not None and part.update is not None for part in self.activities)
 
     @property
     def charges_by_split(self) -> bool:
-        """Whether rows of one split are charged for nothing that is done with rows of another."""
+        """Return whether rows of one split are charged for nothing that is done with rows of another."""
         return self.public_start and not self.has_plain_updates
 
     def of_split(self, split: str) -> TrainingRun:
-        """What is charged to the rows of one split, where those of others are charged for themselves."""
+        """Return the part of the run that is charged to the rows of one split.
+
+        The rows of other splits are charged for themselves.
+        """
         if not self.charges_by_split:
             return self
         return replace(self, activities=tuple(part for part in self.activities if part.split == split))
 
     def of_one_row(self) -> TrainingRun:
-        """What is charged to a row that is in every split: all that is done with any."""
+        """Return the run as it is charged to a row that is in every split: all that is done with any."""
         return replace(self, activities=tuple(replace(part, split=self.splits[0]) for part in self.activities))
 
     @property
     def releases(self) -> tuple[ReleaseEvent, ...]:
-        """Every law by which something is released, once."""
+        """Laws by which something is released, each once."""
         return tuple(dict.fromkeys(part.release for part in self.activities if part.release is not None))
 
     @property
     def has_plain_updates(self) -> bool:
-        """Whether weights learn rows without noise, so that later releases of other rows depend on them."""
+        """Return whether weights learn rows without noise, so that later releases of other rows depend on them."""
         return any(part.update is not None and not part.update.is_noisy for part in self.activities)
 
 
@@ -137,7 +140,7 @@ Charges = tuple[tuple[int, Event], ...]
 
 
 def charges(run: TrainingRun, unit: Unit, accounting: Accounting, adversary: Adversary = SERVER) -> tuple[Charges, ...]:
-    """What counts against a unit, for each sort of row: the one that costs most is the unit's bound."""
+    """Return what counts against a unit, for each sort of row: the one that costs most is the unit's bound."""
     if unit is Unit.PARTY:
         # Every row holds the party's values, so there is nothing that only the strict count would add.
         return (_all_releases(run, parties=1, untouched=0),)
@@ -154,7 +157,7 @@ def charges(run: TrainingRun, unit: Unit, accounting: Accounting, adversary: Adv
 
 
 def _all_releases(run: TrainingRun, *, parties: int, untouched: int) -> Charges:
-    """Every release of every row, but those of the first round that cannot depend on the unit yet.
+    """Return every release of every row, but those of the first round that cannot depend on the unit yet.
 
     In a noisy sum over n rows that leaves its party all n may then be others. It moves n times as far as for one row,
     and a Gaussian's divergence grows with the square of that.
@@ -171,7 +174,7 @@ def _all_releases(run: TrainingRun, *, parties: int, untouched: int) -> Charges:
 
 
 def _own_charges(run: TrainingRun, split: str, unit: Unit, accounting: Accounting, adversary: Adversary) -> Charges:
-    """Releases that depend on the row that has the most of them, and updates with it at every party it stands for."""
+    """Return releases that depend on the row with the most of them, and its updates at every party it stands for."""
     counted: list[tuple[int, Event]] = []
     parties = adversary.honest_parties(run.num_parties) if unit is Unit.RECORD else 1
     for part in run.activities:
@@ -208,14 +211,17 @@ def rdp_curve(
     *,
     orders: tuple[float, ...] = ORDERS,
 ) -> Curve:
-    """The run's whole Renyi curve for a unit: composition by addition, the costliest sort of row at each order."""
+    """Return the run's whole Renyi curve for a unit.
+
+    Composition by addition, the costliest sort of row at each order.
+    """
     found = [_curve(counted, unit, adversary, orders) for counted in charges(run, unit, accounting, adversary)]
     return np.maximum.reduce(found) if found else np.zeros(len(orders))
 
 
 @dataclass(frozen=True, kw_only=True)
 class EpsilonBound:
-    """One upper bound with everything that must be printed beside it."""
+    """Upper bound with everything that must be printed beside it."""
 
     unit: Unit
     accounting: Accounting
@@ -233,7 +239,10 @@ class EpsilonBound:
 
     @property
     def odds_upper_bound(self) -> float:
-        """How many times as often as a blind guess with as many false alarms the best attack is right: 1 to 1,000."""
+        """Return how many times as often as a blind guess with as many false alarms the best attack is right.
+
+        1 to 1,000.
+        """
         return self.detection_upper_bound / FALSE_ALARM_RATE
 
     def to_dict(self) -> dict[str, str | int | float | list[str] | None]:
@@ -257,7 +266,7 @@ class EpsilonBound:
 
 @dataclass(frozen=True)
 class _RowBound:
-    """What one sort of row costs: the smaller of the two methods' epsilons, and likewise for attacks."""
+    """Cost of one sort of row: the smaller of the two methods' epsilons, and likewise for attacks."""
 
     epsilon: float
     method: Method
@@ -308,7 +317,7 @@ def epsilon_bound(
     delta: float,
     pld: bool = True,
 ) -> EpsilonBound:
-    """The costliest sort of row, by the smaller of the two methods; with pld=False, RDP alone."""
+    """Return the costliest sort of row, by the smaller of the two methods; with pld=False, RDP alone."""
     check_delta(delta)
     rows = [_row_bound(counted, unit, adversary, delta, pld) for counted in charges(run, unit, accounting, adversary)]
     worst = max(rows, key=lambda row: row.epsilon)
@@ -336,7 +345,7 @@ def epsilon_bounds(
     accountings: Iterable[Accounting] = tuple(Accounting),
     pld: bool = True,
 ) -> tuple[EpsilonBound, ...]:
-    """The whole table: unit x accounting for each adversary."""
+    """Return the whole table: unit x accounting for each adversary."""
     units, accountings = tuple(units), tuple(accountings)
     return tuple(
         epsilon_bound(run, unit, accounting, adversary, delta=delta, pld=pld)

@@ -52,7 +52,7 @@ def _log_moment(losses: Vector, probs: Vector, s: float) -> float:
 
 
 def _kernel(atoms: LossDistribution, step: float) -> tuple[int, Vector, float]:
-    """(index of the first loss, masses on the grid, mass of losses that are taken to be endless)."""
+    """Return the index of the first loss, masses on the grid, and the mass of losses that are taken to be endless."""
     probs = atoms.probs * (1 + ATOM_ROUNDING)
     mass_above = np.cumsum(probs[::-1])[::-1]
     mass_below = np.cumsum(probs)
@@ -67,7 +67,7 @@ def _kernel(atoms: LossDistribution, step: float) -> tuple[int, Vector, float]:
 
 
 def _pair_of(values: Vector, first: int, step: float) -> LossDistribution:
-    """The pair whose profile at epsilon = -l is the chord through these values at l = first * step, ... ."""
+    """Return the pair whose profile at epsilon = -l is the chord through these values at l = first * step, ... ."""
     # epsilons rise: -l from the last index down to the first
     deltas = values[::-1]
     epsilons = -step * np.arange(first + len(values) - 1, first - 1, -1.0)
@@ -89,7 +89,10 @@ def _pair_of(values: Vector, first: int, step: float) -> LossDistribution:
 
 
 def total_spread(num_trials: int, beta_16: int, noisy_parties: int, count: int) -> float:
-    """The standard deviation of the sum of all losses, about: (difference of means) / deviation of one release."""
+    """Return the standard deviation of the sum of all losses, about.
+
+    (difference of means) / deviation of one release.
+    """
     lo, hi = end_points(beta_16)
     return (hi - lo) * math.sqrt(num_trials * count / (noisy_parties * lo * hi))
 
@@ -98,7 +101,7 @@ def total_spread(num_trials: int, beta_16: int, noisy_parties: int, count: int) 
 def adaptive_losses(
     num_trials: int, beta_16: int, noisy_parties: int, count: int
 ) -> tuple[tuple[LossDistribution, int], ...]:
-    """Pairs, and how often each, whose composition dominates count releases."""
+    """Return pairs, and how often each, whose composition dominates count releases."""
     groups = group_losses(num_trials, beta_16, noisy_parties, _GROUPS)
     one = total_spread(num_trials, beta_16, noisy_parties, 1)
     block = min(count, _BLOCK, max(1, int((_LARGEST_BLOCK_SPREAD / one) ** 2)))

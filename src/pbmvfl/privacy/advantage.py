@@ -1,5 +1,6 @@
-"""What the best attack achieves, which one epsilon does not say: an epsilon of 8 is nearly everything for a pure
-mechanism, and much less for a Gaussian one.
+"""Advantage of the best attack, which an epsilon alone does not tell.
+
+An epsilon of 8 is nearly everything for a pure mechanism, and much less for a Gaussian one.
 
 An attack looks at everything that is released and says which of two neighbouring data sets it came from. Its advantage
 is the share of true alarms minus the share of false ones; what the best one reaches is the total variation of the
@@ -45,20 +46,22 @@ NO_ATTACK = Attack(advantage=0.0, detection=FALSE_ALARM_RATE)
 
 
 def least(attacks: Iterable[Attack]) -> Attack:
-    """Of several upper bounds on the same attack."""
+    """Return the least of several upper bounds on the same attack."""
     attacks = tuple(attacks)
     return Attack(advantage=min(a.advantage for a in attacks), detection=min(a.detection for a in attacks))
 
 
 def largest(attacks: Iterable[Attack]) -> Attack:
-    """Of upper bounds on attacks of which one may be chosen."""
+    """Return the largest of upper bounds on attacks of which one may be chosen."""
     attacks = (NO_ATTACK, *attacks)
     return Attack(advantage=max(a.advantage for a in attacks), detection=max(a.detection for a in attacks))
 
 
 def randomised_response(loss: float) -> LossDistribution:
-    """One bit that tells the truth with probability e^loss / (1 + e^loss): it dominates everything whose privacy loss
-    is never above this in absolute value."""
+    """Return the best attack on one bit that tells the truth with probability e^loss / (1 + e^loss).
+
+    It dominates everything whose privacy loss is never above this in absolute value.
+    """
     if not math.isfinite(loss):
         return LossDistribution(np.zeros(1), np.zeros(1), 1.0)  # nothing is known: delta 1
     lie = math.exp(-loss) / (1 + math.exp(-loss))
@@ -66,7 +69,7 @@ def randomised_response(loss: float) -> LossDistribution:
 
 
 def attack_on(losses: LossDistribution, gaussian_shift: float) -> Attack:
-    """The best attack on a dominating pair, beside a Gaussian that is moved by gaussian_shift deviations."""
+    """Return the best attack on a dominating pair, beside a Gaussian that is moved by gaussian_shift deviations."""
 
     def delta_at(epsilon: float) -> float:
         return losses.delta_with_gaussian(epsilon, gaussian_shift)
@@ -85,7 +88,10 @@ def attack_on(losses: LossDistribution, gaussian_shift: float) -> Attack:
 
 
 def attack_from_rdp(curve: Curve, orders: tuple[float, ...] = ORDERS) -> Attack:
-    """The same from a Renyi curve that holds in both directions. Whatever is no divergence counts as infinity."""
+    """Return the best attack from a Renyi curve that holds in both directions.
+
+    What is no divergence counts as infinity.
+    """
     alpha, rdp = np.asarray(orders, dtype=np.float64), np.asarray(curve, dtype=np.float64)
     known = np.isfinite(rdp) & (rdp >= 0)
     if not known.any():
@@ -108,7 +114,7 @@ def attack_from_rdp(curve: Curve, orders: tuple[float, ...] = ORDERS) -> Attack:
 
 
 def _best_epsilon(delta_at: Callable[[float], float]) -> float:
-    """Where delta + e^epsilon * FALSE_ALARM_RATE is smallest, by golden section: it is convex in e^epsilon."""
+    """Find where delta + e^epsilon * FALSE_ALARM_RATE is smallest, by golden section: it is convex in e^epsilon."""
 
     def value(epsilon: float) -> float:
         return delta_at(epsilon) + math.exp(epsilon) * FALSE_ALARM_RATE

@@ -25,14 +25,14 @@ from pbmvfl.privacy.loss_distribution import (
 
 @dataclass(frozen=True, kw_only=True)
 class GaussianLosses:
-    """A Gaussian that is moved by `shift` standard deviations."""
+    """Gaussian that is moved by `shift` standard deviations."""
 
     shift: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class BitLosses:
-    """num_bits bits, each Bernoulli(1/2 + beta) against Bernoulli(1/2 - beta)."""
+    """Release of num_bits bits, each Bernoulli(1/2 + beta) against Bernoulli(1/2 - beta)."""
 
     num_bits: int
     beta_16: int
@@ -40,7 +40,10 @@ class BitLosses:
 
 @dataclass(frozen=True, kw_only=True)
 class HullLosses:
-    """`coordinates` sums of noisy_parties * num_trials bits of which num_trials move, the others anywhere."""
+    """Release of `coordinates` sums of bits.
+
+    Each sum has noisy_parties * num_trials bits of which num_trials move; the others may be anywhere.
+    """
 
     num_trials: int
     beta_16: int
@@ -50,13 +53,13 @@ class HullLosses:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AtomLosses:
-    """`copies` independent releases, each with the same finite list of losses and their probabilities."""
+    """Release of `copies` independent values, each with the same finite list of losses and their probabilities."""
 
     atoms: LossDistribution
     copies: int = 1
 
     def __eq__(self, other: object) -> bool:
-        """By which object holds the atoms: mechanisms keep theirs, and arrays have no hash."""
+        """Compare by the object that holds the atoms: mechanisms keep theirs, and arrays have no hash."""
         return isinstance(other, AtomLosses) and self.atoms is other.atoms and self.copies == other.copies
 
     def __hash__(self) -> int:
@@ -75,12 +78,12 @@ Parts = Sequence[tuple[int, Losses]]
 
 
 def epsilon_by_losses(parts: Parts, delta: float, largest: float) -> float:
-    """The smallest epsilon up to `largest` of all the parts, each so many times; infinity if there is none."""
+    """Return the smallest epsilon up to `largest` of all the parts, each so many times; infinity if there is none."""
     return bounds_by_losses(parts, delta, largest)[0]
 
 
 def bounds_by_losses(parts: Parts, delta: float, largest: float) -> tuple[float, Attack]:
-    """The same, and what the best attack on all the parts achieves at most."""
+    """Return the epsilon of `epsilon_by_losses`, and an upper bound on the best attack on all the parts."""
     squares = 0.0
     bits: dict[int, int] = {}
     hulls: dict[HullLosses, int] = {}
@@ -125,7 +128,10 @@ def _composed(
     atoms: tuple[tuple[AtomLosses, int], ...],
     delta: float,
 ) -> ComposedLosses:
-    """All but the Gaussian part. The last few are kept: a planner tries many Gaussians beside the same releases."""
+    """Compose all but the Gaussian part.
+
+    The last few are kept: a planner tries many Gaussians beside the same releases.
+    """
     if len(bits) + len(hulls) + len(atoms) > 1:
         different = [
             *((binomial_losses(count, beta_16, delta), 1) for beta_16, count in bits),

@@ -1,4 +1,7 @@
-"""From a curve or a loss distribution to (epsilon, delta). What cannot be computed becomes infinity, never 0."""
+"""Conversion of a curve or a loss distribution to (epsilon, delta).
+
+What cannot be computed becomes infinity, never 0.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,7 @@ LARGEST_USUAL_DELTA = 1e-5
 
 
 def usual_delta(num_samples: int) -> float:
-    """Where nobody says one: a tenth of 1/N, so that publishing one row of N is far from permitted."""
+    """Return the default delta: a tenth of 1/N, so that publishing one row of N is far from permitted."""
     return min(LARGEST_USUAL_DELTA, 0.1 / max(1, num_samples))
 
 
@@ -50,11 +53,22 @@ def check_delta(delta: float) -> None:
 
 
 def epsilon_from_rdp(curve: Curve, delta: float, orders: tuple[float, ...] = ORDERS) -> tuple[float, float | None]:
-    """(epsilon, the order that gave it) by the rule of dp-accounting's RDP accountant.
+    """Return epsilon, and the order that gave it, by the rule of dp-accounting's RDP accountant.
 
     Canonne, Kamath, Steinke, arXiv 2004.00010v4, Proposition 12, and epsilon = 0 where delta >= sqrt(1 - exp(-D)).
     Written out because importing dp-accounting takes longer than everything here, and because its converter answers 0
-    for a curve with one NaN. Anything that is no divergence (NaN, infinite, negative) counts as infinity.
+    for a curve with one NaN.
+
+    Args:
+        curve: Divergence at each order. Anything that is no divergence (NaN, infinite, negative) counts as infinity.
+        delta: Above 0 and below 1.
+        orders: Renyi orders, above 1.
+
+    Returns:
+        (epsilon, order), or (infinity, None).
+
+    Raises:
+        PlanError: delta or an order is out of range, or the curve has another length than the orders.
     """
     check_delta(delta)
     if len(curve) != len(orders):
@@ -74,7 +88,7 @@ def epsilon_from_rdp(curve: Curve, delta: float, orders: tuple[float, ...] = ORD
 
 
 def epsilon_from_losses(losses: LossDistribution, gaussian_shift: float, delta: float, largest: float) -> float:
-    """The smallest epsilon up to `largest` of the losses composed with a Gaussian; infinity if there is none."""
+    """Return the smallest epsilon up to `largest` of the losses composed with a Gaussian; infinity if there is none."""
     check_delta(delta)
     if not math.isfinite(largest) or not math.isfinite(gaussian_shift) or losses.slack > _LARGEST_SLACK_SHARE * delta:
         return math.inf
@@ -93,7 +107,7 @@ def _smallest_epsilon(
 
 @dataclass(frozen=True, kw_only=True)
 class ComposedLosses:
-    """All that is released: losses that are composed, beside a Gaussian that is moved by gaussian_shift deviations."""
+    """Losses of all releases, composed, beside a Gaussian that is moved by gaussian_shift deviations."""
 
     losses: tuple[LossDistribution, ...]
     """Each of them dominates all, so the smallest number counts; none where there are too many to be composed."""
@@ -102,7 +116,7 @@ class ComposedLosses:
     gaussian_shift: float = 0.0
 
     def epsilon(self, delta: float, largest: float) -> float:
-        """The smallest epsilon up to `largest`; infinity if there is none."""
+        """Return the smallest epsilon up to `largest`; infinity if there is none."""
         if not math.isfinite(largest):
             return math.inf
         # What holds whatever the sums hide: all bits are seen, and each has the largest loss a bit can have.
@@ -113,7 +127,7 @@ class ComposedLosses:
         return min([pure, *(epsilon_from_losses(each, self.gaussian_shift, delta, largest) for each in self.losses)])
 
     def attack(self) -> Attack:
-        """What the best attack achieves against it, at most."""
+        """Return an upper bound on what the best attack achieves."""
         # Any release whose loss is never larger is a function of one randomised response with this loss.
         pure = randomised_response(self.largest_loss)
         return least(attack_on(each, self.gaussian_shift) for each in (pure, *self.losses))
@@ -122,7 +136,7 @@ class ComposedLosses:
 def composed_cell(
     *, num_trials: int, beta_16: int, noisy_parties: int, coordinates: int, gaussian_shift: float, delta: float
 ) -> ComposedLosses:
-    """`coordinates` releases at the cell's rate, composed well enough for this delta."""
+    """Compose `coordinates` releases at the cell's rate, well enough for this delta."""
     if noisy_parties == 1 or coordinates == 0:
         return composed_bits(
             num_bits=num_trials * coordinates, beta_16=beta_16, gaussian_shift=gaussian_shift, delta=delta
@@ -140,7 +154,7 @@ def composed_cell(
 
 
 def composed_bits(*, num_bits: int, beta_16: int, gaussian_shift: float, delta: float) -> ComposedLosses:
-    """num_bits bits that all move from lo to hi, whatever the sums they come in."""
+    """Compose num_bits bits that all move from lo to hi, whatever the sums they come in."""
     if num_bits == 0:
         return ComposedLosses(losses=(NOTHING_RELEASED,), largest_loss=0.0, gaussian_shift=gaussian_shift)
     losses = (binomial_losses(num_bits, beta_16, delta),) if num_bits <= LARGEST_BINOMIAL else ()

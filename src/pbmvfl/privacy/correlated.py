@@ -33,7 +33,7 @@ _SMOOTHING = Fraction(3, 4)
 
 @dataclass(frozen=True)
 class Band:
-    """The coefficients of a band of this many steps. One step means independent noise."""
+    """Coefficients of a band of this many steps. One step means independent noise."""
 
     width: int = 1
 
@@ -50,12 +50,12 @@ class Band:
 
     @cached_property
     def coefficients(self) -> tuple[float, ...]:
-        """The same as floats, exactly."""
+        """Coefficients as floats, exactly."""
         return tuple(each / (1 << COEFFICIENT_BITS) for each in self.numerators)
 
     @cached_property
     def norm(self) -> float:
-        """|c|, never below the true one: what a use of a row costs, against independent noise."""
+        """Norm |c|, never below the true one: what a use of a row costs, against independent noise."""
         squares = sum(each * each for each in self.numerators)
         root = math.isqrt((squares << 64) - 1) + 1  # rounded up, and far below 2^53
         return root / (1 << (32 + COEFFICIENT_BITS))
@@ -70,7 +70,7 @@ INDEPENDENT = Band()
 
 
 def _inverse_root(factor: Fraction, count: int) -> list[float]:
-    """The first terms of 1/sqrt(1 - factor*x) as a power series."""
+    """Return the first terms of 1/sqrt(1 - factor*x) as a power series."""
     terms = [1.0]
     for lag in range(1, count):
         terms.append(terms[-1] * float(factor) * (2 * lag - 1) / (2 * lag))
@@ -92,11 +92,15 @@ def check_band(band: Band, steps_between_uses: int) -> None:
 
 
 def banded_event(band: Band, *, clip_norm: float, noise_multiplier: float) -> UpdateEvent:
-    """What one use of a row costs in steps with correlated noise of standard deviation noise_multiplier * clip_norm.
+    """Return the event of one use of a row in steps with correlated noise.
 
-    All shifts of one use together are one shift of |c| times the clip norm's diameter, rounded up. Uses that are at
-    least a band apart (`check_band`) add up as squares: n of them move all releases of a run by at most |c| * sqrt(n)
-    diameters, whatever the signs are and however later uses depend on earlier releases.
+    The noise has standard deviation noise_multiplier * clip_norm. All shifts of one use together are one shift of |c|
+    times
+    the clip norm's diameter, rounded up. Uses that are at least a band apart (`check_band`) add up as squares: n of
+    them
+    move all releases of a run by at most |c| * sqrt(n) diameters, whatever the signs are and however later uses depend
+    on
+    earlier releases.
     """
     diameter = 2.0 if band.width == 1 else math.nextafter(2 * band.norm, math.inf)
     return RoundedGaussianSum(clip_norm=clip_norm, noise_multiplier=noise_multiplier, diameter=diameter)

@@ -1,4 +1,4 @@
-"""What leaves a party, as frozen values whose meaning never changes, each with the curve that it costs.
+"""Events: what leaves a party, as frozen values whose meaning never changes, each with the curve that it costs.
 
 An event says what was released; a ledger keeps it by its name and numbers, so that later versions cannot price an old
 release anew. A name therefore stands for one law for ever: a changed law gets a new name. Nothing here trains.
@@ -31,7 +31,10 @@ WEIGHTS_STAY = "weights never leave a party: exporting them is not covered"
 
 
 def local_gaussian_variance(*, num_parties: int, num_trials: int, beta: float, bound: float) -> float:
-    """Of one party's noise on one coordinate in the paper's local baseline, which is printed for C = 1."""
+    """Return the variance of one party's noise on one coordinate in the paper's local baseline.
+
+    The paper prints it for C = 1.
+    """
     return bound**2 * ldp_variance(num_parties=num_parties, num_trials=num_trials, beta=beta)
 
 
@@ -47,7 +50,7 @@ class Event(ABC):
 
     @property
     def conditions(self) -> tuple[str, ...]:
-        """What must hold for the curve, in words."""
+        """Return what must hold for the curve, in words."""
         return ()
 
     def to_dict(self) -> dict[str, Any]:
@@ -56,18 +59,18 @@ class Event(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class ReleaseEvent(Event):
-    """One row's release by every party: all coordinates of its embedding."""
+    """Release of one row by every party: all coordinates of its embedding."""
 
     num_parties: int
     embedding_dim: int
 
     @abstractmethod
     def rdp(self, unit: Unit, adversary: Adversary = SERVER, orders: tuple[float, ...] = ORDERS) -> Curve:
-        """What ONE row's release costs. PARTY is charged at the cell's rate, row by row."""
+        """Return what ONE row's release costs. PARTY is charged at the cell's rate, row by row."""
 
     @abstractmethod
     def losses(self, unit: Unit, adversary: Adversary = SERVER) -> Losses:
-        """The same as privacy losses; `NoLosses` where there is no such account."""
+        """Return that cost as privacy losses; `NoLosses` where there is no such account."""
 
     def _honest(self, adversary: Adversary) -> int:
         if self.embedding_dim < 1:
@@ -77,14 +80,14 @@ class ReleaseEvent(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class UpdateEvent(Event):
-    """One step of one party's weights, taken with a row in its batch."""
+    """Step of one party's weights, taken with a row in its batch."""
 
     #: Whether noise hides the row in the weights. If not, all that they touch afterwards depends on the row.
     is_noisy: ClassVar[bool]
 
     @abstractmethod
     def rdp(self, orders: tuple[float, ...] = ORDERS) -> Curve:
-        """What ONE update of ONE party costs a cell that was in its batch once."""
+        """Return what ONE update of ONE party costs a cell that was in its batch once."""
 
     @abstractmethod
     def losses(self) -> Losses: ...
@@ -95,13 +98,16 @@ _Class = TypeVar("_Class", bound=type[Event])
 
 
 def register_event(event: _Class) -> _Class:
-    """For a class with a name that was never used for another law."""
+    """Register an event class under a name that was never used for another law."""
     EVENTS.add(event.name, event)
     return event
 
 
 def event_from_dict(values: dict[str, Any]) -> Event:
-    """What `Event.to_dict` wrote; an event that this version does not know, or another form of one, is refused."""
+    """Return the event that `Event.to_dict` wrote.
+
+    An event that this version does not know, or another form of one, is refused.
+    """
     kind = EVENTS[values.get("event", "")]
     numbers = {name: value for name, value in values.items() if name != "event"}
     if set(numbers) != {field.name for field in fields(kind)}:
@@ -115,7 +121,10 @@ def event_from_dict(values: dict[str, Any]) -> Event:
 
 
 def _is_a(kind: object, value: object) -> bool:
-    """Whether a value that was read is of the sort that a field has. An infinite variance would make a release free."""
+    """Return whether a value that was read is of the sort that a field has.
+
+    An infinite variance would make a release free.
+    """
     if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
         return math.isfinite(value)
     return type(value) is kind
@@ -127,7 +136,7 @@ def _is_a(kind: object, value: object) -> bool:
 @register_event
 @dataclass(frozen=True, kw_only=True)
 class PoissonBinomialRelease(ReleaseEvent):
-    """The sum over the parties of Binomial(num_trials, p), p in 1/2 -+ beta, per coordinate of a row's embedding."""
+    """Sum over the parties of Binomial(num_trials, p), p in 1/2 -+ beta, per coordinate of a row's embedding."""
 
     name: ClassVar[str] = "poisson-binomial"
     num_trials: int
@@ -170,7 +179,7 @@ class PoissonBinomialRelease(ReleaseEvent):
 @register_event
 @dataclass(frozen=True, kw_only=True)
 class LocalGaussianRelease(ReleaseEvent):
-    """One row's embedding from each party, readable one by one, with Gaussian noise of this variance per coordinate."""
+    """Embedding of one row from each party, readable one by one, with Gaussian noise on each coordinate."""
 
     name: ClassVar[str] = "local-gaussian"
     variance: float
@@ -197,7 +206,7 @@ class LocalGaussianRelease(ReleaseEvent):
 @register_event
 @dataclass(frozen=True, kw_only=True)
 class ExactRelease(ReleaseEvent):
-    """One row's embedding from each party, exactly: no privacy at all."""
+    """Embedding of one row from each party, exactly: no privacy at all."""
 
     name: ClassVar[str] = "exact"
 
@@ -221,7 +230,7 @@ class ExactRelease(ReleaseEvent):
 @register_event
 @dataclass(frozen=True, kw_only=True)
 class PlainUpdate(UpdateEvent):
-    """A step without noise: from then on the weights know the row, and so does every embedding that they make.
+    """Step without noise: from then on the weights depend on the row, and so does every embedding that they make.
 
     It has no finite cost of its own. It stays affordable as long as the weights stay at home, because then only later
     releases carry the row further, and the strict account charges all of those.
@@ -312,11 +321,12 @@ class DiscreteGaussianUpdate(UpdateEvent):
 @register_event
 @dataclass(frozen=True, kw_only=True)
 class RoundedGaussianSum(UpdateEvent):
-    """A sum over rows on a grid of integers, each row's part limited to clip_norm, plus Gaussian noise of standard
-    deviation noise_multiplier * clip_norm, rounded down to the grid.
+    """Sum over rows on a grid of integers, each row's part limited to clip_norm, plus rounded Gaussian noise.
 
-    Replacing a row moves the integers by at most diameter * clip_norm. Integers plus the rounded noise are the rounded
-    output of the Gaussian mechanism, so that one's whole loss distribution bounds it (docs/theory.md, 2.16).
+    The noise has standard deviation noise_multiplier * clip_norm and is rounded down to the grid. Replacing a row moves
+    the
+    integers by at most diameter * clip_norm. Integers plus the rounded noise are the rounded output of the Gaussian
+    mechanism, so that one's whole loss distribution bounds it (docs/theory.md, 2.16).
     """
 
     name: ClassVar[str] = "rounded-gaussian-sum"

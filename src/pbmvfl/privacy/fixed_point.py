@@ -8,5 +8,5 @@ PROBABILITY_ONE = 1 << PROBABILITY_BITS
 
 
 def fixed_point_beta(beta: float) -> int:
-    """beta in units of 1/65536, rounded down: rounding up would release more than the account says."""
+    """Return beta in units of 1/65536, rounded down: rounding up would release more than the account says."""
     return int(beta * PROBABILITY_ONE)

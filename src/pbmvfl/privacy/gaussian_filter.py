@@ -25,7 +25,7 @@ _LARGEST_SHIFT = 1e6
 
 
 def shift_of_pure(epsilon: float) -> float:
-    """The mu of whatever has losses of at most epsilon: 2 Phi^-1(e^epsilon / (1 + e^epsilon)).
+    """Return the mu of whatever has losses of at most epsilon: 2 Phi^-1(e^epsilon / (1 + e^epsilon)).
 
     Its curve of errors lies above two straight lines that meet at both errors 1/(1 + e^epsilon); the Gaussian's, which
     is convex and has the same ends, goes through that point, so it lies below both.
@@ -38,14 +38,14 @@ def shift_of_pure(epsilon: float) -> float:
 
 
 def pure_epsilon(losses: Losses) -> float:
-    """The most that can be lost, where that is what a release is planned by; infinity for all others."""
+    """Return the most that can be lost, where that is what a release is planned by; infinity for all others."""
     if isinstance(losses, AtomLosses) and losses.atoms.slack == 0:
         return float(losses.atoms.losses[-1]) * losses.copies
     return math.inf
 
 
 def squared_shift(losses: Losses) -> float:
-    """mu squared of a release; infinity where there is no such bound.
+    """Return mu squared of a release; infinity where there is no such bound.
 
     Sums of bits are bounded as if every bit that moves were seen by itself: their Renyi divergence is the better count.
     """
@@ -64,8 +64,11 @@ def squared_shift(losses: Losses) -> float:
 
 
 def epsilon_in_turn(parts: Parts, delta: float) -> float:
-    """The epsilon of releases one after the other, each so many times: pure ones add up by themselves until the first
-    that is not, and from then on all add up by their squares. It holds although each may be chosen after looking."""
+    """Return the epsilon of releases one after the other, each so many times.
+
+    Pure ones add up by themselves until the first that is not, and from then on all add up by their squares. It holds
+    although each may be chosen after looking.
+    """
     pure, square = 0.0, 0.0
     for count, losses in parts:
         if not count:
@@ -79,7 +82,7 @@ def epsilon_in_turn(parts: Parts, delta: float) -> float:
 
 @lru_cache(maxsize=4096)
 def largest_square(epsilon: float, delta: float) -> float:
-    """The largest mu squared whose Gaussian is still (epsilon, delta), rounded down; below 0 if epsilon is."""
+    """Return the largest mu squared whose Gaussian is still (epsilon, delta), rounded down; below 0 if epsilon is."""
     check_delta(delta)
     if epsilon < 0:
         return -math.inf
@@ -94,7 +97,7 @@ def largest_square(epsilon: float, delta: float) -> float:
 
 @lru_cache(maxsize=4096)
 def gaussian_epsilon(square: float, delta: float) -> float:
-    """The epsilon at delta of a Gaussian moved by so many standard deviations, squared; rounded up."""
+    """Return the epsilon at delta of a Gaussian moved by so many standard deviations, squared; rounded up."""
     check_delta(delta)
     if square == 0:
         return 0.0

@@ -39,7 +39,7 @@ _UNTILTED = 1.5
 
 @dataclass(frozen=True)
 class Bits:
-    """n independent bits, each at hi or at lo."""
+    """Sum of n independent bits, each at hi or at lo."""
 
     num_bits: int
     beta_16: int
@@ -55,7 +55,7 @@ class Bits:
         return self.num_bits * lo + high_bits * (hi - lo)
 
     def tilt(self, high_bits: int, mean: float) -> float:
-        """The factor t for which the law times t^x, again a law of bits, has this mean; 0 < mean < n."""
+        """Return the factor t for which the law times t^x, again a law of bits, has this mean; 0 < mean < n."""
         lo, hi = end_points(self.beta_16)
         n, j = self.num_bits, high_bits
         # the positive root of lo hi (n - mean) t^2 + linear t - lo hi mean = 0
@@ -65,12 +65,12 @@ class Bits:
         return (root - linear) / (2 * square) if linear < 0 else 2 * constant / (root + linear)
 
     def log_mass(self, high_bits: int, tilt: float) -> float:
-        """ln E[t^S]."""
+        """Return ln E[t^S]."""
         lo, hi = end_points(self.beta_16)
         return high_bits * math.log(lo + hi * tilt) + (self.num_bits - high_bits) * math.log(hi + lo * tilt)
 
     def log_tail(self, high_bits: int, x: float) -> float:
-        """Chernoff: an upper bound on ln P(S >= x) for x above the mean and on ln P(S <= x) for x below it."""
+        """Return Chernoff's upper bound on ln P(S >= x) for x above the mean, and on ln P(S <= x) for x below it."""
         if not 0 <= x <= self.num_bits:
             return -math.inf
         inside = min(max(x, 0.25), self.num_bits - 0.25)
@@ -78,7 +78,8 @@ class Bits:
         return self.log_mass(high_bits, tilt) - x * math.log(tilt) + _TAIL_ROUNDING
 
     def reach(self, high_bits: int, side: int, log_tail: float) -> int:
-        """How far above (side 1) or below (side -1) its mean the law must be kept; the rest has at most this mass."""
+        """Return how far above (side 1) or below (side -1) its mean the law must be kept; the rest has at most this
+        mass."""
         mean, end = self.mean(high_bits), self.num_bits if side > 0 else 0
         width = math.sqrt(-2 * log_tail) * self.deviation + 2
         while True:
@@ -91,10 +92,12 @@ class Bits:
 
 
 def _binomial_window(num_bits: int, odds: float, log_tail: float) -> tuple[int, Vector, float, float]:
-    """(first value, pmf from there on, mass left out, error in units of rounding) of a Binomial near its mean.
+    """Return first value, pmf from there on, mass left out, and error in units of rounding of a Binomial near its mean.
 
-    As `poisson_binomial._binomial_pmf`, but only as many steps away from the mode as the wanted tail needs. A step adds
-    5 units to the error, and so does the sum that all are divided by, beside one unit for each of its additions.
+    It works like `poisson_binomial._binomial_pmf`, but takes only as many steps away from the mode as the wanted tail
+    needs. A step adds 5 units to the error, and so does the sum that all are divided by, beside one unit for each of
+    its
+    additions.
     """
     if num_bits == 0:
         return 0, np.ones(1), 0.0, 0.0
@@ -116,7 +119,7 @@ def _binomial_window(num_bits: int, odds: float, log_tail: float) -> tuple[int, 
 
 
 def _log_binomial_tail(num_bits: int, p: float, x: int) -> float:
-    """Chernoff: ln P(X >= x) or ln P(X <= x), on the side of the mean where x lies."""
+    """Return Chernoff's bound on ln P(X >= x) or ln P(X <= x), on the side of the mean where x lies."""
     if not 0 <= x <= num_bits:
         return -math.inf
     share = x / num_bits
@@ -127,7 +130,7 @@ def _log_binomial_tail(num_bits: int, p: float, x: int) -> float:
 
 
 def log_pmf_window(bits: Bits, high_bits: int, first: int, last: int) -> tuple[Vector, float]:
-    """log F(n, high_bits) at first..last, and a bound on the error of every entry.
+    """Return log F(n, high_bits) at first..last, and a bound on the error of every entry.
 
     Two binomials, tilted so that the window is where their sum is likely, are cut, multiplied out and tilted back.
     """
@@ -165,7 +168,7 @@ def log_pmf_window(bits: Bits, high_bits: int, first: int, last: int) -> tuple[V
 
 
 def _convolve_window(first: Vector, second: Vector, start: int, length: int) -> Vector:
-    """length entries of the convolution from start on."""
+    """Return `length` entries of the convolution from `start` on."""
     if length > 1:
         whole: Vector = np.convolve(first, second)
         return whole[start : start + length]
@@ -174,7 +177,9 @@ def _convolve_window(first: Vector, second: Vector, start: int, length: int) -> 
 
 
 def strides(num_bits: int, changed_bits: int, groups: int) -> tuple[int, list[int]]:
-    """(s, the smallest k of each group): groups of s neighbouring k, one s for each `groups`-th part of all bits.
+    """Return s and the smallest k of each group.
+
+    Groups of s neighbouring k, one s for each `groups`-th part of all bits.
 
     Every k in [j, j + s) has at least j bits at hi and others - j - s + 1 at lo; the pair from which the remaining
     s - 1 bits are left out dominates all of them (docs/theory.md, 2.9). The last group starts s - 1 before the last k.
@@ -208,7 +213,10 @@ _ORDERS_AT_ONCE = 8
 
 
 def _nodes() -> tuple[float, ...]:
-    """Of the usual orders those that are computed: the others lie between two whose distance from 1 differs by 1/8."""
+    """Return those of the usual orders that are computed.
+
+    The others lie between two whose distance from 1 differs by 1/8.
+    """
     chosen = [ORDERS[0]]
     for order, following in zip(ORDERS[1:], [*ORDERS[2:], math.inf], strict=True):
         if following - 1 > 1.13 * (chosen[-1] - 1):
@@ -220,13 +228,13 @@ NODES = _nodes()
 
 
 def largest_loss(num_trials: int, beta_16: int) -> float:
-    """num_trials * ln(hi/lo), rounded up: no value of a sum tells more about a CELL than its own bits do."""
+    """Return num_trials * ln(hi/lo), rounded up: no value of a sum tells more about a CELL than its own bits do."""
     lo, hi = end_points(beta_16)
     return num_trials * math.log(hi / lo) * (1 + 8 * UNIT_OF_ROUNDING)
 
 
 class Pair:
-    """The two laws of one group, in pieces that are added when an order asks for them."""
+    """Laws of one group, two of them, in pieces that are added when an order needs them."""
 
     def __init__(self, bits: Bits, low: int, changed: int) -> None:
         self.bits, self.low, self.changed = bits, low, changed
@@ -238,7 +246,7 @@ class Pair:
 
     @property
     def log_outside(self) -> float:
-        """ln of an upper bound on the mass of the first law outside of the first piece."""
+        """Return ln of an upper bound on the mass of the first law outside of the first piece."""
         high = self.low + self.changed
         below, above = self.bits.log_tail(high, self.first - 1), self.bits.log_tail(high, self.first + self.ends[1])
         return float(np.logaddexp(below, above))
@@ -255,7 +263,7 @@ class Pair:
 
     @cached_property
     def _stairs(self) -> list[tuple[int, float]]:
-        """(first value, the largest loss from there to the next one's) of a few steps from the first piece to n."""
+        """Return (first value, largest loss from there to the next one's) of a few steps from the first piece to n."""
         n, high = self.bits.num_bits, self.low + self.changed
         mean, x = self.bits.mean(high), self.first + self.ends[1]
         stairs = []
@@ -268,7 +276,7 @@ class Pair:
         return stairs
 
     def _log_beyond(self, column: int, powers: Vector, largest: float) -> Vector:
-        """ln of an upper bound on sum P (P/Q)^s over the values from this column on."""
+        """Return ln of an upper bound on sum P (P/Q)^s over the values from this column on."""
         high, x = self.low + self.changed, self.first + column
         simple: Vector = self.bits.log_tail(high, x) + powers * largest
         if np.all(simple <= powers * self.divergence - _NEGLIGIBLE_TAIL):
@@ -281,7 +289,7 @@ class Pair:
         return total
 
     def widen(self) -> bool:
-        """One more piece on the side of large losses; False if there is none, or if there are enough."""
+        """Add one more piece on the side of large losses; return False if there is none, or if there are enough."""
         n = self.bits.num_bits
         if self.last == n or len(self.ends) > 1 + _MORE_PIECES:
             return False
@@ -294,7 +302,7 @@ class Pair:
         return True
 
     def log_moments(self, powers: Vector, largest: float) -> Vector:
-        """ln of an upper bound on sum P (P/Q)^s for each s of the rising powers."""
+        """Return ln of an upper bound on sum P (P/Q)^s for each s of the rising powers."""
         log_moments = np.zeros(len(powers))
         start = done = 0
         pieces = 1
@@ -318,7 +326,7 @@ class Pair:
         return log_moments
 
     def _fill(self, out: Vector, powers: Vector, beyond: Vector, pieces: int, start: int) -> int:
-        """The sums themselves. Returns the first column that matters: for larger powers none before it does."""
+        """Return the sums themselves. Returns the first column that matters: for larger powers none before it does."""
         end = self.ends[pieces]
         log_p, loss = self.log_p[start:end], self.loss[start:end]
         exponents = np.multiply.outer(powers, loss)
@@ -346,14 +354,14 @@ class Pair:
 
 @lru_cache(maxsize=1)
 def pairs(num_bits: int, num_trials: int, beta_16: int) -> tuple[Pair, ...]:
-    """A pair for each group of k; together they dominate every k."""
+    """Return a pair for each group of k; together they dominate every k."""
     stride, starts = strides(num_bits, num_trials, _GROUPS)
     bits = Bits(num_bits - stride + 1, beta_16)
     return tuple(Pair(bits, low, num_trials) for low in starts)
 
 
 def grouped_divergences(num_bits: int, num_trials: int, beta_16: int, orders: tuple[float, ...]) -> Curve:
-    """An upper bound on the maximum over k of D(F(n, k + b) || F(n, k)), for each order."""
+    """Return an upper bound on the maximum over k of D(F(n, k + b) || F(n, k)), for each order."""
     computed = tuple(sorted({node for order in orders for node in _around(order)}))
     powers = np.array(computed) - 1
     largest = largest_loss(num_trials, beta_16)
@@ -367,7 +375,7 @@ def grouped_divergences(num_bits: int, num_trials: int, beta_16: int, orders: tu
 
 
 def _around(order: float) -> tuple[float, ...]:
-    """The orders that are computed for one: itself, or for one of the usual orders the nodes on either side."""
+    """Return the orders that are computed for one: itself, or for one of the usual orders the nodes on either side."""
     if order in NODES or order not in ORDERS:
         return (order,)
     after = next(i for i, node in enumerate(NODES) if node > order)

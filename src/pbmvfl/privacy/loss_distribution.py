@@ -73,7 +73,7 @@ class LossDistribution:
     slack: float = 0.0
 
     def delta(self, epsilon: float) -> float:
-        """An upper bound on the hockey-stick divergence at epsilon, any sign."""
+        """Return an upper bound on the hockey-stick divergence at epsilon, any sign."""
         first = int(np.searchsorted(self.losses, epsilon, side="right"))
         if first == len(self.losses):
             return self.slack
@@ -92,13 +92,13 @@ class LossDistribution:
         return np.cumsum(self.probs[::-1])[::-1], np.cumsum(other[::-1])[::-1]
 
     def delta_with_gaussian(self, epsilon: float, shift: float) -> float:
-        """The same, composed with a Gaussian moved by `shift` standard deviations, without discretising it."""
+        """Return delta of the losses composed with a Gaussian moved by `shift` deviations, without discretising it."""
         if shift == 0:
             return self.delta(epsilon)
         return self.slack + float(np.dot(gaussian_delta(epsilon - self.losses, shift), self.probs))
 
     def coarser(self, points: int) -> LossDistribution:
-        """On a grid of about so many points; as it is if it has no more."""
+        """Return the losses on a grid of about so many points, or unchanged if there are no more."""
         if len(self.losses) <= points:
             return self
         step = float(np.ptp(self.losses)) / points
@@ -107,7 +107,7 @@ class LossDistribution:
 
     @cached_property
     def sketch(self) -> LossDistribution:
-        """On few points: a bound too, and nearly as good beside a Gaussian."""
+        """Losses on few points: a bound too, and nearly as good beside a Gaussian."""
         return self.coarser(_FEW_POINTS)
 
 
@@ -168,7 +168,9 @@ Edges = tuple[Vector, Vector, Vector]
 
 
 def _steep_edges(log_p: Sequence[Vector], log_q: Sequence[Vector], log_scale: float = 0.0) -> Edges:
-    """(losses, masses under the first law, under the second) of the hull of these pairs, where losses are above 0.
+    """Return the hull of these pairs where losses are above 0.
+
+    Losses, masses under the first law, and under the second.
 
     Losses fall. log_scale is added to the logarithms of the second law.
     """
@@ -208,7 +210,7 @@ def _joined(above: Edges, below: Edges) -> tuple[Vector, Vector]:
 
 @lru_cache(maxsize=64)
 def cell_losses(num_trials: int, beta_16: int, noisy_parties: int) -> LossDistribution:
-    """The pair that dominates one coordinate's release for a CELL, as atoms: the hull over k of the ROC points.
+    """Return the pair that dominates one coordinate's release for a CELL, as atoms: the hull over k of the ROC points.
 
     Where the laws are so far apart that false alarms cannot be written as numbers, all that is said is the largest
     loss; a Renyi bound is good there.
@@ -228,7 +230,10 @@ def cell_losses(num_trials: int, beta_16: int, noisy_parties: int) -> LossDistri
 
 
 def group_losses(num_trials: int, beta_16: int, noisy_parties: int, groups: int) -> list[LossDistribution]:
-    """The same for a few groups of neighbouring k, each with a pair of its own; the two ends are groups alone."""
+    """Return what `cell_losses` does for a few groups of neighbouring k, each with a pair of its own.
+
+    The two ends are groups alone.
+    """
     num_bits = num_trials * noisy_parties
     log_p, log_q = log_sum_pmfs(num_bits, beta_16, num_trials, 1)
     last = len(log_p) - 1
@@ -265,7 +270,7 @@ def _large_envelope(num_bits: int, num_trials: int, beta_16: int) -> tuple[Vecto
 
 
 def connect_the_dots(atoms: LossDistribution, step: float) -> tuple[int, Vector]:
-    """(index of the first point, probabilities) on the grid of multiples of step.
+    """Return the index of the first point and the probabilities on the grid of multiples of step.
 
     Doroshenko and others, arXiv 2207.04380v1, Algorithm 1: of all laws on the grid whose profile is nowhere below, the
     lowest. For an atom that means splitting it so that its mass under both laws is kept.
@@ -289,7 +294,7 @@ def _log_moments(parts: Parts, s: float) -> float:
 
 
 def _tail_bounds(parts: Parts, tail: float) -> tuple[float, float]:
-    """Chernoff: the sum of all losses leaves this interval on either side with at most this probability."""
+    """Return an interval that the sum of all losses leaves on either side with at most this probability (Chernoff)."""
     low = sum(count * float(atoms.losses.min()) for atoms, count in parts)
     high = sum(count * float(atoms.losses.max()) for atoms, count in parts)
     for s in _powers(parts):
@@ -305,17 +310,17 @@ def _powers(parts: Parts) -> Vector:
 
 
 def _raised(atoms: LossDistribution) -> LossDistribution:
-    """With losses and masses that are at least the true ones, whatever the rounding of the atoms."""
+    """Return losses and masses that are at least the true ones, whatever the rounding of the atoms."""
     return LossDistribution(atoms.losses + ATOM_ROUNDING, atoms.probs * (1 + ATOM_ROUNDING), atoms.slack)
 
 
 def compose(atoms: LossDistribution, count: int, delta: float) -> LossDistribution:
-    """count releases of the same pair."""
+    """Compose count releases of the same pair."""
     return compose_parts([(atoms, count)], delta)
 
 
 def compose_parts(parts: Parts, delta: float) -> LossDistribution:
-    """count releases of each pair, by FFT, on one grid that is fine enough for the size of the sum.
+    """Compose count releases of each pair, by FFT, on one grid that is fine enough for the size of the sum.
 
     Any order of the releases: dominating pairs compose adaptively, whichever release uses which (docs/theory.md, 1).
     """
@@ -355,7 +360,7 @@ def compose_parts(parts: Parts, delta: float) -> LossDistribution:
 
 
 def _product(factors: Sequence[tuple[Vector, int]], points: int) -> tuple[Vector, float, float]:
-    """(the cyclic convolution of count copies of each, a bound on the error of an entry, one on that of all entries).
+    """Return the cyclic convolution of count copies of each, and bounds on the error of one entry and of all entries.
 
     docs/theory.md, 2.10. An entry of a transform is a tree of sums of log2(points) levels over the masses, so it is
     wrong by at most log2(points) * eta of their sum; powers and products of such numbers follow from that.
@@ -382,7 +387,9 @@ def _product(factors: Sequence[tuple[Vector, int]], points: int) -> tuple[Vector
 def _tilted_product(
     grids: Sequence[tuple[int, Vector, int]], laws: Parts, step: float, points: int, losses: Vector, delta: float
 ) -> Callable[[NDArray[np.int64]], Vector]:
-    """Upper bounds on the same entries by another way: masses times exp(s * loss), composed, and divided again.
+    """Return upper bounds on the entries of `_product` by another way.
+
+    Masses times exp(s * loss), composed, divided again.
 
     s is where Chernoff's bound on the loss at delta is smallest; near that loss the tilted law has its mass.
     """
@@ -410,9 +417,9 @@ def _tilted_product(
 def smallest_epsilon(
     delta_at: Callable[[float], float], delta: float, largest: float, likely: float = math.inf
 ) -> float:
-    """The smallest epsilon in [0, largest] whose delta is small enough, rounded up; infinity if there is none.
+    """Return the smallest epsilon in [0, largest] whose delta is small enough, rounded up; infinity if there is none.
 
-    Close below `likely` it is found with few looks at delta.
+    Close below `likely` it is found with few evaluations of delta.
     """
     low, high = 0.0, largest
     if 0 < likely < largest and delta_at(likely) <= delta:
@@ -431,7 +438,7 @@ def smallest_epsilon(
 
 
 def _just_below(delta_at: Callable[[float], float], delta: float, enough: float) -> tuple[float, float]:
-    """(an epsilon that is too small, or 0; one that is enough), by growing steps down from one that is."""
+    """Return an epsilon that is too small, or 0, and one that is enough, by growing steps down from one that is."""
     share = _EPSILON_SHARE
     while share < 1:
         below = enough * (1 - share)

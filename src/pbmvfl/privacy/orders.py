@@ -1,4 +1,4 @@
-"""The Renyi orders at which every curve is computed.
+"""Renyi orders at which every curve is computed.
 
 The best order for a total divergence rho and a delta is near 1 + sqrt(ln(1/delta) / rho), so the grid starts in steps
 of .01 and then keeps the spacing proportional to order - 1: a miss by half a step costs the same share everywhere.

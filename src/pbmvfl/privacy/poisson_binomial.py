@@ -50,21 +50,23 @@ def check_bits(num_trials: int, beta_16: int) -> None:
 
 
 def counted_parties(num_trials: int, beta_16: int, noisy_parties: int) -> int:
-    """How many parties' noise the account counts: all, but for beta above 1/4 only as many as have 512 bits. Leaving
-    out noise can only raise a cost."""
+    """Return how many parties' noise the account counts: all, but for beta above 1/4 only as many as have 512 bits.
+
+    Leaving out noise can only raise a cost.
+    """
     if beta_16 <= NEAR_BETA_16:
         return noisy_parties
     return min(noisy_parties, max(1, LARGEST_FAR_SUM // num_trials))
 
 
 def end_points(beta_16: int) -> tuple[float, float]:
-    """(lo, hi), exact in binary."""
+    """Return (lo, hi), exact in binary."""
     half = PROBABILITY_ONE // 2
     return (half - beta_16) / PROBABILITY_ONE, (half + beta_16) / PROBABILITY_ONE
 
 
 def _binomial_pmf(num_bits: int, odds: float) -> NDArray[np.float64]:
-    """The Binomial pmf at 0..num_bits for success odds p / (1 - p), each entry good to (11 * num_bits + 1) u.
+    """Return the Binomial pmf at 0..num_bits for success odds p / (1 - p), each entry good to (11 * num_bits + 1) u.
 
     Products of neighbouring ratios, outwards from the mode: a step adds 5 units of rounding to the relative error, and
     the sum that all are divided by has no more than its terms and its additions. Logarithms of factorials would lose
@@ -80,7 +82,7 @@ def _binomial_pmf(num_bits: int, odds: float) -> NDArray[np.float64]:
 
 
 def _log_pmf_rows(num_bits: int, beta_16: int, high_bits: NDArray[np.int64]) -> tuple[Matrix, float]:
-    """log F(num_bits, j) for each j of high_bits, one row each, and a bound on the error of every entry.
+    """Return log F(num_bits, j) for each j of high_bits, one row each, and a bound on the error of every entry.
 
     Sums of products of positive numbers keep relative accuracy, but far tails underflow. Tilting by tilt^x turns
     Bernoulli bits into Bernoulli bits, so any part of the range can be moved to the middle and back.
@@ -106,12 +108,12 @@ def _log_pmf_rows(num_bits: int, beta_16: int, high_bits: NDArray[np.int64]) -> 
 
 
 def _log_error(num_bits: int, largest_log_tilt: float, lo: float) -> float:
-    """An upper bound on the error of a log pmf, counted operation by operation with the worst sign everywhere.
+    """Return an upper bound on the error of a log pmf, counted operation by operation with the worst sign everywhere.
 
     In units of rounding, for n bits: the two pmfs 11 n + 2, their convolution n/2 + 1, and the logarithm, which is at
     most n ln(1/lo) in size and good to its last place: 2.8 n for beta up to 1/4. Untilting, if the logarithm of the
-    tilt is at most L: the logarithms of the two masses n (2 + 2 L), the other products and sums 9 n L + 1.4 n. Whoever
-    uses the table counts 3.3 n for losses, three times n ln 3; for beta above 1/4 they are larger, and what is missing
+    tilt is at most L: the logarithms of the two masses n (2 + 2 L), the other products and sums 9 n L + 1.4 n. A user
+    of the table counts 3.3 n for losses, three times n ln 3; for beta above 1/4 they are larger, and what is missing
     is added here.
     """
     untilting = 3.4 + 11 * largest_log_tilt if largest_log_tilt else 0.0
@@ -121,7 +123,7 @@ def _log_error(num_bits: int, largest_log_tilt: float, lo: float) -> float:
 
 
 def log_sum_pmfs(num_bits: int, beta_16: int, changed_bits: int, stride: int) -> tuple[Matrix, Matrix]:
-    """log F(num_bits, k + changed_bits) and log F(num_bits, k), rows for k = 0, stride, 2*stride, ...
+    """Return log F(num_bits, k + changed_bits) and log F(num_bits, k), rows for k = 0, stride, 2*stride, ...
 
     The last row is always k = num_bits - changed_bits. Read-only, because it is cached.
     """
@@ -130,7 +132,7 @@ def log_sum_pmfs(num_bits: int, beta_16: int, changed_bits: int, stride: int) ->
 
 @lru_cache(maxsize=8)
 def log_sum_pmfs_and_error(num_bits: int, beta_16: int, changed_bits: int, stride: int) -> tuple[Matrix, Matrix, float]:
-    """The same two tables, and how far any of their entries can be from the truth."""
+    """Return the two tables of `log_sum_pmfs`, and how far any of their entries can be from the truth."""
     others = num_bits - changed_bits
     low = np.unique(np.append(np.arange(0, others + 1, stride), others))
     # F(n, j) read backwards is F(n, n - j): only one half is computed.

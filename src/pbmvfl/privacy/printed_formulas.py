@@ -13,7 +13,7 @@ FLOAT_BITS = 32
 
 
 def ldp_variance(*, num_parties: int, num_trials: int, beta: float) -> float:
-    """Section 7: the variance 2M / (b * beta^2) of the LDP baseline, which takes C0 = 1."""
+    """Return the variance 2M / (b * beta^2) of the LDP baseline of Section 7, which takes C0 = 1."""
     return 2 * num_parties / (num_trials * beta**2)
 
 
@@ -26,7 +26,7 @@ def communication_bits(
     embedding_dim: int,
     num_trials: int | None,
 ) -> float:
-    """Section 5: T * B * M * P * (ln(b*M) + F) with F = 32, and 2F for NPQ (num_trials=None).
+    """Return the cost T * B * M * P * (ln(b*M) + F) of Section 5, with F = 32, and 2F for NPQ (num_trials=None).
 
     T * B is epochs * ceil(N/B) * B, the logarithm is natural and the unit is the bit: that is what the cost columns of
     Tables 1, 4 and 6 contain, whatever they are called there. Real messages are counted elsewhere, in bytes.

@@ -21,7 +21,7 @@ _LARGEST_EXPONENT = 500.0
 
 
 def atoms_rdp(atoms: LossDistribution, orders: tuple[float, ...]) -> Curve:
-    """D_a = ln(sum P exp((a-1) loss)) / (a-1) of the pair whose losses these are, rounded up.
+    """Return D_a = ln(sum P exp((a-1) loss)) / (a-1) of the pair whose losses these are, rounded up.
 
     Masses may be wrong by some ten units of rounding each, and by as many more as the largest loss has natural units:
     that much of the sum of all absolute terms is added, which covers the summation too.
@@ -48,7 +48,10 @@ def atoms_rdp(atoms: LossDistribution, orders: tuple[float, ...]) -> Curve:
 
 @lru_cache(maxsize=256)
 def pure_losses(epsilon: float) -> LossDistribution:
-    """Randomised response with two answers, which dominates every pair whose losses lie in [-epsilon, epsilon]."""
+    """Return the losses of randomised response with two answers.
+
+    It dominates every pair whose losses lie in [-epsilon, epsilon].
+    """
     lying = math.exp(-epsilon) / (1 + math.exp(-epsilon))
     return LossDistribution(np.array([-epsilon, epsilon]), np.array([lying, 1 - lying]))
 
@@ -63,7 +66,7 @@ _LARGEST_DISTANCE = 1 << 16
 
 @lru_cache(maxsize=256)
 def laplace_losses(distance: int, scale: float) -> LossDistribution:
-    """The noise around 0 against the same around `distance`: exact, as it has distance + 1 different losses."""
+    """Return the noise around 0 against the same around `distance`: exact, as it has distance + 1 different losses."""
     if distance > _LARGEST_DISTANCE:
         return pure_losses(distance / scale)
     p = math.exp(-1 / scale)
@@ -77,7 +80,7 @@ def laplace_losses(distance: int, scale: float) -> LossDistribution:
 
 @lru_cache(maxsize=256)
 def missing_shares_epsilon(distance: int, scale: float, shares: int, all_shares: int) -> float:
-    """The largest loss if only some of the shares are there: ln(g(0) / g(distance)), rounded up.
+    """Return the largest loss if only some of the shares are there: ln(g(0) / g(distance)), rounded up.
 
     g is the law of X - Y, both NegativeBinomial(shares/all_shares, p). Sums over their common values end where the rest
     is below exp(-60); the rest is added above and left out below.
@@ -89,7 +92,7 @@ def missing_shares_epsilon(distance: int, scale: float, shares: int, all_shares:
     y = np.arange(count, dtype=np.float64)
 
     def log_mass(at: np.ndarray) -> np.ndarray:
-        """ln of P(X = at) / P(X = 0)."""
+        """Return ln of P(X = at) / P(X = 0)."""
         return np.asarray(gammaln(at + r) - gammaln(r) - gammaln(at + 1) - at / scale, dtype=np.float64)
 
     here, there = log_mass(y), log_mass(y + distance)

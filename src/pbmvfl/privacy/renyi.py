@@ -39,7 +39,7 @@ _BLOCK_ENTRIES = 131_072
 def _divergences(
     log_p: NDArray[np.float64], log_q: NDArray[np.float64], orders: tuple[float, ...], *, log_error: float
 ) -> Curve:
-    """max over the rows of D_order(P || Q), for each order, from logarithms that are wrong by at most log_error.
+    """Return the maximum over the rows of D_order(P || Q), for each order, from logarithms wrong by at most log_error.
 
     Raised by what that error and the rounding of the sums here can take away: docs/theory.md, 2.8.
     """
@@ -72,13 +72,13 @@ def _divergences(
 
 
 def _span(columns: NDArray[np.bool_]) -> slice:
-    """From the first to the last column that is set in any row."""
+    """Return the range from the first to the last column that is set in any row."""
     (found,) = np.nonzero(columns.any(axis=0))
     return slice(int(found[0]), int(found[-1]) + 1)
 
 
 def _published(curve: Curve) -> Curve:
-    """Rounded up, rising in the order as a divergence must, and read-only because it is shared by a cache."""
+    """Return the curve rounded up, rising in the order as a divergence must, and read-only for a shared cache."""
     published = np.maximum.accumulate(curve) * (1 + ROUNDING_MARGIN)
     published.setflags(write=False)
     return published
@@ -86,7 +86,7 @@ def _published(curve: Curve) -> Curve:
 
 @lru_cache(maxsize=1024)
 def bernoulli_rdp(beta_16: int, orders: tuple[float, ...] = ORDERS) -> Curve:
-    """D(Bernoulli(hi) || Bernoulli(lo)); the other direction is the same number."""
+    """Return D(Bernoulli(hi) || Bernoulli(lo)); the other direction is the same number."""
     check_bits(1, beta_16)
     lo, hi = end_points(beta_16)
     log_p = np.log(np.array([[lo, hi]]))
@@ -95,10 +95,11 @@ def bernoulli_rdp(beta_16: int, orders: tuple[float, ...] = ORDERS) -> Curve:
 
 @lru_cache(maxsize=1024)
 def cell_rdp(num_trials: int, beta_16: int, noisy_parties: int, orders: tuple[float, ...] = ORDERS) -> Curve:
-    """One coordinate of one row, one of noisy_parties embeddings replaced: maximum over k other bits at hi.
+    """Return the cost of one coordinate of one row, one of noisy_parties embeddings replaced.
 
-    Both directions: F(n, j) read backwards is F(n, n - j), so the reverse divergence at k is the forward one at
-    b(M-t-1) - k, and the maximum over k contains both.
+    The maximum over k other bits at hi is taken, in both directions: F(n, j) read backwards is F(n, n - j), so the
+    reverse
+    divergence at k is the forward one at b(M-t-1) - k, and the maximum over k contains both.
     """
     check_bits(num_trials, beta_16)
     if noisy_parties < 1:
@@ -116,7 +117,7 @@ def cell_rdp(num_trials: int, beta_16: int, noisy_parties: int, orders: tuple[fl
 
 @lru_cache(maxsize=1024)
 def record_rdp(num_trials: int, beta_16: int, honest_parties: int, orders: tuple[float, ...] = ORDERS) -> Curve:
-    """One coordinate of one row, all honest embeddings replaced: every bit moves from lo to hi."""
+    """Return the cost of one coordinate of one row, all honest embeddings replaced: every bit moves from lo to hi."""
     check_bits(num_trials, beta_16)
     if honest_parties < 1:
         raise PlanError(f"honest_parties={honest_parties}; permitted: 1 or more.")
@@ -126,7 +127,7 @@ def record_rdp(num_trials: int, beta_16: int, honest_parties: int, orders: tuple
 
 
 def gaussian_rdp(shift: float, orders: tuple[float, ...] = ORDERS) -> Curve:
-    """A Gaussian moved by `shift` standard deviations: order * shift^2 / 2."""
+    """Return the cost of a Gaussian moved by `shift` standard deviations: order * shift^2 / 2."""
     return np.asarray(orders) * (shift * shift / 2 * (1 + ROUNDING_MARGIN))
 
 

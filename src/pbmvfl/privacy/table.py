@@ -1,4 +1,4 @@
-"""The epsilon table of a plan, and of what a run has really spent.
+"""Epsilon table of a plan, and of what a run has really spent.
 
 There is no epsilon without its unit, adversary and accounting, nor without the advantage of the best attack.
 """
@@ -25,7 +25,7 @@ _Kind = TypeVar("_Kind", bound=StrEnum)
 
 
 def named(kind: type[_Kind], value: str, name: str) -> _Kind:
-    """The unit or the accounting that is meant."""
+    """Return the unit or the accounting that is meant."""
     try:
         return kind(value)
     except ValueError:
@@ -45,14 +45,14 @@ class PrivacyTable:
         return self.bound(unit, accounting, Adversary(server=server, colluding_parties=colluding_parties)).epsilon
 
     def to_dicts(self) -> list[dict[str, Any]]:
-        """For JSON, where infinity is written as the string "inf"."""
+        """Return the rows for JSON, where infinity is written as the string "inf"."""
         return [
             row.to_dict() | {"epsilon": row.epsilon if math.isfinite(row.epsilon) else "inf"} for row in self.bounds
         ]
 
     @property
     def conditions(self) -> tuple[str, ...]:
-        """Every condition of any row, once."""
+        """Conditions of any row, each once."""
         return tuple(dict.fromkeys(condition for row in self.bounds for condition in row.conditions))
 
     def bound(self, unit: Unit | str, accounting: Accounting | str, adversary: Adversary = SERVER) -> EpsilonBound:
@@ -82,7 +82,7 @@ class PrivacyTable:
         return "\n".join(lines)
 
     def _worth_printing(self) -> tuple[EpsilonBound, ...]:
-        """All rows; or the theorems alone, if the paper's count, which is no proof, is smaller nowhere."""
+        """Return all rows; or the theorems alone, if the paper's count, which is no proof, is smaller nowhere."""
         strict = tuple(row for row in self.bounds if row.accounting is Accounting.STRICT)
         proved = {(row.unit, row.adversary): row.epsilon for row in strict}
         others = (row for row in self.bounds if row.accounting is not Accounting.STRICT)
@@ -91,7 +91,7 @@ class PrivacyTable:
 
 
 def attack_in_words(row: EpsilonBound) -> str:
-    """What the advantage of a bound means, in one sentence."""
+    """Return one sentence on what the advantage of a bound means."""
     unproved = NOT_A_PROOF in row.conditions
     which = f"({row.unit}, {row.accounting}{' *' if unproved else ''}, {row.adversary})"
     if not math.isfinite(row.epsilon):
@@ -111,7 +111,7 @@ def attack_in_words(row: EpsilonBound) -> str:
 
 
 def format_advantage(advantage: float) -> str:
-    """Two or three decimals, rounded up, without the zero before them."""
+    """Format an advantage with two or three decimals, rounded up, without the zero before them."""
     if advantage == 0:
         return "0"
     places = Decimal("0.01") if advantage > 0.099 else Decimal("0.001")
@@ -119,7 +119,10 @@ def format_advantage(advantage: float) -> str:
 
 
 def format_epsilon(epsilon: float) -> str:
-    """Three significant digits, rounded up: a printed epsilon is never below the computed one."""
+    """Format an epsilon with three significant digits, rounded up.
+
+    A printed epsilon is never below the computed one.
+    """
     if epsilon == 0 or not math.isfinite(epsilon):
         return "infinity" if epsilon else "0"
     # In decimals: a product of floats would now and then round a number up that has three digits already.
@@ -131,7 +134,7 @@ def format_epsilon(epsilon: float) -> str:
 
 
 def usual_adversaries(num_parties: int) -> tuple[Adversary, ...]:
-    """The server, one curious party, and the server with every party but one."""
+    """Return the server, one curious party, and the server with every party but one."""
     everyone = Adversary(server=True, colluding_parties=num_parties - 1)
     return (SERVER, CURIOUS_PARTY, everyone)
 
@@ -139,7 +142,7 @@ def usual_adversaries(num_parties: int) -> tuple[Adversary, ...]:
 def privacy_table(
     run: TrainingRun, *, delta: float, adversaries: Iterable[Adversary] | None = None, noise_is_known: bool = False
 ) -> PrivacyTable:
-    """Every bound of a run, against the usual adversaries unless others are named.
+    """Return every bound of a run, against the usual adversaries unless others are named.
 
     Noise that somebody knows, as in a test that seeds it, hides nothing: then every epsilon is infinite.
     """
@@ -161,7 +164,7 @@ def privacy_table(
 
 
 def privacy_notes(run: TrainingRun, *, num_samples: int, delta: float) -> list[str]:
-    """What a person should know who is shown a run's epsilons: numbers that are right and protect nobody."""
+    """Return warnings for a reader of a run's epsilons: numbers that are right and protect nobody."""
     notes = []
     if delta * num_samples >= 1:
         notes.append(

@@ -1,4 +1,4 @@
-"""Whose values an epsilon protects, from whom, and how the releases behind it were counted."""
+"""Units, adversaries and accountings: whose values an epsilon protects, from whom, and how releases were counted."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pbmvfl.errors import PlanError
 
 
 class Unit(StrEnum):
-    """What may be replaced between two neighbouring data sets. Labels are the same in both."""
+    """Unit of protection: what may be replaced between two neighbouring data sets. Labels are the same in both."""
 
     CELL = "cell"
     """One party's values of one row."""
@@ -20,7 +20,7 @@ class Unit(StrEnum):
 
 
 class Accounting(StrEnum):
-    """Which releases are charged to a unit."""
+    """Rule that says which releases are charged to a unit."""
 
     PAPER = "paper"
     """Only the releases of the unit's own rows. Not a proof: weights trained on them carry them into other rows."""
@@ -30,8 +30,12 @@ class Accounting(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Adversary:
-    """Who looks. A party knows what it added, so the noise of M - colluding_parties parties counts, whether or not
-    the server is on the same side."""
+    """Reader of what leaves the parties.
+
+    A party knows what it added, so the noise of M - colluding_parties parties counts, whether or not the server is on
+    the
+    same side.
+    """
 
     server: bool = True
     colluding_parties: int = 0

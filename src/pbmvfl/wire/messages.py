@@ -1,4 +1,4 @@
-"""The header that every message carries, and how a message is read back.
+"""Header of every message, and the parser of messages.
 
     offset  bytes  field
     0       4      magic "PBMV"

@@ -23,7 +23,7 @@ LONGEST_WORDS = 400
 
 
 class RefusalCode(IntEnum):
-    """Why. The numbers travel, and keep their meaning."""
+    """Reason of a refusal. The numbers travel, and keep their meaning."""
 
     MESSAGE = 1  #: the message does not fit; the words say how
     PLAN = 2  #: the party follows another plan; the words name both hashes

@@ -38,7 +38,7 @@ PRODUCT_SCALE = 0.5
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Context:
-    """What everybody knows of one released column: how frequent its levels are, and what each stands for."""
+    """Public knowledge of one released column: how frequent its levels are, and what each stands for."""
 
     #: Share of each level, from the released symbols of the training rows.
     prior_L: Reals
@@ -62,12 +62,12 @@ class Context:
 
     @property
     def deviation(self) -> float:
-        """Of the levels' values; 1 where they do not vary."""
+        """Standard deviation of the levels' values; 1 where they do not vary."""
         deviation = math.sqrt(float(self.prior_L @ (self.values_L - self.mean) ** 2))
         return deviation if deviation > 0 else 1.0
 
     def standardised(self, values_N: npt.NDArray[Any]) -> Reals:
-        """(x - mean) / deviation in [-VALUE_BOUND, VALUE_BOUND]; NaN counts as the mean."""
+        """Return (x - mean) / deviation, clipped to [-VALUE_BOUND, VALUE_BOUND]; NaN counts as the mean."""
         with np.errstate(over="ignore", invalid="ignore"):
             scaled = (np.asarray(values_N, dtype=np.float64) - self.mean) / self.deviation
         return np.clip(np.nan_to_num(scaled, nan=0.0, posinf=np.inf, neginf=-np.inf), -VALUE_BOUND, VALUE_BOUND)
@@ -76,11 +76,11 @@ class Context:
 def context_features(
     own_values_N: npt.NDArray[Any], own_levels_N: Integers, own: Context, law_NL: Reals, other: Context
 ) -> Reals:
-    """N x (1 + own levels * other's levels): what one party learns from for one pair of columns.
+    """Return the features of one party for one pair of columns, N x (1 + own levels * other's levels).
 
-    `law_NL` is the law of the other's level given its symbol (`symbols.posterior`), or the level's
-    indicator where it is known. A row's features are bounded: the product by PRODUCT_SCALE * VALUE_BOUND^2, the
-    table's norm by sqrt(2).
+    `law_NL` is the law of the other's level given its symbol (`symbols.posterior`), or the level's indicator where it
+    is
+    known. A row's features are bounded: the product by PRODUCT_SCALE * VALUE_BOUND^2, the table's norm by sqrt(2).
     """
     rows = len(own_levels_N)
     if law_NL.shape != (rows, other.num_levels) or len(own_values_N) != rows:
@@ -104,7 +104,7 @@ SHARED_BY_TWO = 0.5
 
 
 class OwnColumns:
-    """The columns of one party that its symbols are made of, as they are: never what a network sees of them."""
+    """Columns of one party that its symbols are made of, as they are: never as a network takes them."""
 
     def __init__(self, interactions: Interactions, *, party: int, rows: npt.NDArray[Any]) -> None:
         self.interactions, self.party = interactions, party
@@ -117,7 +117,7 @@ class OwnColumns:
         self.columns_ND = rows_ND[:, [each.column for each in released]]
 
     def symbols(self, *, seed: int) -> Integers:
-        """What there is to say of each row, before it is randomised."""
+        """Return the true symbol of each row, before it is randomised."""
         released = self.interactions.columns[self.party]
         if not released:
             return np.zeros(len(self.columns_ND), dtype=np.int64)
@@ -127,12 +127,12 @@ class OwnColumns:
 
     @property
     def values_N(self) -> npt.NDArray[Any]:
-        """Of the one column that is released; zeros if none is."""
+        """Values of the one column that is released; zeros if none is."""
         return self.columns_ND[:, 0] if self.columns_ND.shape[1] else np.zeros(len(self.columns_ND))
 
     @property
     def levels_N(self) -> Integers:
-        """Likewise the levels that symbols are made of."""
+        """Levels of the one column that is released; zeros if none is."""
         if not self.columns_ND.shape[1]:
             return np.zeros(len(self.columns_ND), dtype=np.int64)
         return self.interactions.columns[self.party][0].cuts.of(self.columns_ND[:, :1])[:, 0]
@@ -140,7 +140,7 @@ class OwnColumns:
 
 @dataclass(frozen=True, eq=False)
 class _Read:
-    """What everybody knows of one party's column."""
+    """Public knowledge of one party's column."""
 
     context: Context
     #: The law of the level of each training row.
@@ -151,7 +151,14 @@ class PublishedContext:
     """Context features of one party, from symbols that everybody has: all scales come from these, none from columns."""
 
     def __init__(self, interactions: Interactions, *, party: int, sent: Mapping[int, Integers], num_parties: int):
-        """`sent` has the symbols of the training rows of every party that releases a column."""
+        """Read the released symbols.
+
+        Args:
+            interactions: The plan's symbols and pairs.
+            party: The party whose features are made.
+            sent: Symbols of the training rows of every party that releases a column.
+            num_parties: Parties of the plan.
+        """
         self._interactions, self._party = interactions, party
         mechanism = interactions.mechanism(num_parties)
         share = kept(mechanism.event)
@@ -163,11 +170,14 @@ class PublishedContext:
             self._read[other] = _Read(Context(prior_L=prior_L, values_L=column.values_L), law_NL)
 
     def of_training(self, own: OwnColumns) -> npt.NDArray[np.float32]:
-        """Of the training rows, with the others' released symbols."""
+        """Return the features of the training rows, with the others' released symbols."""
         return self._features(own, {other: read.law_NL for other, read in self._read.items()})
 
     def of_known(self, own: OwnColumns, levels: Mapping[int, Integers]) -> npt.NDArray[np.float32]:
-        """Of rows whose levels at the other parties are known, as an evaluation takes them: each party's for a half."""
+        """Return the features of rows whose levels at the other parties are known, as an evaluation takes them.
+
+        Both parties of a pair have its features in an evaluation, so each counts for a half.
+        """
         laws = {
             other: (levels[other][:, None] == np.arange(read.context.num_levels)).astype(np.float64)
             for other, read in self._read.items()

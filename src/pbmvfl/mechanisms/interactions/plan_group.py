@@ -1,7 +1,7 @@
-"""The public numbers of released symbols: which columns at which levels, how many a row shows, and which act together.
+"""Public numbers of released symbols: which columns at which levels, how many a row shows, and which act together.
 
 A plan has one such value for each release of symbols. Without pairs it is a screen: every column at few levels. With
-pairs it is what training uses: one column a party, finer, and everybody learns all symbols.
+pairs it is what training uses: one column a party, finer, and all parties learn all symbols.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LARGEST_SCALE = 1e3
 
 
 class ShownColumn(NamedTuple):
-    """One column of a party in symbols: its public range, in so many equal parts."""
+    """Column of a party in symbols: its public range, in so many equal parts."""
 
     column: int
     low: float
@@ -43,7 +43,7 @@ class ShownColumn(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Interactions:
-    """What is released of training rows as symbols, and who learns from them."""
+    """Symbols that are released of training rows, and the parties that learn from them."""
 
     #: For each party the columns that its symbols are made of; none: it sends noise alone.
     columns: tuple[tuple[ShownColumn, ...], ...]
@@ -107,7 +107,7 @@ class Interactions:
 
     @property
     def publishes(self) -> bool:
-        """Whether everybody learns all symbols."""
+        """Return whether all parties learn all symbols."""
         return bool(self.pairs)
 
     @property
@@ -130,17 +130,17 @@ class Interactions:
         )
 
     def places(self, party: int, *, num_rows: int, seed: int) -> Integers:
-        """Which of a party's columns, by their place among those that it releases, each row shows: N x S, public."""
+        """Return which of a party's released columns, by their place among those, each row shows: N x S, public."""
         count = len(self.columns[party])
         return shown_columns(num_rows=num_rows, num_columns=count, shown=min(self.shown, count), seed=seed, party=party)
 
     def partners(self, party: int) -> Iterator[tuple[ShownColumn, int, ShownColumn]]:
-        """For every pair that a party is in: its own column, the other party, and that one's column."""
+        """Return for every pair that a party is in: its own column, the other party, and that party's column."""
         for _, other in self.selection.partners(party):
             yield self.columns[party][0], other.party, self.columns[other.party][0]
 
     def context_width(self, party: int) -> int:
-        """How many context features a row has at a party."""
+        """Return how many context features a row has at a party."""
         return sum(1 + own.levels * other.levels for own, _, other in self.partners(party))
 
     # --- forms ---
@@ -156,7 +156,7 @@ class Interactions:
 
     @classmethod
     def of(cls, value: object) -> Interactions:
-        """Such a value, or what `to_dict` wrote."""
+        """Return such a value from one, or from what `to_dict` wrote."""
         if isinstance(value, Interactions):
             return value
         names = {each.name for each in fields(cls)}

@@ -1,4 +1,4 @@
-"""Which columns of different parties act on the label together: read from released symbols, which costs nothing more.
+"""Screen for columns of different parties that act on the label together, read from released symbols at no cost.
 
 For a pair of columns of two parties let G hold the products of their shown levels (indicators, centred, 0 where a row
 does not show a column), and Z a constant and every shown level by itself. With G' what is left of G after Z,
@@ -37,7 +37,7 @@ _ROUNDING = 1e-8
 
 
 class Column(NamedTuple):
-    """A column of a party."""
+    """Column of a party."""
 
     party: int
     column: int
@@ -45,7 +45,7 @@ class Column(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One pair of columns: how far its products are from additive, and how often that happens by chance at most."""
+    """Pair of columns: how far its products are from additive, and how often that happens by chance at most."""
 
     first: Column
     second: Column
@@ -56,7 +56,7 @@ class Finding:
 
 
 def log_tail_bound(statistic: float, dimensions: int) -> float:
-    """ln of a bound on P(x >= statistic) under the null, for products of that many dimensions."""
+    """Return ln of a bound on P(x >= statistic) under the null, for products of that many dimensions."""
     check_whole("dimensions", dimensions, least=0)
     if dimensions == 0 or statistic <= dimensions:
         return 0.0
@@ -73,7 +73,7 @@ def _contrasts(levels_N: Integers, base: int) -> Reals:
 
 
 def _pseudo_inverse(gram: Reals, scale: float) -> tuple[Reals, int]:
-    """The inverse on the span of the eigenvectors that are not rounding, and how many these are."""
+    """Return the inverse on the span of the eigenvectors that are not rounding, and how many these are."""
     values, vectors = np.linalg.eigh(gram)
     good = values > _ROUNDING * max(scale, np.finfo(np.float64).tiny)
     return (vectors[:, good] / values[good]) @ vectors[:, good].T, int(good.sum())
@@ -82,7 +82,7 @@ def _pseudo_inverse(gram: Reals, scale: float) -> tuple[Reals, int]:
 def screen(
     shown_levels: Sequence[Integers], labels_N: npt.NDArray[np.int64], *, base: int, num_classes: int
 ) -> tuple[Finding, ...]:
-    """Every pair of columns of two parties, the least explicable by chance first.
+    """Return every pair of columns of two parties, the least explicable by chance first.
 
     `shown_levels` has for each party what `symbols.shown_levels` reads: N x D, NOT_SHOWN where a row does not show.
     """
@@ -137,11 +137,11 @@ class Selection:
     pairs: tuple[tuple[Column, Column], ...]
 
     def columns(self, party: int) -> tuple[int, ...]:
-        """The columns that a party releases, rising."""
+        """Return the columns that a party releases, rising."""
         return tuple(sorted({each.column for pair in self.pairs for each in pair if each.party == party}))
 
     def partners(self, party: int) -> Iterator[tuple[int, Column]]:
-        """For every pair that the party is in: its own column, and the other party's."""
+        """Return for every pair that the party is in: its own column, and the other party's."""
         for first, second in self.pairs:
             if first.party == party:
                 yield first.column, second
@@ -152,7 +152,9 @@ class Selection:
 def select(
     findings: Sequence[Finding], *, alarm: float = ALARM, further: float = FURTHER, columns_a_party: int = 1
 ) -> Selection:
-    """Nothing unless one pair is beyond chance at `alarm`; then all up to `further`, best first, while there is room.
+    """Select pairs.
+
+    None unless one is beyond chance at `alarm`, then all up to `further`, best first, while there is room.
 
     With no interaction anywhere, the selection is empty with probability at least 1 - alarm.
     """
@@ -179,7 +181,7 @@ def select(
 
 
 def smallest_statistic(dimensions: int, log_tail: float) -> float:
-    """The statistic from which on the bound is at most exp(log_tail)."""
+    """Return the statistic from which on the bound is at most exp(log_tail)."""
     from scipy import optimize  # imported late: plans that have no screen do not need it
 
     if log_tail >= 0:
@@ -192,7 +194,7 @@ def smallest_statistic(dimensions: int, log_tail: float) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class ScreenSize:
-    """The public numbers of a screen: rows, columns of each party, levels of a column and classes."""
+    """Public numbers of a screen: rows, columns of each party, levels of a column and classes."""
 
     num_rows: int
     columns: tuple[int, ...]
@@ -212,19 +214,25 @@ class ScreenSize:
         return _num_pairs(self.columns) * (1 if self.num_classes == 2 else self.num_classes)
 
     def possible_shown(self) -> range:
-        """How many columns a row can show, every party alike."""
+        """Return how many columns a row can show, every party alike."""
         most = int(math.log(LARGEST_SYMBOLS) / math.log(self.base) + 1e-9)
         return range(1, min(min(self.columns), most) + 1)
 
     def shown_count(self, epsilon: float) -> int:
-        """How many columns a row should show: (S/D)^2 of the rows show a pair, and its product is told kept^2."""
+        """Return how many columns a row should show.
+
+        (S/D)^2 of the rows show a pair, and its product is told kept^2.
+        """
         return max(self.possible_shown(), key=lambda shown: shown * kept_at(self.base**shown, epsilon) ** 2)
 
     def power(self, epsilon: float, explained: float, *, alarm: float = ALARM) -> float:
-        """How probably a screen at a pure epsilon finds one given pair that explains that share of a class's variance.
+        """Return the probability that a screen at a pure epsilon finds one given pair.
 
-        For columns whose levels are equally frequent, classes too, in the parties with the most columns; the statistic
-        is taken for noncentral chi-square. An estimate for planning: no guarantee rests on it.
+        The pair explains that share of a class's variance. Levels and classes are taken to be equally frequent, in the
+        parties
+        with the most columns, and the statistic to be noncentral chi-square. An estimate for planning: no guarantee
+        rests on
+        it.
         """
         from scipy import stats
 
@@ -259,7 +267,7 @@ CONTEXT_LEVELS = 8
 
 @dataclass(frozen=True, kw_only=True)
 class Split:
-    """How a total epsilon is spent if columns of different parties may act together."""
+    """Division of a total epsilon if columns of different parties may act together."""
 
     epsilon: float
 
@@ -277,18 +285,18 @@ class Split:
 
     @property
     def update_epsilon(self) -> float:
-        """Of the updates after a screen that found something: at least this, at the whole delta."""
+        """Epsilon of the updates after a screen that found something: at least this, at the whole delta."""
         return self.epsilon - self.screen_epsilon - self.symbol_epsilon
 
     @property
     def local_epsilon(self) -> float:
-        """Of the updates after a screen that found nothing."""
+        """Epsilon of the updates after a screen that found nothing."""
         return self.epsilon - self.screen_epsilon
 
 
 @dataclass(frozen=True, kw_only=True)
 class Offer:
-    """Whether a screen is worth its budget, with the reason in words."""
+    """Verdict on whether a screen is worth its budget, with the reason in words."""
 
     pays: bool
     power: float
@@ -298,7 +306,7 @@ class Offer:
 
 
 def joint_offer(*, epsilon: float, size: ScreenSize, symbols_a_unit: int = 1) -> Offer:
-    """From public numbers alone: would a screen at its share of epsilon find a pair that is worth finding?
+    """Decide from public numbers alone whether a screen at its share of epsilon would find a pair worth finding.
 
     `symbols_a_unit` is how many symbols of one row the unit of privacy covers: 1 for a CELL, those of all honest
     parties for a RECORD.
@@ -327,7 +335,7 @@ def joint_offer(*, epsilon: float, size: ScreenSize, symbols_a_unit: int = 1) ->
 
 
 def verdict(selection: Selection) -> str:
-    """What the screen says, in words."""
+    """Describe the result of a screen in words."""
     if not selection.pairs:
         return "no product of columns of different parties is beyond chance: training is local with all that is left"
     named = ", ".join(f"{a.party}.{a.column} x {b.party}.{b.column}" for a, b in selection.pairs)

@@ -36,12 +36,12 @@ NOT_SHOWN = -1
 
 
 def kept(event: RandomisedResponse) -> float:
-    """The probability that randomised response leaves a symbol as it is; otherwise it is any of all k, equally."""
+    """Return the probability that randomised response leaves a symbol as it is; else it is any of all k, equally."""
     return 1 - event.symbols * event.other_weight / WEIGHT_ONE
 
 
 def kept_at(symbols: int, epsilon: float) -> float:
-    """The same for k answers at a pure epsilon, before weights are rounded to integers: for planning."""
+    """Return `kept` for k answers at a pure epsilon, before weights are rounded to integers: for planning."""
     check_whole("symbols", symbols, least=2, most=LARGEST_SYMBOLS)
     if not (math.isfinite(epsilon) and epsilon > 0):
         raise PlanError(f"epsilon={epsilon!r} must be a finite number above 0")
@@ -64,7 +64,7 @@ class Levels:
 
     @classmethod
     def equal_parts(cls, ranges: Sequence[tuple[float, float]], count: int) -> Self:
-        """Every public range in `count` equal parts; two parts are cut in the middle."""
+        """Cut every public range into `count` equal parts; two parts are cut in the middle."""
         check_whole("count", count, least=2, most=LARGEST_SYMBOLS)
         for column, (low, high) in enumerate(ranges):
             if not (math.isfinite(low) and math.isfinite(high) and low < high):
@@ -75,7 +75,7 @@ class Levels:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """How many levels each column has."""
+        """Return how many levels each column has."""
         return tuple(len(cuts) + 1 for cuts in self.cuts)
 
     @property
@@ -83,7 +83,7 @@ class Levels:
         return max(self.sizes)
 
     def only(self, columns: Sequence[int]) -> Self:
-        """The same cuts for some of the columns, in this order."""
+        """Return the cuts of some of the columns, in this order."""
         return type(self)(cuts=tuple(self.cuts[column] for column in columns))
 
     def of(self, columns_ND: npt.NDArray[Any]) -> Integers:
@@ -98,7 +98,10 @@ class Levels:
 
 
 def shown_columns(*, num_rows: int, num_columns: int, shown: int, seed: int, party: int) -> Integers:
-    """Which columns of a party each row shows, N x S, rising: uniform for each row, the same on every machine."""
+    """Return which columns of a party each row shows, N x S, rising.
+
+    Uniform for each row, the same on every machine.
+    """
     check_whole("num_rows", num_rows, least=1)
     check_whole("num_columns", num_columns, least=1)
     check_whole("shown", shown, least=1, most=num_columns, why=": a row cannot show more columns than there are")
@@ -130,7 +133,7 @@ def _places(sizes: Sequence[int]) -> Integers:
 
 
 def shown_symbols(columns_ND: npt.NDArray[Any], levels: Levels, shown_NS: Integers, base: int) -> Integers:
-    """What a party has to say of each row: the levels of the columns that the row shows, as one symbol of base^S."""
+    """Return the true symbol of each row, of base^S: the levels of the columns that the row shows."""
     if base < levels.base:
         raise PlanError(f"base={base} is below the {levels.base} levels of a column")
     chosen = np.take_along_axis(levels.of(columns_ND), shown_NS, axis=1)
@@ -138,14 +141,14 @@ def shown_symbols(columns_ND: npt.NDArray[Any], levels: Levels, shown_NS: Intege
 
 
 def shown_levels(symbols_N: Integers, shown_NS: Integers, *, num_columns: int, base: int) -> Integers:
-    """What the server reads out of released symbols: N x D, NOT_SHOWN where a row does not show the column."""
+    """Return the levels that the server reads out of released symbols: N x D, NOT_SHOWN where a row does not show."""
     levels = np.full((len(symbols_N), num_columns), NOT_SHOWN, dtype=np.int64)
     np.put_along_axis(levels, shown_NS, from_symbols(symbols_N, [base] * shown_NS.shape[1]), axis=1)
     return levels
 
 
 def as_coordinates(symbols_N: Integers, *, num_symbols: int, bound: float) -> npt.NDArray[np.float32]:
-    """The coordinate in [-C, C] whose bin is the symbol, N x 1: what `RandomisedSymbols.randomize` is given."""
+    """Return the coordinate in [-C, C] whose bin is the symbol, N x 1: what `RandomisedSymbols.randomize` is given."""
     check_whole("num_symbols", num_symbols, least=2, most=LARGEST_SYMBOLS)
     if symbols_N.size and not (symbols_N.min() >= 0 and symbols_N.max() < num_symbols):
         raise DataError(f"symbols must be from 0 to {num_symbols - 1}")
@@ -153,7 +156,7 @@ def as_coordinates(symbols_N: Integers, *, num_symbols: int, bound: float) -> np
 
 
 def unbiased_indicators(sent_N: Integers, *, used: int, num_symbols: int, kept: float) -> Reals:
-    """N x U: for every symbol in use a number whose mean over the response is 1 if it is the true one, else 0.
+    """Return for every symbol in use a number whose mean over the response is 1 if it is the true one, else 0: N x U.
 
     Responses of two parties are independent, so the product of two such numbers is unbiased for both at once.
     """
@@ -170,7 +173,10 @@ def _check_response(used: int, num_symbols: int, kept: float) -> None:
 
 
 def estimated_prior(sent_N: Integers, *, used: int, num_symbols: int, kept: float) -> Reals:
-    """How frequent each symbol in use is, from what was sent: unbiased, raised to a least share and scaled to 1."""
+    """Estimate the frequency of each symbol in use from what was sent.
+
+    Unbiased, raised to a least share, scaled to 1.
+    """
     shares = unbiased_indicators(sent_N, used=used, num_symbols=num_symbols, kept=kept).mean(axis=0)
     raised = np.maximum(shares, LEAST_SHARE)
     return np.asarray(raised / raised.sum())
@@ -181,7 +187,7 @@ LEAST_SHARE = 1e-3
 
 
 def posterior(sent_N: Integers, prior_U: Reals, *, num_symbols: int, kept: float) -> Reals:
-    """N x U: the law of the true symbol given the one that was sent. A symbol that is not in use tells nothing."""
+    """Return the law of the true symbol given the sent one, N x U. A symbol that is not in use tells nothing."""
     _check_response(len(prior_U), num_symbols, kept)
     hits = sent_N[:, None] == np.arange(len(prior_U))
     joint = prior_U * (hits * kept + (1 - kept) / num_symbols)
