@@ -291,7 +291,7 @@ def test_a_party_refuses_published_symbols_that_are_out_of_place(data: VerticalD
             party.answer(with_payload(message, wrong))
     # A round that needs them does not go on without.
     asked = message[:5] + bytes([ROUND]) + message[6:32] + struct.pack("<IIBBH", 4, 0, LOCAL.code, 0, 0)
-    with pytest.raises(OutOfOrder, match="round=4: local rounds need everybody's symbols"):
+    with pytest.raises(OutOfOrder, match="round=4: local rounds need all parties' symbols"):
         party.answer(asked)
     before = party._rows.features[Split.TRAIN].clone()
     assert torch.equal(before[:, 4:], torch.zeros(ROWS, 13))

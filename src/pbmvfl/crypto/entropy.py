@@ -41,7 +41,7 @@ def fork_generation() -> int:
 class Entropy(Protocol):
     """Source of secret random bytes for a mechanism."""
 
-    #: True if somebody could know the bytes. A run that used such noise has epsilon = infinity.
+    #: True if the bytes may be known to another than their owner. A run that used such noise has epsilon = infinity.
     seeded: bool
 
     def fill(self, buffer: npt.NDArray[Any]) -> None:

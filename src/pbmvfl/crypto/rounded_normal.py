@@ -4,7 +4,7 @@
 
 Rounded down, and not towards zero or to the nearest: for a vector S of integers S + floor(X) = floor(S + X), which is
 computed from S + X, the output of the Gaussian mechanism. So all that holds of that mechanism holds of this one, its
-loss distribution too. Whoever needs another standard deviation chooses the grid that the integers stand for.
+loss distribution too. For another standard deviation, choose the grid that the integers stand for.
 
 One attempt draws a real number |X| = 2^24 (k + x), of which only as many bits are made as matter:
 
@@ -18,8 +18,8 @@ About 98 of 100 attempts are accepted.
 
 The compiled loop sees the first 32 bits of each random number and the first 24 of x, does the same for every attempt,
 and branches on none. What it decides is so whatever bits follow. In some of a million attempts these bits do not
-decide; Python then draws 224 more of each number and goes on exactly. The law of one draw is within 2^-240 of the exact
-one in total variation, which is the last bit of those numbers.
+decide; Python then draws 224 more of each number and continues exactly. The law of one draw is within 2^-240 of the
+exact one in total variation, which is the last bit of those numbers.
 """
 
 from __future__ import annotations

@@ -66,13 +66,13 @@ class NoisySum(Protocol):
 class Mechanism(ABC):
     """Randomiser of embeddings before they leave a party. Subclasses add their own public numbers."""
 
-    #: As options and plans spell it; one word for ever.
+    #: Name in options and plans; it never changes.
     name: ClassVar[str]
     #: A few words for `--help`.
     words: ClassVar[str]
-    #: Whether secure aggregation is on unless somebody says otherwise.
+    #: Default of secure_aggregation.
     sums_are_hidden: ClassVar[bool]
-    #: Whether a party's release of a row needs nobody else's noise, so that sending it again tells nothing new.
+    #: True if a party's release of a row needs no other party's noise, so that sending it again tells nothing new.
     stands_alone: ClassVar[bool] = False
 
     num_parties: int
@@ -102,7 +102,7 @@ class Mechanism(ABC):
             )
 
     def check(self) -> None:  # noqa: B027  (a mechanism without numbers of its own has nothing to check)
-        """Refuse numbers of one's own that are out of range. Called before anything is derived from them."""
+        """Refuse the mechanism's own numbers if out of range. Called before anything is derived from them."""
 
     # --- what is charged ---
 

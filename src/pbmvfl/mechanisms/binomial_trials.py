@@ -22,11 +22,11 @@ from pbmvfl.privacy.poisson_binomial import LARGEST_FAR_SUM, NEAR_BETA_16
 
 #: Below this, rounding a probability to 16 bits would move an embedding by more than 1e-3 of its bound.
 SMALLEST_BETA = 1 / 128
-#: As large as it may be: bits are then the sign of an embedding with probability 127/128.
+#: Largest permitted beta: bits are then the sign of an embedding with probability 127/128.
 LARGEST_BETA = 63 / 128
 #: The ring Z/2^k is held in 16-bit integers.
 LARGEST_SUM = 65535
-#: What a search tries. Beyond, the gain in noise at equal epsilon is below one per cent, and bytes and time grow.
+#: Values that a search tries. Beyond, the gain in noise at equal epsilon is below 1%, and bytes and time grow.
 _TRIALS = (1, 2, 3, 4, 6, 8, 12, 16)
 _SMALLEST_BETA_16 = int(SMALLEST_BETA * PROBABILITY_ONE)
 _LARGEST_BETA_16 = int(LARGEST_BETA * PROBABILITY_ONE)

@@ -66,7 +66,7 @@ class PolyaLaplaceRelease(ReleaseEvent):
     levels: int
     scale: float
     noisy_parties: int
-    #: Whether only the sum can be read. If not, everybody's integers are read one by one.
+    #: True if only the sum can be read; otherwise each party's integers are read one by one.
     secure_sum: bool = True
 
     def _pair(self, unit: Unit, adversary: Adversary) -> tuple[LossDistribution, int]:

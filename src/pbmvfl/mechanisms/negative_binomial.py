@@ -92,7 +92,7 @@ def _decided(scale: float, shares: int, drawn: int, length: int) -> int | None:
     bits = _BITS + length
     low_end, high_end = drawn << _BITS, (drawn + 1) << _BITS
     if drawn == (1 << length) - 1:
-        return None  # such numbers go on to 1, and X without end
+        return None  # such numbers reach up to 1, and X has no end
     for k, (low, high) in enumerate(cumulative(scale, shares, bits)):
         if low >= high_end:
             return k

@@ -148,7 +148,7 @@ def binomial_sum(pbm: PoissonBinomial, *, seed: int, device: torch.device) -> No
     """Return the fastest draw that this machine has."""
     if device.type == "cpu":
         try:
-            import numba  # noqa: F401  (compilation waits for the first call; whether it can is asked here)
+            import numba  # noqa: F401  (compilation waits for the first call; this checks that it can)
         except ImportError:  # a machine with torch and numpy alone
             return BinomialSum(pbm, seed=seed, device=device)
         return CompiledBinomialSum(pbm, seed=seed)
@@ -157,7 +157,7 @@ def binomial_sum(pbm: PoissonBinomial, *, seed: int, device: torch.device) -> No
 
 # --- Random words for simulations, faster than any cipher: SplitMix64, a counter through a mixing function ---
 # Every word depends on its number alone, so the loop vectorises, and a place in the stream is one integer. It is no
-# secret from anybody who knows the seed: for studies only, never for a party.
+# secret from a reader who knows the seed: for studies only, never for a party.
 
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)

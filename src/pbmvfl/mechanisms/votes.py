@@ -32,11 +32,11 @@ from pbmvfl.errors import PlanError
 #: Far above any score that decides something, and far inside of what float64 can multiply by a gain.
 _LARGEST_SCORE = 1e30
 SMALLEST_GAIN, LARGEST_GAIN = 1e-6, 1e6
-#: As many symbols as a byte has values; mechanisms with symbols have the same limit.
+#: Largest number of symbols, the values of a byte; mechanisms with symbols have the same limit.
 LARGEST_SYMBOLS = 256
 
 
-#: Of a party's vote: the mean of a margin for the right class, the mean share of the right class, and the variance.
+#: Assumed votes of a party: mean margin of the right class, mean share of the right class, and variance.
 _RIGHT_LEAD, _RIGHT_SHARE, _VOTE_VARIANCE = 0.5, 0.55, 0.4
 _SMALLEST_SHARE = 1e-30
 
@@ -65,7 +65,7 @@ class Vote:
     kind: VoteKind
     #: Scores are multiplied by it first, but raw ones. More: small differences count more, large ones saturate.
     gain: float = 1.0
-    #: Of bins, top and ranks: into how many parts a difference of scores is cut.
+    #: Number of parts that a difference of scores is cut into, for bins, top and ranks.
     grades: int = 1
     #: C: what is handed to the mechanism lies in [-C, C].
     bound: float = 1.0

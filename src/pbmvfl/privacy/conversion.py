@@ -38,7 +38,7 @@ _LARGEST_SLACK_SHARE = 0.1
 _FEW_RELEASES = 4
 
 
-#: The largest delta that is taken where nobody says one.
+#: Largest default delta.
 LARGEST_USUAL_DELTA = 1e-5
 
 
@@ -79,7 +79,7 @@ def epsilon_from_rdp(curve: Curve, delta: float, orders: tuple[float, ...] = ORD
     rdp = np.asarray(curve, dtype=np.float64)
     rdp = np.where(np.isfinite(rdp) & (rdp >= 0), rdp, np.inf)
     epsilons = np.maximum(rdp + np.log1p(-1 / alpha) - np.log(delta * alpha) / (alpha - 1), 0.0)
-    # As dp-accounting: the formula is not stable at 1.01 and below.
+    # dp-accounting does the same: the formula is not stable at 1.01 and below.
     epsilons = np.where(alpha > 1.01, epsilons, np.inf)
     epsilons = np.where(delta * delta + np.expm1(-rdp) > 0, 0.0, epsilons)
     best = int(np.argmin(epsilons))
@@ -119,7 +119,7 @@ class ComposedLosses:
         """Return the smallest epsilon up to `largest`; infinity if there is none."""
         if not math.isfinite(largest):
             return math.inf
-        # What holds whatever the sums hide: all bits are seen, and each has the largest loss a bit can have.
+        # This holds whatever the sums hide: all bits are seen, and each has the largest loss a bit can have.
         pure = self.largest_loss
         if self.gaussian_shift and math.isfinite(pure):
             certain = LossDistribution(np.array([pure]), np.ones(1))

@@ -82,7 +82,7 @@ class ReleaseEvent(Event):
 class UpdateEvent(Event):
     """Step of one party's weights, taken with a row in its batch."""
 
-    #: Whether noise hides the row in the weights. If not, all that they touch afterwards depends on the row.
+    #: True if noise hides the row in the weights; otherwise all that they touch afterwards depends on the row.
     is_noisy: ClassVar[bool]
 
     @abstractmethod
@@ -141,7 +141,7 @@ class PoissonBinomialRelease(ReleaseEvent):
     name: ClassVar[str] = "poisson-binomial"
     num_trials: int
     beta: float
-    #: Whether only the sum can be read. If not, everybody's integers are read one by one.
+    #: True if only the sum can be read; otherwise each party's integers are read one by one.
     secure_sum: bool = True
 
     @property

@@ -1,4 +1,4 @@
-"""Counting in standard deviations: what adds up whoever chose the next release, and is exact for Gaussian noise.
+"""Accounting in standard deviations: it adds up however the next release is chosen, and is exact for Gaussian noise.
 
 A release is mu-GDP if telling two neighbours apart by it is no easier than telling N(0, 1) from N(mu, 1). Squares of mu
 add up although each release, and its mu, may be chosen after looking at all before (Smith and Thakurta, arXiv
@@ -17,7 +17,7 @@ from pbmvfl.privacy.conversion import check_delta
 from pbmvfl.privacy.large_sums import largest_loss
 from pbmvfl.privacy.loss_distribution import gaussian_delta
 
-#: What rounding may take away is given back: shifts of releases are raised by this share, and deltas lowered by it.
+#: Margin for what rounding may take away: shifts of releases are raised by this share, and deltas lowered by it.
 _ROUNDING = 1e-9
 #: Steps of a bisection down to neighbouring numbers.
 _STEPS = 200

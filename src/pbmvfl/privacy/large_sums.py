@@ -204,7 +204,7 @@ _PIECE_WIDTH = 18.0
 _STAIR = 1.2
 #: Terms smaller than exp(-this) of the largest are left out: 65,536 of them are 1e-21 of it.
 _NEGLIGIBLE = 60.0
-#: What lies beyond the pieces must be smaller than exp(-this) of the moment.
+#: The mass beyond the pieces must be smaller than exp(-this) of the moment.
 _NEGLIGIBLE_TAIL = 40.0
 #: exp() of more than this needs the slower sum in log space.
 _LARGEST_EXPONENT = 600.0

@@ -30,7 +30,7 @@ LARGEST_BETA_16 = PROBABILITY_ONE // 2 - PROBABILITY_ONE // 128
 
 #: Below this a product of two factors may have lost digits to underflow, so another tilt must supply the entry.
 _SMALLEST_TRUSTED = 1e-280
-#: Where the tilted mean of the sum is put, as a share of n; more of them are tried until every entry is trusted.
+#: Places of the tilted mean of the sum, as a share of n; more of them are tried until every entry is trusted.
 _TILTS = ((0.5,), (0.2, 0.8), (0.02, 0.1, 0.3, 0.5, 0.7, 0.9, 0.98), tuple(np.linspace(0.005, 0.995, 41)))
 
 

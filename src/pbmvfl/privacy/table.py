@@ -144,7 +144,7 @@ def privacy_table(
 ) -> PrivacyTable:
     """Return every bound of a run, against the usual adversaries unless others are named.
 
-    Noise that somebody knows, as in a test that seeds it, hides nothing: then every epsilon is infinite.
+    Noise that is known to a reader, as in a test that seeds it, hides nothing: then every epsilon is infinite.
     """
     chosen = usual_adversaries(run.num_parties) if adversaries is None else tuple(adversaries)
     found = epsilon_bounds(run, delta=delta, adversaries=chosen)

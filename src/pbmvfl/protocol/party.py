@@ -53,7 +53,7 @@ from pbmvfl.wire.messages import SERVER, Message, MessageKind
 from pbmvfl.wire.refusals import Refusal
 
 _log = logging.getLogger(__name__)
-#: Beside the weights of a checkpoint: whether their run began with public ones.
+#: State key, beside the weights of a checkpoint, of whether their run began with public ones.
 _PUBLIC_START = "run.public_start"
 
 
@@ -184,14 +184,14 @@ class Party:
         self._keeper = keeper
         self._open_guard = open_guard
         self._answers = None if answers is None else PartyAnswers(plan, self._rows, self.network, answers)
-        #: Whether a trained part's weights know rows only by what was charged; None where the session trains.
+        #: True if a trained part's weights depend on rows only through what was charged; None where the session trains.
         self._part_is_charged = self._begin_with(trained)
         self._guard: ReleaseGuard | None = None
         self._entropy: Entropy = SystemEntropy()
         self._one_at_a_time = threading.Lock()
         # --- the session ---
         self._masks: dict[RoundKind, Masks] = {}
-        #: Whether the run began with public weights. Known once the session has its first round.
+        #: True if the run began with public weights. Set when the session has its first round.
         self.public_start = False
         self._start_digest: str | None = None  # digest of those weights, until the first release
         # --- the rounds ---
@@ -217,7 +217,7 @@ class Party:
 
     @property
     def noise_is_seeded(self) -> bool:
-        """Return whether the noise could be known to somebody, so that releases have no epsilon."""
+        """Return whether the noise may be known to another role, so that releases have no epsilon."""
         return self._entropy.seeded
 
     # --- messages ---
@@ -431,7 +431,7 @@ class Party:
             raise OutOfOrder(f"round={expected}: {kind.name} rounds need labels, and none came")
         published_at = self.plan.published_at
         if not update and published_at is not None and expected >= published_at and self._rows.context is None:
-            raise OutOfOrder(f"round={expected}: {kind.name} rounds need everybody's symbols, and none were published")
+            raise OutOfOrder(f"round={expected}: {kind.name} rounds need all parties' symbols, and none were published")
 
     def _gradient_of(self, message: Message) -> npt.NDArray[np.float32] | None:
         """Return the decoded gradient that a message carries, or None where it has none. Changes nothing."""

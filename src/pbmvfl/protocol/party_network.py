@@ -42,7 +42,7 @@ class PartyNetwork:
         self.encoder = check_encoder(encoder, plan, index=index, rows=rows.first)
         self.update = update_for(plan, self.encoder, rows=rows.first, on_fault=self.note_fault)
         self._votes = plan.vote.kind is not VoteKind.RAW
-        #: Of the training rows, if the plan lets them go to the parties.
+        #: Labels of the training rows, if the plan sends them to the parties.
         self.labels: Tensor | None = None
         self._prior_K = torch.zeros(plan.num_classes)
         #: The first failure. The party answered all the same, and the owner should know.
@@ -157,7 +157,7 @@ class PartyNetwork:
         split, update = current.kind.split, self.update
         at_a_time = self._rows.piece_rows(split)
         if at_a_time is not None and isinstance(update, Noisy) and current.num_rows > update.piece_rows(at_a_time):
-            # In the order of the file: whoever gathers a large batch at random reads most of the file for each row.
+            # In the order of the file: gathering a large batch at random would read most of the file for each row.
             in_order, size = np.sort(current.rows), update.piece_rows(at_a_time)
             parts = (in_order[start : start + size] for start in range(0, len(in_order), size))
             pieces = ((self._rows.batch(split, part), partial(self._slope, part, current)) for part in parts)
@@ -172,7 +172,7 @@ class PartyNetwork:
         """Return the gradient of a round's mean loss at the scores of some of its rows."""
         assert self.labels is not None
         labels_B = self.labels.index_select(0, torch.from_numpy(rows))
-        # What is known before any column is added once to everybody's sum, so that a party learns what its own add.
+        # The prior of the classes is added once to the sum of all parties, so a party learns what its own columns add.
         known_BK = torch.from_numpy(scores_BK) + self._prior_K
         slope_BK = mean_loss_slope(known_BK, labels_B, self._plan.loss, rows=current.num_rows)
         bound = self._plan.gradient_bound

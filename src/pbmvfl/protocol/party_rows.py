@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from pbmvfl.crypto.entropy import Entropy
 
 
-# --- What a party is made of, checked on the owner's machine before there is one; and rows of a batch ---
+# --- Checks of a party's inputs, on the owner's machine and before any session; checks of a batch ---
 
 
 Features = npt.NDArray[np.float32] | npt.NDArray[np.uint8]
-#: Of columns that are looked at together: they may be in a file larger than memory.
+#: Bytes of columns that are checked together: they may be in a file larger than memory.
 _PIECE_BYTES = 4 << 20
 
 
@@ -124,9 +124,9 @@ class PartyRows:
         self._interactions, self._index, self._num_parties = plan.interactions, index, plan.num_parties
         self._context_width = 0 if plan.interactions is None else plan.interactions.context_width(index)
         self._own_columns = dict(own_columns or {})
-        #: After the public map, as they came; of those that are in memory.
+        #: Columns in memory, after the public map and before preparation.
         self.columns: dict[Split, Tensor] = {}
-        #: Those that stay in their file.
+        #: Columns that stay in their file.
         self._lazy: dict[Split, LazyRows] = {}
         for split, rows in ((Split.TRAIN, train), (Split.TEST, test)):
             if isinstance(rows, LazyRows):
@@ -134,10 +134,10 @@ class PartyRows:
             elif rows is not None:
                 self.columns[split] = torch.from_numpy(mapped(plan, rows))
         self._preparation = preparation_for(plan, index=index, rows=self._some)
-        #: Of everybody's symbols, once they are published.
+        #: Context features from all parties' symbols, once they are published.
         self.context: PublishedContext | None = None
         self._symbols_N = self._make_symbols(plan.seed)
-        #: As the network takes them; of those that are in memory.
+        #: Rows in memory, as the network takes them.
         self.features: dict[Split, Tensor] = {}
         self._lazy_context: Tensor | None = None
         self._prepare()

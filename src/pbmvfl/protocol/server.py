@@ -55,7 +55,7 @@ from pbmvfl.wire.gradient_codecs import codec_for
 from pbmvfl.wire.messages import NO_SESSION, SERVER, Message, MessageKind
 from pbmvfl.wire.refusals import Refusal
 
-# --- How the server reads votes by every party's noisy counts: symbols one by one, or ballots as noisy sums ---
+# --- Reading votes by every party's noisy counts: symbols one by one, or ballots as noisy sums ---
 
 
 class VoteReader:
@@ -103,9 +103,9 @@ class VoteReader:
 # --- server ---
 
 
-#: Beside the weights of a checkpoint: what was read of everybody's symbols.
+#: State key, beside the weights of a checkpoint, of the parties' released symbols.
 _SYMBOLS = "run.symbols"
-#: Beside the head in the server's part of a model: training rows of each class, and every party's counts of votes.
+#: State keys, beside the head in the server's part of a model: rows of each class, and each party's counts of votes.
 _CLASS_COUNTS, _TABLE = "classes.rows", "votes.table."
 
 
@@ -176,11 +176,11 @@ class Server:
         self._expected: MessageKind | None = None
         self._started = False
         self._inbox: dict[int, bytes | memoryview] = {}
-        self.round: Round | None = None  # asked for, or just finished
+        self.round: Round | None = None  # requested, or just finished
         self.first_round = 0
         self._next_round = 0
         self._gradient: bytes | None = None  # of the last round, not sent yet
-        #: How many training rows each class has.
+        #: Number of training rows of each class.
         self.rows_of_class_K = np.bincount(train_labels, minlength=plan.num_classes)
         self._reader: VoteReader | None = None  # once the parties' counts of votes are known
         #: Scores of the last finished round; None where it had none.
@@ -286,7 +286,7 @@ class Server:
             return self._message(MessageKind.PUBLISHED, self._published_symbols())
         if self._next_round >= len(self._schedule):
             return None
-        return self._ask_round()
+        return self._request_round()
 
     def stop(self) -> bytes:
         """Return the message for every party that ends the run before its plan does."""
@@ -350,7 +350,7 @@ class Server:
         self._expected = None
         return self._message(MessageKind.KEYS, keys)
 
-    def _ask_round(self) -> bytes:
+    def _request_round(self) -> bytes:
         self.round = self._schedule[self._next_round]
         self._expected = MessageKind.EMBEDDING
         # Algorithm 2, line 11: the gradient of the round before goes with the request for this one.
@@ -390,7 +390,7 @@ class Server:
             self._reader = VoteReader(self.plan, tables_MKS, self.rows_of_class_K)
         elif self.round.kind.releases and not self.round.kind.carries_gradient and self._reader is not None:
             self.scored = ScoredRound(self.round, torch.from_numpy(self._reader.scores(payloads, self.round.num_rows)))
-        elif self.round.kind.releases:  # otherwise every party says that it is done, and no more
+        elif self.round.kind.releases:  # otherwise a party's answer says no more than that it is done
             self._take_sums(payloads)
         self._next_round = self.round.number + 1
         self._expected = None

@@ -77,17 +77,17 @@ class StoredAnswers:
 
     # --- keys ---
 
-    def keys(self, asked: Mapping[str, Any], rows: Iterable[str]) -> list[bytes]:
+    def keys(self, release: Mapping[str, Any], rows: Iterable[str]) -> list[bytes]:
         """Return the key of each row.
 
         Args:
-            asked: Whose rows they are, and the law, vote and weights by which they are released, as plain values.
+            release: Whose rows they are, and the law, vote and weights by which they are released, as plain values.
             rows: The names of the rows, which say who they are.
 
         Returns:
-            A digest under the store's secret for each pair of `asked` and a row's name.
+            A digest under the store's secret for each pair of `release` and a row's name.
         """
-        what = json.dumps(dict(asked), sort_keys=True, separators=(",", ":")).encode()
+        what = json.dumps(dict(release), sort_keys=True, separators=(",", ":")).encode()
         shared = len(what).to_bytes(8, "little") + what
         start = hashlib.blake2b(shared, digest_size=_KEY_BYTES, key=self._secret, person=b"answers' keys")
         found = []
@@ -102,19 +102,6 @@ class StoredAnswers:
     def known(self, keys: Sequence[bytes]) -> npt.NDArray[np.bool_]:
         """Return which of these rows have an answer, so that they cost nothing."""
         return np.array([key in self._known for key in keys], dtype=np.bool_)
-
-    def get(self, keys: Sequence[bytes]) -> npt.NDArray[np.uint32]:
-        """Return the answers to rows that are known, (B, width).
-
-        Raises:
-            AnswersError: A row has no answer.
-        """
-        missing = sum(key not in self._known for key in keys)
-        if missing:
-            raise AnswersError(f"{missing} of {len(keys)} rows have no stored answer; ask known(...) first")
-        if not keys:
-            return np.empty((0, 0), dtype=np.uint32)
-        return np.stack([self._known[key] for key in keys])
 
     def put(self, keys: Sequence[bytes], answers: npt.NDArray[Any]) -> None:
         """Store answers that are about to be sent, (B, width), and have them on disk before this returns.
@@ -281,12 +268,11 @@ def _write(descriptor: int, data: bytes) -> None:
 
 
 # ---
-# Which of a party's stored answers belong to a round: a row that is asked again gets the same one, and costs nothing.
+# Keys of the stored answers to a round: a row that comes again gets the same answer, and costs nothing.
 #
-# What stored answers are, and how they are kept, is in `answers`; here is what they are of. A row is known as the
-# ledger knows it, by the owner's name of the data and by its id, and never by its columns: an answer that changed with
-# a cell, or a row that is charged anew because of one, would tell of that cell, and no epsilon counts it. Columns that
-# changed are another question when the owner says so, by another data version, and then they are for all rows.
+# A row is known as the ledger knows it, by the owner's name of the data and by its id, and never by its columns: an
+# answer that changed with a cell, or a row that is charged anew because of one, would tell of that cell, and no epsilon
+# counts it. Changed columns get new answers when the owner names another data version, and then all rows do.
 #
 # Shape suffixes: B rows of the batch, P embedding_dim.
 
@@ -314,19 +300,19 @@ class PartyAnswers:
     def keys(self, current: Round) -> list[bytes]:
         """Return the keys under which the answers to a round's rows are stored."""
         names = self._names(current)
-        asked: dict[str, Any] = {
+        release: dict[str, Any] = {
             "dataset": self._of.dataset,
             "data_version": self._of.data_version,
             "event": self._plan.mechanism_for(current.kind).event.to_dict(),
         }
         if current.kind == SYMBOLS and self._plan.interactions is not None:  # no network makes these
-            asked |= {"interactions": self._plan.interactions.to_dict(), "seed": self._plan.seed}
-            # Which columns a row shows follows from its place: at another one it is asked about others.
+            release |= {"interactions": self._plan.interactions.to_dict(), "seed": self._plan.seed}
+            # Which columns a row shows follows from its place: at another place it shows others.
             names = [f"{place} {name}" for place, name in zip(current.rows.tolist(), names, strict=True)]
         else:
             made_by = hashlib.sha256(weights_digest(self._network.encoder).encode() + self._rows.digest)
-            asked |= {"vote": self._plan.vote.to_dict(), "weights": made_by.hexdigest()}
-        return self._of.store.keys(asked, names)
+            release |= {"vote": self._plan.vote.to_dict(), "weights": made_by.hexdigest()}
+        return self._of.store.keys(release, names)
 
     def all_known(self, keys: Sequence[bytes]) -> bool:
         """Return whether every row of a round was answered before, so that nothing new is released."""

@@ -86,7 +86,7 @@ def decode_labels(payload: bytes | memoryview, *, num_samples: int, num_classes:
 
 
 # ---
-# Released symbols of the training rows as everybody learns them: party after party, packed, without gaps.
+# Released symbols of the training rows as all parties learn them: party after party, packed, without gaps.
 
 
 def _bits(num_symbols: int) -> int:

@@ -40,7 +40,7 @@ class MessageKind(IntEnum):
     NONCES = 2  #: server: plan hash and every party's nonce
     KEY = 3  #: party: signed session key
     KEYS = 4  #: server: every party's signed session key
-    ROUND = 5  #: server: asks for a round; carries the gradient of the one before
+    ROUND = 5  #: server: requests a round; carries the gradient of the one before
     EMBEDDING = 6  #: party: its masked embedding
     UPDATE = 7  #: server: the end of an epoch, with the last gradient where rounds have one; no answer
     STOP = 9  #: server: the run ends here before its plan does; no answer

@@ -40,8 +40,8 @@ _WORDS = {
     RefusalCode.FAULT: "something failed at this party; its owner's log says what",
 }
 
-_NOT_WRITTEN = "a file cannot be written there, as on a full disk: its owner's log says which; make room, then go on"
-_NO_CHECKPOINT = "a checkpoint there cannot be used: its owner's log says which; put a copy back, then go on"
+_NOT_WRITTEN = "a file cannot be written there, as on a full disk: its owner's log says which; make room, then resume"
+_NO_CHECKPOINT = "a checkpoint there cannot be used: its owner's log says which; restore a copy, then resume"
 
 
 @dataclass(frozen=True)

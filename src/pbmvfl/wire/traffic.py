@@ -51,7 +51,7 @@ def predicted_traffic(plan: Plan) -> Traffic:
     up = down = 0
     for phase in schedule.phases:
         for rows, times in schedule.batches(phase):
-            down += times * HEADER_BYTES  # asking for the round
+            down += times * HEADER_BYTES  # the request for the round
             if phase.kind.answered:
                 up += times * (HEADER_BYTES + plan.answer_bytes(phase.kind, rows))
             if phase.kind.carries_gradient:

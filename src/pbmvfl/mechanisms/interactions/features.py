@@ -32,7 +32,7 @@ from pbmvfl.mechanisms.interactions.symbols import (
 
 #: Values are standardised by public means and deviations, and end here.
 VALUE_BOUND = 3.0
-#: Of the product feature beside the table's entries, so that both learn at about one speed.
+#: Scale of the product feature beside the table's entries, so that both learn at about one speed.
 PRODUCT_SCALE = 0.5
 
 
@@ -94,7 +94,7 @@ def context_features(
 
 
 # ---
-# What a party makes of its own columns and of everybody's released symbols: symbols to send, and context features.
+# A party's symbols, from its own columns, and its context features, from all released symbols.
 #
 # Shape suffixes: N rows, D columns of the party.
 
@@ -148,7 +148,7 @@ class _Read:
 
 
 class PublishedContext:
-    """Context features of one party, from symbols that everybody has: all scales come from these, none from columns."""
+    """Context features of one party, from published symbols: all scales come from these, none from columns."""
 
     def __init__(self, interactions: Interactions, *, party: int, sent: Mapping[int, Integers], num_parties: int):
         """Read the released symbols.

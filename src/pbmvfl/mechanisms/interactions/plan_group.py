@@ -47,13 +47,13 @@ class Interactions:
 
     #: For each party the columns that its symbols are made of; none: it sends noise alone.
     columns: tuple[tuple[ShownColumn, ...], ...]
-    #: How many of its columns a row shows, at most.
+    #: Largest number of its columns that a row shows.
     shown: int
     #: Pure epsilon of one symbol.
     response_epsilon: float
-    #: Columns of two parties that act together; everybody then learns all symbols.
+    #: Columns of two parties that act together; all parties then learn all symbols.
     pairs: tuple[tuple[Column, Column], ...] = ()
-    #: What context features are multiplied by, beside a party's own.
+    #: Factor of context features beside a party's own.
     context_scale: float = 1.0
 
     def __post_init__(self) -> None:

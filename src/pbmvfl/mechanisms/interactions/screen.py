@@ -28,11 +28,11 @@ from pbmvfl.errors import DataError, PlanError
 from pbmvfl.mechanisms.interactions.symbols import NOT_SHOWN, Integers, Reals, kept_at
 from pbmvfl.mechanisms.randomized_response import LARGEST_SYMBOLS
 
-#: How often a screen of a table without any interaction says that there is one.
+#: False-alarm rate: how often a screen of a table without any interaction reports one.
 ALARM = 0.01
 #: Once one pair is certain, others are taken with it up to this many false ones in the mean.
 FURTHER = 0.1
-#: What is left of a product after its main effects, relative to the product, below which it is taken for rounding.
+#: Remainder of a product after its main effects, relative to the product, that is still taken for rounding.
 _ROUNDING = 1e-8
 
 
@@ -95,11 +95,11 @@ def screen(
     contrasts = [_contrasts(shown_levels[name.party][:, name.column], base) for name in names]
     mains = np.concatenate([np.ones((rows, 1)), *contrasts], axis=1)
     main_inverse, _ = _pseudo_inverse(mains.T @ mains, rows)
-    # One indicator decides two classes; more classes are asked for one after another.
-    asked = range(1, num_classes) if num_classes == 2 else range(num_classes)
-    answers = np.stack([labels_N == label for label in asked], axis=1).astype(np.float64)
+    # One indicator decides two classes; more classes are tested one after another.
+    tested = range(1, num_classes) if num_classes == 2 else range(num_classes)
+    answers = np.stack([labels_N == label for label in tested], axis=1).astype(np.float64)
     left = answers - mains @ (main_inverse @ (mains.T @ answers))
-    tests = math.log(max(1, _num_pairs([each.shape[1] for each in shown_levels]) * len(asked)))
+    tests = math.log(max(1, _num_pairs([each.shape[1] for each in shown_levels]) * len(tested)))
     found = []
     for one, other in combinations(range(len(names)), 2):
         if names[one].party == names[other].party:
