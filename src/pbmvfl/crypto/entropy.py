@@ -49,7 +49,12 @@ class Entropy(Protocol):
 
 
 def keystream(key: bytes, *, first_block: int = 0) -> CipherContext:
-    """Return AES-256-CTR from a block number on; encrypting zeros gives the stream."""
+    """Return AES-256-CTR as an encryptor; encrypting zeros gives the stream.
+
+    Args:
+        key: 32 bytes.
+        first_block: Number of the 16-byte block that the stream begins with.
+    """
     # Imported here: a simulation, which has no secrets, imports mechanisms with numpy and torch alone.
     from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 

@@ -14,9 +14,15 @@ SHOWN_STREAM = 5
 
 
 def public_bits(count: int, *, seed: int, stream: int, index: int = 0) -> npt.NDArray[np.uint64]:
-    """Return public random 64-bit words for (seed, stream, index).
+    """Return public random 64-bit words.
 
     A bit generator's raw stream is fixed for ever; what numpy's Generator methods make of it is not.
+
+    Args:
+        count: Number of words.
+        seed: Public seed of the plan.
+        stream: Use of the seed, one of the constants of this module.
+        index: Place within the stream, such as an epoch, a round or a party.
     """
     key = np.array([seed & 0xFFFFFFFFFFFFFFFF, (stream << 48) | index], dtype=np.uint64)
     words = np.random.Philox(key=key).random_raw(count)

@@ -83,7 +83,13 @@ def pack(values: npt.NDArray[Any], bits: int) -> bytes:
 
 
 def add_packed(payload: bytes | memoryview, bits: int, totals: npt.NDArray[Any]) -> None:
-    """Add every packed value to its total, wrapping where the totals' own type does."""
+    """Add every packed value to its total, wrapping where the totals' own type does.
+
+    Args:
+        payload: What `pack` returned.
+        bits: Bits of each value.
+        totals: Sums, one for each value; changed in place.
+    """
     source = np.frombuffer(payload, dtype=np.uint8)
     if bits == 8:
         np.add(totals, source, out=totals)

@@ -175,7 +175,14 @@ def _draw(entropy: Entropy, bits: int) -> bytes:
 
 
 def rounded_normal(entropy: Entropy, count: int) -> npt.NDArray[np.int64]:
-    """Draw so many independent values. How often the loop runs says nothing about them."""
+    """Draw independent values of the rounded normal law, of standard deviation 2^28.
+
+    How often the loop runs says nothing about the values.
+
+    Args:
+        entropy: Source of secret randomness.
+        count: Number of values.
+    """
     drawn = np.empty(count, dtype=np.int64)
     done = 0
     words = np.empty((WORDS, min(_BLOCK, _attempts(count))), dtype=np.uint32)

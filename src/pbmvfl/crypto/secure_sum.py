@@ -36,6 +36,14 @@ class Masks:
     """Masks of one party for one session. A round number is used once and never again."""
 
     def __init__(self, *, ring: Ring, index: int, pair_keys: Mapping[int, bytes], values_per_round: int) -> None:
+        """Prepare the masks of one kind of round.
+
+        Args:
+            ring: The ring that holds every possible sum.
+            index: The party's number.
+            pair_keys: Key shared with each peer, by the peer's number.
+            values_per_round: Values of a full batch. All parties must agree on it.
+        """
         self._ring = ring
         # Peers above us: we add; below us: we subtract. The peer does the opposite. Those we add come first.
         self._peers = [(key, peer > index) for peer, key in sorted(pair_keys.items(), reverse=True)]

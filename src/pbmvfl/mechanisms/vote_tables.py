@@ -68,8 +68,22 @@ def noisy_counts(
     deviation: float,
     entropy: Entropy,
 ) -> npt.NDArray[np.int64]:
-    """Return the table that leaves the party, (K, S), in steps (`steps_per_row`), with noise of `deviation` rows a
-    count."""
+    """Return the table that leaves the party, (K, S).
+
+    Args:
+        symbols_N: The true vote of each row.
+        labels_N: The class of each row.
+        num_classes: K.
+        num_symbols: S.
+        deviation: Standard deviation of the noise on each count, in rows.
+        entropy: Source of secret randomness.
+
+    Returns:
+        Counts in steps (`steps_per_row`), with noise.
+
+    Raises:
+        PlanError: There are too many rows for so little noise.
+    """
     steps = steps_per_row(deviation)
     if len(symbols_N) * steps >= _LARGEST_STEPS:
         raise PlanError(

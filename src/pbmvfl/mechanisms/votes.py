@@ -111,7 +111,7 @@ class Vote:
         return None
 
     def counted(self, num_classes: int) -> int | None:
-        """Return how many columns a table of this vote has (`symbol_tables`).
+        """Return how many columns a table of this vote has (`vote_tables`).
 
         Its symbols, or the classes of a ballot.
         """

@@ -140,7 +140,17 @@ Charges = tuple[tuple[int, Event], ...]
 
 
 def charges(run: TrainingRun, unit: Unit, accounting: Accounting, adversary: Adversary = SERVER) -> tuple[Charges, ...]:
-    """Return what counts against a unit, for each sort of row: the one that costs most is the unit's bound."""
+    """Return what counts against a unit.
+
+    Args:
+        run: The releases and updates.
+        unit: What may be replaced.
+        accounting: Which releases are charged to the unit.
+        adversary: The reader of what leaves the parties.
+
+    Returns:
+        The charges of each sort of row; the one that costs most is the unit's bound.
+    """
     if unit is Unit.PARTY:
         # Every row holds the party's values, so there is nothing that only the strict count would add.
         return (_all_releases(run, parties=1, untouched=0),)
@@ -213,7 +223,17 @@ def rdp_curve(
 ) -> Curve:
     """Return the run's whole Renyi curve for a unit.
 
-    Composition by addition, the costliest sort of row at each order.
+    Composition is by addition; the costliest sort of row counts at each order.
+
+    Args:
+        run: The releases and updates.
+        unit: What may be replaced.
+        accounting: Which releases are charged to the unit.
+        adversary: The reader of what leaves the parties.
+        orders: Renyi orders, above 1.
+
+    Returns:
+        The divergence at each order.
     """
     found = [_curve(counted, unit, adversary, orders) for counted in charges(run, unit, accounting, adversary)]
     return np.maximum.reduce(found) if found else np.zeros(len(orders))
@@ -317,7 +337,19 @@ def epsilon_bound(
     delta: float,
     pld: bool = True,
 ) -> EpsilonBound:
-    """Return the costliest sort of row, by the smaller of the two methods; with pld=False, RDP alone."""
+    """Return the upper bound for one unit: of the costliest sort of row, by the smaller of two methods.
+
+    Args:
+        run: The releases and updates.
+        unit: What may be replaced.
+        accounting: Which releases are charged to the unit.
+        adversary: The reader of what leaves the parties.
+        delta: Above 0 and below 1.
+        pld: False leaves out privacy loss distributions and takes Renyi divergences alone, which is faster.
+
+    Raises:
+        PlanError: delta is out of range.
+    """
     check_delta(delta)
     rows = [_row_bound(counted, unit, adversary, delta, pld) for counted in charges(run, unit, accounting, adversary)]
     worst = max(rows, key=lambda row: row.epsilon)
@@ -345,7 +377,16 @@ def epsilon_bounds(
     accountings: Iterable[Accounting] = tuple(Accounting),
     pld: bool = True,
 ) -> tuple[EpsilonBound, ...]:
-    """Return the whole table: unit x accounting for each adversary."""
+    """Return the whole table: unit x accounting for each adversary.
+
+    Args:
+        run: The releases and updates.
+        delta: Above 0 and below 1.
+        adversaries: The readers of what leaves the parties.
+        units: What may be replaced.
+        accountings: Which releases are charged to the unit.
+        pld: False takes Renyi divergences alone.
+    """
     units, accountings = tuple(units), tuple(accountings)
     return tuple(
         epsilon_bound(run, unit, accounting, adversary, delta=delta, pld=pld)

@@ -106,7 +106,8 @@ def register_event(event: _Class) -> _Class:
 def event_from_dict(values: dict[str, Any]) -> Event:
     """Return the event that `Event.to_dict` wrote.
 
-    An event that this version does not know, or another form of one, is refused.
+    Raises:
+        LedgerError: This version does not know the event, or it has another form.
     """
     kind = EVENTS[values.get("event", "")]
     numbers = {name: value for name, value in values.items() if name != "event"}

@@ -66,7 +66,10 @@ _LARGEST_DISTANCE = 1 << 16
 
 @lru_cache(maxsize=256)
 def laplace_losses(distance: int, scale: float) -> LossDistribution:
-    """Return the noise around 0 against the same around `distance`: exact, as it has distance + 1 different losses."""
+    """Return the losses of discrete Laplace noise around 0 against the same around `distance`.
+
+    They are exact, as there are distance + 1 different ones.
+    """
     if distance > _LARGEST_DISTANCE:
         return pure_losses(distance / scale)
     p = math.exp(-1 / scale)

@@ -25,7 +25,11 @@ _Kind = TypeVar("_Kind", bound=StrEnum)
 
 
 def named(kind: type[_Kind], value: str, name: str) -> _Kind:
-    """Return the unit or the accounting that is meant."""
+    """Return the member of an enum (a unit or an accounting) that a text names.
+
+    Raises:
+        PlanError: There is none of that name.
+    """
     try:
         return kind(value)
     except ValueError:
@@ -142,9 +146,15 @@ def usual_adversaries(num_parties: int) -> tuple[Adversary, ...]:
 def privacy_table(
     run: TrainingRun, *, delta: float, adversaries: Iterable[Adversary] | None = None, noise_is_known: bool = False
 ) -> PrivacyTable:
-    """Return every bound of a run, against the usual adversaries unless others are named.
+    """Return every bound of a run.
 
-    Noise that is known to a reader, as in a test that seeds it, hides nothing: then every epsilon is infinite.
+    Args:
+        run: The releases and updates.
+        delta: Above 0 and below 1.
+        adversaries: The readers of what leaves the parties; None takes `usual_adversaries`.
+        noise_is_known: True for noise that is known to a reader, as in a test that seeds it. It hides nothing: then
+            every
+            epsilon is infinite.
     """
     chosen = usual_adversaries(run.num_parties) if adversaries is None else tuple(adversaries)
     found = epsilon_bounds(run, delta=delta, adversaries=chosen)

@@ -110,6 +110,7 @@ class Int8:
 
 
 def codec_for(name: GradientCodecName) -> GradientCodec:
+    """Return the codec of this name."""
     match name:
         case GradientCodecName.FLOAT32:
             return Float32()

@@ -84,7 +84,15 @@ def screen(
 ) -> tuple[Finding, ...]:
     """Return every pair of columns of two parties, the least explicable by chance first.
 
-    `shown_levels` has for each party what `symbols.shown_levels` reads: N x D, NOT_SHOWN where a row does not show.
+    Args:
+        shown_levels: Each party's levels, as `symbols.shown_levels` reads them: N x D, NOT_SHOWN where a row does not
+            show.
+        labels_N: The class of each row.
+        base: Levels of a digit.
+        num_classes: Classes of the labels.
+
+    Raises:
+        DataError: Levels and labels do not fit each other.
     """
     check_whole("base", base, least=2, most=LARGEST_SYMBOLS)
     check_whole("num_classes", num_classes, least=2)
@@ -152,11 +160,18 @@ class Selection:
 def select(
     findings: Sequence[Finding], *, alarm: float = ALARM, further: float = FURTHER, columns_a_party: int = 1
 ) -> Selection:
-    """Select pairs.
-
-    None unless one is beyond chance at `alarm`, then all up to `further`, best first, while there is room.
+    """Select the pairs to train with.
 
     With no interaction anywhere, the selection is empty with probability at least 1 - alarm.
+
+    Args:
+        findings: All pairs of the screen.
+        alarm: Nothing is selected unless one pair is beyond chance at this rate.
+        further: Then pairs up to this rate are, best first, while there is room.
+        columns_a_party: Room: columns of each party that may be selected.
+
+    Raises:
+        PlanError: A rate or a number is out of range.
     """
     check_whole("columns_a_party", columns_a_party, least=1)
     if not 0 < alarm <= further:
@@ -308,8 +323,15 @@ class Offer:
 def joint_offer(*, epsilon: float, size: ScreenSize, symbols_a_unit: int = 1) -> Offer:
     """Decide from public numbers alone whether a screen at its share of epsilon would find a pair worth finding.
 
-    `symbols_a_unit` is how many symbols of one row the unit of privacy covers: 1 for a CELL, those of all honest
-    parties for a RECORD.
+    Args:
+        epsilon: Total epsilon of the run.
+        size: Public numbers of the screen.
+        symbols_a_unit: How many symbols of one row the unit of privacy covers: 1 for a CELL, those of all honest
+            parties
+            for a RECORD.
+
+    Raises:
+        PlanError: A number is out of range.
     """
     if symbols_a_unit < 1:
         raise PlanError(f"symbols_a_unit={symbols_a_unit} must be at least 1")
