@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 import numpy as np
 import numpy.typing as npt
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # imported at the first use: a simulation draws no secret bytes, and runs without the package
     from cryptography.hazmat.primitives.ciphers import CipherContext
 
 #: A key is replaced after this many bytes: half of what GCM's 32-bit block counter allows.
@@ -55,7 +55,6 @@ def keystream(key: bytes, *, first_block: int = 0) -> CipherContext:
         key: 32 bytes.
         first_block: Number of the 16-byte block that the stream begins with.
     """
-    # Imported here: a simulation, which has no secrets, imports mechanisms with numpy and torch alone.
     from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
     return Cipher(algorithms.AES(key), modes.CTR(first_block.to_bytes(16, "big"))).encryptor()

@@ -21,7 +21,7 @@ from pbmvfl.crypto.entropy import Zeros, fork_generation, keystream
 from pbmvfl.crypto.ring import Ring, add_packed, pack, packed_bytes
 from pbmvfl.errors import OutOfOrder, ProtocolError
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # `entropy` imports it at the first use
     from cryptography.hazmat.primitives.ciphers import CipherContext
 
 #: Expanded ahead: enough rounds that the cost of a call disappears, little enough to stay in cache.
