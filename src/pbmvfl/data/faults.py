@@ -69,11 +69,6 @@ class Place:
         return f"rows={', '.join(map(str, found[:_SHOWN_ROWS]))}{more} (counted from 0)"
 
 
-def plural(count: int, one: str, many: str | None = None) -> str:
-    """Count things: "1 row", "2 rows"."""
-    return f"{count:,} {one if count == 1 else many or one + 's'}"
-
-
 def nearest(name: str, known: Iterable[str]) -> str:
     """Suggest a similar name, " (did you mean 'age'?)", or return an empty string."""
     found = difflib.get_close_matches(name, list(known), n=1)

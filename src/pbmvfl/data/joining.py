@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pbmvfl.data.faults import Faults, Place, nearest, plural
+from pbmvfl._text import counted
+from pbmvfl.data.faults import Faults, Place, nearest
 from pbmvfl.data.readers import Source, column_names, read_columns, require_columns
 from pbmvfl.data.schema import ColumnRule
 from pbmvfl.data.text import is_text
@@ -182,7 +183,7 @@ def _ids(table: Any, id: str | None, source: Source, faults: Faults) -> list[str
     repeated = len(ids) - len(set(ids))
     if repeated:
         faults.add(
-            f"{source.file}: id={id!r}: {plural(repeated, 'row has an id', 'rows have an id')} that an earlier row "
+            f"{source.file}: id={id!r}: {counted(repeated, 'row has an id', 'rows have an id')} that an earlier row "
             "has; ids must tell the rows apart, so keep one row for each"
         )
         return None
@@ -226,7 +227,7 @@ def _join(
         return (), {}
     common = sorted(set.intersection(*(set(each.ids) for each in read.values())))
     if not common:
-        files = ", ".join(f"{each.source.file} ({plural(len(each.ids), 'row')})" for each in read.values())
+        files = ", ".join(f"{each.source.file} ({counted(len(each.ids), 'row')})" for each in read.values())
         faults.add(f"id={id!r}: no id is in all of {files}; check that the same ids are spelled alike in every file")
         return (), {}
     where = {key: {value: row for row, value in enumerate(each.ids)} for key, each in read.items()}
@@ -236,7 +237,7 @@ def _join(
 
 def _left_out(read: Mapping[str, _WithIds], count: int) -> list[str]:
     return [
-        f"{each.source.file}: {len(each.ids) - count:,} of {plural(len(each.ids), 'row')} "
+        f"{each.source.file}: {len(each.ids) - count:,} of {counted(len(each.ids), 'row')} "
         f"{'is' if len(each.ids) - count == 1 else 'are'} left out because another table does not have the id."
         for each in read.values()
         if len(each.ids) > count

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pbmvfl.data.faults import Faults, Place, listed, plural
+from pbmvfl._text import counted
+from pbmvfl.data.faults import Faults, Place, listed
 from pbmvfl.data.text import is_text
 
 Labels = npt.NDArray[np.int64]
@@ -97,7 +98,7 @@ def classes_of_test_rows_alone(class_names: Sequence[str], train: Labels, test: 
     counts = np.bincount(test, minlength=len(class_names))
     only = set(np.unique(test).tolist()).difference(np.unique(train).tolist())
     return tuple(
-        f"Class {class_names[index]!r} has {plural(int(counts[index]), 'test row')} and no training row, so it cannot "
+        f"Class {class_names[index]!r} has {counted(int(counts[index]), 'test row')} and no training row, so it cannot "
         "be learned."
         for index in sorted(only)
     )
@@ -110,6 +111,6 @@ def _refuse_alike(counts: Counter[Any], label: str, faults: Faults) -> None:
         alike[" ".join(word.split()).casefold()].append(word)
     for words in alike.values():
         if len(words) > 1:
-            shown = ", ".join(f"{word!r} ({plural(counts[word], 'row')})" for word in words)
+            shown = ", ".join(f"{word!r} ({counted(counts[word], 'row')})" for word in words)
             differ = "blanks" if len({" ".join(word.split()) for word in words}) == 1 else "capital letters"
             faults.add(f"label={label!r} has classes that differ by {differ} only: {shown}; write them alike")

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pbmvfl._text import counted
 from pbmvfl.data.column_rules import PartyColumns, party_sources, resolved
 from pbmvfl.data.encoding import Features
-from pbmvfl.data.faults import Faults, nearest, plural
+from pbmvfl.data.faults import Faults, nearest
 from pbmvfl.data.joining import Aligned, read_each, read_one
 from pbmvfl.data.labels import Labels, label_values, number_classes
 from pbmvfl.data.readers import source_of
@@ -83,7 +84,7 @@ def _read(
             raise DataError("label_data goes with a table for each party; with one table for all it has the label")
         return read_one(source_of(data), held=held, label=label, id=id, rules=lambda _: rules.rules, faults=faults)
     if len(data) < 2:
-        raise DataError(f"there are tables of {plural(len(data), 'party', 'parties')}; at least 2 parties are needed")
+        raise DataError(f"there are tables of {counted(len(data), 'party', 'parties')}; at least 2 parties are needed")
     if id is None:
         raise DataError("id is needed with a table for each party: name the column by which the rows are joined")
     return read_each(

@@ -13,8 +13,9 @@ from typing import Any, TextIO
 
 import numpy as np
 
+from pbmvfl._text import counted
 from pbmvfl.data.encoding import absent_in
-from pbmvfl.data.faults import Faults, listed, nearest, plural
+from pbmvfl.data.faults import Faults, listed, nearest
 from pbmvfl.data.schema import ColumnRule
 from pbmvfl.data.text import infer, is_text, truths_of
 from pbmvfl.errors import DataError
@@ -99,7 +100,7 @@ def require_columns(source: Source, present: Sequence[str], wanted: Sequence[str
         first, *others = [(f"column={name!r}", nearest(name, present)) for name in absent]
         faults.add(
             f"{first[0]} is not in {source.file}{first[1]}{''.join(f', nor is {name}{hint}' for name, hint in others)}"
-            f"; it has {plural(len(present), 'column')}: {listed(present)}"
+            f"; it has {counted(len(present), 'column')}: {listed(present)}"
             f"{_separator_hint(source, present)}"
         )
     twice = [name for name in dict.fromkeys(wanted) if present.count(name) > 1]
@@ -325,8 +326,8 @@ def ragged_lines(path: Path, count: int) -> str:
     lines = ", ".join(f"line {line} has {cells}" for line, cells in found)
     more = f", and {count - len(found):,} more" if found and count > len(found) else ""
     return (
-        f"{path.name}: {plural(count, 'row')} with another number of values than the header's "
-        f"{plural(width, 'name')}: {lines or 'their lines could not be told'}{more} (lines counted from 1, with the "
+        f"{path.name}: {counted(count, 'row')} with another number of values than the header's "
+        f"{counted(width, 'name')}: {lines or 'their lines could not be told'}{more} (lines counted from 1, with the "
         "header); put values with a comma in them into quotes, and give every row as many values as there are names"
     )
 

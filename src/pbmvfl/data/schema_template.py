@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from pbmvfl._text import counted
 from pbmvfl.data.column_rules import held_columns, party_sources
 from pbmvfl.data.encoding import NUMBERS_OF_DATES
-from pbmvfl.data.faults import Faults, Place, nearest, plural
+from pbmvfl.data.faults import Faults, Place, nearest
 from pbmvfl.data.readers import Source, column_names, read_columns, require_columns, source_of
 from pbmvfl.data.schema import USUAL_MARKERS
 from pbmvfl.data.text import Mask, among, are_dates, infer, is_number, is_text, numbers_of
@@ -184,7 +185,7 @@ def _publish(entry: dict[str, Any], column: Any, absent: Mask, where: str, notes
         words = sorted(set(known.to_pylist()))
         if len(words) > _MOST_WORDS:
             faults.add(
-                f"{where} has {plural(len(words), 'different word')}; at most {_MOST_WORDS:,} can be a vocabulary. Is "
+                f"{where} has {counted(len(words), 'different word')}; at most {_MOST_WORDS:,} can be a vocabulary. Is "
                 "it a name or an identifier? Leave it out, or put it into groups"
             )
         entry["vocabulary"] = words

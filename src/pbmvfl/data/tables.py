@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from pbmvfl._text import counted
 from pbmvfl.crypto.public_streams import SPLIT_STREAM, public_permutation
 from pbmvfl.data.column_rules import PartyColumns, check_name, default_name, held_columns
 from pbmvfl.data.encoding import Features
-from pbmvfl.data.faults import Faults, plural
+from pbmvfl.data.faults import Faults
 from pbmvfl.data.joining import Aligned
 from pbmvfl.data.labels import Labels, classes_of_test_rows_alone
 from pbmvfl.data.preparation import prepare
@@ -118,12 +119,12 @@ class CheckedTable:
 
     def __str__(self) -> str:
         widths = [
-            f"{part.party}: {plural(len(part.rules), 'column becomes', 'columns become')} "
-            f"{plural(part.width, 'number')}"
+            f"{part.party}: {counted(len(part.rules), 'column becomes', 'columns become')} "
+            f"{counted(part.width, 'number')}"
             for part in self.columns
         ]
         classes = [f"classes: {', '.join(self.class_names)}"] if self.class_names else []
-        return "\n".join([f"fine: {plural(self.num_rows, 'row')}", *widths, *classes, *self.notes])
+        return "\n".join([f"fine: {counted(self.num_rows, 'row')}", *widths, *classes, *self.notes])
 
 
 def check_table(
