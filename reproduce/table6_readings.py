@@ -20,7 +20,7 @@ from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.research.reproduction.runner import StudyRunner
 from pbmvfl.research.reproduction.studies import Cell, read_study
 from pbmvfl.research.simulation import Simulation
-from pbmvfl.research.simulation.noise import noisy_sum
+from pbmvfl.research.simulation.engine import noisy_sum
 from pbmvfl.training.encoders import build_encoder
 
 HERE = Path(__file__).parent

@@ -18,7 +18,7 @@ from pbmvfl.errors import PlanError
 from pbmvfl.mechanisms import Exact, LocalGaussian, PoissonBinomial, binomial_trials
 from pbmvfl.plan.plan import Plan
 from pbmvfl.privacy.events import LocalGaussianRelease, PoissonBinomialRelease, local_gaussian_variance
-from pbmvfl.research.simulation.noise import noisy_sum
+from pbmvfl.research.simulation.engine import noisy_sum
 from support import statistical
 from support.known_randomness import SeededEntropy
 from support.statistical import NUM_DRAWS

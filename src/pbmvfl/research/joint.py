@@ -1,8 +1,9 @@
-"""Training where columns of different parties act on the label together: screen, verdict, training, and what it cost.
+"""Training where columns of different parties act on the label together: screen, verdict, training, and the cost.
 
-Two runs, so that no schedule depends on an outcome. The first releases symbols of all columns (pure epsilon e_A) and
-nothing else; the server looks for products of columns that move the label, which costs nothing more. The second is a
-local run with all that is left, or, if something was found, a run with symbols of the found columns and context.
+There are two runs, so that no schedule depends on an outcome. The first releases symbols of all columns (pure epsilon
+e_A) and nothing else; the server searches them for products of columns that move the label, which costs nothing more.
+The second is a local run with the remaining budget, or, if products were found, a run with symbols of the found columns
+and context.
 
 The second run is chosen by what the first released. If each possible one is within (epsilon - e_A, delta) by itself,
 the whole is within (epsilon, delta): docs/theory.md 2.20. So that is what both are planned for.
@@ -51,14 +52,14 @@ from pbmvfl.privacy.units import Accounting, Adversary, Unit
 
 #: Levels of a numeric column in the screen.
 SCREEN_LEVELS = 2
-#: How many times as large as it comes a context feature stands beside whitened own ones. Seen on made tables.
+#: Scale of a context feature beside whitened own ones, chosen on synthetic tables.
 CONTEXT_SCALE = 2.6
-#: In a folder: that the screen is over and what it said; its result.
+#: Files of a folder: the finished screen's findings, and its result.
 _DONE, _RESULT = "screen.json", "screen-result.json"
 
 
 class Joint(StrEnum):
-    """Whether a screen is run."""
+    """Choice of whether to run a screen."""
 
     AUTO = "auto"  #: if it can pay
     ON = "on"  #: also if it cannot be expected to
@@ -67,7 +68,7 @@ class Joint(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Columns:
-    """What is public about the columns of every party: how many, and either a range or a number of values."""
+    """Public facts about the columns of every party: how many, and either a range or a number of values."""
 
     counts: tuple[int, ...]
     #: Of numeric columns.
@@ -94,7 +95,7 @@ class Columns:
         return SCREEN_LEVELS if self.column_values is None else self.column_values
 
     def shown(self, column: int, *, numeric_levels: int) -> ShownColumn:
-        """A column in symbols: a numeric one at so many levels, another at one for each value."""
+        """Return a column in symbols: a numeric one at so many levels, another at one for each value."""
         if self.column_values is None:
             assert self.column_range is not None
             return ShownColumn(column, *self.column_range, numeric_levels)
@@ -108,7 +109,7 @@ class Columns:
 def screen_offer(
     data_size: tuple[int, int], columns: Columns, *, epsilon: float, unit: Unit, adversary: Adversary
 ) -> Offer:
-    """Whether a screen can pay, from public numbers: `data_size` is (rows, classes)."""
+    """Decide from public numbers whether a screen can pay; `data_size` is (rows, classes)."""
     size = ScreenSize(
         num_rows=data_size[0], columns=columns.counts, base=columns.screen_levels, num_classes=data_size[1]
     )
@@ -120,7 +121,7 @@ def _symbols_a_unit(unit: Unit, adversary: Adversary, num_parties: int) -> int:
 
 
 def screen_plan(data: VerticalDataset, columns: Columns, *, shown: int, epsilon: float, seed: int = 0) -> Plan:
-    """One pass of symbols of all columns, `epsilon` each, and nothing else."""
+    """Return a plan of one pass of symbols of all columns, `epsilon` each, and nothing else."""
     interactions = Interactions(
         columns=tuple(
             tuple(columns.shown(column, numeric_levels=SCREEN_LEVELS) for column in range(count))
@@ -137,7 +138,7 @@ def screen_plan(data: VerticalDataset, columns: Columns, *, shown: int, epsilon:
             "interactions": interactions,
             "phases": (Phase(kind=SYMBOLS, passes=1, order=Order.AS_GIVEN),),
             "batch_size": data.num_samples,
-            # No metric is looked at: there is nothing to evaluate.
+            # A screen has no metric, so there is nothing to evaluate.
             "evaluation": "released" if data.num_test_samples else "simulator",
             "seed": seed,
         }
@@ -145,7 +146,7 @@ def screen_plan(data: VerticalDataset, columns: Columns, *, shown: int, epsilon:
 
 
 def context_interactions(selection: Selection, columns: Columns, *, epsilon: float) -> Interactions:
-    """Symbols of the selected columns, finer, which everybody learns."""
+    """Return finer symbols of the selected columns, which all parties learn."""
     return Interactions(
         columns=tuple(
             tuple(columns.shown(column, numeric_levels=CONTEXT_LEVELS) for column in selection.columns(party))
@@ -159,7 +160,7 @@ def context_interactions(selection: Selection, columns: Columns, *, epsilon: flo
 
 
 def read_screen(plan: Plan, symbols_MN: npt.NDArray[np.int64], labels_N: npt.NDArray[np.int64]) -> tuple[Finding, ...]:
-    """What the server reads out of the symbols of a screen: post-processing of what was released."""
+    """Return the server's findings from the symbols of a screen: post-processing of released values."""
     shared = plan.interactions
     if shared is None or shared.publishes:
         raise PlanError("this plan has no screen: interactions without pairs")
@@ -175,11 +176,11 @@ def read_screen(plan: Plan, symbols_MN: npt.NDArray[np.int64], labels_N: npt.NDA
     return screen(seen, labels_N, base=shared.base, num_classes=plan.num_classes)
 
 
-# --- what it costs ---
+# --- cost ---
 
 
 def runs_together(runs: Sequence[TrainingRun]) -> TrainingRun:
-    """Several runs with the same rows as one account."""
+    """Combine several runs over the same rows into one account."""
     if not runs or len({run.num_parties for run in runs}) > 1:
         raise PlanError("give runs of the same parties")
     return TrainingRun(
@@ -191,7 +192,7 @@ def runs_together(runs: Sequence[TrainingRun]) -> TrainingRun:
 
 
 def pure_epsilon(plan: Plan, unit: Unit, adversary: Adversary) -> float:
-    """What the symbols of a plan cost a unit by themselves, exactly."""
+    """Return the exact cost to a unit of the symbols of a plan by themselves."""
     event = plan.mechanism_for(SYMBOLS).event
     if plan.interactions is None or not isinstance(event, RandomisedResponse):
         return 0.0
@@ -201,7 +202,7 @@ def pure_epsilon(plan: Plan, unit: Unit, adversary: Adversary) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class JointPrivacy:
-    """What a row of the training rows costs, over both runs."""
+    """Cost of a training row over both runs."""
 
     #: Proved for a second run that is chosen by what the first released: e_A and the second run's epsilon.
     epsilon: float
@@ -220,7 +221,7 @@ class JointPrivacy:
 
 
 def joint_privacy(plans: Sequence[Plan], budget: Budget, *, runs: Sequence[TrainingRun] | None = None) -> JointPrivacy:
-    """Of a screen's plan and the plan that followed, or of the latter alone; `runs` are what really happened."""
+    """Account for a screen's plan and the plan that followed, or for the latter alone; `runs` are the actual runs."""
     found = [plan.training_run() for plan in plans] if runs is None else list(runs)
     *before, last = [run.of_split(Split.TRAIN) for run in found]
     kind = (budget.unit, budget.accounting, budget.adversary)
@@ -240,12 +241,12 @@ def joint_privacy(plans: Sequence[Plan], budget: Budget, *, runs: Sequence[Train
     )
 
 
-# --- the whole ---
+# --- training ---
 
 
 @dataclass(frozen=True, kw_only=True)
 class JointResult:
-    """What came out of a screen, if there was one, and of the training that followed."""
+    """Results of a screen, if there was one, and of the training that followed."""
 
     #: Why a screen was run, or why not; then what it said.
     words: tuple[str, ...]
@@ -258,7 +259,7 @@ class JointResult:
 
     @property
     def is_joint(self) -> bool:
-        """Whether training used columns that act together."""
+        """Return True if training used columns that act together."""
         return bool(self.selection.pairs)
 
     @property
@@ -297,10 +298,10 @@ def train_jointly(
 ) -> JointResult:
     """Train within a strict total epsilon: with a screen for columns that act together if it can pay, else locally.
 
-    `column_range` is the public range of numeric columns; where the data say how many values a column has, it is not
-    needed. `choices` fix other names of the plan that trains. Metrics are the simulator's. `say` gets every sentence of
-    `JointResult.words` as soon as it is known. With `folder` both runs keep their checkpoints there, and a call that
-    was interrupted goes on where it was: a screen that is done is not released again.
+    `column_range` is the public range of numeric columns; it is not needed where the data say how many values a column
+    has. `choices` fix other settings of the plan that trains. Metrics are the simulator's. `say` receives every
+    sentence of `JointResult.words` as soon as it is known. With `folder` both runs keep their checkpoints there, and an
+    interrupted call resumes: a finished screen is not released again.
     """
     mode = joint_mode(joint)
     budget = Budget(
@@ -356,7 +357,7 @@ def train_jointly(
     first_plan = screen_plan(data, columns, shown=offer.shown, epsilon=each, seed=seed)
     planned = replace(budget, epsilon=epsilon - pure_epsilon(first_plan, budget.unit, budget.adversary))
     for possible in (Selection(pairs=()), Selection(pairs=((Column(0, 0), Column(1, 0)),))):
-        # Whatever the screen will say, there must be a plan for it, before anything is released.
+        # There must be a plan for every outcome of the screen before anything is released.
         context = _context(possible, columns, offer, budget)
         Federation(_training_plan(data, planned, seed, context, choices)).check(data)
     done = None if kept is None else _read_done(kept, first_plan)
@@ -390,14 +391,14 @@ def train_jointly(
 
 
 def joint_mode(name: Joint | str) -> Joint:
-    """As an option spells it."""
+    """Parse an option's value."""
     if name not in tuple(Joint):
         raise PlanError(f"joint={name!r} is not one of {', '.join(Joint)}")
     return Joint(name)
 
 
 def _each(epsilon: float, budget: Budget, num_parties: int) -> float:
-    """The share of one symbol, as far as the mechanism goes."""
+    """Return the epsilon of one symbol, as large as the mechanism permits."""
     return min(epsilon / _symbols_a_unit(budget.unit, budget.adversary, num_parties), LARGEST_EPSILON)
 
 
@@ -411,7 +412,7 @@ def _context(selection: Selection, columns: Columns, offer: Offer, budget: Budge
 def _training_plan(
     data: VerticalDataset, budget: Budget, seed: int, context: dict[str, Any], choices: dict[str, Any]
 ) -> Plan:
-    """The plan with the least noise that what is left allows."""
+    """Return the plan with the least noise that the remaining budget allows."""
     return Plan.for_budget(
         serving_epsilon=None,
         epsilon=budget.epsilon,
@@ -424,7 +425,7 @@ def _training_plan(
 
 
 def _screened(result: Result, budget: Budget) -> float:
-    """What a screen has cost: more than planned if it was interrupted and released again."""
+    """Return the cost of a screen: more than planned if it was interrupted and released again."""
     most = max(use.releases for use in result.row_uses)
     spent = most * pure_epsilon(result.plan, budget.unit, budget.adversary)
     if most > 1:  # each takes half of the total
@@ -436,7 +437,7 @@ def _screened(result: Result, budget: Budget) -> float:
 
 
 def _write_done(folder: Path, result: Result, selection: Selection) -> None:
-    """That the screen is over, and what it said, before anything follows from it."""
+    """Record that the screen is over, and its findings, before anything follows from it."""
     pairs = [[list(one), list(other)] for one, other in selection.pairs]
     make_private_folder(folder)
     write_atomically(folder / _RESULT, result.to_json(), mode=PRIVATE_FILE)

@@ -1,4 +1,4 @@
-"""What the paper claims, tested over seeds instead of seen by eye.
+"""Claims of the paper, tested over seeds.
 
 Trend (accuracy rises with b, with beta): within a block (one seed, all else equal) the configurations are exchangeable
 if the claim is false. The statistic counts pairs in the claimed order less pairs against it; its law under all
@@ -57,12 +57,12 @@ class Claim:
 
 
 def _score(values: Sequence[float]) -> int:
-    """Pairs in rising order less pairs in falling order."""
+    """Count pairs in rising order less pairs in falling order."""
     return sum(int(a < b) - int(a > b) for a, b in itertools.combinations(values, 2))
 
 
 def trend_p_value(blocks: Sequence[Sequence[float]]) -> float:
-    """Exact: the chance, under permutation within every block, of a score at least as large as the one seen."""
+    """Return the exact chance, under permutation within every block, of a score at least as large as that observed."""
     seen = sum(_score(block) for block in blocks)
     law: Counter[int] = Counter({0: 1})
     total = 1
@@ -79,7 +79,7 @@ def trend_p_value(blocks: Sequence[Sequence[float]]) -> float:
 
 
 def paired_p_value(differences: Sequence[float]) -> float:
-    """Exact up to 20 pairs, by all signs of the differences; above that, the exact sign test."""
+    """Return the p-value, exact up to 20 pairs by all signs of the differences; above that, of the exact sign test."""
     values = np.array([value for value in differences if value], dtype=np.float64)
     if not len(values):
         return 1.0
@@ -105,7 +105,7 @@ def trend(text: str, blocks: Sequence[Sequence[float]], *, effect: str = "") -> 
 
 
 def paired(text: str, first: Sequence[float], second: Sequence[float]) -> Claim:
-    """The claim that `first` is above `second`, pair by pair."""
+    """Test the claim that `first` is above `second`, pair by pair."""
     differences = [a - b for a, b in zip(first, second, strict=True)]
     exact = sum(bool(value) for value in differences) <= _EXACT_PAIRS
     return Claim(
@@ -118,23 +118,23 @@ def paired(text: str, first: Sequence[float], second: Sequence[float]) -> Claim:
     )
 
 
-# --- Which claims a study can test, from its own runs ---
+# --- Claims that a study can test from its own runs ---
 # Scores are the mean of the metric over the last ten epochs.
 
 
 Find = Callable[[Cell], Sequence[Record] | None]
 _LAST = 10
-#: What "almost the same as without privacy" is taken to mean.
+#: Largest difference that counts as "almost the same as without privacy".
 CLOSE = 0.02
 
 
 def score(record: Record, metric: str, limit_epochs: int) -> float:
-    """The mean of the metric over the last ten epochs."""
+    """Return the mean of the metric over the last ten epochs."""
     return float(np.mean([line[metric] for line in record.history[:limit_epochs][-_LAST:]]))
 
 
 def study_claims(study: Study, find: Find, *, limit_epochs: int) -> list[Claim]:
-    """Claims of the paper that this study has runs for."""
+    """Test the claims of the paper for which this study has runs."""
     cells = [cell for cell in study.all_cells() if find(cell)]
     if study.target is not None:
         return list(_table_claims(study, cells, find, limit_epochs))
@@ -142,7 +142,7 @@ def study_claims(study: Study, find: Find, *, limit_epochs: int) -> list[Claim]:
 
 
 def _blocks(cells: Iterable[Cell], vary: str, fixed: str) -> list[list[Cell]]:
-    """PBM cells that differ in one number only, in its order."""
+    """Group PBM cells that differ in one number only, in its order."""
     groups: dict[tuple[int, float], list[Cell]] = {}
     for cell in cells:
         if cell.mechanism == "pbm":

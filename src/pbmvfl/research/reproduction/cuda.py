@@ -1,10 +1,10 @@
-"""Studies on a GPU, several configurations at once, on a machine with torch, numpy and pillow alone:
+"""Studies on a GPU, several configurations at once, on a machine with torch, numpy and pillow alone.
 
     PYTHONPATH=src python3 -m pbmvfl.research.reproduction.cuda --study table1 --limit-epochs 100 --data DIR --out DIR
 
-Writes one line a run under OUT/records, as `pbmvfl reproduce --out OUT` expects them, and the log of seconds an epoch.
-Runs that are there already are not run again. With --measure it times one configuration, eight at once, the plain loop
-in the authors' style and the matrix work alone, and trains nothing.
+Writes one line per run under OUT/records, as `pbmvfl reproduce --out OUT` expects them, and a log of seconds per epoch.
+Existing runs are not run again. With --measure it times one configuration, eight at once, the plain loop in the
+authors' style and the matrix work alone, and trains nothing.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Log = Callable[[str], None]
 
 
 def set_up() -> None:
-    """Fast products; convolutions tuned once, because every batch has the same shape."""
+    """Choose fast products, and tune convolutions once, because every batch has the same shape."""
     torch.set_float32_matmul_precision("high")
     torch.backends.cudnn.benchmark = True
 
@@ -69,7 +69,7 @@ class _Job:
 
 
 def _jobs(wanted: Sequence[tuple[StudyRunner, Sequence[Run]]]) -> list[_Job]:
-    """What is missing, every configuration once: a run that two studies want goes on until both have enough."""
+    """Return the missing runs, every configuration once: a run for two studies continues until both have enough."""
     found: dict[tuple[str, str], _Job] = {}
     for runner, missing in wanted:
         for cell in dict.fromkeys(run.cell for run in missing):
@@ -82,7 +82,7 @@ def _jobs(wanted: Sequence[tuple[StudyRunner, Sequence[Run]]]) -> list[_Job]:
 
 
 def _screen(jobs: Sequence[_Job]) -> float:
-    """The training accuracy from which on all rows count."""
+    """Return the training accuracy from which on all rows are measured."""
     targets = [runner.study.target for job in jobs for runner in job.wanted_by]
     values = [value for metric, value in filter(None, targets) if metric == "train_accuracy"]
     return min(values, default=math.inf) - SCREEN_MARGIN
@@ -97,7 +97,10 @@ def run_together(
     checkpoints: Path | None = None,
     log: Log | None = None,
 ) -> None:
-    """Missing runs of one study or several, `together` at a time; seeds of a configuration start and stop together."""
+    """Run what is missing of one study or several, `together` at a time.
+
+    Seeds of a configuration start and stop together.
+    """
     queue = _jobs(wanted)
     if not queue:
         return
@@ -178,7 +181,7 @@ def _write(job: _Job, how: Execution, checkpoints: Path | None) -> None:
 
 
 def eager_seconds(plan: Plan, data: VerticalDataset, *, device: torch.device, rounds: int) -> float:
-    """Seconds a round of a plain loop in the authors' style: party after party, float32, every network twice."""
+    """Time one round of a plain loop in the authors' style: party after party, float32, every network twice."""
     parts = [torch.from_numpy(part[: plan.batch_size]).to(device) for part in data.train_features]
     labels = torch.from_numpy(data.train_labels[: plan.batch_size]).to(device)
     encoders = [
@@ -216,7 +219,7 @@ def eager_seconds(plan: Plan, data: VerticalDataset, *, device: torch.device, ro
 
 
 def matrix_seconds(plan: Plan, data: VerticalDataset, *, device: torch.device, size: int = 8192) -> float:
-    """Seconds a round if only its products ran, at the speed of one large bf16 product measured here."""
+    """Estimate the seconds of a round's products alone, at the measured speed of one large bf16 product."""
     from torch.utils.flop_counter import FlopCounterMode
 
     with FlopCounterMode(display=False) as counter:
@@ -242,7 +245,7 @@ def _wait(device: torch.device) -> None:
 
 
 def measure(runner: StudyRunner, *, execution: Execution, together: int, epochs: int, log: Log) -> dict[str, float]:
-    """Seconds an epoch: one configuration, several at once, the eager loop, and the matrix work alone."""
+    """Measure seconds per epoch: one configuration, several at once, the eager loop, and the matrix work alone."""
     device = execution.device
     run = next(run for run in runner.runs() if run.cell.mechanism == "pbm" and run.plan.num_trials == 16)
     data = runner.data(run.cell.num_parties)

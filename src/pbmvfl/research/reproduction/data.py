@@ -1,4 +1,4 @@
-"""The rows of a study: the real data set, part of it, or in a smoke run a made-up stand-in of the same form."""
+"""Rows of a study: the real data set, part of it, or in a smoke run a synthetic stand-in of the same form."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pbmvfl.errors import DataError
 from pbmvfl.research.reproduction.studies import Study
 
 NO_DATA = "not run here, no data"
-#: Whose rows are kept is public and the same for every seed of a study, as the data is.
+#: The kept rows are public and the same for every seed of a study, as the data is.
 _ROWS_SEED = 0
 
 
@@ -38,13 +38,20 @@ _FORMS = {
 
 
 def has_copy(dataset: str, root: Path | None = None) -> bool:
-    """Whether the data set is on this machine, so that nothing has to be fetched."""
+    """Return True if the data set is on this machine, so that nothing has to be fetched."""
     folders = [folder for folder in (root, data_root(), cache_root()) if folder is not None]
     return any((folder / dataset).is_dir() and any((folder / dataset).iterdir()) for folder in folders)
 
 
 def load_study_data(study: Study, num_parties: int, *, root: Path | None = None) -> tuple[VerticalDataset, bool]:
-    """The data cut for this many parties, and whether it is a stand-in. Raises DataError where there is none."""
+    """Load the data, split for this many parties.
+
+    Returns:
+        The data, and True if they are a stand-in.
+
+    Raises:
+        DataError: If there is no copy.
+    """
     if study.quick and not has_copy(study.dataset, root):
         return _stand_in(study, num_parties), True
     if study.dataset == "imagenet100" and not has_copy("imagenet100", root):
@@ -69,7 +76,7 @@ def _fewer_rows(data: VerticalDataset, study: Study) -> VerticalDataset:
 
 
 def _stand_in(study: Study, num_parties: int) -> VerticalDataset:
-    """Made-up rows in which the class moves every column a little: enough to see that a study runs."""
+    """Make synthetic rows in which the class moves every column a little: enough to see that a study runs."""
     form = _FORMS[study.dataset]
     random = np.random.default_rng(0)
     rows = study.num_samples or 200

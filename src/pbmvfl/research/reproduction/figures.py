@@ -1,7 +1,7 @@
-"""A figure of the paper in its arrangement: one panel each, LDP as printed above and LDP at equal epsilon below.
+"""Figures of the paper in its arrangement: one panel each, LDP as printed above and LDP at equal epsilon below.
 
-Colour tells b (or beta) apart, line style the mechanism; a band is the range of the seeds. At the end of each curve
-stands its exact epsilon.
+Colour tells b (or beta) apart, line style the mechanism; a band is the range of the seeds. The exact epsilon stands at
+the end of each curve.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Find = Callable[[Cell], Sequence[Record] | None]
 
 
 def draw_study(study: Study, find: Find, folder: Path, *, limit_epochs: int, note: str = "") -> list[Path]:
-    """Every figure of the study whose runs are there."""
+    """Draw every figure of the study that has runs."""
     paths = []
     for name, panels in study.figures.items():
         if all(find(cell) is None for panel in panels for cell in panel.cells):
@@ -112,8 +112,7 @@ def _draw_panel(
 
 
 def _write_ends(axis: Any, ends: list[tuple[float, str, str]], longest: int) -> None:
-    """Labels beside the last points, inside the panel, moved apart so that none covers another, each tied to its
-    curve."""
+    """Write labels beside the last points, inside the panel, moved apart without overlap, each tied to its curve."""
     low, high = axis.get_ylim()
     gap = (high - low) * 0.07
     ends = sorted(ends, key=lambda end: end[0])
@@ -139,7 +138,7 @@ def _write_ends(axis: Any, ends: list[tuple[float, str, str]], longest: int) -> 
 
 
 def spread(wanted: Sequence[float], *, gap: float, low: float, high: float) -> list[float]:
-    """Places nearest to the wanted ones (in order) that are a gap apart and within the limits, if they fit there.
+    """Return the places nearest to the wanted ones (in order) that are a gap apart and within the limits, if they fit.
 
     With u_i = place_i - i*gap this is isotonic regression: pool neighbours that are out of order, then clip.
     """

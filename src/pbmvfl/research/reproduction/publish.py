@@ -1,4 +1,4 @@
-"""From finished runs to files: a CSV and a Markdown page a table, a picture and a page a figure."""
+"""Publication of finished runs: a CSV and a Markdown page per table, a picture and a page per figure."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from pbmvfl.research.reproduction.tables import (
     table_markdown,
     table_rows,
 )
-from pbmvfl.research.simulation.noise import SIMULATED
+from pbmvfl.research.simulation.engine import SIMULATED
 
 STAND_IN = "Made-up rows stood in for the data: these numbers say nothing about it."
 QUICK = "A smoke run on few rows and epochs: these numbers say nothing about the paper."
 
 
 class Publisher:
-    """Writes what a study's runs show, as far as they are there."""
+    """Writer of the tables, figures and pages of a study, from the runs that exist."""
 
     def __init__(self, runner: StudyRunner, out: Path) -> None:
         self._runner, self._out = runner, out
@@ -51,7 +51,7 @@ class Publisher:
         return notes
 
     def publish(self) -> list[Path]:
-        """The paths written; cells without runs are left out and counted in the notes."""
+        """Write all files and return their paths; cells without runs are left out and counted in the notes."""
         study = self._runner.study
         cells = study.all_cells()
         self._out.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Finished runs, one line each in a JSON-lines file a data set, so that a study runs only what is missing.
+"""Finished runs, one line each in a JSON-lines file per data set, so that a study runs only what is missing.
 
 A line serves every table and figure that needs the same run: a longer history serves where a shorter one would.
 """
@@ -17,10 +17,10 @@ from typing import Any
 from pbmvfl._files import write_atomically
 from pbmvfl.errors import CheckpointError
 from pbmvfl.plan.plan import Plan
-from pbmvfl.research.simulation.noise import SIMULATED
+from pbmvfl.research.simulation.engine import SIMULATED
 
 _METRICS = ("train_accuracy", "test_accuracy", "train_auprc", "test_auprc")
-#: How many rows the training metrics of an epoch were measured on; absent where it was all of them.
+#: Key of the number of rows that an epoch's training metrics were measured on; absent if all of them.
 TRAIN_ROWS = "train_rows"
 #: A training accuracy so far below a target on 10,000 rows is below it on all: seven standard errors of the share.
 SCREEN_MARGIN = 0.03
@@ -31,12 +31,12 @@ EPSILON_NOTE = (
 
 
 def epochs_to(history: Sequence[dict[str, Any]], metric: str, value: float) -> int | None:
-    """The first epoch whose metric is at least the value."""
+    """Return the first epoch whose metric is at least the value, or None."""
     return next((line["epoch"] for line in history if line[metric] >= value), None)
 
 
 def is_measured_near(history: Sequence[dict[str, Any]], value: float, num_rows: int) -> bool:
-    """Whether every training accuracy near the value was measured on all rows, up to the first that reaches it."""
+    """Return True if all training accuracies near the value, up to the first that reaches it, are of all rows."""
     for line in history:
         if line["train_accuracy"] >= value - SCREEN_MARGIN and line.get(TRAIN_ROWS, num_rows) < num_rows:
             return False
@@ -46,7 +46,7 @@ def is_measured_near(history: Sequence[dict[str, Any]], value: float, num_rows: 
 
 
 def mean_epochs_to(histories: Sequence[Sequence[dict[str, Any]]], metric: str, value: float) -> int | None:
-    """The first epoch at which the mean of the runs' curves is at least the value: how an average of runs is read."""
+    """Return the first epoch at which the mean of the runs' curves is at least the value, or None."""
     for lines in zip(*histories, strict=False):
         if sum(line[metric] for line in lines) / len(lines) >= value:
             return int(lines[0]["epoch"])
@@ -66,7 +66,7 @@ class Record:
     notes: tuple[str, ...] = ()
 
     def is_of(self, plan: Plan) -> bool:
-        """Whether this is a run of that plan, however long either is."""
+        """Return True if this is a run of that plan, however long either is."""
         return self.plan.replace(num_epochs=1) == plan.replace(num_epochs=1)
 
     def to_dict(self) -> dict[str, Any]:
@@ -107,7 +107,7 @@ class Record:
         )
 
 
-#: What a line is found by: the configuration's name and the public seed.
+#: Key of a line: the configuration's name and the public seed.
 _Key = tuple[str, int]
 
 
@@ -119,18 +119,18 @@ class _Line:
 
 
 class Records:
-    """The runs in OUT/records/DATASET.jsonl, one a line, sorted by the name of the configuration and the seed."""
+    """Runs in OUT/records/DATASET.jsonl, one per line, sorted by the name of the configuration and the seed."""
 
     def __init__(self, out: Path) -> None:
         self._folder = out / "records"
-        #: What was read last of each file, with the state that the file had then.
+        #: Lines last read of each file, with the file's state at that time.
         self._seen: dict[Path, tuple[tuple[int, ...], dict[_Key, _Line]]] = {}
 
     def path(self, dataset: str) -> Path:
         return self._folder / f"{dataset}.jsonl"
 
     def read(self, dataset: str, cell_name: str, seed: int) -> Record | None:
-        """A run that is there, or None."""
+        """Return a recorded run, or None."""
         path = self.path(dataset)
         line = self._lines(path).get((cell_name, seed))
         if line is None:
@@ -141,7 +141,7 @@ class Records:
             raise _unreadable(path, line.number, str(error)) from error
 
     def write(self, record: Record, cell_name: str, seed: int) -> None:
-        """Put the run in place of the one with the same name and seed, if there is one; other lines stay as they are.
+        """Replace the run with the same name and seed, or add it; other lines stay as they are.
 
         Processes that write at the same time wait for each other, so none loses what another has written.
         """
@@ -154,7 +154,7 @@ class Records:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """The folder itself is the lock: there is no lock file to be left behind."""
+        """Lock the folder itself, so that no lock file can be left behind."""
         self._folder.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(self._folder, os.O_RDONLY)
         try:
@@ -164,7 +164,7 @@ class Records:
             os.close(descriptor)
 
     def _lines(self, path: Path) -> dict[_Key, _Line]:
-        """All lines of a file, read again only when the file has changed."""
+        """Return all lines of a file, read again only when the file has changed."""
         try:
             with open(path, "rb") as file:
                 status = os.fstat(file.fileno())

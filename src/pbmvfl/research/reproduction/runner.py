@@ -1,4 +1,4 @@
-"""Run what a study is missing, one record a run; a second call goes on where the first one ended.
+"""Runner of a study's missing runs, one record per run; a second call resumes where the first one ended.
 
 Also used on a machine with torch and numpy alone, so progress is a callback and pictures are drawn elsewhere.
 """
@@ -41,7 +41,7 @@ OnProgress = Callable[[Run, int, dict[str, Any] | None], None]
 
 
 class StudyRunner:
-    """The runs of one study on this machine."""
+    """Runs of one study on this machine."""
 
     def __init__(
         self,
@@ -84,27 +84,29 @@ class StudyRunner:
         return plan if plan.num_epochs >= self.limit_epochs else plan.replace(num_epochs=self.limit_epochs)
 
     def runs(self) -> Iterator[Run]:
-        """Every run of the study, all configurations of a seed before the next seed."""
+        """Yield every run of the study, all configurations of a seed before the next seed."""
         for seed in self._seeds:
             for cell in self.study.all_cells():
                 yield Run(cell=cell, seed=seed, plan=self.plan(cell, seed))
 
     def _record(self, cell: Cell, seed: int) -> Record | None:
-        """A run of this configuration on this data, however long."""
+        """Return a run of this configuration on this data, however long, or None."""
         record = self.records.read(self.study.dataset, cell.name, seed)
         if record is None or not record.is_of(self.plan(cell, seed)):
             return None
         return record if record.stand_in == self._loaded(cell.num_parties)[1] else None
 
     def records_of(self, cell: Cell) -> list[Record] | None:
-        """The finished runs of a configuration, one a seed, if together they serve this study."""
+        """Return the finished runs of a configuration, one per seed, if together they suffice for this study."""
         found = [self._record(cell, seed) for seed in self._seeds]
         records = [record for record in found if record is not None]
         return records if len(records) == len(found) and self.is_done([r.history for r in records]) else None
 
     def shown_records(self, cell: Cell) -> list[Record] | None:
-        """What a table can show of a configuration: its finished runs, or else the seeds that are there, as far as
-        they go. A figure needs curves of equal length and all seeds."""
+        """Return the runs of a configuration that a table can show: its finished ones, or else the existing seeds.
+
+        A figure needs curves of equal length and all seeds.
+        """
         finished = self.records_of(cell)
         if finished is not None or not self.study.is_table:
             return finished
@@ -112,8 +114,10 @@ class StudyRunner:
         return [record for record in found if record is not None and self._is_measured([record.history])] or None
 
     def is_done(self, histories: Sequence[list[dict[str, Any]]]) -> bool:
-        """Whether runs of one configuration are long enough: to the limit, or until every seed and their mean curve
-        have reached the target."""
+        """Return True if runs of one configuration are long enough.
+
+        That is: to the limit, or until every seed and their mean curve have reached the target.
+        """
         length = min(len(history) for history in histories)
         if not self._is_measured(histories):
             return False
@@ -127,7 +131,7 @@ class StudyRunner:
         )
 
     def _is_measured(self, histories: Sequence[list[dict[str, Any]]]) -> bool:
-        """Whether the runs have the study's metric, and near the target of all rows."""
+        """Return True if the runs have the study's metric, measured on all rows near the target."""
         if any(not history or self.study.metric not in history[0] for history in histories):
             return False
         target = self.study.target
@@ -137,8 +141,11 @@ class StudyRunner:
         return all(is_measured_near(history, target[1], num_rows) for history in histories)
 
     def missing(self) -> list[Run]:
-        """Runs to make. What is there to the limit stays; shorter ones of a configuration that is not done go again,
-        because the mean of all its seeds decides where they stop."""
+        """Return the runs to make.
+
+        Runs to the limit stay; shorter ones of an unfinished configuration are run again, because the mean of all its
+        seeds decides where they stop.
+        """
         short = {cell for cell in self.study.all_cells() if self.records_of(cell) is None}
         return [run for run in self.runs() if run.cell in short and not self._is_whole(run)]
 
@@ -147,7 +154,7 @@ class StudyRunner:
         return record is not None and len(record.history) >= self.limit_epochs and self.is_done([record.history])
 
     def others(self, runs: Sequence[Run]) -> list[list[dict[str, Any]]]:
-        """Curves of the configuration's other seeds, which are there to the limit."""
+        """Return the curves of the configuration's other seeds, which were run to the limit."""
         cell, ours = runs[0].cell, {run.seed for run in runs}
         found = (self._record(cell, seed) for seed in self._seeds if seed not in ours)
         return [record.history for record in found if record is not None]
@@ -165,12 +172,14 @@ class StudyRunner:
 
     @property
     def _is_graphed(self) -> bool:
-        """Pictures that are augmented before they are cut, and everything on a GPU, run in the other engine; but it
-        measures accuracy alone, and what needs another metric is small and runs on the CPU anyway."""
+        """Return True for the engine of captured rounds, which runs augmented pictures and everything on a GPU.
+
+        It measures accuracy alone; studies that need another metric are small and run on the CPU anyway.
+        """
         return self.study.augment or (self._device != "cpu" and self.study.metric.endswith("accuracy"))
 
     def check_line(self, line: dict[str, Any]) -> None:
-        """Refuse to go on with an engine that does not measure what this study needs."""
+        """Refuse an engine that does not measure what this study needs."""
         needed = {self.study.metric} | ({self.study.target[0]} if self.study.target else set())
         if not needed <= line.keys():
             lacking = ", ".join(sorted(needed - line.keys()))
@@ -181,7 +190,7 @@ class StudyRunner:
         return self._device
 
     def _run(self, runs: Sequence[Run], on_progress: OnProgress | None) -> None:
-        """All seeds of one configuration, epoch by epoch together: the mean of their curves decides when to stop."""
+        """Run all seeds of a configuration, epoch by epoch together: the mean of their curves decides when to stop."""
         data = self.data(runs[0].cell.num_parties)
         simulations = [Simulation(run.plan, data) for run in runs]
         seconds = [0.0] * len(runs)
@@ -205,7 +214,7 @@ class StudyRunner:
                 on_progress(run, len(history), None)
 
     def save(self, run: Run, history: Sequence[dict[str, Any]], *, seconds: float, engine: str) -> None:
-        """Write a run, unless what is there is a longer one of the same."""
+        """Write a run, unless a longer one of the same is recorded."""
         there = self._record(run.cell, run.seed)
         if there is not None and len(there.history) > len(history) and there.history[0].keys() >= history[0].keys():
             return

@@ -1,4 +1,4 @@
-"""One study a table or figure: its settings, its configurations and the printed values, from `configs/NAME.json`.
+"""Studies, one per table or figure: settings, configurations and printed values, from `configs/NAME.json`.
 
 Imports nothing but the plan, so that a machine with torch and numpy alone can read a study.
 """
@@ -32,7 +32,7 @@ Mechanism = Literal["pbm", "none", "ldp", "ldp-calibrated"]
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """One configuration: a mechanism with its numbers, and what the paper prints for it."""
+    """One configuration: a mechanism with its numbers, and the values that the paper prints for it."""
 
     mechanism: Mechanism
     num_parties: int
@@ -47,7 +47,7 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """What its records are found by, and part of the file name of its weights."""
+        """Return the name of its records, which is also part of the file name of its weights."""
         if self.mechanism == "none":
             return f"m{self.num_parties}-npq"
         b, beta = self.equal_to or (self.num_trials, self.beta)
@@ -67,7 +67,7 @@ class Cell:
 
 @dataclass(frozen=True, kw_only=True)
 class Panel:
-    """One panel of a figure: curves told apart by b or by beta."""
+    """One panel of a figure, whose curves differ by b or by beta."""
 
     title: str
     told_apart_by: Literal["num_trials", "beta"]
@@ -76,7 +76,7 @@ class Panel:
 
 @dataclass(frozen=True, kw_only=True)
 class Study:
-    """A table (cells with printed values) or a figure (panels); `metric` is what its curves show."""
+    """Table (cells with printed values) or figure (panels); `metric` is what its curves show."""
 
     name: str
     title: str
@@ -103,19 +103,19 @@ class Study:
         return self.target is not None
 
     def all_cells(self) -> tuple[Cell, ...]:
-        """Every configuration once."""
+        """Return every configuration once."""
         found = list(self.cells)
         for panels in self.figures.values():
             found += [cell for panel in panels for cell in panel.cells]
         return tuple(dict.fromkeys(found))
 
     def make_plan(self, cell: Cell, *, seed: int, sizes: dict[str, int]) -> Plan:
-        """The plan of one configuration on data of these sizes."""
+        """Return the plan of one configuration on data of these sizes."""
         fields = {**self.plan, "num_epochs": self.limit_epochs, **cell.plan_fields(), **sizes, "seed": seed}
         return Plan.from_dict(fields)
 
     def quickened(self) -> Study:
-        """A smoke run in seconds: few rows, one or two epochs, one configuration of each kind, one panel a figure."""
+        """Return a smoke run of seconds: few rows and epochs, one configuration of each kind, one panel per figure."""
         pictures = self.dataset in ("cifar10", "imagenet100")
         kinds = ("pbm", "none", "ldp") if pictures else ("pbm", "none", "ldp", "ldp-calibrated")
         plan = {**self.plan, "batch_size": 4 if pictures else 40}
@@ -140,12 +140,12 @@ def _last_of_each(cells: tuple[Cell, ...], kinds: tuple[str, ...]) -> tuple[Cell
 
 
 def studies_folder() -> Traversable:
-    """The configs that are part of the package, wherever it is installed."""
+    """Return the folder of the package's own configs."""
     return files("pbmvfl.research.reproduction") / "configs"
 
 
 def read_study(name: str, folder: Path | None = None) -> Study:
-    """The study of this name from the package, or from a folder of own configs."""
+    """Read the study of this name from the package, or from a folder of own configs."""
     config = (studies_folder() if folder is None else folder) / f"{name}.json"
     try:
         values = json.loads(config.read_text())
@@ -197,7 +197,7 @@ def _read_cell(values: dict[str, Any], parties: int) -> Cell:
 
 
 def _read_curves(panel: dict[str, Any]) -> Iterator[Cell]:
-    """`pbm` and `ldp` list pairs (b, beta); `ldp_calibrated` lists (b, beta, b', beta'), its own numbers last."""
+    """Yield a panel's cells: `pbm` and `ldp` list (b, beta), `ldp_calibrated` (b, beta, b', beta'), its own last."""
     parties = panel["num_parties"]
     for b, beta in panel["pbm"]:
         yield Cell(mechanism="pbm", num_parties=parties, num_trials=b, beta=beta)

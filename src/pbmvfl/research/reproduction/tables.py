@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
+from pbmvfl._text import counted
 from pbmvfl.plan.plan import Plan
 from pbmvfl.privacy.accounting import epsilon_bound
 from pbmvfl.privacy.printed_formulas import communication_bits
@@ -20,15 +21,14 @@ from pbmvfl.research.reproduction.records import Record, epochs_to, mean_epochs_
 from pbmvfl.research.reproduction.studies import Cell, Study
 from pbmvfl.wire.gradient_codecs import GradientCodecName
 
-# ---
-# The exact epsilon of a simulated plan, were it deployed: cell, the paper's count, the server, delta 1e-5.
+# --- Exact epsilon of a simulated plan if it were deployed: cell, the paper's count, the server, delta 1e-5 ---
 
 
 DELTA = 1e-5
 
 
 def short_epsilon(epsilon: float) -> str:
-    """Three significant digits, rounded up, and large ones in full: 1,980 and not 1.98e+03."""
+    """Format three significant digits, rounded up, and large values in full: 1,980 and not 1.98e+03."""
     if not math.isfinite(epsilon) or epsilon < 100:
         return format_epsilon(epsilon)
     unit = 10 ** (math.floor(math.log10(epsilon)) - 2)
@@ -37,19 +37,21 @@ def short_epsilon(epsilon: float) -> str:
 
 @lru_cache(maxsize=1024)
 def paper_epsilon(plan: Plan, num_epochs: int) -> float:
-    """As the paper counts: a cell's own releases only. Batch normalisation couples the rows of a batch, and the paper
-    does not count that either; `coupled_epsilon` does."""
+    """Return the epsilon by the paper's count: a cell's own releases only.
+
+    Batch normalisation couples the rows of a batch, which the paper does not count either; `coupled_epsilon` does.
+    """
     run = replace(plan.replace(num_epochs=num_epochs).training_run(), rows_together=1)
     return epsilon_bound(run, Unit.CELL, Accounting.PAPER, SERVER, delta=DELTA).epsilon
 
 
 def coupled_epsilon(plan: Plan, num_epochs: int) -> float:
-    """The same, with every row of a coupled batch counted."""
+    """Return the epsilon by the paper's count, with every row of a coupled batch counted."""
     run = plan.replace(num_epochs=num_epochs).training_run()
     return epsilon_bound(run, Unit.CELL, Accounting.PAPER, SERVER, delta=DELTA).epsilon
 
 
-# --- A table of the paper beside ours: epochs to the target, and what the messages really weigh ---
+# --- A table of the paper beside ours: epochs to the target, and the true size of the messages ---
 
 
 #: A printed value agrees if it lies within 30% or 5 epochs of the range of our seeds.
@@ -67,17 +69,17 @@ def agrees(printed: int, low: int, high: int) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class TableRow:
-    """One configuration: printed, ours, and how they compare."""
+    """One configuration: the printed values, ours, and their comparison."""
 
     cell: Cell
     plan: Plan
-    #: How far it was run where the target was not reached.
+    #: Epochs that were run where the target was not reached.
     limit_epochs: int
     #: First epoch at the target, one a seed; None where it was not reached.
     epochs: tuple[int | None, ...]
     #: The epoch at which the mean of the seeds' curves reaches the target.
     mean_curve: int | None
-    #: Run for fewer epochs than the study asks for, and not there yet.
+    #: Run for fewer epochs than the study needs, without reaching the target.
     is_cut_short: bool = False
 
     @property
@@ -94,13 +96,13 @@ class TableRow:
 
     @property
     def is_beyond(self) -> bool:
-        """Printed beyond the limit, and not reached within it: nothing to compare."""
+        """Return True if the printed epoch is beyond the limit and the target was not reached: nothing to compare."""
         printed = self.cell.printed_epochs
         return printed is not None and printed > self.limit_epochs and not self.reached
 
     @property
     def verdict(self) -> str:
-        """By the rule of the study. Where no seed got there within the limit there is no range to compare with."""
+        """Compare by the rule of the study; without a seed that reached the target there is no range to compare."""
         printed = self.cell.printed_epochs
         if printed is None:
             if not self.reached:
@@ -110,7 +112,7 @@ class TableRow:
             return f"both > {self.limit_epochs}"
         if not self.reached:
             return "ours later"
-        # A seed that did not get there lies above the limit, how far is unknown.
+        # A seed that did not reach the target lies above the limit by an unknown amount.
         ends = [self.limit_epochs + 1 if epoch is None else epoch for epoch in self.epochs]
         if agrees(printed, min(ends), max(ends)):
             return "agrees"
@@ -118,7 +120,7 @@ class TableRow:
 
     @property
     def compared_epochs(self) -> int | None:
-        """For the columns of bytes and epsilon: the mean curve's epoch."""
+        """Return the mean curve's epoch, for the columns of bytes and epsilon."""
         return self.mean_curve
 
     def to_dict(self) -> dict[str, Any]:
@@ -145,7 +147,7 @@ class TableRow:
         return f"> {self.limit_epochs}" if value is None else f"{value:.1f}".removesuffix(".0")
 
     def cost(self, unit: str) -> dict[str, Any]:
-        """Bytes: as printed, by the printed formula at the printed epochs, and on our wire, in MB of 10^6 bytes."""
+        """Return megabytes (10^6 bytes): as printed, by the printed formula at the printed epochs, and on our wire."""
         cell, printed = self.cell, self.cell.printed_epochs
         none = cell.mechanism == "none"
         values: dict[str, Any] = {
@@ -235,7 +237,7 @@ _HEADINGS = {
 
 
 def _lost_factor(rows: Sequence[TableRow], bits: float) -> str:
-    """What the page says where the printed PBM rows are a tenth of the formula (Table 1)."""
+    """Return the sentence about printed PBM rows that are a tenth of the formula (Table 1), or an empty string."""
     ratios = [
         float(row.cost("")["formula_Gbit"]) * 1e9 / bits / row.cell.printed_cost
         for row in rows
@@ -247,16 +249,12 @@ def _lost_factor(rows: Sequence[TableRow], bits: float) -> str:
 
 
 def _seeds(rows: Sequence[TableRow]) -> str:
-    """How many seeds the cells have; where that differs, of how many cells."""
+    """Count the seeds of the cells; where they differ, the cells of each count."""
     counts = Counter(len(row.epochs) for row in rows)
     if len(counts) == 1:
-        return _counted(next(iter(counts)), "seed")
-    parts = (f"{_counted(seeds, 'seed')} in {_counted(cells, 'cell')}" for seeds, cells in sorted(counts.items()))
+        return counted(next(iter(counts)), "seed")
+    parts = (f"{counted(seeds, 'seed')} in {counted(cells, 'cell')}" for seeds, cells in sorted(counts.items()))
     return " and ".join(parts)
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}{'s' * (number != 1)}"
 
 
 def table_markdown(study: Study, rows: Sequence[TableRow], *, notes: Sequence[str]) -> str:
@@ -273,7 +271,7 @@ def table_markdown(study: Study, rows: Sequence[TableRow], *, notes: Sequence[st
         f"Epochs until the metric of the whole train set, without noise, first reaches {study.target[1]:g}; "
         "one epoch there is enough, and the next may be below it again. "
         f"{_seeds(rows).capitalize()}, at most {max(row.limit_epochs for row in rows)} epochs"
-        + (f" (fewer in {_counted(cut_short, 'cell')}, as shown)" if cut_short else "")
+        + (f" (fewer in {counted(cut_short, 'cell')}, as shown)" if cut_short else "")
         + ". *Mean curve*: the first epoch at "
         "which the mean of the seeds' curves reaches it. *Difference*: our mean less the printed value. A printed "
         f"value *agrees* within {SLACK_SHARE:.0%} or {SLACK_EPOCHS} epochs of the range of our seeds. *Epsilon*: of "

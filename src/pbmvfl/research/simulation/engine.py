@@ -1,13 +1,15 @@
-"""One federation's training without its messages: rounds, epochs, evaluation, and stopping at a target.
+"""Training of one federation without its messages: rounds, epochs, evaluation, and stopping at a target.
 
-Same plan, same public schedule, same first weights, same estimator, same steps as `Party` and `Server`; the gradient
-travels in float32. `tests/research/simulation/test_engine.py` holds the two equal.
+Plan, public schedule, first weights, estimator and steps are those of `Party` and `Server`; the gradient is float32.
+`tests/research/simulation/test_engine.py` compares the two.
 
 Shape suffixes: M parties, B rows, P embedding_dim, K classes.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -20,20 +22,40 @@ from torch import Tensor, nn
 
 from pbmvfl.data.vertical import Array, VerticalDataset
 from pbmvfl.errors import PlanError
+from pbmvfl.mechanisms import NoisySum
 from pbmvfl.plan.groups import Evaluation
 from pbmvfl.plan.plan import Plan
 from pbmvfl.plan.schedule import JOINT
 from pbmvfl.research.simulation.networks import DENSE, DenseStack, Everything, Networks, stacked_features
-from pbmvfl.research.simulation.noise import SIMULATED, noisy_sum
 from pbmvfl.training.encoders import Bounded, build_head
 from pbmvfl.training.metrics import classification_metrics
 from pbmvfl.training.optimizer import Trainer
 from pbmvfl.wire.gradient_codecs import GradientCodecName
 
+#: Name of the noise in every result of this package.
+SIMULATED = "simulation"
+
+
+def noise_seed(plan: Plan) -> int:
+    """Return a different seed for every configuration, so that no two share noise.
+
+    It depends on the mechanism, the number of parties and the public seed, not on the run's length: a longer run starts
+    alike.
+    """
+    release = plan.release
+    own = [getattr(release, name) for name in release.own_settings()]
+    text = json.dumps([release.name, *own, release.bound, plan.num_parties, release.embedding_dim, plan.seed])
+    return int.from_bytes(hashlib.sha256(b"simulated noise" + text.encode()).digest()[:8], "big") >> 1
+
+
+def noisy_sum(plan: Plan, device: torch.device) -> NoisySum:
+    """Return the plan's mechanism as one draw of the sum."""
+    return plan.release.simulated_sum(seed=noise_seed(plan), device=device)
+
 
 @dataclass(frozen=True)
 class Target:
-    """Training may stop at the first epoch whose metric is at least this value."""
+    """Metric and value at which training may stop: the first epoch that reaches it is the last."""
 
     metric: str
     value: float
@@ -43,7 +65,7 @@ class Target:
 
 
 def check_plan(plan: Plan) -> None:
-    """Refuse what the engine would silently do otherwise than a deployment."""
+    """Refuse plans that the engine would silently run otherwise than a deployment."""
     if plan.noise_multiplier:
         raise PlanError(f"noise_multiplier={plan.noise_multiplier:g}: the simulation has no noisy updates; use 0")
     if plan.gradient_codec is not GradientCodecName.FLOAT32:
@@ -60,7 +82,7 @@ def check_plan(plan: Plan) -> None:
 
 
 class _Features:
-    """A split's features in the form that the encoders want, gathered by row."""
+    """Features of a split in the encoders' form, gathered by row."""
 
     def __init__(self, parts: Sequence[Any], *, dense: bool) -> None:
         self._stacked = stacked_features(parts) if dense else None
@@ -77,7 +99,15 @@ class _Features:
 
 
 class Simulation:
-    """A plan on data, epoch by epoch, on the CPU; `graphed` has the engine for a GPU."""
+    """Simulated training of a plan on data, epoch by epoch, on the CPU; `graphed` has the engine for a GPU.
+
+    Args:
+        plan: A plan with joint rounds, plain updates and evaluation=simulator.
+        data: Data of the plan's sizes.
+
+    Raises:
+        PlanError: If plan and data do not fit, or the engine cannot run the plan.
+    """
 
     noise = SIMULATED
 
@@ -106,7 +136,7 @@ class Simulation:
     # --- learning ---
 
     def run_round(self, number: int) -> float:
-        """One round of the schedule; the loss at the noisy sum."""
+        """Run one round of the schedule and return the loss at the noisy sum."""
         rows = self._schedule[number].rows
         with torch.set_grad_enabled(isinstance(self.encoders, Networks)):
             embedding_MBP = self.encoders(self._train.rows(torch.from_numpy(rows)))
@@ -133,7 +163,7 @@ class Simulation:
         return loss, torch.from_numpy(slope_BK @ self._head_weight), head_slopes
 
     def run_epoch(self) -> float:
-        """All rounds of one epoch; the mean loss."""
+        """Run all rounds of one epoch and return the mean loss."""
         rounds = range(*self._schedule.pass_of(self._schedule.end_of_epoch(self.completed_epochs)))
         losses = [self.run_round(number) for number in rounds]
         self.completed_epochs += 1
@@ -141,7 +171,7 @@ class Simulation:
 
     @torch.no_grad()
     def evaluate(self, splits: Sequence[str] = ("train", "test")) -> dict[str, float]:
-        """Metrics from exact sums, on all rows; no role of the protocol ever sees these."""
+        """Return metrics from exact sums, on all rows; no role of the protocol ever sees these."""
         metrics: dict[str, float] = {}
         for split in splits:
             if len(self._labels[split]):
@@ -158,7 +188,17 @@ class Simulation:
         splits: Sequence[str] = ("train", "test"),
         on_epoch: Callable[[dict[str, Any]], None] | None = None,
     ) -> list[dict[str, Any]]:
-        """Train to the end of the plan, to `limit_epochs`, or to the target, whichever is first; the history."""
+        """Train to the end of the plan, to `limit_epochs`, or to the target, whichever is first.
+
+        Args:
+            limit_epochs: Last epoch, at most the plan's.
+            stop: Target that ends training early.
+            splits: Splits to evaluate after every epoch.
+            on_epoch: Called with every line of the history.
+
+        Returns:
+            The history, one line per epoch.
+        """
         last = self.plan.num_epochs if limit_epochs is None else min(limit_epochs, self.plan.num_epochs)
         while self.completed_epochs < last:
             started = time.perf_counter()
@@ -175,12 +215,12 @@ class Simulation:
     # --- state ---
 
     def networks(self, encoders: Sequence[Bounded]) -> tuple[Sequence[Bounded], nn.Module]:
-        """The trained weights, written into ordinary party networks, and the head."""
+        """Write the trained weights into ordinary party networks; return these and the head."""
         self.encoders.load_encoders(encoders)
         return encoders, self.head
 
     def state(self) -> dict[str, Tensor]:
-        """Weights, moments and the generator's place: continuing from here is the same run."""
+        """Return weights, moments and the generator's state: continuing from here is the same run."""
         return {
             **self._trainer.state(),
             "noise": self._noisy_sum.state(),

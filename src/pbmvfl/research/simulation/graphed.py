@@ -1,10 +1,10 @@
 """One configuration on a GPU: a round of the whole federation captured once as a CUDA graph and replayed.
 
-Every party's network runs on a stream of its own inside the graph, because one ResNet on a hundred 16x16 pictures fills
-a fraction of the device; several configurations replay at once on theirs. Forward and backward are compiled, pictures
-are channels-last, arithmetic is bf16 (weights, sums, noise and steps stay float32). Counters stay on the device, so
-nothing waits for the host inside an epoch. On the CPU the same code runs without graphs, streams, compilation or bf16:
-that is what the tests compare with the Federation.
+Every party's network runs on its own stream inside the graph, because one ResNet on a hundred 16x16 pictures fills a
+fraction of the device; several configurations replay at once on their streams. Forward and backward are compiled,
+pictures are channels-last, arithmetic is bf16 (weights, sums, noise and steps stay float32). Counters stay on the
+device, so nothing waits for the host inside an epoch. On the CPU the same code runs without graphs, streams,
+compilation or bf16: that is what the tests compare with the Federation.
 
 Shape suffixes: M parties, B rows, P embedding_dim, K classes.
 """
@@ -28,9 +28,8 @@ from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.errors import PlanError
 from pbmvfl.plan.groups import OptimizerName
 from pbmvfl.plan.plan import Plan
-from pbmvfl.research.simulation.engine import check_plan
+from pbmvfl.research.simulation.engine import SIMULATED, check_plan, noisy_sum
 from pbmvfl.research.simulation.networks import Everything
-from pbmvfl.research.simulation.noise import SIMULATED, noisy_sum
 from pbmvfl.research.simulation.pictures import Rows
 from pbmvfl.training.encoders import build_encoder, build_head
 from pbmvfl.training.head import mean_loss
@@ -45,7 +44,7 @@ _WARM_UP_ROUNDS = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Execution:
-    """How to run: nothing here changes what is computed beyond rounding."""
+    """Choices of how to run; none changes the results beyond rounding."""
 
     device: torch.device
     bf16: bool = True
@@ -55,7 +54,7 @@ class Execution:
 
     @classmethod
     def on(cls, device: str, **choices: bool) -> Execution:
-        """Everything on a GPU, nothing of it on the CPU."""
+        """Choose everything on a GPU, nothing of it on the CPU."""
         if torch.device(device).type == "cpu":
             return cls(device=torch.device(device), bf16=False, compiled=False, graphs=False, party_streams=False)
         return cls(device=torch.device(device), **choices)
@@ -66,7 +65,7 @@ def _stream(device: torch.device) -> Any:
 
 
 class GraphedSimulation:
-    """A plan on data, epoch by epoch, without waiting for the host between rounds."""
+    """Simulated training of a plan on data, epoch by epoch, without waiting for the host between rounds."""
 
     noise = SIMULATED
 
@@ -116,7 +115,7 @@ class GraphedSimulation:
 
     @contextlib.contextmanager
     def _on_party_stream(self, m: int) -> Iterator[None]:
-        """Party m's work after all that the main stream was given so far; `_join` ends it."""
+        """Run party m's work after all that the main stream was given so far; `_join` ends it."""
         if not self._party_streams:
             yield
             return
@@ -139,7 +138,7 @@ class GraphedSimulation:
         return embeddings
 
     def _round(self, parts: Sequence[Tensor], labels: Tensor) -> None:
-        """The round at `_position`: read, embed, add noise, learn, step; move on."""
+        """Run the round at `_position` (read, embed, add noise, learn, step) and advance the position."""
         batches = [part.index_select(0, self._position)[0] for part in parts]
         labels_B = labels.index_select(0, self._position)[0]
         embeddings = self._embed(batches, self._run)
@@ -163,13 +162,13 @@ class GraphedSimulation:
 
     @torch.no_grad()
     def _count_correct(self, batches: Sequence[Tensor], labels_B: Tensor) -> None:
-        """Add the rows that the exact sum classifies rightly. Not compiled: another batch size, another mode."""
+        """Add the rows that the exact sum classifies correctly. Not compiled: the batch size and the mode differ."""
         embeddings = self._embed(batches, list(self.encoders))
         scores_BK = self.head(torch.stack(embeddings).sum(0))
         self._correct += (scores_BK.argmax(1) == labels_B).sum()
 
     def _evaluate_train(self) -> None:
-        """Some rounds of the coming epoch together, with statistics of the batch."""
+        """Evaluate some rounds of the coming epoch together, with statistics of the batch."""
         first = self._position * self._grouped
         rounds = first + torch.arange(self._grouped, device=self._how.device)
         batches = [part.index_select(0, rounds).flatten(0, 1) for part in self._train.batches]
@@ -184,7 +183,7 @@ class GraphedSimulation:
 
     @contextlib.contextmanager
     def _batch_statistics(self) -> Iterator[None]:
-        """Normalise by the batch and leave the running statistics alone."""
+        """Normalise by the batch and leave the running statistics unchanged."""
         norms = [module for module in self.encoders.modules() if isinstance(module, nn.BatchNorm2d)]
         kept = [
             (norm.momentum, norm.num_batches_tracked.clone()) for norm in norms if norm.num_batches_tracked is not None
@@ -200,7 +199,7 @@ class GraphedSimulation:
                 norm.num_batches_tracked.copy_(tracked)
 
     def _evaluate_test(self) -> None:
-        """Test rows with the running statistics, as a federation evaluates."""
+        """Evaluate test rows with the running statistics, as a federation does."""
         assert self._test is not None
         batches = [part.index_select(0, self._position)[0] for part in self._test.batches]
         with self._running_statistics():
@@ -272,7 +271,7 @@ class GraphedSimulation:
         self._noisy_sum.load_state(noise)
 
     def _tensors(self) -> dict[str, Tensor]:
-        """Everything that a round changes, in place."""
+        """Return everything that a round changes, in place."""
         everything = self._trainer.network
         found = {**dict(everything.named_parameters()), **dict(everything.named_buffers())}
         found |= {f"velocity.{i}": value for i, value in enumerate(self._trainer._velocity)}
@@ -281,8 +280,10 @@ class GraphedSimulation:
     # --- an epoch ---
 
     def _fill_epoch(self) -> None:
-        """The coming epoch's rows, cropped and flipped as nothing before them was: they are also what training
-        accuracy is measured on, because a network knows the very crops it has just been trained on too well."""
+        """Write the coming epoch's rows with fresh crops and flips.
+
+        Training accuracy is measured on them too: a network remembers the crops that it has just been trained on.
+        """
         plan, epoch = self.plan, self.completed_epochs
         if self._filled == epoch:
             return
@@ -318,7 +319,7 @@ class GraphedSimulation:
 
     @property
     def screen_groups(self) -> int:
-        """Evaluation batches that hold SCREEN_ROWS training rows, at most all of them."""
+        """Return how many evaluation batches hold SCREEN_ROWS training rows, at most all of them."""
         groups = self._train.rounds // self._grouped
         return min(groups, -(-SCREEN_ROWS // (self._grouped * self._train.batch_size)))
 
@@ -327,7 +328,7 @@ class GraphedSimulation:
         return self.screen_groups * self._grouped * self._train.batch_size
 
     def start_screening(self) -> None:
-        """Count right answers among the first SCREEN_ROWS rows of the coming epoch, which its order has drawn."""
+        """Count correct predictions among the first SCREEN_ROWS rows of the coming epoch, whose order is random."""
         with self._on_stream():
             self._fill_epoch()
             self._position.zero_()
@@ -340,7 +341,7 @@ class GraphedSimulation:
             return self._correct.item() / self.screen_rows
 
     def continue_evaluation(self) -> None:
-        """The training rows that the screening left out."""
+        """Evaluate the training rows that the screening left out."""
         with self._on_stream():
             for _ in range(self._train.rounds // self._grouped - self.screen_groups):
                 self._graphs["train"]()
@@ -368,7 +369,7 @@ class GraphedSimulation:
         return self._test is not None
 
     def finish_epoch(self, metrics: dict[str, Any]) -> dict[str, Any]:
-        """Wait for the epoch and write its line."""
+        """Wait for the epoch, and add its line to the history."""
         with self._on_stream():
             loss = self._loss.item() / self.plan.num_samples
         line = {"epoch": self.completed_epochs, "train_loss": loss, **metrics}
@@ -382,7 +383,7 @@ class GraphedSimulation:
     # --- state ---
 
     def save(self, path: Path) -> None:
-        """Weights, moments, running statistics and the generator's place, as plain arrays."""
+        """Write weights, moments, running statistics and the generator's state, as plain arrays."""
         arrays = {name: value.cpu().numpy() for name, value in self._trainer.state().items()}
         noise = self._noisy_sum.state().cpu().numpy()
         buffer = io.BytesIO()
@@ -391,7 +392,7 @@ class GraphedSimulation:
 
     @staticmethod
     def epochs_in(path: Path) -> int:
-        """How many epochs the weights in this file have seen."""
+        """Return the number of epochs behind the weights in this file."""
         with np.load(path, allow_pickle=False) as arrays:
             return int(arrays["epochs"])
 
@@ -405,7 +406,7 @@ class GraphedSimulation:
 
 
 def take_turns(simulations: Sequence[GraphedSimulation]) -> None:
-    """One epoch of each, round by round in turn: every stream always has work."""
+    """Run one epoch of each, round by round in turn: every stream always has work."""
     waiting = [simulation.start_epoch() for simulation in simulations]
     done = object()
     while waiting:
@@ -413,7 +414,7 @@ def take_turns(simulations: Sequence[GraphedSimulation]) -> None:
 
 
 def evaluate_together(simulations: Sequence[GraphedSimulation], *, screen: float = 0.0) -> list[dict[str, Any]]:
-    """The lines of the epoch that each has just finished; all evaluate at once before anyone is waited for.
+    """Return the lines of the epoch that each has just finished; all are started before the host waits for any.
 
     A simulation whose accuracy on SCREEN_ROWS training rows is below `screen` is not measured on all of them.
     """

@@ -14,12 +14,12 @@ from pbmvfl.plan.groups import Activation
 from pbmvfl.plan.plan import Plan
 from pbmvfl.training.encoders import SQUASH, Bounded, build_encoder
 
-# --- Any encoders, one network a party, by autograd: for convolutions ---
+# --- Any encoders, one network per party, by autograd: for convolutions ---
 # Shape suffixes: M parties, B rows, P embedding_dim.
 
 
 class Everything(nn.Module):
-    """Encoders and head as one module: every optimiser of a plan works element by element, so one may serve all."""
+    """Encoders and head as one module: every optimiser of a plan works element by element, so one serves all."""
 
     def __init__(self, encoders: nn.Module, head: nn.Module) -> None:
         super().__init__()
@@ -27,7 +27,7 @@ class Everything(nn.Module):
 
 
 class Networks(nn.Module):
-    """All parties' encoders side by side."""
+    """Encoders of all parties side by side, by autograd."""
 
     def __init__(self, plan: Plan, input_shapes: Sequence[Sequence[int]]) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class Networks(nn.Module):
         return torch.stack([embedding.detach() for embedding in self._embeddings])
 
     def slopes(self, gradient_BP: Tensor) -> list[Tensor]:
-        """The slope of every parameter, in the order of `parameters()`."""
+        """Return the slope of every parameter, in the order of `parameters()`."""
         found: list[Tensor] = []
         for encoder, embedding in zip(self.encoders, self._embeddings, strict=True):
             found += torch.autograd.grad(embedding, list(encoder.parameters()), gradient_BP)
@@ -67,7 +67,7 @@ class Networks(nn.Module):
 # The networks are the plan's own, with its public first weights: built by `encoders.build_encoder`, then stacked. A
 # party with fewer columns than another is padded with columns of zeros, whose weights never move. Matrix products go
 # through numpy (a third of the time of torch.bmm at these sizes) and everything element by element through torch, on
-# the same memory. The chain rule of `pbmvfl.training.dense` cannot serve here: it is of one network, and its loops are
+# the same memory. `pbmvfl.training.dense` cannot serve here: it handles one network at a time, and its loops are
 # compiled by Numba, which a machine that simulates may not have.
 #
 # Shape suffixes: M parties, N rows, B rows of a batch, D columns, I and O a layer's inputs and outputs, P
@@ -81,7 +81,7 @@ _Array = npt.NDArray[np.float32]
 
 
 def stacked_features(parts: Sequence[npt.NDArray[np.float32]]) -> Tensor:
-    """(N, M, D): a batch is one gather of whole rows."""
+    """Stack the parties' features as (N, M, D), so that a batch is one gather of whole rows."""
     flat = [part.reshape(len(part), -1) for part in parts]
     widest = max(part.shape[1] for part in flat)
     whole = np.zeros((len(flat[0]), len(flat), widest), dtype=np.float32)
@@ -91,7 +91,7 @@ def stacked_features(parts: Sequence[npt.NDArray[np.float32]]) -> Tensor:
 
 
 class DenseStack(nn.Module):
-    """All parties' encoders. Layer l has weights_MIO and biases_M1O, parameters of this one module."""
+    """Dense encoders of all parties. Layer l has weights_MIO and biases_M1O, parameters of this one module."""
 
     def __init__(self, plan: Plan, input_shapes: Sequence[Sequence[int]]) -> None:
         super().__init__()
@@ -125,7 +125,7 @@ class DenseStack(nn.Module):
                     layer.bias.copy_(bias[m, 0])
 
     def forward(self, features_BMD: Tensor) -> Tensor:
-        """The embeddings (M, B, P); what the chain rule needs is kept until the next call."""
+        """Return the embeddings (M, B, P), and keep what the chain rule needs until the next call."""
         x_MBI = features_BMD.transpose(0, 1)
         hidden = [x_MBI]
         last = len(self._weights) - 1
@@ -137,7 +137,7 @@ class DenseStack(nn.Module):
         return self._squashed if self._bound == 1.0 else self._squashed * self._bound
 
     def _unsquash(self, gradient_BP: Tensor) -> Tensor:
-        """The gradient of the raw outputs: the sum over the parties passes the gradient on to each unchanged."""
+        """Return the gradient at the raw outputs: the sum over the parties passes the gradient on to each unchanged."""
         raw, squashed = self._hidden[-1], self._squashed
         gradient = gradient_BP if self._bound == 1.0 else gradient_BP * self._bound
         match self._activation:
@@ -153,7 +153,7 @@ class DenseStack(nn.Module):
                 assert_never(self._activation)
 
     def slopes(self, gradient_BP: Tensor) -> list[Tensor]:
-        """The slope of every parameter, in the order of `parameters()`."""
+        """Return the slope of every parameter, in the order of `parameters()`."""
         layers = len(self._weights)
         g_MBO = self._unsquash(gradient_BP)
         rows = len(gradient_BP)
@@ -170,7 +170,7 @@ class DenseStack(nn.Module):
 
     @torch.no_grad()
     def exact_sums(self, features_NMD: Tensor, *, rows_at_once: int = 128) -> Tensor:
-        """Noise-free sums for evaluation, in pieces that stay in the cache."""
+        """Return noise-free sums for evaluation, in pieces that stay in the cache."""
         sums = [self(piece).sum(0) for piece in torch.split(features_NMD, rows_at_once)]
         self._hidden = []
         return torch.cat(sums)

@@ -1,7 +1,7 @@
-"""An epoch's rows on the device, in the order of the schedule, with pictures cropped and flipped before they are cut.
+"""Rows of an epoch on the device, in the schedule's order, with pictures cropped and flipped before they are split.
 
-Whoever holds a quadrant of a picture cannot crop it alone: the paper augments whole pictures and cuts them after that.
-Offsets and flips come from the public seed, so every device sees the same pictures.
+A party that holds a quadrant cannot crop the picture alone: the paper augments whole pictures and splits them after
+that. Offsets and flips come from the public seed, so every device sees the same pictures.
 
 Shape suffixes: N rows, R rounds of an epoch, B rows of a round, H height, W width, C channels.
 """
@@ -23,21 +23,21 @@ _ROWS_AT_ONCE = 8192
 
 
 def joined(quadrants: Sequence[Array]) -> Tensor:
-    """Four (N, C, H/2, W/2) quadrants as whole pictures (N, H, W, C)."""
+    """Join four (N, C, H/2, W/2) quadrants to whole pictures (N, H, W, C)."""
     top, bottom = (np.concatenate(pair, axis=3) for pair in (quadrants[:2], quadrants[2:]))
     whole = np.concatenate([top, bottom], axis=2)
     return torch.from_numpy(np.ascontiguousarray(whole.transpose(0, 2, 3, 1)))
 
 
 def cut(pictures_NHWC: Tensor) -> list[Tensor]:
-    """Whole pictures as four quadrants (N, H/2, W/2, C): top left, top right, bottom left, bottom right."""
+    """Split whole pictures into four quadrants (N, H/2, W/2, C): top left, top right, bottom left, bottom right."""
     height, width = pictures_NHWC.shape[1] // 2, pictures_NHWC.shape[2] // 2
     rows, columns = (slice(None, height), slice(height, None)), (slice(None, width), slice(width, None))
     return [pictures_NHWC[:, r, c] for r in rows for c in columns]
 
 
 def crop_and_flip(pictures_NHWC: Tensor, *, seed: int, epoch: int) -> Tensor:
-    """Every picture moved by up to an eighth of its side (black comes in) and mirrored or not."""
+    """Move every picture by up to an eighth of its side (black comes in) and mirror it or not."""
     count, height, width, _ = pictures_NHWC.shape
     device = pictures_NHWC.device
     pad = max(1, height // 8)
@@ -57,7 +57,7 @@ def crop_and_flip(pictures_NHWC: Tensor, *, seed: int, epoch: int) -> Tensor:
 
 
 class Rows:
-    """One split on the device, and the buffers that an epoch of it is written into.
+    """One split on the device, and the buffers of an epoch.
 
     `batches[m]` is (R, B, ...) of party m and `labels` (R, B); rows that do not fill a round are in `rest`. The
     addresses never change, so a captured graph may read them.
@@ -90,7 +90,7 @@ class Rows:
         return len(self._labels)
 
     def fill(self, order: Array | None = None, *, seed: int = 0, epoch: int = 0) -> None:
-        """Write an epoch: rows in this order (their own, if None), augmented anew."""
+        """Write an epoch: rows in this order (their own, if None), with fresh augmentation."""
         rows = torch.arange(self.count) if order is None else torch.from_numpy(order)
         rows = rows.to(self._device)
         parts = self._whole
@@ -104,5 +104,5 @@ class Rows:
         self.rest_labels.copy_(self._labels.index_select(0, rows[full:]).view(self.rest_labels.shape))
 
     def as_input(self, batch: Tensor) -> Tensor:
-        """What an encoder takes: pictures as (B, C, H, W) in channels-last memory, which the buffers already have."""
+        """Return an encoder's input: pictures as (B, C, H, W) in channels-last memory, as the buffers have them."""
         return batch.permute(0, 3, 1, 2) if self._is_picture else batch
