@@ -21,7 +21,7 @@ print(time.perf_counter() - start)
 
 
 def account() -> Iterator[Row]:
-    """Once each without a cache, and with the imports that a person waits for."""
+    """Time accounts without caches, once with the imports that a user waits for."""
     largest = min(seconds_per_call(lambda: cell_rdp.__wrapped__(128, 6553, 10), 1) for _ in range(3))
     yield Row("account, Renyi curve of a cell, M=10, b=128", largest, 5, "s")
     fresh = min(

@@ -22,7 +22,7 @@ PREDICTED_ROWS = 100_000
 
 
 def sampler() -> Iterator[Row]:
-    """Against numpy's own binomial, which is neither secret nor constant in time."""
+    """Compare with numpy's own binomial, which is neither secret nor constant in time."""
     entropy, numpys = SystemEntropy(), np.random.default_rng()
     values = np.tanh(np.linspace(-2, 2, ACTIVITY_VALUES)).astype(np.float32)
     for num_trials in (1, 2, 4, 8, 16):
@@ -42,7 +42,7 @@ def sampler() -> Iterator[Row]:
 
 
 def masks() -> Iterator[Row]:
-    """Against the cipher alone, making the same keystream bytes and doing nothing with them."""
+    """Compare with the cipher alone, which makes the same keystream bytes and does nothing with them."""
     for num_parties, bits in ((5, 7), (12, 8), (12, 9)):
         ring = Ring(bits)
         keys = {peer: os.urandom(32) for peer in range(num_parties) if peer != 1}
@@ -73,7 +73,7 @@ def packing() -> Iterator[Row]:
 
 
 def predictions() -> Iterator[Row]:
-    """One party's release of 100,000 rows, from its scores to the bytes that leave; stored answers where there are."""
+    """Time one party's release of 100,000 rows, from its scores to the bytes that leave, and their stored answers."""
     entropy = SystemEntropy()
     laplace: dict[str, Any] = {"num_parties": 5, "secure_aggregation": True}
     cases: list[tuple[Mechanism, Vote, int]] = [

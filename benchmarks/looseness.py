@@ -1,4 +1,4 @@
-"""How far reported epsilons lie above lower bounds, on random settings: `python -m benchmarks.looseness`.
+"""Distance of reported epsilons from lower bounds, on random settings: `python -m benchmarks.looseness`.
 
 The lower bound shares no code with the package. It is the epsilon of one fixed pair of laws, the best of a few k: the
 others' bits at hi. Laws come from scipy's binomials. One release, and few releases of few bits, are summed directly,
@@ -53,7 +53,7 @@ class Setting:
 
     @property
     def bits(self) -> int:
-        """In the sum that an adversary sees."""
+        """Return the bits in the sum that an adversary sees."""
         return self.num_trials * (self.num_parties - self.colluding_parties)
 
     @property
@@ -96,7 +96,7 @@ def _binomial(count: int, p: float) -> tuple[int, Vector]:
 
 
 def log_law(n: int, high: int, beta_16: int, first: int, last: int) -> Vector:
-    """Logarithms of the law of n bits, `high` of them at hi, at first..last."""
+    """Return logarithms of the law of n bits, `high` of them at hi, at first..last."""
     lo, hi = ends(beta_16)
 
     def mean(log_tilt: float) -> float:
@@ -120,7 +120,7 @@ def log_law(n: int, high: int, beta_16: int, first: int, last: int) -> Vector:
 
 
 def pair(n: int, changed: int, k: int, beta_16: int) -> tuple[Vector, Vector]:
-    """(masses under the first law, losses), without what is too rare to matter."""
+    """Return masses under the first law and losses, without what is too rare to matter."""
     lo, hi = ends(beta_16)
     mean = n * lo + (k + changed) * (hi - lo)
     width = REACH * math.sqrt(n * lo * hi) + 8
@@ -149,7 +149,7 @@ def direct_epsilon(masses: Vector, losses: Vector, delta: float) -> float:
 
 
 def enumerated(releases: list[tuple[Vector, Vector]]) -> tuple[Vector, Vector] | None:
-    """(masses, sums) of one loss of each, nearly equal sums put together at the lower of them; None if too many."""
+    """Return masses and sums of one loss of each, nearly equal sums merged at the lower one; None if too many."""
     unit = 1e-9 * max(float(np.abs(losses).max()) for _, losses in releases)
     sums, weights = np.zeros(1), np.ones(1)
     for masses, losses in releases:
@@ -164,10 +164,10 @@ def enumerated(releases: list[tuple[Vector, Vector]]) -> tuple[Vector, Vector] |
 
 
 def composed_epsilon(masses: Vector, losses: Vector, count: int, delta: float) -> float:
-    """Of count independent releases of one pair, by the integral in the docstring of this module."""
+    """Return the epsilon of `count` independent releases of one pair, by the integral in this module's docstring."""
 
     def cumulant(s: float) -> tuple[float, float, float]:
-        """ln M(s) and its first two derivatives."""
+        """Return ln M(s) and its first two derivatives."""
         exponents = s * losses
         peak = float(exponents.max())
         weights = np.exp(exponents - peak) * masses
@@ -213,7 +213,7 @@ def composed_epsilon(masses: Vector, losses: Vector, count: int, delta: float) -
 
 
 def lower_bound(setting: Setting) -> float:
-    """The best of a few pairs; every pair is one that parties may hold, so the truth is not below it."""
+    """Return the best of a few pairs; parties may hold every pair, so the truth is not below it."""
     delta = setting.delta * (1 + SAFETY_OF_SUMS)
     if setting.unit == "record":
         total, (lo, hi) = setting.bits * setting.releases, ends(setting.beta_16)
@@ -240,7 +240,7 @@ def lower_bound(setting: Setting) -> float:
 
 
 def random_settings(number: int, seed: int) -> Iterator[Setting]:
-    """b * M log-uniform up to 65,535; up to 10^6 composed coordinates; four of five are cells, the others records."""
+    """Draw settings: b * M log-uniform up to 65,535, up to 10^6 composed coordinates, four of five for cells."""
     rng = np.random.default_rng(seed)
 
     def log_uniform(low: float, high: float) -> float:
@@ -281,7 +281,7 @@ def clear_caches() -> None:
 
 
 def reported(setting: Setting) -> tuple[float, str, float]:
-    """(epsilon, method, seconds of one core) as the package reports it, with cold caches."""
+    """Return epsilon, method and seconds of one core as the package reports them, with cold caches."""
     event = PoissonBinomialRelease(
         num_trials=setting.num_trials,
         beta=setting.beta_16 / 65536,

@@ -34,9 +34,10 @@ def seconds_per_call(call: Callable[[], object], calls: int) -> float:
 def alternate(
     first: Callable[[], object], second: Callable[[], object], *, calls: int, blocks: int = 151
 ) -> tuple[float, float, float]:
-    """(median of first/second over the blocks, median seconds of first, of second). Who goes first alternates too.
+    """Return the median of first/second over the blocks, and the median seconds of each.
 
-    Blocks are short and many: a shared machine changes its speed for seconds at a time, and then hits both alike.
+    The order alternates too. Blocks are short and many: a shared machine changes its speed for seconds at a time, and
+    then hits both alike.
     """
     first(), second()  # compile and warm up
     ratios, firsts, seconds = [], [], []

@@ -1,4 +1,4 @@
-"""An epoch of the batched simulation against a plain loop in the authors' style, evaluation included in both."""
+"""Epoch of the batched simulation against a plain loop in the authors' style, evaluation included in both."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PARTIES, COLUMNS, ROWS, CLASSES = 5, 112, 7352, 6
 
 
 def activity_like() -> VerticalDataset:
-    """Random rows in the shape of Activity: time does not depend on the values."""
+    """Make random rows in the shape of Activity: time does not depend on the values."""
     random = np.random.default_rng(0)
     parts = tuple(random.normal(size=(ROWS, COLUMNS)).astype(np.float32) for _ in range(PARTIES))
     labels = random.integers(0, CLASSES, ROWS).astype(np.int64)
@@ -34,7 +34,7 @@ def activity_like() -> VerticalDataset:
 
 
 def plain_epoch(loop: PlainLoop, rounds: int) -> float:
-    """All rounds, then the accuracy on all rows without noise, one network after the other."""
+    """Run all rounds, then measure the accuracy on all rows without noise, one network after the other."""
     for _ in range(rounds):
         loop()
     with torch.no_grad():

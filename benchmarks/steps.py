@@ -1,4 +1,4 @@
-"""A party's step and a whole round, with and without privacy, and against a plain loop."""
+"""Step of a party and whole round, with and without privacy, and against a plain loop."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def modelnet_plan(**choices: object) -> Plan:
 
 
 def open_party(plan: Plan, features: np.ndarray) -> tuple[Party, Session]:  # type: ignore[type-arg]
-    """Party 1 of the plan after a real handshake with peers that exist only as keys."""
+    """Return party 1 of the plan after a real handshake with peers that exist only as keys."""
     identities = [Identity.generate() for _ in range(plan.num_parties)]
     party = Party(
         plan,
@@ -83,7 +83,7 @@ def open_party(plan: Plan, features: np.ndarray) -> tuple[Party, Session]:  # ty
 
 
 def party_step(plan: Plan, features: np.ndarray) -> Callable[[], object]:  # type: ignore[type-arg]
-    """One call is one exchange: gradient of the last round in, masked embedding of the next round out."""
+    """Return a function that makes one exchange: last round's gradient in, next round's masked embedding out."""
     party, session = open_party(plan, features)
     schedule, rounds = plan.schedule, itertools.count()
     values = np.random.default_rng(0).normal(scale=1e-4, size=(plan.batch_size, plan.embedding_dim)).astype(np.float32)
@@ -108,7 +108,7 @@ def party_step(plan: Plan, features: np.ndarray) -> Callable[[], object]:  # typ
 
 
 def privacy_in_a_step() -> Iterator[Row]:
-    """What quantising, masking and packing add to a party's own step."""
+    """Measure what quantising, masking and packing add to a party's own step."""
     generator = np.random.default_rng(0)
     features = generator.normal(size=(7352, 112)).astype(np.float32)
     for num_trials, limit in ((2, 15), (16, 15), (64, 25), (128, 35)):
@@ -127,7 +127,7 @@ def privacy_in_a_step() -> Iterator[Row]:
 
 
 def noise_on_updates() -> Iterator[Row]:
-    """What clipping every row's gradient and exact noise on the sum make of a party's step."""
+    """Measure what clipping every row's gradient and exact noise on the sum cost in a party's step."""
     features = np.random.default_rng(0).normal(size=(7352, 112)).astype(np.float32)
     for rows in (1000, 100):
         sizes = {"num_trials": 16, "batch_size": rows, "num_epochs": 10_000}
@@ -141,7 +141,7 @@ def noise_on_updates() -> Iterator[Row]:
 
 
 def dense_steps() -> Iterator[Row]:
-    """A network's own step, without the protocol around it: against autograd, and against Opacus's hooks."""
+    """Time a network's own step, without the protocol around it, against autograd and against Opacus's hooks."""
     generator = np.random.default_rng(0)
     for rows, limit in ((100, 0.7), (1000, 0.8)):  # the more rows, the more of it is matrix products on either side
         plan = activity_plan(batch_size=rows)
@@ -186,7 +186,7 @@ def activity_encoder(plan: Plan) -> nn.Module:
 
 
 def update_step(update: Update, features: np.ndarray, gradient: np.ndarray) -> Callable[[], object]:  # type: ignore[type-arg]
-    """One call embeds a batch and steps along a gradient."""
+    """Return a function that embeds a batch and steps along a gradient."""
     batch, given, entropy = torch.from_numpy(features.astype(np.float32)), gradient.astype(np.float32), SystemEntropy()
 
     def step() -> None:
@@ -197,7 +197,7 @@ def update_step(update: Update, features: np.ndarray, gradient: np.ndarray) -> C
 
 
 class Round:
-    """One call is one round of the whole federation in this process."""
+    """Round of the whole federation in this process, one per call."""
 
     def __init__(
         self,
@@ -218,7 +218,7 @@ class Round:
                 test_features=None,
                 ledger=None if ledgers is None else ledgers / f"{i}.sqlite",
                 dataset="benchmark",
-                exact_metrics=True,  # the plan says simulator, though nobody looks
+                exact_metrics=True,  # as the plan says, though none is read
             )
             for i in range(plan.num_parties)
         ]
@@ -240,7 +240,7 @@ class Round:
 
 
 class PlainLoop:
-    """The same training as a plain loop: every party's network runs twice, and torch draws the binomials."""
+    """Plain loop of the same training: every party's network runs twice, and torch draws the binomials."""
 
     def __init__(self, plan: Plan, features: list[np.ndarray], labels: np.ndarray) -> None:  # type: ignore[type-arg]
         self._plan = plan
@@ -292,7 +292,7 @@ def whole_rounds() -> Iterator[Row]:
 
 
 def ledgers() -> Iterator[Row]:
-    """What the ledgers of all parties add to a round, without and with a limit to keep."""
+    """Measure what the ledgers of all parties add to a round, without and with a limit to keep."""
     generator = np.random.default_rng(0)
     features = [generator.normal(size=(7352, 112)).astype(np.float32) for _ in range(5)]
     labels = generator.integers(0, 6, size=7352).astype(np.int64)
@@ -301,11 +301,11 @@ def ledgers() -> Iterator[Row]:
     for name, epsilon in (("no limit", None), ("one limit", 1e9)):
         with tempfile.TemporaryDirectory() as folder:
             for party in range(plan.num_parties):
-                book = Ledger(Path(folder) / f"{party}.sqlite")
+                ledger = Ledger(Path(folder) / f"{party}.sqlite")
                 if epsilon is not None:
                     limit = Limit.choose(unit="cell", accounting="paper", epsilon=epsilon, delta=1e-5)
-                    book.set_limit("benchmark", limit)
-                book.close()
+                    ledger.set_limit("benchmark", limit)
+                ledger.close()
             charged = Round(plan, features, labels, Path(folder))
             ratio, slow, fast = alternate(charged, without, calls=4, blocks=301)
         detail = f"{slow * 1e3:.2f} against {fast * 1e3:.2f} ms"

@@ -1,1 +1,1 @@
-"""How far planned training is from the best of a grid, over tables that no rule was chosen on."""
+"""Distance of planned training from the best of a grid, over tables that no rule was chosen on."""

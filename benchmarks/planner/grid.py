@@ -1,4 +1,4 @@
-"""Settings that somebody who may try many would try, and the best of them.
+"""Grid of settings that a user with many trials would try, and the best of them.
 
 The grid is the same for every table: clip norms are shares of the norm that a row of so many numbers may have. The best
 is chosen by the mean accuracy on hold-out rows over some draws of noise; what is reported of it comes from test rows
@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.planner.tables import Table
-from benchmarks.planner.trials import Settings, delta_of, measures, planned, scores, shift_of
+from benchmarks.planner.trials import Settings, delta_of, measures, planned, scores
+from benchmarks.utility.learning import shift_of
 from pbmvfl.plan.groups import FeatureMap, feature_width
 from pbmvfl.plan.local_search import learning_note
 
@@ -24,13 +25,13 @@ EPSILONS = (8.0, 1.0)
 RATES = (0.1, 0.5, 2.5)
 CLIP_SHARES = (0.3, 1.0)
 STEPS = (20, 60)
-#: Wider maps take minutes, and are left to nobody.
+#: Wider maps take minutes, and are not tried.
 WIDEST = 512
 CHOOSING_SEEDS, JUDGING_SEEDS = (0, 1), (100, 101, 102, 103, 104)
 
 
 def grid(table: Table) -> Iterator[Settings]:
-    """48 settings, or 24 where products of columns would be too wide."""
+    """Return 48 settings, or 24 where products of columns would be too wide."""
     for features in ("columns", "pairs"):
         width = feature_width(FeatureMap(features), table.columns, 3)
         if width > WIDEST:
@@ -46,7 +47,7 @@ def grid(table: Table) -> Iterator[Settings]:
 
 
 def compared(table: Table, epsilon: float) -> dict[str, Any]:
-    """Planned against the best of the grid, on one table."""
+    """Compare planned training with the best of the grid, on one table."""
     started = time.perf_counter()
     shift = shift_of(epsilon, delta_of(table.num_samples))
     tried = list(grid(table))
@@ -76,7 +77,7 @@ def compared(table: Table, epsilon: float) -> dict[str, Any]:
 
 
 def judged(table: Table, settings: Settings, shift: float) -> dict[str, float]:
-    """On test rows, by draws of noise that nothing was chosen on; and how far apart two such means may lie."""
+    """Evaluate on test rows, by draws of noise that nothing was chosen on: mean, deviation and mean recall."""
     found = [measures(scores(table, [settings], shift, seed)[1][settings], table.test_labels) for seed in JUDGING_SEEDS]
     accuracy = [each["accuracy"] for each in found]
     return {
@@ -87,7 +88,7 @@ def judged(table: Table, settings: Settings, shift: float) -> dict[str, float]:
 
 
 def alone(table: Table, epsilon: float) -> dict[str, Any]:
-    """Planned training and what is said before it, without a grid: where noise is large."""
+    """Evaluate planned training and its note without a grid: where noise is large."""
     shift = shift_of(epsilon, delta_of(table.num_samples))
     ours = planned(table, epsilon)
     return {
@@ -101,7 +102,7 @@ def alone(table: Table, epsilon: float) -> dict[str, Any]:
 
 
 def note(table: Table, settings: Settings, shift: float) -> str | None:
-    """What the program says before training."""
+    """Return what the program prints before training."""
     width = feature_width(FeatureMap(settings.features), table.columns, settings.column_values)
     sizes = {"num_samples": table.num_samples, "num_classes": table.num_classes}
     frequent = float(np.bincount(table.train_labels).max()) / table.num_samples

@@ -1,4 +1,4 @@
-"""The table and the picture of docs/planner.md, from the results."""
+"""Table and picture of docs/planner.md, from the results."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ Found = dict[str, Any]
 
 
 def loss(found: Found) -> float:
-    """Points of accuracy that planning loses; below zero where it wins."""
+    """Return the points of accuracy that planning loses; negative where it wins."""
     return float(100 * (found["best"]["accuracy"] - found["planned"]["accuracy"]))
 
 
 def line(found: Found) -> str:
-    """For a log."""
+    """Format one result for a log."""
     best, ours = found["best"], found["planned"]
     return (
         f"{found['table']:<32} epsilon {found['epsilon']:g}: best {best['accuracy']:.3f}, planned "
@@ -30,7 +30,7 @@ def line(found: Found) -> str:
 
 
 def summary(compared: Sequence[Found]) -> str:
-    """Median and worst, for each epsilon and for all."""
+    """Return median and worst, for each epsilon and for all."""
     lines = []
     for epsilon in (*sorted({found["epsilon"] for found in compared}, reverse=True), None):
         losses = [loss(found) for found in compared if epsilon in (None, found["epsilon"])]
@@ -44,7 +44,7 @@ def summary(compared: Sequence[Found]) -> str:
 
 
 def write(records: dict[str, list[Found]], docs: Path) -> None:
-    """Both, if there is anything."""
+    """Write table and picture, if there are results."""
     if not records["compared"]:
         return
     path = docs / "planner.md"
@@ -75,7 +75,7 @@ def _tables(records: dict[str, list[Found]]) -> str:
 
 
 def _verdict(compared: Sequence[Found]) -> str:
-    """The goals, and what misses them."""
+    """Return the goals, and the results that miss them."""
     goals = f"- goals: at most {GOAL_MEDIAN:g} points on the median and {GOAL_WORST:g} at the worst"
     missed = [
         f"{each['table']} at epsilon {each['epsilon']:g} ({loss(each):.1f})"
@@ -90,11 +90,11 @@ def _points(value: float) -> str:
 
 
 def note_counts(records: dict[str, list[Found]]) -> dict[tuple[str, str], int]:
-    """How often something was said before training, by what came of it."""
+    """Count the notes before training, by what came of it."""
     counts: dict[tuple[str, str], int] = {}
     for found in (*records["compared"], *records["alone"]):
         above = found["planned"]["accuracy"] - found["majority"]
-        # Where hardly anybody is in another class, accuracy says nothing: look at the classes one by one.
+        # Where hardly any row has another class, accuracy says nothing, so classes are compared one by one.
         learned = above > _AT_THE_MAJORITY or found["planned"]["balanced"] > 1 / found["classes"] + 2 * _AT_THE_MAJORITY
         said = "silent" if found["note"] is None else "nothing" if "leaves nothing" in found["note"] else "little"
         key = ("learned" if learned else "nothing learned", said)

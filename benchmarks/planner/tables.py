@@ -48,19 +48,19 @@ class Table:
 
     @property
     def columns(self) -> int:
-        """The most of any party."""
+        """Return the largest number of columns of any party."""
         return max(int(part.shape[1]) for part in self.train)
 
     @property
     def majority(self) -> float:
-        """The share of the most frequent class of the training rows, in the test rows."""
+        """Return the share, in the test rows, of the most frequent class of the training rows."""
         common = np.bincount(self.train_labels, minlength=self.num_classes).argmax()
         return float((self.test_labels == common).mean())
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """What a made table is made of."""
+    """Parameters of a generated table."""
 
     kind: str
     seed: int
@@ -77,7 +77,7 @@ class Recipe:
 
 
 def scaled(values: npt.NDArray[Any], low: float, high: float) -> npt.NDArray[np.float64]:
-    """By a public range, as tables with a schema are."""
+    """Scale by a public range, as tables with a schema are."""
     return np.asarray((np.clip(values, low, high) - low) / (high - low) * 2 - 1)
 
 
@@ -86,7 +86,7 @@ def one_hot(codes_N: npt.NDArray[Any], width: int) -> npt.NDArray[np.float64]:
 
 
 def _two(random: Random, logit_N: npt.NDArray[Any], rare: float) -> Indices:
-    """Classes of two, the second with about this share."""
+    """Draw two classes, the second with about this share."""
     low, high = -60.0, 60.0
     for _ in range(60):
         middle = (low + high) / 2
@@ -95,7 +95,7 @@ def _two(random: Random, logit_N: npt.NDArray[Any], rare: float) -> Indices:
 
 
 def _many(random: Random, scores_NK: npt.NDArray[Any]) -> Indices:
-    """A class by its score's share."""
+    """Draw classes by the shares of their scores."""
     return np.asarray((scores_NK + random.gumbel(size=scores_NK.shape)).argmax(axis=1), np.int64)
 
 
@@ -331,7 +331,7 @@ def _clinic(random: Random, recipe: Recipe, rows: int) -> Made:
 
 
 def _topics(random: Random, recipe: Recipe, rows: int) -> Made:
-    """How often words occur in a text about something; every party counts other words."""
+    """Counts of words in a text about a topic; every party counts other words."""
     labels = random.choice(recipe.classes, size=rows, p=random.dirichlet(np.full(recipe.classes, 6.0)))
     parts = []
     for _ in range(recipe.parties):
@@ -379,7 +379,7 @@ def _copies(random: Random, recipe: Recipe, rows: int) -> Made:
 
 
 def _loans(random: Random, recipe: Recipe, rows: int) -> Made:
-    """What somebody owes for each coin of income, at every bank; and how old, and where."""
+    """Debt per income at every bank, age, and place."""
     parts, total = [], np.zeros(rows)
     for _ in range(recipe.parties):
         income, debt = np.exp(0.5 * random.normal(size=rows)), np.exp(0.7 * random.normal(size=rows))
@@ -557,7 +557,7 @@ _BUNDLED = ("breast_cancer", "wine", "iris", "diabetes")
 
 
 def load(name: str) -> Table:
-    """A table of either family."""
+    """Load a table of either family."""
     for recipe in (*TUNING, *FIRST_HELD_OUT, *SECOND_HELD_OUT, *HELD_OUT):
         if recipe.name == name:
             return made(recipe)
@@ -565,7 +565,7 @@ def load(name: str) -> Table:
 
 
 def made(recipe: Recipe, *, hold_out_rows: int = HOLD_OUT_ROWS, test_rows: int = TEST_ROWS) -> Table:
-    """The table of a recipe, the same at every call."""
+    """Generate the table of a recipe, the same at every call."""
     random = np.random.default_rng(recipe.seed)
     parts, labels = _KINDS[recipe.kind](random, recipe, recipe.rows + hold_out_rows + test_rows)
     whole = [np.ascontiguousarray(part, dtype=np.float32) for part in parts]
@@ -591,8 +591,10 @@ def _split(
 
 
 def _bundled(name: str) -> Table:
-    """One of scikit-learn's, rows in an order of its own: a fifth to choose on, a fifth to judge by. Ranges are round
-    numbers around what the documentation of the table says."""
+    """Load one of scikit-learn's tables in a fixed order: a fifth to choose on, a fifth to judge by.
+
+    Ranges are round numbers around what the documentation of the table says.
+    """
     from sklearn import datasets
 
     if name == "diabetes":  # a measure of how the illness goes on: above 140, which is near its median, or not
@@ -611,8 +613,10 @@ def _bundled(name: str) -> Table:
 
 
 def _named(name: str) -> Table:
-    """One of the program's: the last fifth of the training rows to choose on (for Activity other people), its own test
-    rows to judge by."""
+    """Load one of the program's tables: the last fifth of the training rows to choose on (for Activity other people).
+
+    Its own test rows are those to judge by.
+    """
     from pbmvfl.data.datasets import load_dataset
     from pbmvfl.plan.plan import Plan
     from pbmvfl.training.features import mapped

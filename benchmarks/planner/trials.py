@@ -1,10 +1,8 @@
-"""Local training of many settings at once: what the program's parties do, with matrices shared between settings.
+"""Local training of many settings at once: the computation of the program's parties, with shared matrices.
 
 The map of columns and their preparation are the program's own classes. The steps are written out again for several
 learning rates and clip norms side by side, because a party by itself spends its time in reading the same rows.
 `tests/system/test_planner_benchmark.py` compares scores with those of `Federation`.
-
-Shape suffixes: N rows, D numbers of a row and a constant, C settings, K classes.
 """
 
 from __future__ import annotations
@@ -18,8 +16,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from scipy.optimize import brentq
-from scipy.stats import norm
 from torch import Tensor
 
 from benchmarks.planner.tables import Floats, Table
@@ -38,7 +34,7 @@ _MOMENTUM, _AVERAGED = 0.9, 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What a grid varies."""
+    """Settings that a grid varies."""
 
     features: str
     preparation: str
@@ -51,7 +47,7 @@ class Settings:
 
     @property
     def rows(self) -> tuple[Any, ...]:
-        """Those with the same have the same rows to learn from."""
+        """Return the key of the rows to learn from: equal keys share rows."""
         return (self.features, self.preparation, self.gram_clip, self.ridge, self.column_values)
 
     @classmethod
@@ -69,7 +65,7 @@ class Settings:
 
 
 class Seeded:
-    """Random bytes of a seed, for a study: whoever knows them knows the noise."""
+    """Random bytes of a seed, for a study: a reader of the seed knows the noise."""
 
     seeded = True
 
@@ -82,22 +78,13 @@ class Seeded:
 
 
 @cache
-def shift_of(epsilon: float, delta: float) -> float:
-    """The shift of a Gaussian that has this epsilon at delta (Balle and Wang, 2018): all of a plan's noise together."""
-
-    def excess(mu: float) -> float:
-        return float(norm.cdf(mu / 2 - epsilon / mu) - math.exp(epsilon) * norm.cdf(-mu / 2 - epsilon / mu)) - delta
-
-    return float(brentq(excess, 1e-4, 50))
-
-
 def delta_of(num_samples: int) -> float:
-    """The planner's own."""
+    """Return the planner's own delta."""
     return min(1e-5, 0.1 / num_samples)
 
 
 def noises(table: Table, settings: Settings, shift: float) -> dict[str, float]:
-    """The noise of every part, such that all together have this shift."""
+    """Return the noise of every part, such that all together have this shift."""
     rules = LocalRules(num_samples=table.num_samples, num_classes=table.num_classes)
     prepared = settings.preparation != "none"
     found = rules.strength(shift, num_epochs=settings.steps, prepared=prepared)
@@ -105,7 +92,7 @@ def noises(table: Table, settings: Settings, shift: float) -> dict[str, float]:
 
 
 def plan_of(table: Table, settings: Settings, shift: float) -> Plan:
-    """The same as a plan of the program."""
+    """Return these settings as a plan of the program."""
     values = dict(vars(settings))
     rules = LocalRules(num_samples=table.num_samples, num_classes=table.num_classes)
     values["num_epochs"] = values.pop("steps")
@@ -121,7 +108,7 @@ def plan_of(table: Table, settings: Settings, shift: float) -> Plan:
 def scores(
     table: Table, grid: Sequence[Settings], shift: float, seed: int, *, noisy: bool = True
 ) -> tuple[dict[Settings, Floats], dict[Settings, Floats]]:
-    """Class scores (N, K) of the hold-out and of the test rows by settings, from one draw of noise.
+    """Return class scores (N, K) of the hold-out and of the test rows by settings, from one draw of noise.
 
     Settings that learn from the same rows share the draw of their preparation.
     """
@@ -145,7 +132,7 @@ def scores(
 
 
 def _prepared(table: Table, plan: Plan, party: int, random: np.random.Generator) -> Iterable[Tensor]:
-    """Training, hold-out and test rows of a party as its network takes them, and a constant."""
+    """Return training, hold-out and test rows of a party as its network takes them, and a constant."""
     parts = [torch.from_numpy(mapped(plan, split[party])) for split in (table.train, table.hold_out, table.test)]
     preparation = preparation_for(plan, index=party, rows=parts[0][:8])
     if plan.preparation != "none":
@@ -164,7 +151,7 @@ def _trained(
     multiplier: float,
     random: np.random.Generator,
 ) -> Tensor:
-    """Averaged weights (C, K, D) after noisy steps on all rows."""
+    """Return averaged weights (C, K, D) after noisy steps on all rows."""
     count, width, classes = *rows_ND.shape, table.num_classes
     rates_C11 = torch.tensor([each.learning_rate for each in settings]).view(-1, 1, 1)
     clips_C1 = torch.tensor([each.clip_norm for each in settings]).view(-1, 1)
@@ -199,14 +186,14 @@ def _trained(
 
 
 def measures(scores_NK: Floats, labels_N: npt.NDArray[np.int64]) -> dict[str, float]:
-    """Accuracy, and the mean over classes of how many of a class are found."""
+    """Return accuracy, and the mean recall over classes."""
     right_N = scores_NK.argmax(axis=1) == labels_N
     found = [float(right_N[labels_N == each].mean()) for each in np.unique(labels_N)]
     return {"accuracy": float(right_N.mean()), "balanced": float(np.mean(found))}
 
 
 def planned(table: Table, epsilon: float) -> Settings:
-    """What the program's planner chooses for this table, from its sizes alone."""
+    """Return the choice of the program's planner for this table, from its sizes alone."""
     found = plan_for_budget(
         Plan,
         epsilon=epsilon,

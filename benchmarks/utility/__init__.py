@@ -1,1 +1,1 @@
-"""What accuracy privacy leaves: ours beside others' at one epsilon (`python -m benchmarks.utility`), and studies."""
+"""Accuracy under privacy: ours beside others' at one epsilon (`python -m benchmarks.utility`), and studies."""

@@ -33,7 +33,7 @@ def records(name: str) -> list[dict[str, Any]]:
 
 
 def compared(found: list[dict[str, Any]], dataset: str, method: str) -> dict[float | None, float]:
-    """Mean accuracy over seeds, by epsilon; None is no privacy."""
+    """Return the mean accuracy over seeds, by epsilon; None is no privacy."""
     rows = [row for row in found if (row.get("dataset"), row.get("method")) == (dataset, method) and "accuracy" in row]
     return {
         epsilon: float(np.mean([row["accuracy"] for row in rows if row["epsilon"] == epsilon]))
@@ -42,7 +42,7 @@ def compared(found: list[dict[str, Any]], dataset: str, method: str) -> dict[flo
 
 
 def released(found: list[dict[str, Any]], dataset: str) -> dict[float, float]:
-    """Mean accuracy of released predictions over seeds, by a prediction's epsilon; training had 8."""
+    """Return the mean accuracy of released predictions over seeds, by a prediction's epsilon; training had 8."""
     by_epsilon: dict[float, list[float]] = {}
     for row in found:
         options = row["options"]
@@ -52,7 +52,7 @@ def released(found: list[dict[str, Any]], dataset: str) -> dict[float, float]:
 
 
 def draw(path: Path) -> None:
-    """The picture. Its ground is white, so that it can be read on a dark page too."""
+    """Draw the picture. Its ground is white, so that it can be read on a dark page too."""
     plt.rcParams.update({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False})
     every, strict = records("utility.jsonl"), records("strict.jsonl")
     figure, axes = plt.subplots(1, 2, figsize=(10.6, 3.9), sharey=True)

@@ -83,7 +83,7 @@ TABLES: dict[str, tuple[Callable[[np.random.Generator, int], Table], int | None,
 
 
 def made_table(name: str, seed: int, *, rows: int = ROWS, test_rows: int = TEST_ROWS) -> VerticalDataset:
-    """A table of one of the sorts above."""
+    """Generate a table of one of the sorts above."""
     make, values, _ = TABLES[name]
     random = np.random.default_rng(seed)
     x, logit = make(random, rows + test_rows)
@@ -104,7 +104,7 @@ def made_table(name: str, seed: int, *, rows: int = ROWS, test_rows: int = TEST_
 
 
 def paired(name: str, seed: int, epsilon: float, **sizes: int) -> dict[str, Any]:
-    """One table, trained in both ways within the same total."""
+    """Train on one table in both ways within the same total."""
     data = made_table(name, seed, **sizes)
     started = time.perf_counter()
     found = {
@@ -130,7 +130,7 @@ def paired(name: str, seed: int, epsilon: float, **sizes: int) -> dict[str, Any]
 
 
 def offers(epsilons: tuple[float, ...]) -> list[dict[str, Any]]:
-    """Whether a screen is offered on data sets that have no such columns."""
+    """Compute whether a screen is offered on data sets that have no such columns."""
     found = []
     for name, column_range in (("phishing", None), ("activity", (-1.0, 1.0))):
         data = load_dataset(name, num_parties=5)
@@ -145,7 +145,7 @@ def offers(epsilons: tuple[float, ...]) -> list[dict[str, Any]]:
 
 
 def summary(runs: list[dict[str, Any]]) -> str:
-    """As Markdown."""
+    """Return the results as Markdown."""
     lines = ["| table | local | joint | paired gain, points (least to most) |", "|---|---|---|---|"]
     for name in dict.fromkeys(run["table"] for run in runs):
         mine = [run for run in runs if run["table"] == name]

@@ -30,7 +30,7 @@ _MOMENTUM, _RIDGE, _CLIP = 0.9, 0.5, 1.0
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """How to learn; what baselines may choose on hold-outs."""
+    """Learning settings that baselines may choose on hold-outs."""
 
     #: Times the library's rule.
     rate: float = 1.0
@@ -41,7 +41,7 @@ class Recipe:
 
 
 def shift_of(epsilon: float, delta: float) -> float:
-    """The shift of a Gaussian, in deviations, that has this epsilon at delta (Balle and Wang, 2018, Theorem 8)."""
+    """Return the shift of a Gaussian, in deviations, with this epsilon at delta (Balle and Wang, 2018, Theorem 8)."""
 
     def excess(mu: float) -> float:
         return float(norm.cdf(mu / 2 - epsilon / mu) - math.exp(epsilon) * norm.cdf(-mu / 2 - epsilon / mu)) - delta
@@ -50,12 +50,12 @@ def shift_of(epsilon: float, delta: float) -> float:
 
 
 def advantage_of(mu: float) -> float:
-    """Of the best attack on a Gaussian with this shift."""
+    """Return the best attack's advantage on a Gaussian with this shift."""
     return float(2 * norm.cdf(mu / 2) - 1)
 
 
 def advantage(recipe: Recipe, epsilon: float, delta: float) -> float:
-    """Of the best attack on a model that was learned by this recipe within this budget."""
+    """Return the best attack's advantage on a model that was learned by this recipe within this budget."""
     mu = shift_of(epsilon, delta)
     if recipe.sampled >= 1:
         return advantage_of(mu)
@@ -75,7 +75,7 @@ def _accountant(multiplier: float, sampled: float, steps: int, prepared: float) 
 
 @cache
 def sampled_noise(epsilon: float, delta: float, sampled: float, steps: int, prepared: float) -> float:
-    """The noise multiplier of sampled steps beside a Gaussian of shift `prepared`, by dp-accounting."""
+    """Return the noise multiplier of sampled steps beside a Gaussian of shift `prepared`, by dp-accounting."""
 
     def spent(multiplier: float) -> float:
         return float(_accountant(multiplier, sampled, steps, prepared).get_epsilon(delta)) - epsilon
@@ -107,7 +107,7 @@ def learned(
     rng: np.random.Generator,
     noise_factor: float = 1.0,
 ) -> Model:
-    """A model of one part within the budget. `noise_factor` is the square root of how many add noise of their own."""
+    """Learn a model of one part within the budget; `noise_factor` is the root of how many parts add their own noise."""
     count, columns = part.rows_ND.shape
     mu = shift_of(epsilon, delta) if math.isfinite(epsilon) else math.inf
     mean_D, matrix_DD, radius = np.zeros(columns), None, math.inf
@@ -139,7 +139,7 @@ def _centred(rows_ND: Floats, mean_D: Reals, radius: float) -> Floats:
 
 
 def _whitening(rows_ND: Floats, mu: float, radius: float, rng: np.random.Generator) -> Reals:
-    """(S + r I)^(-1/2) of a noisy S. Two rows' products have an inner product of at least 0: the diameter is sqrt 2."""
+    """Return (S + r I)^(-1/2) of a noisy S, whose diameter is sqrt 2: rows' products have inner product at least 0."""
     count, columns = rows_ND.shape
     deviation = math.sqrt(2) * radius**2 / mu / count
     noise_DD = rng.normal(size=(columns, columns)) * deviation

@@ -31,7 +31,7 @@ _OF_ROWS, _FIRST_ROWS = 10, 7
 
 @dataclass(frozen=True, kw_only=True)
 class Code:
-    """How a party's columns become symbols."""
+    """Public code from a party's columns to symbols."""
 
     #: Few-valued columns a symbol; 0 for the sum of all columns.
     columns: int = 0
@@ -44,7 +44,7 @@ class Code:
     levels: int = 2
 
     def symbols(self, rows_ND: Floats, column_values: int | None) -> tuple[list[Indices], int]:
-        """Every symbol of every row, and how many symbols there are to choose from."""
+        """Return every symbol of every row, and the number of possible symbols."""
         if column_values is None:
             rng = np.random.default_rng((_PROJECTION_SEED, self.draw))
             directions = rng.normal(size=(rows_ND.shape[1], self.bits * self.repeats))
@@ -61,7 +61,7 @@ class Code:
 
 
 def codes(column_values: int | None, levels: tuple[int, ...] = (2,)) -> Iterator[Code]:
-    """Everything that is tried."""
+    """Return all codes that are tried."""
     if column_values is None:
         shapes = ((1, 1), (2, 1), (3, 1), (5, 1), (7, 1), (9, 1), (1, 4), (1, 12), (3, 3), (5, 2))
         yield from (Code(bits=bits, repeats=repeats, draw=draw) for bits, repeats in shapes for draw in range(6))
@@ -70,7 +70,7 @@ def codes(column_values: int | None, levels: tuple[int, ...] = (2,)) -> Iterator
 
 
 def exact_scores(table: Table, code: Code, *, epsilon: float, rng: np.random.Generator) -> Reals:
-    """Class scores of the judged rows, looked up at home: training rows alone are released."""
+    """Return class scores of the judged rows, looked up by their party: only training rows are released."""
     total_NK = np.broadcast_to(table.prior_K, (len(table.judged_labels), table.num_classes)).copy()
     everybody = np.arange(len(table.labels))
     for party in range(len(table.columns)):
@@ -79,10 +79,10 @@ def exact_scores(table: Table, code: Code, *, epsilon: float, rng: np.random.Gen
 
 
 def scores(table: Table, code: Code, *, epsilon: float, rng: np.random.Generator) -> Reals:
-    """Class scores of judged rows that are released, too.
+    """Return class scores of judged rows that are released, too.
 
     Some training rows are released by the code, for tables; the others, and the judged rows, as symbols of the scores
-    that the tables give them at home. Every row is released once, so each gets the whole epsilon.
+    that the tables give them at their party. Every row is released once, so each gets the whole epsilon.
     """
     total_NK = np.broadcast_to(table.prior_K, (len(table.judged_labels), table.num_classes)).copy()
     is_first = np.arange(len(table.labels)) % _OF_ROWS < _FIRST_ROWS
@@ -101,7 +101,7 @@ def scores(table: Table, code: Code, *, epsilon: float, rng: np.random.Generator
 def _party(
     table: Table, party: int, code: Code, rows: Indices, epsilon: float, rng: np.random.Generator
 ) -> Callable[[Floats], Reals]:
-    """A party's class scores from its columns, by tables of these training rows as they were released."""
+    """Return a party's class scores from its columns, by tables of these training rows as they were released."""
     symbols, size = code.symbols(table.columns[party][rows], table.column_values)
     share = epsilon / len(symbols)
     tables = [
@@ -117,7 +117,7 @@ def _party(
 
 
 def _symbols_of(scores_NK: Reals, size: int) -> Indices:
-    """Two classes: the second's probability in equal steps. More: the best class."""
+    """Return symbols of scores: for two classes the second's probability in equal steps, for more the best class."""
     if scores_NK.shape[1] > 2:
         return np.asarray(scores_NK.argmax(axis=1))
     odds_N = np.clip(scores_NK[:, 1] - scores_NK[:, 0], -30, 30)
@@ -125,7 +125,7 @@ def _symbols_of(scores_NK: Reals, size: int) -> Indices:
 
 
 def advantage(code: Code, table: Table, epsilon: float, *, exact: bool) -> float:
-    """Of the best attack on what one party releases of one row: of the row for which it is largest."""
+    """Return the best attack's advantage on one party's release of one row, for the row where it is largest."""
     symbols, size = code.symbols(table.columns[0][:1], table.column_values)
     found = responses_advantage(len(symbols), size, epsilon / len(symbols))
     if exact:
@@ -134,7 +134,7 @@ def advantage(code: Code, table: Table, epsilon: float, *, exact: bool) -> float
 
 
 def responses_advantage(count: int, size: int, epsilon: float) -> float:
-    """Total variation between so many responses of this epsilon each, for rows that differ in all symbols."""
+    """Return the total variation between so many responses of this epsilon, for rows that differ in all symbols."""
     kept = 1 / (1 + (size - 1) * math.exp(-epsilon))
     other = kept * math.exp(-epsilon)
     chances = {1: kept, -1: other, 0: max(0.0, 1 - kept - other)}
@@ -149,14 +149,14 @@ def responses_advantage(count: int, size: int, epsilon: float) -> float:
 
 
 def _responses(symbols_N: Indices, size: int, epsilon: float, rng: np.random.Generator) -> Indices:
-    """The symbol with probability e^epsilon/(e^epsilon + size - 1), else another one, all alike."""
+    """Draw the symbol with probability e^epsilon/(e^epsilon + size - 1), else another one uniformly."""
     kept = rng.random(len(symbols_N)) < 1 / (1 + (size - 1) * math.exp(-epsilon))
     others = (symbols_N + rng.integers(1, max(2, size), size=len(symbols_N))) % size
     return np.where(kept, symbols_N, others)
 
 
 def _log_likelihoods(released_N: Indices, labels_N: Indices, num_classes: int, size: int, epsilon: float) -> Reals:
-    """ln P(symbol | class) before the response, from what was released."""
+    """Estimate ln P(symbol | class) before the response, from released symbols."""
     counts_SK = np.zeros((size, num_classes))
     np.add.at(counts_SK, (released_N, labels_N), 1)
     kept = 1 / (1 + (size - 1) * math.exp(-epsilon))

@@ -1,7 +1,7 @@
-"""The methods that are compared: each from a data set, an epsilon and a seed to measures on the test rows.
+"""Methods that are compared: each from a data set, an epsilon and a seed to measures on the test rows.
 
-What a baseline may choose, it chooses for every epsilon by its mean accuracy on hold-outs of the training rows, which
-is not charged, in its favour. Ours has nothing to choose: the library's planner does, from public sizes.
+A baseline makes its choices for every epsilon by its mean accuracy on hold-outs of the training rows, which is not
+charged, in its favour. Ours has nothing to choose: the library's planner does, from public sizes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _HOLD_OUT_SEED = 1_000
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """What every method is given."""
+    """Inputs of every method."""
 
     data: VerticalDataset
     table: Table
@@ -51,7 +51,7 @@ class Method:
     trial: Callable[[Table, float, float, int, Choice], Reals] | None = None
 
     def choose(self, task: Task, epsilon: float) -> Choice:
-        """The candidate with the best mean accuracy on hold-outs."""
+        """Return the candidate with the best mean accuracy on hold-outs."""
         if self.candidates is None or self.trial is None:
             return {}
         splits = list(task.table.hold_outs())
@@ -118,7 +118,7 @@ def _open_candidates(table: Table) -> Iterable[Choice]:
 
 
 def _central_candidates(table: Table) -> Iterable[Choice]:
-    """Full batches and sampled ones with steps of several sizes, and full ones without preparation."""
+    """Return full batches and sampled ones with steps of several sizes, and full ones without preparation."""
     del table
     yield from ({"rate": rate} for rate in (0.5, 1.0, 2.0, 4.0))
     yield from ({"rate": rate, "sampled": 0.1, "steps": 100} for rate in (0.5, 1.0, 2.0))

@@ -70,7 +70,7 @@ class Setting:
 
     @property
     def noise_multiplier(self) -> float:
-        """Of the noise on mixtures of sums, in clip norms, after the moments have had their share."""
+        """Return the noise on mixtures of sums, in clip norms, after the moments have had their share."""
         mu = self.mu * math.sqrt(1 - self.moments_share)
         return 2 * Band(self.band).norm * math.sqrt(self.passes) / mu if self.noise else 0.0
 
@@ -82,7 +82,7 @@ Pictures = tuple[list[Tensor], Tensor, list[Tensor], Tensor]
 
 
 def quadrants_of(dataset: str) -> Pictures:
-    """Each quadrant is (N, C, H, W) in [-1, 1]."""
+    """Return the quadrants, each (N, C, H, W) in [-1, 1]."""
     if dataset == "digits":
         from pbmvfl.data.datasets import load_dataset
 
@@ -103,7 +103,7 @@ def quadrants_of(dataset: str) -> Pictures:
 
 
 def _gabor(sigma: float, theta: float, xi: float, slant: float, radius: int) -> Tensor:
-    """A complex wave under a Gaussian envelope, (2, size, size): its real and its imaginary part."""
+    """Return a complex wave under a Gaussian envelope, (2, size, size): its real and its imaginary part."""
     at = torch.arange(-radius, radius + 1, dtype=torch.float64)
     y, x = torch.meshgrid(at, at, indexing="ij")
     along, across = x * math.cos(theta) + y * math.sin(theta), -x * math.sin(theta) + y * math.cos(theta)
@@ -120,7 +120,7 @@ def _wavelets(scale: int, angles: int) -> Tensor:
 
 
 def _modulus(pictures: Tensor, bank: Tensor) -> Tensor:
-    """|picture * wavelet| for every picture (n, 1, H, W) and wavelet: (n, angles, H, W)."""
+    """Return |picture * wavelet| for every picture (n, 1, H, W) and wavelet: (n, angles, H, W)."""
     radius = bank.shape[-1] // 2
     padded = nn.functional.pad(pictures, [radius] * 4, mode="reflect")
     found = nn.functional.conv2d(padded, bank)
@@ -128,7 +128,7 @@ def _modulus(pictures: Tensor, bank: Tensor) -> Tensor:
 
 
 def _pooled(pictures: Tensor, window: int) -> Tensor:
-    """Gaussian averages around the centres of windows: (n, C, H/window, W/window)."""
+    """Return Gaussian averages around the centres of windows: (n, C, H/window, W/window)."""
     size = 3 * window
     at = torch.arange(size, dtype=torch.float64, device=pictures.device) - (size - 1) / 2
     bump = torch.exp(-(at**2) / (2 * (0.4 * window) ** 2))
@@ -138,7 +138,7 @@ def _pooled(pictures: Tensor, window: int) -> Tensor:
 
 
 def scattering(pictures_NCHW: Tensor, *, angles: int = 8, window: int = 4) -> Tensor:
-    """Scattering features of two scales, (N, channels, H/window, W/window): fixed wavelets, moduli, averages.
+    """Return scattering features of two scales, (N, channels, H/window, W/window): fixed wavelets, moduli, averages.
 
     Orders 0, 1 and 2 (Bruna, Mallat, 2013). Moduli are compressed by a square root, which evens out contrast.
     """
@@ -154,7 +154,7 @@ def scattering(pictures_NCHW: Tensor, *, angles: int = 8, window: int = 4) -> Te
 
 
 def featured(pictures_NCHW: Tensor, name: str, device: torch.device, *, rows: int = 2048) -> Tensor:
-    """Public features of pictures, some rows at a time, on the device."""
+    """Return public features of pictures, computed some rows at a time on the device."""
     parts = []
     for start in range(0, len(pictures_NCHW), rows):
         part = pictures_NCHW[start : start + rows].to(device)
@@ -171,7 +171,7 @@ def featured(pictures_NCHW: Tensor, name: str, device: torch.device, *, rows: in
 
 
 def grouped(features_NCHW: Tensor) -> Tensor:
-    """Each row's features brought to mean 0 and variance 1, group by group: what is of one order and scale together."""
+    """Normalise each row's features to mean 0 and variance 1, group by group: one order and scale together."""
     count, channels = features_NCHW.shape[:2]
     by_colour = features_NCHW.reshape(count, 3, channels // 3, *features_NCHW.shape[2:])
     parts = []
@@ -185,14 +185,14 @@ def grouped(features_NCHW: Tensor) -> Tensor:
 
 @dataclasses.dataclass
 class Moments:
-    """A noisy mean and noisy spreads of features, each from one use of every row."""
+    """Noisy mean and noisy spreads of features, each from one use of every row."""
 
     mean: Tensor
     spread: Tensor
 
     @classmethod
     def of(cls, rows_NF: Tensor, mu: float, generator: torch.Generator) -> Moments:
-        """Both together are one Gaussian of mu: rows, and then their squares, are clipped to a public norm and summed.
+        """Release both as one Gaussian of mu: rows, and then their squares, are clipped to a public norm and summed.
 
         Features have sizes of about 1 (square roots of moduli of values in [-1, 1]); the bounds are public.
         """
@@ -218,7 +218,7 @@ def _noisy_mean(rows_NF: Tensor, bound: float, mu: float, generator: torch.Gener
 
 
 class ScaledTanh(nn.Module):
-    """Bounded: activations, and so gradients, stay small where noise moves weights."""
+    """Bounded activation: activations, and so gradients, stay small where noise moves weights."""
 
     def forward(self, x: Tensor) -> Tensor:
         return 1.7 * torch.tanh(x)
@@ -236,7 +236,7 @@ class Grouped(nn.Module):
 
 
 def build(name: str, shape: Sequence[int], classes: int, seed: int) -> nn.Sequential:
-    """A public network with public first weights. The last layer starts at zero."""
+    """Build a public network with public first weights. The last layer starts at zero."""
     torch.manual_seed(seed)
     channels = shape[0]
     size = math.prod(shape)
@@ -284,7 +284,7 @@ def build(name: str, shape: Sequence[int], classes: int, seed: int) -> nn.Sequen
 
 
 def clipped_sum(network: nn.Sequential, rows: Tensor, labels_N: Tensor, clip: float) -> tuple[list[Tensor], Tensor]:
-    """(the sum over rows of their clipped gradients, weight by weight; the norms before clipping).
+    """Return the sum over rows of their clipped gradients, weight by weight, and the norms before clipping.
 
     `rows` is (N, V, ...): a row's loss is the mean cross-entropy of its variants. At a layer a row's gradient is the
     product of its slopes (outputs x places) and its inputs (inputs x places); a dense layer has one place a variant, a
@@ -331,7 +331,7 @@ def clipped_sum(network: nn.Sequential, rows: Tensor, labels_N: Tensor, clip: fl
 
 
 def _patches(layer: nn.Conv2d, before: Tensor, count: int) -> Tensor:
-    """(N, inputs of a filter, variants * places)."""
+    """Return patches, (N, inputs of a filter, variants * places)."""
     (high, wide), (up, left) = layer.kernel_size, (int(each) for each in layer.padding)
     padded = nn.functional.pad(before, [left, left, up, up])
     found = padded.unfold(2, high, 1).unfold(3, wide, 1)  # (N * V, C, H, W, high, wide): a view, unlike torch's unfold
@@ -340,7 +340,7 @@ def _patches(layer: nn.Conv2d, before: Tensor, count: int) -> Tensor:
 
 
 def _by_row(slope: Tensor, count: int) -> Tensor:
-    """(N, filters, variants * places)."""
+    """Return slopes by row, (N, filters, variants * places)."""
     flat = slope.flatten(2)
     return flat.view(count, -1, *flat.shape[1:]).transpose(1, 2).flatten(2)
 
@@ -355,7 +355,7 @@ class Estimates:
         self._errors: deque[Tensor] = deque(maxlen=band.width - 1)
 
     def of(self, sum_D: Tensor) -> Tensor:
-        """The sum plus its error e_t = z_t - c_1 e_(t-1) - ...: the same as solving the noisy mixtures."""
+        """Return the sum plus its error e_t = z_t - c_1 e_(t-1) - ...: equal to solving the noisy mixtures."""
         error_D = torch.randn(sum_D.shape, generator=self._generator, device=sum_D.device) * self._deviation
         for coefficient, earlier in zip(self._coefficients, self._errors, strict=False):
             error_D -= coefficient * earlier
@@ -367,7 +367,7 @@ class Estimates:
 
 
 def train(setting: Setting, network: nn.Sequential, rows: Tensor, labels: Tensor, seed: int) -> list[float]:
-    """Train one party's network; it is left with the average of its last weights. Returns each step's clipped share."""
+    """Train one party's network, leaving the average of its last weights; return each step's clipped share."""
     device = rows.device
     generator = torch.Generator(device=device).manual_seed(seed)
     order = torch.from_numpy(np.random.default_rng(seed).permutation(len(rows))).to(device)
@@ -409,7 +409,7 @@ def train(setting: Setting, network: nn.Sequential, rows: Tensor, labels: Tensor
 
 @torch.no_grad()
 def scores(network: nn.Sequential, rows: Tensor) -> Tensor:
-    """(N, K): mean scores of a row's variants."""
+    """Return mean scores of a row's variants, (N, K)."""
     parts = []
     for start in range(0, len(rows), 2048):
         part = rows[start : start + 2048]
@@ -419,7 +419,7 @@ def scores(network: nn.Sequential, rows: Tensor) -> Tensor:
 
 
 def with_variants(pictures_NCHW: Tensor, setting: Setting, device: torch.device) -> Tensor:
-    """(N, V, ...) features of a row's variants."""
+    """Return features of a row's variants, (N, V, ...)."""
     variants = [pictures_NCHW]
     if setting.flips:
         variants.append(pictures_NCHW.flip(3))
@@ -428,7 +428,7 @@ def with_variants(pictures_NCHW: Tensor, setting: Setting, device: torch.device)
 
 
 def augmented(rows: Tensor, variants: int, generator: torch.Generator) -> Tensor:
-    """Variants of pictures (N, 1, C, H, W), moved by up to two pixels. What is drawn is public."""
+    """Return variants of pictures (N, 1, C, H, W), moved by up to two pixels. The draws are public."""
     if not variants:
         return rows
     height, width = rows.shape[3:]
@@ -447,7 +447,7 @@ def run_one(
     cache: dict[Any, tuple[Tensor, Tensor]],
     hold_out: int = 0,
 ) -> dict[str, Any]:
-    """One run: every party's training, and the accuracy of the sum of scores.
+    """Run one seed: every party's training, and the accuracy of the sum of scores.
 
     On the test rows, or, with `hold_out`, on so many of the last training rows, which then are not trained on.
     """
@@ -489,7 +489,7 @@ def run_one(
 
 
 def by_program(setting: Setting, seed: int) -> dict[str, Any]:
-    """The same setting as a run of the program itself: its integers, its secret randomness, its account."""
+    """Run the setting in the program itself: its integers, its secret randomness, its account."""
     from pbmvfl.data.datasets import load_dataset
     from pbmvfl.federation.federation import Federation
     from pbmvfl.plan.groups import Activation

@@ -8,8 +8,7 @@ from typing import Any
 
 from benchmarks.utility.methods import METHODS
 from benchmarks.utility.picture import draw
-from benchmarks.utility.records import Records
-from benchmarks.utility.summary import summary
+from benchmarks.utility.records import Records, summary
 
 _INTRODUCTION = """# What privacy costs in accuracy
 
@@ -48,7 +47,7 @@ splits is larger than that between seeds.
 
 
 def write(config: dict[str, Any], records: Records, docs: Path) -> None:
-    """Both files. What has no results yet is left out."""
+    """Write both files; parts without results yet are left out."""
     docs.mkdir(parents=True, exist_ok=True)
     draw(config, records, docs / "utility.png")
     introduction = _INTRODUCTION.format(

@@ -13,8 +13,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from benchmarks.utility.methods import METHODS
-from benchmarks.utility.records import Records
-from benchmarks.utility.summary import Summary, summary
+from benchmarks.utility.records import Records, Summary, summary
 
 #: Okabe and Ito's colours, which people with any colour vision tell apart, and a mark of its own for each.
 _STYLES = {
@@ -32,7 +31,7 @@ _LABEL_GAP = 0.062
 
 
 def draw(config: dict[str, Any], records: Records, path: Path) -> None:
-    """The picture, as a file."""
+    """Draw the picture to a file."""
     datasets = config["datasets"]
     plt.rcParams.update({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False})
     figure, axes = plt.subplots(
@@ -99,12 +98,12 @@ def _line(axis: Any, across: list[float], found: list[Summary], colour: str, mar
 
 
 def _height(accuracy: Any) -> Any:
-    """Halving the errors is the same step everywhere: a logarithm that keeps small differences at the top visible."""
+    """Map accuracy so that halving the errors is one step everywhere: small differences at the top stay visible."""
     return -np.log10(1 - np.asarray(accuracy))
 
 
 def _labels(axis: Any, ends: list[tuple[float, str, str]], bottom: float, top: float) -> None:
-    """Names beside the ends of the lines, moved apart where they would touch."""
+    """Write names beside the ends of the lines, moved apart where they would touch."""
     gap = _LABEL_GAP * (top - bottom)
     ends = sorted(ends)
     heights = [end[0] for end in ends]

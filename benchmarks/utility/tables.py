@@ -1,4 +1,4 @@
-"""The data sets of the yardstick, their public maps, and hold-outs of their training rows.
+"""Data sets of the comparison, their public maps, and hold-outs of their training rows.
 
 Rows of a file that are neighbours in it are alike, and so are rows of one person. Hold-outs follow the split that the
 test rows come from: for Phishing, blocks of the file in order, and what follows the rows that are learned from; for
@@ -26,7 +26,7 @@ _BLOCKS, _GROUPS_OF_PEOPLE = 4, 3
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """One party's rows, or those of everybody side by side, after a public map; `bound` is their largest norm."""
+    """Rows of one party, or of all side by side, after a public map; `bound` is their largest norm."""
 
     rows_ND: Floats
     bound: float
@@ -54,11 +54,11 @@ class Table:
 
     @property
     def prior_K(self) -> npt.NDArray[np.float64]:
-        """Logarithms of the classes' shares."""
+        """Return the logarithms of the classes' shares."""
         return np.log(np.bincount(self.labels, minlength=self.num_classes) / len(self.labels))
 
     def pooled(self) -> Table:
-        """One party that has everybody's columns."""
+        """Return a table of one party that has all columns."""
         return Table(
             name=self.name,
             num_classes=self.num_classes,
@@ -72,7 +72,7 @@ class Table:
         )
 
     def hold_outs(self) -> Iterator[Table]:
-        """Smaller tables, made of training rows alone."""
+        """Return smaller tables, made of training rows alone."""
         for kept, held in _splits(self.name, len(self.labels)):
             yield Table(
                 name=self.name,
@@ -88,7 +88,7 @@ class Table:
 
 
 def load(name: str, num_parties: int) -> tuple[VerticalDataset, Table]:
-    """The data set as the library has it, and as a table."""
+    """Return the data set as the library has it, and as a table."""
     data = load_dataset(name, num_parties=num_parties, progress=False)
     train, judged = (
         [np.asarray(part, np.float32) for part in parts] for parts in (data.train_features, data.test_features)
@@ -108,7 +108,7 @@ def load(name: str, num_parties: int) -> tuple[VerticalDataset, Table]:
 
 
 def _mapped(rows_ND: Floats, column_values: int | None) -> Part:
-    """The map that the library's planner chooses: every two values of few-valued columns, else the columns."""
+    """Apply the map of the library's planner: every two values of few-valued columns, else the columns."""
     columns = rows_ND.shape[1]
     if column_values is None:
         return Part(rows_ND=rows_ND, bound=float(np.sqrt(columns)), centred_share=0.3)
@@ -125,7 +125,7 @@ def _mapped(rows_ND: Floats, column_values: int | None) -> Part:
 
 
 def as_symbols(rows_ND: Floats, column_values: int) -> Indices:
-    """Values from 0 to 1 as whole numbers."""
+    """Convert values from 0 to 1 to whole numbers."""
     return np.rint(rows_ND * (column_values - 1)).astype(np.int64)
 
 
@@ -152,7 +152,7 @@ def _splits(name: str, count: int) -> Iterator[tuple[Indices, Indices]]:
 
 
 def _people() -> Indices:
-    """Who made each training row of Activity, which the library leaves out."""
+    """Return the person of each training row of Activity, which the library leaves out."""
     root = data_root()
     if root is None:
         raise FileNotFoundError("Activity's hold-outs are people: set PBMVFL_DATA to a folder with activity/*.parquet")

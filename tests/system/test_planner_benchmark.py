@@ -21,7 +21,8 @@ from benchmarks.planner.tables import (
     Table,
     made,
 )
-from benchmarks.planner.trials import Settings, delta_of, measures, plan_of, planned, scores, shift_of
+from benchmarks.planner.trials import Settings, delta_of, measures, plan_of, planned, scores
+from benchmarks.utility.learning import shift_of
 
 from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.federation.federation import Federation
