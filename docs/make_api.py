@@ -98,7 +98,7 @@ def _name(name: str, value: Any) -> Iterator[str]:
 
 
 def _members(value: type) -> Iterator[tuple[str, str]]:
-    """(name with its parameters, sort) of what a class itself defines, apart from its fields."""
+    """Yield (name with its parameters, sort) of what a class itself defines, apart from its fields."""
     own = {each.name for each in fields(value)} if is_dataclass(value) else set()
     for member, found in vars(value).items():
         if member.startswith("_") or member in own:
@@ -119,7 +119,7 @@ def _first_lines(value: type, member: str) -> str:
 
 
 def _words_in_source(value: type) -> dict[str, str]:
-    """What stands beside the fields of a class: `#:` above or behind one, or a string below it."""
+    """Return the comments of a class's fields: `#:` above or behind one, or a string below it."""
     found: dict[str, str] = {}
     above: list[str] = []
     lines = [line.strip() for line in inspect.getsource(value).splitlines()]
@@ -147,14 +147,14 @@ def _parameters(value: Any) -> list[inspect.Parameter]:
 
 
 def _typed(name: str, value: Any) -> str:
-    """With types, one parameter a line."""
+    """Return the signature with types, one parameter a line."""
     shown = [f"    {words}," for words in _spelled(_parameters(value), typed=True)]
     returned = "" if isinstance(value, type) else f" -> {_type(inspect.signature(value).return_annotation)}"
     return "\n".join([f"{name}(", *shown, f"){returned}"]) if shown else f"{name}(){returned}"
 
 
 def _short(value: Any) -> str:
-    """Names and defaults."""
+    """Return the signature with names and defaults alone."""
     return f"({', '.join(_spelled(_parameters(value), typed=False))})"
 
 
@@ -179,7 +179,7 @@ def _type(annotation: Any) -> str:
 
 
 def _default(value: Any) -> str:
-    """As one would write it; a whole object is `...`."""
+    """Return a default as source has it; a whole object is `...`."""
     if isinstance(value, Enum):
         return f"{type(value).__name__}.{value.name}"
     if isinstance(value, str):
@@ -193,21 +193,32 @@ def _default(value: Any) -> str:
 
 
 def _own_doc(value: Any) -> str:
-    """Not what another library's class above it says, which changes with that library."""
+    """Return an object's own docstring: an inherited one of another library changes with it."""
     return inspect.cleandoc(getattr(value, "__doc__", None) or "")
 
 
 def _prose(value: Any) -> str:
-    """A docstring in paragraphs; a block whose lines name something is a list of those."""
+    """Return a docstring in paragraphs; sections, and blocks whose lines name something, become lists."""
     blocks = []
     for block in _own_doc(value).split("\n\n"):
         lines = block.splitlines()
+        if lines[0] in ("Args:", "Returns:", "Raises:"):
+            blocks += _section(lines)
+            continue
         named = [bool(re.match(r"\s*\w+( = \S+)?: ", line)) for line in lines]
         if len(lines) > 4 and named[0] and sum(named) > len(lines) / 3:
             blocks.append(_listing(lines, named))
         else:
             blocks.append(_one_line(block))
     return "\n\n".join(blocks)
+
+
+def _section(lines: list[str]) -> list[str]:
+    """Return a Google-style section as Markdown: a list of what it names, or a paragraph."""
+    rest = inspect.cleandoc("\n".join(lines[1:])).splitlines()
+    if lines[0] == "Returns:":
+        return [f"Returns: {_one_line(' '.join(rest))}"]
+    return [lines[0], _listing(rest, [not line.startswith(" ") for line in rest])]
 
 
 def _listing(lines: list[str], named: list[bool]) -> str:
@@ -239,7 +250,7 @@ def _error_tree() -> str:
 
 
 def _commands() -> Iterator[str]:
-    """The command line in a table: the first sentence of every `--help`."""
+    """Yield the command line as a table of the first sentence of every `--help`."""
     from pbmvfl.cli import app
 
     yield "## Commands"

@@ -1,9 +1,9 @@
-"""VerticalClassifier: a federation with the manners of scikit-learn.
+"""VerticalClassifier: a federation as a scikit-learn estimator.
 
     model = pbmvfl.VerticalClassifier(columns={"bank": ["age", "job"], "shop": ["visits"]}, schema="schema.json")
     model.fit(X, y).predict(new)        # `fit` spends epsilon, `predict` one release a row
 
-A simulation: whoever calls it holds every party's columns and all labels. Between the parties everything is as in
+A simulation: the caller holds every party's columns and all labels. Between the parties everything is as in
 `Federation`, with real masks and real noise, and every release is charged.
 """
 
@@ -40,36 +40,33 @@ from pbmvfl.plan.plan import Plan
 from pbmvfl.privacy.conversion import usual_delta
 from pbmvfl.privacy.units import Unit
 
-# --- What users of scikit-learn give: frames or arrays, labels, and who holds which column ---
-
-
 # --- frames and arrays ---
 
 
 def is_frame(X: Any) -> bool:
-    """Of pandas, polars or pyarrow."""
+    """Return whether X is a frame of pandas, polars or pyarrow."""
     return hasattr(X, "__arrow_c_stream__") and (hasattr(X, "columns") or hasattr(X, "column_names"))
 
 
 def names_of(X: Any) -> tuple[str, ...] | None:
-    """What a frame's columns are called; None for arrays."""
+    """Return the names of a frame's columns; None for arrays."""
     if not is_frame(X):
         return None
     return tuple(map(str, X.column_names if hasattr(X, "column_names") else X.columns))
 
 
 def row_names(X: Any) -> tuple[str, ...] | None:
-    """The index of a pandas frame as texts; None if it does not tell the rows apart."""
+    """Return the index of a pandas frame as texts; None if it does not tell the rows apart."""
     index: Any = getattr(X, "index", None)
     if not hasattr(index, "is_unique") or index.hasnans:
         return None
-    # 7 and 7.0 are one name: an index becomes real by the way of an operation that is not about it.
+    # 7 and 7.0 are one name: operations on other columns can turn an index of integers into one of floats.
     names = tuple(str(int(each) if isinstance(each, float) and each.is_integer() else each) for each in index)
     return names if len(set(names)) == len(names) else None
 
 
 def table_of(X: Any, names: Sequence[str]) -> Any:
-    """What can be read by rules: a frame as it is, an array as a table with these names."""
+    """Return a table that column rules can read: a frame as it is, an array with these names."""
     if is_frame(X):
         return X
     import pyarrow as pa
@@ -81,7 +78,13 @@ def table_of(X: Any, names: Sequence[str]) -> Any:
 
 
 def check_labels(y: Any) -> None:
-    """Labels that are missing, or of several types: scikit-learn takes them for amounts, or says nothing useful."""
+    """Refuse labels that are missing, or of several types.
+
+    scikit-learn takes them for a regression target, or its message does not name the row.
+
+    Raises:
+        DataError: A row has no label, or labels have several types.
+    """
     # A list of words and gaps would become an array of words, one of which is "nan".
     values = np.asarray(y, dtype=object if isinstance(y, list | tuple) else None)
     if y is None or values.dtype != object:
@@ -94,7 +97,7 @@ def check_labels(y: Any) -> None:
 
 
 def _is_missing(label: Any) -> bool:
-    """Missing values are None, not equal to themselves, or cannot say whether they are."""
+    """Return whether a label is None, not equal to itself, or not comparable."""
     try:
         return label is None or not bool(label == label)
     except (TypeError, ValueError):
@@ -102,6 +105,7 @@ def _is_missing(label: Any) -> bool:
 
 
 def parts_of(X: Array, held: Mapping[str, Sequence[int]]) -> tuple[Array, ...]:
+    """Return each party's columns of an array."""
     return tuple(np.ascontiguousarray(X[:, list(own)]) for own in held.values())
 
 
@@ -111,7 +115,17 @@ def parts_of(X: Array, held: Mapping[str, Sequence[int]]) -> tuple[Array, ...]:
 def held_by_number(
     columns: Any, num_parties: int, *, names: tuple[str, ...] | None, width: int
 ) -> dict[str, list[int]]:
-    """Which columns each party holds, by their numbers."""
+    """Return the numbers of the columns that each party holds.
+
+    Args:
+        columns: Names or numbers of columns by party, or their text; None for blocks of columns.
+        num_parties: How many parties share the columns, where `columns` is None.
+        names: Names of the columns; None for an array.
+        width: Number of columns.
+
+    Raises:
+        DataError: A column does not exist or has two parties, or a party has none.
+    """
     if columns is None:
         require_party_count(num_parties)
         if num_parties > width:
@@ -145,7 +159,7 @@ def held_by_number(
 
 
 def _lists(columns: Any) -> dict[str, list[Any]]:
-    """Every party's columns as a list, whatever they were given as, after refusing what is no assignment."""
+    """Return every party's columns as a list; refuse a value of another form."""
     form = 'columns must be of the form {"bank": ["age", "job"], "shop": ["visits"]}'
     if not isinstance(columns, Mapping) or not all(isinstance(party, str) and party for party in columns):
         raise DataError(f"columns={columns!r}; {form}")
@@ -158,7 +172,7 @@ def _lists(columns: Any) -> dict[str, list[Any]]:
 
 
 def _number_of(column: Any, names: tuple[str, ...], width: int, faults: Faults) -> int | None:
-    """A column's place, from its name or its number."""
+    """Return a column's number, given its name or its number; None after noting a fault."""
     if isinstance(column, int | np.integer) and not isinstance(column, bool):
         if 0 <= column < width:
             return int(column)
@@ -175,7 +189,7 @@ def _number_of(column: Any, names: tuple[str, ...], width: int, faults: Faults) 
 # --- estimator ---
 
 
-#: What predictions are released and charged by: as it was when the model was trained.
+#: Parameters by which predictions are released and charged; they stay as they were in `fit`.
 _FIXED_BY_FIT = ("prediction_epsilon", "delta", "unit", "ledger", "dataset")
 _FITTED = ("model_", "result_", "classes_", "privacy_", "prediction_privacy_", "n_features_in_", "feature_names_in_")
 
@@ -183,22 +197,23 @@ _FITTED = ("model_", "result_", "classes_", "privacy_", "prediction_privacy_", "
 class VerticalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
     """A classifier for scikit-learn whose columns belong to different parties.
 
-    columns: who holds what, {"bank": ["age", "job"], "shop": ["visits"]}: names, or numbers of columns. Others are not
-        read. None: `num_parties` parties hold blocks of columns.
-    num_parties: how many share the columns, if nobody said who holds what.
-    epsilon: what training may spend on each row, at `delta`, by the strict account.
-    delta: None is a tenth of 1/N, at most 1e-5.
-    unit: what epsilon protects: "cell", one party's columns of a row, or "record", the whole row.
-    prediction_epsilon: what each later prediction of a row may spend.
-    schema: what is public about columns (see `load_table`), for frames; arrays have columns "0", "1", ...
-    ledger: the folder of the parties' books, which training and predictions are charged to. None: nobody counts.
-    dataset: the owners' name of these people in the books.
-    exact: predict by exact sums, as only a simulator can: no noise, no charge, no epsilon.
-    seed: public; of schedules and first weights. Noise has none: two fits differ.
+    After `fit`: `model_` (FederatedModel), `result_` (Result), `privacy_` and `prediction_privacy_` (the cost of
+    training and of one prediction, PrivacyTable), `classes_`, `n_features_in_` and, for frames, `feature_names_in_`.
+    Rows have no weights (sample_weight). The index of a pandas frame names the rows in the ledgers.
 
-    After `fit`: `model_` (FederatedModel), `result_` (Result), `privacy_` and `prediction_privacy_` (what training and
-    one prediction cost, PrivacyTable), `classes_`, `n_features_in_` and, of frames, `feature_names_in_`. Rows have no
-    weights (sample_weight). The index of a pandas frame names the rows in the books.
+    Args:
+        columns: Columns of each party, {"bank": ["age", "job"], "shop": ["visits"]}, by name or by number. Others are
+            not read. None: `num_parties` parties hold blocks of columns.
+        num_parties: Number of parties that share the columns, where `columns` is None.
+        epsilon: Privacy budget of training for each row, at `delta`, by the strict account.
+        delta: Delta of both budgets; None for a tenth of 1/N, at most 1e-5.
+        unit: What epsilon protects: "cell", one party's columns of a row, or "record", the whole row.
+        prediction_epsilon: Privacy budget of each later prediction of a row.
+        schema: Public facts about columns (see `load_table`), for frames; arrays have columns "0", "1", ...
+        ledger: Folder of the parties' ledgers, which training and predictions are charged to. None: nothing is charged.
+        dataset: The owners' name of these people in the ledgers.
+        exact: Predict by exact sums, as only a simulator can: no noise, no charge, no epsilon.
+        seed: Public seed of schedules and first weights. Noise has no seed: two fits differ.
     """
 
     def __init__(
@@ -228,11 +243,23 @@ class VerticalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
         self.exact = exact
         self.seed = seed
 
-    # --- what scikit-learn asks for ---
+    # --- interface of scikit-learn ---
 
     def fit(self, X: Any, y: Any) -> VerticalClassifier:
-        """Train within `epsilon` for each row. With a ledger every party's book is charged first; a second `fit` is a
-        second training, and is charged again."""
+        """Train within `epsilon` for each row. With a ledger a second `fit` is charged again.
+
+        Args:
+            X: Rows of training, (N, columns): a frame or an array.
+            y: Their labels, (N,).
+
+        Returns:
+            The estimator itself.
+
+        Raises:
+            DataError: Rows, labels or columns cannot be used.
+            PlanError: A parameter is out of range, or no plan is within the budget.
+            BudgetExceeded: A ledger's limit would end the training early.
+        """
         for name in _FITTED:  # a fit that fails leaves no model of other rows behind
             self.__dict__.pop(name, None)
         self._check_parameters()
@@ -260,14 +287,34 @@ class VerticalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
         return self
 
     def predict(self, X: Any) -> npt.NDArray[Any]:
-        """The class of each row, one of `classes_`: one release a row, charged to the parties' books if there are any.
-        The same rows asked for again, in the same order, are answered from what was released."""
+        """Predict the class of each row: one release a row, charged to the ledgers if there are any.
+
+        The same rows again, in the same order, get the released answers without a charge.
+
+        Args:
+            X: Rows with the columns of training, (N, columns).
+
+        Returns:
+            One of `classes_` for each row, (N,).
+
+        Raises:
+            DataError: The rows cannot be used.
+            PlanError: A parameter that predictions are charged by was changed since `fit`.
+            BudgetExceeded: A ledger's limit does not permit the release.
+        """
         found = self._released(X)
         labels: npt.NDArray[Any] = self.classes_[found.numbers]
         return labels
 
     def predict_proba(self, X: Any) -> npt.NDArray[np.float64]:
-        """P(class) of each row, (N, K), in the order of `classes_`, from the same release as `predict`."""
+        """Predict the probabilities of each row's classes, from the same release as `predict`.
+
+        Args:
+            X: As in `predict`.
+
+        Returns:
+            Probabilities, (N, K), in the order of `classes_`.
+        """
         return self._released(X).probabilities
 
     def __sklearn_is_fitted__(self) -> bool:
@@ -311,7 +358,7 @@ class VerticalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
         return None if planned else self.prediction_epsilon
 
     def _dataset(self, X: Any, y: Any) -> VerticalDataset:
-        """Rows to train on, as every party has them, without test rows."""
+        """Return the rows to train on, as every party has them, without test rows."""
         as_table = is_frame(X) or self.schema is not None
         names = names_of(X)
         check_labels(y)
@@ -343,7 +390,7 @@ class VerticalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
         )
 
     def _new_rows(self, X: Any) -> NewRows:
-        """Rows to ask about; other columns than those of training are refused in scikit-learn's words."""
+        """Return the rows to predict; scikit-learn refuses columns other than those of training."""
         columns = self.model_.columns
         rows = self._checked(X, as_table=columns is not None, reset=False)
         if columns is None:
@@ -360,7 +407,7 @@ class VerticalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
         )
 
     def _checked(self, X: Any, *, as_table: bool, **more: Any) -> Any:
-        """By scikit-learn's own checks of number, names and kind of columns; values of tables are checked by rules."""
+        """Check number, names and kind of columns by scikit-learn; column rules check the values of tables."""
         checks: dict[str, Any] = {"dtype": None, "ensure_all_finite": False} if as_table else {"dtype": np.float32}
         if as_table and is_frame(X):
             checks = {"skip_check_array": True}
@@ -374,8 +421,10 @@ class VerticalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
             ) from None
 
     def _ids(self, X: Any, count: int) -> tuple[str, ...]:
-        """The rows' names. Without a ledger nobody keeps them, and their places will do. With one, places will not:
-        row 0 of one fold is another person than row 0 of the next."""
+        """Return the rows' ids: their names, or without a ledger their places.
+
+        A ledger needs names, as row 0 of one fold is another person than row 0 of the next.
+        """
         names = row_names(X)
         if names is not None:
             return names
@@ -388,7 +437,7 @@ class VerticalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
         return tuple(map(str, range(count)))
 
     def _classes(self, y: Any) -> tuple[npt.NDArray[np.int64], tuple[str, ...]]:
-        """Every row's class by its number, and what the classes are called."""
+        """Return every row's class by number, and the names of the classes."""
         y = column_or_1d(y, warn=True)
         assert_all_finite(y, input_name="y")
         check_classification_targets(y)
@@ -402,7 +451,7 @@ class VerticalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
         return numbers.astype(np.int64), names
 
     def _check_parameters(self) -> None:
-        """Those that nobody else looks at, or only when it is too late."""
+        """Check the parameters that nothing else checks in time."""
         value = self.prediction_epsilon
         if isinstance(value, bool) or not isinstance(value, Real) or not 0 < float(value) < math.inf:
             raise PlanError(f"prediction_epsilon={value!r} must be a finite number above 0")
@@ -423,8 +472,10 @@ class VerticalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
 
 
 def _learning_note(plan: Plan, data: VerticalDataset) -> str | None:
-    """What a person should know before training whose noise leaves little to be learned; from public sizes, and from
-    labels, which local training tells every party anyway."""
+    """Return a warning where noise leaves little to be learned, or None.
+
+    It needs public sizes, and the labels, which local training sends to every party anyway.
+    """
     columns = max(part.shape[1] for part in data.train_features)
     return learning_note(
         shift=2 * math.sqrt(plan.num_epochs) / plan.noise_multiplier,

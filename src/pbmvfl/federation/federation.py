@@ -50,25 +50,38 @@ OnEpoch = Callable[[EpochLine], None]
 
 
 class Parties(StrEnum):
-    """Where the parties run."""
+    """Places where the parties run."""
 
     IN_PROCESS = "in-process"
     PROCESSES = "processes"
 
     @classmethod
     def named(cls, name: str) -> Parties:
-        """As an option spells it."""
+        """Return the place with this name.
+
+        Raises:
+            PlanError: The name is unknown.
+        """
         if name not in tuple(cls):
             raise PlanError(f"parties={name!r} is not one of {', '.join(cls)}")
         return cls(name)
 
 
 class Federation:
-    """A whole federation. `fit` trains it and returns what came out and what it cost."""
+    """All roles of a federation in one place. `fit` trains it and returns the result and what it cost.
 
-    #: What makes a party; a subclass may have another.
+    Args:
+        plan: Every public number of the run.
+        encoders: One network for each party, inside `pbmvfl.training.encoders.Bounded`; None for those of the plan.
+        parties: Where the parties run: "in-process" or "processes".
+
+    Raises:
+        PlanError: The encoders do not fit the plan or the place.
+    """
+
+    #: Class that makes a party; a subclass may have another.
     setup_kind: ClassVar[type[PartySetup]] = PartySetup
-    #: Whether somebody knows the parties' noise: then no epsilon is claimed.
+    #: Whether the parties' noise is known, as in tests: then no epsilon is claimed.
     noise_is_seeded: bool = False
 
     def __init__(
@@ -91,9 +104,9 @@ class Federation:
             self._first_weights = [copy.deepcopy(encoder.state_dict()) for encoder in encoders]
         #: Called with (direction, party, bytes) for every message, whatever it is.
         self.taps: list[Tap] = []
-        #: What the last `fit` trained; None before it.
+        #: Model of the last `fit`; None before it.
         self.model: FederatedModel | None = None
-        #: What the server read of every party's symbols in the last `fit`, (M, N), if the plan has such rounds.
+        #: Every party's symbols as the server read them in the last `fit`, (M, N), if the plan has such rounds.
         self.symbols: npt.NDArray[np.int64] | None = None
 
     def fit(
@@ -109,13 +122,29 @@ class Federation:
         on_round: OnRound | None = None,
         on_epoch: OnEpoch | None = None,
     ) -> Result:
-        """Train to the end of the plan, from the newest checkpoint that all roles have in `checkpoints`.
+        """Train to the end of the plan, from the newest checkpoint that all roles have.
 
-        Every role writes its own there, in a folder of its own, after every `checkpoint_every` epochs and at the end;
-        the count of releases goes to the folder `sessions`, by default beside them. With `ledger`, a folder, each party
-        keeps its own ledger there. A run that a limit in it would end early is refused before anything is released;
-        with `until_limit` it runs up to the limit, and the result says so. `exact_metrics` is the owners' word that
-        evaluation=simulator may look at exact metrics of rows that have a limit.
+        Args:
+            data: Every party's columns, and the labels.
+            checkpoints: Folder in which every role has a folder with its own checkpoints; None for none.
+            checkpoint_every: Epochs between two checkpoints; one more is written at the end.
+            sessions: Folder of the count of releases; None for `checkpoints`.
+            ledger: Folder of the parties' ledgers; None: nothing is charged.
+            exact_metrics: The owners permit evaluation=simulator to use exact sums of rows that have a limit.
+            until_limit: Run up to a limit of a ledger. Otherwise a run that a limit would end early is refused before
+                anything is released.
+            on_round: Called after every round with (completed rounds, last loss, traffic so far).
+            on_epoch: Called after every epoch with its line of the history.
+
+        Returns:
+            Metrics, history, measured costs and, where there is one, the model. `stopped` says why a run ended early.
+
+        Raises:
+            PlanError: The plan does not fit the data.
+            BudgetExceeded: A limit would end the run early.
+            LedgerError: A ledger cannot be used.
+            CheckpointError: A checkpoint is damaged, or another run's.
+            EncoderError: A network does not take its party's rows, or would break the account.
         """
         checkpoints, sessions, ledger = (
             None if folder is None else Path(folder) for folder in (checkpoints, sessions or checkpoints, ledger)
@@ -168,10 +197,17 @@ class Federation:
             self.model = model
             return replace(result, model=model)
 
-    # --- what was trained ---
+    # --- the model ---
 
     def save(self, folder: Path | str) -> Path:
-        """The model of the last `fit`, every part in a folder of its own; `pbmvfl.load` reads it back."""
+        """Write the model of the last `fit`, every part in a folder of its own; `pbmvfl.load` reads it back.
+
+        Returns:
+            The folder.
+
+        Raises:
+            ModelError: There is no trained model.
+        """
         if self.model is None:
             raise ModelError("there is no trained model yet; call fit(data) first (parties=processes need checkpoints)")
         return self.model.save(folder)
@@ -184,8 +220,11 @@ class Federation:
         checkpoints: Path | None,
         ledger: Path | None,
     ) -> FederatedModel | None:
-        """The model. Weights never pass a transport: of parties in processes of their own it is made of what each of
-        them kept, and without checkpoints there is none."""
+        """Return the trained model, or None.
+
+        Weights never pass a transport, so the parts of parties in processes come from their checkpoints; without
+        checkpoints there is no model.
+        """
         plan = self.plan
         if plan.interactions is not None or not server.completed_rounds:
             return None
@@ -237,7 +276,17 @@ class Federation:
     def forecast(
         self, data: VerticalDataset, ledger: Path, *, checkpoints: Path | None = None, exact_metrics: bool = False
     ) -> list[PartyForecast]:
-        """What every party's ledger will say to a run, or to one that goes on; nothing is written."""
+        """Return what every party's ledger will say to a run, or to one that is resumed. Nothing is written.
+
+        Args:
+            data: The rows of the run.
+            ledger: Folder of the parties' ledgers.
+            checkpoints: Folder to resume from; None for a new run.
+            exact_metrics: As in `fit`.
+
+        Raises:
+            LedgerError: A ledger cannot be used, or refuses the run.
+        """
         check_folder(ledger)
         run, first_round = None, 0
         if checkpoints is not None:
@@ -251,7 +300,12 @@ class Federation:
         return found
 
     def check(self, data: VerticalDataset) -> None:
-        """Refuse a plan that cannot be trained on this data, before anything is written."""
+        """Refuse a plan that cannot be trained on this data, before anything is written.
+
+        Raises:
+            PlanError: A size of the plan is not that of the data.
+            EncoderError: The plan's encoder does not take a party's rows.
+        """
         check_trainable(self.plan)
         for name in ("num_parties", "num_samples", "num_classes", "num_test_samples"):
             mine, given = getattr(self.plan, name), getattr(data, name)
@@ -265,14 +319,14 @@ class Federation:
             for (shape, _), features in kinds.items():
                 _check_encoder_takes(self.plan, features, shape)
 
-    # --- what a subclass may do otherwise ---
+    # --- what a subclass may override ---
 
     def new_run_id(self) -> bytes | None:
-        """None for one that the server draws."""
+        """Return the run's id, or None: the server draws one."""
         return None
 
     def new_identity(self, index: int) -> Identity:
-        """A party's long-lived key pair; here one for each run."""
+        """Return a party's key pair. Here it is new for each run; at an organisation it is long-lived."""
         del index
         return Identity.generate()
 
@@ -335,7 +389,7 @@ class Federation:
 
 @contextlib.contextmanager
 def _closed_at_the_end(transport: Transport) -> Iterator[None]:
-    """An error that is on its way stays the one that is raised, whatever closing adds to it."""
+    """Close the transport at the end. An error of the block is raised first; one of closing becomes a note of it."""
     try:
         yield
     except BaseException as error:
@@ -386,7 +440,7 @@ def _check_encoder_takes(plan: Plan, features: npt.NDArray[Any], shape: tuple[in
 
 
 def check_ledgers(folder: Path, data: VerticalDataset, *, released: bool) -> None:
-    """A run that has released something goes on with the books that know of it."""
+    """Refuse to resume a run with ledgers other than those that know its releases; make the folder for a new run."""
     if not released:
         make_folder(folder)
         return

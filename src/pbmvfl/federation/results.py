@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pbmvfl.federation.model import FederatedModel
 
 
-# --- What is known of a run epoch by epoch, and a file of it that only grows ---
+# --- History by epoch, and its append-only file ---
 
 
 _NUMBER = int | float
@@ -40,7 +40,7 @@ _BEFORE = "before"
 
 @dataclass(frozen=True, kw_only=True)
 class EpochLine:
-    """One epoch, or the part of one that a run came to. What was not measured is None."""
+    """History of one epoch, or of the part that a run came to. A figure that was not measured is None."""
 
     epoch: float
     train_loss: float | None = None
@@ -57,23 +57,23 @@ class EpochLine:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The measured figures alone."""
+        """Measured figures alone."""
         names = ("train_accuracy", "test_accuracy", "train_auprc", "test_auprc", "train_loss")
         return {name: value for name in names if (value := getattr(self, name)) is not None}
 
     @property
     def released(self) -> dict[str, float]:
-        """Those of them that the server had from noisy sums as well, under the same names."""
+        """Figures that the server had from noisy sums as well, under the same names."""
         names = ("train_accuracy", "train_auprc")
         return {name: value for name in names if (value := getattr(self, f"released_{name}")) is not None}
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values; what was not measured is left out."""
+        """Return plain values without figures that were not measured."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
     @classmethod
     def from_dict(cls, values: object, path: Path, error: type[PbmvflError] = CheckpointError) -> EpochLine:
-        """What `to_dict` wrote into `path`."""
+        """Read what `to_dict` wrote into `path`; `error` is raised for anything else."""
         line = checked_object(values, {"epoch": _NUMBER}, path, error)
         checked_object(line, dict.fromkeys(line, _NUMBER), path, error)
         known = {each.name for each in fields(cls)}
@@ -151,7 +151,7 @@ class HistoryLog:
 
 
 def history_csv(history: Sequence[EpochLine]) -> str:
-    """One line an epoch, with a column for everything that any epoch recorded."""
+    """Return one line an epoch, with a column for each figure that any epoch recorded."""
     lines: Iterable[Mapping[str, Any]] = [line.to_dict() for line in history]
     names = list(dict.fromkeys(name for row in lines for name in row))
     text = io.StringIO()
@@ -161,10 +161,10 @@ def history_csv(history: Sequence[EpochLine]) -> str:
     return text.getvalue()
 
 
-# --- What a run gives back, and how it is written down ---
+# --- The result of a run, and its file ---
 
 
-#: The delta of epsilons where nobody asked for another.
+#: Delta of epsilons where no other is given.
 DEFAULT_DELTA = 1e-5
 OWN_WEIGHTS = (
     "own networks: their first weights are not the plan's public ones, so they are charged as weights that know the "
@@ -211,58 +211,63 @@ class Result:
     row_uses: tuple[RowUses, ...]
     #: Why the run ended before its plan did; empty if it did not.
     stopped: str = ""
-    #: True only in tests: somebody knows the noise, so epsilon is infinite.
+    #: True only in tests: the noise is known, so epsilon is infinite.
     noise_is_seeded: bool = False
-    #: Every class with its rows, and what the last evaluation said about it; empty in results of earlier versions.
+    #: Every class with its rows and the last evaluation of it; empty in results of earlier versions.
     classes: tuple[ClassFigures, ...] = ()
     #: The largest class score of the last evaluation; infinity if one was no number.
     largest_score: float | None = None
-    #: Whether the loss went astray, which ended the run; `stopped` says how.
+    #: Whether training diverged, which ended the run; `stopped` says how.
     diverged: bool = False
-    #: What was trained, as `Federation.fit` gives it; a result that was read from a file has none.
+    #: The trained model, as `Federation.fit` gives it; a result that was read from a file has none.
     model: FederatedModel | None = field(default=None, repr=False, compare=False)
 
     def privacy(self, *, delta: float = DEFAULT_DELTA, adversaries: Iterable[Adversary] | None = None) -> PrivacyTable:
-        """What the run spent, for every unit, adversary and accounting."""
+        """Return the epsilon that the run spent, for every unit, adversary and accounting.
+
+        Args:
+            delta: Delta of every epsilon.
+            adversaries: Whom to count against; None for the usual ones: server, party, server with others.
+        """
         return privacy_table(
             self.training_run, delta=delta, adversaries=adversaries, noise_is_known=self.noise_is_seeded
         )
 
     @property
     def training_run(self) -> TrainingRun:
-        """What the account sees of the run."""
+        """The run as the account sees it."""
         return self.plan.training_run(self.row_uses, public_start=self.public_start)
 
     @property
     def public_start(self) -> bool:
-        """Whether every session began with public weights, or went on from such a one."""
+        """True if every session began with public weights, or resumed one that did."""
         return all(session.public_start for session in self.sessions)
 
     @property
     def measured_on(self) -> str:
-        """What `metrics` come from: exact sums, which only a simulator sees, or the protocol's noisy ones."""
+        """Source of `metrics`: exact sums, which only a simulator sees, or the protocol's noisy ones."""
         return EXACT if self.plan.evaluation is Evaluation.SIMULATOR else NOISY
 
     @property
     def released(self) -> dict[str, float]:
-        """Metrics by what the protocol itself saw; what is not here was not measured, and needs a release."""
+        """Metrics from what the protocol itself saw. One that is missing was not measured, and needs a release."""
         if self.measured_on == NOISY:
             return {name: value for name, value in self.metrics.items() if name != "train_loss"}
         return self.history[-1].released if self.history else {}
 
     @property
     def majority(self) -> dict[str, Majority]:
-        """By split, what always saying its commonest class would get; empty in results of earlier versions."""
+        """Rate of the most frequent class by split; empty in results of earlier versions."""
         return majority(self.classes)
 
     @property
     def positive_class(self) -> str | None:
-        """The class that the area under the precision-recall curve is about; None for more than two."""
+        """Class of the precision-recall curve; None for more than two classes."""
         return self.classes[1].name if len(self.classes) == 2 else None
 
     @property
     def notes(self) -> list[str]:
-        """What a reader of the figures must know: how they came about, then what they warn of."""
+        """Notes for a reader of the figures: how they were measured, then warnings."""
         return [*self._notes_on_the_run, *self.warnings]
 
     @property
@@ -309,12 +314,12 @@ class Result:
 
     @property
     def _rounds_without_traffic(self) -> int:
-        """Rounds that a session may have sent and that its successor started before."""
+        """Rounds that a session may have sent and its successor ran again."""
         pairs = itertools.pairwise(self.sessions)
         return sum(max(0, session.charged_until - following.first_round) for session, following in pairs)
 
     def to_dict(self, *, delta: float = DEFAULT_DELTA) -> dict[str, Any]:
-        """Plain values for JSON, with epsilons at this delta."""
+        """Return plain values for JSON, with epsilons at this delta."""
         return {
             "version": VERSION,
             "metrics": self.metrics,
@@ -340,11 +345,16 @@ class Result:
         }
 
     def to_json(self, *, delta: float = DEFAULT_DELTA) -> str:
+        """Return the text of result.json, with epsilons at this delta."""
         return json.dumps(self.to_dict(delta=delta), indent=2) + "\n"
 
     @classmethod
     def read(cls, path: Path | str) -> Result:
-        """What `to_json` wrote there."""
+        """Read a result.json.
+
+        Raises:
+            RunFolderError: The file is missing, damaged or of a newer version.
+        """
         values = read_object(Path(path), _KINDS, RunFolderError)
         path = Path(path)
         plan = Plan.from_dict(values["plan"])
@@ -364,12 +374,12 @@ class Result:
 
 
 def _written(value: float | None) -> float | str | None:
-    """Infinity is no number of JSON."""
+    """Return a number as JSON has it, which knows no infinity."""
     return value if value is None or math.isfinite(value) else "inf"
 
 
 def _read_figures(values: dict[str, Any], path: Path) -> dict[str, Any]:
-    """What version 3 has beside the metrics; earlier ones say nothing about it."""
+    """Read what version 3 added to the metrics; nothing from earlier versions."""
     if values.get("version") != VERSION:
         return {}
     kinds: Kinds = {"classes": list, "largest_score": int | float | str | None, "diverged": bool}
@@ -388,7 +398,7 @@ def _read_figures(values: dict[str, Any], path: Path) -> dict[str, Any]:
 
 
 def _read_uses(values: dict[str, Any], plan: Plan, path: Path) -> tuple[RowUses, ...]:
-    """Uses by kind of round; of version 1, uses of train rows in joint rounds and of test rows in predictions."""
+    """Read uses by kind of round. Version 1 has train rows of joint rounds and test rows of predictions."""
     version = values.get("version", 1)
     if version not in (1, 2, VERSION):
         raise RunFolderError(f"{path} has version={version!r}; this program reads versions 1 to {VERSION}; update it")

@@ -68,7 +68,7 @@ _LATER_GROUPS = ("supervision", "preparing", "voting")
 
 
 class _In(Generic[_Value]):
-    """Reads a number of a group as if it were the plan's own: `plan.num_parties` is `plan.sizes.num_parties`."""
+    """Descriptor for a number of a group: `plan.num_parties` is `plan.sizes.num_parties`."""
 
     def __init__(self, group: str) -> None:
         self._group = group
@@ -185,17 +185,17 @@ class Plan:
 
     @property
     def vote(self) -> Vote:
-        """What a party makes of its class scores before they are released for a prediction."""
+        """The map of a party's class scores to what it releases for a prediction."""
         return self.voting.as_vote((self.prediction or self.release).bound)
 
     @property
     def sends_labels(self) -> bool:
-        """Whether the labels of the training rows go to every party."""
+        """True if the labels of the training rows go to every party."""
         return self.labels is Labels.PARTIES
 
     @cached_property
     def schedule(self) -> Schedule:
-        """Every round: the only counter of rounds, rows and uses."""
+        """All rounds of the plan: the only counter of rounds, rows and uses."""
         return Schedule(
             num_samples=self.num_samples,
             num_test_samples=self.num_test_samples,
@@ -205,20 +205,24 @@ class Plan:
         )
 
     def mechanism_for(self, kind: RoundKind) -> Mechanism:
-        """By which mechanism the rounds of a kind release: those that train by `release`, symbols by that of
-        `interactions`, others by `prediction`."""
+        """Return the mechanism by which rounds of a kind release.
+
+        Rounds that train release by `release`, symbols by the mechanism of `interactions`, others by `prediction`.
+        """
         if kind == SYMBOLS and self.interactions is not None:
             return self.interactions.mechanism(self.num_parties)
         return self.release if kind.updates or self.prediction is None else self.prediction
 
     def stores_answers(self, kind: RoundKind) -> bool:
-        """Whether what a party sends in rounds of this kind can be sent again for nothing: it needs no other's noise,
-        and no weight moves."""
+        """Return whether a party can send its answers of this kind again without a charge.
+
+        That holds where an answer needs no other party's noise, and no weight moves.
+        """
         mechanism = self.mechanism_for(kind)
         return kind.releases and not kind.trains and mechanism.stands_alone and not mechanism.secure_aggregation
 
     def answer_bytes(self, kind: RoundKind, rows: int) -> int:
-        """How long every party's answer to a round is, without its header."""
+        """Return the bytes of each party's answer to a round of so many rows, without its header."""
         if kind.releases:
             mechanism = self.mechanism_for(kind)
             return mechanism.payload.num_bytes(rows * mechanism.embedding_dim)
@@ -226,13 +230,13 @@ class Plan:
 
     @cached_property
     def published_at(self) -> int | None:
-        """The number of the round before which everybody learns all symbols; None if nobody does."""
+        """Number of the round before which all symbols are published; None if they are not."""
         if self.interactions is None or not self.interactions.publishes:
             return None
         return self.schedule.num_rounds(SYMBOLS)
 
     def update_event(self, kind: RoundKind) -> UpdateEvent | None:
-        """What a use of a row does to what its party keeps, in a round of this kind; None if nothing."""
+        """Return the event by which a use of a row changes what its party keeps; None if it changes nothing."""
         if not kind.updates:
             return None
         if kind.statistic:
@@ -240,7 +244,7 @@ class Plan:
         return self.update.event
 
     def events(self, kind: RoundKind) -> tuple[Event, ...]:
-        """All that one use of a row in a round of this kind is charged for."""
+        """Return all events that one use of a row in a round of this kind is charged for."""
         found = self._events.get(kind)
         if found is None:
             released: tuple[Event, ...] = (self.mechanism_for(kind).event,) if kind.releases else ()
@@ -250,23 +254,25 @@ class Plan:
 
     @cached_property
     def _events(self) -> dict[RoundKind, tuple[Event, ...]]:
-        """Made once: parties and ledgers ask in every round."""
+        """Cache of `events`: parties and ledgers look them up in every round."""
         return {}
 
     @cached_property
     def hash(self) -> bytes:
-        """SHA-256 of the canonical JSON form and the protocol version: what parties compare and sign."""
+        """SHA-256 of the canonical JSON form and the protocol version, which parties compare and sign."""
         text = json.dumps({"protocol": PROTOCOL_VERSION, **self.to_dict()}, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).digest()
 
     def model_digest(self, run_id: bytes) -> str:
-        """Return what the parts of one training by this plan have in common, and those of another have not."""
+        """Return the digest that the parts of one training run share, and those of no other run."""
         return hashlib.sha256(b"pbmvfl model\0" + self.hash + run_id).hexdigest()
 
     def training_run(self, uses: Iterable[RowUses] | None = None, *, public_start: bool = True) -> TrainingRun:
-        """What the account sees: all that an undisturbed run releases and updates, or what was used instead.
+        """Return the run as the account sees it.
 
-        `public_start` says whether every party began with public weights, which depend on no row.
+        Args:
+            uses: How often rows were used; None for a whole run without interruption.
+            public_start: Whether every party began with public weights, which depend on no row.
         """
         from pbmvfl.privacy.accounting import Activity, TrainingRun
 
@@ -292,13 +298,21 @@ class Plan:
         )
 
     def privacy(self, *, delta: float = 1e-5, adversaries: Iterable[Adversary] | None = None) -> PrivacyTable:
-        """What this plan will cost, for every unit, adversary and accounting, before anything runs."""
+        """Return the epsilon of this plan for every unit, adversary and accounting, before anything runs.
+
+        Args:
+            delta: Delta of every epsilon.
+            adversaries: Whom to count against; None for the usual ones: server, party, server with others.
+
+        Raises:
+            PlanError: `delta` is not in (0, 1).
+        """
         from pbmvfl.privacy.table import privacy_table
 
         return privacy_table(self.training_run(), delta=delta, adversaries=adversaries)
 
     def traffic(self) -> Traffic:
-        """The bytes that this plan will move, exactly, before anything runs."""
+        """Return the exact number of bytes that this plan will move, before anything runs."""
         from pbmvfl.wire.traffic import predicted_traffic
 
         return predicted_traffic(self)
@@ -307,15 +321,28 @@ class Plan:
 
     @classmethod
     def of(cls, **values: Unpack[PlanChoices]) -> Plan:
-        """A plan from flat names; what is not given has its default."""
+        """Make a plan from flat names.
+
+        Args:
+            **values: Flat names (`pbmvfl.plan.choices.PlanChoices`). `num_parties`, `num_samples` and `num_classes` are
+                required; a name that is not given has its default.
+
+        Raises:
+            PlanError: A name is unknown or missing, a value is out of range, or two contradict each other.
+        """
         return cls(**groups_of(values))
 
     @classmethod
     def for_data(cls, data: VerticalDataset, **choices: Unpack[PlanChoices]) -> Plan:
-        """A plan for these rows, parties and classes.
+        """Make a plan for these rows, parties and classes.
 
-        Without choices, or with a seed or an evaluation alone, it is the usual one: `for_budget` with epsilon 8. With
-        other names, as in `of`, it has those, and the rest is not planned.
+        Args:
+            data: The data, of which only public sizes are used.
+            **choices: Flat names, as in `of`. Without any, or with `seed` or `evaluation` alone, the plan is that of
+                `for_budget` with epsilon 8; with others it has those, and the rest is not planned.
+
+        Raises:
+            PlanError: As in `of` and `for_budget`.
         """
         if NEUTRAL.issuperset(choices):
             from pbmvfl.plan.search import USUAL_EPSILON
@@ -344,15 +371,33 @@ class Plan:
         serving_epsilon: float | None = 8.0,
         **choices: Unpack[PlanOptions],
     ) -> Plan:
-        """The plan with the least noise under a budget. `unit` and `accounting` say which epsilon is meant: of a cell,
-        and strict, unless you say otherwise. `delta` is a tenth of 1/N, at most 1e-5, unless you give one.
+        """Find the plan with the least noise within a privacy budget.
 
-        Give `data`, or `num_parties`, `num_samples`, `num_classes` and the most `columns` that a party has.
-        `prediction_epsilon` is the budget of every test row, whose predictions are then released; without it they are
-        looked at exactly, outside of any epsilon. With `same_rows` the epsilon is the total of a row that is trained on
-        and predicted. `serving_epsilon` is what the trained model may spend on a row that it is asked about later; its
-        votes are counted in training, within the epsilon. `largest_bytes` limits the whole run's traffic; `choices`
-        fixes any other name of a plan, as in `of`.
+        Args:
+            epsilon: The budget of training for each `unit`.
+            delta: Delta of the budget; None for a tenth of 1/N, at most 1e-5.
+            unit: What the budget protects: a cell (one party's columns of a row), a record or a party.
+            accounting: "strict", or "paper" for the paper's way of counting.
+            colluding_parties: How many parties share what they see with the server.
+            data: The data, of which only public sizes are used; or give the sizes themselves.
+            num_parties: M, if there is no `data`.
+            num_samples: N, training rows, if there is no `data`.
+            num_classes: Classes of the label, if there is no `data`.
+            num_test_samples: Test rows, if there is no `data`.
+            largest_bytes: Limit of the whole run's traffic; None for any.
+            columns: The most columns that a party has, if there is no `data`.
+            prediction_epsilon: Budget of each test row, whose predictions are then released; None: test rows are
+                evaluated exactly, outside of any epsilon.
+            same_rows: Whether `epsilon` is the total of a row that is trained on and predicted.
+            serving_epsilon: What the trained model may spend on a row that it predicts later. Votes for it are counted
+                in training, within `epsilon`. None: no votes are counted.
+            **choices: Any other flat name, fixed, as in `of`.
+
+        Returns:
+            A plan whose epsilon is at most the budget.
+
+        Raises:
+            PlanError: No plan is within the budget, or an argument is out of range; the message has the way out.
         """
         from pbmvfl.plan.search import plan_for_budget
 
@@ -377,7 +422,11 @@ class Plan:
         ).plan
 
     def replace(self, **changes: Unpack[PlanChoices]) -> Plan:
-        """The same plan with some flat names changed, checked again. A new mechanism brings its own defaults."""
+        """Return this plan with some flat names changed, checked again. A new mechanism brings its own defaults.
+
+        Raises:
+            PlanError: As in `of`.
+        """
         kept = self.flat()
         anew = {"num_epochs", "evaluation", "training", "preparation", "noise_band", "interactions"}
         if not anew.isdisjoint(changes):
@@ -385,14 +434,14 @@ class Plan:
         return Plan.of(**{**kept, **changes})
 
     def with_release(self, release: Mechanism) -> Plan:
-        """The same plan with another mechanism, or other numbers of it, in training rounds."""
+        """Return this plan with another mechanism, or other numbers of it, in training rounds."""
         groups = {each.name: getattr(self, each.name) for each in fields(self)}
         return Plan(**{**groups, "release": release})
 
     # --- forms ---
 
     def flat(self) -> dict[str, Any]:
-        """Every public number by its flat name: what `of` takes."""
+        """Return every public number by its flat name, as `of` takes them."""
         values: dict[str, Any] = {**vars_of(self.sizes), **self.release.to_dict()}
         stays = self.rounds.order is Order.FIXED
         usual = self.rounds.usual and stays == (self.noise_band > 1) and self.rounds.order is not Order.AS_GIVEN
@@ -418,7 +467,7 @@ class Plan:
         return values
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values by group, for JSON; `from_dict` reads them back."""
+        """Return plain values by group, for JSON; `from_dict` reads them back."""
         later = {name: values for name in _LATER_GROUPS if (values := written(getattr(self, name)))}
         if self.interactions is not None:
             later["interactions"] = self.interactions.to_dict()
@@ -441,7 +490,11 @@ class Plan:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Plan:
-        """What `to_dict` wrote, or flat names as version 0.1 wrote them."""
+        """Read what `to_dict` wrote, or flat names as version 0.1 wrote them.
+
+        Raises:
+            PlanError: The values are no plan, or one of a newer format.
+        """
         if "format" not in values:
             return cls.of(**values)
         if values["format"] != FORMAT:
@@ -466,10 +519,16 @@ class Plan:
         return cls.of(**flat)
 
     def to_json(self) -> str:
+        """Return the text of a plan file."""
         return json.dumps(self.to_dict(), indent=2) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
+        """Read the text of a plan file.
+
+        Raises:
+            PlanError: The text is not JSON, or no plan.
+        """
         try:
             values = json.loads(text)
         except json.JSONDecodeError as error:

@@ -1,4 +1,4 @@
-"""What a party's owner accepts, asked before there is a party.
+"""Conditions of a party's owner on a plan, checked before a party exists.
 
 A refusal is public: it names a number of the plan, what the owner permits, and a way out; never a value of a row.
 """
@@ -23,9 +23,9 @@ from pbmvfl.privacy.table import format_epsilon
 from pbmvfl.privacy.units import Accounting, Unit
 
 _WAY_OUT = "or change the policy"
-#: What no rule is about: lists and digests. Their meaning is in `training`, `num_epochs` and the account.
+#: Lists and digests, which no rule is about. Their meaning is in `training`, `num_epochs` and the account.
 _NOT_RULED = frozenset({"phases", "first_weights", "model"})
-#: Names that say nothing where a plan only asks a model.
+#: Names without a meaning in a plan that only predicts.
 _OF_TRAINING = frozenset(
     {"num_epochs", "training", "labels", "evaluation"}
     | {each.name for group in (Rounds, Learning, UpdateNoise) for each in settings_of(group)}
@@ -38,7 +38,7 @@ _FAR_ABOVE = 10.0
 
 @dataclass(frozen=True)
 class Permitted:
-    """What a field of a plan may be: one of some values, or a number in a range."""
+    """Permitted values of a plan's field: a few of them, or a range of numbers."""
 
     values: tuple[Any, ...] | None = None
     least: float = -math.inf
@@ -46,7 +46,15 @@ class Permitted:
 
     @classmethod
     def of(cls, name: str, rule: object) -> Permitted:
-        """A list of values, one value, or {"least": ..., "most": ...}, which may have one of the two."""
+        """Read a rule.
+
+        Args:
+            name: Flat name of the field, for messages.
+            rule: A list of values, one value, or {"least": ..., "most": ...} with one of the two or both.
+
+        Raises:
+            PlanError: The rule has another form, or permits nothing.
+        """
         if isinstance(rule, Permitted):
             return rule
         if isinstance(rule, Mapping):
@@ -62,6 +70,7 @@ class Permitted:
         return cls(values=values)
 
     def permits(self, value: object) -> bool:
+        """Return whether a field may have this value."""
         if self.values is not None:
             # To Python True is 1; to an owner it is not.
             return any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in self.values)
@@ -77,7 +86,7 @@ class Permitted:
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """Conditions of one party's owner on a plan. The default accepts whatever a simulation may run."""
+    """Conditions of one party's owner on a plan. The default accepts every plan that a simulation may run."""
 
     #: The sum hides a party among the others: with fewer than this it hides too little.
     smallest_num_parties: int = 2
@@ -85,7 +94,7 @@ class Policy:
     mechanisms: frozenset[str] | None = None
     #: Whether only sums may be readable.
     needs_secure_aggregation: bool = False
-    #: Whether a simulator may look at exact sums. A deployment has no such door.
+    #: Whether a simulator may look at exact sums. A deployment cannot.
     allows_exact_metrics: bool = True
     #: The most that one plan may spend by the strict count, for this unit at this delta; None for any. What all runs
     #: together may spend is the ledger's.
@@ -196,13 +205,13 @@ class Policy:
 
 
 def _releases(plan: Plan) -> list[Mechanism]:
-    """By what rows are released: of a mechanism that stands in a plan and is never used, nothing leaves."""
+    """Return the mechanisms that rounds release by. One that a plan has and no round uses releases nothing."""
     found = [plan.mechanism_for(kind) for kind in plan.schedule.kinds if kind.releases]
     return list({id(each): each for each in found}.values())
 
 
 def _values(plan: Plan) -> dict[str, Any]:
-    """Every number of a plan by its flat name, also those that are not written down."""
+    """Return every number of a plan by its flat name, also those that a plan file leaves out."""
     answers = plan.prediction or plan.release
     found: dict[str, Any] = {
         "num_epochs": plan.num_epochs,
@@ -216,7 +225,7 @@ def _values(plan: Plan) -> dict[str, Any]:
 
 
 def _shown(value: object) -> str:
-    """A value that somebody else chose, for a terminal."""
+    """Return a value that another organisation chose, safe for a terminal."""
     text = str(value)
     return text if text.isprintable() and len(text) <= 60 else repr(text[:60])
 
