@@ -18,8 +18,10 @@ def compiled(function: _Function) -> _Function:
 
 
 def compiled_sums(function: _Function) -> _Function:
-    """The same where sums of floats may be added up in any order, which wide registers need. Nothing else is relaxed:
-    what is no number stays none."""
+    """Compile like `compiled`, with sums of floats in any order, which wide registers need.
+
+    Nothing else is relaxed: NaN stays NaN.
+    """
     return _compiled(function, fastmath={"reassoc", "contract"})
 
 

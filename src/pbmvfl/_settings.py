@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar, get_type_hints
 
 from pbmvfl.errors import PbmvflError, PlanError
 
-# --- Public numbers of a plan: fields that carry their own words, checked alike, and read back exactly ---
+# --- Public numbers of a plan: fields with their own help, checked alike, and read back exactly ---
 # A field is declared once, with its help; the command line, `help(Plan)` and the error messages all take it from there.
 
 
@@ -18,7 +18,7 @@ _Name = TypeVar("_Name", bound=StrEnum)
 
 
 def setting(default: Any = MISSING, *, help: str, panel: str, later: bool = False) -> Any:
-    """A field with the words that the command line shows for it, and the panel of `--help` where it stands.
+    """Declare a field with its help on the command line, and the panel of `--help` where it stands.
 
     `later` marks a number that plans have not always had: it is written only where it is not its default, so that
     plans from before it keep their hash.
@@ -27,27 +27,27 @@ def setting(default: Any = MISSING, *, help: str, panel: str, later: bool = Fals
 
 
 def vars_of(group: Any) -> dict[str, Any]:
-    """The numbers of a group as plain values."""
+    """Return the numbers of a group as plain values."""
     found = {each.name: getattr(group, each.name) for each in fields(group)}
     return {name: str(value) if isinstance(value, StrEnum) else value for name, value in found.items()}
 
 
 def written(group: Any) -> dict[str, Any]:
-    """The same without later ones that have their default."""
+    """Return the numbers of a group as plans write them: later ones only where they are not their default."""
     later = {each.name: each.default for each in fields(group) if each.metadata.get("later")}
     return {name: value for name, value in vars_of(group).items() if name not in later or value != later[name]}
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One public number: what it is called, what it is, and what is said about it."""
+    """One public number: its name, type, default and help."""
 
     name: str
     kind: Any
     default: Any
     help: str
     panel: str
-    #: What is said about turning it off, for a setting that is on or off.
+    #: Help of turning it off, for a setting that is on or off.
     help_off: str = ""
 
     @property
@@ -56,7 +56,7 @@ class Setting:
 
 
 def settings_of(group: type) -> tuple[Setting, ...]:
-    """The fields of a group that were declared with `setting`."""
+    """Return the fields of a group that were declared with `setting`."""
     hints = get_type_hints(group)
     declared: tuple[Field[Any], ...] = fields(group)
     return tuple(
@@ -70,7 +70,7 @@ def settings_of(group: type) -> tuple[Setting, ...]:
 
 
 def check_whole(name: str, value: object, *, least: int, most: int | None = None, why: str = "") -> None:
-    """A count."""
+    """Refuse a value that is no whole number in the range."""
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise PlanError(f"{name}={value!r} must be a whole number of at least {least}{why}")
     if most is not None and value > most:
@@ -78,7 +78,7 @@ def check_whole(name: str, value: object, *, least: int, most: int | None = None
 
 
 def finite(name: str, value: object) -> float:
-    """A finite number, as a float."""
+    """Return a finite number as a float; refuse any other value."""
     try:
         number = math.nan if isinstance(value, bool) or not isinstance(value, int | float) else float(value)
     except OverflowError:
@@ -89,7 +89,7 @@ def finite(name: str, value: object) -> float:
 
 
 def one_of(name: str, value: object, kind: type[_Name], why: str = "") -> _Name:
-    """A name out of a closed set, given as the enum or as it is spelled."""
+    """Return a member of an enum, given as it is or as it is spelled."""
     try:
         return kind(value)  # type: ignore[arg-type]  # whatever it is, the enum says whether it has it
     except ValueError:
@@ -97,7 +97,7 @@ def one_of(name: str, value: object, kind: type[_Name], why: str = "") -> _Name:
 
 
 # --- A closed set of named things that one module each may add to: mechanisms, events, kinds of rounds ---
-# A name that nobody registered is an error wherever it is looked up, never a default.
+# A name that is not registered is an error wherever it is looked up, never a default.
 
 
 _Entry = TypeVar("_Entry")
@@ -128,7 +128,7 @@ class Registry(Generic[_Entry]):
             raise self._error(f"{self._what}={name!r} is not one of {', '.join(self._entries)}") from None
 
     def check(self, name: str) -> None:
-        """Refuse a name that nobody registered."""
+        """Refuse a name that is not registered."""
         self[name]
 
     def __contains__(self, name: object) -> bool:

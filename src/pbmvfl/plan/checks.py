@@ -1,4 +1,4 @@
-"""What the parts of a plan must say about each other: one check for each thing that a plan is about.
+"""Checks between the groups of a plan, one for each thing that a plan is about.
 
 Each part has checked its own numbers by then. The text of every refusal names the value, and what would do.
 """

@@ -1,4 +1,4 @@
-"""Flat names of a plan's public numbers, as options and `Plan.of` have them, and the groups that they make."""
+"""Flat names of a plan's public numbers, as options and `Plan.of` have them, and their groups."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ from pbmvfl.plan.schedule import Order
 if TYPE_CHECKING:
     from pbmvfl.data.vertical import VerticalDataset
 
-#: Before the names of a mechanism's numbers, where they are those of predictions.
+#: Prefix of the names of a mechanism's numbers, where they are those of predictions.
 PREDICTION_PREFIX = "prediction_"
-#: Names that fit any plan, so that giving them is not yet a plan by hand.
+#: Names that fit any plan: with these alone, the rest is still planned.
 NEUTRAL = frozenset({"seed", "evaluation"})
 _REQUIRED = ("num_parties", "num_samples", "num_classes")
 _PLAIN_GROUPS: dict[str, type] = {
@@ -49,7 +49,7 @@ _PLAIN_GROUPS: dict[str, type] = {
 
 
 def data_sizes(data: VerticalDataset) -> dict[str, Any]:
-    """What the data says about a plan."""
+    """Return the sizes of the data, and its default encoder, by their flat names."""
     return {
         "num_parties": data.num_parties,
         "num_samples": data.num_samples,
@@ -60,7 +60,7 @@ def data_sizes(data: VerticalDataset) -> dict[str, Any]:
 
 
 def plan_settings() -> dict[str, Setting]:
-    """Every flat name with its words, once: what the command line makes its options of."""
+    """Return every flat name with its help, from which the command line makes its options."""
     described = " | ".join(f"{name} ({MECHANISMS[name].words})" for name in MECHANISMS)
     named = Setting("mechanism", str, "pbm", f"{described}.", MECHANISM)
     found = {"mechanism": named}
@@ -97,7 +97,7 @@ def plan_settings() -> dict[str, Setting]:
 
 
 def known_names() -> set[str]:
-    """Every flat name that `Plan.of` takes."""
+    """Return every flat name that `Plan.of` takes."""
     names = {*plan_settings(), "phases", "first_weights", "model", "interactions"}
     released = {"mechanism", "secure_aggregation", *(n for m in MECHANISMS.values() for n in m.own_settings())}
     return names | {PREDICTION_PREFIX + name for name in (*released, "embedding_dim", "bound")}
@@ -119,7 +119,7 @@ def groups_of(values: Mapping[str, Any], prediction: Mechanism | None = None) ->
         values: Flat names with their values.
         prediction: Mechanism of predictions, where a search has found one; numbers in `values` overrule its own.
     """
-    for name in ("mechanism", PREDICTION_PREFIX + "mechanism"):  # one that is not known is named before its numbers are
+    for name in ("mechanism", PREDICTION_PREFIX + "mechanism"):  # An unknown mechanism is reported before its numbers.
         if name in values:
             MECHANISMS.check(values[name])
     _check_names(values)
@@ -192,7 +192,7 @@ def _release(values: Mapping[str, Any], num_parties: int, found: Mechanism | Non
 
 
 def names_with_words() -> str:
-    """Every flat name with its default and its words, for `help(Plan)`."""
+    """Return every flat name with its default and its help, for `help(Plan)`."""
     lines = []
     for each in plan_settings().values():
         default = "" if each.is_required or each.default is None else f" = {each.default}"

@@ -27,14 +27,14 @@ DATA, MECHANISM, TRAINING = "Data", "Privacy mechanism", "Training"
 
 
 class OptimizerName(StrEnum):
-    """How networks step along their slopes."""
+    """Optimisers of every network."""
 
     SGD = "sgd"
     ADAM = "adam"
 
 
 class Evaluation(StrEnum):
-    """Where accuracy figures come from."""
+    """Sources of accuracy figures."""
 
     SIMULATOR = "simulator"  #: exact sums that no role of the protocol ever sees; outside the epsilon
     RELEASED = "released"  #: the noisy sums that the server sees; every extra one is charged
@@ -58,21 +58,21 @@ class Training(StrEnum):
 
 
 class Labels(StrEnum):
-    """Who holds the labels."""
+    """Holders of the labels."""
 
     SERVER = "server"
     PARTIES = "parties"  #: the label holder sends those of the training rows to every party
 
 
 class Loss(StrEnum):
-    """What class scores are trained by."""
+    """Losses of class scores."""
 
     CROSS_ENTROPY = "cross-entropy"
     SQUARED = "squared"  #: half the squared distance to 1 for the row's class and 0 for the others
 
 
 class Head(StrEnum):
-    """How sums become class scores."""
+    """Maps of sums to class scores."""
 
     TRAINED = "trained"  #: one dense layer of the server, which learns in joint rounds
     FIXED = "fixed"  #: the sums are the scores, with the logarithms of the classes' shares of training rows added once
@@ -87,7 +87,7 @@ class FeatureMap(StrEnum):
 
 
 def feature_width(features: FeatureMap, columns: int, column_values: int) -> int:
-    """How many numbers a mapped row of so many columns has."""
+    """Return how many numbers a mapped row of so many columns has."""
     pairs = columns * (columns - 1) // 2
     match features:
         case FeatureMap.PAIRS:
@@ -105,7 +105,7 @@ class Start(StrEnum):
 
 
 class PreparationName(StrEnum):
-    """What is learned about columns before training, with noise and a charge."""
+    """Statistics of columns that are learned before training, with noise and a charge."""
 
     NONE = "none"
     WHITEN = "whiten"  #: mean and Gram matrix, to give all directions the same scale
@@ -121,7 +121,7 @@ def words(kind: type[StrEnum]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """How much of everything there is; the data says so."""
+    """Sizes of the data."""
 
     num_parties: int = setting(help="M: parties, each with its own columns.", panel=DATA)
     num_samples: int = setting(help="N: training rows.", panel=DATA)
@@ -139,7 +139,7 @@ class Sizes:
 
 @dataclass(frozen=True, kw_only=True)
 class Rounds:
-    """How the rows are gone through: batches, and phases of passes over them."""
+    """Batches, and phases of passes over the rows."""
 
     batch_size: int = setting(100, help="B: rows per round.", panel=TRAINING)
     phases: tuple[Phase, ...] = (Phase(kind=JOINT, passes=10),)
@@ -162,17 +162,17 @@ class Rounds:
 
     @property
     def order(self) -> Order:
-        """Of the first rounds that train."""
+        """Order of the first rounds that train."""
         return next((phase.order for phase in self.phases if phase.kind.trains), Order.SHUFFLED)
 
     @property
     def is_released(self) -> bool:
-        """Whether a pass of predictions ends the run."""
+        """True if a pass of predictions ends the run."""
         return self.phases[-1].kind == PREDICTION
 
     @property
     def usual(self) -> bool:
-        """Whether `training`, `num_epochs`, `evaluation` and `preparation` say it all."""
+        """True if `training`, `num_epochs`, `evaluation` and `preparation` determine the phases."""
         kinds = {phase.kind.name for phase in self.phases}
         return self.num_epochs > 0 and self.phases == usual_phases(
             self.num_epochs,
@@ -195,8 +195,17 @@ def usual_phases(
     counted: bool = False,
     order: Order = Order.SHUFFLED,
 ) -> tuple[Phase, ...]:
-    """Symbols if columns of different parties act together, a preparation if there is one, rounds of one kind, and a
-    pass over the test rows if evaluation is released, after a count of votes if those are read by one."""
+    """Return the phases of a usual run, in their order.
+
+    Args:
+        num_epochs: Passes of the rounds that train.
+        released: Whether a pass of predictions over the test rows ends the run.
+        training: Kind of the rounds that train.
+        shared: Whether symbols come first, as columns of different parties act together.
+        prepared: Whether columns are prepared.
+        counted: Whether votes are counted.
+        order: Order of the rows in rounds that train.
+    """
     check_whole("num_epochs", num_epochs, least=1)
     before = (*([SYMBOLS] if shared else []), *([MEAN, GRAM] if prepared else []))
     phases = [Phase(kind=kind, passes=1, order=Order.AS_GIVEN) for kind in before]
@@ -210,7 +219,7 @@ def usual_phases(
 
 @dataclass(frozen=True, kw_only=True)
 class Learning:
-    """How every network steps, and how the gradient travels."""
+    """Steps of every network, and the gradient's encoding."""
 
     learning_rate: float = setting(0.01, help="Of every network.", panel=TRAINING)
     optimizer: OptimizerName = setting(OptimizerName.SGD, help=words(OptimizerName), panel=TRAINING)
@@ -253,7 +262,7 @@ class Learning:
 
 @dataclass(frozen=True, kw_only=True)
 class Supervision:
-    """Who holds the labels, and what scores are trained by."""
+    """Holder of the labels, and the loss of scores."""
 
     labels: Labels = setting(
         Labels.SERVER,
@@ -273,7 +282,7 @@ class Supervision:
 
 @dataclass(frozen=True, kw_only=True)
 class Preparation:
-    """What is learned about a party's columns before training: sums over all rows, each row's part clipped, with noise.
+    """Statistics of a party's columns before training: noisy sums over all rows, each row's part clipped.
 
     `whiten` takes the mean of the columns, and then the Gram matrix of what is left of them.
     """
@@ -322,7 +331,7 @@ class Preparation:
                 )
 
     def event(self, statistic: str) -> UpdateEvent:
-        """What a statistic is charged as."""
+        """Return the event that a statistic is charged as."""
         if statistic == GRAM.statistic:
             clip_norm = self.gram_clip**2
             return RoundedGaussianSum(clip_norm=clip_norm, noise_multiplier=self.gram_noise, diameter=GRAM_DIAMETER)
@@ -331,7 +340,7 @@ class Preparation:
 
 @dataclass(frozen=True, kw_only=True)
 class Voting:
-    """What a party makes of its class scores before they are released for a prediction, and how the server reads it."""
+    """Votes that a party makes of its class scores for a prediction, and how the server reads them."""
 
     vote: VoteKind = setting(VoteKind.RAW, help=words(VoteKind), panel=MECHANISM, later=True)
     vote_gain: float = setting(1.0, help="Scores are multiplied by it before a vote.", panel=MECHANISM, later=True)
@@ -360,7 +369,7 @@ class Voting:
         self.as_vote(1.0)
 
     def as_vote(self, bound: float) -> Vote:
-        """As a map of scores."""
+        """Return the vote as a map of scores."""
         return Vote(kind=self.vote, gain=self.vote_gain, grades=self.vote_grades, bound=bound)
 
     @property
@@ -369,7 +378,7 @@ class Voting:
 
     @property
     def event(self) -> UpdateEvent:
-        """What the counts of one party are charged as: replacing a row moves two counts by one."""
+        """Event of one party's counts: replacing a row moves two counts by one."""
         return RoundedGaussianSum(clip_norm=1.0, noise_multiplier=self.table_noise, diameter=TABLE_DIAMETER)
 
 
@@ -409,12 +418,12 @@ class UpdateNoise:
 
     @property
     def band(self) -> Band:
-        """How the noise of one step hangs together with that of others."""
+        """Correlation of one step's noise with that of others."""
         return Band(self.noise_band)
 
     @property
     def event(self) -> UpdateEvent:
-        """What one step of one party's weights is."""
+        """Event of one step of one party's weights."""
         if not self.noise_multiplier:
             return PlainUpdate()
         return banded_event(self.band, clip_norm=self.clip_norm, noise_multiplier=self.noise_multiplier)
@@ -422,7 +431,7 @@ class UpdateNoise:
 
 @dataclass(frozen=True, kw_only=True)
 class Network:
-    """What a party computes on its columns."""
+    """Network of a party."""
 
     encoder: str = setting(
         "mlp",
@@ -468,5 +477,5 @@ class Network:
 
     @property
     def couples_rows(self) -> bool:
-        """Whether a row's embedding depends on the other rows of its batch."""
+        """True if a row's embedding depends on the other rows of its batch."""
         return self.encoder in COUPLES_ROWS

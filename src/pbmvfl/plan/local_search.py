@@ -52,7 +52,7 @@ _LARGEST_SIDE = 16
 
 
 def block_sides(shape: Sequence[int]) -> tuple[int, int]:
-    """Of pictures (channels, height, width): how many points, down and across, become one for a dense layer."""
+    """Return how many points of a picture (channels, height, width), down and across, a dense layer sees as one."""
     height, width = (
         next(block for block in range(1, side + 1) if side % block == 0 and side // block <= _LARGEST_SIDE)
         for side in shape[1:]
@@ -61,7 +61,7 @@ def block_sides(shape: Sequence[int]) -> tuple[int, int]:
 
 
 def dense_columns(shape: Sequence[int]) -> int:
-    """How many numbers of a row a dense layer sees: all of a table's, and those of a smaller picture."""
+    """Return how many numbers of a row a dense layer sees: all of a table's, and those of a smaller picture."""
     if len(shape) != 3:
         return math.prod(shape)
     height, width = block_sides(shape)
@@ -134,7 +134,7 @@ class LocalRules:
         return feature_width(FeatureMap(features), columns, values)
 
     def score_noise(self, shift: float, width: int) -> float:
-        """How far the noise of all steps moves a class score of a row of so many numbers of about 1, to first order.
+        """Return how far, to first order, all steps' noise moves a class score of a row of so many numbers of about 1.
 
         The sum of rows' gradients has noise of 2 C / shift in the end, where C is their norm, sqrt(width + 1); weights
         have that divided by rows and curvature, which is about 1 / classes; a score adds up width + 1 of them."""
@@ -175,13 +175,14 @@ class LocalRules:
         return min(rate, signal / (60 * math.sqrt(width + 1)))
 
     def can_prepare(self, shift: float, features: str = "columns") -> bool:
-        """Whether the noise of the columns' mean would be small beside their range: below, preparing them only adds
-        noise."""
+        """Return whether preparing columns pays: the noise of their mean must be small beside their range."""
         return shift * self.num_samples >= _LEAST_PREPARED * math.sqrt(self._width_of(features))
 
     def strength(self, shift: float, *, num_epochs: int, prepared: bool, features: str = "columns") -> dict[str, float]:
-        """The noise of every part, for a whole shift: the root of the sum of their squared shifts; and the steps that
-        go with it."""
+        """Return the noise of every part, and the steps that go with it.
+
+        `shift` is the whole one: the root of the sum of the parts' squared shifts.
+        """
         mean, gram = (_MEAN_SHARE, _GRAM_SHARE) if prepared else (0.0, 0.0)
         tables = _TABLE_SHARE if self.has_tables else 0.0
         found = {"noise_multiplier": 2 * math.sqrt(num_epochs / (1 - mean - gram - tables)) / shift}
@@ -206,9 +207,9 @@ class LocalRules:
 def learning_note(
     *, shift: float, num_samples: int, num_classes: int, width: int, majority: float | None = None
 ) -> str | None:
-    """What a person should know before training whose noise leaves nothing, or little, to be learned.
+    """Return a warning before training whose noise leaves nothing, or little, to be learned; None otherwise.
 
-    `majority` is the share of the most frequent class, if somebody knows it; whoever does not hopes for equal ones.
+    `majority` is the share of the most frequent class, where it is known; otherwise classes are taken as equal.
     """
     signal = shift * num_samples / (num_classes * math.sqrt(width))
     nothing, little = _NOTHING_LEARNED, _LITTLE_LEARNED
@@ -228,7 +229,7 @@ def learning_note(
 
 
 def largest_shift(spent: Callable[[float], float], epsilon: float) -> float | None:
-    """The largest shift whose account stays within epsilon, to a ten-thousandth; None if there is none."""
+    """Return the largest shift whose account stays within epsilon, to a ten-thousandth; None if there is none."""
     low, high = 1e-4, 64.0
     if spent(low) > epsilon:
         return None

@@ -63,7 +63,7 @@ _Made = TypeVar("_Made", bound=Mechanism)
 
 @dataclass(frozen=True, kw_only=True)
 class PredictionChoice:
-    """How rows are predicted, and why so. `table_deviation` is None where votes are simply added up."""
+    """Mechanism and vote of predictions, and the reason. `table_deviation` is None where votes are added up."""
 
     mechanism: Mechanism
     vote: Vote
@@ -93,12 +93,23 @@ def plan_prediction(
     tables: bool = True,
     typical_lead: float = TYPICAL_LEAD,
 ) -> PredictionChoice:
-    """The choice for one release of each row to be predicted within (epsilon, delta) for the unit.
+    """Choose mechanism and vote for one release of each row to be predicted.
 
-    Without `tables`, as where training is over and nobody counted votes, the votes are those that can be added up.
+    Args:
+        epsilon: Budget of one release for the unit.
+        delta: Delta of the budget.
+        unit: What the budget protects.
+        adversary: Whom the budget holds against.
+        num_parties: M.
+        num_classes: Classes of the label.
+        num_rows: Training rows, from which tables are counted. A table costs its cells one use of its own beside
+            training (`symbol_tables`); it is no part of this budget.
+        secure_sum: Whether only sums are readable.
+        tables: Whether votes were counted in training; otherwise the votes are those that can be added up.
+        typical_lead: Usual distance of the two largest class scores of a row.
 
-    `num_rows` are the training rows, from which tables are counted. A table costs its cells one use of its own beside
-    training (`symbol_tables`); it is no part of this budget.
+    Raises:
+        PlanError: A value is out of range, or the budget is too small to predict anything.
     """
     epsilon = finite("prediction_epsilon", epsilon)
     if epsilon <= 0:
@@ -118,7 +129,7 @@ def plan_prediction(
         return min(losses, epsilon_from_rdp(mechanism.event.rdp(unit, adversary), delta)[0])
 
     def within(made: Callable[[float], _Made]) -> _Made:
-        """The mechanism at the pure epsilon asked for, or a little below: the account rounds up."""
+        """Return the mechanism at the given pure epsilon, or a little below: the account rounds up."""
         for step in (0, 1, 2, 4, 8, 16, 32, 64):
             found = made(1 - step * _STEP)
             if cost(found) <= epsilon * (1 - _SEARCH_SHARE):
@@ -193,7 +204,7 @@ def _response_noise(cell_epsilon: float, num_parties: int, num_classes: int) -> 
 
 
 def _laplace_noise(epsilon: float, cells: int, surplus: float, num_classes: int) -> float:
-    """The same with Laplace noise: a vote moves two of the counts by one, or one margin by its whole range."""
+    """Variance of the same with Laplace noise: a vote moves two counts by one, or one margin by its whole range."""
     if num_classes == 2:
         return surplus * 2 * (cells / epsilon) ** 2
     q = math.exp(-epsilon / (2 * cells))
@@ -218,7 +229,7 @@ def _symbols(cell_epsilon: float, num_classes: int, num_rows: int, lead: float) 
 
 
 def _votes(cell_epsilon: float, num_classes: int, lead: float) -> tuple[Vote, int]:
-    """For sums: the vote and its levels. The more noise, the more a vote is worth that is sure of itself."""
+    """Return the vote of sums and its levels. The more noise, the more a decided vote is worth."""
     if num_classes > 2:
         if cell_epsilon <= _BALLOT_EPSILON:
             return Vote(kind=VoteKind.BALLOT), 1

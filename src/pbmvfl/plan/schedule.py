@@ -1,4 +1,4 @@
-"""Which rows each round uses, and what it does with them: public, the same everywhere, and exact in its counts.
+"""Rows of each round and what it does with them: public, the same at every role, and exact in its counts.
 
 The schedule is the only counter: rounds, their kinds, epochs, batches, and how often each row was released and updated
 between two rounds. Every training row is used exactly once in a pass, so the number of releases about a row is a fact
@@ -29,14 +29,14 @@ _KEPT = (1 << 48) - 1
 
 
 class Split(StrEnum):
-    """Whose rows a round uses."""
+    """Rows that a round uses."""
 
     TRAIN = "train"
     TEST = "test"
 
 
 class Order(StrEnum):
-    """In which order a pass goes through the rows."""
+    """Order in which a pass goes through the rows."""
 
     SHUFFLED = "shuffled"  #: a new public permutation in every pass
     AS_GIVEN = "as-given"  #: as the rows stand
@@ -45,7 +45,7 @@ class Order(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RoundKind:
-    """What the rounds of one kind do. Roles act on these answers and never compare names."""
+    """Properties of one kind of round. Roles act on these and never compare names."""
 
     name: str
     #: The number that travels in the header of a message.
@@ -91,7 +91,7 @@ class RoundKind:
 
     @property
     def trains(self) -> bool:
-        """Whether the rows move weights."""
+        """True if the rows move weights."""
         return self.updates and not self.statistic
 
 
@@ -166,7 +166,7 @@ SYMBOLS = register_kind(
 
 @dataclass(frozen=True, kw_only=True)
 class Phase:
-    """So many passes over the rows of a kind's split, one after the other."""
+    """Passes over the rows of a kind's split, one after the other."""
 
     kind: RoundKind
     passes: int
@@ -204,7 +204,7 @@ class Round:
 
 @dataclass(frozen=True, kw_only=True)
 class RowUses:
-    """How often rounds of one kind used the rows, between two rounds or over several such spans."""
+    """Uses of the rows in rounds of one kind, between two rounds or over several such spans."""
 
     kind: RoundKind
     #: The most releases about any one row.
@@ -246,11 +246,11 @@ class Schedule:
     # --- sizes ---
 
     def rows_of(self, split: Split) -> int:
-        """How many rows a split has."""
+        """Return the number of rows of a split."""
         return self.num_samples if split is Split.TRAIN else self.num_test_samples
 
     def rows_per_round(self, kind: RoundKind) -> int:
-        """Rows of a full batch."""
+        """Return the number of rows of a full batch."""
         return self.rows_of(kind.split) if kind.whole else self.batch_size
 
     def rounds_per_pass(self, kind: RoundKind) -> int:
@@ -265,7 +265,7 @@ class Schedule:
         return self._num_rounds
 
     def num_rounds(self, kind: RoundKind) -> int:
-        """Rounds of one kind in the whole run."""
+        """Return the number of rounds of one kind in the whole run."""
         return sum(phase.passes for phase in self.phases if phase.kind == kind) * self.rounds_per_pass(kind)
 
     def batches(self, phase: Phase) -> tuple[tuple[int, int], ...]:
@@ -286,7 +286,7 @@ class Schedule:
         return self._phase_at(number)[0].kind
 
     def num_rows(self, number: int) -> int:
-        """The size of a round's batch, without making the batch."""
+        """Return the size of a round's batch, without making the batch."""
         phase, offset, _ = self._phase_at(number)
         each = self.rows_per_round(phase.kind)
         start = offset % self.rounds_per_pass(phase.kind) * each
@@ -355,7 +355,7 @@ class Schedule:
         return sum(phase.passes for phase in self.phases if phase.kind.trains)
 
     def epochs_before(self, number: int) -> float:
-        """Epochs that rounds 0 <= r < number complete; a part of one counts by its rounds."""
+        """Return the epochs that rounds 0 <= r < number complete; a part of one counts by its rounds."""
         done = 0.0
         for first, phase, _ in self._phase_starts:
             if phase.kind.trains and number > first:
@@ -364,12 +364,12 @@ class Schedule:
         return done
 
     def ends_epoch(self, number: int) -> bool:
-        """Whether the round is the last one of an epoch."""
+        """Return whether the round is the last one of an epoch."""
         phase, offset, _ = self._phase_at(number)
         return phase.kind.trains and (offset + 1) % self.rounds_per_pass(phase.kind) == 0
 
     def end_of_epoch(self, epoch: int) -> int:
-        """The number of the first round after so many epochs; after the last one, the number of all rounds."""
+        """Return the number of the first round after so many epochs; after the last one, the number of all rounds."""
         if epoch >= self.num_epochs:
             return self._num_rounds
         for first, phase, _ in self._phase_starts:
@@ -393,7 +393,7 @@ class Schedule:
 
     @cached_property
     def steps_between_uses(self) -> int:
-        """At least so many steps after a row moved weights it does so again; 1 where the order allows nothing better.
+        """Smallest number of steps between two uses of a row that move weights; 1 where the order promises no more.
 
         Where all passes that train have one order that stays, a row has one place in all of them: a pass apart.
         """
@@ -419,7 +419,7 @@ class Schedule:
         return passes * count + min(rest * self.rows_per_round(phase.kind), count)
 
     def uses(self, spans: Iterable[tuple[int, int]] | None = None) -> tuple[RowUses, ...]:
-        """How often rows were used in rounds first <= r < until of every span, exactly; without spans, in all rounds.
+        """Count uses of rows in rounds first <= r < until of every span, exactly; without spans, in all rounds.
 
         Whole passes use every row once. Only where a span begins or ends inside a pass are its rows counted one by one.
         """

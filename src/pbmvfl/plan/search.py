@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from pbmvfl.data.vertical import VerticalDataset
     from pbmvfl.plan.plan import Plan
 
-#: What training may cost where nobody says so.
+#: Epsilon of training where none is given.
 USUAL_EPSILON = 8.0
 #: Noise grows with the square root of the epochs and averages out over steps, so few epochs and small batches win, as
 #: long as the networks get enough steps; fewest where noise would drown the sums. Seen on two datasets at epsilon 8.
@@ -53,7 +53,7 @@ _REFINED = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """The epsilon that is meant: how much, of what, against whom, counted how."""
+    """A privacy budget: how much, of what, against whom, counted how."""
 
     epsilon: float
     delta: float
@@ -71,15 +71,15 @@ class Budget:
             raise PlanError(f"epsilon={self.epsilon!r} must be a finite number above 0")
 
     def spent_by(self, plan: Plan) -> float:
-        """The plan's epsilon of exactly this kind."""
+        """Return the plan's epsilon of exactly this kind."""
         return self.spent_on(plan.training_run())
 
     def spent_on(self, run: TrainingRun) -> float:
-        """The same for rows of one sort."""
+        """Return the epsilon of a run, such as that of one split's rows."""
         return epsilon_bound(run, self.unit, self.accounting, self.adversary, delta=self.delta).epsilon
 
     def roughly_spent_by(self, plan: Plan) -> float:
-        """At least `spent_by`, at most some per cent above, and ten times faster: Renyi curves at few orders."""
+        """Return an upper bound of `spent_by`, some per cent above and ten times faster: Renyi curves at few orders."""
         curve = rdp_curve(plan.training_run(), self.unit, self.accounting, self.adversary, orders=FEW_ORDERS)
         return epsilon_from_rdp(curve, self.delta, FEW_ORDERS)[0]
 
@@ -92,13 +92,13 @@ class Budget:
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedBudget:
-    """A plan that meets a budget, what it spends of it, and its neighbours."""
+    """A plan within a budget, the epsilon it spends, and its neighbours."""
 
     plan: Plan
     budget: Budget
     epsilon: float
     alternatives: tuple[tuple[Plan, float], ...]
-    #: Why it is as it is, where there was a choice.
+    #: Reasons, where there was a choice.
     words: tuple[str, ...] = ()
 
     @property
@@ -107,7 +107,7 @@ class PlannedBudget:
 
 
 def noise_deviation(plan: Plan) -> float:
-    """Standard deviation of one coordinate of the estimated sum, at the most."""
+    """Return the largest standard deviation of one coordinate of the estimated sum."""
     return math.sqrt(plan.release.variance_upper_bound)
 
 
@@ -132,15 +132,13 @@ def plan_for_budget(
     serving_epsilon: float | None = USUAL_EPSILON,
     **choices: Any,
 ) -> PlannedBudget:
-    """The plan with the least noise whose epsilon of the named kind is within the budget.
+    """Find the plan with the least noise within a budget; the arguments are those of `Plan.for_budget`.
 
-    `plans` makes them: `Plan`. `choices` fixes any of its flat names; `largest_bytes` limits the whole run's traffic.
-    A delta of None is a tenth of 1/N, at most 1e-5.
-    With strict accounting parties train alone, unless training=joint is among the choices; `columns` are then the most
-    that a party has, and `prediction_epsilon` the budget of every row that is predicted. With `same_rows` those are
-    rows that are trained on, and `epsilon` is for both together.
-    `serving_epsilon` is what the trained model may spend on a row that it is asked about later: votes for it are
-    counted in training, within `epsilon`. None: nobody will ask, or only in ways that need no counts.
+    With strict accounting parties train alone, unless training=joint is among the choices.
+
+    Args:
+        plans: The class `Plan`, which imports this module.
+        column_values: How many values each column has, where all have few; `data` says so itself.
     """
     if data is not None:
         num_parties, num_samples, num_classes = data.num_parties, data.num_samples, data.num_classes
@@ -164,11 +162,11 @@ def plan_for_budget(
     }
     if _trains_alone(budget, choices):
         if choices.get("evaluation") == Evaluation.RELEASED and "prediction_mechanism" not in choices:
-            # Releases that nobody planned would be exact, and so without any epsilon.
+            # Releases without a planned mechanism would be exact, and so without any epsilon.
             prediction_epsilon = budget.epsilon if prediction_epsilon is None else prediction_epsilon
         served = None if prediction_epsilon is not None or not _VOTES.isdisjoint(choices) else serving_epsilon
-        asked = (prediction_epsilon, served, same_rows)
-        planned = _local(plans, budget, sizes, columns, column_values, asked, choices)
+        predicted = (prediction_epsilon, served, same_rows)
+        planned = _local(plans, budget, sizes, columns, column_values, predicted, choices)
         _check_bytes(planned, largest_bytes)
         return planned
     if data is not None:
@@ -190,7 +188,7 @@ def plan_for_budget(
 
 
 def _trains_alone(budget: Budget, choices: dict[str, Any]) -> bool:
-    """Whether a strict budget is best spent by parties that train alone: not if the caller says otherwise."""
+    """Return whether parties train alone: they do for a strict budget, unless the caller chose otherwise."""
     if budget.accounting is not Accounting.STRICT or budget.unit is Unit.PARTY:
         return False
     if choices.get("training") == "local":
@@ -205,13 +203,12 @@ def _local(
     sizes: dict[str, int],
     columns: int | None,
     column_values: int | None,
-    asked: tuple[float | None, float | None, bool],
+    predicted: tuple[float | None, float | None, bool],
     choices: dict[str, Any],
 ) -> PlannedBudget:
-    """`asked` is what predictions of test rows may cost, what those of later rows may, and whether predicted rows are
-    those that are trained on."""
+    """Plan local training. `predicted` is (prediction_epsilon, serving_epsilon, same_rows) of `Plan.for_budget`."""
     budget.adversary.honest_parties(sizes["num_parties"])
-    prediction_epsilon, serving_epsilon, same_rows = asked
+    prediction_epsilon, serving_epsilon, same_rows = predicted
     choice = None if prediction_epsilon is None else _prediction(budget, sizes, prediction_epsilon)
     words = () if choice is None else (f"predictions within {choice.words}",)
     evaluation = Evaluation.RELEASED
@@ -292,7 +289,7 @@ def _check_bytes(planned: PlannedBudget, largest_bytes: int | None) -> None:
 
 
 def _drowned(num_parties: int, embedding_dim: int, budget: Budget) -> bool:
-    """Whether the noise of a full number of epochs would exceed the largest sum; to first order, in Gaussian terms."""
+    """Return whether a full number of epochs' noise exceeds the largest sum; to first order, in Gaussian terms."""
     strength = budget.epsilon / math.sqrt(2 * math.log(1.25 / budget.delta))
     cells = num_parties if budget.unit is Unit.RECORD else 1
     return 2 * math.sqrt(max(1, embedding_dim) * _EPOCHS * cells) / strength > num_parties
@@ -301,7 +298,7 @@ def _drowned(num_parties: int, embedding_dim: int, budget: Budget) -> bool:
 def _rules_of_thumb(
     num_parties: int, num_samples: int, num_classes: int, budget: Budget, choices: dict[str, Any]
 ) -> dict[str, Any]:
-    """What learning needs: few coordinates, few epochs, and batches that leave enough steps."""
+    """Return sizes that learn well: few coordinates, few epochs, and batches that leave enough steps."""
     # Two classes need one number. More classes were learned better with a number each than with fewer.
     embedding_dim = choices.get("embedding_dim", 1 if num_classes == 2 else min(num_classes, 16))
     few = _FEWEST_EPOCHS if _drowned(num_parties, embedding_dim, budget) else _EPOCHS
