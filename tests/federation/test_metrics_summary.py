@@ -20,10 +20,10 @@ from pbmvfl.errors import RunFolderError
 from pbmvfl.federation.federation import Federation
 from pbmvfl.federation.metrics_summary import (
     describe_classes,
+    divergence,
     loss_limit,
     notes_on_classes,
     notes_on_predictions,
-    went_astray,
 )
 from pbmvfl.federation.results import Result
 from pbmvfl.plan.plan import Plan
@@ -286,9 +286,9 @@ def test_noise_alone_is_not_taken_for_a_loss_that_goes_astray(choices, data, mak
 @pytest.mark.parametrize("loss", [math.inf, math.nan, 1e300])
 def test_a_loss_that_is_no_number_has_gone_astray(loss, data, make_plan):
     plan = make_plan(data)
-    assert went_astray(plan, loss, 2) is not None
-    assert went_astray(plan, None, 2) is None
-    assert went_astray(plan, loss_limit(plan), 2) is None
+    assert divergence(plan, loss, 2) is not None
+    assert divergence(plan, None, 2) is None
+    assert divergence(plan, loss_limit(plan), 2) is None
 
 
 # --- on the terminal ---

@@ -1,10 +1,10 @@
 """A role's own checkpoints: its weights as safetensors in its own folder, and one JSON file that says what is there.
 
-Every party has a folder of its own, and nobody else reads it. The last two states are kept: when a run is killed while
-some roles have written the newest one and others have not, all of them still have the one before. The index before the
-last is kept too: if the last one is damaged, the states in the one before that are still whole are used. One process at
-a time writes here: a party's ledger has one session, and a run's log of releases one writer. Files hold no keys and no
-noise: after a resume there are new session keys and every party draws anew.
+Every party has a folder of its own, and no other role reads it. The last two states are kept: when a run is killed
+while some roles have written the newest one and others have not, all of them still have the one before. The index
+before the last is kept too: if the last one is damaged, the states in the one before that are still whole are used. One
+process at a time writes here: a party's ledger has one session, and a run's log of releases one writer. Files hold no
+keys and no noise: after a resume there are new session keys and every party draws anew.
 """
 
 from __future__ import annotations
@@ -62,24 +62,24 @@ class Checkpoints:
     every: int = 1
     #: Refuse a damaged index instead of using the one before it: for a model, which is of the last round or of none.
     strict: bool = False
-    #: What the next state is saved with, for people and for the role itself.
+    #: Notes that the next state is saved with, for people and for the role itself.
     notes: dict[str, Any] = field(default_factory=dict)
 
     # --- Keeper ---
 
     def rounds(self, run_id: bytes) -> list[int]:
-        """The rounds of a run that there are states of; of another run there are none."""
+        """Return the rounds of a run that have a state; none for another run."""
         return sorted(state["completed_rounds"] for state in self._states(run_id))
 
     def wants(self, completed_rounds: int) -> bool:
-        """Whether the end of an epoch is one to be kept."""
+        """Return whether the state after these rounds, the end of an epoch, is to be kept."""
         epochs = round(self.plan.schedule.epochs_before(completed_rounds))
         return epochs % self.every == 0 or epochs == self.plan.num_epochs
 
     def save(self, run_id: bytes, completed_rounds: int, state: dict[str, Tensor]) -> None:
         """Write a state, then make it known in a single step, then drop what is older than the one before.
 
-        There is none of round 0: the first weights can be had always.
+        Round 0 has no state: the first weights can be made again.
         """
         if completed_rounds == 0:
             return
@@ -91,7 +91,7 @@ class Checkpoints:
         digest = hashlib.sha256(data).hexdigest()
         name = f"round-{completed_rounds:07d}-{digest[:8]}.safetensors"
         write_atomically(self.folder / name, data, mode=PRIVATE_FILE)
-        # Later ones belong to a history that was given up when the run went back to before them.
+        # Later states belong to a history that was given up when the run resumed from before them.
         states = [each for each in self._states(run_id) if each["completed_rounds"] < completed_rounds]
         known = {"completed_rounds": completed_rounds, "file": name, "sha256": digest, "notes": dict(self.notes)}
         states = [*states, known][-_KEPT:]
@@ -112,7 +112,7 @@ class Checkpoints:
         remove_leftovers(self.folder, _WEIGHTS)
 
     def load(self, run_id: bytes, completed_rounds: int) -> dict[str, Tensor]:
-        """A state as it was saved, to the bit; a damaged file is refused."""
+        """Return a state as it was saved, to the bit; refuse a damaged file."""
         state = self._state(run_id, completed_rounds)
         try:
             return load(self._weights(state))
@@ -120,7 +120,7 @@ class Checkpoints:
             path = self.folder / state["file"]
             raise CheckpointError(f"{path} cannot be read: {error}; restore it from a copy") from error
 
-    # --- what is kept beside the weights ---
+    # --- notes beside the weights ---
 
     def notes_of(self, run_id: bytes, completed_rounds: int) -> Mapping[str, Any]:
         notes: dict[str, Any] = self._state(run_id, completed_rounds)["notes"]
@@ -128,7 +128,7 @@ class Checkpoints:
 
     @property
     def run_id(self) -> bytes | None:
-        """The run whose states are here; None if there are none."""
+        """Id of the run whose states are here; None if there are none."""
         index = self._read()
         return None if index is None else bytes.fromhex(index["run_id"])
 
@@ -235,13 +235,13 @@ class Checkpoints:
 
 
 def _digest(index: Mapping[str, Any]) -> str:
-    """A digest of all that an index says: a state taken for one of another round would fit every network."""
+    """Return a digest of the whole index: a state taken for one of another round would fit every network."""
     said = {name: value for name, value in index.items() if name != "sha256"}
     return hashlib.sha256(json.dumps(said, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def _difference(saved: dict[str, Any], now: dict[str, Any]) -> str:
-    """Why two plans have different hashes."""
+    """Describe why two plans have different hashes."""
     for name, value in now.items():
         if saved.get(name) != value:
             was, is_now = saved.get(name), value

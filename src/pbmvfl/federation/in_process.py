@@ -17,7 +17,7 @@ from pbmvfl.protocol.transport import Answers
 
 # --- Exact embeddings of one party's rows, for a simulator's evaluation ---
 # Where columns of different parties act together, it shows every party the exact levels of the others' rows. Only
-# somebody who runs all roles can do that; no epsilon covers it, as none covers exact sums.
+# a caller who runs all roles can do that; no epsilon covers it, as none covers exact sums.
 
 
 #: Rows that are evaluated together.
@@ -30,7 +30,7 @@ def exact_embeddings(
     split: Split,
     levels: Mapping[int, npt.NDArray[np.int64]] | None = None,
 ) -> npt.NDArray[np.float32]:
-    """Noise-free embeddings that no role of the protocol ever sees; `levels` are all parties', if context is made."""
+    """Return noise-free embeddings, which no role sees; `levels` are all parties', where context is made."""
     whole = torch.from_numpy(rows)
     context = party.rows.exact_context(split, levels) if party.rows.has_context and levels is not None else None
     parts = []
@@ -44,7 +44,7 @@ def exact_embeddings(
 
 
 class InProcess:
-    """Calls one party after the other. A call ends when it ends: there is nothing that a timeout could cut."""
+    """Transport that calls one party after the other. A call cannot be cut, so there is no timeout."""
 
     def __init__(self, setups: Sequence[PartySetup], encoders: Sequence[nn.Module] | None = None) -> None:
         self._setups = setups
@@ -65,7 +65,7 @@ class InProcess:
             for party in self.parties:
                 all_of_them.callback(party.close)
 
-    # --- the simulator's door ---
+    # --- inspection, for a simulator ---
 
     def exact_embeddings(self, split: Split) -> list[npt.NDArray[np.float32]]:
         pairs = list(zip(self.parties, self._setups, strict=True))

@@ -1,7 +1,7 @@
-"""What the figures of a run mean: collected at each evaluation, and put into words that warn.
+"""Figures of a run beside its metrics, collected at each evaluation, and warnings about them.
 
-Nothing here decides about a release. A run whose loss has gone astray is ended by what the server saw of noisy sums,
-which costs nothing; what only the simulator sees is said when the run is over.
+Nothing here decides about a release. A run that diverges is ended by the noisy sums that the server saw, which costs
+nothing; what only the simulator sees is reported when the run is over.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from pbmvfl.plan.groups import Activation, Evaluation, Loss, Training
 from pbmvfl.plan.plan import Plan
 from pbmvfl.training.metrics import ClassFigures, Split, class_figures, classification_metrics, majority, per_class
 
-#: A loss so many times the one that noise can bring about does not come back.
+#: A loss this many times above any that noise can cause does not recover.
 _ASTRAY = 30.0
-#: Of networks whose scores nothing bounds, in place of the bound.
+#: Stands for the bound of networks whose scores have none.
 _UNBOUNDED = 1e4
 #: Class scores beyond this are no longer scores: shares of classes made of them are 0 or 1.
 LARGEST_SCORE = 1e4
@@ -31,7 +31,7 @@ _MOST_NAMES = 5
 
 
 class Labelled(Protocol):
-    """What of the data the label holder has: enough to measure, without anybody's columns."""
+    """Data of the label holder: enough to measure, without any party's columns."""
 
     @property
     def class_names(self) -> tuple[str, ...]: ...
@@ -44,7 +44,7 @@ class Labelled(Protocol):
 
 
 class Figures:
-    """Beside the metrics of the newest evaluation: what it said about every class, and how large scores were."""
+    """Figures of every class, and the largest score, of the newest evaluation."""
 
     def __init__(self, data: Labelled) -> None:
         self._data = data
@@ -52,7 +52,7 @@ class Figures:
         self._largest: dict[Split, float] = {}
 
     def measure(self, scores: npt.NDArray[Any], labels: npt.NDArray[np.int64], split: Split) -> dict[str, float]:
-        """The metrics; the rest is kept until the split is measured again."""
+        """Return the metrics, and keep the other figures until the split is measured again."""
         self._measured[split] = per_class(scores, labels, split=split)
         self._largest[split] = float(np.abs(scores).max())  # NaN, if one is
         return classification_metrics(scores, labels, prefix=split)
@@ -71,17 +71,17 @@ class Figures:
 
     @property
     def largest_score(self) -> float | None:
-        """None if nothing was measured; infinity if a score is no number."""
+        """Largest absolute score; None if nothing was measured, infinity if a score is no number."""
         if not self._largest:
             return None
         return max(value if math.isfinite(value) else math.inf for value in self._largest.values())
 
 
-# --- a loss that has gone astray ---
+# --- divergence ---
 
 
 def loss_limit(plan: Plan) -> float:
-    """Where an epoch's loss has gone astray: far above any that the plan's noise brings about.
+    """Return the loss of an epoch above which training has diverged: far above any that the plan's noise causes.
 
     Untrained networks have scores of the size of a sum of embeddings with its noise, which the plan bounds. A step
     along a noisy gradient moves the scores of another row by the learning rate times the product of two such sums; a
@@ -97,8 +97,8 @@ def loss_limit(plan: Plan) -> float:
     return _ASTRAY * (math.log(plan.num_classes) + size)
 
 
-def went_astray(plan: Plan, loss: float | None, epoch: float) -> str | None:
-    """Why a run ends after this epoch; None if it goes on."""
+def divergence(plan: Plan, loss: float | None, epoch: float) -> str | None:
+    """Return why a run ends after this epoch, or None."""
     if loss is None or loss <= loss_limit(plan):
         return None
     size = f"{loss:.3g}" if math.isfinite(loss) else "no number"
@@ -109,7 +109,7 @@ def went_astray(plan: Plan, loss: float | None, epoch: float) -> str | None:
 
 
 def what_to_change(plan: Plan) -> str:
-    """For whoever starts again."""
+    """Return advice for a new run."""
     words = f"start a new run with a smaller learning_rate than {plan.learning_rate:g}"
     if plan.training is Training.LOCAL:
         return f"{words}, or with none: then it is planned"
@@ -120,7 +120,7 @@ def what_to_change(plan: Plan) -> str:
 
 
 def notes_on_classes(classes: Sequence[ClassFigures]) -> list[str]:
-    """What is known before training: classes that cannot be learned, and names that are hard to tell apart."""
+    """Return notes before training: classes that cannot be learned, and names that are hard to tell apart."""
     notes = []
     for each in classes:
         if each.train == 0:
@@ -147,7 +147,7 @@ def notes_on_predictions(
     plan: Plan,
     diverged: bool = False,
 ) -> list[str]:
-    """What a good-looking number may hide: one class for all rows, no better than guessing, scores without sense."""
+    """Return warnings about predictions: one class for all rows, no better than guessing, absurd scores."""
     if not classes:  # a result of an earlier version
         return []
     notes = []
@@ -172,7 +172,7 @@ def notes_on_predictions(
 
 
 def describe_classes(classes: Sequence[ClassFigures]) -> str:
-    """Names with counts, of many classes the range of the counts."""
+    """Return the classes' names with counts; for many classes the range of the counts."""
     if len(classes) <= 2 * _MOST_NAMES:
         has_test = any(each.test for each in classes)
         counts = (f"{each.train:,} + {each.test:,}" if has_test else f"{each.train:,}" for each in classes)

@@ -29,7 +29,7 @@ from pbmvfl.plan.schedule import Split
 from pbmvfl.protocol.party import Party
 from pbmvfl.protocol.transport import Answers
 
-#: Seconds that a party has to finish what it is doing and close its ledger, once nobody listens any more.
+#: Seconds that a party has to finish its work and close its ledger, once the parent has closed the pipe.
 _PATIENCE = 10
 _ENDED = "its process ended without an answer"
 _NOT_STARTED = (
@@ -39,7 +39,7 @@ _NOT_STARTED = (
 
 
 class _Command(Enum):
-    """What the parent asks of a child; the first byte of every request."""
+    """Commands of the parent to a child; the first byte of every request."""
 
     MESSAGE = b"m"
     EMBEDDINGS = b"e"
@@ -50,8 +50,11 @@ class _Command(Enum):
 
 
 class Processes:
-    """Each party runs in a process of its own. Its setup is pickled once, to start it; from then on both ends exchange
-    bytes over a pipe, and nothing that arrives there is unpickled."""
+    """Transport to parties in processes of their own.
+
+    A party's setup is pickled once, to start it; from then on both ends exchange bytes over a pipe, and nothing that
+    arrives there is unpickled.
+    """
 
     def __init__(self, setups: Sequence[PartySetup]) -> None:
         self._children: list[_Child] = []
@@ -62,7 +65,7 @@ class Processes:
                     self._children.append(_Child(setup))
                 except OSError as broken:
                     raise PartyLost({index: _NOT_STARTED}) from broken
-            for child in self._children:  # what is wrong with a setup is said now, not in the first exchange
+            for child in self._children:  # A faulty setup is reported now, not in the first exchange.
                 child.request(_Command.LAST_ERROR)
             for index in range(len(setups)):
                 if (error := _error_from(self._must_answer(index))) is not None:
@@ -95,7 +98,7 @@ class Processes:
         for child in children:
             child.join()
 
-    # --- the simulator's door ---
+    # --- inspection, for a simulator ---
 
     def exact_embeddings(self, split: Split) -> list[npt.NDArray[np.float32]]:
         levels = self._levels(split)
@@ -105,7 +108,7 @@ class Processes:
         return [np.asarray(load(each)["embeddings"].numpy(), dtype=np.float32) for each in found]
 
     def _levels(self, split: Split) -> bytes:
-        """Every party's levels of the rows, where context is made of them; otherwise no bytes."""
+        """Return every party's levels of the rows, where context is made of them; otherwise no bytes."""
         if not self._has_context:
             return b""
         for child in self._children:
@@ -146,7 +149,7 @@ class _Child:
         return not self._process.is_alive()
 
     def request(self, command: _Command, body: bytes = b"") -> bool:
-        """Whether there was anybody to send it to."""
+        """Send a command; return False if the child has ended."""
         try:
             self._pipe.send_bytes(command.value + body)
         except OSError:
@@ -154,9 +157,9 @@ class _Child:
         return True
 
     def answer(self, deadline: float | None) -> bytes | None:
-        """What the child says, or None if it has ended or the deadline has passed."""
+        """Return the child's answer, or None if it has ended or the deadline has passed."""
         left = None if deadline is None else max(0.0, deadline - time.monotonic())
-        # Waiting for the pipe alone could last for ever if the process dies while starting.
+        # Waiting for the pipe alone could last for ever if the process dies while it starts.
         ready = connection.wait([self._pipe, self._process.sentinel], left)
         try:
             return self._pipe.recv_bytes() if self._pipe in ready or self._pipe.poll() else None
@@ -164,7 +167,7 @@ class _Child:
             return None
 
     def tell_to_stop(self) -> None:
-        """The closed pipe tells it too, also while it waits to get rid of a long answer."""
+        """Tell the child to stop. The closed pipe does so too, also while it waits to send a long answer."""
         with contextlib.suppress(OSError):
             self._pipe.send_bytes(_Command.STOP.value)
         self._pipe.close()
@@ -177,8 +180,10 @@ class _Child:
 
 
 def _context() -> SpawnContext | ForkServerContext:
-    """Every party is copied from a template: a process that has loaded the code, and has never seen a party. Loading
-    takes seconds, copying none. Elsewhere than on Linux a copied process is not safe to use, and each loads for itself.
+    """Return the way to start processes.
+
+    On Linux every party is forked from a template, a process that has loaded the code and never had a party: loading
+    takes seconds, forking none. On other systems a forked process is not safe to use, and each loads for itself.
     """
     if sys.platform != "linux":
         return multiprocessing.get_context("spawn")
@@ -189,8 +194,11 @@ def _context() -> SpawnContext | ForkServerContext:
 
 @contextlib.contextmanager
 def _interrupts_held_back() -> Iterator[None]:
-    """Ctrl-C reaches every process of a terminal. A new one inherits that it is held back, and so outlives one that
-    comes while it still starts; here it is delivered at the end of the block."""
+    """Hold back Ctrl-C until the end of the block.
+
+    Ctrl-C reaches every process of a terminal. A new one inherits that it is held back, and so survives one that comes
+    while it still starts.
+    """
     resource_tracker.ensure_running()  # started by the first spawn otherwise, and that lets interrupts through again
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -200,18 +208,18 @@ def _interrupts_held_back() -> Iterator[None]:
 
 
 def _error_from(text: bytes) -> PbmvflError | None:
-    """The error that the party raised, as its own type."""
+    """Return the error that the party raised, as its own type."""
     if not text:
         return None
     name, message = json.loads(text)
     kind = getattr(errors, name, None)
-    if isinstance(kind, type) and issubclass(kind, PbmvflError) and _takes_words(kind):
+    if isinstance(kind, type) and issubclass(kind, PbmvflError) and _takes_message(kind):
         return kind(message)
     return PbmvflError(message)
 
 
-def _takes_words(kind: type[PbmvflError]) -> bool:
-    """Whether words alone make such an error: none of this package's classes above it asks for something else."""
+def _takes_message(kind: type[PbmvflError]) -> bool:
+    """Return whether a message alone makes such an error: no class of this package above it has other arguments."""
     return not any("__init__" in vars(each) for each in kind.__mro__ if issubclass(each, PbmvflError))
 
 
@@ -219,13 +227,13 @@ def _takes_words(kind: type[PbmvflError]) -> bool:
 
 
 def _serve(pipe: Connection, setup: PartySetup, environment: dict[str, str]) -> None:
-    """The party's process: handle one request after the other until told to stop or the other end goes away."""
+    """Run a party's process: handle requests until told to stop or the pipe is closed."""
     os.environ.clear()
     os.environ.update(environment)
-    # Ctrl-C is the parent's to handle: it closes the pipe, and the ledger gets back what was charged ahead.
+    # The parent handles Ctrl-C: it closes the pipe, and the ledger gets back what was charged ahead.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)  # several parties share the machine; threads of each would fight
-    # Arithmetic with numbers near zero is slow by a factor of ten and more: time would tell of values.
+    # Arithmetic with denormal numbers is slower by a factor of ten and more: time would reveal values.
     torch.set_flush_denormal(True)
     party: Party | None = None
     failure: Exception | None = None
@@ -236,7 +244,7 @@ def _serve(pipe: Connection, setup: PartySetup, environment: dict[str, str]) -> 
             failure = error
         while (request := _received(pipe)) is not None:
             reply = _handle(party, setup, failure, _Command(request[:1]), request[1:])
-            with contextlib.suppress(OSError):  # nobody listens any more; the next look at the pipe says so
+            with contextlib.suppress(OSError):  # The parent has closed the pipe; the next read finds that.
                 pipe.send_bytes(reply)
     finally:
         if party is not None:
@@ -244,7 +252,7 @@ def _serve(pipe: Connection, setup: PartySetup, environment: dict[str, str]) -> 
 
 
 def _received(pipe: Connection) -> bytes | None:
-    """The next request; None when there will be none."""
+    """Return the next request, or None when there will be none."""
     try:
         request = pipe.recv_bytes()
     except (EOFError, OSError):

@@ -1,4 +1,4 @@
-"""Which rounds a run has released, over all its sessions.
+"""Log of the rounds that a run has released, over all its sessions.
 
 A round that is run again after a resume is a second release. `sessions.json` says what may have been released, and is
 written before it happens, so that a killed process leaves a count that is too high and never one that is too low. One
@@ -33,12 +33,12 @@ _KINDS: Kinds = {"session": str, "first_round": int, "charged_until": int, "nois
 
 @dataclass(frozen=True, kw_only=True)
 class ReleasedRounds:
-    """Rounds that one session released, or may have released before it was killed: first_round <= r < charged_until."""
+    """Rounds first_round <= r < charged_until that one session released, or may have released before it was killed."""
 
     session: str
     first_round: int
     charged_until: int
-    #: True only in tests: somebody knows the session's noise, and so does everyone who reads the run's later sessions.
+    #: True only in tests: the session's noise is known, also to readers of the run's later sessions.
     noise_is_seeded: bool
     #: What was released depends on the plan. None in records of versions that did not write it.
     plan_hash: str | None = None
@@ -48,21 +48,21 @@ class ReleasedRounds:
 
     @classmethod
     def from_value(cls, value: object, path: Path, error: type[PbmvflError]) -> ReleasedRounds:
-        """One record of the JSON in `path`."""
+        """Read one record of the JSON in `path`."""
         record: dict[str, Any] = checked_object(value, _KINDS, path, error)
         later = {"plan_hash": record.get("plan_hash"), "public_start": record.get("public_start", True)}
         checked_object(later, {"plan_hash": str | None, "public_start": bool}, path, error)
         return cls(**{name: record[name] for name in _KINDS}, **later)
 
     def to_dict(self) -> dict[str, Any]:
-        """What `from_value` reads."""
+        """Return plain values, which `from_value` reads."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 class ReleaseLog:
     """Every session of a run, charged ahead: the file names a block of rounds before the first of them is sent.
 
-    A log with a folder is the only one there until `close`, or until nobody has it any more.
+    A log locks its folder until `close`, or until it is collected.
     """
 
     def __init__(
@@ -73,10 +73,16 @@ class ReleaseLog:
         plan_hash: str | None = None,
         moved_from: Path | None = None,
     ) -> None:
-        """The log in `folder`, with what earlier sessions released there.
+        """Open the log in `folder`, with what earlier sessions released there.
 
-        `checkpointed_rounds` of the run's checkpoint, all of which were released: the log must know of them. Records of
-        a plan other than `plan_hash` are refused. `moved_from` is the folder where an earlier version kept the file.
+        Args:
+            folder: Folder of the file; None for a log in memory.
+            checkpointed_rounds: Rounds of the run's checkpoint, all of which were released: the log must have them.
+            plan_hash: Hash of the run's plan; records of another are refused.
+            moved_from: Folder where an earlier version kept the file.
+
+        Raises:
+            CheckpointError: Another process has the folder, or the file is damaged or another run's.
         """
         self.records: list[ReleasedRounds] = []
         self._plan_hash = plan_hash
@@ -100,7 +106,7 @@ class ReleaseLog:
             raise
 
     def must_cover(self, completed_rounds: int) -> None:
-        """Rounds are charged before they are sent, so a log that knows of fewer than a checkpoint is not its run's."""
+        """Refuse a log with fewer rounds than a checkpoint: rounds are charged before they are sent."""
         charged = max((record.charged_until for record in self.records), default=0)
         if self._path is not None and (not self.records or charged < completed_rounds):
             raise CheckpointError(
@@ -109,18 +115,18 @@ class ReleaseLog:
             )
 
     def close(self) -> None:
-        """Let another process have the folder. Nothing can be charged any more."""
+        """Release the lock of the folder. Nothing can be charged after this."""
         if self._release_lock is not None:
             self._release_lock()
 
     @property
     def noise_is_seeded(self) -> bool:
-        """Whether any session's noise is known: one is enough to know its rows."""
+        """True if any session's noise is known: one is enough to learn its rows."""
         return any(record.noise_is_seeded for record in self.records)
 
     @property
     def public_start(self) -> bool:
-        """Whether all sessions began with public weights, or went on from such a one."""
+        """True if all sessions began with public weights, or resumed one that did."""
         return all(record.public_start for record in self.records)
 
     def open(
@@ -152,12 +158,12 @@ class ReleaseLog:
         write_atomically(self._path, json.dumps(signed, indent=2) + "\n", mode=PRIVATE_FILE)
 
     def uses_after(self, plan: Plan, *, first_round: int) -> tuple[RowUses, ...]:
-        """What `uses` will be if one more session runs from this round to the plan's end."""
+        """Return what `uses` will be if one more session runs from this round to the plan's end."""
         rest = (min(first_round, plan.schedule.trained_at), len(plan.schedule))
         return plan.schedule.uses([*self._spans, rest])
 
     def uses(self, plan: Plan) -> tuple[RowUses, ...]:
-        """The largest number of releases about any one row and of updates with it, over all sessions."""
+        """Return the largest number of releases of any one row, and of updates with it, over all sessions."""
         return plan.schedule.uses(self._spans)
 
     @property
@@ -166,7 +172,7 @@ class ReleaseLog:
 
 
 def _lock(folder: Path) -> int:
-    """A descriptor that holds the folder until it is closed, or until the process ends in whatever way."""
+    """Return a descriptor that locks the folder until it is closed or the process ends."""
     descriptor = _try_to_lock(folder)
     if descriptor is None:
         gc.collect()  # a run of this process that was interrupted may hold it until it is collected
@@ -180,8 +186,11 @@ def _lock(folder: Path) -> int:
 
 
 def _try_to_lock(folder: Path) -> int | None:
-    """None if somebody has it. The folder itself is locked: there is no file whose removal would let a second one in.
-    Network file systems lock only what is open for writing; there it is a file."""
+    """Lock the folder; None if another process has it.
+
+    The folder itself is locked: there is no file whose removal would let a second process in. Network file systems lock
+    only what is open for writing; there it is a file.
+    """
     failure: OSError | None = None
     for target, flags in ((folder, os.O_RDONLY), (folder / _LOCK, os.O_RDWR | os.O_CREAT)):
         descriptor = os.open(target, flags, 0o600)
@@ -215,7 +224,7 @@ def _read_records(path: Path) -> list[ReleasedRounds]:
 
 
 def _digests(records: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Of each record and all before it."""
+    """Return a digest of each record and all before it."""
     chain = hashlib.sha256()
     found = []
     for record in records:
@@ -225,7 +234,7 @@ def _digests(records: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _check_plan(records: list[ReleasedRounds], plan_hash: str | None, path: Path) -> None:
-    """What a round releases is the plan's to say: rounds of another plan cannot be counted as rounds of this one."""
+    """Refuse records of another plan: its rounds release something else and cannot be counted as this one's."""
     for record in records:
         if None not in (record.plan_hash, plan_hash) and record.plan_hash != plan_hash:
             raise CheckpointError(

@@ -1,4 +1,4 @@
-"""One call of `fit`: a server and its parties from the first message to the result."""
+"""One run: a server and its parties from the first message to the result."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch import Tensor
 from pbmvfl._files import checked_object
 from pbmvfl.errors import CheckpointError, EncoderError, NonFiniteError, PartyRefused, PbmvflError, ProtocolError
 from pbmvfl.federation.checkpoints import Checkpoints
-from pbmvfl.federation.metrics_summary import Figures, Labelled, went_astray, what_to_change
+from pbmvfl.federation.metrics_summary import Figures, Labelled, divergence, what_to_change
 from pbmvfl.federation.release_log import ReleaseLog
 from pbmvfl.federation.results import TRAFFIC_KINDS, EpochLine, HistoryLog, Result
 from pbmvfl.plan.schedule import Split
@@ -28,12 +28,12 @@ from pbmvfl.wire.refusals import RefusalCode
 from pbmvfl.wire.traffic import Traffic
 
 
-class _WentAstray(Exception):
-    """The loss is out of all bounds; its words say how. What is released after this would be wasted."""
+class _Diverged(Exception):
+    """Training diverged, as the message says. Releases after this would be wasted."""
 
 
 class Run:
-    """What happens on the way: the log of releases, evaluation, history, the server's checkpoints, an early end."""
+    """Run of a session: log of releases, evaluation, history, the server's checkpoints, an early end."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Run:
         on_round: Callable[[int, float, Traffic], None] | None,
         on_epoch: Callable[[EpochLine], None] | None,
     ) -> None:
-        """`inspection` is the door to exact sums, `owners` to what parties log; a deployment has neither."""
+        """Prepare a run. `inspection` gives exact sums, `owners` the parties' logs; a deployment has neither."""
         self._server, self._transport, self._data = server, transport, data
         self._plan = server.plan
         self._log, self._keeper = log, keeper
@@ -72,7 +72,7 @@ class Run:
         self._predicted: list[tuple[npt.NDArray[np.int64], Tensor]] = []
 
     def finish(self) -> Result:
-        """Run to the plan's end, or to the round that a party refuses."""
+        """Run to the plan's end, or to the round that a party refuses, and return the result."""
         stopped, diverged = "", False
         try:
             drive(
@@ -87,11 +87,11 @@ class Run:
         except PartyRefused as refusal:
             stopped = self._stopped_by(refusal)
             self._stop_early()
-        except _WentAstray as end:
+        except _Diverged as end:
             stopped, diverged = str(end), True
             self._give_up(self._server.completed_rounds)
         except NonFiniteError as error:
-            if isinstance(error, ProtocolError) or not self._is_open:  # somebody's message, not the server's own sums
+            if isinstance(error, ProtocolError) or not self._is_open:  # A message had it, not the server's own sums.
                 raise
             completed = self._server.completed_rounds
             stopped = f"the gradient of round {completed} (counted from 0) is no number; {what_to_change(self._plan)}"
@@ -99,13 +99,14 @@ class Run:
             self._history.append(EpochLine(epoch=_shown(self._plan.schedule.epochs_before(completed))))
             self._give_up(completed + 1)  # the round whose gradient is no number was released too
         except KeyboardInterrupt:
-            if self._is_open:  # what was charged ahead and never asked for is given back; the round under way counts
+            if self._is_open:  # Rounds charged ahead and never sent are given back; the round under way counts.
                 asked = self._server.completed_rounds + 1
                 self._log.charge_until(min(asked, self._log.records[-1].charged_until))
             raise
         is_evaluated = bool(self._history) and "train_accuracy" in self._history[-1].metrics
         if self._inspection is not None and is_evaluated and not self._figures.has_measured:
-            self._evaluate()  # in a session before this one; of the same weights, for what is not in the history
+            # An earlier session evaluated the epoch: measure the same weights for what the history lacks.
+            self._evaluate()
         return Result(
             plan=self._plan,
             metrics=self._history[-1].metrics if self._history else {},
@@ -122,20 +123,20 @@ class Run:
         )
 
     def _stopped_by(self, refusal: PartyRefused) -> str:
-        """Why the run ends with a result. Only a limit ends it so; any other refusal is an error."""
+        """Return why the run ends with a result. Only a limit ends it so; any other refusal is raised."""
         error = None if self._owners is None else self._owners.owner_error(refusal.party)
         if refusal.code != RefusalCode.BUDGET or not self._is_open:
-            # Whoever runs all roles is told what the party's owner would find in its log.
+            # The caller runs all roles, and gets the error that the party's owner would find in its log.
             raise (error if isinstance(error, PbmvflError) else refusal) from refusal
         return str(refusal if error is None else error)
 
     def _stop_early(self) -> None:
-        """A party refused a round. Every network has taken the step before it, so what there is, is complete."""
+        """End the run at a refused round. Every network has taken the step before it, so the state is complete."""
         completed = self._server.completed_rounds
-        # What other parties sent of the refused round has left them, and counts. If all refused, nothing has.
+        # Answers of other parties to the refused round have left them, and count. If all refused, none has.
         sent = completed + (1 if self._server.has_answers else 0)
         deliver(self._server, self._transport, self._meter, self._server.stop(), setup=False)
-        if completed == 0:  # nothing was trained, so there is nothing to look at exactly either
+        if completed == 0:  # Nothing was trained, so there is nothing to evaluate.
             self._history.append(EpochLine(epoch=0))
         elif completed < self._plan.schedule.trained_at and (self._losses or not self._history):
             self._history.append(self._line(self._plan.schedule.epochs_before(completed)))
@@ -144,12 +145,12 @@ class Run:
         self._log.charge_until(sent)
 
     def _give_up(self, sent: int) -> None:
-        """The loss is out of all bounds: nothing more is released. Checkpoints stay as they are."""
+        """End a run that diverged: nothing more is released, and checkpoints stay as they are."""
         self._log.charge_until(sent)
         if sent < len(self._plan.schedule):
             deliver(self._server, self._transport, self._meter, self._server.stop(), setup=False)
 
-    # --- what happens on the way ---
+    # --- hooks of the session ---
 
     def _open(self) -> None:
         assert self._server.session is not None
@@ -163,12 +164,12 @@ class Run:
             first_round=first_round,
             until=self._next_boundary(),
             noise_is_seeded=self._noise_is_seeded,
-            # Who cannot ask the parties must reckon with weights that know the rows.
+            # Without access to the parties, weights must be taken as depending on the rows.
             public_start=self._owners is not None and all(self._owners.public_starts()),
         )
 
     def _continue_from(self, first_round: int) -> None:
-        """Take up what was known when the checkpoint was written."""
+        """Restore seconds, traffic and history from the checkpoint."""
         assert self._keeper is not None
         assert self._epochs is not None
         notes = self._keeper.notes_of(self._server.run_id, first_round)
@@ -184,7 +185,7 @@ class Run:
             self._history = [EpochLine.from_dict(line, path) for line in kept]
 
     def _next_boundary(self) -> int:
-        """The round after which the next checkpoint comes; until there, releases are charged ahead."""
+        """Return the round after which the next checkpoint comes; releases are charged ahead up to it."""
         every = 1 if self._keeper is None else self._keeper.every
         epoch = int(self._plan.schedule.epochs_before(self._server.completed_rounds))
         return self._plan.schedule.end_of_epoch(epoch + every - epoch % every)
@@ -226,11 +227,11 @@ class Run:
             self._save(completed)
         if self._on_epoch is not None:
             self._on_epoch(line)
-        if (words := went_astray(self._plan, mean_loss, line.epoch)) is not None:
-            raise _WentAstray(words)
+        if (words := divergence(self._plan, mean_loss, line.epoch)) is not None:
+            raise _Diverged(words)
 
     def _raise_faults(self) -> None:
-        """A network that fails is covered up by its party; whoever runs all roles is told at the end of the epoch."""
+        """Raise the failure of a party's network, which the party hides from the server, at the end of the epoch."""
         for party in range(self._plan.num_parties):
             error = None if self._owners is None else self._owners.owner_error(party)
             if error is not None:
@@ -251,7 +252,7 @@ class Run:
         )
 
     def _evaluate(self) -> dict[str, Any]:
-        """Metrics of the epoch: from the noisy sums that the server saw, or those through the simulator's door."""
+        """Return metrics of the epoch, from the noisy sums that the server saw or from the simulator's exact ones."""
         metrics: dict[str, float] = {}
         if self._seen:
             scores = torch.cat([scores for _, scores in self._seen]).numpy()
@@ -265,7 +266,7 @@ class Run:
         for split, labels in ((Split.TRAIN, self._data.train_labels), (Split.TEST, self._data.test_labels)):
             if len(labels):
                 exact, *others = self._inspection.exact_embeddings(split)
-                with np.errstate(over="ignore", invalid="ignore"):  # what is no number is said at the end
+                with np.errstate(over="ignore", invalid="ignore"):  # NaN is reported at the end.
                     for other in others:
                         exact = exact + other
                 scores = self._server.predict(torch.from_numpy(exact)).numpy()
@@ -273,7 +274,7 @@ class Run:
         return metrics
 
     def _save(self, completed_rounds: int) -> None:
-        """The server's own checkpoint; every party has written its own."""
+        """Write the server's own checkpoint; every party has written its own."""
         if self._keeper is None or self._epochs is None:
             return
         self._keeper.notes.update(
@@ -289,5 +290,5 @@ class Run:
 
 
 def _shown(epoch: float) -> float:
-    """Whole epochs as whole numbers."""
+    """Return whole epochs as whole numbers."""
     return int(epoch) if epoch == int(epoch) else round(epoch, 4)

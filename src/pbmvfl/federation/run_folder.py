@@ -1,4 +1,4 @@
-"""The folder of a run, and where its rows come from."""
+"""The folder of a run, and the source of its rows."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 
 # ---
-# Where a run's rows come from, and what else a resume must find as it was: typed, and written as data.json.
+# Source of a run's rows, and what else a resume must find unchanged: typed, and written as data.json.
 
 
-#: The delta of folders of version 0.1, which did not say it.
+#: Delta of folders of version 0.1, which did not write it.
 _DELTA = 1e-5
 _TEXT = str | None
 _NAMED: Kinds = {"dataset": str, "num_parties": int | None, "root": _TEXT}
@@ -61,7 +61,7 @@ class NamedSource:
         return load_dataset(self.dataset, num_parties=self.num_parties, root=self.root)
 
     def changes(self, path: Path) -> list[str]:
-        """A named dataset is checked by its loader."""
+        """Return no notes: a named dataset is checked by its loader."""
         del path
         return []
 
@@ -92,12 +92,12 @@ class TableSource:
 
     @property
     def dataset(self) -> None:
-        """There is no name that a loader knows."""
+        """None: no loader knows the table."""
         return
 
     @property
     def name(self) -> str:
-        """Under which ledgers know the rows."""
+        """Name of the rows in ledgers."""
         from pbmvfl.data.column_rules import default_name
 
         return self.dataset_name or default_name(self.data)
@@ -126,7 +126,7 @@ class TableSource:
         return table
 
     def file_facts(self) -> dict[str, tuple[int, int]]:
-        """Size and time of every file of the table, as they are now."""
+        """Return size and time of every file of the table, as they are now."""
         found = {}
         for name, file in self._files().items():
             if Path(file).is_file():
@@ -135,7 +135,7 @@ class TableSource:
         return found
 
     def _files(self) -> dict[str, str]:
-        """Every file by the option that named it, and by its party where there is one for each."""
+        """Return every file by the option that named it, and by its party where there is one for each."""
         found: dict[str, str] = {}
         for name in ("data", "test_data", "label_data", "schema"):
             files = getattr(self, name)
@@ -146,7 +146,7 @@ class TableSource:
         return found
 
     def changes(self, path: Path) -> list[str]:
-        """Refuse files that are others for sure than when the run in `path` began; a note for one that may be."""
+        """Refuse files that have changed since the run in `path` began; return a note for one that may have."""
         notes = []
         now = self.file_facts() if self.files else {}
         for name, (size, time) in now.items():
@@ -164,7 +164,7 @@ class TableSource:
 
 @dataclass(frozen=True, kw_only=True)
 class RunSource:
-    """All that a run was started with beside its plan."""
+    """Everything that a run was started with beside its plan."""
 
     rows: NamedSource | TableSource
     #: The folder of the parties' ledgers.
@@ -177,7 +177,7 @@ class RunSource:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any], path: Path) -> RunSource:
-        """What `to_dict` wrote into `path`; version 0.1 wrote no delta."""
+        """Read what `to_dict` wrote into `path`; version 0.1 wrote no delta."""
         checked_object(values, {"dataset": _TEXT, "ledger": _TEXT}, path, RunFolderError)
         delta = checked_object({"delta": _DELTA, **values}, {"delta": int | float}, path, RunFolderError)["delta"]
         kind: type[NamedSource] | type[TableSource] = TableSource if values["dataset"] is None else NamedSource
@@ -189,7 +189,7 @@ class RunSource:
         return cls(rows=kind(**known), ledger=values["ledger"], delta=delta)
 
     def differs(self, asked: dict[str, Any]) -> str | None:
-        """The first name whose value is asked to be another one than it was; None if all agree."""
+        """Return the first name whose wanted value is not the kept one; None if all agree."""
         kept = self.to_dict()
         for name, wanted in asked.items():
             if wanted is not None and _comparable(name, wanted) != _comparable(name, kept.get(name)):
@@ -212,7 +212,7 @@ def _file_facts(values: object, path: Path) -> dict[str, tuple[int, int]]:
 
 
 def _comparable(name: str, value: Any) -> Any:
-    """Who holds what may be spelled with other spaces."""
+    """Return a value to compare: columns by party may be spelled with other spaces."""
     from pbmvfl.data.column_rules import parse_columns
 
     return list(parse_columns(value, may_share=True).items()) if name == "columns" and value is not None else value
@@ -225,21 +225,21 @@ RUNS = Path("runs")
 
 
 def _make(path: Path) -> None:
-    """For the owner alone: it will hold all parties' weights."""
+    """Make a folder for the owner alone: it will hold all parties' weights."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.mkdir(mode=PRIVATE_FOLDER)
     path.chmod(PRIVATE_FOLDER)
 
 
 class RunFolder:
-    """Where a run writes, and what a resume reads. Never overwrites another run's folder."""
+    """Folder that a run writes and a resume reads. Another run's folder is never overwritten."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     @classmethod
     def create(cls, path: Path | None, *, name: str) -> RunFolder:
-        """A new folder: the one asked for, which must not exist, or the next free runs/NAME-NNN."""
+        """Make a folder: the given one, which must not exist, or the next free runs/NAME-NNN."""
         if path is not None:
             try:
                 _make(path)
@@ -283,12 +283,12 @@ class RunFolder:
         return self.path / "model"
 
     def new_model(self) -> Path:
-        """The same, empty: a run that goes on after a limit ended it trains another model than it had."""
+        """Empty the model's folder and return it: a run resumed after a limit trains another model."""
         shutil.rmtree(self.model, ignore_errors=True)
         return self.model
 
     def write_start(self, plan: Plan, source: RunSource) -> None:
-        """All that a resume needs, before the first round: the plan, the data, the ledgers' folder and the delta.
+        """Write all that a resume needs, before the first round: plan, data, the ledgers' folder and delta.
 
         If it cannot be written there is no run, and no folder of one.
         """
@@ -308,7 +308,7 @@ class RunFolder:
         return Plan.from_dict(read_object(self.path / "plan.json", {}, PlanError))
 
     def read_source(self) -> RunSource:
-        """What the run was started with. A digest of values that version 0.1 left there is taken out."""
+        """Read what the run was started with. A digest of values that version 0.1 wrote is removed."""
         path = self.path / "data.json"
         values = read_object(path, {}, RunFolderError)
         source = RunSource.from_dict(values, path)
@@ -317,13 +317,13 @@ class RunFolder:
         return source
 
     def read_result(self) -> Result | None:
-        """What the run came to, if it has ended; one that a ledger ended can go on."""
+        """Read the result of a run that has ended, or None; one that a ledger ended can be resumed."""
         path = self.path / "result.json"
         return Result.read(path) if path.exists() else None
 
     @property
     def curves(self) -> Path:
-        """Where the picture goes: a file that is there already, so that it has the rights of the others."""
+        """File of the picture, made in advance with the rights of the others."""
         path = self.path / "curves.png"
         make_private(path)
         return path
@@ -332,6 +332,6 @@ class RunFolder:
         write_atomically(self.path / "history.csv", history_csv(history), mode=PRIVATE_FILE)
 
     def write_result(self, result: Result, *, delta: float = DEFAULT_DELTA) -> None:
-        """The last of a run's files: its presence means that the run has ended."""
+        """Write the last of a run's files: its presence means that the run has ended."""
         self.write_history(result.history)
         write_atomically(self.path / "result.json", result.to_json(delta=delta), mode=PRIVATE_FILE)
