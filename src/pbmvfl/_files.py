@@ -119,7 +119,7 @@ def _make_temporary(path: Path, mode: int) -> tuple[Path, int]:
         except BlockingIOError:  # `remove_leftovers` of another writer found it before it was locked
             os.close(descriptor)
             continue
-        except OSError:  # no locks here, so nobody removes it
+        except OSError:  # Without locks here, no process removes it.
             return temporary, descriptor
         if os.fstat(descriptor).st_nlink:
             return temporary, descriptor
@@ -128,7 +128,7 @@ def _make_temporary(path: Path, mode: int) -> tuple[Path, int]:
 
 
 def not_written(path: Path, error: OSError) -> WriteError:
-    """An error that names the file, which the system's own does not when a disk is full."""
+    """Return an error that names the file, which the system's own does not when a disk is full."""
     if isinstance(error, WriteError):
         return error
     what_to_do = _WAYS_OUT.get(error.errno or 0, "see that it can be written")
@@ -137,7 +137,7 @@ def not_written(path: Path, error: OSError) -> WriteError:
 
 def make_private(path: Path) -> None:
     """Make an empty file that only its owner may read; one that is there is left as it is."""
-    with contextlib.suppress(OSError):  # whoever opens it next says what is wrong
+    with contextlib.suppress(OSError):  # The next one to open it reports the fault.
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE_FILE)
         os.fchmod(descriptor, PRIVATE_FILE)
         os.close(descriptor)
@@ -174,7 +174,7 @@ Kinds = Mapping[str, type | UnionType]
 
 
 def read_json(path: Path, error: type[PbmvflError]) -> Any:
-    """The file's value, or `error` with the file's name."""
+    """Return the file's value, or raise `error` with the file's name."""
     try:
         return json.loads(path.read_bytes().decode())
     except (OSError, ValueError, RecursionError) as reason:  # bytes that are no text and text that is no JSON too
@@ -182,12 +182,12 @@ def read_json(path: Path, error: type[PbmvflError]) -> Any:
 
 
 def read_object(path: Path, kinds: Kinds, error: type[PbmvflError]) -> dict[str, Any]:
-    """The file's object, with at least these names."""
+    """Return the file's object, which has at least these names."""
     return checked_object(read_json(path, error), kinds, path, error)
 
 
 def checked_object(value: object, kinds: Kinds, path: Path, error: type[PbmvflError]) -> dict[str, Any]:
-    """`value`, which `path` holds, as an object with at least these names."""
+    """Return `value`, which `path` holds, as an object with at least these names."""
     if not isinstance(value, dict):
         raise _damaged(path, f"it has {str(value)[:40]!r} where an object must be", error)
     for name, kind in kinds.items():
@@ -201,7 +201,7 @@ def checked_object(value: object, kinds: Kinds, path: Path, error: type[PbmvflEr
 
 
 def sealed(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The object with a digest of all that it says."""
+    """Return the object with a digest of all its values."""
     return {**values, "sha256": _seal(values)}
 
 

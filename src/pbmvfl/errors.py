@@ -64,11 +64,11 @@ class NonFiniteError(PbmvflError, ValueError):
 
 
 class PolicyError(PbmvflError):
-    """A plan that a party's owner does not accept. It is asked before there is a party."""
+    """A plan that a party's owner does not accept; checked before a party exists."""
 
 
 class PolicyFileError(PbmvflError):
-    """A policy.toml that cannot be used, or that permits more than the book does. Its words are private."""
+    """A policy.toml that cannot be used, or that permits more than the ledger does. Its message is private."""
 
 
 class FederationError(PbmvflError):
@@ -88,7 +88,7 @@ class RunFolderError(PbmvflError):
 
 
 class WriteError(PbmvflError, OSError):
-    """A file could not be written: the disk is full, or nobody may. What was there before is whole."""
+    """A file could not be written: the disk is full, or it is not permitted. The file before it is whole."""
 
 
 class CheckpointError(PbmvflError):
@@ -100,7 +100,7 @@ class ModelError(PbmvflError):
 
 
 class LedgerError(PbmvflError):
-    """A ledger that cannot be used: in use by another process, damaged, or asked for something it does not have."""
+    """A ledger that cannot be used: in use by another process, damaged, or without what was requested."""
 
 
 class AnswersError(PbmvflError):
@@ -165,7 +165,7 @@ class DuplicateMessage(ProtocolError):
 
 
 class IdentityError(ProtocolError):
-    """A key that its pinned identity did not sign: somebody between the parties swapped it."""
+    """A key that its pinned identity did not sign: it was swapped between the parties."""
 
 
 class PartyRefused(ProtocolError):

@@ -290,13 +290,13 @@ def test_a_ledger_wants_rows_with_names_and_writes_nothing_for_others(tmp_path):
     alike = frame.set_axis([1, "1", *range(2, 40)])
     absent = frame.set_axis([None, *range(1, 40)])
     for rows in (twice, alike, absent, pa.table(dict(frame.items()))):
-        with pytest.raises(DataError, match="books know rows by their names"):
+        with pytest.raises(DataError, match="ledgers know rows by their names"):
             classifier(ledger=tmp_path / "books").fit(rows, labels)
-    with pytest.raises(DataError, match="books know rows by their names"):
+    with pytest.raises(DataError, match="ledgers know rows by their names"):
         VerticalClassifier(ledger=tmp_path / "books").fit(np.zeros((40, 4)), np.arange(40) % 2)
     assert not (tmp_path / "books").exists()
     found = classifier(ledger=tmp_path / "books").fit(frame, labels)
-    with pytest.raises(DataError, match="books know rows by their names"):
+    with pytest.raises(DataError, match="ledgers know rows by their names"):
         found.predict(twice)
     assert not uses(tmp_path / "books" / "bank.sqlite")[1]
 

@@ -430,7 +430,7 @@ class VerticalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
             return names
         if self.ledger is not None:
             raise DataError(
-                f"ledger={str(self.ledger)!r}: books know rows by their names, and these rows have none, or share "
+                f"ledger={str(self.ledger)!r}: ledgers know rows by their names, and these rows have none, or share "
                 "some; give a pandas DataFrame whose index has another name for each row (in a pipeline, steps keep "
                 'the index with set_output(transform="pandas"))'
             )

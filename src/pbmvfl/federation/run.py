@@ -100,8 +100,8 @@ class Run:
             self._give_up(completed + 1)  # the round whose gradient is no number was released too
         except KeyboardInterrupt:
             if self._is_open:  # Rounds charged ahead and never sent are given back; the round under way counts.
-                asked = self._server.completed_rounds + 1
-                self._log.charge_until(min(asked, self._log.records[-1].charged_until))
+                sent = self._server.completed_rounds + 1
+                self._log.charge_until(min(sent, self._log.records[-1].charged_until))
             raise
         is_evaluated = bool(self._history) and "train_accuracy" in self._history[-1].metrics
         if self._inspection is not None and is_evaluated and not self._figures.has_measured:

@@ -188,11 +188,11 @@ class RunSource:
             known["files"] = _file_facts(known.get("files", {}), path)
         return cls(rows=kind(**known), ledger=values["ledger"], delta=delta)
 
-    def differs(self, asked: dict[str, Any]) -> str | None:
+    def differs(self, wanted: dict[str, Any]) -> str | None:
         """Return the first name whose wanted value is not the kept one; None if all agree."""
         kept = self.to_dict()
-        for name, wanted in asked.items():
-            if wanted is not None and _comparable(name, wanted) != _comparable(name, kept.get(name)):
+        for name, value in wanted.items():
+            if value is not None and _comparable(name, value) != _comparable(name, kept.get(name)):
                 return name
         return None
 

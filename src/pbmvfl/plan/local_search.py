@@ -36,7 +36,7 @@ _MANY_CLASSES, _RIDGE_NOISE = 6, 0.3
 _MANY_ROWS_PER_WEIGHT = 40.0
 #: Columns that are not prepared have a smaller norm than the largest they may have.
 _UNPREPARED_SHARE, _UNPREPARED_RATE = 0.3, 3.0
-#: Taken for the columns of a party where nobody said how many there are.
+#: Taken for the columns of a party where their number is not given.
 USUAL_COLUMNS = 16
 _SEARCH_STEPS = 40
 #: Rows times shift, for each root of the numbers in a row: preparation pays from here on.
@@ -74,9 +74,9 @@ class LocalRules:
 
     num_samples: int
     num_classes: int
-    #: The most columns of any party; None if nobody said.
+    #: The most columns of any party; None if not given.
     columns: int | None = None
-    #: How many values every column has, equally spaced from 0 to 1; None if nobody said.
+    #: How many values every column has, equally spaced from 0 to 1; None if not given.
     column_values: int | None = None
     has_tables: bool = False
 

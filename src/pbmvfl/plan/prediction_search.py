@@ -6,7 +6,7 @@ are. They were chosen on held-out training rows of four tables (docs/privacy.md,
 - Randomised response says one symbol of k a party. Its noise is added M times, and falls exponentially in epsilon.
 - Laplace noise in shares is added once to the sum of all votes, and falls like 1/epsilon.
 
-So the first is for large budgets and few parties, and for whoever does not trust a secure sum; the second for the rest.
+So the first is for large budgets and few parties, and where a secure sum is not trusted; the second for the rest.
 A record costs M - t times as much, which is the second's again.
 """
 
@@ -35,8 +35,7 @@ _SYMBOL_RATIO = 9.0
 #: Fewer training rows than this for each entry of a table make finer symbols worse.
 _ROWS_PER_ENTRY = 30.0
 _MOST_BINS = 16
-#: By how much the best score of a row is typically above the second, where nobody measured it (`score_scale` does, at a
-#: small charge). A lead that is taken for smaller than it is costs less than one that is taken for larger.
+#: How far the best score of a row is typically above the second. Too small a value costs less than too large a one.
 TYPICAL_LEAD = 2.0
 #: Gains at a typical lead of 1: of the grades of `top` and `ranks`, of many bins and of few, of shares, and of margins
 #: at an epsilon of 1; the latter fall with the root of epsilon.

@@ -338,7 +338,7 @@ def _least_noise(base: Plan, budget: Budget, choices: dict[str, Any], largest_by
     too_big = [plan for plan in found if largest_bytes is not None and plan.traffic().total > largest_bytes]
     found = [plan for plan in found if plan not in too_big]
     if not found and not too_big:
-        # The search counts some per cent too much, so the quietest plan of all gets the exact account's word.
+        # The search counts some per cent too much, so the exact account decides about the quietest plan of all.
         quietest = _quietest(base, fixed)
         if budget.spent_by(quietest) <= budget.epsilon:
             fits_bytes = largest_bytes is None or quietest.traffic().total <= largest_bytes
@@ -377,7 +377,7 @@ def _with_update_noise(base: Plan, budget: Budget, choices: dict[str, Any]) -> P
     while largest - smallest > 1:
         middle = (smallest + largest) // 2
         smallest, largest = (smallest, middle) if fits(middle) else (middle, largest)
-    # Renyi curves ask for about 7% more noise than the exact account, which gets the last word.
+    # Renyi curves ask for about 7% more noise than the exact account, which decides.
     multiplier = _least_multiplier(
         lambda tried: half.spent_by(quiet.replace(noise_multiplier=tried)), largest / 100, half.epsilon
     )
