@@ -112,23 +112,23 @@ class _PrewarmedLauncher(ProcessJobLauncher):
 
     def __init__(self) -> None:
         super().__init__()
-        self._worker_pool = PrewarmedWorker()
+        self._worker = PrewarmedWorker()
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         super().handle_event(event_type, fl_ctx)
         if event_type == EventType.SYSTEM_START:
-            self._worker_pool.prepare()
+            self._worker.prepare()
         elif event_type == EventType.SYSTEM_END:
-            self._worker_pool.close()
+            self._worker.close()
 
     def launch_job(self, job_meta: dict[str, Any], fl_ctx: FLContext) -> JobHandleSpec:
         job, given = str(job_meta.get(JobConstants.JOB_ID)), fl_ctx.get_prop(FLContextKey.JOB_PROCESS_ARGS) or {}
         dash, *command = _job_options(given, self.arguments())
         if dash != "-m" or job not in command:
             raise ValueError(f"job={job}: not a job's command, or another job's")
-        process = self._worker_pool.give(job_process.job_line(command, {**os.environ, **get_credential_env(given)}))
+        process = self._worker.give(job_process.job_line(command, {**os.environ, **get_credential_env(given)}))
         handle = ProcessHandle(process=process)
-        self._worker_pool.prepare_after(lambda: handle.poll() == JobReturnCode.UNKNOWN and not _works(job))
+        self._worker.prepare_after(lambda: handle.poll() == JobReturnCode.UNKNOWN and not _works(job))
         return handle
 
 
