@@ -91,7 +91,7 @@ def search(home: SiteFolder) -> None:
 
 
 def test_a_line_says_when_who_what_in_words(home: SiteFolder, log: SiteLog) -> None:
-    log.say(Event.JOINED, peer="clinic", seconds=1.23456)
+    log.event(Event.JOINED, peer="clinic", seconds=1.23456)
     log.error(Event.CUT, LinkError("cut for 12 s"), peer="clinic")
     first, second = lines(home)
     assert set(first) == {"time", "level", "site", "job", "run", "event", "words", "peer", "seconds"}
@@ -123,11 +123,11 @@ def test_private_values_thrown_at_every_way_into_the_log_are_in_no_file(home: Si
 def throw_at_the_log(home: SiteFolder, log: SiteLog) -> None:
     fields = [*everything_known(), "words", "row", "id", "x", "weights"]
     for value in private_values():
-        log.say(value)
-        log.say(Event.NOTE, **{name: value for name in fields if not _is_number(name, value)})
+        log.event(value)
+        log.event(Event.NOTE, **{name: value for name in fields if not _is_number(name, value)})
         if not isinstance(value, str):  # names of a site, a job and a run are public: they are names of folders
             with SiteLog(home.logs / "pbmvfl.jsonl", site=value, job=value, run=value) as other:
-                other.say(Event.STARTED)
+                other.event(Event.STARTED)
     for error in private_errors():
         log.error(Event.FAILED, error, words=ID)
 
@@ -200,7 +200,7 @@ def test_files_and_folder_are_for_their_owner_alone(home: SiteFolder) -> None:
     before = os.umask(0)
     try:
         with open_logs(home) as log:
-            log.say(Event.STARTED)
+            log.event(Event.STARTED)
     finally:
         os.umask(before)
     assert stat.S_IMODE(home.logs.stat().st_mode) == 0o700
@@ -255,7 +255,7 @@ def test_a_line_after_one_that_was_cut_stands_by_itself(tmp_path: Path) -> None:
 def test_a_log_that_cannot_be_written_ends_no_run(home: SiteFolder) -> None:
     home.logs.write_text("a file where the folder must be")
     with open_logs(home) as log:
-        log.say(Event.STARTED)
+        log.event(Event.STARTED)
         logging.getLogger("pbmvfl.protocol.party").warning("still here")
     assert log.trouble
 
@@ -265,7 +265,7 @@ def test_a_link_in_the_place_of_the_log_is_not_followed(home: SiteFolder) -> Non
     (home.path / "ledger.sqlite").write_text("book")
     (home.logs / "pbmvfl.jsonl").symlink_to(home.path / "ledger.sqlite")
     with open_logs(home) as log:
-        log.say(Event.STARTED)
+        log.event(Event.STARTED)
     assert home.ledger.read_text() == "book"
 
 
@@ -275,10 +275,10 @@ def test_words_that_come_from_others_stay_on_one_line_and_do_nothing(home: SiteF
     assert str(lines(home)[0]["words"]).isprintable()
 
 
-def test_no_argument_of_say_can_take_the_place_of_what_the_log_itself_says(home: SiteFolder, log: SiteLog) -> None:
-    log.say(Event.STARTED, site="shop", time="1970", level="debug", job="x", run="y", words="z")
+def test_no_argument_of_event_can_take_the_place_of_what_the_log_itself_says(home: SiteFolder, log: SiteLog) -> None:
+    log.event(Event.STARTED, site="shop", time="1970", level="debug", job="x", run="y", words="z")
     assert (lines(home)[0]["site"], lines(home)[0]["level"]) == ("bank", "info")
-    assert list(inspect.signature(SiteLog.say).parameters) == ["self", "event", "fields"]
+    assert list(inspect.signature(SiteLog.event).parameters) == ["self", "event", "fields"]
 
 
 # --- old jobs ---

@@ -243,10 +243,10 @@ def test_a_folder_that_is_no_home_is_named(tmp_path: Path, run_main: Main) -> No
 
 def test_logs_are_lines_in_words_filtered_by_level_and_run(home: SiteFolder, run_main: Main) -> None:
     with open_logs(home, run="first") as log:
-        log.say(Event.STARTED)
+        log.event(Event.STARTED)
         log.error(Event.CUT, LinkError("[red]cut"), peer="clinic")
     with open_logs(home, run="second") as log:
-        log.say(Event.DONE, rounds=12)
+        log.event(Event.DONE, rounds=12)
     code, out, _ = run_main("logs", "--home", home.path)
     assert code == 0
     assert [line.split("  ", 1)[1].split(None, 1)[0] for line in out.splitlines()] == ["info", "warning", "info"]
@@ -289,14 +289,14 @@ def test_a_reader_goes_on_over_rotations_and_cut_lines_without_losing_or_repeati
 
 def test_following_shows_a_line_that_comes_later_and_ctrl_c_ends_it(home: SiteFolder) -> None:
     with open_logs(home) as log:
-        log.say(Event.STARTED)
+        log.event(Event.STARTED)
         command = [sys.executable, "-m", "pbmvfl", "logs", "--home", str(home.path), "--follow"]
         # A shell that runs tests in the background has Ctrl-C ignored, and children would inherit that.
         hears = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)}
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ}, **hears) as child:
             assert child.stdout is not None
             assert "has started" in child.stdout.readline()
-            log.say(Event.DONE)
+            log.event(Event.DONE)
             assert "done" in child.stdout.readline()
             child.send_signal(signal.SIGINT)
             assert child.wait(30) == 130

@@ -111,11 +111,19 @@ def accept_job(site_folder: SiteFolder, spec: JobSpec, now: datetime, *, row_ids
             _write(folder / BOUND, {**_binding(spec), "taken_up": _times_accepted(folder) + 1})
 
 
-def own_row_ids(site_folder: SiteFolder, spec: JobSpec) -> tuple[Sequence[str] | None, Sequence[str] | None]:
-    """Return the ids of training rows and of predicted rows in the job's alignment; None where there are none."""
+def own_row_ids(
+    site_folder: SiteFolder, spec: JobSpec, *, quick: bool = True
+) -> tuple[Sequence[str] | None, Sequence[str] | None]:
+    """Return the ids of training rows and of predicted rows in the job's alignment; None where there are none.
+
+    Args:
+        site_folder: The party's folder.
+        spec: The job spec.
+        quick: Skip the digest check, which reads all rows once.
+    """
     from pbmvfl.deploy.alignment.aligned_rows import AlignedRows
 
-    ids = AlignedRows.load(site_folder.alignment(spec.alignment), quick=True).ids
+    ids = AlignedRows.load(site_folder.alignment(spec.alignment), quick=quick).ids
     return (None, ids) if spec.work is Work.PREDICT else (ids, None)
 
 

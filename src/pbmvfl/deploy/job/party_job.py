@@ -6,11 +6,12 @@ with them, and nothing is taken from it but the plan, which the policy accepted 
 
 from __future__ import annotations
 
+import functools
 import importlib
 import json
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
@@ -21,7 +22,7 @@ from pbmvfl.deploy.alignment.aligned_rows import AlignedRows
 from pbmvfl.deploy.alignment.messages import refused
 from pbmvfl.deploy.alignment.party import PartySideAlignment
 from pbmvfl.deploy.alignment.runner import party_alignment
-from pbmvfl.deploy.job.admission import accept_job
+from pbmvfl.deploy.job.admission import accept_job, own_row_ids
 from pbmvfl.deploy.job.agreement import Answer, Question, disagreement, facts
 from pbmvfl.deploy.link.interface import Channel
 from pbmvfl.deploy.site.folder import SiteFolder
@@ -47,6 +48,8 @@ from pbmvfl.wire.messages import Message, MessageKind
 from pbmvfl.wire.refusals import Refusal, RefusalCode
 
 _log = logging.getLogger(__name__)
+#: Unlike admission before the job, the job's own process reads and checks all rows.
+_ROW_IDS = functools.partial(own_row_ids, quick=False)
 #: Called with (state, completed rounds) when either changes.
 OnProgress = Callable[[str, int], None]
 
@@ -61,11 +64,11 @@ class PartySite:
         self._setup: PartySetup | None = None
         self._rows: AlignedRows | None = None
         self._aligning: PartySideAlignment | None = None
-        self._taken_up = False
+        self._accepted = False
         #: True if the server's facts equalled this party's own at the last set-up question.
         self._agreed = False
-        self._one_at_a_time = threading.Lock()
-        self._closing = threading.Lock()
+        self._handle_lock = threading.Lock()
+        self._close_lock = threading.Lock()
         #: Ending that the server sent; None before.
         self.ended: dict[str, Any] | None = None
         #: Last error, for the owner's log only; never sent.
@@ -80,7 +83,7 @@ class PartySite:
             Channel.END: self._end,
         }
         try:
-            with self._one_at_a_time:
+            with self._handle_lock:
                 return answers[channel](body)
         except Exception as error:
             self._note(error)
@@ -88,7 +91,7 @@ class PartySite:
 
     def close(self) -> None:
         """Close ledger and stored answers. Idempotent."""
-        with self._closing:
+        with self._close_lock:
             party, self._party = self._party, None
             aligning, self._aligning = self._aligning, None
         if aligning is not None:
@@ -96,7 +99,7 @@ class PartySite:
         if party is not None:
             party.close()
 
-    def _tell(self, state: str) -> None:
+    def _report_progress(self, state: str) -> None:
         if self._on_progress is not None:
             self._on_progress(state, 0 if self._party is None else self._party.completed_rounds)
 
@@ -107,9 +110,9 @@ class PartySite:
         try:
             self._agreed = False
             question = Question.from_bytes(body)
-            if not self._taken_up:
-                accept_job(self._site_folder, self._spec, datetime.now().astimezone(), row_ids=row_ids)
-                self._taken_up = True
+            if not self._accepted:
+                accept_job(self._site_folder, self._spec, datetime.now().astimezone(), row_ids=_ROW_IDS)
+                self._accepted = True
                 self._make_party()
             rows = 0 if self._rows is None else self._rows.count
             mine = facts(self._site_folder, self._spec, rows=rows)
@@ -120,7 +123,7 @@ class PartySite:
                 return Answer(facts=mine, proof=b"", refused=differs).to_bytes()
             proof = b"" if self._rows is None else self._rows.proof(question.challenge, self._site_folder.name)
             self._agreed = True
-            self._tell("set up")
+            self._report_progress("set up")
             return Answer(facts=mine, proof=proof, public_start=self._public_start).to_bytes()
         except Exception as error:
             self._note(error)
@@ -191,7 +194,7 @@ class PartySite:
     def _align(self, body: bytes) -> bytes:
         if self._spec.work is not Work.ALIGN or self._aligning is None:
             return refused("nothing was agreed on yet: set-up comes first")
-        self._tell("aligning")
+        self._report_progress("aligning")
         answer = self._aligning.receive(body)
         if self._aligning.last_error is not None:
             self._note(self._aligning.last_error)
@@ -209,7 +212,7 @@ class PartySite:
         answer = party.receive(body)
         if party.last_error is not None:
             self._note(party.last_error)
-        self._tell("predicting" if self._spec.work is Work.PREDICT else "training")
+        self._report_progress("predicting" if self._spec.work is Work.PREDICT else "training")
         return answer
 
     # --- the end ---
@@ -222,9 +225,9 @@ class PartySite:
                 raise FederationError("the end of the work is not of the form that this version writes")
             completed = said.get("completed_rounds")
             if said.get("ending") in ("done", "stopped") and self._spec.work is Work.TRAIN and completed:
-                self._keep_part(int(completed))
+                self._save_part(int(completed))
             self.ended = {name: str(said.get(name, ""))[:1000] for name in ("ending", "words")}
-            self._tell(self.ended["ending"])
+            self._report_progress(self.ended["ending"])
             return json.dumps({"kept": True}).encode()
         except Exception as error:
             self._note(error)
@@ -233,7 +236,7 @@ class PartySite:
         finally:
             self.close()
 
-    def _keep_part(self, completed: int) -> None:
+    def _save_part(self, completed: int) -> None:
         plan, rows, setup = self._spec.plan, self._rows, self._setup
         assert plan is not None
         assert rows is not None
@@ -264,12 +267,6 @@ class PartySite:
             _log.warning("%s", error)
         else:
             _log.error("%s", error, exc_info=error)
-
-
-def row_ids(site_folder: SiteFolder, spec: JobSpec) -> tuple[Sequence[str] | None, Sequence[str] | None]:
-    """Return the ids of training rows and of predicted rows, as the ledger knows them; None where there are none."""
-    ids = AlignedRows.load(site_folder.alignment(spec.alignment)).ids
-    return (None, ids) if spec.work is Work.PREDICT else (ids, None)
 
 
 def public_error_text(error: Exception) -> str:

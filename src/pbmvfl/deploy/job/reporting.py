@@ -125,16 +125,16 @@ class _Report:
             parties=site_folder.federation.parties if role is Role.SERVER else (),
         )
         self._state = ""
-        self._log.say(Event.STARTED)
+        self._log.event(Event.STARTED)
         self._metrics: MetricsPort | None = None
         with contextlib.suppress(PbmvflError, OSError):  # the job does not depend on it
             port = PolicyFile.read(site_folder).metrics_port
             if port is not None:
                 self._metrics = MetricsPort(site_folder.status, port)
-                self._log.say(Event.METRICS_PORT, port=port)
+                self._log.event(Event.METRICS_PORT, port=port)
         removed = prune_jobs(site_folder, busy=(job,))
         if removed:
-            self._log.say(Event.PRUNED, count=removed)
+            self._log.event(Event.PRUNED, count=removed)
 
     def state(self, state: str) -> None:
         """Report the job's current state."""
@@ -168,7 +168,7 @@ class PartyReport(_Report):
         if not self._begun and completed:  # the round at which a run resumes is unknown before
             self._begun = True
             event = Event.FIRST_ROUND if completed == 1 else Event.RESUMED
-            self._log.say(event, round=completed - 1, rounds=self._status.now.rounds_total)
+            self._log.event(event, round=completed - 1, rounds=self._status.now.rounds_total)
         self.state(state)
         self._status.count(completed)
 
@@ -181,7 +181,7 @@ class PartyReport(_Report):
             if not self._status.now.state.is_over:
                 self.failed(site.last_error or FederationError("the job ended before its work did"))
         elif ended["ending"] in ("done", "stopped"):
-            self._log.say(Event.DONE)
+            self._log.event(Event.DONE)
             self._status.done()
         else:
             self.failed(site.last_error or FederationError(ended["words"] or "the server gave the job up"))
@@ -196,13 +196,13 @@ class ServerReport(_Report):
 
     def progress(self, progress: Progress) -> None:
         if progress.state == "training" and self._state != "training":
-            self._log.say(Event.HANDSHAKE)
+            self._log.event(Event.HANDSHAKE)
         if _STATES[progress.state] is State.FAILED:
             self._state = progress.state
             self.failed(FederationError(progress.words))
             return
         if _STATES[progress.state] is State.DONE and self._state != progress.state:
-            self._log.say(Event.DONE, rounds=progress.round)
+            self._log.event(Event.DONE, rounds=progress.round)
         self._status.count(
             progress.round,
             loss=progress.loss,

@@ -159,7 +159,7 @@ class SiteLog:
         except OSError as error:
             self.trouble = redacted_error(error)
 
-    def say(self, event: Event, **fields: object) -> None:
+    def event(self, event: Event, **fields: object) -> None:
         """Log an event. Unknown fields, and values of another kind than their field's, are left out."""
         self._write(event, None, fields)
 
