@@ -518,7 +518,7 @@ def test_what_a_site_says_about_a_job_does_nothing_to_the_leads_terminal(homes: 
         "hospital: OK",
     ]
     supervisor._call = lambda _: {"job_deploy_detail": detail}  # type: ignore[method-assign, assignment]
-    outcome = supervisor._ended_without_word("job", "FINISHED:FAILED_TO_RUN")
+    outcome = supervisor._unwritten_result("job", "FINISHED:FAILED_TO_RUN")
     assert outcome.words.startswith("bank: ")
     assert outcome.words.isprintable()
     assert len(outcome.words) < 700

@@ -276,7 +276,7 @@ class Connection:
         sent, received = struct.unpack_from("=QQ", self._tcp_info(), _ACKNOWLEDGED)
         return sent, received
 
-    def say_goodbye(self) -> None:
+    def close_notify(self) -> None:
         """Send TLS close_notify, which tells an orderly end from a dead process."""
         with contextlib.suppress(OSError, ValueError):
             self._socket.unwrap()

@@ -353,7 +353,7 @@ class TlsPartyLink:
                     if channel is Channel.END:
                         self._linger(dialer, call, handle)
                         return
-                self._hear_goodbye(call)
+                self._check_goodbye(call)
                 dialer.report(call)  # the dialer has another call, or soon will
             except (_Silent, _Goodbye):
                 raise
@@ -373,7 +373,7 @@ class TlsPartyLink:
         except EOFError:
             raise _Goodbye("server: it closed the line before the work was over") from None
 
-    def _hear_goodbye(self, call: Call) -> None:
+    def _check_goodbye(self, call: Call) -> None:
         """Raise if a call that was closed while this side was busy ended in an orderly way.
 
         A question that is found instead is sent again on the next call.

@@ -249,7 +249,7 @@ class TlsServerLink:
         self._wake()
         with self._ask_lock, self._changed:  # `ask` has returned
             for connection in self._connections():
-                connection.say_goodbye()
+                connection.close_notify()
                 self._count_out(connection)
             for peer in self._peers:
                 peer.connection = peer.new_connection = None

@@ -198,7 +198,7 @@ class StatusFile:
 
     def state(self, state: State) -> None:
         """Set the state of the job."""
-        self._tell({"state": state}, at_once=state.is_over)
+        self._update({"state": state}, at_once=state.is_over)
 
     def count(
         self,
@@ -212,11 +212,11 @@ class StatusFile:
         """Set the number of completed rounds and what is known with it; values that are not given stay."""
         told = {"loss": loss, "bytes_up": bytes_up, "bytes_down": bytes_down, "parties_alive": parties_alive}
         changes = {name: value for name, value in told.items() if value is not None}
-        self._tell({**changes, "round": completed}, at_once=False)
+        self._update({**changes, "round": completed}, at_once=False)
 
     def alive(self, parties: tuple[str, ...]) -> None:
         """Set the parties that are connected now."""
-        self._tell({"parties_alive": tuple(parties)}, at_once=False)
+        self._update({"parties_alive": tuple(parties)}, at_once=False)
 
     def spent(self, epsilon: tuple[EpsilonSpent, ...]) -> None:
         """Set what the ledger has charged; see `deploy.job.reporting`.
@@ -224,20 +224,20 @@ class StatusFile:
         It does not count as progress of the job: a ledger can be read while the job stands still.
         """
         if tuple(epsilon) != self.now.epsilon:
-            self._tell({"epsilon": tuple(epsilon), "updated": self.now.updated}, at_once=False)
+            self._update({"epsilon": tuple(epsilon), "updated": self.now.updated}, at_once=False)
 
     def error(self, error: BaseException) -> None:
         """Record an error that the job survives, such as a disconnection."""
-        self._tell({"last_error": redacted_error(error), "error_at": time.time()}, at_once=False)
+        self._update({"last_error": redacted_error(error), "error_at": time.time()}, at_once=False)
 
     def done(self) -> None:
         """Record that the job completed; written at once."""
-        self._tell({"state": State.DONE}, at_once=True)
+        self._update({"state": State.DONE}, at_once=True)
 
     def failed(self, error: BaseException) -> None:
         """Record that the job failed, with its redacted error; written at once."""
         told = {"state": State.FAILED, "last_error": redacted_error(error), "error_at": time.time()}
-        self._tell(told, at_once=True)
+        self._update(told, at_once=True)
 
     def close(self) -> None:
         """Write what is pending. The state of an unfinished job stays: its process ends."""
@@ -258,7 +258,7 @@ class StatusFile:
 
     # --- writing ---
 
-    def _tell(self, changes: Mapping[str, Any], *, at_once: bool) -> None:
+    def _update(self, changes: Mapping[str, Any], *, at_once: bool) -> None:
         with self._changed:
             if self._is_closed:
                 return

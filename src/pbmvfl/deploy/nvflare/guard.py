@@ -353,7 +353,7 @@ def _guard_requests(parties: tuple[str, ...], lead: str) -> None:
     hear = CoreCell._process_request
     told: set[tuple[str, str]] = set()
 
-    def hear_permitted(cell: Any, origin: str, message: Any) -> Any:
+    def handle_permitted(cell: Any, origin: str, message: Any) -> Any:
         channel, topic = _subject(message)
         me = cell.my_info.fqcn
         # The server lists its clients by the name in this header, and accepts it with any token that it signed.
@@ -369,7 +369,7 @@ def _guard_requests(parties: tuple[str, ...], lead: str) -> None:
             log.warning("a request of %r on channel %r was turned away", *seen)
         return make_reply(ReturnCode.UNAUTHENTICATED, error="this site does not hear such requests")
 
-    CoreCell._process_request = hear_permitted
+    CoreCell._process_request = handle_permitted
 
 
 def _guard_replies() -> None:

@@ -113,7 +113,7 @@ class Supervisor:
         missing_since: float | None = None
         ended_since: float | None = None
         while True:
-            if (found := self._told(job)) is not None:
+            if (found := self._written_result(job)) is not None:
                 return found
             status, runs = self._state(job)
             now = time.monotonic()
@@ -121,7 +121,7 @@ class Supervisor:
                 # What the job wrote is read once more: it may have ended between the two looks.
                 ended_since = now if ended_since is None else ended_since
                 if now - ended_since > 1.0:
-                    return self._told(job) or self._ended_without_word(job, status)
+                    return self._written_result(job) or self._unwritten_result(job, status)
             # A job that is listed as running and is missing from the server's process was lost with an earlier one.
             missing = status in _UNDER_WAY and not runs
             missing_since = (missing_since or now) if missing else None
@@ -137,14 +137,14 @@ class Supervisor:
                 self._look()
             time.sleep(LOOK)
 
-    def _told(self, job: str) -> JobResult | None:
+    def _written_result(self, job: str) -> JobResult | None:
         """Return the result that the job itself wrote, or None."""
         for result in (final_result(self._watched.folder), last_result(self._watched.folder)):
             if result is not None and result.job == job:
                 return result
         return None
 
-    def _ended_without_word(self, job: str, status: str) -> JobResult:
+    def _unwritten_result(self, job: str, status: str) -> JobResult:
         """Return the result of a job that never began or was killed; only NVFlare may know the reason."""
         meta = self._call(lambda session: session.get_job_meta(job)) or {}
         sites = ("server", *self._site_folder.federation.parties)
