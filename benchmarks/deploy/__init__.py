@@ -1,1 +1,1 @@
-"""A federation between organisations, measured: the line, the cell, alignment, large tables, faults."""
+"""Benchmarks of a federation between organisations: TLS link, cell, alignment, large tables, faults."""

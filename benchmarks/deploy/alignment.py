@@ -1,4 +1,4 @@
-"""Private alignment of two lists in two processes over a line with mutual TLS: seconds, and the most memory of each.
+"""Private alignment of two lists in two processes over mutual TLS: seconds, and the peak memory of each.
 
 python -m benchmarks.deploy.alignment [--ids 100000] [--json benchmarks/results/alignment.json]
 """
@@ -28,14 +28,14 @@ def ids_of(first: int, count: int) -> RowIds:
 
 
 def used() -> dict[str, float]:
-    """The most memory and the processor's time of this process."""
+    """Return the peak memory and the processor time of this process."""
     mine = resource.getrusage(resource.RUSAGE_SELF)
     return {"megabytes": mine.ru_maxrss / 1024, "processor_seconds": mine.ru_utime + mine.ru_stime}
 
 
 @dataclass(frozen=True)
 class Aligns:
-    """A party half of whose ids are the label holder's; asked about anything else it says what it took."""
+    """Party that shares half of its ids with the label holder, and answers other questions with its resource use."""
 
     count: int
 

@@ -2,8 +2,9 @@
 
 python -m benchmarks.deploy.cell [--blocks N] [--json FILE]
 
-As in a deployment: a process for the server's parent, one for its job (this one), one for each party's job; scheme tcp,
-mutual TLS with the kits' certificates. The bare exchange is one `broadcast_request` of the same bytes, nothing sealed.
+Processes are as in a deployment: one for the server's parent, one for its job (this one), one for each party's job;
+scheme tcp, mutual TLS with the kits' certificates. The bare exchange is one `broadcast_request` of the same bytes,
+without authentication.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ def _open_cell(home: SiteFolder, name: str, **choices: Any) -> Any:
 
 
 class _Job:
-    """What the link takes for a job's cell."""
+    """Stand-in for a job's cell."""
 
     def __init__(self, core_cell: Any) -> None:
         self.core_cell = core_cell

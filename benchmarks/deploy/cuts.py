@@ -1,7 +1,7 @@
-"""`python -m benchmarks.deploy.cuts`: a party's cable is cut for some seconds in the midst of a run, as root on Linux.
+"""`python -m benchmarks.deploy.cuts`: a party's cable is cut for some seconds during a run, as root on Linux.
 
-Every site has a network of its own, with one cable to a switch. NVFlare's connections are cut with the line's. A cut
-shorter than the patience must not cost a job: rounds go on in the same session after the mend.
+Every site has a network of its own, with one cable to a switch. NVFlare's connections are cut with the TLS link. A cut
+shorter than the patience must not cost a job: rounds continue in the same session after the mend.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _ip(*words: str, check: bool = True) -> None:
 
 @contextlib.contextmanager
 def networks() -> Iterator[dict[str, str]]:
-    """A namespace for each site, and one for the switch between them; nothing reaches the machine's own network."""
+    """Create a namespace for each site and one for the switch, without access to the machine's own network."""
     names = {site: f"{_PREFIX}{site}" for site in (SERVER, *PARTIES)}
     try:
         _ip("netns", "add", _SWITCH)
@@ -55,7 +55,7 @@ def networks() -> Iterator[dict[str, str]]:
 
 
 def cut(site: str, *, up: bool) -> None:
-    """At the switch: the site's own end stays up, as with a cable that a digger found."""
+    """Cut the cable at the switch: the site's own end stays up, as with a broken cable."""
     _ip("-n", _SWITCH, "link", "set", site, "up" if up else "down")
 
 

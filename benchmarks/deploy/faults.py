@@ -40,7 +40,7 @@ RESULTS = Path(__file__).parent.parent / "results" / "faults.json"
 
 @dataclass
 class Told:
-    """What came of one run."""
+    """Result of one run."""
 
     number: int
     killed: str = "nothing"
@@ -67,7 +67,7 @@ class Told:
 
 
 def released(trial: Trial, party: str, since: float, run_id: str = "") -> list[tuple[float, str, int]]:
-    """(when, session, round) of every answer of a round, of one run or of any, as the tap wrote it."""
+    """Return (time, session, round) of every round answer that the tap recorded, of one run or of any."""
     path = trial.homes[party].path / "released.log"
     found = []
     for line in path.read_text().splitlines() if path.exists() else []:
@@ -78,7 +78,7 @@ def released(trial: Trial, party: str, since: float, run_id: str = "") -> list[t
 
 
 def charged(trial: Trial, party: str) -> dict[str, tuple[int, int]]:
-    """Every session's rounds in a party's book, from its tables."""
+    """Return every session's rounds in a party's ledger, from its tables."""
     book = sqlite3.connect(f"file:{trial.homes[party].ledger}?mode=ro", uri=True)
     rows = book.execute(
         "SELECT s.session, s.first_round, c.charged_until FROM sessions s JOIN charged c ON c.session = s.id"
@@ -114,7 +114,7 @@ def status(trial: Trial, run: str) -> dict[str, Any]:
 
 
 def one_run(trial: Trial, number: int, target: str | None, site: str, when: tuple[str, float], plan: Path) -> Told:
-    """`when`: ("seconds", s) after submitting, or ("round", r)."""
+    """Run once with a kill; `when` is ("seconds", s) after submitting, or ("round", r)."""
     told, name = Told(number, load=os.getloadavg()[0]), f"trial-{number:03d}"
     began = time.time()
     command = trial.command(
@@ -179,7 +179,7 @@ def _kill(trial, told, name, target, site, when, submitter):
 
 
 def _until_rounds(trial: Trial, killed_at: float) -> float | None:
-    """When every party had answered a round of a session that began after the kill."""
+    """Return when every party had answered a round of a session that began after the kill."""
     firsts = []
     for party in PARTIES:
         everything = released(trial, party, 0)
@@ -192,7 +192,7 @@ def _until_rounds(trial: Trial, killed_at: float) -> float | None:
 
 
 def accuracy(trial: Trial, run: str) -> float:
-    """Of later rows, without noise: all sites' parts put together, as nobody could do between organisations."""
+    """Return the accuracy on later rows without noise, from all sites' parts, which no organisation could join."""
     rows = pd.read_csv(trial.server.path / "new.csv")
     with tempfile.TemporaryDirectory() as folder:
         for site, home in trial.homes.items():

@@ -50,7 +50,7 @@ def plan_without_noise(rows: LabelRows) -> Plan:
 
 
 def seconds_to_first_round(trial: Trial, run: str, plan: Path) -> float:
-    """From the moment that the job is handed in until the label holder's status has a completed round."""
+    """Return the seconds from submission until the label holder's status has a completed round."""
     found: list[float] = []
     over = threading.Event()
 

@@ -42,13 +42,13 @@ LONGEST_MILLISECONDS, LARGEST_GROWTH_MEGABYTES = 2.0, 16.0
 
 
 def anonymous() -> float:
-    """Memory of this process that no file backs, in MB."""
+    """Return the memory of this process that no file backs, in MB."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("RssAnon"))
 
 
 class Peak:
-    """The most of it while this is open, looked at every few milliseconds."""
+    """Peak of that memory while this is open, sampled every few milliseconds."""
 
     def __init__(self) -> None:
         self.megabytes = anonymous()
@@ -82,7 +82,7 @@ def write_table(path: Path, rows: int, columns: int) -> None:
 
 
 def align(folder: Path, rows: int) -> dict[str, Any]:
-    """In a process of its own: from the Parquet file to the common order."""
+    """Align in a process of its own: from the Parquet file to the common order."""
     before = anonymous()
     with Peak() as peak:
         began = time.perf_counter()
@@ -124,7 +124,7 @@ def party_of(plan: Plan, aligned: AlignedRows) -> Party:
 
 
 def train(folder: Path, rows: int, columns: int) -> dict[str, Any]:
-    """In a process of its own: a party on the mapped rows. Its plan is the usual one: all rows are one batch."""
+    """Train a party on the mapped rows, in a process of its own; the usual plan, with all rows in one batch."""
     torch.set_num_threads(1)
     began = time.perf_counter()
     with Peak() as while_loading:
@@ -186,7 +186,7 @@ def rounded(value: Any) -> Any:
 
 
 def apart(part: str, folder: Path, given: argparse.Namespace) -> dict[str, Any]:
-    """One part in a process of its own, whose memory is its own."""
+    """Run one part in a process of its own, whose memory is its own."""
     command = [sys.executable, "-m", "benchmarks.deploy.large_party", "--part", part, "--folder", str(folder)]
     command += ["--rows", str(given.rows), "--columns", str(given.columns)]
     found: dict[str, Any] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.deploy.line`: the line with mutual TLS against local processes, in the same run.
+"""`python -m benchmarks.deploy.line`: the TLS link against local processes, in the same run.
 
 Rounds of both alternate, on the same machine and the same plan. Results go to benchmarks/results/line.json.
 """
@@ -39,7 +39,7 @@ LONG = 20_000
 
 
 def plan_of(**choices: object) -> Plan:
-    """Activity's shape, with rounds without end."""
+    """Return a plan of Activity's shape with unlimited rounds."""
     usual = {
         "num_parties": 4,
         "num_samples": 7352,
@@ -69,7 +69,7 @@ def setups_of(plan: Plan, *, columns: int) -> list[PartySetup]:
 
 
 class Rounds:
-    """One call is one round of a federation over some transport."""
+    """Federation over some transport, of which one call is one round."""
 
     def __init__(self, plan: Plan, transport: Transport) -> None:
         labels = np.random.default_rng(1).integers(0, plan.num_classes, plan.num_samples).astype(np.int64)
@@ -89,7 +89,7 @@ class Rounds:
 
 
 def rounds_and_bytes(blocks: int) -> Iterator[Row]:
-    """A whole round against local processes, and bytes on the sockets against those of the messages."""
+    """Measure a whole round against local processes, and bytes on the sockets against those of the messages."""
     plan = plan_of()
     setups = setups_of(plan, columns=140)
     local = Processes(setups)
@@ -116,7 +116,7 @@ def rounds_and_bytes(blocks: int) -> Iterator[Row]:
 
 
 def memory(count: int) -> Iterator[Row]:
-    """The server's memory over many rounds. Batches are small: what could grow is kept for a round or a message."""
+    """Measure the server's memory over many rounds of small batches: only state of rounds or messages could grow."""
     plan = plan_of(num_parties=2, num_samples=200, batch_size=10, embedding_dim=4, num_epochs=1 << 14)
     sites = LineSites([Trains(setup) for setup in setups_of(plan, columns=4)])
     try:
@@ -135,7 +135,7 @@ def memory(count: int) -> Iterator[Row]:
 
 
 def many_parties(count: int) -> Iterator[Row]:
-    """An epoch of many parties, each with its own certificate and connection; 25 share a process, as threads."""
+    """Run an epoch of many parties, each with its own certificate and connection; 25 share a process, as threads."""
     plan = plan_of(num_parties=count, num_samples=1000, batch_size=100, num_epochs=1)
     started = time.perf_counter()
     sites = LineSites([Trains(setup) for setup in setups_of(plan, columns=11)], parties_a_process=25)

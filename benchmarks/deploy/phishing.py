@@ -74,7 +74,7 @@ class Trial:
         patience: int = 120,
         networks: dict[str, str] | None = None,
     ) -> Trial:
-        """The organisations of a folder, made there if there are none."""
+        """Return the organisations of a folder; make them if there are none."""
         if (folder / "homes").is_dir():
             return cls({name: SiteFolder.at(folder / "homes" / name) for name in (SERVER, *PARTIES)}, networks or {})
         folder.mkdir(parents=True, exist_ok=True)
@@ -99,7 +99,7 @@ class Trial:
         return [*prefix, sys.executable, "-m", "pbmvfl", *arguments]
 
     def call(self, site: str, *arguments: str, timeout: float = 300) -> str:
-        """Run a command to its end. What it printed; an error that has it if it failed."""
+        """Run a command to its end, and return its output; raise with the output if it failed."""
         done = subprocess.run(
             self.command(site, *arguments), env=environment(), capture_output=True, text=True, timeout=timeout
         )
@@ -108,7 +108,7 @@ class Trial:
         return done.stdout
 
     def start(self, site: str) -> None:
-        """In a process of its own, so that a network namespace is that process's."""
+        """Start a site in a process of its own, so that it can have a network namespace."""
         code = (
             "import sys; from pbmvfl.deploy.site.folder import SiteFolder; "
             "from pbmvfl.deploy.nvflare import processes; "
@@ -137,12 +137,12 @@ class Trial:
     # --- processes, found under their own keeper and nowhere else ---
 
     def parent(self, site: str) -> psutil.Process | None:
-        """NVFlare's process of a site."""
+        """Return NVFlare's process of a site."""
         record = read_record(self.homes[site])
         return psutil.Process(record.site) if record is not None and record.site_alive else None
 
     def job(self, site: str) -> psutil.Process | None:
-        """The process of the job that a site has now."""
+        """Return the process of a site's current job."""
         parent = self.parent(site)
         if parent is None:
             return None
@@ -154,7 +154,7 @@ class Trial:
 
 
 def _has_job(process: psutil.Process) -> bool:
-    """One that waits for a job still listens to its parent."""
+    """Return whether a worker has a job; an idle one still has its parent's pipe."""
     with contextlib.suppress(OSError):
         known = {job_process.__name__, job_process.PARTY, job_process.SERVER}
         return bool(known & set(process.cmdline())) and os.readlink(f"/proc/{process.pid}/fd/0") == os.devnull
@@ -167,7 +167,7 @@ def environment() -> dict[str, str]:
 
 
 def wait_for(condition: Callable[[], Any], seconds: float, pause: float = 0.02) -> Any:
-    """What the condition becomes when it is something; None if it never does."""
+    """Return the first truthy value of the condition, or None."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         found = condition()
@@ -178,7 +178,7 @@ def wait_for(condition: Callable[[], Any], seconds: float, pause: float = 0.02) 
 
 
 def _write_rows(homes: dict[str, SiteFolder]) -> None:
-    """Every party's columns in an order of its own; labels of training rows and of later ones at the label holder."""
+    """Write every party's columns in an order of its own, and the label holder's labels of training and later rows."""
     data = pbmvfl.load_dataset("phishing", num_parties=len(PARTIES))
     chance = np.random.default_rng(5)
     trained, total = data.num_samples, data.num_samples + data.num_test_samples

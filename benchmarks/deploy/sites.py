@@ -1,4 +1,4 @@
-"""A line with mutual TLS on this machine, and its parties in processes of their own."""
+"""TLS link on this machine, with its parties in processes of their own."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ PATIENCE = 300.0
 
 
 class Work(Protocol):
-    """What a party does; it is pickled to the party's process, and begins there."""
+    """Work of a party; it is pickled to the party's process, and begins there."""
 
     def begin(self) -> Handler: ...
 
 
 @dataclass(frozen=True)
 class Trains:
-    """Trains of the protocol."""
+    """Party that trains by the protocol."""
 
     setup: PartySetup
 
@@ -62,7 +62,7 @@ class Trains:
 
 @dataclass(frozen=True)
 class Site:
-    """What a party's process is given to start with."""
+    """Start parameters of a party's process."""
 
     name: str
     identity: bytes
@@ -82,7 +82,7 @@ class Site:
 
 
 def serve_all(sites: Sequence[Site]) -> None:
-    """A process of one or more parties, a thread each."""
+    """Serve one or more parties in this process, a thread each."""
     threads = [threading.Thread(target=site.serve, daemon=True) for site in sites]
     for thread in threads:
         thread.start()
@@ -91,7 +91,7 @@ def serve_all(sites: Sequence[Site]) -> None:
 
 
 class LineSites:
-    """A transport: a line, and parties behind it, so many in a process."""
+    """Transport over a TLS link, with several parties in each process."""
 
     def __init__(self, works: Sequence[Work], *, parties_a_process: int = 1, join_seconds: float = 180) -> None:
         self._folder = tempfile.TemporaryDirectory()

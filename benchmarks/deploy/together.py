@@ -1,4 +1,4 @@
-"""The same training in one process: what organisations' runs without noise are compared with, to the bit."""
+"""Training in one process, as a bit-exact reference for organisations' runs without noise."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def train_together(homes: Mapping[str, SiteFolder], plan: Plan, folder: Path, *,
 
 
 def differing_tensors(homes: Mapping[str, SiteFolder], run: str, folder: Path) -> list[str]:
-    """Names of tensors of a run's model that are not to the bit those of the model in the folder."""
+    """Return the names of tensors of a run's model that differ from the model in the folder in any bit."""
     server, _ = _roles(homes)
     found = []
     for name, home in homes.items():

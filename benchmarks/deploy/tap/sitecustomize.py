@@ -1,7 +1,7 @@
-"""Writes down what a party's process lets out, from outside of the program: on PYTHONPATH of a trial's kits only.
+"""Tap on a party's process, outside of the program: on PYTHONPATH of a trial's kits only.
 
-Every answer of a round is one line, written before the answer is sent: seconds, session, round, run. It knows the
-message's header by its offsets, and nothing of ledgers. So a ledger can be compared with what was released.
+Every answer of a round is recorded as one line before it is sent: seconds, session, round, run. The tap parses the
+message's header by its offsets, and knows nothing of ledgers. So a ledger can be compared with what was released.
 """
 
 import importlib.abc
