@@ -205,7 +205,7 @@ def test_a_damaged_checkpoint_is_named_at_its_site_and_nothing_is_lost_if_it_is_
     result = run_job(homes, order)
     assert result.ending in ("failed", "refused")
     assert result.words.startswith(f"{site}")
-    assert "restore it from a copy" in read_status(homes[site].status).last_error
+    assert "; restore " in read_status(homes[site].status).last_error
     for path, content in whole.items():
         path.write_bytes(content)
     assert run_job(homes, order).ending == "done"
