@@ -111,9 +111,7 @@ def spent_of(book: Path) -> dict[str, float]:
 
 
 def _names(ledger: Ledger, entry) -> set[str]:
-    from pbmvfl.ledger.row_identity import read_ids
-
-    return {str(name) for ids in (entry.train_ids, entry.test_ids) for name in read_ids(ledger._db, ids)}
+    return {str(name) for ids in (entry.train_ids, entry.test_ids) for name in ledger.read_ids(ids)}
 
 
 class Wire:

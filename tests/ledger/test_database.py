@@ -191,8 +191,7 @@ def test_a_book_that_changes_while_it_is_copied_is_read_again(monkeypatch, tmp_p
     def slow(path, how):
         connection = whole(path, how)
         if not calls:
-            owner = Ledger.__new__(Ledger)  # without the look that this function is part of
-            owner.path, owner._read_only, owner._db = path, False, ledger_file.open_for_writing(path)
+            owner = Ledger(path)  # a writer needs no look that this function is part of
             owner.set_limit(NAME, paper_limit(60.0))
             owner.close()
         calls.append(how)

@@ -208,10 +208,10 @@ def test_a_limit_that_replaces_another_keeps_its_order_once_there_were_releases(
 def test_removing_a_limit_that_is_not_there_changes_nothing(tmp_path):
     ledger = Ledger(tmp_path / "a.sqlite")
     ledger.set_limit(NAME, paper_limit())
-    before = ledger._versioned_limits()
+    before = ledger._store.versioned_limits()
     with pytest.raises(LedgerError, match="has no limit for unit=party"):
         ledger.remove_limit(NAME, Unit.PARTY, Accounting.PAPER, 0)
-    assert ledger._versioned_limits() == before
+    assert ledger._store.versioned_limits() == before
 
 
 @pytest.mark.parametrize(

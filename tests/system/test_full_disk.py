@@ -24,9 +24,11 @@ from pbmvfl.errors import CheckpointError, LedgerError, WriteError
 from pbmvfl.ledger.database import Database
 from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.ledger.ledger_folder import look_ahead
+from pbmvfl.ledger.session_opening import Opening, SessionRows
 from pbmvfl.plan.plan import Plan
 from pbmvfl.protocol.session import Meter
 from pbmvfl.wire.refusals import Refusal, RefusalCode
+from support.ledger_books import small_plan
 
 EMBEDDING = 6
 EPOCHS, PER_EPOCH = 2, 4  # 32 training rows in batches of 8
@@ -265,8 +267,9 @@ def test_a_book_that_a_full_disk_left_empty_is_begun_by_the_next_run(tmp_path):
     assert "LedgerError" in ended.stderr
     book = tmp_path / "one.sqlite"
     assert book.is_file()
-    assert look_ahead(book, party="one", dataset="people").limits == ()  # nothing is refused because of it
+    opening = Opening(dataset="people", plan=small_plan(), rows=SessionRows(test_ids=["a"]))
+    assert look_ahead(book, party="one", opening=opening).limits == ()  # nothing is refused because of it
     with contextlib.closing(Ledger(book, owner="one")) as begun:
         assert begun.datasets() == []
-    with pytest.raises(TypeError):  # now it is a book, and is asked: a session has a plan
-        look_ahead(book, party="one", dataset="people")
+    with pytest.raises(LedgerError, match="test_ids has 1 rows"):  # now it is a ledger, and refuses such a session
+        look_ahead(book, party="one", opening=opening)

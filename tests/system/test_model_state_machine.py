@@ -48,6 +48,7 @@ from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.errors import LedgerError, PbmvflError
 from pbmvfl.ledger import ledger_folder
 from pbmvfl.ledger.owner import file_name
+from pbmvfl.ledger.store import LedgerStore
 from pbmvfl.plan.plan import Plan
 from pbmvfl.privacy.units import Accounting, Unit
 from support.limited_people import EACH, EMBEDDING, WHO, load_people, plan_of, write_people
@@ -561,12 +562,12 @@ def names_of_rows_are_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("pbmvfl.federation.federation", "pbmvfl.federation.model"):
         monkeypatch.setattr(
             f"{module}.books_for",
-            lambda folder, rows: ledger_folder.books_of(folder, rows.party_names, dataset=rows.name),
+            lambda folder, rows, *_: ledger_folder.books_of(folder, rows.party_names, dataset=rows.name),
         )
 
 
 def any_party_begins_a_ledger(monkeypatch: pytest.MonkeyPatch) -> None:
-    def books_of(folder: Path, parties: Sequence[str], *, dataset: str) -> list[Path]:
+    def books_of(folder: Path, parties: Sequence[str], *, dataset: str, **_: Any) -> list[Path]:
         return [ledger_folder.book_of(folder, index, party, dataset=dataset) for index, party in enumerate(parties)]
 
     for module in ("pbmvfl.ledger.ledger_folder", "pbmvfl.federation.serving"):
@@ -586,7 +587,7 @@ def limits_of_another_dataset_are_not_looked_at(monkeypatch: pytest.MonkeyPatch)
 
 
 def older_copies_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Ledger, "trouble", lambda _: None)
+    monkeypatch.setattr(LedgerStore, "trouble", lambda _: None)
 
 
 def uncharged_predictions_are_not_noted(monkeypatch: pytest.MonkeyPatch) -> None:

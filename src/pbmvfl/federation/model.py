@@ -44,7 +44,7 @@ from pbmvfl.federation.serving import (
     serving_plan,
     taken_rows,
 )
-from pbmvfl.ledger.ledger_folder import PartyForecast, books_for, check_reaches_end, make_folder
+from pbmvfl.ledger.ledger_folder import OpenLedgers, PartyForecast, books_for, check_reaches_end, make_folder
 from pbmvfl.plan.plan import Plan
 from pbmvfl.plan.schedule import Split
 from pbmvfl.privacy.conversion import usual_delta
@@ -302,16 +302,17 @@ class FederatedModel:
             self._released.move_to_end(known)
             return replace(self._released[known], true_labels=taken.labels)
         started = time.perf_counter()
-        setups = self._setups(plan, taken, books, options.data_version)
-        if books is not None:
-            check_known(self._parties, setups)
-            make_folder(books)
-            if not options.until_limit:
-                ahead = self._ahead(setups)
-                rounds = len(plan.schedule)
-                check_reaches_end(ahead, dataset=taken.name, rounds=rounds, way_out=_WITHIN_A_LIMIT)
-        with contextlib.closing(InProcess(setups, self._encoders)) as transport:
-            served = self._serve_exactly(plan, transport) if options.exact else self._serve(plan, transport, options)
+        with OpenLedgers(to_charge=True) as opened:  # each party's once: it is looked at, and then charged
+            setups = self._setups(plan, taken, books, opened, options.data_version)
+            if books is not None:
+                make_folder(books)
+                if not options.until_limit:
+                    ahead = self._ahead(setups)
+                    rounds = len(plan.schedule)
+                    check_reaches_end(ahead, dataset=taken.name, rounds=rounds, way_out=_WITHIN_A_LIMIT)
+            with contextlib.closing(InProcess(setups, self._encoders)) as transport:
+                serves = self._serve_exactly if options.exact else self._serve
+                served = serves(plan, transport, options)
         found = Predictions(
             ids=taken.ids,
             class_names=self.class_names,
@@ -340,7 +341,7 @@ class FederatedModel:
             on_round=None if on_round is None else lambda done: on_round(done, total),
         )
 
-    def _serve_exactly(self, plan: Plan, transport: InProcess) -> Served:
+    def _serve_exactly(self, plan: Plan, transport: InProcess, _: ReleaseOptions) -> Served:
         embeddings = transport.exact_embeddings(Split.TEST)
         scores = exact_scores(plan, trained=dict(self._server.state), embeddings=embeddings).numpy()
         return Served(scores_NK=scores, traffic=Traffic())
@@ -386,9 +387,8 @@ class FederatedModel:
             return []
         taken = self._taken(rows, label=None, label_data=None, id=id, dataset=dataset)
         plan = self.serving_plan_for(len(taken.ids), epsilon=options.epsilon, delta=options.delta, unit=options.unit)
-        setups = self._setups(plan, taken, books, options.data_version)
-        check_known(self._parties, setups)
-        return self._ahead(setups)
+        with OpenLedgers() as opened:
+            return self._ahead(self._setups(plan, taken, books, opened, options.data_version))
 
     def prediction_words(
         self, *, epsilon: float | None = None, delta: float | None = None, unit: Unit | str = Unit.CELL
@@ -468,10 +468,15 @@ class FederatedModel:
             )
         return books
 
-    def _setups(self, plan: Plan, rows: NewRows, books: Path | None, data_version: str = "") -> list[PartySetup]:
+    def _setups(
+        self, plan: Plan, rows: NewRows, books: Path | None, opened: OpenLedgers, data_version: str
+    ) -> list[PartySetup]:
+        """Make the parties' setups, or refuse rows and ledgers that cannot be charged for this model."""
         identities = [Identity.generate() for _ in self._parties]
         pinned = tuple(identity.public for identity in identities)
-        ledgers = None if books is None else books_for(books, rows)
+        ledgers = None if books is None else books_for(books, rows, opened)
+        if ledgers is not None:
+            check_known(self._parties, ledgers, opened)
         return [
             self._setup_kind(
                 plan=plan,
@@ -483,6 +488,7 @@ class FederatedModel:
                 answers=self._answers_of(part) if rows.rows_are_named else None,
                 data_version=data_version,
                 ledger=None if ledgers is None else ledgers[part.index],
+                opened=None if ledgers is None else opened,
                 owner=part.party,
                 dataset=rows.name,
                 test_ids=rows.ids,

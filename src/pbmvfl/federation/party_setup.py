@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ from pbmvfl.crypto.key_exchange import Identity, Session
 from pbmvfl.federation.checkpoints import Checkpoints
 from pbmvfl.ledger.charging import Charging
 from pbmvfl.ledger.ledger import Ledger
-from pbmvfl.ledger.ledger_folder import PartyForecast, look_ahead
+from pbmvfl.ledger.ledger_folder import OpenLedgers, PartyForecast, look_ahead
+from pbmvfl.ledger.session_opening import Opening, SessionRows
 from pbmvfl.mechanisms.interactions.features import OwnColumns
 from pbmvfl.plan.plan import Plan
 from pbmvfl.plan.policy import Policy
@@ -61,6 +63,8 @@ class PartySetup:
     dataset: str = ""
     train_ids: tuple[str, ...] | None = None
     test_ids: tuple[str, ...] | None = None
+    #: Ledgers that are open already, `ledger` among them; None to open it when it is needed.
+    opened: OpenLedgers | None = None
     #: This party's part of a trained model, for plans that only ask one.
     trained: Mapping[str, Tensor] | None = None
     #: The owner's word that exact metrics may be looked at although the ledger has a limit for these rows.
@@ -151,12 +155,18 @@ class PartySetup:
         assert self.ledger is not None
         if first_round:  # a checkpoint's weights may have begun otherwise than the network that was given now
             self.policy.check(self.plan, public_start=public_start)
-        ledger = Ledger(self.ledger, owner=self.owner, durable=self.durable)
+        ledger = None if self.opened is None else self.opened.begun(self.ledger)
+        if ledger is None:
+            ledger = Ledger(self.ledger, owner=self.owner, durable=self.durable)
         try:
-            return ledger.open_session(
-                session=session.id.hex(),
-                rounds_ahead=ROUNDS_AHEAD,
-                **self._asked(session.run_id.hex(), first_round, public_start),
+            ledger.prepare(owner=self.owner, durable=self.durable)
+            return ledger.begin(
+                self._opening(
+                    run=session.run_id.hex(),
+                    session=session.id.hex(),
+                    first_round=first_round,
+                    public_start=public_start,
+                )
             )
         except BaseException:
             ledger.close()
@@ -165,8 +175,9 @@ class PartySetup:
     def forecast(self, encoder: nn.Module | None = None, *, run: str = "", first_round: int = 0) -> PartyForecast:
         """What this party's ledger will say to the session, before there is one: nothing is written."""
         assert self.ledger is not None
-        asked = self._asked(run, first_round, self.begins_publicly(encoder)) | {"until": self._charged_until(encoder)}
-        return look_ahead(self.ledger, party=self.owner, **asked)
+        opening = self._opening(run=run, first_round=first_round, public_start=self.begins_publicly(encoder))
+        until = self._charged_until(encoder)
+        return look_ahead(self.ledger, party=self.owner, opening=opening, until=until, opened=self.opened)
 
     def _charged_until(self, encoder: nn.Module | None) -> int | None:
         """Rows that a trained part has answered before are answered for nothing; None where there are no answers."""
@@ -175,17 +186,24 @@ class PartySetup:
         with contextlib.closing(self.build(encoder)) as party:
             return party.rounds_to_charge()
 
-    def _asked(self, run: str, first_round: int, public_start: bool) -> dict[str, Any]:
-        """What the ledger is told of a session."""
-        return {
-            "dataset": self.dataset,
-            "plan": self.plan,
-            "run": run,
-            "first_round": first_round,
-            "public_start": public_start,
-            "exact_metrics": self.exact_metrics,
-            "train_values": self.train_features,
-            "test_values": self.test_features,
-            "train_ids": self.train_ids,
-            "test_ids": self.test_ids,
-        }
+    def _opening(self, *, run: str, first_round: int, public_start: bool, session: str = "") -> Opening:
+        return Opening(
+            dataset=self.dataset,
+            plan=self.plan,
+            rows=self._session_rows,
+            run=run,
+            session=session,
+            first_round=first_round,
+            public_start=public_start,
+            exact_metrics=self.exact_metrics,
+            rounds_ahead=ROUNDS_AHEAD,
+        )
+
+    @cached_property
+    def _session_rows(self) -> SessionRows:
+        return SessionRows(
+            train_values=self.train_features,
+            test_values=self.test_features,
+            train_ids=self.train_ids,
+            test_ids=self.test_ids,
+        )

@@ -23,10 +23,8 @@ from pbmvfl.data.new_rows import NewRows, load_rows
 from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.errors import DataError, LedgerError, ModelError, PartyRefused, PbmvflError, PlanError
 from pbmvfl.federation.model_files import PartyPart, ServerPart
-from pbmvfl.federation.party_setup import PartySetup
-from pbmvfl.ledger.database import is_begun
 from pbmvfl.ledger.ledger import Ledger
-from pbmvfl.ledger.ledger_folder import book_of, books_of, limited
+from pbmvfl.ledger.ledger_folder import OpenLedgers, book_of, books_of, limited
 from pbmvfl.mechanisms import Mechanism
 from pbmvfl.plan.groups import Evaluation, Head, Labels, Learning, Rounds, UpdateNoise, Voting
 from pbmvfl.plan.plan import Plan
@@ -325,7 +323,9 @@ def look_exactly(parts: Sequence[PartyPart], books: Path | None, dataset: str, *
         LedgerError: A ledger has a limit and its owner has not permitted it; or training was charged to a ledger that
             is not here.
     """
-    for path in limited(_ledgers(parts, books, dataset, permitted=permitted)):
+    with OpenLedgers() as opened:
+        with_limit = limited(_ledgers(parts, books, dataset, permitted=permitted, opened=opened), opened)
+    for path in with_limit:
         if not permitted:
             raise LedgerError(
                 f"exact sums of dataset={dataset!r}: ledger={str(path)!r} has a limit, and no limit counts exact sums; "
@@ -338,12 +338,17 @@ def look_exactly(parts: Sequence[PartyPart], books: Path | None, dataset: str, *
 
 def note_uncharged(parts: Sequence[PartyPart], books: Path | None, dataset: str, *, num_rows: int) -> None:
     """Note in every ledger that its owner permits predictions without a charge: a later limit does not count them."""
-    for path in filter(is_begun, _ledgers(parts, books, dataset, permitted=True)):
+    with OpenLedgers() as opened:
+        paths = _ledgers(parts, books, dataset, permitted=True, opened=opened)
+        begun = [path for path in paths if opened.begun(path) is not None]
+    for path in begun:
         with contextlib.closing(Ledger(path)) as ledger:
             ledger.note_uncharged(dataset, num_rows=num_rows)
 
 
-def _ledgers(parts: Sequence[PartyPart], books: Path | None, dataset: str, *, permitted: bool) -> list[Path]:
+def _ledgers(
+    parts: Sequence[PartyPart], books: Path | None, dataset: str, *, permitted: bool, opened: OpenLedgers
+) -> list[Path]:
     """Return the ledger files of the model's parties; none where their folder is not known.
 
     Where training was charged, those are the ledgers that know of it. Only with the owners' permission, and where no
@@ -352,31 +357,39 @@ def _ledgers(parts: Sequence[PartyPart], books: Path | None, dataset: str, *, pe
     if books is None and permitted:
         return []
     for part in parts:
-        path = None if books is None else book_of(books, part.index, part.party, dataset=dataset)
-        if part.ledger_run and not (path is not None and _knows(path, part)):
+        path = None if books is None else book_of(books, part.index, part.party, dataset=dataset, opened=opened)
+        if part.ledger_run and not (path is not None and _knows(path, part, opened)):
             raise LedgerError(
                 f"training of party={part.party!r} was charged to a ledger, which may have a limit, and that book is "
                 "not here; give its folder (ledger=..., --ledger), or leave the folder out and give the owners' word "
                 "for exact sums: --exact-metrics, exact_metrics=True"
             )
-    return [] if books is None else books_of(books, [part.party for part in parts], dataset=dataset)
+    return [] if books is None else books_of(books, [part.party for part in parts], dataset=dataset, opened=opened)
 
 
-def check_known(parts: Sequence[PartyPart], setups: Sequence[PartySetup]) -> None:
-    """Where training was charged, predictions are charged to the very books that know of it: others, new ones among
-    them, know neither what was spent nor anybody's limit."""
-    for part, setup in zip(parts, setups, strict=True):
-        if part.ledger_run and setup.ledger is not None and not _knows(setup.ledger, part):
+def check_known(parts: Sequence[PartyPart], ledgers: Sequence[Path], opened: OpenLedgers) -> None:
+    """Refuse other ledgers than those that training was charged to.
+
+    Others, new ones among them, know neither what was spent nor the owners' limits.
+
+    Args:
+        parts: The model's parts.
+        ledgers: The file of each part's ledger.
+        opened: Ledgers that are open already.
+
+    Raises:
+        LedgerError: A part's training was charged, and its ledger does not know of it.
+    """
+    for part, path in zip(parts, ledgers, strict=True):
+        if part.ledger_run and not _knows(path, part, opened):
             raise LedgerError(
-                f"ledger={str(setup.ledger)!r} does not know of this model's training: it is another book than that of "
+                f"ledger={str(path)!r} does not know of this model's training: it is another book than that of "
                 f"party={part.party!r}, a new one, or an older copy, and what was spent would not count; put the book "
                 "back that training was charged to, or name its folder"
             )
 
 
-def _knows(path: Path, part: PartyPart) -> bool:
-    """Whether a book has the training that a part came from."""
-    if not is_begun(path):
-        return False
-    with contextlib.closing(Ledger(path, read_only=True)) as book:
-        return any(entry.run == part.ledger_run for entry in book.sessions(part.dataset))
+def _knows(path: Path, part: PartyPart, opened: OpenLedgers) -> bool:
+    """Return whether a ledger has the training that a part came from."""
+    ledger = opened.begun(path)
+    return ledger is not None and any(entry.run == part.ledger_run for entry in ledger.sessions(part.dataset))

@@ -5,25 +5,21 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from pbmvfl.errors import BudgetExceeded, LedgerError
 from pbmvfl.ledger import history
-from pbmvfl.ledger.database import MARK_BYTES, mark, now
+from pbmvfl.ledger.database import MARK_BYTES, identity_of, mark, now
 from pbmvfl.ledger.forecast import compared_by, why_charged
 from pbmvfl.ledger.session_lock import Holder, forget
 from pbmvfl.ledger.session_terms import Terms
 from pbmvfl.ledger.spending import Account, RowNumbers, accounts
+from pbmvfl.ledger.store import LedgerEntry, LedgerStore
 from pbmvfl.ledger.tamper_evidence import Known, Outside
 from pbmvfl.plan.schedule import Round, Split
 from pbmvfl.privacy.events import Event
-
-if TYPE_CHECKING:
-    from pbmvfl.ledger.ledger import Ledger, LedgerEntry
 
 
 class Charging:
@@ -31,7 +27,7 @@ class Charging:
 
     def __init__(
         self,
-        ledger: Ledger,
+        store: LedgerStore,
         number: int,
         dataset: str,
         terms: Terms,
@@ -45,15 +41,15 @@ class Charging:
         shows_exact_metrics: bool,
     ) -> None:
         """`shows_exact_metrics` without the owner's word, which a dataset with a limit needs."""
-        self._ledger, self._db = ledger, ledger._db
+        self._store, self._db = store, store.db
         self._number, self._dataset, self._terms = number, dataset, terms
         self._lock, self._outside, self._holder = lock, outside, holder
         self._shows_exact_metrics = shows_exact_metrics
         self._process = os.getpid()
         # By name and by what is open: a file that was removed or replaced is not the one that others look at.
         self._files = [
-            (str(ledger.path.resolve()), ledger._file),
-            (str(ledger._lock_file), identity_of(lock)),
+            (str(store.path.resolve()), store.file),
+            (str(store.lock_file), identity_of(lock)),
         ]
         self._check_files(first_round)
         self._known = Known(0, "")
@@ -62,8 +58,8 @@ class Charging:
         self._rounds_ahead = rounds_ahead
         self._schedule = terms.schedule
         self._sent_until = self._charged_until = first_round
-        entry = next(entry for entry in ledger.sessions(dataset) if entry.id == number)
-        self._rows = RowNumbers(ledger, dataset)
+        entry = next(entry for entry in store.sessions(dataset) if entry.id == number)
+        self._rows = RowNumbers(store, dataset)
         self._train = self._rows.numbers(entry.train_ids)
         self._train_is_numbered = (
             entry.train_ids == f"range:0:{terms.schedule.num_samples}"
@@ -77,7 +73,7 @@ class Charging:
         self._outside.write(self._known)
 
     def _look_for_changes(self, entry: LedgerEntry) -> list[str]:
-        past = [each for each in self._ledger.sessions(self._dataset) if compared_by(each) == compared_by(entry)]
+        past = [each for each in self._store.sessions(self._dataset) if compared_by(each) == compared_by(entry)]
         others = {each.fingerprint for each in past if each.id != entry.id} - {""}
         if others and entry.fingerprint and entry.fingerprint not in others:
             return [
@@ -88,9 +84,9 @@ class Charging:
 
     def _load_limits(self) -> None:
         """What every limit has left, from the whole book; again whenever the owner changes one."""
-        version, limits, known = self._ledger._versioned_limits()
-        check_permitted(self._ledger, self._dataset, self._dataset in limits, self._shows_exact_metrics)
-        found = accounts(self._ledger, self._dataset, self._terms, limits, rows=self._rows)
+        version, limits, known = self._store.versioned_limits()
+        check_permitted(self._store, self._dataset, self._dataset in limits, self._shows_exact_metrics)
+        found = accounts(self._store, self._dataset, self._terms, limits, rows=self._rows)
         # together: an error in between must not leave one of them
         self._version, self._known_mark, self._accounts, self._known = version, mark(version), found, known
 
@@ -149,7 +145,7 @@ class Charging:
         """Whether the owner changed a limit. The lock file is asked first: in a round that takes 3 us, the book 20."""
         if os.pread(self._lock, MARK_BYTES, 0) == self._known_mark:
             return False
-        return self._ledger._limits_version() != self._version
+        return self._store.limits_version() != self._version
 
     def _give_back(self, first_unused: int) -> None:
         self._db.run(
@@ -235,7 +231,7 @@ class Charging:
             forget(self._holder)
             self._outside.close()
             os.close(lock)
-            self._ledger.close()
+            self._store.close()
 
     def _write_end(self, unused: bool) -> None:
         with self._db.transaction("IMMEDIATE"):
@@ -246,30 +242,21 @@ class Charging:
                 )
             history.close_left_sessions(self._db, [self._number])
             self._db.run("DELETE FROM holder WHERE token = ?", (self._holder.token,))
-            known = self._ledger._known()
+            known = self._store.known()
         self._outside.write(known)
 
 
-def check_permitted(ledger: Ledger, dataset: str, has_limit: bool, shows_exact_metrics: bool) -> None:
+def check_permitted(store: LedgerStore, dataset: str, has_limit: bool, shows_exact_metrics: bool) -> None:
     """What a ledger with limits refuses whatever it would cost."""
     if has_limit and shows_exact_metrics:
         raise LedgerError(
             f"evaluation=simulator looks at exact metrics of dataset={dataset!r}, which has a limit in "
-            f"ledger={str(ledger.path)!r}, and no limit counts them; plan with evaluation=none or "
+            f"ledger={str(store.path)!r}, and no limit counts them; plan with evaluation=none or "
             "evaluation=released, or give the owner's word: --exact-metrics, Federation.fit(exact_metrics=True)"
         )
-    if not has_limit and ledger.has_limits:
+    if not has_limit and store.has_limits:
         raise LedgerError(
-            f"dataset={dataset!r} has no limit in ledger={str(ledger.path)!r}, and others have; if these are "
+            f"dataset={dataset!r} has no limit in ledger={str(store.path)!r}, and others have; if these are "
             "people that it knows, run it under their name (--dataset-name), else set a limit: `pbmvfl ledger limit "
-            f"{ledger.path} --dataset {dataset} --unit cell --accounting strict --epsilon E`"
+            f"{store.path} --dataset {dataset} --unit cell --accounting strict --epsilon E`"
         )
-
-
-def identity_of(file: Path | str | int) -> tuple[int, int] | None:
-    """Which file that is; None if there is none."""
-    try:
-        found = os.stat(file)
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino

@@ -85,11 +85,18 @@ class Database:
         return Database(self.path, copy)
 
 
-def open_for_writing(path: Path) -> Database:
+def has_log(path: Path) -> bool:
+    """Return whether a database has a log or a journal beside it, which a writer may fold into it."""
+    return any(path.with_name(path.name + ending).exists() for ending in ("-wal", "-journal"))
+
+
+def open_for_writing(path: Path, *, create: bool = True) -> Database:
+    """Open a database for any thread; without `create` only one that is there."""
     try:
-        # The whole path: ":memory:" is a file's name like any other here. Whoever holds a party's lock may charge its
-        # ledger, in whatever thread that is.
-        connection = sqlite3.connect(path.absolute(), isolation_level=None, timeout=_PATIENCE, check_same_thread=False)
+        # By its URI: ":memory:" is a file's name like any other here. A party may charge its ledger
+        # in any thread that holds its lock.
+        name = f"{path.absolute().as_uri()}?mode={'rwc' if create else 'rw'}"
+        connection = sqlite3.connect(name, uri=True, isolation_level=None, timeout=_PATIENCE, check_same_thread=False)
         return Database(path, connection)
     except sqlite3.Error as error:
         raise _named(path, error) from error
@@ -193,6 +200,15 @@ def is_begun(path: Path) -> bool:
         return format_of(db, path) is not None
     finally:
         db.close()
+
+
+def identity_of(file: Path | str | int) -> tuple[int, int] | None:
+    """Return the device and inode of a file; None if there is none."""
+    try:
+        found = os.stat(file)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 # --- what is written beside the rows ---

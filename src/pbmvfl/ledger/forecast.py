@@ -22,7 +22,8 @@ from pbmvfl.ledger.spending import RowNumbers, Spent, accounts, spending
 from pbmvfl.plan.schedule import Split
 
 if TYPE_CHECKING:
-    from pbmvfl.ledger.ledger import Ledger, LedgerEntry
+    from pbmvfl.ledger.ledger import Ledger
+    from pbmvfl.ledger.store import LedgerEntry, Records
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +44,7 @@ class Forecast:
 
 
 def forecasts(
-    ledger: Ledger,
+    ledger: Records,
     dataset: str,
     terms: Terms,
     train_ids: Sequence[str] | range,
@@ -57,7 +58,7 @@ def forecasts(
 
     Rounds from `until` on are not charged: all that they tell was told before.
     """
-    _, limits, _ = ledger._versioned_limits()
+    limits = ledger.all_limits()
     if not limits:
         return ()
     rounds = range(first_round, len(terms.schedule) if until is None else until)
@@ -72,7 +73,7 @@ def forecasts(
     return tuple(found)
 
 
-def forecasts_for_plan(ledger: Ledger, dataset: str, terms: Terms) -> tuple[Forecast, ...]:
+def forecasts_for_plan(ledger: Records, dataset: str, terms: Terms) -> tuple[Forecast, ...]:
     """The same for a new run that nobody has named rows for: those of the last training there, if it has as many."""
     schedule = terms.schedule
     for entry in reversed(ledger.sessions(dataset)):
@@ -84,12 +85,12 @@ def forecasts_for_plan(ledger: Ledger, dataset: str, terms: Terms) -> tuple[Fore
     return forecasts_for_any_rows(ledger, dataset, terms)
 
 
-def forecasts_for_any_rows(ledger: Ledger, dataset: str, terms: Terms) -> tuple[Forecast, ...]:
+def forecasts_for_any_rows(ledger: Records, dataset: str, terms: Terms) -> tuple[Forecast, ...]:
     """The same for a new run whose rows are not known yet: each may be the one on which most was spent."""
     train, test = (terms.schedule.rows_of(split) for split in (Split.TRAIN, Split.TEST))
     numbers = {Split.TRAIN: np.arange(train), Split.TEST: np.arange(train, train + test)}
     found = []
-    for limit in ledger.limits(dataset):
+    for limit in ledger.all_limits().get(dataset, []):
         spent = spending(ledger, dataset, limit)
         after = spent.copy_of_worst(train + test)
         rounds = range(len(terms.schedule))

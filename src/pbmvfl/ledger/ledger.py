@@ -11,62 +11,29 @@ detects that they changed or came back under another name; changed values do not
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import sqlite3
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
 
-from pbmvfl._files import make_private
 from pbmvfl.errors import LedgerError
-from pbmvfl.ledger import history, tamper_evidence
+from pbmvfl.ledger import history
 from pbmvfl.ledger import owner as owners
-from pbmvfl.ledger.charging import Charging, identity_of
-from pbmvfl.ledger.database import FORMAT, error_code, format_of, mark, now, open_for_reading, open_for_writing
+from pbmvfl.ledger.charging import Charging
+from pbmvfl.ledger.database import now
 from pbmvfl.ledger.forecast import Forecast, exported, notes_of
 from pbmvfl.ledger.limits import Limit
-from pbmvfl.ledger.migration import migrate
-from pbmvfl.ledger.row_identity import read_ids
-from pbmvfl.ledger.schema import add_what_came_later, make_tables
 from pbmvfl.ledger.session_lock import check_free
-from pbmvfl.ledger.session_opening import Opening
-from pbmvfl.ledger.session_terms import Terms
-from pbmvfl.ledger.tamper_evidence import Known, Outside, known_outside
+from pbmvfl.ledger.session_opening import Opening, SessionRows
+from pbmvfl.ledger.store import LedgerEntry, LedgerStore
+from pbmvfl.ledger.tamper_evidence import Outside, known_outside
 from pbmvfl.privacy.units import Accounting, Unit
 
 if TYPE_CHECKING:
     from pbmvfl.plan.plan import Plan
-
-
-@dataclass(frozen=True, kw_only=True)
-class LedgerEntry:
-    """One session's line in the book."""
-
-    id: int
-    dataset: str
-    #: Of the values, under the book's key: to compare with others of the same book. In no export.
-    fingerprint: str
-    run: str
-    session: str
-    #: What was released, by frozen names; all that is priced.
-    terms: Terms
-    #: The run's plan, as it was written: for people.
-    plan: dict[str, Any]
-    train_ids: str
-    test_ids: str
-    first_round: int
-    charged_until: int
-    opened: str
-
-    @property
-    def row_releases(self) -> int:
-        """Row releases of all rows together."""
-        uses = self.terms.schedule.total_uses(self.first_round, self.charged_until)
-        return sum(count for kind, count in uses.items() if kind.releases)
 
 
 class Ledger:
@@ -80,112 +47,54 @@ class Ledger:
         durable: bool = False,
         must_exist: bool = False,
         read_only: bool = False,
+        prepare: bool = True,
     ) -> None:
-        """`durable` waits for the disk at every round (power loss); otherwise a killed process loses nothing.
+        """Open a ledger, or make a new one.
 
-        `owner` is the party that opens its book: a new one is that party's, and another party's is refused.
+        Args:
+            path: Its file.
+            owner: The party that opens its ledger: a new one is that party's, and another party's is refused.
+            durable: Wait for the disk at every round (power loss); without it a killed process loses nothing.
+            must_exist: Refuse to make a new one.
+            read_only: Change nothing on disk, and need no right to; it may show the ledger as it was when opened.
+            prepare: False to look at a ledger that is there, and charge it later: nothing is written before
+                `prepare` is called.
 
-        `read_only` changes nothing on disk and needs no right to; what it shows may be the book as it was when opened.
+        Raises:
+            LedgerError: It cannot be used, is another program's database, or another party's ledger.
         """
         self.path = Path(path)
-        self._read_only = read_only
         if self.path.is_dir():
             example = str(self.path / "bank.sqlite")
             raise LedgerError(f"ledger={str(path)!r} is a folder; permitted: a file, such as {example!r}")
-        if (must_exist or read_only) and not self.path.is_file():
+        if (must_exist or read_only or not prepare) and not self.path.is_file():
             raise LedgerError(f"ledger={str(path)!r} does not exist; it is made by the first run with --ledger")
-        if read_only:
-            self._db = open_for_reading(self.path)
-        else:
-            self._make_folder()
-            if self.path.exists():
-                self._look_first()
-            else:
-                make_private(self.path)  # the log and its index get the rights of the file
-            self._db = open_for_writing(self.path)
-        try:
-            if not read_only:
-                self._prepare(durable, owner)
-            found = format_of(self._db, self.path)
-            if found is None:
-                raise LedgerError(f"ledger={str(path)!r} is empty; it is filled by the first run with --ledger")
-            if found != FORMAT:  # a reader leaves the file as it is
-                self._db = self._db.copy_in_memory()
-                migrate(self._db)
-            owners.check(self._db, self.path, owner)
-            self._file = identity_of(self.path)
-        except BaseException:
-            self._db.close()
-            raise
+        self._store = LedgerStore(self.path, owner=owner, durable=durable, read_only=read_only, prepare=prepare)
 
-    def _make_folder(self) -> None:
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise LedgerError(
-                f"ledger={str(self.path)!r} cannot be made: {error.strerror}: {error.filename!r}; "
-                "permitted: a file in a folder that exists or can be made"
-            ) from error
+    def prepare(self, *, owner: str, durable: bool = False) -> None:
+        """Make a ledger that was opened with `prepare=False` ready to be charged.
 
-    def _look_first(self) -> None:
-        """Refuse another program's database before anything could change it; even closing it may, if it has a log."""
-        try:
-            with contextlib.closing(open_for_reading(self.path)) as found:
-                format_of(found, self.path)
-        except LedgerError as error:
-            # Somebody was killed while making this file; any reader but this one would tidy up first.
-            if error_code(error.__cause__) != sqlite3.SQLITE_READONLY_ROLLBACK:
-                raise
+        Args:
+            owner: The party that charges it; another party's ledger is refused.
+            durable: As for a new one.
+        """
+        self._store.prepare(owner=owner, durable=durable)
 
-    def _prepare(self, durable: bool, owner: str) -> None:
-        format_of(self._db, self.path)
-        # Small pages: a round changes one number, and its page is what is written. Every so many pages the log is
-        # folded into the book, which waits for the disk; a log of 1 MB keeps that to microseconds a round.
-        self._db.run("PRAGMA page_size = 512")
-        self._keep_log()
-        self._db.run(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
-        self._db.run("PRAGMA wal_autocheckpoint = 1900")
-        with self._transaction():
-            found = format_of(self._db, self.path)
-            if found is not None and found != FORMAT:
-                migrate(self._db)
-                for each in (self.path, *map(Path, (f"{self.path}-wal", f"{self.path}-shm"))):
-                    with contextlib.suppress(OSError):  # somebody else's, or not there
-                        each.chmod(0o600)
-            if found is None:
-                make_tables(self._db)
-            else:
-                add_what_came_later(self._db)
-            owners.take(self._db, self.path, owner, is_new=found is None)
+    def check_owner(self, owner: str) -> None:
+        """Refuse another party's ledger.
+
+        Raises:
+            LedgerError: It has another owner.
+        """
+        owners.check(self._store.db, self.path, owner)
 
     @property
     def owner(self) -> str:
         """The party whose book this is; none for a book that an earlier version made."""
-        return owners.owner_of(self._db)
-
-    def _keep_log(self) -> None:
-        for _ in range(20):
-            try:
-                self._db.run("PRAGMA journal_mode = WAL")
-                return
-            except LedgerError as error:
-                if error_code(error.__cause__) & 0xFF != sqlite3.SQLITE_BUSY:
-                    raise
-            # Another process makes the same book. For a transaction SQLite waits, for this statement it does not.
-            with self._transaction():
-                pass
-        raise LedgerError(f"ledger={str(self.path)!r} is busy: another process is writing; try again")
+        return owners.owner_of(self._store.db)
 
     def close(self) -> None:
-        self._db.close()
-
-    def _transaction(self) -> contextlib.AbstractContextManager[None]:
-        self._check_writable()
-        return self._db.transaction("IMMEDIATE")
-
-    def _check_writable(self) -> None:
-        if self._read_only:
-            raise LedgerError(f"ledger={str(self.path)!r} was opened with read_only=True; open it without to change it")
+        self._store.db.close()
 
     # --- limits ---
 
@@ -196,8 +105,8 @@ class Ledger:
         releases were seen is not one that the filter's theorem is about.
         """
         values = (dataset, str(limit.unit), str(limit.accounting), limit.colluding_parties)
-        with self._changed():
-            earlier = self._db.rows(  # also of a limit that was removed
+        with self._store.changed():
+            earlier = self._store.db.rows(  # also of a limit that was removed
                 'SELECT "order" FROM orders '
                 "WHERE dataset = ? AND unit = ? AND accounting = ? AND colluding_parties = ?",
                 values,
@@ -205,15 +114,17 @@ class Ledger:
             if earlier and self.charged_to(dataset):
                 limit = replace(limit, order=earlier[0][0])
             numbers = (limit.epsilon, limit.delta, limit.order)
-            self._db.run("INSERT OR REPLACE INTO limits VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (*values, *numbers, now()))
-            self._db.run("INSERT OR REPLACE INTO orders VALUES (?, ?, ?, ?, ?)", (*values, limit.order))
+            self._store.db.run(
+                "INSERT OR REPLACE INTO limits VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (*values, *numbers, now())
+            )
+            self._store.db.run("INSERT OR REPLACE INTO orders VALUES (?, ?, ?, ?, ?)", (*values, limit.order))
             kept = {**asdict(limit), "unit": str(limit.unit), "accounting": str(limit.accounting)}
-            history.append(self._db, "limit", dataset=dataset, **kept)
+            history.append(self._store.db, "limit", dataset=dataset, **kept)
         return limit
 
     def remove_limit(self, dataset: str, unit: Unit, accounting: Accounting, colluding_parties: int) -> None:
-        with self._changed():
-            removed = self._db.run(
+        with self._store.changed():
+            removed = self._store.db.run(
                 "DELETE FROM limits WHERE dataset = ? AND unit = ? AND accounting = ? AND colluding_parties = ?",
                 (dataset, str(unit), str(accounting), colluding_parties),
             ).rowcount
@@ -224,7 +135,7 @@ class Ledger:
                     "`pbmvfl ledger show` lists those it has"
                 )
             history.append(
-                self._db,
+                self._store.db,
                 "removed",
                 dataset=dataset,
                 unit=str(unit),
@@ -234,127 +145,69 @@ class Ledger:
 
     def allow(self, dataset: str) -> None:
         """The owner's word that `dataset` is about other people, although its values are known by another name."""
-        with self._changed():
-            self._db.run("INSERT OR REPLACE INTO allowed VALUES (?, ?)", (dataset, now()))
-            history.append(self._db, "allowed", dataset=dataset)
+        with self._store.changed():
+            self._store.db.run("INSERT OR REPLACE INTO allowed VALUES (?, ?)", (dataset, now()))
+            history.append(self._store.db, "allowed", dataset=dataset)
 
     def note_exact(self, dataset: str) -> None:
         """The owner's word that exact predictions of these rows may be seen: outside of every epsilon, and noted."""
-        with self._changed():
-            history.append(self._db, "exact", dataset=dataset)
+        with self._store.changed():
+            history.append(self._store.db, "exact", dataset=dataset)
 
     def note_uncharged(self, dataset: str, *, num_rows: int) -> None:
         """Note that the owner permits a release of so many rows that no limit counts."""
-        with self._changed():
-            history.append(self._db, "uncharged", dataset=dataset, rows=num_rows)
-
-    @contextlib.contextmanager
-    def _changed(self) -> Iterator[None]:
-        """A transaction of the owner, announced in the lock file before it is true.
-
-        A session may see the announcement too early, and then asks the book until it agrees; never too late.
-        """
-        with contextlib.ExitStack() as opened:
-            with self._transaction():
-                self.check_unspoiled()
-                yield
-                self._db.run("UPDATE book SET limits_version = limits_version + 1")
-                self._db.run("UPDATE identity SET changes = changes + 1")
-                lock: int | None = None
-                with contextlib.suppress(FileNotFoundError):
-                    # If it is not there, no session was ever opened, and one that is will write it after this.
-                    lock = self._open_lock(os.O_RDWR)
-                    opened.callback(os.close, lock)
-                    self._announce(lock)
-                outside = Outside(self._identity, lock, alone=False)
-                opened.callback(outside.close)
-                known = self._known()
-            outside.write(known)
-
-    def _open_lock(self, flags: int) -> int:
-        try:
-            return os.open(self._lock_file, flags, 0o600)
-        except FileNotFoundError:
-            raise
-        except OSError as error:
-            raise self._no_lock(error) from error
-
-    def _announce(self, lock: int) -> None:
-        """Only within a transaction: then nobody else does, and the file and the book agree after it."""
-        try:
-            os.pwrite(lock, mark(self._limits_version()), 0)
-        except OSError as error:
-            raise self._no_lock(error) from error
+        with self._store.changed():
+            history.append(self._store.db, "uncharged", dataset=dataset, rows=num_rows)
 
     def limits(self, dataset: str) -> list[Limit]:
-        return self._versioned_limits()[1].get(dataset, [])
+        """Return the limits of a dataset."""
+        return self.all_limits().get(dataset, [])
 
-    def _versioned_limits(self) -> tuple[int, dict[str, list[Limit]], Known]:
-        """Return the version of the limits, all of them by dataset, and how many changes there were."""
-        with self._db.transaction("DEFERRED"):  # all of one moment
-            version, known = self._limits_version(), self._known()
-            found = self._db.rows(
-                'SELECT dataset, unit, accounting, colluding_parties, epsilon, delta, "order" FROM limits '
-                "ORDER BY dataset, unit, accounting, colluding_parties"
-            )
-        names = ("colluding_parties", "epsilon", "delta", "order")
-        limits: dict[str, list[Limit]] = {}
-        for dataset, unit, accounting, *numbers in found:
-            limit = Limit(unit=Unit(unit), accounting=Accounting(accounting), **dict(zip(names, numbers, strict=True)))
-            limits.setdefault(dataset, []).append(limit)
-        return version, limits, known
+    def all_limits(self) -> dict[str, list[Limit]]:
+        """Return the limits of every dataset that has one."""
+        return self._store.all_limits()
 
     @property
     def has_limits(self) -> bool:
         """Whether any dataset has one."""
-        return bool(self._db.rows("SELECT 1 FROM limits LIMIT 1"))
-
-    def _limits_version(self) -> int:
-        """Another number after every change of a limit."""
-        version: int = self._db.rows("SELECT limits_version FROM book")[0][0]
-        return version
+        return self._store.has_limits
 
     # --- copies ---
 
-    @property
-    def _identity(self) -> str:
-        name: str = self._db.rows("SELECT id FROM identity")[0][0]
-        return name
-
-    def _known(self) -> Known:
-        """How many changes there were, and where the history stands."""
-        return tamper_evidence.known(self._db)
-
     def trouble(self) -> str | None:
-        """Why this book cannot be trusted to have everything: it is behind, or something else wrote to it."""
-        return tamper_evidence.trouble(self._db, known_outside(self._identity, self._lock_file))
+        """Return why this ledger cannot be trusted to have everything, as the end of a sentence; None if it can.
+
+        It is an older copy, or something else wrote to it.
+        """
+        return self._store.trouble()
 
     def check_unspoiled(self) -> None:
-        if (found := self.trouble()) is not None:
-            raise LedgerError(
-                f"ledger={str(self.path)!r} {found}. Releases may be missing, and the epsilon would be too small: put "
-                f"the newest copy back, or take this one as it is: `pbmvfl ledger accept {self.path}`, which is noted"
-            )
+        """Refuse a ledger that cannot be trusted to have everything.
+
+        Raises:
+            LedgerError: `trouble` has a reason.
+        """
+        self._store.check_unspoiled()
 
     def accept(self) -> str | None:
         """The owner takes the book as it is, which is noted in it. What was wrong with it; None if nothing was."""
         with contextlib.ExitStack() as opened:
-            with self._transaction():
-                check_free(self._db, self.path)
+            with self._store.transaction():
+                check_free(self._store.db, self.path)
                 if (found := self.trouble()) is None:
                     return None
-                outside = known_outside(self._identity, self._lock_file)
-                behind = max(0, max((each.counter for each in outside), default=0) - self._known().counter)
-                self._db.run("UPDATE identity SET changes = changes + ?", (behind + 1,))
-                history.append(self._db, "accepted", why=found)
-                history.append(self._db, "owned", owner=self.owner)  # as it is, like the rest
+                outside = known_outside(self._store.identity, self._store.lock_file)
+                behind = max(0, max((each.counter for each in outside), default=0) - self._store.known().counter)
+                self._store.db.run("UPDATE identity SET changes = changes + ?", (behind + 1,))
+                history.append(self._store.db, "accepted", why=found)
+                history.append(self._store.db, "owned", owner=self.owner)  # as it is, like the rest
                 lock: int | None = None
                 with contextlib.suppress(FileNotFoundError):
-                    lock = self._open_lock(os.O_RDWR)
+                    lock = self._store.open_lock(os.O_RDWR)
                     opened.callback(os.close, lock)
-                places = Outside(self._identity, lock, alone=False)
+                places = Outside(self._store.identity, lock, alone=False)
                 opened.callback(places.close)
-                known = self._known()
+                known = self._store.known()
             places.write(known, force=True)
         return found
 
@@ -362,52 +215,27 @@ class Ledger:
 
     def datasets(self) -> list[str]:
         """Every name that has a session or a limit."""
-        found = self._db.rows("SELECT dataset FROM sessions UNION SELECT dataset FROM limits ORDER BY 1")
+        found = self._store.db.rows("SELECT dataset FROM sessions UNION SELECT dataset FROM limits ORDER BY 1")
         return [name for (name,) in found]
 
     def sessions(self, dataset: str) -> list[LedgerEntry]:
         """Return the sessions of a dataset, in their order."""
-        return self._entries("WHERE dataset = ?", (dataset,))
+        return self._store.sessions(dataset)
 
     def charged_to(self, dataset: str) -> list[LedgerEntry]:
         """Return the sessions that a dataset's limits count, in their order.
 
         Those are its own, and those of other datasets whose first weights may know its rows.
         """
-        return [each for each in self._entries() if each.dataset == dataset or each.terms.may_know(dataset)]
-
-    def _entries(self, where: str = "", values: Sequence[str] = ()) -> list[LedgerEntry]:
-        names = [name for name in LedgerEntry.__dataclass_fields__ if name != "terms"]
-        columns = ", ".join(f"charged.{name}" if name == "charged_until" else f"sessions.{name}" for name in names)
-        rows = self._db.rows(
-            f"SELECT {columns} FROM sessions JOIN charged ON id = charged.session {where} ORDER BY id", tuple(values)
-        )
-        # After the sessions that name them: another process may begin one in between.
-        plans = {key: (plan, terms) for key, plan, terms in self._db.rows("SELECT hash, plan, terms FROM plans")}
-        entries = [dict(zip(names, row, strict=True)) for row in rows]
-        read = {key: self._read_plan(plans, key) for key in {entry["plan"] for entry in entries}}
-        return [LedgerEntry(**{**entry, **read[entry["plan"]]}) for entry in entries]
-
-    def _read_plan(self, plans: dict[str, tuple[str, str]], key: str) -> dict[str, Any]:
-        """What a session is priced by, and its plan for people; an error has the name of the file."""
-        try:
-            plan, terms = plans[key]
-            return {"plan": json.loads(plan), "terms": Terms.from_json(terms)}
-        except LedgerError as error:
-            raise LedgerError(f"ledger={str(self.path)!r}: {error}") from error
-        except (KeyError, ValueError) as error:
-            raise LedgerError(
-                f"ledger={str(self.path)!r} lacks the plan {key!r} of a session, or has no plan there; put a whole "
-                "copy of it back"
-            ) from error
+        return self._store.charged_to(dataset)
 
     def refusals(self, session: int) -> list[tuple[int, str, str]]:
         """(round, reason, when) of the rounds that a session was refused."""
-        return self._db.rows("SELECT round, reason, at FROM refusals WHERE session = ?", (session,))
+        return self._store.db.rows("SELECT round, reason, at FROM refusals WHERE session = ?", (session,))
 
     def history(self) -> list[history.Event]:
         """What the owner and the sessions did, in its order."""
-        return history.events(self._db)
+        return history.events(self._store.db)
 
     def notes(self, dataset: str) -> list[str]:
         """What a reader should know beside the numbers."""
@@ -418,10 +246,19 @@ class Ledger:
         return exported(self)
 
     def read_ids(self, reference: str) -> Sequence[str] | range:
-        """The rows that a session's line refers to."""
-        return read_ids(self._db, reference)
+        """Return the rows that a session's line refers to."""
+        return self._store.read_ids(reference)
 
     # --- charging ---
+
+    def begin(self, opening: Opening) -> Charging:
+        """Begin to charge a session; `open_session` explains its values."""
+        self._store.check_writable()
+        return opening.begin(self._store)
+
+    def foresee(self, opening: Opening, *, until: int | None = None) -> tuple[Forecast, ...]:
+        """Return what each limit would say to a session; `forecast` explains its values."""
+        return opening.forecast(self._store, until=until)
 
     def open_session(
         self,
@@ -448,21 +285,21 @@ class Ledger:
         With `rounds_ahead` above 1 so many rounds are written in one transaction; what was not used of them is given
         back when the session is closed or the owner changes a limit, and stays charged if the process is killed.
         """
-        self._check_writable()
-        return Opening(
-            dataset=dataset,
-            plan=plan,
-            run=run,
-            session=session,
-            first_round=first_round,
-            public_start=public_start,
-            exact_metrics=exact_metrics,
-            train_values=train_values,
-            test_values=test_values,
-            train_ids=train_ids,
-            test_ids=test_ids,
-            rounds_ahead=rounds_ahead,
-        ).begin(self)
+        return self.begin(
+            Opening(
+                dataset=dataset,
+                plan=plan,
+                run=run,
+                session=session,
+                first_round=first_round,
+                public_start=public_start,
+                exact_metrics=exact_metrics,
+                rows=SessionRows(
+                    train_values=train_values, test_values=test_values, train_ids=train_ids, test_ids=test_ids
+                ),
+                rounds_ahead=rounds_ahead,
+            )
+        )
 
     def forecast(
         self,
@@ -484,28 +321,17 @@ class Ledger:
         Nothing is written. A reader may ask, and the names are those of `open_session`. Rounds from `until` on will not
         be charged, because all that they tell was told before.
         """
-        return Opening(
-            dataset=dataset,
-            plan=plan,
-            run=run,
-            session="",
-            first_round=first_round,
-            public_start=public_start,
-            exact_metrics=exact_metrics,
-            train_values=train_values,
-            test_values=test_values,
-            train_ids=train_ids,
-            test_ids=test_ids,
-            rounds_ahead=1,
-        ).forecast(self, until=until)
-
-    @property
-    def _lock_file(self) -> Path:
-        path = self.path.resolve()  # one lock for one book, by whatever name it is opened
-        return path.with_name(path.name + ".lock")
-
-    def _no_lock(self, error: OSError) -> LedgerError:
-        return LedgerError(
-            f"ledger={str(self.path)!r} cannot be changed: {error.strerror}: {str(self._lock_file)!r}; "
-            "see that you may write to that file and its folder"
+        return self.foresee(
+            Opening(
+                dataset=dataset,
+                plan=plan,
+                run=run,
+                first_round=first_round,
+                public_start=public_start,
+                exact_metrics=exact_metrics,
+                rows=SessionRows(
+                    train_values=train_values, test_values=test_values, train_ids=train_ids, test_ids=test_ids
+                ),
+            ),
+            until=until,
         )

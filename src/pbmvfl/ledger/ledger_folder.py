@@ -8,27 +8,69 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol, Self
 
 from pbmvfl.errors import BudgetExceeded, LedgerError
-from pbmvfl.ledger.database import is_begun
 from pbmvfl.ledger.forecast import Forecast, why_charged
 from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.ledger.owner import ENDING, file_name
+from pbmvfl.ledger.session_opening import Opening
+from pbmvfl.ledger.store import EmptyLedger
 from pbmvfl.privacy.table import format_epsilon
 
 
-def book_of(folder: Path, index: int, party: str, *, dataset: str | None = None) -> Path:
+class OpenLedgers:
+    """Ledgers of one run, each opened at most once, when it is first looked at."""
+
+    def __init__(self, *, to_charge: bool = False) -> None:
+        """Open nothing yet.
+
+        Args:
+            to_charge: Open them so that they can be charged after `Ledger.prepare`; without it they are read only. In
+                either case nothing is written by looking.
+        """
+        self._to_charge = to_charge
+        self._found: dict[Path, Ledger] = {}
+
+    def begun(self, path: Path) -> Ledger | None:
+        """Return a ledger; None where there is none, or a full disk left an empty file."""
+        if path not in self._found:
+            if not path.is_file():
+                return None
+            try:
+                self._found[path] = Ledger(path, read_only=not self._to_charge, prepare=not self._to_charge)
+            except EmptyLedger:
+                return None
+        return self._found[path]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for ledger in self._found.values():
+            ledger.close()
+        self._found = {}
+
+
+def _or_new(opened: OpenLedgers | None) -> contextlib.AbstractContextManager[OpenLedgers]:
+    """Return the ledgers that are open already, or readers that are closed with the context."""
+    return OpenLedgers() if opened is None else contextlib.nullcontext(opened)
+
+
+def book_of(
+    folder: Path, index: int, party: str, *, dataset: str | None = None, opened: OpenLedgers | None = None
+) -> Path:
     """Where a party keeps its book; a new one is named by the party.
 
     Folders of earlier versions have books by the party's number, which say of no owner: such a one is gone on with. If
     there are both, and the older one knows the dataset, neither alone would have everything.
     """
     named, numbered = folder / file_name(party), folder / f"party-{index}{ENDING}"
-    if named == numbered or not is_begun(numbered):
+    if named == numbered:
         return named
-    with contextlib.closing(Ledger(numbered, read_only=True)) as older:
-        if older.owner:
+    with _or_new(opened) as ledgers:
+        older = ledgers.begun(numbered)
+        if older is None or older.owner:
             return named  # of a party with that very name
         if not named.is_file():
             return numbered
@@ -52,15 +94,15 @@ class Rows(Protocol):
     def rows_are_named(self) -> bool: ...
 
 
-def books_for(folder: Path, rows: Rows) -> list[Path]:
+def books_for(folder: Path, rows: Rows, opened: OpenLedgers | None = None) -> list[Path]:
     """Return the ledger file of each party that releases anything about these rows, in the parties' order.
 
     Raises:
         LedgerError: As `books_of`; or a party's ledger has a limit and the rows have no ids, so that the same people
             in another table would begin with nothing spent.
     """
-    found = books_of(folder, rows.party_names, dataset=rows.name)
-    if not rows.rows_are_named and (with_limit := limited(found)):
+    found = books_of(folder, rows.party_names, dataset=rows.name, opened=opened)
+    if not rows.rows_are_named and (with_limit := limited(found, opened)):
         raise LedgerError(
             f"ledger={str(with_limit[0])!r} has a limit, and rows of dataset={rows.name!r} have no ids: it would know "
             "them by their places, and in another table the same people would begin with nothing spent. Nothing "
@@ -70,15 +112,16 @@ def books_for(folder: Path, rows: Rows) -> list[Path]:
     return found
 
 
-def books_of(folder: Path, parties: Sequence[str], *, dataset: str) -> list[Path]:
+def books_of(folder: Path, parties: Sequence[str], *, dataset: str, opened: OpenLedgers | None = None) -> list[Path]:
     """Return the ledger file of each party of a run, in their order.
 
     Raises:
         LedgerError: A ledger in the folder has a limit, and a party has no ledger there. A party under another name, or
             one that holds another party's columns, would begin with no limit and nothing spent: its owner adds it.
     """
-    found = [book_of(folder, index, party, dataset=dataset) for index, party in enumerate(parties)]
-    unknown = [(party, path) for party, path in zip(parties, found, strict=True) if not is_begun(path)]
+    with _or_new(opened) as ledgers:
+        found = [book_of(folder, index, party, dataset=dataset, opened=ledgers) for index, party in enumerate(parties)]
+        unknown = [(party, path) for party, path in zip(parties, found, strict=True) if ledgers.begun(path) is None]
     if unknown and (with_limit := limited(sorted(folder.glob(f"*{ENDING}")))):
         names = ", ".join(f"party={party!r}" for party, _ in unknown)
         commands = " && ".join(_adding(path, dataset) for _, path in unknown)
@@ -90,16 +133,16 @@ def books_of(folder: Path, parties: Sequence[str], *, dataset: str) -> list[Path
     return found
 
 
-def limited(paths: Sequence[Path]) -> list[Path]:
+def limited(paths: Sequence[Path], opened: OpenLedgers | None = None) -> list[Path]:
     """Return the ledgers that have a limit.
 
     Raises:
         LedgerError: One cannot be read, or is an older copy, which may lack a limit.
     """
     found = []
-    for path in paths:
-        if is_begun(path):
-            with contextlib.closing(Ledger(path, read_only=True)) as ledger:
+    with _or_new(opened) as ledgers:
+        for path in paths:
+            if (ledger := ledgers.begun(path)) is not None:
                 ledger.check_unspoiled()
                 if ledger.has_limits:
                     found.append(path)
@@ -130,13 +173,28 @@ class PartyForecast:
         return min(early, key=lambda limit: limit.stops_at or 0, default=None)
 
 
-def look_ahead(path: Path, *, party: str, dataset: str, **session: Any) -> PartyForecast:
-    """What a party's book says to a session (`Ledger.forecast`); a book that is not there yet has nothing to say."""
-    if not is_begun(path):
-        return PartyForecast(party=party, path=path, runs=0, limits=())
-    with contextlib.closing(Ledger(path, owner=party, read_only=True)) as book:
-        limits = book.forecast(dataset=dataset, **session)
-        runs = {entry.run for entry in book.sessions(dataset) if entry.charged_until > entry.first_round}
+def look_ahead(
+    path: Path, *, party: str, opening: Opening, until: int | None = None, opened: OpenLedgers | None = None
+) -> PartyForecast:
+    """Return what a party's ledger says to a session (`Ledger.forecast`); a ledger that is not there says nothing.
+
+    Args:
+        path: The ledger's file.
+        party: Its owner.
+        opening: The session.
+        until: The first round that will not be charged; None if all will.
+        opened: Ledgers that are open already.
+
+    Raises:
+        LedgerError: The ledger would refuse the session, or is another party's.
+    """
+    with _or_new(opened) as ledgers:
+        if (ledger := ledgers.begun(path)) is None:
+            return PartyForecast(party=party, path=path, runs=0, limits=())
+        ledger.check_owner(party)
+        limits = ledger.foresee(opening, until=until)
+        past = ledger.sessions(opening.dataset)
+    runs = {entry.run for entry in past if entry.charged_until > entry.first_round}
     return PartyForecast(party=party, path=path, runs=len(runs), limits=limits)
 
 

@@ -7,8 +7,8 @@ import fcntl
 import hashlib
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -22,13 +22,11 @@ from pbmvfl.ledger.row_identity import Digests, check_ids, keep_ids, keyed_diges
 from pbmvfl.ledger.schema import has_row_values
 from pbmvfl.ledger.session_lock import Holder, check_free, forget, take
 from pbmvfl.ledger.session_terms import Terms
+from pbmvfl.ledger.store import LedgerEntry, LedgerStore
 from pbmvfl.ledger.tamper_evidence import Outside, key_of
 from pbmvfl.plan.groups import Evaluation
 from pbmvfl.plan.plan import Plan
 from pbmvfl.plan.schedule import Split
-
-if TYPE_CHECKING:
-    from pbmvfl.ledger.ledger import Ledger, LedgerEntry
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,43 +38,78 @@ class _Values:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
+class SessionRows:
+    """Values and ids of a session's rows. They are digested once for a forecast and its session."""
+
+    train_values: npt.NDArray[Any] | None = None
+    test_values: npt.NDArray[Any] | None = None
+    #: None for the rows' numbers, test rows after training rows.
+    train_ids: Sequence[str] | range | None = None
+    test_ids: Sequence[str] | range | None = None
+    _digested: dict[tuple[bytes, bytes], _Values] = field(default_factory=dict, init=False, repr=False)
+
+    def ids(self, plan: Plan) -> tuple[Sequence[str] | range, Sequence[str] | range]:
+        """Return the ids of both splits, or refuse other numbers of rows than the plan has."""
+        train = range(plan.num_samples) if self.train_ids is None else self.train_ids
+        rest = range(plan.num_samples, plan.num_samples + plan.num_test_samples)
+        test = rest if self.test_ids is None else self.test_ids
+        for ids, count, name in ((train, plan.num_samples, "train_ids"), (test, plan.num_test_samples, "test_ids")):
+            if len(ids) != count:
+                raise LedgerError(f"{name} has {len(ids)} rows, the plan has {count}")
+        return train, test
+
+    def used(self, plan: Plan) -> list[tuple[npt.NDArray[Any], Sequence[str] | range]]:
+        """Return values and ids of the splits that a session releases or learns anything of."""
+        train, test = self.ids(plan)
+        splits = {kind.split for kind in plan.schedule.kinds}
+        both = ((Split.TRAIN, self.train_values, train), (Split.TEST, self.test_values, test))
+        return [(rows, ids) for split, rows, ids in both if split in splits and rows is not None and len(rows)]
+
+    def digests(self, key: bytes, plan: Plan) -> _Values:
+        """Return the digests of the values under a ledger's key."""
+        known = (key, plan.hash)
+        if known not in self._digested:
+            whole = keyed_digests(key, self.train_values, self.test_values, *self.ids(plan))
+            each = row_digests(key, *(rows for rows, _ in self.used(plan)))
+            self._digested[known] = _Values(whole, each)
+        return self._digested[known]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Opening:
-    """What a party asks of its ledger; `Ledger.open_session` explains the names."""
+    """A session that a party asks its ledger for; `Ledger.open_session` explains the names."""
 
     dataset: str
     plan: Plan
-    run: str
-    session: str
-    first_round: int
-    public_start: bool
-    exact_metrics: bool
-    train_values: npt.NDArray[Any] | None
-    test_values: npt.NDArray[Any] | None
-    train_ids: Sequence[str] | range | None
-    test_ids: Sequence[str] | range | None
-    rounds_ahead: int
+    rows: SessionRows
+    run: str = ""
+    session: str = ""
+    first_round: int = 0
+    public_start: bool = False
+    exact_metrics: bool = False
+    rounds_ahead: int = 1
 
-    def begin(self, ledger: Ledger) -> Charging:
+    def begin(self, store: LedgerStore) -> Charging:
         self._check_numbers()
-        train, test = self._ids()
+        train, test = self.rows.ids(self.plan)
         holder = Holder.new()
-        lock = _lock(ledger)
+        lock = _lock(store)
         outside: Outside | None = None
         try:
-            outside = _outside(ledger, lock)
-            with ledger._transaction():
-                ledger._announce(lock)
-                ledger.check_unspoiled()
-                take(ledger._db, ledger.path, holder)
-                self._check_permitted(ledger)
-                values = self._check_values(ledger, train, test)
-                history.close_left_sessions(ledger._db)
-                terms, started = self._terms(ledger), self._is_started(ledger)
-                number = self._insert(ledger, terms, values, train, test)
+            outside = _outside(store, lock)
+            with store.transaction():
+                store.announce(lock)
+                store.check_unspoiled()
+                take(store.db, store.path, holder)
+                self._check_permitted(store)
+                values = self._check_values(store)
+                history.close_left_sessions(store.db)
+                terms, started = self._terms(store), self._is_started(store)
+                number = self._insert(store, terms, values, train, test)
             # So that a copy of the file without its log is never an empty book.
-            ledger._db.rows("PRAGMA wal_checkpoint(PASSIVE)")
+            store.db.rows("PRAGMA wal_checkpoint(PASSIVE)")
             return Charging(
-                ledger,
+                store,
                 number,
                 self.dataset,
                 terms,
@@ -95,19 +128,19 @@ class Opening:
             os.close(lock)
             raise
 
-    def forecast(self, ledger: Ledger, *, until: int | None = None) -> tuple[Forecast, ...]:
+    def forecast(self, store: LedgerStore, *, until: int | None = None) -> tuple[Forecast, ...]:
         """What each limit says to the session, without opening it: every refusal now, and nothing is written."""
         self._check_numbers()
-        train, test = self._ids()
+        train, test = self.rows.ids(self.plan)
         check_ids(train)
         check_ids(test)
-        ledger.check_unspoiled()
-        check_free(ledger._db, ledger.path)
-        self._check_permitted(ledger)
-        self._check_values(ledger, train, test)
-        opened = self.first_round > 0 or self._is_started(ledger)
+        store.check_unspoiled()
+        check_free(store.db, store.path)
+        self._check_permitted(store)
+        self._check_values(store)
+        opened = self.first_round > 0 or self._is_started(store)
         rounds: dict[str, Any] = {"first_round": self.first_round, "until": until, "run_started": opened}
-        return forecasts(ledger, self.dataset, self._terms(ledger), train, test, **rounds)
+        return forecasts(store, self.dataset, self._terms(store), train, test, **rounds)
 
     @property
     def _shows_exact_metrics(self) -> bool:
@@ -126,73 +159,54 @@ class Opening:
             if not isinstance(getattr(self, name), bool):
                 raise LedgerError(f"{name}={getattr(self, name)!r}; permitted: True or False")
 
-    def _ids(self) -> tuple[Sequence[str] | range, Sequence[str] | range]:
-        plan = self.plan
-        train = range(plan.num_samples) if self.train_ids is None else self.train_ids
-        rest = range(plan.num_samples, plan.num_samples + plan.num_test_samples)
-        test = rest if self.test_ids is None else self.test_ids
-        for ids, count, name in ((train, plan.num_samples, "train_ids"), (test, plan.num_test_samples, "test_ids")):
-            if len(ids) != count:
-                raise LedgerError(f"{name} has {len(ids)} rows, the plan has {count}")
-        return train, test
+    def _check_permitted(self, store: LedgerStore) -> None:
+        self._check_continues(store)
+        has_limit = bool(store.db.rows("SELECT 1 FROM limits WHERE dataset = ?", (self.dataset,)))
+        check_permitted(store, self.dataset, has_limit, self._shows_exact_metrics)
 
-    def _check_permitted(self, ledger: Ledger) -> None:
-        self._check_continues(ledger)
-        has_limit = bool(ledger._db.rows("SELECT 1 FROM limits WHERE dataset = ?", (self.dataset,)))
-        check_permitted(ledger, self.dataset, has_limit, self._shows_exact_metrics)
-
-    def _check_continues(self, ledger: Ledger) -> None:
+    def _check_continues(self, store: LedgerStore) -> None:
         """A run that goes on must find what it released before: counted from here its epsilon would be too small."""
-        ((known,),) = ledger._db.rows(
+        ((known,),) = store.db.rows(
             "SELECT max(charged_until) FROM sessions JOIN charged ON id = charged.session "
             "WHERE dataset = ? AND run = ?",
             (self.dataset, self.run),
         )
         if self.first_round > (known or 0):
             raise LedgerError(
-                f"ledger={str(ledger.path)!r} has {known or 'no'} rounds of run={self.run!r} on "
+                f"ledger={str(store.path)!r} has {known or 'no'} rounds of run={self.run!r} on "
                 f"dataset={self.dataset!r}, which goes on at round={self.first_round}: the book was moved, replaced or "
                 "is another party's, and its epsilon would be too small. Put the run's own ledger back at this path, "
                 "or start a new run"
             )
 
-    def _check_values(self, ledger: Ledger, train: Sequence[str] | range, test: Sequence[str] | range) -> _Values:
+    def _check_values(self, store: LedgerStore) -> _Values:
         """Values that were released under another name are the same people, unless the owner says otherwise."""
-        key: bytes = ledger._db.rows("SELECT key FROM identity")[0][0]
-        digests = keyed_digests(key, self.train_values, self.test_values, train, test)
-        used = self._used(train, test)
-        values = _Values(digests, row_digests(key, *(rows for rows, _ in used)))
-        if ledger._db.rows("SELECT 1 FROM allowed WHERE dataset = ?", (self.dataset,)):
+        key: bytes = store.db.rows("SELECT key FROM identity")[0][0]
+        values = self.rows.digests(key, self.plan)
+        if store.db.rows("SELECT 1 FROM allowed WHERE dataset = ?", (self.dataset,)):
             return values
-        others = self._others(ledger)
-        for digest in digests:
-            for (other,) in ledger._db.rows("SELECT dataset FROM seen_values WHERE digest = ?", (digest,)):
+        others = self._others(store)
+        for digest in values.digests:
+            for (other,) in store.db.rows("SELECT dataset FROM seen_values WHERE digest = ?", (digest,)):
                 if other in others:
-                    self._refuse_values(ledger, other, "the values")
-        if not has_row_values(ledger._db):
+                    self._refuse_values(store, other, "the values")
+        if not has_row_values(store.db):
             return values
         own = []
-        for other, blob in ledger._db.rows("SELECT dataset, digests FROM row_values"):
+        for other, blob in store.db.rows("SELECT dataset, digests FROM row_values"):
             known = np.frombuffer(blob, dtype=np.uint32)
             if other in others and (found := shared_rows(values.rows, known)):
-                self._refuse_values(ledger, other, f"{found:,} of the rows")
+                self._refuse_values(store, other, f"{found:,} of the rows")
             if other == self.dataset:
                 own.append(known)
         if own:
-            self._check_ids_of_values(ledger, values.rows, [str(name) for _, ids in used for name in ids], own)
+            names = [str(name) for _, ids in self.rows.used(self.plan) for name in ids]
+            self._check_ids_of_values(store, values.rows, names, own)
         return values
 
-    def _used(
-        self, train: Sequence[str] | range, test: Sequence[str] | range
-    ) -> list[tuple[npt.NDArray[Any], Sequence[str] | range]]:
-        """Values and ids of the splits that the session releases or learns anything of."""
-        splits = {kind.split for kind in self.plan.schedule.kinds}
-        both = ((Split.TRAIN, self.train_values, train), (Split.TEST, self.test_values, test))
-        return [(rows, ids) for split, rows, ids in both if split in splits and rows is not None and len(rows)]
-
-    def _check_ids_of_values(self, ledger: Ledger, rows: Digests, ids: list[str], own: Sequence[Digests]) -> None:
+    def _check_ids_of_values(self, store: LedgerStore, rows: Digests, ids: list[str], own: Sequence[Digests]) -> None:
         """Rows with new ids and known values, under the same name: one person with two ids would have two budgets."""
-        known = _known_ids(ledger, self.dataset)
+        known = _known_ids(store, self.dataset)
         is_new = np.array([name not in known for name in ids], dtype=np.bool_)
         if not is_new.any():
             return
@@ -200,12 +214,12 @@ class Opening:
             if found := shared_rows(rows[is_new], each):
                 raise LedgerError(
                     f"dataset={self.dataset!r} has {found:,} rows with the values of rows that ledger="
-                    f"{str(ledger.path)!r} knows by other ids, and what was spent on those would not count; give a row "
+                    f"{str(store.path)!r} knows by other ids, and what was spent on those would not count; give a row "
                     "the id that it had (a file that was renamed or cut needs a column of ids: --id, id=...), or, if "
-                    f"these are other people, say so: `pbmvfl ledger allow {ledger.path} --dataset {self.dataset}`"
+                    f"these are other people, say so: `pbmvfl ledger allow {store.path} --dataset {self.dataset}`"
                 )
 
-    def _others(self, ledger: Ledger) -> set[str]:
+    def _others(self, store: LedgerStore) -> set[str]:
         """Other names of which something was released, unless the owner said that these are other people.
 
         That word was about one name. Names that had releases of their own by then keep them apart from it; a new name
@@ -213,68 +227,68 @@ class Opening:
         """
         charged = {
             name
-            for (name,) in ledger._db.rows(
+            for (name,) in store.db.rows(
                 "SELECT DISTINCT dataset FROM sessions JOIN charged ON id = charged.session "
                 "WHERE charged_until > first_round"
             )
         }
-        allowed = {name for (name,) in ledger._db.rows("SELECT dataset FROM allowed")}
+        allowed = {name for (name,) in store.db.rows("SELECT dataset FROM allowed")}
         return charged - {self.dataset} - (allowed if self.dataset in charged else set())
 
-    def _refuse_values(self, ledger: Ledger, other: str, what: str) -> NoReturn:
+    def _refuse_values(self, store: LedgerStore, other: str, what: str) -> NoReturn:
         raise LedgerError(
-            f"dataset={self.dataset!r} has {what} of dataset={other!r} in ledger={str(ledger.path)!r}, and what was "
+            f"dataset={self.dataset!r} has {what} of dataset={other!r} in ledger={str(store.path)!r}, and what was "
             f"spent on those would not count; run it as {other!r}, or, if these are other people, say so: `pbmvfl "
-            f"ledger allow {ledger.path} --dataset {self.dataset}`"
+            f"ledger allow {store.path} --dataset {self.dataset}`"
         )
 
-    def _terms(self, ledger: Ledger) -> Terms:
-        public = self.public_start and self._began_public(ledger)
-        known = None if public else self._known_datasets(ledger)
+    def _terms(self, store: LedgerStore) -> Terms:
+        public = self.public_start and self._began_public(store)
+        known = None if public else self._known_datasets(store)
         return Terms.of(self.plan, public_start=public, known_datasets=known)
 
-    def _known_datasets(self, ledger: Ledger) -> tuple[str, ...] | None:
+    def _known_datasets(self, store: LedgerStore) -> tuple[str, ...] | None:
         """Return the datasets whose rows the weights of a trained model know; None: any.
 
         A training that this ledger charged, and that began with public weights, has told them of no other rows.
         """
         if not self.plan.model:
             return None
-        entries = ledger._entries()
+        entries = store.entries()
         runs = {entry.run for entry in entries if _is_training_of(self.plan.model, entry)}
         trained = [entry for entry in entries if entry.run in runs]
         if not trained or not all(entry.terms.public_start for entry in trained):
             return None
         return tuple(sorted({entry.dataset for entry in trained}))
 
-    def _is_started(self, ledger: Ledger) -> bool:
+    def _is_started(self, store: LedgerStore) -> bool:
         """Whether the run has charged a round before."""
         return bool(
-            ledger._db.rows(
+            store.db.rows(
                 "SELECT 1 FROM sessions JOIN charged ON id = charged.session "
                 "WHERE run = ? AND charged_until > first_round LIMIT 1",
                 (self.run,),
             )
         )
 
-    def _began_public(self, ledger: Ledger) -> bool:
+    def _began_public(self, store: LedgerStore) -> bool:
         """Weights that were not public in one session of a run are not public in its later ones."""
-        found = ledger._db.rows(
+        found = store.db.rows(
             "SELECT DISTINCT terms FROM plans JOIN sessions ON hash = sessions.plan WHERE run = ?", (self.run,)
         )
-        return all(Terms.from_json(text).public_start for (text,) in found)
+        return all(store.read_terms(text).public_start for (text,) in found)
 
     # --- what is written ---
 
     def _insert(
         self,
-        ledger: Ledger,
+        store: LedgerStore,
         terms: Terms,
         values: _Values,
         train: Sequence[str] | range,
         test: Sequence[str] | range,
     ) -> int:
-        db = ledger._db
+        db = store.db
         key = key_of(self.plan.hash, terms.to_json())
         # Texts that are not the key's, which an owner accepted, would price this session too.
         db.run("INSERT OR REPLACE INTO plans VALUES (?, ?, ?)", (key, self.plan.to_json(), terms.to_json()))
@@ -305,31 +319,31 @@ def _is_training_of(model: str, entry: LedgerEntry) -> bool:
         return False
 
 
-def _known_ids(ledger: Ledger, dataset: str) -> set[str]:
+def _known_ids(store: LedgerStore, dataset: str) -> set[str]:
     """Of all rows that sessions of a dataset were opened for."""
     references = set()
-    for entry in ledger.sessions(dataset):
+    for entry in store.sessions(dataset):
         splits = {kind.split for kind in entry.terms.schedule.kinds}
         references |= {entry.train_ids} if Split.TRAIN in splits else set()
         references |= {entry.test_ids} if Split.TEST in splits else set()
-    return {str(name) for reference in references for name in ledger.read_ids(reference)}
+    return {str(name) for reference in references for name in store.read_ids(reference)}
 
 
-def _lock(ledger: Ledger) -> int:
+def _lock(store: LedgerStore) -> int:
     """Two processes that charge one book would each see only half of it."""
-    descriptor = ledger._open_lock(os.O_RDWR | os.O_CREAT)
+    descriptor = store.open_lock(os.O_RDWR | os.O_CREAT)
     with contextlib.suppress(OSError):  # somebody else's
         os.fchmod(descriptor, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         os.close(descriptor)
-        raise LedgerError(f"ledger={str(ledger.path)!r} is being charged by another session; wait for it") from None
+        raise LedgerError(f"ledger={str(store.path)!r} is being charged by another session; wait for it") from None
     return descriptor
 
 
-def _outside(ledger: Ledger, lock: int) -> Outside:
+def _outside(store: LedgerStore, lock: int) -> Outside:
     try:
-        return Outside(ledger._identity, lock, alone=True)
+        return Outside(store.identity, lock, alone=True)
     except LedgerError as error:
-        raise LedgerError(f"ledger={str(ledger.path)!r}: {error}") from None
+        raise LedgerError(f"ledger={str(store.path)!r}: {error}") from None

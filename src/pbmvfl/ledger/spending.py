@@ -18,8 +18,8 @@ from pbmvfl.privacy.orders import ORDERS
 from pbmvfl.privacy.units import Accounting, Unit
 
 if TYPE_CHECKING:
-    from pbmvfl.ledger.ledger import Ledger, LedgerEntry
     from pbmvfl.ledger.session_terms import Terms
+    from pbmvfl.ledger.store import LedgerEntry, Records
 
 _Numbers = npt.NDArray[np.int64]
 #: Rounds kept aside before they are added to the rows.
@@ -33,7 +33,7 @@ class RowNumbers:
     Row 7 and a row that is named "7" are one row. "007" is another name.
     """
 
-    def __init__(self, ledger: Ledger, dataset: str) -> None:
+    def __init__(self, ledger: Records, dataset: str) -> None:
         self._ledger = ledger
         self._known: dict[str, int] = {}  # named rows, in the order in which they were named first
         self._decimal: list[int] = []  # of each of them the number that it is a name for, or -1
@@ -213,7 +213,7 @@ class Spent:
         return self.worst <= self._budget
 
 
-def spending(ledger: Ledger, dataset: str, limit: Limit, *, rows: RowNumbers | None = None) -> Spent:
+def spending(ledger: Records, dataset: str, limit: Limit, *, rows: RowNumbers | None = None) -> Spent:
     """Return everything that the ledger charges to a dataset, as a limit counts."""
     rows = rows if rows is not None else RowNumbers(ledger, dataset)
     spent = Spent(rows.count, limit)
@@ -237,7 +237,7 @@ class Account(NamedTuple):
 
 
 def accounts(
-    ledger: Ledger, dataset: str, terms: Terms, limits: Mapping[str, Sequence[Limit]], *, rows: RowNumbers
+    ledger: Records, dataset: str, terms: Terms, limits: Mapping[str, Sequence[Limit]], *, rows: RowNumbers
 ) -> list[Account]:
     """Return the accounts of a session: of its own dataset, and of others whose rows its first weights may know.
 
@@ -291,7 +291,7 @@ def _add_session(spent: Spent, entry: LedgerEntry, rates: Rates, rows: RowNumber
 
 
 def fixed_plan_epsilon(
-    ledger: Ledger, dataset: str, *, unit: Unit, accounting: Accounting, colluding_parties: int, delta: float
+    ledger: Records, dataset: str, *, unit: Unit, accounting: Accounting, colluding_parties: int, delta: float
 ) -> float:
     """The whole book's epsilon at the best order: a valid bound only if all its plans were fixed before the first run.
 

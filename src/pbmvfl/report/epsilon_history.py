@@ -19,7 +19,8 @@ from pbmvfl.privacy.units import Accounting, Unit
 if TYPE_CHECKING:
     from pbmvfl.federation.release_log import ReleasedRounds
     from pbmvfl.federation.results import Result
-    from pbmvfl.ledger.ledger import Ledger, LedgerEntry
+    from pbmvfl.ledger.ledger import Ledger
+    from pbmvfl.ledger.store import LedgerEntry
 
 #: Points of a path: enough for the eye, and each is an account of its own.
 _POINTS = 24

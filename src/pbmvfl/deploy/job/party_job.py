@@ -42,6 +42,7 @@ from pbmvfl.federation.checkpoints import Checkpoints
 from pbmvfl.federation.model_files import PartyPart, model_digest
 from pbmvfl.federation.party_setup import PartySetup
 from pbmvfl.federation.serving import check_known
+from pbmvfl.ledger.ledger_folder import OpenLedgers
 from pbmvfl.protocol.party import Party, part_of_state, weights_are_charged
 from pbmvfl.training.features import network_shape
 from pbmvfl.wire.messages import Message, MessageKind
@@ -176,7 +177,8 @@ class PartySite:
         if part is not None:
             if part.columns is not None and part.columns.to_dict() != self._rows.columns.to_dict():
                 raise ModelError("the rows have other columns than the model was trained on; align them by its schema")
-            check_known([part], [self._setup])
+            with OpenLedgers() as opened:
+                check_known([part], [home.ledger], opened)
         self._party = self._setup.build(self._own_encoder(policy, self._setup))
 
     def _own_encoder(self, policy: PolicyFile, setup: PartySetup) -> nn.Module | None:
