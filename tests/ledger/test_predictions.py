@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import sqlite3
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +15,7 @@ from pbmvfl import FederatedModel, Federation, ReleaseOptions
 from pbmvfl.data.new_rows import NewRows
 from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.errors import BudgetExceeded, LedgerError
+from pbmvfl.ledger import row_identity
 from pbmvfl.ledger.forecast import session_words
 from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.ledger.limits import Limit
@@ -60,6 +63,10 @@ def model(tmp_path: Path) -> FederatedModel:
     return pbmvfl.load(found.save(tmp_path / "model"))
 
 
+def files(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
 def charged(folder: Path, party: str = "bank") -> list[str]:
     with contextlib.closing(Ledger(folder / "books" / f"{party}.sqlite", read_only=True)) as book:
         return [session_words(entry) for entry in book.sessions("people")]
@@ -71,9 +78,7 @@ def test_new_rows_have_a_budget_of_their_own_and_asking_again_costs_nothing(mode
     with contextlib.closing(Ledger(books / "bank.sqlite", read_only=True)) as book:
         trained_for = spending(book, "people", LIMIT).epsilon
     assert 1.5 < trained_for < 3
-    first = model.release(
-        rows, ReleaseOptions(ledger=books)
-    )  # as training planned it: a symbol with a pure epsilon of 2
+    first = model.release(rows, ReleaseOptions(ledger=books))  # as planned: a symbol with a pure epsilon of 2
     with contextlib.closing(Ledger(books / "bank.sqlite", read_only=True)) as book:
         assert spending(book, "people", LIMIT).epsilon == pytest.approx(max(trained_for, 2.0), rel=1e-3)
     again = pbmvfl.load(tmp_path / "model")  # another process, as it were: nothing is remembered but what is stored
@@ -91,10 +96,44 @@ def test_new_rows_have_a_budget_of_their_own_and_asking_again_costs_nothing(mode
 def test_a_row_that_has_no_budget_left_is_refused_before_anything_is_released(model, tmp_path):
     rows, books = new_rows("new", 30), tmp_path / "books"
     model.release(rows, ReleaseOptions(epsilon=2.0, ledger=books))
-    before = charged(tmp_path)
+    before = files(books)
     with pytest.raises(BudgetExceeded, match=r"from epsilon 2\.\d+ to .*Nothing was sent"):
         model.release(rows, ReleaseOptions(epsilon=1.5, ledger=books))  # by another law, so it would tell something new
-    assert charged(tmp_path) == before
+    assert files(books) == before
+
+
+def test_a_refused_prediction_does_not_claim_a_ledger_for_its_party(model, tmp_path):
+    """An owner's ledger that has a limit and no owner yet is looked at, and stays as it is."""
+    books = tmp_path / "others"
+    for party in PARTIES:
+        with contextlib.closing(Ledger(books / f"{party}.sqlite")) as ledger:
+            ledger.set_limit("people", LIMIT)
+    before = files(books)
+    with pytest.raises(LedgerError, match="does not know of this model's training"):
+        model.release(new_rows("new", 3), ReleaseOptions(ledger=books))
+    assert files(books) == before
+
+
+def test_a_prediction_opens_each_party_s_ledger_once(model, tmp_path, monkeypatch):
+    """It is looked at before anything is released, and charged, by one connection, and its rows are digested once."""
+    counts = Counter()
+
+    def count(owner, name):
+        whole = getattr(owner, name)
+
+        def call(*values, **named):
+            counts[name] += 1
+            return whole(*values, **named)
+
+        monkeypatch.setattr(owner, name, call)
+
+    model._folder = None  # the answers' stores are databases, too
+    count(sqlite3, "connect")
+    count(Ledger, "__init__")
+    count(row_identity, "_digest")
+    count(row_identity, "_digests_of")
+    assert model.release(new_rows("new", 100), ReleaseOptions(ledger=tmp_path / "books")).is_known.all()
+    assert counts == {"connect": 2, "__init__": 2, "_digest": 2, "_digests_of": 2}
 
 
 def test_predicted_rows_under_other_ids_are_refused(model, tmp_path):
