@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pbmvfl.errors import BudgetExceeded, LedgerError, PlanError
 from pbmvfl.federation.federation import Federation
-from pbmvfl.ledger import ledger as ledger_module
+from pbmvfl.ledger import store as ledger_store
 from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.ledger.limits import Limit, divergence_budget, epsilon_at
 from pbmvfl.ledger.spending import fixed_plan_epsilon, spending
@@ -147,7 +147,7 @@ def test_a_limit_that_was_announced_and_never_set_changes_nothing_and_hides_no_l
     session = ledger.open_session(dataset=NAME, plan=plan, run="r", session="s", exact_metrics=True, rounds_ahead=8)
     charge(session, plan, 0)
     with monkeypatch.context() as killed:
-        killed.setattr(ledger_module, "Outside", lambda *_, **__: 1 / 0)
+        killed.setattr(ledger_store, "Outside", lambda *_, **__: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             owner.set_limit(NAME, paper_limit(4.0))
     charge(session, plan, 1)

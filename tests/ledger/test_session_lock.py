@@ -141,9 +141,8 @@ def test_a_round_that_could_not_be_written_is_charged_once_when_it_is_asked_for_
 def test_rounds_that_could_not_be_given_back_stay_charged_and_the_book_is_free_again(tmp_path):
     plan = small_plan()
     path = tmp_path / "a.sqlite"
-    session = Ledger(path).open_session(
-        dataset=NAME, plan=plan, run="r", session="s", exact_metrics=True, rounds_ahead=8
-    )
+    ledger = Ledger(path)
+    session = ledger.open_session(dataset=NAME, plan=plan, run="r", session="s", exact_metrics=True, rounds_ahead=8)
     charge(session, plan, 0)
     with writing(path), pytest.raises(LedgerError, match="try again"):
         session.close()
@@ -152,6 +151,6 @@ def test_rounds_that_could_not_be_given_back_stay_charged_and_the_book_is_free_a
         with pytest.raises(LedgerError, match=f"round={number} comes after the session was closed"):
             charge(session, plan, number)
     with pytest.raises(LedgerError, match="open it again"):
-        session._ledger.datasets()
+        ledger.datasets()
     assert Ledger(path).sessions(NAME)[0].charged_until == 8
     charge_all(Ledger(path), plan, run="2")
