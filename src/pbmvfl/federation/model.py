@@ -1,4 +1,4 @@
-"""FederatedModel: every part of a trained federation on one machine, and what can be asked of it.
+"""FederatedModel: every part of a trained federation on one machine, and its predictions.
 
     model = pbmvfl.Federation(plan).fit(data).model
     model.save("model")                       # model/bank, model/shop, model/server: each to its owner
@@ -106,12 +106,12 @@ class FederatedModel:
 
     @property
     def digest(self) -> str:
-        """What all its parts have in common."""
+        """Digest that all its parts have in common."""
         return self._server.model
 
     @property
     def plan(self) -> Plan:
-        """Of its training."""
+        """The training plan."""
         return self._server.plan
 
     @property
@@ -134,7 +134,7 @@ class FederatedModel:
 
     @property
     def columns(self) -> tuple[PartyColumns, ...] | None:
-        """What every party's columns are called, and how they are encoded; None if it was trained on arrays."""
+        """Names and encoding of every party's columns; None if it was trained on arrays."""
         found = [part.columns for part in self._parties]
         return None if any(each is None for each in found) else tuple(each for each in found if each is not None)
 
@@ -153,7 +153,7 @@ class FederatedModel:
     # --- files ---
 
     def save(self, folder: Path | str) -> Path:
-        """Every part into a folder of its own inside `folder`, which must not hold another model."""
+        """Write every part into a folder of its own inside `folder`, which must not hold another model."""
         folder = Path(folder)
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise ModelError(
@@ -173,7 +173,7 @@ class FederatedModel:
         encoders: Sequence[nn.Module] | None = None,
         ledger: Path | str | None = None,
     ) -> FederatedModel:
-        """What `save` wrote, to the bit. A part that is missing, damaged or of another model is named."""
+        """Load what `save` wrote, to the bit, or name the part that is missing, damaged or of another model."""
         folder = Path(folder)
         if not folder.is_dir():
             raise ModelError(f"folder={str(folder)!r} does not exist; give the folder that a model was saved in")
@@ -354,7 +354,7 @@ class FederatedModel:
         delta: float | None = None,
         unit: Unit | str = Unit.CELL,
     ) -> Plan:
-        """The plan of a session that predicts so many rows."""
+        """Return the plan of a session that predicts so many rows."""
         return self._serving_plan(num_rows, self._release(epsilon, delta, unit))
 
     def prediction_privacy(
@@ -365,8 +365,11 @@ class FederatedModel:
         unit: Unit | str = Unit.CELL,
         num_rows: int = 1,
     ) -> PrivacyTable:
-        """What `release` will cost a row, before anything is released; `num_rows` matter where weights know rows that
-        were trained on without noise: then each release is about all of those."""
+        """Return what `release` will cost a row, before anything is released.
+
+        `num_rows` matter where weights know rows that were trained on without noise: then each release is about all of
+        those.
+        """
         plan = self.serving_plan_for(num_rows, epsilon=epsilon, delta=delta, unit=unit)
         run = plan.training_run(public_start=self._weights_are_charged)
         return privacy_table(run.of_split(Split.TEST), delta=self._delta(delta), noise_is_known=self._noise_is_seeded)
@@ -393,14 +396,14 @@ class FederatedModel:
     def prediction_words(
         self, *, epsilon: float | None = None, delta: float | None = None, unit: Unit | str = Unit.CELL
     ) -> str:
-        """By which law a row is released, and why."""
+        """Describe the law by which a row is released, and why."""
         release = self._release(epsilon, delta, unit)
         return f"{release.mechanism.describe()}: {release.words}"
 
     def prediction_notes(
         self, *, epsilon: float | None = None, delta: float | None = None, unit: Unit | str = Unit.CELL
     ) -> list[str]:
-        """What to know before a row is paid for: whether noise leaves anything of the votes."""
+        """Return what to know before a row is paid for: whether noise leaves anything of the votes."""
         release = self._release(epsilon, delta, unit)
         notes = []
         if self._has_tables and release.voting != self.plan.voting:
@@ -422,7 +425,7 @@ class FederatedModel:
 
     @property
     def _weights_are_charged(self) -> bool:
-        """Whether all that weights know of training rows was charged in training."""
+        """Return whether all that weights know of training rows was charged in training."""
         return all(weights_are_charged(part.state) for part in self._parties)
 
     @property
@@ -498,12 +501,12 @@ class FederatedModel:
         ]
 
     def _ahead(self, setups: Sequence[PartySetup]) -> list[PartyForecast]:
-        """What every party's ledger will say; rows that were answered before cost nothing."""
+        """Return every party's forecast; rows that were answered before cost nothing."""
         own = self._encoders if self._encoders is not None else [None] * len(setups)
         return [setup.forecast(encoder) for setup, encoder in zip(setups, own, strict=True)]
 
     def _answers_of(self, part: PartyPart) -> Path | None:
-        """Where a party keeps what it has answered: beside its part, if that is on a disk."""
+        """Return where a party keeps its answers: beside its part, if that is on a disk."""
         return None if self._folder is None else self._folder / folder_name(part.party) / "answers"
 
     def _known_by(self, plan: Plan, rows: NewRows, data_version: str, *, charged: bool) -> bytes | None:
@@ -541,7 +544,7 @@ class FederatedModel:
 def load(
     folder: Path | str, *, encoders: Sequence[nn.Module] | None = None, ledger: Path | str | None = None
 ) -> FederatedModel:
-    """A model that was saved: `FederatedModel.load`."""
+    """Load a saved model: `FederatedModel.load`."""
     return FederatedModel.load(folder, encoders=encoders, ledger=ledger)
 
 

@@ -33,13 +33,16 @@ _KINDS: Kinds = {"format": int, "role": str, "model": str, "plan": dict, "datase
 
 
 def model_digest(plan: Plan, run_id: bytes) -> str:
-    """What parts of one training have in common, and those of another have not."""
+    """Return the digest that parts of one training have in common, and those of another have not."""
     return plan.model_digest(run_id)
 
 
 def folder_name(party: str) -> str:
-    """A folder for a party's part, by its name. Names that are no good for a folder, or are the server's, keep the
-    letters that are, and get a digest after a tilde, which no other name has in it."""
+    """Return the folder of a party's part, by its name.
+
+    Names that cannot be a folder's, or are the server's, keep the letters that can, and get a digest after a tilde,
+    which no other name has in it.
+    """
     if re.fullmatch(r"[a-z0-9_][a-z0-9_-]{0,39}", party) and party != SERVER:
         return party
     kept = re.sub(r"[^A-Za-z0-9_-]+", "_", party)[:40].strip("_")
@@ -48,7 +51,7 @@ def folder_name(party: str) -> str:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Part:
-    """What every part says of itself. All but the state is public."""
+    """Public description of a part, and its private state."""
 
     role: ClassVar[str]
 
@@ -80,12 +83,12 @@ class Part:
             raise ModelError(f"{folder} cannot be written: {error}; free some space or give another folder") from error
 
     def _own(self) -> dict[str, Any]:
-        """What parts of this role say besides."""
+        """Return what parts of this role add to the description."""
         raise NotImplementedError
 
     @classmethod
     def load(cls, folder: Path) -> Self:
-        """A part as it was saved, to the bit; anything else is refused."""
+        """Load a part as it was saved, to the bit; refuse anything else."""
         path = folder / INDEX
         if not path.is_file():
             raise ModelError(f"{folder} has no part of a model: {INDEX} is not there; ask its owner for the folder")
@@ -136,15 +139,15 @@ class PartyPart(Part):
 
     index: int
     party: str
-    #: Of one row, as its owner holds it.
+    #: Shape of one row, as its owner holds it.
     shape: tuple[int, ...]
     dtype: str
     #: What its columns are called and how they are encoded; None where it was trained on arrays without names.
     columns: PartyColumns | None = None
     #: Whether the network is the owner's own and not the plan's: then it must be given again.
     own_network: bool = False
-    #: The run whose training was charged to this party's ledger, by which that book is known again; "" if none was.
-    #: Predictions are then charged to the same book.
+    #: The run whose training was charged to this party's ledger, by which that ledger is known again; "" if none was.
+    #: Predictions are then charged to the same ledger.
     ledger_run: str = ""
 
     def _own(self) -> dict[str, Any]:

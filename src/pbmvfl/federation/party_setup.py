@@ -1,4 +1,4 @@
-"""What makes a party, wherever it runs: its columns, its identity, its policy, its ledger and its checkpoints."""
+"""Inputs of a party, wherever it runs: its columns, its identity, its policy, its ledger and its checkpoints."""
 
 from __future__ import annotations
 
@@ -67,11 +67,11 @@ class PartySetup:
     opened: OpenLedgers | None = None
     #: This party's part of a trained model, for plans that only ask one.
     trained: Mapping[str, Tensor] | None = None
-    #: The owner's word that exact metrics may be looked at although the ledger has a limit for these rows.
+    #: Owner permits exact metrics although the ledger has a limit for these rows.
     exact_metrics: bool = False
 
     def build(self, encoder: nn.Module | None = None) -> Party:
-        """The party, if its owner accepts the plan."""
+        """Build the party, if its owner accepts the plan."""
         public = self.begins_publicly(encoder)
         # An own network that is not public now may be so once it has seen a row: whatever it is then is accepted here.
         self.policy.check(self.plan, public_start=public if public or self.trained is not None else None)
@@ -116,7 +116,7 @@ class PartySetup:
         return encoder is None or is_public_start(encoder, self.plan, index=self.index, input_shape=self._network_shape)
 
     def _own_columns(self) -> dict[Split, OwnColumns]:
-        """The columns that symbols are made of, as they are, if the plan has symbols."""
+        """Return the columns that symbols are made of, if the plan has symbols."""
         if self.plan.interactions is None:
             return {}
         test = self.train_features[:0] if self.test_features is None else self.test_features
@@ -138,15 +138,15 @@ class PartySetup:
         )
 
     def make_party(self, plan: Plan, **arguments: Any) -> Party:
-        """The state machine itself; a subclass may make one of its own."""
+        """Make the state machine; a subclass may make one of its own."""
         return Party(plan, **arguments)
 
     def _rows(self, rows: Features) -> Features | LazyRows:
-        """Columns as the party is given them: those in a mapped file stay there."""
+        """Return columns as the party is given them: those in a mapped file stay there."""
         return LazyRows(self.plan, rows) if is_mapped(rows) else rows
 
     def features(self, split: Split) -> npt.NDArray[np.float32] | npt.NDArray[np.uint8]:
-        """The rows of a split as the network takes them; none where there are no test rows."""
+        """Return the rows of a split as the network takes them; none where there are no test rows."""
         if split is Split.TRAIN:
             return mapped(self.plan, self.train_features)
         return mapped(self.plan, self.train_features[:0] if self.test_features is None else self.test_features)
@@ -173,14 +173,14 @@ class PartySetup:
             raise
 
     def forecast(self, encoder: nn.Module | None = None, *, run: str = "", first_round: int = 0) -> PartyForecast:
-        """What this party's ledger will say to the session, before there is one: nothing is written."""
+        """Return what this party's ledger will say to the session; nothing is written."""
         assert self.ledger is not None
         opening = self._opening(run=run, first_round=first_round, public_start=self.begins_publicly(encoder))
         until = self._charged_until(encoder)
         return look_ahead(self.ledger, party=self.owner, opening=opening, until=until, opened=self.opened)
 
     def _charged_until(self, encoder: nn.Module | None) -> int | None:
-        """Rows that a trained part has answered before are answered for nothing; None where there are no answers."""
+        """Return the first round that is not charged, because its rows were answered before; None without answers."""
         if self.trained is None or self.answers is None or not self.answers.is_dir():
             return None
         with contextlib.closing(self.build(encoder)) as party:

@@ -1,4 +1,4 @@
-"""What was asked of a run's trained model afterwards: one line a question, for people.
+"""Log of the predictions of a run's trained model: one line each, for people.
 
 The count that holds is the ledgers'. This file says what was predicted, at which epsilon, and how right it was where
 labels were known; it has no row in it and no file's name.
@@ -21,7 +21,7 @@ _NUMBERS = ("epsilon", "advantage", "delta", "accuracy", "auprc", "majority_rate
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """One question: predictions of some rows."""
+    """One request: predictions of some rows."""
 
     rows: int
     #: Rows that have a prediction; a limit may have kept others back.
@@ -48,7 +48,7 @@ class Asked:
 
 
 def read_asked(folder: Path) -> tuple[Asked, ...]:
-    """All questions, the first one first."""
+    """Return all requests, the first one first."""
     path = folder / FILE
     if not path.is_file():
         return ()

@@ -1,4 +1,4 @@
-"""What predictions come to: a class for every row, how sure, and what it cost."""
+"""Predictions: a class for every row, its probability, and what it cost."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Predictions:
     class_names: tuple[str, ...]
     #: ln P(class), (N, K); NaN for rows that a limit kept back.
     scores_NK: npt.NDArray[np.float32]
-    #: Of the session: nothing was trained in it.
+    #: The session's plan: nothing was trained in it.
     plan: Plan
     traffic: Traffic
     seconds: float
@@ -41,9 +41,9 @@ class Predictions:
     stopped: str = ""
     #: Whether weights know rows only by what was charged in training. If not, each release is about all of those.
     public_start: bool = True
-    #: True only in tests: somebody knows the noise, so epsilon is infinite.
+    #: True only in tests: the noise is known, so epsilon is infinite.
     noise_is_seeded: bool = False
-    #: Of the label holder, if there are any: numbers of classes.
+    #: Numbers of the true classes, from the label holder, if there are any.
     true_labels: npt.NDArray[np.int64] | None = None
 
     def __repr__(self) -> str:
@@ -55,12 +55,12 @@ class Predictions:
 
     @property
     def is_known(self) -> npt.NDArray[np.bool_]:
-        """Which rows have a prediction."""
+        """Mask of the rows that have a prediction."""
         return np.asarray(np.isfinite(self.scores_NK).all(axis=1))
 
     @property
     def numbers(self) -> npt.NDArray[np.int64]:
-        """Of the class of each row; -1 for rows without a prediction."""
+        """Number of the class of each row; -1 for rows without a prediction."""
         known = self.is_known
         return np.where(known, np.where(known[:, None], self.scores_NK, 0.0).argmax(axis=1), -1)
 
@@ -93,11 +93,11 @@ class Predictions:
 
     @property
     def training_run(self) -> TrainingRun:
-        """What the account sees of the session."""
+        """The session as the privacy account sees it."""
         return self.plan.training_run(public_start=self.public_start)
 
     def privacy(self, *, delta: float = 1e-5) -> PrivacyTable:
-        """What one of these rows has spent by its prediction; of rows that the model was trained on, see the run's."""
+        """Return what one of these rows has spent by its prediction; rows of training have the run's table."""
         known = self.exact or self.noise_is_seeded
         return privacy_table(self.training_run.of_split(Split.TEST), delta=delta, noise_is_known=known)
 
@@ -119,7 +119,7 @@ class Predictions:
         return pa.table(columns)
 
     def write(self, path: Path | str) -> None:
-        """Into a .parquet or .csv file."""
+        """Write a .parquet or .csv file."""
         path = check_predictions_file(path)
         import pyarrow.csv
         import pyarrow.parquet
@@ -135,7 +135,7 @@ class Predictions:
 
 
 def check_predictions_file(path: Path | str) -> Path:
-    """A file that predictions can be written to: refused before anything is released for it."""
+    """Return the path of a file that predictions can be written to, or refuse it before anything is released."""
     path = Path(path)
     if path.suffix not in FORMATS:
         raise DataError(f"out={str(path)!r} ends in {path.suffix!r}; permitted are {' and '.join(FORMATS)}")

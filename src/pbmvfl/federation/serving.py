@@ -1,4 +1,4 @@
-"""Asking a trained federation: a plan without training, one release of every row, charged like any other.
+"""Predictions of a trained federation: a plan without training, one release of every row, charged like any other.
 
 Everything that protects training rows protects these: a session with new keys, the same state machines, ledgers that
 are asked before anything leaves. Nothing is trained, so a session has no checkpoints: one that was cut is begun anew,
@@ -46,7 +46,7 @@ ROWS_PER_ROUND = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class Release:
-    """How rows are released: by which law, what of their scores, and why so."""
+    """Release of rows: by which law, what of their scores, and why so."""
 
     mechanism: Mechanism
     voting: Voting
@@ -85,7 +85,7 @@ class ReleaseOptions:
 def release_for(
     training: Plan, *, epsilon: float | None, delta: float, unit: Unit | str = Unit.CELL, has_tables: bool
 ) -> Release:
-    """How a model releases a row's prediction within `epsilon`; without one as training planned it, or within 8.
+    """Choose the release of a row's prediction within `epsilon`; without one as training planned it, or within 8.
 
     `has_tables` says whether the server has counts of votes: symbols can be read only by them.
     """
@@ -122,8 +122,8 @@ def release_for(
 
 
 def _planned(training: Plan, has_tables: bool) -> Release | None:
-    """As the training's plan has it; None if it has nothing that protects a row, or reads votes by tables that are not
-    there."""
+    """Return the release of the training's plan; None if nothing in it protects a row, or its tables of votes are
+    missing."""
     mechanism = training.prediction or training.release
     if not mechanism.is_private or (training.voting.has_tables and not has_tables):
         return None
@@ -131,7 +131,7 @@ def _planned(training: Plan, has_tables: bool) -> Release | None:
 
 
 def serving_plan(training: Plan, *, model: str, num_rows: int, release: Release) -> Plan:
-    """The plan of one session that predicts so many rows with a trained model, and trains nothing."""
+    """Return the plan of a session that predicts so many rows with a trained model, and trains nothing."""
     if training.interactions is not None:
         raise ModelError(
             "this model was trained on columns of different parties together, and what others have of a new row is "
@@ -160,7 +160,7 @@ def serving_plan(training: Plan, *, model: str, num_rows: int, release: Release)
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Served:
-    """What came of a session: scores of each row, NaN for rows that were not released, and why it ended early."""
+    """Outcome of a session: scores of each row, NaN for rows that were not released, and why it ended early."""
 
     scores_NK: npt.NDArray[np.float32]
     traffic: Traffic
@@ -178,7 +178,7 @@ def serve(
     taps: Sequence[Tap] = (),
     on_round: Callable[[int], None] | None = None,
 ) -> Served:
-    """Ask the parties for all rows of a serving plan. A limit that ends it leaves what was released before."""
+    """Predict all rows of a serving plan. A limit that ends it leaves what was released before."""
     server = Server(plan, trained=trained)
     meter = Meter(taps=list(taps))
     scores_NK = np.full((plan.num_test_samples, plan.num_classes), np.nan, dtype=np.float32)
@@ -207,12 +207,12 @@ def serve(
 
 
 def exact_scores(plan: Plan, *, trained: dict[str, Tensor], embeddings: Sequence[npt.NDArray[np.float32]]) -> Tensor:
-    """Class scores of exact sums, which no role of the protocol sees: for a simulator alone."""
+    """Return class scores of exact sums, which no role of the protocol sees: for a simulator alone."""
     total = sum(embeddings[1:], start=embeddings[0])
     return Server(plan, trained=trained).predict(torch.from_numpy(total)).log_softmax(dim=1)
 
 
-# --- Rows that a model is asked about, in whatever form they come, as every party's network takes them ---
+# --- Rows to predict, in whatever form they come, as every party's network takes them ---
 
 
 _LONGEST_VERSION = 80
@@ -231,7 +231,7 @@ def taken_rows(
     id: str | None,
     dataset: str | None,
 ) -> NewRows:
-    """The rows, checked against what the model was trained on; `dataset` names them otherwise than they do."""
+    """Return the rows, checked against what the model was trained on; `dataset` renames them."""
     if isinstance(rows, VerticalDataset):
         rows = test_rows(rows)
     if isinstance(rows, list | tuple) and rows and all(isinstance(each, np.ndarray) for each in rows):
@@ -288,7 +288,7 @@ def check_data_version(version: object) -> None:
 
 
 def test_rows(data: VerticalDataset) -> NewRows:
-    """A dataset's own test rows, under the names by which training's ledgers know them."""
+    """Return a dataset's own test rows, under the names by which training's ledgers know them."""
     if not data.num_test_samples:
         raise DataError(f"dataset={data.name!r} has no test rows; give rows to predict")
     ids = data.test_ids
@@ -304,7 +304,7 @@ def test_rows(data: VerticalDataset) -> NewRows:
     )
 
 
-# --- What a model's parties ask of their ledgers before rows are predicted, beside the charge itself ---
+# --- Checks of the parties' ledgers before rows are predicted, beside the charge itself ---
 
 
 def look_exactly(parts: Sequence[PartyPart], books: Path | None, dataset: str, *, permitted: bool) -> None:

@@ -1,4 +1,4 @@
-"""Charging a party's book, round by round and before the bytes leave, up to the limits that its owner set."""
+"""Charging a party's ledger, round by round and before the bytes leave, up to the limits that its owner set."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Charging:
         rounds_ahead: int,
         shows_exact_metrics: bool,
     ) -> None:
-        """`shows_exact_metrics` without the owner's word, which a dataset with a limit needs."""
+        """Begin after `Opening`; `shows_exact_metrics` is without the permission that a dataset with a limit needs."""
         self._store, self._db = store, store.db
         self._number, self._dataset, self._terms = number, dataset, terms
         self._lock, self._outside, self._holder = lock, outside, holder
@@ -83,7 +83,7 @@ class Charging:
         return []
 
     def _load_limits(self) -> None:
-        """What every limit has left, from the whole book; again whenever the owner changes one."""
+        """Load what every limit has left, from the whole ledger; again whenever the owner changes one."""
         version, limits, known = self._store.versioned_limits()
         check_permitted(self._store, self._dataset, self._dataset in limits, self._shows_exact_metrics)
         found = accounts(self._store, self._dataset, self._terms, limits, rows=self._rows)
@@ -133,7 +133,7 @@ class Charging:
         self._sent_until = current.number + 1
 
     def _check_files(self, number: int) -> None:
-        """Others must still find the lock and the book that this session has."""
+        """Refuse to charge files that other processes would not find any more."""
         for path, known in self._files:
             if identity_of(path) != known:
                 raise LedgerError(
@@ -142,7 +142,7 @@ class Charging:
                 )
 
     def _limits_changed(self) -> bool:
-        """Whether the owner changed a limit. The lock file is asked first: in a round that takes 3 us, the book 20."""
+        """Return whether the owner changed a limit. The lock file is read first: it takes 3 us, the ledger 20."""
         if os.pread(self._lock, MARK_BYTES, 0) == self._known_mark:
             return False
         return self._store.limits_version() != self._version
@@ -155,7 +155,7 @@ class Charging:
         self._count()
 
     def _count(self) -> None:
-        """Tell the outside of one more change, before the bytes leave."""
+        """Count one more change outside of the ledger, before the bytes leave."""
         self._known = Known(self._known.counter + 1, self._known.head)
         self._outside.write(self._known)
 
@@ -217,7 +217,7 @@ class Charging:
         self._db.run("INSERT INTO refusals VALUES (?, ?, ?, ?)", (self._number, number, reason, now()))
 
     def close(self) -> None:
-        """Give back what was charged ahead and not used, and let others charge the book."""
+        """Give back what was charged ahead and not used, and let others charge the ledger."""
         if self._lock < 0:
             return
         lock, self._lock = self._lock, -1
@@ -247,7 +247,7 @@ class Charging:
 
 
 def check_permitted(store: LedgerStore, dataset: str, has_limit: bool, shows_exact_metrics: bool) -> None:
-    """What a ledger with limits refuses whatever it would cost."""
+    """Refuse what a ledger with limits refuses whatever it would cost."""
     if has_limit and shows_exact_metrics:
         raise LedgerError(
             f"evaluation=simulator looks at exact metrics of dataset={dataset!r}, which has a limit in "

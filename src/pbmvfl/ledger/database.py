@@ -30,7 +30,7 @@ def error_code(error: BaseException | None) -> int:
 
 
 def _named(path: Path, error: sqlite3.Error) -> LedgerError:
-    """An error of SQLite as one of ours: which file, and what to do."""
+    """Turn an error of SQLite into one that says which file, and what to do."""
     name = f"ledger={str(path)!r}"
     if isinstance(error, sqlite3.ProgrammingError):
         return LedgerError(f"{name} cannot be used any more: {error}; open it again")
@@ -78,7 +78,7 @@ class Database:
         self._connection.close()
 
     def copy_in_memory(self) -> Database:
-        """The same rows where changing them changes no file; this connection is closed."""
+        """Return a copy whose changes reach no file, and close this connection."""
         copy = sqlite3.connect(":memory:", isolation_level=None)
         self._connection.backup(copy)
         self.close()
@@ -105,8 +105,8 @@ def open_for_writing(path: Path, *, create: bool = True) -> Database:
 def open_for_reading(path: Path) -> Database:
     """Open a database and leave its file and its folder as they are, also where both may only be read.
 
-    SQLite's own read-only mode is not enough: for a book that nobody has open it makes the log's two files, and leaves
-    them behind as the reader's, in the owner's way.
+    SQLite's own read-only mode is not enough: for a ledger that no process has open it makes the log's two files, and
+    leaves them behind as the reader's, in the owner's way.
     """
     log, index, journal = (path.with_name(path.name + ending) for ending in ("-wal", "-shm", "-journal"))
     try:
@@ -147,7 +147,7 @@ def _connect(path: Path, how: str) -> sqlite3.Connection:
 
 
 def _copy_of_closed(path: Path) -> sqlite3.Connection | None:
-    """A copy in memory of a book that nobody has open; None if somebody wrote to it meanwhile.
+    """Copy a ledger that no process has open to memory; None if a process wrote to it meanwhile.
 
     `immutable` takes no locks, so what was read counts only if the file is the same afterwards.
     """
@@ -174,7 +174,7 @@ def _copy_of_closed(path: Path) -> sqlite3.Connection | None:
 
 
 def format_of(db: Database, path: Path) -> int | None:
-    """The format of a book, None for an empty file; anything else is not ours to change."""
+    """Return the format of a ledger, None for an empty file; refuse anything else, which is not ours to change."""
     tables = {name for (name,) in db.rows("SELECT name FROM sqlite_master")}
     if not tables:
         return None
@@ -192,7 +192,7 @@ def format_of(db: Database, path: Path) -> int | None:
 
 
 def is_begun(path: Path) -> bool:
-    """Whether a file is there and has a book in it: a full disk leaves one that is empty, where nothing was written."""
+    """Return whether a file has a ledger in it: a full disk leaves one that is empty, where nothing was written."""
     if not path.is_file():
         return False
     db = open_for_reading(path)
@@ -218,10 +218,10 @@ MARK_BYTES = 8
 
 
 def mark(limits_version: int) -> bytes:
-    """A version as the lock file holds it."""
+    """Return a version as the lock file holds it."""
     return limits_version.to_bytes(MARK_BYTES, "little")
 
 
 def now() -> str:
-    """As the book writes times."""
+    """Return the time as a ledger writes it."""
     return datetime.now(UTC).isoformat(timespec="seconds")

@@ -1,4 +1,4 @@
-"""What a session would do to the limits of a book, before anything of it is released or written.
+"""Forecast of a session's charges against the limits of a ledger, before anything of it is released or written.
 
 The same additions in the same order as `Charging` makes them, so that a run is refused beforehand exactly if it would
 be refused on its way.
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Forecast:
-    """What one limit says to a session."""
+    """Answer of one limit to a session."""
 
     #: Whose limit it is: the session's own dataset, or another one whose rows its first weights may know.
     dataset: str
@@ -54,7 +54,7 @@ def forecasts(
     until: int | None = None,
     run_started: bool = False,
 ) -> tuple[Forecast, ...]:
-    """What every limit says that a session on these rows counts against; none where there are no limits.
+    """Return the answer of every limit that a session on these rows counts against.
 
     Rounds from `until` on are not charged: all that they tell was told before.
     """
@@ -74,7 +74,7 @@ def forecasts(
 
 
 def forecasts_for_plan(ledger: Records, dataset: str, terms: Terms) -> tuple[Forecast, ...]:
-    """The same for a new run that nobody has named rows for: those of the last training there, if it has as many."""
+    """Return forecasts of a new run without named rows: for those of the last training there, if it has as many."""
     schedule = terms.schedule
     for entry in reversed(ledger.sessions(dataset)):
         if all(kind.split is Split.TEST for kind in entry.terms.schedule.kinds):
@@ -86,7 +86,7 @@ def forecasts_for_plan(ledger: Records, dataset: str, terms: Terms) -> tuple[For
 
 
 def forecasts_for_any_rows(ledger: Records, dataset: str, terms: Terms) -> tuple[Forecast, ...]:
-    """The same for a new run whose rows are not known yet: each may be the one on which most was spent."""
+    """Return forecasts of a new run whose rows are not known: each may be the one on which most was spent."""
     train, test = (terms.schedule.rows_of(split) for split in (Split.TRAIN, Split.TEST))
     numbers = {Split.TRAIN: np.arange(train), Split.TEST: np.arange(train, train + test)}
     found = []
@@ -108,7 +108,7 @@ def _run(
     *,
     run_started: bool,
 ) -> int | None:
-    """Add all rounds; the first one that is refused."""
+    """Add all rounds, and return the first one that is refused."""
     stops_at: int | None = None
     for number in rounds:
         current = terms.schedule[number]
@@ -137,7 +137,7 @@ def _forecast(dataset: str, limit: Limit, before: float, after: Spent, stops_at:
 
 
 def notes_of(book: Ledger, dataset: str) -> list[str]:
-    """What a reader should know beside a dataset's numbers."""
+    """Return what a reader should know beside a dataset's numbers."""
     notes: list[str] = []
     permitted: list[str] = []
     sessions = book.sessions(dataset)
@@ -197,7 +197,7 @@ def counted(number: int, name: str) -> str:
 
 
 def session_words(entry: LedgerEntry) -> str:
-    """What a session did, as far as it was charged."""
+    """Describe a session, as far as it was charged."""
     first, until = entry.first_round, entry.charged_until
     if until <= first:
         return "nothing charged"
@@ -221,7 +221,7 @@ def session_words(entry: LedgerEntry) -> str:
 
 
 def exported(book: Ledger) -> dict[str, Any]:
-    """The whole book as plain values, with what each limit has left."""
+    """Return the whole ledger as plain values, with what each limit has left."""
     datasets: dict[str, Any] = {}
     for dataset in book.datasets():
         limits = []
@@ -241,6 +241,6 @@ def exported(book: Ledger) -> dict[str, Any]:
 
 
 def _session(entry: LedgerEntry) -> dict[str, Any]:
-    # Not the fingerprint: whoever had the key could try values against it.
+    # The fingerprint stays out: a reader who had the key could try values against it.
     values = {field.name: getattr(entry, field.name) for field in fields(entry) if field.name != "fingerprint"}
     return {**values, "terms": json.loads(entry.terms.to_json()), "row_releases": entry.row_releases}

@@ -1,7 +1,7 @@
 """A ledger's own history: what its owner and its sessions did, each line hashed together with the one before.
 
-It shows that lines were changed or taken out by something else than this program, and which copy of a ledger went its
-own way. Whoever has the file also has the key, so it does not stop an owner who wants to deceive himself.
+It shows that lines were changed or taken out by something else than this program, and which copy of a ledger
+diverged. An owner who has the file also has the key, so it does not stop an owner's own deceit.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def close_left_sessions(db: Database, sessions: list[int] | None = None) -> None
 
 
 def difference(db: Database) -> str | None:
-    """What the book holds otherwise than its history says; None if they agree."""
+    """Describe how the ledger differs from its history; None if they agree."""
     key = db.rows("SELECT key FROM identity")[0][0]
     lines = db.rows("SELECT event, hash FROM history ORDER BY id")
     read = [json.loads(text) for text, _ in lines]
@@ -127,7 +127,7 @@ def _closed(db: Database) -> set[int]:
 
 
 def _covered(db: Database, what: str, values: dict[str, Any]) -> str:
-    """What of the book an event is about, as the book has it now."""
+    """Return the rows that an event is about, as the ledger has them now."""
     if what == "opened":
         rows = db.rows(f"SELECT {_SESSION} FROM sessions WHERE id = ?", (values["session"],))
     elif what == "closed":

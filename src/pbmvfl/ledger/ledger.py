@@ -1,11 +1,11 @@
-"""A party's own book of what it has released about each of its rows, over all runs, and the limits it keeps.
+"""A party's own ledger of what it has released about each of its rows, over all runs, and the limits it keeps.
 
 SQLite, one transaction a round, written before the bytes leave: a round that was counted and not sent stays counted,
-and a round that was sent is never uncounted. The book does not store uses one by one: rows of a round follow from the
+and a round that was sent is never uncounted. The ledger does not store uses one by one: rows of a round follow from the
 plan's public schedule, so a session is one line with the rounds it has charged, whatever their number.
 
-Rows are the owner's: a dataset's name and row ids. A digest of the values, under a key that never leaves the book, only
-detects that they changed or came back under another name; changed values do not get a new budget.
+Rows are the owner's: a dataset's name and row ids. A digest of the values, under a key that never leaves the ledger,
+only detects that they changed or came back under another name; changed values do not get a new budget.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 class Ledger:
-    """One party's book. Any number of readers; one process at a time may charge it."""
+    """One party's ledger. Any number of readers; one process at a time may charge it."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class Ledger:
 
     @property
     def owner(self) -> str:
-        """The party whose book this is; none for a book that an earlier version made."""
+        """Return the party that owns it; none for a ledger that an earlier version made."""
         return owners.owner_of(self._store.db)
 
     def close(self) -> None:
@@ -144,13 +144,13 @@ class Ledger:
             )
 
     def allow(self, dataset: str) -> None:
-        """The owner's word that `dataset` is about other people, although its values are known by another name."""
+        """Note that the owner says `dataset` is about other people, although its values are known by another name."""
         with self._store.changed():
             self._store.db.run("INSERT OR REPLACE INTO allowed VALUES (?, ?)", (dataset, now()))
             history.append(self._store.db, "allowed", dataset=dataset)
 
     def note_exact(self, dataset: str) -> None:
-        """The owner's word that exact predictions of these rows may be seen: outside of every epsilon, and noted."""
+        """Note that the owner permits exact predictions of these rows, which are outside of every epsilon."""
         with self._store.changed():
             history.append(self._store.db, "exact", dataset=dataset)
 
@@ -169,7 +169,7 @@ class Ledger:
 
     @property
     def has_limits(self) -> bool:
-        """Whether any dataset has one."""
+        """Return whether any dataset has one."""
         return self._store.has_limits
 
     # --- copies ---
@@ -190,7 +190,7 @@ class Ledger:
         self._store.check_unspoiled()
 
     def accept(self) -> str | None:
-        """The owner takes the book as it is, which is noted in it. What was wrong with it; None if nothing was."""
+        """Take the ledger as it is, which is noted in it, and return what was wrong with it; None if nothing was."""
         with contextlib.ExitStack() as opened:
             with self._store.transaction():
                 check_free(self._store.db, self.path)
@@ -211,10 +211,10 @@ class Ledger:
             places.write(known, force=True)
         return found
 
-    # --- what is in the book ---
+    # --- contents ---
 
     def datasets(self) -> list[str]:
-        """Every name that has a session or a limit."""
+        """Return every name that has a session or a limit."""
         found = self._store.db.rows("SELECT dataset FROM sessions UNION SELECT dataset FROM limits ORDER BY 1")
         return [name for (name,) in found]
 
@@ -234,15 +234,15 @@ class Ledger:
         return self._store.db.rows("SELECT round, reason, at FROM refusals WHERE session = ?", (session,))
 
     def history(self) -> list[history.Event]:
-        """What the owner and the sessions did, in its order."""
+        """Return what the owner and the sessions did, in its order."""
         return history.events(self._store.db)
 
     def notes(self, dataset: str) -> list[str]:
-        """What a reader should know beside the numbers."""
+        """Return what a reader should know beside the numbers."""
         return notes_of(self, dataset)
 
     def export(self) -> dict[str, Any]:
-        """The whole book as plain values, with what each limit has left, and without anything that tells values."""
+        """Return the whole ledger as plain values, with what each limit has left, without what tells values."""
         return exported(self)
 
     def read_ids(self, reference: str) -> Sequence[str] | range:
@@ -279,8 +279,8 @@ class Ledger:
         """Begin to charge a session. Row ids default to the rows' numbers, test rows after training rows.
 
         `public_start` says that the run began with weights that depend on no row; without it every release of the
-        session is charged as one that may be about any row. `exact_metrics` is the owner's word that exact metrics of
-        rows with a limit may be looked at. Of the values only digests under the book's own key are kept.
+        session is charged as one that may be about any row. With `exact_metrics` the owner permits exact metrics of
+        rows with a limit. Of the values only digests under the ledger's own key are kept.
 
         With `rounds_ahead` above 1 so many rounds are written in one transaction; what was not used of them is given
         back when the session is closed or the owner changes a limit, and stays charged if the process is killed.
@@ -316,7 +316,7 @@ class Ledger:
         train_ids: Sequence[str] | range | None = None,
         test_ids: Sequence[str] | range | None = None,
     ) -> tuple[Forecast, ...]:
-        """What each limit of the dataset would say to such a session; whatever `open_session` refuses is refused.
+        """Return each limit's answer to such a session; whatever `open_session` refuses is refused.
 
         Nothing is written. A reader may ask, and the names are those of `open_session`. Rounds from `until` on will not
         be charged, because all that they tell was told before.

@@ -1,4 +1,4 @@
-"""A folder of books, one for each party of a simulation, each named by the party that owns it."""
+"""Folder of ledgers, one for each party of a simulation, each named by the party that owns it."""
 
 from __future__ import annotations
 
@@ -60,9 +60,9 @@ def _or_new(opened: OpenLedgers | None) -> contextlib.AbstractContextManager[Ope
 def book_of(
     folder: Path, index: int, party: str, *, dataset: str | None = None, opened: OpenLedgers | None = None
 ) -> Path:
-    """Where a party keeps its book; a new one is named by the party.
+    """Return the file of a party's ledger; a new one is named by the party.
 
-    Folders of earlier versions have books by the party's number, which say of no owner: such a one is gone on with. If
+    Folders of earlier versions have ledgers by the party's number, without an owner: such a one is used further. If
     there are both, and the older one knows the dataset, neither alone would have everything.
     """
     named, numbered = folder / file_name(party), folder / f"party-{index}{ENDING}"
@@ -157,11 +157,11 @@ def _adding(path: Path, dataset: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class PartyForecast:
-    """What one party's book says to a run before it begins."""
+    """Forecast of one party's ledger for a run."""
 
     party: str
     path: Path
-    #: Runs of this dataset in the book that have charged a round.
+    #: Runs of this dataset in the ledger that have charged a round.
     runs: int
     #: One for each limit of the dataset.
     limits: tuple[Forecast, ...]

@@ -31,14 +31,14 @@ GAUSSIAN_ORDER = math.inf
 
 
 class Counting(StrEnum):
-    """What a limit adds up."""
+    """Quantity that a limit adds up."""
 
     GAUSSIAN = "gaussian"
     RENYI = "renyi"
 
 
 def divergence_budget(epsilon: float, delta: float, order: float) -> float:
-    """How much divergence at this order still gives (epsilon, delta): the conversion of `conversion.py`, solved."""
+    """Return the largest divergence at this order that gives (epsilon, delta): `conversion.py`, solved."""
     return epsilon - math.log1p(-1 / order) + math.log(delta * order) / (order - 1)
 
 
@@ -62,7 +62,7 @@ def unit_and_accounting(unit: Unit | str, accounting: Accounting | str) -> tuple
 
 @dataclass(frozen=True, kw_only=True)
 class Limit:
-    """What a party's owner permits for one unit, against one adversary, by one way of counting."""
+    """Privacy budget that a party's owner permits for one unit, against one adversary, by one way of counting."""
 
     unit: Unit
     accounting: Accounting
@@ -127,11 +127,11 @@ class Limit:
 
     @property
     def budget(self) -> float:
-        """How much may add up on a row."""
+        """Return how much may add up on a row."""
         return self.left_beside(0.0)
 
     def left_beside(self, pure: float) -> float:
-        """The same on a row that has spent a pure epsilon before; below 0 if that alone is too much."""
+        """Return how much may add up beside a pure epsilon of the row; below 0 if that alone is too much."""
         if self.counting is Counting.GAUSSIAN:
             return largest_square(self.epsilon - pure, self.delta)
         return divergence_budget(self.epsilon, self.delta, self.order)
@@ -143,7 +143,7 @@ class Limit:
         return epsilon_at(amount, self.delta, self.order)
 
     def cost_of(self, event: ReleaseEvent | UpdateEvent, colluding_parties: int) -> Cost:
-        """What one event adds."""
+        """Return the cost of one event."""
         adversary = Adversary(colluding_parties=colluding_parties)
         if self.counting is Counting.RENYI:
             orders = (self.order,)
@@ -154,12 +154,12 @@ class Limit:
 
     @property
     def how(self) -> str:
-        """In words, how it is counted."""
+        """Describe how it is counted."""
         return "as Gaussian noise" if self.counting is Counting.GAUSSIAN else f"at order {self.order:g}"
 
     @property
     def counts_rows(self) -> bool:
-        """Whether rows are charged one by one; otherwise one number holds for every row."""
+        """Return whether rows are charged one by one; otherwise one number holds for every row."""
         return self.unit is not Unit.PARTY
 
     def __str__(self) -> str:
@@ -168,7 +168,7 @@ class Limit:
 
 
 class Cost(NamedTuple):
-    """What a release or an update adds, in the unit that a limit counts in."""
+    """Cost of a release or an update, in the unit that a limit counts in."""
 
     amount: float
     #: The same as a pure epsilon; infinity if it has none.
@@ -186,7 +186,7 @@ NOTHING = Cost(0.0, 0.0)
 
 @dataclass(frozen=True)
 class KindRates:
-    """What one round of a kind adds, as a limit counts."""
+    """Cost of one round of a kind, as a limit counts."""
 
     #: To each row of the round, for its own release.
     own: Cost = NOTHING
@@ -198,7 +198,7 @@ class KindRates:
 
 @dataclass(frozen=True)
 class Rates:
-    """What a session's rounds add, as a limit counts, by kind of round."""
+    """Cost of a session's rounds, as a limit counts, by kind of round."""
 
     kinds: Mapping[RoundKind, KindRates]
     #: Whether a use of a row is a release of its whole batch.
@@ -214,21 +214,21 @@ class Rates:
 
     @property
     def counts_rows(self) -> bool:
-        """Whether anything is added to the rows of a round and not to others."""
+        """Return whether anything is added to the rows of a round and not to others."""
         return any(rates.own.amount or rates.update.amount for rates in self.kinds.values())
 
     @property
     def elsewhere(self) -> Rates:
-        """The same for rows of another dataset, none of which is in a round."""
+        """Return the rates for rows of another dataset, none of which is in a round."""
         return replace(self, kinds={kind: KindRates(everywhere=each.everywhere) for kind, each in self.kinds.items()})
 
     def for_row(self, kind: RoundKind, num_rows: int) -> Cost:
-        """What one use in a round of this kind adds to a row of it."""
+        """Return the cost of one use in a round of this kind for a row of it."""
         rates = self.kinds[kind]
         return rates.own.times(num_rows if self.couples_rows else 1).plus(rates.update)
 
     def for_all(self, kind: RoundKind, num_rows: int, *, first_of_run: bool) -> Cost:
-        """What a round adds to every row. In a run's first round only a row's own release depends on it."""
+        """Return the cost of a round for every row. In a run's first round only a row's own release depends on it."""
         if first_of_run and not self.all_rows_alike and not self.couples_rows:
             return self.kinds[kind].everywhere
         return self.kinds[kind].everywhere.times(num_rows)

@@ -1,4 +1,4 @@
-"""Whose book a ledger is: the name in it, and the name of its file."""
+"""Owner of a ledger: the name in it, and the name of its file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _DIGEST_DIGITS = 12
 
 
 def file_name(party: str) -> str:
-    """A file name for a party's book, another one for every party.
+    """Return a file name for a party's ledger, a different one for every party.
 
     A name with other letters than a file may have keeps those that it may have, and gets a digest after a tilde, which
     no plain name has in it.
@@ -30,7 +30,7 @@ def file_name(party: str) -> str:
 
 
 def owner_of(db: Database) -> str:
-    """The party whose book this is; none for a book that an earlier version made, or that nobody has opened as his."""
+    """Return the party that owns a ledger; none where an earlier version made it, or no party opened it as its own."""
     if not has_owner(db):
         return ""
     name: str = db.rows("SELECT owner FROM identity")[0][0]
@@ -38,10 +38,10 @@ def owner_of(db: Database) -> str:
 
 
 def take(db: Database, path: Path, owner: str, *, is_new: bool) -> None:
-    """Write down whose book it is, inside the caller's transaction.
+    """Note the owner of a ledger, inside the caller's transaction.
 
-    A book that is there already is taken only by its name and before its first session: of an older one nobody knows
-    who else has used it.
+    A ledger that is there already is taken only by its name and before its first session: other parties may have used
+    an older one.
     """
     named = path.name == file_name(owner) and not db.rows("SELECT 1 FROM sessions LIMIT 1")
     if owner and not owner_of(db) and (is_new or named):
@@ -50,7 +50,7 @@ def take(db: Database, path: Path, owner: str, *, is_new: bool) -> None:
 
 
 def check(db: Database, path: Path, owner: str) -> None:
-    """Refuse another party's book."""
+    """Refuse another party's ledger."""
     if owner and (found := owner_of(db)) not in ("", owner):
         raise LedgerError(
             f"ledger={str(path)!r} is the book of party={found!r}, not of party={owner!r}; name that party's own, or a "

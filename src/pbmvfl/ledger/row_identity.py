@@ -38,7 +38,7 @@ _DEVIATIONS, _ROWS = 4.0, 3.0
 def keyed_digests(
     key: bytes, train: _Rows | None, test: _Rows | None, train_ids: _Ids, test_ids: _Ids
 ) -> tuple[str, ...]:
-    """Of all rows together, then of each split: none where there are no values.
+    """Return digests of all rows together, then of each split: none where there are no values.
 
     Rows with names are taken in the order of their names, so that another order or another split changes nothing.
     """
@@ -98,7 +98,7 @@ def _digests_of_some(key: bytes, rows: _Rows) -> bytearray:
 
 
 def shared_rows(new: Digests, known: Digests) -> int:
-    """How many rows two tables share, if they are more than chance explains; else 0.
+    """Return how many rows two tables share if they are more than chance explains, else 0.
 
     Only rows that are alone in their table with their values are compared: everybody has a row of zeros. If both were
     drawn from one population of other people, a new row would hit one of the known single rows with the share of rows

@@ -1,4 +1,4 @@
-"""The tables of a ledger, what makes a new one a book of its own, and what later versions added to format 2."""
+"""Tables of a ledger, the random name and key of a new one, and what later versions added to format 2."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ CREATE TABLE row_values (
 
 
 def make_tables(db: Database) -> None:
-    """A new book, inside the caller's transaction."""
+    """Make the tables of a new ledger, inside the caller's transaction."""
     db.run("CREATE TABLE book (format INTEGER NOT NULL, limits_version INTEGER NOT NULL) STRICT")
     for statement in _AS_IN_FORMAT_1.split(";"):
         db.run(statement)
@@ -60,7 +60,7 @@ def make_tables(db: Database) -> None:
 
 
 def add_new_tables(db: Database) -> None:
-    """What format 1 did not have, with a random name and key."""
+    """Add the tables that format 1 did not have, with a random name and key."""
     for statement in NEW_IN_FORMAT_2.split(";"):
         db.run(statement)
     db.run("INSERT INTO identity VALUES (?, ?, 0)", (os.urandom(16).hex(), os.urandom(KEY_BYTES)))
@@ -68,7 +68,7 @@ def add_new_tables(db: Database) -> None:
 
 
 def add_what_came_later(db: Database) -> None:
-    """Bring a book of format 2 up to date, inside the caller's transaction."""
+    """Bring a ledger of format 2 up to date, inside the caller's transaction."""
     if not has_owner(db):
         db.run("ALTER TABLE identity ADD COLUMN owner TEXT NOT NULL DEFAULT ''")
     if not has_row_values(db):
@@ -76,7 +76,7 @@ def add_what_came_later(db: Database) -> None:
 
 
 def has_owner(db: Database) -> bool:
-    """Whether the book can say whose it is; a reader may find one that cannot."""
+    """Return whether the ledger has a column for its owner; a reader may find one that has not."""
     return any(name == "owner" for _, name, *_ in db.rows("PRAGMA table_info(identity)"))
 
 

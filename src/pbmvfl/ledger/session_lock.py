@@ -1,4 +1,4 @@
-"""Who is charging a ledger, as the ledger itself has it: a lock file can be deleted, this cannot without a trace."""
+"""Session that charges a ledger, noted in it: a lock file can be deleted, this cannot without a trace."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Holder:
 
 
 def take(db: Database, path: Path, holder: Holder) -> None:
-    """Write down who charges the book, inside the caller's transaction; refuse if somebody alive does."""
+    """Note the session that charges the ledger, inside the caller's transaction; refuse if a live one does."""
     check_free(db, path)
     db.run("DELETE FROM holder")
     db.run("INSERT INTO holder VALUES (?, ?, ?, ?)", (holder.process, holder.started, holder.boot, holder.token))
@@ -56,7 +56,7 @@ def check_free(db: Database, path: Path) -> None:
 
 
 def forget(holder: Holder) -> None:
-    """For this process the session is over, whatever the book still says."""
+    """End a session for this process, whatever the ledger still says."""
     _OPEN.discard(holder.token)
 
 
@@ -80,7 +80,7 @@ def start_of(process: int) -> str | None:
 
 
 def boot_id() -> str:
-    """Of this start of the machine: process numbers of an earlier one mean nothing."""
+    """Return the id of this boot of the machine: process numbers of an earlier one mean nothing."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:

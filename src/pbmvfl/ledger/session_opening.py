@@ -31,7 +31,7 @@ from pbmvfl.plan.schedule import Split
 
 @dataclass(frozen=True, eq=False)
 class _Values:
-    """What is kept of a session's values: digests of all rows together, and of each."""
+    """Kept part of a session's values: digests of all rows together, and of each."""
 
     digests: tuple[str, ...]
     rows: Digests
@@ -129,7 +129,7 @@ class Opening:
             raise
 
     def forecast(self, store: LedgerStore, *, until: int | None = None) -> tuple[Forecast, ...]:
-        """What each limit says to the session, without opening it: every refusal now, and nothing is written."""
+        """Return what each limit says to the session, or refuse as `begin` would; nothing is written."""
         self._check_numbers()
         train, test = self.rows.ids(self.plan)
         check_ids(train)
@@ -144,7 +144,7 @@ class Opening:
 
     @property
     def _shows_exact_metrics(self) -> bool:
-        """Whether exact metrics will be looked at without the owner's word."""
+        """Return whether exact metrics will be looked at without the owner's permission."""
         return self.plan.evaluation is Evaluation.SIMULATOR and not self.exact_metrics
 
     # --- what can be refused ---
@@ -165,7 +165,7 @@ class Opening:
         check_permitted(store, self.dataset, has_limit, self._shows_exact_metrics)
 
     def _check_continues(self, store: LedgerStore) -> None:
-        """A run that goes on must find what it released before: counted from here its epsilon would be too small."""
+        """Refuse to resume a run whose earlier releases are not here: its epsilon would be too small."""
         ((known,),) = store.db.rows(
             "SELECT max(charged_until) FROM sessions JOIN charged ON id = charged.session "
             "WHERE dataset = ? AND run = ?",
@@ -180,7 +180,7 @@ class Opening:
             )
 
     def _check_values(self, store: LedgerStore) -> _Values:
-        """Values that were released under another name are the same people, unless the owner says otherwise."""
+        """Refuse values that were released under another name, unless the owner says that these are other people."""
         key: bytes = store.db.rows("SELECT key FROM identity")[0][0]
         values = self.rows.digests(key, self.plan)
         if store.db.rows("SELECT 1 FROM allowed WHERE dataset = ?", (self.dataset,)):
@@ -205,7 +205,7 @@ class Opening:
         return values
 
     def _check_ids_of_values(self, store: LedgerStore, rows: Digests, ids: list[str], own: Sequence[Digests]) -> None:
-        """Rows with new ids and known values, under the same name: one person with two ids would have two budgets."""
+        """Refuse rows with new ids and known values: one person with two ids would have two budgets."""
         known = _known_ids(store, self.dataset)
         is_new = np.array([name not in known for name in ids], dtype=np.bool_)
         if not is_new.any():
@@ -220,10 +220,10 @@ class Opening:
                 )
 
     def _others(self, store: LedgerStore) -> set[str]:
-        """Other names of which something was released, unless the owner said that these are other people.
+        """Return other names of which something was released, unless the owner said that these are other people.
 
-        That word was about one name. Names that had releases of their own by then keep them apart from it; a new name
-        would be a way around both.
+        That permission was about one name. Names that had releases of their own by then keep them apart from it; a new
+        name would be a way around both.
         """
         charged = {
             name
@@ -262,7 +262,7 @@ class Opening:
         return tuple(sorted({entry.dataset for entry in trained}))
 
     def _is_started(self, store: LedgerStore) -> bool:
-        """Whether the run has charged a round before."""
+        """Return whether the run has charged a round before."""
         return bool(
             store.db.rows(
                 "SELECT 1 FROM sessions JOIN charged ON id = charged.session "
@@ -272,7 +272,7 @@ class Opening:
         )
 
     def _began_public(self, store: LedgerStore) -> bool:
-        """Weights that were not public in one session of a run are not public in its later ones."""
+        """Return whether all earlier sessions of the run began with public weights."""
         found = store.db.rows(
             "SELECT DISTINCT terms FROM plans JOIN sessions ON hash = sessions.plan WHERE run = ?", (self.run,)
         )
@@ -320,7 +320,7 @@ def _is_training_of(model: str, entry: LedgerEntry) -> bool:
 
 
 def _known_ids(store: LedgerStore, dataset: str) -> set[str]:
-    """Of all rows that sessions of a dataset were opened for."""
+    """Return the ids of all rows that sessions of a dataset were opened for."""
     references = set()
     for entry in store.sessions(dataset):
         splits = {kind.split for kind in entry.terms.schedule.kinds}
@@ -330,7 +330,7 @@ def _known_ids(store: LedgerStore, dataset: str) -> set[str]:
 
 
 def _lock(store: LedgerStore) -> int:
-    """Two processes that charge one book would each see only half of it."""
+    """Lock the ledger: two processes that charge it would each see only half of it."""
     descriptor = store.open_lock(os.O_RDWR | os.O_CREAT)
     with contextlib.suppress(OSError):  # somebody else's
         os.fchmod(descriptor, 0o600)

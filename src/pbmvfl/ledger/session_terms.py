@@ -1,4 +1,4 @@
-"""What a session may release, as the ledger keeps it: the public schedule and the events of each kind of round.
+"""Terms of a session as the ledger keeps them: the public schedule and the events of each kind of round.
 
 A ledger prices sessions by these values alone. They name laws whose meaning is frozen (`privacy.events`), so that a
 later version of the program, whose plans may mean something else, cannot price an old release anew.
@@ -89,7 +89,7 @@ class Terms:
 
     @property
     def has_plain_updates(self) -> bool:
-        """Whether weights learn rows without noise, so that later releases of other rows depend on them."""
+        """Return whether weights learn rows without noise, so that later releases of other rows depend on them."""
         updates = (self.update(kind) for kind in self.events)
         return any(update is not None and not update.is_noisy for update in updates)
 
@@ -110,7 +110,7 @@ class Terms:
 
     @classmethod
     def from_json(cls, text: str) -> Terms:
-        """What `to_json` wrote. Kinds and events that this version does not know cannot be priced, and are refused."""
+        """Read what `to_json` wrote, or refuse kinds and events that this version cannot price."""
         try:
             values: dict[str, Any] = json.loads(text)
             known = values.get("known_datasets")

@@ -1,4 +1,4 @@
-"""What a book's sessions add up to, for each of a dataset's rows."""
+"""Sums of a ledger's sessions for each of a dataset's rows."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class RowNumbers:
         return self._largest_range + int(np.count_nonzero(~self._is_numbered()))
 
     def numbers(self, reference: str) -> _Numbers:
-        """Where the rows of a list stand: numbered rows at their number, other names after all of them.
+        """Return the places of a list's rows: numbered rows at their number, other names after all of them.
 
         Sessions repeat their lists, and a list can name millions of rows: each is unpacked once, then kept.
         """
@@ -65,7 +65,7 @@ class RowNumbers:
         return self._placed[reference]
 
     def numbers_of(self, *lists: Sequence[str] | range) -> list[_Numbers]:
-        """The same for rows that no session has named yet. Ask again for all others afterwards: they may have moved."""
+        """Return the places of rows that no session has named yet. All others may have moved: look them up again."""
         found = [None if isinstance(ids, range) else self._indices([str(name) for name in ids]) for ids in lists]
         for ids in lists:
             if isinstance(ids, range):
@@ -113,7 +113,7 @@ def _kept(rows: _Numbers) -> _Numbers:
 
 
 class Spent:
-    """What adds up by a limit: for each row by itself, and for all of them alike.
+    """Sums by a limit: for each row by itself, and for all of them alike.
 
     Rounds are added to the rows in bulk, as long as even their sum on one row could not matter. Pure epsilons add up by
     themselves on a row for which nothing else has added up yet; from then on they count like all others.
@@ -133,7 +133,7 @@ class Spent:
 
     @property
     def rows(self) -> npt.NDArray[np.float64]:
-        """What each row has by itself, beside pure epsilons."""
+        """Return what each row has by itself, beside pure epsilons."""
         for rows, own in self._pending:
             self._rows[rows] += own  # rows of a round are different from each other
         if self._pending:
@@ -143,12 +143,12 @@ class Spent:
 
     @property
     def worst(self) -> float:
-        """Of the row that has most, beside pure epsilons."""
+        """Return the sum of the row that has most, beside pure epsilons."""
         return float(self.rows.max(initial=0.0)) + self.everywhere
 
     @property
     def epsilon(self) -> float:
-        """Of the row that has most."""
+        """Return the epsilon of the row that has most."""
         if self._pure is None:
             return self._limit.epsilon_of(self.worst, self._pure_everywhere)
         amounts = self.rows + self.everywhere
@@ -195,7 +195,7 @@ class Spent:
             self._left[first] = self._left_beside(self._pure[first])
 
     def _look_again(self) -> None:
-        """What is left after a pure epsilon for all rows."""
+        """Compute what is left after a pure epsilon for all rows."""
         self._budget = self._limit.left_beside(self._pure_everywhere)
         if self._pure is not None:
             self._left = self._left_beside(self._pure)
@@ -205,7 +205,7 @@ class Spent:
         return np.array([self._limit.left_beside(value + self._pure_everywhere) for value in values.tolist()])[where]
 
     def within_limit(self) -> bool:
-        """Whether no row has more than its limit. False for anything that is not a number."""
+        """Return whether no row has more than its limit. False for anything that is not a number."""
         if self._pure is not None:
             return bool(np.all(self.rows + self.everywhere <= self._left))
         if len(self._pending) < _MANY and self._worst + self._pending_sum + self.everywhere <= self._budget:
@@ -293,7 +293,7 @@ def _add_session(spent: Spent, entry: LedgerEntry, rates: Rates, rows: RowNumber
 def fixed_plan_epsilon(
     ledger: Records, dataset: str, *, unit: Unit, accounting: Accounting, colluding_parties: int, delta: float
 ) -> float:
-    """The whole book's epsilon at the best order: a valid bound only if all its plans were fixed before the first run.
+    """Return the ledger's epsilon at the best order: valid only if all plans were fixed before the first run.
 
     A limit never uses it. It is what the same releases would cost had nobody looked at results in between.
     """

@@ -40,11 +40,11 @@ from pbmvfl.privacy.units import Accounting, Unit
 
 @dataclass(frozen=True, kw_only=True)
 class LedgerEntry:
-    """One session's line in the book."""
+    """One session's line in the ledger."""
 
     id: int
     dataset: str
-    #: Of the values, under the book's key: to compare with others of the same book. In no export.
+    #: Digest of the values under the ledger's key, to compare with others of the same ledger. In no export.
     fingerprint: str
     run: str
     session: str
@@ -70,7 +70,7 @@ class EmptyLedger(LedgerError):
 
 
 class Records(Protocol):
-    """What was charged to a ledger and its limits, for whatever adds them up: a `Ledger` or its store."""
+    """Charges and limits of a ledger, to be added up: a `Ledger` or its store."""
 
     def sessions(self, dataset: str) -> list[LedgerEntry]: ...
     def charged_to(self, dataset: str) -> list[LedgerEntry]: ...
@@ -210,9 +210,9 @@ class LedgerStore:
 
     @contextlib.contextmanager
     def changed(self) -> Iterator[None]:
-        """A transaction of the owner, announced in the lock file before it is true.
+        """Open a transaction of the owner, announced in the lock file before it is true.
 
-        A session may see the announcement too early, and then asks the book until it agrees; never too late.
+        A session may see the announcement too early, and then looks at the ledger until they agree; never too late.
         """
         with contextlib.ExitStack() as opened:
             with self.transaction():
@@ -280,11 +280,11 @@ class LedgerStore:
         return name
 
     def known(self) -> Known:
-        """How many changes there were, and where the history stands."""
+        """Return the number of changes, and the last hash of the history."""
         return tamper_evidence.known(self.db)
 
     def trouble(self) -> str | None:
-        """Why this book cannot be trusted to have everything: it is behind, or something else wrote to it."""
+        """Return why it cannot be trusted: it is an older copy, or something else wrote to it; None if it can."""
         return tamper_evidence.trouble(self.db, known_outside(self.identity, self.lock_file))
 
     def check_unspoiled(self) -> None:
@@ -324,7 +324,7 @@ class LedgerStore:
         return self._terms[text]
 
     def _read_plan(self, plans: dict[str, tuple[str, str]], key: str) -> dict[str, Any]:
-        """What a session is priced by, and its plan for people; an error has the name of the file."""
+        """Return a session's terms, and its plan for people; an error has the name of the file."""
         try:
             plan, terms = plans[key]
             return {"plan": json.loads(plan), "terms": self.read_terms(terms)}

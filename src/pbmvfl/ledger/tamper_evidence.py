@@ -31,7 +31,7 @@ _BYTES = 86
 
 @dataclass(frozen=True)
 class Known:
-    """How many changes a ledger has had, and the last hash of its history then."""
+    """Number of a ledger's changes, and the last hash of its history then."""
 
     counter: int
     head: str
@@ -61,7 +61,7 @@ def state_folder() -> Path | None:
 
 
 def known_outside(identity: str, lock_file: Path) -> list[Known]:
-    """What the two places know, as far as they are there."""
+    """Return what the two places know, as far as they are there."""
     folder = state_folder()
     places = [(lock_file, MARK_BYTES)] + ([] if folder is None else [(folder / identity, 0)])
     found = []
@@ -180,12 +180,12 @@ _COUNTER = "SELECT changes + (SELECT coalesce(sum(writes), 0) FROM charged) FROM
 
 
 def known(db: Database) -> Known:
-    """How many changes there were, and where the history stands."""
+    """Return the number of changes, and the last hash of the history."""
     return Known(db.rows(_COUNTER)[0][0], history.head(db))
 
 
 def trouble(db: Database, outside: Sequence[Known]) -> str | None:
-    """What is wrong with a ledger, as the end of a sentence about it; None if nothing is."""
+    """Describe an inconsistency, as the end of a sentence about the ledger; None if there is none."""
     if (found := history.difference(db) or difference(db, history.taken_plans(db))) is not None:
         return f"was changed by something else than this program: {found}"
     counter, made = known(db).counter, max((each.counter for each in outside), default=0)
