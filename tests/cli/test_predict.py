@@ -17,7 +17,7 @@ import pytest
 
 from pbmvfl.errors import DataError
 from pbmvfl.ledger.ledger import Ledger
-from pbmvfl.ledger.ledger_folder import book_of
+from pbmvfl.ledger.ledger_folder import ledger_file_of
 
 COLUMNS = ("--label", "churn", "--columns", "bank=income,debt;shop=visits,job")
 SCHEMA = {
@@ -95,7 +95,7 @@ def test_predictions_are_charged_under_the_names_of_the_rows(cli, place):
     write(place / "new.csv", 1000, 5, label=False)
     assert cli("predict", "run", "--data", "new.csv", "--id", "person")[0] == 0
     for index, party in enumerate(("bank", "shop")):
-        book = Ledger(book_of(place / "books", index, party), read_only=True)
+        book = Ledger(ledger_file_of(place / "books", index, party), read_only=True)
         entry = book.sessions("people")[-1]
         assert entry.row_releases == 5
         assert book.read_ids(entry.test_ids) == [f"p{row}" for row in range(1000, 1005)]
@@ -147,7 +147,7 @@ def test_the_runs_own_test_rows_are_the_default_and_have_their_own_names(cli, pl
     assert shown["rows"] == shown["predicted"] == 80
     strict = [row for row in shown["bounds"] if row["unit"] == "cell" and row["accounting"] == "strict"]
     assert 7.9 < strict[0]["epsilon"] <= 8
-    book = Ledger(book_of(place / "books", 0, "bank"), read_only=True)
+    book = Ledger(ledger_file_of(place / "books", 0, "bank"), read_only=True)
     first, last = book.sessions("people")[0], book.sessions("people")[-1]
     assert book.read_ids(last.test_ids) == book.read_ids(first.test_ids)
     book.close()
@@ -160,7 +160,7 @@ def test_exact_sums_are_asked_for_by_name_and_cost_nothing(cli, place):
     assert "epsilon that a row's prediction costs" not in out
     result = json.loads((place / "run" / "result.json").read_text())
     assert f"accuracy {result['metrics']['test_accuracy']:.4f}" in out
-    with_books = [Ledger(book_of(place / "books", 0, "bank"), read_only=True)]
+    with_books = [Ledger(ledger_file_of(place / "books", 0, "bank"), read_only=True)]
     assert len(with_books[0].sessions("people")) == 1
     with_books[0].close()
 
@@ -193,7 +193,7 @@ def test_columns_that_changed_are_asked_about_by_another_data_version(cli, place
     code, out, err = cli(*ask, "--data-version", "2026-02", "--out", "anew.parquet")
     assert (code, "of dataset people, version 2026-02" in out) == (0, True), err
     assert not pq.read_table(place / "anew.parquet").equals(first)
-    with contextlib.closing(Ledger(book_of(place / "books", 0, "bank"), read_only=True)) as book:
+    with contextlib.closing(Ledger(ledger_file_of(place / "books", 0, "bank"), read_only=True)) as book:
         assert [entry.row_releases for entry in book.sessions("people")[1:]] == [30, 0, 30]
     code, _, err = cli("predict", "run", "--rows", "visitors", "--data-version", "2026-02")
     assert (code, "[data] version" in err) == (2, True)
@@ -203,7 +203,7 @@ def test_columns_that_changed_are_asked_about_by_another_data_version(cli, place
 
 
 def sessions(place: Path) -> int:
-    book = Ledger(book_of(place / "books", 0, "bank"), read_only=True)
+    book = Ledger(ledger_file_of(place / "books", 0, "bank"), read_only=True)
     found = len(book.sessions("people"))
     book.close()
     return found

@@ -261,7 +261,7 @@ def test_a_model_stays_as_it_was_when_its_federation_trains_again(data):
 
 def test_a_model_that_a_limit_ended_early_can_still_be_asked(data, tmp_path):
     from pbmvfl.ledger.ledger import Ledger
-    from pbmvfl.ledger.ledger_folder import book_of
+    from pbmvfl.ledger.ledger_folder import ledger_file_of
     from pbmvfl.ledger.limits import Limit
 
     plan = local_plan(
@@ -277,7 +277,7 @@ def test_a_model_that_a_limit_ended_early_can_still_be_asked(data, tmp_path):
     )
     limit = Limit.choose(unit="cell", accounting="strict", epsilon=2.0, delta=1e-5)
     for index, name in enumerate(data.party_names):
-        Ledger(book_of(tmp_path, index, name)).set_limit("small", limit)
+        Ledger(ledger_file_of(tmp_path, index, name)).set_limit("small", limit)
     result = Federation(plan).fit(data, ledger=tmp_path, until_limit=True)
     assert result.stopped
     assert result.model is not None

@@ -24,7 +24,7 @@ from pbmvfl import FederatedModel, Federation, Ledger, Limit, Plan, ReleaseOptio
 from pbmvfl.data.new_rows import NewRows
 from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.errors import BudgetExceeded, LedgerError, ModelError
-from pbmvfl.ledger.ledger_folder import book_of
+from pbmvfl.ledger.ledger_folder import ledger_file_of
 from pbmvfl.ledger.spending import RowNumbers, spending
 from support.federation_runs import EMBEDDING
 from support.ledger_books import kill_after
@@ -169,7 +169,7 @@ def test_books_say_what_was_released_by_any_sequence_of_training_and_predictions
             assert [kind for kind, _ in wire.sent] == [PREDICTION]
             released.update(found.ids)
         for index, party in enumerate(PARTIES):
-            spent = spent_of(book_of(books, index, party))
+            spent = spent_of(ledger_file_of(books, index, party))
             for name, value in spent.items():
                 least = released[name] * response_cost()
                 least += trained * cost_of_training(plan) if name.startswith("p") and int(name[1:]) < 16 else 0
@@ -199,7 +199,7 @@ def test_the_oracle_would_see_a_release_that_nobody_charged(tmp_path):
     model.taps = [wire]
     model.release(people(0, 3), ReleaseOptions(uncharged=True))
     assert [kind for kind, _ in wire.sent] == [PREDICTION]
-    spent = spent_of(book_of(tmp_path, 1, "shop"))
+    spent = spent_of(ledger_file_of(tmp_path, 1, "shop"))
     assert spent["new0"] < response_cost() / 2
 
 
@@ -214,10 +214,10 @@ def test_the_same_question_to_the_same_object_is_answered_from_what_was_released
     first = model.predict_proba(rows)
     assert np.array_equal(model.predict_proba(rows), first)
     model.predict(rows)
-    assert spent_of(book_of(tmp_path, 0, "bank"))["new1"] == pytest.approx(response_cost())
+    assert spent_of(ledger_file_of(tmp_path, 0, "bank"))["new1"] == pytest.approx(response_cost())
     model.predict(people(0, 3))  # other rows: another release
-    assert spent_of(book_of(tmp_path, 0, "bank"))["new1"] == pytest.approx(2 * response_cost())
-    assert spent_of(book_of(tmp_path, 0, "bank"))["new3"] == pytest.approx(response_cost())
+    assert spent_of(ledger_file_of(tmp_path, 0, "bank"))["new1"] == pytest.approx(2 * response_cost())
+    assert spent_of(ledger_file_of(tmp_path, 0, "bank"))["new3"] == pytest.approx(response_cost())
 
 
 def test_a_saved_model_keeps_its_answers_and_a_row_asked_again_costs_nothing(tmp_path):
@@ -234,7 +234,7 @@ def test_a_saved_model_keeps_its_answers_and_a_row_asked_again_costs_nothing(tmp
         loaded.release(people(first, count))
         sent.append(wire[-2:])
     assert sent[0] == sent[1]
-    spent = spent_of(book_of(tmp_path / "books", 0, "bank"))
+    spent = spent_of(ledger_file_of(tmp_path / "books", 0, "bank"))
     assert [spent[f"new{row}"] for row in range(4)] == pytest.approx([response_cost()] * 4)
 
 
@@ -257,7 +257,7 @@ def test_training_with_ledgers_makes_predictions_with_ledgers(tmp_path):
     loaded.predict(people(0, 2), ReleaseOptions(exact=True, ledger=tmp_path / "books"))
     loaded.predict(people(0, 2), ReleaseOptions(uncharged=True))
     loaded.predict(people(0, 3), ReleaseOptions(ledger=tmp_path / "books"))
-    assert spent_of(book_of(tmp_path / "books", 1, "shop"))["new2"] == pytest.approx(response_cost())
+    assert spent_of(ledger_file_of(tmp_path / "books", 1, "shop"))["new2"] == pytest.approx(response_cost())
 
 
 def test_a_limit_is_asked_before_anything_is_released_and_can_be_used_up(tmp_path, monkeypatch):
@@ -269,7 +269,7 @@ def test_a_limit_is_asked_before_anything_is_released_and_can_be_used_up(tmp_pat
     monkeypatch.setattr(pbmvfl.federation.serving, "ROWS_PER_ROUND", 2)
     model.predict(people(2, 2), dataset="others")  # these two have one release already
     limit = Limit.choose(unit="cell", accounting="strict", epsilon=1.5 * RESPONSE, delta=DELTA, order=64.0)
-    with contextlib.closing(Ledger(book_of(tmp_path, 0, "bank"))) as book:
+    with contextlib.closing(Ledger(ledger_file_of(tmp_path, 0, "bank"))) as book:
         book.set_limit("others", limit)
     wire = Wire()
     model.taps = [wire]
@@ -292,7 +292,7 @@ def test_weights_that_know_rows_without_noise_charge_every_prediction_to_all_of_
     limit = Limit(unit="cell", accounting="strict", colluding_parties=0, epsilon=1e6, delta=DELTA, order=ORDER)
 
     def everywhere() -> float:
-        with contextlib.closing(Ledger(book_of(tmp_path, 0, "bank"), read_only=True)) as ledger:
+        with contextlib.closing(Ledger(ledger_file_of(tmp_path, 0, "bank"), read_only=True)) as ledger:
             return spending(ledger, "people", limit).everywhere
 
     before = everywhere()

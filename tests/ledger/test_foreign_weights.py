@@ -26,7 +26,7 @@ from pbmvfl.federation.model_files import model_digest
 from pbmvfl.federation.serving import release_for, serving_plan
 from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.ledger.limits import Limit
-from pbmvfl.ledger.session_terms import Terms
+from pbmvfl.ledger.session_terms import SessionTerms
 from pbmvfl.ledger.spending import spending
 from pbmvfl.plan.plan import Plan
 from pbmvfl.privacy.units import SERVER, Accounting, Unit
@@ -336,11 +336,11 @@ def test_a_site_looks_ahead_at_the_limits_of_all_people_that_its_part_may_know(t
 def test_terms_say_whose_rows_weights_know_only_where_that_is_known() -> None:
     plan = small_plan()
     for public in (True, False):
-        text = Terms.of(plan, public_start=public).to_json()
+        text = SessionTerms.of(plan, public_start=public).to_json()
         assert "known_datasets" not in text  # as it was written before there were such names
-        assert Terms.from_json(text).known_datasets is None
-    named = Terms.of(plan, public_start=False, known_datasets=("others",))
-    assert Terms.from_json(named.to_json()) == named
+        assert SessionTerms.from_json(text).known_datasets is None
+    named = SessionTerms.of(plan, public_start=False, known_datasets=("others",))
+    assert SessionTerms.from_json(named.to_json()) == named
     assert named.may_know("others")
     assert not named.may_know("patients")
     assert not replace(named, public_start=True).may_know("others")
@@ -348,6 +348,8 @@ def test_terms_say_whose_rows_weights_know_only_where_that_is_known() -> None:
 
 @pytest.mark.parametrize("bad", ["others", [1], [None], {"others": 1}, 7])
 def test_terms_with_names_that_are_none_are_refused(bad: Any) -> None:
-    text = json.dumps({**json.loads(Terms.of(small_plan(), public_start=False).to_json()), "known_datasets": bad})
+    text = json.dumps(
+        {**json.loads(SessionTerms.of(small_plan(), public_start=False).to_json()), "known_datasets": bad}
+    )
     with pytest.raises(LedgerError, match="cannot price"):
-        Terms.from_json(text)
+        SessionTerms.from_json(text)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from pbmvfl.errors import LedgerError
 from pbmvfl.federation.federation import Federation
 from pbmvfl.ledger.ledger import Ledger
-from pbmvfl.ledger.ledger_folder import book_of
+from pbmvfl.ledger.ledger_folder import ledger_file_of
 from pbmvfl.ledger.owner import file_name
 from pbmvfl.ledger.row_identity import row_digests, shared_rows
 from support.ledger_books import NAME, charge_all, small_plan
@@ -114,17 +114,19 @@ def test_a_book_from_before_owners_is_read_gone_on_with_and_belongs_to_whoever_f
 
 def test_books_are_looked_for_under_both_names(tmp_path):
     named, numbered = tmp_path / "bank.sqlite", tmp_path / "party-0.sqlite"
-    assert book_of(tmp_path, 0, "bank", dataset=NAME) == named  # nothing is there yet
+    assert ledger_file_of(tmp_path, 0, "bank", dataset=NAME) == named  # nothing is there yet
     charge_all(Ledger(numbered, owner="party-0"), small_plan())
-    assert book_of(tmp_path, 0, "bank", dataset=NAME) == named  # that one is another party's
-    assert book_of(tmp_path, 0, "party-0", dataset=NAME) == numbered
+    assert ledger_file_of(tmp_path, 0, "bank", dataset=NAME) == named  # that one is another party's
+    assert ledger_file_of(tmp_path, 0, "party-0", dataset=NAME) == numbered
     earlier = tmp_path / "earlier"
     charge_all(Ledger(earlier / "party-0.sqlite"), small_plan())
-    assert book_of(earlier, 0, "bank", dataset=NAME) == earlier / "party-0.sqlite"
+    assert ledger_file_of(earlier, 0, "bank", dataset=NAME) == earlier / "party-0.sqlite"
     Ledger(earlier / "bank.sqlite", owner="bank").close()
-    assert book_of(earlier, 0, "bank", dataset="others") == earlier / "bank.sqlite"  # the older one knows nothing of it
+    assert (
+        ledger_file_of(earlier, 0, "bank", dataset="others") == earlier / "bank.sqlite"
+    )  # the older one knows nothing of it
     with pytest.raises(LedgerError, match=r"two books of party='bank'.*bank\.sqlite and party-0\.sqlite"):
-        book_of(earlier, 0, "bank", dataset=NAME)
+        ledger_file_of(earlier, 0, "bank", dataset=NAME)
 
 
 def test_a_federation_names_its_books_by_its_parties(data, make_plan, tmp_path):

@@ -18,7 +18,7 @@ import pytest
 
 from pbmvfl import Federation, Ledger, Limit, Plan
 from pbmvfl.errors import LedgerError, PlanError
-from pbmvfl.ledger.session_terms import Terms
+from pbmvfl.ledger.session_terms import SessionTerms
 from pbmvfl.mechanisms import MECHANISMS
 from pbmvfl.privacy.events import EVENTS
 from pbmvfl.privacy.units import Accounting, Unit
@@ -126,7 +126,7 @@ def epsilon_of_sums(flips: int, parties: int, uses: int, delta: float) -> float:
 def test_it_is_known_only_while_it_is_registered() -> None:
     plan = Plan.of(**SIZES)
     assert isinstance(plan.release, OneBit)
-    written, terms = plan.to_json(), Terms.of(plan, public_start=True).to_json()
+    written, terms = plan.to_json(), SessionTerms.of(plan, public_start=True).to_json()
     MECHANISMS.forget("toy")
     EVENTS.forget("toy-one-bit")
     try:
@@ -135,12 +135,12 @@ def test_it_is_known_only_while_it_is_registered() -> None:
         with pytest.raises(PlanError, match=r"unknown plan field 'flips'"):
             Plan.of(num_parties=3, num_samples=100, num_classes=2, flips=3)
         with pytest.raises(LedgerError, match=r"cannot price .*event='toy-one-bit' is not one of"):
-            Terms.from_json(terms)
+            SessionTerms.from_json(terms)
     finally:
         MECHANISMS.add("toy", OneBit)
         EVENTS.add("toy-one-bit", OneBitRelease)
     assert Plan.from_json(written) == plan
-    assert Terms.from_json(terms) == Terms.of(plan, public_start=True)
+    assert SessionTerms.from_json(terms) == SessionTerms.of(plan, public_start=True)
 
 
 def test_its_own_number_is_checked_like_any_other() -> None:

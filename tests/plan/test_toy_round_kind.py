@@ -19,7 +19,7 @@ import pytest
 from pbmvfl import Federation, Ledger, Limit, Plan, VerticalDataset
 from pbmvfl.errors import BudgetExceeded, LedgerError, PlanError, WrongPlan
 from pbmvfl.ledger.limits import epsilon_at
-from pbmvfl.ledger.session_terms import Terms
+from pbmvfl.ledger.session_terms import SessionTerms
 from pbmvfl.plan.schedule import JOINT, KINDS, PREDICTION, Order, Phase, RoundKind, Split, register_kind
 from pbmvfl.privacy.accounting import rdp_curve
 from pbmvfl.privacy.units import Accounting, Unit
@@ -59,7 +59,7 @@ def plan(data: VerticalDataset) -> Plan:
 
 
 def test_it_is_known_only_while_it_is_registered(plan: Plan) -> None:
-    written, terms = plan.to_json(), Terms.of(plan, public_start=True).to_json()
+    written, terms = plan.to_json(), SessionTerms.of(plan, public_start=True).to_json()
     assert Plan.from_json(written) == plan
     assert Plan.from_json(written).hash == plan.hash
     KINDS.forget("rehearsal")
@@ -67,10 +67,10 @@ def test_it_is_known_only_while_it_is_registered(plan: Plan) -> None:
         with pytest.raises(PlanError, match=r"round kind='rehearsal' is not one of joint, prediction, local"):
             Plan.from_json(written)
         with pytest.raises(LedgerError, match=r"cannot price .*'rehearsal' is not one of"):
-            Terms.from_json(terms)
+            SessionTerms.from_json(terms)
     finally:
         register_kind(REHEARSAL)
-    assert Terms.from_json(terms) == Terms.of(plan, public_start=True)
+    assert SessionTerms.from_json(terms) == SessionTerms.of(plan, public_start=True)
 
 
 @pytest.mark.parametrize(

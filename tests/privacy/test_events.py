@@ -20,7 +20,7 @@ from scipy import optimize, stats
 from pbmvfl.errors import PlanError
 from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.ledger.limits import Limit, epsilon_at
-from pbmvfl.ledger.session_terms import Terms
+from pbmvfl.ledger.session_terms import SessionTerms
 from pbmvfl.ledger.spending import fixed_plan_epsilon, spending
 from pbmvfl.plan.plan import Plan
 from pbmvfl.plan.schedule import JOINT
@@ -295,16 +295,16 @@ def test_a_ledger_keeps_charges_and_reads_the_new_event(tmp_path):
 
 def test_an_update_that_nothing_draws_any_more_is_still_priced():
     plan = small_plan(noise_multiplier=4.0)
-    text = Terms.of(plan, public_start=True).to_json()
+    text = SessionTerms.of(plan, public_start=True).to_json()
     old = json.loads(text)
     old["events"]["joint"][1] = {
         "event": "discrete-gaussian-update",
         "clip_norm": 1.0,
         "noise_multiplier": 4.0,
     }
-    terms = Terms.from_json(json.dumps(old))
+    terms = SessionTerms.from_json(json.dumps(old))
     assert terms.update(JOINT) == DiscreteGaussianUpdate(clip_norm=1.0, noise_multiplier=4.0)
-    assert Terms.from_json(text).update(JOINT) == RoundedGaussianSum(clip_norm=1.0, noise_multiplier=4.0)
+    assert SessionTerms.from_json(text).update(JOINT) == RoundedGaussianSum(clip_norm=1.0, noise_multiplier=4.0)
 
 
 @pytest.mark.parametrize("frozen", FROZEN, ids=lambda frozen: str(frozen["event"]["event"]))

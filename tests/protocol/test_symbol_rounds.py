@@ -18,7 +18,7 @@ import torch
 from pbmvfl import Federation, Ledger, Limit, Plan, VerticalDataset
 from pbmvfl.errors import OutOfOrder, PlanError, ProtocolError, TruncatedMessage, WrongPlan
 from pbmvfl.ledger.limits import epsilon_at
-from pbmvfl.ledger.session_terms import Terms
+from pbmvfl.ledger.session_terms import SessionTerms
 from pbmvfl.mechanisms.interactions.plan_group import Interactions
 from pbmvfl.plan.schedule import LOCAL, SYMBOLS, Order, Phase, Split
 from pbmvfl.wire.bodies import decode_symbols, encode_symbols, published_bytes
@@ -91,8 +91,8 @@ def test_a_plan_with_interactions_is_read_back_and_signed_with_every_number(data
     )
     hashes |= {plan.replace(interactions=interactions(**changes)).hash for changes in others}
     assert len(hashes) == 2 + len(others)
-    terms = Terms.of(plan, public_start=True)
-    assert Terms.from_json(terms.to_json()) == terms
+    terms = SessionTerms.of(plan, public_start=True)
+    assert SessionTerms.from_json(terms.to_json()) == terms
 
 
 @pytest.mark.parametrize(

@@ -561,17 +561,19 @@ def test_no_total_is_above_its_limit_after_any_sequence(record_property):
 def names_of_rows_are_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("pbmvfl.federation.federation", "pbmvfl.federation.model"):
         monkeypatch.setattr(
-            f"{module}.books_for",
-            lambda folder, rows, *_: ledger_folder.books_of(folder, rows.party_names, dataset=rows.name),
+            f"{module}.ledger_files_for",
+            lambda folder, rows, *_: ledger_folder.ledger_files_of(folder, rows.party_names, dataset=rows.name),
         )
 
 
 def any_party_begins_a_ledger(monkeypatch: pytest.MonkeyPatch) -> None:
-    def books_of(folder: Path, parties: Sequence[str], *, dataset: str, **_: Any) -> list[Path]:
-        return [ledger_folder.book_of(folder, index, party, dataset=dataset) for index, party in enumerate(parties)]
+    def ledger_files_of(folder: Path, parties: Sequence[str], *, dataset: str, **_: Any) -> list[Path]:
+        return [
+            ledger_folder.ledger_file_of(folder, index, party, dataset=dataset) for index, party in enumerate(parties)
+        ]
 
     for module in ("pbmvfl.ledger.ledger_folder", "pbmvfl.federation.serving"):
-        monkeypatch.setattr(f"{module}.books_of", books_of)
+        monkeypatch.setattr(f"{module}.ledger_files_of", ledger_files_of)
 
 
 def limits_of_another_dataset_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:

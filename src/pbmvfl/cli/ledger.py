@@ -16,7 +16,7 @@ from pbmvfl.data.vertical import numbered_parties
 from pbmvfl.errors import LedgerError
 from pbmvfl.ledger.forecast import counted, session_words
 from pbmvfl.ledger.ledger import Ledger
-from pbmvfl.ledger.ledger_folder import book_of, check_folder, make_folder
+from pbmvfl.ledger.ledger_folder import check_folder, ledger_file_of, make_folder
 from pbmvfl.ledger.limits import Limit, unit_and_accounting
 from pbmvfl.ledger.spending import fixed_plan_epsilon, spending
 from pbmvfl.privacy.table import format_epsilon
@@ -59,7 +59,7 @@ def _books_of_parties(folder: Path, parties: str, dataset: str) -> Iterator[list
             "those of a named dataset"
         )
     check_folder(folder)
-    files = [book_of(folder, index, name, dataset=dataset) for index, name in enumerate(names)]
+    files = [ledger_file_of(folder, index, name, dataset=dataset) for index, name in enumerate(names)]
     for file, name in zip(files, names, strict=True):
         if file.is_file():  # all that can be wrong with one, before another is made
             Ledger(file, owner=name, read_only=True).close()

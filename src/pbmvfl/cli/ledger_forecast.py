@@ -15,9 +15,9 @@ from pbmvfl.errors import LedgerError, PlanError
 from pbmvfl.ledger.database import is_begun
 from pbmvfl.ledger.forecast import Forecast, forecasts_for_plan
 from pbmvfl.ledger.ledger import Ledger
-from pbmvfl.ledger.ledger_folder import PartyForecast, books_of, check_reaches_end
+from pbmvfl.ledger.ledger_folder import PartyForecast, check_reaches_end, ledger_files_of
 from pbmvfl.ledger.limits import Limit
-from pbmvfl.ledger.session_terms import Terms
+from pbmvfl.ledger.session_terms import SessionTerms
 from pbmvfl.ledger.spending import spending
 from pbmvfl.privacy.table import format_epsilon
 from pbmvfl.privacy.units import Adversary
@@ -70,7 +70,7 @@ def has_limits(data: VerticalDataset, source: RunSource, *, exact_metrics: bool)
     """Whether some party's book has a limit for these rows, whose owner did not say that exact metrics may be seen."""
     if source.ledger is None or exact_metrics:
         return False
-    for book in books_of(Path(source.ledger), data.party_names, dataset=data.name):
+    for book in ledger_files_of(Path(source.ledger), data.party_names, dataset=data.name):
         if is_begun(book):
             with contextlib.closing(Ledger(book, read_only=True)) as ledger:
                 if ledger.limits(data.name):
@@ -140,7 +140,7 @@ def plan_within(
         ledgers = [ledger for ledger in ledgers if ledger.limits(name)]
 
         def ahead(planned: PlannedBudget) -> list[Forecast]:
-            terms = Terms.of(planned.plan, public_start=True)
+            terms = SessionTerms.of(planned.plan, public_start=True)
             return [limit for ledger in ledgers for limit in forecasts_for_plan(ledger, name, terms)]
 
         likely = min(_left(ledger, name, limit) for ledger in ledgers for limit in ledger.limits(name))

@@ -31,7 +31,7 @@ from pbmvfl.federation.processes import Processes
 from pbmvfl.federation.release_log import ReleaseLog
 from pbmvfl.federation.results import EpochLine, Result
 from pbmvfl.federation.run import Run
-from pbmvfl.ledger.ledger_folder import PartyForecast, books_for, check_folder, check_reaches_end, make_folder
+from pbmvfl.ledger.ledger_folder import PartyForecast, check_folder, check_reaches_end, ledger_files_for, make_folder
 from pbmvfl.plan.groups import Evaluation
 from pbmvfl.plan.plan import Plan
 from pbmvfl.protocol.party import part_of_state
@@ -359,7 +359,7 @@ class Federation:
     ) -> list[PartySetup]:
         # Only ledgers and stored answers ask for ids, and a party in a process of its own gets a copy.
         named = ledger is not None or checkpoints is not None
-        ledgers = None if ledger is None else books_for(ledger, data)
+        ledgers = None if ledger is None else ledger_files_for(ledger, data)
         return [
             self.setup_kind(
                 plan=self.plan,
@@ -444,7 +444,7 @@ def check_ledgers(folder: Path, data: VerticalDataset, *, released: bool) -> Non
     if not released:
         make_folder(folder)
         return
-    for path in books_for(folder, data):
+    for path in ledger_files_for(folder, data):
         if not path.is_file():
             raise LedgerError(
                 f"ledger={str(path)!r} does not exist, but this run has released rounds, and a new ledger would not "

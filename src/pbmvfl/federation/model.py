@@ -44,7 +44,7 @@ from pbmvfl.federation.serving import (
     serving_plan,
     taken_rows,
 )
-from pbmvfl.ledger.ledger_folder import OpenLedgers, PartyForecast, books_for, check_reaches_end, make_folder
+from pbmvfl.ledger.ledger_folder import OpenLedgers, PartyForecast, check_reaches_end, ledger_files_for, make_folder
 from pbmvfl.plan.plan import Plan
 from pbmvfl.plan.schedule import Split
 from pbmvfl.privacy.conversion import usual_delta
@@ -477,7 +477,7 @@ class FederatedModel:
         """Make the parties' setups, or refuse rows and ledgers that cannot be charged for this model."""
         identities = [Identity.generate() for _ in self._parties]
         pinned = tuple(identity.public for identity in identities)
-        ledgers = None if books is None else books_for(books, rows, opened)
+        ledgers = None if books is None else ledger_files_for(books, rows, opened)
         if ledgers is not None:
             check_known(self._parties, ledgers, opened)
         return [

@@ -24,7 +24,7 @@ from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.errors import DataError, LedgerError, ModelError, PartyRefused, PbmvflError, PlanError
 from pbmvfl.federation.model_files import PartyPart, ServerPart
 from pbmvfl.ledger.ledger import Ledger
-from pbmvfl.ledger.ledger_folder import OpenLedgers, book_of, books_of, limited
+from pbmvfl.ledger.ledger_folder import OpenLedgers, ledger_file_of, ledger_files_of, limited
 from pbmvfl.mechanisms import Mechanism
 from pbmvfl.plan.groups import Evaluation, Head, Labels, Learning, Rounds, UpdateNoise, Voting
 from pbmvfl.plan.plan import Plan
@@ -357,14 +357,16 @@ def _ledgers(
     if books is None and permitted:
         return []
     for part in parts:
-        path = None if books is None else book_of(books, part.index, part.party, dataset=dataset, opened=opened)
+        path = None if books is None else ledger_file_of(books, part.index, part.party, dataset=dataset, opened=opened)
         if part.ledger_run and not (path is not None and _knows(path, part, opened)):
             raise LedgerError(
                 f"training of party={part.party!r} was charged to a ledger, which may have a limit, and that book is "
                 "not here; give its folder (ledger=..., --ledger), or leave the folder out and give the owners' word "
                 "for exact sums: --exact-metrics, exact_metrics=True"
             )
-    return [] if books is None else books_of(books, [part.party for part in parts], dataset=dataset, opened=opened)
+    return (
+        [] if books is None else ledger_files_of(books, [part.party for part in parts], dataset=dataset, opened=opened)
+    )
 
 
 def check_known(parts: Sequence[PartyPart], ledgers: Sequence[Path], opened: OpenLedgers) -> None:

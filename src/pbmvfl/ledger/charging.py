@@ -14,7 +14,7 @@ from pbmvfl.ledger import history
 from pbmvfl.ledger.database import MARK_BYTES, identity_of, mark, now
 from pbmvfl.ledger.forecast import compared_by, why_charged
 from pbmvfl.ledger.session_lock import Holder, forget
-from pbmvfl.ledger.session_terms import Terms
+from pbmvfl.ledger.session_terms import SessionTerms
 from pbmvfl.ledger.spending import Account, RowNumbers, accounts
 from pbmvfl.ledger.store import LedgerEntry, LedgerStore
 from pbmvfl.ledger.tamper_evidence import Known, Outside
@@ -30,7 +30,7 @@ class Charging:
         store: LedgerStore,
         number: int,
         dataset: str,
-        terms: Terms,
+        terms: SessionTerms,
         first_round: int,
         *,
         lock: int,

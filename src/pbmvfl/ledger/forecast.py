@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from pbmvfl.ledger.database import FORMAT
 from pbmvfl.ledger.limits import Limit, Rates
-from pbmvfl.ledger.session_terms import Terms
+from pbmvfl.ledger.session_terms import SessionTerms
 from pbmvfl.ledger.spending import RowNumbers, Spent, accounts, spending
 from pbmvfl.plan.schedule import Split
 
@@ -46,7 +46,7 @@ class Forecast:
 def forecasts(
     ledger: Records,
     dataset: str,
-    terms: Terms,
+    terms: SessionTerms,
     train_ids: Sequence[str] | range,
     test_ids: Sequence[str] | range,
     *,
@@ -73,7 +73,7 @@ def forecasts(
     return tuple(found)
 
 
-def forecasts_for_plan(ledger: Records, dataset: str, terms: Terms) -> tuple[Forecast, ...]:
+def forecasts_for_plan(ledger: Records, dataset: str, terms: SessionTerms) -> tuple[Forecast, ...]:
     """Return forecasts of a new run without named rows: for those of the last training there, if it has as many."""
     schedule = terms.schedule
     for entry in reversed(ledger.sessions(dataset)):
@@ -85,7 +85,7 @@ def forecasts_for_plan(ledger: Records, dataset: str, terms: Terms) -> tuple[For
     return forecasts_for_any_rows(ledger, dataset, terms)
 
 
-def forecasts_for_any_rows(ledger: Records, dataset: str, terms: Terms) -> tuple[Forecast, ...]:
+def forecasts_for_any_rows(ledger: Records, dataset: str, terms: SessionTerms) -> tuple[Forecast, ...]:
     """Return forecasts of a new run whose rows are not known: each may be the one on which most was spent."""
     train, test = (terms.schedule.rows_of(split) for split in (Split.TRAIN, Split.TEST))
     numbers = {Split.TRAIN: np.arange(train), Split.TEST: np.arange(train, train + test)}
@@ -101,7 +101,7 @@ def forecasts_for_any_rows(ledger: Records, dataset: str, terms: Terms) -> tuple
 
 def _run(
     spent: Spent,
-    terms: Terms,
+    terms: SessionTerms,
     rates: Rates,
     numbers: Mapping[Split, npt.NDArray[np.int64]],
     rounds: range,
@@ -121,7 +121,9 @@ def _run(
     return stops_at
 
 
-def _forecast(dataset: str, limit: Limit, before: float, after: Spent, stops_at: int | None, terms: Terms) -> Forecast:
+def _forecast(
+    dataset: str, limit: Limit, before: float, after: Spent, stops_at: int | None, terms: SessionTerms
+) -> Forecast:
     done = len(terms.schedule) if stops_at is None else stops_at
     return Forecast(
         dataset=dataset,

@@ -57,7 +57,7 @@ def _or_new(opened: OpenLedgers | None) -> contextlib.AbstractContextManager[Ope
     return OpenLedgers() if opened is None else contextlib.nullcontext(opened)
 
 
-def book_of(
+def ledger_file_of(
     folder: Path, index: int, party: str, *, dataset: str | None = None, opened: OpenLedgers | None = None
 ) -> Path:
     """Return the file of a party's ledger; a new one is named by the party.
@@ -94,14 +94,14 @@ class Rows(Protocol):
     def rows_are_named(self) -> bool: ...
 
 
-def books_for(folder: Path, rows: Rows, opened: OpenLedgers | None = None) -> list[Path]:
+def ledger_files_for(folder: Path, rows: Rows, opened: OpenLedgers | None = None) -> list[Path]:
     """Return the ledger file of each party that releases anything about these rows, in the parties' order.
 
     Raises:
-        LedgerError: As `books_of`; or a party's ledger has a limit and the rows have no ids, so that the same people
-            in another table would begin with nothing spent.
+        LedgerError: As `ledger_files_of`; or a party's ledger has a limit and the rows have no ids, so that the same
+            people in another table would begin with nothing spent.
     """
-    found = books_of(folder, rows.party_names, dataset=rows.name, opened=opened)
+    found = ledger_files_of(folder, rows.party_names, dataset=rows.name, opened=opened)
     if not rows.rows_are_named and (with_limit := limited(found, opened)):
         raise LedgerError(
             f"ledger={str(with_limit[0])!r} has a limit, and rows of dataset={rows.name!r} have no ids: it would know "
@@ -112,7 +112,9 @@ def books_for(folder: Path, rows: Rows, opened: OpenLedgers | None = None) -> li
     return found
 
 
-def books_of(folder: Path, parties: Sequence[str], *, dataset: str, opened: OpenLedgers | None = None) -> list[Path]:
+def ledger_files_of(
+    folder: Path, parties: Sequence[str], *, dataset: str, opened: OpenLedgers | None = None
+) -> list[Path]:
     """Return the ledger file of each party of a run, in their order.
 
     Raises:
@@ -120,7 +122,9 @@ def books_of(folder: Path, parties: Sequence[str], *, dataset: str, opened: Open
             one that holds another party's columns, would begin with no limit and nothing spent: its owner adds it.
     """
     with _or_new(opened) as ledgers:
-        found = [book_of(folder, index, party, dataset=dataset, opened=ledgers) for index, party in enumerate(parties)]
+        found = [
+            ledger_file_of(folder, index, party, dataset=dataset, opened=ledgers) for index, party in enumerate(parties)
+        ]
         unknown = [(party, path) for party, path in zip(parties, found, strict=True) if ledgers.begun(path) is None]
     if unknown and (with_limit := limited(sorted(folder.glob(f"*{ENDING}")))):
         names = ", ".join(f"party={party!r}" for party, _ in unknown)

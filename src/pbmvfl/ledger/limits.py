@@ -17,7 +17,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from pbmvfl.errors import PlanError
-from pbmvfl.ledger.session_terms import Terms
+from pbmvfl.ledger.session_terms import SessionTerms
 from pbmvfl.plan.schedule import RoundKind
 from pbmvfl.privacy.conversion import check_delta
 from pbmvfl.privacy.events import ReleaseEvent, UpdateEvent
@@ -208,7 +208,7 @@ class Rates:
     all_rows_alike: bool
 
     @classmethod
-    def of(cls, terms: Terms, limit: Limit) -> Rates:
+    def of(cls, terms: SessionTerms, limit: Limit) -> Rates:
         kinds = {kind: _kind_rates(terms, kind, limit) for kind in terms.events}
         return cls(kinds, terms.couples_rows, limit.unit is Unit.PARTY or not terms.public_start)
 
@@ -234,7 +234,7 @@ class Rates:
         return self.kinds[kind].everywhere.times(num_rows)
 
 
-def _kind_rates(terms: Terms, kind: RoundKind, limit: Limit) -> KindRates:
+def _kind_rates(terms: SessionTerms, kind: RoundKind, limit: Limit) -> KindRates:
     # A limit for more colluders than a run has parties is a limit for all but one of them.
     colluding = min(limit.colluding_parties, terms.num_parties - 1)
     release, update = terms.release(kind), terms.update(kind)

@@ -38,7 +38,7 @@ def migrate(db: Database) -> None:
 
 
 def terms_of(plan: dict[str, Any]) -> dict[str, Any]:
-    """Return the terms of a plan of version 0.1, as `Terms.from_json` reads them."""
+    """Return the terms of a plan of version 0.1, as `SessionTerms.from_json` reads them."""
     phases = [{"kind": "joint", "passes": plan["num_epochs"], "order": "shuffled"}]
     release, words = _release(plan)
     update: dict[str, Any] = {"event": "plain-update"}

@@ -21,7 +21,7 @@ from pbmvfl.ledger.forecast import Forecast, forecasts
 from pbmvfl.ledger.row_identity import Digests, check_ids, keep_ids, keyed_digests, row_digests, shared_rows
 from pbmvfl.ledger.schema import has_row_values
 from pbmvfl.ledger.session_lock import Holder, check_free, forget, take
-from pbmvfl.ledger.session_terms import Terms
+from pbmvfl.ledger.session_terms import SessionTerms
 from pbmvfl.ledger.store import LedgerEntry, LedgerStore
 from pbmvfl.ledger.tamper_evidence import Outside, key_of
 from pbmvfl.plan.groups import Evaluation
@@ -242,10 +242,10 @@ class Opening:
             f"ledger allow {store.path} --dataset {self.dataset}`"
         )
 
-    def _terms(self, store: LedgerStore) -> Terms:
+    def _terms(self, store: LedgerStore) -> SessionTerms:
         public = self.public_start and self._began_public(store)
         known = None if public else self._known_datasets(store)
-        return Terms.of(self.plan, public_start=public, known_datasets=known)
+        return SessionTerms.of(self.plan, public_start=public, known_datasets=known)
 
     def _known_datasets(self, store: LedgerStore) -> tuple[str, ...] | None:
         """Return the datasets whose rows the weights of a trained model know; None: any.
@@ -283,7 +283,7 @@ class Opening:
     def _insert(
         self,
         store: LedgerStore,
-        terms: Terms,
+        terms: SessionTerms,
         values: _Values,
         train: Sequence[str] | range,
         test: Sequence[str] | range,

@@ -32,7 +32,7 @@ def _words(plan: Plan) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Terms:
+class SessionTerms:
     """The schedule of a run, and what one use of a row in each kind of round is charged for."""
 
     schedule: Schedule
@@ -66,7 +66,7 @@ class Terms:
                 )
 
     @classmethod
-    def of(cls, plan: Plan, *, public_start: bool, known_datasets: tuple[str, ...] | None = None) -> Terms:
+    def of(cls, plan: Plan, *, public_start: bool, known_datasets: tuple[str, ...] | None = None) -> SessionTerms:
         return cls(
             schedule=plan.schedule,
             events={kind: plan.events(kind) for kind in plan.schedule.kinds},
@@ -109,7 +109,7 @@ class Terms:
         )
 
     @classmethod
-    def from_json(cls, text: str) -> Terms:
+    def from_json(cls, text: str) -> SessionTerms:
         """Read what `to_json` wrote, or refuse kinds and events that this version cannot price."""
         try:
             values: dict[str, Any] = json.loads(text)

@@ -18,7 +18,7 @@ from pbmvfl.privacy.orders import ORDERS
 from pbmvfl.privacy.units import Accounting, Unit
 
 if TYPE_CHECKING:
-    from pbmvfl.ledger.session_terms import Terms
+    from pbmvfl.ledger.session_terms import SessionTerms
     from pbmvfl.ledger.store import LedgerEntry, Records
 
 _Numbers = npt.NDArray[np.int64]
@@ -237,7 +237,7 @@ class Account(NamedTuple):
 
 
 def accounts(
-    ledger: Records, dataset: str, terms: Terms, limits: Mapping[str, Sequence[Limit]], *, rows: RowNumbers
+    ledger: Records, dataset: str, terms: SessionTerms, limits: Mapping[str, Sequence[Limit]], *, rows: RowNumbers
 ) -> list[Account]:
     """Return the accounts of a session: of its own dataset, and of others whose rows its first weights may know.
 
@@ -259,7 +259,7 @@ def accounts(
     return found
 
 
-def _rates(terms: Terms, limit: Limit, own: str, charged: str) -> Rates:
+def _rates(terms: SessionTerms, limit: Limit, own: str, charged: str) -> Rates:
     """Return what a session of one dataset adds to the rows of the same or another one."""
     rates = Rates.of(terms, limit)
     return rates if own == charged else rates.elsewhere

@@ -33,7 +33,7 @@ from pbmvfl.ledger.limits import Limit
 from pbmvfl.ledger.migration import migrate
 from pbmvfl.ledger.row_identity import read_ids
 from pbmvfl.ledger.schema import add_what_came_later, make_tables
-from pbmvfl.ledger.session_terms import Terms
+from pbmvfl.ledger.session_terms import SessionTerms
 from pbmvfl.ledger.tamper_evidence import Known, Outside, known_outside
 from pbmvfl.privacy.units import Accounting, Unit
 
@@ -49,7 +49,7 @@ class LedgerEntry:
     run: str
     session: str
     #: What was released, by frozen names; all that is priced.
-    terms: Terms
+    terms: SessionTerms
     #: The run's plan, as it was written: for people.
     plan: dict[str, Any]
     train_ids: str
@@ -94,7 +94,7 @@ class LedgerStore:
         self._read_only = read_only
         self._is_prepared = False
         #: Terms by their text, since every look at the sessions reads the same few.
-        self._terms: dict[str, Terms] = {}
+        self._terms: dict[str, SessionTerms] = {}
         # A file that cannot be written to is refused when it is charged, not before.
         self._writes = not read_only and (prepare or _is_writable(path))
         if not self._writes:
@@ -317,10 +317,10 @@ class LedgerStore:
         read = {key: self._read_plan(plans, key) for key in {entry["plan"] for entry in entries}}
         return [LedgerEntry(**{**entry, **read[entry["plan"]]}) for entry in entries]
 
-    def read_terms(self, text: str) -> Terms:
+    def read_terms(self, text: str) -> SessionTerms:
         """Return the terms that a text of the ledger says."""
         if text not in self._terms:
-            self._terms[text] = Terms.from_json(text)
+            self._terms[text] = SessionTerms.from_json(text)
         return self._terms[text]
 
     def _read_plan(self, plans: dict[str, tuple[str, str]], key: str) -> dict[str, Any]:
