@@ -178,7 +178,7 @@ class PartySite:
             if part.columns is not None and part.columns.to_dict() != self._rows.columns.to_dict():
                 raise ModelError("the rows have other columns than the model was trained on; align them by its schema")
             with OpenLedgers() as opened:
-                check_known([part], [home.ledger], opened)
+                check_known([part], [site_folder.ledger], opened)
         self._party = self._setup.build(self._own_encoder(policy, self._setup))
 
     def _own_encoder(self, policy: PolicyFile, setup: PartySetup) -> nn.Module | None:
