@@ -364,7 +364,7 @@ def test_an_order_with_rows_that_are_not_here_tells_no_number_of_them(homes: dic
             )
             shared = key.with_share(said.share, label_share=key.share, party_share=said.share, party="bank")
             guesses = [f"p{i:03d}" for i in range(4)] + [f"nobody-{i}" for i in range(wrong)]
-            asked = shared.auth(Asked(Kind.ORDER, 0, b"".join(map(shared.tag, guesses))))
+            asked = shared.seal(Asked(Kind.ORDER, 0, b"".join(map(shared.tag, guesses))))
             told.add(site.handle(Channel.ALIGN, asked.to_bytes()))
     assert len(told) == 1
     assert told.pop()[:1] == b"\1"

@@ -186,7 +186,7 @@ def test_a_servers_dates_are_said_in_words(
 def test_a_server_of_another_federation_is_not_trusted(listen: Callable[[Credentials], int], tmp_path: Path) -> None:
     port = listen(Authority(tmp_path / "theirs").issue(SERVER))
     home = plain_home(tmp_path / "bank", "bank", Authority(tmp_path / "ours"), port=port)
-    with pytest.raises(FederationError, match=r"not signed by this federation's authority.*somebody poses as it"):
+    with pytest.raises(FederationError, match=r"not signed by this federation's authority.*or an impostor"):
         check_server(home)
 
 
