@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
@@ -482,6 +483,40 @@ def test_a_damaged_index_does_not_become_the_one_before(data, make_plan, tmp_pat
     assert kept.rounds(run) == [4, 12]
     for number in (4, 12):
         kept.load(run, number)
+
+
+def test_an_index_that_cannot_be_written_stays_as_it_was(data, make_plan, monkeypatch, tmp_path):
+    plan, run = make_plan(data, num_epochs=4), bytes(8)
+    kept = Checkpoints(folder=tmp_path, plan=plan)
+    for number in (4, 8):
+        kept.save(run, number, {"weight": torch.full((2,), float(number))})
+    before = (tmp_path / "checkpoints.json").read_bytes()
+    for _ in range(2):
+        with monkeypatch.context() as patch:
+            power_cut_at(patch, 2)
+            with pytest.raises(PowerCut):
+                kept.save(run, 12, {"weight": torch.zeros(2)})
+        assert (tmp_path / "checkpoints.json").read_bytes() == before
+        assert kept.rounds(run) == [4, 8]
+    kept.save(run, 12, {"weight": torch.zeros(2)})
+    assert kept.rounds(run) == [8, 12]
+    assert {path.name for path in tmp_path.iterdir()} == files_of(tmp_path)
+
+
+def test_where_a_file_has_one_name_alone_no_index_before_is_kept(data, make_plan, monkeypatch, tmp_path):
+    def no_links(*_: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "link", no_links)
+    plan, run = make_plan(data, num_epochs=4), bytes(8)
+    kept = Checkpoints(folder=tmp_path, plan=plan)
+    for number in (4, 8, 12):
+        kept.save(run, number, {"weight": torch.full((2,), float(number))})
+    assert kept.rounds(run) == [8, 12]
+    assert {path.name for path in tmp_path.iterdir()} == files_of(tmp_path) - {PREVIOUS}
+    (tmp_path / "checkpoints.json").write_bytes(b"")
+    with pytest.raises(CheckpointError, match=r"checkpoints\.json cannot be read"):
+        kept.rounds(run)
 
 
 # --- how much is written ---

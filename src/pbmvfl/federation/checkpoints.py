@@ -174,18 +174,22 @@ class Checkpoints:
         except CheckpointError as error:
             raise damage or error from error
         if index is None or not states:
-            raise damage or CheckpointError(f"{path} has no state with whole weights; restore them, or start a new run")
+            raise damage or CheckpointError(f"{path} has no state with whole weights; restore it from a copy")
         _log.warning("%s is missing or damaged; using %s", self.folder / _INDEX, _PREVIOUS)
         return {**index, "states": states}
 
     def _keep_index(self) -> None:
-        """Make the index the one before, unless it is damaged."""
-        with contextlib.suppress(_DamagedIndex):
+        """Give the index a second name, as the one before, unless it is damaged.
+
+        Where a file can have one name alone, no index before is kept.
+        """
+        second = self.folder / f"{_PREVIOUS}.new"
+        with contextlib.suppress(_DamagedIndex, OSError):
             if self._checked(_INDEX) is not None:
-                try:
-                    os.replace(self.folder / _INDEX, self.folder / _PREVIOUS)
-                except OSError as error:
-                    raise not_written(self.folder / _PREVIOUS, error) from error
+                second.unlink(missing_ok=True)  # of a killed process
+                os.link(self.folder / _INDEX, second)
+                os.replace(second, self.folder / _PREVIOUS)
+                second.unlink(missing_ok=True)  # two names of one file are both left by `replace`
 
     def _checked(self, name: str) -> dict[str, Any] | None:
         """Return an index as it was written; None if there is none."""
