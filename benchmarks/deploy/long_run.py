@@ -29,13 +29,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 
 from benchmarks.measure import Row
-from deploy_homes import Tables, aligned, make_homes, train_order
-from federation_texts import PARTIES, SERVER
-from pbmvfl.deploy.home import Home
-from pbmvfl.deploy.order import Order
-from pbmvfl.deploy.outcome import last_outcome
-from pbmvfl.plan import Plan
-from pbmvfl.runs.results import Result
+from pbmvfl.deploy.site.folder import SiteFolder
+from pbmvfl.deploy.site.job_spec import JobSpec, last_result
+from pbmvfl.federation.results import Result
+from pbmvfl.plan.plan import Plan
+from support.deploy_homes import Tables, aligned, make_homes, train_order
+from support.federation_texts import PARTIES, SERVER
 
 RESULTS = Path("benchmarks/results/long-run.json")
 #: Bytes of an index: the plan, and two states.
@@ -74,10 +73,10 @@ class Strangers:
             self._thread.join()
 
 
-def start(home: Home, order: Order, job: str) -> subprocess.Popen[str]:
+def start(home: SiteFolder, order: JobSpec, job: str) -> subprocess.Popen[str]:
     """One role of the job as a process."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "pbmvfl.deploy.site", str(home.path), job],
+        [sys.executable, "-m", "pbmvfl.deploy.job.process", str(home.path), job],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         stdin=subprocess.PIPE,
         text=True,
@@ -137,7 +136,7 @@ def main() -> int:
                 process.wait()
         seconds = time.monotonic() - began
         runs = {name: home.run(order.run) for name, home in homes.items()}
-        outcome = last_outcome(runs[SERVER])
+        outcome = last_result(runs[SERVER])
         sizes = {name: (run / "checkpoints" / "checkpoints.json").stat().st_size for name, run in runs.items()}
         history = runs[SERVER] / "checkpoints" / "history.jsonl"
         result = Result.read(runs[SERVER] / "result.json") if outcome is not None and not outcome.words else None
