@@ -37,7 +37,8 @@ class Tables:
     def drawn(cls, *, rows: int = 40, columns: int = 3, parties: Sequence[str] = PARTIES, seed: int = 0) -> Tables:
         draw = np.random.default_rng(seed)
         labels = draw.integers(0, 2, rows)
-        features = {name: np.round(draw.random((rows, columns)) * 0.5 + labels[:, None] * 0.4, 6) for name in parties}
+        drawn = {name: draw.random((rows, columns)) * 0.5 + labels[:, None] * 0.4 for name in parties}
+        features = {name: np.asarray(np.round(each, 6), dtype=np.float64) for name, each in drawn.items()}
         ids = tuple(f"person-{number:06d}" for number in draw.choice(10**6, rows, replace=False))
         return cls(ids=ids, features=features, labels=labels)
 
