@@ -10,6 +10,7 @@ not grow with the epochs.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import secrets
@@ -127,8 +128,9 @@ def main() -> int:
         began = time.monotonic()
         processes = [start(home, order, job) for home in homes.values()]
         try:
-            for process in processes:
-                process.wait(max(1.0, given.longest - (time.monotonic() - began)))
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                for process in processes:
+                    process.wait(max(1.0, given.longest - (time.monotonic() - began)))
         finally:
             strangers.close()
             for process in processes:
