@@ -1,7 +1,7 @@
-"""The command line. Every command reads options, calls the library and shows what came back.
+"""Command-line interface. Every command reads options, calls the library and prints the result.
 
-Commands import what trains only when they run, so that `--help` and completion stay fast.
-May import everything. Begin with the list of commands below; one module has one command or one group of them.
+Commands import the training code only when they run, so that `--help` and completion stay fast.
+May import everything. Begin with the list of commands below; each module defines one command or one group of commands.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pbmvfl.cli.train import train
 from pbmvfl.cli.watch import logs, watch
 from pbmvfl.errors import PbmvflError
 
-#: Where `--help` lists what is for organisations that run a federation together.
+#: Panel of `--help` for organisations that run a federation together.
 _FEDERATION = "Between organisations"
 app = typer.Typer(
     name="pbmvfl",
@@ -80,13 +80,13 @@ app.command(rich_help_panel=_FEDERATION)(logs)
 
 def main() -> None:
     """Run the command line. Bad input ends with code 2 and a message; a bug ends with its traceback."""
-    # What a party's owner finds in the log is shown here as the error or the note that it is; once is enough.
+    # Commands print errors and notes themselves; a second copy from the logger would be noise.
     logging.getLogger("pbmvfl").addHandler(logging.NullHandler())
     try:
-        app(prog_name="pbmvfl")  # by whatever name it was started: completion and examples are for this one
+        app(prog_name="pbmvfl")  # completion and examples use this name, however the program was started
     except PbmvflError as error:
         _fail(str(error))
-    except OSError as error:  # a folder that cannot be written, a full disk
+    except OSError as error:  # for example an unwritable folder or a full disk
         if error.filename is None and error.strerror is None:
             raise
         _fail(": ".join(str(part) for part in (error.filename, error.strerror) if part))
@@ -97,6 +97,6 @@ def _fail(message: str) -> NoReturn:
 
     console = Console(stderr=True, highlight=False)
     console.print("[bold red]error:[/]", end=" ")
-    # Not broken into lines: messages and paths in a file or a pipe can be searched, and terminals wrap themselves.
+    # Soft wrap keeps messages and paths searchable in a file or a pipe; terminals wrap lines themselves.
     console.print(message, markup=False, soft_wrap=True)
     sys.exit(2)

@@ -1,4 +1,4 @@
-"""Which data a command is about: a named dataset, a table, a plan's file, a run folder, or numbers by hand."""
+"""Data options of a command: a named dataset, a table, a plan file, a run folder, or explicit sizes."""
 
 from __future__ import annotations
 
@@ -34,29 +34,29 @@ ColumnsOrCount = Annotated[
     ),
 ]
 _OF_TABLES = ("label", "id", "label_data", "schema", "test_data", "test_fraction")
-#: Of test rows, where nobody says another.
+#: Default fraction of test rows.
 _USUAL_FRACTION = 0.2
-#: What data says about a plan.
+#: Plan fields that the data determines.
 _SIZES = ("num_parties", "num_samples", "num_classes", "num_test_samples")
 
 
 @dataclass(frozen=True, kw_only=True)
 class KnownData:
-    """The data that was named, or what else says how large everything is."""
+    """Data that the options name, or only its sizes."""
 
     data: VerticalDataset | None = None
     sizes: dict[str, int]
     columns: int | None = None
-    #: What `pbmvfl train` needs to be about the same data.
+    #: Arguments with which `pbmvfl train` uses the same data.
     command: str = "DATASET"
-    #: A run folder, if one was named.
+    #: Run folder, if one was given.
     folder: Path | None = None
-    #: A plan's file, if one was named.
+    #: Plan file, if one was given.
     plan_file: Path | None = None
 
     @property
     def widest(self) -> int | None:
-        """The most numbers of a row that a party has; None if nobody said."""
+        """Largest number of values per row at any party, or None if unknown."""
         if self.data is None:
             return self.columns
         return max(dense_columns(part.shape[1:]) for part in self.data.train_features)
@@ -70,9 +70,9 @@ def known_data(
     given: dict[str, Any],
     load: bool = True,
 ) -> KnownData:
-    """What the options say about the data, sizes among `given` included; one way of saying it at a time.
+    """Return the data that the options name, checked against the sizes in `given`.
 
-    Without `load` the rows of a run folder are not looked for.
+    Only one of a source, a table and a plan file is permitted. Without `load` the rows of a run folder are not read.
     """
     ways = {"SOURCE": source, "--data": table["data"] or None, "--plan": plan_file}
     said = [way for way, value in ways.items() if value is not None]
@@ -131,7 +131,7 @@ def _sizes_of(given: dict[str, Any]) -> dict[str, int]:
 
 
 def _agreeing(known: dict[str, int], given: dict[str, Any]) -> dict[str, int]:
-    """The known sizes, unless somebody says others."""
+    """Return the known sizes; refuse given sizes that differ."""
     for name, value in _sizes_of(given).items():
         if known.get(name, value) != value:
             option = "--" + name.replace("_", "-")
@@ -151,7 +151,7 @@ def _count(text: str | None) -> int | None:
 
 
 def _table_command(table: dict[str, Any]) -> str:
-    """The options of a table once more, to be copied."""
+    """Return the command-line options of a table, quoted for a shell."""
     names = ("data", "label", "columns", "id", "label_data", "schema", "test_data", "test_fraction")
     said = {name: table[name] for name in names if table.get(name) not in (None, _USUAL_FRACTION)}
     given = [(name, text) for name, value in said.items() for text in _texts(value)]
@@ -159,7 +159,7 @@ def _table_command(table: dict[str, Any]) -> str:
 
 
 def _texts(value: Any) -> list[str]:
-    """As often as an option is given: once for each party's file, or once."""
+    """Return an option's values as text: one for each party's file, or a single one."""
     if isinstance(value, dict):
         return [f"{party}={file}" for party, file in value.items()]
     if isinstance(value, list):

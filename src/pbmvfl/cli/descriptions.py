@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pbmvfl.data.vertical import VerticalDataset
 
 
-# --- What a person sees of a result: every figure with what it was measured on, and what was spent ---
+# --- Results: every figure with the rows it was measured on, and the privacy budget spent ---
 
 
 _EXACT, _NOISY = "exact sums, simulator only", "noisy sums, as the server saw"
@@ -36,7 +36,7 @@ NEEDS_A_RELEASE = f"{_UNMEASURED} not measured, needs a release (--prediction-ep
 
 
 def print_result(console: Console, result: Result, *, delta: float, is_news: bool) -> None:
-    """Metrics, costs, and notes. `is_news` if the epsilons are not those of a table that was printed before."""
+    """Print metrics, costs and notes; `is_news` if the epsilons differ from the table printed before the run."""
     if result.metrics:
         _print_metrics(console, result)
     traffic = result.traffic
@@ -85,7 +85,7 @@ def _cells(names: list[str], metrics: Mapping[str, float], *, missing: str = _UN
 
 
 def _shares_of_positive(result: Result) -> dict[str, float]:
-    """What scores that are the same for all rows get."""
+    """Return the AUPRC of constant scores: the share of the positive class in each split."""
     if result.positive_class is None:
         return {}
     negative, positive = result.classes
@@ -93,11 +93,11 @@ def _shares_of_positive(result: Result) -> dict[str, float]:
     return {f"{split}_auprc": b / (a + b) for split, (a, b) in counts.items() if a + b}
 
 
-# --- what was spent, in one line ---
+# --- Privacy budget spent, in one line ---
 
 
 def spent(run: TrainingRun, *, delta: float) -> str:
-    """The epsilons that a plan is chosen by, against the server."""
+    """Describe in one line the epsilons against the server."""
     if not run.charges_by_split:
         paper, strict = (epsilon_bound(run, Unit.CELL, each, delta=delta) for each in Accounting)
         star = " (* not a proof)" if NOT_A_PROOF in paper.conditions else ""
@@ -123,7 +123,7 @@ def _named(bound: EpsilonBound) -> str:
 
 
 def describe_plan(plan: Plan) -> Iterator[tuple[str, str]]:
-    """(title, words) of every line."""
+    """Yield (title, text) for each line."""
     if plan.training is Training.LOCAL:
         yield "training", _local(plan)
         yield "noise", _noise(plan)
@@ -140,7 +140,7 @@ def describe_plan(plan: Plan) -> Iterator[tuple[str, str]]:
 
 
 def learning_notes(plan: Plan, *, columns: int | None, majority: float | None = None) -> list[str]:
-    """What a person should know about local training with at most so many columns a party, before it begins."""
+    """Return notes on what local training can learn with at most `columns` columns per party."""
     if plan.training is not Training.LOCAL or not plan.noise_multiplier or columns is None:
         return []
     shift = 2 * math.sqrt(plan.num_epochs) / plan.noise_multiplier
@@ -151,8 +151,10 @@ def learning_notes(plan: Plan, *, columns: int | None, majority: float | None = 
 
 
 def learning_notes_for(plan: Plan, data: VerticalDataset) -> list[str]:
-    """The same for these rows: their shapes, and how frequent the most frequent class is, which local training tells
-    every party anyway."""
+    """Return the notes of `learning_notes` for a dataset.
+
+    They use its column counts and the rate of its most frequent class, which local training tells every party anyway.
+    """
     columns = max(dense_columns(part.shape[1:]) for part in data.train_features)
     frequent = max(Counter(data.train_labels.tolist()).values()) / data.num_samples
     return learning_notes(plan, columns=columns, majority=frequent)

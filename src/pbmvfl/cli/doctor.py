@@ -1,4 +1,4 @@
-"""`pbmvfl doctor`: whether this machine can run a federation."""
+"""`pbmvfl doctor`: check that this machine can run a federation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks of `pbmvfl doctor`: what is installed, what can be written here, and known answers."""
+"""Checks of `pbmvfl doctor`: installed packages, writable folders, and known answers."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ from pbmvfl.privacy.events import NoisyUpdate
 from pbmvfl.privacy.units import Accounting, Adversary, Unit
 from pbmvfl.wire.traffic import human_bytes
 
-# --- What a check found ---
+# --- Findings ---
 
 
 class Status(StrEnum):
     OK = "ok"
-    #: Something may be missed, and everything works without it.
+    #: Something optional is missing; everything works without it.
     NOTE = "note"
     TROUBLE = "trouble"
 
@@ -51,14 +51,14 @@ class Finding:
     name: str
     status: Status
     found: str
-    #: What to do about it; empty where nothing is to be done.
+    #: Suggested remedy; empty if none is needed.
     way_out: str = ""
 
     def to_dict(self) -> dict[str, str]:
         return {name: str(value) for name, value in asdict(self).items()}
 
 
-#: A check gives its line, or raises: then its name and the error are the line.
+#: A check returns its finding; if it raises, its name and the error become the finding.
 Check = Callable[[], Finding]
 
 
@@ -75,7 +75,7 @@ def trouble(name: str, found: str, way_out: str) -> Finding:
 
 
 def run_check(name: str, check: Check) -> Finding:
-    """A check that fails is a finding, whatever went wrong: the others are still to be made."""
+    """Run a check and report any exception as a finding, so that the other checks still run."""
     try:
         return check()
     except Exception as error:
@@ -83,12 +83,12 @@ def run_check(name: str, check: Check) -> Finding:
         return trouble(name, f"the check itself failed: {said}", "install the package anew, or report this as a bug")
 
 
-# --- What is installed and what can be written here ---
-# Nothing that a check makes stays.
+# --- Installed packages and writable folders ---
+# Checks remove every file that they create.
 
 
 OLDEST_PYTHON = (3, 11)
-#: Less than this and a run's checkpoints may not fit.
+#: With less free space than this, a run's checkpoints may not fit.
 _LEAST_FREE = 500_000_000
 _REQUIREMENT = re.compile(r"^([A-Za-z0-9_.-]+)\s*>=\s*([0-9][0-9.]*)")
 
@@ -103,7 +103,7 @@ def python_version(version: tuple[int, ...] | None = None) -> Finding:
 
 
 def packages(requirements: Sequence[str] | None = None) -> Finding:
-    """Versions against what the package asks for; packages are not imported."""
+    """Compare installed versions with the requirements, without importing the packages."""
     if requirements is None:
         try:
             requirements = metadata.requires("pbmvfl") or []
@@ -131,7 +131,7 @@ def packages(requirements: Sequence[str] | None = None) -> Finding:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """The leading numbers: 2.11.0+cpu is (2, 11, 0)."""
+    """Return the leading numbers of a version: 2.11.0+cpu is (2, 11, 0)."""
     matched = re.match(r"[0-9]+(\.[0-9]+)*", version)
     return tuple(int(part) for part in matched[0].split(".")) if matched else ()
 
@@ -152,7 +152,7 @@ def torch_threads() -> Finding:
 
 
 def working_folder(folder: Path | None = None) -> Finding:
-    """Where runs go unless --out names another place: writing, locks and the ledgers' kind of file."""
+    """Check that the default folder of runs supports writing, file locks and SQLite files."""
     folder = Path.cwd() if folder is None else folder
     name, elsewhere = "run folders", "use --out and --ledger on another file system"
     try:
@@ -167,7 +167,7 @@ def working_folder(folder: Path | None = None) -> Finding:
 
 
 def _locks_in(folder: Path) -> str | None:
-    """Whether a second holder is kept out."""
+    """Return the error of file locks in a folder, or None if a second lock is refused."""
     path = folder / "lock"
     first, second = (os.open(path, os.O_RDWR | os.O_CREAT, 0o600) for _ in range(2))
     try:
@@ -185,7 +185,7 @@ def _locks_in(folder: Path) -> str | None:
 
 
 def _books_in(folder: Path) -> str | None:
-    """Whether SQLite can keep its log beside the file."""
+    """Return the error of SQLite in a folder, or None if its write-ahead log works there."""
     try:
         book = sqlite3.connect(folder / "book.sqlite")
         try:
@@ -199,7 +199,7 @@ def _books_in(folder: Path) -> str | None:
 
 
 def state() -> Finding:
-    """Where ledgers keep a counter outside of themselves, by which an older copy is known."""
+    """Check the folder of the external counters by which ledgers detect an older copy."""
     folder = state_folder()
     way_out = "set PBMVFL_STATE to a folder of your own; without it only the file beside a ledger knows an older copy"
     if folder is None:
@@ -210,7 +210,7 @@ def state() -> Finding:
 
 
 def _can_be_made(folder: Path) -> bool:
-    """Whether the folder, or the nearest one above it that exists, can be written to; nothing is made."""
+    """Return whether the folder, or its nearest existing parent, is writable; create nothing."""
     there = folder
     while not there.exists() and there != there.parent:
         there = there.parent
@@ -249,9 +249,9 @@ def browser() -> Finding:
     return ok("browser", f"{found} (optional: tests look at reports in it)")
 
 
-# --- Known answers of what protects people: randomness, masks, noise and the account ---
-# None of them is a proof. They notice a library that was swapped, a build that computes something else, and a machine
-# whose randomness is not there.
+# --- Known answers of randomness, masks, noise and privacy accounting ---
+# None of them is a proof. They detect a replaced library, a build that computes something else, and a machine without
+# usable randomness.
 
 
 _DO_NOT_TRAIN = "do not train with this installation: install it anew in a new environment, and report it if it stays"
@@ -259,16 +259,16 @@ _DO_NOT_TRAIN = "do not train with this installation: install it anew in a new e
 _KEY = "603deb1015ca71be2b73aef0857d77811f352c073b6108d72d9810a30914dff4"
 _COUNTER = "f0f1f2f3f4f5f6f7f8f9fafbfcfdfeff"
 _BLOCK = "0bdf7df1591716335e9a8b15c860c502"
-#: Standard deviations within which a sum must lie: a false alarm once in 500 million times.
+#: Standard deviations within which a sum must lie; one false alarm in 500 million.
 _DEVIATIONS = 6.0
 _DRAWS = 20_000
-#: The Gaussian mechanism whose neighbours are one standard deviation apart, at delta 1e-5: Phi(1/2 - e) - exp(e)
+#: Gaussian mechanism with neighbours one standard deviation apart, at delta 1e-5: Phi(1/2 - e) - exp(e)
 #: Phi(-1/2 - e) = 1e-5 solved for e in 50 digits (`tests/cli/test_doctor.py` does it).
 GAUSSIAN_EPSILON = 4.377178
 
 
 def entropy_source() -> Finding:
-    """The operating system's own, ready, and not stuck; and the cipher behind it."""
+    """Check that the operating system's entropy is ready and varies, and that AES-256 gives NIST's answer."""
     name = "entropy"
     try:
         first = os.getrandom(32, os.GRND_NONBLOCK)
@@ -291,7 +291,7 @@ def entropy_source() -> Finding:
 
 
 def masks_cancel() -> Finding:
-    """Three parties' masks: each hides, and all together are nothing."""
+    """Check that the masks of three parties are non-zero and sum to zero."""
     ring = Ring.for_sums_up_to(1000)
     keys = {pair: bytes([i + 1]) * 32 for i, pair in enumerate([(0, 1), (0, 2), (1, 2)])}
     drawn = []
@@ -306,7 +306,7 @@ def masks_cancel() -> Finding:
 
 
 class _Constant:
-    """Every 16-bit word the same."""
+    """Entropy source that repeats one 16-bit word."""
 
     seeded = True
 
@@ -318,16 +318,16 @@ class _Constant:
 
 
 def noise_has_its_law() -> Finding:
-    """The Poisson binomial's coins turn at their probability, and the normal law has its size."""
+    """Check the thresholds of the Poisson binomial's coins, and the mean and variance of normal noise."""
     name = "noise"
     mechanism = PoissonBinomial(num_parties=2, num_trials=8, beta=0.25, embedding_dim=1)
-    # p = 1/4, 1/2, 3/4 of 65536: a coin comes up for a word below it.
+    # The probabilities are 1/4, 1/2 and 3/4 of 65536: a coin is 1 for a word below its threshold.
     values = np.array([-1.0, 0.0, 1.0], dtype=np.float32)
     for word, expected in ((0x3FFF, [8, 8, 8]), (0x4000, [0, 8, 8]), (0x8000, [0, 0, 8]), (0xC000, [0, 0, 0])):
         if mechanism.randomize(values, _Constant(word)).tolist() != expected:
             return trouble(name, "coins of the Poisson binomial do not turn at their probability", _DO_NOT_TRAIN)
     drawn = rounded_normal(SystemEntropy(), _DRAWS) / SIGMA
-    # Of n squares of standard normal numbers the sum has mean n and variance 2n.
+    # The sum of n squared standard normal values has mean n and variance 2n.
     if abs(float((drawn**2).sum()) - _DRAWS) > _DEVIATIONS * math.sqrt(2 * _DRAWS):
         return trouble(name, "the normal noise has not the size that is charged", _DO_NOT_TRAIN)
     if abs(float(drawn.sum())) > _DEVIATIONS * math.sqrt(_DRAWS):
@@ -336,7 +336,7 @@ def noise_has_its_law() -> Finding:
 
 
 def account_gives_known_answers() -> Finding:
-    """Two epsilons that are known without this program."""
+    """Check two epsilons with independently known values."""
     name = "account"
     update = Activity(
         split="train",
@@ -350,7 +350,7 @@ def account_gives_known_answers() -> Finding:
     found = epsilon_bound(gaussian, Unit.CELL, Accounting.STRICT, delta=1e-5).epsilon
     if not GAUSSIAN_EPSILON * (1 - 1e-6) <= found <= GAUSSIAN_EPSILON * 1.001:
         return trouble(name, f"a Gaussian step has epsilon {found:.6f}, and not {GAUSSIAN_EPSILON}", _DO_NOT_TRAIN)
-    # One coin of probability 1/4 or 3/4, without anybody else's noise: randomised response, ln 3.
+    # One coin of probability 1/4 or 3/4 without another party's noise is randomised response: ln 3.
     coin = PoissonBinomial(num_parties=2, num_trials=1, beta=0.25, embedding_dim=1)
     release = Activity(split="test", release=coin.event, update=None, row_releases=1, row_updates=0, total_releases=1)
     alone = Adversary(colluding_parties=1)
@@ -361,7 +361,7 @@ def account_gives_known_answers() -> Finding:
     return ok(name, f"a Gaussian step: {GAUSSIAN_EPSILON:.4f}; one coin: ln 3; as they must be")
 
 
-# --- All checks, in the order in which they are shown ---
+# --- All checks, in display order ---
 
 
 CHECKS: Sequence[tuple[str, Check]] = (
@@ -381,5 +381,5 @@ CHECKS: Sequence[tuple[str, Check]] = (
 
 
 def examine() -> list[Finding]:
-    """Every check, whatever the others found."""
+    """Run every check, whatever the others found."""
     return [run_check(name, check) for name, check in CHECKS]

@@ -1,4 +1,4 @@
-"""`pbmvfl federation`: who is in it, with keys that never leave their organisation."""
+"""`pbmvfl federation`: membership, with keys that never leave their organisation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-# --- What the commands of a deployment share ---
+# --- Shared by the deployment commands ---
 
 
 HomeFolder = Annotated[Path, typer.Option("--home", help="The organisation's folder.", show_default="this folder")]
@@ -23,7 +23,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON and nothing els
 
 
 def need_nvflare() -> None:
-    """Before imports that need the extra: whoever lacks it is told how to get it."""
+    """Refuse to run without the optional NVFlare packages, and name the extra to install."""
     if find_spec("nvflare") is None:
         raise FederationError('NVFlare is not installed; pip install "pbmvfl[deploy]"')
 

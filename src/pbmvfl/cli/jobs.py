@@ -1,4 +1,4 @@
-"""What the label holder asks of a federation: `align`, `submit`, `resume`, and `predict`, `evaluate` with --home."""
+"""Jobs of the label holder: `align`, `submit`, `resume`, and `predict` and `evaluate` with --home."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pbmvfl.deploy.site.job_spec import JobResult, JobSpec
     from pbmvfl.plan.plan import Plan
 
-#: Exit codes: a limit of a party's owner ended it; something was lost and can be gone on with.
+#: Exit codes: a party's limit ended the job; the job was lost and can be resumed.
 STOPPED, FAILED = 3, 5
 ORDER = "order.json"
 
@@ -151,7 +151,7 @@ def ask(
     with_labels: bool,
     json_only: bool,
 ) -> None:
-    """`predict` and `evaluate` in a federation: one charged release of every aligned row."""
+    """Predict or evaluate every aligned row in a federation, as one charged release."""
     from pbmvfl.deploy.alignment.runner import LabelRows
     from pbmvfl.deploy.job.job_plans import prediction_plan
     from pbmvfl.deploy.site.job_spec import JobSpec, Work, forget
@@ -183,7 +183,7 @@ def ask(
     shown.end(outcome, again=f"pbmvfl predict {run} --home {home} --rows {rows}")
 
 
-# --- inside ---
+# --- Internal helpers ---
 
 
 def _server_home(path: Path) -> SiteFolder:
@@ -229,7 +229,7 @@ def _train(shown: _Shown, order: JobSpec, folder: Path, home: Path, keep_going: 
 
 
 class _Shown:
-    """What the label holder's operator sees."""
+    """Terminal or JSON output for the label holder's operator."""
 
     def __init__(self, home: SiteFolder, *, json_only: bool) -> None:
         from rich.console import Console
@@ -279,7 +279,7 @@ class _Shown:
             supervisor = Supervisor(self._home, order, watched, token=token, say=self.say, look=look)
             return supervisor.run(keep_going=keep_going)
 
-    # --- before ---
+    # --- Before a job ---
 
     def plan(self, plan: Plan, rows: LabelRows, run: str) -> None:
         from rich.markup import escape
@@ -317,7 +317,7 @@ class _Shown:
         table = privacy_table(plan.training_run().of_split(Split.TEST), delta=usual_delta(plan.num_samples))
         print_privacy(self._console, table, title="epsilon that a row's prediction costs", strict_only=True)
 
-    # --- after ---
+    # --- After a job ---
 
     def trained(self, folder: Path) -> None:
         from pbmvfl.cli.descriptions import print_result

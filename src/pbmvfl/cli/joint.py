@@ -1,4 +1,4 @@
-"""`pbmvfl joint`: strict training where columns of different parties may act on the label together."""
+"""`pbmvfl joint`: strict training with interactions between columns of different parties."""
 
 from __future__ import annotations
 
