@@ -1,4 +1,4 @@
-"""`pbmvfl ledger`: a party's own book of what it has released."""
+"""`pbmvfl ledger`: a party's own ledger of its releases."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ _BOOK = typer.Argument(help="A ledger file, or a folder of a simulation's ledger
 
 @contextlib.contextmanager
 def _books(path: Path, *, read_only: bool = False, may_be_new: bool = False) -> Iterator[list[Ledger]]:
-    """Every book that a path stands for; all can be opened, or none is touched."""
+    """Open every ledger that a path names; if one cannot be opened, the caller changes none."""
     files = sorted(path.glob("*.sqlite")) if path.is_dir() else [path]
     if not files or (may_be_new and not path.exists() and path.suffix != ".sqlite"):
         has = "has no ledgers in it (*.sqlite)" if path.is_dir() else "is not there yet"
         new = "; to make the books of its parties: --parties bank,shop" if may_be_new else ""
         raise LedgerError(f"ledger={str(path)!r} {has}; name a ledger, or the folder of some{new}")
-    with contextlib.ExitStack() as opened:  # a new file is made if it is named like a book
+    with contextlib.ExitStack() as opened:  # with may_be_new, a missing file named *.sqlite is created
         yield [
             opened.enter_context(contextlib.closing(Ledger(file, must_exist=not may_be_new, read_only=read_only)))
             for file in files
@@ -49,7 +49,7 @@ def _books(path: Path, *, read_only: bool = False, may_be_new: bool = False) -> 
 
 @contextlib.contextmanager
 def _books_of_parties(folder: Path, parties: str, dataset: str) -> Iterator[list[Ledger]]:
-    """The books of these parties, which are made if they are not there."""
+    """Open the ledgers of these parties, and create those that are missing."""
     names = [name.strip() for name in parties.split(",")]
     if len(names) == 1 and names[0].isdecimal():
         names = list(numbered_parties(int(names[0])))
@@ -61,7 +61,7 @@ def _books_of_parties(folder: Path, parties: str, dataset: str) -> Iterator[list
     check_folder(folder)
     files = [ledger_file_of(folder, index, name, dataset=dataset) for index, name in enumerate(names)]
     for file, name in zip(files, names, strict=True):
-        if file.is_file():  # all that can be wrong with one, before another is made
+        if file.is_file():  # refuse an unusable ledger before any other is created
             Ledger(file, owner=name, read_only=True).close()
     make_folder(folder)
     with contextlib.ExitStack() as opened:
@@ -127,7 +127,7 @@ def _show_dataset(console: Console, book: Ledger, dataset: str, delta: float) ->
             colluding_parties=limit.colluding_parties,
             delta=limit.delta,
         )
-        whole = min(whole, spent)  # both are bounds; the best order is looked for on a coarse grid
+        whole = min(whole, spent)  # both are upper bounds; the grid of orders is coarse, so either can be the smaller
         adversary = "server" + (f" + {limit.colluding_parties}" if limit.colluding_parties else "")
         row = (
             limit.unit,

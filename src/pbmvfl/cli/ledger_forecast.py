@@ -1,4 +1,4 @@
-"""What the parties' ledgers will say to a run, shown before its first round, and a plan within what they leave."""
+"""Forecast of the parties' ledgers before a run's first round, and a plan within their remaining budgets."""
 
 from __future__ import annotations
 
@@ -39,7 +39,10 @@ def look_ahead(
     until_limit: bool,
     quiet: bool,
 ) -> None:
-    """Say what every book has and will have; refuse a run that a limit would end, unless that is wanted."""
+    """Print what every ledger has spent and will have spent; refuse a run that a limit would end.
+
+    With `until_limit` such a run is permitted.
+    """
     from rich.console import Console
 
     from pbmvfl.federation.federation import Federation
@@ -50,7 +53,7 @@ def look_ahead(
     checkpoints = None if resumed is None else resumed.checkpoints
     books = Path(source.ledger)
     if resumed is not None and not books.is_dir():
-        return  # which is another error than anything that a book could say
+        return  # training reports the missing folder of ledgers
     found = Federation(plan).forecast(data, books, checkpoints=checkpoints, exact_metrics=exact_metrics)
     console = Console(stderr=quiet, quiet=quiet, highlight=False)
     for line in forecast_lines(found, dataset=data.name, plan=plan):
@@ -59,7 +62,7 @@ def look_ahead(
         check_reaches_end(found, dataset=data.name, rounds=len(plan.schedule))
 
 
-#: Where an owner has a limit for these rows and gave no word about exact metrics.
+#: Note where an owner has a limit for these rows and has not permitted exact metrics.
 NOT_LOOKED_AT = (
     "a ledger has a limit for these rows, and no limit counts exact metrics: none are looked at (evaluation=none). "
     "`pbmvfl evaluate RUN` measures by a release; --exact-metrics is the owners' word that exact ones may be seen"
@@ -67,7 +70,7 @@ NOT_LOOKED_AT = (
 
 
 def has_limits(data: VerticalDataset, source: RunSource, *, exact_metrics: bool) -> bool:
-    """Whether some party's book has a limit for these rows, whose owner did not say that exact metrics may be seen."""
+    """Return whether a party's ledger has a limit for these rows and exact metrics are not permitted."""
     if source.ledger is None or exact_metrics:
         return False
     for book in ledger_files_of(Path(source.ledger), data.party_names, dataset=data.name):
@@ -79,7 +82,7 @@ def has_limits(data: VerticalDataset, source: RunSource, *, exact_metrics: bool)
 
 
 def forecast_lines(found: Sequence[PartyForecast], *, dataset: str, plan: Plan) -> list[str]:
-    """One line for all parties whose books say the same, and one for each of their limits."""
+    """Return one line per limit, or one line without limits, for each group of parties with equal forecasts."""
     alike: dict[tuple[int, tuple[Forecast, ...]], list[str]] = {}
     for book in found:
         alike.setdefault((book.runs, book.limits), []).append(book.party)
@@ -112,7 +115,7 @@ def _says(found: Forecast, plan: Plan) -> str:
 
 @contextlib.contextmanager
 def without_stub(folder: RunFolder) -> Iterator[None]:
-    """A new run that a ledger refused, and that released nothing, leaves no folder behind."""
+    """Remove the folder of a new run that a ledger refused before any release."""
     try:
         yield
     except LedgerError:
@@ -121,18 +124,18 @@ def without_stub(folder: RunFolder) -> Iterator[None]:
         raise
 
 
-# --- a plan within what is left ---
+# --- A plan within the remaining privacy budget ---
 
-#: Below this nobody learns anything.
+#: Smallest epsilon that is tried; below it no useful model can be trained.
 _SMALLEST = 0.01
-#: An epsilon within a limit is found to within this share.
+#: Relative precision of the search for the largest epsilon.
 _SHARE = 0.005
 
 
 def plan_within(
     books: Path, dataset: str | None, make: Callable[[float], PlannedBudget], epsilon: float
 ) -> PlannedBudget:
-    """The plan for the largest epsilon, up to the one asked for, that runs to its end by every book's own count."""
+    """Return the plan with the largest epsilon, at most `epsilon`, that every ledger's limits permit to the end."""
     with contextlib.ExitStack() as opened:
         files = sorted(books.glob("*.sqlite")) if books.is_dir() else [books]
         ledgers = [opened.enter_context(contextlib.closing(Ledger(file, read_only=True))) for file in files]
@@ -162,7 +165,7 @@ def _all_fit(ahead: Callable[[PlannedBudget], list[Forecast]], planned: PlannedB
 
 
 def _left(ledger: Ledger, dataset: str, limit: Limit) -> float:
-    """About what a plan may cost: exact if it is Gaussian noise, of the unit that the limit is for."""
+    """Estimate the epsilon that a limit leaves; exact for Gaussian noise in the limit's unit."""
     spent = spending(ledger, dataset, limit)
     if spent.epsilon >= limit.epsilon:
         raise LedgerError(
@@ -173,7 +176,7 @@ def _left(ledger: Ledger, dataset: str, limit: Limit) -> float:
 
 
 def _dataset(books: Path, ledgers: Sequence[Ledger], dataset: str | None) -> str:
-    """The dataset that has limits; by its name where there are several."""
+    """Return the dataset that has limits; where there are several, `dataset` must name one."""
     known = sorted({name for ledger in ledgers for name in ledger.datasets() if ledger.limits(name)})
     if dataset in known or (dataset is None and len(known) == 1):
         return dataset or known[0]
@@ -186,7 +189,7 @@ def _dataset(books: Path, ledgers: Sequence[Ledger], dataset: str | None) -> str
 def _largest(
     make: Callable[[float], PlannedBudget], fits: Callable[[PlannedBudget], bool], epsilon: float, likely: float
 ) -> tuple[PlannedBudget, float]:
-    """(plan, its epsilon): the largest one that fits, between one that does and one that does not."""
+    """Return the plan with the largest epsilon that fits, and that epsilon, by bisection."""
     planned = make(epsilon)
     if fits(planned):
         return planned, epsilon
@@ -198,7 +201,7 @@ def _largest(
         middle = tries.pop(0) if tries and low < tries[0] < high else (low + high) / 2
         try:
             planned = make(middle)
-        except PlanError as error:  # too little for any plan
+        except PlanError as error:  # this epsilon is too small for any plan
             refused, low = error, middle
             continue
         if fits(planned):

@@ -1,4 +1,4 @@
-"""Options that several commands have, and their checks, before any long work."""
+"""Options shared by several commands, and their checks, which run before any long work."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from pbmvfl.plan.search import USUAL_EPSILON
 
 
 def on_or_off(name: str, *, on: bool, off: bool) -> bool | None:
-    """A setting with a flag for either way; None if neither was given."""
+    """Return the value of a pair of on and off flags, or None if neither was given."""
     if on and off:
         raise PlanError(f"--{name} and --no-{name} contradict each other; give one of them, or neither for the default")
     return on if on or off else None
 
 
 def check_target(option: str, path: Path | None, *, may_exist: bool = False) -> None:
-    """Refuse a file that could not be written, or would replace somebody's, before its content is computed."""
+    """Refuse a file that could not be written or would replace another, before its content is computed."""
     if path is None:
         return
     if path.is_dir() or (path.exists() and not may_exist):
@@ -44,18 +44,18 @@ def check_target(option: str, path: Path | None, *, may_exist: bool = False) -> 
         )
 
 
-#: What matplotlib can draw without further packages, and a reader can open anywhere.
+#: Formats that matplotlib writes without further packages and common viewers open.
 _PICTURES = (".png", ".pdf", ".svg")
 
 
 def check_picture(option: str, path: Path | None) -> None:
-    """Refuse a picture that could not be drawn; an older one is replaced."""
+    """Refuse a picture that could not be written; an existing one may be replaced."""
     check_target(option, path, may_exist=True)
     if path is not None and path.suffix.lower() not in _PICTURES:
         raise RunFolderError(f"{option}={str(path)!r} must end in one of {', '.join(_PICTURES)}; choose another name")
 
 
-# --- a table of the user's own, alike in every command that takes one ---
+# --- Options of a user's table, the same in every command that takes one ---
 
 TableFile = Annotated[
     list[str] | None,
@@ -110,7 +110,10 @@ TestFraction = Annotated[
 
 
 def table_files(option: str, given: Sequence[str | Path] | None) -> str | dict[str, str] | None:
-    """One file for all parties or a file for each, with whole paths: run folders may be resumed from elsewhere."""
+    """Return one file for all parties or one for each, as absolute paths.
+
+    A run may be resumed from another working folder.
+    """
     if not given:
         return None
     texts = [str(each) for each in given]
@@ -130,7 +133,7 @@ def table_files(option: str, given: Sequence[str | Path] | None) -> str | dict[s
     return files
 
 
-# --- Options that say a budget, alike in every command that plans, and what they mean together ---
+# --- Options of a privacy budget, the same in every command that plans, and their combined meaning ---
 
 
 _PANEL = "Budget"
@@ -162,7 +165,7 @@ Delta = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class AskedBudget:
-    """What the user wants to spend."""
+    """Privacy budget that the user requested."""
 
     epsilon: float
     unit: str
@@ -172,7 +175,7 @@ class AskedBudget:
 
 
 def unit_of(unit: str | None, *, record: bool) -> str | None:
-    """What --unit and --record say together; None if neither was given."""
+    """Return the unit that --unit and --record name together, or None if neither was given."""
     if not record:
         return unit
     if unit not in (None, "record"):
@@ -190,9 +193,9 @@ def asked_budget(
     instead: str | None = None,
     by_hand: bool = False,
 ) -> AskedBudget | None:
-    """The budget that was asked for, or the usual one; None where a plan was given, or numbers of one.
+    """Return the requested budget or the default one; None where a plan or its numbers were given.
 
-    `instead` is an option that says what is spent by itself: it goes with none of the others.
+    `instead` names an option that fixes the spending by itself; it excludes all of the others.
     """
     asked = {"epsilon": epsilon, "unit": unit, "accounting": accounting, "prediction_epsilon": prediction_epsilon}
     named = [f"--{name.replace('_', '-')}" for name, value in asked.items() if value is not None]
@@ -215,7 +218,7 @@ def asked_budget(
 
 
 def refuse_on_resume(asked: dict[str, object]) -> None:
-    """A run that goes on has its plan: another budget would be ignored, or be another run."""
+    """Refuse a budget with --resume: a resumed run keeps its own plan."""
     for name, value in asked.items():
         if value is not None:
             raise PlanError(
@@ -225,7 +228,7 @@ def refuse_on_resume(asked: dict[str, object]) -> None:
 
 
 # ---
-# Options of the command line that are settings of a plan: made from the settings themselves, with their own words.
+# Command-line options for the settings of a plan, generated from the settings and their help texts.
 
 
 Command = Callable[..., None]
@@ -234,10 +237,10 @@ Command = Callable[..., None]
 def plan_options(
     *names: str, required: Collection[str] = (), defaults: Collection[str] = ()
 ) -> Callable[[Command], Command]:
-    """Give a command an option for each of these settings; it gets those that were given as one dict, `choices`.
+    """Add an option to a command for each of these settings, and pass those given as one dict, `choices`.
 
-    They stand in the place of its parameter `choices`. With `mechanism` come the numbers that any mechanism has of its
-    own. A setting in `required` must be given. One in `defaults` has the plan's default, shown and handed over.
+    The options replace its parameter `choices`. `mechanism` also adds the own settings of every mechanism. A setting in
+    `required` must be given. One in `defaults` has the plan's default, which is shown and passed on.
     """
     known = plan_settings()
     chosen = [known[name] for name in _with_own_numbers(names)]
@@ -267,7 +270,7 @@ def plan_options(
 
 
 def _with_own_numbers(names: Iterable[str]) -> Iterator[str]:
-    """The names, and after `mechanism` the own numbers of all mechanisms."""
+    """Yield the names, and after `mechanism` the own settings of all mechanisms."""
     for name in names:
         yield name
         if name == "mechanism":
@@ -276,13 +279,13 @@ def _with_own_numbers(names: Iterable[str]) -> Iterator[str]:
 
 def _options(setting: Setting, *, required: bool, default: bool) -> Iterator[inspect.Parameter]:
     if setting.kind is bool:
-        # Two flags and not one with two names: typer prints both side by side, and on 80 columns cuts them.
+        # Two flags instead of one with two names: typer prints both names side by side and truncates at 80 columns.
         for prefix, words in (("", setting.help), ("no_", setting.help_off)):
             flag = "--" + (prefix + setting.name).replace("_", "-")
             option = typer.Option(False, flag, help=words, rich_help_panel=setting.panel)
             yield _parameter(prefix + setting.name, bool, option)
         return
-    # Names out of a closed set stay words here: the plan refuses others, in the same terms as everywhere.
+    # Enum values stay strings here, so that the plan refuses unknown names with the same message everywhere.
     kind = str if isinstance(setting.kind, type) and issubclass(setting.kind, StrEnum) else setting.kind
     value = setting.default if default else ... if required else None
     yield _parameter(
@@ -297,7 +300,7 @@ def _parameter(name: str, kind: Any, option: Any) -> inspect.Parameter:
 
 
 def _taken(setting: Setting, values: dict[str, Any]) -> Any:
-    """A setting's value, taken out of the command's; None if it was not given."""
+    """Remove a setting's value from the command's values and return it, or None if it was not given."""
     value = values.pop(setting.name)
     if setting.kind is not bool:
         return value

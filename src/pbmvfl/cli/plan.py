@@ -1,4 +1,4 @@
-"""`pbmvfl plan`: from a budget to a plan."""
+"""`pbmvfl plan`: make a plan for a privacy budget."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def plan(
     assert budget is not None
     sizes = dict(known.sizes)
     if prediction_epsilon is not None and not sizes.get("num_test_samples"):
-        sizes["num_test_samples"] = 1  # how many rows are predicted changes nothing of what one costs
+        sizes["num_test_samples"] = 1  # the number of predicted rows does not change the cost of one
     chosen = {name: value for name, value in choices.items() if name not in (*sizes, "column_values")}
     about: dict[str, Any] = {**sizes, "columns": known.columns, "column_values": choices.get("column_values")}
     if known.data is not None:
@@ -165,7 +165,7 @@ def plan(
     else:
         learning = learning_notes_for(planned.plan, known.data)
     planned = replace(planned, words=(*planned.words, *learning))
-    if picture is not None:  # first: if it fails, there is no plan that the command would refuse to write again
+    if picture is not None:  # before the plan file, which a second attempt would refuse to replace
         from pbmvfl.report.plots import draw_budget
 
         draw_budget(planned, picture)
@@ -183,7 +183,7 @@ def _notes(planned: PlannedBudget) -> list[str]:
 
 
 def _costs(planned: PlannedBudget) -> PrivacyTable:
-    """Against the usual adversaries, and the one that the budget is for."""
+    """Return the plan's epsilons against the usual adversaries and the budget's own."""
     adversaries = (*usual_adversaries(planned.plan.num_parties), planned.budget.adversary)
     return planned.plan.privacy(delta=planned.budget.delta, adversaries=dict.fromkeys(adversaries))
 
@@ -213,7 +213,7 @@ def _to_dict(planned: PlannedBudget) -> dict[str, Any]:
 
 
 def _sizes(plan: Plan, columns: int | None) -> str:
-    """What the plan is for."""
+    """Describe the sizes of the plan's data."""
     widest = "" if columns is None else f" of at most {columns} column{'' if columns == 1 else 's'}"
     return f"{plan.num_samples:,} training rows, {plan.num_classes} classes, {plan.num_parties} parties{widest}"
 
@@ -242,7 +242,7 @@ def _show(planned: PlannedBudget, out: Path | None, picture: Path | None, known:
     else:
         _show_joint(console, planned)
     print_notes(console, _notes(planned))
-    # Names of files are no markup, and are not broken into lines: they are there to be copied.
+    # File names are printed without markup or line breaks, so that they can be copied.
     if out is not None:
         command = f"pbmvfl train {known.command} --plan {shlex.quote(str(out))}"
         console.print(f"written to {out}; train it with: {command}", markup=False, soft_wrap=True)

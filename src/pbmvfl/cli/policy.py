@@ -1,4 +1,4 @@
-"""`pbmvfl policy`: what this organisation accepts, written and read by its owner."""
+"""`pbmvfl policy`: write and check the rules by which this organisation accepts jobs."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def check(
 
 
 def _refusal(home: SiteFolder, policy: PolicyFile, file: Path) -> str | None:
-    """Why a plan would be refused; None if it would not."""
+    """Return the reason for which the policy refuses a plan, or None if it accepts the plan."""
     from pbmvfl._files import read_object
     from pbmvfl.deploy.job.admission import begins_publicly
     from pbmvfl.errors import PlanError

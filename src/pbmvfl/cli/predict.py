@@ -1,4 +1,4 @@
-"""`pbmvfl predict` and `pbmvfl evaluate`: a trained model asked about rows, one charged release of each."""
+"""`pbmvfl predict` and `pbmvfl evaluate`: predict rows with a trained model, one charged release per row."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from pbmvfl.federation.serving import ReleaseOptions
 
 _BUDGET, _OUT = "Budget", "Result"
-#: Instead of a column's name: the one that the labels of training came from.
+#: Placeholder for the label column of training.
 _OF_TRAINING = ""
-#: Exit code where a party's ledger kept rows back, as of `train`.
+#: Exit code where a party's ledger withheld rows, the same as that of `train`.
 STOPPED_BY_LEDGER = 3
 
 _Run = Annotated[
@@ -233,7 +233,7 @@ def _ask_federation(
     out: Path | None,
     **how: bool,
 ) -> None:
-    """The same question to parties at other organisations."""
+    """Predict aligned rows in a federation of several organisations."""
     from pbmvfl.cli.jobs import ask
 
     if rows is None:
@@ -247,7 +247,7 @@ def _ask_federation(
 
 
 class _Asked:
-    """One question to a model: what is asked about, at which cost, and what is shown of it."""
+    """Prediction request: its model, rows, budget and output."""
 
     def __init__(
         self,
@@ -262,7 +262,7 @@ class _Asked:
         json_only: bool,
         labels: tuple[str, Path | None] | None = None,
     ) -> None:
-        """`labels` are the column that has them, and the file if it is one by itself; None: none are needed."""
+        """Load the model and the rows; `labels` is the label column and its separate file, or None if not needed."""
         from rich.console import Console
 
         if budget["delta"] is not None:
@@ -306,7 +306,7 @@ class _Asked:
         if self._rows.labels is None:
             raise DataError("the rows have no labels to compare with; give --label COLUMN")
 
-    # --- the release ---
+    # --- Release ---
 
     def release(
         self,
@@ -345,10 +345,10 @@ class _Asked:
         return found
 
     def _keep(self, found: Predictions) -> None:
-        """Write what was paid for: where it was asked for, or else where it can be."""
+        """Write the charged predictions to the requested file, or to a temporary one if that fails."""
         assert self._file is not None
         if not found.is_known.any():
-            self._file = None  # a limit kept all rows back
+            self._file = None  # a limit withheld all rows
             return
         try:
             found.write(self._file)
@@ -376,10 +376,10 @@ class _Asked:
 
             return self._model.release(self._rows, replace(options, on_round=on_round), dataset=self._dataset)
 
-    # --- what is shown ---
+    # --- Output ---
 
     def summary(self, found: Predictions) -> dict[str, Any]:
-        """For machines: what was predicted and what it cost, without any row."""
+        """Return the JSON summary of the predictions and their cost, without any row."""
         known = int(found.is_known.sum())
         shown: dict[str, Any] = {
             "rows": len(found),
@@ -480,7 +480,7 @@ class _Asked:
 
 
 def _read_model(path: Path) -> tuple[RunFolder | None, FederatedModel, Path | None]:
-    """A run's model, its folder and its ledgers; or a model by itself."""
+    """Return a run's folder, model and folder of ledgers; the first and last are None for a model alone."""
     from pbmvfl.federation.model import FederatedModel
     from pbmvfl.federation.model_files import INDEX, SERVER
     from pbmvfl.federation.run_folder import RunFolder

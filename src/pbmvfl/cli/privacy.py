@@ -1,4 +1,4 @@
-"""`pbmvfl privacy`: what given numbers cost, and what a run has spent."""
+"""`pbmvfl privacy`: the epsilon of given settings, and the epsilon that a run has spent."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ if TYPE_CHECKING:
     from pbmvfl.federation.results import Result
 
 
-# --- `pbmvfl privacy`: what given numbers cost ---
+# --- `pbmvfl privacy`: the epsilon of given settings ---
 
 
 _SIZES = ("num_parties", "num_samples")
 _NEEDED = (*_SIZES, "embedding_dim", "num_epochs")
-#: They are there whether or not somebody gave them.
+#: Options with defaults, which are present even if the user gave none.
 _USUAL = ("mechanism", "batch_size", "noise_multiplier")
 
 
@@ -108,7 +108,7 @@ def privacy(
         options = ", ".join("--" + name.replace("_", "-") for name in missing)
         raise PlanError(f"give a dataset, --data TABLE, a run folder or a plan's file, or say {options}")
     delta = usual_delta(choices["num_samples"]) if delta is None else delta
-    # An epsilon of numbers that nobody gave would be taken for that of somebody's own.
+    # The user could mistake an epsilon of default settings for the epsilon of their own.
     settings = plan_settings()
     numbers = MECHANISMS[choices["mechanism"]].own_settings()
     unsaid = [name for name in numbers if name not in choices and settings[name].kind is not bool]
@@ -137,21 +137,21 @@ def privacy(
 
 
 def _rounded_beta(plan: Plan) -> dict[str, float]:
-    """The beta that is really used, for mechanisms that have one."""
+    """Return the beta in use after rounding, for mechanisms that have one."""
     return {"beta": plan.beta_16 / 65536} if "beta" in plan.release.own_settings() else {}
 
 
-# --- `pbmvfl privacy RUN`: what a run has spent, or a plan will, and what the parties' ledgers say about it ---
+# --- `pbmvfl privacy RUN`: the epsilon of a run or a plan, and of the parties' ledgers ---
 
 
 def show_run(path: Path, *, delta: float | None, as_json: bool) -> None:
-    """The tables of a run folder, or of a plan that `pbmvfl plan --out` wrote."""
+    """Print the privacy tables of a run folder or of a plan file written by `pbmvfl plan --out`."""
     plan, result, ledgers, own_delta, dataset = _read(path)
     _show(plan, result, ledgers, own_delta if delta is None else delta, dataset, as_json=as_json)
 
 
 def show_plan(plan: Plan, *, delta: float | None, as_json: bool) -> None:
-    """Those of a plan that nobody has written yet."""
+    """Print the privacy tables of a plan without a file."""
     _show(plan, None, None, usual_delta(plan.num_samples) if delta is None else delta, None, as_json=as_json)
 
 
@@ -196,12 +196,12 @@ def _show(
 
 
 def _written(value: Any) -> Any:
-    """Infinity is no number of JSON."""
+    """Return "inf" for a non-finite number, which JSON cannot express; other values unchanged."""
     return "inf" if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _read(path: Path) -> tuple[Plan, Result | None, Path | None, float, str | None]:
-    """(plan, result if there is one, folder of ledgers, delta, the data's name) of a run folder or of a plan's file."""
+    """Return (plan, result or None, folder of ledgers, delta, dataset name) of a run folder or a plan file."""
     from pbmvfl.federation.run_folder import RunFolder
 
     if path.is_dir():
@@ -217,7 +217,7 @@ def _read(path: Path) -> tuple[Plan, Result | None, Path | None, float, str | No
 
 
 def _name_of(rows: NamedSource | TableSource) -> str:
-    """The name under which ledgers know the data."""
+    """Return the dataset's name in the ledgers."""
     if isinstance(rows, NamedSource):
         return rows.dataset
     return rows.name
