@@ -1,4 +1,4 @@
-"""`pbmvfl report`: a page of one run or of several."""
+"""`pbmvfl report`: an HTML page about one run or several."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pbmvfl.privacy.conversion import check_delta
 if TYPE_CHECKING:
     from pbmvfl.report.facts import RunFacts
 
-#: More cannot be told apart in one picture.
+#: More runs than this are not distinguishable in one chart.
 _MOST_RUNS = 30
 
 
@@ -66,7 +66,7 @@ def report(
     from pbmvfl.report.page import report_page
 
     page = report_page(facts)
-    # Beside the run's other files it is its owner's alone, as they are; who names another place means to show it.
+    # In the run folder the page is readable by its owner alone, like the other files; --out means to share it.
     write_atomically(target, page, mode=PRIVATE_FILE if out is None else None)
     console = Console(highlight=False)
     console.print(f"{target} ({len(page.encode()) / 1000:,.0f} kB): open it in a browser", markup=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""`pbmvfl reproduce`: the paper's tables and figures again, beside the printed values."""
+"""`pbmvfl reproduce`: reproduce the paper's tables and figures beside the printed values."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class StudyName(StrEnum):
-    """What can be reproduced."""
+    """Name of a study that can be reproduced."""
 
     TABLE1 = "table1"
     TABLE4 = "table4"
@@ -113,7 +113,7 @@ def _reproduce(
     if quick:
         study = study.quickened()
     if study.dataset in ("activity", "phishing"):
-        torch.set_num_threads(1)  # small dense networks only lose time to threads
+        torch.set_num_threads(1)  # small dense networks run slower with several threads
     runner = StudyRunner(study, out=out, seeds=seeds, device=device, data_folder=root, limit_epochs=limit_epochs)
     console.print(f"[bold]{study.name}[/]  {study.title}")
     try:
@@ -146,8 +146,10 @@ def _run_missing(console: Console, runner: StudyRunner, num_runs: int) -> None:
 
 @contextmanager
 def _progress(console: Console, runner: StudyRunner, num_runs: int) -> Iterator[OnProgress]:
-    """A bar over epochs of all missing runs, with the time left; a run that stops early gives its rest back. In a
-    file or a pipe, a line a run instead."""
+    """Show a progress bar over the epochs of all missing runs, with the time left.
+
+    A run that stops early counts as complete. In a file or a pipe, print one line per run instead.
+    """
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
     columns = (

@@ -1,4 +1,4 @@
-"""`pbmvfl schema`: a schema to fill in, or a check of one against a table."""
+"""`pbmvfl schema`: write a schema template, or check a schema against a table."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def schema(
         shown = {"schema": made.schema, "fill_in": list(made.holes), "published": list(made.published)}
         print(json.dumps({**shown, "notes": list(made.notes)}, indent=2, ensure_ascii=False))
         return
-    # Beside the template on stdout, which may go into a file.
+    # Notes go to stderr: the template on stdout may be redirected to a file.
     console = Console(stderr=out is None, highlight=False, soft_wrap=True)
     if out is None:
         print(made.to_json(), end="")

@@ -1,4 +1,4 @@
-"""`pbmvfl party` and `pbmvfl server`: the process of an organisation's kit."""
+"""`pbmvfl party` and `pbmvfl server`: start, stop and inspect the process of an organisation's kit."""
 
 from __future__ import annotations
 

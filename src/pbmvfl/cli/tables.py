@@ -13,12 +13,12 @@ from pbmvfl.privacy.table import PrivacyTable, attack_in_words, format_advantage
 from pbmvfl.privacy.units import Accounting, Adversary, Unit
 
 _STAR = "paper *"
-#: Below the usual 80 columns.
+#: A terminal with fewer columns than this is narrow.
 _NARROW = 80
 
 
 class _Table(Table):
-    """A table that moves its columns together where there is little room."""
+    """Table that reduces its padding on a narrow terminal."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         self.collapse_padding = options.max_width < _NARROW
@@ -26,9 +26,9 @@ class _Table(Table):
 
 
 def plain_table(*titles: str, left: int = 1, title: str | None = None) -> Table:
-    """Without lines; every column but the first `left` ones is right-aligned.
+    """Return a table without rules; every column after the first `left` ones is right-aligned.
 
-    On a narrow terminal headers are broken at spaces, and what still does not fit is folded: nothing is cut off.
+    On a narrow terminal headers wrap at spaces and longer text is folded: nothing is truncated.
     """
     table = _Table(box=None, padding=(0, 1), pad_edge=False, header_style="bold", title_justify="left")
     table.title = None if title is None else escape(title)
@@ -38,7 +38,7 @@ def plain_table(*titles: str, left: int = 1, title: str | None = None) -> Table:
 
 
 def print_notes(console: Console, notes: Iterable[str], *, kind: str = "note") -> None:
-    """What a person should know besides the figures; a note may name files and columns, so it is no markup."""
+    """Print notes with markup escaped, because a note may name files and columns."""
     for note in notes:
         console.print(f"[yellow]{kind}:[/] {escape(note)}")
 
@@ -61,7 +61,7 @@ def print_privacy_of_rows(
     legend: bool = True,
     noise_is_known: bool = False,
 ) -> None:
-    """One table, or one for the rows of each split where those are charged apart."""
+    """Print one privacy table, or one for each split where splits are charged separately."""
     apart = run.splits if run.charges_by_split and len(run.splits) > 1 else ()
     for split in apart or (None,):
         chosen = run if split is None else run.of_split(split)
@@ -70,7 +70,7 @@ def print_privacy_of_rows(
         strict = Accounting.STRICT if chosen.charges_by_split else None
         explained = table.bound(Unit.CELL, strict) if strict else None
         last = split is None or split == apart[-1]
-        if not chosen.has_joint_rounds:  # nothing that the paper would count otherwise
+        if not chosen.has_joint_rounds:  # the paper counts otherwise only in joint rounds
             table = PrivacyTable(tuple(row for row in table.bounds if row.accounting is Accounting.STRICT))
         print_privacy(console, table, title=title + of_rows, legend=legend and last, explained=explained)
     told = any(part.told_rows for part in run.activities)
@@ -93,8 +93,16 @@ def print_privacy(
     explained: EpsilonBound | None = None,
     strict_only: bool = False,
 ) -> None:
-    """One line for each unit and accounting, one column for each adversary; `explained` (the first bound if it is not
-    given) is also put into words. `strict_only` leaves out the paper's count, where that is not another one."""
+    """Print a table with one line per unit and accounting, and one column per adversary.
+
+    Args:
+        console: The console to print to.
+        table: The bounds to print.
+        title: The title of the table.
+        legend: Explain the units below the table.
+        explained: The bound that a sentence explains; the first one if None.
+        strict_only: Omit the paper's count, where it equals the strict one.
+    """
     if strict_only:
         table = PrivacyTable(tuple(row for row in table.bounds if row.accounting is Accounting.STRICT))
     adversaries = list(dict.fromkeys(row.adversary for row in table.bounds))

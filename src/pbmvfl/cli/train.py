@@ -1,4 +1,4 @@
-"""`pbmvfl train`."""
+"""`pbmvfl train`: train a federation on this machine, or resume a run."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ if TYPE_CHECKING:
 
 
 # ---
-# What `pbmvfl train DATASET --paper` uses, and what it adds to numbers by hand: settings that work, per dataset.
+# Presets per dataset, for `pbmvfl train DATASET --paper` and for settings that explicit numbers leave open.
 
 
-#: Plan fields. Those of the paper's datasets are the paper's own sizes, with a middle of its tables for the mechanism:
-#: they reproduce the paper's accuracy at the paper's (very large) epsilon. Plan with a budget for privacy.
+#: Plan fields. Presets of the paper's datasets have the paper's sizes and mechanism settings from the middle of its
+#: tables: they reproduce the paper's accuracy at the paper's (very large) epsilon. For privacy, plan with a budget.
 _PRESETS: dict[str, dict[str, Any]] = {
-    # `pbmvfl plan --epsilon 8 --delta 1e-5 --unit cell --accounting paper` for its sizes
+    # from `pbmvfl plan --epsilon 8 --delta 1e-5 --unit cell --accounting paper` with its sizes
     "digits": {
         "embedding_dim": 10,
         "num_trials": 16,
@@ -83,22 +83,22 @@ _OWN_TABLE: dict[str, Any] = {"optimizer": "adam", "learning_rate": 0.003, "num_
 
 
 def preset(dataset: str | None) -> dict[str, Any]:
-    """Plan fields for a named dataset, or for a table of the user's own."""
+    """Return the preset plan fields of a named dataset, or of a user's table if None."""
     return dict(_PRESETS.get(dataset, {})) if dataset is not None else dict(_OWN_TABLE)
 
 
 def uses_pictures(dataset: str | None) -> bool:
-    """Networks on pictures profit from several threads; small dense ones only lose time to them."""
+    """Return whether the dataset has pictures, whose networks benefit from several threads."""
     return dataset in ("cifar10", "modelnet10", "imagenet100")
 
 
-# --- train ---
+# --- Command ---
 
 
 _RUN, _BUDGET = "Run", "Budget"
-#: What the data says and not the user.
+#: Plan fields that the data determines and the user does not.
 _SIZES = frozenset({"num_parties", "num_samples", "num_test_samples", "num_classes", "encoder"})
-#: What a plan and the data it is used for must agree on; a plan may leave the test rows open.
+#: Plan fields that must agree with the data; a plan may leave the number of test rows open.
 _SHARED_SIZES = ("num_parties", "num_samples", "num_classes")
 
 
@@ -294,13 +294,13 @@ def train(
 
 
 def _absolute(path: Path | None) -> str | None:
-    """Run folders may be resumed from elsewhere."""
+    """Return an absolute path: a run may be resumed from another working folder."""
     return None if path is None else str(path.resolve())
 
 
 @dataclass(frozen=True)
 class _Prepared:
-    """A run that can be trained: everything about it was found to be right."""
+    """Validated run that is ready to train."""
 
     folder: RunFolder
     plan: Plan
@@ -312,7 +312,7 @@ class _Prepared:
 def rows_of_options(
     dataset: str | None, table: dict[str, Any], num_parties: int | None, seed: int
 ) -> NamedSource | TableSource:
-    """The same for another command, from what its options say."""
+    """Return the source of the rows from the options of a command other than `train`."""
     given = {name: _absolute(value) if isinstance(value, Path) else value for name, value in table.items()}
     for name in ("data", "test_data"):
         given[name] = table_files(f"--{name.replace('_', '-')}", table.get(name))
@@ -323,7 +323,7 @@ def rows_of_options(
 def _rows(
     dataset: str | None, table: dict[str, Any], num_parties: int | None, root: Path | None, seed: int
 ) -> NamedSource | TableSource:
-    """Where the rows come from."""
+    """Return the source of the rows: a named dataset or a table."""
     if (dataset is None) == (table["data"] is None):
         raise DataError("give either a DATASET (digits, phishing, activity, ...) or --data TABLE")
     if dataset is not None:
@@ -331,7 +331,7 @@ def _rows(
             if table[option] is not None:
                 raise DataError(f"--{option.replace('_', '-')} goes with --data TABLE, not with DATASET={dataset}")
         return NamedSource(dataset=dataset, num_parties=num_parties, root=_absolute(root))
-    # Each party's own file says by itself what it holds, and needs to say which rows are whose.
+    # Separate files per party determine the columns by themselves, and need an id to match their rows.
     for option in ("label", "id" if isinstance(table["data"], dict) else "columns"):
         if table[option] is None:
             raise DataError(f"--data needs --{option}")
@@ -340,7 +340,7 @@ def _rows(
 
 
 def read_plan(path: Path) -> dict[str, Any]:
-    """A plan's fields, from `pbmvfl plan --out` or from the whole of `pbmvfl plan --json`."""
+    """Read a plan's fields from the file of `pbmvfl plan --out` or the output of `pbmvfl plan --json`."""
     values = read_object(path, {}, PlanError)
     return Plan.from_dict(values["plan"] if isinstance(values.get("plan"), dict) else values).flat()
 
@@ -361,10 +361,10 @@ def _new(
     from pbmvfl.federation.federation import Federation
 
     if out is not None and out.exists():
-        RunFolder.create(out, name="")  # refuses, before anything is loaded
+        RunFolder.create(out, name="")  # refuses an existing folder before any data is loaded
     settings = {name: value for name, value in planned.items() if name not in _sizes_of(planned)}
     chosen = {**(settings or ({} if budget else preset(source.rows.dataset))), **given}
-    # Every number is checked before a long load or a download; the sizes come with the data.
+    # Check every setting before a long load or a download; sizes are placeholders until the data is loaded.
     Plan.from_dict(
         {
             "num_samples": 1,
@@ -386,7 +386,7 @@ def _new(
         notes = (NOT_LOOKED_AT,)
     planned_budget = None if budget is None else _planned(data, budget, source.delta, chosen)
     plan = Plan.for_data(data, **chosen) if planned_budget is None else planned_budget.plan
-    Federation(plan, parties=parties).check(data)  # all that can be wrong with the input, while there is no folder yet
+    Federation(plan, parties=parties).check(data)  # refuse bad input before the folder is created
     ahead(plan, data, source)
     folder = RunFolder.create(out, name=data.name)
     if isinstance(source.rows, TableSource):
@@ -396,7 +396,7 @@ def _new(
 
 
 def _sizes_of(planned: dict[str, Any]) -> frozenset[str]:
-    """What the data says and a plan's file does not: also the network, where the plan has the one that nobody chose."""
+    """Return the fields taken from the data instead of the plan file; the encoder too, if it is the default one."""
     unsaid = planned.get("encoder") == Network().encoder and planned.get("training") != Training.LOCAL
     return _SIZES if unsaid else _SIZES - {"encoder"}
 
@@ -416,7 +416,7 @@ def _planned(data: VerticalDataset, budget: AskedBudget, delta: float, chosen: d
 
 
 def _resumed(path: Path, asked: dict[str, Any], planned: dict[str, Any], given: dict[str, Any]) -> _Prepared:
-    """The run as its folder has it; what was given again must agree."""
+    """Return the run of an existing folder; options that are given again must agree with it."""
     from pbmvfl.federation.federation import Federation
 
     folder = RunFolder.existing(path)
@@ -442,7 +442,7 @@ def _check_same_plan(path: Path, plan: Plan, given: dict[str, Any]) -> None:
 
 
 def _check_same_source(path: Path, source: RunSource, asked: dict[str, Any]) -> None:
-    """The same rows, and the same ledgers: others would not know of the releases before."""
+    """Refuse other rows or ledgers on resume: other ledgers lack the earlier releases."""
     name = source.differs(asked)
     if name is not None:
         raise CheckpointError(

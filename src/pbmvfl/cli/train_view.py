@@ -1,4 +1,4 @@
-"""What a person sees of a training run: the plan before it, a bar and epochs during it, its result after it."""
+"""Terminal output of a training run: the plan before it, progress and epochs during it, the result after it."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ from pbmvfl.report.plots import draw_curves
 from pbmvfl.training.metrics import class_figures
 from pbmvfl.wire.traffic import Traffic, human_bytes
 
-#: Exit codes of runs that are no error and not complete: a party's ledger ended it, or its loss went astray.
+#: Exit codes of runs that ended early without an error: a party's ledger ended it, or training diverged.
 STOPPED_BY_LEDGER, DIVERGED = 3, 4
 _MOST_LINES = 30
 
 
 class TrainingRun:
-    """One `pbmvfl train`, shown on the terminal, or silent with --json."""
+    """Training run of `pbmvfl train`, shown on the terminal, or silent with --json."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class TrainingRun:
             self._show_plan()
             with self._saying_how_to_go_on():
                 result = self._train()
-                model = self._folder.new_model()  # one of an earlier session is not this run's any more
+                model = self._folder.new_model()  # replaces the model of an earlier session
                 if result.model is not None and not result.diverged:
                     result.model.save(model)
                 self._draw(result)
@@ -107,7 +107,7 @@ class TrainingRun:
 
     @contextlib.contextmanager
     def _saying_how_to_go_on(self) -> Iterator[None]:
-        """What was trained is in checkpoints, and what was released is counted: a run that fails can go on."""
+        """Print the resume command if training fails: checkpoints and charges are kept."""
         try:
             yield
         except KeyboardInterrupt:
@@ -116,7 +116,7 @@ class TrainingRun:
         except (ProtocolError, TransportError, LedgerError, ModelError, OSError) as error:
             if self._folder.checkpoints.exists() or not isinstance(error, LedgerError):
                 self._hint(f"what is trained is kept; continue with: {self._resume_command}")
-            if isinstance(error, OSError) and error.filename is None:  # a full disk names no file
+            if isinstance(error, OSError) and error.filename is None:  # a full-disk error names no file
                 raise not_written(self._folder.path, error) from error
             raise
 
@@ -132,7 +132,7 @@ class TrainingRun:
             raise not_written(path, error) from error
 
     def _require_ledgers(self) -> None:
-        """A new folder of ledgers would know neither of this run's releases nor of anybody's limits."""
+        """Refuse a missing folder of ledgers: a new one would lack this run's releases and the owners' limits."""
         if self._ledger is not None and not self._ledger.is_dir():
             raise LedgerError(
                 f"{self._folder.path} is a run with ledgers, and their folder is not where it was: "
@@ -155,7 +155,7 @@ class TrainingRun:
 
             def on_epoch(line: EpochLine) -> None:
                 watch.on_epoch(line)
-                # A line an epoch, of many epochs some; on a terminal they stand above the bar and stay.
+                # One line per epoch, or per several if there are many; on a terminal the lines stay above the bar.
                 few = -(-plan.num_epochs // _MOST_LINES)
                 if line.epoch % few == 0 or line.epoch == plan.num_epochs:
                     self._say(_describe_epoch(line, plan.num_epochs))
@@ -172,7 +172,7 @@ class TrainingRun:
                 on_epoch=on_epoch,
             )
 
-    # --- tables ---
+    # --- Tables ---
 
     def _show_plan(self) -> None:
         plan, data = self._plan, self._data
@@ -188,7 +188,7 @@ class TrainingRun:
         self._console.print(table)
         run = plan.training_run()
         released = self._released() if self._resumed else None
-        if released is not None:  # what earlier sessions released stays released, and counts
+        if released is not None:  # releases of earlier sessions count too
             first_round, uses, public_start = released
             self._say(f"continues at round {first_round:,} of {len(plan.schedule):,}")
             run = plan.training_run(uses, public_start=public_start)
@@ -198,8 +198,11 @@ class TrainingRun:
         print_notes(self._console, notes_on_classes(classes), kind="warning")
 
     def _released(self) -> tuple[int, tuple[RowUses, ...], bool] | None:
-        """Where a resumed run goes on, how often a row will have been released at its end, and whether the weights
-        were public at first."""
+        """Return the state of a resumed run, or None if it released nothing.
+
+        The state is the first round to run, the uses of rows by the end of the run, and whether the initial weights
+        were public.
+        """
         with contextlib.closing(ReleaseLog(self._folder.sessions, moved_from=self._folder.checkpoints)) as log:
             if not log.records:
                 return None
@@ -207,11 +210,11 @@ class TrainingRun:
             return first_round, log.uses_after(self._plan, first_round=first_round), log.public_start
 
     def _say(self, text: str) -> None:
-        """Names of folders are no markup, and are not broken into lines."""
+        """Print text without markup or line breaks, because it may name folders."""
         self._console.print(text, markup=False, soft_wrap=True)
 
     def _hint(self, text: str) -> None:
-        """What is said also where only JSON goes to stdout."""
+        """Print a hint, to stderr where only JSON goes to stdout."""
         Console(stderr=self._json_only, highlight=False).print(text, markup=False, soft_wrap=True)
 
     def _warnings(self) -> list[str]:
@@ -248,12 +251,12 @@ def _describe_epoch(line: EpochLine, num_epochs: int) -> str:
 
 
 def _figure(value: float) -> str:
-    """A loss that has gone astray is not written out."""
+    """Format a metric; a value of a diverged training in short form."""
     return f"{value:.4f}" if abs(value) < 1e4 else f"{value:.3g}"
 
 
 class _Watch:
-    """Feeds the progress bar."""
+    """Callbacks that update the progress bar."""
 
     def __init__(self, bar: Progress, task: Any, plan: Plan) -> None:
         self._bar, self._task, self._plan = bar, task, plan

@@ -1,4 +1,4 @@
-"""`pbmvfl watch` and `pbmvfl logs`: what an organisation's own job does, read from its own folder."""
+"""`pbmvfl watch` and `pbmvfl logs`: status and log of an organisation's own job, read from its own folder."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 _HOME = typer.Option("--home", help="The organisation's folder.", show_default=True)
 _JSON = typer.Option("--json", help="Print JSON and nothing else: an object a line.")
-#: In seconds, between two lines where nobody looks at a terminal.
+#: Seconds between two lines if the output is not a terminal.
 _SELDOM = 5.0
-#: In columns: titles, bars, and how wide a terminal must be for a bar and its words on one line.
+#: Widths in columns: titles, bars, and the least terminal width for a bar and its text on one line.
 _TITLE, _BAR, _WIDE = 10, 32, 100
 _STYLES = {"debug": "dim", "info": "", "warning": "yellow", "error": "red", "critical": "bold red"}
 _INTERRUPTED = 130
@@ -104,11 +104,11 @@ def logs(
         reader.close()
 
 
-# --- watching ---
+# --- Watch ---
 
 
 def _watch_in_json(looks: Iterable[Watched]) -> int:
-    """A line whenever something changed, and at the end."""
+    """Print a JSON line at every change and at the end; return the exit code."""
     from pbmvfl.deploy.monitoring.watch import as_json
 
     verdict, before = 1, object()
@@ -122,7 +122,7 @@ def _watch_in_json(looks: Iterable[Watched]) -> int:
 
 
 def _watch_in_lines(console: Console, looks: Iterable[Watched], *, whole: bool) -> int:
-    """For a file or a pipe: a line when the state changes, and now and then; or one look with all of it."""
+    """Print a line at every change of state and at intervals, or the whole view; return the exit code."""
     from pbmvfl.deploy.monitoring.watch import one_line
 
     verdict, before, said_at = 1, object(), 0.0
@@ -191,7 +191,7 @@ def _words(line: Line, width: int) -> RenderableType:
     return both
 
 
-# --- logs ---
+# --- Logs ---
 
 
 def _print_lines(console: Console, lines: Iterable[LogLine], json_: bool) -> None:
@@ -211,7 +211,7 @@ def _print_lines(console: Console, lines: Iterable[LogLine], json_: bool) -> Non
 
 
 def _local(moment: str) -> str:
-    """In this machine's own time, as other logs there have it."""
+    """Format a time stamp in this machine's local time, like other logs there."""
     from datetime import datetime
 
     try:

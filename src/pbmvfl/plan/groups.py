@@ -51,7 +51,7 @@ class Activation(StrEnum):
 
 
 class Training(StrEnum):
-    """Which rounds move weights."""
+    """Kind of rounds that update weights."""
 
     JOINT = "joint"  #: embeddings up, one gradient for all down
     LOCAL = "local"  #: every party learns class scores from its own columns and the labels, and nothing leaves it
