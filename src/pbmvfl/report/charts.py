@@ -1,7 +1,7 @@
 """Charts as inline SVG: no script, no network, readable at the width of a phone and on paper.
 
-Colours are the page's (`page.css`), so that they follow its theme. Every mark carries its numbers, for a reader's
-pointer and for the tests, which compare where it stands with what the axes say.
+Colours come from `page.css`, so that they follow the page's theme. Every mark carries its numbers, for the reader's
+pointer and for the tests, which compare its position with the axes.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from pbmvfl.report.markup import Markup, el, joined
 
 WIDTH, HEIGHT = 440, 250
 _RIGHT, _TOP, _BOTTOM = 16, 12, 40
-#: Room left of an axis: its title, and so much for every character of its longest number.
+#: Space left of an axis: for its title, and for each character of its longest number.
 _TITLE_ROOM, _CHARACTER = 32, 6.9
-#: More marks than this on a line hide it: then some of them are drawn, and the line has all.
+#: More marks than this would hide a line: then only some are drawn, and the line still has all points.
 _MOST_MARKS = 60
-#: Room beside the axis for what has no finite place on it.
+#: Space beside the axis for infinite values.
 _OUTSIDE = 34
 _COLOURS = 6
 
@@ -26,7 +26,7 @@ Point = tuple[float, float]
 
 
 def plain(value: float) -> str:
-    """A number as an axis has it."""
+    """Format a number for an axis."""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:g}"
 
 
@@ -38,14 +38,14 @@ class Series:
     points: Sequence[Point]
     colour: int
     dashed: bool = False
-    #: The value at the end of a stretch holds for all of it: a path that is never below what is not computed.
+    #: Draw steps at the value of the later point, so that the line is an upper bound between computed points.
     steps: bool = False
     last: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Level:
-    """A horizontal line with a name: a limit, a rate to compare with."""
+    """Named horizontal line, such as a limit or a reference rate."""
 
     name: str
     value: float
@@ -53,7 +53,7 @@ class Level:
 
 
 class Axis:
-    """From values to places, linear or logarithmic, with round ticks. A tight one ends with the data."""
+    """Linear or logarithmic map from values to coordinates, with round ticks; a tight axis ends at the last value."""
 
     def __init__(
         self,
@@ -96,13 +96,13 @@ class Axis:
 
 
 def _round_step(size: float, *, whole: bool) -> float:
-    """1, 2 or 5 times a power of ten, at least `size`."""
+    """Return 1, 2 or 5 times a power of ten, at least `size`."""
     power: float = 10.0 ** math.floor(math.log10(size))
     step = next(power * each for each in (1, 2, 5, 10) if power * each >= size * (1 - 1e-9))
     return max(1.0, step) if whole else step
 
 
-# --- lines ---
+# --- Lines ---
 
 
 def line_chart(
@@ -116,7 +116,7 @@ def line_chart(
     at_most: float | None = None,
     log: bool = False,
 ) -> Markup:
-    """Lines over rounds or epochs, with their last values in the legend."""
+    """Draw lines over rounds or epochs, with their last values in the legend."""
     everything = [y for each in series for _, y in each.points] + [level.value for level in levels]
     finite = [y for y in everything if math.isfinite(y) and (y > 0 or not log)]
     low, high = (min(finite), max(finite)) if finite else (0.0, 1.0)
@@ -137,7 +137,7 @@ def line_chart(
 
 
 def _left(y: Axis) -> float:
-    """Where the x axis begins, so that the numbers of the y axis have room."""
+    """Return the start of the x axis that leaves space for the numbers of the y axis."""
     return _TITLE_ROOM + _CHARACTER * max(len(plain(tick)) for tick in y.ticks)
 
 
@@ -193,11 +193,11 @@ def _legend(series: Sequence[Series], levels: Sequence[Level] = ()) -> Markup:
     )
 
 
-# --- frames ---
+# --- Frames ---
 
 
 def _frame(x: Axis, y: Axis, x_title: str, y_title: str, *, label: Callable[[float], str] = plain) -> Markup:
-    """Grid, ticks with their numbers, and what the axes are."""
+    """Draw the grid, the ticks with their numbers, and the titles of the axes."""
     bottom, top = HEIGHT - _BOTTOM, _TOP
     parts = []
     for tick in y.ticks:
@@ -212,7 +212,7 @@ def _frame(x: Axis, y: Axis, x_title: str, y_title: str, *, label: Callable[[flo
 
 
 def _x_tick(x: Axis, tick: float, bottom: float, label: Callable[[float], str]) -> Markup:
-    """Numbers at the ends of an axis stay inside of it."""
+    """Draw the number of a tick; numbers at the ends of an axis stay within it."""
     text = label(tick)
     edge = ""
     if len(text) > 2:
@@ -225,12 +225,12 @@ def _figure(title: str, drawn: Markup, legend: Markup | None = None, *, height: 
     return el("figure", el("figcaption", title), legend, chart, class_="chart")
 
 
-# --- points that stand for runs ---
+# --- Points for runs ---
 
 
 @dataclass(frozen=True, kw_only=True)
 class Dot:
-    """A run in a comparison, by its number in the table."""
+    """Point for a run in a comparison, labelled by its number in the table."""
 
     number: int
     name: str
@@ -242,7 +242,7 @@ class Dot:
 def scatter(
     title: str, dots: Sequence[Dot], *, x_title: str, y_title: str, label: Callable[[float], str] = plain
 ) -> Markup:
-    """Numbered points over a logarithmic axis; what is infinite stands right of it."""
+    """Draw numbered points over a logarithmic axis, with infinite values to its right."""
     finite = [dot.x for dot in dots if math.isfinite(dot.x)]
     outside = len(finite) < len(dots)
     end = WIDTH - _RIGHT - (_OUTSIDE if outside else 0)
@@ -270,12 +270,12 @@ def scatter(
     return _figure(title, joined(*parts))
 
 
-# --- bars ---
+# --- Bars ---
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bar:
-    """A horizontal bar of several pieces."""
+    """Horizontal bar of several pieces."""
 
     name: str
     pieces: Sequence[tuple[str, float]]
@@ -283,7 +283,7 @@ class Bar:
 
 
 def bar_chart(title: str, bars: Sequence[Bar], *, x_title: str, label: Callable[[float], str]) -> Markup:
-    """Bars from zero; pieces of one name have one colour in all of them."""
+    """Draw stacked bars from zero; pieces with the same name have the same colour."""
     names = list(dict.fromkeys(name for bar in bars for name, _ in bar.pieces))
     each, top = 46, 6
     height = top + each * len(bars) + _BOTTOM
@@ -326,7 +326,7 @@ def bar_chart(title: str, bars: Sequence[Bar], *, x_title: str, label: Callable[
 
 
 def share_chart(title: str, shares: Sequence[tuple[str, float]], *, x_title: str) -> Markup:
-    """One mark a line on a logarithmic axis, with a line at 1."""
+    """Draw one mark per row on a logarithmic axis, with a reference line at 1."""
     finite = [share for _, share in shares if share > 0]
     x = Axis(min(*finite, 0.1), max(*finite, 1.0), 12, WIDTH - _RIGHT - 4, log=True)
     each, top = 38, 6

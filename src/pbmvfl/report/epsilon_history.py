@@ -1,7 +1,7 @@
-"""Epsilon as it grows with the rounds of a run: by the account, and by each limit of the parties' books.
+"""Epsilon over the rounds of a run: by the accountant, and by each limit of the parties' ledgers.
 
-By the account a path ends in the number of the run's own table. By a book it is what the book counts, in the way that
-the limit fixed, with all that the same rows had spent before the run.
+A path of the accountant ends at the epsilon in the run's own table. A path of a ledger follows the ledger's count for
+one limit, including everything that the same rows had spent before the run.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
     from pbmvfl.ledger.ledger import Ledger
     from pbmvfl.ledger.store import LedgerEntry
 
-#: Points of a path: enough for the eye, and each is an account of its own.
+#: Points of a path: enough for a smooth line, and few because each needs its own computation.
 _POINTS = 24
-#: Rounds first <= r < until, one after the other as they were sent.
+#: Spans of rounds first <= r < until, in the order in which they were sent.
 Spans = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class EpsilonPath:
-    """(rounds sent, epsilon spent then), against the server. `rows` is the split whose rows are meant, "" for any."""
+    """Points (rounds sent, epsilon spent) against the server; `rows` is the split they apply to, "" for any row."""
 
     unit: Unit
     accounting: Accounting
@@ -40,16 +40,16 @@ class EpsilonPath:
 
 @dataclass(frozen=True, kw_only=True)
 class LimitPath:
-    """What books say of one limit: those whose numbers are alike have one path together."""
+    """Epsilon over rounds by one limit; ledgers with equal numbers share one path."""
 
     books: tuple[str, ...]
     limit: Limit
     points: tuple[tuple[int, float], ...]
-    #: What the book has by now; more than the last point if the rows were used again since.
+    #: Epsilon in the ledger now; more than at the last point if the rows were used again since.
     spent_now: float
 
 
-# --- by the account ---
+# --- By the accountant ---
 
 
 def epsilon_paths(
@@ -60,7 +60,7 @@ def epsilon_paths(
     accountings: Sequence[Accounting] = tuple(Accounting),
     points: int = _POINTS,
 ) -> tuple[EpsilonPath, ...]:
-    """A path for each unit, accounting and sort of row; none where the noise is known and hides nothing."""
+    """Return a path for each unit, accounting and split; none if the noise is seeded and hides nothing."""
     if result.noise_is_seeded:
         return ()
     whole, plan = result.training_run, result.plan
@@ -85,7 +85,7 @@ def epsilon_paths(
 
 
 def splits_apart(run: TrainingRun) -> tuple[str, ...]:
-    """The splits whose rows have an epsilon of their own; none where one number is for all rows."""
+    """Return the splits with a separate epsilon; none if one epsilon applies to all rows."""
     return run.splits if run.charges_by_split and len(run.splits) > 1 else ()
 
 
@@ -100,7 +100,7 @@ def _spans(sessions: Iterable[ReleasedRounds]) -> Spans:
 
 
 def _until(spans: Spans, moment: int) -> list[tuple[int, int]]:
-    """What of the spans was sent by a moment, which counts rounds over all of them."""
+    """Return the part of the spans within the first `moment` rounds sent."""
     sent = []
     for first, until in spans:
         length = min(until - first, moment)
@@ -111,7 +111,10 @@ def _until(spans: Spans, moment: int) -> list[tuple[int, int]]:
 
 
 def _moments(schedule: Schedule, spans: Spans, points: int) -> list[int]:
-    """After which of the rounds sent to look: the ends of passes, where every row was used alike, if they suffice."""
+    """Return the numbers of rounds sent at which to compute epsilon.
+
+    They are the ends of passes, where all rows have been used equally often, if these are enough.
+    """
     ends, sent = [], 0
     for first, until in spans:
         number = first
@@ -124,16 +127,16 @@ def _moments(schedule: Schedule, spans: Spans, points: int) -> list[int]:
 
 
 def _evenly(values: Sequence[int], points: int) -> list[int]:
-    """So many of the values or fewer, evenly, with the last one."""
+    """Return at most `points` evenly spaced values, including the last one."""
     step = max(1, -(-len(values) // points))
     return list(reversed(values[::-1][::step]))
 
 
-# --- by the books ---
+# --- By the ledgers ---
 
 
 class _AsOf:
-    """A book as it was at some moment: all that `spending` asks of one."""
+    """Past state of a ledger, with the one method that `spending` needs."""
 
     def __init__(self, entries: Sequence[LedgerEntry]) -> None:
         self._entries = entries
@@ -146,7 +149,7 @@ class _AsOf:
 def limit_paths(
     books: Iterable[tuple[str, Ledger]], dataset: str, sessions: Sequence[ReleasedRounds], *, points: int = _POINTS
 ) -> tuple[LimitPath, ...]:
-    """A path for every limit of the books that know of the run's sessions; equal ones of several books are one."""
+    """Return a path for each limit of the ledgers that have the run's sessions; equal paths are merged."""
     found: list[LimitPath] = []
     for name, book in books:
         for path in _paths_of_book(name, book, dataset, {each.session for each in sessions}, points):
@@ -177,7 +180,7 @@ def _paths_of_book(name: str, book: Ledger, dataset: str, own: set[str], points:
 
 
 def _as_of(entries: Sequence[LedgerEntry], own: set[str], moment: int) -> Iterator[LedgerEntry]:
-    """The book when the run had sent so many rounds: other sessions before that, and nothing that came later."""
+    """Yield the entries as of the run's first `moment` rounds: earlier sessions included, later ones not."""
     for entry in entries:
         if entry.session not in own:
             yield entry

@@ -1,7 +1,7 @@
-"""What may be shown of a run: public numbers, each taken by its name.
+"""Public facts of a run that a page may show, each selected by its name.
 
-A run folder also names files of its owner, and a ledger knows rows. Nothing of a folder is shown because it is there;
-only what is listed here is, and `tests/report/test_page.py` looks for the rest.
+A run folder also names files of its owner, and a ledger has data about rows. A page shows only what is listed here;
+`tests/report/test_page.py` checks that nothing else appears.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from pbmvfl.privacy.units import Accounting, Unit
 from pbmvfl.report.epsilon_history import EpsilonPath, LimitPath, epsilon_paths, limit_paths, splits_apart
 from pbmvfl.wire.traffic import Traffic
 
-#: Names of result.json that a page repeats. Not among them: why a ledger ended a run, in words that have its path, and
-#: the sessions, by whose names rows could be looked for in somebody's book.
+#: Keys of result.json that a page repeats. Omitted are the reason for which a ledger ended a run, whose text has the
+#: ledger's path, and the sessions, whose names could be used to look up rows in a party's ledger.
 _SHOWN = (
     *("version", "metrics", "measured_on", "released", "majority", "classes", "positive_class", "largest_score"),
     *("diverged", "history", "traffic", "seconds", "row_uses", "noise_is_seeded", "public_start", "privacy"),
@@ -38,7 +38,7 @@ _SHOWN = (
 
 @dataclass(frozen=True, kw_only=True)
 class NoiseLine:
-    """Noise beside the largest thing it is added to, in the same units."""
+    """Noise and the largest value that it is added to, in the same units."""
 
     what: str
     noise: float
@@ -48,56 +48,56 @@ class NoiseLine:
 
 @dataclass(frozen=True, kw_only=True)
 class RunFacts:
-    """One run, as far as it is public."""
+    """Public facts of one run."""
 
     name: str
     data: str
-    #: "name (columns)" of every party, for tables of the user's own.
+    #: "name (columns)" of every party, for a user's table.
     parties: tuple[str, ...]
     result: Result
     delta: float
-    #: (whose rows, the table) for each sort of row that is charged by itself; "" for any row.
+    #: (split, table) for each split that is charged separately; "" for any row.
     tables: tuple[tuple[str, PrivacyTable], ...]
-    #: A row that is both trained on and predicted; None where the table covers it already.
+    #: Epsilon of a row that is both trained on and predicted; None if the table covers it already.
     both: float | None
     paths: tuple[EpsilonPath, ...]
     limits: tuple[LimitPath, ...]
-    #: Whether the run has ledgers, and whether any of them could be read here.
+    #: True if the run has ledgers, and if any of them could be read.
     has_ledgers: bool
     reads_ledgers: bool
     npq: Traffic
     noise: tuple[NoiseLine, ...]
-    #: The names of result.json that a page repeats, as they stand there.
+    #: Values of result.json that a page repeats, unchanged.
     written: Mapping[str, Any]
-    #: Words about the plan, (title, words).
+    #: Description of the plan, as (title, text) pairs.
     plan_words: tuple[tuple[str, str], ...]
-    #: Commands that make the run again, and look at it.
+    #: Commands that repeat the run and inspect it.
     commands: tuple[tuple[str, str], ...]
-    #: What was asked of the trained model since.
+    #: Predictions of the trained model since the run.
     asked: tuple[Asked, ...] = ()
 
     @property
     def headline(self) -> tuple[str, float, float]:
-        """(whose rows, epsilon, advantage): of a cell, strict, against the server; of training rows where apart."""
+        """Split, epsilon and advantage: cell level, strict, against the server; training rows if charged separately."""
         rows, table = self.tables[0]
         bound = table.bound(Unit.CELL, Accounting.STRICT)
         return rows, bound.epsilon, bound.advantage_upper_bound
 
     @property
     def measured_on(self) -> str:
-        """What the accuracy figures come from."""
+        """Source of the accuracy figures."""
         if self.result.plan.evaluation is Evaluation.SIMULATOR:
             return "exact sums of the simulator, which no role of the protocol sees; outside the epsilon"
         return "noisy sums that were released, as the label holder sees them; inside the epsilon"
 
     @property
     def accuracy(self) -> float | None:
-        """Of test rows; of training rows where there are no test rows."""
+        """Test accuracy, or training accuracy if there are no test rows."""
         found = self.result.metrics
         return found.get("test_accuracy", found.get("train_accuracy"))
 
     def to_dict(self) -> dict[str, Any]:
-        """Every number that the page draws, for JSON."""
+        """Return every number on the page, for JSON."""
         return {
             "name": self.name,
             "data": self.data,
@@ -124,7 +124,7 @@ class RunFacts:
 
 
 def _number(value: Any) -> Any:
-    """What is no number of JSON is written as a word, however deep it lies."""
+    """Replace non-finite numbers by strings at any depth, because JSON has none."""
     if isinstance(value, dict):
         return {name: _number(each) for name, each in value.items()}
     if isinstance(value, list | tuple):
@@ -142,7 +142,7 @@ def facts_of(
     plan_words: Sequence[tuple[str, str]],
     delta: float | None = None,
 ) -> RunFacts:
-    """What the page shows of a run; `written` is its result.json as it stands there."""
+    """Return the facts that the page shows of a run; `written` is its parsed result.json."""
     source = folder.read_source()
     delta = source.delta if delta is None else delta
     run, known = result.training_run, result.noise_is_seeded
@@ -179,7 +179,7 @@ def facts_of(
 
 
 def data_name(source: RunSource) -> str:
-    """The name under which ledgers know the data: never a path."""
+    """Return the dataset's name in the ledgers, which is never a path."""
     return source.rows.dataset if isinstance(source.rows, NamedSource) else source.rows.name
 
 
@@ -188,7 +188,7 @@ def _parties(source: RunSource) -> tuple[str, ...]:
 
     if isinstance(source.rows, NamedSource):
         return ()
-    if source.rows.columns is None:  # each party's file has its columns
+    if source.rows.columns is None:  # each party's file determines its columns
         return tuple(source.rows.data) if isinstance(source.rows.data, dict) else ()
     held = parse_columns(source.rows.columns, may_share=True)
     return tuple(f"{name} ({counted(len(names), 'column')})" for name, names in held.items())
@@ -196,7 +196,7 @@ def _parties(source: RunSource) -> tuple[str, ...]:
 
 @contextlib.contextmanager
 def _books(source: RunSource) -> Iterator[list[tuple[str, Ledger]]]:
-    """The parties' books that can be read here, by their owners or the names of their files. A page needs none."""
+    """Open the parties' ledgers that can be read, by owner or file name; a page needs none of them."""
     with contextlib.ExitStack() as opened:
         found = []
         for path in [] if source.ledger is None else sorted(Path(source.ledger).glob("*.sqlite")):
@@ -206,12 +206,15 @@ def _books(source: RunSource) -> Iterator[list[tuple[str, Ledger]]]:
         yield found
 
 
-# --- bytes ---
+# --- Bytes ---
 
 
 def npq_traffic(plan: Plan) -> Traffic:
-    """The paper's NPQ, no privacy and no quantisation: as many passes in joint rounds, with embeddings up and gradients
-    down as 32-bit numbers, by the same messages. A run that trains at the parties alone is compared with it too."""
+    """Return the traffic of the paper's NPQ baseline: no privacy and no quantisation.
+
+    It makes as many passes in joint rounds, and sends embeddings and gradients as 32-bit numbers in the same messages.
+    Runs with local training are compared with it too.
+    """
     return Plan.of(
         num_parties=plan.num_parties,
         num_samples=plan.num_samples,
@@ -226,11 +229,11 @@ def npq_traffic(plan: Plan) -> Traffic:
     ).traffic()
 
 
-# --- noise ---
+# --- Noise ---
 
 
 def noise_lines(plan: Plan) -> Iterator[NoiseLine]:
-    """Standard deviations beside the most that the values can be."""
+    """Yield the standard deviation of each kind of noise beside the largest value that it is added to."""
     kinds = plan.schedule.kinds
     if plan.training is Training.JOINT and any(kind.trains for kind in kinds):
         rows = min(plan.batch_size, plan.num_samples)
@@ -269,11 +272,11 @@ def _release_line(what: str, plan: Plan, variance: float, rows: int) -> Iterator
         )
 
 
-# --- commands ---
+# --- Commands ---
 
 
 def commands(name: str, source: RunSource, *, has_model: bool) -> Iterator[tuple[str, str]]:
-    """(what it does, command). Files are named without their folders."""
+    """Yield (description, command) pairs; files are named without their folders."""
     yield "Train the same plan again, with new noise; its releases are charged again", _train_again(name, source)
     if has_model:
         yield _ask(name, source)

@@ -1,4 +1,4 @@
-"""HTML that cannot be broken by a name: whatever is not made here is text, and text is escaped."""
+"""HTML that no name can break: everything not made in this module is text, and text is escaped."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _IN_SCRIPTS = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u202
 
 
 class Markup(str):
-    """Text that is HTML already. Only this module makes it."""
+    """Text that is already HTML; only this module creates it."""
 
     __slots__ = ()
 
@@ -23,7 +23,7 @@ Child = str | Markup | None
 
 
 def el(name: str, /, *children: Child, **attributes: str | float | int | None) -> Markup:
-    """An element. `class_` is `class`, `data_x` is `data-x`; children and attributes that are None are left out."""
+    """Return an element. `class_` is `class`, `data_x` is `data-x`; None children and attributes are omitted."""
     written = "".join(
         f' {_attribute(key)}="{html.escape(_text(value), quote=True)}"'
         for key, value in attributes.items()
@@ -35,12 +35,12 @@ def el(name: str, /, *children: Child, **attributes: str | float | int | None) -
 
 
 def joined(*children: Child) -> Markup:
-    """Several pieces, one after the other."""
+    """Return several pieces in sequence."""
     return Markup("".join(_piece(child) for child in children))
 
 
 def embedded_json(identity: str, value: Any) -> Markup:
-    """Numbers for a program that reads the page; no browser runs them."""
+    """Return JSON data for programs that read the page; browsers do not run it."""
     text = json.dumps(value, separators=(",", ":"), allow_nan=False)
     for character, spelled in _IN_SCRIPTS.items():
         text = text.replace(character, spelled)
@@ -48,7 +48,7 @@ def embedded_json(identity: str, value: Any) -> Markup:
 
 
 def style(text: str) -> Markup:
-    """A style sheet of the package's own."""
+    """Return a style element for one of the package's own style sheets."""
     return Markup(f"<style>{text}</style>")
 
 
@@ -70,7 +70,7 @@ def _text(value: str | float | int) -> str:
     return value if isinstance(value, str) else repr(value)
 
 
-# --- Small pieces that the sections of a page share ---
+# --- Small pieces shared by the sections of a page ---
 
 
 def sentence(text: str) -> str:

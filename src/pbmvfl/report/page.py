@@ -1,4 +1,4 @@
-"""The page of one run or of several: one HTML file that needs nothing else, runs nothing and fetches nothing."""
+"""HTML page of one run or several: one self-contained file that runs nothing and fetches nothing."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from pbmvfl.report.markup import Markup, document, el, embedded_json, joined, st
 from pbmvfl.report.sections import majority_rate, sections, summary
 from pbmvfl.wire.traffic import human_bytes
 
-#: The form of the numbers inside the page.
+#: Version of the JSON inside the page.
 FORMAT = 1
-#: A page that is larger cannot be sent around.
+#: Largest page that is convenient to send.
 LARGEST_BYTES = 3_000_000
-#: A browser that knows this runs no script and fetches nothing, whatever stands in the page.
+#: Content security policy: a browser that supports it runs no script and fetches nothing, whatever the page contains.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 
 
 def report_page(runs: Sequence[RunFacts]) -> str:
-    """The whole file."""
+    """Return the whole HTML file."""
     title = runs[0].name if len(runs) == 1 else f"{len(runs)} runs compared"
     head = joined(
         el("meta", charset="utf-8"),
@@ -75,7 +75,7 @@ def _run(facts: RunFacts, *, prefix: str, is_one_of_many: bool) -> Markup:
     )
 
 
-# --- several runs ---
+# --- Several runs ---
 
 
 def _comparison(runs: Sequence[RunFacts]) -> Markup:

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from pbmvfl.federation.results import Result
 
 
-# --- One look for every picture: readable at page width, safe for colour-blind readers ---
+# --- Common style: readable at page width, safe for colour-blind readers ---
 
 
-#: Okabe and Ito's palette, in an order that keeps neighbours apart; black is for what has no privacy.
+#: Okabe and Ito's palette, ordered so that neighbours differ clearly; black is for runs without privacy.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 
 _STYLE: Any = {
@@ -43,7 +43,7 @@ _STYLE: Any = {
 
 
 def new_figure(columns: int = 1, *, width: float = 9.0, height: float = 3.6) -> tuple[Any, Any]:
-    """A figure and its row of axes, drawn without a screen."""
+    """Return a figure and its row of axes, drawn without a display."""
     import matplotlib
 
     matplotlib.use("agg")
@@ -62,10 +62,10 @@ def save_figure(figure: Any, path: Any) -> None:
     pyplot.close(figure)
 
 
-# --- The picture of one run: loss and accuracy by epoch, epsilon by round ---
+# --- Figure of one run: loss and accuracy by epoch, epsilon by round ---
 
 
-#: Points of a path of epsilon: a picture at the end of every training must not be waited for.
+#: Points of a path of epsilon: few, because every training run draws this figure at its end.
 _POINTS = 12
 _SCORES = (
     ("train_accuracy", "train accuracy", COLOURS[0], "-"),
@@ -76,7 +76,7 @@ _SCORES = (
 
 
 def draw_curves(result: Result, path: Path, *, delta: float = 1e-5) -> None:
-    """Loss, where rounds have one; accuracy (and AUPRC for two classes); epsilon. Last values are in the legends."""
+    """Draw loss if rounds have one, accuracy (AUPRC too for two classes) and epsilon; legends have the last values."""
     losses = [(line.epoch, line.train_loss) for line in result.history if line.train_loss is not None]
     paths = [path for path in _paths(result, delta) if 0 < path.points[-1][1] < math.inf]
     panels = bool(losses) + 1 + bool(paths)
@@ -123,13 +123,13 @@ def _draw_scores(axis: Any, result: Result) -> None:
     exact = result.plan.evaluation == "simulator"
     title = "By exact sums (simulator)" if exact else "By released noisy sums" if axis.lines else "Nothing was measured"
     axis.set(xlabel="epoch", ylim=(0, 1.04), title=title)
-    if axis.lines:  # none, if the first round was refused and nothing was evaluated
+    if axis.lines:  # there are none if the first round was refused and nothing was evaluated
         axis.legend(loc="lower right", frameon=False)
     _fit_epochs(axis, result)
 
 
 def _draw_epsilon(axis: Any, paths: list[EpsilonPath], delta: float) -> None:
-    """A line stands at the height of the later point: it is never below what is not computed."""
+    """Draw epsilon as steps at the later point's value, an upper bound between computed points."""
     several = len({path.accounting for path in paths}) > 1
     for index, path in enumerate(paths):
         rounds, epsilons = zip(*path.points, strict=True)
@@ -138,7 +138,7 @@ def _draw_epsilon(axis: Any, paths: list[EpsilonPath], delta: float) -> None:
         label = f"{path.accounting}{unproved}{rows} {format_epsilon(epsilons[-1])}"
         dashes = "--" if path.accounting is Accounting.PAPER else "-"
         axis.step(rounds, epsilons, dashes, where="pre", color=COLOURS[index % len(COLOURS)], label=label)
-    if several:  # the two counts can be thousands of times apart
+    if several:  # the two counts can differ by a factor of thousands
         least = min(epsilon for path in paths for _, epsilon in path.points if epsilon > 0)
         axis.set_yscale("log")
         axis.set_ylim(bottom=least / 4)
@@ -151,17 +151,17 @@ def _draw_epsilon(axis: Any, paths: list[EpsilonPath], delta: float) -> None:
 
 
 def _fit_epochs(axis: Any, result: Result) -> None:
-    """From 0 to the last epoch, with room for a mark that stands there."""
+    """Set the x axis from 0 to the last epoch, with a margin for marks at the ends."""
     last = max((line.epoch for line in result.history), default=0)
     axis.set_xlim((-0.03 * last, 1.03 * last) if last else (-0.5, 0.5))
     axis.xaxis.get_major_locator().set_params(integer=True)
 
 
-# --- The picture of a budget: epsilon against epochs and against num_trials * beta^2 ---
+# --- Figure of a budget: epsilon against epochs and against num_trials * beta^2 ---
 
 
 def draw_budget(planned: PlannedBudget, path: Path) -> None:
-    """Two curves through the chosen plan, with the budget as a line; one where the mechanism has no beta."""
+    """Draw two curves through the chosen plan, with the budget as a line; one curve if the mechanism has no beta."""
     plan, budget = planned.plan, planned.budget
     has_strength = isinstance(plan.release, Trials)
     figure, (left, *rest) = new_figure(2 if has_strength else 1, height=3.8)

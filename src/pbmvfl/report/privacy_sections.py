@@ -1,4 +1,4 @@
-"""What a run tells about anybody: the epsilon table in plain words, and how epsilon grew."""
+"""Privacy sections of a page: the epsilon table in plain words, and epsilon over rounds."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _UNITS = {
     Unit.RECORD: "a whole row, at every party",
     Unit.PARTY: "all values of one party, in every row",
 }
-#: More parties than this are counted, not named.
+#: Above this number, parties are counted instead of named.
 _MOST_NAMES = 4
 _ROWS = {"": "any row", "train": "rows that were trained on", "test": "rows that were predicted"}
 
@@ -30,7 +30,7 @@ def privacy_section(facts: RunFacts) -> Markup:
     for rows, table in facts.tables:
         if len(facts.tables) > 1:
             parts.append(el("h3", _ROWS[rows].capitalize()))
-        if not run.has_joint_rounds:  # nothing that the paper would count otherwise
+        if not run.has_joint_rounds:  # the paper counts otherwise only in joint rounds
             table = PrivacyTable(tuple(bound for bound in table.bounds if bound.accounting is Accounting.STRICT))
         parts.append(_epsilon_table(table))
         parts.append(el("p", sentence(attack_in_words(table.bound(Unit.CELL, Accounting.STRICT)))))
@@ -112,7 +112,7 @@ def _epsilon_cell(bound: EpsilonBound) -> Markup:
     )
 
 
-# --- epsilon over rounds ---
+# --- Epsilon over rounds ---
 
 
 def rounds_section(facts: RunFacts) -> Markup:
@@ -189,7 +189,7 @@ def _account_charts(facts: RunFacts) -> Iterator[Markup]:
 
 
 def _finite(path: EpsilonPath) -> bool:
-    """Whether there is a line to draw: something was sent, and is bounded."""
+    """Return whether a path can be drawn: it has rounds, and every epsilon is finite."""
     return len(path.points) > 1 and all(math.isfinite(epsilon) for _, epsilon in path.points)
 
 

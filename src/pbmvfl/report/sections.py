@@ -1,4 +1,4 @@
-"""The sections of one run on its page, in plain words."""
+"""Sections of a run's page, in plain words."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from pbmvfl.report.markup import Child, Markup, el, facts_table, joined, sentenc
 from pbmvfl.report.privacy_sections import privacy_section, rounds_section
 from pbmvfl.wire.traffic import Traffic, human_bytes
 
-#: More classes than this are for result.json.
+#: Classes shown on the page; result.json has all of them.
 _MOST_CLASSES = 30
 
 
 def sections(facts: RunFacts, prefix: str) -> Iterator[tuple[str, str, Markup]]:
-    """(anchor, title, content) of every section."""
+    """Yield (anchor, title, content) for each section."""
     yield f"{prefix}trained", "What was trained", _trained(facts)
     yield f"{prefix}privacy", "What it tells about anybody", privacy_section(facts)
     yield f"{prefix}rounds", "Epsilon over the rounds", rounds_section(facts)
@@ -33,11 +33,11 @@ def sections(facts: RunFacts, prefix: str) -> Iterator[tuple[str, str, Markup]]:
     yield f"{prefix}again", "Do it again", _again(facts)
 
 
-# --- the first screen ---
+# --- Summary ---
 
 
 def summary(facts: RunFacts) -> Markup:
-    """One sentence, what must be known before any number, and the numbers."""
+    """Return one sentence, the warnings and the main numbers."""
     plan = facts.result.plan
     test = f"; {counted(plan.num_test_samples, 'row')} to test" if plan.num_test_samples else ""
     lede = (
@@ -49,7 +49,7 @@ def summary(facts: RunFacts) -> Markup:
 
 
 def warnings(facts: RunFacts) -> Iterator[str]:
-    """What makes the numbers below mean something else."""
+    """Yield the conditions that change the meaning of the numbers below."""
     result = facts.result
     if result.noise_is_seeded:
         yield "The noise was seeded for a test: somebody knows it, and no epsilon holds."
@@ -101,7 +101,7 @@ def _tiles(facts: RunFacts) -> Markup:
 
 
 def _paper(facts: RunFacts) -> str:
-    """What the paper would say, where that is another number."""
+    """Describe the epsilon by the paper's count, or return "" without joint rounds."""
     if not facts.result.training_run.has_joint_rounds:
         return ""
     epsilon = facts.tables[0][1].bound(Unit.CELL, Accounting.PAPER).epsilon
@@ -117,12 +117,12 @@ def _is_exact(facts: RunFacts) -> bool:
 
 
 def majority_rate(facts: RunFacts, split: str) -> float | None:
-    """The share of the commonest class, if the run's result says it."""
+    """Return the share of the most frequent class, or None if the result lacks it."""
     found = facts.result.majority.get(split)
     return None if found is None else found.rate
 
 
-# --- what was trained ---
+# --- Training ---
 
 
 def _trained(facts: RunFacts) -> Markup:
@@ -149,9 +149,9 @@ def _classes(facts: RunFacts) -> str:
     return f"{len(classes)}: {names}{more}{said}"
 
 
-# --- accuracy ---
+# --- Accuracy ---
 
-#: (name in the history, words, colour, dashed)
+#: Columns: name in the history, label, colour, dashed.
 _LINES = (
     ("test_accuracy", "test accuracy", 1, False),
     ("train_accuracy", "train accuracy", 0, False),
@@ -192,7 +192,7 @@ def _accuracy(facts: RunFacts) -> Markup:
 
 
 def _near(values: list[float], rate: float | None) -> list[Level]:
-    """The majority rate as a line, unless it lies so far below that nothing else could be told apart."""
+    """Return the majority rate as a level, unless it is so low that the other lines would become indistinguishable."""
     low, high = min(values), max(values)
     if rate is None or low - rate > 3 * max(high - low, 0.05):
         return []
@@ -200,7 +200,10 @@ def _near(values: list[float], rate: float | None) -> list[Level]:
 
 
 def _class_table(facts: RunFacts) -> Markup | None:
-    """Rows of every class, and what became of them; recall is the share of a class's rows that were found."""
+    """Return a table of rows, predictions and recall by class, or None without figures.
+
+    Recall is the share of a class's rows that were predicted as that class.
+    """
     lines = [each.to_dict() for each in facts.result.classes[:_MOST_CLASSES]]
     every = (
         ("train", "rows to train"),
@@ -230,7 +233,7 @@ def _figure(value: object) -> str:
 
 
 def _missing(facts: RunFacts) -> str:
-    """What was not measured, and what it would take."""
+    """Explain what was not measured and how to measure it."""
     result = facts.result
     if result.plan.evaluation is Evaluation.NONE:
         return "Nothing beside training was measured, as the plan has it: `pbmvfl evaluate` does, by a release."
@@ -248,7 +251,7 @@ def _missing(facts: RunFacts) -> str:
     return ""
 
 
-# --- bytes ---
+# --- Bytes ---
 
 
 def _bytes(facts: RunFacts) -> Markup:
@@ -307,7 +310,7 @@ def _bytes_table(lines: tuple[tuple[str, Traffic], ...]) -> Markup:
     return el("div", el("table", el("thead", el("tr", *head)), el("tbody", *body)), class_="scroll")
 
 
-# --- noise, commands ---
+# --- Noise and commands ---
 
 
 def _noise(facts: RunFacts) -> Markup:
@@ -343,11 +346,11 @@ def _again(facts: RunFacts) -> Markup:
     )
 
 
-# --- asked since ---
+# --- Predictions since the run ---
 
 
 def _asked(facts: RunFacts) -> Markup:
-    """Predictions of the trained model, each a release of its own."""
+    """Return a table of the trained model's predictions, each a separate release."""
     titles = ("rows", "by", "epsilon of a row", "accuracy", "majority rate")
     lines = [
         (
