@@ -23,6 +23,7 @@ from pbmvfl.errors import CheckpointError, DataError, ModelError, PlanError, Wro
 from pbmvfl.federation.model_files import folder_name
 from pbmvfl.federation.party_setup import PartySetup
 from pbmvfl.federation.serving import release_for, serving_plan
+from pbmvfl.ledger.ledger_folder import OpenLedgers
 from pbmvfl.protocol.server import Server
 from support.federation_runs import own_networks
 from support.local_plans import local_plan, voting_plan
@@ -357,6 +358,8 @@ def test_a_plan_that_asks_a_model_trains_nothing_and_needs_its_parts(model, data
             name="small", party_names=data.party_names, features=data.test_features, ids=tuple(map(str, range(30)))
         ),
         None,
+        OpenLedgers(),
+        "",
     )[0]
     assert isinstance(setup, PartySetup)
     from dataclasses import replace

@@ -100,7 +100,7 @@ def spellings(value):
 def unmasked(drawn, plan):
     """Each release as it would be packed without a mask: dozens of bytes, which do not occur by chance."""
     size = plan.batch_size * plan.embedding_dim  # the warm-up before a job draws, too, and much less
-    return {bytes(plan.release.payload.encode(each, None)) for each in drawn if each.size == size}
+    return {bytes(plan.release.payload.encode(each)) for each in drawn if each.size == size}
 
 
 def test_neither_ids_nor_values_nor_unmasked_integers_cross_the_line(tmp_path, tables, said, drawn):

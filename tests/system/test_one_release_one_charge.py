@@ -20,6 +20,7 @@ from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.ledger.limits import Limit
 from pbmvfl.plan.plan import Plan
 from pbmvfl.protocol.party import Party
+from pbmvfl.protocol.stored_answers import StoredAnswers
 from pbmvfl.wire.messages import Message, MessageKind
 from support import release_monitor
 from support.cohorts import Cohort, small_data, small_plan
@@ -54,7 +55,9 @@ CASES += [(make, name) for make in (in_clear, masked) for name in ("joint", "pre
 class Attacked(Cohort):
     """A cohort whose first party has a ledger with a limit."""
 
-    def __init__(self, plan: Plan, folder: Path, *, kind: type[Party] | None = None) -> None:
+    def __init__(
+        self, plan: Plan, folder: Path, *, kind: type[Party] | None = None, answers: Path | None = None
+    ) -> None:
         super().__init__(plan, DATA)
         self.path = folder / "party-0.sqlite"
         ledger = Ledger(self.path, owner="party-0")
@@ -70,6 +73,7 @@ class Attacked(Cohort):
             train_features=DATA.train_features[0],
             test_features=DATA.test_features[0],
             ledger=self.path,
+            answers=answers,
             owner="party-0",
             dataset=DATA.name,
         )
@@ -159,33 +163,28 @@ def test_after_a_stop_no_further_round_of_the_session_is_answered(
 
 
 @pytest.mark.parametrize("failures", [1, 3])
-def test_a_round_that_fails_after_its_charge_is_sent_as_it_was_drawn(failures: int, tmp_path: Path) -> None:
+def test_a_round_that_fails_after_its_charge_is_sent_as_it_was_drawn(
+    failures: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The disk of the stored answers is full for a while: one charge, one draw, and the same bytes in the end."""
     plan = staged()
     number = first_of(plan, "prediction")
-    cohort = Attacked(plan, tmp_path)
-    twin = Attacked(plan, tmp_path / "twin")
+    cohort = Attacked(plan, tmp_path, answers=tmp_path / "answers")
+    twin = Attacked(plan, tmp_path / "twin", answers=tmp_path / "twin" / "answers")
     cohort.drive_to(number - 1)
     request = cohort.server.advance()
     assert request is not None
     left = [failures]
 
-    class Full:
-        """Stored answers that cannot be written `failures` times."""
+    put = StoredAnswers.put
 
-        def __init__(self, inner: Any) -> None:
-            self._inner = inner
+    def put_later(self: StoredAnswers, *arguments: Any) -> None:
+        if left[0]:
+            left[0] -= 1
+            raise OSError(28, "No space left on device")
+        put(self, *arguments)
 
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self._inner, name)
-
-        def settle(self, keys: Any, released: Any) -> Any:
-            if left[0]:
-                left[0] -= 1
-                raise OSError(28, "No space left on device")
-            return self._inner.settle(keys, released)
-
-    cohort.party._answers = Full(cohort.party._answers)
+    monkeypatch.setattr(StoredAnswers, "put", put_later)
     for _ in range(failures):
         assert cohort.party.receive(request)[5] == REFUSAL
     answer = cohort.party.receive(request)
