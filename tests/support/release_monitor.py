@@ -6,7 +6,7 @@ each party in its session it demands:
 1. Two different payloads never leave for one round.
 2. A round's own learning step, and the step by a gradient, is taken at most once.
 3. Where the party has a ledger, a payload leaves, and a step is taken, only for a round that the ledger has charged; a
-   payload of an uncharged round consists of stored answers that were charged before.
+   payload of an uncharged round consists of stored answers that left before, charged or from a party without a ledger.
 
 What it finds is written to a folder, because most violations happen in another thread or process, or inside code that
 turns exceptions into refusals. Importing it installs it where that folder is named: `conftest` does so in its process,
@@ -65,7 +65,7 @@ class _Call(threading.local):
 
 
 _observed: weakref.WeakKeyDictionary[object, _Observed] = weakref.WeakKeyDictionary()
-#: By store: the answers that were charged when they left, or were on disk when this process opened the store.
+#: By store: answers that were charged when they left, left without a ledger, or were on disk when the store was opened.
 _paid: dict[object, dict[bytes, _Answer]] = {}
 _call = _Call()
 
@@ -141,7 +141,7 @@ def _check_reply(party: _Observed, reply: bytes) -> None:
     if party.payloads[number] != digest:
         report(f"round {number}: two different payloads left a party in one session")
     if not party.has_ledger or number in party.charged:
-        if _call.charged and _call.settled is not None:
+        if (_call.charged or not party.has_ledger) and _call.settled is not None:
             store, answers = _call.settled
             _paid.setdefault(store, {}).update(answers)
         return
