@@ -55,6 +55,18 @@ def other_weight(symbols: int, epsilon: float) -> int:
     return math.ceil(WEIGHT_ONE / (math.exp(epsilon) + symbols - 1) * (1 + 1e-14))
 
 
+def randomised_symbols(
+    own: npt.NDArray[np.int64], symbols: int, weight: int, entropy: Entropy
+) -> npt.NDArray[np.int64]:
+    """Return each symbol of 0..k-1, or another one with weight `weight` of 2^32 each."""
+    words = np.empty(own.shape, dtype=np.uint32)
+    entropy.fill(words)
+    # Of all words the first (k-1) w name another symbol, w of them each; the rest leave the own one.
+    steps = np.minimum(words // np.uint32(weight), np.uint32(symbols - 1)).astype(np.int64)
+    sent = own + np.where(steps == symbols - 1, 0, steps + 1)
+    return np.where(sent >= symbols, sent - symbols, sent)
+
+
 @lru_cache(maxsize=256)
 def response_losses(symbols: int, weight: int) -> LossDistribution:
     """Return the losses of one symbol of k against another: +-ln(W/w) at the two of them and 0 at the others."""
@@ -161,13 +173,8 @@ class RandomisedSymbols(Mechanism):
         self, embedding: npt.NDArray[np.float32], entropy: Entropy, scratch: Scratch | None = None
     ) -> npt.NDArray[Any]:
         del scratch
-        words = np.empty(embedding.shape, dtype=np.uint32)
-        entropy.fill(words)
-        # Of all words the first (k-1) w name another symbol, w of them each; the rest leave the own one.
-        steps = np.minimum(words // np.uint32(self.event.other_weight), np.uint32(self.symbols - 1)).astype(np.int64)
-        moved = np.where(steps == self.symbols - 1, 0, steps + 1)
-        sent = self.bins(embedding) + moved
-        return np.where(sent >= self.symbols, sent - self.symbols, sent).astype(self.ring.dtype)
+        sent = randomised_symbols(self.bins(embedding), self.symbols, self.event.other_weight, entropy)
+        return sent.astype(self.ring.dtype)
 
     @property
     def kept(self) -> float:
