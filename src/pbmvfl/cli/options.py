@@ -260,7 +260,7 @@ def plan_options(
         def with_options(**values: Any) -> None:
             choices = {setting.name: _taken(setting, values) for setting in chosen}
             given = {name: value for name, value in choices.items() if value is not None}
-            command(**values, choices=given)
+            command(**values, choices={name: _number_or_none(name, value) for name, value in given.items()})
 
         with_options.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
         with_options.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]  # typer reads it
@@ -288,11 +288,30 @@ def _options(setting: Setting, *, required: bool, default: bool) -> Iterator[ins
     # Enum values stay strings here, so that the plan refuses unknown names with the same message everywhere.
     kind = str if isinstance(setting.kind, type) and issubclass(setting.kind, StrEnum) else setting.kind
     value = setting.default if default else ... if required else None
+    metavar = None
+    if setting.name in _OR_NONE:
+        kind, metavar = str, "FLOAT|none"
     yield _parameter(
         setting.name,
         kind if required or default else kind | None,
-        typer.Option(value, help=setting.help, rich_help_panel=setting.panel),
+        typer.Option(value, help=setting.help, rich_help_panel=setting.panel, metavar=metavar),
     )
+
+
+#: Settings that are a number or none.
+_OR_NONE = frozenset({"label_epsilon"})
+
+
+def _number_or_none(name: str, value: Any) -> Any:
+    """Return the number that an option's text names, or None for the text none; other options as they are."""
+    if name not in _OR_NONE:
+        return value
+    if value == "none":
+        return None
+    try:
+        return float(value)
+    except ValueError:
+        raise PlanError(f"--{name.replace('_', '-')}={value!r} must be a number or none") from None
 
 
 def _parameter(name: str, kind: Any, option: Any) -> inspect.Parameter:

@@ -51,7 +51,7 @@ _NEEDED = ("num_parties", "num_samples", "num_classes")
 
 @plan_options(
     *("num_parties", "num_samples", "num_classes", "num_test_samples", "column_values"),
-    *("mechanism", "embedding_dim", "num_epochs", "batch_size"),
+    *("mechanism", "label_epsilon", "embedding_dim", "num_epochs", "batch_size"),
     *("training", "optimizer", "learning_rate", "gradient_codec", "noise_multiplier", "seed"),
 )
 def plan(

@@ -51,7 +51,7 @@ _USUAL = ("mechanism", "batch_size", "noise_multiplier")
 
 
 @plan_options(
-    *("num_parties", "num_samples", "mechanism", "embedding_dim", "secure_aggregation"),
+    *("num_parties", "num_samples", "mechanism", "label_epsilon", "embedding_dim", "secure_aggregation"),
     *("num_epochs", "batch_size", "noise_multiplier"),
     defaults=_USUAL,
 )
@@ -94,10 +94,11 @@ def privacy(
     own: dict[str, Any] = {"data": data, "label": label, "columns": columns, "id": id_, "label_data": label_data}
     own |= {"schema": schema, "test_data": test_data, "test_fraction": test_fraction}
     known = known_data(source=source, table=own, plan_file=plan_file, given=choices, load=False)
-    by_hand = any(name not in (*_USUAL, *_SIZES) for name in choices)
+    by_hand = any(name not in (*_USUAL, *_SIZES, "label_epsilon") for name in choices)
     if (known.folder or known.plan_file or known.data) is not None and not by_hand:
         if known.data is not None:
-            show_plan(Plan.for_data(known.data), delta=delta, as_json=json_)
+            drawn = {name: value for name, value in choices.items() if name == "label_epsilon"}
+            show_plan(Plan.for_data(known.data, **drawn), delta=delta, as_json=json_)
         else:
             path = known.folder or known.plan_file
             assert path is not None

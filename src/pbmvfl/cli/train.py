@@ -104,7 +104,7 @@ _SHARED_SIZES = ("num_parties", "num_samples", "num_classes")
 
 @plan_options(
     "num_parties",
-    *("mechanism", "embedding_dim", "bound", "secure_aggregation", "evaluation"),
+    *("mechanism", "embedding_dim", "bound", "secure_aggregation", "evaluation", "label_epsilon"),
     *("training", "labels", "num_epochs", "batch_size", "learning_rate", "optimizer", "momentum"),
     *("encoder", "activation", "gradient_codec", "noise_multiplier", "clip_norm", "seed"),
 )

@@ -19,6 +19,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
+from pbmvfl.crypto.entropy import SystemEntropy
 from pbmvfl.crypto.key_exchange import Identity
 from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.errors import CheckpointError, EncoderError, LedgerError, ModelError, PlanError
@@ -171,7 +172,7 @@ class Federation:
                 check_ledgers(ledger, data, released=bool(log.records))
             server = Server(
                 self.plan,
-                train_labels=data.train_labels,
+                train_labels=self._labels_to_use(data),
                 run_id=(None if keeper is None else keeper.run_id) or self.new_run_id(),
                 keeper=keeper,
             )
@@ -196,6 +197,11 @@ class Federation:
             model = self._trained(data, server, transport, checkpoints, ledger)
             self.model = model
             return replace(result, model=model)
+
+    def _labels_to_use(self, data: VerticalDataset) -> npt.NDArray[np.int64]:
+        """Return the drawn training labels, or the true ones if the plan uses labels in clear."""
+        response = self.plan.label_response
+        return data.train_labels if response is None else response.draw(data.train_labels, SystemEntropy())
 
     # --- the model ---
 

@@ -18,7 +18,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from pbmvfl._settings import one_of
 from pbmvfl.data.new_rows import NewRows, load_rows
 from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.errors import DataError, LedgerError, ModelError, PartyRefused, PbmvflError, PlanError
@@ -31,7 +30,7 @@ from pbmvfl.plan.plan import Plan
 from pbmvfl.plan.prediction_search import plan_prediction
 from pbmvfl.plan.schedule import PREDICTION, Order, Phase
 from pbmvfl.privacy.composition import epsilon_by_losses
-from pbmvfl.privacy.units import SERVER, Unit
+from pbmvfl.privacy.units import SERVER, Unit, column_unit
 from pbmvfl.protocol.server import Server
 from pbmvfl.protocol.session import Meter, Tap, deliver, drive
 from pbmvfl.protocol.transport import Inspection, Transport
@@ -89,7 +88,7 @@ def release_for(
 
     `has_tables` says whether the server has counts of votes: symbols can be read only by them.
     """
-    unit = one_of("unit", unit, Unit)
+    unit = column_unit(unit)
     own = _planned(training, has_tables)
     if epsilon is None and own is not None:
         return own
@@ -151,7 +150,7 @@ def serving_plan(training: Plan, *, model: str, num_rows: int, release: Release)
             ),
             "learning": Learning(),
             "update": UpdateNoise(),
-            "supervision": replace(training.supervision, labels=Labels.SERVER),
+            "supervision": replace(training.supervision, labels=Labels.SERVER, label_epsilon=None),
             "network": replace(training.network, model=model, first_weights=()),
             "evaluation": Evaluation.RELEASED,
         }

@@ -100,9 +100,10 @@ class PlanOptions(TypedDict, total=False):
 
 
 class PlanChoices(PlanOptions, total=False):
-    """Every flat name of a plan."""
+    """Every flat name of a plan; those here are arguments of their own in `Plan.for_budget`."""
 
     num_parties: int
     num_samples: int
     num_classes: int
     num_test_samples: int
+    label_epsilon: float | None

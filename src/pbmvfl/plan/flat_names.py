@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 #: Prefix of the names of a mechanism's numbers, where they are those of predictions.
 PREDICTION_PREFIX = "prediction_"
 #: Names that fit any plan: with these alone, the rest is still planned.
-NEUTRAL = frozenset({"seed", "evaluation"})
+NEUTRAL = frozenset({"seed", "evaluation", "label_epsilon"})
 _REQUIRED = ("num_parties", "num_samples", "num_classes")
 _PLAIN_GROUPS: dict[str, type] = {
     "learning": Learning,

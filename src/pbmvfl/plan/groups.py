@@ -8,6 +8,7 @@ from enum import StrEnum
 
 from pbmvfl._settings import check_whole, finite, one_of, setting
 from pbmvfl.errors import PlanError
+from pbmvfl.mechanisms.label_response import LabelResponse, check_label_epsilon
 from pbmvfl.mechanisms.vote_tables import LARGEST_DEVIATION, SMALLEST_DEVIATION, TABLE_DIAMETER
 from pbmvfl.mechanisms.votes import SYMBOLIC, Vote, VoteKind
 from pbmvfl.plan.schedule import COUNTS, GRAM, JOINT, LOCAL, MEAN, PREDICTION, SYMBOLS, Order, Phase
@@ -274,10 +275,24 @@ class Supervision:
     head: Head = setting(
         Head.TRAINED, help=f"{words(Head)}: how the server makes class scores of sums.", panel=TRAINING, later=True
     )
+    label_epsilon: float | None = setting(
+        None,
+        help="In [0.01, 16]: pure epsilon of each training label, drawn once by randomised response. none: in clear.",
+        panel=MECHANISM,
+        later=True,
+    )
 
     def __post_init__(self) -> None:
         for name, kind in (("labels", Labels), ("loss", Loss), ("head", Head)):
             object.__setattr__(self, name, one_of(name, getattr(self, name), kind))
+        if self.label_epsilon is not None:
+            object.__setattr__(self, "label_epsilon", check_label_epsilon(self.label_epsilon))
+
+    def label_response(self, num_classes: int) -> LabelResponse | None:
+        """Return the law by which training labels are drawn; None if they are used in clear."""
+        if self.label_epsilon is None:
+            return None
+        return LabelResponse(num_classes=num_classes, epsilon=self.label_epsilon)
 
 
 @dataclass(frozen=True, kw_only=True)

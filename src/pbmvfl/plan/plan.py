@@ -18,6 +18,7 @@ from pbmvfl.crypto.protocol_version import PROTOCOL_VERSION
 from pbmvfl.errors import PlanError
 from pbmvfl.mechanisms import Mechanism
 from pbmvfl.mechanisms.interactions.plan_group import Interactions
+from pbmvfl.mechanisms.label_response import USUAL_LABEL_EPSILON, LabelResponse
 from pbmvfl.mechanisms.vote_tables import table_bytes
 from pbmvfl.mechanisms.votes import Vote
 from pbmvfl.plan.checks import check_together
@@ -44,7 +45,7 @@ from pbmvfl.plan.groups import (
     Voting,
 )
 from pbmvfl.plan.schedule import COUNTS, SYMBOLS, Order, Phase, RoundKind, RowUses, Schedule
-from pbmvfl.privacy.events import Event, UpdateEvent
+from pbmvfl.privacy.events import Event, ExactRelease, ReleaseEvent, UpdateEvent
 from pbmvfl.wire.gradient_codecs import GradientCodecName
 
 if TYPE_CHECKING:
@@ -149,6 +150,7 @@ class Plan:
     labels = _In[Labels]("supervision")
     loss = _In[Loss]("supervision")
     head = _In[Head]("supervision")
+    label_epsilon = _In["float | None"]("supervision")
     preparation = _In[PreparationName]("preparing")
     mean_noise = _In[float]("preparing")
     mean_clip = _In[float]("preparing")
@@ -187,6 +189,16 @@ class Plan:
     def vote(self) -> Vote:
         """The map of a party's class scores to what it releases for a prediction."""
         return self.voting.as_vote((self.prediction or self.release).bound)
+
+    @cached_property
+    def label_response(self) -> LabelResponse | None:
+        """Law by which training labels are drawn; None if they are used in clear."""
+        return self.supervision.label_response(self.num_classes)
+
+    @property
+    def label_kept(self) -> float:
+        """Probability that a drawn label is the true one by itself; 1 if labels are used in clear."""
+        return 1.0 if self.label_response is None else self.label_response.kept
 
     @property
     def sends_labels(self) -> bool:
@@ -295,7 +307,16 @@ class Plan:
             first_batch=self.schedule.num_rows(0) if public_start and self.schedule.kind(0).releases else 1,
             public_start=public_start,
             rows_together=self.schedule.num_rows(0) if self.network.couples_rows else 1,
+            label=self._label_event,
         )
+
+    @property
+    def _label_event(self) -> ReleaseEvent | None:
+        """Release of each training label; None if no round uses labels."""
+        if not any(kind.carries_gradient or kind.needs_labels for kind in self.schedule.kinds):
+            return None
+        response = self.label_response
+        return ExactRelease(num_parties=1, embedding_dim=1) if response is None else response.event
 
     def privacy(self, *, delta: float = 1e-5, adversaries: Iterable[Adversary] | None = None) -> PrivacyTable:
         """Return the epsilon of this plan for every unit, adversary and accounting, before anything runs.
@@ -338,8 +359,8 @@ class Plan:
 
         Args:
             data: The data, of which only public sizes are used.
-            **choices: Flat names, as in `of`. Without any, or with `seed` or `evaluation` alone, the plan is that of
-                `for_budget` with epsilon 8; with others it has those, and the rest is not planned.
+            **choices: Flat names, as in `of`. Without any, or with `seed`, `evaluation` or `label_epsilon` alone, the
+                plan is that of `for_budget` with epsilon 8; with others it has those, and the rest is not planned.
 
         Raises:
             PlanError: As in `of` and `for_budget`.
@@ -369,6 +390,7 @@ class Plan:
         prediction_epsilon: float | None = None,
         same_rows: bool = False,
         serving_epsilon: float | None = 8.0,
+        label_epsilon: float | None = USUAL_LABEL_EPSILON,
         **choices: Unpack[PlanOptions],
     ) -> Plan:
         """Find the plan with the least noise within a privacy budget.
@@ -391,6 +413,8 @@ class Plan:
             same_rows: Whether `epsilon` is the total of a row that is trained on and predicted.
             serving_epsilon: What the trained model may spend on a row that it predicts later. Votes for it are counted
                 in training, within `epsilon`. None: no votes are counted.
+            label_epsilon: Pure epsilon of each training label, against all parties together. None: labels are used in
+                clear.
             **choices: Any other flat name, fixed, as in `of`.
 
         Returns:
@@ -418,6 +442,7 @@ class Plan:
             prediction_epsilon=prediction_epsilon,
             same_rows=same_rows,
             serving_epsilon=serving_epsilon,
+            label_epsilon=label_epsilon,
             **choices,
         ).plan
 

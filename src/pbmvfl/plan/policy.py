@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any
 
-from pbmvfl._settings import one_of, settings_of
+from pbmvfl._settings import settings_of
 from pbmvfl.errors import PlanError, PolicyError
 from pbmvfl.mechanisms import Mechanism
 from pbmvfl.plan.flat_names import PREDICTION_PREFIX, known_names
@@ -20,7 +20,7 @@ from pbmvfl.plan.plan import Plan
 from pbmvfl.privacy.accounting import TrainingRun, epsilon_bound
 from pbmvfl.privacy.conversion import check_delta
 from pbmvfl.privacy.table import format_epsilon
-from pbmvfl.privacy.units import Accounting, Unit
+from pbmvfl.privacy.units import Accounting, Unit, column_unit
 
 _WAY_OUT = "or change the policy"
 #: Lists and digests, which no rule is about. Their meaning is in `training`, `num_epochs` and the account.
@@ -107,7 +107,7 @@ class Policy:
     fields: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "unit", one_of("unit", self.unit, Unit))
+        object.__setattr__(self, "unit", column_unit(self.unit))
         check_delta(self.delta)
         if self.largest_epsilon is not None and not (_is_number(self.largest_epsilon) and self.largest_epsilon > 0):
             raise PlanError(f"largest_epsilon={self.largest_epsilon!r} must be a number above 0")

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from pbmvfl._settings import check_whole, finite, one_of
+from pbmvfl._settings import check_whole, finite
 from pbmvfl.errors import PlanError
 from pbmvfl.mechanisms import Mechanism, PolyaLaplace, RandomisedSymbols
 from pbmvfl.mechanisms.laplace import LARGEST_SCALE, SMALLEST_SCALE
@@ -25,7 +25,7 @@ from pbmvfl.mechanisms.randomized_response import LARGEST_EPSILON, SMALLEST_EPSI
 from pbmvfl.mechanisms.votes import Vote, VoteKind
 from pbmvfl.privacy.composition import epsilon_by_losses
 from pbmvfl.privacy.conversion import check_delta, epsilon_from_rdp
-from pbmvfl.privacy.units import SERVER, Adversary, Unit
+from pbmvfl.privacy.units import SERVER, Adversary, Unit, column_unit
 
 #: Randomised response is chosen where so many times its noise is below that of the other: its laws have longer tails.
 #: Two classes have more to gain from it, as their symbols say how sure a party is.
@@ -114,7 +114,7 @@ def plan_prediction(
     if epsilon <= 0:
         raise PlanError(f"prediction_epsilon={epsilon:g} must be above 0; predictions without privacy are exact sums")
     check_delta(delta)
-    unit = one_of("unit", unit, Unit)
+    unit = column_unit(unit)
     check_whole("num_classes", num_classes, least=2)
     check_whole("num_rows", num_rows, least=1)
     if not finite("typical_lead", typical_lead) > 0:

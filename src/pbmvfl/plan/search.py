@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from pbmvfl._settings import check_whole
 from pbmvfl.errors import PlanError
 from pbmvfl.mechanisms import Mechanism
+from pbmvfl.mechanisms.label_response import USUAL_LABEL_EPSILON
 from pbmvfl.plan.flat_names import groups_of
 from pbmvfl.plan.groups import Evaluation
 from pbmvfl.plan.local_search import LocalRules, dense_columns, largest_shift
@@ -26,7 +27,7 @@ from pbmvfl.privacy.accounting import TrainingRun, epsilon_bound, rdp_curve
 from pbmvfl.privacy.conversion import check_delta, epsilon_from_rdp, usual_delta
 from pbmvfl.privacy.orders import ORDERS
 from pbmvfl.privacy.table import format_epsilon, named
-from pbmvfl.privacy.units import SERVER, Accounting, Adversary, Unit
+from pbmvfl.privacy.units import SERVER, Accounting, Adversary, Unit, column_unit
 
 if TYPE_CHECKING:
     from pbmvfl.data.vertical import VerticalDataset
@@ -130,6 +131,7 @@ def plan_for_budget(
     prediction_epsilon: float | None = None,
     same_rows: bool = False,
     serving_epsilon: float | None = USUAL_EPSILON,
+    label_epsilon: float | None = USUAL_LABEL_EPSILON,
     **choices: Any,
 ) -> PlannedBudget:
     """Find the plan with the least noise within a budget; the arguments are those of `Plan.for_budget`.
@@ -150,7 +152,7 @@ def plan_for_budget(
     budget = Budget(
         epsilon=epsilon,
         delta=usual_delta(num_samples) if delta is None else delta,
-        unit=named(Unit, unit, "unit"),
+        unit=column_unit(unit),
         accounting=named(Accounting, accounting, "accounting"),
         adversary=Adversary(colluding_parties=colluding_parties),
     )
@@ -160,6 +162,7 @@ def plan_for_budget(
         "num_classes": num_classes,
         "num_test_samples": num_test_samples,
     }
+    choices["label_epsilon"] = label_epsilon
     if _trains_alone(budget, choices):
         if choices.get("evaluation") == Evaluation.RELEASED and "prediction_mechanism" not in choices:
             # Releases without a planned mechanism would be exact, and so without any epsilon.

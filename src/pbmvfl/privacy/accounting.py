@@ -14,20 +14,31 @@ from typing import Literal
 import numpy as np
 
 from pbmvfl.errors import PlanError
-from pbmvfl.privacy.advantage import FALSE_ALARM_RATE, Attack, attack_from_rdp, largest, least
-from pbmvfl.privacy.composition import bounds_by_losses
+from pbmvfl.privacy.advantage import (
+    FALSE_ALARM_RATE,
+    NO_PROTECTION,
+    Attack,
+    attack_from_rdp,
+    attack_on,
+    largest,
+    least,
+)
+from pbmvfl.privacy.composition import AtomLosses, bounds_by_losses
 from pbmvfl.privacy.conversion import check_delta, epsilon_from_rdp
-from pbmvfl.privacy.events import WEIGHTS_STAY, Event, ReleaseEvent, UpdateEvent
+from pbmvfl.privacy.events import WEIGHTS_STAY, Event, ExactRelease, ReleaseEvent, UpdateEvent
 from pbmvfl.privacy.orders import ORDERS, Curve
 from pbmvfl.privacy.renyi import composed
-from pbmvfl.privacy.units import SERVER, Accounting, Adversary, Unit
+from pbmvfl.privacy.units import COLUMN_UNITS, SERVER, Accounting, Adversary, Unit
 
-Method = Literal["rdp", "pld"]
+Method = Literal["rdp", "pld", "pure"]
 
 NOT_A_PROOF = (
     "not a proof: counts only the unit's own releases, although weights trained on it carry it into other rows"
 )
 LABELS_PUBLIC = "labels are the same in both data sets: they are not protected"
+LABELS_APART = "labels are the same in both data sets: they have an epsilon of their own"
+LABELS_DRAWN = "each training label is drawn once and kept, and all that a party can see is computed from drawn labels"
+LABELS_IN_CLEAR = "training labels are used in clear: parties receive them, or can read them off the gradients"
 PUBLIC_SCHEDULE = (
     "batches, their order, the number of rows, initial weights and scaling do not depend on private columns"
 )
@@ -82,6 +93,8 @@ class TrainingRun:
     """Whether the weights are public before the first round. If not, every release may be about any row."""
     rows_together: int = 1
     """How many rows of a batch a row's embedding depends on: 1, or the whole batch with batch normalisation."""
+    label: ReleaseEvent | None = None
+    """The release of each training label; None if nothing is computed from labels."""
 
     def __post_init__(self) -> None:
         for name in ("num_parties", "first_batch", "rows_together"):
@@ -118,7 +131,9 @@ class TrainingRun:
         """
         if not self.charges_by_split:
             return self
-        return replace(self, activities=tuple(part for part in self.activities if part.split == split))
+        chosen = tuple(part for part in self.activities if part.split == split)
+        uses_labels = any(part.update is not None for part in chosen)
+        return replace(self, activities=chosen, label=self.label if uses_labels else None)
 
     def of_one_row(self) -> TrainingRun:
         """Return the run as it is charged to a row that is in every split: all that is done with any."""
@@ -319,7 +334,8 @@ def _conditions(run: TrainingRun, unit: Unit, accounting: Accounting) -> tuple[s
     elif unit is not Unit.PARTY:
         said.append(COUPLED_ROWS)
     start = PUBLIC_SCHEDULE if run.public_start else OWN_START
-    said += [IDEAL_RANDOMNESS, start, ROW_ONCE, LABELS_PUBLIC, FIXED_PLAN]
+    labels = LABELS_PUBLIC if run.label is None or isinstance(run.label, ExactRelease) else LABELS_APART
+    said += [IDEAL_RANDOMNESS, start, ROW_ONCE, labels, FIXED_PLAN]
     noisy = [part.update for part in run.activities if part.update is not None and part.update.is_noisy]
     if noisy and strict and unit is not Unit.PARTY and run.public_start:
         said += [condition for update in noisy for condition in update.conditions]
@@ -368,12 +384,38 @@ def epsilon_bound(
     )
 
 
+def label_bound(run: TrainingRun) -> EpsilonBound | None:
+    """Return the bound of one training label against all parties together; None if the run uses no labels.
+
+    A drawn label has a pure epsilon, so it holds at delta 0 and whatever is computed from it.
+    """
+    if run.label is None:
+        return None
+    epsilon, attack = math.inf, NO_PROTECTION
+    losses = run.label.losses(Unit.LABEL)
+    drawn = isinstance(losses, AtomLosses)
+    if isinstance(losses, AtomLosses):
+        epsilon, attack = float(losses.atoms.losses.max()), attack_on(losses.atoms, 0.0)
+    return EpsilonBound(
+        unit=Unit.LABEL,
+        accounting=Accounting.STRICT,
+        adversary=Adversary(server=False, colluding_parties=run.num_parties),
+        epsilon=epsilon,
+        delta=0.0,
+        method="pure",
+        order=None,
+        conditions=(LABELS_DRAWN, IDEAL_RANDOMNESS, FIXED_PLAN) if drawn else (LABELS_IN_CLEAR,),
+        advantage_upper_bound=attack.advantage,
+        detection_upper_bound=attack.detection,
+    )
+
+
 def epsilon_bounds(
     run: TrainingRun,
     *,
     delta: float,
     adversaries: Iterable[Adversary] = (SERVER,),
-    units: Iterable[Unit] = tuple(Unit),
+    units: Iterable[Unit] = COLUMN_UNITS,
     accountings: Iterable[Accounting] = tuple(Accounting),
     pld: bool = True,
 ) -> tuple[EpsilonBound, ...]:

@@ -14,7 +14,14 @@ from enum import StrEnum
 from typing import Any, TypeVar
 
 from pbmvfl.errors import PlanError
-from pbmvfl.privacy.accounting import NOT_A_PROOF, EpsilonBound, TrainingRun, epsilon_bound, epsilon_bounds
+from pbmvfl.privacy.accounting import (
+    NOT_A_PROOF,
+    EpsilonBound,
+    TrainingRun,
+    epsilon_bound,
+    epsilon_bounds,
+    label_bound,
+)
 from pbmvfl.privacy.units import CURIOUS_PARTY, SERVER, Accounting, Adversary, Unit
 
 SEEDED_NOISE = "the noise was seeded for a test, so it hides nothing"
@@ -70,6 +77,11 @@ class PrivacyTable:
             f"server={adversary.server}, colluding_parties={adversary.colluding_parties}: the table has no row for "
             f"{adversary}; it has {looked_at}; ask privacy() for other adversaries"
         )
+
+    @property
+    def label(self) -> EpsilonBound | None:
+        """Bound of one training label; None if nothing is computed from labels."""
+        return next((row for row in self.bounds if row.unit is Unit.LABEL), None)
 
     def __str__(self) -> str:
         rows = self._worth_printing()
@@ -158,6 +170,8 @@ def privacy_table(
     """
     chosen = usual_adversaries(run.num_parties) if adversaries is None else tuple(adversaries)
     found = epsilon_bounds(run, delta=delta, adversaries=chosen)
+    label = label_bound(run)
+    found = found if label is None else (*found, label)
     if noise_is_known:
         found = tuple(
             replace(

@@ -9,7 +9,10 @@ from pbmvfl.errors import PlanError
 
 
 class Unit(StrEnum):
-    """Unit of protection: what may be replaced between two neighbouring data sets. Labels are the same in both."""
+    """Unit of protection: what may be replaced between two neighbouring data sets.
+
+    For the first three labels are the same in both data sets; for a label all columns are.
+    """
 
     CELL = "cell"
     """One party's values of one row."""
@@ -17,6 +20,25 @@ class Unit(StrEnum):
     """One row, at every party that is not on the adversary's side."""
     PARTY = "party"
     """All of one party's values, in every row."""
+    LABEL = "label"
+    """The label of one training row, which the label holder holds; all parties together are the adversary."""
+
+
+#: Units of what parties hold: those that a budget of columns can protect.
+COLUMN_UNITS = (Unit.CELL, Unit.RECORD, Unit.PARTY)
+
+
+def column_unit(value: str) -> Unit:
+    """Return the unit of columns that a text names.
+
+    Raises:
+        PlanError: There is none of that name.
+    """
+    for unit in COLUMN_UNITS:
+        if value == unit:
+            return unit
+    hint = "; labels have an epsilon of their own: label_epsilon" if value == Unit.LABEL else ""
+    raise PlanError(f"unit={str(value)!r} is not one of {', '.join(COLUMN_UNITS)}: say which epsilon is meant{hint}")
 
 
 class Accounting(StrEnum):

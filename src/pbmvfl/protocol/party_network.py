@@ -52,7 +52,7 @@ class PartyNetwork:
         """Take the classes of the training rows."""
         self.labels = labels_N
         if self._plan.loss is Loss.CROSS_ENTROPY:
-            self._prior_K = log_shares(labels_N, self._plan.num_classes)
+            self._prior_K = log_shares(labels_N, self._plan.num_classes, self._plan.label_response)
 
     def note_fault(self, error: Exception) -> None:
         _log.error("party=%d: its network failed, and the round goes on without it", self._index, exc_info=error)
@@ -174,6 +174,8 @@ class PartyNetwork:
         labels_B = self.labels.index_select(0, torch.from_numpy(rows))
         # The prior of the classes is added once to the sum of all parties, so a party learns what its own columns add.
         known_BK = torch.from_numpy(scores_BK) + self._prior_K
-        slope_BK = mean_loss_slope(known_BK, labels_B, self._plan.loss, rows=current.num_rows)
+        slope_BK = mean_loss_slope(
+            known_BK, labels_B, self._plan.loss, rows=current.num_rows, kept=self._plan.label_kept
+        )
         bound = self._plan.gradient_bound
         return slope_BK.clamp(-bound, bound).numpy()

@@ -136,7 +136,8 @@ class Server:
 
         Args:
             plan: The plan that the session follows.
-            train_labels: Class of each training row, for plans that train.
+            train_labels: Class of each training row, for plans that train: the drawn one, if the plan has a label
+                epsilon. Nothing else of labels is ever used, so all that leaves the server is computed from these.
             head: The fusion model h_0; None builds the plan's.
             run_id: The run to start or resume; None draws a new one.
             keeper: Storage for checkpoints.
@@ -157,10 +158,10 @@ class Server:
         self.plan = plan
         self.head = head if head is not None else build_head(plan)
         if isinstance(self.head, SumsAsScores) and plan.loss is Loss.CROSS_ENTROPY and trained is None:
-            self.head.prior_K = log_shares(torch.from_numpy(train_labels), plan.num_classes)
+            self.head.prior_K = log_shares(torch.from_numpy(train_labels), plan.num_classes, plan.label_response)
         joint = [kind for kind in plan.schedule.kinds if kind.carries_gradient]
         self._trainer = Trainer(plan, self.head, num_steps=sum(map(plan.schedule.num_rounds, joint)))
-        self._head_loss = HeadLoss(self._trainer, train_labels, plan.loss)
+        self._head_loss = HeadLoss(self._trainer, train_labels, plan.loss, kept=plan.label_kept)
         self._codec = codec_for(plan.gradient_codec)
         self._schedule = plan.schedule
         self._labels = torch.from_numpy(train_labels)
@@ -180,8 +181,8 @@ class Server:
         self.first_round = 0
         self._next_round = 0
         self._gradient: bytes | None = None  # of the last round, not sent yet
-        #: Number of training rows of each class.
-        self.rows_of_class_K = np.bincount(train_labels, minlength=plan.num_classes)
+        #: Number of training rows of each class; estimated if labels are drawn.
+        self.rows_of_class_K = self._of_true_labels(np.bincount(train_labels, minlength=plan.num_classes))
         self._reader: VoteReader | None = None  # once the parties' counts of votes are known
         #: Scores of the last finished round; None where it had none.
         self.scored: ScoredRound | None = None
@@ -386,7 +387,8 @@ class Server:
         if self.round.kind == SYMBOLS:
             self._take_symbols(payloads)
         elif self.round.kind == COUNTS:
-            tables_MKS = [decode_table(payload, self.plan.num_classes) for payload in payloads]
+            sent_MKS = (decode_table(payload, self.plan.num_classes) for payload in payloads)
+            tables_MKS = [self._of_true_labels(table_KS) for table_KS in sent_MKS]
             self._reader = VoteReader(self.plan, tables_MKS, self.rows_of_class_K)
         elif self.round.kind.releases and not self.round.kind.carries_gradient and self._reader is not None:
             self.scored = ScoredRound(self.round, torch.from_numpy(self._reader.scores(payloads, self.round.num_rows)))
@@ -394,6 +396,13 @@ class Server:
             self._take_sums(payloads)
         self._next_round = self.round.number + 1
         self._expected = None
+
+    def _of_true_labels(self, counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return counts by true class from counts by the class of `train_labels`, which may be drawn."""
+        response = self.plan.label_response
+        if response is None:
+            return counts
+        return np.rint(response.corrected_counts(counts)).astype(np.int64)
 
     def _take_symbols(self, payloads: list[bytes | memoryview]) -> None:
         assert self.round is not None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,38 +16,75 @@ from pbmvfl.plan.groups import Loss
 from pbmvfl.training.dense import is_plain_linear
 from pbmvfl.training.optimizer import Trainer
 
+if TYPE_CHECKING:
+    from pbmvfl.mechanisms.label_response import LabelResponse
+
 # --- Losses of class scores, and their slopes at the scores ---
+# Drawn labels are the true ones with probability a = `kept`, and otherwise uniform over all K classes
+# (`mechanisms.label_response`). Cross-entropy is then taken of the drawn label's probability, a p_y + (1-a)/K, so that
+# p estimates the true class. Its gradient is p minus the posterior of the true class given the drawn label, which is no
+# longer than the gradient of a true label: clip norms stay as they are. Squared distances take the unbiased goal
+# (e_y - (1-a)/K) / a.
+#
 # Shape suffixes: B rows of the batch, K classes.
 
 
-def log_shares(labels: Tensor, num_classes: int) -> Tensor:
-    """Return the logarithm of each class's share of the labels; a class without labels counts as half a row."""
-    counts_K = torch.bincount(labels, minlength=num_classes).clamp_min(0.5).double()
+def log_shares(labels: Tensor, num_classes: int, response: LabelResponse | None = None) -> Tensor:
+    """Return the logarithm of each class's share of the true labels; a class without labels counts as half a row."""
+    counts_K = torch.bincount(labels, minlength=num_classes).double()
+    if response is not None:
+        counts_K = torch.from_numpy(response.corrected_counts(counts_K.numpy()))
+    counts_K = counts_K.clamp_min(0.5)
     return (counts_K / counts_K.sum()).log().float()
 
 
-def mean_loss(scores_BK: Tensor, labels_B: Tensor, loss: Loss) -> Tensor:
-    """Return the mean loss of a batch."""
-    if loss is Loss.CROSS_ENTROPY:
+def mean_loss(scores_BK: Tensor, labels_B: Tensor, loss: Loss, *, kept: float = 1.0) -> Tensor:
+    """Return the mean loss of a batch.
+
+    Args:
+        scores_BK: Scores of the batch.
+        labels_B: Their classes, drawn ones where `kept` is below 1.
+        loss: The plan's loss.
+        kept: Probability a that a label is the true one.
+    """
+    if loss is not Loss.CROSS_ENTROPY:
+        goals_BK = _squared_goals(labels_B, scores_BK.shape[1], kept)
+        return (scores_BK - goals_BK).square().sum(dim=1).mean() / 2
+    if kept == 1.0:
         return functional.cross_entropy(scores_BK, labels_B)
-    goals_BK = functional.one_hot(labels_B, scores_BK.shape[1])
-    return (scores_BK - goals_BK).square().sum(dim=1).mean() / 2
+    true_B = scores_BK.log_softmax(dim=1).gather(1, labels_B[:, None])[:, 0] + math.log(kept)
+    uniform = math.log((1 - kept) / scores_BK.shape[1])
+    return -torch.logaddexp(true_B, torch.full_like(true_B, uniform)).mean()
 
 
-def mean_loss_slope(scores_BK: Tensor, labels_B: Tensor, loss: Loss, *, rows: int | None = None) -> Tensor:
+def mean_loss_slope(
+    scores_BK: Tensor, labels_B: Tensor, loss: Loss, *, rows: int | None = None, kept: float = 1.0
+) -> Tensor:
     """Return the gradient of `mean_loss` at the scores. Total: NaN scores count as 0.
 
     Args:
         scores_BK: Scores of a batch, or of a piece of one.
-        labels_B: Their classes.
+        labels_B: Their classes, drawn ones where `kept` is below 1.
         loss: The plan's loss.
         rows: Rows of the whole batch, if these are a piece of one.
+        kept: Probability a that a label is the true one.
     """
     scores_BK = scores_BK.nan_to_num(nan=0.0)
-    if loss is Loss.CROSS_ENTROPY:
+    num_classes = scores_BK.shape[1]
+    if loss is not Loss.CROSS_ENTROPY:
+        goals_BK = _squared_goals(labels_B, num_classes, kept)
+    else:
         scores_BK = scores_BK.softmax(dim=1)
-    goals_BK = functional.one_hot(labels_B, scores_BK.shape[1])
+        goals_BK = functional.one_hot(labels_B, num_classes)
+        if kept < 1.0:
+            goals_BK = scores_BK * (kept * goals_BK + (1 - kept) / num_classes)
+            goals_BK = goals_BK / goals_BK.sum(dim=1, keepdim=True)
     return (scores_BK - goals_BK) / (len(labels_B) if rows is None else rows)
+
+
+def _squared_goals(labels_B: Tensor, num_classes: int, kept: float) -> Tensor:
+    goals_BK = functional.one_hot(labels_B, num_classes)
+    return goals_BK if kept == 1.0 else (goals_BK - (1 - kept) / num_classes) / kept
 
 
 # --- Loss of the server's head over one batch, and the gradients that follow from it ---
@@ -72,12 +110,20 @@ class HeadLoss:
         trainer: The head and its optimiser.
         labels: All labels of the run: those outside the classes are left to torch, which refuses them.
         loss: The plan's loss.
+        kept: Probability that a label is the true one; below 1 for drawn labels.
     """
 
-    def __init__(self, trainer: Trainer, labels: npt.NDArray[np.int64], loss: Loss = Loss.CROSS_ENTROPY) -> None:
+    def __init__(
+        self,
+        trainer: Trainer,
+        labels: npt.NDArray[np.int64],
+        loss: Loss = Loss.CROSS_ENTROPY,
+        *,
+        kept: float = 1.0,
+    ) -> None:
         self._trainer = trainer
         self._head = trainer.network
-        self._loss = loss
+        self._loss, self._kept = loss, kept
         self._written_out = False
         known = loss is Loss.CROSS_ENTROPY
         if known and is_plain_linear(self._head) and isinstance(self._head, nn.Linear) and self._head.bias is not None:
@@ -91,7 +137,7 @@ class HeadLoss:
             return self._without_autograd(sums_BP, labels_B)
         sums_BP.requires_grad_()
         scores_BK = self._head(sums_BP)
-        loss = mean_loss(scores_BK, labels_B, self._loss)
+        loss = mean_loss(scores_BK, labels_B, self._loss, kept=self._kept)
         gradient_BP, *slopes = self._trainer.slopes(loss, inputs=[sums_BP])
         return HeadGradients(loss.item(), scores_BK.detach(), gradient_BP, slopes)
 
@@ -101,14 +147,15 @@ class HeadLoss:
         weight_KP = head.weight.detach()
         scores_BK = torch.addmm(head.bias.detach(), sums_BP, weight_KP.t())
         at_scores_BK, slope_K = torch.empty_like(scores_BK), torch.empty(head.out_features)
-        loss = cross_entropy(scores_BK.numpy(), labels_B.numpy(), at_scores_BK.numpy(), slope_K.numpy())
+        loss = cross_entropy(scores_BK.numpy(), labels_B.numpy(), at_scores_BK.numpy(), slope_K.numpy(), self._kept)
         slopes = [torch.mm(at_scores_BK.t(), sums_BP), slope_K]
         return HeadGradients(loss, scores_BK, torch.mm(at_scores_BK, weight_KP), slopes)
 
 
 @compiled
-def cross_entropy(scores: Any, labels: Any, gradient: Any, sums: Any) -> Any:
+def cross_entropy(scores: Any, labels: Any, gradient: Any, sums: Any, kept: Any) -> Any:
     """Return the mean cross-entropy; fill in its gradient at the scores, and that gradient's sum over rows."""
+    uniform = (1.0 - kept) / scores.shape[1]
     rows, classes = scores.shape
     loss = 0.0
     total = np.zeros(classes)
@@ -121,9 +168,17 @@ def cross_entropy(scores: Any, labels: Any, gradient: Any, sums: Any) -> Any:
         for k in range(classes):
             weights[k] = np.exp(np.float64(scores[b, k]) - largest)
             norm += weights[k]
-        loss += np.log(norm) + largest - np.float64(scores[b, labels[b]])
+        if kept == 1.0:
+            loss += np.log(norm) + largest - np.float64(scores[b, labels[b]])
+        else:
+            drawn = kept * weights[labels[b]] / norm + uniform
+            loss -= np.log(drawn)
         for k in range(classes):
-            value = (weights[k] / norm - np.float64(k == labels[b])) / rows
+            share = weights[k] / norm
+            goal = np.float64(k == labels[b])
+            if kept != 1.0:
+                goal = share * (kept * goal + uniform) / drawn
+            value = (share - goal) / rows
             gradient[b, k] = np.float32(value)
             total[k] += value
     for k in range(classes):
