@@ -300,7 +300,7 @@ class _Shown:
         self._console.print(table)
         delta = usual_delta(plan.num_samples)
         print_privacy_of_rows(self._console, plan.training_run(), delta=delta, title="epsilon that this will cost")
-        if plan.sends_labels:
+        if plan.sends_labels and plan.label_epsilon is None:
             print_notes(
                 self._console,
                 ["the labels of the training rows go to every party; they are not protected by any epsilon"],

@@ -9,7 +9,14 @@ from rich.markup import escape
 from rich.table import Table
 
 from pbmvfl.privacy.accounting import NOT_A_PROOF, EpsilonBound, TrainingRun, epsilon_bound
-from pbmvfl.privacy.table import PrivacyTable, attack_in_words, format_advantage, format_epsilon, privacy_table
+from pbmvfl.privacy.table import (
+    PrivacyTable,
+    attack_in_words,
+    format_advantage,
+    format_epsilon,
+    label_in_words,
+    privacy_table,
+)
 from pbmvfl.privacy.units import Accounting, Adversary, Unit
 
 _STAR = "paper *"
@@ -105,22 +112,25 @@ def print_privacy(
     """
     if strict_only:
         table = PrivacyTable(tuple(row for row in table.bounds if row.accounting is Accounting.STRICT))
-    adversaries = list(dict.fromkeys(row.adversary for row in table.bounds))
-    delta = table.bounds[0].delta
+    bounds = table.of_columns
+    adversaries = list(dict.fromkeys(row.adversary for row in bounds))
+    delta = bounds[0].delta
     columns = [f"{_against(adversary)}\nepsilon adv." for adversary in adversaries]
     shown = plain_table("protects", "counting", *columns, left=2, title=f"{title} (delta {delta:g})")
-    kinds = list(dict.fromkeys((row.unit, row.accounting) for row in table.bounds))
+    kinds = list(dict.fromkeys((row.unit, row.accounting) for row in bounds))
     for unit, accounting in kinds:
         values = [
             _with_advantage(row)
             for adversary in adversaries
-            for row in table.bounds
+            for row in bounds
             if (row.unit, row.accounting, row.adversary) == (unit, accounting, adversary)
         ]
         starred = accounting is Accounting.PAPER and NOT_A_PROOF in table.conditions and unit != "party"
         shown.add_row(unit, _STAR if starred else accounting, *values)
     console.print(shown)
-    console.print(attack_in_words(explained or table.bounds[0]), style="dim", markup=False)
+    console.print(attack_in_words(explained or bounds[0]), style="dim", markup=False)
+    if table.label is not None:
+        console.print(label_in_words(table.label), markup=False)
     if not legend:
         return
     console.print(

@@ -226,7 +226,7 @@ class TrainingRun:
         for mechanism in dict.fromkeys(used):
             notes += mechanism.notes
         notes += learning_notes_for(plan, self._data)
-        if plan.sends_labels:
+        if plan.sends_labels and plan.label_epsilon is None:
             notes.append("the labels of the training rows go to every party; they are not protected by any epsilon")
         if plan.couples_rows:
             notes.append(

@@ -83,6 +83,11 @@ class PrivacyTable:
         """Bound of one training label; None if nothing is computed from labels."""
         return next((row for row in self.bounds if row.unit is Unit.LABEL), None)
 
+    @property
+    def of_columns(self) -> tuple[EpsilonBound, ...]:
+        """Bounds of what parties hold: all but that of labels."""
+        return tuple(row for row in self.bounds if row.unit is not Unit.LABEL)
+
     def __str__(self) -> str:
         rows = self._worth_printing()
         lines = [f"{'unit':8}{'accounting':12}{'adversary':20}{'epsilon':>10}{'advantage':>11}  at delta"]
@@ -123,6 +128,20 @@ def attack_in_words(row: EpsilonBound) -> str:
         f"advantage {format_advantage(row.advantage_upper_bound)} {which}: the best possible attack that looks at "
         f"{looks_at} guesses right in at most {right} of 100 tries whether {choice}, both equally likely (50 is blind "
         f"guessing); with 1 false alarm in 1,000 it finds at most {found:,} of 1,000 (a blind guess finds 1)"
+    )
+
+
+def label_in_words(row: EpsilonBound) -> str:
+    """Return one sentence on the bound of training labels."""
+    if not math.isfinite(row.epsilon):
+        return (
+            "labels of training rows: in clear, no epsilon; every party receives them, or can read them off the "
+            "gradients"
+        )
+    right = math.ceil(50 + 50 * row.advantage_upper_bound)
+    return (
+        f"labels of training rows: epsilon {format_epsilon(row.epsilon)} against all parties together, advantage "
+        f"{format_advantage(row.advantage_upper_bound)}: at most {right} of 100 guesses between two labels are right"
     )
 
 

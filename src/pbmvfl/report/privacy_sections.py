@@ -7,7 +7,14 @@ from collections.abc import Iterator
 
 from pbmvfl._text import counted
 from pbmvfl.privacy.accounting import NOT_A_PROOF, EpsilonBound
-from pbmvfl.privacy.table import PrivacyTable, attack_in_words, format_advantage, format_epsilon, privacy_notes
+from pbmvfl.privacy.table import (
+    PrivacyTable,
+    attack_in_words,
+    format_advantage,
+    format_epsilon,
+    label_in_words,
+    privacy_notes,
+)
 from pbmvfl.privacy.units import Accounting, Adversary, Unit
 from pbmvfl.report.charts import Level, Series, line_chart
 from pbmvfl.report.epsilon_history import EpsilonPath, LimitPath
@@ -18,6 +25,7 @@ _UNITS = {
     Unit.CELL: "one party's values of one row",
     Unit.RECORD: "a whole row, at every party",
     Unit.PARTY: "all values of one party, in every row",
+    Unit.LABEL: "the label of one training row",
 }
 #: Above this number, parties are counted instead of named.
 _MOST_NAMES = 4
@@ -34,6 +42,8 @@ def privacy_section(facts: RunFacts) -> Markup:
             table = PrivacyTable(tuple(bound for bound in table.bounds if bound.accounting is Accounting.STRICT))
         parts.append(_epsilon_table(table))
         parts.append(el("p", sentence(attack_in_words(table.bound(Unit.CELL, Accounting.STRICT)))))
+        if table.label is not None:
+            parts.append(el("p", sentence(label_in_words(table.label))))
     if facts.both is not None:
         parts.append(
             el(
@@ -85,8 +95,8 @@ def _has_paper(facts: RunFacts) -> bool:
 
 
 def _epsilon_table(table: PrivacyTable) -> Markup:
-    adversaries = list(dict.fromkeys(bound.adversary for bound in table.bounds))
-    kinds = list(dict.fromkeys((bound.unit, bound.accounting) for bound in table.bounds))
+    adversaries = list(dict.fromkeys(bound.adversary for bound in table.of_columns))
+    kinds = list(dict.fromkeys((bound.unit, bound.accounting) for bound in table.of_columns))
     head = [el("th", "protects", scope="col"), el("th", "counting", scope="col")]
     head += [el("th", f"from {adversary}", class_="number", scope="col") for adversary in adversaries]
     body = []

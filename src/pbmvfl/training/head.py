@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 # --- Losses of class scores, and their slopes at the scores ---
 # Drawn labels are the true ones with probability a = `kept`, and otherwise uniform over all K classes
 # (`mechanisms.label_response`). Cross-entropy is then taken of the drawn label's probability, a p_y + (1-a)/K, so that
-# p estimates the true class. Its gradient is p minus the posterior of the true class given the drawn label, which is no
-# longer than the gradient of a true label: clip norms stay as they are. Squared distances take the unbiased goal
-# (e_y - (1-a)/K) / a.
+# p estimates the true class. Its gradient is p minus the posterior of the true class given the drawn label, about a
+# times as long as that of a true label. Gradients are therefore divided by a: clip norms and step sizes stay as they
+# are. Squared distances take the unbiased goal (e_y - (1-a)/K) / a.
 #
 # Shape suffixes: B rows of the batch, K classes.
 
@@ -60,7 +60,9 @@ def mean_loss(scores_BK: Tensor, labels_B: Tensor, loss: Loss, *, kept: float = 
 def mean_loss_slope(
     scores_BK: Tensor, labels_B: Tensor, loss: Loss, *, rows: int | None = None, kept: float = 1.0
 ) -> Tensor:
-    """Return the gradient of `mean_loss` at the scores. Total: NaN scores count as 0.
+    """Return the gradient of `mean_loss` at the scores; that of cross-entropy divided by `kept`.
+
+    Total: NaN scores count as 0.
 
     Args:
         scores_BK: Scores of a batch, or of a piece of one.
@@ -79,6 +81,7 @@ def mean_loss_slope(
         if kept < 1.0:
             goals_BK = scores_BK * (kept * goals_BK + (1 - kept) / num_classes)
             goals_BK = goals_BK / goals_BK.sum(dim=1, keepdim=True)
+            scores_BK, goals_BK = scores_BK / kept, goals_BK / kept
     return (scores_BK - goals_BK) / (len(labels_B) if rows is None else rows)
 
 
@@ -138,7 +141,8 @@ class HeadLoss:
         sums_BP.requires_grad_()
         scores_BK = self._head(sums_BP)
         loss = mean_loss(scores_BK, labels_B, self._loss, kept=self._kept)
-        gradient_BP, *slopes = self._trainer.slopes(loss, inputs=[sums_BP])
+        stretched = loss / self._kept if self._loss is Loss.CROSS_ENTROPY and self._kept < 1.0 else loss
+        gradient_BP, *slopes = self._trainer.slopes(stretched, inputs=[sums_BP])
         return HeadGradients(loss.item(), scores_BK.detach(), gradient_BP, slopes)
 
     def _without_autograd(self, sums_BP: Tensor, labels_B: Tensor) -> HeadGradients:
@@ -178,7 +182,7 @@ def cross_entropy(scores: Any, labels: Any, gradient: Any, sums: Any, kept: Any)
             goal = np.float64(k == labels[b])
             if kept != 1.0:
                 goal = share * (kept * goal + uniform) / drawn
-            value = (share - goal) / rows
+            value = (share - goal) / (rows * kept)
             gradient[b, k] = np.float32(value)
             total[k] += value
     for k in range(classes):
