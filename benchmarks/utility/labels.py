@@ -25,7 +25,7 @@ from pbmvfl.cli.train import preset
 from pbmvfl.plan.plan import Plan
 
 _HERE = Path(__file__).parent
-_RESULTS = _HERE.parent / "results" / "labels.jsonl"
+RESULTS = _HERE.parent / "results" / "labels.jsonl"
 _DOCS = _HERE.parent.parent / "docs"
 DATASETS = ("phishing", "activity", "digits")
 ALGORITHMS = ("staged", "pbm")
@@ -38,7 +38,7 @@ _GOAL, _MOST_EPOCHS = 0.8, 60
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.utility.labels", description=__doc__)
-    parser.add_argument("--results", type=Path, default=_RESULTS, help="lines of JSON; continued if they exist")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="lines of JSON; continued if they exist")
     parser.add_argument("--docs", type=Path, default=_DOCS, help="where the picture goes")
     parser.add_argument("--page-only", action="store_true", help="table and picture from what is there")
     given = parser.parse_args()
@@ -46,8 +46,7 @@ def main() -> int:
     records = Records(given.results)
     if not given.page_only:
         _measure(records)
-    print(section(records))
-    draw(records, given.docs / "label-utility.png")
+    write(records, given.docs)
     return 0
 
 
@@ -105,6 +104,16 @@ def _paper_epochs(epsilon: float | None, seed: int) -> dict[str, float]:
 
 # --- page and picture ---
 
+_TITLE = "## What label privacy costs"
+
+
+def write(records: Records, docs: Path) -> None:
+    """Write the last section of docs/utility.md anew, and its picture."""
+    page = docs / "utility.md"
+    before = page.read_text().partition(_TITLE)[0].rstrip() if page.exists() else ""
+    page.write_text(f"{before}\n\n{section(records)}")
+    draw(records, docs / "label-utility.png")
+
 
 def _figures(records: Records, dataset: str, algorithm: str, epsilon: float | None, name: str) -> list[float]:
     found = (records.find(dataset, algorithm, epsilon, seed) for seed in SEEDS)
@@ -124,7 +133,7 @@ def section(records: Records) -> str:
     """Return the section of docs/utility.md."""
     titles = ["in clear" if epsilon is None else f"{epsilon:g}" for epsilon in LABEL_EPSILONS]
     lines = [
-        "## What label privacy costs",
+        _TITLE,
         "",
         "Test accuracy (and AUPRC, for two classes) against the label epsilon: means of 5 seeds, default plans at",
         "epsilon 8, `staged` by the strict count, `pbm` by the paper's (`python -m benchmarks.utility.labels`).",

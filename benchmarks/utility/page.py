@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from benchmarks.utility import labels
 from benchmarks.utility.methods import METHODS
 from benchmarks.utility.picture import draw
 from benchmarks.utility.records import Records, summary
@@ -54,6 +55,8 @@ def write(config: dict[str, Any], records: Records, docs: Path) -> None:
         num_seeds=len(config["seeds"]), num_parties=config["num_parties"], delta=config["delta"]
     )
     (docs / "utility.md").write_text(introduction + "".join(f"\n{line}" for line in _tables(config, records)) + "\n")
+    if labels.RESULTS.exists():
+        labels.write(Records(labels.RESULTS), docs)
 
 
 def _tables(config: dict[str, Any], records: Records) -> Iterator[str]:

@@ -426,5 +426,5 @@ def test_adversaries_are_words() -> None:
     ]
     assert str(CURIOUS_PARTY) == "1 party"
     assert (SERVER.role, CURIOUS_PARTY.role) == ("server", "party")
-    assert [unit.value for unit in Unit] == ["cell", "record", "party"]
+    assert [unit.value for unit in Unit] == ["cell", "record", "party", "label"]
     assert [accounting.value for accounting in Accounting] == ["paper", "strict"]

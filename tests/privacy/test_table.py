@@ -22,6 +22,7 @@ from pbmvfl.privacy.table import (
     attack_in_words,
     format_advantage,
     format_epsilon,
+    label_in_words,
     privacy_notes,
     privacy_table,
 )
@@ -109,7 +110,8 @@ def test_printed_it_says_once_below_the_table_that_the_paper_s_count_is_no_proof
     assert [line for line in lines if "not a proof" in line] == lines[-1:]
     assert all(len(line) <= 80 for line in lines[:-1])
     rows = lines[1:19]
-    assert lines[19].startswith("advantage ")
+    assert lines[19].startswith("label ")
+    assert lines[20].startswith("advantage ")
     for line in rows:
         unit, counting = line.split()[:2]
         assert ("*" in line) is (counting == "paper" and unit != "party")
@@ -122,8 +124,8 @@ def test_printed_it_has_only_theorems_where_the_paper_s_count_is_smaller_nowhere
     text = str(table)
     assert "paper" not in text
     assert "not a proof" not in text
-    assert text.count("strict") == 9 + 1  # three units, three adversaries, and the sentence below
-    proved = [row for row in table.bounds if row.accounting == "strict"]
+    assert text.count("strict") == 9 + 1 + 1  # three units, three adversaries, labels, and the sentence below
+    proved = [row for row in table.of_columns if row.accounting == "strict"]
     fewer = PrivacyTable((*proved, replace(proved[0], accounting="paper", epsilon=proved[0].epsilon / 2)))
     assert "paper" in str(fewer)  # one that is smaller brings all of them back
 
@@ -225,8 +227,9 @@ def test_every_epsilon_of_a_printed_table_stands_beside_its_advantage(width, leg
     table = PLAN.privacy()
     print_privacy(console, table, title="epsilon", legend=legend)
     text = console.export_text()
-    for row in table.bounds:
+    for row in table.of_columns:
         assert f"{format_epsilon(row.epsilon)} {format_advantage(row.advantage_upper_bound):>4}" in text
+    assert label_in_words(table.label) in " ".join(text.split())
     assert attack_in_words(table.bounds[0]) in " ".join(text.split())
     assert max(map(len, text.splitlines())) <= width
     explained = table.bound("record", "strict")
