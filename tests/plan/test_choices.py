@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import subprocess
 import sys
 from enum import StrEnum
@@ -12,6 +13,7 @@ import pytest
 from pbmvfl.plan.choices import PlanChoices, PlanOptions
 from pbmvfl.plan.flat_names import PREDICTION_PREFIX, plan_settings
 from pbmvfl.plan.groups import Sizes
+from pbmvfl.plan.plan import Plan
 
 HINTS = get_type_hints(PlanChoices)
 
@@ -27,8 +29,10 @@ print(sorted(known_names() ^ set(PlanChoices.__annotations__)))
     assert done.stdout == "[]\n"
 
 
-def test_options_are_all_names_but_the_sizes():
-    assert set(HINTS) - set(get_type_hints(PlanOptions)) == set(Sizes.__dataclass_fields__)
+def test_options_are_all_names_but_the_arguments_of_a_search():
+    own = {*Sizes.__dataclass_fields__, "label_epsilon"}
+    assert set(HINTS) - set(get_type_hints(PlanOptions)) == own
+    assert own <= set(inspect.signature(Plan.for_budget).parameters)
 
 
 @pytest.mark.parametrize("name", sorted(HINTS))
@@ -38,6 +42,9 @@ def test_a_name_has_the_type_of_its_setting(name):
         assert name in ("phases", "first_weights", "model", "interactions")
         return
     permitted = set(get_args(HINTS[name])) or {HINTS[name]}
+    if get_args(declared.kind):
+        assert permitted == set(get_args(declared.kind))
+        return
     wanted = {declared.kind, str} if issubclass(declared.kind, StrEnum) else {declared.kind}
     # None stands for the mechanism's own default.
     assert permitted == (wanted | {type(None)} if declared.name == "secure_aggregation" else wanted)
