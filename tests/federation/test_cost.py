@@ -105,7 +105,7 @@ def test_seeded_noise_has_an_infinite_epsilon_and_says_why(data, make_plan):
     assert {row.epsilon for row in result.privacy().bounds} == {math.inf}
     assert {row.conditions for row in result.privacy().bounds} == {(SEEDED_NOISE,)}
     assert any("seeded" in note for note in result.notes)
-    assert all(math.isfinite(row.epsilon) for row in result.plan.privacy().bounds)
+    assert all(math.isfinite(row.epsilon) for row in result.plan.privacy().of_columns)
 
 
 def test_an_unseeded_resume_of_a_seeded_run_still_has_an_infinite_epsilon(data, make_plan, tmp_path):
@@ -148,10 +148,10 @@ def test_a_run_without_secure_aggregation_is_labelled_everywhere(data, make_plan
     result, _ = fitted(make_plan(data, secure_aggregation=False, num_epochs=1), data)
     assert "sums not hidden" in result.plan.release.describe()
     assert result.to_dict()["plan"]["release"]["secure_aggregation"] is False
-    assert all(NO_SECURE_SUM in row.conditions for row in result.privacy().bounds)
+    assert all(NO_SECURE_SUM in row.conditions for row in result.privacy().of_columns)
     masked = result.plan.replace(secure_aggregation=True)
     assert "sums not hidden" not in masked.release.describe()
-    assert all(NO_SECURE_SUM not in row.conditions for row in masked.privacy().bounds)
+    assert all(NO_SECURE_SUM not in row.conditions for row in masked.privacy().of_columns)
 
 
 def test_without_secure_aggregation_a_cell_has_only_its_own_noise(make_data, make_plan):

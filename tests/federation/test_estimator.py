@@ -205,7 +205,7 @@ def test_training_and_a_prediction_are_within_their_budgets(unit):
     found = classifier(unit=unit, epsilon=4, prediction_epsilon=2.5).fit(*people())
     assert 3.9 < found.privacy_.epsilon(unit, "strict") <= 4
     assert 2 < found.prediction_privacy_.epsilon(unit, "strict") <= 2.5
-    assert {bound.delta for bound in found.privacy_.bounds} == {1e-5}
+    assert {bound.delta for bound in found.privacy_.of_columns} == {1e-5}
 
 
 def books(folder: Path) -> list[Path]:
