@@ -73,7 +73,7 @@ def check_plan(plan: Plan) -> None:
     for kind in plan.schedule.kinds:
         if kind != JOINT:
             raise PlanError(f"{kind.name} rounds: a simulation has joint rounds alone; use evaluation=simulator")
-    for name in ("head", "loss", "averaging", "nesterov"):
+    for name in ("head", "loss", "averaging", "nesterov", "label_epsilon"):
         usual = Plan.of(num_parties=2, num_samples=1, num_classes=2)
         if getattr(plan, name) != getattr(usual, name):
             raise PlanError(f"{name}={getattr(plan, name)}: the simulation has {name}={getattr(usual, name)} alone")
