@@ -79,10 +79,11 @@ def test_bounds_name_unit_accounting_adversary_and_method(cli):
         } <= row.keys()
         assert 0 < row["advantage_upper_bound"] <= 1
         assert row["odds_upper_bound"] == pytest.approx(1000 * row["detection_upper_bound"])
-        assert row["method"] in ("rdp", "pld")
-        assert row["delta"] == 1e-5
+        is_label = row["unit"] == "label"
+        assert row["method"] in (("pure",) if is_label else ("rdp", "pld"))
+        assert row["delta"] == (0 if is_label else 1e-5)
         assert row["conditions"]
-    kinds = [tuple(row[name] for name in CELL) for row in document["bounds"]]
+    kinds = [tuple(row[name] for name in CELL) for row in document["bounds"] if row["unit"] != "label"]
     assert len(set(kinds)) == len(kinds) == 18
     assert {kind[2:] for kind in kinds} == {("server", 0), ("party", 1), ("server", 2)}
     plan = Plan.from_dict(document["plan"])
@@ -116,8 +117,10 @@ def test_the_strict_count_and_more_colluding_parties_never_cost_less(cli):
 def test_colluding_parties_choose_the_adversaries(cli):
     code, out, _ = cli("privacy", *sizes(5, 4, 0.1, 2, 2, 100), "--colluding-parties", 2, "--json")
     assert code == 0
-    kinds = {(row["adversary"], row["colluding_parties"]) for row in json.loads(out)["bounds"]}
+    *columns, label = json.loads(out)["bounds"]
+    kinds = {(row["adversary"], row["colluding_parties"]) for row in columns}
     assert kinds == {("server", 0), ("server", 2), ("party", 2)}
+    assert (label["unit"], label["colluding_parties"]) == ("label", 5)
 
 
 def test_without_secure_aggregation_and_without_noise_the_table_says_so(cli):

@@ -112,7 +112,10 @@ def test_a_plan_of_version_0_1_costs_what_that_version_said_or_less(index: int) 
     """Better bounds may come later. None may be above what was promised then, nor suspiciously far below."""
     said = OLD["plans"][index]
     *now, label = Plan.from_dict(said["plan"]).privacy(delta=1e-6).to_dicts()
-    assert (label["unit"], label["epsilon"]) == ("label", "inf")  # that version used labels in clear, and did not say so
+    assert (label["unit"], label["epsilon"]) == (
+        "label",
+        "inf",
+    )  # that version used labels in clear, and did not say so
     keys = ("unit", "accounting", "adversary", "colluding_parties", "delta")
     assert [[row[key] for key in keys] for row in now] == [[row[key] for key in keys] for row in said["privacy"]]
     for row, old in zip(now, said["privacy"], strict=True):
