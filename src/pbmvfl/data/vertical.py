@@ -88,6 +88,7 @@ def split_whole(whole: Array, *, layout: Layout, num_parties: int) -> tuple[Arra
 
 
 def require_four_parties(num_parties: int) -> None:
+    """Refuse any number of parties but four, of which each holds one quadrant of a picture."""
     if num_parties != _QUADRANTS:
         raise DataError(
             f"num_parties={num_parties} is not permitted for pictures: each party holds one quadrant, "
@@ -105,6 +106,7 @@ def _join_parts(parts: Sequence[Array], layout: Layout) -> Array:
 
 
 def numbered_parties(num_parties: int) -> tuple[str, ...]:
+    """Return the names party-0, party-1, ..."""
     return tuple(f"party-{index}" for index in range(num_parties))
 
 
@@ -207,18 +209,22 @@ class VerticalDataset:
 
     @property
     def num_parties(self) -> int:
+        """M: parties that hold columns."""
         return len(self.party_names)
 
     @property
     def num_samples(self) -> int:
+        """N: training rows."""
         return len(self.train_labels)
 
     @property
     def num_test_samples(self) -> int:
+        """Test rows."""
         return len(self.test_labels)
 
     @property
     def num_classes(self) -> int:
+        """K: classes of the label."""
         return len(self.class_names)
 
     def split_features(self, *, num_parties: int) -> VerticalDataset:

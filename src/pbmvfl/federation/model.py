@@ -82,9 +82,20 @@ class FederatedModel:
         setup_kind: type[PartySetup] = PartySetup,
         noise_is_seeded: bool = False,
     ) -> None:
-        """`ledger` is the folder of the parties' ledgers, which predictions are charged to. `encoders` are the owners'
-        own networks, where training had such: their weights come from the parts. `folder` is where the parts are,
-        beside which each party keeps its answers."""
+        """Put a model together from its parts.
+
+        Args:
+            server: The label holder's part.
+            parties: A part for each party.
+            encoders: The owners' own networks, where training had such: their weights come from the parts.
+            ledger: Folder of the parties' ledgers, which predictions are charged to.
+            folder: Where the parts are; each party keeps its answers beside them.
+            setup_kind: Class of a party's inputs.
+            noise_is_seeded: Whether the noise is known, so that no epsilon holds.
+
+        Raises:
+            ModelError: The parts do not belong together, or own networks are missing.
+        """
         self._server, self._parties = server, sorted(parties, key=lambda part: part.index)
         _check_parts(server, self._parties)
         if any(part.own_network for part in self._parties) != (encoders is not None):
@@ -121,10 +132,12 @@ class FederatedModel:
 
     @property
     def party_names(self) -> tuple[str, ...]:
+        """Names of the parties, by index."""
         return self._server.party_names
 
     @property
     def class_names(self) -> tuple[str, ...]:
+        """Names of the classes, by number."""
         return self._server.class_names
 
     @property
@@ -200,7 +213,10 @@ class FederatedModel:
         """Return the predicted class of each row, by its name.
 
         Args:
-            rows, options, id, dataset: As in `release`.
+            rows: Rows to predict, as in `release`.
+            options: Epsilon, ledgers and limits of the release.
+            id: Column of row ids, if `rows` is a table.
+            dataset: The owners' name of the people; None for training's.
         """
         return self.release(rows, options, id=id, dataset=dataset).labels
 
@@ -210,7 +226,10 @@ class FederatedModel:
         """Return P(class) of each row, (N, K), in the order of `class_names`.
 
         Args:
-            rows, options, id, dataset: As in `release`.
+            rows: Rows to predict, as in `release`.
+            options: Epsilon, ledgers and limits of the release.
+            id: Column of row ids, if `rows` is a table.
+            dataset: The owners' name of the people; None for training's.
         """
         return self.release(rows, options, id=id, dataset=dataset).probabilities
 
@@ -227,8 +246,12 @@ class FederatedModel:
         """Return the accuracy of released predictions.
 
         Args:
-            rows, options, label, id, dataset: As in `release`.
+            rows: Rows to predict, as in `release`.
             labels: Names of the true classes; None where the rows bring their labels.
+            options: Epsilon, ledgers and limits of the release.
+            label: Column of the labels, if `rows` is a table.
+            id: Column of row ids, if `rows` is a table.
+            dataset: The owners' name of the people; None for training's.
         """
         released = self.release(rows, options, label=label, id=id, dataset=dataset)
         true = None if labels is None else self._numbers_of(labels)
@@ -247,7 +270,12 @@ class FederatedModel:
         """Return accuracy, and AUPRC for two classes, of released predictions of rows that bring their labels.
 
         Args:
-            rows, options, label, label_data, id, dataset: As in `release`.
+            rows: Rows to predict, as in `release`.
+            options: Epsilon, ledgers and limits of the release.
+            label: Column of the labels, if `rows` is a table.
+            label_data: Table with ids and labels, if the rows have none.
+            id: Column of row ids, if `rows` is a table.
+            dataset: The owners' name of the people; None for training's.
         """
         return self.release(rows, options, label=label, label_data=label_data, id=id, dataset=dataset).metrics()
 
@@ -380,7 +408,10 @@ class FederatedModel:
         """Return what each party's ledger will say to `release` with the same arguments; nothing is written.
 
         Args:
-            rows, options, id, dataset: As in `release`.
+            rows: Rows to predict, as in `release`.
+            options: Epsilon, ledgers and limits of the release.
+            id: Column of row ids, if `rows` is a table.
+            dataset: The owners' name of the people; None for training's.
 
         Returns:
             A forecast for each party; none where no ledger would count the rows.

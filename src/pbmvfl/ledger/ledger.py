@@ -94,6 +94,7 @@ class Ledger:
         return owners.owner_of(self._store.db)
 
     def close(self) -> None:
+        """Close the file."""
         self._store.db.close()
 
     # --- limits ---
@@ -123,6 +124,17 @@ class Ledger:
         return limit
 
     def remove_limit(self, dataset: str, unit: Unit, accounting: Accounting, colluding_parties: int) -> None:
+        """Remove a limit; what was spent stays counted.
+
+        Args:
+            dataset: Name that the limit is for.
+            unit: The limit's unit.
+            accounting: The limit's accounting.
+            colluding_parties: The limit's number of colluders.
+
+        Raises:
+            LedgerError: There is no such limit.
+        """
         with self._store.changed():
             removed = self._store.db.run(
                 "DELETE FROM limits WHERE dataset = ? AND unit = ? AND accounting = ? AND colluding_parties = ?",

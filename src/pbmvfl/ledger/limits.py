@@ -83,8 +83,20 @@ class Limit:
         order: float | None = None,
         counting: Counting | str | None = None,
     ) -> Limit:
-        """A limit that counts as Gaussian noise what is strict, and else by the order that leaves most room for many
-        small releases; an order that is given, or another `counting`, overrules that."""
+        """Return a limit.
+
+        Args:
+            unit: What it protects.
+            accounting: Which releases are charged to the unit.
+            epsilon: The most that may be spent.
+            delta: Delta of that epsilon.
+            colluding_parties: Parties on the adversary's side.
+            order: Renyi order to count at; None for the one that leaves most room for many small releases.
+            counting: How costs add up; None for Gaussian if the limit is strict, else Renyi.
+
+        Raises:
+            PlanError: A value is out of range, or leaves no room for any release.
+        """
         check_delta(delta)
         if isinstance(epsilon, bool) or not 0 < epsilon < math.inf:
             raise PlanError(f"epsilon={epsilon!r} must be a finite number above 0")
@@ -123,6 +135,7 @@ class Limit:
 
     @property
     def counting(self) -> Counting:
+        """How costs add up."""
         return Counting.GAUSSIAN if self.order == GAUSSIAN_ORDER else Counting.RENYI
 
     @property
@@ -175,9 +188,11 @@ class Cost(NamedTuple):
     pure: float = math.inf
 
     def times(self, count: int) -> Cost:
+        """Return the cost of so many."""
         return Cost(self.amount * count, self.pure * count) if count else NOTHING
 
     def plus(self, other: Cost) -> Cost:
+        """Return the cost of both."""
         return Cost(self.amount + other.amount, self.pure + other.pure)
 
 
@@ -209,6 +224,7 @@ class Rates:
 
     @classmethod
     def of(cls, terms: SessionTerms, limit: Limit) -> Rates:
+        """Return what a session's rounds cost, as a limit counts."""
         kinds = {kind: _kind_rates(terms, kind, limit) for kind in terms.events}
         return cls(kinds, terms.couples_rows, limit.unit is Unit.PARTY or not terms.public_start)
 
