@@ -1,0 +1,1 @@
+"""Studies of attacks that need a GPU."""
