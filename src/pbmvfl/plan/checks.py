@@ -104,7 +104,7 @@ def _learning(plan: Plan) -> None:
     if local and plan.labels is not Labels.PARTIES:
         raise PlanError(
             f"labels={plan.labels}, but {local[0]} rounds train at the parties, which then need the labels of the "
-            "training rows; if their holder allows that, plan with labels=parties, otherwise with training=joint"
+            "training rows; if their holder allows that, plan with labels=parties, otherwise with algorithm=pbm"
         )
     if local and plan.embedding_dim != plan.num_classes:
         raise PlanError(
@@ -147,7 +147,7 @@ def _interactions(plan: Plan) -> None:
         wrong = next(kind.name for kind in kinds if kind not in (SYMBOLS, MEAN, GRAM, LOCAL))
         raise PlanError(
             f"interactions with pairs and {wrong} rounds: context of rows that are predicted is not released; plan "
-            "with training=local and evaluation=simulator, or without pairs"
+            "with algorithm=staged and evaluation=simulator, or without pairs"
         )
 
 

@@ -12,6 +12,7 @@ from pbmvfl.mechanisms.interactions.plan_group import Interactions
 from pbmvfl.mechanisms.votes import VoteKind
 from pbmvfl.plan.groups import (
     Activation,
+    Algorithm,
     Evaluation,
     FeatureMap,
     Head,
@@ -63,6 +64,7 @@ class PlanOptions(TypedDict, total=False):
     # Rounds.
     batch_size: int
     num_epochs: int
+    algorithm: Algorithm | str
     training: Training | str
     phases: Sequence[Phase] | None
     evaluation: Evaluation | str

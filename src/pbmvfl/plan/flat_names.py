@@ -15,6 +15,7 @@ from pbmvfl.mechanisms.votes import VoteKind
 from pbmvfl.plan.groups import (
     MECHANISM,
     TRAINING,
+    Algorithm,
     Evaluation,
     Learning,
     Network,
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 #: Prefix of the names of a mechanism's numbers, where they are those of predictions.
 PREDICTION_PREFIX = "prediction_"
 #: Names that fit any plan: with these alone, the rest is still planned.
-NEUTRAL = frozenset({"seed", "evaluation", "label_epsilon"})
+NEUTRAL = frozenset({"algorithm", "seed", "evaluation", "label_epsilon"})
 _REQUIRED = ("num_parties", "num_samples", "num_classes")
 _PLAIN_GROUPS: dict[str, type] = {
     "learning": Learning,
@@ -69,12 +70,16 @@ def plan_settings() -> dict[str, Setting]:
         for each in settings_of(group):
             found.setdefault(each.name, each)
     found["num_epochs"] = Setting("num_epochs", int, 10, "E: uses of every row.", TRAINING)
-    found["training"] = Setting(
-        "training",
-        Training,
-        Training.JOINT,
-        f"{words(Training)}: by sums that are released in every round, or at every party alone.",
+    found["algorithm"] = Setting(
+        "algorithm",
+        Algorithm,
+        None,
+        "staged (every party trains alone by noisy steps; a row is released once, when it is predicted) | pbm (joint "
+        f"rounds, as in the paper: {MECHANISMS['pbm'].words}). A budget is planned with staged.",
         TRAINING,
+    )
+    found["training"] = Setting(
+        "training", Training, Training.JOINT, f"{words(Training)}: rounds of pbm, or of staged.", TRAINING
     )
     hidden = ", ".join(name for name in MECHANISMS if MECHANISMS[name].sums_are_hidden)
     found["secure_aggregation"] = Setting(
@@ -149,10 +154,11 @@ def groups_of(values: Mapping[str, Any], prediction: Mechanism | None = None) ->
         groups["interactions"] = Interactions.of(values["interactions"])
     evaluation = one_of("evaluation", values.get("evaluation", Evaluation.SIMULATOR), Evaluation)
     phases = values.get("phases")
+    algorithm = algorithm_of(values)
     if phases is None:
         phases = usual_phases(
             values.get("num_epochs", 10),
-            training=one_of("training", values.get("training", Training.JOINT), Training),
+            training=Training.JOINT if algorithm is None else algorithm.training,
             shared="interactions" in groups,
             prepared=values.get("preparation", PreparationName.NONE) != PreparationName.NONE,
             counted=voting.has_tables,
@@ -162,8 +168,9 @@ def groups_of(values: Mapping[str, Any], prediction: Mechanism | None = None) ->
         )
     elif "num_epochs" in values:
         raise PlanError("num_epochs and phases both say how long a run is; give one of them")
-    elif "training" in values:
-        raise PlanError("training and phases both say which rounds there are; give one of them")
+    elif algorithm is not None:
+        given = "training" if "training" in values else "algorithm"
+        raise PlanError(f"{given} and phases both say which rounds there are; give one of them")
     if evaluation is Evaluation.RELEASED and sizes.num_test_samples < 1:
         raise PlanError(
             f"evaluation=released needs num_test_samples of at least 1, got {sizes.num_test_samples}; "
@@ -175,6 +182,40 @@ def groups_of(values: Mapping[str, Any], prediction: Mechanism | None = None) ->
     named = {name: values[name] for name in ("first_weights", "model") if name in values}
     groups["network"] = Network(**_taken(values, Network), **named)
     return groups
+
+
+def algorithm_of(values: Mapping[str, Any]) -> Algorithm | None:
+    """Return the algorithm that flat names choose, by `algorithm` or by `training`; None if neither is given.
+
+    Raises:
+        PlanError: One of them is unknown, or they contradict each other.
+    """
+    asked = None
+    if values.get("algorithm") is not None:
+        asked = one_of("algorithm", values["algorithm"], Algorithm)
+    if "training" not in values:
+        return asked
+    training = one_of("training", values["training"], Training)
+    if asked is not None and asked.training is not training:
+        raise PlanError(
+            f"algorithm={asked} has {asked.training} rounds, and training={training}; leave one of them out"
+        )
+    return next(each for each in Algorithm if each.training is training)
+
+
+def mechanism_numbers() -> frozenset[str]:
+    """Return the names of the numbers that mechanisms of training rounds have of their own."""
+    return frozenset(name for each in MECHANISMS.values() for name in each.own_settings())
+
+
+def is_planned(choices: Mapping[str, Any]) -> bool:
+    """Return whether a budget plans what these choices leave open; otherwise they are a plan by themselves."""
+    if NEUTRAL.issuperset(choices):
+        return True
+    algorithm = choices.get("algorithm")
+    if algorithm == Algorithm.STAGED:
+        return True
+    return algorithm is not None and mechanism_numbers().isdisjoint(choices)
 
 
 def _taken(values: Mapping[str, Any], group: type) -> dict[str, Any]:

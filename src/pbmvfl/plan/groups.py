@@ -58,6 +58,18 @@ class Training(StrEnum):
     LOCAL = "local"  #: every party learns class scores from its own columns and the labels, and nothing leaves it
 
 
+class Algorithm(StrEnum):
+    """Algorithms, named by the rounds that train. The mechanism of those rounds is another choice."""
+
+    PBM = "pbm"  #: joint rounds, as in the paper's Algorithm 2
+    STAGED = "staged"  #: local rounds: every party's network first, then one private release of a row
+
+    @property
+    def training(self) -> Training:
+        """Kind of the rounds that train."""
+        return Training.JOINT if self is Algorithm.PBM else Training.LOCAL
+
+
 class Labels(StrEnum):
     """Holders of the labels."""
 

@@ -23,9 +23,10 @@ from pbmvfl.mechanisms.vote_tables import table_bytes
 from pbmvfl.mechanisms.votes import Vote
 from pbmvfl.plan.checks import check_together
 from pbmvfl.plan.choices import PlanChoices, PlanOptions
-from pbmvfl.plan.flat_names import NEUTRAL, PREDICTION_PREFIX, data_sizes, groups_of, names_with_words
+from pbmvfl.plan.flat_names import PREDICTION_PREFIX, data_sizes, groups_of, is_planned, names_with_words
 from pbmvfl.plan.groups import (
     Activation,
+    Algorithm,
     Evaluation,
     FeatureMap,
     Head,
@@ -184,6 +185,17 @@ class Plan:
     def mechanism(self) -> str:
         """The name of the training rounds' mechanism."""
         return self.release.name
+
+    @property
+    def algorithm(self) -> Algorithm:
+        """Algorithm by which this plan trains; of one that only predicts, the algorithm behind its model.
+
+        Joint rounds are `pbm`, also with another mechanism: with `none` and `ldp` they are the paper's comparisons.
+        Local rounds alone are `staged`. A plan that only predicts is taken for `staged` where no head was trained.
+        """
+        if any(phase.kind.trains for phase in self.rounds.phases):
+            return Algorithm.STAGED if self.training is Training.LOCAL else Algorithm.PBM
+        return Algorithm.STAGED if self.head is Head.FIXED else Algorithm.PBM
 
     @property
     def vote(self) -> Vote:
@@ -359,13 +371,15 @@ class Plan:
 
         Args:
             data: The data, of which only public sizes are used.
-            **choices: Flat names, as in `of`. Without any, or with `seed`, `evaluation` or `label_epsilon` alone, the
-                plan is that of `for_budget` with epsilon 8; with others it has those, and the rest is not planned.
+            **choices: Flat names, as in `of`. Without any, or with `algorithm`, `seed`, `evaluation` or `label_epsilon`
+                alone, the plan is that of `for_budget` with epsilon 8. So it is with `algorithm` and any others but
+                numbers of a mechanism, which say themselves what is spent. Otherwise the plan has what is given, and
+                the rest is not planned.
 
         Raises:
             PlanError: As in `of` and `for_budget`.
         """
-        if NEUTRAL.issuperset(choices):
+        if is_planned(choices):
             from pbmvfl.plan.search import USUAL_EPSILON
 
             return cls.for_budget(epsilon=USUAL_EPSILON, data=data, **choices)
@@ -415,7 +429,8 @@ class Plan:
                 in training, within `epsilon`. None: no votes are counted.
             label_epsilon: Pure epsilon of each training label, against all parties together. None: labels are used in
                 clear.
-            **choices: Any other flat name, fixed, as in `of`.
+            **choices: Any other flat name, fixed, as in `of`. `algorithm` is "staged" unless other choices are of joint
+                rounds alone: accounting="paper", unit="party", an encoder, or a mechanism and its numbers.
 
         Returns:
             A plan whose epsilon is at most the budget.
@@ -453,9 +468,11 @@ class Plan:
             PlanError: As in `of`.
         """
         kept = self.flat()
-        anew = {"num_epochs", "evaluation", "training", "preparation", "noise_band", "interactions"}
+        anew = {"num_epochs", "evaluation", "algorithm", "training", "preparation", "noise_band", "interactions"}
         if not anew.isdisjoint(changes):
             kept.pop("phases", None)
+        if "algorithm" in changes:
+            kept.pop("training", None)
         return Plan.of(**{**kept, **changes})
 
     def with_release(self, release: Mechanism) -> Plan:

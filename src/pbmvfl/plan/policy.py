@@ -27,7 +27,7 @@ _WAY_OUT = "or change the policy"
 _NOT_RULED = frozenset({"phases", "first_weights", "model"})
 #: Names without a meaning in a plan that only predicts.
 _OF_TRAINING = frozenset(
-    {"num_epochs", "training", "labels", "evaluation"}
+    {"num_epochs", "algorithm", "training", "labels", "evaluation"}
     | {each.name for group in (Rounds, Learning, UpdateNoise) for each in settings_of(group)}
 )
 
@@ -215,6 +215,7 @@ def _values(plan: Plan) -> dict[str, Any]:
     answers = plan.prediction or plan.release
     found: dict[str, Any] = {
         "num_epochs": plan.num_epochs,
+        "algorithm": str(plan.algorithm),
         "training": str(plan.training),
         "noise_band": plan.noise_band,
         **{PREDICTION_PREFIX + name: value for name, value in answers.to_dict().items()},

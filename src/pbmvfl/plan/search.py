@@ -18,8 +18,8 @@ from pbmvfl._settings import check_whole
 from pbmvfl.errors import PlanError
 from pbmvfl.mechanisms import Mechanism
 from pbmvfl.mechanisms.label_response import USUAL_LABEL_EPSILON
-from pbmvfl.plan.flat_names import groups_of
-from pbmvfl.plan.groups import Evaluation
+from pbmvfl.plan.flat_names import algorithm_of, groups_of, mechanism_numbers
+from pbmvfl.plan.groups import Algorithm, Evaluation
 from pbmvfl.plan.local_search import LocalRules, dense_columns, largest_shift
 from pbmvfl.plan.prediction_search import PredictionChoice, plan_prediction
 from pbmvfl.plan.schedule import Split
@@ -44,6 +44,8 @@ _BATCHES = (8, 16, 25, 32, 50, 64, 100, 128, 200, 256)
 FEW_ORDERS = ORDERS[2::8]
 #: Numbers of a plan that say what predictions release.
 _VOTES = frozenset({"vote", "table_noise", "prediction_mechanism", "interactions"})
+#: Names that plan joint rounds where no algorithm is given.
+_OF_JOINT_ROUNDS = frozenset({"phases", "mechanism", "encoder", "num_trials", "beta"})
 #: So small a shift is as good as no information.
 _QUIETEST_SHIFT = 1e-4
 #: The noise of updates is sought to within this share, in at most so many exact accounts.
@@ -136,7 +138,7 @@ def plan_for_budget(
 ) -> PlannedBudget:
     """Find the plan with the least noise within a budget; the arguments are those of `Plan.for_budget`.
 
-    With strict accounting parties train alone, unless training=joint is among the choices.
+    The algorithm is `staged`, unless the choices name or need joint rounds.
 
     Args:
         plans: The class `Plan`, which imports this module.
@@ -163,7 +165,7 @@ def plan_for_budget(
         "num_test_samples": num_test_samples,
     }
     choices["label_epsilon"] = label_epsilon
-    if _trains_alone(budget, choices):
+    if _algorithm(budget, choices) is Algorithm.STAGED:
         if choices.get("evaluation") == Evaluation.RELEASED and "prediction_mechanism" not in choices:
             # Releases without a planned mechanism would be exact, and so without any epsilon.
             prediction_epsilon = budget.epsilon if prediction_epsilon is None else prediction_epsilon
@@ -176,8 +178,8 @@ def plan_for_budget(
         choices = {"encoder": data.default_encoder, **choices}
     if prediction_epsilon is not None:  # a budget of their own needs training that no release is part of
         raise PlanError(
-            f"prediction_epsilon={prediction_epsilon:g} goes with strict accounting of a cell or record and local "
-            "training, where rows that are predicted have a budget of their own"
+            f"prediction_epsilon={prediction_epsilon:g} goes with algorithm=staged and a budget of a cell or record, "
+            "where rows that are predicted have a budget of their own"
         )
     # The rules of thumb divide by these, so they are checked before the rest of the plan exists.
     known: dict[str, Any] = {name: choices[name] for name in ("embedding_dim", "batch_size") if name in choices}
@@ -190,14 +192,32 @@ def plan_for_budget(
 # --- parties that train alone ---
 
 
-def _trains_alone(budget: Budget, choices: dict[str, Any]) -> bool:
-    """Return whether parties train alone: they do for a strict budget, unless the caller chose otherwise."""
-    if budget.accounting is not Accounting.STRICT or budget.unit is Unit.PARTY:
-        return False
-    if choices.get("training") == "local":
-        return True
-    by_hand = {"training", "phases", "mechanism", "encoder", "num_trials", "beta"}
-    return by_hand.isdisjoint(choices)
+def _algorithm(budget: Budget, choices: dict[str, Any]) -> Algorithm:
+    """Return the algorithm of a budget: the chosen one, or else `staged` where no other choice needs joint rounds.
+
+    Raises:
+        PlanError: `staged` was chosen together with something that only joint rounds have.
+    """
+    asked = algorithm_of(choices)
+    if asked is Algorithm.STAGED:
+        if budget.unit is Unit.PARTY:
+            raise PlanError(
+                "unit=party with algorithm=staged: its noise is made for one row, not for all rows of a party; plan "
+                "for a cell or a record, or with algorithm=pbm"
+            )
+        numbers = sorted(mechanism_numbers().intersection(choices))
+        if choices.get("mechanism", "none") != "none":
+            numbers.insert(0, "mechanism")
+        if numbers:
+            raise PlanError(
+                f"{numbers[0]}={choices[numbers[0]]} with algorithm=staged: it is about releases in joint rounds, of "
+                f"which there are none; leave it out, or plan with algorithm=pbm"
+            )
+        return asked
+    if asked is not None:
+        return asked
+    needs_joint = budget.accounting is not Accounting.STRICT or budget.unit is Unit.PARTY
+    return Algorithm.STAGED if not needs_joint and _OF_JOINT_ROUNDS.isdisjoint(choices) else Algorithm.PBM
 
 
 def _local(
