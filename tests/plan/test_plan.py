@@ -131,8 +131,9 @@ NEEDS = {
 def test_the_tables_of_these_tests_name_every_field():
     # Numbers that only other mechanisms have are in the suites of those.
     others = {own for each in MECHANISMS.values() for own in each.own_settings()} - set(PoissonBinomial.own_settings())
-    # A band needs phases of its own: tests/training/test_correlated.py.
-    others |= {"noise_band"}
+    # A band needs phases of its own: tests/training/test_correlated.py. An algorithm is derived from the rounds:
+    # tests/plan/test_algorithm.py.
+    others |= {"noise_band", "algorithm"}
     assert set(BAD) == set(OTHER) == set(plan_settings()) - others == set(Plan.of(**GOOD).flat())
 
 
@@ -326,7 +327,7 @@ def test_text_that_is_not_a_plan_is_refused(text, words):
     [
         ("betta", "unknown plan field 'betta'; did you mean beta?"),
         ("learning_rat", "did you mean learning_rate?"),
-        ("nope", "unknown plan field 'nope'; fields are activation, averaging, batch_size, beta, "),
+        ("nope", "unknown plan field 'nope'; fields are activation, algorithm, averaging, batch_size, beta, "),
     ],
 )
 def test_a_field_that_is_not_one_is_refused_with_the_nearest_that_is(name, words):

@@ -30,7 +30,7 @@ from pbmvfl.errors import PbmvflError
 _FEDERATION = "Between organisations"
 app = typer.Typer(
     name="pbmvfl",
-    help="Vertical federated learning with the Poisson binomial mechanism: private columns, noisy sums, one model.",
+    help="Vertical federated learning: columns of several organisations, one model, an epsilon that is a theorem.",
     no_args_is_help=True,
     add_completion=True,
     pretty_exceptions_enable=False,
@@ -53,7 +53,7 @@ def _root(
         bool, typer.Option("--version", is_eager=True, callback=_show_version, help="Show the version and leave.")
     ] = False,
 ) -> None:
-    """Vertical federated learning with the Poisson binomial mechanism: private columns, noisy sums, one model."""
+    """Vertical federated learning: columns of several organisations, one model, an epsilon that is a theorem."""
 
 
 app.command()(train)

@@ -14,7 +14,7 @@ from pbmvfl.cli.tables import plain_table, print_notes, print_privacy_of_rows
 from pbmvfl.federation.results import EXACT, Result
 from pbmvfl.mechanisms import Mechanism
 from pbmvfl.mechanisms.votes import VoteKind
-from pbmvfl.plan.groups import Evaluation, FeatureMap, PreparationName, Training, feature_width
+from pbmvfl.plan.groups import Algorithm, Evaluation, FeatureMap, PreparationName, feature_width
 from pbmvfl.plan.local_search import dense_columns, learning_note
 from pbmvfl.plan.plan import Plan
 from pbmvfl.plan.schedule import COUNTS
@@ -30,9 +30,8 @@ if TYPE_CHECKING:
 # --- Results: every figure with the rows it was measured on, and the privacy budget spent ---
 
 
-_EXACT, _NOISY = "exact sums, simulator only", "noisy sums, as the server saw"
+_EXACT = "exact sums, simulator only"
 _UNMEASURED = "-"
-NEEDS_A_RELEASE = f"{_UNMEASURED} not measured, needs a release (--prediction-epsilon E, or pbmvfl evaluate RUN)"
 
 
 def print_result(console: Console, result: Result, *, delta: float, is_news: bool) -> None:
@@ -66,7 +65,9 @@ def _print_metrics(console: Console, result: Result) -> None:
     if result.measured_on == EXACT:
         table.add_row(_EXACT, *_cells(names, result.metrics))
     released = _cells(names, result.released)
-    table.add_row(_NOISY, *released)
+    if result.released:
+        readings = dict.fromkeys(mechanism.reading for mechanism in result.plan.releases)
+        table.add_row(f"{', '.join(readings)}, as the server saw", *released)
     if result.classes:
         commonest = dict.fromkeys(each.name for each in result.majority.values())
         rates: dict[str, float] = {f"{split}_accuracy": each.rate for split, each in result.majority.items()}
@@ -75,9 +76,15 @@ def _print_metrics(console: Console, result: Result) -> None:
         table.add_row(f"majority rate, {said}", *_cells(names, rates, missing=""))
     console.print(table)
     if _UNMEASURED in released and result.measured_on == EXACT:
-        console.print(NEEDS_A_RELEASE, style="dim", markup=False)
+        what = _UNMEASURED if result.released else "what the server sees of predictions:"
+        console.print(f"{what} not measured, needs a release ({_ways_to_release(result.plan)})", style="dim")
     if result.positive_class is not None:
         console.print(f"AUPRC: the positive class is {result.positive_class!r}", style="dim", markup=False)
+
+
+def _ways_to_release(plan: Plan) -> str:
+    in_training = "--prediction-epsilon E, or " if plan.algorithm is Algorithm.STAGED else ""
+    return f"{in_training}pbmvfl evaluate RUN"
 
 
 def _cells(names: list[str], metrics: Mapping[str, float], *, missing: str = _UNMEASURED) -> list[str]:
@@ -124,24 +131,33 @@ def _named(bound: EpsilonBound) -> str:
 
 def describe_plan(plan: Plan) -> Iterator[tuple[str, str]]:
     """Yield (title, text) for each line."""
-    if plan.training is Training.LOCAL:
+    yield "algorithm", describe_algorithm(plan)
+    if plan.algorithm is Algorithm.STAGED:
         yield "training", _local(plan)
         yield "noise", _noise(plan)
     else:
         yield "mechanism", _released(plan.release)
         yield from _deviation(plan)
-        yield "training", _joint(plan)
+        yield "training", _steps(plan)
     yield from _prediction(plan)
     traffic = plan.traffic()
     down = human_bytes(traffic.bytes_down)
-    gradient = f" ({plan.gradient_codec} gradient)" if plan.training is Training.JOINT else ""
+    gradient = f" ({plan.gradient_codec} gradient)" if plan.algorithm is Algorithm.PBM else ""
     labels = f", labels {human_bytes(traffic.bytes_setup)} with the handshake" if plan.sends_labels else ""
     yield "bytes", f"{human_bytes(traffic.bytes_up)} up, {down} down{gradient}{labels}"
 
 
+def describe_algorithm(plan: Plan) -> str:
+    """Return the name of a plan's algorithm and, in one clause, what its rounds do."""
+    if plan.algorithm is Algorithm.STAGED:
+        return f"{plan.algorithm}: every party trains alone; later each row that is predicted is released once"
+    other = "" if plan.mechanism == plan.algorithm else f" with mechanism {plan.mechanism}"
+    return f"{plan.algorithm}{other}: joint rounds, each a release of its rows and one gradient back"
+
+
 def learning_notes(plan: Plan, *, columns: int | None, majority: float | None = None) -> list[str]:
     """Return notes on what local training can learn with at most `columns` columns per party."""
-    if plan.training is not Training.LOCAL or not plan.noise_multiplier or columns is None:
+    if plan.algorithm is not Algorithm.STAGED or not plan.noise_multiplier or columns is None:
         return []
     shift = 2 * math.sqrt(plan.num_epochs) / plan.noise_multiplier
     width = feature_width(plan.features, columns, plan.column_values)
@@ -179,19 +195,16 @@ def _steps(plan: Plan) -> str:
     return f"{counted(plan.num_epochs, 'epoch')} {each}, {plan.optimizer} {plan.learning_rate:g}"
 
 
-def _joint(plan: Plan) -> str:
-    return _steps(plan)
-
-
 def _local(plan: Plan) -> str:
     seen = {
-        FeatureMap.COLUMNS: "its columns",
-        FeatureMap.PAIRS: "its columns and their products",
-        FeatureMap.VALUES: "the values of its columns and of every two together",
+        FeatureMap.COLUMNS: "own columns",
+        FeatureMap.PAIRS: "own columns and their products",
+        FeatureMap.VALUES: "the values of own columns and of every two together",
     }[plan.features]
     prepared = ", whitened" if plan.preparation is PreparationName.WHITEN else ""
-    leaves = "only noisy counts of its votes leave it" if COUNTS in plan.schedule.kinds else "nothing leaves it"
-    return f"every party alone on {seen}{prepared}; {leaves}; {_steps(plan)}"
+    counts = COUNTS in plan.schedule.kinds
+    leaves = "only noisy counts of its votes leave a party" if counts else "nothing leaves a party"
+    return f"on {seen}{prepared}; {leaves}; {_steps(plan)}"
 
 
 def _noise(plan: Plan) -> str:
@@ -206,12 +219,14 @@ def _prediction(plan: Plan) -> Iterator[tuple[str, str]]:
     if plan.evaluation is not Evaluation.RELEASED:
         if plan.evaluation is Evaluation.NONE:
             yield "predictions", "none in training: nothing is measured"
-        elif plan.training is Training.LOCAL:
-            yield "predictions", "exact sums, which the label holder may see; outside the epsilon"
+        else:
+            yield "predictions", "exact sums, which only the simulator sees; outside the epsilon"
         if plan.prediction is not None:
-            vote = f" of every party's vote ({plan.vote.kind})"
-            yield "later rows", f"{plan.prediction.describe()}{vote}, when the trained model is asked"
+            yield "later rows", f"{plan.prediction.describe()}{_of_votes(plan)}, when the trained model is asked"
         return
     release = plan.prediction or plan.release
-    vote = "" if plan.vote.kind is VoteKind.RAW else f" of every party's vote ({plan.vote.kind})"
-    yield "predictions", f"{release.describe()}{vote}, one release a test row"
+    yield "predictions", f"{release.describe()}{_of_votes(plan)}, one release a test row"
+
+
+def _of_votes(plan: Plan) -> str:
+    return "" if plan.vote.kind is VoteKind.RAW else f" of every party's vote ({plan.vote.kind})"

@@ -153,7 +153,8 @@ AccountingName = Annotated[
 PredictionEpsilon = Annotated[
     float | None,
     typer.Option(
-        help="What the prediction of a test row may cost. Without it: exact sums, outside the epsilon.",
+        help="What the prediction of a test row may cost, with --algorithm staged. Without it: exact sums, outside the "
+        "epsilon.",
         rich_help_panel=_PANEL,
     ),
 ]

@@ -13,7 +13,7 @@ import typer
 
 from pbmvfl._files import write_atomically
 from pbmvfl.cli.data_options import ColumnsOrCount, KnownData, PlanFile, Source, known_data
-from pbmvfl.cli.descriptions import describe_plan, learning_notes, learning_notes_for
+from pbmvfl.cli.descriptions import describe_algorithm, describe_plan, learning_notes, learning_notes_for
 from pbmvfl.cli.ledger_forecast import plan_within
 from pbmvfl.cli.options import (
     AccountingName,
@@ -36,11 +36,11 @@ from pbmvfl.cli.options import (
     unit_of,
 )
 from pbmvfl.errors import PlanError, RunFolderError
-from pbmvfl.plan.groups import Training
+from pbmvfl.plan.groups import Algorithm
 from pbmvfl.plan.local_search import USUAL_COLUMNS
 from pbmvfl.plan.plan import Plan
 from pbmvfl.plan.search import PlannedBudget, noise_deviation, plan_for_budget
-from pbmvfl.privacy.table import PrivacyTable, format_epsilon, privacy_notes, usual_adversaries
+from pbmvfl.privacy.table import UNITS_LEGEND, PrivacyTable, format_epsilon, privacy_notes, usual_adversaries
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -51,8 +51,9 @@ _NEEDED = ("num_parties", "num_samples", "num_classes")
 
 @plan_options(
     *("num_parties", "num_samples", "num_classes", "num_test_samples", "column_values"),
+    "algorithm",
     *("mechanism", "label_epsilon", "embedding_dim", "num_epochs", "batch_size"),
-    *("training", "optimizer", "learning_rate", "gradient_codec", "noise_multiplier", "seed"),
+    *("optimizer", "learning_rate", "gradient_codec", "noise_multiplier", "seed"),
 )
 def plan(
     *,
@@ -160,7 +161,7 @@ def plan(
         planned = plan_within(ledger, people, lambda most: make(epsilon=most), budget.epsilon)
     if known.data is None:
         learning = learning_notes(planned.plan, columns=known.columns)
-        if known.columns is None and planned.plan.training is Training.LOCAL:
+        if known.columns is None and planned.plan.algorithm is Algorithm.STAGED:
             learning = [f"nobody said how many columns a party has: planned as for {USUAL_COLUMNS}; give --columns"]
     else:
         learning = learning_notes_for(planned.plan, known.data)
@@ -231,14 +232,16 @@ def _show(planned: PlannedBudget, out: Path | None, picture: Path | None, known:
     console = Console(highlight=False)
     plan = planned.plan
     console.print(f"For {planned.budget}:")
-    if plan.training is Training.LOCAL:
+    console.print(UNITS_LEGEND, style="dim")
+    if plan.algorithm is Algorithm.STAGED:
         lines = plain_table("", "", left=2)
         lines.show_header = False
         lines.add_row("data", _sizes(plan, known.widest))
         for title, said in describe_plan(plan):
             lines.add_row(title, escape(said))
         console.print(lines)
-        print_privacy_of_rows(console, plan.training_run(), delta=planned.budget.delta, title="epsilon of the plan")
+        run, delta = plan.training_run(), planned.budget.delta
+        print_privacy_of_rows(console, run, delta=delta, title="epsilon of the plan", legend=False)
     else:
         _show_joint(console, planned)
     print_notes(console, _notes(planned))
@@ -255,6 +258,7 @@ def _show_joint(console: Console, planned: PlannedBudget) -> None:
     from pbmvfl.wire.traffic import human_bytes
 
     plan, traffic = planned.plan, planned.plan.traffic()
+    console.print(f"algorithm {describe_algorithm(plan)}")
     settings = type(plan.release).own_settings()
     table = plain_table("", *settings, "epsilon", "noise", "bytes")
     for name, other, spent in (
@@ -284,4 +288,4 @@ def _show_joint(console: Console, planned: PlannedBudget) -> None:
     )
     budget, costs = planned.budget, _costs(planned)
     meant = costs.bound(budget.unit, budget.accounting, budget.adversary)
-    print_privacy(console, costs, title="epsilon of the chosen plan", explained=meant)
+    print_privacy(console, costs, title="epsilon of the chosen plan", explained=meant, legend=False)

@@ -26,7 +26,8 @@ from pbmvfl.cli.options import (
 from pbmvfl.errors import PlanError, RunFolderError
 from pbmvfl.federation.run_folder import NamedSource, TableSource
 from pbmvfl.mechanisms import MECHANISMS
-from pbmvfl.plan.flat_names import plan_settings
+from pbmvfl.plan.flat_names import algorithm_of, plan_settings
+from pbmvfl.plan.groups import Algorithm
 from pbmvfl.plan.plan import Plan
 from pbmvfl.plan.search import FEW_ORDERS
 from pbmvfl.privacy.accounting import TrainingRun, charges, rdp_curve
@@ -48,10 +49,12 @@ _SIZES = ("num_parties", "num_samples")
 _NEEDED = (*_SIZES, "embedding_dim", "num_epochs")
 #: Options with defaults, which are present even if the user gave none.
 _USUAL = ("mechanism", "batch_size", "noise_multiplier")
+#: Options with which a dataset is still planned within the usual budget.
+_PLANNED = ("algorithm", "label_epsilon")
 
 
 @plan_options(
-    *("num_parties", "num_samples", "mechanism", "label_epsilon", "embedding_dim", "secure_aggregation"),
+    *("num_parties", "num_samples", "algorithm", "mechanism", "label_epsilon", "embedding_dim", "secure_aggregation"),
     *("num_epochs", "batch_size", "noise_multiplier"),
     defaults=_USUAL,
 )
@@ -87,23 +90,29 @@ def privacy(
 
     [bold]Try[/]  pbmvfl privacy runs/phishing-001
 
-    For a dataset or --data alone it is that of the plan that `pbmvfl train` would make; with numbers, that of those.
+    For a dataset or --data alone it is that of the plan that `pbmvfl train` would make, with --algorithm or without;
+    with numbers, that of those, in joint rounds.
     """
     if delta is not None:
         check_delta(delta)
     own: dict[str, Any] = {"data": data, "label": label, "columns": columns, "id": id_, "label_data": label_data}
     own |= {"schema": schema, "test_data": test_data, "test_fraction": test_fraction}
     known = known_data(source=source, table=own, plan_file=plan_file, given=choices, load=False)
-    by_hand = any(name not in (*_USUAL, *_SIZES, "label_epsilon") for name in choices)
+    by_hand = any(name not in (*_USUAL, *_SIZES, *_PLANNED) for name in choices)
     if (known.folder or known.plan_file or known.data) is not None and not by_hand:
         if known.data is not None:
-            drawn = {name: value for name, value in choices.items() if name == "label_epsilon"}
-            show_plan(Plan.for_data(known.data, **drawn), delta=delta, as_json=json_)
+            planned = {name: choices[name] for name in _PLANNED if name in choices}
+            show_plan(Plan.for_data(known.data, **planned), delta=delta, as_json=json_)
         else:
             path = known.folder or known.plan_file
             assert path is not None
-            show_run(path, delta=delta, as_json=json_)
+            show_run(path, delta=delta, as_json=json_, algorithm=choices.get("algorithm"))
         return
+    if algorithm_of(choices) is Algorithm.STAGED:
+        raise PlanError(
+            "--algorithm staged has no epsilon by numbers: they are of joint rounds; give a dataset, --data TABLE or "
+            "the file of `pbmvfl plan --out`"
+        )
     choices = {**choices, **{name: known.sizes[name] for name in _SIZES if name in known.sizes}}
     if missing := [name for name in _NEEDED if name not in choices]:
         options = ", ".join("--" + name.replace("_", "-") for name in missing)
@@ -145,9 +154,11 @@ def _rounded_beta(plan: Plan) -> dict[str, float]:
 # --- `pbmvfl privacy RUN`: the epsilon of a run or a plan, and of the parties' ledgers ---
 
 
-def show_run(path: Path, *, delta: float | None, as_json: bool) -> None:
+def show_run(path: Path, *, delta: float | None, as_json: bool, algorithm: str | None = None) -> None:
     """Print the privacy tables of a run folder or of a plan file written by `pbmvfl plan --out`."""
     plan, result, ledgers, own_delta, dataset = _read(path)
+    if algorithm_of({"algorithm": algorithm}) not in (None, plan.algorithm):
+        raise PlanError(f"algorithm={algorithm}, but {path} has algorithm={plan.algorithm}; leave --algorithm out")
     _show(plan, result, ledgers, own_delta if delta is None else delta, dataset, as_json=as_json)
 
 

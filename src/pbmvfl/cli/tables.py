@@ -10,6 +10,7 @@ from rich.table import Table
 
 from pbmvfl.privacy.accounting import NOT_A_PROOF, EpsilonBound, TrainingRun, epsilon_bound
 from pbmvfl.privacy.table import (
+    UNITS_LEGEND,
     PrivacyTable,
     attack_in_words,
     format_advantage,
@@ -76,10 +77,10 @@ def print_privacy_of_rows(
         table = privacy_table(chosen, delta=delta, noise_is_known=noise_is_known)
         strict = Accounting.STRICT if chosen.charges_by_split else None
         explained = table.bound(Unit.CELL, strict) if strict else None
-        last = split is None or split == apart[-1]
+        first = split is None or split == apart[0]
         if not chosen.has_joint_rounds:  # the paper counts otherwise only in joint rounds
             table = PrivacyTable(tuple(row for row in table.bounds if row.accounting is Accounting.STRICT))
-        print_privacy(console, table, title=title + of_rows, legend=legend and last, explained=explained)
+        print_privacy(console, table, title=title + of_rows, legend=legend and first, explained=explained)
     told = any(part.told_rows for part in run.activities)
     if not run.releases and not told and not noise_is_known:
         console.print("nothing is released here: a party's 0 covers neither predictions nor weights", style="dim")
@@ -106,7 +107,7 @@ def print_privacy(
         console: The console to print to.
         table: The bounds to print.
         title: The title of the table.
-        legend: Explain the units below the table.
+        legend: Define the units above the table.
         explained: The bound that a sentence explains; the first one if None.
         strict_only: Omit the paper's count, where it equals the strict one.
     """
@@ -127,14 +128,11 @@ def print_privacy(
         ]
         starred = accounting is Accounting.PAPER and NOT_A_PROOF in table.conditions and unit != "party"
         shown.add_row(unit, _STAR if starred else accounting, *values)
+    if legend:
+        console.print(UNITS_LEGEND, style="dim")
     console.print(shown)
     console.print(attack_in_words(explained or bounds[0]), style="dim", markup=False)
     if table.label is not None:
         console.print(label_in_words(table.label), markup=False)
-    if not legend:
-        return
-    console.print(
-        "cell: one party's values of one row; record: a whole row; party: all values of one party", style="dim"
-    )
     if NOT_A_PROOF in table.conditions:
         console.print(f"* {NOT_A_PROOF}", style="dim")

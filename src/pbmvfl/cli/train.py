@@ -37,8 +37,8 @@ from pbmvfl.cli.options import (
 from pbmvfl.errors import CheckpointError, DataError, PlanError, RunFolderError
 from pbmvfl.federation.results import DEFAULT_DELTA
 from pbmvfl.federation.run_folder import NamedSource, RunFolder, RunSource, TableSource
-from pbmvfl.plan.flat_names import NEUTRAL
-from pbmvfl.plan.groups import DATA, Network, Training
+from pbmvfl.plan.flat_names import algorithm_of, is_planned
+from pbmvfl.plan.groups import DATA, Algorithm, Network, Training
 from pbmvfl.plan.plan import Plan
 from pbmvfl.plan.search import PlannedBudget, plan_for_budget
 from pbmvfl.privacy.conversion import check_delta, usual_delta
@@ -103,9 +103,9 @@ _SHARED_SIZES = ("num_parties", "num_samples", "num_classes")
 
 
 @plan_options(
-    "num_parties",
+    *("num_parties", "algorithm"),
     *("mechanism", "embedding_dim", "bound", "secure_aggregation", "evaluation", "label_epsilon"),
-    *("training", "labels", "num_epochs", "batch_size", "learning_rate", "optimizer", "momentum"),
+    *("labels", "num_epochs", "batch_size", "learning_rate", "optimizer", "momentum"),
     *("encoder", "activation", "gradient_codec", "noise_multiplier", "clip_norm", "seed"),
 )
 def train(
@@ -152,7 +152,7 @@ def train(
         bool,
         typer.Option(
             "--paper",
-            help="The paper's own training and sizes for this dataset, instead of a budget: a very large epsilon.",
+            help="Algorithm pbm with the paper's sizes for this dataset, instead of a budget: a very large epsilon.",
             rich_help_panel=_BUDGET,
         ),
     ] = False,
@@ -201,12 +201,13 @@ def train(
         bool, typer.Option("--json", help="Print result.json to stdout and nothing else.", rich_help_panel=_RUN)
     ] = False,
 ) -> None:
-    """Train a federation: every party in its own state machine, real noise, real masks, real bytes.
+    """Train a federation: every party in its own state machine, every byte as between organisations.
 
     [bold]Try[/]  pbmvfl train phishing --epsilon 2
 
-    A budget is all it needs, epsilon 8 if you give none: it is a theorem, and the rest is planned. What reproduces the
-    paper is asked for by name: --paper, --accounting paper, or numbers of its mechanism.
+    A budget is all it needs, epsilon 8 if you give none: it is a theorem, and the rest is planned, with --algorithm
+    staged. What reproduces the paper is opt-in: --algorithm pbm, --paper, --accounting paper, or numbers without a
+    budget.
 
     [bold]Own data[/]  pbmvfl train --data people.csv --label churn --columns "bank=income,debt;shop=visits,basket"
 
@@ -263,6 +264,8 @@ def train(
         source = RunSource(rows=rows, ledger=_absolute(ledger), delta=DEFAULT_DELTA if delta is None else delta)
         if paper and planned:
             raise PlanError("--paper and --plan both say how to train; give one of them")
+        if paper and given.get("algorithm") == Algorithm.STAGED:
+            raise PlanError("--paper and --algorithm staged contradict each other: the paper's algorithm is pbm")
         budget = asked_budget(
             epsilon=epsilon,
             unit=unit_of(unit, record=record),
@@ -270,7 +273,7 @@ def train(
             prediction_epsilon=prediction_epsilon,
             same_rows=same_rows,
             instead="--plan" if planned else "--paper" if paper else None,
-            by_hand=not NEUTRAL.issuperset(given),
+            by_hand=not is_planned(given),
         )
         run = _new(source, planned, given, out, where, ahead, unseen, budget, own_delta=delta is not None)
     training = TrainingRun(
@@ -364,16 +367,12 @@ def _new(
         RunFolder.create(out, name="")  # refuses an existing folder before any data is loaded
     settings = {name: value for name, value in planned.items() if name not in _sizes_of(planned)}
     chosen = {**(settings or ({} if budget else preset(source.rows.dataset))), **given}
-    # Check every setting before a long load or a download; sizes are placeholders until the data is loaded.
-    Plan.from_dict(
-        {
-            "num_samples": 1,
-            "num_test_samples": 1,
-            "num_classes": 2,
-            **chosen,
-            "num_parties": source.rows.num_parties or 2,
-        }
-    )
+    # Check every setting before a long load or a download; sizes are placeholders until the data is loaded. A budget
+    # plans the rounds of its algorithm, so that only the name of that can be checked.
+    algorithm_of(chosen)
+    placeholders = {"num_samples": 1, "num_test_samples": 1, "num_classes": 2}
+    checked = {name: value for name, value in chosen.items() if budget is None or name != "algorithm"}
+    Plan.from_dict({**placeholders, **checked, "num_parties": source.rows.num_parties or 2})
     data = source.rows.load()
     for name in _SHARED_SIZES:
         if name in planned and planned[name] != getattr(data, name):
@@ -432,7 +431,7 @@ def _resumed(path: Path, asked: dict[str, Any], planned: dict[str, Any], given: 
 
 
 def _check_same_plan(path: Path, plan: Plan, given: dict[str, Any]) -> None:
-    kept, wanted = plan.flat(), plan.replace(**given).flat()
+    kept, wanted = ({**each.flat(), "algorithm": str(each.algorithm)} for each in (plan, plan.replace(**given)))
     for name in given:
         if wanted[name] != kept[name]:
             raise CheckpointError(

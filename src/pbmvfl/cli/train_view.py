@@ -220,10 +220,9 @@ class TrainingRun:
     def _warnings(self) -> list[str]:
         plan = self._plan
         notes = [*self._notes, *self._data.notes]
-        used = [plan.mechanism_for(kind) for kind in plan.schedule.kinds if kind.releases]
-        if all(mechanism.is_private for mechanism in used):
+        if all(mechanism.is_private for mechanism in plan.releases):
             notes += privacy_notes(plan.training_run(), num_samples=plan.num_samples, delta=self._delta)
-        for mechanism in dict.fromkeys(used):
+        for mechanism in plan.releases:
             notes += mechanism.notes
         notes += learning_notes_for(plan, self._data)
         if plan.sends_labels and plan.label_epsilon is None:

@@ -4,7 +4,7 @@
     model.fit(X, y).predict(new)        # `fit` spends epsilon, `predict` one release a row
 
 A simulation: the caller holds every party's columns and all labels. Between the parties everything is as in
-`Federation`, with real masks and real noise, and every release is charged.
+`Federation`, and every release is charged.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Federation: all roles in one place, with real masks and real noise. The embedded default.
+"""Federation: all roles in one place, with the draws and the messages of a real one. The embedded default.
 
 Each party's columns go to that party's state machine alone and the labels to the server's; what passes between them is
 the bytes of the wire. Only the simulator's evaluation looks at exact sums, and it says so.

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pbmvfl._text import counted
-from pbmvfl.plan.groups import Activation, Evaluation, Loss, Training
+from pbmvfl.plan.groups import Activation, Algorithm, Evaluation, Loss
 from pbmvfl.plan.plan import Plan
 from pbmvfl.training.metrics import ClassFigures, Split, class_figures, classification_metrics, majority, per_class
 
@@ -111,7 +111,7 @@ def divergence(plan: Plan, loss: float | None, epoch: float) -> str | None:
 def what_to_change(plan: Plan) -> str:
     """Return advice for a new run."""
     words = f"start a new run with a smaller learning_rate than {plan.learning_rate:g}"
-    if plan.training is Training.LOCAL:
+    if plan.algorithm is Algorithm.STAGED:
         return f"{words}, or with none: then it is planned"
     return f"{words}, such as {min(plan.learning_rate / 10, 0.01):g}"
 

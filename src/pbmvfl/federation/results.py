@@ -18,7 +18,7 @@ from pbmvfl._text import counted
 from pbmvfl.errors import CheckpointError, PbmvflError, RunFolderError
 from pbmvfl.federation.metrics_summary import notes_on_classes, notes_on_predictions
 from pbmvfl.federation.release_log import ReleasedRounds
-from pbmvfl.plan.groups import Evaluation, Training
+from pbmvfl.plan.groups import Algorithm, Evaluation
 from pbmvfl.plan.plan import Plan
 from pbmvfl.plan.schedule import RowUses
 from pbmvfl.privacy.accounting import TrainingRun
@@ -173,7 +173,7 @@ OWN_WEIGHTS = (
 #: The version of result.json. Version 1 had no number, and counted uses of train and test rows without saying which;
 #: version 2 had figures without the classes, the majority rate and what the protocol itself saw.
 VERSION = 3
-EXACT, NOISY = "exact sums", "noisy sums"
+EXACT, NOTHING = "exact sums", "nothing"
 TRAFFIC_KINDS: Kinds = dict.fromkeys(("bytes_setup", "bytes_up", "bytes_down", "rounds"), int)
 _KINDS: Kinds = {
     "plan": dict,
@@ -245,13 +245,15 @@ class Result:
 
     @property
     def measured_on(self) -> str:
-        """Source of `metrics`: exact sums, which only a simulator sees, or the protocol's noisy ones."""
-        return EXACT if self.plan.evaluation is Evaluation.SIMULATOR else NOISY
+        """Source of `metrics`: exact sums, which only a simulator sees, or what the server itself reads."""
+        if self.plan.evaluation is Evaluation.SIMULATOR:
+            return EXACT
+        return self.plan.releases[-1].reading if self.plan.releases else NOTHING
 
     @property
     def released(self) -> dict[str, float]:
         """Metrics from what the protocol itself saw. One that is missing was not measured, and needs a release."""
-        if self.measured_on == NOISY:
+        if self.measured_on != EXACT:
             return {name: value for name, value in self.metrics.items() if name != "train_loss"}
         return self.history[-1].released if self.history else {}
 
@@ -282,19 +284,17 @@ class Result:
     def _notes_on_the_run(self) -> list[str]:
         notes = []
         if self.plan.evaluation is Evaluation.NONE:
-            seen = "" if not self.metrics else " but what training's own noisy sums show"
+            seen = "" if not self.metrics else f" but what training's own {self.measured_on} show"
             notes.append(f"nothing was measured{seen}, as the plan has it: `pbmvfl evaluate RUN` does, by a release")
         elif not self.metrics:
             notes.append("nothing was measured: the run ended before it could be evaluated")
         elif self.plan.evaluation is Evaluation.SIMULATOR:
             notes.append("metrics come from exact sums that no role of the protocol sees; they are outside the epsilon")
         else:
-            trained = "train metrics come from the training rounds' own noisy sums; test metrics from one more noisy"
-            if self.plan.training is Training.LOCAL:
-                trained = (
-                    "there are no train metrics, as local rounds release nothing; test metrics come from one noisy"
-                )
-            notes.append(f"{trained} release of every test row")
+            trained = f"train metrics come from the training rounds' own {self.plan.releases[0].reading}, test metrics"
+            if self.plan.algorithm is Algorithm.STAGED:
+                trained = "there are no train metrics, as local rounds release nothing; test metrics come"
+            notes.append(f"{trained} from one release of every test row ({self.measured_on})")
         if self.diverged:
             notes.append(f"the run diverged and was ended early: {self.stopped}")
         elif self.stopped:

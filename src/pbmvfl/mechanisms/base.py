@@ -70,6 +70,8 @@ class Mechanism(ABC):
     name: ClassVar[str]
     #: A few words for `--help`.
     words: ClassVar[str]
+    #: What the server computes with, for texts about figures.
+    reading: ClassVar[str] = "releases"
     #: Default of secure_aggregation.
     sums_are_hidden: ClassVar[bool]
     #: True if a party's release of a row needs no other party's noise, so that sending it again tells nothing new.

@@ -35,6 +35,7 @@ class LocalGaussian(Trials):
 
     name: ClassVar[str] = "ldp"
     words: ClassVar[str] = "Gaussian, each embedding is readable, for studies"
+    reading: ClassVar[str] = "noisy embeddings"
     sums_are_hidden: ClassVar[bool] = False
 
     @property
@@ -101,6 +102,7 @@ class Exact(Mechanism):
 
     name: ClassVar[str] = "none"
     words: ClassVar[str] = "no noise, for studies"
+    reading: ClassVar[str] = "embeddings in clear"
     sums_are_hidden: ClassVar[bool] = False
 
     @property

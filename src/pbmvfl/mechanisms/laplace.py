@@ -164,6 +164,7 @@ class PolyaLaplace(Mechanism):
 
     name: ClassVar[str] = "laplace"
     words: ClassVar[str] = "discrete Laplace in shares, only sums are readable"
+    reading: ClassVar[str] = "noisy sums"
     sums_are_hidden: ClassVar[bool] = True
 
     levels: int = setting(64, help="D: a coordinate becomes an integer in [-D, D].", panel=_PANEL)

@@ -42,6 +42,7 @@ class PoissonBinomial(Trials):
 
     name: ClassVar[str] = "pbm"
     words: ClassVar[str] = "Poisson binomial, only sums are readable"
+    reading: ClassVar[str] = "noisy sums"
     sums_are_hidden: ClassVar[bool] = True
 
     @cached_property

@@ -119,6 +119,7 @@ class RandomisedSymbols(Mechanism):
 
     name: ClassVar[str] = "krr"
     words: ClassVar[str] = "randomised response, each symbol is readable"
+    reading: ClassVar[str] = "randomised symbols"
     sums_are_hidden: ClassVar[bool] = False
     stands_alone: ClassVar[bool] = True
 

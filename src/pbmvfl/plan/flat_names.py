@@ -94,7 +94,7 @@ def plan_settings() -> dict[str, Setting]:
         "evaluation",
         Evaluation,
         Evaluation.SIMULATOR,
-        f"{words(Evaluation)}: exact sums outside the protocol, the noisy ones the server sees, or nothing.",
+        f"{words(Evaluation)}: exact sums outside the protocol, what the server reads by a release, or nothing.",
         MECHANISM,
     )
     found["seed"] = Setting("seed", int, 0, "Public: schedule and first weights. Never the noise.", TRAINING)

@@ -38,7 +38,7 @@ class Evaluation(StrEnum):
     """Sources of accuracy figures."""
 
     SIMULATOR = "simulator"  #: exact sums that no role of the protocol ever sees; outside the epsilon
-    RELEASED = "released"  #: the noisy sums that the server sees; every extra one is charged
+    RELEASED = "released"  #: what the server reads of releases; every extra one is charged
     NONE = "none"  #: nothing beside training is looked at, neither exactly nor by a release
 
 

@@ -245,6 +245,11 @@ class Plan:
         mechanism = self.mechanism_for(kind)
         return kind.releases and not kind.trains and mechanism.stands_alone and not mechanism.secure_aggregation
 
+    @cached_property
+    def releases(self) -> tuple[Mechanism, ...]:
+        """Mechanisms by which rounds of this plan release rows, in order; empty where no round does."""
+        return tuple(dict.fromkeys(self.mechanism_for(kind) for kind in self.schedule.kinds if kind.releases))
+
     def answer_bytes(self, kind: RoundKind, rows: int) -> int:
         """Return the bytes of each party's answer to a round of so many rows, without its header."""
         if kind.releases:

@@ -13,7 +13,6 @@ from typing import Any
 
 from pbmvfl._settings import settings_of
 from pbmvfl.errors import PlanError, PolicyError
-from pbmvfl.mechanisms import Mechanism
 from pbmvfl.plan.flat_names import PREDICTION_PREFIX, known_names
 from pbmvfl.plan.groups import Evaluation, Learning, Rounds, UpdateNoise
 from pbmvfl.plan.plan import Plan
@@ -139,7 +138,7 @@ class Policy:
                 f"num_parties={plan.num_parties}: the policy permits {self.smallest_num_parties} or more; "
                 f"find more parties, {_WAY_OUT}"
             )
-        for release in _releases(plan):
+        for release in plan.releases:
             if self.mechanisms is not None and release.name not in self.mechanisms:
                 raise PolicyError(
                     f"mechanism={release.name}: the policy permits {_list(sorted(self.mechanisms))}; plan with one "
@@ -202,12 +201,6 @@ class Policy:
             f"epsilon={format_epsilon(found)} ({self.unit}, strict, delta={self.delta:g}{weights}): the policy permits "
             f"{largest:g} or less in one plan; plan with a smaller budget, {_WAY_OUT}"
         )
-
-
-def _releases(plan: Plan) -> list[Mechanism]:
-    """Return the mechanisms that rounds release by. One that a plan has and no round uses releases nothing."""
-    found = [plan.mechanism_for(kind) for kind in plan.schedule.kinds if kind.releases]
-    return list({id(each): each for each in found}.values())
 
 
 def _values(plan: Plan) -> dict[str, Any]:

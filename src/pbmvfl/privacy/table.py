@@ -25,6 +25,8 @@ from pbmvfl.privacy.accounting import (
 from pbmvfl.privacy.units import CURIOUS_PARTY, SERVER, Accounting, Adversary, Unit
 
 SEEDED_NOISE = "the noise was seeded for a test, so it hides nothing"
+#: Definitions of the units, in one line of a terminal. They stand above the first epsilon.
+UNITS_LEGEND = "cell: a row at one party; record: a row; label: its class; party: a whole table"
 #: exp(20) is half a billion: with such odds an adversary may be as good as certain of a value.
 _PROTECTS_NOBODY = 20.0
 
@@ -90,7 +92,7 @@ class PrivacyTable:
 
     def __str__(self) -> str:
         rows = self._worth_printing()
-        lines = [f"{'unit':8}{'accounting':12}{'adversary':20}{'epsilon':>10}{'advantage':>11}  at delta"]
+        lines = [UNITS_LEGEND, f"{'unit':8}{'accounting':12}{'adversary':20}{'epsilon':>10}{'advantage':>11}  at delta"]
         for row in rows:
             counting = f"{row.accounting}{' *' if NOT_A_PROOF in row.conditions else ''}"
             lines.append(

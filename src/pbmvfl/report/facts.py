@@ -19,7 +19,7 @@ from pbmvfl.federation.prediction_log import Asked, read_asked
 from pbmvfl.federation.results import Result
 from pbmvfl.federation.run_folder import Files, NamedSource, RunFolder, RunSource, TableSource
 from pbmvfl.ledger.ledger import Ledger
-from pbmvfl.plan.groups import Evaluation, Training
+from pbmvfl.plan.groups import Algorithm, Evaluation
 from pbmvfl.plan.plan import Plan
 from pbmvfl.privacy.accounting import epsilon_bound
 from pbmvfl.privacy.table import PrivacyTable, privacy_table
@@ -88,7 +88,7 @@ class RunFacts:
         """Source of the accuracy figures."""
         if self.result.plan.evaluation is Evaluation.SIMULATOR:
             return "exact sums of the simulator, which no role of the protocol sees; outside the epsilon"
-        return "noisy sums that were released, as the label holder sees them; inside the epsilon"
+        return f"{self.result.measured_on}, as the label holder sees them; inside the epsilon"
 
     @property
     def accuracy(self) -> float | None:
@@ -235,7 +235,7 @@ def npq_traffic(plan: Plan) -> Traffic:
 def noise_lines(plan: Plan) -> Iterator[NoiseLine]:
     """Yield the standard deviation of each kind of noise beside the largest value that it is added to."""
     kinds = plan.schedule.kinds
-    if plan.training is Training.JOINT and any(kind.trains for kind in kinds):
+    if plan.algorithm is Algorithm.PBM and any(kind.trains for kind in kinds):
         rows = min(plan.batch_size, plan.num_samples)
         yield from _release_line("a sum of embeddings, in training", plan, plan.release.variance_upper_bound, rows)
     if plan.noise_multiplier:
@@ -255,7 +255,7 @@ def noise_lines(plan: Plan) -> Iterator[NoiseLine]:
                     what="a prediction" if kind.name == "prediction" else f"{kind.name} of a row",
                     noise=deviation,
                     signal=plan.num_parties * mechanism.bound,
-                    words=f"{mechanism.describe()}: a sum over {plan.num_parties} parties, against the noise on it",
+                    words=f"{mechanism.describe()}: added up over {plan.num_parties} parties, against the noise on it",
                 )
 
 
@@ -266,7 +266,7 @@ def _release_line(what: str, plan: Plan, variance: float, rows: int) -> Iterator
             noise=variance**0.5,
             signal=plan.num_parties * plan.bound,
             words=(
-                f"{plan.release.describe()}: one row's sum over {plan.num_parties} parties, against the noise on it; "
+                f"{plan.release.describe()}: a row, added up over {plan.num_parties} parties, against the noise on it; "
                 f"the mean over a batch of {rows:,} has {variance**0.5 / rows**0.5:.3g}"
             ),
         )

@@ -115,7 +115,7 @@ def _comparison(runs: Sequence[RunFacts]) -> Markup:
         el(
             "p",
             "Every epsilon here is of a cell, one party's values of one row, in the strict count against the server. "
-            "Filled marks: accuracy by exact sums, outside the epsilon. Hollow marks: by released noisy sums.",
+            "Filled marks: accuracy by exact sums, outside the epsilon. Hollow marks: by releases, inside it.",
         ),
         el("p", "The runs are of different data: their accuracies are not to be compared.", class_="warn")
         if several_data

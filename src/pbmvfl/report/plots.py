@@ -10,7 +10,7 @@ import numpy as np
 
 from pbmvfl._text import counted
 from pbmvfl.mechanisms.binomial_trials import SMALLEST_BETA, Trials
-from pbmvfl.plan.groups import Training
+from pbmvfl.plan.groups import Algorithm
 from pbmvfl.plan.plan import Plan
 from pbmvfl.plan.search import PlannedBudget
 from pbmvfl.privacy.table import format_epsilon
@@ -97,19 +97,20 @@ def _paths(result: Result, delta: float) -> tuple[EpsilonPath, ...]:
 
 def _title(result: Result) -> str:
     plan = result.plan
-    trained = f"{plan.release.describe()}, P={plan.embedding_dim}"
-    if plan.training is Training.LOCAL:
-        trained = (
-            f"parties alone, noise {plan.noise_multiplier:.4g} a step" if plan.noise_multiplier else "parties alone"
-        )
-    return f"{plan.num_parties} parties, {plan.num_samples:,} rows, {trained}"
+    return f"{plan.num_parties} parties, {plan.num_samples:,} rows, {plan.algorithm}: {_trained(plan)}"
+
+
+def _trained(plan: Plan) -> str:
+    """Describe what is released in training, or the noise of parties that train alone."""
+    if plan.algorithm is Algorithm.PBM:
+        return f"{plan.release.describe()}, P={plan.embedding_dim}"
+    return f"parties alone, noise {plan.noise_multiplier:.4g} a step" if plan.noise_multiplier else "parties alone"
 
 
 def _draw_loss(axis: Any, result: Result, losses: list[tuple[float, float]]) -> None:
-    noisy = ", at noisy sums" if result.plan.release.variance_upper_bound else ""
     marker = "o" if len(losses) < 3 else None
     axis.plot([x for x, _ in losses], [y for _, y in losses], color=COLOURS[0], marker=marker)
-    axis.set(xlabel="epoch", ylabel=f"training loss{noisy}", title="Loss")
+    axis.set(xlabel="epoch", ylabel=f"training loss, by {result.plan.release.reading}", title="Loss")
     _fit_epochs(axis, result)
 
 
@@ -121,7 +122,8 @@ def _draw_scores(axis: Any, result: Result) -> None:
             marker = "o" if len(points) < 3 else None
             axis.plot(x, y, line_style, color=colour, marker=marker, label=f"{label} {y[-1]:.3f}")
     exact = result.plan.evaluation == "simulator"
-    title = "By exact sums (simulator)" if exact else "By released noisy sums" if axis.lines else "Nothing was measured"
+    title = "By exact sums (simulator)" if exact else f"By {result.measured_on}, released"
+    title = title if exact or axis.lines else "Nothing was measured"
     axis.set(xlabel="epoch", ylim=(0, 1.04), title=title)
     if axis.lines:  # there are none if the first round was refused and nothing was evaluated
         axis.legend(loc="lower right", frameon=False)
@@ -188,9 +190,8 @@ def draw_budget(planned: PlannedBudget, path: Path) -> None:
         )
         axis.set_ylim(0, 3 * budget.epsilon)
         axis.legend(loc=corner, frameon=False)
-    numbers = f"b={plan.num_trials}, beta={plan.beta:.4f}" if has_strength else plan.release.describe()
     figure.suptitle(
-        f"{plan.num_parties} parties, {numbers}, P={plan.embedding_dim}, delta={budget.delta:g}", fontsize=11
+        f"{plan.num_parties} parties, {plan.algorithm}: {_trained(plan)}, delta={budget.delta:g}", fontsize=11
     )
     save_figure(figure, path)
 

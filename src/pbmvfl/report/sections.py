@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 
 from pbmvfl._text import counted
-from pbmvfl.plan.groups import Evaluation, Training
+from pbmvfl.plan.groups import Algorithm, Evaluation
 from pbmvfl.privacy.table import format_epsilon
 from pbmvfl.privacy.units import Accounting, Unit
 from pbmvfl.report.charts import Bar, Level, Series, bar_chart, line_chart, share_chart
@@ -83,7 +83,7 @@ def _tiles(facts: RunFacts) -> Markup:
     ]
     found = result.metrics
     split = "test" if "test_accuracy" in found else "train"
-    source = "exact sums, outside the epsilon" if _is_exact(facts) else "released noisy sums"
+    source = "exact sums, outside the epsilon" if _is_exact(facts) else f"by {result.measured_on}, released"
     if facts.accuracy is None:
         tiles.append(_tile("not measured", f"{split} accuracy", "it needs a release"))
     else:
@@ -177,9 +177,10 @@ def _accuracy(facts: RunFacts) -> Markup:
         levels = _near([y for each in scores for _, y in each.points], rate)
         charts.append(line_chart("By epoch", scores, x_title="epoch", y_title="share", levels=levels, at_most=1.0))
     if len(losses) > 1:
-        noisy = " at noisy sums" if result.plan.release.variance_upper_bound else ""
         line = Series(name="training loss", points=losses, colour=2, last=f"{losses[-1][1]:.4g}")
-        charts.append(line_chart(f"Training loss{noisy}", [line], x_title="epoch", y_title="loss"))
+        charts.append(
+            line_chart(f"Training loss, by {result.plan.release.reading}", [line], x_title="epoch", y_title="loss")
+        )
     lines = [(each.name, each.last) for each in scores] + ([] if rate is None else [("majority rate", f"{rate:.4f}")])
     return joined(
         el("p", sentence(f"measured on {facts.measured_on}")),
@@ -235,6 +236,7 @@ def _figure(value: object) -> str:
 def _missing(facts: RunFacts) -> str:
     """Explain what was not measured and how to measure it."""
     result = facts.result
+    in_training = ", or pbmvfl train --prediction-epsilon" if result.plan.algorithm is Algorithm.STAGED else ""
     if result.plan.evaluation is Evaluation.NONE:
         return "Nothing beside training was measured, as the plan has it: `pbmvfl evaluate` does, by a release."
     if not result.metrics:
@@ -242,9 +244,9 @@ def _missing(facts: RunFacts) -> str:
     if _is_exact(facts):
         return (
             "What the label holder would see of predictions was not measured: that needs a release of test rows, with "
-            "an epsilon of its own (pbmvfl evaluate, or pbmvfl train --prediction-epsilon)."
+            f"an epsilon of its own (pbmvfl evaluate{in_training})."
         )
-    if result.plan.training is Training.LOCAL:
+    if result.plan.algorithm is Algorithm.STAGED:
         return (
             "Training rows were not measured: local rounds release nothing. Test rows were measured once, at the end."
         )
@@ -262,7 +264,7 @@ def _bytes(facts: RunFacts) -> Markup:
     else:
         why = "the run was stopped" if facts.result.stopped else "rounds ran again, or were not all kept in checkpoints"
         said = f"Measured {measured.total:,} bytes where the plan predicted {predicted.total:,}: {why}."
-    local = facts.result.plan.training is Training.LOCAL
+    local = facts.result.plan.algorithm is Algorithm.STAGED
     ratio = facts.npq.total / max(1, measured.total)
     npq = (
         "NPQ is the paper's comparison without privacy and without quantisation: as many epochs, every embedding up "

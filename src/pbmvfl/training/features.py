@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pbmvfl.errors import EncoderError
-from pbmvfl.plan.groups import FeatureMap, Training, feature_width
+from pbmvfl.plan.groups import Algorithm, FeatureMap, feature_width
 from pbmvfl.plan.local_search import block_sides, dense_columns
 from pbmvfl.plan.plan import Plan
 
@@ -82,7 +82,7 @@ def _clipped(found_ND: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
 
 def _takes_pictures(plan: Plan, shape: Sequence[int]) -> bool:
     """Return True if rows are pictures and the network is one dense layer that a party trains alone."""
-    alone = plan.training is Training.LOCAL and plan.features is FeatureMap.COLUMNS
+    alone = plan.algorithm is Algorithm.STAGED and plan.features is FeatureMap.COLUMNS
     return len(shape) == 3 and plan.encoder == "linear" and alone
 
 

@@ -77,7 +77,7 @@ def test_the_label_holder_sees_rounds_loss_bytes_and_who_is_missing(home: SiteFo
         told.count(2225, loss=0.4312, bytes_up=12_300_000, bytes_down=4500, parties_alive=("shop",))
         said = words(told.now)
     assert said["training"] == "round 2,225 of 8,900 (25 %)"
-    assert said["loss"] == "0.4312, from the protocol's noisy sums"
+    assert said["loss"] == "0.4312, from what was released"
     assert said["traffic"] == "12.3 MB up, 4.5 kB down"
     assert said["parties"] == "1 of 2 parties connected; missing: bank"
     assert "epsilon" not in said

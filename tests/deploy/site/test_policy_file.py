@@ -299,6 +299,7 @@ def test_a_party_s_own_book_is_its_own_and_has_the_limits(tmp_path: Path) -> Non
     ("rules", "plan", "words"),
     [
         ({"fields": {"training": ["local"]}}, joint_plan(), "training=joint: the policy permits local"),
+        ({"fields": {"algorithm": ["staged"]}}, joint_plan(), "algorithm=pbm: the policy permits staged"),
         ({"fields": {"num_epochs": {"most": 2}}}, small_plan(), "num_epochs=3: the policy permits at most 2"),
         ({"fields": {"num_epochs": {"least": 4}}}, small_plan(), "num_epochs=3: the policy permits at least 4"),
         ({"fields": {"num_epochs": {"least": 4, "most": 9}}}, small_plan(), "the policy permits 4 to 9"),
@@ -328,6 +329,7 @@ def test_a_refusal_names_the_value_and_what_is_permitted(rules: dict[str, Any], 
     "rules",
     [
         {"fields": {"training": ["local", "joint"], "num_epochs": {"least": 3, "most": 3}, "labels": ["parties"]}},
+        {"fields": {"algorithm": "staged"}},
         {"smallest_noise": 20},
         {"largest_epsilon": 8, "unit": "record"},
         {"fields": {"noise_multiplier": {"least": 20}, "interactions": False, "noise_band": 1}},

@@ -56,7 +56,7 @@ _MAY_PASS = (RefusalCode.LEDGER, RefusalCode.FAULT)
 
 @dataclass(kw_only=True)
 class Progress:
-    """Progress that the label holder may see: the protocol's own noisy sums, and counts."""
+    """Progress that the label holder may see: figures of what was released, and counts."""
 
     state: str = "joining"
     round: int = 0

@@ -46,7 +46,7 @@ def lines_of(status: Status) -> list[Line]:
         lines.append(Line("speed", f"{_rate(status.rounds_per_second)}{_left(status)}"))
     if status.role is Role.SERVER:
         if status.loss is not None:
-            lines.append(Line("loss", f"{status.loss:.4g}, from the protocol's noisy sums"))
+            lines.append(Line("loss", f"{status.loss:.4g}, from what was released"))
         if status.parties and not status.state.is_over:
             lines.append(_parties(status))
     for each in status.epsilon:
