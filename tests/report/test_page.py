@@ -26,7 +26,7 @@ from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.ledger.limits import Limit
 from pbmvfl.privacy.accounting import epsilon_bound
 from pbmvfl.privacy.units import Accounting, Unit
-from pbmvfl.report.charts import Axis
+from pbmvfl.report.charts import Axis, Series, line_chart
 from pbmvfl.report.markup import el, embedded_json
 from pbmvfl.report.page import LARGEST_BYTES
 
@@ -380,6 +380,15 @@ def test_an_axis_holds_its_values_between_round_ticks(log):
         assert 2 <= len(axis.ticks) <= 10
         assert 50 <= axis(low) <= axis(high) <= 400
         assert axis(axis.ticks[0]) == 50
+
+
+@pytest.mark.parametrize("other", [1.0, math.nextafter(1.0, 0.0), 1 - 1e-12, 1 - 1e-6])
+def test_scores_that_are_one_up_to_rounding_are_drawn(other):
+    """A table that is learned perfectly: AUPRC differs from 1 in its last bits, or not at all."""
+    line = Series(name="test AUPRC", points=[(1, other), (2, 1.0)], colour=0, last="1")
+    drawn = str(line_chart("By epoch", [line], x_title="epoch", y_title="share", at_most=1.0))
+    assert drawn.count("data-series") == 2
+    assert "nan" not in drawn
 
 
 # --- in a browser ---

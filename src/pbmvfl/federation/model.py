@@ -45,6 +45,7 @@ from pbmvfl.federation.serving import (
     taken_rows,
 )
 from pbmvfl.ledger.ledger_folder import OpenLedgers, PartyForecast, check_reaches_end, ledger_files_for, make_folder
+from pbmvfl.mechanisms.votes import VoteKind
 from pbmvfl.plan.plan import Plan
 from pbmvfl.plan.schedule import Split
 from pbmvfl.privacy.conversion import usual_delta
@@ -443,13 +444,15 @@ class FederatedModel:
                 "accurate, most of all where a class is rare; train with --prediction-epsilon for the one you mean"
             )
         noise = release.mechanism.variance_upper_bound**0.5 / release.mechanism.bound
-        votes = self.plan.num_parties
-        if release.mechanism.stands_alone or noise < _DROWNED * votes:
+        parties = self.plan.num_parties
+        if release.mechanism.stands_alone or noise < _DROWNED * parties:
             return notes
+        what = "embeddings" if release.voting.vote is VoteKind.RAW else "votes"
         return [
             *notes,
-            f"noise of {noise:.2g} on sums of {votes} votes: expect predictions hardly better than the most frequent "
-            "class, however good the model is; a larger epsilon for each row would help, more training would not",
+            f"noise of {noise:.2g} on sums of {parties} {what}: expect predictions hardly better than the most "
+            "frequent class, however good the model is; a larger epsilon for each row would help, more training would "
+            "not",
         ]
 
     # --- inside ---

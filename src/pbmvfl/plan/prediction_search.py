@@ -154,7 +154,7 @@ def plan_prediction(
                 response_epsilon=max(SMALLEST_EPSILON, share * cell_epsilon),
             )
         )
-        why = "without a secure sum" if not secure_sum else "noise of its symbols is below that of a noisy sum"
+        why = "its noise is the smaller one here" if secure_sum else "each party is read by itself"
         return PredictionChoice(
             mechanism=mechanism,
             vote=vote,
@@ -177,11 +177,12 @@ def plan_prediction(
         )
     )
     deviation = _deviation(cell_epsilon, num_classes, num_classes, num_rows) if ballot else None
+    why = "its noise is the smaller one here" if tables else "votes were not counted in training"
     return PredictionChoice(
         mechanism=shared,
         vote=vote,
         table_deviation=deviation,
-        words=f"{said}: Laplace noise on the secure sum of votes ({vote.kind}), as noise of symbols would be larger",
+        words=f"{said}: Laplace noise on the secure sum of votes ({vote.kind}), as {why}",
     )
 
 

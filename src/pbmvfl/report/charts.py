@@ -121,7 +121,9 @@ def line_chart(
     finite = [y for y in everything if math.isfinite(y) and (y > 0 or not log)]
     low, high = (min(finite), max(finite)) if finite else (0.0, 1.0)
     if not log:
-        room = 0.04 * (high - low) or 0.05 * abs(high) or 1.0
+        # Values that differ by rounding alone, such as two scores of nearly 1, are one value: no axis fits them.
+        spread = high - low if high - low > 1e-9 * max(abs(low), abs(high)) else 0.0
+        room = 0.04 * spread or 0.05 * abs(high) or 1.0
         low, high = (0.0 if from_zero else low - room), high + room
         if at_most is not None:
             high = min(high, at_most)
