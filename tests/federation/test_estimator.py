@@ -262,6 +262,38 @@ def test_scores_of_training_rows_and_a_search_are_charged_as_often_as_they_ask(t
     assert predicted == dict.fromkeys(frame.index, 2)
 
 
+def test_a_grid_search_tries_both_algorithms_and_their_budgets():
+    rows, labels = people(200)
+    grid = {"algorithm": ["staged", "pbm"], "epsilon": [4.0, 16.0]}
+    searched = GridSearchCV(classifier(exact=True), grid, cv=2, error_score="raise").fit(rows, labels)
+    tried = {(each["algorithm"], each["epsilon"]) for each in searched.cv_results_["params"]}
+    assert tried == {(algorithm, epsilon) for algorithm in grid["algorithm"] for epsilon in grid["epsilon"]}
+    best = searched.best_estimator_
+    assert best.model_.plan.algorithm == searched.best_params_["algorithm"]
+    # Age alone decides, and a party that trains alone sees it; 200 rows of joint rounds under 4 or 16 learn little.
+    assert searched.best_params_["algorithm"] == "staged"
+    assert searched.best_score_ > 0.75
+
+
+def test_pbm_trains_joint_rounds_within_its_budget_and_predicts_by_their_release(tmp_path):
+    rows, labels = people()
+    found = classifier(algorithm="pbm", epsilon=8, ledger=tmp_path / "books").fit(rows, labels)
+    plan = found.model_.plan
+    assert (plan.algorithm, plan.mechanism, plan.secure_aggregation) == ("pbm", "pbm", True)
+    assert found.privacy_.epsilon("cell", "strict") <= 8
+    assert found.prediction_privacy_.epsilon("cell", "strict") <= found.prediction_epsilon
+    assert set(found.predict(rows[:7])) <= {"old", "young"}
+    with contextlib.closing(Ledger(tmp_path / "books" / "bank.sqlite", read_only=True)) as book:
+        sessions = [entry.row_releases for entry in book.sessions("frame")]
+    assert sessions == [plan.num_epochs * len(rows), 7]
+
+
+def test_a_budget_below_what_pbm_releases_of_a_row_is_refused_before_training(tmp_path):
+    with pytest.raises(PlanError, match=r"prediction_epsilon=0.001 with algorithm=pbm.*which costs"):
+        classifier(algorithm="pbm", prediction_epsilon=0.001, ledger=tmp_path / "books").fit(*people())
+    assert not (tmp_path / "books").exists()
+
+
 def test_the_same_rows_again_cost_nothing_and_other_rows_do(tmp_path):
     frame, labels = people()
     found = classifier(ledger=tmp_path).fit(frame, labels)
@@ -436,13 +468,22 @@ def test_a_setting_that_cannot_be_is_named_in_fit_and_not_before(settings, words
         (pd.array([pd.NA] + ["a", "b", "c"] * 13, dtype="string"), "y: row=0 "),
         (pd.Series([1] + ["a", "b", "c"] * 13, dtype=object), "words and other values"),
         (["a", "a "] * 20, "differ by blanks"),
-        (np.linspace(0, 1, 40), "Unknown label type"),
+        (np.linspace(0, 1, 40), "Unknown label type: continuous: 40 different numbers.*numpy.digitize.*regressor"),
+        (np.arange(40) % 11, "11 classes in 40 rows; permitted are at most 10 .a quarter.*numpy.digitize.*regressor"),
+        ((np.arange(40) % 11).astype(float), "11 classes in 40 rows"),
+        ([f"person-{row % 11}" for row in range(40)], "11 classes in 40 rows.*identifier"),
     ],
-    ids=["one", "none", "nan", "na", "mixed", "blanks", "amounts"],
+    ids=["one", "none", "nan", "na", "mixed", "blanks", "amounts", "counts", "whole-floats", "names"],
 )
 def test_labels_that_cannot_be_are_named(labels, words):
     with pytest.raises(ValueError, match=words):
         classifier().fit(people(40)[0], labels)
+
+
+def test_a_quarter_of_the_rows_may_be_classes_and_whole_floats_are_labels():
+    rows, _ = people(40)
+    found = classifier(epsilon=64).fit(rows, (np.arange(40) % 10).astype(float))
+    assert found.classes_.tolist() == list(range(10))
 
 
 def test_no_error_has_a_value_of_a_column_in_it(fitted):

@@ -17,10 +17,13 @@ Labels = npt.NDArray[np.int64]
 
 #: ImageNet has as many. A label with more is nearly always an amount or an identifier.
 _MOST_CLASSES = 1_000
-_GROUP_LABELS = (
-    "If the label is an amount or an identifier, put it into a few classes before loading (0 and 1, or low and high), "
-    "or give another column as label"
+#: Of so many rows or more, a class needs four on average; of fewer, two.
+_MANY_ROWS = 40
+NO_REGRESSION = (
+    "amounts are not predicted here: cut the target into a few classes before (numpy.digitize, pandas.cut), or use a "
+    "regressor of another library"
 )
+_GROUP_LABELS = f"If the label is an identifier, give another column as label; {NO_REGRESSION}"
 
 
 def label_values(column: Any, label: str, place: Place, faults: Faults) -> list[Any] | None:
@@ -60,11 +63,12 @@ def number_classes(raw: Sequence[Sequence[Any]], label: str, faults: Faults) -> 
         faults.add(f"label={label!r} has another type in the test file than in the training file")
         return (), []
     rows = sum(len(values) for values in raw)
-    most = min(_MOST_CLASSES, max(2, rows // 2))
+    share, each = ("a quarter of", 4) if rows >= _MANY_ROWS else ("half", 2)
+    most = min(_MOST_CLASSES, max(2, rows // each))
     if len(classes) > most:
         faults.add(
             f"label={label!r} has {len(classes):,} classes in {rows:,} rows; permitted are at most {most:,} "
-            f"(half the rows, and never more than {_MOST_CLASSES:,}). {_GROUP_LABELS}"
+            f"({share} the rows, and never more than {_MOST_CLASSES:,}). {_GROUP_LABELS}"
         )
         return (), []
     _refuse_alike(counts, label, faults)

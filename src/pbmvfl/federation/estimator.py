@@ -26,7 +26,7 @@ from sklearn.utils.validation import check_consistent_length, check_is_fitted, c
 from pbmvfl._text import counted
 from pbmvfl.data.column_rules import check_name, parse_columns
 from pbmvfl.data.faults import Faults, Place, listed, nearest
-from pbmvfl.data.labels import number_classes
+from pbmvfl.data.labels import NO_REGRESSION, number_classes
 from pbmvfl.data.new_rows import NewRows, load_rows
 from pbmvfl.data.preparation import prepare
 from pbmvfl.data.vertical import Array, VerticalDataset, column_blocks, numbered_parties, require_party_count
@@ -34,10 +34,12 @@ from pbmvfl.errors import DataError, ModelError, PlanError
 from pbmvfl.federation.federation import Federation
 from pbmvfl.federation.predictions import Predictions
 from pbmvfl.federation.serving import ReleaseOptions
-from pbmvfl.plan.groups import feature_width
+from pbmvfl.plan.groups import Algorithm, feature_width
 from pbmvfl.plan.local_search import learning_note
 from pbmvfl.plan.plan import Plan
+from pbmvfl.privacy.composition import epsilon_by_losses
 from pbmvfl.privacy.conversion import usual_delta
+from pbmvfl.privacy.table import format_epsilon
 from pbmvfl.privacy.units import Unit
 
 # --- frames and arrays ---
@@ -94,6 +96,22 @@ def check_labels(y: Any) -> None:
         raise DataError(f"y: {Place(file='y').rows(missing)} without a label; every row needs one")
     if len({isinstance(each, str) for each in values.ravel()}) > 1:
         raise DataError("y has words and other values; give labels of one type")
+
+
+def refuse_amounts(y: Any) -> None:
+    """Refuse a regression target: numbers that are not whole. Too many classes are refused where they are numbered.
+
+    Raises:
+        DataError: A label is a number that is not whole.
+    """
+    values = np.asarray(y)
+    if values.dtype.kind != "f" or not np.isfinite(values).all():
+        return
+    if (values != np.floor(values)).any():
+        raise DataError(
+            f"y: Unknown label type: continuous: {len(np.unique(values)):,} different numbers, not all of them whole; "
+            f"{NO_REGRESSION}"
+        )
 
 
 def _is_missing(label: Any) -> bool:
@@ -189,6 +207,8 @@ def _number_of(column: Any, names: tuple[str, ...], width: int, faults: Faults) 
 # --- estimator ---
 
 
+#: A prediction that costs more protects nothing, and is not computed closer.
+_LARGEST_COST = 1e4
 #: Parameters by which predictions are released and charged; they stay as they were in `fit`.
 _FIXED_BY_FIT = ("prediction_epsilon", "delta", "unit", "ledger", "dataset")
 _FITTED = ("model_", "result_", "classes_", "privacy_", "prediction_privacy_", "n_features_in_", "feature_names_in_")
@@ -205,10 +225,12 @@ class VerticalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
         columns: Columns of each party, {"bank": ["age", "job"], "shop": ["visits"]}, by name or by number. Others are
             not read. None: `num_parties` parties hold blocks of columns.
         num_parties: Number of parties that share the columns, where `columns` is None.
+        algorithm: "staged", every party alone and one release of a predicted row, or "pbm", the paper's joint rounds.
         epsilon: Privacy budget of training for each row, at `delta`, by the strict account.
         delta: Delta of both budgets; None for a tenth of 1/N, at most 1e-5.
         unit: What epsilon protects: "cell", one party's columns of a row, or "record", the whole row.
-        prediction_epsilon: Privacy budget of each later prediction of a row.
+        prediction_epsilon: Privacy budget of each later prediction of a row. With "pbm" a row is released as in
+            training, and the budget must hold that.
         schema: Public facts about columns (see `load_table`), for frames; arrays have columns "0", "1", ...
         ledger: Folder of the parties' ledgers, which training and predictions are charged to. None: nothing is charged.
         dataset: The owners' name of these people in the ledgers.
@@ -221,6 +243,7 @@ class VerticalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
         columns: Mapping[str, Sequence[str | int]] | str | None = None,
         *,
         num_parties: int = 2,
+        algorithm: Algorithm | str = "staged",
         epsilon: float = 8.0,
         delta: float | None = None,
         unit: Unit | str = "cell",
@@ -233,6 +256,7 @@ class VerticalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
     ) -> None:
         self.columns = columns
         self.num_parties = num_parties
+        self.algorithm = algorithm
         self.epsilon = epsilon
         self.delta = delta
         self.unit = unit
@@ -270,14 +294,16 @@ class VerticalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
             unit=self.unit,
             data=data,
             serving_epsilon=self.prediction_epsilon,
+            algorithm=self.algorithm,
             evaluation="none",
             seed=self.seed,
         )
+        delta = usual_delta(data.num_samples) if self.delta is None else self.delta
+        self._check_prediction(plan, delta)
         if (note := _learning_note(plan, data)) is not None:
             warnings.warn(f"{type(self).__name__}: {note}", UserWarning, stacklevel=2)
         result = Federation(plan).fit(data, ledger=self.ledger)
         assert result.model is not None
-        delta = usual_delta(data.num_samples) if self.delta is None else self.delta
         self._fixed = {name: getattr(self, name) for name in _FIXED_BY_FIT}
         self.result_, self.model_ = result, result.model
         self.privacy_ = result.privacy(delta=delta)
@@ -354,14 +380,28 @@ class VerticalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
     @property
     def _own_epsilon(self) -> float | None:
         """Epsilon of a prediction; None for what was planned with training, which is within the budget."""
-        planned = self.model_.plan.prediction is not None
+        plan = self.model_.plan
+        planned = plan.prediction is not None or plan.algorithm is Algorithm.PBM
         return None if planned else self.prediction_epsilon
+
+    def _check_prediction(self, plan: Plan, delta: float) -> None:
+        """Refuse a budget of predictions that one release by the mechanism of joint rounds exceeds."""
+        if plan.algorithm is not Algorithm.PBM:
+            return
+        cost = epsilon_by_losses([(1, plan.release.event.losses(Unit(self.unit)))], delta, _LARGEST_COST)
+        if cost > self.prediction_epsilon:
+            raise PlanError(
+                f"prediction_epsilon={self.prediction_epsilon:g} with algorithm=pbm: a row is predicted by the release "
+                f"that training makes, which costs {format_epsilon(cost)}; give at least that, a smaller epsilon, or "
+                "algorithm='staged'"
+            )
 
     def _dataset(self, X: Any, y: Any) -> VerticalDataset:
         """Return the rows to train on, as every party has them, without test rows."""
         as_table = is_frame(X) or self.schema is not None
         names = names_of(X)
         check_labels(y)
+        refuse_amounts(y)
         rows, labels = self._checked(X, as_table=as_table, y=y)
         check_consistent_length(rows, labels)
         numbers, class_names = self._classes(labels)
@@ -472,10 +512,12 @@ class VerticalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
 
 
 def _learning_note(plan: Plan, data: VerticalDataset) -> str | None:
-    """Return a warning where noise leaves little to be learned, or None.
+    """Return a warning where noise leaves little to be learned by parties alone, or None.
 
     It needs public sizes, and the labels, which local training sends to every party anyway.
     """
+    if plan.algorithm is not Algorithm.STAGED:
+        return None
     columns = max(part.shape[1] for part in data.train_features)
     return learning_note(
         shift=2 * math.sqrt(plan.num_epochs) / plan.noise_multiplier,
