@@ -431,9 +431,16 @@ def numbered(labels: list[int], name: str) -> tuple[str, ...]:
     return classes
 
 
+@pytest.mark.parametrize(("rows", "most"), [(4, 2), (99, 49), (100, 25), (1000, 250), (3999, 999), (5000, 1000)])
+def test_of_a_hundred_rows_or_more_a_quarter_may_be_classes_and_of_fewer_half(rows: int, most: int) -> None:
+    assert len(numbered([row % most for row in range(rows)], "kind")) == most
+    with pytest.raises(DataError, match=f"permitted are at most {most:,} .*numpy.digitize.*regressor"):
+        numbered([row % (most + 1) for row in range(rows)], "kind")
+
+
 def test_more_than_a_thousand_classes_are_refused() -> None:
-    raw = list(range(1001)) * 3
-    with pytest.raises(DataError, match=r"has 1,001 classes in 3,003 rows; permitted are at most 1,000 .*few classes"):
+    raw = list(range(1001)) * 5
+    with pytest.raises(DataError, match=r"has 1,001 classes in 5,005 rows; permitted are at most 1,000 .*few classes"):
         numbered(raw, "income")
     assert len(numbered([value % 1000 for value in raw], "kind")) == 1000
 

@@ -469,21 +469,21 @@ def test_a_setting_that_cannot_be_is_named_in_fit_and_not_before(settings, words
         (pd.Series([1] + ["a", "b", "c"] * 13, dtype=object), "words and other values"),
         (["a", "a "] * 20, "differ by blanks"),
         (np.linspace(0, 1, 40), "Unknown label type: continuous: 40 different numbers.*numpy.digitize.*regressor"),
-        (np.arange(40) % 11, "11 classes in 40 rows; permitted are at most 10 .a quarter.*numpy.digitize.*regressor"),
-        ((np.arange(40) % 11).astype(float), "11 classes in 40 rows"),
-        ([f"person-{row % 11}" for row in range(40)], "11 classes in 40 rows.*identifier"),
+        (np.arange(100) % 26, "26 classes in 100 rows; permitted are at most 25 .a quarter.*numpy.digitize.*regressor"),
+        ((np.arange(100) % 26).astype(float), "26 classes in 100 rows"),
+        ([f"person-{row % 26}" for row in range(100)], "26 classes in 100 rows.*identifier"),
     ],
     ids=["one", "none", "nan", "na", "mixed", "blanks", "amounts", "counts", "whole-floats", "names"],
 )
 def test_labels_that_cannot_be_are_named(labels, words):
     with pytest.raises(ValueError, match=words):
-        classifier().fit(people(40)[0], labels)
+        classifier().fit(people(len(labels))[0], labels)
 
 
 def test_a_quarter_of_the_rows_may_be_classes_and_whole_floats_are_labels():
-    rows, _ = people(40)
-    found = classifier(epsilon=64).fit(rows, (np.arange(40) % 10).astype(float))
-    assert found.classes_.tolist() == list(range(10))
+    rows, _ = people(100)
+    found = classifier(epsilon=64).fit(rows, (np.arange(100) % 25).astype(float))
+    assert found.classes_.tolist() == list(range(25))
 
 
 def test_no_error_has_a_value_of_a_column_in_it(fitted):

@@ -275,6 +275,9 @@ def test_pictures_are_planned_like_tables_and_trained(make_data):
     assert (plan.training, plan.encoder) == ("local", "linear")
     result = Federation(plan).fit(data)
     assert np.isfinite(result.metrics["test_accuracy"])
+    assert result.model is not None
+    released = result.model.release(data)  # the trained model takes the same pictures
+    assert set(released.numbers.tolist()) <= set(range(data.num_classes))
 
 
 def test_the_default_of_a_named_dataset_is_that_of_its_data(cli):

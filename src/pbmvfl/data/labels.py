@@ -18,7 +18,7 @@ Labels = npt.NDArray[np.int64]
 #: ImageNet has as many. A label with more is nearly always an amount or an identifier.
 _MOST_CLASSES = 1_000
 #: Of so many rows or more, a class needs four on average; of fewer, two.
-_MANY_ROWS = 40
+_MANY_ROWS = 100
 NO_REGRESSION = (
     "amounts are not predicted here: cut the target into a few classes before (numpy.digitize, pandas.cut), or use a "
     "regressor of another library"

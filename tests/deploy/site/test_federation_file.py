@@ -5,14 +5,17 @@ from __future__ import annotations
 import re
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pbmvfl.deploy.job.job_plans import training_plan
 from pbmvfl.deploy.site.federation_file import CarrierName, FederationFile
-from pbmvfl.errors import FederationError
+from pbmvfl.errors import FederationError, PlanError
+from pbmvfl.plan.plan import Plan
 from support.deployments import PARTIES, federation_text
 
 TEXT = federation_text()
@@ -30,6 +33,42 @@ def test_the_file_says_who_is_in_it_and_where_the_server_is() -> None:
     assert federation.parties == PARTIES
     assert (federation.carrier, federation.patience, dict(federation.plan)) == (CarrierName.LINE, 120.0, {"epsilon": 8})
     assert [federation.index_of(name) for name in PARTIES] == [0, 1]
+
+
+def aligned(rows: int = 2000) -> Any:
+    """Public counts of aligned rows, which are all that a plan needs of them."""
+    return SimpleNamespace(num_rows=rows, class_names=("no", "yes"), widths=(3, 4))
+
+
+@pytest.mark.parametrize(
+    ("lines", "algorithm"),
+    [
+        ("epsilon = 8", "staged"),
+        ('epsilon = 8\nalgorithm = "staged"', "staged"),
+        ('epsilon = 8\nalgorithm = "pbm"', "pbm"),
+        ('epsilon = 8\naccounting = "paper"', "pbm"),
+    ],
+)
+def test_the_plan_s_table_names_the_algorithm(lines: str, algorithm: str) -> None:
+    federation = FederationFile.parse(changed("epsilon = 8", lines))
+    plan = training_plan(federation, aligned())
+    assert (plan.algorithm, plan.num_parties, plan.num_samples) == (algorithm, 2, 2000)
+    assert plan == Plan.for_budget(
+        **federation.plan, num_parties=2, num_samples=2000, num_classes=2, columns=4, evaluation="none"
+    )
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        ('epsilon = 8\nalgorithm = "both"', "algorithm='both' is not one of pbm, staged"),
+        ('epsilon = 8\nalgorithm = "staged"\nbeta = 0.1', "beta=0.1 with algorithm=staged"),
+    ],
+)
+def test_an_algorithm_that_cannot_be_planned_is_refused_in_words(lines: str, words: str) -> None:
+    with pytest.raises(PlanError) as refused:
+        training_plan(FederationFile.parse(changed("epsilon = 8", lines)), aligned())
+    assert words in str(refused.value)
 
 
 def test_a_federation_on_the_cell_has_one_port() -> None:
