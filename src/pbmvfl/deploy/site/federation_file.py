@@ -18,6 +18,7 @@ name = "hospital"
 
 [plan]                           # the budget; whatever `pbmvfl plan` takes may stand here
 epsilon = 8
+algorithm = "staged"             # the default; "pbm" is the paper's
 
 [line]
 patience = 120                   # seconds that a cut may last before a run gives up
