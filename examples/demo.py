@@ -32,7 +32,6 @@ for name, plan in plans.items():
     result = pbmvfl.Federation(plan).fit(data)
     table = result.privacy()
     strict = table.bound("cell", "strict")
-    labels = getattr(plan, "label_epsilon", None)
     lines.append(
         (
             name,
@@ -40,7 +39,7 @@ for name, plan in plans.items():
             format_epsilon(strict.epsilon),
             format_epsilon(table.epsilon("cell", "paper")),
             format_advantage(strict.advantage_upper_bound),
-            "in clear" if labels is None else f"{labels:g}",
+            "in clear" if plan.label_epsilon is None else f"{plan.label_epsilon:g}",
             human_bytes(result.traffic.total),
             f"{result.seconds:.1f}",
         )
@@ -49,8 +48,7 @@ for name, plan in plans.items():
 widths = [max(len(line[column]) for line in (TITLES, *lines)) for column in range(len(TITLES))]
 for line in (TITLES, *lines):
     print("  ".join(text.rjust(width) for text, width in zip(line, widths, strict=True)))
-print(
-    "\nepsilon and advantage are of a cell (a row at one party) against the server, at delta 1e-5; accuracy is "
-    "measured exactly, outside them.\nChoose staged to protect people; choose pbm to reproduce the paper or to study "
-    "joint training: its own count is not a proof."
-)
+print(f"""
+Epsilon and advantage are of a cell (a row at one party) against the server, at delta {strict.delta:g}.
+Label epsilon is of each training label, against all parties together. Accuracy is measured exactly, outside of all.
+Choose staged to protect people; choose pbm to reproduce the paper or to study joint training: its count is no proof.""")

@@ -30,7 +30,7 @@ print(sorted(known_names() ^ set(PlanChoices.__annotations__)))
 
 
 def test_options_are_all_names_but_the_arguments_of_a_search():
-    own = {*Sizes.__dataclass_fields__, "label_epsilon"}
+    own = {*Sizes.__dataclass_fields__, "algorithm", "label_epsilon"}
     assert set(HINTS) - set(get_type_hints(PlanOptions)) == own
     assert own <= set(inspect.signature(Plan.for_budget).parameters)
 

@@ -115,13 +115,14 @@ def test_the_demo_trains_by_both_algorithms_and_ends_with_what_to_choose(tmp_pat
     assert set(rows) == {"staged", "pbm"}
     assert titles[1:6] == ["test accuracy", "strict epsilon", "paper's count", "advantage", "label epsilon"]
     assert titles[6:] == ["bytes", "seconds"]
-    # Ten runs each had .935 with a deviation of .005, and .757 with one of .033; .114 is always naming one class.
+    # Ten runs each had .929 with a deviation of .008, and .734 with one of .051; .114 is always naming one class.
     assert float(rows["staged"]["test accuracy"]) > 0.85
-    assert float(rows["pbm"]["test accuracy"]) > 0.5
+    assert float(rows["pbm"]["test accuracy"]) > 0.4
     assert rows["staged"]["strict epsilon"] == rows["staged"]["paper's count"] == "8.00"
     assert rows["pbm"]["paper's count"] == "8.00"
     assert float(rows["pbm"]["strict epsilon"].replace(",", "")) > 1000
     assert rows["pbm"]["advantage"] == "1.00"
+    assert rows["staged"]["label epsilon"] == rows["pbm"]["label epsilon"] == "4"
     assert "choose" in printed.splitlines()[-1].lower()
 
 

@@ -27,7 +27,7 @@ from matplotlib.text import Text
 from pbmvfl.cli import app, main
 from pbmvfl.crypto.secure_sum import Masks
 from pbmvfl.federation.federation import Federation
-from pbmvfl.mechanisms import MECHANISMS, vote_tables
+from pbmvfl.mechanisms import MECHANISMS, label_response, vote_tables
 from pbmvfl.mechanisms.votes import Vote
 from pbmvfl.plan.groups import Algorithm
 from pbmvfl.plan.plan import Plan
@@ -49,7 +49,7 @@ def size_of(found: Any) -> int:
 
 @contextlib.contextmanager
 def counting() -> Iterator[Counter[str]]:
-    """Count the values of every mask, mechanism, vote, noisy table and noisy step."""
+    """Count the values of every mask, mechanism, vote, noisy table, drawn label and noisy step."""
     drawn: Counter[str] = Counter()
     watched: list[tuple[Any, str, str]] = [
         (Masks, "for_round", "masks"),
@@ -57,6 +57,7 @@ def counting() -> Iterator[Counter[str]]:
         (Vote, "symbol", "votes"),
         (Vote, "__call__", "votes"),
         (vote_tables, "rounded_normal", "counts"),
+        (label_response, "randomised_symbols", "labels"),
         *((mechanism, "randomize", name) for name, mechanism in zip(MECHANISMS, MECHANISMS.values(), strict=True)),
     ]
     with pytest.MonkeyPatch.context() as patched:
@@ -80,7 +81,9 @@ CLAIMS: dict[str, tuple[str, tuple[str, ...]]] = {
     "masks": (r"\bmask|secure (sum|aggregation)|only (the )?sums? (is|are|can be) read", ("masks",)),
     "noisy sums": (r"noisy sums?\b", SUMS),
     "Poisson binomial": (r"\bPBM\b|Poisson[ -]binomial", ("pbm",)),
-    "randomised response": (r"randomised (response|symbols?)|\bsymbols?\b", ("krr",)),
+    "randomised response": (r"randomised response", ("krr", "labels")),
+    "symbols": (r"randomised response k=|\bsymbols?\b", ("krr",)),
+    "drawn labels": (r"drawn label|labels? (is|are|was|were) drawn|labels of training rows: epsilon", ("labels",)),
     "Laplace": (r"\bLaplace\b", ("laplace",)),
     "local Gaussian": (r"local Gaussian|noisy embeddings", ("ldp",)),
     "votes": (r"\bvotes?\b|\bballots?\b", ("votes",)),
@@ -89,9 +92,16 @@ CLAIMS: dict[str, tuple[str, tuple[str, ...]]] = {
 }
 
 
+#: Words that deny a draw.
+DENIALS = {"labels in clear": (r"labels[^.;]*: in clear|labels[^.;]* not protected", "labels")}
+
+
 def untrue(text: str, drawn: Mapping[str, int]) -> list[str]:
-    """Claims of a text without such a draw, each with the words around it."""
+    """Claims of a text without such a draw, and denials of one that happened, each with the words around it."""
     found = []
+    for denial, (pattern, draw) in DENIALS.items():
+        if drawn.get(draw) and (match := re.search(pattern, text)):
+            found.append(f"{denial}: {match[0]!r}")
     for claim, (pattern, draws) in CLAIMS.items():
         flags = re.NOFLAG if "PBM" in pattern else re.IGNORECASE  # `pbm` is a name; what is drawn is called PBM
         for match in re.finditer(pattern, text, flags):
@@ -105,7 +115,7 @@ def untrue(text: str, drawn: Mapping[str, int]) -> list[str]:
 TABLE = ("--data", "people.csv", "--label", "y", "--columns", "one=a,b;two=c,d", "--id", "who")
 RUNS: dict[str, tuple[object, ...]] = {
     "staged": (),
-    "pbm": ("--algorithm", "pbm", "--accounting", "paper"),
+    "pbm": ("--algorithm", "pbm", "--accounting", "paper", "--label-epsilon", "none"),
     "released": ("--prediction-epsilon", 8),
     "summed": ("--prediction-epsilon", 1),
 }
@@ -216,10 +226,10 @@ def executed(name: str, options: tuple[object, ...]) -> Done:
 def test_the_algorithms_draw_what_they_are_named_after(runs):
     """The counters themselves: a fault in them would let every word pass, or none."""
     staged, pbm, released, summed = (runs[name].drawn for name in RUNS)
-    assert {name for name, count in staged.items() if count} == {"steps", "votes", "counts"}
+    assert {name for name, count in staged.items() if count} == {"steps", "votes", "counts", "labels"}
     assert {name for name, count in pbm.items() if count} == {"masks", "pbm"}
     assert pbm["masks"] == pbm["pbm"]
-    assert {name for name, count in released.items() if count} == {"steps", "votes", "counts", "krr"}
+    assert {name for name, count in released.items() if count} == {"steps", "votes", "counts", "krr", "labels"}
     assert {"masks", "laplace", "steps"} <= {name for name, count in summed.items() if count}
     assert not summed["krr"]
     assert runs["staged"].later_drawn["krr"]
@@ -244,7 +254,7 @@ def test_what_happened_is_said(name, runs):
     assert re.search(rf"algorithm +{algorithm}: ", text)
     assert f"{algorithm}: " in runs[name].texts["curves"]
     expected = {
-        "staged": (("noisy counts", "noisy steps", "votes"), ("randomised response",)),
+        "staged": (("noisy counts", "noisy steps", "votes", "drawn labels"), ("symbols",)),
         "pbm": (("Poisson binomial", "noisy sums"), ()),
         "released": (("noisy counts", "noisy steps", "randomised response"), ()),
         "summed": (("Laplace", "noisy sums", "noisy steps"), ()),
@@ -258,7 +268,9 @@ PLANTED = {
     "masks": "Every party in its own state machine, real noise, real masks, real bytes.",
     "noisy sums": "noisy sums, as the server saw",
     "Poisson binomial": "PBM b=16, beta=0.046051",
-    "randomised response": "randomised response k=10",
+    "randomised response": "randomised response",
+    "symbols": "randomised response k=10",
+    "drawn labels": "labels of training rows: epsilon 4.00 against all parties together",
     "Laplace": "Laplace noise on the secure sum",
     "local Gaussian": "local Gaussian, b=16",
     "votes": "only noisy counts of its votes leave it",
@@ -276,6 +288,13 @@ def test_a_planted_sentence_is_caught(claim, runs):
         for title, text in done.texts.items():
             caught = [each for each in untrue(f"{text}\n{PLANTED[claim]}", done.drawn) if each.startswith(claim)]
             assert bool(caught) is not happened, (name, title)
+
+
+def test_a_planted_denial_is_caught(runs):
+    said_in_clear = "labels of training rows: in clear, no epsilon"
+    assert untrue(said_in_clear, runs["staged"].drawn)
+    assert not untrue(said_in_clear, runs["pbm"].drawn)
+    assert said_in_clear in runs["pbm"].texts["train"]
 
 
 # --- help, which is about every run: a claim belongs to the choice that makes it true ---
@@ -320,7 +339,7 @@ def test_help_claims_nothing_that_a_choice_beside_it_does_not_do(command, drawn_
         for name in mechanism.own_settings()
     }
     # Options that cause a draw by themselves.
-    causes = {**own, "--secure-aggregation": ("pbm", "laplace")}
+    causes = {**own, "--secure-aggregation": ("pbm", "laplace"), "--label-epsilon": ("staged",)}
     for option, text in options.items():
         if option in ("--algorithm", "--mechanism"):
             parts = parts_of(text)

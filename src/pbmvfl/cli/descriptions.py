@@ -169,7 +169,7 @@ def learning_notes(plan: Plan, *, columns: int | None, majority: float | None = 
 def learning_notes_for(plan: Plan, data: VerticalDataset) -> list[str]:
     """Return the notes of `learning_notes` for a dataset.
 
-    They use its column counts and the rate of its most frequent class, which local training tells every party anyway.
+    They use its column counts and the rate of its most frequent class, which the caller has and nothing sends.
     """
     columns = max(dense_columns(part.shape[1:]) for part in data.train_features)
     frequent = max(Counter(data.train_labels.tolist()).values()) / data.num_samples

@@ -514,7 +514,7 @@ class VerticalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
 def _learning_note(plan: Plan, data: VerticalDataset) -> str | None:
     """Return a warning where noise leaves little to be learned by parties alone, or None.
 
-    It needs public sizes, and the labels, which local training sends to every party anyway.
+    It needs public sizes, and the share of the most frequent class, which only the caller reads.
     """
     if plan.algorithm is not Algorithm.STAGED:
         return None

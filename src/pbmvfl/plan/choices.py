@@ -64,7 +64,6 @@ class PlanOptions(TypedDict, total=False):
     # Rounds.
     batch_size: int
     num_epochs: int
-    algorithm: Algorithm | str
     training: Training | str
     phases: Sequence[Phase] | None
     evaluation: Evaluation | str
@@ -108,4 +107,5 @@ class PlanChoices(PlanOptions, total=False):
     num_samples: int
     num_classes: int
     num_test_samples: int
+    algorithm: Algorithm | str
     label_epsilon: float | None

@@ -395,6 +395,7 @@ class Plan:
         cls,
         *,
         epsilon: float,
+        algorithm: Algorithm | str | None = None,
         delta: float | None = None,
         unit: Unit | str = "cell",
         accounting: Accounting | str = "strict",
@@ -416,6 +417,8 @@ class Plan:
 
         Args:
             epsilon: The budget of training for each `unit`.
+            algorithm: "staged" or "pbm". None: "staged", unless other choices are of joint rounds alone, which are
+                accounting="paper", unit="party", an encoder, and a mechanism or its numbers.
             delta: Delta of the budget; None for a tenth of 1/N, at most 1e-5.
             unit: What the budget protects: a cell (one party's columns of a row), a record or a party.
             accounting: "strict", or "paper" for the paper's way of counting.
@@ -434,8 +437,7 @@ class Plan:
                 in training, within `epsilon`. None: no votes are counted.
             label_epsilon: Pure epsilon of each training label, against all parties together. None: labels are used in
                 clear.
-            **choices: Any other flat name, fixed, as in `of`. `algorithm` is "staged" unless other choices are of joint
-                rounds alone: accounting="paper", unit="party", an encoder, or a mechanism and its numbers.
+            **choices: Any other flat name, fixed, as in `of`.
 
         Returns:
             A plan whose epsilon is at most the budget.
@@ -448,6 +450,7 @@ class Plan:
         return plan_for_budget(
             cls,
             epsilon=epsilon,
+            algorithm=algorithm,
             delta=delta,
             unit=unit,
             accounting=accounting,

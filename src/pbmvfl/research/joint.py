@@ -420,7 +420,7 @@ def _training_plan(
         unit=budget.unit,
         colluding_parties=budget.adversary.colluding_parties,
         data=data,
-        **{"training": "local", "seed": seed, **context, **choices},
+        **{"algorithm": "staged", "seed": seed, **context, **choices},
     )
 
 
