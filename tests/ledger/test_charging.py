@@ -15,7 +15,7 @@ from pbmvfl.ledger.spending import spending
 from pbmvfl.plan.plan import Plan
 from pbmvfl.privacy.accounting import rdp_curve
 from pbmvfl.privacy.renyi import cell_rdp
-from pbmvfl.privacy.units import SERVER, Accounting, Unit
+from pbmvfl.privacy.units import COLUMN_UNITS, SERVER, Accounting
 from support.ledger_books import NAME, charge, charge_all, paper_limit, small_plan
 
 
@@ -24,7 +24,7 @@ def test_a_whole_run_costs_what_the_account_of_its_plan_says(tmp_path):
     charge_all(Ledger(tmp_path / "a.sqlite"), plan)
     ledger = Ledger(tmp_path / "a.sqlite")
     for accounting in Accounting:
-        for unit in Unit:
+        for unit in COLUMN_UNITS:
             limit = paper_limit(unit=unit, accounting=accounting)
             expected = rdp_curve(plan.training_run(), unit, accounting, SERVER, orders=(limit.order,))[0]
             assert spending(ledger, NAME, limit).worst == pytest.approx(expected, rel=1e-9)

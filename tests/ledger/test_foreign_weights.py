@@ -29,7 +29,7 @@ from pbmvfl.ledger.limits import Limit
 from pbmvfl.ledger.session_terms import SessionTerms
 from pbmvfl.ledger.spending import spending
 from pbmvfl.plan.plan import Plan
-from pbmvfl.privacy.units import SERVER, Accounting, Unit
+from pbmvfl.privacy.units import COLUMN_UNITS, SERVER, Accounting, Unit
 from pbmvfl.training.encoders import build_encoder
 from support.ledger_books import charge, paper_limit, small_plan
 from support.policy_homes import PARTY_POLICY, RUN_ID, make_home, train_order, write_policy
@@ -200,7 +200,7 @@ def test_the_order_of_a_limit_stays_once_others_have_released_about_its_people(t
         assert ledger.set_limit("patients", replace(STRICT, order=8.0)).order == 4.0
 
 
-@pytest.mark.parametrize("unit", list(Unit))
+@pytest.mark.parametrize("unit", COLUMN_UNITS)
 def test_the_price_is_that_of_the_limit_s_own_unit(tmp_path: Path, unit: Unit) -> None:
     path, plan, limit = tmp_path / "a.sqlite", small_plan(), replace(STRICT, unit=unit)
     run_session(path, "others", public_start=False, run="a", rounds=3)

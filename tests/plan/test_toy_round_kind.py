@@ -89,7 +89,7 @@ def test_a_kind_that_contradicts_itself_or_another_is_refused(changes: dict[str,
     values = {name: getattr(REHEARSAL, name) for name in REHEARSAL.__dataclass_fields__}
     with pytest.raises(PlanError, match=words):
         register_kind(RoundKind(**{**values, **changes}))
-    assert list(KINDS) == ["joint", "prediction", "local", "mean", "gram", "counts", "symbols", "rehearsal"]
+    assert list(KINDS) == ["joint", "prediction", "local", "mean", "gram", "counts", "symbols", "labels", "rehearsal"]
 
 
 def test_rounds_that_neither_release_nor_update_are_refused_by_a_party(data: VerticalDataset, make_cohort: Any) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from enum import StrEnum
@@ -19,11 +20,13 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from pbmvfl.crypto.entropy import SystemEntropy
+from pbmvfl.crypto.entropy import Entropy, SystemEntropy
 from pbmvfl.crypto.key_exchange import Identity
 from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.errors import CheckpointError, EncoderError, LedgerError, ModelError, PlanError
 from pbmvfl.federation.checkpoints import Checkpoints
+from pbmvfl.federation.drawn_labels import FOLDER as DRAWN_LABELS
+from pbmvfl.federation.drawn_labels import LabelHolder, keep_draw
 from pbmvfl.federation.in_process import InProcess
 from pbmvfl.federation.model import FederatedModel
 from pbmvfl.federation.model_files import PartyPart, ServerPart, model_digest
@@ -32,12 +35,20 @@ from pbmvfl.federation.processes import Processes
 from pbmvfl.federation.release_log import ReleaseLog
 from pbmvfl.federation.results import EpochLine, Result
 from pbmvfl.federation.run import Run
-from pbmvfl.ledger.ledger_folder import PartyForecast, check_folder, check_reaches_end, ledger_files_for, make_folder
+from pbmvfl.ledger.ledger_folder import (
+    PartyForecast,
+    check_folder,
+    check_reaches_end,
+    label_ledger_for,
+    ledger_files_for,
+    make_folder,
+)
 from pbmvfl.plan.groups import Evaluation
 from pbmvfl.plan.plan import Plan
 from pbmvfl.protocol.party import part_of_state
 from pbmvfl.protocol.server import Server
 from pbmvfl.protocol.session import Tap
+from pbmvfl.protocol.stored_answers import StoredAnswers
 from pbmvfl.protocol.transport import Transport
 from pbmvfl.training.encoders import build_encoder, check_distinct
 from pbmvfl.training.features import mapped, network_shape
@@ -109,6 +120,10 @@ class Federation:
         self.model: FederatedModel | None = None
         #: Every party's symbols as the server read them in the last `fit`, (M, N), if the plan has such rounds.
         self.symbols: npt.NDArray[np.int64] | None = None
+        #: Labels of the training rows as the server used them in the last `fit`: drawn ones, if the plan draws them.
+        self.labels: npt.NDArray[np.int64] | None = None
+        #: Store of drawn labels, for federations that share one draw; None: each has its own place for it.
+        self.label_store: StoredAnswers | None = None
 
     def fit(
         self,
@@ -120,6 +135,7 @@ class Federation:
         ledger: Path | str | None = None,
         exact_metrics: bool = False,
         until_limit: bool = False,
+        redraw_labels: bool = False,
         on_round: OnRound | None = None,
         on_epoch: OnEpoch | None = None,
     ) -> Result:
@@ -130,10 +146,13 @@ class Federation:
             checkpoints: Folder in which every role has a folder with its own checkpoints; None for none.
             checkpoint_every: Epochs between two checkpoints; one more is written at the end.
             sessions: Folder of the count of releases; None for `checkpoints`.
-            ledger: Folder of the parties' ledgers; None: nothing is charged.
+            ledger: Folder of the parties' ledgers and of the label holder's, with its store of drawn labels; None:
+                nothing is charged.
             exact_metrics: The owners permit evaluation=simulator to use exact sums of rows that have a limit.
             until_limit: Run up to a limit of a ledger. Otherwise a run that a limit would end early is refused before
                 anything is released.
+            redraw_labels: The label holder permits that labels whose stored draws were lost are drawn, and charged, a
+                second time.
             on_round: Called after every round with (completed rounds, last loss, traffic so far).
             on_epoch: Called after every epoch with its line of the history.
 
@@ -143,7 +162,8 @@ class Federation:
         Raises:
             PlanError: The plan does not fit the data.
             BudgetExceeded: A limit would end the run early.
-            LedgerError: A ledger cannot be used.
+            LedgerError: A ledger cannot be used, or drawn labels that it knows are lost.
+            AnswersError: The store of drawn labels is damaged or in use.
             CheckpointError: A checkpoint is damaged, or another run's.
             EncoderError: A network does not take its party's rows, or would break the account.
         """
@@ -161,18 +181,30 @@ class Federation:
         for encoder, first in zip(self._encoders or (), self._first_weights, strict=True):
             encoder.load_state_dict(first)  # a second fit starts where the first one did
         if ledger is not None:
-            ahead = self.forecast(data, ledger, checkpoints=checkpoints, exact_metrics=exact_metrics)
+            ahead = self.forecast(
+                data, ledger, checkpoints=checkpoints, exact_metrics=exact_metrics, redraw_labels=redraw_labels
+            )
             if not until_limit:
                 check_reaches_end(ahead, dataset=data.name, rounds=len(self.plan.schedule))
         with contextlib.ExitStack() as opened:
             log = ReleaseLog(sessions, plan_hash=self.plan.hash.hex(), moved_from=checkpoints)
             opened.callback(log.close)
             # From here on this process alone may write the folder, so what is read now stays true.
+            released = bool(log.records)
             if ledger is not None:
-                check_ledgers(ledger, data, released=bool(log.records))
+                draws = self.plan.label_response is not None
+                check_ledgers(ledger, data, released=released, draws_labels=draws)
+            holder = self._label_holder(data, ledger, checkpoints, redraw=redraw_labels)
+            labels = holder.draw(
+                self.plan.label_response, data.train_labels, resumes=released, entropy=self.label_entropy()
+            )
+            for note in labels.notes:
+                warnings.warn(note, UserWarning, stacklevel=2)
+            keep_draw(keeper, labels.labels_N)
+            self.labels = labels.labels_N
             server = Server(
                 self.plan,
-                train_labels=self._labels_to_use(data),
+                train_labels=labels.labels_N,
                 run_id=(None if keeper is None else keeper.run_id) or self.new_run_id(),
                 keeper=keeper,
             )
@@ -198,10 +230,29 @@ class Federation:
             self.model = model
             return replace(result, model=model)
 
-    def _labels_to_use(self, data: VerticalDataset) -> npt.NDArray[np.int64]:
-        """Return the drawn training labels, or the true ones if the plan uses labels in clear."""
-        response = self.plan.label_response
-        return data.train_labels if response is None else response.draw(data.train_labels, SystemEntropy())
+    def _label_holder(
+        self, data: VerticalDataset, ledger: Path | None, checkpoints: Path | None, *, redraw: bool
+    ) -> LabelHolder:
+        """Return the label holder's side of the draw.
+
+        Rows without ids are other rows in another table: their draws are kept for one run alone.
+        """
+        store: Path | StoredAnswers | None = self.label_store
+        outlives_run = store is None and ledger is not None and data.rows_are_named
+        if outlives_run and ledger is not None:
+            store = ledger / DRAWN_LABELS
+        elif store is None and checkpoints is not None:
+            store = checkpoints / "server" / DRAWN_LABELS
+        return LabelHolder(
+            dataset=data.name,
+            class_names=data.class_names,
+            label=data.label or "",
+            row_ids=data.train_ids,
+            store=store,
+            store_is_of_run=not outlives_run,
+            ledger=None if ledger is None or self.plan.label_response is None else label_ledger_for(ledger, data),
+            redraw=redraw,
+        )
 
     # --- the model ---
 
@@ -280,15 +331,25 @@ class Federation:
         )
 
     def forecast(
-        self, data: VerticalDataset, ledger: Path, *, checkpoints: Path | None = None, exact_metrics: bool = False
+        self,
+        data: VerticalDataset,
+        ledger: Path,
+        *,
+        checkpoints: Path | None = None,
+        exact_metrics: bool = False,
+        redraw_labels: bool = False,
     ) -> list[PartyForecast]:
-        """Return what every party's ledger will say to a run, or to one that is resumed. Nothing is written.
+        """Return what every ledger will say to a run, or to one that is resumed. Nothing is written.
 
         Args:
             data: The rows of the run.
-            ledger: Folder of the parties' ledgers.
+            ledger: Folder of the ledgers.
             checkpoints: Folder to resume from; None for a new run.
             exact_metrics: As in `fit`.
+            redraw_labels: As in `fit`.
+
+        Returns:
+            One for each party, and, if labels are drawn, the label holder's.
 
         Raises:
             LedgerError: A ledger cannot be used, or refuses the run.
@@ -303,6 +364,9 @@ class Federation:
         for setup in self._setups_without_identity(data, ledger, checkpoints, 1, exact_metrics=exact_metrics):
             own = None if self._encoders is None else self._encoders[setup.index]
             found.append(setup.forecast(own, run="" if run is None else run.hex(), first_round=first_round))
+        if (response := self.plan.label_response) is not None:
+            holder = self._label_holder(data, ledger, checkpoints, redraw=redraw_labels)
+            found.append(holder.forecast(response, data.num_samples, resumes=first_round > 0))
         return found
 
     def check(self, data: VerticalDataset) -> None:
@@ -330,6 +394,10 @@ class Federation:
     def new_run_id(self) -> bytes | None:
         """Return the run's id, or None: the server draws one."""
         return None
+
+    def label_entropy(self) -> Entropy:
+        """Return the source of randomness by which labels are drawn."""
+        return SystemEntropy()
 
     def new_identity(self, index: int) -> Identity:
         """Return a party's key pair. Here it is new for each run; at an organisation it is long-lived."""
@@ -445,12 +513,13 @@ def _check_encoder_takes(plan: Plan, features: npt.NDArray[Any], shape: tuple[in
         ) from error
 
 
-def check_ledgers(folder: Path, data: VerticalDataset, *, released: bool) -> None:
+def check_ledgers(folder: Path, data: VerticalDataset, *, released: bool, draws_labels: bool) -> None:
     """Refuse to resume a run with ledgers other than those that know its releases; make the folder for a new run."""
     if not released:
         make_folder(folder)
         return
-    for path in ledger_files_for(folder, data):
+    labels = [label_ledger_for(folder, data)] if draws_labels else []
+    for path in [*ledger_files_for(folder, data), *labels]:
         if not path.is_file():
             raise LedgerError(
                 f"ledger={str(path)!r} does not exist, but this run has released rounds, and a new ledger would not "

@@ -1,4 +1,4 @@
-"""Folder of ledgers, one for each party of a simulation, each named by the party that owns it."""
+"""Folder of a simulation's ledgers, one for each party and one for the label holder, each named by its owner."""
 
 from __future__ import annotations
 
@@ -17,6 +17,9 @@ from pbmvfl.ledger.owner import ENDING, file_name
 from pbmvfl.ledger.session_opening import Opening
 from pbmvfl.ledger.store import EmptyLedger
 from pbmvfl.privacy.table import format_epsilon
+
+#: Owner of the label holder's ledger in a simulation, which has its file's name.
+LABEL_HOLDER = "label-holder"
 
 
 class OpenLedgers:
@@ -102,14 +105,29 @@ def ledger_files_for(folder: Path, rows: Rows, opened: OpenLedgers | None = None
             people in another table would begin with nothing spent.
     """
     found = ledger_files_of(folder, rows.party_names, dataset=rows.name, opened=opened)
-    if not rows.rows_are_named and (with_limit := limited(found, opened)):
+    _check_rows_named(rows, found, opened)
+    return found
+
+
+def label_ledger_for(folder: Path, rows: Rows) -> Path:
+    """Return the file of the label holder's ledger.
+
+    Raises:
+        LedgerError: The ledger has a limit and the rows have no ids.
+    """
+    path = folder / file_name(LABEL_HOLDER)
+    _check_rows_named(rows, [path])
+    return path
+
+
+def _check_rows_named(rows: Rows, paths: Sequence[Path], opened: OpenLedgers | None = None) -> None:
+    if not rows.rows_are_named and (with_limit := limited(paths, opened)):
         raise LedgerError(
             f"ledger={str(with_limit[0])!r} has a limit, and rows of dataset={rows.name!r} have no ids: it would know "
             "them by their places, and in another table the same people would begin with nothing spent. Nothing "
             "was sent or written. Name the column that tells people apart, the same one for every table (--id COLUMN, "
             "id=...), or give rows in memory with their ids (NewRows)"
         )
-    return found
 
 
 def ledger_files_of(
@@ -119,14 +137,17 @@ def ledger_files_of(
 
     Raises:
         LedgerError: A ledger in the folder has a limit, and a party has no ledger there. A party under another name, or
-            one that holds another party's columns, would begin with no limit and nothing spent: its owner adds it.
+            one that holds another party's columns, would begin with no limit and nothing spent: its owner adds it. Or a
+            party has the label holder's name.
     """
+    if LABEL_HOLDER in parties:
+        raise LedgerError(f"party={LABEL_HOLDER!r} has the name of the label holder's ledger; name the party otherwise")
     with _or_new(opened) as ledgers:
         found = [
             ledger_file_of(folder, index, party, dataset=dataset, opened=ledgers) for index, party in enumerate(parties)
         ]
         unknown = [(party, path) for party, path in zip(parties, found, strict=True) if ledgers.begun(path) is None]
-    if unknown and (with_limit := limited(sorted(folder.glob(f"*{ENDING}")))):
+    if unknown and (with_limit := limited(party_ledgers(folder))):
         names = ", ".join(f"party={party!r}" for party, _ in unknown)
         commands = " && ".join(_adding(path, dataset) for _, path in unknown)
         raise LedgerError(
@@ -135,6 +156,11 @@ def ledger_files_of(
             f"the party the name that it had, or, if it is new, let its owner add it with a limit E: `{commands}`"
         )
     return found
+
+
+def party_ledgers(folder: Path) -> list[Path]:
+    """Return all ledgers of a folder but the label holder's."""
+    return [path for path in sorted(folder.glob(f"*{ENDING}")) if path.name != file_name(LABEL_HOLDER)]
 
 
 def limited(paths: Sequence[Path], opened: OpenLedgers | None = None) -> list[Path]:
@@ -169,6 +195,8 @@ class PartyForecast:
     runs: int
     #: One for each limit of the dataset.
     limits: tuple[Forecast, ...]
+    #: What can be done if a limit would end the run; "" for what is usual.
+    way_out: str = ""
 
     @property
     def ends(self) -> Forecast | None:
@@ -178,7 +206,13 @@ class PartyForecast:
 
 
 def look_ahead(
-    path: Path, *, party: str, opening: Opening, until: int | None = None, opened: OpenLedgers | None = None
+    path: Path,
+    *,
+    party: str,
+    opening: Opening,
+    until: int | None = None,
+    opened: OpenLedgers | None = None,
+    way_out: str = "",
 ) -> PartyForecast:
     """Return what a party's ledger says to a session (`Ledger.forecast`); a ledger that is not there says nothing.
 
@@ -188,18 +222,19 @@ def look_ahead(
         opening: The session.
         until: The first round that will not be charged; None if all will.
         opened: Ledgers that are open already.
+        way_out: What can be done if a limit would end the run.
 
     Raises:
         LedgerError: The ledger would refuse the session, or is another party's.
     """
     with _or_new(opened) as ledgers:
         if (ledger := ledgers.begun(path)) is None:
-            return PartyForecast(party=party, path=path, runs=0, limits=())
+            return PartyForecast(party=party, path=path, runs=0, limits=(), way_out=way_out)
         ledger.check_owner(party)
         limits = ledger.foresee(opening, until=until)
         past = ledger.sessions(opening.dataset)
     runs = {entry.run for entry in past if entry.charged_until > entry.first_round}
-    return PartyForecast(party=party, path=path, runs=len(runs), limits=limits)
+    return PartyForecast(party=party, path=path, runs=len(runs), limits=limits, way_out=way_out)
 
 
 def check_reaches_end(found: Sequence[PartyForecast], *, dataset: str, rounds: int, way_out: str | None = None) -> None:
@@ -217,7 +252,8 @@ def check_reaches_end(found: Sequence[PartyForecast], *, dataset: str, rounds: i
         f"the limit of party={book.party!r}{others} would end this run at round={limit.stops_at} of {rounds}: it would "
         f"bring dataset {limit.dataset!r} from epsilon {format_epsilon(limit.spent)} to "
         f"{format_epsilon(limit.will_be)}, and the owner's limit is {limit.limit}, counted {limit.limit.how}. Nothing "
-        "was sent or written. " + (way_out or usual if limit.dataset == dataset else why_charged(limit.dataset))
+        "was sent or written. "
+        + (book.way_out or way_out or usual if limit.dataset == dataset else why_charged(limit.dataset))
     )
 
 

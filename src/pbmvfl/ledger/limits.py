@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from pbmvfl.errors import PlanError
 from pbmvfl.ledger.session_terms import SessionTerms
-from pbmvfl.plan.schedule import RoundKind
+from pbmvfl.plan.schedule import LABELS, RoundKind
 from pbmvfl.privacy.conversion import check_delta
 from pbmvfl.privacy.events import ReleaseEvent, UpdateEvent
 from pbmvfl.privacy.gaussian_filter import gaussian_epsilon, largest_square, pure_epsilon, squared_shift
@@ -168,7 +168,9 @@ class Limit:
     @property
     def how(self) -> str:
         """Describe how it is counted."""
-        return "as Gaussian noise" if self.counting is Counting.GAUSSIAN else f"at order {self.order:g}"
+        if self.counting is Counting.RENYI:
+            return f"at order {self.order:g}"
+        return "as a sum of pure epsilons" if self.unit is Unit.LABEL else "as Gaussian noise"
 
     @property
     def counts_rows(self) -> bool:
@@ -176,8 +178,14 @@ class Limit:
         return self.unit is not Unit.PARTY
 
     def __str__(self) -> str:
-        adversary = Adversary(colluding_parties=self.colluding_parties)
-        return f"{self.unit}, {self.accounting}, {adversary}: epsilon {self.epsilon:g} at delta {self.delta:g}"
+        return f"{self.unit}, {self.accounting}, {self.against}: epsilon {self.epsilon:g} at delta {self.delta:g}"
+
+    @property
+    def against(self) -> str:
+        """Name the adversary."""
+        if self.unit is Unit.LABEL:  # the label holder's own noise hides a label from all parties together
+            return "all parties"
+        return str(Adversary(colluding_parties=self.colluding_parties))
 
 
 class Cost(NamedTuple):
@@ -251,6 +259,10 @@ class Rates:
 
 
 def _kind_rates(terms: SessionTerms, kind: RoundKind, limit: Limit) -> KindRates:
+    if limit.unit is Unit.LABEL:
+        if kind != LABELS:  # all that parties release is computed from drawn labels
+            return KindRates()
+        limit = replace(limit, unit=Unit.CELL)  # a label is all that its holder has of a row
     # A limit for more colluders than a run has parties is a limit for all but one of them.
     colluding = min(limit.colluding_parties, terms.num_parties - 1)
     release, update = terms.release(kind), terms.update(kind)

@@ -25,6 +25,7 @@ from pbmvfl.ledger.session_terms import SessionTerms
 from pbmvfl.ledger.store import LedgerEntry, LedgerStore
 from pbmvfl.ledger.tamper_evidence import Outside, key_of
 from pbmvfl.plan.groups import Evaluation
+from pbmvfl.plan.label_draws import LabelDraws
 from pbmvfl.plan.plan import Plan
 from pbmvfl.plan.schedule import Split
 
@@ -48,7 +49,7 @@ class SessionRows:
     test_ids: Sequence[str] | range | None = None
     _digested: dict[tuple[bytes, bytes], _Values] = field(default_factory=dict, init=False, repr=False)
 
-    def ids(self, plan: Plan) -> tuple[Sequence[str] | range, Sequence[str] | range]:
+    def ids(self, plan: Plan | LabelDraws) -> tuple[Sequence[str] | range, Sequence[str] | range]:
         """Return the ids of both splits, or refuse other numbers of rows than the plan has."""
         train = range(plan.num_samples) if self.train_ids is None else self.train_ids
         rest = range(plan.num_samples, plan.num_samples + plan.num_test_samples)
@@ -58,14 +59,14 @@ class SessionRows:
                 raise LedgerError(f"{name} has {len(ids)} rows, the plan has {count}")
         return train, test
 
-    def used(self, plan: Plan) -> list[tuple[npt.NDArray[Any], Sequence[str] | range]]:
+    def used(self, plan: Plan | LabelDraws) -> list[tuple[npt.NDArray[Any], Sequence[str] | range]]:
         """Return values and ids of the splits that a session releases or learns anything of."""
         train, test = self.ids(plan)
         splits = {kind.split for kind in plan.schedule.kinds}
         both = ((Split.TRAIN, self.train_values, train), (Split.TEST, self.test_values, test))
         return [(rows, ids) for split, rows, ids in both if split in splits and rows is not None and len(rows)]
 
-    def digests(self, key: bytes, plan: Plan) -> _Values:
+    def digests(self, key: bytes, plan: Plan | LabelDraws) -> _Values:
         """Return the digests of the values under a ledger's key."""
         known = (key, plan.hash)
         if known not in self._digested:
@@ -80,7 +81,7 @@ class Opening:
     """A session that a party asks its ledger for; `Ledger.open_session` explains the names."""
 
     dataset: str
-    plan: Plan
+    plan: Plan | LabelDraws
     rows: SessionRows
     run: str = ""
     session: str = ""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pbmvfl.mechanisms  # noqa: F401  (each mechanism brings the event that a ledger keeps)
 from pbmvfl._settings import check_whole
 from pbmvfl.errors import LedgerError, PbmvflError
+from pbmvfl.plan.label_draws import LabelDraws
 from pbmvfl.plan.schedule import KINDS, SYMBOLS, RoundKind, Schedule
 from pbmvfl.privacy.events import Event, ReleaseEvent, UpdateEvent, event_from_dict
 
@@ -21,7 +22,9 @@ if TYPE_CHECKING:
     from pbmvfl.plan.plan import Plan
 
 
-def _words(plan: Plan) -> str:
+def _words(plan: Plan | LabelDraws) -> str:
+    if isinstance(plan, LabelDraws):
+        return plan.describe()
     if plan.interactions is not None:
         return f"symbols of rows, {plan.mechanism_for(SYMBOLS).describe()} M={plan.num_parties}"
     kinds = [kind for kind in plan.schedule.kinds if kind.releases]
@@ -51,7 +54,7 @@ class SessionTerms:
         known = self.known_datasets
         if known is not None and not (isinstance(known, tuple) and all(isinstance(name, str) for name in known)):
             raise LedgerError(f"known_datasets={known!r} must be a list of names")
-        check_whole("num_parties", self.num_parties, least=2)
+        check_whole("num_parties", self.num_parties, least=1)
         for name in ("couples_rows", "public_start"):
             if not isinstance(getattr(self, name), bool):
                 raise LedgerError(f"{name}={getattr(self, name)!r} must be true or false")
@@ -66,7 +69,9 @@ class SessionTerms:
                 )
 
     @classmethod
-    def of(cls, plan: Plan, *, public_start: bool, known_datasets: tuple[str, ...] | None = None) -> SessionTerms:
+    def of(
+        cls, plan: Plan | LabelDraws, *, public_start: bool, known_datasets: tuple[str, ...] | None = None
+    ) -> SessionTerms:
         return cls(
             schedule=plan.schedule,
             events={kind: plan.events(kind) for kind in plan.schedule.kinds},

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from pbmvfl.errors import PlanError
 from pbmvfl.mechanisms.votes import VoteKind
 from pbmvfl.plan.groups import Activation, Evaluation, Head, Labels, PreparationName
-from pbmvfl.plan.schedule import COUNTS, GRAM, LOCAL, MEAN, SYMBOLS
+from pbmvfl.plan.schedule import COUNTS, GRAM, LABELS, LOCAL, MEAN, SYMBOLS
 from pbmvfl.privacy.correlated import check_band
 
 if TYPE_CHECKING:
@@ -152,6 +152,10 @@ def _interactions(plan: Plan) -> None:
 
 
 def _schedule(plan: Plan) -> None:
+    if any(phase.kind == LABELS for phase in plan.rounds.phases):
+        raise PlanError(
+            "a phase of labels rounds: the label holder draws labels by itself, before a run; give label_epsilon"
+        )
     if plan.evaluation is Evaluation.RELEASED and plan.num_test_samples < 1:
         raise PlanError(
             f"evaluation=released needs num_test_samples of at least 1, got {plan.num_test_samples}; "

@@ -162,6 +162,19 @@ SYMBOLS = register_kind(
         name="symbols", code=7, split=Split.TRAIN, releases=True, updates=False, answered=True, carries_gradient=False
     )
 )
+#: The label holder draws labels of training rows, all at once. Only its own ledger has such rounds, and no plan does.
+LABELS = register_kind(
+    RoundKind(
+        name="labels",
+        code=8,
+        split=Split.TRAIN,
+        releases=True,
+        updates=False,
+        answered=True,
+        carries_gradient=False,
+        whole=True,
+    )
+)
 
 
 @dataclass(frozen=True, kw_only=True)
