@@ -1,4 +1,4 @@
-"""`pbmvfl ledger`: a party's own ledger of its releases."""
+"""`pbmvfl ledger`: an organisation's own ledger of its releases."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ from pbmvfl.data.vertical import numbered_parties
 from pbmvfl.errors import LedgerError
 from pbmvfl.ledger.forecast import counted, session_words
 from pbmvfl.ledger.ledger import Ledger
-from pbmvfl.ledger.ledger_folder import check_folder, ledger_file_of, make_folder
+from pbmvfl.ledger.ledger_folder import LABEL_HOLDER, check_folder, ledger_file_of, make_folder, party_ledgers
 from pbmvfl.ledger.limits import Limit, unit_and_accounting
+from pbmvfl.ledger.owner import ENDING, file_name
 from pbmvfl.ledger.spending import fixed_plan_epsilon, spending
+from pbmvfl.plan.schedule import LABELS
 from pbmvfl.privacy.table import format_epsilon
 from pbmvfl.privacy.units import Accounting, Unit
 
@@ -27,16 +29,28 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="A party's own book: what it has released about its rows over all runs, and the limits it keeps.",
+    help="An organisation's own ledger: what it has released about its rows over all runs, and the limits it keeps.",
 )
-_BOOK = typer.Argument(help="A ledger file, or a folder of a simulation's ledgers (all its parties).")
+_BOOK = typer.Argument(help="A ledger file, or a folder of a simulation's ledgers (all parties, and the label holder).")
+
+
+def _files(path: Path, unit: str | None) -> list[Path]:
+    """Return the ledgers that a path names: of a folder all, or those that a limit for `unit` is for."""
+    is_folder = path.is_dir() or (path.suffix != ENDING and not path.exists())
+    if is_folder and unit == Unit.LABEL:
+        return [path / file_name(LABEL_HOLDER)]
+    if not path.is_dir():
+        return [path]
+    return sorted(path.glob(f"*{ENDING}")) if unit is None else party_ledgers(path)
 
 
 @contextlib.contextmanager
-def _books(path: Path, *, read_only: bool = False, may_be_new: bool = False) -> Iterator[list[Ledger]]:
+def _books(
+    path: Path, *, read_only: bool = False, may_be_new: bool = False, unit: str | None = None
+) -> Iterator[list[Ledger]]:
     """Open every ledger that a path names; if one cannot be opened, the caller changes none."""
-    files = sorted(path.glob("*.sqlite")) if path.is_dir() else [path]
-    if not files or (may_be_new and not path.exists() and path.suffix != ".sqlite"):
+    files = _files(path, unit)
+    if not files or (may_be_new and files == [path] and not path.exists() and path.suffix != ENDING):
         has = "has no ledgers in it (*.sqlite)" if path.is_dir() else "is not there yet"
         new = "; to make the books of its parties: --parties bank,shop" if may_be_new else ""
         raise LedgerError(f"ledger={str(path)!r} {has}; name a ledger, or the folder of some{new}")
@@ -128,7 +142,8 @@ def _show_dataset(console: Console, book: Ledger, dataset: str, delta: float) ->
             delta=limit.delta,
         )
         whole = min(whole, spent)  # both are upper bounds; the grid of orders is coarse, so either can be the smaller
-        adversary = "server" + (f" + {limit.colluding_parties}" if limit.colluding_parties else "")
+        adversary = limit.against if limit.unit is Unit.LABEL else "server"
+        adversary += f" + {limit.colluding_parties}" if limit.colluding_parties else ""
         row = (
             limit.unit,
             limit.accounting,
@@ -138,12 +153,14 @@ def _show_dataset(console: Console, book: Ledger, dataset: str, delta: float) ->
             format_epsilon(whole),
         )
         table.add_row("  " + row[0], *row[1:], f"{limit.delta:g}")
-    for unit, accounting in ((Unit.CELL, Accounting.PAPER), (Unit.CELL, Accounting.STRICT)):
+    columns = ((Unit.CELL, Accounting.PAPER), (Unit.CELL, Accounting.STRICT))
+    for unit, accounting in ((Unit.LABEL, Accounting.STRICT),) if _has_labels(book, dataset) else columns:
         if not any((limit.unit, limit.accounting) == (unit, accounting) for limit in limits):
             whole = fixed_plan_epsilon(
                 book, dataset, unit=unit, accounting=accounting, colluding_parties=0, delta=delta
             )
-            table.add_row("  " + unit, accounting, "server", "none", "", format_epsilon(whole), f"{delta:g}")
+            against = "all parties" if unit is Unit.LABEL else "server"
+            table.add_row("  " + unit, accounting, against, "none", "", format_epsilon(whole), f"{delta:g}")
     console.print(table)
     for entry in sessions:
         said = f"    {entry.opened}  run {entry.run}  {session_words(entry)}"
@@ -153,12 +170,21 @@ def _show_dataset(console: Console, book: Ledger, dataset: str, delta: float) ->
             console.print(said, style="yellow", markup=False, soft_wrap=True)
 
 
+def _has_labels(ledger: Ledger, dataset: str) -> bool:
+    return any(LABELS in entry.terms.events for entry in ledger.sessions(dataset))
+
+
 @app.command()
 def limit(
     book: Annotated[Path, _BOOK],
     dataset: Annotated[str, typer.Option(help="The owner's name for the data.")],
     epsilon: Annotated[float | None, typer.Option(help="The limit.")] = None,
-    unit: Annotated[str, typer.Option(help="cell | record | party: what the epsilon protects.")] = "cell",
+    unit: Annotated[
+        str,
+        typer.Option(
+            help="cell | record | party | label: what the epsilon protects. label: in the label holder's ledger."
+        ),
+    ] = "cell",
     accounting: Annotated[str, typer.Option(help="strict (a theorem) | paper (not a proof).")] = "strict",
     delta: Annotated[float, typer.Option(help="Its delta; stay below 1/N.")] = 1e-5,
     colluding_parties: Annotated[int, typer.Option(help="t: parties on the server's side.")] = 0,
@@ -181,15 +207,19 @@ def limit(
     """Set a limit. The round that would cross it is refused before anything is sent, also in a run under way.
 
     [bold]Before the first run[/]  pbmvfl ledger limit books --parties bank,shop --dataset people --epsilon 8
+
+    [bold]Of drawn labels[/]  pbmvfl ledger limit books --unit label --dataset people --epsilon 8
     """
     from rich.console import Console
 
     console = Console(highlight=False)
+    if parties is not None and unit == Unit.LABEL:
+        raise LedgerError(f"unit=label is for the label holder's ledger; leave out --parties {parties}")
     if parties is not None and book.is_file():
         raise LedgerError(f"ledger={str(book)!r} is one party's book; --parties goes with the folder of them")
     if remove:
         names = unit_and_accounting(unit, accounting)
-        with _books(book) if parties is None else _books_of_parties(book, parties, dataset) as books:
+        with _books(book, unit=unit) if parties is None else _books_of_parties(book, parties, dataset) as books:
             for ledger in books:
                 ledger.remove_limit(dataset, *names, colluding_parties)
                 console.print(f"{ledger.path}: limit removed", markup=False, soft_wrap=True)
@@ -206,7 +236,7 @@ def limit(
         counting=counting,
     )
     # A limit may come before the first run.
-    named = _books(book, may_be_new=True) if parties is None else _books_of_parties(book, parties, dataset)
+    named = _books(book, may_be_new=True, unit=unit) if parties is None else _books_of_parties(book, parties, dataset)
     with named as books:
         for ledger in books:
             _set_limit(console, ledger, dataset, chosen)
@@ -230,6 +260,8 @@ def _set_limit(console: Console, ledger: Ledger, dataset: str, chosen: Limit) ->
         )
     if known and dataset not in known:
         notes.append(f"no run of {dataset!r} is in this book; it has runs of {', '.join(sorted(known))}")
+    if held.unit is Unit.LABEL and dataset in known and not _has_labels(ledger, dataset):
+        notes.append("it counts drawn labels alone, and this ledger has none: they are in the label holder's")
     if spent > held.epsilon:
         notes.append("more than that is spent already: every further round will be refused")
     print_notes(console, notes)

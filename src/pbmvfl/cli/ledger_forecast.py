@@ -11,11 +11,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pbmvfl._text import counted
-from pbmvfl.errors import LedgerError, PlanError
+from pbmvfl.errors import AnswersError, BudgetExceeded, LedgerError, PlanError
 from pbmvfl.ledger.database import is_begun
 from pbmvfl.ledger.forecast import Forecast, forecasts_for_plan
 from pbmvfl.ledger.ledger import Ledger
-from pbmvfl.ledger.ledger_folder import PartyForecast, check_reaches_end, ledger_files_of
+from pbmvfl.ledger.ledger_folder import (
+    LABEL_HOLDER,
+    PartyForecast,
+    check_reaches_end,
+    ledger_files_of,
+    party_ledgers,
+)
 from pbmvfl.ledger.limits import Limit
 from pbmvfl.ledger.session_terms import SessionTerms
 from pbmvfl.ledger.spending import spending
@@ -37,11 +43,12 @@ def look_ahead(
     *,
     exact_metrics: bool,
     until_limit: bool,
+    redraw_labels: bool,
     quiet: bool,
 ) -> None:
     """Print what every ledger has spent and will have spent; refuse a run that a limit would end.
 
-    With `until_limit` such a run is permitted.
+    With `until_limit` such a run is permitted, unless it is the label holder's limit.
     """
     from rich.console import Console
 
@@ -54,12 +61,14 @@ def look_ahead(
     books = Path(source.ledger)
     if resumed is not None and not books.is_dir():
         return  # training reports the missing folder of ledgers
-    found = Federation(plan).forecast(data, books, checkpoints=checkpoints, exact_metrics=exact_metrics)
+    found = Federation(plan).forecast(
+        data, books, checkpoints=checkpoints, exact_metrics=exact_metrics, redraw_labels=redraw_labels
+    )
     console = Console(stderr=quiet, quiet=quiet, highlight=False)
     for line in forecast_lines(found, dataset=data.name, plan=plan):
         console.print(line, markup=False, soft_wrap=True)
-    if not until_limit:
-        check_reaches_end(found, dataset=data.name, rounds=len(plan.schedule))
+    ending = [book for book in found if not until_limit or book.party == LABEL_HOLDER]
+    check_reaches_end(ending, dataset=data.name, rounds=len(plan.schedule))
 
 
 #: Note where an owner has a limit for these rows and has not permitted exact metrics.
@@ -82,14 +91,19 @@ def has_limits(data: VerticalDataset, source: RunSource, *, exact_metrics: bool)
 
 
 def forecast_lines(found: Sequence[PartyForecast], *, dataset: str, plan: Plan) -> list[str]:
-    """Return one line per limit, or one line without limits, for each group of parties with equal forecasts."""
-    alike: dict[tuple[int, tuple[Forecast, ...]], list[str]] = {}
+    """Return one line per limit, or one line without limits, for each group of parties with equal forecasts.
+
+    The label holder has lines of its own.
+    """
+    alike: dict[tuple[bool, int, tuple[Forecast, ...]], list[str]] = {}
     for book in found:
-        alike.setdefault((book.runs, book.limits), []).append(book.party)
+        alike.setdefault((book.party == LABEL_HOLDER, book.runs, book.limits), []).append(book.party)
+    num_parties = sum(book.party != LABEL_HOLDER for book in found)
     lines = []
-    for (runs, limits), parties in alike.items():
-        who = "every party" if len(parties) == len(found) else ", ".join(parties)
-        has = "nothing" if not runs else "1 run" if runs == 1 else f"{runs} runs"
+    for (draws_labels, runs, limits), parties in alike.items():
+        who = "every party" if len(parties) == num_parties and not draws_labels else ", ".join(parties)
+        has = counted(runs, "draw of labels", "draws of labels") if draws_labels else counted(runs, "run")
+        has = has if runs else "nothing"
         begin = f"ledger of {who}: {has} of {dataset!r}"
         if not limits:
             lines.append(f"{begin}, and no limit; what this run releases is written down")
@@ -118,7 +132,7 @@ def without_stub(folder: RunFolder) -> Iterator[None]:
     """Remove the folder of a new run that a ledger refused before any release."""
     try:
         yield
-    except LedgerError:
+    except (LedgerError, AnswersError, BudgetExceeded):
         if not (folder.sessions / "sessions.json").exists():
             shutil.rmtree(folder.path, ignore_errors=True)
         raise
@@ -137,7 +151,7 @@ def plan_within(
 ) -> PlannedBudget:
     """Return the plan with the largest epsilon, at most `epsilon`, that every ledger's limits permit to the end."""
     with contextlib.ExitStack() as opened:
-        files = sorted(books.glob("*.sqlite")) if books.is_dir() else [books]
+        files = party_ledgers(books) if books.is_dir() else [books]
         ledgers = [opened.enter_context(contextlib.closing(Ledger(file, read_only=True))) for file in files]
         name = _dataset(books, ledgers, dataset)
         ledgers = [ledger for ledger in ledgers if ledger.limits(name)]

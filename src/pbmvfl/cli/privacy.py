@@ -198,9 +198,9 @@ def _show(
     said = ", ".join(f"{format_epsilon(value)} for a {unit}" for unit, value in counted.items())
     console.print(f"as ledgers count (which holds also for what is not planned yet): {said}")
     for book in books:
+        spent = ", ".join(f"{format_epsilon(value)} for a {unit}" for unit, value in book.items() if unit != "ledger")
         console.print(
-            f"{book['ledger']}: {format_epsilon(book['cell'])} for a cell, {format_epsilon(book['record'])} for a "
-            f"record, all runs of {dataset!r} in it together",
+            f"{book['ledger']}: {spent}, all runs of {dataset!r} in it together",
             markup=False,
             soft_wrap=True,
         )
@@ -252,6 +252,8 @@ def _losses(event: Event, unit: Unit) -> Losses:
 
 def _books(folder: Path, dataset: str, delta: float) -> list[dict[str, Any]]:
     from pbmvfl.ledger.ledger import Ledger
+    from pbmvfl.ledger.ledger_folder import LABEL_HOLDER
+    from pbmvfl.ledger.owner import file_name
     from pbmvfl.ledger.spending import fixed_plan_epsilon
 
     found = []
@@ -259,11 +261,12 @@ def _books(folder: Path, dataset: str, delta: float) -> list[dict[str, Any]]:
         with contextlib.closing(Ledger(path, read_only=True)) as book:
             if dataset not in book.datasets():
                 continue
+            units = (Unit.LABEL,) if path.name == file_name(LABEL_HOLDER) else (Unit.CELL, Unit.RECORD)
             spent = {
                 str(unit): fixed_plan_epsilon(
                     book, dataset, unit=unit, accounting=Accounting.STRICT, colluding_parties=0, delta=delta
                 )
-                for unit in (Unit.CELL, Unit.RECORD)
+                for unit in units
             }
         found.append({"ledger": str(path), **spent})
     return found

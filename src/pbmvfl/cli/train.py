@@ -181,6 +181,14 @@ def train(
             rich_help_panel=_RUN,
         ),
     ] = False,
+    redraw_labels: Annotated[
+        bool,
+        typer.Option(
+            "--redraw-labels",
+            help="Draw labels a second time, which is charged, if --ledger knows draws of them that its store lost.",
+            rich_help_panel=_RUN,
+        ),
+    ] = False,
     exact_metrics: Annotated[
         bool,
         typer.Option(
@@ -237,7 +245,9 @@ def train(
         check_delta(delta)
     where = Parties.named(parties)
     planned = {} if plan_file is None else read_plan(plan_file)
-    ahead = partial(look_ahead, exact_metrics=exact_metrics, until_limit=until_limit, quiet=json_)
+    ahead = partial(
+        look_ahead, exact_metrics=exact_metrics, until_limit=until_limit, redraw_labels=redraw_labels, quiet=json_
+    )
     unseen = partial(has_limits, exact_metrics=exact_metrics)
     if resume is not None:
         if out is not None:
@@ -288,6 +298,7 @@ def train(
         resumed=resume is not None,
         exact_metrics=exact_metrics,
         until_limit=until_limit,
+        redraw_labels=redraw_labels,
         notes=run.notes,
         ledger=None if run.source.ledger is None else Path(run.source.ledger),
         delta=run.source.delta if delta is None else delta,

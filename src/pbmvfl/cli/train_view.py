@@ -58,6 +58,7 @@ class TrainingRun:
         delta: float,
         exact_metrics: bool = False,
         until_limit: bool = False,
+        redraw_labels: bool = False,
         notes: Sequence[str] = (),
     ) -> None:
         self._folder, self._plan, self._data = folder, plan, data
@@ -68,6 +69,7 @@ class TrainingRun:
         self._resumed = resumed
         self._ledger, self._delta = ledger, delta
         self._exact_metrics, self._until_limit, self._notes = exact_metrics, until_limit, notes
+        self._redraw_labels = redraw_labels
         self._console = Console(stderr=json_only, quiet=json_only, highlight=False)
 
     def go(self) -> None:
@@ -168,6 +170,7 @@ class TrainingRun:
                 ledger=self._ledger,
                 exact_metrics=self._exact_metrics,
                 until_limit=self._until_limit,
+                redraw_labels=self._redraw_labels,
                 on_round=watch.on_round,
                 on_epoch=on_epoch,
             )
