@@ -29,10 +29,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from pbmvfl._files import PRIVATE_FILE, make_private_folder, write_atomically
 from pbmvfl._text import counted
 from pbmvfl.crypto.entropy import SystemEntropy
 from pbmvfl.errors import AnswersError, CheckpointError, LedgerError
-from pbmvfl.federation.checkpoints import Checkpoints
 from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.ledger.ledger_folder import LABEL_HOLDER, OpenLedgers, PartyForecast, check_reaches_end, look_ahead
 from pbmvfl.ledger.session_opening import Opening, SessionRows
@@ -51,6 +51,8 @@ _Mask = npt.NDArray[np.bool_]
 
 #: Folder of the store beside a simulation's ledgers, or beside the server's checkpoints.
 FOLDER = "labels"
+#: Digest of a run's drawn labels, beside the server's checkpoints.
+_DIGEST = "labels.sha256"
 _BATCH_BYTES = 16
 #: False alarms of the note about stored labels that are other rows'.
 _FALSE_ALARMS = 1e-9
@@ -348,21 +350,17 @@ def _notes(response: LabelResponse, true_N: _Labels, stored_N: _Labels) -> tuple
     )
 
 
-def keep_draw(keeper: Checkpoints | None, labels_N: _Labels) -> None:
-    """Note a run's drawn labels in its checkpoints, and refuse to resume it with others.
+def keep_draw(folder: Path, labels_N: _Labels, *, resumes: bool) -> None:
+    """Note a run's drawn labels beside the server's checkpoints, and refuse to resume the run with others.
 
     Raises:
-        CheckpointError: The run's checkpoints were trained with other draws.
+        CheckpointError: The run was begun with other draws.
     """
-    if keeper is None:
-        return
-    digest = hashlib.sha256(labels_N.astype("<i8").tobytes()).hexdigest()
-    run_id = keeper.run_id
-    for completed in [] if run_id is None else keeper.rounds(run_id):
-        assert run_id is not None
-        if keeper.notes_of(run_id, completed).get("labels", digest) != digest:
-            raise CheckpointError(
-                f"{keeper.folder} was trained with other drawn labels than those in the store, and the run's epsilon "
-                "counts one draw; put back the store that it was begun with, or start a new run"
-            )
-    keeper.notes["labels"] = digest
+    path, digest = folder / _DIGEST, hashlib.sha256(labels_N.astype("<i8").tobytes()).hexdigest() + "\n"
+    if resumes and path.is_file() and path.read_text() != digest:
+        raise CheckpointError(
+            f"{folder} is of a run with other drawn labels than those in the store, and its epsilon counts one draw; "
+            "put back the store that it was begun with, or start a new run"
+        )
+    make_private_folder(folder)
+    write_atomically(path, digest, mode=PRIVATE_FILE)

@@ -200,7 +200,8 @@ class Federation:
             )
             for note in labels.notes:
                 warnings.warn(note, UserWarning, stacklevel=2)
-            keep_draw(keeper, labels.labels_N)
+            if self.plan.label_response is not None and keeper is not None:
+                keep_draw(keeper.folder, labels.labels_N, resumes=released)
             self.labels = labels.labels_N
             server = Server(
                 self.plan,
