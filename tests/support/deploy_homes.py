@@ -107,7 +107,8 @@ def _write_labels(home: SiteFolder, tables: Tables) -> None:
     lines = ["id,label", *(f"{id},{names[label]}" for id, label in zip(tables.ids, tables.labels, strict=True))]
     lines.append("only-at-the-clinic,sick")
     (home.path / "labels.csv").write_text("\n".join(lines) + "\n")
-    _write_policy(home, '[data]\nfile = "labels.csv"\nid = "id"\nlabel = "label"\n')
+    data = '[data]\nfile = "labels.csv"\nid = "id"\nlabel = "label"\n'
+    _write_policy(home, data + "[plan]\nlabels_in_clear = true\n")  # most tests are about columns
 
 
 # --- orders ---

@@ -83,6 +83,7 @@ def small_plan(**choices: Any) -> Plan:
         "num_epochs": 3,
         "noise_multiplier": 20.0,
         "evaluation": "none",
+        "label_epsilon": 4.0,
     }
     return Plan.of(**{**usual, **choices})
 
@@ -90,6 +91,7 @@ def small_plan(**choices: Any) -> Plan:
 def joint_plan(**choices: Any) -> Plan:
     """Training by sums that are released in every round."""
     usual = {"num_parties": 3, "num_samples": 100, "num_classes": 2, "evaluation": "none", "num_epochs": 1}
+    usual |= {"label_epsilon": 4.0}
     return Plan.of(**{**usual, **choices})
 
 

@@ -115,6 +115,7 @@ def submit(
     )
     shown = _Shown(place, json_only=json_)
     shown.plan(chosen, rows, name)
+    _check_labels(place, chosen, rows)
     _write_order(folder, order)
     _train(shown, order, folder, home, keep_going)
 
@@ -195,6 +196,22 @@ def _server_home(path: Path) -> SiteFolder:
             f"home={str(path)!r} is {home.name}'s, a party's; the label holder ({home.federation.server}) asks for this"
         )
     return home
+
+
+def _check_labels(home: SiteFolder, plan: Plan, rows: LabelRows) -> None:
+    """Refuse what the label holder's own policy, ledger or store of drawn labels would refuse, with the reason."""
+    from pbmvfl.deploy.job.server_job import label_holder_at
+    from pbmvfl.deploy.site.policy_file import PolicyFile, own_ledger
+    from pbmvfl.ledger.ledger_folder import check_reaches_end
+
+    policy = PolicyFile.read(home)
+    policy.policy().check(plan)
+    if plan.label_response is None:
+        return
+    with own_ledger(home, policy):
+        pass  # limits of the policy hold from here on
+    ahead = label_holder_at(home, rows).forecast(plan.label_response, rows.num_rows)
+    check_reaches_end([ahead], dataset=policy.dataset, rounds=len(plan.schedule))
 
 
 def _free_run(home: SiteFolder) -> str:

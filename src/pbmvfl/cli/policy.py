@@ -122,9 +122,11 @@ def _said(home: SiteFolder, policy: PolicyFile, faults: list[str]) -> dict[str, 
         "data": f"{policy.data.file.name}: see below" if faults else policy_text.describe_data(policy.data, columns),
         "faults": faults,
     }
-    if not home.is_server:
-        said["dataset"] = policy.dataset
-        said["limits"] = policy_text.describe_limits(home, policy)
+    said["dataset"] = policy.dataset
+    said["limits"] = policy_text.describe_limits(home, policy)
+    if home.is_server:
+        said["plans"] = policy_text.describe_label_rules(policy.policy())
+    else:
         said["encoder"] = policy.encoder or "the plan's"
         said["plans"] = policy_text.describe_plan_rules(policy.policy())
     said["runs"] = policy_text.describe_run_rules(policy, is_server=home.is_server)

@@ -123,7 +123,7 @@ class Federation:
         #: Labels of the training rows as the server used them in the last `fit`: drawn ones, if the plan draws them.
         self.labels: npt.NDArray[np.int64] | None = None
         #: Store of drawn labels, for federations that share one draw; None: each has its own place for it.
-        self.label_store: StoredAnswers | None = None
+        self.label_store: Path | StoredAnswers | None = None
 
     def fit(
         self,
@@ -238,7 +238,7 @@ class Federation:
 
         Rows without ids are other rows in another table: their draws are kept for one run alone.
         """
-        store: Path | StoredAnswers | None = self.label_store
+        store = self.label_store
         outlives_run = store is None and ledger is not None and data.rows_are_named
         if outlives_run and ledger is not None:
             store = ledger / DRAWN_LABELS

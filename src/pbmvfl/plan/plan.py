@@ -328,9 +328,14 @@ class Plan:
         )
 
     @property
+    def uses_labels(self) -> bool:
+        """True if what parties see depends on the labels of the training rows."""
+        return self.sends_labels or any(kind.carries_gradient or kind.needs_labels for kind in self.schedule.kinds)
+
+    @property
     def _label_event(self) -> ReleaseEvent | None:
         """Release of each training label; None if no round uses labels."""
-        if not any(kind.carries_gradient or kind.needs_labels for kind in self.schedule.kinds):
+        if not self.uses_labels:
             return None
         response = self.label_response
         return ExactRelease(num_parties=1, embedding_dim=1) if response is None else response.event

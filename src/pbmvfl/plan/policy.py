@@ -13,6 +13,7 @@ from typing import Any
 
 from pbmvfl._settings import settings_of
 from pbmvfl.errors import PlanError, PolicyError
+from pbmvfl.mechanisms.label_response import check_label_epsilon
 from pbmvfl.plan.flat_names import PREDICTION_PREFIX, known_names
 from pbmvfl.plan.groups import Evaluation, Learning, Rounds, UpdateNoise
 from pbmvfl.plan.plan import Plan
@@ -102,6 +103,10 @@ class Policy:
     delta: float = 1e-5
     #: Of the noise on updates, as a multiple of what a row is clipped to; 0 permits steps without noise.
     smallest_noise: float = 0.0
+    #: The label holder's: the largest epsilon by which training labels may be drawn; None for any.
+    largest_label_epsilon: float | None = None
+    #: The label holder's: whether training labels may be used in clear.
+    allows_clear_labels: bool = True
     #: What fields of a plan may be, by their flat names: ["local"], or {"most": 200}.
     fields: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
@@ -112,6 +117,8 @@ class Policy:
             raise PlanError(f"largest_epsilon={self.largest_epsilon!r} must be a number above 0")
         if not _is_number(self.smallest_noise) or not 0 <= self.smallest_noise < math.inf:
             raise PlanError(f"smallest_noise={self.smallest_noise!r} must be a finite number of at least 0")
+        if self.largest_label_epsilon is not None:
+            check_label_epsilon(self.largest_label_epsilon)
         known = sorted(known_names() - _NOT_RULED)
         for name in self.fields:
             if name not in known:
@@ -156,6 +163,7 @@ class Policy:
             )
         self._check_fields(plan)
         self._check_noise(plan)
+        self._check_labels(plan)
         if self.largest_epsilon is not None:
             # Neither count is always the larger one: noise on updates is charged by the first alone.
             for public in (True, False) if public_start is None else (public_start,):
@@ -187,6 +195,21 @@ class Policy:
                     f"noise_multiplier={multiplier:g} of {kind.name} rounds: the policy permits "
                     f"{self.smallest_noise:g} or more; plan with more noise, {_WAY_OUT}"
                 )
+
+    def _check_labels(self, plan: Plan) -> None:
+        """Refuse labels in clear, or drawn with too large an epsilon; a plan that only predicts uses none."""
+        epsilon, most = plan.label_epsilon, self.largest_label_epsilon
+        if not plan.uses_labels:
+            return
+        if epsilon is None and not self.allows_clear_labels:
+            raise PolicyError(
+                "label_epsilon=none: the policy permits no training labels in clear, and parties of this plan would "
+                f"learn them; plan with a label_epsilon{'' if most is None else f' of {most:g} or less'}, {_WAY_OUT}"
+            )
+        if epsilon is not None and most is not None and epsilon > most:
+            raise PolicyError(
+                f"label_epsilon={epsilon:g}: the policy permits {most:g} or less; plan with that, {_WAY_OUT}"
+            )
 
     def _check_epsilon(self, run: TrainingRun, largest: float) -> None:
         # The quick way is an upper bound too. The exact one can take seconds, and is never so much smaller.

@@ -41,6 +41,7 @@ from pbmvfl.mechanisms.interactions.screen import (
     verdict,
 )
 from pbmvfl.mechanisms.interactions.symbols import shown_levels
+from pbmvfl.mechanisms.label_response import USUAL_LABEL_EPSILON
 from pbmvfl.mechanisms.randomized_response import LARGEST_EPSILON, WEIGHT_ONE, RandomisedResponse
 from pbmvfl.plan.flat_names import data_sizes
 from pbmvfl.plan.plan import Plan
@@ -49,6 +50,7 @@ from pbmvfl.plan.search import Budget
 from pbmvfl.privacy.accounting import EpsilonBound, TrainingRun, epsilon_bound
 from pbmvfl.privacy.table import named
 from pbmvfl.privacy.units import Accounting, Adversary, Unit
+from pbmvfl.protocol.stored_answers import StoredAnswers
 
 #: Levels of a numeric column in the screen.
 SCREEN_LEVELS = 2
@@ -120,8 +122,19 @@ def _symbols_a_unit(unit: Unit, adversary: Adversary, num_parties: int) -> int:
     return adversary.honest_parties(num_parties) if unit is Unit.RECORD else 1
 
 
-def screen_plan(data: VerticalDataset, columns: Columns, *, shown: int, epsilon: float, seed: int = 0) -> Plan:
-    """Return a plan of one pass of symbols of all columns, `epsilon` each, and nothing else."""
+def screen_plan(
+    data: VerticalDataset,
+    columns: Columns,
+    *,
+    shown: int,
+    epsilon: float,
+    seed: int = 0,
+    label_epsilon: float | None = None,
+) -> Plan:
+    """Return a plan of one pass of symbols of all columns, `epsilon` each, and nothing else.
+
+    `label_epsilon` is that of the training that follows: what parties learn of the screen is read by drawn labels.
+    """
     interactions = Interactions(
         columns=tuple(
             tuple(columns.shown(column, numeric_levels=SCREEN_LEVELS) for column in range(count))
@@ -141,6 +154,7 @@ def screen_plan(data: VerticalDataset, columns: Columns, *, shown: int, epsilon:
             # A screen has no metric, so there is nothing to evaluate.
             "evaluation": "released" if data.num_test_samples else "simulator",
             "seed": seed,
+            "label_epsilon": label_epsilon,
         }
     )
 
@@ -315,9 +329,13 @@ def train_jointly(
         raise PlanError("unit=party: local training protects a cell or a record; use unit=cell or unit=record")
 
     kept = None if folder is None else Path(folder)
+    # The screen and the training that follows use one draw of the labels.
+    store: Path | StoredAnswers = StoredAnswers() if kept is None else kept / "labels"
 
     def fit(plan: Plan, name: str) -> tuple[Result, Federation]:
         federation = Federation(plan, parties=parties)
+        if ledger is None or not data.rows_are_named:  # otherwise the ledgers' folder has it
+            federation.label_store = store
         result = federation.fit(
             data,
             checkpoints=None if kept is None else kept / name,
@@ -354,7 +372,8 @@ def train_jointly(
             privacy=_spent([training], budget),
         )
     each = _each(offer.split.screen_epsilon, budget, data.num_parties)
-    first_plan = screen_plan(data, columns, shown=offer.shown, epsilon=each, seed=seed)
+    label_epsilon = choices.get("label_epsilon", USUAL_LABEL_EPSILON)
+    first_plan = screen_plan(data, columns, shown=offer.shown, epsilon=each, seed=seed, label_epsilon=label_epsilon)
     planned = replace(budget, epsilon=epsilon - pure_epsilon(first_plan, budget.unit, budget.adversary))
     for possible in (Selection(pairs=()), Selection(pairs=((Column(0, 0), Column(1, 0)),))):
         # There must be a plan for every outcome of the screen before anything is released.
@@ -366,7 +385,8 @@ def train_jointly(
         if screened.stopped:
             raise BudgetExceeded(f"the screen ended before its plan did, and nothing was trained: {screened.stopped}")
         assert federation.symbols is not None
-        findings = read_screen(first_plan, federation.symbols, data.train_labels)
+        assert federation.labels is not None
+        findings = read_screen(first_plan, federation.symbols, federation.labels)
         selection = select(findings)
         if kept is not None:
             _write_done(kept, screened, selection)

@@ -98,9 +98,30 @@ def test_a_short_file_permits_no_exact_metrics_and_has_careful_defaults() -> Non
     assert found.data.version == ""
 
 
-def test_the_label_holder_has_a_label_and_no_limit() -> None:
+def test_the_label_holder_has_a_label_and_may_have_a_limit() -> None:
     found = parse(SERVER_POLICY, is_server=True)
     assert (found.data.label, found.data.id, found.limits) == ("sick", "person", ())
+    assert (found.dataset, found.data.version) == ("labels", "")
+    limited = parse(SERVER_POLICY + 'version = "2"\n[[limit]]\nepsilon = 8\ndelta = 1e-5\n', is_server=True)
+    assert limited.data.version == "2"
+    assert [(limit.unit, limit.epsilon) for limit in limited.limits] == [("label", 8.0)]
+
+
+def test_a_label_holder_whose_policy_does_not_speak_of_labels_shows_none_in_clear() -> None:
+    """So that a policy from before this was in it works further, and permits what is usual."""
+    old = parse(SERVER_POLICY, is_server=True).policy()
+    open_one = parse(
+        SERVER_POLICY + "[plan]\nlabels_in_clear = true\nlargest_label_epsilon = 2", is_server=True
+    ).policy()
+    for make in (small_plan, joint_plan):
+        old.check(make(label_epsilon=4.0))
+        with pytest.raises(PolicyError, match=r"label_epsilon=4\.5: the policy permits 4 or less"):
+            old.check(make(label_epsilon=4.5))
+        with pytest.raises(PolicyError, match="label_epsilon=none: the policy permits no training labels in clear"):
+            old.check(make(label_epsilon=None))
+        open_one.check(make(label_epsilon=None))
+        with pytest.raises(PolicyError, match=r"label_epsilon=4: the policy permits 2 or less"):
+            open_one.check(make(label_epsilon=4.0))
 
 
 def test_files_with_a_path_of_their_own_are_looked_for_there() -> None:
@@ -174,11 +195,15 @@ def test_a_party_without_a_limit_is_told_what_to_write_and_that_works() -> None:
     assert parse(without + advice).limits == (Limit.choose(unit="cell", accounting="strict", epsilon=8, delta=1e-5),)
 
 
-def test_a_label_holder_has_no_limits_or_encoders_and_two_columns() -> None:
+def test_a_label_holder_has_limits_of_labels_alone_no_encoder_and_two_columns() -> None:
     for added, words in (
-        ("[[limit]]\nepsilon = 8\ndelta = 1e-5", "[limit] is not known"),
+        ("[[limit]]\nepsilon = 8\ndelta = 1e-5\nunit = 'cell'", "[[limit]] unit=cell; permitted here: label"),
+        ("[[limit]]\nepsilon = 8", "[[limit]] delta=None"),
         ("[encoder]\nown = 'a:b'", "[encoder] is not known"),
-        ("[plan]\nsmallest_num_parties = 3", "[plan] is not known"),
+        ("[plan]\nsmallest_num_parties = 3", "[plan] smallest_num_parties is not known"),
+        ("[plan]\nlargest_label_epsilon = 0", "[plan] largest_label_epsilon: label_epsilon=0 must be in [0.01, 16]"),
+        ("[plan]\nlargest_label_epsilon = 'none'", "[plan] largest_label_epsilon: label_epsilon='none'"),
+        ("[plan]\nlabels_in_clear = 1", "[plan] labels_in_clear=1; permitted: true or false"),
     ):
         with pytest.raises(PolicyFileError) as refused:
             parse(SERVER_POLICY + added, is_server=True)

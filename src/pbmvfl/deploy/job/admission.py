@@ -86,7 +86,9 @@ def admit(site_folder: SiteFolder, spec: JobSpec, now: datetime, *, row_ids: Row
             )
         if spec.work is Work.PREDICT:
             _check_model(site_folder, spec)
-        if not site_folder.is_server:
+        if site_folder.is_server:
+            _check_labels(site_folder, spec, policy)
+        else:
             _check_party(site_folder, spec, policy, row_ids)
 
 
@@ -261,6 +263,20 @@ def _check_alignments(site_folder: SiteFolder, spec: JobSpec, policy: PolicyFile
         raise PolicyError(
             f"alignments={made} were made here: the policy permits {policy.runs.alignments}; use one that is there"
         )
+
+
+# --- checks of the label holder ---
+
+
+def _check_labels(site_folder: SiteFolder, spec: JobSpec, policy: PolicyFile) -> None:
+    """Refuse a plan that shows more of labels than the policy permits; what a draw may spend is checked by the job."""
+    assert spec.plan is not None
+    policy.policy().check(spec.plan)
+    if spec.plan.label_response is None:
+        return
+    with own_ledger(site_folder, policy) as ledger:
+        if (trouble := ledger.trouble()) is not None:
+            raise FederationError(f"{site_folder.ledger} {trouble}")
 
 
 # --- checks of a party ---

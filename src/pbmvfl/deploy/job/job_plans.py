@@ -32,6 +32,8 @@ def training_plan(federation: FederationFile, rows: LabelRows, **choices: Any) -
         PlanError: If there is no such plan.
     """
     asked = {"epsilon": DEFAULT_EPSILON, **federation.plan, **choices}
+    if asked.get("label_epsilon") == "none":  # TOML has no other word for it
+        asked["label_epsilon"] = None
     if asked.get("label_epsilon") == "none":  # TOML has no null
         asked["label_epsilon"] = None
     try:

@@ -26,6 +26,7 @@ from pbmvfl.deploy.link.interface import PartyLink, ServerLink
 from pbmvfl.deploy.site.folder import SiteFolder
 from pbmvfl.deploy.site.job_spec import Ending, JobResult, JobSpec, Work
 from pbmvfl.errors import PbmvflError
+from pbmvfl.federation.drawn_labels import LabelHolder
 from pbmvfl.federation.federation import Federation
 from pbmvfl.federation.in_process import InProcess
 from pbmvfl.plan.groups import Evaluation, Head, Labels, PreparationName
@@ -66,7 +67,8 @@ def train_tiny(plan: Plan) -> None:
     with own_generator():
         transport = InProcess(Federation(small).party_setups(rows, None, None, 1))
         try:
-            server = Server(small, train_labels=rows.train_labels)
+            holder = LabelHolder(dataset=rows.name, class_names=rows.class_names)
+            server = Server(small, train_labels=holder.draw(small.label_response, rows.train_labels).labels_N)
             drive(server, transport, Meter(), on_open=_nothing, on_round=_nothing, on_epoch_end=_nothing)
         finally:
             transport.close()

@@ -20,9 +20,8 @@ from pbmvfl.errors import FederationError, PbmvflError
 from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.ledger.limits import Limit
 from pbmvfl.ledger.spending import spending
-from pbmvfl.privacy.units import Adversary
 
-# --- Spending of each limit of a party's owner, for its status ---
+# --- Spending of each limit of an organisation's owner, for its status ---
 
 
 #: Shortest pause between two reads in seconds, and the ratio of pause to reading time: reading the ledger of 500,000
@@ -82,9 +81,8 @@ class SpentWatch:
 
 
 def _spent(ledger: Ledger, dataset: str, limit: Limit) -> EpsilonSpent:
-    against = Adversary(colluding_parties=limit.colluding_parties)
     return EpsilonSpent(
-        limit=f"{limit.unit}, {limit.accounting}, {against}",
+        limit=f"{limit.unit}, {limit.accounting}, {limit.against}",
         spent=spending(ledger, dataset, limit).epsilon,
         epsilon=limit.epsilon,
         delta=limit.delta,
@@ -125,6 +123,9 @@ class _Report:
             parties=site_folder.federation.parties if role is Role.SERVER else (),
         )
         self._state = ""
+        self._spent: SpentWatch | None = None
+        with contextlib.suppress(PbmvflError, OSError):  # the job itself reports a faulty policy
+            self._spent = SpentWatch(self._status, site_folder.ledger, PolicyFile.read(site_folder).dataset)
         self._log.event(Event.STARTED)
         self._metrics: MetricsPort | None = None
         with contextlib.suppress(PbmvflError, OSError):  # the job does not depend on it
@@ -147,6 +148,10 @@ class _Report:
         self._log.error(Event.FAILED, error)
         self._status.failed(error)
 
+    def _close_watch(self) -> None:
+        if self._spent is not None:
+            self._spent.close()
+
     def _close(self) -> None:
         if self._metrics is not None:
             self._metrics.close()
@@ -160,9 +165,6 @@ class PartyReport(_Report):
     def __init__(self, site_folder: SiteFolder, spec: JobSpec, job: str) -> None:
         super().__init__(site_folder, spec, job, Role.PARTY)
         self._begun = False
-        self._spent: SpentWatch | None = None
-        with contextlib.suppress(PbmvflError, OSError):  # the job itself reports a faulty policy
-            self._spent = SpentWatch(self._status, site_folder.ledger, PolicyFile.read(site_folder).dataset)
 
     def progress(self, state: str, completed: int) -> None:
         if not self._begun and completed:  # the round at which a run resumes is unknown before
@@ -174,8 +176,7 @@ class PartyReport(_Report):
 
     def close(self, site: PartySite) -> None:
         """Report how the server ended the job, or that it did not."""
-        if self._spent is not None:
-            self._spent.close()
+        self._close_watch()
         ended = site.ended
         if ended is None:
             if not self._status.now.state.is_over:
@@ -213,4 +214,5 @@ class ServerReport(_Report):
         self.state(progress.state)
 
     def close(self) -> None:
+        self._close_watch()
         self._close()

@@ -21,20 +21,27 @@ import numpy.typing as npt
 
 from pbmvfl._files import PRIVATE_FILE, write_atomically
 from pbmvfl.deploy.alignment.runner import LabelRows, align_labels
-from pbmvfl.deploy.job.admission import accept_job
+from pbmvfl.deploy.job.admission import PRIVATE_REASON, accept_job
 from pbmvfl.deploy.job.agreement import CHALLENGE_BYTES, Answer, Question, check_answer, facts
 from pbmvfl.deploy.link.interface import Channel, ServerLink
 from pbmvfl.deploy.monitoring.redaction import printable
 from pbmvfl.deploy.site.folder import SiteFolder
 from pbmvfl.deploy.site.job_spec import Ending, JobResult, JobSpec, Work
+from pbmvfl.deploy.site.policy_file import PolicyFile, own_ledger
 from pbmvfl.errors import (
+    AnswersError,
+    BudgetExceeded,
+    CheckpointError,
     FederationError,
+    LedgerError,
     LinkError,
     PartyLost,
     PartyRefused,
     PbmvflError,
+    PolicyFileError,
 )
 from pbmvfl.federation.checkpoints import Checkpoints
+from pbmvfl.federation.drawn_labels import LabelHolder, keep_draw
 from pbmvfl.federation.model_files import ServerPart, model_digest
 from pbmvfl.federation.predictions import Predictions
 from pbmvfl.federation.release_log import ReleaseLog
@@ -264,7 +271,8 @@ class ServerSite:
         plan = self._spec.plan
         assert plan is not None
         keeper = Checkpoints(folder=self.folder / "checkpoints", plan=plan)
-        server = Server(plan, train_labels=rows.train_labels, run_id=run_id, keeper=keeper)
+        labels = self._labels(log, rows, keeper)
+        server = Server(plan, train_labels=labels, run_id=run_id, keeper=keeper)
 
         def on_round(completed: int, loss: float, traffic: Traffic) -> None:
             known = None if loss != loss else loss
@@ -285,6 +293,27 @@ class ServerSite:
             on_epoch=None,
         )
         return run.finish(), server
+
+    def _labels(self, log: ReleaseLog, rows: LabelRows, keeper: Checkpoints) -> npt.NDArray[np.int64]:
+        """Return the labels for everything that a party can see: drawn ones, unless the plan uses labels in clear.
+
+        What store and ledger say is the label holder's own: its log has it, and the parties learn only that it refused.
+        """
+        assert self._spec.plan is not None
+        response, resumes = self._spec.plan.label_response, bool(log.records)
+        if response is None:
+            return rows.train_labels
+        try:
+            with own_ledger(self._site_folder, PolicyFile.read(self._site_folder)):
+                pass  # limits of the policy hold from here on
+            drawn = label_holder_at(self._site_folder, rows).draw(response, rows.train_labels, resumes=resumes)
+            keep_draw(keeper.folder, drawn.labels_N, resumes=resumes)
+        except (AnswersError, BudgetExceeded, CheckpointError, LedgerError, PolicyFileError) as error:
+            _log.error("labels were not drawn: %s", error)
+            raise FederationError(f"{self._site_folder.name}: {PRIVATE_REASON}") from error
+        for note in drawn.notes:
+            _log.warning("%s", note)
+        return drawn.labels_N
 
     def _save_model(self, result: Result, server: Server, rows: LabelRows) -> None:
         """Save the label holder's part of the model, then the result, which marks training as complete."""
@@ -340,6 +369,23 @@ class ServerSite:
         if faults:
             _log.warning("predicted, but %s", "; ".join(faults))
         return job_result
+
+
+def label_holder_at(site_folder: SiteFolder, rows: LabelRows) -> LabelHolder:
+    """Return the label holder's side of a draw of aligned rows: its own names, store and ledger."""
+    data = PolicyFile.read(site_folder).data
+    return LabelHolder(
+        dataset=data.dataset,
+        class_names=rows.class_names,
+        label=rows.label or "",
+        row_ids=rows.ids,
+        data_version=data.version,
+        store=site_folder.labels,
+        ledger=site_folder.ledger,
+        owner=site_folder.name,
+        durable=True,
+        way_to_redraw="another [data] version in policy.toml",
+    )
 
 
 def result_folder(site_folder: SiteFolder, spec: JobSpec) -> Path:

@@ -7,7 +7,8 @@ request/           NVFlare's key and request             secret, made here
 kit/               NVFlare's startup kit: startup/ has certificates, local/ this site's rules
 lead/              the kit of who submits                only at the label holder
 policy.toml        what this organisation accepts        private
-ledger.sqlite      what its rows have spent              private, parties only
+ledger.sqlite      what its rows or labels have spent    private
+labels/            labels that were drawn                private, only at the label holder
 alignments/NAME/   its rows in the common order          private
 runs/RUN/          checkpoints, log of a run             private
 models/RUN/        its part of a trained model           private
@@ -174,6 +175,11 @@ class SiteFolder:
     @property
     def ledger(self) -> Path:
         return self.path / "ledger.sqlite"
+
+    @property
+    def labels(self) -> Path:
+        """Return the label holder's store of drawn labels."""
+        return self.path / "labels"
 
     @property
     def status(self) -> Path:

@@ -1,7 +1,9 @@
 """policy.toml: what one organisation accepts. Its owner writes it; it is read here and never sent.
 
 A party states where its rows are, what they may spend, and which plans it takes part in. The label holder's file is
-smaller: where its rows and labels are, and when it works. `pbmvfl policy template` writes one to start from.
+smaller: where its rows and labels are, what parties may learn of labels, and when it works. Where it says nothing about
+labels, they are drawn with the usual label epsilon or a smaller one, never used in clear, and have no limit over all
+runs. `pbmvfl policy template` writes one to start from.
 """
 
 from __future__ import annotations
@@ -22,14 +24,16 @@ from pbmvfl.errors import PbmvflError, PolicyFileError
 from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.ledger.limits import Limit
 from pbmvfl.mechanisms import MECHANISMS
+from pbmvfl.mechanisms.label_response import USUAL_LABEL_EPSILON
 from pbmvfl.plan.policy import Policy
+from pbmvfl.privacy.units import COLUMN_UNITS, Unit
 
 #: In bytes; one that is filled in has about 2,000.
 LARGEST = 1 << 20
 _SECTIONS = ("data", "encoder", "limit", "plan", "runs", "watch")
-_LABEL_HOLDERS = ("data", "runs", "watch")
+_LABEL_HOLDERS = ("data", "limit", "plan", "runs", "watch")
 _DATA = ("file", "id", "columns", "schema", "dataset", "version", "made_up")
-_LABELS = ("file", "id", "label", "schema")
+_LABELS = ("file", "id", "label", "schema", "dataset", "version")
 _LIMIT = ("epsilon", "delta", "unit", "accounting", "counting", "colluding_parties")
 _PLAN = (
     "smallest_num_parties",
@@ -41,6 +45,9 @@ _PLAN = (
     "smallest_noise",
     "fields",
 )
+_LABEL_PLAN = ("largest_label_epsilon", "labels_in_clear")
+#: Name that the label holder's ledger counts under, if its policy has none.
+_USUAL_LABELS = "labels"
 _RUNS = ("sessions", "hours", "alignments", "largest_alignment", "smallest_alignment", "until_limit")
 _HOURS = re.compile(r"([01][0-9]|2[0-3]):([0-5][0-9])-([01][0-9]|2[0-3]):([0-5][0-9])")
 _FUNCTION = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Za-z0-9_]*")
@@ -62,10 +69,11 @@ class DataSource:
     columns: tuple[str, ...] | None = None
     #: Schema file, as `pbmvfl schema` writes it; None: columns are numbers.
     schema: Path | None = None
-    #: Name that the ledger counts under; parties only.
+    #: Name that the ledger counts under.
     dataset: str = ""
-    #: The owner's public name for the current state of the columns; parties only. Predicted rows keep their answers, at
-    #: no charge, until it changes: then every predicted row is drawn and charged anew.
+    #: The owner's public name for the current state of the columns, or of the labels. Predicted rows keep their
+    #: answers, and training rows their drawn labels, at no charge, until it changes: then all are drawn, and charged,
+    #: anew.
     version: str = ""
     #: Column of labels; label holder only.
     label: str = ""
@@ -187,7 +195,7 @@ class PolicyFile:
 
 @contextlib.contextmanager
 def own_ledger(site_folder: SiteFolder, policy: PolicyFile) -> Iterator[Ledger]:
-    """Open a party's ledger with the limits of its policy applied."""
+    """Open an organisation's ledger with the limits of its policy applied."""
     with contextlib.closing(Ledger(site_folder.ledger, owner=site_folder.name, durable=True)) as ledger:
         policy.apply_limits(ledger)
         yield ledger
@@ -234,8 +242,10 @@ class _Reader:
             path=self._path,
             data=data,
             encoder=self._encoder(self._table(values, "encoder", ("own",))),
-            limits=() if self._is_server else self._limits(values.get("limit"), made_up=data.made_up),
-            plan=self._plan(self._table(values, "plan", _PLAN)),
+            limits=self._limits(values.get("limit"), needed=not self._is_server and not data.made_up),
+            plan=self._label_plan(self._table(values, "plan", _LABEL_PLAN))
+            if self._is_server
+            else self._plan(self._table(values, "plan", _PLAN)),
             runs=self._runs(self._table(values, "runs", _RUNS)),
             metrics_port=self._port(self._table(values, "watch", ("metrics_port",))),
             notes=self._notes,
@@ -301,11 +311,13 @@ class _Reader:
         if file.suffix not in (".csv", ".parquet"):
             raise self._fault(f"[data] file={file.name!r}; permitted: a .csv or .parquet file")
         schema = self._file(table, "schema") if "schema" in table else None
+        version = self._text("data", table, "version", form=_DATASET) if "version" in table else ""
         if self._is_server:
             label = self._text("data", table, "label")
             if label == ids:
                 raise self._fault(f"[data] id and label are both {label!r}; they are two columns")
-            return DataSource(file=file, id=ids, schema=schema, label=label)
+            dataset = self._text("data", {"dataset": _USUAL_LABELS, **table}, "dataset", form=_DATASET)
+            return DataSource(file=file, id=ids, schema=schema, label=label, dataset=dataset, version=version)
         columns = self._names("data", table, "columns") if "columns" in table else None
         if columns is not None and ids in columns:
             raise self._fault(f"[data] columns has the id {ids!r}; leave it out: an id is nothing to learn from")
@@ -315,16 +327,17 @@ class _Reader:
             columns=columns,
             schema=schema,
             dataset=self._text("data", table, "dataset", form=_DATASET),
-            version=self._text("data", table, "version", form=_DATASET) if "version" in table else "",
+            version=version,
             made_up=self._switch("data", table, "made_up"),
         )
 
     def _encoder(self, table: Mapping[str, Any]) -> str | None:
         return self._text("encoder", table, "own", form=_FUNCTION) if table else None
 
-    def _limits(self, tables: Any, *, made_up: bool) -> tuple[Limit, ...]:
-        if tables is None and made_up:
+    def _limits(self, tables: Any, *, needed: bool) -> tuple[Limit, ...]:
+        if tables is None and not needed:
             return ()
+        usual: Unit = Unit.LABEL if self._is_server else Unit.CELL
         if not tables or not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
             raise self._fault(_NO_LIMIT)
         found: list[Limit] = []
@@ -335,9 +348,12 @@ class _Reader:
                     raise self._fault(f"[[limit]] {name}={table.get(name)!r}; permitted: a number above 0")
             self._whole("limit", table, "colluding_parties", 0, least=0, most=1000)
             try:
-                limit = Limit.choose(**{"unit": "cell", "accounting": "strict", **table})
+                limit = Limit.choose(**{"unit": usual, "accounting": "strict", **table})
             except (PbmvflError, TypeError) as error:
                 raise self._fault(f"[[limit]] {error}") from error
+            if (limit.unit is Unit.LABEL) != self._is_server:
+                permitted = (Unit.LABEL,) if self._is_server else COLUMN_UNITS
+                raise self._fault(f"[[limit]] unit={limit.unit}; permitted here: {', '.join(permitted)}")
             if any(same_subject(limit, each) for each in found):
                 raise self._fault(f"two [[limit]] are about {limit.unit}, {limit.accounting}; keep the smaller one")
             found.append(limit)
@@ -359,6 +375,18 @@ class _Reader:
             Policy(**rules)
         except PbmvflError as error:
             raise self._fault(f"[plan] {error}") from error
+        return rules
+
+    def _label_plan(self, table: dict[str, Any]) -> dict[str, Any]:
+        largest = table.get("largest_label_epsilon", USUAL_LABEL_EPSILON)
+        rules = {
+            "largest_label_epsilon": largest,
+            "allows_clear_labels": self._switch("plan", table, "labels_in_clear"),
+        }
+        try:
+            Policy(**rules)
+        except PbmvflError as error:
+            raise self._fault(f"[plan] largest_label_epsilon: {error}") from error
         return rules
 
     def _runs(self, table: Mapping[str, Any]) -> RunRules:

@@ -13,6 +13,7 @@ from pbmvfl.errors import DataError
 from pbmvfl.ledger.database import is_begun
 from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.ledger.limits import Limit
+from pbmvfl.mechanisms.label_response import USUAL_LABEL_EPSILON
 from pbmvfl.plan.policy import Policy
 from pbmvfl.privacy.table import format_epsilon
 from pbmvfl.privacy.units import Accounting
@@ -98,6 +99,12 @@ def describe_plan_rules(policy: Policy) -> list[str]:
     return [*words, "no exact sums, ever"]
 
 
+def describe_label_rules(policy: Policy) -> list[str]:
+    """Describe what the label holder permits plans to show of its labels."""
+    drawn = f"training labels drawn with a label epsilon of {policy.largest_label_epsilon:g} or less"
+    return [drawn, "or in clear, which every party can read" if policy.allows_clear_labels else "never in clear"]
+
+
 def describe_run_rules(policy: PolicyFile, *, is_server: bool) -> list[str]:
     """Describe how often and when jobs are accepted."""
     runs = policy.runs
@@ -120,6 +127,10 @@ def notes(policy: PolicyFile) -> list[str]:
         found.append("[data] made_up: the owner declares that no row is a person's; remove it for rows of people")
     if policy.limits and not any(limit.accounting is Accounting.STRICT for limit in policy.limits):
         found.append('no limit is strict: the paper\'s count is not a proof; add one with accounting = "strict"')
+    if policy.data.label and not policy.limits:
+        found.append(
+            "no [[limit]]: labels may be drawn anew, by another label epsilon or version, as often as plans ask for it"
+        )
     for limit in policy.limits:
         if limit.epsilon > _LARGE:
             found.append(f"epsilon {limit.epsilon:g} protects nobody in practice; 8 is usual")
@@ -216,6 +227,18 @@ def label_holder_template(*, name: str, home: str, file: str, id: str, label: st
         (f"file = {_quoted(file)}", ".csv or .parquet"),
         (f"id = {_quoted(id)}", "the column by which rows of different organisations are matched"),
         (f"label = {_quoted(label)}", "the column to learn"),
+        ('# dataset = "labels"', "what the ledger counts under; never change it for the same people"),
+        ('# version = "2026-01"', "change it when labels changed: they are then drawn, and charged, anew"),
+        "",
+        "# What all runs together may ever tell about a label. To raise it later: `pbmvfl ledger limit --unit label`.",
+        "[[limit]]",
+        ("epsilon = 8", "each label is drawn once and kept: a second draw is another version or label epsilon"),
+        "delta = 1e-5",
+        "",
+        "# What plans may show of labels.",
+        "[plan]",
+        (f"largest_label_epsilon = {USUAL_LABEL_EPSILON:g}", "of one draw"),
+        ("# labels_in_clear = true", "permit plans that show every training label to the parties"),
         "",
         "[runs]",
         *_HOURS,
