@@ -13,7 +13,8 @@ import pytest
 from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.errors import PlanError
 from pbmvfl.federation.federation import Federation
-from pbmvfl.plan.local_search import LocalRules, block_sides, dense_columns, learning_note
+from pbmvfl.mechanisms.label_response import LabelResponse
+from pbmvfl.plan.local_search import LocalRules, block_sides, dense_columns, label_note, learning_note
 from pbmvfl.plan.plan import Plan
 
 SHIFT = 1.6
@@ -229,3 +230,37 @@ def test_notes_grow_with_the_noise():
     found = [said(10.0**power) for power in np.linspace(1, -4, 60)]
     assert found == sorted(found)
     assert set(found) == {0, 1, 2}
+
+
+# --- drawn labels ---
+
+
+@pytest.mark.parametrize(("num_samples", "num_classes"), [(300, 2), (300, 10), (3000, 6), (50_000, 2), (10**6, 100)])
+def test_a_label_epsilon_that_leaves_little_is_named_with_one_and_with_rows_that_would_do(
+    num_samples: int, num_classes: int
+) -> None:
+    """What is named is looked at again: it would do, and a fifth less would not."""
+
+    def note(epsilon: float, rows: int = num_samples) -> str | None:
+        return label_note(LabelResponse(num_classes=num_classes, epsilon=epsilon), num_samples=rows)
+
+    said = note(0.01)
+    assert said is not None
+    found = re.search(r"would take a label epsilon of ([\d.]+), or about ([\d,]+) rows", said)
+    assert found is not None
+    enough, rows = float(found[1]), int(found[2].replace(",", ""))
+    assert note(enough) is None
+    assert note(0.01, rows) is None
+    assert "leaves little" in str(note(0.8 * enough))
+    assert note(0.01, int(0.8 * rows)) is not None
+    # The share of labels that are true ones, by its definition, against the noise of counts.
+    signal = (math.exp(enough) - 1) / (math.exp(enough) + num_classes - 1) * math.sqrt(num_samples / num_classes)
+    assert 3.0 < signal < 3.5
+
+
+def test_a_label_epsilon_that_leaves_nothing_says_so_and_the_usual_one_is_enough_for_most_tables() -> None:
+    nothing = label_note(LabelResponse(num_classes=10, epsilon=0.25), num_samples=1000)
+    assert "leaves nothing: expect the rate of the most frequent class" in str(nothing)
+    assert label_note(LabelResponse(num_classes=2, epsilon=4.0), num_samples=30) is None
+    # Twenty rows of ten classes are too few by any label epsilon.
+    assert "it would take about" in str(label_note(LabelResponse(num_classes=10, epsilon=4.0), num_samples=20))

@@ -15,7 +15,7 @@ from pbmvfl.federation.results import EXACT, Result
 from pbmvfl.mechanisms import Mechanism
 from pbmvfl.mechanisms.votes import VoteKind
 from pbmvfl.plan.groups import Algorithm, Evaluation, FeatureMap, PreparationName, feature_width
-from pbmvfl.plan.local_search import dense_columns, learning_note
+from pbmvfl.plan.local_search import dense_columns, label_note, learning_note
 from pbmvfl.plan.plan import Plan
 from pbmvfl.plan.schedule import COUNTS
 from pbmvfl.privacy.accounting import NOT_A_PROOF, EpsilonBound, TrainingRun, epsilon_bound
@@ -156,20 +156,24 @@ def describe_algorithm(plan: Plan) -> str:
 
 
 def learning_notes(plan: Plan, *, columns: int | None, majority: float | None = None) -> list[str]:
-    """Return notes on what local training can learn with at most `columns` columns per party."""
+    """Return notes on what can be learned from drawn labels, and by local training of at most `columns` columns."""
+    found = [] if plan.label_response is None else [label_note(plan.label_response, num_samples=plan.num_samples)]
+    return [note for note in (*found, _local_note(plan, columns, majority)) if note is not None]
+
+
+def _local_note(plan: Plan, columns: int | None, majority: float | None) -> str | None:
     if plan.algorithm is not Algorithm.STAGED or not plan.noise_multiplier or columns is None:
-        return []
+        return None
     shift = 2 * math.sqrt(plan.num_epochs) / plan.noise_multiplier
     width = feature_width(plan.features, columns, plan.column_values)
     sizes = {"num_samples": plan.num_samples, "num_classes": plan.num_classes}
-    note = learning_note(shift=shift, width=width, majority=majority, **sizes)
-    return [] if note is None else [note]
+    return learning_note(shift=shift, width=width, majority=majority, **sizes)
 
 
 def learning_notes_for(plan: Plan, data: VerticalDataset) -> list[str]:
     """Return the notes of `learning_notes` for a dataset.
 
-    They use its column counts and the rate of its most frequent class, which the caller has and nothing sends.
+    They use its column counts and the rate of its most frequent class, and are for the label holder alone.
     """
     columns = max(dense_columns(part.shape[1:]) for part in data.train_features)
     frequent = max(Counter(data.train_labels.tolist()).values()) / data.num_samples

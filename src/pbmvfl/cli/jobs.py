@@ -302,7 +302,7 @@ class _Shown:
         from rich.markup import escape
         from rich.table import Table
 
-        from pbmvfl.cli.descriptions import describe_plan
+        from pbmvfl.cli.descriptions import describe_plan, learning_notes
         from pbmvfl.cli.tables import print_notes, print_privacy_of_rows
         from pbmvfl.privacy.conversion import usual_delta
 
@@ -317,6 +317,7 @@ class _Shown:
         self._console.print(table)
         delta = usual_delta(plan.num_samples)
         print_privacy_of_rows(self._console, plan.training_run(), delta=delta, title="epsilon that this will cost")
+        print_notes(self._console, learning_notes(plan, columns=max(rows.widths)))
         if plan.sends_labels and plan.label_epsilon is None:
             print_notes(
                 self._console,

@@ -35,7 +35,7 @@ from pbmvfl.federation.federation import Federation
 from pbmvfl.federation.predictions import Predictions
 from pbmvfl.federation.serving import ReleaseOptions
 from pbmvfl.plan.groups import Algorithm, feature_width
-from pbmvfl.plan.local_search import learning_note
+from pbmvfl.plan.local_search import label_note, learning_note
 from pbmvfl.plan.plan import Plan
 from pbmvfl.privacy.composition import epsilon_by_losses
 from pbmvfl.privacy.conversion import usual_delta
@@ -300,7 +300,7 @@ class VerticalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
         )
         delta = usual_delta(data.num_samples) if self.delta is None else self.delta
         self._check_prediction(plan, delta)
-        if (note := _learning_note(plan, data)) is not None:
+        for note in _learning_notes(plan, data):
             warnings.warn(f"{type(self).__name__}: {note}", UserWarning, stacklevel=2)
         result = Federation(plan).fit(data, ledger=self.ledger)
         assert result.model is not None
@@ -511,18 +511,20 @@ class VerticalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
             ) from None
 
 
-def _learning_note(plan: Plan, data: VerticalDataset) -> str | None:
-    """Return a warning where noise leaves little to be learned by parties alone, or None.
+def _learning_notes(plan: Plan, data: VerticalDataset) -> list[str]:
+    """Return warnings where noise, or drawn labels, leave little to be learned.
 
-    It needs public sizes, and the share of the most frequent class, which only the caller reads.
+    They depend on public sizes and on true labels, and are for the caller alone.
     """
-    if plan.algorithm is not Algorithm.STAGED:
-        return None
-    columns = max(part.shape[1] for part in data.train_features)
-    return learning_note(
-        shift=2 * math.sqrt(plan.num_epochs) / plan.noise_multiplier,
-        num_samples=plan.num_samples,
-        num_classes=plan.num_classes,
-        width=feature_width(plan.features, columns, plan.column_values),
-        majority=float(np.bincount(data.train_labels).max()) / plan.num_samples,
-    )
+    found = [] if plan.label_response is None else [label_note(plan.label_response, num_samples=plan.num_samples)]
+    if plan.algorithm is Algorithm.STAGED:
+        columns = max(part.shape[1] for part in data.train_features)
+        noise = learning_note(
+            shift=2 * math.sqrt(plan.num_epochs) / plan.noise_multiplier,
+            num_samples=plan.num_samples,
+            num_classes=plan.num_classes,
+            width=feature_width(plan.features, columns, plan.column_values),
+            majority=float(np.bincount(data.train_labels).max()) / plan.num_samples,
+        )
+        found.append(noise)
+    return [note for note in found if note is not None]
