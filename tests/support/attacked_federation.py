@@ -152,6 +152,7 @@ class Attacked:
     def training(self, run: str, **choices: Any) -> JobSpec:
         rows = LabelRows.load(self.clinic, "people")
         usual = {"num_parties": len(PARTIES), "num_samples": rows.num_rows, "num_classes": 2, "evaluation": "none"}
+        usual |= {"label_epsilon": 4.0}
         plan = Plan.of(**{**usual, "batch_size": 10, "num_epochs": 2, "embedding_dim": 2, **choices})
         return JobSpec(
             work=Work.TRAIN,

@@ -48,12 +48,12 @@ def made(folder: Path) -> int:
     return found
 
 
-def charged(folder: Path) -> Counter[tuple[str, int, str]]:
+def charged(folder: Path, ledger: str = LEDGER) -> Counter[tuple[str, int, str]]:
     """How often each (row, weight of another label, data version) was charged, read by SQL."""
     found: Counter[tuple[str, int, str]] = Counter()
-    if not (folder / LEDGER).exists():
+    if not (folder / ledger).exists():
         return found
-    connection = sqlite3.connect(folder / LEDGER)
+    connection = sqlite3.connect(folder / ledger)
     lines = connection.execute(
         "SELECT train_ids, sessions.session, terms FROM sessions JOIN charged ON id = charged.session "
         "JOIN plans ON plans.hash = sessions.plan WHERE charged_until > first_round"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import ssl
 import struct
 
@@ -9,9 +10,11 @@ import numpy as np
 import pytest
 from benchmarks.deploy.together import differing_tensors, train_together
 
+from pbmvfl.deploy.job.admission import PRIVATE_REASON
 from pbmvfl.mechanisms.poisson_binomial import PoissonBinomial
 from pbmvfl.plan.plan import Plan
 from support.deploy_homes import PARTIES, SERVER, Tables, aligned, make_homes, run_job, train_order
+from support.label_draws import charged, made
 
 
 @pytest.fixture(scope="module")
@@ -135,3 +138,60 @@ def test_the_search_finds_an_id_and_a_value_that_cross_the_line(tables):
     heard = [b"..." + tables.ids[3].encode() + struct.pack("<f", tables.features["bank"][0, 0])]
     assert found_in({tables.ids[3].encode()}, heard)
     assert found_in(spellings(tables.features["bank"][0, 0]), heard)
+
+
+# --- labels ---
+
+
+def staged_plan(rows, **choices):
+    """Every party trains alone with labels that it is sent."""
+    usual = {"training": "local", "labels": "parties", "head": "fixed", "mechanism": "none", "embedding_dim": 2}
+    usual |= {"activation": "none", "start": "zero", "encoder": "linear", "batch_size": 60, "num_epochs": 2}
+    sizes = {"num_parties": len(PARTIES), "num_samples": rows.num_rows, "num_classes": len(rows.class_names)}
+    return Plan.of(
+        **{**sizes, **usual, "noise_multiplier": 20.0, "evaluation": "none", "label_epsilon": 1.0, **choices}
+    )
+
+
+def policy_of_labels(home, text):
+    home.policy.write_text('[data]\nfile = "labels.csv"\nid = "id"\nlabel = "label"\n' + text)
+    home.policy.chmod(0o600)
+
+
+def logged(home):
+    return "".join(path.read_text() for path in home.logs.rglob("*") if path.is_file())
+
+
+def test_drawn_labels_cross_the_line_and_true_ones_never_whatever_is_trained(tmp_path, tables, said):
+    homes = make_homes(tmp_path, tables, limit=1e6)
+    clinic = homes[SERVER]
+    policy_of_labels(clinic, "[[limit]]\nepsilon = 2.5\ndelta = 1e-5\n")
+    rows = aligned(homes)
+    true = rows.train_labels
+    for number in range(2):
+        assert run_job(homes, train_order(staged_plan(rows, seed=number), run=f"run-{number}")).ending == "done"
+    assert run_job(homes, train_order(joint_plan(rows, label_epsilon=1.0), run="run-joint")).ending == "done"
+    stored = (clinic.path / "labels" / "answers").read_bytes()
+    drawn = np.frombuffer(stored[64 + 24 + 61 * 16 : -16], dtype="<u4")[:-1].astype(np.uint8)
+    assert 0 < np.count_nonzero(drawn != true) < 60  # each differs with probability 0.27
+    everything = b"".join(said)
+    assert everything.count(drawn.tobytes()) == 2 * len(PARTIES)
+    assert true.astype(np.uint8).tobytes() not in everything
+    assert charged(clinic.path, "ledger.sqlite").total() == made(clinic.path) == 60
+    assert "label" in clinic.status.read_text()  # what its ledger has spent of its limit is shown to its operators
+
+    # Refused by its own limit: its log says how much is spent, and nothing of that reaches the parties.
+    before = len(said)
+    again = run_job(homes, train_order(staged_plan(rows, label_epsilon=2.0), run="again"))
+    assert (again.ending, again.words) == ("refused", f"{SERVER}: {PRIVATE_REASON}")
+    assert b"epsilon 2.5" not in b"".join(said[before:])
+    assert "from epsilon 1.00 to 3.00" in logged(clinic)
+    assert charged(clinic.path, "ledger.sqlite").total() == made(clinic.path) == 60
+
+    # A store that is lost: another version is the owner's permission to draw anew, and is charged.
+    shutil.rmtree(clinic.labels)
+    assert run_job(homes, train_order(staged_plan(rows), run="lost")).words == f"{SERVER}: {PRIVATE_REASON}"
+    assert "the store was lost" in logged(clinic)
+    policy_of_labels(clinic, 'version = "2"\n[[limit]]\nepsilon = 2.5\ndelta = 1e-5\n')
+    assert run_job(homes, train_order(staged_plan(rows), run="second")).ending == "done"
+    assert charged(clinic.path, "ledger.sqlite").total() == 120

@@ -57,7 +57,7 @@ def make_homes(folder: Path, *, rules: str = "") -> dict[str, SiteFolder]:
         public[name] = homes[name].make_identity().public
         if name == "clinic":
             lines = ["id,label", *(f"{each},{i % 2}" for i, each in enumerate(ids_of(name)))]
-            policy = '[data]\nfile = "rows.csv"\nid = "id"\nlabel = "label"\n'
+            policy = '[data]\nfile = "rows.csv"\nid = "id"\nlabel = "label"\n[plan]\nlabels_in_clear = true\n'
         else:
             lines = ["id,a,b", *(f"{each},{i / 50},{index / 7}" for i, each in enumerate(ids_of(name)))]
             policy = f'[data]\nfile = "rows.csv"\nid = "id"\ndataset = "people"\n[runs]\n{rules}\n'

@@ -344,9 +344,8 @@ def _notes(response: LabelResponse, true_N: _Labels, stored_N: _Labels) -> tuple
     if found > (expected + by_chance) / 2 or len(true_N) * divergence < -math.log(_FALSE_ALARMS):
         return ()
     return (
-        f"stored labels agree with {found:.1%} of the true ones, and their law with {expected:.1%}: they may have been "
-        "drawn for other rows or classes under the same names, or most labels were corrected since; nothing was drawn "
-        "anew",
+        "stored labels agree with the true ones much less often than their law says: they were drawn for other rows "
+        "under the same names, or most labels were changed since; nothing was drawn anew",
     )
 
 

@@ -32,6 +32,7 @@ from pbmvfl.plan.plan import Plan
 from support.policy_homes import (
     PARTY_POLICY,
     RUN_ID,
+    SERVER_POLICY,
     align_order,
     joint_plan,
     make_alignment,
@@ -96,6 +97,31 @@ def test_admitting_an_order_leaves_no_trace_of_it_but_limits_are_in_the_book(hom
     with contextlib.closing(Ledger(home.ledger, read_only=True)) as book:
         assert [each.epsilon for each in book.limits("people")] == [8.0]
         assert book.sessions("people") == []
+
+
+# --- what the label holder takes ---
+
+
+def test_a_label_holder_takes_what_its_policy_permits_of_labels_and_no_more(server: SiteFolder) -> None:
+    for make in (small_plan, joint_plan):
+        admit(server, train_order(make()), NOON)
+        assert "label_epsilon=5: the policy permits 4 or less" in refused(server, train_order(make(label_epsilon=5.0)))
+        clear = train_order(make(label_epsilon=None))
+        assert "no training labels in clear" in refused(server, clear)
+        write_policy(server.path, SERVER_POLICY + "[plan]\nlabels_in_clear = true\n")
+        admit(server, clear, NOON)
+        write_policy(server.path, SERVER_POLICY)
+
+
+def test_a_label_holder_has_the_limits_of_its_policy_in_its_own_ledger(server: SiteFolder) -> None:
+    write_policy(server.path, SERVER_POLICY + "[[limit]]\nepsilon = 8\ndelta = 1e-5\n")
+    admit(server, train_order(small_plan()), NOON)
+    with contextlib.closing(Ledger(server.ledger, read_only=True)) as ledger:
+        assert ledger.owner == "clinic"
+        assert [(each.unit, each.epsilon) for each in ledger.limits("labels")] == [("label", 8.0)]
+    write_policy(server.path, SERVER_POLICY + "[[limit]]\nepsilon = 9\ndelta = 1e-5\n")
+    # It is looser than the ledger's, which is nobody else's affair.
+    assert refused(server, train_order(small_plan())) == PRIVATE_REASON
 
 
 # --- what is refused everywhere ---
