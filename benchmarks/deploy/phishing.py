@@ -200,8 +200,8 @@ def _write_rows(homes: dict[str, SiteFolder]) -> None:
             for row in chance.permutation(len(labels)):
                 file.write(f"{ids[first + row]},{data.class_names[labels[row]]}\n")
     # Weights are compared with those of one process, which needs the same labels in both: in clear.
-    data = '[data]\nfile = "labels.csv"\nid = "id"\nlabel = "label"\n'
-    _private(folder / "policy.toml", data + "[plan]\nlabels_in_clear = true\n")
+    policy = '[data]\nfile = "labels.csv"\nid = "id"\nlabel = "label"\n'
+    _private(folder / "policy.toml", policy + "[plan]\nlabels_in_clear = true\n")
 
 
 def _private(path: Path, text: str) -> None:

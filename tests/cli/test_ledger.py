@@ -313,3 +313,57 @@ def test_training_with_a_limit_and_no_word_about_exact_metrics_looks_at_none(mai
     assert result["metrics"] == {}
     assert result["plan"]["evaluation"] == "none"
     assert "nothing was measured, as the plan has it" in " ".join(out.split())
+
+
+# --- the label holder's ledger ---
+
+
+def test_the_label_holder_s_ledger_is_limited_forecast_shown_and_drawn_anew_by_name(main, tmp_path):
+    write_table(tmp_path / "people.csv")
+    train = (*TRAIN, "--ledger", "books", "--label-epsilon", 2, "--evaluation", "none")
+    limit = ("ledger", "limit", "books", "--dataset", "people", "--epsilon")
+    code, out, _ = main(*limit, 5, "--unit", "label")
+    assert (code, "books/label-holder.sqlite: people: label, strict, all parties: epsilon 5" in out) == (0, True)
+    code, out, _ = main(*train, "--out", "one")
+    assert code == 0
+    assert "ledger of every party: nothing of 'people', and no limit" in out
+    assert "ledger of label-holder: nothing of 'people'; label, strict: epsilon 0 of 5 is spent, 2.00 after this" in out
+    code, out, _ = main(*train, "--out", "two")
+    assert (
+        code,
+        "label-holder: 1 draw of labels of 'people'; label, strict: epsilon 2.00 of 5 is spent, 2.00" in out,
+    ) == (
+        0,
+        True,
+    )
+    code, out, _ = main("ledger", "show", "books")
+    assert "round 0: labels of 48 rows, randomised response k=2, epsilon=2 a label" in out
+    assert [line.split() for line in out.splitlines() if line.split()[:1] == ["label"]] == [
+        ["label", "strict", "all", "parties", "5", "2.00", "2.00", "1e-05"]
+    ]
+    spent = json.loads(main("privacy", "two", "--json")[1])["ledgers"]
+    assert [set(each) for each in spent] == [
+        {"ledger", "cell", "record"},
+        {"ledger", "label"},
+        {"ledger", "cell", "record"},
+    ]
+    # A limit of cells is the parties' alone, and takes nothing from what is left for labels.
+    assert "label-holder" not in main(*limit, 1e9, "--accounting", "paper")[1]
+    shutil.rmtree(tmp_path / "books" / "labels")
+    code, _, err = main(*train, "--out", "three")
+    assert (code, "--redraw-labels" in err, (tmp_path / "three").exists()) == (2, True, False)
+    assert main(*train, "--out", "three", "--redraw-labels")[0] == 0
+    code, _, err = main(*train[:-4], "--label-epsilon", 1.5, "--evaluation", "none", "--until-limit", "--out", "four")
+    assert (code, "from epsilon 4.00 to 5.50" in err, (tmp_path / "four").exists()) == (2, True, False)
+
+
+def test_a_limit_of_labels_is_for_one_ledger(main, tmp_path):
+    limit = ("ledger", "limit", "books", "--dataset", "people", "--unit", "label", "--epsilon", 5)
+    assert "leave out --parties bank,shop" in main(*limit, "--parties", "bank,shop")[2]
+    assert not (tmp_path / "books").exists()
+    assert main(*limit)[0] == 0
+    assert [path.name for path in (tmp_path / "books").glob("*.sqlite")] == ["label-holder.sqlite"]
+    assert main(*limit[:-2], "--remove")[0] == 0
+    charge_all(Ledger(tmp_path / "bank.sqlite"), small_plan(), rounds=1)
+    said = main("ledger", "limit", "bank.sqlite", "--dataset", NAME, "--unit", "label", "--epsilon", 5)[1]
+    assert "it counts drawn labels alone, and this ledger has none" in said

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from scipy.optimize import brentq
 from scipy.stats import norm
 
-from pbmvfl import Ledger, Limit, VerticalDataset
+from pbmvfl import Federation, Ledger, Limit, VerticalDataset
 from pbmvfl.errors import BudgetExceeded, PlanError, RunFolderError
 from pbmvfl.mechanisms.interactions.screen import Column, Selection
 from pbmvfl.plan.plan import Plan
@@ -314,3 +315,31 @@ def test_runs_of_other_parties_have_no_common_account() -> None:
     plan = screen_plan(data, Columns.of(data, (-1, 1)), shown=2, epsilon=3.0)
     # Twice the same pure release: the screen's counts as pure, the last as a run of its own.
     assert joint_privacy([plan, plan], BUDGET).epsilon == pytest.approx(6, abs=1e-3)
+
+
+@pytest.mark.parametrize("kept", [{}, {"folder": "run"}, {"ledger": "books"}])
+def test_a_screen_is_read_by_the_drawn_labels_that_training_uses(
+    kept: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its verdict reaches the parties: read by true labels, or by a second draw, it would tell more than is counted."""
+    used: list[npt.NDArray[np.int64]] = []
+    fit = Federation.fit
+
+    def watched(self: Federation, *arguments: Any, **named: Any) -> Any:
+        result = fit(self, *arguments, **named)
+        assert self.labels is not None
+        used.append(self.labels)
+        return result
+
+    def read(plan: Any, symbols: Any, labels: npt.NDArray[np.int64]) -> Any:
+        used.append(labels)
+        return read_screen(plan, symbols, labels)
+
+    monkeypatch.setattr(Federation, "fit", watched)
+    monkeypatch.setattr("pbmvfl.research.joint.read_screen", read)
+    places = {name: tmp_path / place for name, place in kept.items()}
+    data, shared = table(product=3.0), {"epsilon": 12, "joint": "on", "column_range": (-1, 1), "num_epochs": 1}
+    train_jointly(data, **shared, **places, exact_metrics=True, label_epsilon=1.0)
+    assert len(used) == 3
+    assert all(np.array_equal(used[0], each) for each in used)
+    assert not np.array_equal(used[0], data.train_labels)
