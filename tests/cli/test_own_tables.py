@@ -251,6 +251,23 @@ def test_files_that_do_not_go_together_are_refused(cli: Cli, tmp_path: Path, opt
     assert sorted(path.name for path in tmp_path.iterdir()) == before
 
 
+def test_a_column_out_of_scale_is_named_and_no_run_folder_is_left(cli: Cli, tmp_path: Path) -> None:
+    schema = json.loads(Path("schema.json").read_text())
+    del schema["columns"]["income"]
+    Path("schema.json").write_text(json.dumps(schema))
+    bank = Path("bank.csv").read_text().splitlines()
+    bank[40] = "P39,5.2e10,cook,True"
+    Path("bank.csv").write_text("\n".join(bank) + "\n")
+    before = sorted(path.name for path in tmp_path.iterdir())
+    for command in ((), ("--out", "run")):
+        code, _, err = cli("train", *FILES, "--schema", "schema.json", *command)
+        assert code == 2
+        assert "bank.csv: column='income': row=39 (counted from 0) is infinite or beyond 1e+09" in err
+        assert 'give the column a range in the schema, "income": {"range": [low, high]}' in err
+        assert "5.2e" not in err
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+
 def test_a_file_whose_name_has_an_equals_sign_is_a_file(cli: Cli) -> None:
     Path("a=b.csv").write_text("age,visits,churn\n" + "".join(f"{i},{i},{i % 2}\n" for i in range(40)))
     options = ("--label", "churn", "--columns", "bank=age;shop=visits")

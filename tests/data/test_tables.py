@@ -196,10 +196,24 @@ def test_a_missing_value_is_refused_with_its_place(write: Any, name: str, column
         load(write(name, **replaced(column, 7, value)))
 
 
-@pytest.mark.parametrize(("column", "value"), [("bmi", float("inf")), ("age", float("-inf")), ("bmi", 1e39)])
-def test_a_value_beyond_float32_is_refused_with_its_place(write: Any, column: str, value: float) -> None:
-    with pytest.raises(DataError, match=f"column='{column}': row=3 .* infinite or too large"):
+@pytest.mark.parametrize(
+    ("column", "value", "remedy"),
+    [
+        ("bmi", float("inf"), "infinite or beyond 1e+09; give the column a range in the schema"),
+        ("bmi", -1.001e9, 'infinite or beyond 1e+09; give the column a range in the schema, "bmi": {"range"'),
+        ("bmi", 1e39, "infinite or beyond 1e+09; give the column a range in the schema"),
+        ("age", float("-inf"), "infinite; correct it"),
+    ],
+)
+def test_a_value_beyond_the_bound_is_refused_with_its_place(write: Any, column: str, value: float, remedy: str) -> None:
+    with pytest.raises(DataError, match=f"people.parquet: column='{column}': row=3 .* is {re.escape(remedy)}"):
         load(write(**replaced(column, 3, value)))
+
+
+@pytest.mark.parametrize(("column", "value"), [("bmi", 1e9), ("bmi", -1e9), ("age", 1e39)])
+def test_a_value_at_the_bound_or_with_a_range_is_permitted(write: Any, column: str, value: float) -> None:
+    data = load(write(**replaced(column, 3, value)))
+    assert data.num_samples + data.num_test_samples == ROWS
 
 
 @pytest.mark.parametrize("fraction", [1, 1.5, -0.2, float("nan"), True])

@@ -19,6 +19,9 @@ from pbmvfl.data.text import Mask, among, are_dates, is_number, is_text, numbers
 
 Features = npt.NDArray[np.float32]
 
+#: The public bound of a column, in either direction. Products with weights and a gradient stay far inside float32.
+LARGEST_COLUMN = 1e9
+
 _WHY_VOCABULARIES = "One collected from the rows would tell which words occur, which is a release about private values"
 #: What to do about dates.
 NUMBERS_OF_DATES = "make numbers of them before loading, such as the year, the month or the days since a public day"
@@ -158,17 +161,18 @@ def _numbers(column: _Column, absent: Mask) -> Features:
     values = np.where(absent, 0.0, values)
     if rule.range is not None:
         low, high = rule.range
-        infinite = np.isinf(values)
+        beyond = np.isinf(values)
+        remedy = "infinite; correct"
         # Halves first: high - low may overflow where each of them does not.
         values = (np.clip(values, low, high) / 2 - low / 2) / (high / 2 - low / 2) * 2 - 1
     else:
-        infinite = np.abs(values) > np.finfo(np.float32).max
-    if infinite.any():
-        column.fault_of_rows(
-            infinite,
-            "is infinite or too large for float32; correct it",
-            "are infinite or too large for float32; correct them",
+        beyond = np.abs(values) > LARGEST_COLUMN
+        remedy = (
+            f"infinite or beyond {LARGEST_COLUMN:g}; give the column a range in the schema, "
+            f'"{rule.name}": {{"range": [low, high]}}, or correct'
         )
+    if beyond.any():
+        column.fault_of_rows(beyond, f"is {remedy} it", f"are {remedy} them")
         return column.zeros()
     return values.astype(np.float32)[:, None]
 

@@ -2,6 +2,6 @@
 
 `handshake` agrees on keys, `session` drives a server over a `transport`, `stored_answers` keeps released answers so
 that a repeated request gets the same bytes.
-May import `training`, `plan`, `mechanisms`, `wire`, `privacy`, `crypto`, `errors` and `_files`.
+May import `training`, `data`, `plan`, `mechanisms`, `wire`, `privacy`, `crypto`, `errors` and `_files`.
 Begin with `server`, then `party`.
 """

@@ -17,12 +17,13 @@ import torch
 from torch import Tensor
 
 from pbmvfl.crypto.key_exchange import IDENTITY_BYTES
+from pbmvfl.data.encoding import LARGEST_COLUMN
 from pbmvfl.errors import DataError, WrongPlan
 from pbmvfl.mechanisms.interactions.features import OwnColumns, PublishedContext
 from pbmvfl.mechanisms.interactions.symbols import as_coordinates
 from pbmvfl.plan.plan import Plan
 from pbmvfl.plan.schedule import Round, Split
-from pbmvfl.training.features import LARGEST_COLUMN, LazyRows, mapped
+from pbmvfl.training.features import LazyRows, mapped
 from pbmvfl.training.preparation import preparation_for
 
 if TYPE_CHECKING:

@@ -9,6 +9,7 @@ from typing import Any, TypeGuard
 import numpy as np
 import numpy.typing as npt
 
+from pbmvfl.data.encoding import LARGEST_COLUMN
 from pbmvfl.errors import EncoderError
 from pbmvfl.plan.groups import Algorithm, FeatureMap, feature_width
 from pbmvfl.plan.local_search import block_sides, dense_columns
@@ -32,8 +33,6 @@ from pbmvfl.plan.plan import Plan
 # Shape suffixes: N rows, D columns, L values.
 
 
-#: The public bound of a column, in either direction. Products with weights and a gradient stay far inside float32.
-LARGEST_COLUMN = 1e9
 #: Wider rows would make matrices that take minutes.
 LARGEST_WIDTH = 4096
 _PAIR_WEIGHT = 0.5
