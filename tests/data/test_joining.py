@@ -7,11 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from pbmvfl.data import VerticalDataset, load_table
+from pbmvfl.data.schema_template import schema_template
+from pbmvfl.data.tables import check_table
+from pbmvfl.deploy.alignment.tables import read_party_table
 from pbmvfl.errors import DataError
 
 #: Person i is i years old, has been i + 100 times in the shop, and churned if i is odd.
@@ -193,3 +197,56 @@ def test_what_cannot_be_joined_is_said_before_anything_is_read(files: dict[str, 
         load_table(files["bank"], label="churn")
     with pytest.raises(DataError, match="label_data goes with a table for each party"):
         load_table(files["bank"], label="churn", columns="a=age;b=visits", label_data=files["shop"])
+
+
+# --- the index of a pandas frame ---
+
+
+def frame(index: Any) -> pd.DataFrame:
+    """A shop's frame with an index that is stored in the file."""
+    people = [f"P{i}" for i in range(30)]
+    cells = {"person": people, "visits": range(30), "churn": ["yes", "no"] * 15}
+    made = pd.DataFrame(cells)
+    return (
+        made.set_index("person")
+        if index == "person"
+        else made.set_index(pd.Index([7 * i % 31 for i in range(30)], name=index))
+    )
+
+
+@pytest.mark.parametrize("index", [None, "number"])
+@pytest.mark.parametrize("in_memory", [False, True])
+def test_the_index_of_a_pandas_frame_is_no_feature_unless_it_is_named(
+    files: dict[str, Path], tmp_path: Path, index: str | None, in_memory: bool
+) -> None:
+    path, stored = tmp_path / "shop.parquet", index or "__index_level_0__"
+    frame(index).to_parquet(path)
+    assert stored in pq.read_schema(path).names  # else there is nothing to leave out
+    shop = pa.Table.from_pandas(frame(index)) if in_memory else path
+    given = {**files, "shop": shop}
+    data = load(given)
+    assert data.columns is not None
+    assert [part.names for part in data.columns] == [("age",), ("visits",)]
+    assert sum(f"column={stored!r} is the index of a pandas frame" in note for note in data.notes) == 1
+    made = schema_template(shop, label="churn", id="person")
+    assert set(made.entries) == {"visits"}
+    assert stored in " ".join(made.notes)
+    checked = check_table(shop, schema=None, label="churn", id="person")
+    assert checked.columns[0].names == ("visits",)
+    assert stored in " ".join(checked.notes)
+    named = load(given, columns={"bank": ["age"], "shop": ["visits", stored]})
+    assert named.columns is not None
+    assert named.columns[1].names == ("visits", stored)
+    assert not any("index of a pandas frame" in note for note in named.notes)
+    if not in_memory:
+        assert read_party_table(path, id="person", columns=None, schema=CHURN).columns.names == ("visits", "churn")
+
+
+CHURN = {"columns": {"churn": {"vocabulary": ["yes", "no"]}}}
+
+
+def test_the_index_of_a_pandas_frame_can_be_the_id(files: dict[str, Path], tmp_path: Path) -> None:
+    frame("person").to_parquet(tmp_path / "shop.parquet")
+    data = load(files)
+    assert {*(data.train_ids or ()), *(data.test_ids or ())} == {f"P{i}" for i in BANK}
+    assert not any("index of a pandas frame" in note for note in data.notes)

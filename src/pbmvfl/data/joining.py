@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from pbmvfl._text import counted
 from pbmvfl.data.faults import Faults, Place, nearest
-from pbmvfl.data.readers import Source, column_names, read_columns, require_columns
+from pbmvfl.data.readers import Source, column_names, feature_names, read_columns, require_columns
 from pbmvfl.data.schema import ColumnRule
 from pbmvfl.data.text import is_text
 
@@ -95,8 +95,9 @@ def read_each(
         return None
     present = {party: found for party, found in names.items() if found is not None}
     holder = _label_holder(label, present, sources, label_source, faults)
+    notes: list[str] = []
     chosen = {
-        party: tuple((held or {}).get(party) or (name for name in found if name not in (id, label)))
+        party: tuple((held or {}).get(party) or feature_names(sources[party], found, (id, label), notes))
         for party, found in present.items()
     }
     read: dict[str, _WithIds] = {}
@@ -125,7 +126,7 @@ def read_each(
         label_place=places[of_label or next(iter(sources))],
         ids=common,
         present=tuple(dict.fromkeys(name for found in present.values() for name in found)),
-        notes=tuple(_left_out(read, len(common))),
+        notes=(*notes, *_left_out(read, len(common))),
     )
 
 

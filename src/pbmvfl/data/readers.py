@@ -93,6 +93,30 @@ def column_names(source: Source, faults: Faults) -> list[str] | None:
     return None
 
 
+def feature_names(
+    source: Source, present: Sequence[str], besides: Collection[str | None], notes: list[str]
+) -> list[str]:
+    """Return the columns that are features where none are named: all but `besides` and, with a note, pandas' index."""
+    index = [name for name in _index_names(source) if name not in besides]
+    notes += [
+        f"{source.file}: column={name!r} is the index of a pandas frame and no feature, so it is left out; name it "
+        "among the columns to use it."
+        for name in index
+    ]
+    return [name for name in present if name not in (*besides, *index)]
+
+
+def _index_names(source: Source) -> list[str]:
+    """Return the columns that hold the index of the pandas frame that a table was written from."""
+    import pyarrow.parquet as pq
+
+    if source.is_csv or _is_pandas(source.value):
+        return []
+    schema = source.value.schema if source.path is None else pq.read_schema(source.path)
+    # An index that is a range of numbers is described there and stored in no column.
+    return [name for name in (schema.pandas_metadata or {}).get("index_columns", []) if isinstance(name, str)]
+
+
 def require_columns(source: Source, present: Sequence[str], wanted: Sequence[str], faults: Faults) -> list[str]:
     """Return those of `wanted` that can be read; one fault names all absent ones."""
     absent = [name for name in dict.fromkeys(wanted) if name not in present]

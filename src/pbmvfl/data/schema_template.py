@@ -17,7 +17,7 @@ from pbmvfl._text import counted
 from pbmvfl.data.column_rules import held_columns, party_sources
 from pbmvfl.data.encoding import NUMBERS_OF_DATES
 from pbmvfl.data.faults import Faults, Place, nearest
-from pbmvfl.data.readers import Source, column_names, read_columns, require_columns, source_of
+from pbmvfl.data.readers import Source, column_names, feature_names, read_columns, require_columns, source_of
 from pbmvfl.data.schema import USUAL_MARKERS
 from pbmvfl.data.text import Mask, among, are_dates, infer, is_number, is_text, numbers_of
 
@@ -92,7 +92,7 @@ def schema_template(
         if present is None:
             continue
         if held is None or (by_party and party not in held):
-            wanted: Sequence[str] = [name for name in present if name not in (label, id)]
+            wanted: Sequence[str] = feature_names(each, present, (label, id), notes)
         else:
             wanted = held[party] if by_party else [name for names in held.values() for name in names]
         for name, entry in _entries(each, present, wanted, public_values, notes, faults).items():

@@ -19,7 +19,7 @@ from pbmvfl.data.faults import Faults
 from pbmvfl.data.joining import Aligned
 from pbmvfl.data.labels import Labels, classes_of_test_rows_alone
 from pbmvfl.data.preparation import prepare
-from pbmvfl.data.readers import column_names, source_of, stem_of
+from pbmvfl.data.readers import column_names, feature_names, source_of, stem_of
 from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.errors import DataError
 
@@ -144,11 +144,12 @@ def check_table(
         DataError: With all faults.
     """
     by_party = isinstance(source, Mapping)
+    notes: list[str] = []
     if columns is None and not by_party:
-        faults = Faults()
-        names = column_names(source_of(source), faults)
+        faults, whole = Faults(), source_of(source)
+        present = column_names(whole, faults)
         faults.raise_any()
-        held: Mapping[str, Sequence[str]] | None = {"table": [each for each in names or [] if each not in (label, id)]}
+        held: Mapping[str, Sequence[str]] | None = {"table": feature_names(whole, present or [], (label, id), notes)}
     else:
         held = held_columns(columns, label, id, by_party=by_party)
     found = prepare([source], held=held, label=label, id=id, label_data=label_data, schema=schema)
@@ -156,7 +157,7 @@ def check_table(
         num_rows=found.splits[0].num_rows,
         columns=found.columns,
         class_names=found.class_names,
-        notes=(*_unscaled(found.columns), *found.splits[0].notes),
+        notes=(*_unscaled(found.columns), *notes, *found.splits[0].notes),
     )
 
 

@@ -19,7 +19,15 @@ from pbmvfl.data.column_rules import PartyColumns, resolved
 from pbmvfl.data.encoding import Features, encode_columns
 from pbmvfl.data.faults import Faults, Place, nearest
 from pbmvfl.data.labels import label_values
-from pbmvfl.data.readers import Source, column_names, read_batches, read_columns, require_columns, source_of
+from pbmvfl.data.readers import (
+    Source,
+    column_names,
+    feature_names,
+    read_batches,
+    read_columns,
+    require_columns,
+    source_of,
+)
 from pbmvfl.data.schema import Schema, read_schema
 from pbmvfl.deploy.alignment.row_ids import RowIds
 from pbmvfl.errors import AlignmentError
@@ -88,7 +96,9 @@ def read_party_table(
     present = column_names(source, faults)
     faults.raise_any()
     assert present is not None
-    chosen = columns.names if isinstance(columns, PartyColumns) else columns or present
+    chosen = (
+        columns.names if isinstance(columns, PartyColumns) else columns or feature_names(source, present, (id,), [])
+    )
     names = [name for name in chosen if name != id]
     usable = require_columns(source, present, [id, *names], faults)
     for name in said.names:

@@ -32,7 +32,7 @@ def columns_in_use(data: DataSource) -> tuple[str, ...]:
         DataError: If the header or the schema has faults.
     """
     from pbmvfl.data.faults import Faults, nearest
-    from pbmvfl.data.readers import column_names, require_columns, source_of
+    from pbmvfl.data.readers import column_names, feature_names, require_columns, source_of
     from pbmvfl.data.schema import read_schema
 
     source, faults = source_of(data.file), Faults()
@@ -40,7 +40,7 @@ def columns_in_use(data: DataSource) -> tuple[str, ...]:
     said = read_schema(data.schema, faults)
     faults.raise_any()
     assert present is not None
-    chosen = data.columns or [name for name in present if name not in (data.id, data.label)]
+    chosen = data.columns or feature_names(source, present, (data.id, data.label), [])
     wanted = [data.id, *([data.label] if data.label else chosen)]
     require_columns(source, present, wanted, faults)
     for name in said.names:
