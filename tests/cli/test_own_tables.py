@@ -122,6 +122,28 @@ def test_a_template_goes_to_a_file_that_must_not_exist_and_to_json(cli: Cli) -> 
     assert set(said["schema"]["columns"]) == {"income", "job"}
 
 
+def test_a_template_needs_the_label_and_the_id_that_are_named(cli: Cli) -> None:
+    code, out, err = cli("schema", "shop.csv", "--label", "chrun", "--id", "persn")
+    assert (code, out) == (2, "")
+    assert "label='chrun' is not in shop.csv (did you mean 'churn'?); correct the name, or leave the label out" in err
+    assert "column='persn' is not in shop.csv (did you mean 'person'?)" in err
+    code, out, err = cli("schema", "bank=bank.csv", "shop=shop.csv", "--label", "left", "--id", "person")
+    assert (code, out) == (2, "")
+    assert "label='left' is not in bank.csv or shop.csv; correct the name" in err
+    assert cli("schema", "bank=bank.csv", "shop=shop.csv", "--label", "churn", "--id", "person")[0] == 0
+
+
+def test_a_template_is_not_made_of_a_header_without_commas(cli: Cli) -> None:
+    Path("semi.csv").write_text(Path("bank.csv").read_text().replace(",", ";"))
+    Path("tabs.csv").write_text(Path("bank.csv").read_text().replace(",", "\t"))
+    for file, mark in (("semi.csv", ";"), ("tabs.csv", "\t")):
+        code, out, err = cli("schema", file, "--out", "new.json")
+        assert (code, out) == (2, "")
+        assert f"{file} has 1 column" in err
+        assert f"Columns must be separated by commas, not by {mark!r}; save the file with commas" in err
+    assert not Path("new.json").exists()
+
+
 @pytest.mark.usefixtures("cli")
 def test_a_template_that_is_not_filled_in_is_refused_with_all_holes() -> None:
     made = schema_template({"bank": "bank.csv", "shop": "shop.csv"}, label="churn", id="person")

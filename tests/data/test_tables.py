@@ -19,6 +19,8 @@ from pbmvfl.data.column_rules import PartyColumns
 from pbmvfl.data.faults import Faults
 from pbmvfl.data.labels import number_classes
 from pbmvfl.data.schema import read_schema
+from pbmvfl.data.schema_template import schema_template
+from pbmvfl.data.tables import check_table
 from pbmvfl.errors import DataError
 
 ROWS = 20
@@ -389,8 +391,16 @@ def test_another_separator_is_named_with_the_header_that_was_found(
     rows = [["age", "job", "bmi", "sick"], *([f"{i}{decimal}5", "cook", "20", "no"] for i in range(ROWS))]
     path.write_text("\n".join(separator.join(row) for row in rows))
     found = re.escape(repr(separator.join(rows[0])))
-    with pytest.raises(DataError, match=rf"it has 1 column: {found}. Columns must be separated by commas, {shown}"):
-        load(path)
+    message = rf"people.csv has 1 column: {found}. Columns must be separated by commas, {shown}; save the file with"
+    for use in (load, schema_template, lambda file: check_table(file, schema=None)):
+        with pytest.raises(DataError, match=message):
+            use(path)
+
+
+def test_a_separator_in_some_names_is_part_of_them(tmp_path: Path) -> None:
+    path = tmp_path / "people.csv"
+    path.write_text("age;years,job|title,bmi,sick\n" + "".join(f"{i},{i},{20 + i},{i % 2}\n" for i in range(ROWS)))
+    assert list(schema_template(path).entries) == ["age;years", "job|title", "bmi", "sick"]
 
 
 def test_a_missing_column_is_refused_with_the_columns_there_are(write: Any) -> None:

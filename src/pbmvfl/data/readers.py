@@ -23,6 +23,9 @@ from pbmvfl.errors import DataError
 #: Unquoted, these are missing values in a CSV; in quotes they are words.
 _CSV_NULLS = ["", "NA", "N/A", "NaN", "nan", "NULL", "null"]
 
+#: Marks that a header has instead of commas, rather than inside its names, where it has as many of them as names.
+_OTHER_SEPARATORS = (";", "\t", "|")
+
 #: Line numbers that one fault lists.
 _SHOWN_LINES = 5
 
@@ -125,7 +128,6 @@ def require_columns(source: Source, present: Sequence[str], wanted: Sequence[str
         faults.add(
             f"{first[0]} is not in {source.file}{first[1]}{''.join(f', nor is {name}{hint}' for name, hint in others)}"
             f"; it has {counted(len(present), 'column')}: {listed(present)}"
-            f"{_separator_hint(source, present)}"
         )
     twice = [name for name in dict.fromkeys(wanted) if present.count(name) > 1]
     for name in twice:
@@ -262,6 +264,13 @@ def _csv_header(path: Path, faults: Faults) -> list[str] | None:
     if not header:
         faults.add(f"path={str(path)!r} is empty; give a line of column names and then the rows")
         return None
+    found = next((mark for mark in _OTHER_SEPARATORS if sum(name.count(mark) for name in header) >= len(header)), None)
+    if found is not None:
+        faults.add(
+            f"{path.name} has {counted(len(header), 'column')}: {listed(header)}. Columns must be separated by commas, "
+            f"not by {found!r}; save the file with commas"
+        )
+        return None
     return header
 
 
@@ -354,14 +363,6 @@ def ragged_lines(path: Path, count: int) -> str:
         f"{counted(width, 'name')}: {lines or 'their lines could not be told'}{more} (lines counted from 1, with the "
         "header); put values with a comma in them into quotes, and give every row as many values as there are names"
     )
-
-
-def _separator_hint(source: Source, present: Sequence[str]) -> str:
-    found = next((mark for mark in (";", "\t", "|") if any(mark in name for name in present)), None)
-    if not source.is_csv or (found is None and len(present) > 1):
-        return ""
-    instead = "" if found is None else f", not by {found!r}"
-    return f". Columns must be separated by commas{instead}; save the file with commas"
 
 
 # --- A file's rows some at a time, so that a table may be larger than memory ---

@@ -87,10 +87,13 @@ def schema_template(
     entries: dict[str, dict[str, Any]] = {}
     notes: list[str] = []
     sources = party_sources(source) if by_party else {"": source_of(source)}
+    every: list[str] = []
     for party, each in sources.items():
         present = column_names(each, faults)
         if present is None:
             continue
+        every += present
+        require_columns(each, present, [] if id is None else [id], faults)
         if held is None or (by_party and party not in held):
             wanted: Sequence[str] = feature_names(each, present, (label, id), notes)
         else:
@@ -99,6 +102,12 @@ def schema_template(
             if name in entries and set(entries[name]) != set(entry):
                 faults.add(f"column={name!r} has numbers in one file and words in another; rename one of them")
             entries[name] = entry
+    if label is not None and every and label not in every:
+        files = " or ".join(each.file for each in sources.values())
+        faults.add(
+            f"label={label!r} is not in {files}{nearest(label, every)}; correct the name, or leave the label out where "
+            "it has a file of its own"
+        )
     for name in (name for name in public_values if name not in entries):
         faults.add(f"public_values name column={name!r}, which is not among the columns{nearest(name, entries)}")
     faults.raise_any()
