@@ -325,6 +325,26 @@ def test_a_schema_that_says_something_else_is_refused(write: Any, schema: Any, m
         load(write(), schema=schema)
 
 
+def test_a_schema_with_columns_of_other_tables_says_that_it_is_shared(write: Any) -> None:
+    columns = SCHEMA["columns"] | {"visits": {"range": [0, 9]}, "town": {"vocabulary": ["a", "b"]}}
+    with pytest.raises(DataError) as caught:
+        load(write(), schema={"columns": columns})
+    assert len(caught.value.faults) == 1
+    message = str(caught.value)
+    assert "describes column='visits', which is not in people.parquet, nor is column='town'; correct the" in message
+    said = re.search(r'say so in it: ({"shared": true), "columns": {\.\.\.}}$', message)
+    assert said is not None
+    # What the error says is a way out, and the columns that are there mean the same.
+    shared = json.loads(said[1] + "}") | {"columns": columns}
+    found, alone = load(write(), schema=shared), load(write())
+    assert found.columns == alone.columns
+    np.testing.assert_array_equal(found.train_features[0], alone.train_features[0])
+    with pytest.raises(DataError, match="schema of column='town': the vocabulary is still empty"):
+        load(write(), schema=shared | {"columns": columns | {"town": {"vocabulary": []}}})
+    with pytest.raises(DataError, match="shared='yes'; permitted are true and false"):
+        load(write(), schema=SCHEMA | {"shared": "yes"})
+
+
 def test_a_schema_file_is_read_and_a_repeated_key_in_it_refused(write: Any, tmp_path: Path) -> None:
     path = tmp_path / "schema.json"
     path.write_text(json.dumps(SCHEMA))

@@ -10,7 +10,7 @@ from typing import Any
 from pbmvfl._text import counted
 from pbmvfl.data.column_rules import PartyColumns, party_sources, resolved
 from pbmvfl.data.encoding import Features
-from pbmvfl.data.faults import Faults, nearest
+from pbmvfl.data.faults import Faults
 from pbmvfl.data.joining import Aligned, read_each, read_one
 from pbmvfl.data.labels import Labels, label_values, number_classes
 from pbmvfl.data.readers import source_of
@@ -48,7 +48,9 @@ def prepare(
         if found is not None:
             splits.append(found)
             held = found.held  # a test table needs the columns that the training rows have
-    _refuse_unknown(rules, splits, faults)
+    for split in splits[:1]:
+        files = " or ".join(dict.fromkeys(place.file for place in split.places.values()))
+        rules.refuse_absent(split.present, files, faults)
     columns = _columns(splits[0], rules, faults) if splits else ()
     features = [
         tuple(part.encode_present(split.tables[part.party], split.places[part.party], faults) for part in columns)
@@ -57,16 +59,6 @@ def prepare(
     classes, labels = ((), None) if label is None else _labels(splits, label, faults)
     faults.raise_any()
     return Prepared(splits=splits, columns=columns, features=features, class_names=classes, labels=labels)
-
-
-def _refuse_unknown(rules: Schema, splits: Sequence[Aligned], faults: Faults) -> None:
-    """Add a fault for a column of the schema that no file has: nearly always a misspelt one."""
-    for split in splits[:1]:
-        files = " or ".join(dict.fromkeys(place.file for place in split.places.values()))
-        for name in rules.names:
-            if name not in split.present:
-                hint = nearest(name, split.present)
-                faults.add(f"the schema describes column={name!r}, which is not in {files}{hint}")
 
 
 def _read(

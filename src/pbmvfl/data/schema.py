@@ -3,7 +3,8 @@
     {"columns": {"job": {"vocabulary": ["cook", "nurse"], "other": true}, "age": {"range": [0, 120], "missing": true}}}
 
 A vocabulary or a range learned from private values would itself be a release about them, outside every account of
-privacy; so nothing is learned here. What the schema does not say is either used as it is or refused.
+privacy; so nothing is learned here. What the schema does not say is either used as it is or refused. A schema with
+`"shared": true` beside "columns" may describe columns of other tables, too.
 """
 
 from __future__ import annotations
@@ -81,10 +82,20 @@ class Schema:
     rules: Mapping[str, ColumnRule]
     #: Columns whose entry has a fault, with as much of a rule as tells a missing value; None if nothing can be told.
     faulty: Mapping[str, ColumnRule | None] = field(default_factory=dict)
+    #: Whether other tables have some of the columns.
+    shared: bool = False
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        return (*self.rules, *self.faulty)
+    def refuse_absent(self, present: Sequence[str], files: str, faults: Faults) -> None:
+        """Add a fault for columns that no table has, nearly always misspelt ones, unless the schema is shared."""
+        absent = [name for name in (*self.rules, *self.faulty) if name not in present]
+        if not absent or self.shared:
+            return
+        first, *others = [(f"column={name!r}", nearest(name, present)) for name in absent]
+        faults.add(
+            f"the schema describes {first[0]}, which is not in {files}{first[1]}"
+            f"{''.join(f', nor is {name}{hint}' for name, hint in others)}; correct the name, or, if other tables use "
+            'the schema, too, say so in it: {"shared": true, "columns": {...}}'
+        )
 
 
 def read_schema(schema: Mapping[str, Any] | str | Path | None, faults: Faults) -> Schema:
@@ -97,11 +108,15 @@ def read_schema(schema: Mapping[str, Any] | str | Path | None, faults: Faults) -
     if not isinstance(columns, Mapping) or not isinstance(schema, Mapping):
         faults.add('the schema must be of the form {"columns": {"name": {...}}}')
         return Schema(rules={})
-    _only_keys(schema, ("columns",), "the schema", faults)
+    _only_keys(schema, ("columns", "shared"), "the schema", faults)
+    shared = schema.get("shared", False)
+    if not isinstance(shared, bool):
+        faults.add(f"the schema has shared={shared!r}; permitted are true and false")
     columns = {str(name): entry for name, entry in columns.items()}
     read = {name: rule_of_entry(name, entry, faults) for name, entry in columns.items()}
     rules = {name: rule for name, rule in read.items() if rule is not None}
-    return Schema(rules=rules, faulty={name: _kind_alone(name, columns[name]) for name in read if name not in rules})
+    faulty = {name: _kind_alone(name, columns[name]) for name in read if name not in rules}
+    return Schema(rules=rules, faulty=faulty, shared=shared is True)
 
 
 def _kind_alone(name: str, entry: Any) -> ColumnRule | None:

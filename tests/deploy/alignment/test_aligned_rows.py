@@ -326,6 +326,8 @@ def test_a_schema_for_a_column_that_is_not_there_is_a_misspelt_one(tmp_path):
     (tmp_path / "x.csv").write_text("id,weight\n1,2\n")
     with pytest.raises(DataError, match=r"'wieght', which is not in x.csv \(did you mean 'weight'\?\)"):
         read_party_table(tmp_path / "x.csv", id="id", schema={"columns": {"wieght": {"range": [0, 1]}}})
+    shared = {"shared": True, "columns": {"wieght": {"range": [0, 1]}}}
+    assert read_party_table(tmp_path / "x.csv", id="id", schema=shared).columns.rules[0].range is None
 
 
 # --- the label holder ---

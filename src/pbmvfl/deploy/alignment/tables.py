@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from pbmvfl.data.column_rules import PartyColumns, resolved
 from pbmvfl.data.encoding import Features, encode_columns
-from pbmvfl.data.faults import Faults, Place, nearest
+from pbmvfl.data.faults import Faults, Place
 from pbmvfl.data.labels import label_values
 from pbmvfl.data.readers import (
     Source,
@@ -101,10 +101,7 @@ def read_party_table(
     )
     names = [name for name in chosen if name != id]
     usable = require_columns(source, present, [id, *names], faults)
-    for name in said.names:
-        if name not in present:
-            hint = nearest(name, present)
-            faults.add(f"the schema describes column={name!r}, which is not in {source.file}{hint}")
+    said.refuse_absent(present, source.file, faults)
     if not names:
         faults.add(f"{source.file} has no column beside the id; a party needs at least one")
     faults.raise_any()

@@ -31,7 +31,7 @@ def columns_in_use(data: DataSource) -> tuple[str, ...]:
     Raises:
         DataError: If the header or the schema has faults.
     """
-    from pbmvfl.data.faults import Faults, nearest
+    from pbmvfl.data.faults import Faults
     from pbmvfl.data.readers import column_names, feature_names, require_columns, source_of
     from pbmvfl.data.schema import read_schema
 
@@ -43,9 +43,7 @@ def columns_in_use(data: DataSource) -> tuple[str, ...]:
     chosen = data.columns or feature_names(source, present, (data.id, data.label), [])
     wanted = [data.id, *([data.label] if data.label else chosen)]
     require_columns(source, present, wanted, faults)
-    for name in said.names:
-        if name not in present:
-            faults.add(f"the schema describes column={name!r}, which is not in {source.file}{nearest(name, present)}")
+    said.refuse_absent(present, source.file, faults)
     if not chosen and not data.label:
         faults.add(f"{source.file} has no column beside the id; a party needs at least one")
     faults.raise_any()
