@@ -126,6 +126,46 @@ def test_the_columns_can_be_one_text(write: Any) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ('bank="income, net",age;shop=visits', {"bank": ("income, net", "age"), "shop": ("visits",)}),
+        ('bank = age , "a;b=c" ; shop="d"', {"bank": ("age", "a;b=c"), "shop": ("d",)}),
+        ('bank="say ""hi""";shop=b', {"bank": ('say "hi"',), "shop": ("b",)}),
+        ('bank=5" pipe,b;shop=6" pipe', {"bank": ('5" pipe', "b"), "shop": ('6" pipe',)}),
+        ("bank=age,\n  job;\nshop=b", {"bank": ("age", "job"), "shop": ("b",)}),
+    ],
+)
+def test_a_name_with_a_comma_stands_in_quotes(text: str, names: dict[str, tuple[str, ...]]) -> None:
+    assert parse_columns(text) == names
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    parties=st.lists(
+        st.lists(st.text("ab,;=\"' |", min_size=1, max_size=6).map(str.strip).filter(bool), min_size=1, max_size=3),
+        min_size=2,
+        max_size=3,
+    ).filter(lambda found: len({name for names in found for name in names}) == sum(map(len, found)))
+)
+def test_every_name_can_be_given_in_quotes(parties: list[list[str]]) -> None:
+    def quoted(name: str) -> str:
+        return '"' + name.replace('"', '""') + '"'
+
+    text = ";".join(f"p{i}={','.join(map(quoted, names))}" for i, names in enumerate(parties))
+    assert parse_columns(text) == {f"p{i}": tuple(names) for i, names in enumerate(parties)}
+
+
+def test_a_column_with_a_comma_in_its_name_is_loaded_and_the_error_says_how(tmp_path: Path) -> None:
+    path = tmp_path / "people.csv"
+    path.write_text('"income, net",bmi,sick\n' + "".join(f"{i},{20 + i},{i % 2}\n" for i in range(ROWS)))
+    with pytest.raises(DataError, match=r"""column='income' is not in .*, as in bank="income, net"$"""):
+        load(path, columns="bank=income, net;shop=bmi", schema=None)
+    data = load(path, columns='bank="income, net";shop=bmi', schema=None)
+    assert data.columns is not None
+    assert data.columns[0].names == ("income, net",)
+
+
+@pytest.mark.parametrize(
     ("text", "message"),
     [
         ("bank=age", "at least 2"),

@@ -65,10 +65,11 @@ def schema(
         return
     from rich.console import Console
 
+    from pbmvfl.data.column_rules import split_names
     from pbmvfl.data.schema_template import schema_template
 
     check_target("--out", out)
-    chosen = [name.strip() for name in (public_values or "").split(",") if name.strip()]
+    chosen = split_names(public_values or "")
     made = schema_template(source, columns=columns, label=label, id=id_, public_values=chosen)
     if out is not None:
         write_atomically(out, made.to_json())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +24,7 @@ __all__ = [
     "parse_columns",
     "party_sources",
     "resolved",
+    "split_names",
 ]
 
 
@@ -115,11 +118,22 @@ def resolved(name: str, schema: Schema, column: Any, place: Place, faults: Fault
 # --- Assignment of columns to parties, and the name of the rows ---
 
 
+#: One party's part of an assignment: a semicolon inside a quoted name does not end it.
+_PART = re.compile(r'(?:[=,]\s*"(?:[^"]|"")*"|[^;])+')
+
+
+def split_names(text: str) -> tuple[str, ...]:
+    """Return the names in a text such as 'a,b,"c, d"': a name with a comma in it stands in double quotes."""
+    fields = next(csv.reader([" ".join(text.splitlines())], skipinitialspace=True), [])
+    return tuple(filter(None, (name.strip() for name in fields)))
+
+
 def parse_columns(text: str, *, may_share: bool = False) -> dict[str, tuple[str, ...]]:
     """Parse "bank=a,b,c;hospital=d,e" into each party's columns.
 
     Args:
-        text: Parties separated by semicolons, each with its columns.
+        text: Parties separated by semicolons, each with its columns; a name with a comma or a semicolon in it stands in
+            double quotes.
         may_share: Permit one column name at several parties, as where each has a file of its own.
 
     Returns:
@@ -129,13 +143,13 @@ def parse_columns(text: str, *, may_share: bool = False) -> dict[str, tuple[str,
         DataError: If the text is of another form.
     """
     columns: dict[str, tuple[str, ...]] = {}
-    for part in filter(None, (piece.strip() for piece in text.split(";"))):
+    for part in filter(None, (piece.strip() for piece in _PART.findall(text))):
         party, equals, names = (piece.strip() for piece in part.partition("="))
         if not equals or not party:
             raise DataError(f"columns={text!r}: {part!r} is not of the form party=column,column;party=column")
         if party in columns:
             raise DataError(f"columns={text!r}: party={party!r} occurs twice; list all its columns in one place")
-        columns[party] = tuple(filter(None, (name.strip() for name in names.split(","))))
+        columns[party] = split_names(names)
     return _check_assignment(columns, may_share=may_share)
 
 

@@ -6,6 +6,7 @@ A CSV has text only. A column's rule says what its cells mean; without a rule, t
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -127,12 +128,18 @@ def require_columns(source: Source, present: Sequence[str], wanted: Sequence[str
         first, *others = [(f"column={name!r}", nearest(name, present)) for name in absent]
         faults.add(
             f"{first[0]} is not in {source.file}{first[1]}{''.join(f', nor is {name}{hint}' for name, hint in others)}"
-            f"; it has {counted(len(present), 'column')}: {listed(present)}"
+            f"; it has {counted(len(present), 'column')}: {listed(present)}{_quoting_hint(absent, present)}"
         )
     twice = [name for name in dict.fromkeys(wanted) if present.count(name) > 1]
     for name in twice:
         faults.add(f"column={name!r} occurs twice in {source.file}; rename one of them")
     return [name for name in dict.fromkeys(wanted) if name not in absent and name not in twice]
+
+
+def _quoting_hint(absent: Sequence[str], present: Sequence[str]) -> str:
+    """Return what to do where an absent name is a piece of one with a comma or a semicolon in it."""
+    cut = next((name for name in present if {each.strip() for each in re.split("[,;]", name)} & set(absent)), None)
+    return "" if cut is None else f'. A name with a comma in it goes into double quotes, as in bank="{cut}"'
 
 
 def read_columns(
