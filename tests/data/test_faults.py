@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pbmvfl.data import load_table
+from pbmvfl.data.faults import nearest
 from pbmvfl.data.tables import check_table
 from pbmvfl.errors import DataError
 
@@ -77,6 +78,29 @@ def test_one_pass_names_every_fault_of_schema_and_table(tmp_path: Path) -> None:
     assert len(found) == len(expected)
     for words in expected:
         assert sum(words in fault for fault in found) == 1, words
+
+
+@pytest.mark.parametrize(
+    ("name", "known", "meant"),
+    [
+        ("agee", ["weight", "age"], "age"),
+        ("aeg", ["age"], "age"),
+        ("jop", ["job", "age"], "job"),
+        ("Marital Status", ["marital_status"], "marital_status"),
+        ("incone", ["outcome", "income"], "income"),
+        ("income", ["outcome", "inc"], None),
+        ("total_rooms", ["total_bedrooms"], None),
+        ("households", ["household_income", "house_age"], None),
+        ("col10", ["col11", "col1", "col100"], None),
+        ("visits_2023", ["visits_2024"], None),
+        ("x", ["y", "age"], None),
+        ("ab", ["cd", "ax"], None),
+        ("churn", [], None),
+        ("churn", ["county", "hour", "turn"], None),
+    ],
+)
+def test_only_a_slip_of_a_name_is_suggested(name: str, known: list[str], meant: str | None) -> None:
+    assert nearest(name, known) == ("" if meant is None else f" (did you mean {meant!r}?)")
 
 
 def test_the_text_lists_the_first_twenty_faults_and_counts_the_others(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ A fault never shows a value of a column: messages are kept in logs, pasted into 
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,8 @@ from pbmvfl.errors import DataError
 
 #: Faults that an error lists, and row numbers and names that one fault does.
 _SHOWN_FAULTS, _SHOWN_ROWS, _SHOWN_NAMES = 20, 5, 20
+#: Letters that a slip changes in both names together: one that is wrong is one of each.
+_SLIP = 2
 
 Rows = npt.NDArray[np.int64]
 
@@ -70,9 +73,22 @@ class Place:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Suggest a similar name, " (did you mean 'age'?)", or return an empty string."""
-    found = difflib.get_close_matches(name, list(known), n=1)
-    return f" (did you mean {found[0]!r}?)" if found else ""
+    """Suggest a name that is probably meant, " (did you mean 'age'?)", or return an empty string.
+
+    A slip is one wrong, missing, added or exchanged letter, or another use of capitals, blanks, hyphens or underscores.
+    Another number is another column.
+    """
+    apart, found = min(((_apart(name, each), each) for each in known), default=(_SLIP + 1, ""))
+    return f" (did you mean {found!r}?)" if apart <= _SLIP else ""
+
+
+def _apart(name: str, other: str) -> int:
+    """Return how many letters have to go from both names until they are the same; too many if their digits differ."""
+    one, two = (re.sub(r"[\s_.-]", "", text.casefold()) for text in (name, other))
+    same = sum(block.size for block in difflib.SequenceMatcher(None, one, two, autojunk=False).get_matching_blocks())
+    if re.findall(r"\d+", one) != re.findall(r"\d+", two) or 2 * same <= min(len(one), len(two)):
+        return _SLIP + 1
+    return len(one) + len(two) - 2 * same
 
 
 def listed(names: Sequence[str]) -> str:
