@@ -7,6 +7,7 @@ import math
 from dataclasses import replace
 from decimal import Decimal
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,6 +16,8 @@ from rich.console import Console
 from pbmvfl.cli.tables import plain_table, print_notes, print_privacy
 from pbmvfl.errors import PlanError
 from pbmvfl.federation.federation import Federation
+from pbmvfl.federation.predictions import Predictions
+from pbmvfl.federation.results import Result
 from pbmvfl.plan.plan import Plan
 from pbmvfl.plan.schedule import JOINT, PREDICTION, RowUses
 from pbmvfl.privacy.table import (
@@ -100,6 +103,27 @@ def test_a_run_that_was_killed_again_and_again_while_it_predicted_says_so_in_its
     )
     five = plan.replace(num_epochs=5, evaluation="simulator").privacy().epsilon("cell", "paper")
     assert result.privacy().epsilon("cell", "paper") == five
+
+
+@pytest.mark.parametrize(("num_samples", "delta"), [(1_000, 1e-5), (10_000, 1e-5), (32_561, 0.1 / 32_561)])
+def test_a_plan_s_own_table_has_the_delta_that_it_was_planned_for(num_samples, delta):
+    plan = Plan.for_budget(epsilon=8, num_parties=3, num_samples=num_samples, num_classes=2, columns=5)
+    table = plan.privacy()
+    assert {row.delta for row in table.bounds} == {delta}
+    assert 7.99 < table.epsilon("cell", "strict") <= 8
+    assert table == plan.privacy(delta=delta)
+
+
+def test_results_have_the_delta_of_their_plan_s_table():
+    plan = PLAN.replace(num_samples=50_000)
+    uses = (RowUses(kind=JOINT, releases=1, updates=1, total_releases=50_000),)
+    common = {"plan": plan, "traffic": plan.traffic(), "seconds": 0.0}
+    result = Result(**common, metrics={}, history=(), sessions=(), row_uses=uses)
+    predicted = Predictions(**common, ids=(), class_names=("no", "yes"), scores_NK=np.zeros((0, 2), np.float32))
+    assert {row.delta for row in predicted.privacy().bounds} == {2e-6}
+    assert {row.delta for row in result.privacy().bounds} == {2e-6}
+    assert {row["delta"] for row in result.to_dict()["privacy"]} == {2e-6}
+    assert {row["delta"] for row in result.to_dict(delta=1e-3)["privacy"]} == {1e-3}
 
 
 # --- what it says ---

@@ -35,7 +35,6 @@ from pbmvfl.cli.options import (
     unit_of,
 )
 from pbmvfl.errors import CheckpointError, DataError, PlanError, RunFolderError
-from pbmvfl.federation.results import DEFAULT_DELTA
 from pbmvfl.federation.run_folder import NamedSource, RunFolder, RunSource, TableSource
 from pbmvfl.plan.flat_names import algorithm_of, is_planned
 from pbmvfl.plan.groups import DATA, Algorithm, Network, Training
@@ -271,7 +270,7 @@ def train(
         wanted = num_parties if num_parties is not None else planned.get("num_parties")
         public_seed = given.get("seed", planned.get("seed", 0))
         rows = _rows(dataset, table, wanted, root, public_seed)
-        source = RunSource(rows=rows, ledger=_absolute(ledger), delta=DEFAULT_DELTA if delta is None else delta)
+        source = RunSource(rows=rows, ledger=_absolute(ledger))
         if paper and planned:
             raise PlanError("--paper and --plan both say how to train; give one of them")
         if paper and given.get("algorithm") == Algorithm.STAGED:
@@ -285,7 +284,7 @@ def train(
             instead="--plan" if planned else "--paper" if paper else None,
             by_hand=not is_planned(given),
         )
-        run = _new(source, planned, given, out, where, ahead, unseen, budget, own_delta=delta is not None)
+        run = _new(source, planned, given, out, where, ahead, unseen, budget, delta)
     training = TrainingRun(
         run.folder,
         run.plan,
@@ -368,8 +367,7 @@ def _new(
     ahead: Callable[[Plan, VerticalDataset, RunSource], None],
     unseen: Callable[[VerticalDataset, RunSource], bool],
     budget: AskedBudget | None,
-    *,
-    own_delta: bool,
+    delta: float | None,
 ) -> _Prepared:
     from pbmvfl.cli.ledger_forecast import NOT_LOOKED_AT
     from pbmvfl.federation.federation import Federation
@@ -388,8 +386,7 @@ def _new(
     for name in _SHARED_SIZES:
         if name in planned and planned[name] != getattr(data, name):
             raise PlanError(f"the plan was made for {name}={planned[name]}, the data has {getattr(data, name)}")
-    if not own_delta:
-        source = replace(source, delta=usual_delta(data.num_samples))
+    source = replace(source, delta=usual_delta(data.num_samples) if delta is None else delta)
     notes: tuple[str, ...] = ()
     if budget is not None and "evaluation" not in chosen and budget.prediction_epsilon is None and unseen(data, source):
         chosen["evaluation"] = "none"

@@ -129,7 +129,7 @@ class TrainingRun:
     def _draw(self, result: Result) -> None:
         path = self._folder.curves
         try:
-            draw_curves(result, path)
+            draw_curves(result, path, delta=self._delta)
         except OSError as error:
             raise not_written(path, error) from error
 

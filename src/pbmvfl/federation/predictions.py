@@ -13,6 +13,7 @@ from pbmvfl.errors import DataError
 from pbmvfl.plan.plan import Plan
 from pbmvfl.plan.schedule import Split
 from pbmvfl.privacy.accounting import TrainingRun
+from pbmvfl.privacy.conversion import usual_delta
 from pbmvfl.privacy.table import PrivacyTable, privacy_table
 from pbmvfl.training.metrics import classification_metrics
 from pbmvfl.wire.traffic import Traffic
@@ -96,8 +97,13 @@ class Predictions:
         """The session as the privacy account sees it."""
         return self.plan.training_run(public_start=self.public_start)
 
-    def privacy(self, *, delta: float = 1e-5) -> PrivacyTable:
-        """Return what one of these rows has spent by its prediction; rows of training have the run's table."""
+    def privacy(self, *, delta: float | None = None) -> PrivacyTable:
+        """Return what one of these rows has spent by its prediction; rows of training have the run's table.
+
+        Args:
+            delta: Delta of every epsilon; None for the default of `Plan.privacy`, by the number of training rows.
+        """
+        delta = usual_delta(self.plan.num_samples) if delta is None else delta
         known = self.exact or self.noise_is_seeded
         return privacy_table(self.training_run.of_split(Split.TEST), delta=delta, noise_is_known=known)
 

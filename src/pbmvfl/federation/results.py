@@ -22,6 +22,7 @@ from pbmvfl.plan.groups import Algorithm, Evaluation
 from pbmvfl.plan.plan import Plan
 from pbmvfl.plan.schedule import RowUses
 from pbmvfl.privacy.accounting import TrainingRun
+from pbmvfl.privacy.conversion import usual_delta
 from pbmvfl.privacy.table import PrivacyTable, privacy_table
 from pbmvfl.privacy.units import Adversary
 from pbmvfl.training.metrics import ClassFigures, Majority, majority
@@ -164,8 +165,6 @@ def history_csv(history: Sequence[EpochLine]) -> str:
 # --- The result of a run, and its file ---
 
 
-#: Delta of epsilons where no other is given.
-DEFAULT_DELTA = 1e-5
 OWN_WEIGHTS = (
     "own networks: their first weights are not the plan's public ones, so they are charged as weights that know the "
     "rows; declare public ones in the plan (first_weights) to be charged less"
@@ -222,13 +221,14 @@ class Result:
     #: The trained model, as `Federation.fit` gives it; a result that was read from a file has none.
     model: FederatedModel | None = field(default=None, repr=False, compare=False)
 
-    def privacy(self, *, delta: float = DEFAULT_DELTA, adversaries: Iterable[Adversary] | None = None) -> PrivacyTable:
+    def privacy(self, *, delta: float | None = None, adversaries: Iterable[Adversary] | None = None) -> PrivacyTable:
         """Return the epsilon that the run spent, for every unit, adversary and accounting.
 
         Args:
-            delta: Delta of every epsilon.
+            delta: Delta of every epsilon; None for the default of `Plan.privacy`.
             adversaries: Whom to count against; None for the usual ones: server, party, server with others.
         """
+        delta = usual_delta(self.plan.num_samples) if delta is None else delta
         return privacy_table(
             self.training_run, delta=delta, adversaries=adversaries, noise_is_known=self.noise_is_seeded
         )
@@ -318,8 +318,8 @@ class Result:
         pairs = itertools.pairwise(self.sessions)
         return sum(max(0, session.charged_until - following.first_round) for session, following in pairs)
 
-    def to_dict(self, *, delta: float = DEFAULT_DELTA) -> dict[str, Any]:
-        """Return plain values for JSON, with epsilons at this delta."""
+    def to_dict(self, *, delta: float | None = None) -> dict[str, Any]:
+        """Return plain values for JSON, with epsilons at this delta, or at the default of `Plan.privacy`."""
         return {
             "version": VERSION,
             "metrics": self.metrics,
@@ -344,8 +344,8 @@ class Result:
             "history": [line.to_dict() for line in self.history],
         }
 
-    def to_json(self, *, delta: float = DEFAULT_DELTA) -> str:
-        """Return the text of result.json, with epsilons at this delta."""
+    def to_json(self, *, delta: float | None = None) -> str:
+        """Return the text of result.json, with epsilons at this delta, or at the default of `Plan.privacy`."""
         return json.dumps(self.to_dict(delta=delta), indent=2) + "\n"
 
     @classmethod

@@ -20,7 +20,7 @@ from pbmvfl._files import (
     write_atomically,
 )
 from pbmvfl.errors import CheckpointError, DataError, PlanError, RunFolderError, WriteError
-from pbmvfl.federation.results import DEFAULT_DELTA, EpochLine, Result, history_csv
+from pbmvfl.federation.results import EpochLine, Result, history_csv
 from pbmvfl.plan.plan import Plan
 
 if TYPE_CHECKING:
@@ -331,7 +331,7 @@ class RunFolder:
     def write_history(self, history: Sequence[EpochLine]) -> None:
         write_atomically(self.path / "history.csv", history_csv(history), mode=PRIVATE_FILE)
 
-    def write_result(self, result: Result, *, delta: float = DEFAULT_DELTA) -> None:
+    def write_result(self, result: Result, *, delta: float | None = None) -> None:
         """Write the last of a run's files: its presence means that the run has ended."""
         self.write_history(result.history)
         write_atomically(self.path / "result.json", result.to_json(delta=delta), mode=PRIVATE_FILE)

@@ -340,18 +340,21 @@ class Plan:
         response = self.label_response
         return ExactRelease(num_parties=1, embedding_dim=1) if response is None else response.event
 
-    def privacy(self, *, delta: float = 1e-5, adversaries: Iterable[Adversary] | None = None) -> PrivacyTable:
+    def privacy(self, *, delta: float | None = None, adversaries: Iterable[Adversary] | None = None) -> PrivacyTable:
         """Return the epsilon of this plan for every unit, adversary and accounting, before anything runs.
 
         Args:
-            delta: Delta of every epsilon.
+            delta: Delta of every epsilon; None for the one that `Plan.for_budget` plans with by default, a tenth of
+                1/num_samples and at most 1e-5.
             adversaries: Whom to count against; None for the usual ones: server, party, server with others.
 
         Raises:
             PlanError: `delta` is not in (0, 1).
         """
+        from pbmvfl.privacy.conversion import usual_delta
         from pbmvfl.privacy.table import privacy_table
 
+        delta = usual_delta(self.num_samples) if delta is None else delta
         return privacy_table(self.training_run(), delta=delta, adversaries=adversaries)
 
     def traffic(self) -> Traffic:

@@ -13,6 +13,7 @@ from pbmvfl.mechanisms.binomial_trials import SMALLEST_BETA, Trials
 from pbmvfl.plan.groups import Algorithm
 from pbmvfl.plan.plan import Plan
 from pbmvfl.plan.search import PlannedBudget
+from pbmvfl.privacy.conversion import usual_delta
 from pbmvfl.privacy.table import format_epsilon
 from pbmvfl.privacy.units import Accounting, Unit
 from pbmvfl.report.epsilon_history import EpsilonPath, epsilon_paths
@@ -75,8 +76,9 @@ _SCORES = (
 )
 
 
-def draw_curves(result: Result, path: Path, *, delta: float = 1e-5) -> None:
+def draw_curves(result: Result, path: Path, *, delta: float | None = None) -> None:
     """Draw loss if rounds have one, accuracy (AUPRC too for two classes) and epsilon; legends have the last values."""
+    delta = usual_delta(result.plan.num_samples) if delta is None else delta
     losses = [(line.epoch, line.train_loss) for line in result.history if line.train_loss is not None]
     paths = [path for path in _paths(result, delta) if 0 < path.points[-1][1] < math.inf]
     panels = bool(losses) + 1 + bool(paths)
