@@ -145,6 +145,26 @@ def test_a_plan_s_file_has_its_own_privacy(cli):
     assert 3.99 < strict(spent["bounds_by_split"]["test"])["epsilon"] <= 4
 
 
+def test_a_plan_says_how_many_columns_parties_have(cli, table):
+    code, out, err = cli("plan", *table[:-1], "one=a;two=b,c,d")
+    assert code == 0, err
+    assert "320 training rows, 2 classes, 2 parties of 1 to 3 columns training" in " ".join(out.split())
+    people = Path("people.csv").read_text().splitlines()
+    people = [people[0] + ",job", *(f"{line},{('cook', 'nurse')[i % 2]}" for i, line in enumerate(people[1:]))]
+    Path("people.csv").write_text("\n".join(people) + "\n")
+    Path("schema.json").write_text('{"columns": {"job": {"vocabulary": ["cook", "nurse"], "other": true}}}')
+    for held, said in (
+        ("one=a,b;two=c,job", "2 parties of 2 columns, as 2 to 4 numbers"),
+        ("one=a;two=b,c,d,job", "2 parties of 1 to 4 columns, as 1 to 6 numbers"),
+    ):
+        code, out, err = cli("plan", *table[:-1], held, "--schema", "schema.json")
+        assert code == 0, err
+        assert said in " ".join(out.split())
+    code, out, err = cli("plan", "--num-parties", 3, "--num-samples", 500, "--num-classes", 2, "--columns", 9)
+    assert code == 0, err
+    assert "3 parties of at most 9 columns" in " ".join(out.split())
+
+
 def test_where_noise_leaves_nothing_to_learn_it_is_said_before_training(cli, table):
     code, out, err = cli("train", *table, "--epsilon", 0.01, "--out", "run")
     assert code == 0, err

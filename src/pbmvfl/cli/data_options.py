@@ -13,7 +13,6 @@ from pbmvfl.cli.train import read_plan, rows_of_options
 from pbmvfl.errors import DataError, PlanError, RunFolderError
 from pbmvfl.federation.run_folder import NamedSource, TableSource
 from pbmvfl.plan.groups import DATA
-from pbmvfl.plan.local_search import dense_columns
 
 if TYPE_CHECKING:
     from pbmvfl.data.vertical import VerticalDataset
@@ -53,13 +52,6 @@ class KnownData:
     folder: Path | None = None
     #: Plan file, if one was given.
     plan_file: Path | None = None
-
-    @property
-    def widest(self) -> int | None:
-        """Largest number of values per row at any party, or None if unknown."""
-        if self.data is None:
-            return self.columns
-        return max(dense_columns(part.shape[1:]) for part in self.data.train_features)
 
 
 def known_data(

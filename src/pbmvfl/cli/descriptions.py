@@ -155,6 +155,18 @@ def describe_algorithm(plan: Plan) -> str:
     return f"{plan.algorithm}{other}: joint rounds, each a release of its rows and one gradient back"
 
 
+def describe_widths(data: VerticalDataset) -> str:
+    """Describe how many columns parties have, and how many numbers they become where words or gaps take more."""
+    numbers = [dense_columns(part.shape[1:]) for part in data.train_features]
+    held = numbers if data.columns is None else [len(part.rules) for part in data.columns]
+    return _from_to(held, "column") + ("" if numbers == held else f", as {_from_to(numbers, 'number')}")
+
+
+def _from_to(counts: list[int], name: str) -> str:
+    least, most = min(counts), max(counts)
+    return counted(most, name) if least == most else f"{least:,} to {counted(most, name)}"
+
+
 def learning_notes(plan: Plan, *, columns: int | None, majority: float | None = None) -> list[str]:
     """Return notes on what can be learned from drawn labels, and by local training of at most `columns` columns."""
     found = [] if plan.label_response is None else [label_note(plan.label_response, num_samples=plan.num_samples)]

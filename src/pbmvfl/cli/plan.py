@@ -12,8 +12,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pbmvfl._files import write_atomically
+from pbmvfl._text import counted
 from pbmvfl.cli.data_options import ColumnsOrCount, KnownData, PlanFile, Source, known_data
-from pbmvfl.cli.descriptions import describe_algorithm, describe_plan, learning_notes, learning_notes_for
+from pbmvfl.cli.descriptions import (
+    describe_algorithm,
+    describe_plan,
+    describe_widths,
+    learning_notes,
+    learning_notes_for,
+)
 from pbmvfl.cli.ledger_forecast import plan_within
 from pbmvfl.cli.options import (
     AccountingName,
@@ -213,10 +220,14 @@ def _to_dict(planned: PlannedBudget) -> dict[str, Any]:
     }
 
 
-def _sizes(plan: Plan, columns: int | None) -> str:
+def _sizes(plan: Plan, known: KnownData) -> str:
     """Describe the sizes of the plan's data."""
-    widest = "" if columns is None else f" of at most {columns} column{'' if columns == 1 else 's'}"
-    return f"{plan.num_samples:,} training rows, {plan.num_classes} classes, {plan.num_parties} parties{widest}"
+    widths = ""
+    if known.data is not None:
+        widths = f" of {describe_widths(known.data)}"
+    elif known.columns is not None:
+        widths = f" of at most {counted(known.columns, 'column')}"
+    return f"{plan.num_samples:,} training rows, {plan.num_classes} classes, {plan.num_parties} parties{widths}"
 
 
 def _number(value: float) -> str:
@@ -236,7 +247,7 @@ def _show(planned: PlannedBudget, out: Path | None, picture: Path | None, known:
     if plan.algorithm is Algorithm.STAGED:
         lines = plain_table("", "", left=2)
         lines.show_header = False
-        lines.add_row("data", _sizes(plan, known.widest))
+        lines.add_row("data", _sizes(plan, known))
         for title, said in describe_plan(plan):
             lines.add_row(title, escape(said))
         console.print(lines)
