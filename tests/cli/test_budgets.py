@@ -165,6 +165,25 @@ def test_a_plan_says_how_many_columns_parties_have(cli, table):
     assert "3 parties of at most 9 columns" in " ".join(out.split())
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--features", "columns", "--clip-norm", 0.5),
+        ("--features", "pairs", "--momentum", 0.5),
+        ("--encoder", "linear", "--activation", "softsign", "--accounting", "paper"),
+    ],
+)
+def test_a_plan_takes_the_settings_that_training_takes(cli, table, options):
+    code, out, err = cli("plan", *table, "--epsilon", 8, *options, "--json")
+    assert code == 0, err
+    planned = Plan.from_dict(read(out)["plan"])
+    for name, value in zip(options[:4:2], options[1:4:2], strict=True):
+        assert getattr(planned, name[2:].replace("-", "_")) == value
+    code, out, err = cli("train", *table, "--epsilon", 8, *options, "--out", "run", "--json")
+    assert code == 0, err
+    assert Plan.from_dict(read(out)["plan"]) == planned
+
+
 def test_where_noise_leaves_nothing_to_learn_it_is_said_before_training(cli, table):
     code, out, err = cli("train", *table, "--epsilon", 0.01, "--out", "run")
     assert code == 0, err

@@ -234,6 +234,14 @@ def refuse_on_resume(asked: dict[str, object]) -> None:
 
 Command = Callable[..., None]
 
+#: Settings of training, the same in every command that makes a plan to train by.
+TRAINING_SETTINGS = (
+    *("algorithm", "label_epsilon"),
+    *("mechanism", "embedding_dim", "bound", "secure_aggregation", "evaluation"),
+    *("labels", "num_epochs", "batch_size", "learning_rate", "optimizer", "momentum"),
+    *("encoder", "activation", "features", "gradient_codec", "noise_multiplier", "clip_norm", "seed"),
+)
+
 
 def plan_options(
     *names: str, required: Collection[str] = (), defaults: Collection[str] = ()

@@ -23,6 +23,7 @@ from pbmvfl.cli.descriptions import (
 )
 from pbmvfl.cli.ledger_forecast import plan_within
 from pbmvfl.cli.options import (
+    TRAINING_SETTINGS,
     AccountingName,
     Delta,
     Epsilon,
@@ -58,9 +59,7 @@ _NEEDED = ("num_parties", "num_samples", "num_classes")
 
 @plan_options(
     *("num_parties", "num_samples", "num_classes", "num_test_samples", "column_values"),
-    "algorithm",
-    *("mechanism", "label_epsilon", "embedding_dim", "num_epochs", "batch_size"),
-    *("optimizer", "learning_rate", "gradient_codec", "noise_multiplier", "seed"),
+    *TRAINING_SETTINGS,
 )
 def plan(
     *,

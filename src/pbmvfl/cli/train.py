@@ -13,6 +13,7 @@ import typer
 
 from pbmvfl._files import read_object
 from pbmvfl.cli.options import (
+    TRAINING_SETTINGS,
     AccountingName,
     AskedBudget,
     Delta,
@@ -101,12 +102,7 @@ _SIZES = frozenset({"num_parties", "num_samples", "num_test_samples", "num_class
 _SHARED_SIZES = ("num_parties", "num_samples", "num_classes")
 
 
-@plan_options(
-    *("num_parties", "algorithm"),
-    *("mechanism", "embedding_dim", "bound", "secure_aggregation", "evaluation", "label_epsilon"),
-    *("labels", "num_epochs", "batch_size", "learning_rate", "optimizer", "momentum"),
-    *("encoder", "activation", "gradient_codec", "noise_multiplier", "clip_norm", "seed"),
-)
+@plan_options("num_parties", *TRAINING_SETTINGS)
 def train(
     *,
     dataset: Annotated[
