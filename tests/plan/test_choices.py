@@ -48,3 +48,11 @@ def test_a_name_has_the_type_of_its_setting(name):
     wanted = {declared.kind, str} if issubclass(declared.kind, StrEnum) else {declared.kind}
     # None stands for the mechanism's own default.
     assert permitted == (wanted | {type(None)} if declared.name == "secure_aggregation" else wanted)
+
+
+def test_type_hints_are_evaluated_for_the_first_plan_alone(monkeypatch):
+    """They are most of the work of a plan, which every session, search step and file makes anew."""
+    plan = Plan.of(num_parties=3, num_samples=100, num_classes=2)
+    monkeypatch.setattr("pbmvfl._settings.get_type_hints", lambda group: pytest.fail(f"{group} is read again"))
+    assert Plan.from_dict(plan.to_dict()) == Plan.of(num_parties=3, num_samples=100, num_classes=2) == plan
+    assert plan.replace(batch_size=7).batch_size == 7

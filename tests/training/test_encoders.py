@@ -197,6 +197,20 @@ def test_the_plan_s_own_encoders_pass(name: str) -> None:
     assert check_encoder(encoder, plan, index=0, rows=ROWS) is encoder
 
 
+def test_making_and_checking_an_encoder_leaves_the_caller_s_generators_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """First weights are drawn from the public seed: a caller's dropout or noise must not become public by it."""
+    seeded: list[str] = []
+    for kind in ("cuda", "mps", "xpu"):
+        for name in {"manual_seed", "manual_seed_all"} & set(dir(getattr(torch, kind))):
+            monkeypatch.setattr(getattr(torch, kind), name, lambda _, kind=kind: seeded.append(kind))
+    before = torch.get_rng_state()
+    check_encoder(build_encoder(PLAN, index=0, input_shape=(COLUMNS,)), PLAN, index=0, rows=ROWS)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert seeded == []
+    torch.manual_seed(0)  # the control: this one seeds them all
+    assert {"cuda", "xpu"} <= set(seeded)
+
+
 # --- networks of different parties ---
 
 

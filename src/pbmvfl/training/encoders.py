@@ -172,9 +172,11 @@ _GENERATOR = threading.RLock()
 
 @contextlib.contextmanager
 def own_generator() -> Iterator[None]:
-    """Reserve torch's global generator for one thread, and restore it afterwards.
+    """Reserve torch's global generator of the CPU for one thread, and restore it afterwards.
 
-    Several parties may be built in threads of one process.
+    Several parties may be built in threads of one process. Seed it by `torch.default_generator`: `torch.manual_seed`
+    also seeds the generators of all accelerators, which are not restored, and where none is in use it remembers every
+    call with its stack.
     """
     with _GENERATOR, torch.random.fork_rng(devices=[]):
         yield
@@ -184,7 +186,7 @@ def _with_public_seed(build: Callable[[], nn.Module], *, seed: int, index: int) 
     """Build a network with public first weights, drawn from (seed, index), without using torch's global generator."""
     word = int(public_bits(1, seed=seed, stream=WEIGHTS_STREAM, index=index)[0]) >> 1
     with own_generator():
-        torch.manual_seed(word)
+        torch.default_generator.manual_seed(word)
         return build()
 
 
@@ -401,7 +403,7 @@ def _traces(encoder: Bounded, batch: Tensor) -> list[Tensor]:
     network = copy.deepcopy(encoder).train()
     network._squash = _unsquashed
     with own_generator(), torch.no_grad():
-        torch.manual_seed(0)
+        torch.default_generator.manual_seed(0)
         others = network(batch)[1:]
         later = network(batch[1:])
     return [others, later, *network.buffers()]
