@@ -6,6 +6,7 @@ release anew. A name therefore stands for one law for ever: a changed law gets a
 
 from __future__ import annotations
 
+import functools
 import math
 from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass, fields
@@ -114,11 +115,15 @@ def event_from_dict(values: dict[str, Any]) -> Event:
     if set(numbers) != {field.name for field in fields(kind)}:
         expected = ", ".join(field.name for field in fields(kind))
         raise LedgerError(f"event={kind.name!r} has {', '.join(numbers)} where {expected} must be; restore a copy")
-    hints = get_type_hints(kind)
+    hints = _hints(kind)
     for name, value in numbers.items():
         if not _is_a(hints[name], value):
             raise LedgerError(f"event={kind.name!r} has {name}={value!r}, which is no {name}; restore a copy")
     return kind(**numbers)
+
+
+#: Types of an event's fields. Evaluating them takes longer than the rest of reading one, and a ledger has thousands.
+_hints = functools.cache(get_type_hints)
 
 
 def _is_a(kind: object, value: object) -> bool:
