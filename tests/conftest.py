@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import os
 import shutil
 import subprocess
@@ -16,6 +17,7 @@ os.environ["PBMVFL_STATE"] = tempfile.mkdtemp(prefix="pbmvfl-state-")
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 # The release monitor is imported before anything of the product; processes that tests start find it on their path.
 os.environ["PBMVFL_TEST_VIOLATIONS"] = os.path.join(os.environ["PBMVFL_STATE"], "violations")
@@ -24,6 +26,7 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
 )
 import pytest
 import torch
+import typer.main
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from hypothesis import settings
 
@@ -31,10 +34,13 @@ import support.release_monitor as release_monitor
 from pbmvfl.cli import main
 from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.plan.plan import Plan
+from pbmvfl.report import plots
 from support.cohorts import Cohort, small_data, small_plan
 
 atexit.register(shutil.rmtree, os.environ["PBMVFL_STATE"], ignore_errors=True)
 torch.set_num_threads(1)
+# The tree of commands is the same at every call in a process, and takes longer to make than many a command to run.
+typer.main.get_command = functools.cache(typer.main.get_command)
 # Compilation on first use would trip any deadline. Where CI is set the examples are the same every time, so that a
 # change is judged by itself; everywhere else each run looks at new ones.
 settings.register_profile("pbmvfl", deadline=None, print_blob=True, derandomize=bool(os.environ.get("CI")))
@@ -62,6 +68,41 @@ def _arithmetic_as_it_was() -> Iterator[None]:
     """A job's process has numbers near zero flushed; where tests run one as a thread, others must not inherit that."""
     yield
     torch.set_flush_denormal(False)
+
+
+_save_figure = plots.save_figure
+#: One black pixel.
+_PICTURE = bytes.fromhex(
+    "89504e470d0a1a0a0000000d49484452000000010000000108000000003a7e9b55"
+    "0000000a49444154789c636000000002000148afa4710000000049454e44ae426082"
+)
+
+
+def _save_unrendered(figure: Any, path: Path) -> None:
+    if Path(path).name != "curves.png":
+        _save_figure(figure, path)
+        return
+    from matplotlib import pyplot
+
+    Path(path).write_bytes(_PICTURE)
+    pyplot.close(figure)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _curves_without_pixels() -> Iterator[None]:
+    """Do not render `curves.png`, which every `train` command draws: pixels take longer than most trainings here.
+
+    Its figure is still made from each result. Tests of the file itself use the fixture `rendered_curves`.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plots, "save_figure", _save_unrendered)
+        yield
+
+
+@pytest.fixture
+def rendered_curves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Render `curves.png` as users get it."""
+    monkeypatch.setattr(plots, "save_figure", _save_figure)
 
 
 @pytest.fixture(scope="session")

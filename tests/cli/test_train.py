@@ -135,6 +135,7 @@ def test_json_is_one_document_on_stdout_and_nothing_else(in_a_process, tmp_path)
     assert (tmp_path / "runs/digits-001/result.json").read_text() == done.out
 
 
+@pytest.mark.usefixtures("rendered_curves")
 def test_a_run_folder_has_its_plan_history_result_picture_and_checkpoint(cli, tmp_path):
     write_table(tmp_path / "people.csv")
     done = cli("train", "--data", "people.csv", *TABLE, *QUICK, "--num-epochs", 3, "--out", "deep/er/run", "--json")
@@ -314,6 +315,7 @@ def test_a_ledger_knows_a_person_whatever_the_split(cli, tmp_path):
     assert max(uses.values()) == 3
 
 
+@pytest.mark.usefixtures("rendered_curves")
 @pytest.mark.parametrize("evaluation", ["simulator", "released"])
 def test_a_run_whose_first_round_is_refused_shows_what_there_is_and_returns_3(evaluation, cli, tmp_path):
     write_table(tmp_path / "people.csv", spoil=with_ids)

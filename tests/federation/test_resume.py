@@ -160,6 +160,7 @@ def tree(folder: Path) -> dict[str, bytes]:
 # --- kill -9 ---
 
 
+@pytest.mark.usefixtures("rendered_curves")
 @pytest.mark.slow
 def test_a_run_killed_from_outside_is_continued_to_the_same_schedule_with_new_keys(cli, tmp_path):
     run = tmp_path / "run"

@@ -20,7 +20,7 @@ def result(make_data, make_plan) -> Result:
 
 
 @pytest.fixture
-def drawn(monkeypatch, tmp_path):
+def drawn(rendered_curves: None, monkeypatch, tmp_path):  # noqa: ARG001
     """The figure as it is saved."""
     kept: list[Any] = []
     save = plots.save_figure

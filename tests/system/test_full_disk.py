@@ -199,6 +199,7 @@ def test_a_ledger_that_cannot_be_written_ends_the_run_before_bytes_leave(charge,
     assert_all_is_counted(tmp_path, sent)
 
 
+@pytest.mark.usefixtures("rendered_curves")
 @pytest.mark.slow
 def test_a_run_in_a_process_whose_files_may_not_grow_is_continued(cli, sent, tmp_path):
     """The real system's refusal: 30 kB are enough for all but the picture, and compiled code that is kept for later."""
