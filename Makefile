@@ -7,6 +7,8 @@ STAMPS := $(VENV)/.stamps
 INPUTS := pyproject.toml constraints.txt
 # pytest-xdist: one process a core, and torch may not start threads of its own in each of them.
 export OMP_NUM_THREADS ?= 1
+# Compiled modules are kept: without them every process that a test starts compiles the whole package again.
+export PYTHONDONTWRITEBYTECODE =
 
 .PHONY: demo deploy-demo test test-fast install lint bench wheel-check clean
 
