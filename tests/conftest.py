@@ -10,7 +10,10 @@ import subprocess
 import sys
 import tempfile
 
+from support.memory_folder import temporary_folder
+
 os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["TMPDIR"] = temporary_folder()
 # Ledgers keep a counter outside of them: in a folder of this test run alone, also in the processes that it starts.
 os.environ["PBMVFL_STATE"] = tempfile.mkdtemp(prefix="pbmvfl-state-")
 

@@ -14,6 +14,7 @@ PBMVFL_STATE_MACHINE_SECONDS has it search for that long, with new sequences; wi
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import shutil
@@ -29,7 +30,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import Phase, settings
+from hypothesis import Phase, seed, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -77,16 +78,28 @@ class World:
     def __init__(self, plan: Plan, folder: Path, columns: np.ndarray, epsilon: float, kind: type[Party] | None) -> None:
         self.plan, self.folder, self.columns, self.kind = plan, folder, columns, kind
         folder.mkdir()
-        self.set_limit(epsilon)
         self.party: Party | None = None
+        self.set_limit(epsilon)
+
+    def _changes(self) -> None:
+        """Forget what was read of the ledger and of the weights: a message, a restart or a limit may change it."""
+        self._charges: list[tuple[str, int, int]] | None = None
+        self._state: dict[str, torch.Tensor] | None = None
+
+    def receive(self, message: bytes) -> bytes:
+        assert self.party is not None
+        self._changes()
+        return self.party.receive(message)
 
     def set_limit(self, epsilon: float) -> None:
+        self._changes()
         ledger = Ledger(self.folder / "party-0.sqlite", owner="party-0")
         limit = Limit.choose(unit="cell", accounting="strict", epsilon=epsilon, delta=1e-5, counting="renyi", order=4)
         ledger.set_limit(DATA.name, limit)
         ledger.close()
 
     def restart(self, number: int) -> None:
+        self._changes()
         if self.party is not None:
             self.party.close()
         setup = KnownSetup(
@@ -111,10 +124,13 @@ class World:
 
     def charges(self) -> list[tuple[str, int, int]]:
         """(session, first round, charged until), read from the file without the ledger's own code."""
-        with sqlite3.connect(f"file:{self.folder / 'party-0.sqlite'}?mode=ro", uri=True) as db:
-            return db.execute(
-                "SELECT sessions.session, first_round, charged_until FROM sessions JOIN charged ON id = charged.session"
-            ).fetchall()
+        if self._charges is None:
+            with contextlib.closing(sqlite3.connect(f"file:{self.folder / 'party-0.sqlite'}?mode=ro", uri=True)) as db:
+                self._charges = db.execute(
+                    "SELECT sessions.session, first_round, charged_until "
+                    "FROM sessions JOIN charged ON id = charged.session"
+                ).fetchall()
+        return self._charges
 
     def files(self) -> dict[str, int]:
         """Files and sizes; weights differ between worlds, and the name of a checkpoint has their digest."""
@@ -123,7 +139,9 @@ class World:
 
     def state(self) -> dict[str, torch.Tensor]:
         assert self.party is not None
-        return {name: value.clone() for name, value in self.party.part_state().items()}
+        if self._state is None:
+            self._state = {name: value.clone() for name, value in self.party.part_state().items()}
+        return self._state
 
 
 class PartyMachine(RuleBasedStateMachine):
@@ -163,6 +181,7 @@ class PartyMachine(RuleBasedStateMachine):
                 world.party.close()
         if hasattr(self, "folder"):
             shutil.rmtree(self.folder)
+        release_monitor.violations()  # what a sequence that failed left must not end the next one at its first step
 
     # --- messages ---
 
@@ -171,10 +190,7 @@ class PartyMachine(RuleBasedStateMachine):
         counted["steps"] += 1
         self.sent.append(message)
         before = [(world.state(), world.charges()) for world in self.worlds]
-        replies = []
-        for world in self.worlds:
-            assert world.party is not None
-            replies.append(world.party.receive(message))
+        replies = [world.receive(message) for world in self.worlds]
         self.check(replies, before)
         return replies[0]
 
@@ -342,12 +358,11 @@ class PartyMachine(RuleBasedStateMachine):
         before = [(world.state(), world.charges()) for world in self.worlds]
         found: list[list[bytes]] = [[], []]
         for number, world in enumerate(self.worlds):
-            assert world.party is not None
             begun = threading.Barrier(threads)
 
-            def send(party: Party = world.party, into: list[bytes] = found[number], begun: Any = begun) -> None:
+            def send(world: World = world, into: list[bytes] = found[number], begun: Any = begun) -> None:
                 begun.wait()
-                into.append(party.receive(message))
+                into.append(world.receive(message))
 
             workers = [threading.Thread(target=send) for _ in range(threads)]
             for worker in workers:
@@ -410,14 +425,28 @@ class Forgetful(KnownParty):
 
 
 class ForgetfulMachine(PartyMachine):
+    """Without threads, because Hypothesis wants a sequence to fail at the same step twice; and without limits, because
+    a party that forgets its guard after a limit's refusal is found sooner."""
+
     kind = Forgetful
+    from_several_threads = change_limit = None
+
+    @initialize(name=st.sampled_from(sorted(PLANS)), row=st.integers(0, 11))
+    def begin(self, name: str, row: int) -> None:
+        super().begin(name, 1e6, row, 3.0)
 
 
-@pytest.mark.slow
 @pytest.mark.releases_uncharged
 def test_the_machine_finds_a_party_that_draws_a_round_twice() -> None:
-    """The control. Generation alone, because the failure needs no smallest form."""
-    search = settings(max_examples=400, stateful_step_count=STEPS, phases=[Phase.generate], database=None)
-    with pytest.raises((AssertionError, ExceptionGroup)) as found:
-        run_state_machine_as_test(ForgetfulMachine, settings=search)
-    assert "in one session" in "".join(traceback.format_exception(found.value))
+    """The control. Generation alone, because the failure needs no smallest form; from a seed that finds it soon.
+
+    Such a party also releases without a charge. A seed that comes to that first is not the one, and the next is tried.
+    """
+    search = settings(max_examples=40, stateful_step_count=STEPS, phases=[Phase.generate], database=None)
+    for number in range(5, 25):
+        try:
+            run_state_machine_as_test(seed(number)(type("Seeded", (ForgetfulMachine,), {})), settings=search)
+        except (AssertionError, ExceptionGroup) as found:
+            if "in one session" in "".join(traceback.format_exception(found)):
+                return
+    pytest.fail("no sequence made the party draw a round twice")
