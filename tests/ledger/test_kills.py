@@ -81,6 +81,7 @@ def _charged_rounds(path, dataset):
 @pytest.mark.slow
 def test_fifty_killed_federations_never_leave_less_in_the_ledger_than_what_left_the_party(data, make_plan, tmp_path):
     """Every report stands for a round that left; the ledger must hold all of them, resume after resume."""
+    Federation(make_plan(data, num_epochs=1)).fit(data)  # every child begins with the compiled loops loaded
     plan = make_plan(data, num_epochs=5000)
     chance = np.random.default_rng(7)
     arrived = 0
