@@ -32,11 +32,10 @@ from pbmvfl.plan.plan import Plan
 from pbmvfl.research.simulation.engine import noisy_sum
 from pbmvfl.research.simulation.graphed import Execution, GraphedSimulation, take_turns
 
-EPOCHS, REPEATS, TARGETS, CANDIDATES, SHOWN = 40, 40, 5000, 10_000, 10
+EPOCHS, REPEATS, TARGETS, CANDIDATES, SHOWN = 20, 40, 5000, 10_000, 10
 SETTINGS: dict[str, dict[str, Any]] = {
     "exact sums": {"mechanism": "none"},
     "PBM (16, .15)": {"num_trials": 16, "beta": 0.15},
-    "PBM (8, .1)": {"num_trials": 8, "beta": 0.1},
     "PBM (4, .1)": {"num_trials": 4, "beta": 0.1},
 }
 #: Rows that the decoder is fitted on, and those on which it is chosen.
