@@ -24,6 +24,8 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 import pbmvfl
 from pbmvfl import Ledger, Limit, ReleaseOptions, VerticalClassifier
 from pbmvfl.errors import BudgetExceeded, DataError, ModelError, PlanError
+from support.label_draws import LEDGER as LABEL_LEDGER
+from support.label_draws import charged
 
 PAGE = Path(__file__).parents[2] / "docs" / "estimator.md"
 COLUMNS = {"bank": ["age", "job"], "shop": ["visits", "spent"]}
@@ -209,7 +211,8 @@ def test_training_and_a_prediction_are_within_their_budgets(unit):
 
 
 def books(folder: Path) -> list[Path]:
-    return sorted(folder.glob("*.sqlite"))
+    """Of the parties."""
+    return [path for path in sorted(folder.glob("*.sqlite")) if path.name != LABEL_LEDGER]
 
 
 def uses(book: Path) -> tuple[Counter[str], Counter[str], int]:
@@ -238,6 +241,8 @@ def test_three_folds_charge_every_row_two_trainings_and_one_prediction(tmp_path)
         assert trained == dict.fromkeys(frame.index, 2)
         assert predicted == dict.fromkeys(frame.index, 1)
         assert sessions == 6
+    # Every row is in two folds of training, and its label was drawn once.
+    assert {name: count for (name, *_), count in charged(tmp_path / "books").items()} == dict.fromkeys(frame.index, 1)
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ import typer
 
 from pbmvfl.cli import app
 from pbmvfl.deploy.site.federation_file import FederationFile
+from pbmvfl.deploy.site.policy_file import PolicyFile
 from pbmvfl.plan.plan import Plan
 
 ROOT = Path(__file__).parents[2]
@@ -59,8 +60,19 @@ def test_the_page_has_commands_for_everybody():
     } <= first
 
 
+#: The files on the page.
+TOML = re.findall(r"```toml\n(.*?)```", PAGE, flags=re.S)
+
+
+def test_the_label_holder_s_rules_on_the_page_are_what_is_taken_where_a_policy_has_none():
+    data, (_, text) = '[data]\nfile = "a.csv"\nid = "id"\nlabel = "sick"\n', TOML
+    unsaid, said = (PolicyFile.parse(data + each, path=Path("policy.toml"), is_server=True) for each in ("", text))
+    assert said.plan == unsaid.plan
+    assert [(limit.unit, limit.epsilon) for limit in said.limits] == [("label", 8.0)]
+
+
 def test_the_federation_file_on_the_page_is_one():
-    (text,) = re.findall(r"```toml\n(.*?)```", PAGE, flags=re.S)
+    text, _ = TOML
     federation = FederationFile.parse(text)
     assert federation.parties == ("bank", "hospital", "insurer")
     Plan.for_budget(num_parties=3, num_samples=5000, num_classes=2, columns=4, evaluation="none", **federation.plan)
