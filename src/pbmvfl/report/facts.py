@@ -19,6 +19,7 @@ from pbmvfl.federation.prediction_log import Asked, read_asked
 from pbmvfl.federation.results import Result
 from pbmvfl.federation.run_folder import Files, NamedSource, RunFolder, RunSource, TableSource
 from pbmvfl.ledger.ledger import Ledger
+from pbmvfl.ledger.ledger_folder import party_ledgers
 from pbmvfl.plan.groups import Algorithm, Evaluation
 from pbmvfl.plan.plan import Plan
 from pbmvfl.privacy.accounting import epsilon_bound
@@ -199,7 +200,7 @@ def _books(source: RunSource) -> Iterator[list[tuple[str, Ledger]]]:
     """Open the parties' ledgers that can be read, by owner or file name; a page needs none of them."""
     with contextlib.ExitStack() as opened:
         found = []
-        for path in [] if source.ledger is None else sorted(Path(source.ledger).glob("*.sqlite")):
+        for path in [] if source.ledger is None else party_ledgers(Path(source.ledger)):
             with contextlib.suppress(LedgerError, OSError):
                 book = opened.enter_context(contextlib.closing(Ledger(path, read_only=True)))
                 found.append((book.owner or path.stem, book))
