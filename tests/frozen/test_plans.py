@@ -172,6 +172,7 @@ def test_plans_of_version_0_1_are_read_number_by_number() -> None:
             "labels": "server",
             "loss": "cross-entropy",
             "head": "trained",
+            "label_epsilon": None,
             "features": "columns",
             "vote": "raw",
             "vote_gain": 1.0,
