@@ -39,6 +39,7 @@ ORDER = [
     "protocol",
     "ledger",
     "federation",
+    "audit",
     "deploy",
     "report",
     "research",
@@ -242,6 +243,7 @@ except ImportError:
 
 ROOT_MODULES = ["_compiled.py", "_files.py", "_settings.py", "_text.py", "errors.py", "reference.py"]
 ROOT_PACKAGES = [
+    "audit",
     "cli",
     "crypto",
     "data",

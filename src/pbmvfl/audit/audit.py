@@ -18,6 +18,7 @@ from pbmvfl.audit.constants import (
     LEVEL,
     MOST_TESTS,
     SESSIONS,
+    SMALLEST_SESSIONS,
     TRIALS,
 )
 from pbmvfl.audit.evidence import Finding
@@ -52,6 +53,7 @@ class Subject:
         noise_multiplier: Noise of updates, in clip norms; 0 if updates have none.
         clip_norm: Largest norm of a row's gradient.
         table_noise: Deviation of the noise on counts of votes, in rows; 0 if none are counted.
+        not_tested: What of it no test covers, in words.
     """
 
     name: str
@@ -60,6 +62,7 @@ class Subject:
     noise_multiplier: float = 0.0
     clip_norm: float = 1.0
     table_noise: float = 0.0
+    not_tested: tuple[str, ...] = ()
 
     @classmethod
     def of_plan(cls, plan: Plan, *, name: str = "the plan") -> Subject:
@@ -74,6 +77,7 @@ class Subject:
             noise_multiplier=plan.noise_multiplier if noisy else 0.0,
             clip_norm=plan.clip_norm,
             table_noise=plan.table_noise if COUNTS in kinds else 0.0,
+            not_tested=_open_of(plan),
         )
 
     @classmethod
@@ -94,6 +98,21 @@ class Subject:
             noise_multiplier=training.noise_multiplier_for(20),
             table_noise=_MADE_UP_TABLE_NOISE,
         )
+
+
+def _open_of(plan: Plan) -> tuple[str, ...]:
+    """Return what of a plan no test covers."""
+    found = []
+    if plan.noise_band > 1:
+        found.append(f"noise_band={plan.noise_band}: the noise of single steps is tested, not how steps are mixed")
+    if plan.label_response is None:
+        found.append("labels: this plan uses them in clear, and they have no law")
+    found += [
+        f"{plan.mechanism_for(kind).describe()} in {kind.name} rounds: it has no noise"
+        for kind in plan.schedule.kinds
+        if kind.releases and not plan.mechanism_for(kind).is_private
+    ]
+    return tuple(found)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,8 +215,8 @@ def audit(
     """
     if trials is not None and (isinstance(trials, bool) or not SMALLEST_TRIALS <= trials <= 10**9):
         raise PlanError(f"trials={trials} must be in {SMALLEST_TRIALS}..1000000000")
-    if sessions is not None and (isinstance(sessions, bool) or not 1 <= sessions <= 10**6):
-        raise PlanError(f"sessions={sessions} must be in 1..1000000")
+    if sessions is not None and (isinstance(sessions, bool) or not SMALLEST_SESSIONS <= sessions <= 10**6):
+        raise PlanError(f"sessions={sessions} must be in {SMALLEST_SESSIONS}..1000000")
     parts = list(_parts(subject, trials=trials, sessions=SESSIONS if sessions is None else sessions))
     found = _Collected()
     for number, (name, run) in enumerate(parts):
@@ -212,7 +231,7 @@ def audit(
         findings=tuple(found.findings),
         epsilons=tuple(found.epsilons),
         training=found.training,
-        not_tested=(*unknown, *ALWAYS_OPEN),
+        not_tested=(*subject.not_tested, *unknown, *ALWAYS_OPEN),
     )
     if report.num_tests > MOST_TESTS:
         raise PlanError(f"{report.num_tests} tests are more than {MOST_TESTS}, which the error rate is shared by")
@@ -235,6 +254,7 @@ def _parts(subject: Subject, *, trials: int | None, sessions: int) -> Iterator[P
     if subject.noise_multiplier:
         yield "noise of updates", _adds(partial(laws.noise_tests, SystemEntropy(), draws))
         yield "noise of steps", _adds(partial(_step_noise, subject, draws))
+        yield "noise after a restart", _adds(training.fresh_step_tests)
         yield "trainings with one cell at two extremes", partial(_train, sessions)
     for mechanism in subject.mechanisms:
         if games.can_play(mechanism):

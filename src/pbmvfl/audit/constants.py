@@ -21,8 +21,8 @@ LARGEST_CELLS = 256
 #: Probability of both tails together in the test of tails: far out, and still some hundred draws.
 TAIL_SHARE = 1e-3
 
-#: Draws of each value of each law by default. `laws.trials_for` raises it where it would not find a beta that is wrong by
-#: 1%: with n bits at the ends of the range, successes towards the own end then move by
+#: Draws of each value of each law by default. `laws.trials_for` raises it where it would not find a beta that is wrong
+#: by 1%: with n bits at the ends of the range, successes towards the own end then move by
 #: 0.01 beta sqrt(n / (1/4 - beta^2)) standard deviations.
 TRIALS = 200_000
 #: So many must they move: 6.5 for an alarm at 1e-7 / 1000, and 3.5 more for a power of 0.9997.
@@ -41,7 +41,9 @@ DELTA = 1e-5
 #: Rows and local steps of the audited training, and the epsilon that its noise is planned for: large enough that some
 #: hundred sessions show most of it, small enough that it is no formality.
 TRAINING_ROWS, TRAINING_STEPS, TRAINING_EPSILON = 200, 40, 8.0
-#: Sessions of each world by default: about 3 s. They can show 0.77 of mu; ten times as many 0.92.
-SESSIONS = 250
+#: Sessions of each world by default: 10 to 20 s. They show about 0.7 of mu, ten times as many 0.9 of it.
+SESSIONS = 200
+#: Fewer have too few steps for a chi-square of their noise.
+SMALLEST_SESSIONS = 10
 #: Sums of clipped gradients are read from float32 weights; a shift may exceed its limit by this share.
 READING_SHARE = 1e-3

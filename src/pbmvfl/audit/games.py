@@ -34,6 +34,8 @@ from pbmvfl.privacy.units import Unit
 #: Values that are drawn at a time.
 _AT_ONCE = 1 << 18
 _LARGEST_EPSILON = 1e4
+#: Up to so many parties every number of other parties at +C is tried.
+_FEW_PARTIES = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,11 +133,11 @@ def _totals(mechanism: Mechanism, unit: float, others: tuple[float, ...]) -> Int
 def choose_game(mechanism: Mechanism, trials: int, *, delta: float = DELTA, confidence: float = CONFIDENCE) -> Game:
     """Choose the game that promises the largest bound by the claimed law. Nothing is drawn."""
     parties = mechanism.num_parties
-    mixed = [(1.0,) * top + (-1.0,) * (parties - 1 - top) for top in range(parties)]
-    if isinstance(mechanism.event, RandomisedResponse):
-        mixed = mixed[:1]
+    # All at one end is the best choice wherever it was tried (docs/theory.md, section 3); a few others are tried too.
+    tops = range(parties) if parties <= _FEW_PARTIES else (0, parties // 2, parties - 1)
+    mixed = [(1.0,) * top + (-1.0,) * (parties - 1 - top) for top in tops]
     best = (-1.0, Game((), 0, 0))
-    for others in mixed[:1] if parties > 64 else mixed:
+    for others in [()] if reads_alone(mechanism) else mixed:
         high, low = (_totals(mechanism, unit, others) for unit in (1.0, -1.0))
         first = min(high.first, low.first)
         last = max(high.first + len(high.probabilities), low.first + len(low.probabilities))
@@ -179,7 +181,6 @@ def _statistics(
 ) -> Iterator[npt.NDArray[np.int64]]:
     width, ring = mechanism.embedding_dim, mechanism.ring
     assert ring is not None
-    alone = isinstance(mechanism.event, RandomisedResponse)
     entropies = [new_entropy() for _ in range(1 + len(game.others))]
     rows = max(1, _AT_ONCE // width)
     for start in range(0, trials, rows):
@@ -187,22 +188,23 @@ def _statistics(
         payloads = []
         for value, entropy in zip((unit, *game.others), entropies, strict=True):
             given = np.full((size, width), value * mechanism.bound, dtype=np.float32)
-            if mechanism.sums_are_hidden or not payloads:  # of symbols that can be read the party's own are enough
-                payloads.append(mechanism.payload.encode(mechanism.randomize(given, entropy)))
+            payloads.append(mechanism.payload.encode(mechanism.randomize(given, entropy)))
         total = mechanism.payload.total(payloads, size * width).reshape(size, width)
-        if alone:
-            assert isinstance(mechanism.event, RandomisedResponse)
+        if isinstance(mechanism.event, RandomisedResponse):
             seen = (total == mechanism.event.symbols - 1).astype(np.int64) - (total == 0)
         else:
             seen = total.astype(np.int64) if mechanism.largest_sum is not None else signed(total, ring.bits)
         yield seen.sum(axis=1)
 
 
+def reads_alone(mechanism: Mechanism) -> bool:
+    """Return whether the adversary reads the party's own integers: then other parties' noise hides nothing."""
+    return isinstance(mechanism.event, RandomisedResponse) or not mechanism.secure_aggregation
+
+
 def can_play(mechanism: Mechanism) -> bool:
-    """Return whether there is a game for this mechanism: integers of a known law, behind a secure sum or alone."""
-    if mechanism.ring is None or sent_law(mechanism.event, 0.0) is None:
-        return False
-    return isinstance(mechanism.event, RandomisedResponse) or mechanism.secure_aggregation
+    """Return whether there is a game for this mechanism: it sends integers of a known law."""
+    return mechanism.ring is not None and sent_law(mechanism.event, 0.0) is not None
 
 
 def epsilon_test(
@@ -247,8 +249,3 @@ def epsilon_test(
         advantage_lower_bound=max(0.0, advantage),
         confidence=confidence,
     )
-
-
-def with_hidden_sums(mechanism: Mechanism) -> Mechanism:
-    """Return the mechanism behind a secure sum, if its guarantee needs one."""
-    return replace(mechanism, secure_aggregation=True) if mechanism.sums_are_hidden else mechanism

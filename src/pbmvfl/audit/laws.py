@@ -9,7 +9,7 @@ clamp.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -150,7 +150,7 @@ def noise_tests(entropy: Entropy, trials: int) -> Sequence[Finding]:
     """Draw the noise of updates and statistics, and hold it against the normal law of deviation 2^28."""
     drawn = noise.rounded_normal(entropy, trials)
     # floor(X) + 1/2 is X up to half a step of 2^-28 deviations, which no test here can see.
-    return normal_tests("noise of updates, rounded normal", (drawn + 0.5) / 2.0**28)
+    return normal_tests("noise of updates, rounded normal", (drawn.astype(np.float64) + 0.5) / 2.0**28)
 
 
 def table_tests(deviation: float, entropy: Entropy, trials: int) -> Sequence[Finding]:
@@ -160,7 +160,5 @@ def table_tests(deviation: float, entropy: Entropy, trials: int) -> Sequence[Fin
     votes = np.arange(4, dtype=np.int64) % symbols
     table = vote_tables.noisy_counts(votes, labels, classes, symbols, deviation, entropy).astype(np.float64)
     table[labels, votes] -= vote_tables.steps_per_row(deviation)
-    steps = deviation * (2.0**28 / deviation)
-    return normal_tests(f"table of votes, noise {deviation:g} rows", (table.reshape(-1) + 0.5) / steps)
-
-
+    # Counts are in steps, of which the charged deviation is 2^28, whatever it is in rows.
+    return normal_tests(f"table of votes, noise {deviation:g} rows", (table.reshape(-1) + 0.5) / 2.0**28)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
+from torch import nn
 
 from pbmvfl.audit.evidence import Finding, certain, chi_square_test, count_test, uniform_tests
 from pbmvfl.audit.laws import sent_law
@@ -85,8 +86,8 @@ def mask_tests(ring: Ring, trials: int) -> Iterator[Finding]:
 class Restarted(Federation):
     """Federation whose runs are sessions of one run: the same identities and the same run."""
 
-    def __init__(self, plan: Plan) -> None:
-        super().__init__(plan)
+    def __init__(self, plan: Plan, *, encoders: Sequence[nn.Module] | None = None) -> None:
+        super().__init__(plan, encoders=encoders)
         self._identities = [Identity.generate() for _ in range(plan.num_parties)]
 
     def new_run_id(self) -> bytes:
@@ -146,9 +147,7 @@ def wire_tests(mechanism: Mechanism) -> Iterator[Finding]:
     Args:
         mechanism: A mechanism behind a secure sum, with the numbers of a plan.
     """
-    ring = mechanism.ring
-    assert ring is not None
-    mechanism = replace(mechanism, embedding_dim=min(4, mechanism.embedding_dim), num_parties=min(8, mechanism.num_parties))
+    mechanism = replace(mechanism, embedding_dim=4, num_parties=min(8, mechanism.num_parties))
     data = made_up_data(num_parties=mechanism.num_parties, num_samples=_ROWS, num_classes=2)
     federation = Restarted(wire_plan(mechanism, data))
     first, second = transcript(federation, data), transcript(federation, data)
@@ -160,7 +159,9 @@ def wire_tests(mechanism: Mechanism) -> Iterator[Finding]:
     for party in range(mechanism.num_parties):
         yield _flat(what, party, "uniform", first.sent_MV[party], ring)
         # One mask on two draws would leave their difference, which is near 0.
-        yield _flat(what, party, "masks after a restart", (first.sent_MV[party] - second.sent_MV[party]) & modulus, ring)
+        yield _flat(
+            what, party, "masks after a restart", (first.sent_MV[party] - second.sent_MV[party]) & modulus, ring
+        )
         later = first.sent_MV[party].reshape(_ROUNDS, values)
         yield _flat(what, party, "masks of later rounds", (later[1:] - later[:-1]) & modulus, ring)
     if mechanism.largest_sum is not None:
@@ -187,7 +188,9 @@ def _fresh(what: str, first: Integers, second: Integers, mechanism: Mechanism) -
     equal = int((first == second).sum())
     found = count_test(what, "fresh noise after a restart", equal, first.size, most)
     fewer = equal <= first.size * most
-    return replace(found, p_value=1.0 if fewer else found.p_value, statistic=f"{equal:,} of {first.size:,} sums are equal")
+    return replace(
+        found, p_value=1.0 if fewer else found.p_value, statistic=f"{equal:,} of {first.size:,} sums are equal"
+    )
 
 
 # --- labels ---
@@ -256,9 +259,7 @@ def label_use_tests(sessions: int) -> Sequence[Finding]:
     what = "labels read off gradients"
     worst = [count_test(what, "each row is drawn", each, sessions, kept) for each in often]
     return [
-        certain(
-            what, "one draw for all rounds", used.size, holds=not changed, statistic=f"{changed:,} labels changed"
-        ),
+        certain(what, "one draw for all rounds", used.size, holds=not changed, statistic=f"{changed:,} labels changed"),
         *(replace(each, p_value=min(1.0, plan.num_samples * each.p_value)) for each in worst),
         count_test(what, "as often true as charged", int(true.sum()), true.size, kept),
     ]

@@ -4,7 +4,7 @@ One party trains on made-up rows by local steps, as it does in a run. The cell i
 or at -x, so large that its gradient is clipped in both. Three things are tested:
 
 - the shift: both worlds take each step from the same weights with the same noise; squares of the distances of their
-  noisy sums, in deviations of the noise, must add up to no more than the account's mu squared. There is no chance in it.
+  noisy sums, in deviations of the noise, must add up to no more than the account's mu squared: no chance is in it.
 - the noise: what a step added beyond the sum of clipped gradients, which is computed here once more in float64, must
   have the normal law that is charged.
 - the game: from all weights of a session an adversary says which world it is. Telling N(0, 1) from N(mu, 1) has error
@@ -17,13 +17,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from scipy import stats
+from torch import Tensor
 
 from pbmvfl.audit.constants import (
     CONFIDENCE,
@@ -35,7 +37,7 @@ from pbmvfl.audit.constants import (
 )
 from pbmvfl.audit.evidence import Finding, certain, normal_tests
 from pbmvfl.audit.games import at_most
-from pbmvfl.audit.sessions import made_up_data
+from pbmvfl.audit.sessions import Restarted, made_up_data
 from pbmvfl.crypto.entropy import Entropy, SystemEntropy
 from pbmvfl.crypto.key_exchange import Identity
 from pbmvfl.data.vertical import VerticalDataset
@@ -48,7 +50,7 @@ from pbmvfl.privacy.events import UpdateEvent
 from pbmvfl.privacy.gaussian_filter import gaussian_epsilon, largest_square
 from pbmvfl.privacy.units import Accounting, Unit
 from pbmvfl.protocol.party import Party
-from pbmvfl.training.optimizer import WEIGHTS
+from pbmvfl.training.encoders import build_encoder
 
 Matrix = npt.NDArray[np.float64]
 #: Large enough that its gradient is clipped, small enough that scores of small weights stay near 0.
@@ -122,24 +124,30 @@ class World:
     features_ND: Matrix
     labels_N: npt.NDArray[np.int64]
 
+    @cached_property
+    def _parts(self) -> list[Tensor]:
+        """Weight and bias of the party's one dense layer."""
+        return sorted((each.detach() for each in self.party.network.encoder.parameters()), key=lambda part: -part.ndim)
+
+    @cached_property
+    def _log_shares(self) -> Matrix:
+        return np.asarray(np.log(np.bincount(self.labels_N, minlength=_CLASSES) / len(self.labels_N)))
+
     def weights(self) -> Matrix:
         """Return weights and bias beside each other, (K, D)."""
-        state = self.party.network.state()
-        parts = [value for name, value in state.items() if name.startswith(WEIGHTS) and value.ndim]
-        matrix, bias = (value.double().numpy() for value in sorted(parts, key=lambda value: -value.ndim)[:2])
+        matrix, bias = (part.numpy().astype(np.float64) for part in self._parts)
         return np.hstack((matrix, bias[:, None]))
 
     def step(self, current: Round, entropy: Entropy) -> Matrix:
         """Take one local step; return the noisy sum that it stepped along, (K, D)."""
-        plan, before = self.party.plan, self.weights()
+        before = self.weights()
         self.party.network.learn_alone(current, entropy)
-        return (before - self.weights()) * (current.num_rows / plan.learning_rate)
+        return (before - self.weights()) * (current.num_rows / self.party.plan.learning_rate)
 
     def exact_sum(self, rows: npt.NDArray[np.int64], weights_KD: Matrix) -> Matrix:
         """Return the sum of clipped gradients of these rows in float64, by the algorithm's own description."""
         inputs = self.features_ND[rows]
-        shares = np.bincount(self.labels_N, minlength=_CLASSES) / len(self.labels_N)
-        scores = inputs @ weights_KD.T + np.log(shares)
+        scores = inputs @ weights_KD.T + self._log_shares
         odds = np.exp(scores - scores.max(axis=1, keepdims=True))
         slopes = odds / odds.sum(axis=1, keepdims=True) - np.eye(_CLASSES)[self.labels_N[rows]]
         norms = np.sqrt((slopes**2).sum(axis=1) * (inputs**2).sum(axis=1))
@@ -257,7 +265,13 @@ def shift_tests(plan: Plan, data: VerticalDataset) -> tuple[list[Finding], float
     charged = max(part.row_updates for part in plan.training_run().activities)
     text = f"{largest:.4f} of at most {limit:.4f} deviations"
     findings = [
-        certain(what, "shift of one step", len(local_rounds(plan)), holds=largest <= limit * (1 + READING_SHARE), statistic=text),
+        certain(
+            what,
+            "shift of one step",
+            len(local_rounds(plan)),
+            holds=largest <= limit * (1 + READING_SHARE),
+            statistic=text,
+        ),
         certain(
             what,
             "shift of the training",
@@ -297,6 +311,21 @@ def step_noise_tests(plan: Plan, data: VerticalDataset, steps: int) -> Iterator[
         party_world.party.network.load_state(start)
         noise[i] = ((party_world.step(current, entropy) - exact) / sigma).reshape(-1)
     yield from normal_tests(f"noise of steps, multiplier {plan.noise_multiplier:.3g}", noise.reshape(-1))
+
+
+def fresh_step_tests() -> Iterator[Finding]:
+    """Run one noisy step twice, as after a restart, at two parties with the same columns: four different noises."""
+    one = made_up_data(num_parties=2, num_samples=TRAINING_ROWS, num_classes=_CLASSES, columns=_COLUMNS)
+    data = replace(one, train_features=(one.train_features[0],) * 2, test_features=(one.test_features[0],) * 2)
+    plan = training_plan(data, batches=1, num_epochs=1)
+    encoders = [build_encoder(plan, index=index, input_shape=(_COLUMNS,)) for index in range(2)]
+    federation = Restarted(plan, encoders=encoders)
+    found = []
+    for _ in range(2):
+        federation.fit(data)
+        found += [b"".join(each.detach().numpy().tobytes() for each in encoder.parameters()) for encoder in encoders]
+    text = f"{len(set(found))} different weights of {len(found)}"
+    yield certain("noise of steps", "fresh at each party and start", 4, holds=len(set(found)) == 4, statistic=text)
 
 
 def training_game(

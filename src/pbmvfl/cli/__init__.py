@@ -13,6 +13,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from pbmvfl.cli import federation, ledger, policy, sites
+from pbmvfl.cli.audit import audit
 from pbmvfl.cli.doctor import doctor
 from pbmvfl.cli.jobs import align, resume, submit
 from pbmvfl.cli.joint import joint
@@ -65,6 +66,7 @@ app.command()(plan)
 app.command()(privacy)
 app.command()(schema)
 app.command()(report)
+app.command()(audit)
 app.command()(doctor)
 app.add_typer(ledger.app, name="ledger")
 app.add_typer(federation.app, name="federation", rich_help_panel=_FEDERATION)
