@@ -105,6 +105,22 @@ def test_readable_integers_are_played_against_by_themselves() -> None:
     assert readable.advantage_lower_bound > 2 * hidden.advantage_lower_bound
 
 
+def test_many_parties_and_coordinates_are_played_against_in_seconds() -> None:
+    """Laws of sums are doubled, not added one by one, and the adversary loses nothing by their cut tails."""
+    many = PolyaLaplace(
+        num_parties=100, levels=64, scale=50.0, embedding_dim=2, honest_parties=90, secure_aggregation=True
+    )
+    found = played(many, 1000)
+    assert found.sound
+    assert found.epsilon_lower_bound > 0
+    wide = PoissonBinomial(num_parties=40, num_trials=8, beta=0.1, embedding_dim=16, secure_aggregation=True)
+    total, game = games._totals(wide, 1.0, (-1.0,) * 39), choose_game(wide, MILLION)
+    bits = 16 * 8
+    mean = bits * (0.5 + 39 * 0.5 - 38 * wide.event.beta_16 / 65536)
+    assert total.mean == pytest.approx(mean, rel=1e-9)
+    assert len(game.others) == 39
+
+
 def test_there_is_no_game_without_integers() -> None:
     assert not games.can_play(LocalGaussian(num_parties=3))
     assert not games.can_play(Exact(num_parties=3))

@@ -15,6 +15,7 @@ from pbmvfl.audit import games, laws, sessions, training
 from pbmvfl.audit.constants import (
     FALSE_ALARM_RATE,
     GAMES,
+    LARGEST_GAME_BITS,
     LEVEL,
     MOST_TESTS,
     SESSIONS,
@@ -69,6 +70,7 @@ class Subject:
         """Return everything random that a plan uses. Only the plan's public numbers are read."""
         kinds = plan.schedule.kinds
         released = [plan.mechanism_for(kind) for kind in kinds if kind.releases]
+        released += [] if plan.prediction is None else [plan.prediction]  # for later predictions
         noisy = any(kind.updates and not kind.statistic for kind in kinds) and plan.update.event.is_noisy
         return cls(
             name=name,
@@ -240,7 +242,6 @@ def audit(
 
 def _parts(subject: Subject, *, trials: int | None, sessions: int) -> Iterator[Part]:
     draws = TRIALS if trials is None else trials
-    played = GAMES if trials is None else trials
     for mechanism in subject.mechanisms:
         name = mechanism.describe()
         if laws.has_law(mechanism):
@@ -258,7 +259,7 @@ def _parts(subject: Subject, *, trials: int | None, sessions: int) -> Iterator[P
         yield "trainings with one cell at two extremes", partial(_train, sessions)
     for mechanism in subject.mechanisms:
         if games.can_play(mechanism):
-            yield f"games against {mechanism.describe()}", partial(_play, mechanism, played)
+            yield f"games against {mechanism.describe()}", partial(_play, mechanism, trials)
 
 
 def _mask_parts(mechanisms: Iterable[Mechanism], draws: int) -> Iterator[Part]:
@@ -298,5 +299,9 @@ def _train(sessions: int, found: _Collected) -> None:
     found.findings += noise
 
 
-def _play(mechanism: Mechanism, trials: int, found: _Collected) -> None:
+def _play(mechanism: Mechanism, trials: int | None, found: _Collected) -> None:
+    if trials is None:
+        # A value of a mechanism without trials of its own takes about as long as sixteen of these.
+        bits = getattr(mechanism.event, "num_trials", 16) * mechanism.embedding_dim * mechanism.num_parties
+        trials = max(GAMES // 100, min(GAMES, LARGEST_GAME_BITS // bits))
     found.epsilons.append(games.epsilon_test(mechanism, SystemEntropy, trials, level=LEVEL))

@@ -27,8 +27,9 @@ TAIL_SHARE = 1e-3
 TRIALS = 200_000
 #: So many must they move: 6.5 for an alarm at 1e-7 / 1000, and 3.5 more for a power of 0.9997.
 DEVIATIONS = 10.0
-#: Games of each world by default.
+#: Games of each world by default, and the most random bits that they may take; at least a hundredth are played.
 GAMES = 1_000_000
+LARGEST_GAME_BITS = 1 << 31
 #: The most random bits that one law may take: some seconds.
 LARGEST_BITS = 1 << 28
 

@@ -34,6 +34,8 @@ from pbmvfl.privacy.units import Unit
 #: Values that are drawn at a time.
 _AT_ONCE = 1 << 18
 _LARGEST_EPSILON = 1e4
+#: Far below one game in the most that anyone plays.
+_NO_TAIL = 1e-13
 #: Up to so many parties every number of other parties at +C is tried.
 _FEW_PARTIES = 16
 
@@ -117,17 +119,32 @@ def _totals(mechanism: Mechanism, unit: float, others: tuple[float, ...]) -> Int
         top, rest = 1 - (event.symbols - 1) * event.other_weight / 2**32, event.other_weight / 2**32
         law = IntegerLaw(-1, np.array([rest, 1 - top - rest, top] if unit > 0 else [top, 1 - top - rest, rest]))
     else:
-        found = sent_law(event, unit)
-        assert found is not None
-        law = found
-        for other in others:
-            added = sent_law(event, other)
-            assert added is not None
-            law = law.plus(added)
-    total = law
-    for _ in range(mechanism.embedding_dim - 1):
-        total = total.plus(law)
-    return total
+        law = _sent(mechanism, unit)
+        for value in sorted(set(others)):
+            law = _trimmed(law.plus(_times(_sent(mechanism, value), others.count(value))))
+    return _times(law, mechanism.embedding_dim)
+
+
+def _sent(mechanism: Mechanism, unit: float) -> IntegerLaw:
+    law = sent_law(mechanism.event, unit)
+    assert law is not None
+    return law
+
+
+def _times(law: IntegerLaw, count: int) -> IntegerLaw:
+    """Return the law of the sum of so many independent ones, at least one."""
+    half = law if count == 1 else _times(law, count // 2)
+    if count == 1:
+        return half
+    both = _trimmed(half.plus(half))
+    return _trimmed(both.plus(law)) if count % 2 else both
+
+
+def _trimmed(law: IntegerLaw) -> IntegerLaw:
+    """Return the law without its far tails, which no threshold lies in; only the adversary's choice depends on it."""
+    from_below, from_above = np.cumsum(law.probabilities), np.cumsum(law.probabilities[::-1])[::-1]
+    kept = np.flatnonzero((from_below > _NO_TAIL) & (from_above > _NO_TAIL))
+    return IntegerLaw(law.first + int(kept[0]), law.probabilities[kept[0] : kept[-1] + 1])
 
 
 def choose_game(mechanism: Mechanism, trials: int, *, delta: float = DELTA, confidence: float = CONFIDENCE) -> Game:
