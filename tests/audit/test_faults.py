@@ -24,6 +24,7 @@ from support import planted_faults as faults
 PBM = PoissonBinomial(num_parties=4, num_trials=16, beta=0.25, embedding_dim=4, secure_aggregation=True)
 DATA = training.training_data()
 PLAN = training.training_plan(DATA)
+WIDE = training.wide_data()
 
 Findings = Callable[[], Iterable[Finding]]
 
@@ -41,7 +42,7 @@ def wire() -> Iterable[Finding]:
 
 
 def step_noise() -> Iterable[Finding]:
-    return training.step_noise_tests(PLAN, DATA, 2500)
+    return training.step_noise_tests(training.training_plan(WIDE), WIDE, 25_000)
 
 
 def shifts() -> Iterable[Finding]:

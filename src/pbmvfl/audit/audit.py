@@ -283,11 +283,11 @@ def _label_uses(level: float) -> Iterable[Finding]:
 
 
 def _step_noise(subject: Subject, draws: int) -> Iterable[Finding]:
-    data = training.training_data()
+    data = training.wide_data()
     plan = training.training_plan(
         data, batches=1, noise_multiplier=subject.noise_multiplier, clip_norm=subject.clip_norm
     )
-    return training.step_noise_tests(plan, data, max(2500, draws // 100))
+    return training.step_noise_tests(plan, data, draws)
 
 
 def _train(sessions: int, found: _Collected) -> None:

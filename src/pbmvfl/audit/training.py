@@ -51,6 +51,7 @@ from pbmvfl.privacy.gaussian_filter import gaussian_epsilon, largest_square
 from pbmvfl.privacy.units import Accounting, Unit
 from pbmvfl.protocol.party import Party
 from pbmvfl.training.encoders import build_encoder
+from pbmvfl.training.fixed_point_grid import Grid
 
 Matrix = npt.NDArray[np.float64]
 #: Large enough that its gradient is clipped, small enough that scores of small weights stay near 0.
@@ -130,6 +131,18 @@ class World:
         return sorted((each.detach() for each in self.party.network.encoder.parameters()), key=lambda part: -part.ndim)
 
     @cached_property
+    def _longest(self) -> float:
+        """Norm that longer gradients are scaled to: the clip norm, less what is left for rounding."""
+        plan = self.party.plan
+        grid = Grid(
+            noise_multiplier=plan.noise_multiplier,
+            clip_norm=plan.clip_norm,
+            num_weights=sum(part.numel() for part in self._parts),
+            largest_batch=plan.schedule.largest_batch,
+        )
+        return min(plan.clip_norm, grid.target / grid.units)
+
+    @cached_property
     def _log_shares(self) -> Matrix:
         return np.asarray(np.log(np.bincount(self.labels_N, minlength=_CLASSES) / len(self.labels_N)))
 
@@ -151,7 +164,7 @@ class World:
         odds = np.exp(scores - scores.max(axis=1, keepdims=True))
         slopes = odds / odds.sum(axis=1, keepdims=True) - np.eye(_CLASSES)[self.labels_N[rows]]
         norms = np.sqrt((slopes**2).sum(axis=1) * (inputs**2).sum(axis=1))
-        slopes *= np.minimum(1.0, self.party.plan.clip_norm / norms)[:, None]
+        slopes *= np.minimum(1.0, self._longest / norms)[:, None]
         return np.asarray(slopes.T @ inputs)
 
 
@@ -297,19 +310,24 @@ def shift_tests(plan: Plan, data: VerticalDataset) -> tuple[list[Finding], float
     return findings, math.sqrt(squares)
 
 
-def step_noise_tests(plan: Plan, data: VerticalDataset, steps: int) -> Iterator[Finding]:
-    """Take the first step again and again, and hold its noise against the normal law that is charged."""
-    party_world = world(plan, data, 1.0)
-    start = party_world.party.network.state()
-    weights = party_world.weights()
-    current = local_rounds(plan)[0]
+def step_noise_tests(plan: Plan, data: VerticalDataset, draws: int) -> Iterator[Finding]:
+    """Take the first step again and again, and hold differences of two against the normal law that is charged.
+
+    In a difference the sum of clipped gradients cancels, so nothing is read but noise, however little of it there is.
+
+    Args:
+        plan: A plan of local steps, as `training_plan` makes it.
+        data: Made-up rows.
+        draws: Differences, at least.
+    """
+    here = world(plan, data, 1.0)
+    start, current, entropy = here.party.network.state(), local_rounds(plan)[0], SystemEntropy()
     sigma = plan.noise_multiplier * plan.clip_norm
-    exact = party_world.exact_sum(current.rows, weights)
-    entropy = SystemEntropy()
-    noise = np.empty((steps, exact.size))
-    for i in range(steps):
-        party_world.party.network.load_state(start)
-        noise[i] = ((party_world.step(current, entropy) - exact) / sigma).reshape(-1)
+    seen = []
+    for _ in range(2 * math.ceil(draws / here.weights().size)):
+        here.party.network.load_state(start)
+        seen.append(here.step(current, entropy).reshape(-1))
+    noise = (np.array(seen[::2]) - np.array(seen[1::2])) / (math.sqrt(2) * sigma)
     yield from normal_tests(f"noise of steps, multiplier {plan.noise_multiplier:.3g}", noise.reshape(-1))
 
 
@@ -389,6 +407,11 @@ def training_game(
         confidence=confidence,
     )
     return found, list(normal_tests("noise of whole trainings", np.concatenate(residuals)))
+
+
+def wide_data() -> VerticalDataset:
+    """Return made-up rows of many columns: one step of a network on them draws noise for 202 weights."""
+    return made_up_data(num_parties=2, num_samples=50, num_classes=_CLASSES, columns=100)
 
 
 def training_data() -> VerticalDataset:
