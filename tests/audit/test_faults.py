@@ -72,6 +72,8 @@ FAULTS: list[tuple[str, faults.Plant, Findings, set[str]]] = [
     ("a party's mask omitted", faults.mask_omitted, wire, {"uniform"}),
     ("noise seeded, releases", faults.noise_seeded, wire, {"fresh noise after a restart"}),
     ("noise seeded, updates", faults.noise_seeded, training.fresh_step_tests, {"fresh at each party and start"}),
+    ("noise again in every round", faults.noise_rewound_every_round, wire, {"fresh noise in later rounds"}),
+    ("one mask for all kinds", faults.one_mask_for_all_kinds, masks, {"own masks for each kind"}),
     ("update noise 5% too small", faults.update_noise_times(0.95), step_noise, {"variance"}),
     ("the same in whole trainings", faults.update_noise_times(0.9), noise_of_trainings, {"variance"}),
     ("clipping by batch", faults.clipping_by_batch, shifts, {"shift of one step"}),

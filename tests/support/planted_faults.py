@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -97,6 +98,22 @@ def mask_omitted(patch: pytest.MonkeyPatch) -> None:
 def noise_seeded(patch: pytest.MonkeyPatch) -> None:
     """Every party's noise begins at the same place, at every start."""
     patch.setattr("pbmvfl.protocol.party.SystemEntropy", lambda: SeededEntropy(b"known to all"))
+
+
+def noise_rewound_every_round(patch: pytest.MonkeyPatch) -> None:
+    """Each session has noise of its own, and begins with it again in every round."""
+    randomize = PoissonBinomial.randomize
+
+    def again(pbm: PoissonBinomial, embedding: Any, entropy: Any, scratch: Any = None) -> Any:
+        entropy.__dict__.setdefault("planted", os.urandom(32))
+        return randomize(pbm, embedding, SeededEntropy(entropy.planted), scratch)
+
+    patch.setattr(PoissonBinomial, "randomize", again)
+
+
+def one_mask_for_all_kinds(patch: pytest.MonkeyPatch) -> None:
+    for module in ("protocol.party", "audit.sessions"):
+        patch.setattr(f"pbmvfl.{module}.kind_key", lambda pair_key, _: pair_key)
 
 
 def update_noise_times(factor: float) -> Plant:

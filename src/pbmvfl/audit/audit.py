@@ -15,6 +15,7 @@ from pbmvfl.audit import games, laws, sessions, training
 from pbmvfl.audit.constants import (
     FALSE_ALARM_RATE,
     GAMES,
+    LARGEST_DRAWS,
     LARGEST_GAME_BITS,
     LEVEL,
     MOST_TESTS,
@@ -241,7 +242,7 @@ def audit(
 
 
 def _parts(subject: Subject, *, trials: int | None, sessions: int) -> Iterator[Part]:
-    draws = TRIALS if trials is None else trials
+    draws = TRIALS if trials is None else min(trials, LARGEST_DRAWS)
     for mechanism in subject.mechanisms:
         name = mechanism.describe()
         if laws.has_law(mechanism):

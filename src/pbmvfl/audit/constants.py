@@ -30,8 +30,9 @@ DEVIATIONS = 10.0
 #: Games of each world by default, and the most random bits that they may take; at least a hundredth are played.
 GAMES = 1_000_000
 LARGEST_GAME_BITS = 1 << 31
-#: The most random bits that one law may take: some seconds.
-LARGEST_BITS = 1 << 28
+#: The most draws of one value of a law: some seconds, and some hundred megabytes. They are enough for 1% of beta where
+#: b beta^2 is 0.004 or more.
+LARGEST_DRAWS = 1 << 24
 
 #: Confidence of the lower bounds that are printed. Such a bound is wrong once in 20 audits, so no verdict depends on
 #: it: a verdict uses the same bound at the level of an alarm.

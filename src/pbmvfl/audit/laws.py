@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import stats
 
-from pbmvfl.audit.constants import DEVIATIONS, LARGEST_BITS
+from pbmvfl.audit.constants import DEVIATIONS, LARGEST_DRAWS
 from pbmvfl.audit.evidence import Finding, IntegerLaw, count_test, law_tests, normal_tests, of_case
 from pbmvfl.crypto import rounded_normal as noise
 from pbmvfl.crypto.entropy import Entropy
@@ -92,7 +92,7 @@ def trials_for(mechanism: Mechanism, trials: int) -> int:
     beta = event.beta_16 / 65536
     bits = (DEVIATIONS / (0.01 * beta)) ** 2 * (0.25 - beta**2)
     needed = math.ceil(bits / event.num_trials / sum(abs(taken) == 1 for *_, taken in VALUES))
-    return max(trials, min(needed, LARGEST_BITS // event.num_trials))
+    return max(trials, min(needed, LARGEST_DRAWS))
 
 
 def mechanism_tests(mechanism: Mechanism, entropy: Entropy, trials: int, *, name: str = "") -> Iterator[Finding]:

@@ -7,7 +7,7 @@ all be new.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -53,34 +53,41 @@ def made_up_data(*, num_parties: int, num_samples: int, num_classes: int, column
 # --- masks of one pair, many of them ---
 
 
-def pair_masks(ring: Ring, values: int) -> tuple[Integers, Integers]:
-    """Return the masks of two parties after a key exchange of their own, flat, modulo the ring."""
+def pair_masks(ring: Ring, values: int, kinds: Sequence[int] = (1, 2)) -> list[tuple[Integers, Integers]]:
+    """Return the masks of two parties after a key exchange, for each kind of round: flat, modulo the ring."""
     identities = [Identity.generate() for _ in range(2)]
     nonces = [np.random.default_rng(index).bytes(NONCE_BYTES) for index in range(2)]  # public
     session = Session.open(plan_hash=bytes(32), run_id=bytes(RUN_ID_BYTES), nonces=nonces)
     exchanges = [KeyExchange(session=session, index=index, identity=identities[index]) for index in range(2)]
     keys, pinned = [each.signed_key for each in exchanges], [each.public for each in identities]
+    shared = [exchange.pair_keys(keys, pinned) for exchange in exchanges]
     found = []
-    for index, exchange in enumerate(exchanges):
-        pair_keys = {peer: kind_key(key, 1) for peer, key in exchange.pair_keys(keys, pinned).items()}
-        masks = Masks(ring=ring, index=index, pair_keys=pair_keys, values_per_round=_MASKS_AT_ONCE)
-        rounds = -(-values // _MASKS_AT_ONCE)
-        drawn = [ring.reduce(masks.for_round(number, _MASKS_AT_ONCE).copy()) for number in range(rounds)]
-        found.append(np.concatenate(drawn).astype(np.int64))
-    return found[0], found[1]
+    for kind in kinds:
+        lower, upper = (_masks_of(ring, index, shared[index], kind, values) for index in range(2))
+        found.append((lower, upper))
+    return found
+
+
+def _masks_of(ring: Ring, index: int, pair_keys: Mapping[int, bytes], kind: int, values: int) -> Integers:
+    keys = {peer: kind_key(key, kind) for peer, key in pair_keys.items()}
+    masks = Masks(ring=ring, index=index, pair_keys=keys, values_per_round=_MASKS_AT_ONCE)
+    rounds = range(-(-values // _MASKS_AT_ONCE))
+    drawn = [ring.reduce(masks.for_round(number, _MASKS_AT_ONCE).copy()) for number in rounds]
+    return np.concatenate(drawn).astype(np.int64)
 
 
 def mask_tests(ring: Ring, trials: int) -> Iterator[Finding]:
-    """Hold masks of one pair against the uniform law on the ring, and their sum against 0.
+    """Hold masks of one pair against the uniform law, their sum against 0, and two kinds of rounds against each other.
 
     For rings of up to 16 bits there are enough that the top residue would be missed, if it never came.
     """
     values = max(trials, 32 << ring.bits) if ring.bits <= 16 else trials
-    lower, upper = pair_masks(ring, values)
+    (lower, upper), (other, _) = pair_masks(ring, values)
     what = f"masks of a pair, {ring.bits} bits"
     yield from uniform_tests(what, lower, ring.bits)
     wrong = int(((lower + upper) & ((1 << ring.bits) - 1) != 0).sum())
     yield certain(what, "cancel", lower.size, holds=not wrong, statistic=f"{wrong:,} sums are not 0")
+    yield count_test(what, "own masks for each kind", int((lower == other).sum()), lower.size, 2.0**-ring.bits)
 
 
 # --- sessions on the wire ---
@@ -154,7 +161,10 @@ def wire_tests(mechanism: Mechanism) -> Iterator[Finding]:
         fewer: dict[str, Any] = {"honest_parties": 0} if "honest_parties" in mechanism.own_settings() else {}
         mechanism = replace(mechanism, num_parties=_MOST_PARTIES, **fewer)
     mechanism = replace(mechanism, embedding_dim=4)
-    data = made_up_data(num_parties=mechanism.num_parties, num_samples=_ROWS, num_classes=2)
+    made_up = made_up_data(num_parties=mechanism.num_parties, num_samples=_ROWS, num_classes=2)
+    # All rows are the same, and weights do not move: whatever differs from draw to draw is noise.
+    same = tuple(np.repeat(part[:1], _ROWS, axis=0) for part in made_up.train_features)
+    data = replace(made_up, train_features=same)
     federation = Restarted(wire_plan(mechanism, data))
     first, second = transcript(federation, data), transcript(federation, data)
     ring = federation.plan.release.ring
@@ -174,7 +184,8 @@ def wire_tests(mechanism: Mechanism) -> Iterator[Finding]:
         wrong = sum(int((each.totals_V > mechanism.largest_sum).sum()) for each in (first, second))
         text = f"{wrong:,} sums are impossible"
         yield certain(what, "masks cancel", 2 * first.totals_V.size, holds=not wrong, statistic=text)
-    yield _fresh(what, first.totals_V, second.totals_V, mechanism)
+    yield _fresh(what, "fresh noise after a restart", first.totals_V, second.totals_V, mechanism)
+    yield _fresh(what, "fresh noise in later rounds", first.totals_V[values:], first.totals_V[:-values], mechanism)
 
 
 def _flat(what: str, party: int, law: str, residues: Integers, ring: Ring) -> Finding:
@@ -185,14 +196,14 @@ def _flat(what: str, party: int, law: str, residues: Integers, ring: Ring) -> Fi
     return replace(found, case=f"party {party}")
 
 
-def _fresh(what: str, first: Integers, second: Integers, mechanism: Mechanism) -> Finding:
-    """Hold equal sums of two sessions, whose embeddings are the same, against noise of their own."""
+def _fresh(what: str, law_name: str, first: Integers, second: Integers, mechanism: Mechanism) -> Finding:
+    """Hold the number of equal sums against noise of their own: the embeddings behind them are the same."""
     law = sent_law(mechanism.event, 1.0)
     assert law is not None
     # Two independent draws are equal at most as often as one takes its likeliest value; other parties only add noise.
     most = float(law.probabilities.max())
     equal = int((first == second).sum())
-    found = count_test(what, "fresh noise after a restart", equal, first.size, most)
+    found = count_test(what, law_name, equal, first.size, most)
     fewer = equal <= first.size * most
     return replace(
         found, p_value=1.0 if fewer else found.p_value, statistic=f"{equal:,} of {first.size:,} sums are equal"

@@ -63,12 +63,13 @@ def audit(
     subject = _subject(source, plan_file)
     from rich.console import Console
 
+    from pbmvfl import __version__
     from pbmvfl.audit.audit import audit as run_audit
 
     with _progress(Console(stderr=True, highlight=False), quiet=json_) as on_part:
         report = run_audit(subject, trials=trials, sessions=sessions, on_part=on_part)
     if json_:
-        print(json.dumps(report.to_dict(), indent=2))
+        print(json.dumps({"version": __version__, **report.to_dict()}, indent=2))
     else:
         show(Console(highlight=False), report)
     if not report.sound:
