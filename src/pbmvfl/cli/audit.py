@@ -173,9 +173,9 @@ def _show_bounds(console: Console, report: Report) -> None:
         )
     if report.epsilons or found is not None:
         console.print(
-            "\nA real adversary tells the worlds apart at least this well, with 95% confidence: the epsilon that is "
-            "charged is not far too large. It does not mean that nobody can do better: that is what the proof and the "
-            "tests of the laws are for.",
+            "\nAn adversary that was really played tells the worlds apart at least this well, with 95% confidence: near "
+            "the exact number, no smaller epsilon could have been charged. It does not mean that nobody can do better: "
+            "that is what the proof and the tests of the laws are for.",
             soft_wrap=True,
         )
     if any(each.epsilon > _LARGE_EPSILON for each in report.epsilons):
