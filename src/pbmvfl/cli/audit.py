@@ -173,8 +173,8 @@ def _show_bounds(console: Console, report: Report) -> None:
         )
     if report.epsilons or found is not None:
         console.print(
-            "\nAn adversary that was really played tells the worlds apart at least this well, with 95% confidence: near "
-            "the exact number, no smaller epsilon could have been charged. It does not mean that nobody can do better: "
+            "\nThe adversary of these games tells the worlds apart at least this well, with 95% confidence: near the "
+            "exact number, no smaller epsilon could have been charged. It does not mean that nobody can do better: "
             "that is what the proof and the tests of the laws are for.",
             soft_wrap=True,
         )
