@@ -89,7 +89,7 @@ def test_new_rows_have_a_budget_of_their_own_and_asking_again_costs_nothing(mode
     np.testing.assert_array_equal(first.scores_NK, second.scores_NK)
     trained, asked, repeated = charged(tmp_path)
     assert "trained 3 epochs on 60 rows" in trained
-    assert asked.startswith("round 0: 30 rows predicted, randomised response")
+    assert asked.startswith("30 rows predicted, randomised response")
     assert repeated == "nothing charged"
 
 

@@ -81,6 +81,14 @@ def test_rounds_are_the_same_on_every_instance_and_in_any_order(plan, data):
         assert other[number].number == number
 
 
+@given(plan=plans, data=st.data())
+def test_rows_of_several_rounds_are_those_of_each_in_turn(plan, data):
+    first = data.draw(st.integers(0, len(plan.schedule) - 1))
+    until = data.draw(st.integers(first + 1, plan.schedule.pass_of(first)[1]))
+    each = [row for number in range(first, until) for row in plan.schedule[number].rows.tolist()]
+    assert plan.schedule.rows_between(first, until).tolist() == each
+
+
 def test_epochs_differ_and_seeds_differ():
     orders = set()
     for seed in (0, 1, 2**63 - 1):

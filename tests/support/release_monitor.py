@@ -5,8 +5,9 @@ each party in its session it demands:
 
 1. Two different payloads never leave for one round.
 2. A round's own learning step, and the step by a gradient, is taken at most once.
-3. Where the party has a ledger, a payload leaves, and a step is taken, only for a round that the ledger has charged; a
-   payload of an uncharged round consists of stored answers that left before, charged or from a party without a ledger.
+3. Where the party has a ledger, a payload leaves, and a step is taken, only for a round that the ledger has charged.
+   Of a payload of stored answers, as many rows are charged in its round as are new in it: all others left before,
+   charged or from a party without a ledger.
 
 What it finds is written to a folder, because most violations happen in another thread or process, or inside code that
 turns exceptions into refusals. Importing it installs it where that folder is named: `conftest` does so in its process,
@@ -53,14 +54,14 @@ class _Observed:
         self.learned: Counter[int] = Counter()
         self.steps = 0
         self.has_ledger = False
-        self.charged: set[int] = set()
+        #: By round: how many of its rows were charged.
+        self.charged: dict[int, int] = {}
 
 
 class _Call(threading.local):
     """The party whose message is handled in this thread, and what it did so far for it."""
 
     party: _Observed | None = None
-    charged: bool = False
     settled: tuple[object, dict[bytes, _Answer]] | None = None
 
 
@@ -118,15 +119,15 @@ def _message(method: Callable[..., bytes]) -> Callable[..., bytes]:
     @functools.wraps(method)
     def handle(self: Any, data: bytes) -> bytes:
         party = _observed.setdefault(self, _Observed())
-        before = (_call.party, _call.charged, _call.settled)
-        _call.party, _call.charged, _call.settled = party, False, None
+        before = (_call.party, _call.settled)
+        _call.party, _call.settled = party, None
         try:
             reply = method(self, data)
             if len(reply) >= _HEADER and reply[_KIND_AT] == _EMBEDDING:
                 _check_reply(party, bytes(reply))
             return reply
         finally:
-            _call.party, _call.charged, _call.settled = before
+            _call.party, _call.settled = before
 
     return handle
 
@@ -140,20 +141,18 @@ def _check_reply(party: _Observed, reply: bytes) -> None:
         party.released += 1
     if party.payloads[number] != digest:
         report(f"round {number}: two different payloads left a party in one session")
-    if not party.has_ledger or number in party.charged:
-        if (_call.charged or not party.has_ledger) and _call.settled is not None:
-            store, answers = _call.settled
-            _paid.setdefault(store, {}).update(answers)
-        return
     if _call.settled is None:
-        report(f"round {number}: a payload left a party and its ledger has no charge for it")
+        # Without stored answers; or a retry, which sends the bytes that left before.
+        if party.has_ledger and number not in party.charged:
+            report(f"round {number}: a payload left a party and its ledger has no charge for it")
         return
     store, answers = _call.settled
-    paid = _paid.get(store, {})
-    if new := sum(paid.get(key) != value for key, value in answers.items()):
-        report(f"round {number}: {new} answers left a party that no charge has paid for")
+    paid = _paid.setdefault(store, {})
+    new = sum(paid.get(key) != value for key, value in answers.items())
+    if party.has_ledger and new > party.charged.setdefault(number, 0):
+        report(f"round {number}: {new - party.charged[number]} answers left a party that no charge has paid for")
     else:
-        party.charged.add(number)  # a retry sends the same answers
+        paid.update(answers)
 
 
 # --- PartyNetwork ---
@@ -194,8 +193,8 @@ def _opens_store(method: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(method)
     def initialise(self: Any, *arguments: Any, **named: Any) -> None:
         method(self, *arguments, **named)
-        if (store := _store(self)) not in _paid:
-            _paid[store] = {key: tuple(map(int, row)) for key, row in self._known.items()}
+        # Those that another process has stored are that process's to watch.
+        _paid.setdefault(_store(self), {}).update({key: tuple(map(int, row)) for key, row in self._known.items()})
 
     return initialise
 
@@ -211,9 +210,12 @@ def _settles(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _store(answers: Any) -> object:
-    """Name a store by its file, of which there is one; one without a file by itself."""
+    """Name a store by its file, which may have several names, and its secret; one without a file by itself."""
     path = getattr(answers, "_path", None)
-    return id(answers) if path is None else (str(path), path.stat().st_ino)
+    if path is None:
+        return id(answers)
+    found = path.stat()
+    return found.st_dev, found.st_ino, answers._secret
 
 
 # --- Charging ---
@@ -234,8 +236,7 @@ def _charges(method: Callable[..., None]) -> Callable[..., None]:
     def charge(self: Any, current: Any, events: Any) -> None:
         method(self, current, events)
         if _call.party is not None:
-            _call.charged = True
-            _call.party.charged.add(current.number)
+            _call.party.charged[current.number] = current.num_rows
 
     return charge
 

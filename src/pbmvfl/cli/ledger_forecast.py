@@ -95,16 +95,20 @@ def forecast_lines(found: Sequence[PartyForecast], *, dataset: str, plan: Plan) 
 
     The label holder has lines of its own.
     """
-    alike: dict[tuple[bool, int, tuple[Forecast, ...]], list[str]] = {}
+    alike: dict[tuple[bool, int, tuple[Forecast, ...], int | None], list[str]] = {}
     for book in found:
-        alike.setdefault((book.party == LABEL_HOLDER, book.runs, book.limits), []).append(book.party)
+        key = (book.party == LABEL_HOLDER, book.runs, book.limits, book.charged_rows)
+        alike.setdefault(key, []).append(book.party)
     num_parties = sum(book.party != LABEL_HOLDER for book in found)
     lines = []
-    for (draws_labels, runs, limits), parties in alike.items():
+    for (draws_labels, runs, limits, charged), parties in alike.items():
         who = "every party" if len(parties) == num_parties and not draws_labels else ", ".join(parties)
         has = counted(runs, "draw of labels", "draws of labels") if draws_labels else counted(runs, "run")
         has = has if runs else "nothing"
         begin = f"ledger of {who}: {has} of {dataset!r}"
+        if charged is not None and not draws_labels and charged < plan.num_test_samples:
+            known = plan.num_test_samples - charged
+            begin += f"; {known:,} of {counted(plan.num_test_samples, 'row')} have stored answers and cost nothing"
         if not limits:
             lines.append(f"{begin}, and no limit; what this run releases is written down")
         for limit in limits:

@@ -22,7 +22,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -142,7 +142,8 @@ class LabelHolder:
             self._check_not_lost(response, found, resumes=resumes)
         if found.to_charge_N.any():
             return self._look_ahead(self._opening(response, found.to_charge_N))
-        return self._look_ahead(self._opening(response, ~found.to_charge_N), until=0)  # all rows, and none is charged
+        nothing = np.empty(0, dtype=np.int64)  # all rows are named, and none is charged
+        return self._look_ahead(replace(self._opening(response, ~found.to_charge_N), unanswered=nothing))
 
     # --- the draw ---
 
@@ -280,9 +281,9 @@ class LabelHolder:
         plan = LabelDraws(event=response.event, num_samples=len(ids))
         return _opening(self.dataset, plan, ids, batch, self._what.to_json())
 
-    def _look_ahead(self, opening: Opening, until: int | None = None) -> PartyForecast:
+    def _look_ahead(self, opening: Opening) -> PartyForecast:
         assert self.ledger is not None
-        return look_ahead(self.ledger, party=self.owner, opening=opening, until=until, way_out=_WAY_OUT)
+        return look_ahead(self.ledger, party=self.owner, opening=opening, way_out=_WAY_OUT)
 
 
 class _Found(NamedTuple):

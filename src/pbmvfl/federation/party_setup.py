@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -151,7 +151,9 @@ class PartySetup:
             return mapped(self.plan, self.train_features)
         return mapped(self.plan, self.train_features[:0] if self.test_features is None else self.test_features)
 
-    def _open_ledger(self, session: Session, first_round: int, public_start: bool) -> Charging:
+    def _open_ledger(
+        self, session: Session, first_round: int, public_start: bool, unanswered: npt.NDArray[np.int64] | None
+    ) -> Charging:
         assert self.ledger is not None
         if first_round:  # a checkpoint's weights may have begun otherwise than the network that was given now
             self.policy.check(self.plan, public_start=public_start)
@@ -166,6 +168,7 @@ class PartySetup:
                     session=session.id.hex(),
                     first_round=first_round,
                     public_start=public_start,
+                    unanswered=unanswered,
                 )
             )
         except BaseException:
@@ -175,22 +178,36 @@ class PartySetup:
     def forecast(self, encoder: nn.Module | None = None, *, run: str = "", first_round: int = 0) -> PartyForecast:
         """Return what this party's ledger will say to the session; nothing is written."""
         assert self.ledger is not None
-        opening = self._opening(run=run, first_round=first_round, public_start=self.begins_publicly(encoder))
-        until = self._charged_until(encoder)
-        return look_ahead(self.ledger, party=self.owner, opening=opening, until=until, opened=self.opened)
+        unanswered = self._unanswered(encoder, run, first_round)
+        public = self.begins_publicly(encoder)
+        opening = self._opening(run=run, first_round=first_round, public_start=public, unanswered=unanswered)
+        return look_ahead(self.ledger, party=self.owner, opening=opening, opened=self.opened)
 
-    def _charged_until(self, encoder: nn.Module | None) -> int | None:
-        """Return the first round that is not charged, because its rows were answered before; None without answers."""
-        if self.trained is None or self.answers is None or not self.answers.is_dir():
+    def _unanswered(self, encoder: nn.Module | None, run: str, first_round: int) -> npt.NDArray[np.int64] | None:
+        """Return the rows that the session will charge one by one, as `Party.unanswered` does."""
+        if self.answers is None or not self.answers.is_dir():
             return None
-        with contextlib.closing(self.build(encoder)) as party:
-            return party.rounds_to_charge()
+        if self.trained is None and not 0 < self.plan.schedule.trained_at <= first_round:
+            return None  # weights that are still to come have answered nothing
+        own = [Identity.generate() for _ in range(self.plan.num_parties)]  # nothing is sent: no peer needs to know them
+        setup = replace(self, identity=own[self.index].private_bytes(), identities=tuple(each.public for each in own))
+        with contextlib.closing(setup.build(encoder)) as party:
+            return party.unanswered(first_round, run_id=bytes.fromhex(run) if self.trained is None else None)
 
-    def _opening(self, *, run: str, first_round: int, public_start: bool, session: str = "") -> Opening:
+    def _opening(
+        self,
+        *,
+        run: str,
+        first_round: int,
+        public_start: bool,
+        unanswered: npt.NDArray[np.int64] | None,
+        session: str = "",
+    ) -> Opening:
         return Opening(
             dataset=self.dataset,
             plan=self.plan,
             rows=self._session_rows,
+            unanswered=unanswered,
             run=run,
             session=session,
             first_round=first_round,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +14,7 @@ from pbmvfl.errors import BudgetExceeded, LedgerError
 from pbmvfl.ledger import history
 from pbmvfl.ledger.database import MARK_BYTES, identity_of, mark, now
 from pbmvfl.ledger.forecast import compared_by, why_charged
+from pbmvfl.ledger.row_by_row import RowByRow
 from pbmvfl.ledger.session_lock import Holder, forget
 from pbmvfl.ledger.session_terms import SessionTerms
 from pbmvfl.ledger.spending import Account, RowNumbers, accounts
@@ -33,6 +35,7 @@ class Charging:
         terms: SessionTerms,
         first_round: int,
         *,
+        row_by_row: RowByRow | None = None,
         lock: int,
         outside: Outside,
         holder: Holder,
@@ -43,6 +46,7 @@ class Charging:
         """Begin after `Opening`; `shows_exact_metrics` is without the permission that a dataset with a limit needs."""
         self._store, self._db = store, store.db
         self._number, self._dataset, self._terms = number, dataset, terms
+        self._row_by_row = row_by_row
         self._lock, self._outside, self._holder = lock, outside, holder
         self._shows_exact_metrics = shows_exact_metrics
         self._process = os.getpid()
@@ -53,8 +57,8 @@ class Charging:
         ]
         self._check_files(first_round)
         self._known = Known(0, "")
-        # Weights depend on no private row only before the first round of a run.
-        self._run_started = run_started or first_round > 0
+        # Weights depend on no private row only before the first round of a run. Rows one by one are no such round.
+        self._run_started = run_started or first_round > 0 or row_by_row is not None
         self._rounds_ahead = rounds_ahead
         self._schedule = terms.schedule
         self._sent_until = self._charged_until = first_round
@@ -93,7 +97,9 @@ class Charging:
     def charge(self, current: Round, events: Sequence[Event]) -> None:
         """Charge a round, on disk, before its bytes leave; or raise BudgetExceeded and charge nothing.
 
-        `events` are what one use of each of its rows releases and updates: those that the session was opened with.
+        Args:
+            current: The round. Where the session charges rows one by one, with its rows that have no stored answer.
+            events: What one use of each of its rows releases and updates: those that the session was opened with.
         """
         if tuple(events) != self._terms.events.get(current.kind):
             raise LedgerError(
@@ -104,6 +110,9 @@ class Charging:
             raise LedgerError(f"round={current.number} is asked of a forked copy of the session; open one of its own")
         if self._lock < 0:
             raise LedgerError(f"round={current.number} comes after the session was closed; open another")
+        if self._row_by_row is not None:
+            self._charge_in_turn(current, self._row_by_row)
+            return
         if current.number < self._sent_until:
             raise LedgerError(
                 f"round={current.number} was charged in this session or comes before it; permitted: "
@@ -119,10 +128,12 @@ class Charging:
                 return  # paid ahead
             self._give_back(current.number)  # the owner changed a limit: it holds from this round on
             self._load_limits()
-        ahead = min(self._rounds_ahead, len(self._schedule) - current.number)
+        ahead = self._ahead(current)
         while True:
+            # From where the book stands: it has one number for a session, so rounds that were left out are charged too.
+            numbers = range(self._charged_until, current.number + ahead)
             try:
-                self._charge_block(current, ahead)
+                self._charge_until(numbers.stop, partial(self._rounds, numbers, current))
             except BudgetExceeded as refusal:
                 if ahead == 1:
                     self._write_refusal(current.number, str(refusal))
@@ -131,6 +142,37 @@ class Charging:
                 continue
             break
         self._sent_until = current.number + 1
+
+    def _rounds(self, numbers: range, current: Round) -> list[Round]:
+        return [current if number == current.number else self._schedule[number] for number in numbers]
+
+    def _charge_in_turn(self, current: Round, one_by_one: RowByRow) -> None:
+        """Charge the rows of a round that are next in the line of the session's rows."""
+        part = one_by_one.charged_part(current.number)
+        same = part.kind.split is Split.TRAIN or np.array_equal(one_by_one.rows[part.rows], current.rows)
+        first, until = one_by_one.span(part) if part.num_rows else (0, 0)
+        if not same or first != self._charged_until:
+            raise LedgerError(
+                f"round={current.number}: its {current.num_rows} rows without a stored answer are not those that are "
+                "next in the session's line; a row is charged once: to predict others open another session"
+            )
+        self._check_files(current.number)
+        try:
+            self._charge_until(until, lambda: [part])
+        except BudgetExceeded as refusal:
+            self._write_refusal(current.number, str(refusal))
+            raise
+        self._sent_until = until
+
+    def _ahead(self, current: Round) -> int:
+        """Return how many rounds are charged together, from this one on.
+
+        Rounds that predict rows are charged one at a time: a row that was charged and not sent would pay again.
+        """
+        ahead = min(self._rounds_ahead, len(self._schedule) - current.number)
+        while ahead > 1 and self._schedule.kind(current.number + ahead - 1).split is Split.TEST:
+            ahead -= 1
+        return ahead
 
     def _check_files(self, number: int) -> None:
         """Refuse to charge files that other processes would not find any more."""
@@ -159,15 +201,13 @@ class Charging:
         self._known = Known(self._known.counter + 1, self._known.head)
         self._outside.write(self._known)
 
-    def _charge_block(self, current: Round, count: int) -> None:
-        # From where the book stands: it has one number for a session, so rounds that were left out are charged too.
-        first, until = self._charged_until, current.number + count
+    def _charge_until(self, until: int, rounds: Callable[[], Sequence[Round]]) -> None:
+        """Charge rounds of the line up to one, which are what `rounds` gives."""
         for _ in range(100):
             known = self._version
             try:
                 if self._accounts:
-                    numbers = range(first, until)
-                    self._reserve([current if i == current.number else self._schedule[i] for i in numbers])
+                    self._reserve(rounds())
             except BudgetExceeded:
                 if self._version == known:
                     raise

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from pbmvfl.ledger.database import FORMAT
 from pbmvfl.ledger.limits import Limit, Rates
 from pbmvfl.ledger.session_terms import SessionTerms
 from pbmvfl.ledger.spending import RowNumbers, Spent, accounts, spending
-from pbmvfl.plan.schedule import Split
+from pbmvfl.plan.schedule import Round, Schedule, Split
 
 if TYPE_CHECKING:
     from pbmvfl.ledger.ledger import Ledger
@@ -51,24 +52,33 @@ def forecasts(
     test_ids: Sequence[str] | range,
     *,
     first_round: int = 0,
-    until: int | None = None,
+    charged_parts: Callable[[], Iterable[Round]] | None = None,
     run_started: bool = False,
 ) -> tuple[Forecast, ...]:
     """Return the answer of every limit that a session on these rows counts against.
 
-    Rounds from `until` on are not charged: all that they tell was told before.
+    Args:
+        ledger: The ledger.
+        dataset: The session's own.
+        terms: What the session may release.
+        train_ids: Its training rows.
+        test_ids: Its predicted rows.
+        first_round: The first round that is charged.
+        charged_parts: What is charged of the plan's rounds, where that is not all of them: `RowByRow.charged_parts`.
+        run_started: Whether the run has charged a round before.
     """
     limits = ledger.all_limits()
     if not limits:
         return ()
-    rounds = range(first_round, len(terms.schedule) if until is None else until)
+    rounds = partial(_rounds, terms.schedule, first_round) if charged_parts is None else charged_parts
+    run_started = run_started or charged_parts is not None
     rows = RowNumbers(ledger, dataset)
     train, test = rows.numbers_of(train_ids, test_ids)
     numbers = {Split.TRAIN: train, Split.TEST: test}
     found = []
     for account in accounts(ledger, dataset, terms, limits, rows=rows):
         before = account.spent.epsilon
-        stops_at = _run(account.spent, terms, account.rates, numbers, rounds, run_started=run_started)
+        stops_at = _run(account.spent, account.rates, numbers, rounds(), run_started=run_started)
         found.append(_forecast(account.dataset, account.limit, before, account.spent, stops_at, terms))
     return tuple(found)
 
@@ -93,31 +103,32 @@ def forecasts_for_any_rows(ledger: Records, dataset: str, terms: SessionTerms) -
     for limit in ledger.all_limits().get(dataset, []):
         spent = spending(ledger, dataset, limit)
         after = spent.copy_of_worst(train + test)
-        rounds = range(len(terms.schedule))
-        stops_at = _run(after, terms, Rates.of(terms, limit), numbers, rounds, run_started=False)
+        stops_at = _run(after, Rates.of(terms, limit), numbers, terms.schedule, run_started=False)
         found.append(_forecast(dataset, limit, spent.epsilon, after, stops_at, terms))
     return tuple(found)
 
 
+def _rounds(schedule: Schedule, first_round: int) -> Iterator[Round]:
+    return (schedule[number] for number in range(first_round, len(schedule)))
+
+
 def _run(
     spent: Spent,
-    terms: SessionTerms,
     rates: Rates,
     numbers: Mapping[Split, npt.NDArray[np.int64]],
-    rounds: range,
+    rounds: Iterable[Round],
     *,
     run_started: bool,
 ) -> int | None:
     """Add all rounds, and return the first one that is refused."""
     stops_at: int | None = None
-    for number in rounds:
-        current = terms.schedule[number]
-        opens_run = number == rounds.start and not run_started
+    for i, current in enumerate(rounds):
+        opens_run = i == 0 and not run_started
         everywhere = rates.for_all(current.kind, current.num_rows, first_of_run=opens_run)
         own = rates.for_row(current.kind, current.num_rows)
         spent.add(numbers[current.kind.split][current.rows], own, everywhere)
         if stops_at is None and not spent.within_limit():
-            stops_at = number
+            stops_at = current.number
     return stops_at
 
 
@@ -218,8 +229,10 @@ def session_words(entry: LedgerEntry) -> str:
         else:
             said.append(f"{kind.name} of {counted(count, 'row')}")
     words = f", {entry.terms.words}" if any(kind.releases for kind in uses) else ""
-    rounds = f"round {first}" if until == first + 1 else f"rounds {first} to {until - 1}"
-    return f"{rounds}: {', '.join(dict.fromkeys(said))}{words}"
+    rounds = f"round {first}: " if until == first + 1 else f"rounds {first} to {until - 1}: "
+    if all(kind.split is Split.TEST for kind in uses):
+        rounds = ""  # rows may be charged one by one, and then rounds are no more than rows
+    return f"{rounds}{', '.join(dict.fromkeys(said))}{words}"
 
 
 def exported(book: Ledger) -> dict[str, Any]:

@@ -268,9 +268,9 @@ class Ledger:
         self._store.check_writable()
         return opening.begin(self._store)
 
-    def foresee(self, opening: Opening, *, until: int | None = None) -> tuple[Forecast, ...]:
+    def foresee(self, opening: Opening) -> tuple[Forecast, ...]:
         """Return what each limit would say to a session; `forecast` explains its values."""
-        return opening.forecast(self._store, until=until)
+        return opening.forecast(self._store)
 
     def open_session(
         self,
@@ -320,7 +320,6 @@ class Ledger:
         plan: Plan,
         run: str = "",
         first_round: int = 0,
-        until: int | None = None,
         public_start: bool = False,
         exact_metrics: bool = False,
         train_values: npt.NDArray[Any] | None = None,
@@ -330,8 +329,7 @@ class Ledger:
     ) -> tuple[Forecast, ...]:
         """Return each limit's answer to such a session; whatever `open_session` refuses is refused.
 
-        Nothing is written. A reader may ask, and the names are those of `open_session`. Rounds from `until` on will not
-        be charged, because all that they tell was told before.
+        Nothing is written. A reader may ask, and the names are those of `open_session`.
         """
         return self.foresee(
             Opening(
@@ -345,5 +343,4 @@ class Ledger:
                     train_values=train_values, test_values=test_values, train_ids=train_ids, test_ids=test_ids
                 ),
             ),
-            until=until,
         )

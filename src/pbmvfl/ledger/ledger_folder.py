@@ -197,6 +197,8 @@ class PartyForecast:
     limits: tuple[Forecast, ...]
     #: What can be done if a limit would end the run; "" for what is usual.
     way_out: str = ""
+    #: How many predicted rows have no stored answer and will be charged; None where all rounds will be.
+    charged_rows: int | None = None
 
     @property
     def ends(self) -> Forecast | None:
@@ -206,13 +208,7 @@ class PartyForecast:
 
 
 def look_ahead(
-    path: Path,
-    *,
-    party: str,
-    opening: Opening,
-    until: int | None = None,
-    opened: OpenLedgers | None = None,
-    way_out: str = "",
+    path: Path, *, party: str, opening: Opening, opened: OpenLedgers | None = None, way_out: str = ""
 ) -> PartyForecast:
     """Return what a party's ledger says to a session (`Ledger.forecast`); a ledger that is not there says nothing.
 
@@ -220,7 +216,6 @@ def look_ahead(
         path: The ledger's file.
         party: Its owner.
         opening: The session.
-        until: The first round that will not be charged; None if all will.
         opened: Ledgers that are open already.
         way_out: What can be done if a limit would end the run.
 
@@ -228,13 +223,18 @@ def look_ahead(
         LedgerError: The ledger would refuse the session, or is another party's.
     """
     with _or_new(opened) as ledgers:
+        charged_rows = None if opening.unanswered is None else len(opening.unanswered)
         if (ledger := ledgers.begun(path)) is None:
-            return PartyForecast(party=party, path=path, runs=0, limits=(), way_out=way_out)
+            return PartyForecast(
+                party=party, path=path, runs=0, limits=(), way_out=way_out, charged_rows=charged_rows
+            )
         ledger.check_owner(party)
-        limits = ledger.foresee(opening, until=until)
+        limits = ledger.foresee(opening)
         past = ledger.sessions(opening.dataset)
     runs = {entry.run for entry in past if entry.charged_until > entry.first_round}
-    return PartyForecast(party=party, path=path, runs=len(runs), limits=limits, way_out=way_out)
+    return PartyForecast(
+        party=party, path=path, runs=len(runs), limits=limits, way_out=way_out, charged_rows=charged_rows
+    )
 
 
 def check_reaches_end(found: Sequence[PartyForecast], *, dataset: str, rounds: int, way_out: str | None = None) -> None:

@@ -6,8 +6,9 @@ import contextlib
 import fcntl
 import hashlib
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, NoReturn
 
 import numpy as np
@@ -18,6 +19,7 @@ from pbmvfl.ledger import history
 from pbmvfl.ledger.charging import Charging, check_permitted
 from pbmvfl.ledger.database import now
 from pbmvfl.ledger.forecast import Forecast, forecasts
+from pbmvfl.ledger.row_by_row import RowByRow
 from pbmvfl.ledger.row_identity import Digests, check_ids, keep_ids, keyed_digests, row_digests, shared_rows
 from pbmvfl.ledger.schema import has_row_values
 from pbmvfl.ledger.session_lock import Holder, check_free, forget, take
@@ -27,7 +29,7 @@ from pbmvfl.ledger.tamper_evidence import Outside, key_of
 from pbmvfl.plan.groups import Evaluation
 from pbmvfl.plan.label_draws import LabelDraws
 from pbmvfl.plan.plan import Plan
-from pbmvfl.plan.schedule import Split
+from pbmvfl.plan.schedule import Round, Schedule, Split
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,31 +49,43 @@ class SessionRows:
     #: None for the rows' numbers, test rows after training rows.
     train_ids: Sequence[str] | range | None = None
     test_ids: Sequence[str] | range | None = None
-    _digested: dict[tuple[bytes, bytes], _Values] = field(default_factory=dict, init=False, repr=False)
+    _digested: dict[tuple[bytes, Schedule], _Values] = field(default_factory=dict, init=False, repr=False)
+    _chosen: dict[bytes, SessionRows] = field(default_factory=dict, init=False, repr=False)
 
-    def ids(self, plan: Plan | LabelDraws) -> tuple[Sequence[str] | range, Sequence[str] | range]:
-        """Return the ids of both splits, or refuse other numbers of rows than the plan has."""
-        train = range(plan.num_samples) if self.train_ids is None else self.train_ids
-        rest = range(plan.num_samples, plan.num_samples + plan.num_test_samples)
-        test = rest if self.test_ids is None else self.test_ids
-        for ids, count, name in ((train, plan.num_samples, "train_ids"), (test, plan.num_test_samples, "test_ids")):
-            if len(ids) != count:
-                raise LedgerError(f"{name} has {len(ids)} rows, the plan has {count}")
+    def ids(self, schedule: Schedule) -> tuple[Sequence[str] | range, Sequence[str] | range]:
+        """Return the ids of both splits, or refuse other numbers of rows than the schedule has."""
+        count, num_test = schedule.num_samples, schedule.num_test_samples
+        train = range(count) if self.train_ids is None else self.train_ids
+        test = range(count, count + num_test) if self.test_ids is None else self.test_ids
+        for ids, planned, name in ((train, count, "train_ids"), (test, num_test, "test_ids")):
+            if len(ids) != planned:
+                raise LedgerError(f"{name} has {len(ids)} rows, the plan has {planned}")
         return train, test
 
-    def used(self, plan: Plan | LabelDraws) -> list[tuple[npt.NDArray[Any], Sequence[str] | range]]:
+    def chosen(self, rows: npt.NDArray[np.int64], planned: Schedule) -> SessionRows:
+        """Return these test rows alone, of those that the schedule has; the same object for the same rows."""
+        if (known := rows.tobytes()) not in self._chosen:
+            _, test = self.ids(planned)
+            self._chosen[known] = SessionRows(
+                test_values=None if self.test_values is None else self.test_values[rows],
+                train_ids=self.train_ids,
+                test_ids=[str(test[row]) for row in rows.tolist()],
+            )
+        return self._chosen[known]
+
+    def used(self, schedule: Schedule) -> list[tuple[npt.NDArray[Any], Sequence[str] | range]]:
         """Return values and ids of the splits that a session releases or learns anything of."""
-        train, test = self.ids(plan)
-        splits = {kind.split for kind in plan.schedule.kinds}
+        train, test = self.ids(schedule)
+        splits = {kind.split for kind in schedule.kinds}
         both = ((Split.TRAIN, self.train_values, train), (Split.TEST, self.test_values, test))
         return [(rows, ids) for split, rows, ids in both if split in splits and rows is not None and len(rows)]
 
-    def digests(self, key: bytes, plan: Plan | LabelDraws) -> _Values:
+    def digests(self, key: bytes, schedule: Schedule) -> _Values:
         """Return the digests of the values under a ledger's key."""
-        known = (key, plan.hash)
+        known = (key, schedule)
         if known not in self._digested:
-            whole = keyed_digests(key, self.train_values, self.test_values, *self.ids(plan))
-            each = row_digests(key, *(rows for rows, _ in self.used(plan)))
+            whole = keyed_digests(key, self.train_values, self.test_values, *self.ids(schedule))
+            each = row_digests(key, *(rows for rows, _ in self.used(schedule)))
             self._digested[known] = _Values(whole, each)
         return self._digested[known]
 
@@ -82,7 +96,10 @@ class Opening:
 
     dataset: str
     plan: Plan | LabelDraws
+    #: All rows of the plan.
     rows: SessionRows
+    #: Numbers of the test rows that have no stored answer, if only those are charged, one by one; none: nothing is.
+    unanswered: npt.NDArray[np.int64] | None = None
     run: str = ""
     session: str = ""
     first_round: int = 0
@@ -92,7 +109,7 @@ class Opening:
 
     def begin(self, store: LedgerStore) -> Charging:
         self._check_numbers()
-        train, test = self.rows.ids(self.plan)
+        train, test = self._own_rows.ids(self._schedule)
         holder = Holder.new()
         lock = _lock(store)
         outside: Outside | None = None
@@ -105,7 +122,7 @@ class Opening:
                 self._check_permitted(store)
                 values = self._check_values(store)
                 history.close_left_sessions(store.db)
-                terms, started = self._terms(store), self._is_started(store)
+                terms, started = replace(self._terms(store), schedule=self._schedule), self._is_started(store)
                 number = self._insert(store, terms, values, train, test)
             # So that a copy of the file without its log is never an empty book.
             store.db.rows("PRAGMA wal_checkpoint(PASSIVE)")
@@ -114,7 +131,8 @@ class Opening:
                 number,
                 self.dataset,
                 terms,
-                self.first_round,
+                self._first_in_line,
+                row_by_row=self._row_by_row,
                 lock=lock,
                 outside=outside,
                 holder=holder,
@@ -129,19 +147,52 @@ class Opening:
             os.close(lock)
             raise
 
-    def forecast(self, store: LedgerStore, *, until: int | None = None) -> tuple[Forecast, ...]:
+    @cached_property
+    def _row_by_row(self) -> RowByRow | None:
+        if self.unanswered is None or not len(self.unanswered):
+            return None
+        return RowByRow(planned=self.plan.schedule, first_round=self.first_round, rows=self.unanswered)
+
+    @property
+    def _schedule(self) -> Schedule:
+        """The schedule of the session's line in the ledger."""
+        return self.plan.schedule if self._row_by_row is None else self._row_by_row.schedule
+
+    @property
+    def _first_in_line(self) -> int:
+        """The first round of that schedule that the session may charge."""
+        return self.first_round if self._row_by_row is None else 0
+
+    @property
+    def _own_rows(self) -> SessionRows:
+        """The rows that the line names."""
+        if self._row_by_row is None:
+            return self.rows
+        return self.rows.chosen(self._row_by_row.rows, self.plan.schedule)
+
+    def forecast(self, store: LedgerStore) -> tuple[Forecast, ...]:
         """Return what each limit says to the session, or refuse as `begin` would; nothing is written."""
         self._check_numbers()
-        train, test = self.rows.ids(self.plan)
+        train, test = self._own_rows.ids(self._schedule)
         check_ids(train)
         check_ids(test)
         store.check_unspoiled()
         check_free(store.db, store.path)
         self._check_permitted(store)
         self._check_values(store)
-        opened = self.first_round > 0 or self._is_started(store)
-        rounds: dict[str, Any] = {"first_round": self.first_round, "until": until, "run_started": opened}
-        return forecasts(store, self.dataset, self._terms(store), train, test, **rounds)
+        parts: Callable[[], Iterable[Round]] | None = None
+        if self.unanswered is not None:
+            parts = tuple if self._row_by_row is None else self._row_by_row.charged_parts
+        return forecasts(
+            store,
+            self.dataset,
+            self._terms(store),
+            train,
+            test,
+            first_round=self.first_round,
+            charged_parts=parts,
+            run_started=self.first_round > 0 or self._is_started(store),
+        )
 
     @property
     def _shows_exact_metrics(self) -> bool:
@@ -183,7 +234,7 @@ class Opening:
     def _check_values(self, store: LedgerStore) -> _Values:
         """Refuse values that were released under another name, unless the owner says that these are other people."""
         key: bytes = store.db.rows("SELECT key FROM identity")[0][0]
-        values = self.rows.digests(key, self.plan)
+        values = self._own_rows.digests(key, self._schedule)
         if store.db.rows("SELECT 1 FROM allowed WHERE dataset = ?", (self.dataset,)):
             return values
         others = self._others(store)
@@ -201,7 +252,7 @@ class Opening:
             if other == self.dataset:
                 own.append(known)
         if own:
-            names = [str(name) for _, ids in self.rows.used(self.plan) for name in ids]
+            names = [str(name) for _, ids in self._own_rows.used(self._schedule) for name in ids]
             self._check_ids_of_values(store, values.rows, names, own)
         return values
 
@@ -297,7 +348,7 @@ class Opening:
         number = db.run(
             "INSERT INTO sessions (dataset, fingerprint, run, session, plan, train_ids, test_ids, first_round, opened) "
             "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (*line, keep_ids(db, train), keep_ids(db, test), self.first_round, now()),
+            (*line, keep_ids(db, train), keep_ids(db, test), self._first_in_line, now()),
         ).lastrowid
         assert number is not None
         for digest in values.digests:
@@ -306,7 +357,7 @@ class Opening:
             rows = np.sort(values.rows).tobytes()
             content = hashlib.sha256(rows).hexdigest()
             db.run("INSERT OR IGNORE INTO row_values VALUES (?, ?, ?)", (content, self.dataset, rows))
-        db.run("INSERT INTO charged VALUES (?, ?, 1)", (number, self.first_round))
+        db.run("INSERT INTO charged VALUES (?, ?, 1)", (number, self._first_in_line))
         exact = self.plan.evaluation is Evaluation.SIMULATOR and self.exact_metrics
         history.append(db, "opened", session=number, dataset=self.dataset, exact_metrics=exact)
         return number

@@ -276,18 +276,15 @@ def _add_session(spent: Spent, entry: LedgerEntry, rates: Rates, rows: RowNumber
         first, end = schedule.pass_of(number)
         kind = schedule.kind(number)
         opens_run = first_of_run and number == entry.first_round
-        whole = number == first and end <= until and not rates.couples_rows  # every row once
-        if whole and not opens_run:
-            used = schedule.rows_of(kind.split)
-            spent.add(numbers[kind.split], rates.for_row(kind, 1), rates.kinds[kind].everywhere.times(used))
-            number = end
-            continue
-        count = schedule.num_rows(number)
-        everywhere = rates.for_all(kind, count, first_of_run=opens_run)
-        own = rates.for_row(kind, count)
-        used_rows = numbers[kind.split][schedule[number].rows] if own.amount else _NO_ROWS
-        spent.add(used_rows, own, everywhere)
-        number += 1
+        # No row is twice in a pass, so its rounds are added together where they have one price.
+        stop = number + 1 if opens_run or rates.couples_rows else min(end, until)
+        count = schedule.total_uses(number, stop)[kind]
+        own, everywhere = rates.for_row(kind, count), rates.for_all(kind, count, first_of_run=opens_run)
+        used = numbers[kind.split] if own.amount else _NO_ROWS
+        if len(used) and (number, stop) != (first, end):
+            used = used[schedule.rows_between(number, stop)]
+        spent.add(used, own, everywhere)
+        number = stop
 
 
 def fixed_plan_epsilon(

@@ -313,17 +313,20 @@ class Schedule:
         return last
 
     def _round(self, number: int) -> Round:
-        phase, offset, earlier = self._phase_at(number)
+        return Round(number, self.kind(number), self.rows_between(number, number + 1))
+
+    def rows_between(self, first: int, until: int) -> npt.NDArray[np.int64]:
+        """Return the rows of rounds first <= r < until of one pass, in their order."""
+        phase, offset, earlier = self._phase_at(first)
         # Algorithm 2, line 3: every row once in a pass, in an order that all roles derive from the public seed.
         passed, position = divmod(offset, self.rounds_per_pass(phase.kind))
-        count = self.rows_of(phase.kind.split)
-        start = position * self.rows_per_round(phase.kind)
-        end = min(start + self.rows_per_round(phase.kind), count)
+        count, each = self.rows_of(phase.kind.split), self.rows_per_round(phase.kind)
+        start, end = position * each, min((position + until - first) * each, count)
         if phase.order is Order.SHUFFLED:
-            return Round(number, phase.kind, _epoch_permutation(count, self.seed, earlier + passed)[start:end])
+            return _epoch_permutation(count, self.seed, earlier + passed)[start:end]
         if phase.order is Order.FIXED:
-            return Round(number, phase.kind, _epoch_permutation(count, self.seed, _KEPT)[start:end])
-        return Round(number, phase.kind, np.arange(start, end, dtype=np.int64))
+            return _epoch_permutation(count, self.seed, _KEPT)[start:end]
+        return np.arange(start, end, dtype=np.int64)
 
     def __iter__(self) -> Iterator[Round]:
         return (self[number] for number in range(len(self)))

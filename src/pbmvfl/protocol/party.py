@@ -70,6 +70,27 @@ class ReleaseGuard(Protocol):
     def close(self) -> None: ...
 
 
+class OpenGuard(Protocol):
+    """Opens a session's guard."""
+
+    def __call__(
+        self,
+        session: Session,
+        first_round: int,
+        public_start: bool,
+        unanswered: npt.NDArray[np.int64] | None,
+        /,
+    ) -> ReleaseGuard:
+        """Open the guard.
+
+        Args:
+            session: The session.
+            first_round: Its first round.
+            public_start: Whether its run began with public weights.
+            unanswered: As `Party.unanswered` returns it: the rows to charge one by one.
+        """
+
+
 class Keeper(Protocol):
     """Storage for the checkpoints of one role. `federation.checkpoints` has one that writes files."""
 
@@ -128,7 +149,7 @@ class Party:
         test_features: Features | LazyRows | None = None,
         keeper: Keeper | None = None,
         own_columns: Mapping[Split, OwnColumns] | None = None,
-        open_guard: Callable[[Session, int, bool], ReleaseGuard] | None = None,
+        open_guard: OpenGuard | None = None,
         answers: AnswersOf | None = None,
         trained: Mapping[str, Tensor] | None = None,
     ) -> None:
@@ -144,8 +165,7 @@ class Party:
             test_features: Columns of the test rows, where the plan has rounds with them.
             keeper: Storage for checkpoints; without one the party can only begin with round 0.
             own_columns: The columns that symbols are made of, by split, if the plan has symbols.
-            open_guard: Called with the session, its first round and whether its run began with public weights, before
-                anything is released. Returns the guard that every release passes.
+            open_guard: Opens the guard that every release passes, before anything is released.
             answers: Store of releases that stand alone: a row that comes again gets the same answer.
             trained: The party's part of a model, as `part_state` gives it, for plans that only predict.
 
@@ -187,6 +207,7 @@ class Party:
         #: True if a trained part's weights depend on rows only through what was charged; None where the session trains.
         self._part_is_charged = self._begin_with(trained)
         self._guard: ReleaseGuard | None = None
+        self._unanswered: npt.NDArray[np.int64] | None = None
         self._entropy: Entropy = SystemEntropy()
         self._one_at_a_time = threading.Lock()
         # --- the session ---
@@ -301,18 +322,22 @@ class Party:
     def _go_to(self, first_round: int) -> None:
         """Begin with round 0 and the first weights, or resume from a checkpoint of this party."""
         if first_round:
-            if self._keeper is None or first_round not in self._keeper.rounds(self._handshake.run_id):
-                raise OutOfOrder(f"round={first_round}: this party has no checkpoint of it; it can begin with round 0")
-            state = dict(self._keeper.load(self._handshake.run_id, first_round))
-            known = state.pop(_PUBLIC_START, None)
-            self.public_start = known is not None and known.numel() == 1 and bool(known)
-            self.network.load_state(state)
+            self.public_start = self._load(self._handshake.run_id, first_round)
         elif self._part_is_charged is not None:
             self.public_start = self._part_is_charged
         else:
             self.public_start = self.network.begins_publicly()
         self._start_digest = self.network.digest()
         self._next_round = self._weights_of = first_round
+
+    def _load(self, run_id: bytes, first_round: int) -> bool:
+        """Load the checkpoint of a round; return whether its run began with public weights."""
+        if self._keeper is None or first_round not in self._keeper.rounds(run_id):
+            raise OutOfOrder(f"round={first_round}: this party has no checkpoint of it; it can begin with round 0")
+        state = dict(self._keeper.load(run_id, first_round))
+        known = state.pop(_PUBLIC_START, None)
+        self.network.load_state(state)
+        return known is not None and known.numel() == 1 and bool(known)
 
     def _begin_with(self, trained: Mapping[str, Tensor] | None) -> bool | None:
         """Load a trained part; return whether its weights depend on rows only through what was charged."""
@@ -346,7 +371,10 @@ class Party:
         }
         if self._open_guard is not None:
             assert self._handshake.session is not None
-            self._guard = self._open_guard(self._handshake.session, self._next_round, self.public_start)
+            self._unanswered = self.unanswered(self._next_round)
+            self._guard = self._open_guard(
+                self._handshake.session, self._next_round, self.public_start, self._unanswered
+            )
         self._handshake.finish()
         return b""
 
@@ -467,9 +495,10 @@ class Party:
         if self._drawn_BP is None:
             embedding_BP = self.network.released_numbers(current)  # Algorithm 2, line 6, with the draw below
             released_BP = mechanism.randomize(embedding_BP, self._entropy, self._scratch)
-            # Rows that have all been answered before get the same answers again, and cost nothing.
-            if self._guard is not None and not (stored is not None and stored.all_known(keys)):
-                self._guard.charge(current, self.plan.events(current.kind))
+            # Rows that have been answered before get the same answers again, and cost nothing.
+            charged = current if stored is None else self._to_charge(current, stored.new_rows(current, keys))
+            if self._guard is not None and charged.num_rows:
+                self._guard.charge(charged, self.plan.events(current.kind))
             self._drawn_BP = released_BP
         released_BP = self._drawn_BP if stored is None else stored.settle(keys, self._drawn_BP)
         masks = self._masks.get(current.kind)
@@ -479,6 +508,12 @@ class Party:
         self._answered = current if current.kind.carries_gradient else None
         self._next_round = current.number + 1
         return answer
+
+    def _to_charge(self, current: Round, new_rows: npt.NDArray[np.int64]) -> Round:
+        """Return what is charged of a round: its new rows, or all of it if it has any and rounds are charged whole."""
+        if self._unanswered is None and len(new_rows):
+            return current
+        return Round(current.number, current.kind, new_rows)
 
     def _learn_alone(self, current: Round) -> bytes:
         """Charge, then learn from own columns and labels. The answer says no more than that it is done."""
@@ -554,12 +589,22 @@ class Party:
             if self._guard is not None:
                 self._guard.close()
 
-    def rounds_to_charge(self) -> int:
-        """Return the number of rounds to charge in a session that only predicts.
+    def unanswered(self, first_round: int, *, run_id: bytes | None = None) -> npt.NDArray[np.int64] | None:
+        """Return the test rows that a session from this round on is charged for, one by one.
 
-        Rounds after the last one with a row that has no stored answer are free.
+        Args:
+            first_round: The session's first round.
+            run_id: The run whose checkpoint of that round is loaded first; None for the present weights.
+
+        Returns:
+            The numbers of those that have no stored answer, in the order of their rounds. None where the plan's rounds
+            are charged as wholes: answers are not stored, or weights change before them.
         """
-        return len(self._schedule) if self._answers is None else self._answers.rounds_to_charge()
+        if self._answers is None:
+            return None
+        if run_id is not None:
+            self._load(run_id, first_round)
+        return self._answers.unanswered(first_round)
 
     # --- beside the protocol ---
 

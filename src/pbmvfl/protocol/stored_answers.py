@@ -28,6 +28,7 @@ import hashlib
 import hmac
 import json
 import os
+import shutil
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -234,6 +235,21 @@ class StoredAnswers:
         )
 
 
+def share_answers(source: Path, target: Path) -> None:
+    """Give a second folder the answers of a first one, if it has any: one file with two names, so that they stay one.
+
+    Where a file cannot have two names it is copied, and a row that is new to both is charged by each of them.
+    """
+    if not (source / _FILE).is_file():
+        return
+    make_private_folder(target)
+    try:
+        os.link(source / _FILE, target / _FILE)
+    except OSError:
+        shutil.copyfile(source / _FILE, target / _FILE)
+        os.chmod(target / _FILE, PRIVATE_FILE)
+
+
 def _new_secret() -> bytes:
     secret = np.empty(_SECRET_BYTES, dtype=np.uint8)
     SystemEntropy().fill(secret)
@@ -314,22 +330,34 @@ class PartyAnswers:
             release |= {"vote": self._plan.vote.to_dict(), "weights": made_by.hexdigest()}
         return self._of.store.keys(release, names)
 
-    def all_known(self, keys: Sequence[bytes]) -> bool:
-        """Return whether every row of a round was answered before, so that nothing new is released."""
-        return bool(keys) and bool(self._of.store.known(keys).all())
+    def new_rows(self, current: Round, keys: Sequence[bytes]) -> npt.NDArray[np.int64]:
+        """Return the rows of a round that have no stored answer."""
+        return current.rows[~self._of.store.known(keys)]
 
     def settle(self, keys: Sequence[bytes], released_BP: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return what leaves: stored answers where there are some, else the new ones, which are stored first."""
         return self._of.store.settle(keys, released_BP)
 
-    def rounds_to_charge(self) -> int:
-        """Return the number of rounds up to the last one with a row that has no stored answer."""
-        schedule = self._plan.schedule
-        for number in range(len(schedule) - 1, -1, -1):
-            current = schedule[number]
-            if not self._plan.stores_answers(current.kind) or not self.all_known(self.keys(current)):
-                return number + 1
-        return 0
+    def unanswered(self, first_round: int) -> npt.NDArray[np.int64] | None:
+        """Return the test rows, in the order of their rounds, that have no stored answer under the present weights.
+
+        None where the rounds from `first_round` on are charged as wholes: where they change what answers are made by,
+        predict rows twice, or embed rows of a batch together, so that a new row's answer is about the others, too.
+        """
+        schedule, last = self._plan.schedule, self._plan.schedule.phases[-1]
+        predicted_at = len(schedule) - schedule.rounds_per_pass(last.kind)
+        if (
+            self._plan.couples_rows
+            or last.passes != 1
+            or last.kind.split is not Split.TEST
+            or not self._plan.stores_answers(last.kind)
+            # A statistic that is told to the server moves neither weights nor columns.
+            or not all(schedule.kind(number).told for number in range(first_round, predicted_at))
+        ):
+            return None
+        rounds = (schedule[number] for number in range(max(first_round, predicted_at), len(schedule)))
+        found = [self.new_rows(current, self.keys(current)) for current in rounds]
+        return np.concatenate([np.zeros(0, dtype=np.int64), *found])
 
     def close(self) -> None:
         self._of.store.close()

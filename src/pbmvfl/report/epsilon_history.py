@@ -66,7 +66,7 @@ def epsilon_paths(
     whole, plan = result.training_run, result.plan
     accountings = [each for each in accountings if whole.has_joint_rounds or each is Accounting.STRICT]
     spans = _spans(result.sessions)
-    moments = _moments(plan.schedule, spans, points)
+    moments = _moments([(plan.schedule, *span) for span in spans], points)
     runs = [
         (moment, plan.training_run(plan.schedule.uses(_until(spans, moment)), public_start=result.public_start))
         for moment in moments
@@ -110,13 +110,13 @@ def _until(spans: Spans, moment: int) -> list[tuple[int, int]]:
     return sent
 
 
-def _moments(schedule: Schedule, spans: Spans, points: int) -> list[int]:
-    """Return the numbers of rounds sent at which to compute epsilon.
+def _moments(spans: Sequence[tuple[Schedule, int, int]], points: int) -> list[int]:
+    """Return the numbers of rounds sent, in spans of schedules, at which to compute epsilon.
 
     They are the ends of passes, where all rows have been used equally often, if these are enough.
     """
     ends, sent = [], 0
-    for first, until in spans:
+    for schedule, first, until in spans:
         number = first
         while number < until:
             number = min(schedule.pass_of(number)[1], until)
@@ -167,8 +167,9 @@ def _paths_of_book(name: str, book: Ledger, dataset: str, own: set[str], points:
     mine = [entry for entry in entries if entry.session in own]
     if not mine:
         return
-    spans = tuple((entry.first_round, entry.charged_until) for entry in mine if entry.charged_until > entry.first_round)
-    moments = [0, *_moments(mine[0].terms.schedule, spans, points)] if spans else [0]
+    # A session that was resumed for predictions alone may have a schedule of its own in the ledger.
+    spans = [(entry.terms.schedule, entry.first_round, entry.charged_until) for entry in mine]
+    moments = [0, *_moments(spans, points)]
     rows = RowNumbers(book, dataset)
     for limit in book.limits(dataset):
         path = []
