@@ -321,6 +321,7 @@ class Federation:
             parts,
             encoders=None if self._encoders is None else [copy.deepcopy(encoder) for encoder in self._encoders],
             ledger=ledger,
+            checkpoints=checkpoints,
             setup_kind=self.setup_kind,
             noise_is_seeded=self.noise_is_seeded,
         )

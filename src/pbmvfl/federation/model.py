@@ -53,6 +53,7 @@ from pbmvfl.privacy.table import PrivacyTable, privacy_table
 from pbmvfl.privacy.units import Unit
 from pbmvfl.protocol.party import weights_are_charged
 from pbmvfl.protocol.session import Tap
+from pbmvfl.protocol.stored_answers import share_answers
 from pbmvfl.wire.traffic import Traffic
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ _WITHIN_A_LIMIT = (
     "ReleaseOptions(until_limit=True)"
 )
 DEFAULT = ReleaseOptions()
+_ANSWERS = "answers"
 #: Releases that are remembered, so that asking again for the same rows in the same way releases nothing.
 _REMEMBERED = 8
 
@@ -80,6 +82,7 @@ class FederatedModel:
         encoders: Sequence[nn.Module] | None = None,
         ledger: Path | str | None = None,
         folder: Path | None = None,
+        checkpoints: Path | None = None,
         setup_kind: type[PartySetup] = PartySetup,
         noise_is_seeded: bool = False,
     ) -> None:
@@ -91,6 +94,7 @@ class FederatedModel:
             encoders: The owners' own networks, where training had such: their weights come from the parts.
             ledger: Folder of the parties' ledgers, which predictions are charged to.
             folder: Where the parts are; each party keeps its answers beside them.
+            checkpoints: Where the answers are that training gave, before there is a `folder`.
             setup_kind: Class of a party's inputs.
             noise_is_seeded: Whether the noise is known, so that no epsilon holds.
 
@@ -106,7 +110,7 @@ class FederatedModel:
                 if encoders is None
                 else "this model has the plan's networks; leave encoders out"
             )
-        self._encoders, self._folder = encoders, folder
+        self._encoders, self._folder, self._checkpoints = encoders, folder, checkpoints
         self._setup_kind, self._noise_is_seeded = setup_kind, noise_is_seeded
         #: The folder of the parties' ledgers; None where there are none.
         self.ledger = None if ledger is None else Path(ledger)
@@ -167,7 +171,10 @@ class FederatedModel:
     # --- files ---
 
     def save(self, folder: Path | str) -> Path:
-        """Write every part into a folder of its own inside `folder`, which must not hold another model."""
+        """Write every part into a folder of its own inside `folder`, which must not hold another model.
+
+        Answers that a party has given are known there, too: those to test rows that training released among them.
+        """
         folder = Path(folder)
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise ModelError(
@@ -175,6 +182,8 @@ class FederatedModel:
             )
         for part in self._parties:
             part.save(folder / folder_name(part.party))
+            if (answers := self._answers_of(part)) is not None:
+                share_answers(answers, folder / folder_name(part.party) / _ANSWERS)
         self._server.save(folder / SERVER)
         self._folder = folder
         return folder
@@ -540,8 +549,11 @@ class FederatedModel:
         return [setup.forecast(encoder) for setup, encoder in zip(setups, own, strict=True)]
 
     def _answers_of(self, part: PartyPart) -> Path | None:
-        """Return where a party keeps its answers: beside its part, if that is on a disk."""
-        return None if self._folder is None else self._folder / folder_name(part.party) / "answers"
+        """Return where a party keeps its answers: beside its part, if that is on a disk, else where training did."""
+        if self._folder is not None:
+            return self._folder / folder_name(part.party) / _ANSWERS
+        trained = None if self._checkpoints is None else self._checkpoints / f"party-{part.index}" / _ANSWERS
+        return trained if trained is not None and trained.is_dir() else None
 
     def _known_by(self, plan: Plan, rows: NewRows, data_version: str, *, charged: bool) -> bytes | None:
         """Return what a release is remembered by: the same rows, in the same order, by the same law; None for none.

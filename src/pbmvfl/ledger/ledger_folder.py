@@ -225,9 +225,7 @@ def look_ahead(
     with _or_new(opened) as ledgers:
         charged_rows = None if opening.unanswered is None else len(opening.unanswered)
         if (ledger := ledgers.begun(path)) is None:
-            return PartyForecast(
-                party=party, path=path, runs=0, limits=(), way_out=way_out, charged_rows=charged_rows
-            )
+            return PartyForecast(party=party, path=path, runs=0, limits=(), way_out=way_out, charged_rows=charged_rows)
         ledger.check_owner(party)
         limits = ledger.foresee(opening)
         past = ledger.sessions(opening.dataset)
