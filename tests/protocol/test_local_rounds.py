@@ -109,11 +109,11 @@ def test_whitening_is_the_inverse_root_of_the_clipped_rows_second_moments(monkey
         inside = clipped(rows - mean, radius)
         ridge = 0.5 * 5.0 * radius**2 / len(rows) * math.sqrt(2 * columns_of)
         root = fractional_matrix_power(inside.T @ inside / len(rows) + ridge * np.eye(columns_of), -0.5)
-        found = party._rows.features[rounds.Split.TRAIN].numpy()
+        found = party.rows.features[rounds.Split.TRAIN].numpy()
         np.testing.assert_allclose(found, inside @ root, atol=1e-4)
         # and the rows that are predicted are prepared by what was learned of those that train
         test = clipped(DATA.test_features[party.index] - mean, radius) @ root
-        np.testing.assert_allclose(party._rows.features[rounds.Split.TEST].numpy(), test, atol=1e-4)
+        np.testing.assert_allclose(party.rows.features[rounds.Split.TEST].numpy(), test, atol=1e-4)
 
 
 def test_counts_without_their_noise_are_the_votes_of_every_class(monkeypatch):
@@ -124,7 +124,7 @@ def test_counts_without_their_noise_are_the_votes_of_every_class(monkeypatch):
     tables = [message for way, _, message in cohort.transcript if way == "up" and message[5] == EMBEDDING]
     tables = [message[HEADER:] for message in tables if message[40] == COUNTS]
     for party, table in zip(cohort.parties, tables, strict=True):
-        votes = party.exact_embeddings(party._rows.columns[rounds.Split.TRAIN]).numpy().argmax(axis=1)
+        votes = party.exact_embeddings(party.rows.columns[rounds.Split.TRAIN]).numpy().argmax(axis=1)
         expected = np.zeros((K, K), dtype=np.int64)
         np.add.at(expected, (DATA.train_labels, votes), int(2**28 / 5.0))
         assert np.array_equal(np.frombuffer(table, "<i8").reshape(K, K), expected)
@@ -301,12 +301,12 @@ def test_a_limit_ends_the_run_before_it_is_crossed(tmp_path):
 def test_whoever_learned_in_a_round_that_another_refused_takes_a_stop(at):
     """In the middle of a statistic or of an epoch; nothing is kept that the others do not have."""
     cohort = Cohort(voting_plan(DATA), DATA)
-    cohort.parties[2]._open_guard = lambda *_: Refuses(at)
+    cohort.parties[2].guard_with(Refuses(at))
     with pytest.raises(BudgetExceeded):
         cohort.run()
     kept: list[int] = []
     for party in cohort.parties:
-        party._keeper = Kept(kept)
+        party.keep_with(Kept(kept))
         assert party.answer(cohort.server.stop()) == b""
     assert kept == [at]  # of the one that refused alone
 
@@ -340,17 +340,17 @@ def test_nothing_moves_after_a_refusal(at):
     plan = voting_plan(DATA)
     cohort = Cohort(plan, DATA)
     guarded = cohort.parties[1]
-    guarded._open_guard = lambda *_: Refuses(at)
+    guarded.guard_with(Refuses(at))
     before: dict[str, torch.Tensor] = {}
 
     def remember(party: Any, _: bytes) -> None:
         if party is guarded:
             before.clear()
-            before.update({name: value.clone() for name, value in party._kept_state().items()})
+            before.update({name: value.clone() for name, value in party.kept_state().items()})
 
     with pytest.raises(BudgetExceeded):
         cohort.run(before_party=remember)
-    for name, value in guarded._kept_state().items():
+    for name, value in guarded.kept_state().items():
         assert torch.equal(value, before[name]), name
     assert guarded.completed_rounds == at
 
@@ -608,7 +608,7 @@ def test_an_epoch_ends_where_it_ends():
         party.answer(update(0))  # before any round
     for number in range(4):
         party.answer(ask(cohort, number))
-        kept = party._kept_state()
+        kept = party.kept_state()
         if number < 3:
             with pytest.raises(OutOfOrder, match="ends an epoch"):
                 party.answer(update(number))
@@ -617,7 +617,7 @@ def test_an_epoch_ends_where_it_ends():
                 party.answer(update(number, payload=b"123"))
         with pytest.raises(OutOfOrder, match="does not wait for a gradient"):
             party.answer(update(number, carries_gradient=True, payload=bytes(4 * 10 * K)))
-        assert all(torch.equal(value, kept[name]) for name, value in party._kept_state().items())
+        assert all(torch.equal(value, kept[name]) for name, value in party.kept_state().items())
     assert party.answer(update(3)) == b""
 
 
@@ -641,13 +641,13 @@ def test_asked_again_a_local_round_is_neither_run_nor_charged_again():
             super().charge(current, events)
             charged.append(current.number)
 
-    party._guard = Counting(99)
+    party.guard_with(Counting(99))
     party.answer(message(cohort, MessageKind.LABELS, payload=GOOD))
     answer = party.answer(ask(cohort, 0))
-    kept = party._kept_state()
+    kept = party.kept_state()
     assert party.answer(ask(cohort, 0)) == answer
     assert charged == [0]
-    assert all(torch.equal(value, kept[name]) for name, value in party._kept_state().items())
+    assert all(torch.equal(value, kept[name]) for name, value in party.kept_state().items())
     with pytest.raises(OutOfOrder):
         party.answer(ask(cohort, 2))
 
@@ -670,7 +670,7 @@ def test_whatever_labels_a_server_sends_answers_have_the_same_form(labels):
                 answer = party.receive(ask(cohort, number))
                 out.append((answer[5], answer[32:44], len(answer)))
             assert party.fault is None
-            assert all(torch.isfinite(value).all() for value in party._kept_state().values())
+            assert all(torch.isfinite(value).all() for value in party.kept_state().values())
         forms.append(out)
     assert forms[0] == forms[1]
     assert {kind for kind, *_ in forms[0]} == {EMBEDDING}

@@ -465,7 +465,7 @@ def test_a_request_that_was_refused_can_be_answered_later_and_its_gradient_count
     calm, cohort = make_cohort(plan, data), make_cohort(plan, data)
     calm.run()
     guard = Refusing()
-    cohort.parties[1]._open_guard = lambda *_: guard
+    cohort.parties[1].guard_with(guard)
     attempts = []
 
     def refuse(party: Party, message: bytes) -> None:

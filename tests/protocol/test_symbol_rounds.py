@@ -231,17 +231,17 @@ def test_a_party_learns_from_its_columns_and_from_context_made_of_what_was_relea
     data: VerticalDataset, make_cohort: Any, preparation: dict[str, Any]
 ) -> None:
     cohort = make_cohort(context_plan(data, **preparation), data)
-    before = cohort.parties[0]._rows.features[Split.TRAIN]
+    before = cohort.parties[0].rows.features[Split.TRAIN]
     assert before.shape == (ROWS, 4 + 13)
     assert not before[:, 4:].any()
     exchanged = run(cohort)
-    features = cohort.parties[0]._rows.features[Split.TRAIN].numpy()
+    features = cohort.parties[0].rows.features[Split.TRAIN].numpy()
     np.testing.assert_allclose(
         features[:, 4:], expected_context(data, sent_symbols(exchanged, 2)), rtol=1e-5, atol=1e-6
     )
     if not preparation:
         np.testing.assert_array_equal(features[:, :4], data.train_features[0])
-    assert cohort.parties[2]._rows.features[Split.TRAIN].shape == (ROWS, 4)
+    assert cohort.parties[2].rows.features[Split.TRAIN].shape == (ROWS, 4)
     assert cohort.parties[0].encoder.network[0].weight[:, 4:].abs().max() > 0
 
 
@@ -293,7 +293,7 @@ def test_a_party_refuses_published_symbols_that_are_out_of_place(data: VerticalD
     asked = message[:5] + bytes([ROUND]) + message[6:32] + struct.pack("<IIBBH", 4, 0, LOCAL.code, 0, 0)
     with pytest.raises(OutOfOrder, match="round=4: local rounds need all parties' symbols"):
         party.answer(asked)
-    before = party._rows.features[Split.TRAIN].clone()
+    before = party.rows.features[Split.TRAIN].clone()
     assert torch.equal(before[:, 4:], torch.zeros(ROWS, 13))
     assert party.answer(message) == b""
     assert party.answer(message) == b""  # the same message again is answered as before

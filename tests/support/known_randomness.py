@@ -8,13 +8,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
+from torch import Tensor, nn
 
-from pbmvfl.crypto.entropy import Zeros, fast_keystream
+from pbmvfl.crypto.entropy import Entropy, Zeros, fast_keystream
 from pbmvfl.crypto.key_exchange import Identity
 from pbmvfl.federation.federation import Federation
 from pbmvfl.federation.party_setup import PartySetup
 from pbmvfl.plan.plan import Plan
-from pbmvfl.protocol.party import Party
+from pbmvfl.protocol.party import Keeper, Party, ReleaseGuard
 
 
 class SeededEntropy:
@@ -50,13 +51,39 @@ class KnownParty(Party):
         noise, secrets = (SeededEntropy(hashlib.sha256(use + known).digest()) for use in (b"noise", b"secret"))
         self._entropy, self._secret = noise, known_secret(secrets)
 
+    # --- what its owner could do by the constructor's arguments, after it was made ---
+
+    @property
+    def noise(self) -> Entropy:
+        """Stream that its noise is drawn from."""
+        return self._entropy
+
+    def open_guard_with(self, open_guard: Callable[..., ReleaseGuard]) -> None:
+        self._open_guard = open_guard
+
+    def guard_with(self, guard: ReleaseGuard) -> None:
+        """Pass every release by this guard, from now on."""
+        self._open_guard, self._guard = (lambda *_: guard), guard
+
+    def keep_with(self, keeper: Keeper) -> None:
+        self._keeper = keeper
+
+    def kept_state(self) -> dict[str, Tensor]:
+        """Return what a checkpoint would hold now."""
+        return self._kept_state()
+
 
 class KnownSetup(PartySetup):
     """Makes such parties, also in a process of its own. Subclasses have the seed."""
 
     seed: ClassVar[bytes] = b"known"
 
-    def make_party(self, plan: Plan, **arguments: Any) -> Party:
+    def build(self, encoder: nn.Module | None = None) -> KnownParty:
+        party = super().build(encoder)
+        assert isinstance(party, KnownParty)
+        return party
+
+    def make_party(self, plan: Plan, **arguments: Any) -> KnownParty:
         party = KnownParty(plan, **arguments)
         party.seed_with(self.seed)
         return party

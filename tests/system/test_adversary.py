@@ -8,6 +8,7 @@ mechanism's, which clips them into its range whatever they are: that is checked 
 
 from __future__ import annotations
 
+import copy
 import itertools
 import logging
 import struct
@@ -24,12 +25,11 @@ from pbmvfl.crypto.key_exchange import Identity
 from pbmvfl.errors import OutOfOrder
 from pbmvfl.mechanisms import MECHANISMS, PoissonBinomial
 from pbmvfl.plan.plan import Plan
-from pbmvfl.protocol.party import Party
 from pbmvfl.protocol.server import Server
 from pbmvfl.training.encoders import Bounded
 from pbmvfl.wire.gradient_codecs import codec_for
 from support.cohorts import small_data, small_plan
-from support.known_randomness import SeededEntropy, TwinSetup
+from support.known_randomness import KnownParty, SeededEntropy, TwinSetup
 
 HEADER = 44
 HELLO, NONCES, KEY, KEYS, ROUND, EMBEDDING, UPDATE, START, STOP, REFUSAL = range(1, 11)
@@ -78,11 +78,11 @@ class World:
                 test_features=DATA.test_features[index],
             )
             self.parties.append(setup.build(encoder if index == 0 else None))
-        self.parties[0]._open_guard = lambda *_: self.account
+        self.parties[0].guard_with(self.account)
         self.server = Server(plan, train_labels=DATA.train_labels, run_id=b"run-0001")
 
     @property
-    def party(self) -> Party:
+    def party(self) -> KnownParty:
         return self.parties[0]
 
     def shake_hands(self) -> None:
@@ -330,7 +330,7 @@ def test_a_second_thread_waits_outside_until_the_first_is_answered():
     """Without the lock both would draw noise for one round under one mask, and the difference would have none."""
     plan = small_plan(DATA, batch_size=8, num_epochs=1)
     world, meeting = World(plan), Meeting()
-    world.party._open_guard = lambda *_: meeting
+    world.party.guard_with(meeting)
     world.shake_hands()
     request = world.request(0, None)
     answers: list[bytes] = []
@@ -445,6 +445,17 @@ def test_ten_thousand_mutated_messages_get_refusals_or_what_is_charged(name, dri
     assert len(resent) <= 1  # the last round before may be asked for again, and costs nothing
 
 
+class Forgetful(KnownParty):
+    """A party that can be made to forget its first answer."""
+
+    def forgets_next_answer(self) -> None:
+        self._masks_before = {kind: copy.copy(masks) for kind, masks in self._masks.items()}
+
+    def forget(self) -> None:
+        self._last = self._last_round = self._answered = None
+        self._next_round, self._masks = 0, self._masks_before
+
+
 @pytest.mark.releases_uncharged
 def test_the_mutations_find_a_party_that_answers_twice():
     """The control: without the memory of the last request the same round would be answered with fresh noise."""
@@ -452,11 +463,11 @@ def test_the_mutations_find_a_party_that_answers_twice():
     world = World(plan)
     world.shake_hands()
     request = world.request(0, None)
+    world.party.__class__ = Forgetful
+    world.party.forgets_next_answer()
     first = world.party.receive(request)
-    world.party._last = world.party._last_round = None
-    world.party._next_round = 0
-    world.party._masks[plan.schedule.kind(0)]._next = 0
-    world.party._answered = None
+    assert world.party.receive(request) == first
+    world.party.forget()
     assert world.party.receive(request) != first
 
 
@@ -469,7 +480,7 @@ def test_refusals_say_no_path_and_no_value(tmp_path):
         def fails(*_: object, failure: Exception = failure) -> Account:
             raise failure
 
-        world.party._open_guard = fails
+        world.party.open_guard_with(fails)
         with pytest.raises(Exception, match="party=0 refused") as refused:
             world.shake_hands()
         said = str(refused.value)

@@ -74,7 +74,7 @@ def leaves(
         )
         parties.append(setup.build(encoder if own else None))
     account = Account()
-    parties[0]._open_guard = lambda *_: account
+    parties[0].guard_with(account)
     server = Server(plan, train_labels=DATA.train_labels, run_id=b"run-0001")
     seen: list[Any] = []
     while (message := server.advance()) is not None:
@@ -130,7 +130,7 @@ def test_what_leaves_in_local_training_is_the_same_whatever_the_columns_are(name
         other, party = leaves(plan, columns)
         assert other == first, what
         assert party.fault is None, what
-        for split, features in party._rows.features.items():
+        for split, features in party.rows.features.items():
             assert torch.isfinite(features).all(), (what, split)
 
 

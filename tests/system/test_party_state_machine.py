@@ -116,7 +116,6 @@ class World:
             dataset=DATA.name,
         )
         party = setup.build()
-        assert isinstance(party, KnownParty)
         party.seed_with(f"session {number}".encode())  # other keys and noise in every session, equal in both worlds
         if self.kind is not None:
             party.__class__ = self.kind

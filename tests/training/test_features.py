@@ -66,8 +66,8 @@ def test_every_message_is_the_same_to_the_byte(tmp_path, name):
     plan = PLANS[name]()
     in_memory, mapped_rows = Cohort(plan, DATA), Cohort(plan, in_files(tmp_path, DATA))
     for party in mapped_rows.parties:
-        assert not party._rows.features  # nothing was loaded
-        assert not party._rows.columns
+        assert not party.rows.features  # nothing was loaded
+        assert not party.rows.columns
     in_memory.run()
     mapped_rows.run()
     assert len(in_memory.transcript) > 10
@@ -151,9 +151,9 @@ def test_a_party_with_many_mapped_rows_takes_little_memory(tmp_path):
         cohort = Cohort(plan, data)
         party = cohort.parties[0]
         kind = plan.schedule.kinds[0].statistic
-        party._rows.learn(kind, Split.TRAIN, party._entropy)
+        party.rows.learn(kind, Split.TRAIN, party.noise)
         for number in range(20):
-            assert party._rows.batch(Split.TRAIN, np.arange(number, number + 100)).shape == (100, columns)
+            assert party.rows.batch(Split.TRAIN, np.arange(number, number + 100)).shape == (100, columns)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -176,12 +176,12 @@ def test_a_step_over_pieces_is_the_step_over_the_batch_to_the_bit(choices):
     gradient = np.random.default_rng(4).normal(size=(count, plan.embedding_dim)).astype(np.float32) / count
     for _ in range(3):
         at_once.network.update.embed(rows, for_training=True)
-        at_once.network.update.apply(gradient, at_once._entropy)
+        at_once.network.update.apply(gradient, at_once.noise)
         pieces = (
             (rows[start : start + 256], lambda _, part=gradient[start : start + 256]: part)
             for start in range(0, count, 256)
         )
-        in_pieces.network.update.step_over(pieces, rows=count, entropy=in_pieces._entropy)
+        in_pieces.network.update.step_over(pieces, rows=count, entropy=in_pieces.noise)
     for key, value in at_once.part_state().items():
         assert value.numpy().tobytes() == in_pieces.part_state()[key].numpy().tobytes(), key
     assert in_pieces.network.update.waiting_rows == 0
