@@ -8,7 +8,7 @@ import itertools
 from dataclasses import replace
 
 import pytest
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -51,7 +51,9 @@ class Handshake:
         # What is signed: label, protocol version, index, session digest, key.
         statement = b"pbmvfl session key\0" + (2).to_bytes(2, "little") + index.to_bytes(2, "little")
         statement += self.session.digest + public
-        self.identities[index]._private.public_key().verify(  # the statement's form, against a key of the program
+        Ed25519PublicKey.from_public_bytes(
+            self.identities[index].public
+        ).verify(  # the statement's form, against a key of the program
             chosen.signed_key.signature, statement[:-32] + chosen.signed_key.public
         )
         return SignedKey(public, self.identities[index].sign(statement))

@@ -19,6 +19,7 @@ from pbmvfl.crypto.rounded_normal import Scale
 from support import statistical
 from support.known_randomness import SeededEntropy
 
+thresholds_of, short_thresholds, exp_coin = sampler._thresholds, sampler._short_thresholds, sampler._exp_coin
 SIGMA = 2**28
 #: Cells of the chi-square: edges in sixteenths of a standard deviation.
 EDGES = range(-56, 57)
@@ -203,7 +204,7 @@ def test_thresholds_are_the_law_of_k_to_two_hundred_bits(step_bits):
         steps = 1 << step_bits
         weights = [mpmath.exp(-((mpmath.mpf(k) / steps) ** 2) / 2) for k in range(44 * steps)]
         total, so_far = mpmath.fsum(weights), mpmath.mpf(0)
-        thresholds = sampler._thresholds(step_bits)
+        thresholds = thresholds_of(step_bits)
         for weight, threshold in zip(weights, thresholds, strict=False):
             so_far += weight
             assert abs(mpmath.mpf(threshold) - so_far / total * 2**256) <= 1
@@ -215,7 +216,7 @@ def by_definition(words: tuple[int, ...]) -> tuple[int, bool] | None:
     """An attempt in fractions, where these bits decide whatever follows them; None where they do not."""
     low, sign = words[1] % 2**24, words[1] >> 31
     k = 0
-    for threshold in sampler._thresholds(4):
+    for threshold in thresholds_of(4):
         at = Fraction(threshold, 2**224)
         if words[0] == math.floor(at):
             return None
@@ -238,7 +239,7 @@ def by_definition(words: tuple[int, ...]) -> tuple[int, bool] | None:
 
 def kernel(words: npt.NDArray[np.uint32]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
     values, states = np.empty(words.shape[1], dtype=np.int64), np.empty(words.shape[1], dtype=np.uint8)
-    sampler.attempt(words, sampler._short_thresholds(), values, states)
+    sampler.attempt(words, short_thresholds(), values, states)
     return values, states
 
 
@@ -247,7 +248,7 @@ def odd_words(random: np.random.Generator, count: int) -> npt.NDArray[np.uint32]
     words = random.integers(0, 2**32, size=(5, count), dtype=np.uint32)
     part = count // 5
     words[2:, :part] = random.integers(0, 2**28, size=(3, part), dtype=np.uint32)  # coins that succeed
-    short = sampler._short_thresholds()
+    short = short_thresholds()
     words[0, part : 2 * part] = random.choice(short, part) + random.integers(-1, 2, part).astype(np.uint32)
     words[1, :50] = random.integers(0, 2, 50).astype(np.uint32) << 31  # x begins with zeros, both signs
     words[1, 50:100] |= 2**24 - 1  # and with ones
@@ -309,7 +310,7 @@ def test_what_the_loop_leaves_undecided_is_decided_by_the_bits_that_follow():
 def test_the_further_bits_of_x_move_the_coin(byte, succeeds):
     """A word between the two ends of the first coin: x's zeros make it fail, x's ones make it succeed."""
     low, k_word = 2**23, 2**31
-    k = sum(int(threshold) < k_word for threshold in sampler._short_thresholds())
+    k = sum(int(threshold) < k_word for threshold in short_thresholds())
     ends = [Fraction(j * (2**25 * k + j), 2**25) for j in (low, low + 1)]
     between = math.floor((ends[0] + ends[1]) / 2)
     assert math.ceil(ends[0]) <= between < between + 1 < ends[1]
@@ -360,13 +361,13 @@ def test_a_coin_counts_the_numbers_that_lie_below_its_parts(part, numbers):
     successes = 0
     while successes < 3 and Fraction(numbers[successes], 2**256) < Fraction(y, ONE * (successes + 1)):
         successes += 1
-    assert sampler._exp_coin(y, ONE, numbers, entropy) == (successes % 2 == 0)
+    assert exp_coin(y, ONE, numbers, entropy) == (successes % 2 == 0)
 
 
 @pytest.mark.parametrize("y", [ONE // 16, ONE // 2, ONE])
 def test_a_coin_is_drawn_by_that_law(y):
     entropy = SystemEntropy()
-    heads = sum(sampler._exp_coin(y, ONE, [], entropy) for _ in range(20_000))
+    heads = sum(exp_coin(y, ONE, [], entropy) for _ in range(20_000))
     assert not statistical.count_rejects(heads, 20_000, math.exp(-y / ONE))
     assert statistical.count_rejects(heads, 20_000, math.exp(-y / ONE) * 0.9)
 
@@ -374,7 +375,7 @@ def test_a_coin_is_drawn_by_that_law(y):
 def test_where_y_is_above_one_its_whole_part_has_a_coin_of_its_own():
     # All bits one are in the tail: k is the largest there is, and y passes 1 within its step. The coin of what is above
     # 1 fails at once, which accepts; that of exp(-1) succeeds once, which refuses.
-    largest, ones = len(sampler._thresholds(4)), 0xFFFFFFFF
+    largest, ones = len(thresholds_of(4)), 0xFFFFFFFF
     assert sampler.decide((ones, 0, ones, ones, ones), Constant(255)) == (largest << 24, True)
     last = (largest << 24) + 2**24 - 1
     assert sampler.decide((ones, 2**24 - 1, ones, ones, ones), Constant(255)) == (last, False)

@@ -94,14 +94,15 @@ def listen(monkeypatch: pytest.MonkeyPatch, kind: type[InProcess] | type[Process
             heard.extend(part.tobytes() for part in found)
             return found
 
-    answer = processes._Child.answer
+    child_kind = processes._Child
+    answer = child_kind.answer
 
     def piped(child: Any, deadline: float | None) -> bytes | None:
         found = answer(child, deadline)
         heard.append(found or b"")
         return found
 
-    monkeypatch.setattr(processes._Child, "answer", piped)
+    monkeypatch.setattr(child_kind, "answer", piped)
     monkeypatch.setattr(f"pbmvfl.federation.federation.{kind.__name__}", Listening)
     return heard
 

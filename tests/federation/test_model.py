@@ -25,7 +25,7 @@ from pbmvfl.federation.party_setup import PartySetup
 from pbmvfl.federation.serving import release_for, serving_plan
 from pbmvfl.ledger.ledger_folder import OpenLedgers
 from pbmvfl.protocol.server import Server
-from support.federation_runs import own_networks
+from support.federation_runs import forget_answers, own_networks
 from support.local_plans import local_plan, voting_plan
 
 
@@ -256,7 +256,7 @@ def test_a_model_stays_as_it_was_when_its_federation_trains_again(data):
     assert first is not None
     before = first.release(data, ReleaseOptions(exact=True)).scores_NK.copy()
     federation.fit(data)
-    first._released.clear()
+    forget_answers(first)
     assert np.array_equal(first.release(data, ReleaseOptions(exact=True)).scores_NK, before)
 
 

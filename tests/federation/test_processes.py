@@ -41,6 +41,7 @@ from support.federation_runs import (
     limit_of,
     make_ledgers,
     own_networks,
+    process_of,
     recorded_transports,
     set_limit,
     shown_uses,
@@ -128,6 +129,8 @@ def test_no_process_is_left_if_a_later_party_cannot_be_made(make_data, make_plan
     assert no_process_is_left()
 
 
+error_from, error_text = processes._error_from, processes._error_text
+
 #: Every error that is made of words; the others are never a party's own.
 ERRORS = [
     kind
@@ -139,18 +142,18 @@ ERRORS = [
 @pytest.mark.parametrize("kind", ERRORS)
 def test_an_error_of_a_party_s_process_comes_back_as_its_own_kind(kind):
     assert len(ERRORS) > 15
-    error = processes._error_from(processes._error_text(kind("round=7 was refused")))
+    error = error_from(error_text(kind("round=7 was refused")))
     assert type(error) is kind
     assert str(error) == "round=7 was refused"
 
 
 def test_an_error_that_nobody_knows_comes_back_as_one_of_this_package():
-    error = processes._error_from(b'["KeyError", "7"]')
+    error = error_from(b'["KeyError", "7"]')
     assert type(error) is PbmvflError
     assert str(error) == "7"
     for kind in (PartyLost, PartyRefused):  # these take more than words
-        assert type(processes._error_from(json.dumps([kind.__name__, "7"]).encode())) is PbmvflError
-    assert processes._error_from(processes._error_text(None)) is None
+        assert type(error_from(json.dumps([kind.__name__, "7"]).encode())) is PbmvflError
+    assert error_from(error_text(None)) is None
 
 
 # --- parties in processes of their own ---
@@ -172,9 +175,9 @@ def test_a_party_killed_between_rounds_ends_the_run_by_its_name_and_the_others_i
         if completed != 5:
             return
         (transport,) = opened
-        victim = transport._children[1]
-        os.kill(victim._process.pid, signal.SIGKILL)
-        victim._process.join()
+        victim = process_of(transport, 1)
+        os.kill(victim.pid, signal.SIGKILL)
+        victim.join()
         for attempt in (lambda: transport.exact_embeddings(Split.TRAIN), lambda: transport.owner_error(1)):
             with pytest.raises(PartyLost, match="party=1: its process ended"):
                 attempt()

@@ -23,6 +23,7 @@ from pbmvfl.federation.processes import Processes
 from pbmvfl.plan.policy import Policy
 from pbmvfl.protocol.party import Party
 from pbmvfl.protocol.transport import Answers
+from support.federation_runs import process_of
 from support.transport_conformance import TransportConformance
 
 
@@ -40,14 +41,14 @@ class TestProcesses(TransportConformance):
         return Processes(parties)
 
     def lose(self, transport: Processes, party: int) -> None:
-        transport._children[party]._process.kill()
-        transport._children[party]._process.join()
+        process_of(transport, party).kill()
+        process_of(transport, party).join()
 
     def hold(self, transport: Processes, party: int) -> None:
-        os.kill(transport._children[party]._process.pid, signal.SIGSTOP)
+        os.kill(process_of(transport, party).pid, signal.SIGSTOP)
 
     def release(self, transport: Processes, party: int) -> None:
-        os.kill(transport._children[party]._process.pid, signal.SIGCONT)
+        os.kill(process_of(transport, party).pid, signal.SIGCONT)
 
 
 class Threads:

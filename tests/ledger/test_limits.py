@@ -20,7 +20,7 @@ from pbmvfl.privacy.renyi import cell_rdp
 from pbmvfl.privacy.units import Accounting, Unit
 from pbmvfl.wire.messages import MessageKind
 from support.federation_runs import make_ledgers
-from support.ledger_books import DELTA, NAME, charge, charge_all, paper_limit, small_plan
+from support.ledger_books import DELTA, NAME, charge, charge_all, paper_limit, small_plan, store_of
 
 
 def test_the_round_that_would_cross_a_limit_is_refused_and_the_one_before_is_not(tmp_path):
@@ -49,11 +49,15 @@ def test_another_limit_that_still_has_room_is_not_charged_for_a_refused_round(tm
     session = ledger.open_session(dataset=NAME, plan=plan, run="r", session="s", exact_metrics=True)
     for number in range(plan.schedule.rounds_per_pass(JOINT)):
         charge(session, plan, number)
-    before = [(spent.worst, spent.rows.copy()) for *_, spent in session._accounts]
+
+    def accounts():
+        return [spent for *_, spent in session._accounts]
+
+    before = [(spent.worst, spent.rows.copy()) for spent in accounts()]
     for _ in range(3):
         with pytest.raises(BudgetExceeded):
             charge(session, plan, plan.schedule.rounds_per_pass(JOINT))
-    for (worst, rows), (*_, spent) in zip(before, session._accounts, strict=True):
+    for (worst, rows), spent in zip(before, accounts(), strict=True):
         assert spent.worst == pytest.approx(worst, rel=1e-12)
         assert np.allclose(spent.rows, rows, rtol=1e-12)
     session.close()
@@ -208,10 +212,10 @@ def test_a_limit_that_replaces_another_keeps_its_order_once_there_were_releases(
 def test_removing_a_limit_that_is_not_there_changes_nothing(tmp_path):
     ledger = Ledger(tmp_path / "a.sqlite")
     ledger.set_limit(NAME, paper_limit())
-    before = ledger._store.versioned_limits()
+    before = store_of(ledger).versioned_limits()
     with pytest.raises(LedgerError, match="has no limit for unit=party"):
         ledger.remove_limit(NAME, Unit.PARTY, Accounting.PAPER, 0)
-    assert ledger._store.versioned_limits() == before
+    assert store_of(ledger).versioned_limits() == before
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,7 @@ from support.ledger_books import (
     paper_limit,
     release_until_killed,
     small_plan,
+    store_of,
 )
 
 PLAN = small_plan()
@@ -232,8 +233,9 @@ def test_the_outside_knows_of_a_block_before_its_first_round_leaves(rounds_ahead
     for number in range(9):
         charge(session, PLAN, number)
         book = Ledger(path, read_only=True)
-        known = book._store.known()
-        assert tamper_evidence.known_outside(book._store.identity, book._store.lock_file) == [known, known]
+        store = store_of(book)
+        known = store.known()
+        assert tamper_evidence.known_outside(store.identity, store.lock_file) == [known, known]
         seen.append(known.counter)
         book.close()
     assert len(set(seen)) == (9 if rounds_ahead == 1 else 2)
@@ -388,8 +390,9 @@ def test_nothing_that_leaves_a_ledger_can_be_tried_against_values(data, make_pla
     exports = []
     for file in sorted((tmp_path / "books").glob("*.sqlite")):
         with contextlib.closing(Ledger(file, read_only=True)) as book:
-            secrets |= {digest for (digest,) in book._store.db.rows("SELECT digest FROM seen_values")}
-            secrets |= {key.hex() for (key,) in book._store.db.rows("SELECT key FROM identity")}
+            with contextlib.closing(sqlite3.connect(file)) as database:
+                secrets |= {digest for (digest,) in database.execute("SELECT digest FROM seen_values")}
+                secrets |= {key.hex() for (key,) in database.execute("SELECT key FROM identity")}
             assert {entry.fingerprint for entry in book.sessions(data.name)} <= secrets
             exports.append(json.dumps(book.export()))
     assert len(secrets) == 3 * 4  # all rows, train rows, test rows and a key for each of three parties

@@ -17,6 +17,7 @@ from pbmvfl import Federation, VerticalClassifier
 from pbmvfl.data.new_rows import NewRows, load_rows
 from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.errors import DataError, LedgerError, PbmvflError
+from support.federation_runs import forget_answers
 from support.limited_people import EACH, LIMIT, Left, load_people, plan_of, sessions, set_limits, trained, write_people
 
 FOUR = range(200, 204)
@@ -40,7 +41,7 @@ def rows_of(model, path, id=None) -> NewRows:
 
 def test_four_people_at_their_limit_are_not_asked_again_from_other_files(model, tmp_path):
     for _ in range(2):
-        model._released.clear()  # another program would not remember
+        forget_answers(model)
         model.predict(write_people(tmp_path / "four.csv", FOUR), id="person")
     left = Left(model)
     for number in range(30):

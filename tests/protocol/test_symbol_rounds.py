@@ -262,7 +262,7 @@ def test_the_simulator_shows_exact_levels_and_counts_each_party_for_a_half(
         assert np.count_nonzero(np.delete(table[row], mine, axis=0)) == 0
         # The indicator less the shares sums to 0; the indicator's own scale is 2, halved.
         assert table[row, mine].sum() == pytest.approx(0, abs=1e-6)
-        ones = np.eye(3)[theirs] - party._rows.context._read[1].context.prior_L
+        ones = np.eye(3)[theirs] - party.rows.context._read[1].context.prior_L
         np.testing.assert_allclose(table[row, mine], 0.5 * 2.0 * ones, rtol=1e-5)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import hmac
 import struct
@@ -71,16 +72,24 @@ class MemoryLink:
 class AlignmentRun:
     """The parties' lists, the link between them, and what each has kept."""
 
-    def __init__(self, lists: Mapping[str, Any], **limits: Any) -> None:
+    def __init__(
+        self,
+        lists: Mapping[str, Any],
+        *,
+        bank: type[PartySideAlignment] = PartySideAlignment,
+        keep: Callable[[AgreedOrder], None] | None = None,
+        **limits: Any,
+    ) -> None:
+        """Make the sides of the lists. That of `bank` may be of another kind; `keep` is called instead of keeping."""
         self.ids = {party: RowIds.of(values) for party, values in lists.items()}
         self.kept: dict[str, AgreedOrder] = {}
         self.sides = {
-            party: PartySideAlignment(
+            party: (bank if party == "bank" else PartySideAlignment)(
                 party=party,
                 name=NAME,
                 ids=ids,
                 width=3,
-                keep=lambda order, party=party: self.kept.__setitem__(party, order),  # type: ignore[misc]
+                keep=keep or functools.partial(self.kept.__setitem__, party),
                 limits=AlignmentLimits(**limits),
             )
             for party, ids in self.ids.items()

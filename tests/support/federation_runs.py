@@ -7,6 +7,7 @@ import json
 import struct
 from collections import Counter
 from collections.abc import Callable, Iterable
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -18,6 +19,7 @@ from torch import nn
 from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.federation.federation import Federation
 from pbmvfl.federation.in_process import InProcess
+from pbmvfl.federation.model import FederatedModel
 from pbmvfl.federation.processes import Processes
 from pbmvfl.federation.results import Result
 from pbmvfl.ledger.ledger import Ledger
@@ -32,6 +34,16 @@ from pbmvfl.training.encoders import Bounded
 HEADER = 44
 EMBEDDING = 6
 JOINT, PREDICTION = 1, 2
+
+
+def process_of(transport: Processes, party: int) -> BaseProcess:
+    """Return the process of one party, to end or to stop it from outside."""
+    return transport._children[party]._process
+
+
+def forget_answers(model: FederatedModel) -> None:
+    """Leave a model what is on the disk alone: another program would not remember the last answers."""
+    model._released.clear()
 
 
 class Wire:

@@ -13,6 +13,7 @@ from pbmvfl.errors import BudgetExceeded
 from pbmvfl.ledger.charging import Charging
 from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.ledger.limits import Limit
+from pbmvfl.ledger.store import LedgerStore
 from pbmvfl.plan.plan import Plan
 
 DELTA = 1e-5
@@ -27,6 +28,11 @@ def small_plan(**choices: Any) -> Plan:
 def paper_limit(epsilon: float = 1000.0, **choices: Any) -> Limit:
     usual: dict[str, Any] = {"unit": "cell", "accounting": "paper", "delta": DELTA, "order": 4.0}
     return Limit.choose(**{**usual, "epsilon": epsilon, **choices})
+
+
+def store_of(ledger: Ledger) -> LedgerStore:
+    """Return what a ledger keeps its file with, for tests of the file's own state."""
+    return ledger._store
 
 
 def charge(opened: Charging, plan: Plan, number: int) -> None:

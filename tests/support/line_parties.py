@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pbmvfl.crypto.key_exchange import Identity
+from pbmvfl.deploy.link.acceptor import Acceptor
 from pbmvfl.deploy.link.interface import Channel, Handler
 from pbmvfl.deploy.link.message_auth import PartyMessageAuth, ServerMessageAuth
 from pbmvfl.deploy.link.tls import Credentials, drop, party_context, server_context
@@ -84,6 +85,11 @@ class Federation:
             **self.choices,
         )
         self._ends: list[tuple[TlsPartyLink, threading.Thread]] = []
+
+    @property
+    def acceptor(self) -> Acceptor:
+        """What listens at the line's port, and counts who comes."""
+        return self.line._acceptor
 
     def site(self, name: str, **choices: Any) -> Site:
         choices.setdefault("credentials", self.authority.issue(name))

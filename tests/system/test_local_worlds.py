@@ -193,6 +193,17 @@ ROWS = arrays.arrays(
 )
 
 
+class SeenWhitening(Whitening):
+    """Its grids, and rows as they are before the matrix."""
+
+    @property
+    def grids(self) -> tuple[Grid, Grid]:
+        return self._mean_grid, self._gram_grid
+
+    def centred(self, rows_ND: torch.Tensor) -> torch.Tensor:
+        return self._centred(rows_ND)
+
+
 @settings(max_examples=60)
 @given(rows=ROWS, clip=st.sampled_from([1e-6, 0.3, 1e6]), noise=st.sampled_from([1e-3, 5.0, 1e5]))
 def test_whitening_never_raises_and_never_makes_what_is_no_number(rows, clip, noise):
@@ -201,14 +212,14 @@ def test_whitening_never_raises_and_never_makes_what_is_no_number(rows, clip, no
     plan = local_plan(
         data, preparation="whiten", mean_noise=noise, gram_noise=noise, mean_clip=clip, gram_clip=clip, ridge=1e-6
     )
-    whitening = Whitening(plan, columns)
+    whitening = SeenWhitening(plan, columns)
     entropy = SeededEntropy(b"whiten")
     for statistic in ("mean", "gram"):
         whitening.learn(statistic, [torch.from_numpy(rows)], entropy)
         assert torch.isfinite(whitening(torch.from_numpy(rows))).all()
         assert all(torch.isfinite(value).all() for value in whitening.state().values())
     # No row is longer than its clip before the matrix, whatever it was.
-    assert float(torch.linalg.vector_norm(whitening._centred(torch.from_numpy(rows)), dim=1).max()) <= (
+    assert float(torch.linalg.vector_norm(whitening.centred(torch.from_numpy(rows)), dim=1).max()) <= (
         clip * math.sqrt(columns) * (1 + 1e-5)
     )
 
@@ -263,8 +274,7 @@ def test_a_grid_for_opposite_rows_would_leave_too_little_for_the_rounding_of_a_g
 
 def test_the_grid_of_the_whitening_is_the_one_that_is_charged():
     plan = local_plan(DATA, **WHITENED)
-    whitening = Whitening(plan, D)
-    for grid, kind in ((whitening._mean_grid, plan.schedule.kinds[0]), (whitening._gram_grid, plan.schedule.kinds[1])):
+    for grid, kind in zip(SeenWhitening(plan, D).grids, plan.schedule.kinds[:2], strict=True):
         event = plan.update_event(kind)
         assert grid.diameter == event.diameter  # type: ignore[union-attr]
         assert grid.noise_multiplier == event.noise_multiplier  # type: ignore[union-attr]

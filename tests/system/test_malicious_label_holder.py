@@ -28,7 +28,7 @@ from pbmvfl.deploy.job.party_job import PartySite
 from pbmvfl.deploy.job.server_job import ServerSite
 from pbmvfl.deploy.link.interface import Channel
 from pbmvfl.deploy.site.folder import SiteFolder
-from pbmvfl.deploy.site.job_spec import JobSpec, Work
+from pbmvfl.deploy.site.job_spec import JobResult, JobSpec, Work
 from pbmvfl.errors import AlignmentError
 from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.plan.plan import Plan
@@ -511,14 +511,23 @@ def test_what_a_site_says_about_a_job_does_nothing_to_the_leads_terminal(homes: 
 
     order, home = training(), homes["clinic"]
     watched = Watched(folder=home.run("run"), progress=lambda: 0)
-    supervisor = Supervisor(home, order, watched, token="t", say=lambda _: None)
     detail = [
         "server: OK",
         "bank: NVFLARE_ERROR: \x1b[2J\nhospital: OK \x1b]0;owned\x07" + 10_000 * "x",
         "hospital: OK",
     ]
-    supervisor._call = lambda _: {"job_deploy_detail": detail}  # type: ignore[method-assign, assignment]
-    outcome = supervisor._unwritten_result("job", "FINISHED:FAILED_TO_RUN")
+
+    class Told(Supervisor):
+        """The lead, whose question about a job is answered with this."""
+
+        def _call(self, _: Any) -> Any:
+            return {"job_deploy_detail": detail}
+
+        def result_of(self, job: str, status: str) -> JobResult:
+            return self._unwritten_result(job, status)
+
+    supervisor = Told(home, order, watched, token="t", say=lambda _: None)
+    outcome = supervisor.result_of("job", "FINISHED:FAILED_TO_RUN")
     assert outcome.words.startswith("bank: ")
     assert outcome.words.isprintable()
     assert len(outcome.words) < 700

@@ -325,7 +325,7 @@ class Machine(RuleBasedStateMachine):
         if limit is not None:
             self._set_limits("people", limit)
 
-    def _train(self, naming: str, dataset: str, evaluation: str, *, named: bool = True, **how: Any) -> None:
+    def train_as(self, naming: str, dataset: str, evaluation: str, *, named: bool = True, **how: Any) -> None:
         data = table(naming, dataset, named)
         federation, left = Federation(plan(naming, evaluation)), []
         federation.taps.append(self._watch(naming, dataset, range(TRAINED, PEOPLE), (), left))
@@ -357,7 +357,7 @@ class Machine(RuleBasedStateMachine):
         self, naming: str, dataset: str, evaluation: str, named: bool, exact_metrics: bool, until_limit: bool
     ) -> None:
         how = {"exact_metrics": exact_metrics, "until_limit": until_limit}
-        self._train(naming, dataset, evaluation, named=named, **how)
+        self.train_as(naming, dataset, evaluation, named=named, **how)
 
     def _predict(self, rows: Any, people: Sequence[int], dataset: str, copy: Copy | None = None, **how: Any) -> None:
         model, left = self.model, []
@@ -522,7 +522,7 @@ class Machine(RuleBasedStateMachine):
 def trained_before() -> Copy:
     """What every sequence begins with: ledgers, state and a model, made once."""
     machine = Machine()
-    machine._train("as they are", "people", "none")
+    machine.train_as("as they are", "people", "none")
     folder = Path(tempfile.mkdtemp(prefix="pbmvfl-machine-"))
     shutil.copytree(machine.folder, folder, dirs_exist_ok=True)
     atexit.register(shutil.rmtree, folder, ignore_errors=True)

@@ -145,7 +145,7 @@ class World:
         self.noise.values = [noise]
         Grid.released = spy  # type: ignore[method-assign]
         try:
-            self.party.network.local_step(current, self.party._entropy)
+            self.party.network.local_step(current, SystemEntropy())
         finally:
             Grid.released = released  # type: ignore[method-assign]
         assert len(seen) == 1

@@ -70,10 +70,13 @@ def test_the_advantage_of_responses_is_the_total_variation_of_all_outcomes(count
     assert local_dp.responses_advantage(count, size, epsilon) == pytest.approx(variation, rel=1e-12)
 
 
+responses, log_likelihoods = local_dp._responses, local_dp._log_likelihoods
+
+
 def test_a_response_keeps_its_symbol_as_often_as_it_says():
     # 200,000 draws: 6.5 deviations, a false alarm in 10^10 runs.
     rng, count, size, epsilon = np.random.default_rng(0), 200_000, 4, 1.5
-    sent = local_dp._responses(np.full(count, 2), size, epsilon, rng)
+    sent = responses(np.full(count, 2), size, epsilon, rng)
     kept = math.exp(epsilon) / (math.exp(epsilon) + size - 1)
     expected = np.full(size, (1 - kept) / (size - 1))
     expected[2] = kept
@@ -85,8 +88,8 @@ def test_tables_from_responses_find_the_law_before_them():
     rng = np.random.default_rng(1)
     labels = np.arange(200_000) % 2
     symbols = (rng.random(len(labels)) < np.where(labels == 1, 0.8, 0.3)).astype(np.int64)
-    sent = local_dp._responses(symbols, 2, 1.0, rng)
-    found = np.exp(local_dp._log_likelihoods(sent, labels, 2, 2, 1.0))
+    sent = responses(symbols, 2, 1.0, rng)
+    found = np.exp(log_likelihoods(sent, labels, 2, 2, 1.0))
     np.testing.assert_allclose(found, [[0.7, 0.2], [0.3, 0.8]], atol=0.02)
 
 

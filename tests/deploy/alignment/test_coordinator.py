@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pbmvfl.deploy.alignment import psi
-from pbmvfl.deploy.alignment.coordinator import LabelSideAlignment
+from pbmvfl.deploy.alignment.coordinator import LabelSideAlignment, PartySideAlignment
 from pbmvfl.deploy.alignment.messages import LONGEST_WORDS, Begin, Kind, OrderKey, Question, refused
 from pbmvfl.deploy.alignment.row_ids import IdForm, RowIds, order_proof
 from pbmvfl.deploy.link.interface import Channel
@@ -160,24 +160,23 @@ def test_sizes_of_messages_depend_on_the_numbers_of_ids_alone():
 
 def test_a_party_learns_how_many_ids_there_are_and_which_of_its_own_rows_are_common():
     """All that it was told, decrypted with its own keys, is a function of that and of random numbers."""
-    run = AlignmentRun({"bank": PEOPLE[:40], "shop": PEOPLE[20:]})
     opened: list[bytes] = []
-    shared = run.sides["bank"]
-    original = shared._receive_order
+    tags: list[set[bytes]] = []
 
-    def note(question, begin):
-        opened.append(shared._shared.open(question))
-        return original(question, begin)
+    class Noting(PartySideAlignment):
+        def _receive_order(self, question, begin):
+            opened.append(self._shared.open(question))
+            tags.append({self._shared.tag(text) for text in PEOPLE[20:40]})
+            return super()._receive_order(question, begin)
 
-    shared._receive_order = note
+    run = AlignmentRun({"bank": PEOPLE[:40], "shop": PEOPLE[20:]}, bank=Noting)
     run.align(PEOPLE[10:50])
     questions = [q for name, q, _ in run.link.crossed if name == "bank"]
     assert [q[1] for q in questions] == [Kind.BEGIN, Kind.SETUP, Kind.REQUEST, Kind.ORDER, Kind.AGREE, Kind.KEEP]
     assert struct.unpack_from("<Q", questions[0], 6) == (40,)  # how many ids the label holder has
     assert len(questions[2]) == 6 + 40 * 33  # a point for each
     assert len(opened[0]) == 20 * 16  # a digest for each common row: of 30 that bank has, 20 are at shop too
-    own = {shared._shared.tag(text) for text in PEOPLE[20:40]}
-    assert {opened[0][at : at + 16] for at in range(0, 320, 16)} == own
+    assert {opened[0][at : at + 16] for at in range(0, 320, 16)} == tags[0]
 
 
 # --- refusals ---
@@ -400,16 +399,13 @@ def test_an_order_with_a_row_that_the_party_lacks_is_refused(monkeypatch):
 
 
 def test_a_party_with_another_order_is_found_before_anybody_keeps_anything():
-    run = AlignmentRun({"bank": PEOPLE, "shop": PEOPLE})
-    bank = run.sides["bank"]
-    original = bank._receive_order
+    class Swapping(PartySideAlignment):
+        def _receive_order(self, question, begin):
+            answer = super()._receive_order(question, begin)
+            self._rows[-1] = self._rows[-1][::-1]
+            return answer
 
-    def swap(question, begin):
-        answer = original(question, begin)
-        bank._rows[-1] = bank._rows[-1][::-1]
-        return answer
-
-    bank._receive_order = swap
+    run = AlignmentRun({"bank": PEOPLE, "shop": PEOPLE}, bank=Swapping)
     with pytest.raises(AlignmentError, match="party=bank: its order is another"):
         run.align(PEOPLE)
     assert not run.kept
@@ -424,12 +420,10 @@ def test_a_refusal_s_words_are_bounded_and_printable():
 
 
 def test_a_party_whose_disk_fails_refuses_without_showing_a_path():
-    run = AlignmentRun({"bank": PEOPLE, "shop": PEOPLE})
-
     def full(_):
         raise OSError("/home/bank/private/rows.arrow: no space left")
 
-    run.sides["bank"]._keep = full
+    run = AlignmentRun({"bank": PEOPLE, "shop": PEOPLE}, keep=full)
     with pytest.raises(AlignmentError, match="bank refused: something failed at this party") as caught:
         run.align(PEOPLE)
     assert "private" not in str(caught.value)

@@ -358,7 +358,7 @@ def test_a_flood_of_silent_connections_does_not_keep_a_party_out(federation):
             guest.settimeout(60)
             guest.connect(federation.line.address)
         assert still_works(federation)
-        assert federation.line._acceptor.num_newcomers <= MOST_NEWCOMERS
+        assert federation.acceptor.num_newcomers <= MOST_NEWCOMERS
 
 
 def test_connections_that_go_on_coming_do_not_keep_a_party_out(federation):
@@ -398,5 +398,5 @@ def test_whoever_is_slow_to_show_who_it_is_is_sent_away(tmp_path):
         with Guest(federation.site("bank")) as slow_guest:  # the handshake is done, the join does not come
             slow_guest.hear()
             assert slow_guest.is_sent_away()
-        assert until(lambda: federation.line._acceptor.num_newcomers == 0)
+        assert until(lambda: federation.acceptor.num_newcomers == 0)
         assert still_works(federation)

@@ -29,6 +29,9 @@ from support.line_parties import SERVER, Federation, Site, echo
 CONTENT = b'{\n "format": 2, and so on\n}\n' * 4
 
 
+SOCKET = tls._Socket
+
+
 class InsideOpenSSL:
     """The first thread that comes here stands still inside OpenSSL until `go_on`; later ones fail at once."""
 
@@ -79,7 +82,7 @@ def handshake(file, monkeypatch) -> InsideOpenSSL:
         inside.stop(self, lambda held: held.do_handshake())
         raise ConnectionAbortedError
 
-    monkeypatch.setattr(tls._Socket, "do_handshake", do_handshake)
+    monkeypatch.setattr(SOCKET, "do_handshake", do_handshake)
     return inside
 
 
@@ -155,7 +158,7 @@ def test_a_line_that_is_closed_while_it_dials_touches_no_file(handshake, file, t
 
 
 def test_a_line_that_is_closed_while_it_waits_touches_no_file(file, monkeypatch, tmp_path):
-    inside, recv = InsideOpenSSL(file), tls._Socket.recv
+    inside, recv = InsideOpenSSL(file), SOCKET.recv
 
     def stopped(self: Any, size: int = 1024, flags: int = 0) -> bytes:
         if threading.current_thread().name == "serves":
@@ -167,7 +170,7 @@ def test_a_line_that_is_closed_while_it_waits_touches_no_file(file, monkeypatch,
         line, thread = serving(site)
         federation.line.join(timeout=60)
         assert federation.line.ask({0: b"x"}, channel=Channel.SETUP).received == {0: b"\1x"}
-        monkeypatch.setattr(tls._Socket, "recv", stopped, raising=False)
+        monkeypatch.setattr(SOCKET, "recv", stopped, raising=False)
         federation.line.ask({0: b"y"}, channel=Channel.SETUP)  # it waits for the next question from here on
         inside.arrived.get(timeout=60)
         line.close()

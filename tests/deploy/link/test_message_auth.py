@@ -251,12 +251,17 @@ def test_an_old_question_or_answer_again_has_no_effect(asked, data):
     assert number == len(asked) + 1
 
 
+def counting_anew(channel: PartyChannel) -> PartyChannel:
+    """The same keys in the hands of a server that begins with question 1 again."""
+    return PartyChannel("bank", channel.public, channel._keys)
+
+
 def test_another_question_under_the_same_number_is_refused():
     server, party = server_message_auth(), bank_auth()
     channel = joined(server, party)
     _, question = channel.question(Channel.PROTOCOL, b"first")
     party.respond(question, Counting())
-    twin = PartyChannel("bank", channel.public, channel._keys)  # a server that counts anew
+    twin = counting_anew(channel)
     _, other = twin.question(Channel.PROTOCOL, b"second")
     with pytest.raises(LinkError, match="question 1 was asked; permitted: 2"):
         party.respond(other, never)
@@ -266,7 +271,7 @@ def test_a_question_on_another_channel_under_the_same_number_is_refused():
     server, party = server_message_auth(), bank_auth()
     channel = joined(server, party)
     party.respond(channel.question(Channel.PROTOCOL, b"same")[1], Counting())
-    twin = PartyChannel("bank", channel.public, channel._keys)
+    twin = counting_anew(channel)
     with pytest.raises(LinkError, match="permitted: 2"):
         party.respond(twin.question(Channel.SETUP, b"same")[1], never)
 
@@ -274,7 +279,7 @@ def test_a_question_on_another_channel_under_the_same_number_is_refused():
 def test_an_answer_on_another_channel_is_refused():
     channel, party = pair()
     _, question = channel.question(Channel.SETUP, b"x")
-    twin = PartyChannel("bank", channel.public, channel._keys)
+    twin = counting_anew(channel)
     _, elsewhere = party.respond(twin.question(Channel.ALIGN, b"x")[1], Counting())
     with pytest.raises(LinkError, match="on channel 3, where it was not asked"):
         channel.answer(elsewhere)
@@ -283,7 +288,7 @@ def test_an_answer_on_another_channel_is_refused():
 
 def test_an_answer_to_what_was_not_asked_is_refused():
     channel, party = pair()
-    twin = PartyChannel("bank", channel.public, channel._keys)
+    twin = counting_anew(channel)
     _, answer = party.respond(twin.question(Channel.ALIGN, b"x")[1], Counting())
     with pytest.raises(LinkError, match="question 1, which was not asked"):
         channel.answer(answer)

@@ -293,7 +293,7 @@ def test_a_party_waits_while_the_server_of_an_earlier_job_still_listens(federati
     end = site.line()
     thread = threading.Thread(target=_served, args=(end,), daemon=True)
     thread.start()
-    assert until(lambda: before._acceptor.num_accepted > 0)  # it came to the wrong one
+    assert until(lambda: federation.acceptor.num_accepted > 0)  # it came to the wrong one
     before.close()
     auth = ServerMessageAuth(identity_of(SERVER), pins, b"federation, job 2")
     line = TlsServerLink(listen=before.address, tls=tls, auth=auth, parties=federation.names, patience=60)

@@ -316,7 +316,8 @@ def test_a_study_runs_what_is_missing_and_nothing_twice(no_data, monkeypatch):
     assert len(ran) == 4
     assert untimed() == before  # the same runs again, but for their time
     # Another seed is run beside it: alone, where the first is there to the limit, and else with it.
-    whole = sum(len(runner()._record(cell, 0).history) == study.limit_epochs for cell in study.cells)
+    kept = [first.records.read(study.dataset, cell.name, 0) for cell in study.cells]
+    whole = sum(len(record.history) == study.limit_epochs for record in kept)
     runner(seeds=2).run_missing()
     assert [plan.seed for plan in ran[4:]].count(1) == 2
     assert len(ran) == 4 + 2 + (2 - whole)
