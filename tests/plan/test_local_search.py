@@ -262,5 +262,6 @@ def test_a_label_epsilon_that_leaves_nothing_says_so_and_the_usual_one_is_enough
     nothing = label_note(LabelResponse(num_classes=10, epsilon=0.25), num_samples=1000)
     assert "leaves nothing: expect the rate of the most frequent class" in str(nothing)
     assert label_note(LabelResponse(num_classes=2, epsilon=4.0), num_samples=30) is None
-    # Twenty rows of ten classes are too few by any label epsilon.
-    assert "it would take about" in str(label_note(LabelResponse(num_classes=10, epsilon=4.0), num_samples=20))
+    # Twenty rows of ten classes are too few by any label epsilon: only one that leaves nothing at all is named.
+    assert label_note(LabelResponse(num_classes=10, epsilon=4.0), num_samples=20) is None
+    assert "it would take about" in str(label_note(LabelResponse(num_classes=10, epsilon=1.0), num_samples=20))

@@ -243,12 +243,14 @@ def label_note(response: LabelResponse, *, num_samples: int) -> str | None:
         num_samples: N, training rows.
     """
     classes = response.num_classes
-    signal = response.kept * math.sqrt(num_samples / classes)
-    if signal > _LITTLE_LEFT:
+    in_clear = math.sqrt(num_samples / classes)
+    signal = response.kept * in_clear
+    # Where true labels would leave little, as there are few rows, it is not the label epsilon's doing.
+    if signal > (_LITTLE_LEFT if in_clear > _LITTLE_LEFT else _NOTHING_LEFT):
         return None
     amount = "nothing: expect the rate of the most frequent class" if signal <= _NOTHING_LEFT else "little"
     rows = float(f"{1.05 * classes * (_LITTLE_LEFT / response.kept) ** 2:.2g}")
-    kept = 1.01 * _LITTLE_LEFT / math.sqrt(num_samples / classes)
+    kept = 1.01 * _LITTLE_LEFT / in_clear
     epsilon = math.log((1 + kept * (classes - 1)) / (1 - kept)) if kept < 1 else math.inf
     enough = f"a label epsilon of {math.ceil(100 * epsilon) / 100:g}, or " if epsilon <= LARGEST_EPSILON else ""
     return (

@@ -24,7 +24,7 @@ from pbmvfl.deploy.alignment.runner import LabelRows, align_labels
 from pbmvfl.deploy.job.admission import PRIVATE_REASON, accept_job
 from pbmvfl.deploy.job.agreement import CHALLENGE_BYTES, Answer, Question, check_answer, facts
 from pbmvfl.deploy.link.interface import Channel, ServerLink
-from pbmvfl.deploy.monitoring.redaction import printable, redacted_error
+from pbmvfl.deploy.monitoring.redaction import printable
 from pbmvfl.deploy.site.folder import SiteFolder
 from pbmvfl.deploy.site.job_spec import Ending, JobResult, JobSpec, Work
 from pbmvfl.deploy.site.policy_file import PolicyFile, own_ledger
@@ -309,10 +309,10 @@ class ServerSite:
             drawn = label_holder_at(self._site_folder, rows).draw(response, rows.train_labels, resumes=resumes)
             keep_draw(keeper.folder, drawn.labels_N, resumes=resumes)
         except (AnswersError, BudgetExceeded, CheckpointError, LedgerError, PolicyFileError) as error:
-            _log.error("labels were not drawn: %s", redacted_error(error))
+            _log.error("labels were not drawn: %s", error)
             raise FederationError(f"{self._site_folder.name}: {PRIVATE_REASON}") from error
-        for note in drawn.notes:
-            _log.warning("%s", note)
+        if drawn.notes:
+            _log.warning("stored labels are like other rows', or most labels were changed since they were drawn")
         return drawn.labels_N
 
     def _save_model(self, result: Result, server: Server, rows: LabelRows) -> None:
