@@ -39,6 +39,7 @@ ORDER = [
     "protocol",
     "ledger",
     "federation",
+    "attacks",
     "audit",
     "deploy",
     "report",
@@ -243,6 +244,7 @@ except ImportError:
 
 ROOT_MODULES = ["_compiled.py", "_files.py", "_settings.py", "_text.py", "errors.py", "reference.py"]
 ROOT_PACKAGES = [
+    "attacks",
     "audit",
     "cli",
     "crypto",

@@ -13,6 +13,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from pbmvfl.cli import federation, ledger, policy, sites
+from pbmvfl.cli.attack import attack
 from pbmvfl.cli.audit import audit
 from pbmvfl.cli.doctor import doctor
 from pbmvfl.cli.jobs import align, resume, submit
@@ -66,6 +67,7 @@ app.command()(plan)
 app.command()(privacy)
 app.command()(schema)
 app.command()(report)
+app.command()(attack)
 app.command()(audit)
 app.command()(doctor)
 app.add_typer(ledger.app, name="ledger")
