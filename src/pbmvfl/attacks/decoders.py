@@ -17,7 +17,7 @@ import torch
 
 Array = npt.NDArray[Any]
 #: Penalties, relative to the mean of the diagonal.
-_PENALTIES = (1e-4, 1e-3, 1e-2, 0.1, 1.0)
+_PENALTIES = (1e-4, 1e-3, 1e-2, 0.1, 1.0, 10.0, 1000.0)
 #: Widths of the Gaussian kernel, relative to the mean squared distance of two rows.
 _WIDTHS = (0.25, 1.0)
 #: Rows that a choice is made on, to bound time; the chosen decoder is fitted on up to _MOST_ROWS.
@@ -33,7 +33,13 @@ class Decoded:
 
 
 def decode(
-    seen_NF: Array, target_ND: Array, new_NF: Array, *, seed: int, centre_ND: Array | None = None, new_centre: Array | None = None
+    seen_NF: Array,
+    target_ND: Array,
+    new_NF: Array,
+    *,
+    seed: int,
+    centre_ND: Array | None = None,
+    new_centre: Array | None = None,
 ) -> Decoded:
     """Fit on auxiliary rows and decode others.
 

@@ -174,7 +174,7 @@ def search_cell(
         cells, total = cells[best], total[best]
         if progress is not None:
             progress(trial + 1, trials)
-    return cells[:1]
+    return cells[np.arange(1)]
 
 
 def play_joint(
@@ -367,12 +367,9 @@ def _staged_ratio(
             noisy = grid.released(sums, entropy).astype(np.float64)
         mean = torch.from_numpy((noisy * (grid.step / len(turn.rows))).astype(np.float32))
         sizes = [weight.numel() for weight in trainer.parameters]
-        slopes = [
-            piece.view(weight.shape) for piece, weight in zip(mean.split(sizes), trainer.parameters, strict=True)
-        ]
+        slopes = [piece.view(weight.shape) for piece, weight in zip(torch.split(mean, sizes), trainer.parameters, strict=True)]
         trainer.step(slopes)
     return ratio
-
 
 
 # --- the command ---

@@ -38,7 +38,9 @@ def solved_labels(gradient_BP: Array, head_KP: Array) -> npt.NDArray[np.int64]:
     classes = len(head_KP)
     # Gradients at scores add up to 0 over the classes, so K - 1 numbers determine them.
     basis = np.eye(classes) - 1 / classes
-    at_scores_BK = np.asarray(gradient_BP, dtype=np.float64) @ np.linalg.pinv(basis @ head_KP.astype(np.float64)) @ basis
+    at_scores_BK = (
+        np.asarray(gradient_BP, dtype=np.float64) @ np.linalg.pinv(basis @ head_KP.astype(np.float64)) @ basis
+    )
     return np.asarray(at_scores_BK.argmin(axis=1), dtype=np.int64)
 
 
@@ -96,9 +98,7 @@ def _scores(plan: Plan, data: VerticalDataset, *, seed: int, rounds: int) -> lis
         targets = known[turn.rows] < 0
         solved.append(solved_labels(turn.gradient_BP, turn.head[0])[targets])
         if number < 20:  # clusters of few rounds say the same as those of many
-            clustered.append(
-                clustered_labels(turn.gradient_BP, known[turn.rows], plan.num_classes, seed=seed)[targets]
-            )
+            clustered.append(clustered_labels(turn.gradient_BP, known[turn.rows], plan.num_classes, seed=seed)[targets])
         rows.append(turn.rows[targets])
     bound = label_bound(plan.training_run())
     if bound is None:

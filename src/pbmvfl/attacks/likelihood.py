@@ -54,14 +54,19 @@ def log_likelihood(counts: Array, probability_J: Array, trials: int) -> npt.NDAr
         found = -0.5 * ((counts - mean) ** 2 / variance + np.log(2 * math.pi * variance))
         return np.asarray(found, dtype=np.float64)
     flat, p_J = np.asarray(counts).reshape(-1), probability_J.reshape(-1, probability_J.shape[-1])
-    turns = np.exp(2j * math.pi * np.arange(bits + 1) / (bits + 1))
     result = np.empty(flat.size)
     for start in range(0, flat.size, _AT_A_TIME):
         some = slice(start, start + _AT_A_TIME)
-        spectrum = np.ones((len(flat[some]), bits + 1), dtype=np.complex128)
-        for j in range(p_J.shape[1]):
-            spectrum *= (1 - p_J[some, j, None] * (1 - turns)) ** trials
-        shifts = turns[(-np.outer(flat[some], np.arange(bits + 1))) % (bits + 1)]
-        # Rounding of the transform: what is below it is not known, and counts as equally unlikely.
-        result[some] = np.log(np.maximum((spectrum * shifts).real.mean(axis=1), 1e-15))
+        result[some] = np.take_along_axis(log_law(p_J[some], trials), flat[some, None], axis=1)[:, 0]
     return result.reshape(np.shape(counts))
+
+
+def log_law(probability_J: Array, trials: int) -> npt.NDArray[np.float64]:
+    """Return the log probability of every sum of counts, 0 to all bits, along a last axis in place of the parties."""
+    bits = trials * probability_J.shape[-1]
+    turns = np.exp(-2j * math.pi * np.arange(bits + 1) / (bits + 1))
+    spectrum = np.ones((*probability_J.shape[:-1], bits + 1), dtype=np.complex128)
+    for j in range(probability_J.shape[-1]):
+        spectrum *= (1 - probability_J[..., j, None] * (1 - turns)) ** trials
+    # Rounding of the transform: what is below it is not known, and counts as equally unlikely.
+    return np.log(np.maximum(np.fft.ifft(spectrum).real, 1e-15))

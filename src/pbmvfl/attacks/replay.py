@@ -11,6 +11,7 @@ Shape suffixes: C replays, M parties, B rows of a round, D columns, P embedding_
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,7 +28,8 @@ from pbmvfl.plan.groups import Activation, OptimizerName
 from pbmvfl.plan.plan import Plan
 from pbmvfl.training.encoders import SQUASH, build_encoder
 
-_SLOPES = {
+#: Slopes of the activations as functions of their values.
+_SLOPES: dict[Activation, Callable[[Tensor], Tensor]] = {
     Activation.TANH: lambda y: 1 - y * y,
     Activation.HARDTANH: lambda y: ((y > -1) & (y < 1)).to(y.dtype),
     Activation.SOFTSIGN: lambda y: (1 - y.abs()) ** 2,

@@ -113,7 +113,7 @@ class Score:
 
 
 def lower_end(right: int, tries: int, rate: float) -> float:
-    """Return the lower end of Clopper and Pearson's interval for a share, above the true one with probability `rate`."""
+    """Return the lower end of Clopper and Pearson's interval: above the true share with probability `rate`."""
     from scipy import stats
 
     return float(stats.beta.ppf(rate, right, tries - right + 1)) if right else 0.0

@@ -66,7 +66,9 @@ _NO_PROBES = Probes(row_C=np.empty(0, dtype=np.int64), other_C=np.empty(0, dtype
 def check_joint(plan: Plan) -> None:
     """Refuse plans whose training is not the paper's: joint rounds, plain steps, rows that are apart."""
     if any(kind != JOINT for kind in plan.schedule.kinds if kind.trains) or plan.noise_multiplier:
-        raise PlanError("training=local or noise_multiplier above 0: this attack is on joint training; give such a plan")
+        raise PlanError(
+            "training=local or noise_multiplier above 0: this attack is on joint training; give such a plan"
+        )
     if plan.couples_rows:
         raise PlanError(f"encoder={plan.encoder} couples the rows of a batch; permitted here: mlp, linear, resnet18")
 

@@ -113,7 +113,9 @@ def _subject(source: str | None, plan_file: Path | None) -> tuple[Any, Any, Path
         folder = RunFolder.existing(Path(source))
         return folder.read_source().rows.load(), plan or folder.read_plan(), Path(source)
     if source not in DATASETS:
-        raise RunFolderError(f"source={source!r} is neither a run folder nor a dataset; permitted: {', '.join(DATASETS)}")
+        raise RunFolderError(
+            f"source={source!r} is neither a run folder nor a dataset; permitted: {', '.join(DATASETS)}"
+        )
     parties = None if plan is None else plan.num_parties
     return NamedSource(dataset=source, num_parties=parties).load(), plan, None
 
