@@ -1,7 +1,7 @@
 """A curious party reads labels off the gradients that it receives: what it gets with and without a label epsilon.
 
 The attacker knows the head's weights in every round, which is more than a party sees, and solves for the gradient at
-the scores: its one negative entry is the label that the server used. Against drawn labels it is right as often as the
+the scores (`pbmvfl.attacks.labels`): its one negative entry is the label that the server used. Against drawn labels it is right as often as the
 draw is, and the theorem permits no more: with equally likely classes e^epsilon / (e^epsilon + K - 1).
 """
 
@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pytest
 from scipy import stats
 
+from pbmvfl.attacks.labels import solved_labels
 from pbmvfl.crypto.entropy import SystemEntropy
 from pbmvfl.plan.plan import Plan
 from pbmvfl.plan.schedule import Schedule
@@ -47,8 +48,7 @@ def guessed_labels(plan: Plan, labels: npt.NDArray[np.int64]) -> npt.NDArray[np.
         number = seen.round_number if len(seen.payload) and seen.kind.name == "UPDATE" else seen.round_number - 1
         rows = schedule[number].rows
         gradient_BP = np.frombuffer(seen.payload, dtype="<f4").reshape(len(rows), WIDTH).astype(np.float64)
-        at_scores_BK = gradient_BP @ np.linalg.inv(heads[-1])
-        guesses[rows] = at_scores_BK.argmin(axis=1)
+        guesses[rows] = solved_labels(gradient_BP, heads[-1])
 
     cohort.run(before_party=solve, before_server=note_head)
     return guesses

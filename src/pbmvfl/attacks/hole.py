@@ -367,7 +367,9 @@ def _staged_ratio(
             noisy = grid.released(sums, entropy).astype(np.float64)
         mean = torch.from_numpy((noisy * (grid.step / len(turn.rows))).astype(np.float32))
         sizes = [weight.numel() for weight in trainer.parameters]
-        slopes = [piece.view(weight.shape) for piece, weight in zip(torch.split(mean, sizes), trainer.parameters, strict=True)]
+        slopes = [
+            piece.view(weight.shape) for piece, weight in zip(torch.split(mean, sizes), trainer.parameters, strict=True)
+        ]
         trainer.step(slopes)
     return ratio
 

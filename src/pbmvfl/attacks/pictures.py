@@ -217,14 +217,12 @@ def attack_pictures(
         say("training parties alone, staged")
         votes = staged_votes(staged, data, seed=seed + 4)
         for name, chosen in staged_settings(votes).items():
-            shown, found = _predicted(chosen, data, auxiliary, mean_D, name, seed=seed + 5)
+            shown, found = _predicted(chosen, whole, auxiliary, targets, name, seed=seed + 5)
             scores.append(found)
-            lines.append((f"{name}: another digit, predicted once", shown))
+            lines.append((f"{name}, predicted once, no label", shown))
     titles = tuple(title for title, _ in lines)
-    width = len(one_of_each)
-    pictures = np.stack(
-        [pixels[one_of_each] if len(pixels) == len(targets) else pixels[:width] for _, pixels in lines]
-    ).reshape(len(lines), width, _SIDE, _SIDE)
+    pictures = np.stack([pixels[one_of_each] for _, pixels in lines])
+    pictures = pictures.reshape(len(lines), len(one_of_each), _SIDE, _SIDE)
     return scores, Pictures(titles=titles, shown=np.clip(pictures, 0, 1), found=curves, candidates=len(targets))
 
 
@@ -251,15 +249,13 @@ def _sums_by_epoch(plan: Plan, data: VerticalDataset, *, seed: int) -> tuple[Arr
 
 
 def _predicted(
-    votes: StagedVotes, data: VerticalDataset, auxiliary: Array, mean_D: Array, name: str, *, seed: int
+    votes: StagedVotes, whole: Array, auxiliary: Array, targets: Array, name: str, *, seed: int
 ) -> tuple[npt.NDArray[np.float64], Score]:
-    """Decode test rows from their votes, without their labels: the attacker votes on auxiliary rows by itself."""
-    whole, test = whole_pictures(data.train_features), whole_pictures(data.test_features)
+    """Decode the targets from one vote each, without their labels: the attacker votes on auxiliary rows by itself."""
     known = votes.features(votes.sent(votes.train_MNW[:, auxiliary], seed))
-    seen = votes.features(votes.sent(votes.test_MNW, seed + 1))
-    decoded = decode(known, whole[auxiliary], seen, seed=seed)
-    base = np.broadcast_to(mean_D, test.shape)
-    score = picture_score(test, decoded.value_ND, base, mean_D, attack="a predicted row, no label", setting=name)
-    # One of each class, in the classes' order, comes first: those are shown.
-    first = [int(np.flatnonzero(data.test_labels == k)[0]) for k in range(data.num_classes)]
-    return decoded.value_ND[first], score
+    seen = votes.features(votes.sent(votes.train_MNW[:, targets], seed + 1))
+    decoded = decode(known, whole[auxiliary], seen, seed=seed).value_ND
+    mean_D = whole[auxiliary].mean(0)
+    base_TD = np.broadcast_to(mean_D, decoded.shape)
+    attack = "a row predicted once, no label"
+    return decoded, picture_score(whole[targets], decoded, base_TD, mean_D, attack=attack, setting=name)

@@ -42,12 +42,14 @@ class AttackReport:
         return bool(alarms(self.scores))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values, for JSON; of pictures only the curves, whose pixels are in the drawing."""
+        """Return plain values, for JSON; pixels in whole percent."""
         found: dict[str, Any] = {"scores": [score.to_dict() for score in self.scores], "notes": list(self.notes)}
         found["is_alarm"] = self.is_alarm
         if self.pictures is not None:
             found["found"] = {name: [list(point) for point in points] for name, points in self.pictures.found.items()}
             found["candidates"] = self.pictures.candidates
+            pixels = np.rint(100 * self.pictures.shown).astype(int)
+            found["pictures"] = {"titles": list(self.pictures.titles), "percent": pixels.tolist()}
         return found
 
 

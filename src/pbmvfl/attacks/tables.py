@@ -39,8 +39,6 @@ _REPLAY_WORK = 1.5e11
 #: Largest number of candidate values of a cell, the commonest of the auxiliary rows.
 _MOST_VALUES = 600
 _TARGETS = 1500
-#: Setting in which nothing is private.
-EXACT = "exact sums"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -69,6 +67,11 @@ class TableAttack:
     @property
     def plan(self) -> Plan:
         return self.seen.plan
+
+    @property
+    def exact(self) -> str:
+        """Return the name of the same training with exact sums, where nothing is private."""
+        return f"exact sums of {self.setting}"
 
     @property
     def pbm(self) -> PoissonBinomial:
@@ -148,7 +151,8 @@ def pair_scores(table: TableAttack) -> list[Score]:
 
 def data_of(data: VerticalDataset) -> list[Array]:
     """Return each party's training rows as numbers (N, D)."""
-    return [part.reshape(len(part), -1) for part in data.train_features]
+    # Minus zero equals zero but has other bytes, by which values are looked up.
+    return [part.reshape(len(part), -1) + 0 for part in data.train_features]
 
 
 def _ratios(
@@ -225,7 +229,7 @@ def recovery_scores(table: TableAttack) -> list[Score]:
     bound = table.bound(Unit.CELL, Accounting.PAPER, SERVER_ALONE)
     shared: dict[str, Any] = {"attack": "whole cell recovered", "attacker": SERVER_ALONE}
     return [
-        share_right(exact, guess, **shared, setting=EXACT, bound=None, bound_words="nothing is private"),
+        share_right(exact, guess, **shared, setting=table.exact, bound=None, bound_words="nothing is private"),
         share_right(
             own,
             guess,
@@ -247,7 +251,7 @@ def _recovered(
     values_VD, first, code, counts = np.unique(
         parts[party][table.auxiliary], axis=0, return_index=True, return_inverse=True, return_counts=True
     )
-    if len(values_VD) > _MOST_VALUES:
+    if len(values_VD) > min(_MOST_VALUES, len(table.auxiliary) // 2):  # numbers rather than categories
         return None
     code = code.reshape(-1)
     others = np.concatenate([labels[:, None], *(part for m, part in enumerate(parts) if m != party)], axis=1)
@@ -292,7 +296,7 @@ def column_scores(table: TableAttack) -> list[Score]:
     guess = columns_right(by_label[labels[targets]], whole[targets][:, few], values)
     embedding_ENMP = table.seen.embedding_ENMP
     found = []
-    for setting, seen_ENP in ((EXACT, embedding_ENMP.sum(2)), (table.setting, table.seen.estimate_ENP)):
+    for setting, seen_ENP in ((table.exact, embedding_ENMP.sum(2)), (table.setting, table.seen.estimate_ENP)):
         seen = np.concatenate([seen_ENP.transpose(1, 0, 2).reshape(len(labels), -1), classes], axis=1)
         decoded = decode(seen[table.auxiliary], target[table.auxiliary], seen[targets], seed=table.seed)
         right = columns_right(decoded.value_ND, whole[targets][:, few], values)

@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     from pbmvfl.attacks.scores import Score
     from pbmvfl.attacks.suite import AttackReport
 
-#: Name of the results in a folder; `pbmvfl report` looks for it in a run folder.
-RESULT = "attack.json"
-
 
 def attack(
     *,
@@ -85,8 +82,9 @@ def attack(
         shown = {"format": 1, "seed": seed, "dataset": data.name, **report.to_dict()}
         if out is not None:
             from pbmvfl.report.attack_plots import draw_attack
+            from pbmvfl.report.attack_section import ATTACK_FILE
 
-            _write(out, RESULT, shown)
+            _write(out, ATTACK_FILE, shown)
             draw_attack(report, out)
         if json_:
             print(json.dumps(shown, indent=2))

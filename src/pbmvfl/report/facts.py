@@ -25,6 +25,7 @@ from pbmvfl.plan.plan import Plan
 from pbmvfl.privacy.accounting import epsilon_bound
 from pbmvfl.privacy.table import PrivacyTable, privacy_table
 from pbmvfl.privacy.units import Accounting, Unit
+from pbmvfl.report.attack_section import ATTACK_FILE, ShownScore, read_scores
 from pbmvfl.report.epsilon_history import EpsilonPath, LimitPath, epsilon_paths, limit_paths, splits_apart
 from pbmvfl.wire.traffic import Traffic
 
@@ -76,6 +77,8 @@ class RunFacts:
     commands: tuple[tuple[str, str], ...]
     #: Predictions of the trained model since the run.
     asked: tuple[Asked, ...] = ()
+    #: Scores of `pbmvfl attack` on this run; empty if there are none.
+    attacks: tuple[ShownScore, ...] = ()
 
     @property
     def headline(self) -> tuple[str, float, float]:
@@ -121,6 +124,7 @@ class RunFacts:
             "traffic_npq": self.npq.to_dict(),
             "noise": [asdict(line) for line in self.noise],
             "asked": [_number(asdict(each)) for each in self.asked],
+            **({"attacks": [_number(asdict(each)) for each in self.attacks]} if self.attacks else {}),
         }
 
 
@@ -173,6 +177,7 @@ def facts_of(
         npq=npq_traffic(result.plan),
         noise=tuple(noise_lines(result.plan)),
         asked=read_asked(folder.path),
+        attacks=read_scores(folder.path / ATTACK_FILE),
         written={key: written[key] for key in _SHOWN if key in written},
         plan_words=tuple(plan_words),
         commands=tuple(commands(name, source, has_model=folder.model.is_dir())),

@@ -9,6 +9,7 @@ from pbmvfl._text import counted
 from pbmvfl.plan.groups import Algorithm, Evaluation
 from pbmvfl.privacy.table import format_epsilon
 from pbmvfl.privacy.units import Accounting, Unit
+from pbmvfl.report.attack_section import attack_section
 from pbmvfl.report.charts import Bar, Level, Series, bar_chart, line_chart, share_chart
 from pbmvfl.report.facts import RunFacts
 from pbmvfl.report.markup import Child, Markup, el, facts_table, joined, sentence
@@ -27,6 +28,8 @@ def sections(facts: RunFacts, prefix: str) -> Iterator[tuple[str, str, Markup]]:
     yield f"{prefix}accuracy", "Accuracy and loss", _accuracy(facts)
     if facts.asked:
         yield f"{prefix}asked", "Asked since", _asked(facts)
+    if facts.attacks:
+        yield f"{prefix}attacks", "What an attacker got", attack_section(facts.attacks)
     yield f"{prefix}bytes", "Bytes", _bytes(facts)
     if facts.noise:
         yield f"{prefix}noise", "Noise against signal", _noise(facts)
