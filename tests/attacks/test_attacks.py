@@ -14,7 +14,7 @@ import pbmvfl.crypto.entropy
 import pbmvfl.ledger.ledger
 import pbmvfl.protocol.party
 from pbmvfl.attacks.decoders import decode
-from pbmvfl.attacks.hole import game_result, hole_plan, play_joint, search_cell, staged_game
+from pbmvfl.attacks.hole import game_result, hole_plan, play_joint, search_cell, show_hole, staged_game
 from pbmvfl.attacks.labels import clustered_labels, label_scores, solved_labels
 from pbmvfl.attacks.pictures import explained, found_rows, whole_pictures
 from pbmvfl.attacks.replay import Cells
@@ -23,6 +23,7 @@ from pbmvfl.attacks.staged import releases_bound, staged_votes, vote_pair_score
 from pbmvfl.attacks.suite import attack_data
 from pbmvfl.attacks.transcripts import Probes, SeenRound, Transcript
 from pbmvfl.data.vertical import VerticalDataset
+from pbmvfl.errors import DataError, PlanError
 from pbmvfl.mechanisms.poisson_binomial import PoissonBinomial
 from pbmvfl.plan.plan import Plan
 from pbmvfl.privacy.accounting import epsilon_bound
@@ -186,6 +187,20 @@ def test_the_cell_is_found_by_other_rows_releases_and_not_by_its_own() -> None:
     )
     _, nothing, _, _ = play_joint(plan, data, same, games=4, seed=1)
     assert np.abs(nothing).max() < 1e-6
+
+
+def test_rows_and_plans_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(PlanError, match="num_samples=120 in the plan, 37 in the data"):
+        attack_data(small_data(), plan=small_plan(DATA))
+    narrow = {
+        name: (getattr(DATA, name)[0][:, :2].copy(), *getattr(DATA, name)[1:])
+        for name in ("train_features", "test_features")
+    }
+    uneven = dataclasses.replace(DATA, **narrow)
+    with pytest.raises(DataError, match="equally many columns"):
+        show_hole(uneven)
+    with pytest.raises(PlanError, match="mechanism=ldp"):
+        attack_data(DATA, plan=small_plan(DATA, mechanism="ldp", num_trials=4, beta=0.1))
 
 
 def test_the_game_against_noisy_steps_is_won_without_noise_and_lost_with_it() -> None:

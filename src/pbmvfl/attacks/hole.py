@@ -23,7 +23,7 @@ import torch
 
 from pbmvfl.attacks.likelihood import draw_counts, probabilities
 from pbmvfl.attacks.made_up import MadeUpEntropy
-from pbmvfl.attacks.replay import Cells, StackedNetworks, moments, normal_log, random_cells, replay
+from pbmvfl.attacks.replay import Cells, StackedNetworks, equal_columns, moments, normal_log, random_cells, replay
 from pbmvfl.attacks.scores import ALARM_RATE, lower_end, upper_end
 from pbmvfl.attacks.transcripts import Array, OnProgress, transcript
 from pbmvfl.data.vertical import VerticalDataset
@@ -202,7 +202,7 @@ def play_joint(
     pbm = plan.release
     assert isinstance(pbm, PoissonBinomial)
     random = np.random.default_rng(seed)
-    count, columns = plan.num_parties, data.train_features[0].shape[1]
+    count, columns = plan.num_parties, equal_columns(data)
     party, row = int(cell.party_C[0]), int(cell.row_C[0])
     coin_G = np.arange(games) % 2
     random.shuffle(coin_G)
@@ -414,6 +414,7 @@ def show_hole(
         delta: Of every epsilon.
         say: Called with what is done next.
     """
+    equal_columns(data)
     plan = hole_plan(data) if plan is None else plan
     paper = epsilon_bound(plan.training_run(), Unit.CELL, Accounting.PAPER, delta=delta)
     say("searching a cell of which other rows' releases tell most")

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from pbmvfl.attacks.likelihood import counts_of, probabilities
 from pbmvfl.attacks.transcripts import Array, OnProgress, SeenRound, Transcript
 from pbmvfl.data.vertical import VerticalDataset
-from pbmvfl.errors import PlanError
+from pbmvfl.errors import DataError, PlanError
 from pbmvfl.mechanisms.poisson_binomial import PoissonBinomial
 from pbmvfl.plan.groups import Activation, OptimizerName
 from pbmvfl.plan.plan import Plan
@@ -35,6 +35,18 @@ _SLOPES: dict[Activation, Callable[[Tensor], Tensor]] = {
     Activation.SOFTSIGN: lambda y: (1 - y.abs()) ** 2,
     Activation.NONE: torch.ones_like,
 }
+
+
+def equal_columns(data: VerticalDataset) -> int:
+    """Return how many columns every party has.
+
+    Raises:
+        DataError: Parties have different numbers of columns, or pictures.
+    """
+    shapes = {part.shape[1:] for part in data.train_features}
+    if len(shapes) > 1 or len(next(iter(shapes))) != 1:
+        raise DataError(f"data={data.name}: replays need parties with equally many columns; permitted: such a table")
+    return int(next(iter(shapes))[0])
 
 
 def can_replay(plan: Plan) -> bool:
@@ -159,7 +171,7 @@ def replay(seen: Transcript, data: VerticalDataset, cells: Cells, *, progress: O
         PlanError: The plan's networks or steps are of another kind.
     """
     plan = seen.plan
-    columns = data.train_features[0].shape[1]
+    columns = equal_columns(data)
     networks = StackedNetworks(plan, cells.party_C, columns)
     features_MND = torch.from_numpy(np.stack(data.train_features).astype(np.float32))
     party_C, value_CD = torch.from_numpy(cells.party_C), torch.from_numpy(cells.value_CD)

@@ -101,6 +101,9 @@ def attack_data(
             f"data={data.name}: pictures with colours are attacked on a GPU (docs/attacks.md); permitted here: tables "
             "and digits"
         )
+    for size in ("num_parties", "num_samples", "num_classes", "num_test_samples") if plan is not None else ():
+        if getattr(plan, size) != getattr(data, size):
+            raise PlanError(f"{size}={getattr(plan, size)} in the plan, {getattr(data, size)} in the data; plan anew")
     is_staged = plan is not None and plan.training is Training.LOCAL
     staged = plan if is_staged else Plan.for_budget(epsilon=8.0, data=data) if plan is None else None
     if staged is not None and staged.prediction is None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pbmvfl._files import write_atomically
+from pbmvfl._files import PRIVATE_FILE, write_atomically
 from pbmvfl.errors import PlanError, RunFolderError
 
 if TYPE_CHECKING:
@@ -59,6 +59,8 @@ def attack(
         raise RunFolderError(f"out={str(out)!r} is a file; name a folder")
     console = Console(stderr=json_, quiet=json_, highlight=False)
     data, plan, folder = _subject(source, plan_file)
+    # In the run folder results are readable by their owner alone, like its other files; --out means to share them.
+    mode = PRIVATE_FILE if out is None else None
     out = folder if out is None else out
 
     def say(text: str) -> None:
@@ -67,9 +69,9 @@ def attack(
     if show_hole:
         from pbmvfl.attacks.hole import show_hole as play
 
-        found = play(data, plan=plan, seed=seed, say=say)
+        found = play(data, seed=seed, say=say)  # by a plan of its own, on these rows
         shown: dict[str, Any] = {"format": 1, "seed": seed, "dataset": data.name, "hole": found.to_dict()}
-        _write(out, "hole.json", shown)
+        _write(out, "hole.json", shown, mode)
         if json_:
             print(json.dumps(shown, indent=2))
         else:
@@ -84,8 +86,10 @@ def attack(
             from pbmvfl.report.attack_plots import draw_attack
             from pbmvfl.report.attack_section import ATTACK_FILE
 
-            _write(out, ATTACK_FILE, shown)
-            draw_attack(report, out)
+            _write(out, ATTACK_FILE, shown, mode)
+            for picture in draw_attack(report, out):
+                if mode is not None:
+                    picture.chmod(mode)
         if json_:
             print(json.dumps(shown, indent=2))
         else:
@@ -106,7 +110,7 @@ def _subject(source: str | None, plan_file: Path | None) -> tuple[Any, Any, Path
 
     if source is None:
         raise PlanError(f"SOURCE is missing; give a run folder, or a dataset ({', '.join(DATASETS)})")
-    plan = None if plan_file is None else Plan.from_dict(read_plan(plan_file))
+    plan = None if plan_file is None else Plan.of(**read_plan(plan_file))
     if Path(source).is_dir():
         folder = RunFolder.existing(Path(source))
         return folder.read_source().rows.load(), plan or folder.read_plan(), Path(source)
@@ -118,10 +122,10 @@ def _subject(source: str | None, plan_file: Path | None) -> tuple[Any, Any, Path
     return NamedSource(dataset=source, num_parties=parties).load(), plan, None
 
 
-def _write(out: Path | None, name: str, values: dict[str, Any]) -> None:
+def _write(out: Path | None, name: str, values: dict[str, Any], mode: int | None) -> None:
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
-        write_atomically(out / name, json.dumps(values, indent=2) + "\n")
+        write_atomically(out / name, json.dumps(values, indent=2) + "\n", mode=mode)
 
 
 def _print_hole(console: Console, found: HoleResult) -> None:

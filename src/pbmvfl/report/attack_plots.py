@@ -12,7 +12,7 @@ from pbmvfl.report.plots import COLOURS, new_figure, save_figure
 
 #: Files of the pictures.
 GRID, BARS, FOUND = "attack-grid.png", "attack-bars.png", "attack-found.png"
-_MOST_BARS = 14
+_MOST_BARS = 24
 
 
 def draw_attack(report: AttackReport, folder: Path) -> list[Path]:
@@ -63,7 +63,7 @@ def _found(pictures: Pictures, path: Path) -> Path:
 
 def _bars(scores: list[Score], path: Path) -> Path:
     chosen = _chosen(scores)
-    figure, axes = new_figure(1, width=9.0, height=1.0 + 0.42 * len(chosen))
+    figure, axes = new_figure(1, width=9.0, height=1.0 + 0.38 * len(chosen))
     axis: Any = axes[0]
     for place, score in enumerate(reversed(chosen)):
         axis.barh(place + 0.2, 100 * score.baseline, 0.34, color="#BBBBBB", label="sees nothing" if not place else None)
@@ -74,8 +74,9 @@ def _bars(scores: list[Score], path: Path) -> Path:
     axis.set_yticks(range(len(chosen)))
     axis.set_yticklabels([f"{score.attack}\n{score.setting}" for score in reversed(chosen)], fontsize=7)
     axis.set_xlim(0, 102)
+    axis.set_ylim(-0.6, len(chosen) - 0.4)
     axis.set_xlabel("right guesses of 100")
-    axis.legend(loc="upper center", bbox_to_anchor=(0.4, 1.12), ncol=3, fontsize=8)
+    figure.legend(loc="outside upper center", ncol=3, fontsize=8)
     save_figure(figure, path)
     return path
 
