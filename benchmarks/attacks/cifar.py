@@ -302,7 +302,7 @@ def draw(source: Path, target: Path) -> None:
                     side.set_visible(False)
             line[0].set_ylabel(name, rotation=0, ha="right", va="center", fontsize=8)
     figure.subplots_adjust(left=0.24, right=0.995, top=0.995, bottom=0.005, wspace=0.05, hspace=0.05)
-    figure.savefig(target, dpi=110)
+    figure.savefig(target, dpi=85)
     plt.close(figure)
 
 

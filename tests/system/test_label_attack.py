@@ -1,8 +1,9 @@
 """A curious party reads labels off the gradients that it receives: what it gets with and without a label epsilon.
 
 The attacker knows the head's weights in every round, which is more than a party sees, and solves for the gradient at
-the scores (`pbmvfl.attacks.labels`): its one negative entry is the label that the server used. Against drawn labels it is right as often as the
-draw is, and the theorem permits no more: with equally likely classes e^epsilon / (e^epsilon + K - 1).
+the scores (`pbmvfl.attacks.labels`): its one negative entry is the label that the server used. Against drawn labels it
+is right as often as the draw is, and the theorem permits no more: with equally likely classes
+e^epsilon / (e^epsilon + K - 1).
 """
 
 from __future__ import annotations
