@@ -149,7 +149,7 @@ class MechanismConformance:
         sizes = (plan.release.event.num_parties, plan.release.event.embedding_dim)
         assert sizes == (plan.num_parties, plan.embedding_dim)
         table = plan.privacy()
-        assert all(math.isfinite(row.epsilon) is plan.release.is_private for row in table.bounds)
+        assert all(math.isfinite(row.epsilon) is plan.release.is_private for row in table.of_columns)
 
     # --- the law ---
 
