@@ -51,5 +51,4 @@ for line in (TITLES, *lines):
 print(f"""
 Epsilon and advantage are of a cell (a row at one party) against the server, at delta {strict.delta:g}.
 Label epsilon is of each training label, against all parties together. Accuracy is measured exactly, outside of all.
-Choose staged to protect people; choose pbm to reproduce the paper or study joint training: the paper's count is no
-proof.""")
+Choose staged to protect people; choose pbm to reproduce the paper or study joint training: its count is no proof.""")
