@@ -27,9 +27,10 @@ _STEPS = _AVERAGE + "steps"
 class Trainer:
     """Network and its optimiser, stepped with gradients that were computed elsewhere.
 
-    Networks here are small enough that torch.optim's bookkeeping is a third of a step, so SGD is written out (two
-    calls for all weights together). Adam is torch's own. If the plan averages, the last step of the run replaces the
-    weights by their mean over its last steps.
+    Networks here are small enough that torch.optim's bookkeeping is a third of a step, and its first optimiser loads
+    torch's compiler, which takes a second. So SGD is written out (two calls for all weights together), and Adam calls
+    torch's own step. If the plan averages, the last step of the run replaces the weights by their mean over its last
+    steps.
 
     Args:
         plan: The training plan.
@@ -50,9 +51,9 @@ class Trainer:
         self._averaged = math.ceil(plan.averaging * num_steps)
         self._sums = [torch.zeros_like(each) for each in self._weights] if self._averaged else []
         self._velocity: list[Tensor] = []
-        self._adam: torch.optim.Adam | None = None
+        self._adam: _Adam | None = None
         if plan.optimizer is OptimizerName.ADAM and self.parameters:  # a fixed head has none
-            self._adam = torch.optim.Adam(self.parameters, lr=plan.learning_rate, fused=True)
+            self._adam = _Adam(self._weights, learning_rate=plan.learning_rate)
         elif plan.momentum:
             self._velocity = [torch.zeros_like(parameter) for parameter in self.parameters]
 
@@ -86,9 +87,7 @@ class Trainer:
         if not slopes:
             return
         if self._adam is not None:
-            for parameter, slope in zip(self.parameters, slopes, strict=True):
-                parameter.grad = slope
-            self._adam.step()
+            self._adam.step(slopes)
             return
         if self._momentum:
             torch._foreach_mul_(self._velocity, self._momentum)
@@ -103,10 +102,8 @@ class Trainer:
         state = {WEIGHTS + name: value for name, value in self.network.state_dict().items()}
         state |= {f"{_MOMENT}{index}.velocity": value for index, value in enumerate(self._velocity)}
         if self._adam is not None:
-            # Before its first step Adam has no moments. Zeros are equivalent, so that absent moments are always damage.
-            moments = self._adam.state_dict()["state"] or dict(enumerate(map(_no_moments, self.parameters)))
-            for index, of_weight in moments.items():
-                state |= {f"{_MOMENT}{index}.{name}": torch.as_tensor(value) for name, value in of_weight.items()}
+            for index, of_weight in enumerate(self._adam.moments):
+                state |= {f"{_MOMENT}{index}.{name}": value for name, value in of_weight.items()}
         if self._averaged:
             state |= {f"{_AVERAGE}{index}": value for index, value in enumerate(self._sums)}
             state[_STEPS] = torch.tensor([self._taken])
@@ -124,11 +121,13 @@ class Trainer:
         for key, value in state.items():
             if key.startswith(_MOMENT):
                 index, name = key.removeprefix(_MOMENT).split(".", 1)
-                moments.setdefault(int(index), {})[name] = _laid_out_like(self.parameters[int(index)], value)
+                moments.setdefault(int(index), {})[name] = value
         try:
             self.network.load_state_dict(weights)
             if self._adam is not None:
-                self._adam.load_state_dict({"state": moments, "param_groups": self._adam.state_dict()["param_groups"]})
+                for position, of_weight in enumerate(self._adam.moments):
+                    for name, value in of_weight.items():
+                        value.copy_(moments[position][name])
             else:
                 for position, velocity in enumerate(self._velocity):
                     velocity.copy_(moments[position]["velocity"])
@@ -138,6 +137,47 @@ class Trainer:
                     total.copy_(state[f"{_AVERAGE}{position}"])
         except (RuntimeError, ValueError, KeyError) as error:
             raise CheckpointError(f"the checkpoint does not fit the network: {error}") from error
+
+
+class _Adam:
+    """Adam with torch.optim's defaults, by the fused step that it uses itself."""
+
+    def __init__(self, weights: Sequence[Tensor], *, learning_rate: float) -> None:
+        self._weights, self._learning_rate = weights, learning_rate
+        #: By weight, named as torch.optim names them. The step wants them in the weights' memory order.
+        self.moments = [
+            {
+                "step": torch.zeros((), dtype=torch.float32, device=weight.device),
+                "exp_avg": torch.zeros_like(weight),
+                "exp_avg_sq": torch.zeros_like(weight),
+            }
+            for weight in weights
+        ]
+        kinds = [(weight.device, weight.dtype) for weight in weights]
+        #: Positions of the weights that one step can take together.
+        self._together = [[at for at, each in enumerate(kinds) if each == kind] for kind in dict.fromkeys(kinds)]
+
+    def step(self, slopes: Sequence[Tensor]) -> None:
+        for positions in self._together:
+            steps, first, second = (
+                [self.moments[at][name] for at in positions] for name in ("step", "exp_avg", "exp_avg_sq")
+            )
+            torch._foreach_add_(steps, 1)
+            torch._fused_adam_(
+                [self._weights[at] for at in positions],
+                [slopes[at] for at in positions],
+                first,
+                second,
+                [],
+                steps,
+                lr=self._learning_rate,
+                beta1=0.9,
+                beta2=0.999,
+                weight_decay=0.0,
+                eps=1e-8,
+                amsgrad=False,
+                maximize=False,
+            )
 
 
 class TotalTrainer(Trainer):
@@ -160,7 +200,7 @@ class TotalTrainer(Trainer):
             for values in (*self._weights, *self._velocity, *self._sums):
                 _tidy(values)
             if self._adam is not None:
-                for moments in self._adam.state.values():
+                for moments in self._adam.moments:
                     _tidy(moments["exp_avg"])
                     _tidy(moments["exp_avg_sq"])
 
@@ -168,22 +208,6 @@ class TotalTrainer(Trainer):
 def _tidy(values: Tensor) -> None:
     torch.nan_to_num_(values, nan=0.0, posinf=LARGEST_WEIGHT, neginf=-LARGEST_WEIGHT)
     values.clamp_(-LARGEST_WEIGHT, LARGEST_WEIGHT)
-
-
-def _laid_out_like(parameter: Tensor, moment: Tensor) -> Tensor:
-    """Copy a moment in the parameter's memory order, which a fused step assumes."""
-    if moment.shape != parameter.shape:  # a counter
-        return moment.clone()
-    return torch.empty_like(parameter, requires_grad=False).copy_(moment)
-
-
-def _no_moments(parameter: Tensor) -> dict[str, Tensor]:
-    """Return Adam's state of one weight before the first step."""
-    return {
-        "step": torch.zeros((), dtype=torch.float32),
-        "exp_avg": torch.zeros_like(parameter),
-        "exp_avg_sq": torch.zeros_like(parameter),
-    }
 
 
 def _check_same_shapes(given: dict[str, Tensor], mine: dict[str, Tensor]) -> None:
