@@ -34,11 +34,11 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from hypothesis import settings
 
 import support.release_monitor as release_monitor
-from pbmvfl.cli import main
 from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.plan.plan import Plan
 from pbmvfl.report import plots
 from support.cohorts import Cohort, small_data, small_plan
+from support.command_line import run_command
 
 atexit.register(shutil.rmtree, os.environ["PBMVFL_STATE"], ignore_errors=True)
 torch.set_num_threads(1)
@@ -164,18 +164,10 @@ def run_process() -> Callable[..., subprocess.CompletedProcess[str]]:
 
 
 @pytest.fixture
-def run_main(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., tuple[int, str, str]]:
+def run_main(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
     """The command line in this process: exit code, stdout, stderr."""
 
     def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["pbmvfl", *map(str, arguments)])
-        code = 0
-        try:
-            main()
-        except SystemExit as exit:
-            code = exit.code if isinstance(exit.code, int) else int(exit.code is not None)  # as Python does
-        return code, *capsys.readouterr()
+        return run_command(*arguments, cwd=Path()), *capsys.readouterr()
 
     return run

@@ -6,8 +6,6 @@ import contextlib
 import csv
 import json
 import shutil
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -18,6 +16,7 @@ import pytest
 from pbmvfl.errors import DataError
 from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.ledger.ledger_folder import ledger_file_of
+from support.command_line import run_command
 
 COLUMNS = ("--label", "churn", "--columns", "bank=income,debt;shop=visits,job")
 SCHEMA = {
@@ -54,9 +53,7 @@ def trained(tmp_path_factory) -> Path:
     write(folder / "people.csv", 0, 400)
     (folder / "schema.json").write_text(json.dumps(SCHEMA))
     options = ("--schema", "schema.json", "--id", "person", "--ledger", "books", "--exact-metrics", "--out", "run")
-    command = (sys.executable, "-m", "pbmvfl", "train", "--data", "people.csv", *COLUMNS, *options, "--json")
-    ended = subprocess.run(command, cwd=folder, capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stderr
+    assert run_command("train", "--data", "people.csv", *COLUMNS, *options, "--json", cwd=folder) == 0
     return folder
 
 

@@ -6,9 +6,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,25 +22,10 @@ from pbmvfl.plan.plan import Plan
 from pbmvfl.privacy.accounting import rdp_curve
 from pbmvfl.privacy.units import Accounting, Unit
 from pbmvfl.protocol.session import Meter
+from support.command_line import run_command
 from support.federation_runs import change_index, counted_uses, files_of, newest_states, weights
+from support.ledger_books import kill_after
 
-#: The command in a process that says so when its n-th embedding crosses the wire, and then waits to be killed.
-WAITS = """
-import sys
-from pbmvfl.protocol.session import Meter
-from pbmvfl.cli import main
-left = int(sys.argv.pop(1))
-record = Meter.record
-def count(self, direction, party, data, *, setup):
-    global left
-    record(self, direction, party, data, setup=setup)
-    left -= data[5] == 6
-    if not left:
-        print("waits", flush=True)
-        sys.stdin.read()
-Meter.record = count
-main()
-"""
 EMBEDDING = 6
 ROUNDS_PER_EPOCH = 4  # 32 training rows in batches of 8
 PARTIES = 2
@@ -78,26 +60,22 @@ def cli(monkeypatch, run_main, tmp_path) -> Callable[..., tuple[int, str, str]]:
 
 def killed_at(embedding: int, arguments: list[str], folder: Path) -> None:
     """The command in a process that gets kill -9 from outside when its n-th embedding crosses the wire."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", WAITS, str(embedding), *arguments],
-        cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    hangs = threading.Timer(900, process.kill)  # ends a process that hangs; no statement about speed
-    hangs.start()
-    try:
-        assert process.stdout.readline() == b"waits\n", "it ended before it could be killed"
-    finally:
-        hangs.cancel()
-        process.kill()
-        process.wait()
-        process.stdin.close()
-        process.stdout.close()
-    assert process.returncode == -signal.SIGKILL
+
+    def train(pipe: int) -> None:
+        record, left = Meter.record, embedding
+
+        def count(self: Meter, direction: str, party: int, data: bytes, *, setup: bool) -> None:
+            nonlocal left
+            record(self, direction, party, data, setup=setup)
+            left -= data[5] == EMBEDDING
+            if not left:
+                os.write(pipe, bytes(4))
+                signal.pause()  # until it is killed
+
+        Meter.record = count  # type: ignore[method-assign]
+        run_command(*arguments, cwd=folder)
+
+    assert kill_after(1, train) == 1
 
 
 def interrupted_at(embedding: int, monkeypatch, cli, arguments: list[str]) -> str:

@@ -11,7 +11,6 @@ import shlex
 import shutil
 import stat
 import subprocess
-import sys
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
@@ -20,7 +19,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pbmvfl.cli import main
 from pbmvfl.federation.results import Result
 from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.ledger.limits import Limit
@@ -29,26 +27,13 @@ from pbmvfl.privacy.units import Accounting, Unit
 from pbmvfl.report.charts import Axis, Series, line_chart
 from pbmvfl.report.markup import el, embedded_json
 from pbmvfl.report.page import LARGEST_BYTES
+from support.command_line import run_command
 
 #: Names that would do something if anybody took them for HTML.
 CLASSES = ("<script>document.title='broken'</script>", "</script><img src=x onerror=\"document.title='broken'\">")
 PARTIES = ("<b>bank</b>", "shop & 'co'")
 #: What a reader of the page must not find in it: a value of a row, a row's id, and the folder of the table.
 SECRET_VALUE, SECRET_ID, SECRET_FOLDER = "0.777000777", "patient-", "private-place"
-
-
-def run_command(*arguments: object, cwd: Path) -> int:
-    """The command line in this process."""
-    before = sys.argv
-    sys.argv = ["pbmvfl", *map(str, arguments)]
-    try:
-        with contextlib.chdir(cwd):
-            main()
-    except SystemExit as exit:
-        return exit.code if isinstance(exit.code, int) else 1
-    finally:
-        sys.argv = before
-    return 0
 
 
 def write_table(path: Path, num_rows: int = 80) -> None:

@@ -8,9 +8,11 @@ import csv
 import json
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow.parquet
@@ -24,11 +26,28 @@ TABLES = ("people.csv", "new_people.csv", "later.csv", "bank.csv", "shop.csv", "
 pytestmark = pytest.mark.skipif(not EXAMPLES.is_dir(), reason="the examples are not beside these tests")
 
 
-def executed(name: str, folder: Path) -> str:
-    """What a script of the folder prints, run there by whoever runs these tests."""
-    shutil.copy(EXAMPLES / name, folder)
-    for table in TABLES:
-        shutil.copy(EXAMPLES / table, folder)
+def copied(name: str, folder: Path) -> None:
+    for file in (name, *TABLES):
+        shutil.copy(EXAMPLES / file, folder)
+
+
+@pytest.fixture
+def executed(monkeypatch, capsys, tmp_path) -> Callable[[str], str]:
+    """What a script prints that is run in a folder of its own, in this process; a warning is an error here, too."""
+
+    def run(name: str) -> str:
+        copied(name, tmp_path)
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", [name])
+        runpy.run_path(name, run_name="__main__")
+        return capsys.readouterr().out
+
+    return run
+
+
+def executed_alone(name: str, folder: Path) -> str:
+    """The same in a process of its own, which loads everything with warnings as errors."""
+    copied(name, folder)
     done = subprocess.run(
         [sys.executable, "-W", "error", name],
         cwd=folder,
@@ -60,7 +79,7 @@ def number_after(text: str, words: str) -> float:
 
 @pytest.mark.slow
 def test_from_a_csv_file_to_charged_predictions_in_under_fifteen_lines(tmp_path):
-    printed = executed("csv_to_predictions.py", tmp_path)
+    printed = executed_alone("csv_to_predictions.py", tmp_path)
     found = pyarrow.parquet.read_table(tmp_path / "predictions.parquet")
     assert found["id"].to_pylist() == column(EXAMPLES / "new_people.csv", "customer")
     assert set(found["prediction"].to_pylist()) == {"no", "yes"}
@@ -78,8 +97,8 @@ def test_from_a_csv_file_to_charged_predictions_in_under_fifteen_lines(tmp_path)
 
 
 @pytest.mark.slow
-def test_two_organisations_keep_limits_of_their_own(tmp_path):
-    printed = executed("two_organisations.py", tmp_path)
+def test_two_organisations_keep_limits_of_their_own(executed, tmp_path):
+    printed = executed("two_organisations.py")
     both = set(column(EXAMPLES / "bank.csv", "customer")) & set(column(EXAMPLES / "shop.csv", "customer"))
     train, test = (int(word) for word in printed.splitlines()[0].split() if word.isdecimal())
     assert train + test == len(both)
@@ -90,17 +109,17 @@ def test_two_organisations_keep_limits_of_their_own(tmp_path):
 
 
 @pytest.mark.slow
-def test_own_networks_are_trained_saved_and_asked(tmp_path):
-    printed = executed("own_encoder.py", tmp_path)
+def test_own_networks_are_trained_saved_and_asked(executed, tmp_path):
+    printed = executed("own_encoder.py")
     assert "epsilon 8.00 of a cell, strict" in printed  # a start that nobody declared would cost more
     assert number_after(printed, "accuracy of released predictions:") > 0.70
     assert sorted(path.name for path in (tmp_path / "own_model").iterdir()) == ["bank", "server", "shop"]
 
 
 @pytest.mark.slow
-def test_an_estimator_in_a_pipeline_charges_every_fold(tmp_path):
+def test_an_estimator_in_a_pipeline_charges_every_fold(executed, tmp_path):
     pytest.importorskip("pandas")
-    printed = executed("estimator_in_a_pipeline.py", tmp_path)
+    printed = executed("estimator_in_a_pipeline.py")
     assert number_after(printed, "accuracy of released predictions, three folds:") > 0.70
     for party in ("bank", "shop"):  # trained and predicted, three times; every row is predicted once
         assert row_releases(tmp_path / "folds" / f"{party}.sqlite", "people") == [0, 500] * 3

@@ -41,14 +41,14 @@ from pbmvfl.research.reproduction.tables import (
 )
 from pbmvfl.research.simulation import Simulation
 
-COMMAND = (sys.executable, "-c", "from pbmvfl.cli import main; main()", "reproduce")
 RESULTS = Path(__file__).parents[3] / "reproduce" / "results"
 TABLE_SIZES = {"table1": (50_000, 10), "table4": (7352, 6), "table6": (8844, 2)}
 
 
 @pytest.fixture
 def no_data(tmp_path, monkeypatch):
-    """A machine without any copy of the data."""
+    """A machine without any copy of the data, in an empty folder of which commands are run."""
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "data").mkdir()
     monkeypatch.setenv("PBMVFL_DATA", str(tmp_path / "data"))
     monkeypatch.setenv("PBMVFL_CACHE", str(tmp_path / "cache"))
@@ -256,7 +256,7 @@ def _write_many(out: Path, name: str, count: int) -> None:
 
 
 def test_processes_that_write_at_the_same_time_lose_no_line(tmp_path):
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("fork")  # loads nothing anew
     names, count = ("a", "b", "c"), 15
     writers = [context.Process(target=_write_many, args=(tmp_path, name, count)) for name in names]
     for writer in writers:
@@ -538,12 +538,12 @@ def test_claims_hold_where_true_and_rarely_where_not():
 
 
 @pytest.mark.slow
-def test_reproduce_all_quick_runs_without_data_and_says_so(no_data, run_process):
-    done = run_process("reproduce", "all", "--quick", "--out", "out", cwd=no_data)
-    assert done.returncode == 0, done.stderr
-    assert "made-up rows stand in" in done.stdout
+def test_reproduce_all_quick_runs_without_data_and_says_so(no_data, run_main):
+    code, out, err = run_main("reproduce", "all", "--quick", "--out", "out")
+    assert code == 0, err
+    assert "made-up rows stand in" in out
     for name in STUDIES:
-        assert name in done.stdout
+        assert name in out
         page = (no_data / "out" / f"{name}.md").read_text()
         assert "say nothing about" in page
         assert "deployment" in page
@@ -551,19 +551,19 @@ def test_reproduce_all_quick_runs_without_data_and_says_so(no_data, run_process)
         assert (no_data / "out" / f"{picture}.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_tables_are_written_again_without_running_anything(no_data):
-    command = [*COMMAND, "table4", "--quick", "--no-run", "--out", "out"]
+def test_tables_are_written_again_without_running_anything(no_data, run_main):
+    command = ("reproduce", "table4", "--quick", "--no-run", "--out", "out")
     runner = StudyRunner(read_study("table4").quickened(), out=no_data / "out", seeds=1)
     path = runner.records.path("activity")
-    done = subprocess.run(command, cwd=no_data, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "2 of 2 runs are missing" in done.stdout
+    code, out, err = run_main(*command)
+    assert code == 0, err
+    assert "2 of 2 runs are missing" in out
     assert not path.exists()
     runner.run_missing()
     before = path.read_bytes()
-    done = subprocess.run(command, cwd=no_data, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "0 of 2 runs are missing" in done.stdout
+    code, out, err = run_main(*command)
+    assert code == 0, err
+    assert "0 of 2 runs are missing" in out
     assert path.read_bytes() == before
     assert (no_data / "out" / "table4.md").exists()
 
@@ -592,19 +592,20 @@ def test_every_run_that_is_kept_can_be_read():
         (("--studies", "nowhere"), "--studies"),
     ],
 )
-def test_what_cannot_be_done_is_one_line_and_no_traceback(options, named, no_data, run_process):
+def test_what_cannot_be_done_is_one_line_and_no_traceback(options, named, no_data, run_main):
     (no_data / "a-file").write_text("something")
-    done = run_process("reproduce", "table4", "--quick", *options, cwd=no_data)
-    assert done.returncode == 2
-    assert named in done.stderr
-    assert "Traceback" not in done.stderr
+    code, _, err = run_main("reproduce", "table4", "--quick", *options)
+    assert code == 2
+    assert named in err
+    assert "Traceback" not in err
     assert (no_data / "a-file").read_text() == "something"
 
 
-def test_imagenet_without_data_is_not_run_and_says_so(no_data, run_process):
-    done = run_process("reproduce", "figure-imagenet", "--out", "out", cwd=no_data)
-    assert done.returncode == 0, done.stderr
-    assert "not run here, no data" in done.stdout
+@pytest.mark.usefixtures("no_data")
+def test_imagenet_without_data_is_not_run_and_says_so(run_main):
+    code, out, err = run_main("reproduce", "figure-imagenet", "--out", "out")
+    assert code == 0, err
+    assert "not run here, no data" in out
 
 
 def test_imagenet_runs_from_a_tree_of_pictures(no_data):
