@@ -114,7 +114,7 @@ def test_many_parties_and_coordinates_are_played_against_in_seconds() -> None:
     assert found.sound
     assert found.epsilon_lower_bound > 0
     wide = PoissonBinomial(num_parties=40, num_trials=8, beta=0.1, embedding_dim=16, secure_aggregation=True)
-    total, game = games._totals(wide, 1.0, (-1.0,) * 39), choose_game(wide, MILLION)
+    total, game = games.totals(wide, 1.0, (-1.0,) * 39), choose_game(wide, MILLION)
     bits = 16 * 8
     mean = bits * (0.5 + 39 * 0.5 - 38 * wide.event.beta_16 / 65536)
     assert total.mean == pytest.approx(mean, rel=1e-9)

@@ -109,7 +109,7 @@ def test_a_run_that_was_killed_again_and_again_while_it_predicted_says_so_in_its
 def test_a_plan_s_own_table_has_the_delta_that_it_was_planned_for(num_samples, delta):
     plan = Plan.for_budget(epsilon=8, num_parties=3, num_samples=num_samples, num_classes=2, columns=5)
     table = plan.privacy()
-    assert {row.delta for row in table.bounds} == {delta}
+    assert {row.delta for row in table.of_columns} == {delta}
     assert 7.99 < table.epsilon("cell", "strict") <= 8
     assert table == plan.privacy(delta=delta)
 
@@ -121,9 +121,9 @@ def test_results_have_the_delta_of_their_plan_s_table():
     result = Result(**common, metrics={}, history=(), sessions=(), row_uses=uses)
     predicted = Predictions(**common, ids=(), class_names=("no", "yes"), scores_NK=np.zeros((0, 2), np.float32))
     assert {row.delta for row in predicted.privacy().bounds} == {2e-6}
-    assert {row.delta for row in result.privacy().bounds} == {2e-6}
-    assert {row["delta"] for row in result.to_dict()["privacy"]} == {2e-6}
-    assert {row["delta"] for row in result.to_dict(delta=1e-3)["privacy"]} == {1e-3}
+    assert {row.delta for row in result.privacy().of_columns} == {2e-6}
+    assert {row["delta"] for row in result.to_dict()["privacy"] if row["unit"] != "label"} == {2e-6}
+    assert {row["delta"] for row in result.to_dict(delta=1e-3)["privacy"] if row["unit"] != "label"} == {1e-3}
 
 
 # --- what it says ---
@@ -133,9 +133,10 @@ def test_printed_it_says_once_below_the_table_that_the_paper_s_count_is_no_proof
     lines = str(PLAN.privacy()).splitlines()
     assert [line for line in lines if "not a proof" in line] == lines[-1:]
     assert all(len(line) <= 80 for line in lines[:-1])
-    rows = lines[1:19]
-    assert lines[19].startswith("label ")
-    assert lines[20].startswith("advantage ")
+    assert lines[0].startswith("cell: ")
+    rows = lines[2:20]
+    assert lines[20].startswith("label ")
+    assert lines[21].startswith("advantage ")
     for line in rows:
         unit, counting = line.split()[:2]
         assert ("*" in line) is (counting == "paper" and unit != "party")

@@ -16,6 +16,7 @@ from pbmvfl.crypto.entropy import keystream
 from pbmvfl.crypto.key_exchange import KeyExchange
 from pbmvfl.crypto.rounded_normal import rounded_normal
 from pbmvfl.crypto.secure_sum import Masks
+from pbmvfl.federation.drawn_labels import DrawnLabels, LabelHolder
 from pbmvfl.federation.federation import Federation
 from pbmvfl.mechanisms import PoissonBinomial
 from pbmvfl.plan import schedule
@@ -159,13 +160,13 @@ def batch_statistics(patch: pytest.MonkeyPatch) -> None:
 def one_gradient_of_a_true_label(patch: pytest.MonkeyPatch) -> None:
     """In the second epoch one row's gradient is that of its true label; the other rows' are those of drawn ones."""
     true: list[Any] = []
-    to_use, gradients = Federation._labels_to_use, HeadLoss.gradients
+    fit, gradients = Federation.fit, HeadLoss.gradients
     rounds = [0]
 
-    def remembered(federation: Federation, data: Any) -> Any:
+    def remembered(federation: Federation, data: Any, **choices: Any) -> Any:
         true[:] = [data.train_labels, federation.plan.schedule]
         rounds[0] = 0
-        return to_use(federation, data)
+        return fit(federation, data, **choices)
 
     def with_one(head: HeadLoss, sums_BP: torch.Tensor, labels_B: torch.Tensor) -> Any:
         if rounds[0] == 1:
@@ -174,16 +175,16 @@ def one_gradient_of_a_true_label(patch: pytest.MonkeyPatch) -> None:
         rounds[0] += 1
         return gradients(head, sums_BP, labels_B)
 
-    patch.setattr(Federation, "_labels_to_use", remembered)
+    patch.setattr(Federation, "fit", remembered)
     patch.setattr(HeadLoss, "gradients", with_one)
 
 
 def one_label_never_drawn(patch: pytest.MonkeyPatch) -> None:
-    to_use = Federation._labels_to_use
+    draw = LabelHolder.draw
 
-    def with_one(federation: Federation, data: Any) -> Any:
-        drawn = to_use(federation, data).copy()
-        drawn[3] = data.train_labels[3]
-        return drawn
+    def with_one(holder: LabelHolder, response: Any, labels_N: Any, **choices: Any) -> DrawnLabels:
+        drawn = draw(holder, response, labels_N, **choices).labels_N.copy()
+        drawn[3] = labels_N[3]
+        return DrawnLabels(drawn)
 
-    patch.setattr(Federation, "_labels_to_use", with_one)
+    patch.setattr(LabelHolder, "draw", with_one)

@@ -126,8 +126,8 @@ def test_an_estimator_in_a_pipeline_charges_every_fold(executed, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_demo_trains_by_both_algorithms_and_ends_with_what_to_choose(tmp_path):
-    printed = executed("demo.py", tmp_path)
+def test_the_demo_trains_by_both_algorithms_and_ends_with_what_to_choose(executed):
+    printed = executed("demo.py")
     lines = [re.split(r" {2,}", line.strip()) for line in printed.splitlines()]
     (titles,) = (line for line in lines if line[0] == "algorithm")
     rows = {line[0]: dict(zip(titles, line, strict=True)) for line in lines if line[0] in ("staged", "pbm")}

@@ -162,7 +162,7 @@ def test_a_run_that_cannot_even_begin_leaves_no_folder(name, cli, sent, monkeypa
 
 
 def test_a_picture_that_cannot_be_drawn_loses_nothing(cli, sent, monkeypatch, tmp_path):
-    def no_space(*_: object) -> None:
+    def no_space(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch:

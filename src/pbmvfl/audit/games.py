@@ -111,7 +111,7 @@ class Game:
     fair_threshold: int
 
 
-def _totals(mechanism: Mechanism, unit: float, others: tuple[float, ...]) -> IntegerLaw:
+def totals(mechanism: Mechanism, unit: float, others: tuple[float, ...]) -> IntegerLaw:
     """Return the claimed law of the adversary's statistic."""
     event = mechanism.event
     if isinstance(event, RandomisedResponse):
@@ -155,7 +155,7 @@ def choose_game(mechanism: Mechanism, trials: int, *, delta: float = DELTA, conf
     mixed = [(1.0,) * top + (-1.0,) * (parties - 1 - top) for top in tops]
     best = (-1.0, Game((), 0, 0))
     for others in [()] if reads_alone(mechanism) else mixed:
-        high, low = (_totals(mechanism, unit, others) for unit in (1.0, -1.0))
+        high, low = (totals(mechanism, unit, others) for unit in (1.0, -1.0))
         first = min(high.first, low.first)
         last = max(high.first + len(high.probabilities), low.first + len(low.probabilities))
         d, f = (_survival(law, first, last) for law in (high, low))

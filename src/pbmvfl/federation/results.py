@@ -291,10 +291,14 @@ class Result:
         elif self.plan.evaluation is Evaluation.SIMULATOR:
             notes.append("metrics come from exact sums that no role of the protocol sees; they are outside the epsilon")
         else:
-            trained = f"train metrics come from the training rounds' own {self.plan.releases[0].reading}, test metrics"
+            noisy = "noisy release" if self.plan.releases[-1].is_private else "release"
+            trained = f"train metrics come from the training rounds' own {self.plan.releases[0].reading}; test metrics "
+            trained += f"from one more {noisy}"
             if self.plan.algorithm is Algorithm.STAGED:
-                trained = "there are no train metrics, as local rounds release nothing; test metrics come"
-            notes.append(f"{trained} from one release of every test row ({self.measured_on})")
+                trained = (
+                    f"there are no train metrics, as local rounds release nothing; test metrics come from one {noisy}"
+                )
+            notes.append(f"{trained} of every test row")
         if self.diverged:
             notes.append(f"the run diverged and was ended early: {self.stopped}")
         elif self.stopped:
