@@ -267,6 +267,15 @@ def test_scores_of_training_rows_and_a_search_are_charged_as_often_as_they_ask(t
     assert predicted == dict.fromkeys(frame.index, 2)
 
 
+@pytest.mark.parametrize(
+    ("given", "epsilon"), [({}, 4.0), ({"label_epsilon": 2.0}, 2.0), ({"label_epsilon": None}, float("inf"))]
+)
+def test_labels_have_the_epsilon_that_was_given(given, epsilon):
+    rows, labels = people(200)
+    found = classifier(**given).fit(rows, labels)
+    assert found.privacy_.label.epsilon == pytest.approx(epsilon, rel=1e-6)
+
+
 def test_a_grid_search_tries_both_algorithms_and_their_budgets():
     rows, labels = people(200)
     grid = {"algorithm": ["staged", "pbm"], "epsilon": [4.0, 16.0]}

@@ -120,7 +120,7 @@ def test_results_have_the_delta_of_their_plan_s_table():
     common = {"plan": plan, "traffic": plan.traffic(), "seconds": 0.0}
     result = Result(**common, metrics={}, history=(), sessions=(), row_uses=uses)
     predicted = Predictions(**common, ids=(), class_names=("no", "yes"), scores_NK=np.zeros((0, 2), np.float32))
-    assert {row.delta for row in predicted.privacy().bounds} == {2e-6}
+    assert {row.delta for row in predicted.privacy().of_columns} == {2e-6}
     assert {row.delta for row in result.privacy().of_columns} == {2e-6}
     assert {row["delta"] for row in result.to_dict()["privacy"] if row["unit"] != "label"} == {2e-6}
     assert {row["delta"] for row in result.to_dict(delta=1e-3)["privacy"] if row["unit"] != "label"} == {1e-3}

@@ -34,6 +34,7 @@ from pbmvfl.errors import DataError, ModelError, PlanError
 from pbmvfl.federation.federation import Federation
 from pbmvfl.federation.predictions import Predictions
 from pbmvfl.federation.serving import ReleaseOptions
+from pbmvfl.mechanisms.label_response import USUAL_LABEL_EPSILON
 from pbmvfl.plan.groups import Algorithm, feature_width
 from pbmvfl.plan.local_search import label_note, learning_note
 from pbmvfl.plan.plan import Plan
@@ -231,6 +232,7 @@ class VerticalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
         unit: What epsilon protects: "cell", one party's columns of a row, or "record", the whole row.
         prediction_epsilon: Privacy budget of each later prediction of a row. With "pbm" a row is released as in
             training, and the budget must hold that.
+        label_epsilon: Pure epsilon of each training label, against all parties together. None: labels in clear.
         schema: Public facts about columns (see `load_table`), for frames; arrays have columns "0", "1", ...
         ledger: Folder of the parties' ledgers, which training and predictions are charged to. None: nothing is charged.
         dataset: The owners' name of these people in the ledgers.
@@ -248,6 +250,7 @@ class VerticalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
         delta: float | None = None,
         unit: Unit | str = "cell",
         prediction_epsilon: float = 8.0,
+        label_epsilon: float | None = USUAL_LABEL_EPSILON,
         schema: Mapping[str, Any] | str | Path | None = None,
         ledger: Path | str | None = None,
         dataset: str = "frame",
@@ -261,6 +264,7 @@ class VerticalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
         self.delta = delta
         self.unit = unit
         self.prediction_epsilon = prediction_epsilon
+        self.label_epsilon = label_epsilon
         self.schema = schema
         self.ledger = ledger
         self.dataset = dataset
@@ -295,6 +299,7 @@ class VerticalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
             data=data,
             serving_epsilon=self.prediction_epsilon,
             algorithm=self.algorithm,
+            label_epsilon=self.label_epsilon,
             evaluation="none",
             seed=self.seed,
         )
