@@ -114,7 +114,8 @@ def test_a_refused_prediction_does_not_claim_a_ledger_for_its_party(model, tmp_p
     assert files(books) == before
 
 
-def test_a_prediction_opens_each_party_s_ledger_once(model, tmp_path, monkeypatch):
+@pytest.mark.parametrize("stored", [True, False])
+def test_a_prediction_opens_each_party_s_ledger_once(model, tmp_path, monkeypatch, stored):
     """It is looked at before anything is released, and charged, by one connection, and its rows are digested once."""
     counts = Counter()
 
@@ -127,7 +128,8 @@ def test_a_prediction_opens_each_party_s_ledger_once(model, tmp_path, monkeypatc
 
         monkeypatch.setattr(owner, name, call)
 
-    model._folder = None  # the answers' stores are databases, too
+    if not stored:
+        model._folder = None
     count(sqlite3, "connect")
     count(Ledger, "__init__")
     count(row_identity, "_digest")

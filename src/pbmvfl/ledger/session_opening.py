@@ -49,7 +49,7 @@ class SessionRows:
     #: None for the rows' numbers, test rows after training rows.
     train_ids: Sequence[str] | range | None = None
     test_ids: Sequence[str] | range | None = None
-    _digested: dict[tuple[bytes, Schedule], _Values] = field(default_factory=dict, init=False, repr=False)
+    _digested: dict[tuple[bytes, frozenset[Split]], _Values] = field(default_factory=dict, init=False, repr=False)
     _chosen: dict[bytes, SessionRows] = field(default_factory=dict, init=False, repr=False)
 
     def ids(self, schedule: Schedule) -> tuple[Sequence[str] | range, Sequence[str] | range]:
@@ -64,8 +64,10 @@ class SessionRows:
 
     def chosen(self, rows: npt.NDArray[np.int64], planned: Schedule) -> SessionRows:
         """Return these test rows alone, of those that the schedule has; the same object for the same rows."""
+        _, test = self.ids(planned)
+        if len(rows) == len(test):
+            return self
         if (known := rows.tobytes()) not in self._chosen:
-            _, test = self.ids(planned)
             self._chosen[known] = SessionRows(
                 test_values=None if self.test_values is None else self.test_values[rows],
                 train_ids=self.train_ids,
@@ -82,7 +84,7 @@ class SessionRows:
 
     def digests(self, key: bytes, schedule: Schedule) -> _Values:
         """Return the digests of the values under a ledger's key."""
-        known = (key, schedule)
+        known = (key, frozenset(kind.split for kind in schedule.kinds))
         if known not in self._digested:
             whole = keyed_digests(key, self.train_values, self.test_values, *self.ids(schedule))
             each = row_digests(key, *(rows for rows, _ in self.used(schedule)))
