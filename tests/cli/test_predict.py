@@ -16,6 +16,7 @@ import pytest
 from pbmvfl.errors import DataError
 from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.ledger.ledger_folder import ledger_file_of
+from support.charged_rows import charged_predictions
 from support.command_line import run_command
 
 COLUMNS = ("--label", "churn", "--columns", "bank=income,debt;shop=visits,job")
@@ -148,6 +149,29 @@ def test_the_runs_own_test_rows_are_the_default_and_have_their_own_names(cli, pl
     first, last = book.sessions("people")[0], book.sessions("people")[-1]
     assert book.read_ids(last.test_ids) == book.read_ids(first.test_ids)
     book.close()
+
+
+def test_test_rows_that_training_released_and_rows_that_were_asked_about_cost_nothing_again(cli, place):
+    options = ("--schema", "schema.json", "--id", "person", "--ledger", "books", "--prediction-epsilon", 8)
+    code, _, err = cli("train", "--data", "people.csv", *COLUMNS, *options, "--out", "released", "--json")
+    assert code == 0, err
+    book = ledger_file_of(place / "books", 0, "bank")
+    before = charged_predictions(book)
+    assert (len(before), set(before.values())) == (80, {1})
+    code, out, err = cli("evaluate", "released")
+    assert code == 0, err
+    assert "80 of 80 rows have stored answers and cost nothing" in " ".join(out.split())
+    measured = json.loads((place / "released" / "result.json").read_text())["released"]["test_accuracy"]
+    assert f"accuracy {measured:.4f}" in out
+    assert charged_predictions(book) == before
+    write(place / "new.csv", 1000, 40, label=False)
+    write(place / "more.csv", 1000, 50, label=False)
+    for file, known in (("new.csv", None), ("more.csv", "40 of 50")):
+        code, out, err = cli("predict", "released", "--data", file, "--id", "person")
+        assert code == 0, err
+        assert ("have stored answers" in out) == (known is not None)
+        assert known is None or f"{known} rows have stored answers and cost nothing" in " ".join(out.split())
+    assert charged_predictions(book) == before + Counter(f"p{row}" for row in range(1000, 1050))
 
 
 def test_exact_sums_are_asked_for_by_name_and_cost_nothing(cli, place):

@@ -16,7 +16,9 @@ from pbmvfl.crypto.entropy import SystemEntropy
 from pbmvfl.errors import AnswersError
 from pbmvfl.mechanisms import RandomisedSymbols
 from pbmvfl.mechanisms.votes import Vote, VoteKind
-from pbmvfl.protocol.stored_answers import StoredAnswers
+from pbmvfl.plan.plan import Plan
+from pbmvfl.plan.schedule import JOINT, PREDICTION, Order, Phase
+from pbmvfl.protocol.stored_answers import PartyAnswers, StoredAnswers
 
 VOTE = Vote(kind=VoteKind.TOP)
 MECHANISM = RandomisedSymbols(num_parties=3, embedding_dim=1, symbols=4, response_epsilon=1.0)
@@ -194,6 +196,37 @@ def test_bad_calls_are_named(tmp_path: Path) -> None:
     (tmp_path / "answers").write_text("something else that somebody has put there")
     with pytest.raises(AnswersError, match="are damaged"):
         StoredAnswers(tmp_path)
+
+
+PREDICTS: dict[str, Any] = {
+    "num_parties": 2,
+    "num_samples": 20,
+    "num_classes": 2,
+    "num_test_samples": 8,
+    "evaluation": "released",
+    "prediction_mechanism": "krr",
+    "prediction_symbols": 2,
+    "prediction_response_epsilon": 1.0,
+    "prediction_secure_aggregation": False,
+}
+
+
+@pytest.mark.parametrize(
+    ("choices", "before"),
+    [
+        ({"encoder": "resnet18-batchnorm"}, 0),  # a new row's answer is about the rows beside it
+        ({}, 1),  # weights are still to change
+        ({"prediction_secure_aggregation": True}, 0),
+        ({"phases": (Phase(kind=JOINT, passes=1), Phase(kind=PREDICTION, passes=2, order=Order.AS_GIVEN))}, 0),
+    ],
+    ids=["coupled", "training", "sums", "twice"],
+)
+def test_rounds_that_cannot_be_charged_by_row_are_charged_whole(choices: dict[str, Any], before: int) -> None:
+    nothing: Any = None  # neither rows nor weights nor a store decide it
+    plan, control = Plan.of(**{**PREDICTS, **choices}), Plan.of(**PREDICTS)
+    assert PartyAnswers(plan, nothing, nothing, nothing).unanswered(plan.schedule.trained_at - before) is None
+    with pytest.raises(AttributeError):  # the control: of such a plan the store is asked
+        PartyAnswers(control, nothing, nothing, nothing).unanswered(control.schedule.trained_at)
 
 
 @settings(max_examples=40, deadline=None)
