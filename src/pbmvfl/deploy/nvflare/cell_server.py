@@ -67,6 +67,12 @@ class PeerState:
     def is_alive(self, now: float) -> bool:
         return self.channel is not None and not self.lost_reason and self.left_at is None and not self.is_cut(now)
 
+    def has_given_up(self, now: float) -> bool:
+        """Return whether it will not join: its BYE may overtake the refusal that says why, so that is waited for."""
+        if self.lost_reason:
+            return True
+        return self.left_at is not None and (bool(self.last_refusal) or now >= self.left_at + _OVERTAKEN)
+
     def missing_reason(self, seconds: float) -> str:
         if self.lost_reason:
             return self.lost_reason
@@ -171,7 +177,7 @@ class ServerCell:
             while missing := [peer for peer in self._peers if peer.channel is None or peer.lost_reason]:
                 self._check_open()
                 now = time.monotonic()
-                if now >= until or any(peer.lost_reason or peer.left_at is not None for peer in missing):
+                if now >= until or any(peer.has_given_up(now) for peer in missing):
                     raise PartyLost({peer.index: peer.missing_reason(timeout) for peer in missing})
                 for peer in missing:
                     self._challenge(peer, now, after=self._again_after)
