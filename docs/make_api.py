@@ -1,4 +1,4 @@
-"""Write docs/api.md from docstrings and signatures: `python docs/make_api.py`.
+"""Write docs/reference/api.md from docstrings and signatures: `python docs/make_api.py`.
 
 With `--check` nothing is written, and the exit code says whether the page is up to date.
 """
@@ -19,7 +19,7 @@ from typing import Any
 import pbmvfl
 from pbmvfl import errors
 
-PAGE = Path(__file__).with_name("api.md")
+PAGE = Path(__file__).parent / "reference" / "api.md"
 HOW = "python docs/make_api.py"
 #: Parts of the page: exported names, and names of other modules after their module. An exported name that is in none
 #: of them is in the last one.
@@ -49,7 +49,7 @@ _OTHERS = "More"
 
 
 def page() -> str:
-    """Return the whole of docs/api.md."""
+    """Return the whole of docs/reference/api.md."""
     blocks = [
         "# API",
         f"Made from docstrings and signatures by `{HOW}`; do not edit it by hand. A name is `pbmvfl.NAME` unless its "
@@ -283,7 +283,7 @@ def main() -> int:
     if asked.check:
         if PAGE.exists() and PAGE.read_text() == text:
             return 0
-        print(f"docs/api.md is not up to date; make it anew: {HOW}", file=sys.stderr)
+        print(f"docs/reference/api.md is not up to date; make it anew: {HOW}", file=sys.stderr)
         return 1
     PAGE.write_text(text)
     return 0

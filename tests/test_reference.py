@@ -87,9 +87,9 @@ def test_the_reader_of_markers_knows_their_three_forms():
 
 
 def test_the_code_of_the_page_about_it_runs(capsys):
-    page = (ROOT / "docs" / "pbm-vfl.md").read_text()
+    page = (ROOT / "docs" / "how-to" / "pbm-vfl.md").read_text()
     (code,) = re.findall(r"^```python\n(.*?)^```", page, flags=re.DOTALL | re.MULTILINE)
-    exec(compile(code, "docs/pbm-vfl.md", "exec"), {"__name__": "__main__"})
+    exec(compile(code, "docs/how-to/pbm-vfl.md", "exec"), {"__name__": "__main__"})
     assert (found := re.fullmatch(r"loss (\d\.\d\d) -> (\d\.\d\d)\n", capsys.readouterr().out))
     assert float(found[2]) < float(found[1])
 
@@ -100,9 +100,9 @@ _PLACE = re.compile(r"`(src/pbmvfl/[\w/]+\.py)`((?:[:,] `[\w.]+`)*)")
 
 
 def page_rows() -> list[tuple[str, set[int], str, str]]:
-    """(algorithm, lines, file, function) of every function that a table of docs/pbm-vfl.md names."""
+    """(algorithm, lines, file, function) of every function that a table of docs/how-to/pbm-vfl.md names."""
     found, algorithm = [], ""
-    for line in (ROOT / "docs" / "pbm-vfl.md").read_text().splitlines():
+    for line in (ROOT / "docs" / "how-to" / "pbm-vfl.md").read_text().splitlines():
         if heading := re.match(r"## (Algorithm \d|Protocol \d|)", line):
             algorithm = heading[1]
         elif algorithm and (row := re.match(r"\| ([\d, ]+) \|", line)):
@@ -131,7 +131,7 @@ def test_the_page_names_a_function_for_every_line_and_the_function_says_so_too()
 
 
 def test_every_path_of_the_package_on_the_page_exists():
-    paths = [path for path, _ in _PLACE.findall((ROOT / "docs" / "pbm-vfl.md").read_text())]
+    paths = [path for path, _ in _PLACE.findall((ROOT / "docs" / "how-to" / "pbm-vfl.md").read_text())]
     assert len(paths) > 20
     assert [path for path in paths if not (ROOT / path).is_file()] == []
 

@@ -1,4 +1,4 @@
-"""Table and picture of docs/planner.md, from the results."""
+"""Table and picture of docs/explanation/planner.md, from the results."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ def write(records: dict[str, list[Found]], docs: Path) -> None:
     """Write table and picture, if there are results."""
     if not records["compared"]:
         return
-    path = docs / "planner.md"
+    path = docs / "explanation" / "planner.md"
     text = path.read_text()
     before, rest = text.split(BEGIN)
     after = rest.split(END)[1]
     path.write_text(f"{before}{BEGIN}\n\n{_tables(records)}\n{END}{after}")
-    _picture(records["compared"], docs / "planner.png")
+    _picture(records["compared"], docs / "images" / "planner.png")
 
 
 def _tables(records: dict[str, list[Found]]) -> str:

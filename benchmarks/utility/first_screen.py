@@ -1,4 +1,4 @@
-"""docs/accuracy.png, for the README's first screen: `python -m benchmarks.utility.first_screen`.
+"""docs/images/accuracy.png, for the README's first screen: `python -m benchmarks.utility.first_screen`.
 
 Drawn from records alone: benchmarks/results/utility.jsonl (all methods, exact sums of test rows) and strict.jsonl
 (predictions that were released).
@@ -17,9 +17,9 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 RESULTS = Path(__file__).parents[1] / "results"
-PICTURE = Path(__file__).parents[2] / "docs" / "accuracy.png"
+PICTURE = Path(__file__).parents[2] / "docs" / "images" / "accuracy.png"
 EPSILONS = (0.5, 1.0, 2.0, 4.0, 8.0)
-#: (name in the records, words, colour, mark, width): few enough to be read at a glance; docs/utility.md has all.
+#: (name in the records, words, colour, mark, width): few enough to be read at a glance; utility.md has all.
 LINES = (
     ("ours", "ours, strict (exact sums at test)", "#0072B2", "o", 2.6),
     ("central", "DP-SGD on pooled columns (whole row)", "#009E73", "s", 1.5),

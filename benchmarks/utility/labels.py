@@ -108,11 +108,11 @@ _TITLE = "## What label privacy costs"
 
 
 def write(records: Records, docs: Path) -> None:
-    """Write the last section of docs/utility.md anew, and its picture."""
-    page = docs / "utility.md"
+    """Write the last section of docs/evidence/utility.md anew, and its picture."""
+    page = docs / "evidence" / "utility.md"
     before = page.read_text().partition(_TITLE)[0].rstrip() if page.exists() else ""
     page.write_text(f"{before}\n\n{section(records)}")
-    draw(records, docs / "label-utility.png")
+    draw(records, docs / "images" / "label-utility.png")
 
 
 def _figures(records: Records, dataset: str, algorithm: str, epsilon: float | None, name: str) -> list[float]:
@@ -130,7 +130,7 @@ def _cell(records: Records, dataset: str, algorithm: str, epsilon: float | None)
 
 
 def section(records: Records) -> str:
-    """Return the section of docs/utility.md."""
+    """Return the section of docs/evidence/utility.md."""
     titles = ["in clear" if epsilon is None else f"{epsilon:g}" for epsilon in LABEL_EPSILONS]
     lines = [
         _TITLE,
@@ -152,7 +152,7 @@ def section(records: Records) -> str:
             f"The paper's Activity setting reaches a train accuracy of 80% after {np.mean(clear):.1f} epochs with",
             f"labels in clear, and after {np.mean(drawn):.1f} with label epsilon 4.",
         ]
-    return "\n".join([*lines, "", "![Accuracy against the label epsilon](label-utility.png)", ""])
+    return "\n".join([*lines, "", "![Accuracy against the label epsilon](../images/label-utility.png)", ""])
 
 
 def draw(records: Records, path: Path) -> None:

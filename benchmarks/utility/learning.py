@@ -1,6 +1,6 @@
 """Softmax regression by noisy full-batch or sampled steps, after a noisy mean and Gram matrix: in plain numpy.
 
-The recipe is the library's (docs/theory.md), with numpy's Gaussians for the library's exact ones, so that baselines
+The recipe is the library's (theory.md), with numpy's Gaussians for the library's exact ones, so that baselines
 get what ours gets. All noise of one model has a shift, mu: epsilon and delta give it. Shares of mu^2 go to mean, Gram
 matrix and steps. Without noise, mu is infinite.
 

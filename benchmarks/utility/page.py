@@ -1,4 +1,4 @@
-"""docs/utility.md and docs/utility.png, from results."""
+"""docs/evidence/utility.md and docs/images/utility.png, from results."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Made by `python -m benchmarks.utility` from `benchmarks/results/utility.jsonl` (
 {num_parties} parties, Phishing in file order, test rows; mean ± standard deviation over seeds; delta {delta:g}. The
 unit is a cell, one party's values of one row, but where "whole row" is said: a row of all parties together.
 
-![Accuracy against epsilon and against advantage](utility.png)
+![Accuracy against epsilon and against advantage](../images/utility.png)
 
 - **ours, strict**: `Plan.for_budget(epsilon=E, unit="cell")` and `Federation(plan).fit(data)` with nothing else said;
   for whole rows `unit="record"`: the same bound on all parties' noisy updates of a row together.
@@ -49,12 +49,15 @@ splits is larger than that between seeds.
 
 def write(config: dict[str, Any], records: Records, docs: Path) -> None:
     """Write both files; parts without results yet are left out."""
-    docs.mkdir(parents=True, exist_ok=True)
-    draw(config, records, docs / "utility.png")
+    for name in ("evidence", "images"):
+        (docs / name).mkdir(parents=True, exist_ok=True)
+    draw(config, records, docs / "images" / "utility.png")
     introduction = _INTRODUCTION.format(
         num_seeds=len(config["seeds"]), num_parties=config["num_parties"], delta=config["delta"]
     )
-    (docs / "utility.md").write_text(introduction + "".join(f"\n{line}" for line in _tables(config, records)) + "\n")
+    (docs / "evidence" / "utility.md").write_text(
+        introduction + "".join(f"\n{line}" for line in _tables(config, records)) + "\n"
+    )
     if labels.RESULTS.exists():
         labels.write(Records(labels.RESULTS), docs)
 

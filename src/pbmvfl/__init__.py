@@ -5,7 +5,7 @@ data = pbmvfl.load_dataset("digits")
 plan = pbmvfl.Plan.for_budget(epsilon=8, delta=1e-5, data=data)
 result = pbmvfl.Federation(plan).fit(data)
 
-Errors are in `pbmvfl.errors`, the values that a plan's names take in the packages that use them: docs/api.md.
+Errors are in `pbmvfl.errors`, the values that a plan's names take in the packages that use them: docs/reference/api.md.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ Comments give the paper's line numbers; the steps of Protocol 0, which the paper
 NOT FOR PROTECTING DATA. One process plays every role and holds every column. There is no cryptography: masks and noise
 come from one ordinary generator that the caller holds. No privacy loss is counted and no limit is enforced. This is a
 specification and a test oracle, and it shares no code with the rest of the package. `pbmvfl.Federation` runs the same
-algorithm with keys, secret noise and a privacy account; docs/pbm-vfl.md names the function there for each line.
+algorithm with keys, secret noise and a privacy account; docs/how-to/pbm-vfl.md names the function there for each line.
 
 Symbols:
 

@@ -27,7 +27,7 @@ from pbmvfl.errors import BudgetExceeded, DataError, ModelError, PlanError
 from support.label_draws import LEDGER as LABEL_LEDGER
 from support.label_draws import charged
 
-PAGE = Path(__file__).parents[2] / "docs" / "estimator.md"
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "estimator.md"
 COLUMNS = {"bank": ["age", "job"], "shop": ["visits", "spent"]}
 SCHEMA = {
     "columns": {
@@ -37,7 +37,7 @@ SCHEMA = {
         "spent": {"range": [0, 300]},
     }
 }
-#: Checks of scikit-learn that cannot pass, and why; docs/estimator.md lists the same.
+#: Checks of scikit-learn that cannot pass, and why; docs/how-to/estimator.md lists the same.
 EXPECTED = {
     "check_estimators_pickle": "the parts of a model belong to different owners; it is saved, not pickled",
     "check_fit_idempotent": "a second fit draws new noise",

@@ -22,7 +22,7 @@ def planned(epsilon: float, **other: Any) -> PredictionChoice:
 
 
 def pure_epsilon(choice: PredictionChoice, unit: Unit, adversary: Adversary) -> float:
-    """From the numbers of the mechanism alone, by the formulas of docs/theory.md, 2.14 and 2.15."""
+    """From the numbers of the mechanism alone, by the formulas of docs/explanation/theory.md, 2.14 and 2.15."""
     honest = choice.mechanism.num_parties - adversary.colluding_parties
     cells = honest if unit is Unit.RECORD else 1
     if isinstance(choice.mechanism, RandomisedSymbols):

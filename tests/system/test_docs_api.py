@@ -1,4 +1,4 @@
-"""docs/api.md is made from docstrings and signatures, and is what they say now."""
+"""docs/reference/api.md is made from docstrings and signatures, and is what they say now."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def test_the_page_is_up_to_date():
         [sys.executable, str(DOCS / "make_api.py"), "--check"], capture_output=True, text=True, timeout=900, check=False
     )
     assert done.returncode == 0, (
-        done.stderr or "docs/api.md is stale: run `python docs/make_api.py` and commit the page"
+        done.stderr or "docs/reference/api.md is stale: run `python docs/make_api.py` and commit the page"
     )
 
 
 def test_every_exported_name_is_on_the_page():
-    page = (DOCS / "api.md").read_text()
+    page = (DOCS / "reference" / "api.md").read_text()
     missing = [name for name in pbmvfl.__all__ if not re.search(rf"(### |[├└│ ─]|^){name}\b", page, flags=re.MULTILINE)]
     assert not missing, f"{missing}: run `python docs/make_api.py`, which tells where they belong"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 _LINK = re.compile(r"\]\(([^()\s]+)\)|(?:src|href|srcset)=\"([^\"]+)\"")
 _CODE = re.compile(r"^```.*?^```$|`[^`\n]*`", flags=re.DOTALL | re.MULTILINE)
 
@@ -44,7 +44,7 @@ def test_every_link_leads_somewhere(page):
 
 def test_every_page_of_the_docs_can_be_reached_from_the_readme():
     linked = {link.partition("#")[0] for link in links((ROOT / "README.md").read_text())}
-    assert {f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")} <= linked
+    assert {path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md")} <= linked
 
 
 def test_a_link_that_leads_nowhere_is_seen(tmp_path):

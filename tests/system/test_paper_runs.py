@@ -23,7 +23,7 @@ class Reached(Exception):
 def activity():
     root = data_root()
     if root is None or not (root / "activity").is_dir():
-        pytest.skip("no copy of Activity at hand; see docs/data.md")
+        pytest.skip("no copy of Activity at hand; see docs/how-to/own-table.md")
     return load_dataset("activity", num_parties=5, root=root)
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-TUTORIAL, EXAMPLES = ROOT / "docs" / "tutorial.md", ROOT / "examples"
+TUTORIAL, EXAMPLES = ROOT / "docs" / "start" / "tutorial.md", ROOT / "examples"
 _FENCED = re.compile(r"^```(\w+)\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
 _ENDS_WITH = re.compile(r"# ends with code (\d+)")
 
@@ -83,7 +83,7 @@ def test_every_command_of_the_tutorial_does_what_is_shown(run_main, monkeypatch,
         really = wordings("".join(printed))
         for line in filter(str.strip, shown.replace("...\n", "\n").splitlines()):
             wanted = wordings(line).strip()
-            assert wanted in really, f"docs/tutorial.md shows {line!r} below\n{commands}\nwhich printed\n{printed}"
+            assert wanted in really, f"the tutorial shows {line!r} below\n{commands}\nwhich printed\n{printed}"
     assert commanded >= 10
     assert (folder / "predictions.parquet").is_file()
     assert (folder / "runs" / "first" / "report.html").is_file()

@@ -141,7 +141,7 @@ def test_page_and_picture_come_from_results_alone(tmp_path):
     ]  # fmt: skip
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     page.write(CONFIG, Records(path), tmp_path / "docs")
-    text = (tmp_path / "docs" / "utility.md").read_text()
+    text = (tmp_path / "docs" / "evidence" / "utility.md").read_text()
     assert ".805 ± .007" in text
     assert all(method.label in text for method in METHODS.values())
-    assert (tmp_path / "docs" / "utility.png").stat().st_size > 10_000
+    assert (tmp_path / "docs" / "images" / "utility.png").stat().st_size > 10_000

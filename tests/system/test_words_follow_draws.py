@@ -365,7 +365,7 @@ def test_a_planted_claim_in_help_is_caught():
 
 
 def test_the_picture_shows_each_algorithm_s_own_draws(runs):
-    svg = ElementTree.parse(ROOT / "docs" / "row.svg")
+    svg = ElementTree.parse(ROOT / "docs" / "images" / "row.svg")
     lanes = {each.get("id"): " ".join(each.itertext()) for each in svg.iter() if each.tag.endswith("}g")}
     assert set(lanes) == set(Algorithm)
     for name, text in lanes.items():

@@ -98,8 +98,8 @@ def attack_data(
     """
     if any(part.ndim > 2 for part in data.train_features):
         raise DataError(
-            f"data={data.name}: pictures with colours are attacked on a GPU (docs/attacks.md); permitted here: tables "
-            "and digits"
+            f"data={data.name}: pictures with colours are attacked on a GPU (docs/evidence/attacks.md); "
+            "permitted here: tables and digits"
         )
     for size in ("num_parties", "num_samples", "num_classes", "num_test_samples") if plan is not None else ():
         if getattr(plan, size) != getattr(data, size):

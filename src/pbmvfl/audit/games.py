@@ -150,7 +150,7 @@ def _trimmed(law: IntegerLaw) -> IntegerLaw:
 def choose_game(mechanism: Mechanism, trials: int, *, delta: float = DELTA, confidence: float = CONFIDENCE) -> Game:
     """Choose the game that promises the largest bound by the claimed law. Nothing is drawn."""
     parties = mechanism.num_parties
-    # All at one end is the best choice wherever it was tried (docs/theory.md, section 3); a few others are tried too.
+    # All at one end is the best choice wherever it was tried (theory.md, section 3); a few others are tried too.
     tops = range(parties) if parties <= _FEW_PARTIES else (0, parties // 2, parties - 1)
     mixed = [(1.0,) * top + (-1.0,) * (parties - 1 - top) for top in tops]
     best = (-1.0, Game((), 0, 0))

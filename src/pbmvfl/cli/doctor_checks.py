@@ -230,7 +230,8 @@ def data_folders() -> Finding:
     try:
         folder = data_root()
     except DataError as error:
-        return trouble(name, str(error), "set PBMVFL_DATA to a folder with local copies (docs/data.md), or unset it")
+        remedy = "set PBMVFL_DATA to a folder with local copies (docs/how-to/own-table.md), or unset it"
+        return trouble(name, str(error), remedy)
     if not _can_be_made(cache_root()):
         return note(name, f"the cache {cache_root()} cannot be written to", "set PBMVFL_CACHE to a folder that can be")
     if folder is None:

@@ -95,7 +95,7 @@ def load_dataset(
     Args:
         name: One of `DATASETS`.
         num_parties: Number of parties; by default the set's usual number.
-        root: Folder of local copies, laid out as `docs/data.md` says; searched before all others.
+        root: Folder of local copies, laid out as `docs/how-to/own-table.md` says; searched before all others.
         progress: Show progress of downloads and preparation on standard error.
 
     Returns:
@@ -279,7 +279,7 @@ def _check_activity(data: dict[str, tuple[npt.NDArray[Any], npt.NDArray[Any]]], 
             raise DataError(
                 f"{source}: {split} has shape={features.shape} and rows per class {counts}; the official split has "
                 f"{(sum(expected), _ACTIVITY_COLUMNS)} and {expected}. The rows are incomplete or in another order, "
-                "so the split cannot be told: use a copy of the official one (docs/data.md)"
+                "so the split cannot be told: use a copy of the official one (docs/how-to/own-table.md)"
             )
 
 

@@ -4,7 +4,7 @@ Choosing the best Renyi order after the fact, or composing privacy-loss distribu
 fixed beforehand. A limit must hold for whatever comes, so the way of counting is fixed when it is set. There are two:
 
 - `gaussian`: squared shifts in standard deviations add up, whoever chose the next release. Exact for Gaussian noise.
-  On a row that has no Gaussian noise yet, releases with a pure epsilon add up by that (docs/privacy.md has the proof).
+  On a row that has no Gaussian noise yet, releases with a pure epsilon add up by that (privacy.md has the proof).
 - `renyi`: at one order divergences add up (Feldman and Zrnic, 2021). For whatever is not Gaussian.
 """
 

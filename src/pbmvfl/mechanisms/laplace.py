@@ -105,7 +105,7 @@ class PolyaLaplaceSharesRelease(ReleaseEvent):
     Each party's noise is the difference of two NegativeBinomial(1/noisy_parties, exp(-1/scale)). The integers of one
     party's row add up to at most `levels`.
 
-    Proofs in docs/theory.md, "Shares of a whole". What goes up goes up by `levels` in all, and so does what goes down;
+    Proofs in theory.md, "Shares of a whole". What goes up goes up by `levels` in all, and so does what goes down;
     one coordinate for each is the worst case, if the noise is whole.
     """
 

@@ -10,7 +10,7 @@ floor(2^64 P(X <= k)), by a search whose number of steps depends on the length o
 u has the very 64 bits of an entry: once in 2^52 draws at a scale of 64, once in 2^44 at the largest. Then u gets more
 random bits and the sums more digits, until it is decided. So the law is exact: nothing is rounded and no tail is cut.
 
-Sums are integers in units of 2^-bits with a bound on their error (docs/theory.md, "Laplace noise in shares").
+Sums are integers in units of 2^-bits with a bound on their error (theory.md, "Laplace noise in shares").
 """
 
 from __future__ import annotations

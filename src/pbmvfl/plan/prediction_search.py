@@ -1,7 +1,7 @@
 """From a budget for one row's prediction to a mechanism, a vote and, where votes are read by tables, their noise.
 
 The rules use public numbers alone: epsilon, whose it is, who looks, how many parties, classes and training rows there
-are. They were chosen on held-out training rows of four tables (docs/privacy.md, "Predictions"):
+are. They were chosen on held-out training rows of four tables (docs/explanation/privacy.md, "Predictions"):
 
 - Randomised response says one symbol of k a party. Its noise is added M times, and falls exponentially in epsilon.
 - Laplace noise in shares is added once to the sum of all votes, and falls like 1/epsilon.

@@ -4,7 +4,7 @@ The hull over k (`loss_distribution.cell_losses`) takes the worst k for every ep
 if k could be changed with hindsight. With few bits in a sum and many releases that costs up to a tenth. Here the worst
 case is followed step by step instead: V_c(l), the largest delta at epsilon 0 that c more releases can reach when the
 losses so far add up to l, is the maximum over k of the mean of V_(c-1)(l + loss). It is the profile of a pair that
-dominates c releases (docs/theory.md, 2.11).
+dominates c releases (docs/explanation/theory.md, 2.11).
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ An epsilon of 8 is nearly everything for a pure mechanism, and much less for a G
 An attack looks at everything that is released and says which of two neighbouring data sets it came from. Its advantage
 is the share of true alarms minus the share of false ones; what the best one reaches is the total variation of the
 dominating pair, delta at epsilon 0. Its detection rate is the share of true alarms when one in 1,000 is false. Both are
-bounded from above; proofs in docs/theory.md, 2.13.
+bounded from above; proofs in docs/explanation/theory.md, 2.13.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def attack_from_rdp(curve: Curve, orders: tuple[float, ...] = ORDERS) -> Attack:
         return NO_ATTACK
     # Every order's divergence is at least the Kullback-Leibler divergence: Pinsker, and Bretagnolle and Huber.
     advantages = [math.sqrt(smallest / 2), math.sqrt(-math.expm1(-smallest))]
-    # delta at each epsilon (docs/theory.md, 2.7), and the advantage that the two of them permit
+    # delta at each epsilon (docs/explanation/theory.md, 2.7), and the advantage that the two of them permit
     log_deltas = (alpha - 1) * (rdp + np.log1p(-1 / alpha) - _EPSILONS[:, None]) - np.log(alpha)
     deltas = np.exp(np.minimum(log_deltas.min(axis=1), 0.0))
     advantages.append(float(np.min(np.tanh(_EPSILONS / 2) + 2 * deltas / (np.exp(_EPSILONS) + 1))))

@@ -1,6 +1,6 @@
 """Privacy losses of different events, put together.
 
-Each event names the pair of laws that dominates it (docs/theory.md); here the pairs of a whole run become one number.
+Each event names the pair of laws that dominates it (theory.md); here the pairs of a whole run become one number.
 What cannot be computed well becomes infinity, and the Renyi curve is reported instead.
 """
 

@@ -7,7 +7,7 @@ In step t a party does not hide the sum G_t of its batch alone but a mixture of 
 with fresh noise z_t, and takes from all y so far its estimates of the sums: their errors then cancel from step to step,
 and the weights, which add the estimates up, carry much less noise. A sum shows in b steps instead of one, so a use of a
 row moves everything that is released by |c| times as much, and b must be at most the steps between two uses of a row.
-docs/theory.md, 2.21, has the proof.
+docs/explanation/theory.md, 2.21, has the proof.
 
 The coefficients are those of the square root of what training does with the estimates: their running sum, smoothed as
 momentum would. As a power series that is 1/sqrt((1-x)(1-s x)), cut off after b terms and rounded to multiples of 2^-12,

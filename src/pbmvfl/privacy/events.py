@@ -332,7 +332,7 @@ class RoundedGaussianSum(UpdateEvent):
     The noise has standard deviation noise_multiplier * clip_norm and is rounded down to the grid. Replacing a row moves
     the
     integers by at most diameter * clip_norm. Integers plus the rounded noise are the rounded output of the Gaussian
-    mechanism, so that one's whole loss distribution bounds it (docs/theory.md, 2.16).
+    mechanism, so that one's whole loss distribution bounds it (docs/explanation/theory.md, 2.16).
     """
 
     name: ClassVar[str] = "rounded-gaussian-sum"

@@ -1,6 +1,6 @@
 """Renyi curves of a CELL where a sum has so many bits that not every k and not every value can be looked at.
 
-Lemmas in docs/theory.md, 2.9: groups of neighbouring k, values far out bounded by Chernoff, orders between two computed
+Lemmas in theory.md, 2.9: groups of neighbouring k, values far out bounded by Chernoff, orders between two computed
 ones by convexity, and orders beyond the last computed one by the largest loss there is.
 """
 
@@ -182,7 +182,7 @@ def strides(num_bits: int, changed_bits: int, groups: int) -> tuple[int, list[in
     Groups of s neighbouring k, one s for each `groups`-th part of all bits.
 
     Every k in [j, j + s) has at least j bits at hi and others - j - s + 1 at lo; the pair from which the remaining
-    s - 1 bits are left out dominates all of them (docs/theory.md, 2.9). The last group starts s - 1 before the last k.
+    s - 1 bits are left out dominates all of them (theory.md, 2.9). The last group starts s - 1 before the last k.
     """
     others = num_bits - changed_bits
     stride = min(others + 1, math.ceil(num_bits / groups))
@@ -255,7 +255,7 @@ class Pair:
         log_p, error_p = log_pmf_window(self.bits, self.low + self.changed, self.last + 1, last)
         log_q, error_q = log_pmf_window(self.bits, self.low, self.last + 1, last)
         self.log_p = np.concatenate((self.log_p, log_p))
-        # The ratio of the two laws rises with the sum (docs/theory.md, 2.1); rounding may not disturb that.
+        # The ratio of the two laws rises with the sum (docs/explanation/theory.md, 2.1); rounding may not disturb that.
         self.loss = np.maximum.accumulate(np.concatenate((self.loss, log_p - log_q)))
         self.errors.append(max(self.errors[-1], error_p, error_q))
         self.ends.append(len(self.loss))

@@ -251,7 +251,7 @@ def group_losses(num_trials: int, beta_16: int, noisy_parties: int, groups: int)
 
 
 def _large_envelope(num_bits: int, num_trials: int, beta_16: int) -> tuple[Vector, Vector, float]:
-    """Atoms and slack from groups of k and the first piece of each: docs/theory.md, 2.9."""
+    """Atoms and slack from groups of k and the first piece of each: docs/explanation/theory.md, 2.9."""
     table = pairs(num_bits, num_trials, beta_16)
     columns = [slice(0, pair.ends[1]) for pair in table]
     log_p = [pair.log_p[here] for pair, here in zip(table, columns, strict=True)]
@@ -322,7 +322,7 @@ def compose(atoms: LossDistribution, count: int, delta: float) -> LossDistributi
 def compose_parts(parts: Parts, delta: float) -> LossDistribution:
     """Compose count releases of each pair, by FFT, on one grid that is fine enough for the size of the sum.
 
-    Any order of the releases: dominating pairs compose adaptively, whichever release uses which (docs/theory.md, 1).
+    Any order of the releases: dominating pairs compose adaptively, whichever release uses which (theory.md, 1).
     """
     parts = [(atoms, count) for atoms, count in parts if count > 0]
     if not parts:
@@ -362,7 +362,7 @@ def compose_parts(parts: Parts, delta: float) -> LossDistribution:
 def _product(factors: Sequence[tuple[Vector, int]], points: int) -> tuple[Vector, float, float]:
     """Return the cyclic convolution of count copies of each, and bounds on the error of one entry and of all entries.
 
-    docs/theory.md, 2.10. An entry of a transform is a tree of sums of log2(points) levels over the masses, so it is
+    theory.md, 2.10. An entry of a transform is a tree of sums of log2(points) levels over the masses, so it is
     wrong by at most log2(points) * eta of their sum; powers and products of such numbers follow from that.
     """
     levels = math.log2(points) * _FFT_ETA

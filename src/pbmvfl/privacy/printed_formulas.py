@@ -1,7 +1,7 @@
 """Formulas of the PBM-VFL paper as printed, for its baseline and for reproducing its tables.
 
 Its privacy theorems are not here, and no epsilon of this package comes from them: C0 is never given in the paper,
-Theorem 6.1 does not hold for the adjacency it names, and Theorem 6.2 grows like 2^M. See docs/theory.md.
+Theorem 6.1 does not hold for the adjacency it names, and Theorem 6.2 grows like 2^M. See docs/explanation/theory.md.
 """
 
 from __future__ import annotations

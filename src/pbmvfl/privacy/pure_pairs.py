@@ -57,7 +57,7 @@ def pure_losses(epsilon: float) -> LossDistribution:
 
 
 # --- Privacy losses of discrete Laplace noise, and of noise of which some shares are missing ---
-# Proofs in docs/theory.md, "Laplace noise in shares". Noise of scale s has mass (1-p)/(1+p) p^|x| at x, p = exp(-1/s).
+# Proofs in theory.md, "Laplace noise in shares". Noise of scale s has mass (1-p)/(1+p) p^|x| at x, p = exp(-1/s).
 
 
 #: Two sums that lie further apart than this are told apart by the largest loss alone.

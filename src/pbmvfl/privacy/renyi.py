@@ -1,6 +1,6 @@
 """Exact Renyi divergence of one row's release, for each unit, over a grid of orders.
 
-Proofs in docs/theory.md. Every curve is an upper bound. RECORD is attained; CELL is wherever the maximum over k sits at
+Proofs in theory.md. Every curve is an upper bound. RECORD is attained; CELL is wherever the maximum over k sits at
 an end, as it did in every case tried. Where exactness would take too long (more than 1,536 bits in a sum) one in a
 hundred bits of noise is left out of the count, which raises the curve by about a hundredth: `large_sums`.
 """
@@ -41,7 +41,7 @@ def _divergences(
 ) -> Curve:
     """Return the maximum over the rows of D_order(P || Q), for each order, from logarithms wrong by at most log_error.
 
-    Raised by what that error and the rounding of the sums here can take away: docs/theory.md, 2.8.
+    Raised by what that error and the rounding of the sums here can take away: docs/explanation/theory.md, 2.8.
     """
     columns = log_p.shape[1]
     error = log_error + (4 * columns + 8) * UNIT_OF_ROUNDING

@@ -6,7 +6,7 @@ The second is a local run with the remaining budget, or, if products were found,
 and context.
 
 The second run is chosen by what the first released. If each possible one is within (epsilon - e_A, delta) by itself,
-the whole is within (epsilon, delta): docs/theory.md 2.20. So that is what both are planned for.
+the whole is within (epsilon, delta): docs/explanation/theory.md 2.20. So that is what both are planned for.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ So a step is noise_multiplier * clip_norm / s, and clip_norm is C = s / noise_mu
 whole units of a finer grid, and the sum is rounded to steps once. With d weights that moves the difference of two sums
 by at most sqrt(d), so exact sums would leave a row a norm of R = C - sqrt(d)/2 steps: two that differ in one row are at
 most 2R + sqrt(d) = 2C steps apart. Dense layers add up a chunk of rows in float32, which is wrong by at most a share of
-R; a tenth of a per cent of R is left for it. docs/theory.md, 2.16 and 2.16a, has the proofs. Where no two rows are
+R; a tenth of a per cent of R is left for it. theory.md, 2.16 and 2.16a, has the proofs. Where no two rows are
 more than D R apart the same holds with D in place of 2 (2.22).
 
 With correlated noise the sums of b steps are mixed before they are rounded, and a row shows in b of them: it may have a

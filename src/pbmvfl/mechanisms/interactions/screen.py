@@ -7,7 +7,7 @@ does not show a column), and Z a constant and every shown level by itself. With 
 
 Null: given the symbols, labels are independent and each one's mean is additive in the shown levels (in particular:
 does not depend on them). Then x is above t with probability at most (t/r)^(r/2) exp((r-t)/2), and for r = 1 also at
-most 2 exp(-t/2). No large numbers are assumed: docs/theory.md, "The screen's alarm rate". The union over pairs and
+most 2 exp(-t/2). No large numbers are assumed: theory.md, "The screen's alarm rate". The union over pairs and
 classes is taken, so `log_tail` bounds the logarithm of the probability that a screen without any interaction has such a
 pair.
 """
