@@ -53,3 +53,12 @@ def test_a_link_that_leads_nowhere_is_seen(tmp_path):
         "# A heading, here\n[a](page.md) [b](none.md) [c](#a-heading-here) [d](#none) `[e](code.md)` [f](https://x.y)\n"
     )
     assert broken(page) == ["none.md", "#none"]
+
+
+def test_every_test_that_a_page_names_exists():
+    named = {name for page in PAGES for name in re.findall(r"`(test_\w+)`", page.read_text())}
+    defined = {
+        name for path in (ROOT / "tests").rglob("*.py") for name in re.findall(r"def (test_\w+)", path.read_text())
+    }
+    assert len(named) > 100
+    assert named - defined == set()
