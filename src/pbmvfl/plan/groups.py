@@ -110,6 +110,15 @@ def feature_width(features: FeatureMap, columns: int, column_values: int) -> int
     return columns
 
 
+class FusionName(StrEnum):
+    """Models by which the label holder reads what parties released of a row."""
+
+    AUTO = "auto"  #: whichever predicts held-out fusion rows best
+    SUM = "sum"  #: what parties say is added up, as if they were independent
+    LOGISTIC = "logistic"  #: logistic regression: weighs what several parties know
+    BOOSTED = "boosted"  #: boosted trees: learns what parties know jointly
+
+
 class Start(StrEnum):
     """First weights of the networks that the plan makes."""
 
