@@ -41,7 +41,6 @@ PARTS = (
             "pbmvfl.plan.groups.OptimizerName",
             "pbmvfl.wire.gradient_codecs.GradientCodecName",
             "pbmvfl.training.encoders.Bounded",
-            "pbmvfl.research.joint.train_jointly",
         ),
     ),
 )

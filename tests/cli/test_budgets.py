@@ -222,33 +222,3 @@ def test_a_delta_that_permits_publishing_a_row_is_noted(cli, table):
     code, out, err = cli("train", *table, "--epsilon", 8, "--delta", 0.01, "--out", "run")
     assert code == 0, err
     assert "is not below 1/num_samples" in " ".join(out.split())
-
-
-# --- columns that interact ---
-
-
-def test_joint_says_why_it_does_not_screen_and_trains_alone(cli, table):
-    code, out, err = cli("joint", *table, "--epsilon", 2, "--column-range=-1,1", "--json")
-    assert code == 0, err
-    found = read(out)
-    assert not found["is_joint"]
-    assert "so training is local" in found["words"][0]
-    assert 1.99 < found["epsilon"] <= 2
-    assert found["screen_epsilon"] == 0
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (("--column-range=1",), "column_range='1' must be two numbers"),
-        (("--column-range=1,-1",), "the first number must be below the second"),
-        (("--screen", "maybe"), "maybe"),
-        (("--unit", "party"), "unit=party"),
-        (("--delta", 2), "delta=2.0"),
-        (("--epsilon", -1), "epsilon=-1.0"),
-    ],
-)
-def test_joint_refuses_what_makes_no_sense(options, words, cli, table):
-    code, out, err = cli("joint", *table, *options)
-    assert (code, out) == (2, "")
-    assert words in " ".join(err.split())

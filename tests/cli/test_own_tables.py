@@ -296,12 +296,6 @@ def test_a_file_whose_name_has_an_equals_sign_is_a_file(cli: Cli) -> None:
     assert cli("train", "--data", "a=b.csv", *options, *QUICK, "--out", "run")[0] == 0
 
 
-def test_joint_takes_the_same_files(cli: Cli) -> None:
-    code, _, err = cli("joint", *FILES[:-2], "--label", "chrn")
-    assert code == 2
-    assert "label='chrn' is in none of bank.csv, shop.csv (did you mean 'churn'?)" in err
-
-
 # --- what a run folder keeps ---
 
 OLD = {

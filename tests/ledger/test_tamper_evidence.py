@@ -23,9 +23,7 @@ from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.errors import LedgerError
 from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.ledger.spending import spending
-from pbmvfl.mechanisms.interactions.plan_group import Interactions
 from pbmvfl.plan.plan import Plan
-from pbmvfl.plan.schedule import SYMBOLS, Order, Phase
 from support.ledger_books import NAME, charge_all, paper_limit, small_plan
 from support.local_plans import voting_plan
 
@@ -182,16 +180,9 @@ def test_any_other_letter_of_the_terms_is_noticed(
 
 
 def test_every_kind_of_plan_has_a_key_that_is_its_hash(path: Path, data: VerticalDataset) -> None:
-    shared = Interactions(
-        columns=(((0, -3.0, 3.0, 2), (1, -3.0, 3.0, 2)),) * 3, shown=2, pairs=(), response_epsilon=2.0
-    )
-    screen = Plan.for_data(
-        data, interactions=shared, phases=(Phase(kind=SYMBOLS, passes=1, order=Order.AS_GIVEN),), evaluation="released"
-    )
     plans = [
         *(Plan.from_dict(values) for values in json.loads((DATA / "frozen-plans.json").read_text()).values()),
         voting_plan(data),
-        screen,
         small_plan(first_weights=["ab" * 32] * 3),
     ]
     for number, plan in enumerate(plans):

@@ -39,7 +39,7 @@ def test_options_are_all_names_but_the_arguments_of_a_search():
 def test_a_name_has_the_type_of_its_setting(name):
     declared = plan_settings().get(name.removeprefix(PREDICTION_PREFIX))
     if declared is None:
-        assert name in ("phases", "first_weights", "model", "interactions")
+        assert name in ("phases", "first_weights", "model")
         return
     permitted = set(get_args(HINTS[name])) or {HINTS[name]}
     if get_args(declared.kind):

@@ -28,8 +28,7 @@ from pbmvfl.data.new_rows import NewRows
 from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.errors import BudgetExceeded, DataError
 from pbmvfl.federation.party_setup import PartySetup
-from pbmvfl.mechanisms.interactions.plan_group import Interactions
-from pbmvfl.plan.schedule import KINDS, SYMBOLS, Order, Phase
+from pbmvfl.plan.schedule import KINDS
 from pbmvfl.protocol.stored_answers import StoredAnswers
 from pbmvfl.training.encoders import build_encoder, weights_digest
 from pbmvfl.training.preparation import preparation_for
@@ -413,42 +412,6 @@ def test_a_run_that_goes_on_answers_test_rows_as_before_whatever_changed(tmp_pat
     assert charged == 0
 
 
-def symbol_plan(data: VerticalDataset) -> Plan:
-    columns = (((0, -1.0, 1.0, 2), (1, -1.0, 1.0, 2)),) * 2
-    shared = Interactions(columns=columns, shown=1, response_epsilon=1.0)
-    phases = (Phase(kind=SYMBOLS, passes=1, order=Order.AS_GIVEN),)
-    return Plan.for_data(data, interactions=shared, phases=phases, batch_size=60, evaluation="released", seed=7)
-
-
-def reordered(data: VerticalDataset, order: Sequence[int]) -> VerticalDataset:
-    chosen = list(order)
-    return dataclasses.replace(
-        data,
-        train_features=tuple(part[chosen] for part in data.train_features),
-        train_labels=data.train_labels[chosen],
-        train_ids=None if data.train_ids is None else tuple(data.train_ids[row] for row in chosen),
-    )
-
-
-def test_symbols_of_training_rows_are_sent_again_whatever_changed(tmp_path):
-    data = named(table())
-    moved = np.array(data.train_features[0])
-    moved[3:30] *= -40
-    changed = dataclasses.replace(data, train_features=(moved, data.train_features[1]))
-    (first, _), (again, charged) = interrupted(symbol_plan(data), data, changed, tmp_path, SYMBOLS.code)
-    assert len(first) == 2
-    assert (again, charged) == (first, 0)
-
-
-def test_a_training_row_at_another_place_is_not_given_its_neighbours_symbol(tmp_path):
-    """Ids say who a row is; without them its number in the dataset does, as for the ledger."""
-    data = named(table())
-    swapped = reordered(data, [*reversed(range(data.num_samples))])
-    (first, _), (again, charged) = interrupted(symbol_plan(data), data, swapped, tmp_path, SYMBOLS.code)
-    assert charged == data.num_samples
-    assert all(one != other for one, other in zip(first, again, strict=True))
-
-
 # --- keys ---
 
 
@@ -471,11 +434,10 @@ def keys_of(folder: Path, plan: Plan, data: VerticalDataset) -> list[list[bytes]
         return [party._answers.keys(current) for current in plan.schedule]
 
 
-@pytest.mark.parametrize("kind", ["predictions", "symbols"])
 @pytest.mark.parametrize("has_ids", [True, False])
-def test_no_key_depends_on_a_column(kind, has_ids, tmp_path):
+def test_no_key_depends_on_a_column(has_ids, tmp_path):
     data = named(table()) if has_ids else table()
-    plan = plan_of(data, evaluation="released") if kind == "predictions" else symbol_plan(data)
+    plan = plan_of(data, evaluation="released")
     known = keys_of(tmp_path, plan, data)
     assert any(known)
     random = np.random.default_rng(2)

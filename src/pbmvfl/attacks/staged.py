@@ -28,7 +28,7 @@ from pbmvfl.privacy.accounting import Activity, EpsilonBound, TrainingRun, epsil
 from pbmvfl.privacy.events import ReleaseEvent
 from pbmvfl.privacy.units import Accounting, Unit
 from pbmvfl.training.encoders import build_encoder
-from pbmvfl.training.features import mapped, network_shape
+from pbmvfl.training.features import feature_shape, mapped
 from pbmvfl.training.head import log_shares, mean_loss_slope
 from pbmvfl.training.preparation import preparation_for
 from pbmvfl.training.updates import update_for
@@ -77,15 +77,15 @@ def staged_votes(plan: Plan, data: VerticalDataset, *, seed: int) -> StagedVotes
     """Train every party alone with made-up noise, and return its votes.
 
     Args:
-        plan: A plan with local rounds and a mechanism for predictions, without interactions.
+        plan: A plan with local rounds and a mechanism for predictions.
         data: The rows.
         seed: Of the noise and of the drawn labels.
 
     Raises:
         PlanError: The plan trains in another way, or makes no predictions.
     """
-    if plan.training is not Training.LOCAL or plan.prediction is None or plan.interactions is not None:
-        raise PlanError("this attack is on plans with training=local, a prediction mechanism and no interactions")
+    if plan.training is not Training.LOCAL or plan.prediction is None:
+        raise PlanError("this attack is on plans with training=local and a prediction mechanism")
     entropy = MadeUpEntropy(seed)
     response = plan.label_response
     labels = data.train_labels if response is None else response.draw(data.train_labels, entropy)
@@ -100,7 +100,7 @@ def _votes_of(
     plan: Plan, index: int, train: Array, test: Array, labels: Array, entropy: MadeUpEntropy
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
     rows = torch.from_numpy(mapped(plan, train).astype(np.float32, copy=False))
-    encoder = build_encoder(plan, index=index, input_shape=network_shape(plan, train.shape[1:], index=index))
+    encoder = build_encoder(plan, index=index, input_shape=feature_shape(plan, train.shape[1:]))
     preparation = preparation_for(plan, index=index, rows=rows[:4])
     update = update_for(plan, encoder)
     labels_N = torch.from_numpy(labels)

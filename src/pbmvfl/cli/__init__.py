@@ -17,7 +17,6 @@ from pbmvfl.cli.attack import attack
 from pbmvfl.cli.audit import audit
 from pbmvfl.cli.doctor import doctor
 from pbmvfl.cli.jobs import align, resume, submit
-from pbmvfl.cli.joint import joint
 from pbmvfl.cli.plan import plan
 from pbmvfl.cli.predict import evaluate, predict
 from pbmvfl.cli.privacy import privacy
@@ -61,7 +60,6 @@ def _root(
 app.command()(train)
 app.command()(predict)
 app.command()(evaluate)
-app.command()(joint)
 app.command()(reproduce)
 app.command()(plan)
 app.command()(privacy)

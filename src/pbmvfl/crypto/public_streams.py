@@ -10,7 +10,6 @@ SCHEDULE_STREAM = 1
 SPLIT_STREAM = 2
 WEIGHTS_STREAM = 3
 CODEC_STREAM = 4
-SHOWN_STREAM = 5
 
 
 def public_bits(count: int, *, seed: int, stream: int, index: int = 0) -> npt.NDArray[np.uint64]:

@@ -48,10 +48,9 @@ from pbmvfl.plan.plan import Plan
 from pbmvfl.protocol.party import part_of_state
 from pbmvfl.protocol.server import Server
 from pbmvfl.protocol.session import Tap
-from pbmvfl.protocol.stored_answers import StoredAnswers
 from pbmvfl.protocol.transport import Transport
 from pbmvfl.training.encoders import build_encoder, check_distinct
-from pbmvfl.training.features import mapped, network_shape
+from pbmvfl.training.features import feature_shape, mapped
 from pbmvfl.training.updates import check_trainable
 from pbmvfl.wire.traffic import Traffic
 
@@ -118,12 +117,8 @@ class Federation:
         self.taps: list[Tap] = []
         #: Model of the last `fit`; None before it.
         self.model: FederatedModel | None = None
-        #: Every party's symbols as the server read them in the last `fit`, (M, N), if the plan has such rounds.
-        self.symbols: npt.NDArray[np.int64] | None = None
         #: Labels of the training rows as the server used them in the last `fit`: drawn ones, if the plan draws them.
         self.labels: npt.NDArray[np.int64] | None = None
-        #: Store of drawn labels, for federations that share one draw; None: each has its own place for it.
-        self.label_store: Path | StoredAnswers | None = None
 
     def fit(
         self,
@@ -226,7 +221,6 @@ class Federation:
                 on_epoch=on_epoch,
             )
             result = run.finish()
-            self.symbols = server.symbols
             model = self._trained(data, server, transport, checkpoints, ledger)
             self.model = model
             return replace(result, model=model)
@@ -238,11 +232,11 @@ class Federation:
 
         Rows without ids are other rows in another table: their draws are kept for one run alone.
         """
-        store = self.label_store
-        outlives_run = store is None and ledger is not None and data.rows_are_named
+        outlives_run = ledger is not None and data.rows_are_named
+        store = None
         if outlives_run and ledger is not None:
             store = ledger / DRAWN_LABELS
-        elif store is None and checkpoints is not None:
+        elif checkpoints is not None:
             store = checkpoints / "server" / DRAWN_LABELS
         return LabelHolder(
             dataset=data.name,
@@ -284,7 +278,7 @@ class Federation:
         checkpoints there is no model.
         """
         plan = self.plan
-        if plan.interactions is not None or not server.completed_rounds:
+        if not server.completed_rounds:
             return None
         if isinstance(transport, InProcess):
             states = [party.part_state() for party in transport.parties]
@@ -384,10 +378,7 @@ class Federation:
             if mine != given:
                 raise PlanError(f"{name}={mine} in the plan, {given} in the data; make the plan with Plan.for_data")
         if self._encoders is None:
-            kinds = {
-                (network_shape(self.plan, part.shape[1:], index=index), part.dtype): part
-                for index, part in enumerate(data.train_features)
-            }
+            kinds = {(feature_shape(self.plan, part.shape[1:]), part.dtype): part for part in data.train_features}
             for (shape, _), features in kinds.items():
                 _check_encoder_takes(self.plan, features, shape)
 

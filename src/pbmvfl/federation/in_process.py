@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -16,27 +16,17 @@ from pbmvfl.protocol.party import Party
 from pbmvfl.protocol.transport import Answers
 
 # --- Exact embeddings of one party's rows, for a simulator's evaluation ---
-# Where columns of different parties act together, it shows every party the exact levels of the others' rows. Only
-# a caller who runs all roles can do that; no epsilon covers it, as none covers exact sums.
 
 
 #: Rows that are evaluated together.
 _ROWS_AT_ONCE = 1000
 
 
-def exact_embeddings(
-    party: Party,
-    rows: npt.NDArray[np.float32] | npt.NDArray[np.uint8],
-    split: Split,
-    levels: Mapping[int, npt.NDArray[np.int64]] | None = None,
-) -> npt.NDArray[np.float32]:
-    """Return noise-free embeddings, which no role sees; `levels` are all parties', where context is made."""
+def exact_embeddings(party: Party, rows: npt.NDArray[np.float32] | npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
+    """Return noise-free embeddings, which no role sees."""
     whole = torch.from_numpy(rows)
-    context = party.rows.exact_context(split, levels) if party.rows.has_context and levels is not None else None
-    parts = []
-    for start in range(0, len(whole), _ROWS_AT_ONCE):
-        some = slice(start, start + _ROWS_AT_ONCE)
-        parts.append(party.exact_embeddings(whole[some], None if context is None else context[some]).numpy())
+    starts = range(0, len(whole), _ROWS_AT_ONCE)
+    parts = [party.exact_embeddings(whole[start : start + _ROWS_AT_ONCE]).numpy() for start in starts]
     return np.concatenate(parts) if parts else np.empty((0, party.plan.embedding_dim), dtype=np.float32)
 
 
@@ -68,11 +58,8 @@ class InProcess:
     # --- inspection, for a simulator ---
 
     def exact_embeddings(self, split: Split) -> list[npt.NDArray[np.float32]]:
-        pairs = list(zip(self.parties, self._setups, strict=True))
-        levels = None
-        if any(party.rows.has_context for party in self.parties):
-            levels = {index: party.rows.exact_levels(split) for index, party in enumerate(self.parties)}
-        return [exact_embeddings(party, setup.features(split), split, levels) for party, setup in pairs]
+        pairs = zip(self.parties, self._setups, strict=True)
+        return [exact_embeddings(party, setup.features(split)) for party, setup in pairs]
 
     def public_starts(self) -> list[bool]:
         return [party.public_start for party in self.parties]

@@ -19,7 +19,6 @@ from pbmvfl.ledger.charging import Charging
 from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.ledger.ledger_folder import OpenLedgers, PartyForecast, look_ahead
 from pbmvfl.ledger.session_opening import Opening, SessionRows
-from pbmvfl.mechanisms.interactions.features import OwnColumns
 from pbmvfl.plan.plan import Plan
 from pbmvfl.plan.policy import Policy
 from pbmvfl.plan.schedule import Split
@@ -27,7 +26,7 @@ from pbmvfl.protocol.party import Party, weights_are_charged
 from pbmvfl.protocol.party_rows import Features
 from pbmvfl.protocol.stored_answers import AnswersOf, StoredAnswers
 from pbmvfl.training.encoders import build_encoder, is_public_start
-from pbmvfl.training.features import LazyRows, is_mapped, mapped, network_shape
+from pbmvfl.training.features import LazyRows, feature_shape, is_mapped, mapped
 
 #: Rounds that a party of a simulation has charged in one transaction. One by one a charge takes a tenth of a round, and
 #: all that a killed process can lose by more is some rounds that are charged and were not sent.
@@ -91,7 +90,6 @@ class PartySetup:
                 identity=Identity.from_private_bytes(self.identity),
                 identities=self.identities,
                 keeper=keeper,
-                own_columns=self._own_columns(),
                 answers=answers,
                 trained=self.trained,
                 open_guard=self._open_ledger if self.ledger is not None else None,
@@ -103,7 +101,7 @@ class PartySetup:
 
     @property
     def _network_shape(self) -> tuple[int, ...]:
-        return network_shape(self.plan, self.train_features.shape[1:], index=self.index)
+        return feature_shape(self.plan, self.train_features.shape[1:])
 
     def begins_publicly(self, encoder: nn.Module | None = None) -> bool:
         """Return whether the session's first weights know rows only by what was charged for them.
@@ -114,16 +112,6 @@ class PartySetup:
         if self.trained is not None:
             return weights_are_charged(self.trained)
         return encoder is None or is_public_start(encoder, self.plan, index=self.index, input_shape=self._network_shape)
-
-    def _own_columns(self) -> dict[Split, OwnColumns]:
-        """Return the columns that symbols are made of, if the plan has symbols."""
-        if self.plan.interactions is None:
-            return {}
-        test = self.train_features[:0] if self.test_features is None else self.test_features
-        return {
-            split: OwnColumns(self.plan.interactions, party=self.index, rows=rows)
-            for split, rows in ((Split.TRAIN, self.train_features), (Split.TEST, test))
-        }
 
     def _answers_of_rows(self) -> AnswersOf | None:
         """Open the store; None where no round has answers to keep."""

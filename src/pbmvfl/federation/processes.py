@@ -43,7 +43,6 @@ class _Command(Enum):
 
     MESSAGE = b"m"
     EMBEDDINGS = b"e"
-    LEVELS = b"v"
     LAST_ERROR = b"l"
     PUBLIC_START = b"p"
     STOP = b"s"
@@ -58,7 +57,6 @@ class Processes:
 
     def __init__(self, setups: Sequence[PartySetup]) -> None:
         self._children: list[_Child] = []
-        self._has_context = any(setup.plan.published_at is not None for setup in setups)
         try:
             for index, setup in enumerate(setups):
                 try:
@@ -101,20 +99,10 @@ class Processes:
     # --- inspection, for a simulator ---
 
     def exact_embeddings(self, split: Split) -> list[npt.NDArray[np.float32]]:
-        levels = self._levels(split)
         for child in self._children:
-            child.request(_Command.EMBEDDINGS, split.encode() + b"\0" + levels)
+            child.request(_Command.EMBEDDINGS, split.encode())
         found = [self._must_answer(index) for index in range(len(self._children))]
         return [np.asarray(load(each)["embeddings"].numpy(), dtype=np.float32) for each in found]
-
-    def _levels(self, split: Split) -> bytes:
-        """Return every party's levels of the rows, where context is made of them; otherwise no bytes."""
-        if not self._has_context:
-            return b""
-        for child in self._children:
-            child.request(_Command.LEVELS, split.encode())
-        found = {str(index): load(self._must_answer(index))["levels"] for index in range(len(self._children))}
-        return save(found)
 
     def public_starts(self) -> list[bool]:
         for child in self._children:
@@ -267,13 +255,8 @@ def _handle(party: Party | None, setup: PartySetup, failure: Exception | None, c
         case _Command.MESSAGE:
             return party.receive(body)
         case _Command.EMBEDDINGS:
-            name, _, known = body.partition(b"\0")
-            split = Split(name.decode())
-            levels = {int(other): each.numpy() for other, each in load(known).items()} if known else None
-            exact = exact_embeddings(party, setup.features(split), split, levels)
+            exact = exact_embeddings(party, setup.features(Split(body.decode())))
             return save({"embeddings": torch.from_numpy(exact)})
-        case _Command.LEVELS:
-            return save({"levels": torch.from_numpy(party.rows.exact_levels(Split(body.decode())))})
         case _Command.LAST_ERROR:
             return _error_text(party.last_error or party.fault)
         case _Command.PUBLIC_START:

@@ -15,7 +15,7 @@ import pbmvfl.mechanisms  # noqa: F401  (each mechanism brings the event that a 
 from pbmvfl._settings import check_whole
 from pbmvfl.errors import LedgerError, PbmvflError
 from pbmvfl.plan.label_draws import LabelDraws
-from pbmvfl.plan.schedule import KINDS, SYMBOLS, RoundKind, Schedule
+from pbmvfl.plan.schedule import KINDS, RoundKind, Schedule
 from pbmvfl.privacy.events import Event, ReleaseEvent, UpdateEvent, event_from_dict
 
 if TYPE_CHECKING:
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 def _words(plan: Plan | LabelDraws) -> str:
     if isinstance(plan, LabelDraws):
         return plan.describe()
-    if plan.interactions is not None:
-        return f"symbols of rows, {plan.mechanism_for(SYMBOLS).describe()} M={plan.num_parties}"
     kinds = [kind for kind in plan.schedule.kinds if kind.releases]
     if not kinds:
         return f"nothing leaves a party, M={plan.num_parties}"

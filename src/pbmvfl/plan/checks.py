@@ -10,11 +10,17 @@ from typing import TYPE_CHECKING
 from pbmvfl.errors import PlanError
 from pbmvfl.mechanisms.votes import VoteKind
 from pbmvfl.plan.groups import Activation, Evaluation, Head, Labels, PreparationName
-from pbmvfl.plan.schedule import COUNTS, GRAM, LABELS, LOCAL, MEAN, SYMBOLS
+from pbmvfl.plan.schedule import COUNTS, GRAM, LABELS, MEAN, SYMBOLS
 from pbmvfl.privacy.correlated import check_band
 
 if TYPE_CHECKING:
     from pbmvfl.plan.plan import Plan
+
+#: Why a plan of an earlier version is refused.
+NO_INTERACTIONS = (
+    "the plan has interactions, by which parties released symbols of training rows: this version does not train so; "
+    "make a plan with `pbmvfl plan`, and train again"
+)
 
 
 def check_together(plan: Plan) -> None:
@@ -26,7 +32,6 @@ def check_together(plan: Plan) -> None:
     _prediction(plan)
     _schedule(plan)
     _learning(plan)
-    _interactions(plan)
     _networks(plan)
 
 
@@ -130,28 +135,9 @@ def _learning(plan: Plan) -> None:
         )
 
 
-def _interactions(plan: Plan) -> None:
-    kinds = [phase.kind for phase in plan.rounds.phases]
-    if plan.interactions is None:
-        if SYMBOLS in kinds:
-            raise PlanError("rounds of symbols need interactions, which say what symbols are made of")
-        return
-    if len(plan.interactions.columns) != plan.num_parties:
-        raise PlanError(
-            f"interactions has columns of {len(plan.interactions.columns)} parties; give those of each of "
-            f"num_parties={plan.num_parties}"
-        )
-    if kinds[0] != SYMBOLS or SYMBOLS in kinds[1:] or plan.rounds.phases[0].passes != 1:
-        raise PlanError("interactions go with one pass of symbols, and it comes first: give them without phases")
-    if plan.interactions.publishes and any(kind not in (SYMBOLS, MEAN, GRAM, LOCAL) for kind in kinds):
-        wrong = next(kind.name for kind in kinds if kind not in (SYMBOLS, MEAN, GRAM, LOCAL))
-        raise PlanError(
-            f"interactions with pairs and {wrong} rounds: context of rows that are predicted is not released; plan "
-            "with algorithm=staged and evaluation=simulator, or without pairs"
-        )
-
-
 def _schedule(plan: Plan) -> None:
+    if any(phase.kind == SYMBOLS for phase in plan.rounds.phases):
+        raise PlanError(NO_INTERACTIONS)
     if any(phase.kind == LABELS for phase in plan.rounds.phases):
         raise PlanError(
             "a phase of labels rounds: the label holder draws labels by itself, before a run; give label_epsilon"

@@ -5,10 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, TypedDict
+from collections.abc import Sequence
+from typing import TypedDict
 
-from pbmvfl.mechanisms.interactions.plan_group import Interactions
 from pbmvfl.mechanisms.votes import VoteKind
 from pbmvfl.plan.groups import (
     Activation,
@@ -67,7 +66,6 @@ class PlanOptions(TypedDict, total=False):
     training: Training | str
     phases: Sequence[Phase] | None
     evaluation: Evaluation | str
-    interactions: Interactions | Mapping[str, Any] | None
     seed: int
     # Learning.
     learning_rate: float

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from pbmvfl._settings import Setting, one_of, settings_of
 from pbmvfl.errors import PlanError
 from pbmvfl.mechanisms import MECHANISMS, Mechanism
-from pbmvfl.mechanisms.interactions.plan_group import Interactions
 from pbmvfl.mechanisms.votes import VoteKind
 from pbmvfl.plan.groups import (
     MECHANISM,
@@ -103,7 +102,7 @@ def plan_settings() -> dict[str, Setting]:
 
 def known_names() -> set[str]:
     """Return every flat name that `Plan.of` takes."""
-    names = {*plan_settings(), "phases", "first_weights", "model", "interactions"}
+    names = {*plan_settings(), "phases", "first_weights", "model"}
     released = {"mechanism", "secure_aggregation", *(n for m in MECHANISMS.values() for n in m.own_settings())}
     return names | {PREDICTION_PREFIX + name for name in (*released, "embedding_dim", "bound")}
 
@@ -150,8 +149,6 @@ def groups_of(values: Mapping[str, Any], prediction: Mechanism | None = None) ->
     for name in ("evaluation", "seed"):
         if name in values:
             groups[name] = values[name]
-    if values.get("interactions") is not None:
-        groups["interactions"] = Interactions.of(values["interactions"])
     evaluation = one_of("evaluation", values.get("evaluation", Evaluation.SIMULATOR), Evaluation)
     phases = values.get("phases")
     algorithm = algorithm_of(values)
@@ -159,7 +156,6 @@ def groups_of(values: Mapping[str, Any], prediction: Mechanism | None = None) ->
         phases = usual_phases(
             values.get("num_epochs", 10),
             training=Training.JOINT if algorithm is None else algorithm.training,
-            shared="interactions" in groups,
             prepared=values.get("preparation", PreparationName.NONE) != PreparationName.NONE,
             counted=voting.has_tables,
             # Noise that is correlated over steps is for rows that keep their places from pass to pass.

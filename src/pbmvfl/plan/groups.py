@@ -11,7 +11,7 @@ from pbmvfl.errors import PlanError
 from pbmvfl.mechanisms.label_response import LabelResponse, check_label_epsilon
 from pbmvfl.mechanisms.vote_tables import LARGEST_DEVIATION, SMALLEST_DEVIATION, TABLE_DIAMETER
 from pbmvfl.mechanisms.votes import SYMBOLIC, Vote, VoteKind
-from pbmvfl.plan.schedule import COUNTS, GRAM, JOINT, LOCAL, MEAN, PREDICTION, SYMBOLS, Order, Phase
+from pbmvfl.plan.schedule import COUNTS, GRAM, JOINT, LOCAL, MEAN, PREDICTION, Order, Phase
 from pbmvfl.privacy.correlated import Band, banded_event
 from pbmvfl.privacy.events import PlainUpdate, RoundedGaussianSum, UpdateEvent
 from pbmvfl.wire.gradient_codecs import GradientCodecName
@@ -199,7 +199,6 @@ class Rounds:
         return self.num_epochs > 0 and self.phases == usual_phases(
             self.num_epochs,
             training=self.training,
-            shared=SYMBOLS.name in kinds,
             prepared=GRAM.name in kinds,
             counted=COUNTS.name in kinds,
             released=self.is_released,
@@ -212,7 +211,6 @@ def usual_phases(
     *,
     released: bool,
     training: Training = Training.JOINT,
-    shared: bool = False,
     prepared: bool = False,
     counted: bool = False,
     order: Order = Order.SHUFFLED,
@@ -223,14 +221,12 @@ def usual_phases(
         num_epochs: Passes of the rounds that train.
         released: Whether a pass of predictions over the test rows ends the run.
         training: Kind of the rounds that train.
-        shared: Whether symbols come first, as columns of different parties act together.
         prepared: Whether columns are prepared.
         counted: Whether votes are counted.
         order: Order of the rows in rounds that train.
     """
     check_whole("num_epochs", num_epochs, least=1)
-    before = (*([SYMBOLS] if shared else []), *([MEAN, GRAM] if prepared else []))
-    phases = [Phase(kind=kind, passes=1, order=Order.AS_GIVEN) for kind in before]
+    phases = [Phase(kind=kind, passes=1, order=Order.AS_GIVEN) for kind in ((MEAN, GRAM) if prepared else ())]
     phases.append(Phase(kind=LOCAL if training is Training.LOCAL else JOINT, passes=num_epochs, order=order))
     if counted:
         phases.append(Phase(kind=COUNTS, passes=1, order=Order.AS_GIVEN))

@@ -17,11 +17,10 @@ from pbmvfl._settings import one_of, vars_of, written
 from pbmvfl.crypto.protocol_version import PROTOCOL_VERSION
 from pbmvfl.errors import PlanError
 from pbmvfl.mechanisms import Mechanism
-from pbmvfl.mechanisms.interactions.plan_group import Interactions
 from pbmvfl.mechanisms.label_response import USUAL_LABEL_EPSILON, LabelResponse
 from pbmvfl.mechanisms.vote_tables import table_bytes
 from pbmvfl.mechanisms.votes import Vote
-from pbmvfl.plan.checks import check_together
+from pbmvfl.plan.checks import NO_INTERACTIONS, check_together
 from pbmvfl.plan.choices import PlanChoices, PlanOptions
 from pbmvfl.plan.flat_names import PREDICTION_PREFIX, data_sizes, groups_of, is_planned, names_with_words
 from pbmvfl.plan.groups import (
@@ -45,7 +44,7 @@ from pbmvfl.plan.groups import (
     UpdateNoise,
     Voting,
 )
-from pbmvfl.plan.schedule import COUNTS, SYMBOLS, Order, Phase, RoundKind, RowUses, Schedule
+from pbmvfl.plan.schedule import COUNTS, Order, Phase, RoundKind, RowUses, Schedule
 from pbmvfl.privacy.events import Event, ExactRelease, ReleaseEvent, UpdateEvent
 from pbmvfl.wire.gradient_codecs import GradientCodecName
 
@@ -121,8 +120,6 @@ class Plan:
     voting: Voting = _NO_VOTING
     #: The parties' networks.
     network: Network = _USUAL_NETWORK
-    #: Columns of different parties that act together: what is released of them. None: nothing is.
-    interactions: Interactions | None = None
     #: Where accuracy figures come from.
     evaluation: Evaluation = Evaluation.SIMULATOR
     #: Public: the schedule, the first weights and the codec's rounding. Never noise, never masks.
@@ -229,12 +226,7 @@ class Plan:
         )
 
     def mechanism_for(self, kind: RoundKind) -> Mechanism:
-        """Return the mechanism by which rounds of a kind release.
-
-        Rounds that train release by `release`, symbols by the mechanism of `interactions`, others by `prediction`.
-        """
-        if kind == SYMBOLS and self.interactions is not None:
-            return self.interactions.mechanism(self.num_parties)
+        """Return the mechanism by which rounds of a kind release: `release` if they train, else `prediction`."""
         return self.release if kind.updates or self.prediction is None else self.prediction
 
     def stores_answers(self, kind: RoundKind) -> bool:
@@ -256,13 +248,6 @@ class Plan:
             mechanism = self.mechanism_for(kind)
             return mechanism.payload.num_bytes(rows * mechanism.embedding_dim)
         return table_bytes(self.num_classes, self.vote.counted(self.num_classes) or 0) if kind == COUNTS else 0
-
-    @cached_property
-    def published_at(self) -> int | None:
-        """Number of the round before which all symbols are published; None if they are not."""
-        if self.interactions is None or not self.interactions.publishes:
-            return None
-        return self.schedule.num_rounds(SYMBOLS)
 
     def update_event(self, kind: RoundKind) -> UpdateEvent | None:
         """Return the event by which a use of a row changes what its party keeps; None if it changes nothing."""
@@ -484,7 +469,7 @@ class Plan:
             PlanError: As in `of`.
         """
         kept = self.flat()
-        anew = {"num_epochs", "evaluation", "algorithm", "training", "preparation", "noise_band", "interactions"}
+        anew = {"num_epochs", "evaluation", "algorithm", "training", "preparation", "noise_band"}
         if not anew.isdisjoint(changes):
             kept.pop("phases", None)
         if "algorithm" in changes:
@@ -513,8 +498,6 @@ class Plan:
         for name in ("first_weights", "model"):
             if not values[name]:
                 del values[name]
-        if self.interactions is not None:
-            values["interactions"] = self.interactions
         if self.noise_band == 1:
             del values["noise_band"]
         if self.prediction is not None:
@@ -527,8 +510,6 @@ class Plan:
     def to_dict(self) -> dict[str, Any]:
         """Return plain values by group, for JSON; `from_dict` reads them back."""
         later = {name: values for name in _LATER_GROUPS if (values := written(getattr(self, name)))}
-        if self.interactions is not None:
-            later["interactions"] = self.interactions.to_dict()
         return {
             "format": FORMAT,
             "sizes": written(self.sizes),
@@ -557,8 +538,10 @@ class Plan:
             return cls.of(**values)
         if values["format"] != FORMAT:
             raise PlanError(f"format={values['format']!r}: this version reads plans of format {FORMAT}; update it")
+        if "interactions" in values:
+            raise PlanError(NO_INTERACTIONS)
         known = {"format", *(each.name for each in fields(cls))}
-        later = {*_LATER_GROUPS, "interactions"}
+        later = set(_LATER_GROUPS)
         if not known - later <= set(values) <= known:
             wrong = ", ".join(sorted((set(values) ^ known) - (later - set(values))))
             raise PlanError(f"the plan lacks or has too much of: {wrong}; make it anew with `pbmvfl plan`")
@@ -568,8 +551,6 @@ class Plan:
             if not isinstance(numbers, dict):
                 raise PlanError(f"{group}={numbers!r} must be an object")
             flat |= numbers
-        if "interactions" in values:
-            flat["interactions"] = Interactions.of(values["interactions"])
         if values["prediction"] is not None:
             flat |= {PREDICTION_PREFIX + name: value for name, value in dict(values["prediction"]).items()}
         if isinstance(flat.get("phases"), list):

@@ -236,7 +236,6 @@ def _values(plan: Plan) -> dict[str, Any]:
         "noise_band": plan.noise_band,
         **{PREDICTION_PREFIX + name: value for name, value in answers.to_dict().items()},
         **plan.flat(),
-        "interactions": plan.interactions is not None,
     }
     return {name: str(value) if isinstance(value, str) else value for name, value in found.items()}
 

@@ -156,7 +156,7 @@ MEAN = _statistic("mean", 4)
 GRAM = _statistic("gram", 5)
 #: Every party counts its votes on the training rows by class, with noise, and tells the server, to read votes by.
 COUNTS = _statistic("counts", 6, needs_labels=True, told=True)
-#: Every party releases a symbol of each training row, made of its columns by public cuts; no weight moves.
+#: Every party released a symbol of each training row. Ledgers of earlier versions have such rounds, and no plan does.
 SYMBOLS = register_kind(
     RoundKind(
         name="symbols", code=7, split=Split.TRAIN, releases=True, updates=False, answered=True, carries_gradient=False

@@ -43,7 +43,7 @@ _BATCHES = (8, 16, 25, 32, 50, 64, 100, 128, 200, 256)
 #: Enough for a search, and what a ledger's whole count is taken at.
 FEW_ORDERS = ORDERS[2::8]
 #: Numbers of a plan that say what predictions release.
-_VOTES = frozenset({"vote", "table_noise", "prediction_mechanism", "interactions"})
+_VOTES = frozenset({"vote", "table_noise", "prediction_mechanism"})
 #: Names that plan joint rounds where no algorithm is given.
 _OF_JOINT_ROUNDS = frozenset({"phases", "mechanism", "encoder", "num_trials", "beta"})
 #: So small a shift is as good as no information.

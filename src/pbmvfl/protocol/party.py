@@ -1,6 +1,6 @@
 """A party: its columns, its network, its noise and its masks. Bytes in, bytes out, no I/O of its own.
 
-    START -> HELLO    NONCES -> KEY    ROUND t -> EMBEDDING t    KEYS, LABELS, PUBLISHED, UPDATE, STOP -> nothing
+    START -> HELLO    NONCES -> KEY    ROUND t -> EMBEDDING t    KEYS, LABELS, UPDATE, STOP -> nothing
 
 Every message gets bytes back: the answer, no bytes where the protocol has none, or a REFUSAL with a public text. A
 message that does not fit is refused before anything changes. A round is drawn once, whatever sequence of messages
@@ -36,7 +36,6 @@ from pbmvfl.errors import (
     WrongSender,
 )
 from pbmvfl.mechanisms import Scratch
-from pbmvfl.mechanisms.interactions.features import OwnColumns
 from pbmvfl.plan.plan import Plan
 from pbmvfl.plan.schedule import Round, RoundKind, Split
 from pbmvfl.privacy.events import Event
@@ -47,7 +46,7 @@ from pbmvfl.protocol.stored_answers import AnswersOf, PartyAnswers
 from pbmvfl.training.features import LazyRows
 from pbmvfl.training.optimizer import WEIGHTS
 from pbmvfl.training.preparation import PREPARATION
-from pbmvfl.wire.bodies import decode_labels, decode_symbols
+from pbmvfl.wire.bodies import decode_labels
 from pbmvfl.wire.gradient_codecs import codec_for
 from pbmvfl.wire.messages import SERVER, Message, MessageKind
 from pbmvfl.wire.refusals import Refusal
@@ -148,7 +147,6 @@ class Party:
         identities: Sequence[bytes],
         test_features: Features | LazyRows | None = None,
         keeper: Keeper | None = None,
-        own_columns: Mapping[Split, OwnColumns] | None = None,
         open_guard: OpenGuard | None = None,
         answers: AnswersOf | None = None,
         trained: Mapping[str, Tensor] | None = None,
@@ -164,7 +162,6 @@ class Party:
             identities: The pinned public keys of all parties, by index.
             test_features: Columns of the test rows, where the plan has rounds with them.
             keeper: Storage for checkpoints; without one the party can only begin with round 0.
-            own_columns: The columns that symbols are made of, by split, if the plan has symbols.
             open_guard: Opens the guard that every release passes, before anything is released.
             answers: Store of releases that stand alone: a row that comes again gets the same answer.
             trained: The party's part of a model, as `part_state` gives it, for plans that only predict.
@@ -194,7 +191,7 @@ class Party:
             check_rows(rows, index=index, split=split)
         self.plan = plan
         self.index = index
-        self._rows = PartyRows(plan, index=index, train=train_features, test=test_features, own_columns=own_columns)
+        self._rows = PartyRows(plan, index=index, train=train_features, test=test_features)
         self.network = PartyNetwork(plan, encoder, self._rows, index=index)
         self._scratch = Scratch()
         self._codec = codec_for(plan.gradient_codec)
@@ -291,8 +288,6 @@ class Party:
                 answer = self._receive_keys(message)
             case MessageKind.LABELS:
                 answer = self._receive_labels(message)
-            case MessageKind.PUBLISHED:
-                answer = self._receive_published(message)
             case MessageKind.ROUND:
                 self._step_once(message, data)
                 answer = self._answer_round(self._schedule[message.round_number])
@@ -388,31 +383,6 @@ class Party:
         self.network.hold(torch.from_numpy(labels))
         return b""
 
-    def _receive_published(self, message: Message) -> bytes:
-        """Take all parties' symbols of the training rows.
-
-        They are public: whatever they are, a use of a row costs the same.
-        """
-        self._handshake.check(message)
-        shared = self.plan.interactions
-        if self.plan.published_at is None or shared is None:
-            raise WrongPlan("published symbols: this plan publishes none")
-        if self._rows.context is not None:
-            raise OutOfOrder(f"party={self.index}: published symbols come once in a session")
-        if self._next_round < self.plan.published_at:
-            raise OutOfOrder(
-                f"published symbols belong before round {self.plan.published_at}; this party expects round "
-                f"{self._next_round}"
-            )
-        sent = decode_symbols(
-            message.payload,
-            parties=shared.released_by,
-            num_samples=self.plan.num_samples,
-            num_symbols=shared.num_symbols,
-        )
-        self._rows.publish(sent)
-        return b""
-
     def _masks_for(self, kind: RoundKind, pair_keys: dict[int, bytes]) -> Masks | None:
         mechanism = self.plan.mechanism_for(kind)
         if not kind.releases or not mechanism.secure_aggregation or mechanism.ring is None:
@@ -457,9 +427,6 @@ class Party:
             )
         if not update and kind.needs_labels and self.network.labels is None:
             raise OutOfOrder(f"round={expected}: {kind.name} rounds need labels, and none came")
-        published_at = self.plan.published_at
-        if not update and published_at is not None and expected >= published_at and self._rows.context is None:
-            raise OutOfOrder(f"round={expected}: {kind.name} rounds need all parties' symbols, and none were published")
 
     def _gradient_of(self, message: Message) -> npt.NDArray[np.float32] | None:
         """Return the decoded gradient that a message carries, or None where it has none. Changes nothing."""
@@ -608,9 +575,9 @@ class Party:
 
     # --- beside the protocol ---
 
-    def exact_embeddings(self, features: Tensor, context: Tensor | None = None) -> Tensor:
+    def exact_embeddings(self, features: Tensor) -> Tensor:
         """Return noise-free embeddings, for a simulator's evaluation alone: no role of the protocol ever sees them."""
-        return self.network.exact_embeddings(features, context)
+        return self.network.exact_embeddings(features)
 
     @property
     def rows(self) -> PartyRows:

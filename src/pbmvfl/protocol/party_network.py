@@ -22,7 +22,7 @@ from pbmvfl.mechanisms.vote_tables import encode_table, noisy_counts
 from pbmvfl.mechanisms.votes import VoteKind
 from pbmvfl.plan.groups import Loss
 from pbmvfl.plan.plan import Plan
-from pbmvfl.plan.schedule import COUNTS, SYMBOLS, Round, Split
+from pbmvfl.plan.schedule import COUNTS, Round, Split
 from pbmvfl.protocol.party_rows import PartyRows
 from pbmvfl.training.encoders import check_encoder, is_public_start, weights_digest
 from pbmvfl.training.head import log_shares, mean_loss_slope
@@ -84,8 +84,6 @@ class PartyNetwork:
 
     def released_numbers(self, current: Round) -> npt.NDArray[np.float32]:
         """Return the numbers that a round releases of each of its rows, before they are randomised."""
-        if current.kind == SYMBOLS:
-            return self._rows.symbols(current.rows)
         embedding_BP = self.embed(self._rows.batch(current.kind.split, current.rows), current)
         return self._plan.vote(embedding_BP) if not current.kind.trains and self._votes else embedding_BP
 
@@ -106,11 +104,11 @@ class PartyNetwork:
         except Exception:
             return np.zeros((1, self._plan.embedding_dim), dtype=np.float32)
 
-    def exact_embeddings(self, features: Tensor, context: Tensor | None = None) -> Tensor:
+    def exact_embeddings(self, features: Tensor) -> Tensor:
         """Return embeddings without noise, for a simulator's evaluation alone."""
         self.encoder.eval()
         with torch.no_grad():
-            embedding_BP: Tensor = self.encoder(self._rows.for_network(features, context))
+            embedding_BP: Tensor = self.encoder(self._rows.for_network(features))
         return embedding_BP
 
     # --- how it learns ---

@@ -1,6 +1,4 @@
-"""A party's rows as its network takes them: columns after the public map, prepared, with context features beside them.
-
-Symbols of own columns, which are released without a network, are made here too. Nothing here sends or charges anything.
+"""A party's rows as its network takes them: columns after the public map, prepared. Nothing here sends or charges.
 
 Shape suffixes: N rows, D columns.
 """
@@ -8,7 +6,7 @@ Shape suffixes: N rows, D columns.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,8 +17,6 @@ from torch import Tensor
 from pbmvfl.crypto.key_exchange import IDENTITY_BYTES
 from pbmvfl.data.encoding import LARGEST_COLUMN
 from pbmvfl.errors import DataError, WrongPlan
-from pbmvfl.mechanisms.interactions.features import OwnColumns, PublishedContext
-from pbmvfl.mechanisms.interactions.symbols import as_coordinates
 from pbmvfl.plan.plan import Plan
 from pbmvfl.plan.schedule import Round, Split
 from pbmvfl.training.features import LazyRows, mapped
@@ -99,7 +95,7 @@ def check_rows(rows: Features | LazyRows | None, *, index: int, split: Split) ->
 
 
 class PartyRows:
-    """Rows of both splits. They change when a statistic is learned and when symbols are published."""
+    """Rows of both splits. They change when a statistic is learned."""
 
     def __init__(
         self,
@@ -108,7 +104,6 @@ class PartyRows:
         index: int,
         train: Features | LazyRows,
         test: Features | LazyRows | None,
-        own_columns: Mapping[Split, OwnColumns] | None,
     ) -> None:
         """Prepare the rows.
 
@@ -117,14 +112,7 @@ class PartyRows:
             index: The party's number.
             train: Columns of the training rows, before the public map.
             test: Columns of the test rows, likewise, or None.
-            own_columns: The columns that symbols are made of, by split, if the plan has symbols.
-
-        Raises:
-            WrongPlan: The plan has symbols and there are no columns to make them of.
         """
-        self._interactions, self._index, self._num_parties = plan.interactions, index, plan.num_parties
-        self._context_width = 0 if plan.interactions is None else plan.interactions.context_width(index)
-        self._own_columns = dict(own_columns or {})
         #: Columns in memory, after the public map and before preparation.
         self.columns: dict[Split, Tensor] = {}
         #: Columns that stay in their file.
@@ -134,23 +122,17 @@ class PartyRows:
                 self._lazy[split] = rows
             elif rows is not None:
                 self.columns[split] = torch.from_numpy(mapped(plan, rows))
-        self._preparation = preparation_for(plan, index=index, rows=self._some)
-        #: Context features from all parties' symbols, once they are published.
-        self.context: PublishedContext | None = None
-        self._symbols_N = self._make_symbols(plan.seed)
+        self._preparation = preparation_for(plan, index=index, rows=self.first)
         #: Rows in memory, as the network takes them.
         self.features: dict[Split, Tensor] = {}
-        self._lazy_context: Tensor | None = None
         self._prepare()
 
     @property
     def first(self) -> Tensor:
-        """A few training rows before anything is learned of them, to try a network with."""
-        return self._with_context(self._some, None)
+        """A few training rows before anything is learned of them, to try a network with.
 
-    @property
-    def _some(self) -> Tensor:
-        """Rows like those of training, or zeros where there are none any more, as in a plan that only predicts."""
+        Zeros where there are none any more, as in a plan that only predicts.
+        """
         lazy = self._lazy.get(Split.TRAIN)
         columns = (
             self.columns[Split.TRAIN][:8] if lazy is None else torch.from_numpy(lazy.take(np.arange(len(lazy))[:8]))
@@ -167,9 +149,7 @@ class PartyRows:
         """Return these rows, in this order."""
         if split in self.features:
             return self.features[split].index_select(0, torch.from_numpy(rows))
-        context = self._lazy_context if split is Split.TRAIN else None
-        own_BD = self._preparation(torch.from_numpy(self._lazy[split].take(rows)))
-        return self._beside(own_BD, None if context is None else context.index_select(0, torch.from_numpy(rows)))
+        return self._preparation(torch.from_numpy(self._lazy[split].take(rows)))
 
     def pieces(self, split: Split) -> Iterator[Tensor]:
         """Yield all rows in their order: at once if they are in memory, else some at a time."""
@@ -195,12 +175,6 @@ class PartyRows:
         self._preparation.learn(statistic, pieces, entropy)
         self._prepare()
 
-    def publish(self, sent: Mapping[int, npt.NDArray[np.int64]]) -> None:
-        """Take all parties' released symbols of the training rows."""
-        assert self._interactions is not None
-        self.context = PublishedContext(self._interactions, party=self._index, sent=sent, num_parties=self._num_parties)
-        self._prepare()
-
     def state(self) -> dict[str, Tensor]:
         return self._preparation.state()
 
@@ -218,62 +192,10 @@ class PartyRows:
         return digest.digest()
 
     def _prepare(self) -> None:
-        self.features = {
-            split: self._with_context(self._preparation(columns), self._context_of(split))
-            for split, columns in self.columns.items()
-        }
-        if Split.TRAIN in self._lazy:
-            context = self._context_of(Split.TRAIN)
-            self._lazy_context = None if context is None else torch.from_numpy(context)
-
-    def _context_of(self, split: Split) -> npt.NDArray[np.float32] | None:
-        """Return context features of the training rows, or None before symbols are published. Test rows have none."""
-        if self.context is None or split is not Split.TRAIN or not self._context_width:
-            return None
-        return self.context.of_training(self._own_columns[split])
-
-    def _with_context(self, own_ND: Tensor, context: npt.NDArray[np.float32] | None) -> Tensor:
-        """Return own numbers with context features beside them, or zeros as long as there are none."""
-        return self._beside(own_ND, None if context is None else torch.from_numpy(context))
-
-    def _beside(self, own_ND: Tensor, context: Tensor | None) -> Tensor:
-        if not self._context_width:
-            return own_ND
-        beside = torch.zeros(len(own_ND), self._context_width) if context is None else context
-        return torch.cat((own_ND, beside), dim=1)
-
-    # --- symbols ---
-
-    def _make_symbols(self, seed: int) -> npt.NDArray[np.int64] | None:
-        if self._interactions is None:
-            return None
-        if Split.TRAIN not in self._own_columns:
-            raise WrongPlan(f"party={self._index}: the plan has symbols, and no columns were given to make them of")
-        return self._own_columns[Split.TRAIN].symbols(seed=seed)
-
-    def symbols(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
-        """Return the symbols of training rows, as randomised response takes them."""
-        assert self._symbols_N is not None
-        assert self._interactions is not None
-        return as_coordinates(self._symbols_N[rows], num_symbols=self._interactions.num_symbols, bound=1.0)
+        self.features = {split: self._preparation(columns) for split, columns in self.columns.items()}
 
     # --- beside the protocol: for a simulator's evaluation alone ---
 
-    @property
-    def has_context(self) -> bool:
-        """Return whether the network takes context features."""
-        return self._context_width > 0
-
-    def for_network(self, columns_ND: Tensor, context: Tensor | None) -> Tensor:
+    def for_network(self, columns_ND: Tensor) -> Tensor:
         """Return other rows as the network would take them."""
-        return self._with_context(self._preparation(columns_ND), None if context is None else context.numpy())
-
-    def exact_levels(self, split: Split) -> npt.NDArray[np.int64]:
-        """Return the levels of the released column. A deployment would have to release them."""
-        return self._own_columns[split].levels_N
-
-    def exact_context(self, split: Split, levels: Mapping[int, npt.NDArray[np.int64]]) -> Tensor:
-        """Return context features of rows whose levels at the other parties are known."""
-        if self.context is None:
-            return torch.zeros(len(self._own_columns[split].levels_N), self._context_width)
-        return torch.from_numpy(self.context.of_known(self._own_columns[split], levels))
+        return self._preparation(columns_ND)

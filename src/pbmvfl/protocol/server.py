@@ -45,12 +45,12 @@ from pbmvfl.mechanisms.vote_tables import (
 from pbmvfl.mechanisms.votes import VoteKind
 from pbmvfl.plan.groups import Loss
 from pbmvfl.plan.plan import Plan
-from pbmvfl.plan.schedule import COUNTS, SYMBOLS, Round
+from pbmvfl.plan.schedule import COUNTS, Round
 from pbmvfl.protocol.party import Keeper
 from pbmvfl.training.encoders import SumsAsScores, build_head
 from pbmvfl.training.head import HeadLoss, log_shares
 from pbmvfl.training.optimizer import WEIGHTS, Trainer
-from pbmvfl.wire.bodies import Hello, encode_labels, encode_symbols
+from pbmvfl.wire.bodies import Hello, encode_labels
 from pbmvfl.wire.gradient_codecs import codec_for
 from pbmvfl.wire.messages import NO_SESSION, SERVER, Message, MessageKind
 from pbmvfl.wire.refusals import Refusal
@@ -103,8 +103,6 @@ class VoteReader:
 # --- server ---
 
 
-#: State key, beside the weights of a checkpoint, of the parties' released symbols.
-_SYMBOLS = "run.symbols"
 #: State keys, beside the head in the server's part of a model: rows of each class, and each party's counts of votes.
 _CLASS_COUNTS, _TABLE = "classes.rows", "votes.table."
 
@@ -166,11 +164,6 @@ class Server:
         self._schedule = plan.schedule
         self._labels = torch.from_numpy(train_labels)
         self._labels_sent = not plan.sends_labels
-        self._published = plan.published_at is None
-        #: Every party's symbols of the training rows as they were sent, (M, N), as far as they have come.
-        self.symbols: npt.NDArray[np.int64] | None = None
-        if plan.interactions is not None:
-            self.symbols = np.zeros((plan.num_parties, plan.num_samples), dtype=np.int64)
         self.run_id = run_id if run_id is not None else os.urandom(RUN_ID_BYTES)
         self.session: Session | None = None
         self._keeper = keeper
@@ -282,9 +275,6 @@ class Server:
         if not self._labels_sent:
             self._labels_sent = True
             return self._message(MessageKind.LABELS, encode_labels(self._labels.numpy(), self.plan.num_classes))
-        if not self._published and self._next_round >= (self.plan.published_at or 0):
-            self._published = True
-            return self._message(MessageKind.PUBLISHED, self._published_symbols())
         if self._next_round >= len(self._schedule):
             return None
         return self._request_round()
@@ -384,9 +374,7 @@ class Server:
         assert self.round is not None
         payloads = self._take_inbox()
         self.scored = None
-        if self.round.kind == SYMBOLS:
-            self._take_symbols(payloads)
-        elif self.round.kind == COUNTS:
+        if self.round.kind == COUNTS:
             sent_MKS = (decode_table(payload, self.plan.num_classes) for payload in payloads)
             tables_MKS = [self._of_true_labels(table_KS) for table_KS in sent_MKS]
             self._reader = VoteReader(self.plan, tables_MKS, self.rows_of_class_K)
@@ -403,26 +391,6 @@ class Server:
         if response is None:
             return counts
         return np.rint(response.corrected_counts(counts)).astype(np.int64)
-
-    def _take_symbols(self, payloads: list[bytes | memoryview]) -> None:
-        assert self.round is not None
-        assert self.symbols is not None
-        assert self.plan.interactions is not None
-        sent_MB = self._payload.each(payloads, self.round.num_rows)
-        most = self.plan.interactions.num_symbols - 1
-        wrong = np.flatnonzero((sent_MB > most).any(axis=1))
-        if len(wrong):
-            raise ProtocolError(
-                f"round={self.round.number}: party {wrong[0]} sent symbol={int(sent_MB[wrong[0]].max())}; permitted: 0 "
-                f"to {most}"
-            )
-        self.symbols[:, self.round.rows] = sent_MB
-
-    def _published_symbols(self) -> bytes:
-        shared = self.plan.interactions
-        assert shared is not None
-        assert self.symbols is not None
-        return encode_symbols({party: self.symbols[party] for party in shared.released_by}, shared.num_symbols)
 
     def _take_sums(self, payloads: list[bytes | memoryview]) -> None:
         assert self.round is not None
@@ -499,21 +467,8 @@ class Server:
             )
 
     def state(self) -> dict[str, Tensor]:
-        """Return the state of a checkpoint, with the symbols.
-
-        They are released once, and every session publishes them.
-        """
-        state = self._trainer.state()
-        return state if self.symbols is None else {**state, _SYMBOLS: torch.from_numpy(self.symbols.copy())}
+        """Return the state of a checkpoint."""
+        return self._trainer.state()
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        if self.symbols is not None:
-            state = dict(state)
-            kept = state.pop(_SYMBOLS, None)
-            if kept is None or tuple(kept.shape) != self.symbols.shape:
-                raise CheckpointError(
-                    f"the checkpoint has no symbols of shape={self.symbols.shape}; restore it from a copy, or start a "
-                    "new run"
-                )
-            self.symbols = kept.numpy().astype(np.int64)
         self._trainer.load_state(state)

@@ -42,7 +42,7 @@ from pbmvfl._files import PRIVATE_FILE, make_private_folder, sync_folder
 from pbmvfl.crypto.entropy import SystemEntropy
 from pbmvfl.errors import AnswersError
 from pbmvfl.plan.plan import Plan
-from pbmvfl.plan.schedule import SYMBOLS, Round, Split
+from pbmvfl.plan.schedule import Round, Split
 from pbmvfl.protocol.party_network import PartyNetwork
 from pbmvfl.protocol.party_rows import PartyRows
 from pbmvfl.training.encoders import weights_digest
@@ -315,20 +315,15 @@ class PartyAnswers:
 
     def keys(self, current: Round) -> list[bytes]:
         """Return the keys under which the answers to a round's rows are stored."""
-        names = self._names(current)
+        made_by = hashlib.sha256(weights_digest(self._network.encoder).encode() + self._rows.digest)
         release: dict[str, Any] = {
             "dataset": self._of.dataset,
             "data_version": self._of.data_version,
             "event": self._plan.mechanism_for(current.kind).event.to_dict(),
+            "vote": self._plan.vote.to_dict(),
+            "weights": made_by.hexdigest(),
         }
-        if current.kind == SYMBOLS and self._plan.interactions is not None:  # no network makes these
-            release |= {"interactions": self._plan.interactions.to_dict(), "seed": self._plan.seed}
-            # Which columns a row shows follows from its place: at another place it shows others.
-            names = [f"{place} {name}" for place, name in zip(current.rows.tolist(), names, strict=True)]
-        else:
-            made_by = hashlib.sha256(weights_digest(self._network.encoder).encode() + self._rows.digest)
-            release |= {"vote": self._plan.vote.to_dict(), "weights": made_by.hexdigest()}
-        return self._of.store.keys(release, names)
+        return self._of.store.keys(release, self._names(current))
 
     def new_rows(self, current: Round, keys: Sequence[bytes]) -> npt.NDArray[np.int64]:
         """Return the rows of a round that have no stored answer."""

@@ -54,15 +54,6 @@ def feature_shape(plan: Plan, shape: Sequence[int]) -> tuple[int, ...]:
     return (width,)
 
 
-def network_shape(plan: Plan, shape: Sequence[int], *, index: int) -> tuple[int, ...]:
-    """Return the shape of a row as a party's network takes it: mapped, with context features if there are any."""
-    own = feature_shape(plan, shape)
-    context = 0 if plan.interactions is None else plan.interactions.context_width(index)
-    if context and len(own) != 1:
-        raise EncoderError(f"party={index}: interactions with pairs need rows of numbers, got shape={tuple(shape)}")
-    return (own[0] + context,) if context else own
-
-
 def mapped(plan: Plan, rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Return rows as the network takes them: columns by themselves, or what a map makes of them, within the bound."""
     if _takes_pictures(plan, rows.shape[1:]):

@@ -1,16 +1,14 @@
-"""Bodies of messages: a party's hello, training labels, and released symbols."""
+"""Bodies of messages: a party's hello, and training labels."""
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from pbmvfl.crypto.key_exchange import NONCE_BYTES
-from pbmvfl.crypto.ring import add_packed, pack, packed_bytes
 from pbmvfl.errors import ProtocolError, TruncatedMessage
 
 # --- What a party says first: which plan it follows, a nonce, and the rounds that it has checkpoints of ---
@@ -83,42 +81,3 @@ def decode_labels(payload: bytes | memoryview, *, num_samples: int, num_classes:
     if labels.size and int(labels.max()) >= num_classes:
         raise ProtocolError(f"label={int(labels.max())} must be in 0..{num_classes - 1}, the plan's classes")
     return labels
-
-
-# ---
-# Released symbols of the training rows as all parties learn them: party after party, packed, without gaps.
-
-
-def _bits(num_symbols: int) -> int:
-    return (num_symbols - 1).bit_length()
-
-
-def published_bytes(parties: int, num_samples: int, num_symbols: int) -> int:
-    """Return the length of a PUBLISHED payload."""
-    return packed_bytes(parties * num_samples, _bits(num_symbols))
-
-
-def encode_symbols(sent: Mapping[int, npt.NDArray[np.int64]], num_symbols: int) -> bytes:
-    """Encode the symbols of the parties, in the order of their numbers."""
-    return pack(np.concatenate([sent[party] for party in sorted(sent)]).astype(np.uint32), _bits(num_symbols))
-
-
-def decode_symbols(
-    payload: bytes | memoryview, *, parties: tuple[int, ...], num_samples: int, num_symbols: int
-) -> dict[int, npt.NDArray[np.int64]]:
-    """Return the symbol, 0..num_symbols-1, of each party and row.
-
-    Raises:
-        TruncatedMessage: The payload has the wrong length.
-        ProtocolError: A number is no symbol of the plan.
-    """
-    expected = published_bytes(len(parties), num_samples, num_symbols)
-    if len(payload) != expected:
-        raise TruncatedMessage(
-            f"published length={len(payload)}: {num_samples} rows of {len(parties)} parties make {expected}"
-        )
-    found = np.zeros(len(parties) * num_samples, dtype=np.uint32)
-    add_packed(payload, _bits(num_symbols), found)
-    if found.size and int(found.max()) >= num_symbols:
-        raise ProtocolError(f"symbol={int(found.max())} must be in 0..{num_symbols - 1}, the plan's symbols")
-    return dict(zip(parties, found.astype(np.int64).reshape(len(parties), num_samples), strict=True))

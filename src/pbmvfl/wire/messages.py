@@ -46,7 +46,6 @@ class MessageKind(IntEnum):
     STOP = 9  #: server: the run ends here before its plan does; no answer
     REFUSAL = 10  #: party: no, with a code and public words, instead of any answer
     LABELS = 11  #: server: every training row's class, before the first round, if the plan lets them go; no answer
-    PUBLISHED = 12  #: server: every released symbol of the training rows, once a session; no answer
 
 
 class Message(NamedTuple):

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from pbmvfl.crypto.key_exchange import KEY_BYTES, NONCE_BYTES, SIGNATURE_BYTES
-from pbmvfl.wire.bodies import HASH_BYTES, hello_bytes, label_bytes, published_bytes
+from pbmvfl.wire.bodies import HASH_BYTES, hello_bytes, label_bytes
 from pbmvfl.wire.gradient_codecs import codec_for
 from pbmvfl.wire.messages import HEADER_BYTES
 
@@ -58,9 +58,6 @@ def predicted_traffic(plan: Plan) -> Traffic:
                 down += times * codec.num_bytes(rows, plan.embedding_dim)
         if phase.kind.trains:
             down += phase.passes * HEADER_BYTES  # the end of a pass, with its last gradient if there is one
-    if plan.published_at is not None and plan.interactions is not None:
-        shared = plan.interactions
-        down += HEADER_BYTES + published_bytes(len(shared.released_by), plan.num_samples, shared.num_symbols)
     labels = HEADER_BYTES + label_bytes(plan.num_samples, plan.num_classes) if plan.sends_labels else 0
     return Traffic(
         bytes_setup=parties * (start + hello + nonces + key + keys + labels),

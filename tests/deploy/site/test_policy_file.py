@@ -336,7 +336,6 @@ def test_a_party_s_own_book_is_its_own_and_has_the_limits(tmp_path: Path) -> Non
         ),
         ({"fields": {"nesterov": [1]}}, small_plan(nesterov=True, momentum=0.9), "nesterov=True: the policy permits 1"),
         ({"fields": {"prediction_mechanism": ["krr"]}}, joint_plan(), "prediction_mechanism=pbm"),
-        ({"fields": {"interactions": [True]}}, joint_plan(), "interactions=False: the policy permits True"),
         ({"smallest_noise": 21}, small_plan(), "noise_multiplier=20 of local rounds: the policy permits 21 or more"),
         ({"smallest_noise": 1}, joint_plan(), "noise_multiplier=0 of joint rounds: the policy permits 1 or more"),
         ({"largest_epsilon": 0.5}, small_plan(), "the policy permits 0.5 or less in one plan"),
@@ -357,7 +356,7 @@ def test_a_refusal_names_the_value_and_what_is_permitted(rules: dict[str, Any], 
         {"fields": {"algorithm": "staged"}},
         {"smallest_noise": 20},
         {"largest_epsilon": 8, "unit": "record"},
-        {"fields": {"noise_multiplier": {"least": 20}, "interactions": False, "noise_band": 1}},
+        {"fields": {"noise_multiplier": {"least": 20}, "noise_band": 1}},
     ],
 )
 def test_a_plan_within_the_conditions_is_accepted(rules: dict[str, Any]) -> None:

@@ -44,7 +44,7 @@ from pbmvfl.federation.party_setup import PartySetup
 from pbmvfl.federation.serving import check_known
 from pbmvfl.ledger.ledger_folder import OpenLedgers
 from pbmvfl.protocol.party import Party, part_of_state, weights_are_charged
-from pbmvfl.training.features import network_shape
+from pbmvfl.training.features import feature_shape
 from pbmvfl.wire.messages import Message, MessageKind
 from pbmvfl.wire.refusals import Refusal, RefusalCode
 
@@ -187,7 +187,7 @@ class PartySite:
             return None
         module, _, function = policy.encoder.partition(":")
         make = getattr(importlib.import_module(module), function)
-        shape = network_shape(setup.plan, setup.train_features.shape[1:], index=setup.index)
+        shape = feature_shape(setup.plan, setup.train_features.shape[1:])
         network: nn.Module = make(setup.plan, setup.index, shape)
         return network
 

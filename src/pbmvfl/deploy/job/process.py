@@ -31,7 +31,7 @@ from pbmvfl.federation.federation import Federation
 from pbmvfl.federation.in_process import InProcess
 from pbmvfl.plan.groups import Evaluation, Head, Labels, PreparationName
 from pbmvfl.plan.plan import Plan
-from pbmvfl.plan.schedule import COUNTS, JOINT, LOCAL, PREDICTION, SYMBOLS, Order, Phase
+from pbmvfl.plan.schedule import COUNTS, JOINT, LOCAL, PREDICTION, Order, Phase
 from pbmvfl.protocol.server import Server
 from pbmvfl.protocol.session import Meter, drive
 from pbmvfl.training.encoders import own_generator
@@ -98,7 +98,6 @@ def tiny_plan(plan: Plan) -> Plan:
             "evaluation": Evaluation.RELEASED if predicted else Evaluation.NONE,
             "preparation": PreparationName.NONE if plan.model else plan.preparation,
             "labels": Labels.PARTIES if any(phase.kind.needs_labels for phase in phases) else plan.labels,
-            "interactions": None,
             "first_weights": (),
             "model": "",
             "seed": 0,
@@ -109,7 +108,6 @@ def tiny_plan(plan: Plan) -> Plan:
 def _tiny_phases(plan: Plan) -> tuple[Phase, ...]:
     """Return one pass of each phase, preceded by training if the plan only predicts."""
     phases = [Phase(kind=phase.kind, passes=1, order=phase.order) for phase in plan.rounds.phases]
-    phases = [phase for phase in phases if phase.kind != SYMBOLS]
     if plan.model:
         learns = LOCAL if plan.head is Head.FIXED else JOINT
         before = [learns, COUNTS] if plan.voting.has_tables else [learns]
