@@ -58,15 +58,21 @@ def test_released_symbols_are_charged_as_they_were(path: Path) -> None:
     assert not trained[ROWS:].any()
 
 
-def test_later_sessions_are_added_to_them(path: Path) -> None:
-    before = spent_by_row(path, "trained")
-    plan = Plan.of(num_parties=2, num_samples=ROWS, num_test_samples=7, num_classes=2, num_epochs=1, batch_size=ROWS)
-    opened = Ledger(path).open_session(
-        dataset="trained", plan=plan, run="ab" * 8, session="cd" * 16, public_start=True, exact_metrics=True
-    )
-    with contextlib.closing(opened):
-        opened.charge(plan.schedule[0], plan.events(plan.schedule.kind(0)))
-    assert (spent_by_row(path, "trained")[:ROWS] > before[:ROWS]).all()
+def test_a_later_session_adds_what_it_costs_by_itself(path: Path, tmp_path: Path) -> None:
+    sizes = {"num_parties": 2, "num_samples": ROWS, "num_test_samples": 7, "num_classes": 2}
+    plan = Plan.of(**sizes, num_trials=1, beta=0.01, embedding_dim=1, num_epochs=1, noise_multiplier=9.0)
+    before, new = spent_by_row(path, "trained"), tmp_path / "books" / "new.sqlite"
+    with contextlib.closing(Ledger(path, read_only=True)) as old, contextlib.closing(Ledger(new)) as book:
+        book.set_limit("trained", *old.limits("trained"))
+    for book in (Ledger(path), Ledger(new)):
+        opened = book.open_session(
+            dataset="trained", plan=plan, run="ab" * 8, session="cd" * 16, public_start=True, exact_metrics=True
+        )
+        with contextlib.closing(opened):
+            opened.charge(plan.schedule[0], plan.events(plan.schedule.kind(0)))
+    alone = spent_by_row(new, "trained")
+    assert (alone[:ROWS] > 0).all()
+    np.testing.assert_allclose(spent_by_row(path, "trained"), before + alone, rtol=1e-12)
 
 
 def test_their_plans_are_refused_with_what_to_do(path: Path) -> None:
