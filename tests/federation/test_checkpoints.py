@@ -142,7 +142,7 @@ def test_a_transport_has_no_door_for_weights(kind):
     public = {name for name in dir(kind) if not name.startswith("_")}
     assert public == {"exchange", "close", "exact_embeddings", "owner_error", "public_starts"}
     assert not {"state", "load_state"} & set(dir(Party))
-    commands = {"MESSAGE", "EMBEDDINGS", "LEVELS", "LAST_ERROR", "PUBLIC_START", "STOP"}
+    commands = {"MESSAGE", "EMBEDDINGS", "LAST_ERROR", "PUBLIC_START", "STOP"}
     assert {command.name for command in processes._Command} == commands
 
 
