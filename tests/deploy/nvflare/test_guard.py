@@ -49,7 +49,7 @@ def test_a_party_hears_nothing_of_another_site(me: str, origin: str) -> None:
 
 def test_a_party_hears_the_server_on_channels_that_jobs_need() -> None:
     needed = {"admin", "client_command", "aux_communication", "return_only", "cellnet.channel"}
-    assert heard("hospital", "server") == needed | {"pbmvfl"}
+    assert heard("hospital", "server") == needed
     assert heard("hospital", "hospital.job-1") == needed
 
 

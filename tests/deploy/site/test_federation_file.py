@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pbmvfl.deploy.job.job_plans import training_plan
-from pbmvfl.deploy.site.federation_file import CarrierName, FederationFile
+from pbmvfl.deploy.site.federation_file import FederationFile
 from pbmvfl.errors import FederationError, PlanError
 from pbmvfl.plan.plan import Plan
 from support.deployments import PARTIES, federation_text
@@ -31,7 +31,7 @@ def test_the_file_says_who_is_in_it_and_where_the_server_is() -> None:
     assert (federation.name, federation.server, federation.lead) == ("people", "clinic", "lead@clinic.example")
     assert (federation.host, federation.port, federation.line_port) == ("127.0.0.1", 8002, 8003)
     assert federation.parties == PARTIES
-    assert (federation.carrier, federation.patience, dict(federation.plan)) == (CarrierName.LINE, 120.0, {"epsilon": 8})
+    assert (federation.patience, dict(federation.plan)) == (120.0, {"epsilon": 8})
     assert [federation.index_of(name) for name in PARTIES] == [0, 1]
 
 
@@ -71,11 +71,6 @@ def test_an_algorithm_that_cannot_be_planned_is_refused_in_words(lines: str, wor
     assert words in str(refused.value)
 
 
-def test_a_federation_on_the_cell_has_one_port() -> None:
-    federation = FederationFile.parse(changed("line_port = 8003\n", 'carrier = "cell"\n'))
-    assert (federation.carrier, federation.line_port) == (CarrierName.CELL, None)
-
-
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
@@ -95,7 +90,11 @@ def test_a_federation_on_the_cell_has_one_port() -> None:
         ("port = 8002", "port = true", r"port=True must be an integer"),
         ("port = 8002", "port = 8003", r"port=8003 and line_port=8003 must be different"),
         ("line_port = 8003", "", r"line_port=None must be an integer"),
-        ("line_port = 8003", 'line_port = 8003\ncarrier = "mail"', r"carrier='mail'; permitted: line, cell"),
+        (
+            "line_port = 8003",
+            'carrier = "cell"',
+            r"\[server\] carrier is no longer a choice: remove it, and give a line",
+        ),
         ("lead@clinic.example", "lead", r"\[server\] lead='lead' must be"),
         ("lead@clinic.example", "lead@clinic", r"\[server\] lead='lead@clinic' must be"),
         ("lead@clinic.example", "lead@" + "c" * 60 + ".example", r"\[server\] lead="),

@@ -7,7 +7,6 @@ from pbmvfl.deploy.link.tls import Credentials, party_context, server_context
 from pbmvfl.deploy.link.tls_client import TlsPartyLink
 from pbmvfl.deploy.link.tls_server import TlsServerLink
 from pbmvfl.deploy.site.folder import SiteFolder
-from pbmvfl.errors import FederationError
 
 
 def link_context(site_folder: SiteFolder, job: str) -> bytes:
@@ -35,7 +34,7 @@ def server_tls_link(site_folder: SiteFolder, job: str) -> TlsServerLink:
     """Return the label holder's TLS link, listening."""
     federation = site_folder.federation
     return TlsServerLink(
-        listen=("", _line_port(site_folder)),
+        listen=("", federation.line_port),
         tls=server_context(_credentials(site_folder)),
         auth=server_message_auth(site_folder, job),
         parties=federation.parties,
@@ -47,7 +46,7 @@ def party_tls_link(site_folder: SiteFolder, job: str) -> TlsPartyLink:
     """Return a party's TLS link; it dials in `serve`."""
     federation = site_folder.federation
     return TlsPartyLink(
-        address=(federation.host, _line_port(site_folder)),
+        address=(federation.host, federation.line_port),
         tls=party_context(_credentials(site_folder)),
         auth=party_message_auth(site_folder, job),
         server_name=federation.server,
@@ -59,10 +58,3 @@ def _credentials(site_folder: SiteFolder) -> Credentials:
     return Credentials(
         certificate=site_folder.certificate, private_key=site_folder.private_key, authority=site_folder.authority
     )
-
-
-def _line_port(site_folder: SiteFolder) -> int:
-    port = site_folder.federation.line_port
-    if port is None:
-        raise FederationError('carrier="cell" in federation.toml: there is no line; this is a fault of the program')
-    return port

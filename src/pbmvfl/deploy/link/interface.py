@@ -2,7 +2,7 @@
 
 A link is request and reply: the server asks, a party answers every question once, and a repeated question gets the same
 bytes again. Questions travel on channels, so that set-up and alignment, which precede a session, need no message of the
-protocol. Two implementations exist: TLS (`deploy.link.tls_server`) and NVFlare's cell (`deploy.nvflare.cell`).
+protocol.
 """
 
 from __future__ import annotations

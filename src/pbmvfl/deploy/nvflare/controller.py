@@ -12,7 +12,6 @@ from nvflare.apis.signal import Signal
 
 from pbmvfl.deploy.job.process import ServerJob
 from pbmvfl.deploy.nvflare.job import read_argument
-from pbmvfl.deploy.site.federation_file import CarrierName
 from pbmvfl.deploy.site.folder import SiteFolder
 from pbmvfl.deploy.site.job_spec import Ending
 
@@ -31,16 +30,8 @@ class ServerController(Controller):
         self._job: ServerJob | None = None
 
     def start_controller(self, fl_ctx: FLContext) -> None:
-        engine = fl_ctx.get_engine()
-        site_folder = SiteFolder.at(Path(engine.get_workspace().get_root_dir()).parent)
-        spec = read_argument(self._order)
-        job = str(fl_ctx.get_job_id())
-        link = None
-        if site_folder.federation.carrier is CarrierName.CELL:
-            from pbmvfl.deploy.nvflare.cell import server_cell
-
-            link = server_cell(site_folder, engine.get_cell(), job)
-        self._job = ServerJob(site_folder, spec, job=job, link=link)
+        site_folder = SiteFolder.at(Path(fl_ctx.get_engine().get_workspace().get_root_dir()).parent)
+        self._job = ServerJob(site_folder, read_argument(self._order), job=str(fl_ctx.get_job_id()))
 
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
         assert self._job is not None

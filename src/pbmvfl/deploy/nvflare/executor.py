@@ -14,7 +14,6 @@ from nvflare.apis.signal import Signal
 
 from pbmvfl.deploy.job.process import PartyJob
 from pbmvfl.deploy.nvflare.job import read_argument
-from pbmvfl.deploy.site.federation_file import CarrierName
 from pbmvfl.deploy.site.folder import SiteFolder
 
 #: Seconds that an aborted job has to close its ledger.
@@ -44,16 +43,8 @@ class PartyExecutor(Executor):
         """Start the job in a daemon thread: NVFlare's events must return, and the thread must not keep the process."""
         if self._job is not None:
             return
-        engine = fl_ctx.get_engine()
-        site_folder = SiteFolder.at(Path(engine.get_workspace().get_root_dir()).parent)
-        spec = read_argument(self._order)
-        job = str(fl_ctx.get_job_id())
-        link = None
-        if site_folder.federation.carrier is CarrierName.CELL:
-            from pbmvfl.deploy.nvflare.cell import party_cell
-
-            link = party_cell(site_folder, engine.get_cell(), job)
-        self._job = PartyJob(site_folder, spec, job=job, link=link)
+        site_folder = SiteFolder.at(Path(fl_ctx.get_engine().get_workspace().get_root_dir()).parent)
+        self._job = PartyJob(site_folder, read_argument(self._order), job=str(fl_ctx.get_job_id()))
         self._thread = threading.Thread(target=self._job.run, name="pbmvfl-party", daemon=True)
         self._thread.start()
 

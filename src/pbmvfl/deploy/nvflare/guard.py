@@ -206,8 +206,6 @@ def install_origin_guard(parties: tuple[str, ...], lead: str) -> None:
 
 log = logging.getLogger(__name__)
 
-#: The cell link of a federation with carrier = "cell"; it has a guard of its own besides.
-LINK_CHANNEL = "pbmvfl"
 #: Commands of the server to a site: accept a job, start it, end it, report whether it lives.
 SITE_COMMANDS = frozenset(
     {
@@ -250,7 +248,6 @@ AT_A_PARTY: dict[str, frozenset[Who]] = {
     CellChannel.AUX_COMMUNICATION: _HOME,
     CellChannel.RETURN_ONLY: _HOME,
     CellChannel.CELLNET: _HOME,
-    LINK_CHANNEL: frozenset({Who.SERVER}),
 }
 AT_THE_SERVER: dict[str, frozenset[Who]] = {
     CellChannel.SERVER_MAIN: frozenset({Who.PARTY, Who.LEAD}),
@@ -265,7 +262,6 @@ AT_THE_SERVERS_JOB: dict[str, frozenset[Who]] = {
     CellChannel.AUX_COMMUNICATION: frozenset({Who.OWN, Who.PARTY}),
     CellChannel.RETURN_ONLY: frozenset({Who.OWN, Who.PARTY}),
     CellChannel.CELLNET: frozenset({Who.OWN, Who.PARTY}),
-    LINK_CHANNEL: frozenset({Who.PARTY}),
 }
 
 

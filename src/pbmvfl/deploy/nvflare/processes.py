@@ -68,8 +68,7 @@ def check_start(site_folder: SiteFolder, *, wait: float = 0.0) -> int:
         if site_folder.policy.exists():
             PolicyFile.read(site_folder)
         _check_port(site_folder.federation.port, "port")
-        if site_folder.federation.line_port is not None:
-            _check_port(site_folder.federation.line_port, "line_port")
+        _check_port(site_folder.federation.line_port, "line_port")
         return days
     PolicyFile.read(site_folder)
     check_server(site_folder, wait=wait)

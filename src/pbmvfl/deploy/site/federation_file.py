@@ -7,7 +7,7 @@ name = "people"
 name = "clinic"
 host = "fed.clinic.example"
 port = 8002                      # identity, jobs and their life (NVFlare)
-line_port = 8003                 # everything that is said in a run; leave it out with carrier = "cell"
+line_port = 8003                 # everything that is said in a run
 lead = "lead@clinic.example"     # who may submit
 
 [[party]]
@@ -32,7 +32,6 @@ import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -48,13 +47,6 @@ _SECTIONS = frozenset({"federation", "server", "party", "plan", "line"})
 LARGEST_NUM_PARTIES = 200
 
 
-class CarrierName(StrEnum):
-    """Transport of a run's messages."""
-
-    LINE = "line"
-    CELL = "cell"
-
-
 @dataclass(frozen=True, kw_only=True)
 class FederationFile:
     """Checked content of federation.toml."""
@@ -63,10 +55,9 @@ class FederationFile:
     server: str
     host: str
     port: int
-    line_port: int | None
+    line_port: int
     lead: str
     parties: tuple[str, ...]
-    carrier: CarrierName = CarrierName.LINE
     patience: float = 120.0
     #: What `Plan.for_budget` takes besides sizes.
     plan: Mapping[str, Any] = field(default_factory=dict)
@@ -96,7 +87,7 @@ class FederationFile:
             "name": self.name,
             "server": [self.server, self.host, self.port, self.line_port, self.lead],
             "parties": self.parties,
-            "carrier": str(self.carrier),
+            "carrier": "line",
             "patience": self.patience,
             "plan": dict(self.plan),
         }
@@ -119,13 +110,11 @@ class _Reader:
             if name not in _SECTIONS:
                 raise self._fault(f"[{name}] is not known; permitted: {', '.join(sorted(_SECTIONS))}")
         federation = self._table(values, "federation", {"name"})
-        server = self._table(values, "server", {"name", "host", "port", "line_port", "lead", "carrier"})
+        if isinstance(found := values.get("server"), dict) and "carrier" in found:
+            raise self._fault("[server] carrier is no longer a choice: remove it, and give a line_port")
+        server = self._table(values, "server", {"name", "host", "port", "line_port", "lead"})
         line = self._table(values, "line", {"patience"}, needed=False)
-        carrier = server.get("carrier", "line")
-        if carrier not in tuple(CarrierName):
-            raise self._fault(f"[server] carrier={carrier!r}; permitted: {', '.join(CarrierName)}")
-        line_port = self._port(server, "line_port") if carrier == CarrierName.LINE else None
-        port = self._port(server, "port")
+        port, line_port = self._port(server, "port"), self._port(server, "line_port")
         if port == line_port:
             raise self._fault(f"[server] port={port} and line_port={line_port} must be different")
         return FederationFile(
@@ -136,7 +125,6 @@ class _Reader:
             line_port=line_port,
             lead=self._text(server, "server", "lead", _LEAD),
             parties=self._parties(values.get("party"), str(server.get("name"))),
-            carrier=CarrierName(carrier),
             patience=self._patience(line),
             plan=self._table(values, "plan", None, needed=False),
         )
