@@ -264,7 +264,7 @@ def test_a_temporary_file_that_was_taken_for_a_leftover_is_made_again(moment, mo
                     flock(descriptor, operation)
                 found.unlink()
                 try:
-                    raise BlockingIOError
+                    raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
                 finally:
                     os.close(holder)
         flock(descriptor, operation)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import glob
 import hashlib
 import json
@@ -15,6 +14,9 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, BinaryIO
 
+from filelock import lock_descriptor
+
+from pbmvfl._descriptors import NO_FOLLOW, NO_WAIT, WINDOWS, open_file, read_at, set_mode
 from pbmvfl.errors import PbmvflError, WriteError
 
 # --- Writing files so that a killed process leaves the old one or the new one, never half of one ---
@@ -51,6 +53,8 @@ def write_atomically(path: Path, data: str | bytes, *, mode: int | None = None) 
             file.write(data.encode() if isinstance(data, str) else data)
             file.flush()
             os.fsync(file.fileno())
+            if WINDOWS:
+                file.close()
             os.replace(temporary, path)
         sync_folder(path.parent)
     except OSError as error:
@@ -64,11 +68,11 @@ def append_durably(path: Path, data: bytes) -> None:
     """
     try:
         is_new = not path.exists()
-        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
-        with open(os.open(path, flags, PRIVATE_FILE), "r+b", buffering=0) as file:
-            os.fchmod(file.fileno(), PRIVATE_FILE)
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | NO_FOLLOW
+        with open(open_file(path, flags, PRIVATE_FILE), "r+b", buffering=0) as file:
+            set_mode(file.fileno(), PRIVATE_FILE)
             size = os.fstat(file.fileno()).st_size
-            cut = size and os.pread(file.fileno(), 1, size - 1) != b"\n"
+            cut = size and read_at(file.fileno(), 1, size - 1) != b"\n"
             left = memoryview(b"\n" + data if cut else data)
             while left:
                 left = left[os.write(file.fileno(), left) :]
@@ -83,14 +87,17 @@ def remove_leftovers(folder: Path, pattern: str) -> None:
     """Remove temporary files of killed writers, of all files in `folder` whose names match `pattern`.
 
     A writer locks its temporary file, and the lock ends with its process: one that can be locked has no writer. Where
-    the file system has no locks nothing is removed.
+    the file system has no locks nothing is removed, nor on Windows, where a writer closes its file before it replaces
+    another, and so ends its lock.
     """
+    if WINDOWS:
+        return
     for left in folder.glob(f"{pattern}.{_TOKEN}.tmp"):
         with contextlib.suppress(OSError):
-            descriptor = os.open(left, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+            descriptor = os.open(left, os.O_RDWR | NO_FOLLOW | NO_WAIT)
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                left.unlink()
+                if lock_descriptor(descriptor, blocking=False):
+                    left.unlink()
             finally:
                 os.close(descriptor)
 
@@ -102,7 +109,7 @@ def _temporary_for(path: Path, mode: int | None) -> Iterator[tuple[Path, BinaryI
     try:
         with open(descriptor, "wb") as file:
             if mode is not None:
-                os.fchmod(descriptor, mode)
+                set_mode(descriptor, mode)
             yield temporary, file
     finally:
         with contextlib.suppress(OSError):
@@ -113,17 +120,14 @@ def _make_temporary(path: Path, mode: int) -> tuple[Path, int]:
     """Return the name of a new file and the descriptor that holds its lock."""
     for _ in range(_MOST_ATTEMPTS):
         temporary = path.with_name(f"{path.name}.{secrets.token_hex(_TOKEN_BYTES)}.tmp")
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        descriptor = open_file(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:  # `remove_leftovers` of another writer found it before it was locked
-            os.close(descriptor)
-            continue
+            locked = lock_descriptor(descriptor, blocking=False)
         except OSError:  # Without locks here, no process removes it.
             return temporary, descriptor
-        if os.fstat(descriptor).st_nlink:
+        if locked and os.fstat(descriptor).st_nlink:
             return temporary, descriptor
-        os.close(descriptor)  # removed before it was locked
+        os.close(descriptor)  # `remove_leftovers` of another writer found it before it was locked
     raise OSError(errno.EAGAIN, f"{_MOST_ATTEMPTS} temporary files were removed by other writers")
 
 
@@ -139,7 +143,7 @@ def make_private(path: Path) -> None:
     """Make an empty file that only its owner may read; one that is there is left as it is."""
     with contextlib.suppress(OSError):  # The next one to open it reports the fault.
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE_FILE)
-        os.fchmod(descriptor, PRIVATE_FILE)
+        set_mode(descriptor, PRIVATE_FILE)
         os.close(descriptor)
 
 
@@ -157,7 +161,9 @@ def make_private_folder(path: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make a rename in this folder survive a power cut."""
+    """Make a rename in this folder survive a power cut. Windows opens no folder."""
+    if WINDOWS:
+        return
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -27,6 +27,7 @@ ORDER = [
     "reference",
     "_compiled",
     "_text",
+    "_descriptors",
     "_files",
     "_settings",
     "crypto",
@@ -205,12 +206,12 @@ def test_no_module_reaches_into_another_s_private_names(module: str) -> None:
 
 
 def test_the_simulation_imports_with_torch_and_numpy_alone(tmp_path: Path) -> None:
-    """Everything else that is installed is hidden: only the standard library and what torch and numpy need is left."""
+    """Everything else that is installed is hidden: the standard library and what torch and numpy require are left."""
     modules = sorted(module for module in MODULES if module.startswith("pbmvfl.research.simulation"))
     program = f"""
 import importlib, sys
 import numpy, torch
-allowed = {{name.partition(".")[0] for name in sys.modules}} | set(sys.stdlib_module_names) | {{"pbmvfl"}}
+allowed = {{name.partition(".")[0] for name in sys.modules}} | set(sys.stdlib_module_names) | {{"pbmvfl", "filelock"}}
 class Hidden:
     def find_spec(self, name, path=None, target=None):
         if name.partition(".")[0] not in allowed and not any(
@@ -242,7 +243,7 @@ except ImportError:
 
 # --- the listing of the root ---
 
-ROOT_MODULES = ["_compiled.py", "_files.py", "_settings.py", "_text.py", "errors.py", "reference.py"]
+ROOT_MODULES = ["_compiled.py", "_descriptors.py", "_files.py", "_settings.py", "_text.py", "errors.py", "reference.py"]
 ROOT_PACKAGES = [
     "attacks",
     "audit",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import math
 import os
 import re
@@ -19,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from filelock import lock_descriptor
 
 from pbmvfl.crypto.entropy import SystemEntropy, fast_keystream, keystream
 from pbmvfl.crypto.ring import Ring
@@ -171,12 +171,9 @@ def _locks_in(folder: Path) -> str | None:
     path = folder / "lock"
     first, second = (os.open(path, os.O_RDWR | os.O_CREAT, 0o600) for _ in range(2))
     try:
-        fcntl.flock(first, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        try:
-            fcntl.flock(second, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return None
-        return "its file system lets two processes have one lock"
+        if lock_descriptor(first, blocking=False) and lock_descriptor(second, blocking=False):
+            return "its file system lets two processes have one lock"
+        return None
     except OSError as error:
         return f"its file system has no locks ({error.strerror})"
     finally:

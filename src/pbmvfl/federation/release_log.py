@@ -8,7 +8,6 @@ it: a count that was damaged on disk is refused, as it might be too low.
 
 from __future__ import annotations
 
-import fcntl
 import gc
 import hashlib
 import json
@@ -19,6 +18,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from pbmvfl._descriptors import lock_folder
 from pbmvfl._files import PRIVATE_FILE, Kinds, checked_object, make_private_folder, read_json, write_atomically
 from pbmvfl._text import counted
 from pbmvfl.errors import CheckpointError, PbmvflError
@@ -186,26 +186,13 @@ def _lock(folder: Path) -> int:
 
 
 def _try_to_lock(folder: Path) -> int | None:
-    """Lock the folder; None if another process has it.
-
-    The folder itself is locked: there is no file whose removal would let a second process in. Network file systems lock
-    only what is open for writing; there it is a file.
-    """
-    failure: OSError | None = None
-    for target, flags in ((folder, os.O_RDONLY), (folder / _LOCK, os.O_RDWR | os.O_CREAT)):
-        descriptor = os.open(target, flags, 0o600)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(descriptor)
-            if isinstance(error, BlockingIOError):
-                return None
-            failure = error
-        else:
-            return descriptor
-    raise CheckpointError(
-        f"{folder} cannot be locked against a second process ({failure}); keep the run on a file system with locks"
-    )
+    """Lock the folder; None if another process has it."""
+    try:
+        return lock_folder(folder, _LOCK, blocking=False)
+    except OSError as failure:
+        raise CheckpointError(
+            f"{folder} cannot be locked against a second process ({failure}); keep the run on a file system with locks"
+        ) from failure
 
 
 def _read_records(path: Path) -> list[ReleasedRounds]:

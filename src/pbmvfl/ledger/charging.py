@@ -10,6 +10,7 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
+from pbmvfl._descriptors import read_beside_lock
 from pbmvfl.errors import BudgetExceeded, LedgerError
 from pbmvfl.ledger import history
 from pbmvfl.ledger.database import MARK_BYTES, identity_of, mark, now
@@ -185,7 +186,7 @@ class Charging:
 
     def _limits_changed(self) -> bool:
         """Return whether the owner changed a limit. The lock file is read first: it takes 3 us, the ledger 20."""
-        if os.pread(self._lock, MARK_BYTES, 0) == self._known_mark:
+        if read_beside_lock(self._lock, MARK_BYTES, 0) == self._known_mark:
             return False
         return self._store.limits_version() != self._version
 

@@ -70,13 +70,12 @@ def start_of(process: int) -> str | None:
         pass
     if Path("/proc/self/stat").exists():
         return None
-    try:  # a system without /proc: only whether there is such a process
-        os.kill(process, 0)
-    except ProcessLookupError:
+    import psutil  # a system without /proc
+
+    try:
+        return repr(psutil.Process(process).create_time())
+    except psutil.NoSuchProcess:
         return None
-    except OSError:
-        pass
-    return ""
 
 
 def boot_id() -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Sequence
@@ -13,7 +12,9 @@ from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
+from filelock import lock_descriptor
 
+from pbmvfl._descriptors import set_mode
 from pbmvfl.errors import LedgerError
 from pbmvfl.ledger import history
 from pbmvfl.ledger.charging import Charging, check_permitted
@@ -387,13 +388,12 @@ def _lock(store: LedgerStore) -> int:
     """Lock the ledger: two processes that charge it would each see only half of it."""
     descriptor = store.open_lock(os.O_RDWR | os.O_CREAT)
     with contextlib.suppress(OSError):  # somebody else's
-        os.fchmod(descriptor, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(descriptor)
-        raise LedgerError(f"ledger={str(store.path)!r} is being charged by another session; wait for it") from None
-    return descriptor
+        set_mode(descriptor, 0o600)
+    with contextlib.suppress(OSError):  # Without locks another session may charge it.
+        if lock_descriptor(descriptor, blocking=False):
+            return descriptor
+    os.close(descriptor)
+    raise LedgerError(f"ledger={str(store.path)!r} is being charged by another session; wait for it")
 
 
 def _outside(store: LedgerStore, lock: int) -> Outside:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from pbmvfl._descriptors import open_file, write_beside_lock
 from pbmvfl._files import make_private
 from pbmvfl.errors import LedgerError
 from pbmvfl.ledger import owner as owners
@@ -233,7 +234,7 @@ class LedgerStore:
 
     def open_lock(self, flags: int) -> int:
         try:
-            return os.open(self.lock_file, flags, 0o600)
+            return open_file(self.lock_file, flags, 0o600)
         except FileNotFoundError:
             raise
         except OSError as error:
@@ -242,7 +243,7 @@ class LedgerStore:
     def announce(self, lock: int) -> None:
         """Only within a transaction: then nobody else does, and the file and the book agree after it."""
         try:
-            os.pwrite(lock, mark(self.limits_version()), 0)
+            write_beside_lock(lock, mark(self.limits_version()), 0)
         except OSError as error:
             raise self._no_lock(error) from error
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
@@ -11,6 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from filelock import lock_descriptor
+
+from pbmvfl._descriptors import open_file, read_beside_lock, set_mode, write_beside_lock
 from pbmvfl.errors import LedgerError
 from pbmvfl.ledger import history
 from pbmvfl.ledger.database import MARK_BYTES, Database
@@ -67,7 +69,12 @@ def known_outside(identity: str, lock_file: Path) -> list[Known]:
     found = []
     for path, offset in places:
         with contextlib.suppress(OSError):
-            if (known := Known.from_bytes(path.read_bytes()[offset : offset + _BYTES])) is not None:
+            descriptor = open_file(path, os.O_RDONLY)
+            try:
+                known = Known.from_bytes(read_beside_lock(descriptor, _BYTES, offset))
+            finally:
+                os.close(descriptor)
+            if known is not None:
                 found.append(known)
     return found
 
@@ -85,21 +92,21 @@ class Outside:
         self._places.append((self._state, 0))
         if alone:
             try:
-                fcntl.flock(self._state, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                self.close()
-                raise LedgerError("a copy of it is being charged by another session; wait for it") from None
+                locked = lock_descriptor(self._state, blocking=False)
             except OSError:
-                pass  # a file system without locks: the lock file and the ledger itself have theirs
+                return  # a file system without locks: the lock file and the ledger itself have theirs
+            if not locked:
+                self.close()
+                raise LedgerError("a copy of it is being charged by another session; wait for it")
 
     def write(self, known: Known, *, force: bool = False) -> None:
         """Never a smaller number than what is there, unless the owner accepted a ledger as it is."""
         data = known.to_bytes()
         for descriptor, offset in self._places:
             with contextlib.suppress(OSError):  # the other place has it, and the ledger itself
-                there = None if force else Known.from_bytes(os.pread(descriptor, _BYTES, offset))
+                there = None if force else Known.from_bytes(read_beside_lock(descriptor, _BYTES, offset))
                 if there is None or there.counter <= known.counter:
-                    os.pwrite(descriptor, data, offset)
+                    write_beside_lock(descriptor, data, offset)
 
     def close(self) -> None:
         state, self._state = self._state, None
@@ -115,11 +122,11 @@ def _open_state(identity: str) -> int | None:
         return None
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        descriptor = os.open(folder / identity, os.O_RDWR | os.O_CREAT, 0o600)
+        descriptor = open_file(folder / identity, os.O_RDWR | os.O_CREAT, 0o600)
     except OSError:
         return None
     with contextlib.suppress(OSError):
-        os.fchmod(descriptor, 0o600)
+        set_mode(descriptor, 0o600)
     return descriptor
 
 

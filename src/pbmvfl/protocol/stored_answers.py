@@ -23,7 +23,6 @@ written is refused.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import hmac
 import json
@@ -37,7 +36,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from filelock import lock_descriptor
 
+from pbmvfl._descriptors import open_file, set_mode
 from pbmvfl._files import PRIVATE_FILE, make_private_folder, sync_folder
 from pbmvfl.crypto.entropy import SystemEntropy
 from pbmvfl.errors import AnswersError
@@ -67,7 +68,7 @@ class StoredAnswers:
         self._path = folder / _FILE
         try:
             make_private_folder(folder)
-            self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, PRIVATE_FILE)
+            self._descriptor = open_file(self._path, os.O_RDWR | os.O_CREAT, PRIVATE_FILE)
         except OSError as error:
             raise AnswersError(f"answers={self._path} cannot be opened: {error}; name another folder") from error
         try:
@@ -162,9 +163,11 @@ class StoredAnswers:
 
     def _open(self, descriptor: int) -> bytes:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise AnswersError(f"answers={self._path} are in use by another process; wait until it has ended") from None
+            locked = lock_descriptor(descriptor, blocking=False)
+        except OSError:  # Without locks another process may have it.
+            locked = False
+        if not locked:
+            raise AnswersError(f"answers={self._path} are in use by another process; wait until it has ended")
         data = _read(descriptor)
         start = len(_MAGIC) + _SECRET_BYTES + _CHECK_BYTES
         if len(data) < start and (_MAGIC.startswith(data) or data.startswith(_MAGIC)):
@@ -189,7 +192,7 @@ class StoredAnswers:
         os.ftruncate(descriptor, 0)
         os.lseek(descriptor, 0, os.SEEK_SET)
         _write(descriptor, _MAGIC + secret + _check(secret, _MAGIC))
-        os.fchmod(descriptor, PRIVATE_FILE)
+        set_mode(descriptor, PRIVATE_FILE)
         os.fsync(descriptor)
         sync_folder(self._path.parent)
         return secret

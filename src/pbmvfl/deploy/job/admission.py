@@ -7,7 +7,6 @@ policy, a ledger in use, spent budget) go to the owner's log, and the answer onl
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import logging
 import os
@@ -16,8 +15,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from filelock import lock_descriptor
 from safetensors import SafetensorError, safe_open
 
+from pbmvfl._descriptors import POLL_INTERVAL
 from pbmvfl._files import PRIVATE_FILE, make_private_folder, read_object, write_atomically
 from pbmvfl.deploy.site.folder import SiteFolder
 from pbmvfl.deploy.site.job_spec import JobSpec, Work
@@ -134,7 +135,7 @@ def _locked(site_folder: SiteFolder) -> Iterator[None]:
     """Serialise the processes of this site: two that count at the same time would count one."""
     descriptor = os.open(site_folder.path / _LOCK, os.O_RDWR | os.O_CREAT, PRIVATE_FILE)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        lock_descriptor(descriptor, poll_interval=POLL_INTERVAL)
         yield
     finally:
         os.close(descriptor)

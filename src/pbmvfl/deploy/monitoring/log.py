@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import json
 import logging
 import os
@@ -22,6 +21,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from filelock import lock_descriptor, unlock_descriptor
+
+from pbmvfl._descriptors import NO_FOLLOW, POLL_INTERVAL, open_file, read_at, set_mode
 from pbmvfl._files import PRIVATE_FILE, make_private_folder
 from pbmvfl.deploy.monitoring.log_events import LEVELS, Event, permitted_fields, sentence
 from pbmvfl.deploy.monitoring.redaction import printable, redacted_error
@@ -62,7 +64,7 @@ class LogFile:
                     os.close(descriptor)
                     descriptor = -1
                     descriptor = self._open(self.path)
-                elif size and os.pread(descriptor, 1, size - 1) != b"\n":
+                elif size and read_at(descriptor, 1, size - 1) != b"\n":
                     data = b"\n" + data  # the last line was cut by a full disk or a kill
                 os.write(descriptor, data)
             finally:
@@ -86,15 +88,15 @@ class LogFile:
         with self._threads:
             if self._lock < 0:
                 raise OSError(errno.EBADF, "the log was closed")
-            fcntl.flock(self._lock, fcntl.LOCK_EX)
+            lock_descriptor(self._lock, poll_interval=POLL_INTERVAL)
             try:
                 yield
             finally:
-                fcntl.flock(self._lock, fcntl.LOCK_UN)
+                unlock_descriptor(self._lock)
 
     def _open(self, path: Path) -> int:
-        descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, PRIVATE_FILE)
-        os.fchmod(descriptor, PRIVATE_FILE)
+        descriptor = open_file(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | NO_FOLLOW, PRIVATE_FILE)
+        set_mode(descriptor, PRIVATE_FILE)
         return descriptor
 
     def _rotate(self) -> None:

@@ -20,6 +20,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from pbmvfl._descriptors import NO_FOLLOW, set_mode
 from pbmvfl._files import PRIVATE_FILE
 from pbmvfl.deploy.monitoring.redaction import printable, redacted_error
 from pbmvfl.ledger.session_lock import boot_id, start_of
@@ -319,10 +320,10 @@ class StatusFile:
 
     def _replace(self, data: bytes) -> None:
         # Not forced to disk: after a power cut there is no job to watch either.
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | NO_FOLLOW
         descriptor = os.open(self._temporary, flags, PRIVATE_FILE)
         with open(descriptor, "wb") as file:
-            os.fchmod(descriptor, PRIVATE_FILE)
+            set_mode(descriptor, PRIVATE_FILE)
             file.write(data)
         os.replace(self._temporary, self._path)
 

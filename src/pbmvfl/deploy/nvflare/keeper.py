@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import datetime
-import fcntl
 import json
 import os
 import signal
@@ -22,6 +21,7 @@ from pathlib import Path
 from types import FrameType
 
 import psutil
+from filelock import lock_descriptor
 
 from pbmvfl._files import PRIVATE_FILE, make_private_folder, read_object, write_atomically
 from pbmvfl.deploy.nvflare.hardening import HEARTBEAT, OUTCOME_WAIT
@@ -67,12 +67,10 @@ def take_lock(site_folder: SiteFolder, name: str = KEPT) -> int:
     """Take a kit's lock for as long as the descriptor is open; return -1 if another process has it."""
     make_private_folder(site_folder.path / "state")
     descriptor = os.open(site_folder.path / "state" / name, os.O_RDWR | os.O_CREAT, PRIVATE_FILE)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        return -1
-    return descriptor
+    if lock_descriptor(descriptor, blocking=False):
+        return descriptor
+    os.close(descriptor)
+    return -1
 
 
 def write_record(site_folder: SiteFolder, site: int) -> Record:

@@ -5,7 +5,6 @@ A line serves every table and figure that needs the same run: a longer history s
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 from collections.abc import Iterator, Sequence
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pbmvfl._descriptors import lock_folder
 from pbmvfl._files import write_atomically
 from pbmvfl.errors import CheckpointError
 from pbmvfl.plan.plan import Plan
@@ -156,9 +156,9 @@ class Records:
     def _locked(self) -> Iterator[None]:
         """Lock the folder itself, so that no lock file can be left behind."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(self._folder, os.O_RDONLY)
+        descriptor = lock_folder(self._folder, ".lock", blocking=True)
+        assert descriptor is not None
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield
         finally:
             os.close(descriptor)
