@@ -290,6 +290,49 @@ def accept(book: Annotated[Path, _BOOK]) -> None:
             )
 
 
+@app.command()
+def backup(
+    book: Annotated[Path, _BOOK],
+    out: Annotated[Path, typer.Option(help="Folder for the copies; copies of the same ledgers are replaced.")],
+) -> None:
+    """Copy ledgers to another place, also while a site or a run charges them.
+
+    Keep copies on another disk. The tamper evidence of a ledger stays on this machine, so that an older copy that is
+    put back is recognised.
+    """
+    from pbmvfl.ledger.backup import back_up
+
+    files = _files(book, None)
+    if not files:
+        raise LedgerError(f"ledger={str(book)!r} has no ledgers in it (*.sqlite); name a ledger, or the folder of some")
+    make_folder(out)
+    for file in files:
+        made = back_up(file, out / file.name)
+        _say(f"{made.path}: {made.changes} changes")
+
+
+@app.command()
+def restore(
+    copy: Annotated[Path, typer.Argument(help="A file that `ledger backup` wrote.", show_default=False)],
+    book: Annotated[Path, typer.Argument(help="The ledger, which is lost, damaged or older.", show_default=False)],
+) -> None:
+    """Put a copy in the place of a ledger. A ledger that has more in it than the copy is never replaced.
+
+    A copy that is older than the last charge on this machine is recognised: runs refuse it until its owner accepts, by
+    `pbmvfl ledger accept`, that releases are missing from it.
+    """
+    from pbmvfl.ledger.backup import restore as put_back
+
+    made = put_back(copy, book)
+    _say(f"{made.path}: restored, {made.changes} changes")
+    with contextlib.closing(Ledger(book, read_only=True)) as ledger:
+        if (found := ledger.trouble()) is not None:
+            _say(
+                f"note: it {found}. Runs are refused. If no newer copy can be found, lower its limits by what is "
+                f"missing and run `pbmvfl ledger accept {book}`"
+            )
+
+
 def _say(text: str) -> None:
     from rich.console import Console
 

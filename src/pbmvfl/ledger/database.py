@@ -79,10 +79,23 @@ class Database:
 
     def copy_in_memory(self) -> Database:
         """Return a copy whose changes reach no file, and close this connection."""
-        copy = sqlite3.connect(":memory:", isolation_level=None)
-        self._connection.backup(copy)
+        copy = self._copy()
         self.close()
         return Database(self.path, copy)
+
+    def to_bytes(self) -> bytes:
+        """Return a consistent snapshot as the bytes of a database file; another process may be writing."""
+        with contextlib.closing(self._copy()) as copy:
+            return copy.serialize()
+
+    def _copy(self) -> sqlite3.Connection:
+        copy = sqlite3.connect(":memory:", isolation_level=None)
+        try:
+            self._connection.backup(copy)
+        except sqlite3.Error as error:
+            copy.close()
+            raise _named(self.path, error) from error
+        return copy
 
 
 def has_log(path: Path) -> bool:
