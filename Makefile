@@ -10,7 +10,7 @@ export OMP_NUM_THREADS ?= 1
 # Compiled modules are kept: without them every process that a test starts compiles the whole package again.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: demo deploy-demo test test-fast install lint bench wheel-check clean
+.PHONY: demo deploy-demo test test-fast install lint bench wheel-check image-check clean
 
 # Both algorithms on one data set, and a table of what they cost. Half a minute at most.
 demo: $(STAMPS)/run
@@ -44,6 +44,14 @@ wheel-check:
 	build/wheel/env/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt build/wheel/*.whl
 	cd build/wheel && env/bin/pbmvfl doctor && env/bin/pbmvfl train digits --out run && env/bin/pbmvfl predict run \
 		&& env/bin/pbmvfl report run --out report.html
+
+# The steps of the Dockerfile's first stage in an empty environment, where there is no Docker.
+image-check:
+	rm -rf build/image && mkdir -p build/image
+	cp -r pyproject.toml README.md LICENSE constraints.txt src build/image/
+	$(PYTHON) -m venv build/image/env
+	cd build/image && env/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt ".[deploy]"
+	cd build/image && env/bin/pbmvfl doctor && env/bin/pbmvfl federation dashboard > /dev/null
 
 bench: $(STAMPS)/run
 	$(BIN)/python -m benchmarks

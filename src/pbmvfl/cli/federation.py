@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pbmvfl._files import write_atomically
+from pbmvfl.cli.options import check_target
 from pbmvfl.errors import FederationError
 
 if TYPE_CHECKING:
@@ -20,6 +22,18 @@ if TYPE_CHECKING:
 
 HomeFolder = Annotated[Path, typer.Option("--home", help="The organisation's folder.", show_default="this folder")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
+
+
+OutFile = Annotated[Path | None, typer.Option("--out", help="File to write; default stdout.")]
+
+
+def print_or_write(text: str, out: Path | None) -> None:
+    """Write a text to a file, or to standard output."""
+    check_target("out", out)
+    if out is None:
+        print(text, end="")
+    else:
+        write_atomically(out, text)
 
 
 def need_nvflare() -> None:
@@ -201,6 +215,37 @@ def provision(
         style="yellow",
         markup=False,
     )
+
+
+@app.command()
+def compose(
+    federation: Annotated[Path, _FILE],
+    name: Annotated[
+        str | None, typer.Option(help="One organisation's service alone, as on its own machine. Default: all.")
+    ] = None,
+    image: Annotated[str, typer.Option(help="What the Dockerfile was built as.")] = "pbmvfl:0.2.0",
+    out: OutFile = None,
+) -> None:
+    """Write a compose file: a service for each organisation, whose folder is beside the file under its name.
+
+    [bold]Try[/]  pbmvfl federation compose federation.toml --name bank --out compose.yaml
+    """
+    need_nvflare()
+    import yaml
+
+    from pbmvfl.deploy.site.federation_file import FederationFile
+    from pbmvfl.deploy.site.supervision import compose_file
+
+    values = compose_file(FederationFile.read(federation), only=name, image=image)
+    print_or_write(yaml.safe_dump(values, sort_keys=False), out)
+
+
+@app.command()
+def dashboard(out: OutFile = None) -> None:
+    """Write a Grafana dashboard of a site's metrics, to import there."""
+    from pbmvfl.deploy.site.supervision import grafana_dashboard
+
+    print_or_write(json.dumps(grafana_dashboard(), indent=2) + "\n", out)
 
 
 def _show_fingerprint(console: Console, found: str) -> None:

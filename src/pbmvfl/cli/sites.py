@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pbmvfl.cli.federation import AsJson, HomeFolder, need_nvflare
+from pbmvfl.cli.federation import AsJson, HomeFolder, OutFile, need_nvflare, print_or_write
 from pbmvfl.errors import FederationError
 
 if TYPE_CHECKING:
@@ -65,6 +65,33 @@ def party_status(home: HomeFolder = Path(), json_: AsJson = False) -> None:
 def server_status(home: HomeFolder = Path(), json_: AsJson = False) -> None:
     """Whether it runs, since when, and how long its certificate is valid. Exit code 1 if it does not run."""
     _status(home, json_=json_, server_wanted=True)
+
+
+Account = Annotated[str, typer.Option("--user", help="The account that runs it and owns the folder; not root.")]
+
+
+@party.command(name="unit")
+def party_unit(home: HomeFolder = Path(), user: Account = "pbmvfl", out: OutFile = None) -> None:
+    """Write a hardened systemd unit that keeps this site running.
+
+    [bold]Try[/]  pbmvfl party unit --home /srv/bank --out /etc/systemd/system/pbmvfl-bank.service
+    """
+    _unit(home, user, out, server_wanted=False)
+
+
+@server.command(name="unit")
+def server_unit(home: HomeFolder = Path(), user: Account = "pbmvfl", out: OutFile = None) -> None:
+    """Write a hardened systemd unit that keeps this site running.
+
+    [bold]Try[/]  pbmvfl server unit --home /srv/clinic --out /etc/systemd/system/pbmvfl-clinic.service
+    """
+    _unit(home, user, out, server_wanted=True)
+
+
+def _unit(path: Path, user: str, out: Path | None, *, server_wanted: bool) -> None:
+    from pbmvfl.deploy.site.supervision import systemd_unit
+
+    print_or_write(systemd_unit(_home(path, server_wanted=server_wanted), user=user), out)
 
 
 def _home(path: Path, *, server_wanted: bool) -> SiteFolder:

@@ -1,4 +1,4 @@
-"""Prometheus metrics of a site's status: text format 0.0.4 at http://127.0.0.1:PORT/metrics, on this machine alone.
+"""Prometheus metrics of a site's status, by prometheus_client, at http://127.0.0.1:PORT/metrics, on this machine alone.
 
 No other address is possible: what a party has spent is for its own operators. To collect from elsewhere, put an
 authenticating proxy in front. Only GET /metrics is answered; everything else gets an empty refusal.
@@ -7,13 +7,16 @@ authenticating proxy in front. Only GET /metrics is answered; everything else ge
 from __future__ import annotations
 
 import contextlib
-import math
 import socket
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from pbmvfl.deploy.monitoring.status import State, Status, read_status
 from pbmvfl.errors import FederationError
@@ -23,46 +26,61 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 #: Timeout of one request in seconds, so that a silent or slow client does not block the port.
 _PATIENCE = 5.0
 
-#: One sample: its labels and its value.
-_Sample = tuple[Mapping[str, str], float]
-
 
 def metrics_text(status: Status | None) -> str:
     """Return all metrics of a status; without one, only that nothing is up."""
-    parts: list[str] = []
+    registry = CollectorRegistry()
+    registry.register(_StatusCollector(status))
+    return generate_latest(registry).decode()
 
-    def add(name: str, kind: str, help_: str, samples: Iterable[_Sample]) -> None:
-        found = list(samples)
-        if found:
-            parts.append(f"# HELP {name} {help_}\n# TYPE {name} {kind}\n")
-            parts.extend(_line(name, labels, value) for labels, value in found)
 
-    is_up = status is not None and not status.state.is_over and status.process_is_alive
-    add("pbmvfl_up", "gauge", "1 while a job's process is alive and at work, else 0.", [({}, float(is_up))])
-    if status is None:
-        return "".join(parts)
-    who = {"site": status.site, "role": str(status.role), "work": status.work, "run": status.run, "job": status.job}
-    add("pbmvfl_job_info", "gauge", "1, with what the site and its job are called.", [(who, 1.0)])
-    states = [({"state": str(each)}, float(each is status.state)) for each in State]
-    add("pbmvfl_state", "gauge", "1 for the state that the job is in, 0 for the others.", states)
-    add("pbmvfl_round", "gauge", "Rounds that are completed.", [({}, float(status.round))])
-    add("pbmvfl_rounds_planned", "gauge", "Rounds of the whole plan.", [({}, float(status.rounds_total))])
-    add("pbmvfl_rounds_per_second", "gauge", "Over the last seconds.", _known(status.rounds_per_second))
-    add("pbmvfl_loss", "gauge", "At the server, from the protocol's own noisy sums.", _known(status.loss))
-    carried = (("up", status.bytes_up), ("down", status.bytes_down))
-    amounts = [({"direction": direction}, float(count)) for direction, count in carried]
-    add("pbmvfl_bytes_total", "counter", "Bytes of messages; up is from parties to the server.", amounts)
-    if status.parties:
-        add("pbmvfl_parties", "gauge", "Parties of the federation.", [({}, float(len(status.parties)))])
-        add("pbmvfl_parties_alive", "gauge", "Those that are connected.", [({}, float(len(status.parties_alive)))])
-    spent = [({"limit": each.limit}, each.spent) for each in status.epsilon]
-    add("pbmvfl_epsilon_spent", "gauge", "What the ledger has charged against each limit of the owner.", spent)
-    limits = [({"limit": each.limit}, each.epsilon) for each in status.epsilon]
-    add("pbmvfl_epsilon_limit", "gauge", "The limits themselves.", limits)
-    news = "When the job last said something, in seconds since 1970."
-    add("pbmvfl_last_news_timestamp_seconds", "gauge", news, _known(status.updated))
-    add("pbmvfl_start_timestamp_seconds", "gauge", "When the job began, in the same.", _known(status.started))
-    return "".join(parts)
+class _StatusCollector(Collector):
+    """Metrics of one status, in the order of the text."""
+
+    def __init__(self, status: Status | None) -> None:
+        self._status = status
+
+    def collect(self) -> Iterator[Metric]:
+        status = self._status
+        is_up = status is not None and not status.state.is_over and status.process_is_alive
+        yield _gauge("pbmvfl_up", "1 while a job's process is alive and at work, else 0.", is_up)
+        if status is None:
+            return
+        who = {"site": status.site, "role": str(status.role), "work": status.work, "run": status.run, "job": status.job}
+        yield _gauges("pbmvfl_job_info", "1, with what the site and its job are called.", [(who, 1)])
+        states = [({"state": str(each)}, each is status.state) for each in State]
+        yield _gauges("pbmvfl_state", "1 for the state that the job is in, 0 for the others.", states)
+        yield _gauge("pbmvfl_round", "Rounds that are completed.", status.round)
+        yield _gauge("pbmvfl_rounds_planned", "Rounds of the whole plan.", status.rounds_total)
+        yield _gauge("pbmvfl_rounds_per_second", "Over the last seconds.", status.rounds_per_second)
+        yield _gauge("pbmvfl_loss", "At the server, from the protocol's own noisy sums.", status.loss)
+        traffic = CounterMetricFamily(
+            "pbmvfl_bytes", "Bytes of messages; up is from parties to the server.", labels=["direction"]
+        )
+        traffic.add_metric(["up"], status.bytes_up)
+        traffic.add_metric(["down"], status.bytes_down)
+        yield traffic
+        if status.parties:
+            yield _gauge("pbmvfl_parties", "Parties of the federation.", len(status.parties))
+            yield _gauge("pbmvfl_parties_alive", "Those that are connected.", len(status.parties_alive))
+        spent = [({"limit": each.limit}, each.spent) for each in status.epsilon]
+        yield _gauges("pbmvfl_epsilon_spent", "What the ledger has charged against each limit of the owner.", spent)
+        limits = [({"limit": each.limit}, each.epsilon) for each in status.epsilon]
+        yield _gauges("pbmvfl_epsilon_limit", "The limits themselves.", limits)
+        news = "When the job last said something, in seconds since 1970."
+        yield _gauge("pbmvfl_last_news_timestamp_seconds", news, status.updated)
+        yield _gauge("pbmvfl_start_timestamp_seconds", "When the job began, in the same.", status.started)
+
+
+def _gauge(name: str, text: str, value: float | None) -> Metric:
+    return _gauges(name, text, [] if value is None else [({}, value)])
+
+
+def _gauges(name: str, text: str, samples: Sequence[tuple[dict[str, str], float]]) -> Metric:
+    metric = GaugeMetricFamily(name, text)
+    for labels, value in samples:
+        metric.add_sample(name, labels, float(value))
+    return metric
 
 
 class MetricsPort:
@@ -176,22 +194,3 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:
         """Discard the access log: a request is no event."""
-
-
-def _known(value: float | None) -> list[_Sample]:
-    return [] if value is None else [({}, value)]
-
-
-def _line(name: str, labels: Mapping[str, str], value: float) -> str:
-    shown = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels.items())
-    return f"{name}{{{shown}}} {_number(value)}\n" if shown else f"{name} {_number(value)}\n"
-
-
-def _escaped(text: str) -> str:
-    return text.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
-
-
-def _number(value: float) -> str:
-    if math.isinf(value):
-        return "+Inf" if value > 0 else "-Inf"
-    return "NaN" if math.isnan(value) else f"{value:.15g}"
