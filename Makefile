@@ -10,7 +10,7 @@ export OMP_NUM_THREADS ?= 1
 # Compiled modules are kept: without them every process that a test starts compiles the whole package again.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: demo deploy-demo test test-fast install lint bench wheel-check image-check clean
+.PHONY: demo deploy-demo test test-fast install lint bench wheel-check image-check release-check clean
 
 # Both algorithms on one data set, and a table of what they cost. Half a minute at most.
 demo: $(STAMPS)/run
@@ -53,6 +53,13 @@ image-check:
 	cd build/image && env/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt ".[deploy]"
 	cd build/image && env/bin/pbmvfl doctor && env/bin/pbmvfl federation dashboard > /dev/null
 
+# What is published: wheel and source archive, their metadata and files, and a README whose links work on a package index.
+release-check: $(STAMPS)/release
+	rm -rf build/release
+	PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(BIN)/python -m build --outdir build/release
+	$(BIN)/python -m twine check --strict build/release/*
+	$(BIN)/python .ci/check_release.py build/release
+
 bench: $(STAMPS)/run
 	$(BIN)/python -m benchmarks
 
@@ -72,6 +79,11 @@ $(STAMPS)/deploy: $(INPUTS)
 $(STAMPS)/test: $(INPUTS)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[test,deploy]"
+	mkdir -p $(STAMPS) && touch $@ $(STAMPS)/run
+
+$(STAMPS)/release: $(INPUTS)
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[release]"
 	mkdir -p $(STAMPS) && touch $@ $(STAMPS)/run
 
 $(STAMPS)/dev: $(INPUTS)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pbmvfl.plan.plan import Plan
     from pbmvfl.plan.policy import Policy
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 #: Names that need numpy, torch or data readers are loaded when first used: `import pbmvfl` stays light.
 _LAZY = {
