@@ -10,7 +10,6 @@ import re
 import shlex
 import shutil
 import stat
-import subprocess
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
@@ -25,8 +24,9 @@ from pbmvfl.ledger.limits import Limit
 from pbmvfl.privacy.accounting import epsilon_bound
 from pbmvfl.privacy.units import Accounting, Unit
 from pbmvfl.report.charts import Axis, Series, line_chart
-from pbmvfl.report.markup import el, embedded_json
+from pbmvfl.report.evidence import AUDIT_FILE, GRID
 from pbmvfl.report.page import LARGEST_BYTES
+from support.browser import Browser, in_a_browser
 from support.command_line import run_command
 
 #: Names that would do something if anybody took them for HTML.
@@ -223,7 +223,14 @@ def test_names_of_classes_and_parties_are_text_whatever_they_are_called(pages):
     for name in (*CLASSES, *PARTIES):
         assert name in text
         assert name not in pages["joint"]
-        assert html.escape(name, quote=True) in pages["joint"]
+        assert (
+            name.replace("&", "&amp;")
+            .replace("<", "&lt;")
+            .replace('"', "&#34;")
+            .replace("'", "&#39;")
+            .replace(">", "&gt;")
+            in pages["joint"]
+        )
 
 
 def test_a_run_s_own_name_is_text_and_its_commands_are_quoted(place, tmp_path):
@@ -232,17 +239,9 @@ def test_a_run_s_own_name_is_text_and_its_commands_are_quoted(place, tmp_path):
     assert run_command("report", name, "--out", "page.html", cwd=tmp_path) == 0
     page = (tmp_path / "page.html").read_text()
     assert name not in page
-    assert f"Run {name}" in "".join(Reader(page).text)
+    assert f"run {name}" in "".join(Reader(page).text)
     commands = [html.unescape(text) for text in re.findall(r"<pre>(.*?)</pre>", page)]
     assert shlex.split(next(command for command in commands if "privacy" in command)) == ["pbmvfl", "privacy", name]
-
-
-def test_text_and_attributes_are_escaped_and_json_cannot_end_its_element():
-    assert el("p", "<i>", title='"') == '<p title="&quot;">&lt;i&gt;</p>'
-    assert el("p", el("i", "&")) == "<p><i>&amp;</i></p>"
-    text = embedded_json("x", {"</script>": "\u2028<!--"})
-    assert text.count("<") == text.count(">") == 2
-    assert json.loads(text[text.index(">") + 1 : text.rindex("<")]) == {"</script>": "\u2028<!--"}
 
 
 def test_a_page_has_no_value_no_path_no_row_and_no_session(place, pages):
@@ -262,7 +261,7 @@ def test_why_a_ledger_ended_a_run_stays_with_its_owner(place, tmp_path):
     assert run_command("report", "ended", cwd=tmp_path) == 0
     page = (tmp_path / "ended" / "report.html").read_text()
     assert "/home/owner" not in page
-    assert "A party&#x27;s ledger ended this run early" in page
+    assert "A party&#39;s ledger ended this run early" in page
 
 
 # --- the command ---
@@ -280,15 +279,37 @@ def test_the_same_run_makes_the_same_page(place, pages):
     assert (place / "again.html").read_text() == pages["joint"]
 
 
-def test_the_command_that_the_page_gives_trains_the_same_plan_again(place, tmp_path, pages):
-    commands = [html.unescape(text) for text in re.findall(r"<pre>(.*?)</pre>", pages["joint"])]
-    again = next(command for command in commands if command.startswith("pbmvfl train"))
-    words = shlex.split(again)[1:]
-    shutil.copy(place / SECRET_FOLDER / "people.csv", tmp_path / "people.csv")
-    shutil.copytree(place / "joint", tmp_path / "joint")
-    words[words.index("LEDGERS")] = str(tmp_path / "books")
-    assert run_command(*words, "--out", "again", cwd=tmp_path) == 0
-    assert result_of(tmp_path, "again")["plan_hash"] == result_of(place, "joint")["plan_hash"]
+def commands_of(page: str) -> list[list[str]]:
+    return [shlex.split(html.unescape(text)) for text in re.findall(r"<pre>(.*?)</pre>", page)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--num-epochs", 1, "--num-trials", 8, "--embedding-dim", 2, "--delta", 1e-4),
+        ("--epsilon", 4, "--prediction-epsilon", 3, "--ledger", "ledgers"),
+    ],
+)
+def test_every_command_of_a_page_works_when_it_is_pasted(place, tmp_path, capsys, options):
+    """By the run's own rows and ledgers, which the page does not name."""
+    columns = f"{PARTIES[0]}=income,debt;{PARTIES[1]}=visits,basket"
+    rows = ("--data", place / SECRET_FOLDER / "people.csv", "--label", "churn", "--columns", columns, "--id", "who")
+    name = "it's a run"
+    assert run_command("train", *rows, *options, "--out", name, cwd=tmp_path) == 0
+    assert run_command("report", name, cwd=tmp_path) == 0
+    found = commands_of((tmp_path / name / "report.html").read_text())
+    assert [words[:2] for words in found] == [["pbmvfl", each] for each in ("train", "evaluate", "privacy", "report")]
+    for _, *words in found:
+        assert run_command(*words, cwd=tmp_path) == 0, (words, capsys.readouterr().err)
+    again = result_of(tmp_path / "runs", "people-001")
+    assert again["plan_hash"] == result_of(tmp_path, name)["plan_hash"]
+    assert again["privacy"] == result_of(tmp_path, name)["privacy"]  # the same delta too
+
+
+def test_a_run_folder_and_a_table_are_two_sources_of_rows(place, capsys):
+    assert run_command("train", "joint", "--data", "other.csv", cwd=place) == 2
+    assert "--data: joint has its own rows" in capsys.readouterr().err
 
 
 def test_json_prints_the_numbers_and_writes_nothing(place, pages, capsys):
@@ -371,82 +392,70 @@ def test_an_axis_holds_its_values_between_round_ticks(log):
 def test_scores_that_are_one_up_to_rounding_are_drawn(other):
     """A table that is learned perfectly: AUPRC differs from 1 in its last bits, or not at all."""
     line = Series(name="test AUPRC", points=[(1, other), (2, 1.0)], colour=0, last="1")
-    drawn = str(line_chart("By epoch", [line], x_title="epoch", y_title="share", at_most=1.0))
-    assert drawn.count("data-series") == 2
-    assert "nan" not in drawn
+    chart = line_chart("By epoch", [line], x_title="epoch", y_title="share", at_most=1.0)
+    assert chart.marks(line) == line.points
+    assert "nan" not in chart.path(line)
 
 
 # --- in a browser ---
 
 #: Where everything stands on the screen, as a reader's eye has it: marks, grid lines, and the numbers beside those.
-MEASURE = """
+MEASURE = """(() => {
 const middle = (node, way) => { const box = node.getBoundingClientRect();
   return way === 'x' ? box.left + box.width / 2 : box.top + box.height / 2; };
+document.querySelectorAll('details').forEach(folded => { folded.open = true; });
 const charts = [...document.querySelectorAll('figure.chart')].map(figure => ({
   title: figure.querySelector('figcaption').textContent,
   x_lines: [...figure.querySelectorAll('.grid.faint')].map(line => middle(line, 'x')),
   y_lines: [...figure.querySelectorAll('.grid:not(.faint)')].map(line => middle(line, 'y')),
   x_numbers: [...figure.querySelectorAll('.tick.x')].map(text => text.textContent),
   y_numbers: [...figure.querySelectorAll('.tick.y')].map(text => text.textContent),
-  marks: [...figure.querySelectorAll('circle.mark')].map(mark =>
+  marks: [...figure.querySelectorAll('circle.mark[data-series]')].map(mark =>
     ({series: mark.dataset.series, x: middle(mark, 'x'), y: middle(mark, 'y')})),
-  bars: [...figure.querySelectorAll('rect[data-bar]')].map(bar => { const box = bar.getBoundingClientRect();
-    return {bar: bar.dataset.bar, piece: bar.dataset.piece, left: box.left, right: box.right}; }),
 }));
 const dots = [...document.querySelectorAll('g.dot')].map(dot => ({run: dot.dataset.run,
   title: dot.closest('figure').querySelector('figcaption').textContent,
   x: middle(dot.querySelector('circle'), 'x'), y: middle(dot.querySelector('circle'), 'y')}));
-const clipped = [...document.querySelectorAll('figure.chart > svg text')].filter(text => {
+const gauges = [...document.querySelectorAll('.gauge')].map(gauge => { const circle = gauge.querySelector('circle'),
+  track = gauge.querySelector('.track').getBoundingClientRect();
+  return {title: gauge.querySelector('.what').firstChild.textContent.trim(), text: gauge.querySelector('b').textContent,
+    worst: gauge.classList.contains('worst'),
+    share: circle && (middle(circle, 'x') - track.left) / track.width}; });
+const clipped = [...document.querySelectorAll('figure.chart > svg text, .gauge text')].filter(text => {
   const box = text.getBoundingClientRect(), frame = text.ownerSVGElement.getBoundingClientRect();
   return box.left < frame.left - 1 || box.right > frame.right + 1 || box.bottom > frame.bottom + 1; });
-const found = {charts, dots, width: innerWidth, title: document.title, clipped: clipped.map(text => text.textContent),
+const wide = [...document.querySelectorAll('main *')].filter(node => !node.ownerSVGElement && (() => {
+  const box = node.getBoundingClientRect(), outer = node.parentElement.getBoundingClientRect();
+  return box.width && (box.right > outer.right + 1 || box.left < outer.left - 1); })());
+const thin = [...document.querySelectorAll('svg rect, svg line.filled')].filter(bar =>
+  bar.getBoundingClientRect().width > 0 && bar.getBoundingClientRect().width < 2);
+return {charts, dots, gauges, width: innerWidth, title: document.title, thin: thin.length,
+  clipped: clipped.map(text => text.textContent), wide: wide.map(node => node.outerHTML.slice(0, 200)),
+  verdict: document.querySelector('.verdict').textContent,
+  cards: [...document.querySelectorAll('table.cards td')].every(cell => getComputedStyle(cell).display === 'flex'),
   fetched: performance.getEntriesByType('resource').length,
   scrolls: document.documentElement.scrollWidth > document.documentElement.clientWidth};
-if (parent !== window) parent.postMessage(JSON.stringify(found), '*');
-document.body.innerHTML = '';
-document.body.textContent = JSON.stringify(found);
+})()
 """
-BROWSER = next(
-    (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
-)
-in_a_browser = pytest.mark.skipif(
-    BROWSER is None, reason="no chromium here: the page is not looked at as a reader does"
-)
-
-
-#: A page that shows another one as a phone would: a browser's own window has a least width.
-ON_A_PHONE = """<!doctype html><body><script>
-onmessage = message => { document.body.textContent = message.data; };
-</script><iframe src="measured.html" width="390" height="800"></iframe></body>"""
-
-
-def measured(page: str, folder: Path, *, phone: bool = False) -> dict[str, Any]:
-    """What a browser draws. The page permits no script, so the copy that is measured goes without that rule."""
-    assert BROWSER is not None
-    open_page, rules = re.subn(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", page)
-    assert rules == 1
-    (folder / "measured.html").write_text(open_page.replace("</body>", f"<script>{MEASURE}</script></body>"))
-    (folder / "phone.html").write_text(ON_A_PHONE)
-    flags = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking"
-    flags += " --disable-component-update --disable-sync --window-size=1280,900 --virtual-time-budget=5000 --dump-dom"
-    done = subprocess.run(
-        [
-            *(BROWSER, *flags.split(), f"--user-data-dir={folder / 'profile'}"),
-            f"file://{folder / ('phone.html' if phone else 'measured.html')}",
-        ],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    body = re.search(r"<body>(.*)</body>", done.stdout, flags=re.DOTALL)
-    assert body is not None, done.stderr
-    return json.loads(html.unescape(body[1]).strip())
 
 
 @pytest.fixture(scope="module")
-def seen(pages: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return measured(pages["joint"], tmp_path_factory.mktemp("browser"))
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    opened = Browser(tmp_path_factory.mktemp("browser"))
+    yield opened
+    opened.close()
+
+
+def measured(browser: Browser, page: str, folder: Path, *, width: int = 1280) -> dict[str, Any]:
+    """What a browser draws."""
+    (folder / "page.html").write_text(page)
+    browser.open(f"file://{folder / 'page.html'}", width=width)
+    return browser.run(MEASURE)
+
+
+@pytest.fixture(scope="module")
+def seen(browser: Browser, pages: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return measured(browser, pages["joint"], tmp_path_factory.mktemp("page"))
 
 
 UNITS = {"B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9}
@@ -465,6 +474,12 @@ def on_axis(places: list[float], lines: list[float], numbers: list[str]) -> Iter
     for line, text in zip(lines, numbers, strict=True):
         assert number(numbers[0]) + slope * (line - lines[0]) == pytest.approx(number(text), rel=1e-3, abs=1e-9)
     return (number(numbers[0]) + slope * (place - lines[0]) for place in places)
+
+
+def on_log_axis(place: float, chart: dict[str, Any]) -> float:
+    decades = [math.log10(number(text)) for text in chart["x_numbers"]]
+    slope = (decades[-1] - decades[0]) / (chart["x_lines"][-1] - chart["x_lines"][0])
+    return 10 ** (decades[0] + slope * (place - chart["x_lines"][0]))
 
 
 def drawn(chart: dict[str, Any], series: str) -> list[tuple[float, float]]:
@@ -512,42 +527,66 @@ def test_the_epsilons_on_the_screen_end_at_those_of_result_json(place, seen):
 
 
 @in_a_browser
-def test_the_bars_on_the_screen_are_as_long_as_the_bytes_of_result_json(place, seen):
+def test_the_marks_of_bytes_stand_at_the_bytes_of_result_json(place, seen):
     chart = chart_called(seen, "Bytes")
     traffic = result_of(place, "joint")["traffic"]
-    names = {"set-up": "bytes_setup", "up": "bytes_up", "down": "bytes_down"}
-    bars = [bar for bar in chart["bars"] if bar["bar"] == "measured"]
-    assert {bar["piece"] for bar in bars} == set(names)
-    longest = number(chart["x_numbers"][-1])
-    for bar in bars:
-        left, right = on_axis([bar["left"], bar["right"]], chart["x_lines"], chart["x_numbers"])
-        assert right - left == pytest.approx(traffic[names[bar["piece"]]], abs=3e-3 * longest)
+    moved = sum(traffic[name] for name in ("bytes_setup", "bytes_up", "bytes_down"))
+    (mark,) = [mark for mark in chart["marks"] if mark["series"] == "measured"]
+    assert on_log_axis(mark["x"], chart) == pytest.approx(moved, rel=0.02)
+
+
+@in_a_browser
+@pytest.mark.parametrize("name", ["joint", "strict"])
+def test_gauges_stand_at_the_advantages_and_the_verdict_names_the_worst(pages, browser, tmp_path, name):
+    seen = measured(browser, pages[name], tmp_path)
+    (run,) = numbers_of(pages[name])["runs"]
+
+    def advantage(rows: str, unit: str) -> float:
+        table = run["privacy_by_rows"].get(rows) or run["privacy_by_rows"]["all"]
+        kept = (row for row in table if (row["unit"], row["accounting"]) == (unit, "strict"))
+        return next(row["advantage_upper_bound"] for row in kept if unit == "label" or row["adversary"] == "server")
+
+    expected = {"Training rows": advantage("train", "cell"), "Labels": advantage("train", "label")}
+    if name == "strict":
+        expected["Predicted rows"] = advantage("test", "cell")
+    gauges = {gauge["title"]: gauge for gauge in seen["gauges"]}
+    assert list(gauges) == ["Training rows", "Predicted rows", "Labels"]
+    for title, gauge in gauges.items():
+        if title not in expected:
+            assert (gauge["text"], gauge["share"]) == ("none released", None)
+            continue
+        assert gauge["share"] == pytest.approx(expected[title], abs=0.05)
+        assert gauge["text"] == f"{math.ceil(50 + 50 * expected[title] - 1e-9)} of 100"
+    (worst,) = [title for title, gauge in gauges.items() if gauge["worst"]]
+    assert expected[worst] == max(expected.values())
+    right = gauges[worst]["text"].split()[0]
+    assert f"right in {right} of 100" in seen["verdict"] or (right == "100" and "always right" in seen["verdict"])
 
 
 @in_a_browser
 def test_a_browser_runs_no_name_fetches_nothing_and_cuts_nothing_off(seen):
-    assert seen["title"] == "joint · pbmvfl"
+    assert re.fullmatch(r"people, \d+ \w+ \d{4} · pbmvfl", seen["title"])
     assert seen["fetched"] == 0
-    assert seen["clipped"] == []
+    assert seen["clipped"] == seen["wide"] == []
+    assert not seen["thin"]
     assert not seen["scrolls"]
 
 
 @in_a_browser
-def test_runs_that_are_compared_stand_at_their_epsilon_their_bytes_and_their_accuracy(place, pages, tmp_path):
-    seen = measured(pages["both"], tmp_path)
+def test_runs_that_are_compared_stand_at_their_epsilon_their_bytes_and_their_accuracy(place, pages, browser, tmp_path):
+    seen = measured(browser, pages["both"], tmp_path)
     for dot in seen["dots"]:
         chart = chart_called(seen, dot["title"])
         result = result_of(place, dot["run"])
         (height,) = on_axis([dot["y"]], chart["y_lines"], chart["y_numbers"])
         assert height == pytest.approx(result["metrics"]["test_accuracy"], abs=2e-3)
-        decades = [math.log10(number(text)) for text in chart["x_numbers"]]
-        slope = (decades[-1] - decades[0]) / (chart["x_lines"][-1] - chart["x_lines"][0])
-        across = 10 ** (decades[0] + slope * (dot["x"] - chart["x_lines"][0]))
-        table = numbers_of(pages[dot["run"]])["runs"][0]["privacy_by_rows"]
-        epsilon = next(
+        across = on_log_axis(dot["x"], chart)
+        epsilon = max(
             row["epsilon"]
-            for row in next(iter(table.values()))
+            for table in numbers_of(pages[dot["run"]])["runs"][0]["privacy_by_rows"].values()
+            for row in table
             if (row["unit"], row["accounting"], row["adversary"]) == ("cell", "strict", "server")
+            and not row["colluding_parties"]
         )
         moved = sum(result["traffic"][name] for name in ("bytes_setup", "bytes_up", "bytes_down"))
         assert across == pytest.approx(epsilon if "epsilon" in dot["title"] else moved, rel=0.02)
@@ -557,8 +596,52 @@ def test_runs_that_are_compared_stand_at_their_epsilon_their_bytes_and_their_acc
 
 
 @in_a_browser
-def test_a_page_fits_a_phone_without_scrolling_sideways(pages, tmp_path):
-    seen = measured(pages["both"], tmp_path, phone=True)
+def test_a_page_fits_a_phone_and_its_tables_are_cards(pages, browser, tmp_path):
+    seen = measured(browser, pages["both"], tmp_path, width=390)
     assert seen["width"] == 390
     assert not seen["scrolls"]
-    assert seen["clipped"] == []
+    assert seen["clipped"] == seen["wide"] == []
+    assert seen["cards"]
+    assert not measured(browser, pages["both"], tmp_path)["cards"]  # and tables where there is room
+
+
+# --- confusion, precision and recall, calibration; attack and audit ---
+
+
+def test_the_page_has_the_confusion_matrix_of_result_json_and_its_rows_add_up(place, pages):
+    result = result_of(place, "joint")
+    found = result["scores"]["test"]["confusion"]
+    assert [sum(line) for line in found] == [each["test"] for each in result["classes"]]
+    assert [sum(line) for line in zip(*found, strict=True)] == [each["test_predicted"] for each in result["classes"]]
+    matrix = re.search(r'<table class="matrix">(.*?)</table>', pages["joint"], flags=re.DOTALL)
+    assert matrix is not None
+    cells = re.findall(r'<td class="number h\d">(\d+)</td>', matrix[1])
+    assert [int(text) for text in cells] == [rows for line in found for rows in line]
+
+
+def test_a_page_shows_the_audit_s_verdict_and_rows_only_where_they_are_asked_for(place, tmp_path, capsys):
+    shutil.copytree(place / "strict", tmp_path / "strict")
+    verdict = {"sound": False, "tests": 68, "false_alarm_rate": 1e-6, "alarms": ["<b>masks</b>: odd"]}
+    (tmp_path / "strict" / AUDIT_FILE).write_text(json.dumps(verdict))
+    score = {"attack": "pair", "attacker": "server", "setting": "this", "measure": "share right", "value": 0.61}
+    score |= {"baseline": 0.5, "bound": 0.7, "bound_words": "cell", "is_alarm": False}
+    (tmp_path / "strict" / "attack.json").write_text(json.dumps({"scores": [score]}))
+    (tmp_path / "strict" / GRID).write_bytes(b"picture")
+    assert run_command("report", "strict", cwd=tmp_path) == 0
+    page = (tmp_path / "strict" / "report.html").read_text()
+    assert "Audit: alarm" in page
+    assert "&lt;b&gt;masks&lt;/b&gt;: odd" in page
+    assert "<img" not in page
+    assert "img-src" not in page
+    assert run_command("report", "strict", "--show-rows", "--out", "rows.html", cwd=tmp_path) == 0
+    assert 'src="data:image/png;base64,cGljdHVyZQ=="' in (tmp_path / "rows.html").read_text()
+    (tmp_path / "strict" / AUDIT_FILE).write_text(json.dumps({**verdict, "sound": "yes"}))
+    assert run_command("report", "strict", cwd=tmp_path) == 2
+    assert "audit.json is damaged: sound=" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("value", [[1], {"test": {"confusion": [[1, True]]}}, {"test": {"calibration": "<b>"}}])
+def test_figures_that_are_no_numbers_are_refused(place, tmp_path, capsys, value):
+    changed(place, tmp_path / "damaged", scores=value)
+    assert run_command("report", "damaged", cwd=tmp_path) == 2
+    assert "damaged" in capsys.readouterr().err

@@ -84,7 +84,7 @@ def attack(
         shown = {"format": 1, "seed": seed, "dataset": data.name, **report.to_dict()}
         if out is not None:
             from pbmvfl.report.attack_plots import draw_attack
-            from pbmvfl.report.attack_section import ATTACK_FILE
+            from pbmvfl.report.evidence import ATTACK_FILE
 
             _write(out, ATTACK_FILE, shown, mode)
             for picture in draw_attack(report, out):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pbmvfl._files import PRIVATE_FILE, write_atomically
 from pbmvfl.errors import DataError
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ def audit(
     charged epsilon shows that the games found nothing, not that there is nothing.
 
     All values are made up: no row of a run or a dataset is drawn from, no ledger is opened, nothing is charged.
+    The audit of a run is kept in its folder (audit.json), for its page.
 
     [bold]Try[/]  pbmvfl audit, then pbmvfl audit runs/phishing-001
     """
@@ -65,11 +67,15 @@ def audit(
 
     from pbmvfl import __version__
     from pbmvfl.audit.audit import audit as run_audit
+    from pbmvfl.report.evidence import AUDIT_FILE
 
     with _progress(Console(stderr=True, highlight=False), quiet=json_) as on_part:
         report = run_audit(subject, trials=trials, sessions=sessions, on_part=on_part)
+    shown = json.dumps({"version": __version__, **report.to_dict()}, indent=2)
+    if source is not None and (Path(source) / "plan.json").is_file():  # for the run's page
+        write_atomically(Path(source) / AUDIT_FILE, shown + "\n", mode=PRIVATE_FILE)
     if json_:
-        print(json.dumps({"version": __version__, **report.to_dict()}, indent=2))
+        print(shown)
     else:
         show(Console(highlight=False), report)
     if not report.sound:

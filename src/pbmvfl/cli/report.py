@@ -32,9 +32,12 @@ def report(
         ),
     ] = None,
     delta: Annotated[float | None, typer.Option(help="Of every epsilon. Default: each run's own.")] = None,
+    show_rows: Annotated[
+        bool, typer.Option("--show-rows", help="Embed the picture of rows that `pbmvfl attack` drew.")
+    ] = False,
     json_: Annotated[bool, typer.Option("--json", help="Print the page's numbers as JSON, write no page.")] = False,
 ) -> None:
-    """A page about a run: what was trained, what it tells about anybody, accuracy, bytes, noise, how to do it again.
+    """Write a page about a run: its verdict, privacy, accuracy, attacks and audit, bytes, and how to do it again.
 
     One HTML file that loads nothing and runs no script, without rows, values or paths.
 
@@ -57,7 +60,7 @@ def report(
         check_target("out", target, may_exist=True)
         if target.suffix.lower() not in (".html", ".htm"):
             raise RunFolderError(f"out={str(target)!r} must end in .html; choose another name")
-    facts = [_facts(run, delta) for run in runs]
+    facts = [_facts(run, delta, show_rows=show_rows) for run in runs]
     if json_:
         print(json.dumps([each.to_dict() for each in facts], indent=2))
         return
@@ -83,7 +86,7 @@ def _check(run: Path) -> None:
         )
 
 
-def _facts(run: Path, delta: float | None) -> RunFacts:
+def _facts(run: Path, delta: float | None, *, show_rows: bool) -> RunFacts:
     from pbmvfl.cli.descriptions import describe_plan
     from pbmvfl.federation.results import Result
     from pbmvfl.federation.run_folder import RunFolder
@@ -95,4 +98,4 @@ def _facts(run: Path, delta: float | None) -> RunFacts:
     checked_object(result.metrics, dict.fromkeys(result.metrics, int | float), path, RunFolderError)
     words: Sequence[tuple[str, str]] = [(title, text) for title, text in describe_plan(result.plan)]
     written = read_object(path, {}, RunFolderError)
-    return facts_of(folder, result=result, written=written, plan_words=words, delta=delta)
+    return facts_of(folder, result=result, written=written, plan_words=words, delta=delta, show_rows=show_rows)

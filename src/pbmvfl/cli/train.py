@@ -108,7 +108,9 @@ def train(
     dataset: Annotated[
         str | None,
         typer.Argument(
-            help="digits, phishing, activity, cifar10, modelnet10 or imagenet100; or give --data.", show_default=False
+            help="digits, phishing, activity, cifar10, modelnet10 or imagenet100; or a run folder, to train its "
+            "plan again; or give --data.",
+            show_default=False,
         ),
     ] = None,
     data: TableFile = None,
@@ -240,6 +242,7 @@ def train(
         check_delta(delta)
     where = Parties.named(parties)
     planned = {} if plan_file is None else read_plan(plan_file)
+    again = None if dataset is None or not (Path(dataset) / "plan.json").is_file() else Path(dataset)
     ahead = partial(
         look_ahead, exact_metrics=exact_metrics, until_limit=until_limit, redraw_labels=redraw_labels, quiet=json_
     )
@@ -265,8 +268,10 @@ def train(
     else:
         wanted = num_parties if num_parties is not None else planned.get("num_parties")
         public_seed = given.get("seed", planned.get("seed", 0))
-        rows = _rows(dataset, table, wanted, root, public_seed)
-        source = RunSource(rows=rows, ledger=_absolute(ledger))
+        if again is None:
+            source = RunSource(rows=_rows(dataset, table, wanted, root, public_seed), ledger=_absolute(ledger))
+        else:
+            source, planned, delta = _again(again, table, planned, ledger, delta)
         if paper and planned:
             raise PlanError("--paper and --plan both say how to train; give one of them")
         if paper and given.get("algorithm") == Algorithm.STAGED:
@@ -416,6 +421,18 @@ def _planned(data: VerticalDataset, budget: AskedBudget, delta: float, chosen: d
         data=data,
         **chosen,
     )
+
+
+def _again(
+    run: Path, table: dict[str, Any], planned: dict[str, Any], ledger: Path | None, delta: float | None
+) -> tuple[RunSource, dict[str, Any], float]:
+    """Return the rows, the plan and the delta of another run; a plan file, a ledger and a delta that are given win."""
+    if said := [name for name, value in table.items() if value is not None]:
+        raise DataError(f"--{said[0].replace('_', '-')}: {run} has its own rows; leave it out, or give no run folder")
+    folder = RunFolder.existing(run)
+    source = folder.read_source()
+    source = source if ledger is None else replace(source, ledger=_absolute(ledger))
+    return source, planned or folder.read_plan().flat(), source.delta if delta is None else delta
 
 
 def _resumed(path: Path, asked: dict[str, Any], planned: dict[str, Any], given: dict[str, Any]) -> _Prepared:

@@ -18,7 +18,15 @@ import numpy.typing as npt
 from pbmvfl._text import counted
 from pbmvfl.plan.groups import Activation, Algorithm, Evaluation, Loss
 from pbmvfl.plan.plan import Plan
-from pbmvfl.training.metrics import ClassFigures, Split, class_figures, classification_metrics, majority, per_class
+from pbmvfl.training.metrics import (
+    ClassFigures,
+    Split,
+    class_figures,
+    classification_metrics,
+    majority,
+    per_class,
+    score_figures,
+)
 
 #: A loss this many times above any that noise can cause does not recover.
 _ASTRAY = 30.0
@@ -50,11 +58,13 @@ class Figures:
         self._data = data
         self._measured: dict[Split, list[dict[str, Any]]] = {}
         self._largest: dict[Split, float] = {}
+        self._newest: dict[Split, tuple[npt.NDArray[Any], npt.NDArray[np.int64]]] = {}
 
     def measure(self, scores: npt.NDArray[Any], labels: npt.NDArray[np.int64], split: Split) -> dict[str, float]:
         """Return the metrics, and keep the other figures until the split is measured again."""
         self._measured[split] = per_class(scores, labels, split=split)
         self._largest[split] = float(np.abs(scores).max())  # NaN, if one is
+        self._newest[split] = scores, labels
         return classification_metrics(scores, labels, prefix=split)
 
     @property
@@ -68,6 +78,11 @@ class Figures:
         for said in self._measured.values():
             found = tuple(replace(each, **more) for each, more in zip(found, said, strict=True))
         return found
+
+    @property
+    def scores(self) -> dict[str, dict[str, Any]]:
+        """What a page draws of each split's predictions."""
+        return {str(split): score_figures(*each) for split, each in self._newest.items()}
 
     @property
     def largest_score(self) -> float | None:

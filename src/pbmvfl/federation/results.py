@@ -214,6 +214,8 @@ class Result:
     noise_is_seeded: bool = False
     #: Every class with its rows and the last evaluation of it; empty in results of earlier versions.
     classes: tuple[ClassFigures, ...] = ()
+    #: Confusion matrix, precision-recall curve and calibration of the last evaluation, by split; see `score_figures`.
+    scores: dict[str, dict[str, Any]] = field(default_factory=dict)
     #: The largest class score of the last evaluation; infinity if one was no number.
     largest_score: float | None = None
     #: Whether training diverged, which ended the run; `stopped` says how.
@@ -332,6 +334,7 @@ class Result:
             "majority": {split: {"class": each.name, "rate": each.rate} for split, each in self.majority.items()},
             "positive_class": self.positive_class,
             "classes": [each.to_dict() for each in self.classes],
+            **({"scores": self.scores} if self.scores else {}),
             "largest_score": _written(self.largest_score),
             "diverged": self.diverged,
             "traffic": self.traffic.to_dict(),
@@ -396,9 +399,24 @@ def _read_figures(values: dict[str, Any], path: Path) -> dict[str, Any]:
     largest = values["largest_score"]
     return {
         "classes": tuple(ClassFigures(**{name: each[name] for name in unsaid}) for each in classes),
+        "scores": _read_scores(values.get("scores", {}), path),
         "largest_score": math.inf if largest == "inf" else largest,
         "diverged": values["diverged"],
     }
+
+
+def _read_scores(value: object, path: Path) -> dict[str, dict[str, Any]]:
+    """Read what `score_figures` gave, which results may lack: lists of lists of numbers."""
+    found = checked_object(value, {}, path, RunFolderError)
+    for split in found.values():
+        for name, lines in checked_object(split, {}, path, RunFolderError).items():
+            if not isinstance(lines, list) or not all(isinstance(line, list) and _are_numbers(line) for line in lines):
+                raise RunFolderError(f"{path} is damaged: {name} must be lists of numbers; restore it from a copy")
+    return found
+
+
+def _are_numbers(values: list[Any]) -> bool:
+    return all(isinstance(value, _NUMBER) and not isinstance(value, bool) for value in values)
 
 
 def _read_uses(values: dict[str, Any], plan: Plan, path: Path) -> tuple[RowUses, ...]:

@@ -118,6 +118,7 @@ class Run:
             noise_is_seeded=self._log.noise_is_seeded,
             stopped=stopped,
             classes=self._figures.classes,
+            scores=self._figures.scores,
             largest_score=self._figures.largest_score,
             diverged=diverged,
         )

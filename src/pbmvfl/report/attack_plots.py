@@ -8,10 +8,11 @@ from typing import Any
 from pbmvfl.attacks.pictures import Pictures
 from pbmvfl.attacks.scores import Score
 from pbmvfl.attacks.suite import AttackReport
+from pbmvfl.report.evidence import GRID
 from pbmvfl.report.plots import COLOURS, new_figure, save_figure
 
-#: Files of the pictures.
-GRID, BARS, FOUND = "attack-grid.png", "attack-bars.png", "attack-found.png"
+#: Files of the other pictures.
+BARS, FOUND = "attack-bars.png", "attack-found.png"
 _MOST_BARS = 24
 
 

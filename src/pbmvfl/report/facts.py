@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import math
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,35 +19,25 @@ from pbmvfl._text import counted
 from pbmvfl.errors import LedgerError
 from pbmvfl.federation.prediction_log import Asked, read_asked
 from pbmvfl.federation.results import Result
-from pbmvfl.federation.run_folder import Files, NamedSource, RunFolder, RunSource, TableSource
+from pbmvfl.federation.run_folder import NamedSource, RunFolder, RunSource
 from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.ledger.ledger_folder import party_ledgers
-from pbmvfl.plan.groups import Algorithm, Evaluation
+from pbmvfl.plan.groups import Evaluation
 from pbmvfl.plan.plan import Plan
 from pbmvfl.privacy.accounting import epsilon_bound
 from pbmvfl.privacy.table import PrivacyTable, privacy_table
 from pbmvfl.privacy.units import Accounting, Unit
-from pbmvfl.report.attack_section import ATTACK_FILE, ShownScore, read_scores
 from pbmvfl.report.epsilon_history import EpsilonPath, LimitPath, epsilon_paths, limit_paths, splits_apart
+from pbmvfl.report.evidence import GRID, ShownAttack, ShownAudit, read_attack, read_audit, read_picture
 from pbmvfl.wire.traffic import Traffic
 
 #: Keys of result.json that a page repeats. Omitted are the reason for which a ledger ended a run, whose text has the
 #: ledger's path, and the sessions, whose names could be used to look up rows in a party's ledger.
 _SHOWN = (
     *("version", "metrics", "measured_on", "released", "majority", "classes", "positive_class", "largest_score"),
-    *("diverged", "history", "traffic", "seconds", "row_uses", "noise_is_seeded", "public_start", "privacy"),
+    *("scores", "diverged", "history", "traffic", "seconds", "row_uses", "noise_is_seeded", "public_start", "privacy"),
     *("plan", "plan_hash"),
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class NoiseLine:
-    """Noise and the largest value that it is added to, in the same units."""
-
-    what: str
-    noise: float
-    signal: float
-    words: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +46,8 @@ class RunFacts:
 
     name: str
     data: str
+    #: Day on which the run ended, such as 7 March 2026.
+    date: str
     #: "name (columns)" of every party, for a user's table.
     parties: tuple[str, ...]
     result: Result
@@ -68,7 +62,6 @@ class RunFacts:
     has_ledgers: bool
     reads_ledgers: bool
     npq: Traffic
-    noise: tuple[NoiseLine, ...]
     #: Values of result.json that a page repeats, unchanged.
     written: Mapping[str, Any]
     #: Description of the plan, as (title, text) pairs.
@@ -77,15 +70,11 @@ class RunFacts:
     commands: tuple[tuple[str, str], ...]
     #: Predictions of the trained model since the run.
     asked: tuple[Asked, ...] = ()
-    #: Scores of `pbmvfl attack` on this run; empty if there are none.
-    attacks: tuple[ShownScore, ...] = ()
-
-    @property
-    def headline(self) -> tuple[str, float, float]:
-        """Split, epsilon and advantage: cell level, strict, against the server; training rows if charged separately."""
-        rows, table = self.tables[0]
-        bound = table.bound(Unit.CELL, Accounting.STRICT)
-        return rows, bound.epsilon, bound.advantage_upper_bound
+    #: Results of `pbmvfl attack` and `pbmvfl audit` on this run.
+    attack: ShownAttack = field(default_factory=ShownAttack)
+    audit: ShownAudit | None = None
+    #: Picture of rows as attacks show them, as a data URI; opt-in.
+    picture: str | None = None
 
     @property
     def measured_on(self) -> str:
@@ -105,6 +94,7 @@ class RunFacts:
         return {
             "name": self.name,
             "data": self.data,
+            "date": self.date,
             "parties": list(self.parties),
             "delta": self.delta,
             "result": _number(dict(self.written)),
@@ -122,9 +112,9 @@ class RunFacts:
             ],
             "traffic_predicted": self.result.plan.traffic().to_dict(),
             "traffic_npq": self.npq.to_dict(),
-            "noise": [asdict(line) for line in self.noise],
             "asked": [_number(asdict(each)) for each in self.asked],
-            **({"attacks": [_number(asdict(each)) for each in self.attacks]} if self.attacks else {}),
+            **({"attacks": [_number(asdict(each)) for each in self.attack.scores]} if self.attack.scores else {}),
+            **({"audit": asdict(self.audit)} if self.audit else {}),
         }
 
 
@@ -146,8 +136,18 @@ def facts_of(
     written: Mapping[str, Any],
     plan_words: Sequence[tuple[str, str]],
     delta: float | None = None,
+    show_rows: bool = False,
 ) -> RunFacts:
-    """Return the facts that the page shows of a run; `written` is its parsed result.json."""
+    """Return the facts that the page shows of a run.
+
+    Args:
+        folder: The run's folder.
+        result: Its result.
+        written: Its parsed result.json.
+        plan_words: Its plan, as (title, text) pairs.
+        delta: Of every epsilon; None for the run's own.
+        show_rows: Whether to embed the picture of rows that `pbmvfl attack` drew.
+    """
     source = folder.read_source()
     delta = source.delta if delta is None else delta
     run, known = result.training_run, result.noise_is_seeded
@@ -159,9 +159,11 @@ def facts_of(
     if apart and not known:
         both = epsilon_bound(run.of_one_row(), Unit.CELL, Accounting.STRICT, delta=delta).epsilon
     name = folder.path.resolve().name
+    ended = datetime.fromtimestamp((folder.path / "result.json").stat().st_mtime, tz=UTC)
     return RunFacts(
         name=name,
         data=data_name(source),
+        date=f"{ended.day} {ended:%B %Y}",
         parties=_parties(source),
         result=result,
         delta=delta,
@@ -175,12 +177,13 @@ def facts_of(
         has_ledgers=source.ledger is not None,
         reads_ledgers=reads,
         npq=npq_traffic(result.plan),
-        noise=tuple(noise_lines(result.plan)),
         asked=read_asked(folder.path),
-        attacks=read_scores(folder.path / ATTACK_FILE),
+        attack=read_attack(folder.path),
+        audit=read_audit(folder.path),
+        picture=read_picture(folder.path / GRID) if show_rows else None,
         written={key: written[key] for key in _SHOWN if key in written},
         plan_words=tuple(plan_words),
-        commands=tuple(commands(name, source, has_model=folder.model.is_dir())),
+        commands=tuple(commands(name, can_predict=folder.model.is_dir() and bool(result.plan.num_test_samples))),
     )
 
 
@@ -235,98 +238,14 @@ def npq_traffic(plan: Plan) -> Traffic:
     ).traffic()
 
 
-# --- Noise ---
-
-
-def noise_lines(plan: Plan) -> Iterator[NoiseLine]:
-    """Yield the standard deviation of each kind of noise beside the largest value that it is added to."""
-    kinds = plan.schedule.kinds
-    if plan.algorithm is Algorithm.PBM and any(kind.trains for kind in kinds):
-        rows = min(plan.batch_size, plan.num_samples)
-        yield from _release_line("a sum of embeddings, in training", plan, plan.release.variance_upper_bound, rows)
-    if plan.noise_multiplier:
-        rows = plan.schedule.num_rows(max(0, plan.schedule.trained_at - 1))
-        yield NoiseLine(
-            what="a step of a party's weights",
-            noise=plan.noise_multiplier * plan.clip_norm,
-            signal=rows * plan.clip_norm,
-            words=f"gradients of {rows:,} rows, each clipped to {plan.clip_norm:g}, against the noise on their sum",
-        )
-    for kind in kinds:
-        if kind.releases and not kind.trains:
-            mechanism = plan.mechanism_for(kind)
-            deviation = mechanism.variance_upper_bound**0.5
-            if deviation:
-                yield NoiseLine(
-                    what="a prediction" if kind.name == "prediction" else f"{kind.name} of a row",
-                    noise=deviation,
-                    signal=plan.num_parties * mechanism.bound,
-                    words=f"{mechanism.describe()}: added up over {plan.num_parties} parties, against the noise on it",
-                )
-
-
-def _release_line(what: str, plan: Plan, variance: float, rows: int) -> Iterator[NoiseLine]:
-    if variance:
-        yield NoiseLine(
-            what=what,
-            noise=variance**0.5,
-            signal=plan.num_parties * plan.bound,
-            words=(
-                f"{plan.release.describe()}: a row, added up over {plan.num_parties} parties, against the noise on it; "
-                f"the mean over a batch of {rows:,} has {variance**0.5 / rows**0.5:.3g}"
-            ),
-        )
-
-
 # --- Commands ---
 
 
-def commands(name: str, source: RunSource, *, has_model: bool) -> Iterator[tuple[str, str]]:
-    """Yield (description, command) pairs; files are named without their folders."""
-    yield "Train the same plan again, with new noise; its releases are charged again", _train_again(name, source)
-    if has_model:
-        yield _ask(name, source)
-    yield "What it spent, for every unit and adversary", f"pbmvfl privacy {_quoted(name)}"
-    if source.ledger is not None:
-        yield "What the parties' books have, over all runs", "pbmvfl ledger show LEDGERS"
-    yield "This page", f"pbmvfl report {_quoted(name)}"
-
-
-def _ask(name: str, source: RunSource) -> tuple[str, str]:
-    rows = source.rows
-    if isinstance(rows, NamedSource):
-        return (
-            "What the label holder sees of its test rows, one charged release of each",
-            f"pbmvfl evaluate {_quoted(name)}",
-        )
-    new = [f"{party}=NEW.csv" for party in rows.data] if isinstance(rows.data, dict) else ["NEW.csv"]
-    words = ["pbmvfl", "predict", name, *(word for file in new for word in ("--data", file))]
-    words += [] if rows.id is None else ["--id", rows.id]
-    return "Predict new rows, one charged release of each", " ".join(map(_quoted, words))
-
-
-def _train_again(name: str, source: RunSource) -> str:
-    rows = source.rows
-    words = ["pbmvfl", "train"]
-    words += [rows.dataset] if isinstance(rows, NamedSource) else list(_table_options(rows))
-    words += ["--plan", f"{name}/plan.json", "--delta", f"{source.delta!r}"]
-    return " ".join(map(_quoted, words)) + (" --ledger LEDGERS" if source.ledger is not None else "")
-
-
-def _table_options(rows: TableSource) -> Iterator[str]:
-    for option in ("data", "test_data", "label_data", "schema"):
-        files: Files | None = getattr(rows, option)
-        for party, file in files.items() if isinstance(files, dict) else [("", files)]:
-            if file is not None:
-                yield from (f"--{option.replace('_', '-')}", (f"{party}=" if party else "") + Path(file).name)
-    for option in ("label", "columns", "id", "dataset_name"):
-        if (value := getattr(rows, option)) is not None:
-            yield from (f"--{option.replace('_', '-')}", value)
-    if rows.test_data is None:
-        yield from ("--test-fraction", f"{rows.test_fraction!r}")
-
-
-def _quoted(text: str) -> str:
-    import shlex
-
-    return shlex.quote(text)
+def commands(name: str, *, can_predict: bool) -> Iterator[tuple[str, str]]:
+    """Yield (description, command) pairs that can be pasted in the folder that holds the run's folder."""
+    run = shlex.quote(f"./{name}" if name.startswith("-") else name)
+    yield "Train the same plan on the same rows again, with new noise and new charges", f"pbmvfl train {run}"
+    if can_predict:
+        yield "What the label holder sees of the test rows: one charged release of each", f"pbmvfl evaluate {run}"
+    yield "What it spent, for every unit and adversary", f"pbmvfl privacy {run}"
+    yield "This page", f"pbmvfl report {run}"

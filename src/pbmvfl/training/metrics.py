@@ -46,6 +46,50 @@ def average_precision(scores: npt.NDArray[Any], labels: _Labels) -> float:
     return float(-np.sum(np.diff(recall) * precision))
 
 
+#: Points of a precision-recall curve, bins of a calibration, the fewest rows of a bin: no point is about a single row.
+_POINTS, _BINS, _FEWEST_ROWS = 20, 10, 10
+#: More classes have no confusion matrix.
+_LARGEST_MATRIX = 50
+
+
+def score_figures(scores: npt.NDArray[Any], labels: _Labels) -> dict[str, Any]:
+    """Return what a page draws of predictions, as plain values.
+
+    Args:
+        scores: Class scores of each row, (N, K); their softmax are probabilities.
+        labels: The true class of each row.
+
+    Returns:
+        `confusion`: rows by true and by predicted class. `precision_recall`, for two classes: (recall, the best
+        precision at this recall or more). `calibration`: (mean probability of the predicted class, share right, rows)
+        in bins of that probability. None of it if a score is no number.
+    """
+    if not np.isfinite(scores).all() or not len(labels):
+        return {}
+    num_classes = scores.shape[1]
+    said = scores.argmax(axis=1)
+    found: dict[str, Any] = {}
+    if num_classes <= _LARGEST_MATRIX:
+        pairs = np.bincount(num_classes * labels + said, minlength=num_classes**2)
+        found["confusion"] = pairs.reshape(num_classes, num_classes).tolist()
+    if num_classes == 2 and 0 < labels.sum() < len(labels):
+        order = np.argsort(scores[:, 0] - scores[:, 1], kind="stable")
+        hits = np.cumsum(labels[order])
+        recall, precision = hits / hits[-1], hits / np.arange(1, len(hits) + 1)
+        wanted = np.linspace(0, 1, _POINTS + 1)[1:]
+        best = (float(precision[recall >= level - 1e-9].max()) for level in wanted)
+        found["precision_recall"] = [[round(float(a), 6), round(b, 6)] for a, b in zip(wanted, best, strict=True)]
+    shares = np.exp(scores.astype(np.float64) - scores.max(axis=1, keepdims=True))
+    sure = (shares / shares.sum(axis=1, keepdims=True)).max(axis=1)
+    bins = np.minimum((sure * _BINS).astype(int), _BINS - 1)
+    found["calibration"] = [
+        [round(float(sure[chosen].mean()), 6), round(float((said == labels)[chosen].mean()), 6), int(chosen.sum())]
+        for chosen in (bins == each for each in range(_BINS))
+        if chosen.sum() >= _FEWEST_ROWS
+    ]
+    return found
+
+
 @dataclass(frozen=True, kw_only=True)
 class ClassFigures:
     """Rows of one class: how many have it, how many were predicted to have it, and the recall."""
