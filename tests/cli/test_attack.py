@@ -75,7 +75,7 @@ def test_a_run_under_a_limit_is_attacked_reported_and_charged_nothing(trained, r
 
     assert run_main("report", "joint")[0] == 0
     page = (trained / "joint" / "report.html").read_text()
-    assert "What an attacker got" in page
+    assert "Attacks on this run" in page
     assert "which of two values of a cell" in page
     assert "<img" not in page
     (trained / "joint" / "attack.json").write_text('{"scores": [{"attack": 3}]}')

@@ -143,6 +143,10 @@ def test_an_audit_of_a_run_reads_no_row_opens_no_ledger_and_charges_nothing(
     code, out, err = run_main("audit", folder, *QUICK, "--json")
     assert code == 0, err
     assert json.loads(out)["subject"] == "the plan of run"
+    kept = folder / "audit.json"
+    assert json.loads(kept.read_text()) == json.loads(out)
+    assert kept.stat().st_mode & 0o077 == 0
+    kept.unlink()
     assert digest() == before
 
 
