@@ -703,7 +703,7 @@ HELP = {
 @pytest.mark.parametrize("command", HELP, ids=lambda command: " ".join(command) or "pbmvfl")
 def test_help_names_every_option(command, cli, monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
-    code, out, err = cli(*command, "--help")
+    code, out, err = cli(*command, "--help-all")
     assert (code, err) == (0, "")
     words = re.sub(r"[\s│]+", " ", out)
     for option in HELP[command]:
@@ -713,14 +713,15 @@ def test_help_names_every_option(command, cli, monkeypatch):
 @pytest.mark.parametrize("command", [command for command in HELP if command], ids=" ".join)
 def test_no_option_s_name_is_cut_short_on_a_narrow_terminal(command, cli, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    _, out, _ = cli(*command, "--help")
-    assert not re.findall(r"--[a-z-]+…", out)
+    for option in ("--help", "--help-all"):
+        _, out, _ = cli(*command, option)
+        assert not re.findall(r"--[a-z-]+…", out)
 
 
 @pytest.mark.parametrize("command", [("train",), ("privacy",), ("plan",)], ids=" ".join)
 def test_options_of_a_plan_have_the_words_of_its_settings(command, cli, monkeypatch):
     monkeypatch.setenv("COLUMNS", "400")
-    _, out, _ = cli(*command, "--help")
+    _, out, _ = cli(*command, "--help-all")
     found = 0
     for name, setting in plan_settings().items():
         if line := re.search(rf"--{name.replace('_', '-')} +<.*", out):
@@ -758,7 +759,7 @@ main()
 
 @pytest.mark.parametrize("command", ["train", "plan", "privacy"])
 def test_a_new_mechanism_s_own_numbers_are_options_by_themselves(command, run_process, tmp_path):
-    done = run_process(command, "--help", program=NEW_MECHANISM, cwd=tmp_path)
+    done = run_process(command, "--help-all", program=NEW_MECHANISM, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     words = re.sub(r"[\s│]+", " ", done.stdout)
     assert re.search(r"--width <float> W: how wide\.", words)

@@ -16,6 +16,7 @@ from pbmvfl.cli import federation, ledger, policy, sites
 from pbmvfl.cli.attack import attack
 from pbmvfl.cli.audit import audit
 from pbmvfl.cli.doctor import doctor
+from pbmvfl.cli.help_text import ALL, App
 from pbmvfl.cli.jobs import align, resume, submit
 from pbmvfl.cli.plan import plan
 from pbmvfl.cli.predict import evaluate, predict
@@ -29,13 +30,13 @@ from pbmvfl.errors import PbmvflError
 
 #: Panel of `--help` for organisations that run a federation together.
 _FEDERATION = "Between organisations"
-app = typer.Typer(
+app = App(
     name="pbmvfl",
     help="Vertical federated learning: columns of several organisations, one model, an epsilon that is a theorem.",
     no_args_is_help=True,
     add_completion=True,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["-h", "--help", ALL]},
     rich_markup_mode="rich",
 )
 

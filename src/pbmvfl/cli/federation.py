@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pbmvfl._files import write_atomically
+from pbmvfl.cli.help_text import App
 from pbmvfl.cli.options import check_target
 from pbmvfl.errors import FederationError
 
@@ -45,7 +46,7 @@ def need_nvflare() -> None:
 # --- federation ---
 
 
-app = typer.Typer(
+app = App(
     no_args_is_help=True,
     rich_markup_mode="rich",
     help="""Set up a federation between organisations: everybody makes their own keys, and nobody sees another's.

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pbmvfl._files import write_atomically
+from pbmvfl.cli.help_text import App
 from pbmvfl.cli.options import check_target
 from pbmvfl.data.vertical import numbered_parties
 from pbmvfl.errors import LedgerError
@@ -27,7 +28,7 @@ from pbmvfl.privacy.units import Accounting, Unit
 if TYPE_CHECKING:
     from rich.console import Console
 
-app = typer.Typer(
+app = App(
     no_args_is_help=True,
     help="An organisation's own ledger: what it has released about its rows over all runs, and the limits it keeps.",
 )

@@ -61,9 +61,9 @@ TableFile = Annotated[
     list[str] | None,
     typer.Option(
         "--data",
-        help="Your own table, .parquet or .csv, instead of DATASET. With a file for each party give it several times, "
-        "as in --data bank=BANK.csv --data shop=SHOP.csv, and --id.",
-        metavar="FILE | PARTY=FILE",
+        help="Your own table, .parquet or .csv, instead of DATASET. A file for each party: --data bank=BANK.csv --data "
+        "shop=SHOP.csv, and --id.",
+        metavar="<file>",
         rich_help_panel=DATA,
     ),
 ]
@@ -99,7 +99,7 @@ TableTestData = Annotated[
     typer.Option(
         "--test-data",
         help="Test rows, given as --data is; else a part of it.",
-        metavar="FILE | PARTY=FILE",
+        metavar="<file>",
         rich_help_panel=DATA,
     ),
 ]
@@ -299,7 +299,7 @@ def _options(setting: Setting, *, required: bool, default: bool) -> Iterator[ins
     value = setting.default if default else ... if required else None
     metavar = None
     if setting.name in _OR_NONE:
-        kind, metavar = str, "FLOAT|none"
+        kind, metavar = str, "<float>"
     yield _parameter(
         setting.name,
         kind if required or default else kind | None,

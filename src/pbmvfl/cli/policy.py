@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pbmvfl._files import PRIVATE_FILE, write_atomically
+from pbmvfl.cli.help_text import App
 from pbmvfl.errors import FederationError, PolicyError, PolicyFileError
 
 if TYPE_CHECKING:
     from pbmvfl.deploy.site.folder import SiteFolder
     from pbmvfl.deploy.site.policy_file import PolicyFile
 
-app = typer.Typer(
+app = App(
     no_args_is_help=True,
     help="What this organisation accepts: its rows, what they may spend, and which plans it takes part in. Private.",
 )

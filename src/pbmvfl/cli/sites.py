@@ -10,16 +10,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pbmvfl.cli.federation import AsJson, HomeFolder, OutFile, need_nvflare, print_or_write
+from pbmvfl.cli.help_text import App
 from pbmvfl.errors import FederationError
 
 if TYPE_CHECKING:
     from pbmvfl.deploy.nvflare.processes import KitStatus
     from pbmvfl.deploy.site.folder import SiteFolder
 
-party = typer.Typer(
-    no_args_is_help=True, help="A party's site: it dials the server, and takes part in what it accepts."
-)
-server = typer.Typer(no_args_is_help=True, help="The label holder's site: parties dial it.")
+party = App(no_args_is_help=True, help="A party's site: it dials the server, and takes part in what it accepts.")
+server = App(no_args_is_help=True, help="The label holder's site: parties dial it.")
 
 Foreground = Annotated[
     bool, typer.Option("--foreground", help="Stay here until it ends, as systemd wants it; else it goes on alone.")

@@ -34,8 +34,9 @@ def watch(
     once: Annotated[bool, typer.Option("--once", help="Look once and leave.")] = False,
     json_: Annotated[bool, _JSON] = False,
 ) -> None:
-    """Watch this organisation's job until it is done (exit code 0) or has failed (1). Ctrl-C leaves; the job goes on.
-    At the label holder: rounds, speed, loss, traffic and who is connected. At a party: its own rounds, and what its
+    """Watch this organisation's job until it is done (exit code 0) or has failed (1).
+
+    Ctrl-C leaves; the job goes on. At the label holder: rounds, speed, loss, traffic and who is connected. At a party: its own rounds, and what its
     ledger has spent of its limits. Only this organisation's own files are read. A job whose process ended without a
     word may be submitted again, and is waited for a minute.
 
@@ -71,8 +72,9 @@ def logs(
     lines: Annotated[int, typer.Option(help="Of old lines the last ones; 0 for all.", min=0)] = 200,
     json_: Annotated[bool, _JSON] = False,
 ) -> None:
-    """Show this organisation's own log: HOME/logs/pbmvfl.jsonl and what was rotated out of it. No feature value, row
-    id, weight or key is in it.
+    """Show this organisation's own log: HOME/logs/pbmvfl.jsonl and what was rotated out of it.
+
+    No feature value, row id, weight or key is in it.
 
     [bold]What went wrong[/]  pbmvfl logs --home bank --level warning
     """
