@@ -1,6 +1,6 @@
 """A federation as an estimator of scikit-learn: in a pipeline, and cross-validated, with every fold charged.
 
-Run it in this folder, with pandas installed: `python estimator_in_a_pipeline.py`. It writes folds/ with the books.
+Run it in this folder, with pandas installed: `python estimator_in_a_pipeline.py`. It writes folds/ with the ledgers.
 """
 
 import json
@@ -37,5 +37,5 @@ pipeline = make_pipeline(FunctionTransformer(with_spending), classifier)
 scores = cross_val_score(pipeline, X, y, cv=3)
 print(f"accuracy of released predictions, three folds: {scores.mean():.3f}")
 print(f"most frequent class: {y.value_counts(normalize=True).max():.3f}")
-with closing(pbmvfl.Ledger("folds/bank.sqlite", read_only=True)) as book:
-    print(f"sessions in the bank's book: {len(book.sessions('people'))}")
+with closing(pbmvfl.Ledger("folds/bank.sqlite", read_only=True)) as ledger:
+    print(f"sessions in the bank's ledger: {len(ledger.sessions('people'))}")

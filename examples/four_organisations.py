@@ -55,7 +55,7 @@ def main(folder: Path) -> None:
         town.heading("Rows that nobody trained on: one charged release of each.")
         town.run(CLINIC, "align visitors --ids visitors.csv")
         town.run(CLINIC, "evaluate run-001 --rows visitors --out predictions.parquet")
-        town.heading("What each party's rows have spent, by its own book.")
+        town.heading("What each party's rows have spent, by its own ledger.")
         for name in PARTIES:
             town.run(name, "ledger show ledger.sqlite")
     finally:

@@ -90,7 +90,7 @@ def test_an_older_copy_is_shown_refused_and_accepted(main, tmp_path):
     assert "accepted, although it is an older copy" in main("ledger", "accept", path)[1]
     assert "nothing to accept" in main("ledger", "accept", path)[1]
     assert main("ledger", "limit", path, *limit)[0] == 0
-    assert "its owner accepted the book" in main("ledger", "show", path)[1]
+    assert "its owner accepted the ledger" in main("ledger", "show", path)[1]
 
 
 def test_data_under_another_name_is_allowed_by_its_owner(main, tmp_path):
@@ -161,12 +161,12 @@ def test_limits_of_all_parties_are_set_before_the_first_run_in_one_command(main,
     [
         (
             ("new",),
-            "is not there yet; name a ledger, or the folder of some; to make the books of its parties: --parties",
+            "is not there yet; name a ledger, or the folder of some; to make the ledgers of its parties: --parties",
         ),
         (("books", "--parties", "bank,,shop"), "permitted: different names"),
         (("books", "--parties", "bank,bank"), "permitted: different names"),
-        (("books/bank.sqlite", "--parties", "bank"), "is one party's book"),
-        (("people.csv", "--parties", "bank"), "is one party's book"),
+        (("books/bank.sqlite", "--parties", "bank"), "is one party's ledger"),
+        (("people.csv", "--parties", "bank"), "is one party's ledger"),
         (("people.csv/x", "--parties", "bank"), "cannot be made one"),
         (("books", "--counting", "loose"), "permitted: gaussian, renyi"),
     ],
@@ -292,7 +292,7 @@ def test_sessions_are_shown_in_words(main, tmp_path):
     charge_all(Ledger(path, owner="bank"), plan, run="2", rounds=1)
     Ledger(path, owner="bank").open_session(dataset=NAME, plan=plan, run="3", session="s").close()
     _, out, _ = main("ledger", "show", path)
-    assert "a.sqlite, the book of bank" in out
+    assert "a.sqlite, the ledger of bank" in out
     assert "people: 3 runs, 3 sessions, 35 row releases" in out
     assert "rounds 0 to 6: trained 1 epoch on 23 rows, 7 rows predicted, PBM b=2" in out
     assert "round 0: trained 0.2174 epochs on 23 rows, PBM b=2" in out

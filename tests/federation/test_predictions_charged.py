@@ -250,7 +250,7 @@ def test_training_with_ledgers_makes_predictions_with_ledgers(tmp_path):
     with pytest.raises(ModelError, match="charged to ledgers, and predictions are charged there, too"):
         loaded.predict(people(0, 2))
     for books in (None, tmp_path / "new"):  # nobody who could know of a limit is asked
-        with pytest.raises(LedgerError, match="that book is not here"):
+        with pytest.raises(LedgerError, match="that ledger is not here"):
             loaded.predict(people(0, 2), ReleaseOptions(exact=True, ledger=books))
     assert not (tmp_path / "new").exists()
     loaded.predict(people(0, 2), ReleaseOptions(exact=True, exact_metrics=True))

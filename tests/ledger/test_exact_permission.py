@@ -72,7 +72,7 @@ def test_an_older_copy_without_the_limit_is_no_permission(data, tmp_path):
 def test_permission_is_noted_where_training_was_charged_and_nowhere_else(model, data, tmp_path):
     """Another folder's ledgers are not those of these owners."""
     for how in ({"exact": True, "exact_metrics": True}, {"exact": True}, {"uncharged": True}):
-        with pytest.raises(LedgerError, match="that book is not here"):
+        with pytest.raises(LedgerError, match="that ledger is not here"):
             model.release(data, ReleaseOptions(ledger=tmp_path / "elsewhere", **how))
     assert not (tmp_path / "elsewhere").exists()
 

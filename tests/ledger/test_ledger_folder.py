@@ -61,9 +61,7 @@ def test_a_new_book_says_whose_it_is_and_is_nobody_else_s(tmp_path):
             assert book.owner == "bank"
             assert book.export()["owner"] == "bank"
             assert book.trouble() is None
-        with pytest.raises(
-            LedgerError, match=r"is the book of party='bank', not of party='shop'; name that party's own"
-        ):
+        with pytest.raises(LedgerError, match=r"party='bank', not of party='shop'; name that party's own"):
             Ledger(path, owner="shop", read_only=read_only)
 
 
@@ -125,7 +123,7 @@ def test_books_are_looked_for_under_both_names(tmp_path):
     assert (
         ledger_file_of(earlier, 0, "bank", dataset="others") == earlier / "bank.sqlite"
     )  # the older one knows nothing of it
-    with pytest.raises(LedgerError, match=r"two books of party='bank'.*bank\.sqlite and party-0\.sqlite"):
+    with pytest.raises(LedgerError, match=r"two ledgers of party='bank'.*bank\.sqlite and party-0\.sqlite"):
         ledger_file_of(earlier, 0, "bank", dataset=NAME)
 
 

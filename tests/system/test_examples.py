@@ -84,7 +84,7 @@ def test_from_a_csv_file_to_charged_predictions_in_under_fifteen_lines(tmp_path)
     assert found["id"].to_pylist() == column(EXAMPLES / "new_people.csv", "customer")
     assert set(found["prediction"].to_pylist()) == {"no", "yes"}
     for party in ("bank", "shop"):  # training releases no row; then 300 test rows, then 200 new ones, once each
-        assert row_releases(tmp_path / "books" / f"{party}.sqlite", "people") == [0, 300, 200]
+        assert row_releases(tmp_path / "ledgers" / f"{party}.sqlite", "people") == [0, 300, 200]
         assert (tmp_path / "model" / party / "weights.safetensors").is_file()
     measured = ast.literal_eval(printed.splitlines()[-1])
     # 183 of 300 test rows are "no". Twelve trainings had .807 with a standard deviation of .012: .70 is nine away.

@@ -159,7 +159,7 @@ def working_folder(folder: Path | None = None) -> Finding:
         with tempfile.TemporaryDirectory(prefix=".pbmvfl-doctor-", dir=folder) as made:
             if (failed := _locks_in(Path(made))) is not None:
                 return trouble(name, f"{folder}: {failed}", elsewhere)
-            if (failed := _books_in(Path(made))) is not None:
+            if (failed := _sqlite_in(Path(made))) is not None:
                 return trouble(name, f"{folder}: {failed}", elsewhere)
     except OSError as error:
         return trouble(name, f"{folder} cannot be written to: {error.strerror}", "go to another folder, or use --out")
@@ -181,15 +181,15 @@ def _locks_in(folder: Path) -> str | None:
         os.close(second)
 
 
-def _books_in(folder: Path) -> str | None:
+def _sqlite_in(folder: Path) -> str | None:
     """Return the error of SQLite in a folder, or None if its write-ahead log works there."""
     try:
-        book = sqlite3.connect(folder / "book.sqlite")
+        ledger = sqlite3.connect(folder / "ledger.sqlite")
         try:
-            (mode,) = book.execute("PRAGMA journal_mode = WAL").fetchone()
-            book.execute("CREATE TABLE one (number INTEGER)")
+            (mode,) = ledger.execute("PRAGMA journal_mode = WAL").fetchone()
+            ledger.execute("CREATE TABLE one (number INTEGER)")
         finally:
-            book.close()
+            ledger.close()
     except sqlite3.Error as error:
         return f"SQLite cannot keep a ledger there ({error})"
     return None if mode == "wal" else f"SQLite keeps no log there (journal_mode={mode})"

@@ -32,7 +32,9 @@ app = App(
     no_args_is_help=True,
     help="An organisation's own ledger: what it has released about its rows over all runs, and the limits it keeps.",
 )
-_BOOK = typer.Argument(help="A ledger file, or a folder of a simulation's ledgers (all parties, and the label holder).")
+_LEDGER = typer.Argument(
+    metavar="LEDGER", help="A ledger file, or a folder of a simulation's ledgers (all parties, and the label holder)."
+)
 
 
 def _files(path: Path, unit: str | None) -> list[Path]:
@@ -46,14 +48,14 @@ def _files(path: Path, unit: str | None) -> list[Path]:
 
 
 @contextlib.contextmanager
-def _books(
+def _ledgers(
     path: Path, *, read_only: bool = False, may_be_new: bool = False, unit: str | None = None
 ) -> Iterator[list[Ledger]]:
     """Open every ledger that a path names; if one cannot be opened, the caller changes none."""
     files = _files(path, unit)
     if not files or (may_be_new and files == [path] and not path.exists() and path.suffix != ENDING):
         has = "has no ledgers in it (*.sqlite)" if path.is_dir() else "is not there yet"
-        new = "; to make the books of its parties: --parties bank,shop" if may_be_new else ""
+        new = "; to make the ledgers of its parties: --parties bank,shop" if may_be_new else ""
         raise LedgerError(f"ledger={str(path)!r} {has}; name a ledger, or the folder of some{new}")
     with contextlib.ExitStack() as opened:  # with may_be_new, a missing file named *.sqlite is created
         yield [
@@ -63,7 +65,7 @@ def _books(
 
 
 @contextlib.contextmanager
-def _books_of_parties(folder: Path, parties: str, dataset: str) -> Iterator[list[Ledger]]:
+def _ledgers_of_parties(folder: Path, parties: str, dataset: str) -> Iterator[list[Ledger]]:
     """Open the ledgers of these parties, and create those that are missing."""
     names = [name.strip() for name in parties.split(",")]
     if len(names) == 1 and names[0].isdecimal():
@@ -88,20 +90,20 @@ def _books_of_parties(folder: Path, parties: str, dataset: str) -> Iterator[list
 
 @app.command()
 def show(
-    book: Annotated[Path, _BOOK],
+    path: Annotated[Path, _LEDGER],
     delta: Annotated[float, typer.Option(help="For totals of data without a limit.")] = 1e-5,
     json_: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
 ) -> None:
     """What was spent on each dataset, what its limits leave, and every session behind it."""
     if json_:
-        print(_exported(book))
+        print(_exported(path))
         return
     from rich.console import Console
 
     console = Console(highlight=False)
-    with _books(book, read_only=True) as books:
-        for each in books:
-            whose = f", the book of {each.owner}" if each.owner else ""
+    with _ledgers(path, read_only=True) as ledgers:
+        for each in ledgers:
+            whose = f", the ledger of {each.owner}" if each.owner else ""
             console.print(f"{each.path}{whose}", style="bold", markup=False, soft_wrap=True)
             if (trouble := each.trouble()) is not None:
                 console.print(f"  note: it {trouble}", style="yellow", markup=False, soft_wrap=True)
@@ -117,25 +119,25 @@ def show(
 
 
 def _exported(path: Path) -> str:
-    with _books(path, read_only=True) as books:
-        return json.dumps({str(each.path): each.export() for each in books}, indent=2)
+    with _ledgers(path, read_only=True) as ledgers:
+        return json.dumps({str(each.path): each.export() for each in ledgers}, indent=2)
 
 
-def _show_dataset(console: Console, book: Ledger, dataset: str, delta: float) -> None:
+def _show_dataset(console: Console, ledger: Ledger, dataset: str, delta: float) -> None:
     from pbmvfl.cli.tables import plain_table, print_notes
 
-    sessions = book.sessions(dataset)
+    sessions = ledger.sessions(dataset)
     counts = ((len({e.run for e in sessions}), "run"), (len(sessions), "session"))
     releases = sum(entry.row_releases for entry in sessions)
     totals = ", ".join(counted(number, name) for number, name in (*counts, (releases, "row release")))
     console.print(f"  {dataset}: {totals}", markup=False)
-    print_notes(console, book.notes(dataset))
+    print_notes(console, ledger.notes(dataset))
     table = plain_table("  protects", "counting", "from", "limit", "spent", "as one plan", "delta")
-    limits = book.limits(dataset)
+    limits = ledger.limits(dataset)
     for limit in limits:
-        spent = spending(book, dataset, limit).epsilon
+        spent = spending(ledger, dataset, limit).epsilon
         whole = fixed_plan_epsilon(
-            book,
+            ledger,
             dataset,
             unit=limit.unit,
             accounting=limit.accounting,
@@ -155,10 +157,10 @@ def _show_dataset(console: Console, book: Ledger, dataset: str, delta: float) ->
         )
         table.add_row("  " + row[0], *row[1:], f"{limit.delta:g}")
     columns = ((Unit.CELL, Accounting.PAPER), (Unit.CELL, Accounting.STRICT))
-    for unit, accounting in ((Unit.LABEL, Accounting.STRICT),) if _has_labels(book, dataset) else columns:
+    for unit, accounting in ((Unit.LABEL, Accounting.STRICT),) if _has_labels(ledger, dataset) else columns:
         if not any((limit.unit, limit.accounting) == (unit, accounting) for limit in limits):
             whole = fixed_plan_epsilon(
-                book, dataset, unit=unit, accounting=accounting, colluding_parties=0, delta=delta
+                ledger, dataset, unit=unit, accounting=accounting, colluding_parties=0, delta=delta
             )
             against = "all parties" if unit is Unit.LABEL else "server"
             table.add_row("  " + unit, accounting, against, "none", "", format_epsilon(whole), f"{delta:g}")
@@ -166,7 +168,7 @@ def _show_dataset(console: Console, book: Ledger, dataset: str, delta: float) ->
     for entry in sessions:
         said = f"    {entry.opened}  run {entry.run}  {session_words(entry)}"
         console.print(said, style="dim", markup=False, soft_wrap=True)
-        for number, reason, at in book.refusals(entry.id):
+        for number, reason, at in ledger.refusals(entry.id):
             said = f"    {at}  refused round {number}: {reason}"
             console.print(said, style="yellow", markup=False, soft_wrap=True)
 
@@ -177,7 +179,7 @@ def _has_labels(ledger: Ledger, dataset: str) -> bool:
 
 @app.command()
 def limit(
-    book: Annotated[Path, _BOOK],
+    path: Annotated[Path, _LEDGER],
     dataset: Annotated[str, typer.Option(help="The owner's name for the data.")],
     epsilon: Annotated[float | None, typer.Option(help="The limit.")] = None,
     unit: Annotated[
@@ -191,7 +193,7 @@ def limit(
     colluding_parties: Annotated[int, typer.Option(help="t: parties on the server's side.")] = 0,
     parties: Annotated[
         str | None,
-        typer.Option(help='Whose books in the folder, which are made if need be: "bank,shop", or how many: 4.'),
+        typer.Option(help='Whose ledgers in the folder, which are made if need be: "bank,shop", or how many: 4.'),
     ] = None,
     counting: Annotated[
         str | None,
@@ -207,21 +209,21 @@ def limit(
 ) -> None:
     """Set a limit. The round that would cross it is refused before anything is sent, also in a run under way.
 
-    [bold]Before the first run[/]  pbmvfl ledger limit books --parties bank,shop --dataset people --epsilon 8
+    [bold]Before the first run[/]  pbmvfl ledger limit ledgers --parties bank,shop --dataset people --epsilon 8
 
-    [bold]Of drawn labels[/]  pbmvfl ledger limit books --unit label --dataset people --epsilon 8
+    [bold]Of drawn labels[/]  pbmvfl ledger limit ledgers --unit label --dataset people --epsilon 8
     """
     from rich.console import Console
 
     console = Console(highlight=False)
     if parties is not None and unit == Unit.LABEL:
         raise LedgerError(f"unit=label is for the label holder's ledger; leave out --parties {parties}")
-    if parties is not None and book.is_file():
-        raise LedgerError(f"ledger={str(book)!r} is one party's book; --parties goes with the folder of them")
+    if parties is not None and path.is_file():
+        raise LedgerError(f"ledger={str(path)!r} is one party's ledger; --parties goes with the folder of them")
     if remove:
         names = unit_and_accounting(unit, accounting)
-        with _books(book, unit=unit) if parties is None else _books_of_parties(book, parties, dataset) as books:
-            for ledger in books:
+        with _ledgers(path, unit=unit) if parties is None else _ledgers_of_parties(path, parties, dataset) as ledgers:
+            for ledger in ledgers:
                 ledger.remove_limit(dataset, *names, colluding_parties)
                 console.print(f"{ledger.path}: limit removed", markup=False, soft_wrap=True)
         return
@@ -237,9 +239,11 @@ def limit(
         counting=counting,
     )
     # A limit may come before the first run.
-    named = _books(book, may_be_new=True, unit=unit) if parties is None else _books_of_parties(book, parties, dataset)
-    with named as books:
-        for ledger in books:
+    named = (
+        _ledgers(path, may_be_new=True, unit=unit) if parties is None else _ledgers_of_parties(path, parties, dataset)
+    )
+    with named as ledgers:
+        for ledger in ledgers:
             _set_limit(console, ledger, dataset, chosen)
 
 
@@ -260,7 +264,7 @@ def _set_limit(console: Console, ledger: Ledger, dataset: str, chosen: Limit) ->
             f"it goes on being counted {held.how}: another way, chosen after releases were seen, proves nothing"
         )
     if known and dataset not in known:
-        notes.append(f"no run of {dataset!r} is in this book; it has runs of {', '.join(sorted(known))}")
+        notes.append(f"no run of {dataset!r} is in this ledger; it has runs of {', '.join(sorted(known))}")
     if held.unit is Unit.LABEL and dataset in known and not _has_labels(ledger, dataset):
         notes.append("it counts drawn labels alone, and this ledger has none: they are in the label holder's")
     if spent > held.epsilon:
@@ -270,21 +274,21 @@ def _set_limit(console: Console, ledger: Ledger, dataset: str, chosen: Limit) ->
 
 @app.command()
 def allow(
-    book: Annotated[Path, _BOOK],
+    path: Annotated[Path, _LEDGER],
     dataset: Annotated[str, typer.Option(help="The owner's name for the data.")],
 ) -> None:
     """Say that a dataset is about other people, although its values are known under another name."""
-    with _books(book) as books:
-        for ledger in books:
+    with _ledgers(path) as ledgers:
+        for ledger in ledgers:
             ledger.allow(dataset)
             _say(f"{ledger.path}: {dataset} is about other people; noted")
 
 
 @app.command()
-def accept(book: Annotated[Path, _BOOK]) -> None:
+def accept(path: Annotated[Path, _LEDGER]) -> None:
     """Take a ledger as it is although releases may be missing: an older copy, or one that something else changed."""
-    with _books(book) as books:
-        for ledger in books:
+    with _ledgers(path) as ledgers:
+        for ledger in ledgers:
             found = ledger.accept()
             _say(
                 f"{ledger.path}: " + ("nothing to accept" if found is None else f"accepted, although it {found}; noted")
@@ -293,7 +297,7 @@ def accept(book: Annotated[Path, _BOOK]) -> None:
 
 @app.command()
 def backup(
-    book: Annotated[Path, _BOOK],
+    path: Annotated[Path, _LEDGER],
     out: Annotated[Path, typer.Option(help="Folder for the copies; copies of the same ledgers are replaced.")],
 ) -> None:
     """Copy ledgers to another place, also while a site or a run charges them.
@@ -303,9 +307,9 @@ def backup(
     """
     from pbmvfl.ledger.backup import back_up
 
-    files = _files(book, None)
+    files = _files(path, None)
     if not files:
-        raise LedgerError(f"ledger={str(book)!r} has no ledgers in it (*.sqlite); name a ledger, or the folder of some")
+        raise LedgerError(f"ledger={str(path)!r} has no ledgers in it (*.sqlite); name a ledger, or the folder of some")
     make_folder(out)
     for file in files:
         made = back_up(file, out / file.name)
@@ -315,7 +319,9 @@ def backup(
 @app.command()
 def restore(
     copy: Annotated[Path, typer.Argument(help="A file that `ledger backup` wrote.", show_default=False)],
-    book: Annotated[Path, typer.Argument(help="The ledger, which is lost, damaged or older.", show_default=False)],
+    path: Annotated[
+        Path, typer.Argument(metavar="LEDGER", help="The lost, damaged or older ledger.", show_default=False)
+    ],
 ) -> None:
     """Put a copy in the place of a ledger. A ledger that has more in it than the copy is never replaced.
 
@@ -324,13 +330,13 @@ def restore(
     """
     from pbmvfl.ledger.backup import restore as put_back
 
-    made = put_back(copy, book)
+    made = put_back(copy, path)
     _say(f"{made.path}: restored, {made.changes} changes")
-    with contextlib.closing(Ledger(book, read_only=True)) as ledger:
+    with contextlib.closing(Ledger(path, read_only=True)) as ledger:
         if (found := ledger.trouble()) is not None:
             _say(
                 f"note: it {found}. Runs are refused. If no newer copy can be found, lower its limits by what is "
-                f"missing and run `pbmvfl ledger accept {book}`"
+                f"missing and run `pbmvfl ledger accept {path}`"
             )
 
 
@@ -342,12 +348,12 @@ def _say(text: str) -> None:
 
 @app.command()
 def export(
-    book: Annotated[Path, _BOOK],
+    path: Annotated[Path, _LEDGER],
     out: Annotated[Path | None, typer.Option(help="File to write; default stdout.")] = None,
 ) -> None:
-    """The whole book as JSON, for a reviewer."""
+    """The whole ledger as JSON, for a reviewer."""
     check_target("out", out)
-    text = _exported(book) + "\n"
+    text = _exported(path) + "\n"
     if out is None:
         print(text, end="")
         return

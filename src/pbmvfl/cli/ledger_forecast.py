@@ -58,23 +58,23 @@ def look_ahead(
     if source.ledger is None or (ended is not None and not ended.stopped):
         return
     checkpoints = None if resumed is None else resumed.checkpoints
-    books = Path(source.ledger)
-    if resumed is not None and not books.is_dir():
+    folder = Path(source.ledger)
+    if resumed is not None and not folder.is_dir():
         return  # training reports the missing folder of ledgers
     found = Federation(plan).forecast(
-        data, books, checkpoints=checkpoints, exact_metrics=exact_metrics, redraw_labels=redraw_labels
+        data, folder, checkpoints=checkpoints, exact_metrics=exact_metrics, redraw_labels=redraw_labels
     )
     console = Console(stderr=quiet, quiet=quiet, highlight=False)
     for line in forecast_lines(found, dataset=data.name, plan=plan):
         console.print(line, markup=False, soft_wrap=True)
-    ending = [book for book in found if not until_limit or book.party == LABEL_HOLDER]
+    ending = [each for each in found if not until_limit or each.party == LABEL_HOLDER]
     check_reaches_end(ending, dataset=data.name, rounds=len(plan.schedule))
 
 
 #: Note where an owner has a limit for these rows and has not permitted exact metrics.
 NOT_LOOKED_AT = (
     "a ledger has a limit for these rows, and no limit counts exact metrics: none are looked at (evaluation=none). "
-    "`pbmvfl evaluate RUN` measures by a release; --exact-metrics is the owners' word that exact ones may be seen"
+    "`pbmvfl evaluate RUN` measures by a release; --exact-metrics: the owners permit exact ones"
 )
 
 
@@ -82,9 +82,9 @@ def has_limits(data: VerticalDataset, source: RunSource, *, exact_metrics: bool)
     """Return whether a party's ledger has a limit for these rows and exact metrics are not permitted."""
     if source.ledger is None or exact_metrics:
         return False
-    for book in ledger_files_of(Path(source.ledger), data.party_names, dataset=data.name):
-        if is_begun(book):
-            with contextlib.closing(Ledger(book, read_only=True)) as ledger:
+    for path in ledger_files_of(Path(source.ledger), data.party_names, dataset=data.name):
+        if is_begun(path):
+            with contextlib.closing(Ledger(path, read_only=True)) as ledger:
                 if ledger.limits(data.name):
                     return True
     return False
@@ -96,10 +96,10 @@ def forecast_lines(found: Sequence[PartyForecast], *, dataset: str, plan: Plan) 
     The label holder has lines of its own.
     """
     alike: dict[tuple[bool, int, tuple[Forecast, ...], int | None], list[str]] = {}
-    for book in found:
-        key = (book.party == LABEL_HOLDER, book.runs, book.limits, book.charged_rows)
-        alike.setdefault(key, []).append(book.party)
-    num_parties = sum(book.party != LABEL_HOLDER for book in found)
+    for each in found:
+        key = (each.party == LABEL_HOLDER, each.runs, each.limits, each.charged_rows)
+        alike.setdefault(key, []).append(each.party)
+    num_parties = sum(each.party != LABEL_HOLDER for each in found)
     lines = []
     for (draws_labels, runs, limits, charged), parties in alike.items():
         who = "every party" if len(parties) == num_parties and not draws_labels else ", ".join(parties)
@@ -151,13 +151,13 @@ _SHARE = 0.005
 
 
 def plan_within(
-    books: Path, dataset: str | None, make: Callable[[float], PlannedBudget], epsilon: float
+    folder: Path, dataset: str | None, make: Callable[[float], PlannedBudget], epsilon: float
 ) -> PlannedBudget:
     """Return the plan with the largest epsilon, at most `epsilon`, that every ledger's limits permit to the end."""
     with contextlib.ExitStack() as opened:
-        files = party_ledgers(books) if books.is_dir() else [books]
+        files = party_ledgers(folder) if folder.is_dir() else [folder]
         ledgers = [opened.enter_context(contextlib.closing(Ledger(file, read_only=True))) for file in files]
-        name = _dataset(books, ledgers, dataset)
+        name = _dataset(folder, ledgers, dataset)
         ledgers = [ledger for ledger in ledgers if ledger.limits(name)]
 
         def ahead(planned: PlannedBudget) -> list[Forecast]:
@@ -171,7 +171,7 @@ def plan_within(
     tightest = max(said, key=lambda each: each.will_be / each.limit.epsilon)
     less = f"; {epsilon:g} would cross it" if tried < epsilon else ""
     words = (
-        f"the ledgers in {books} have {format_epsilon(tightest.spent)} of {tightest.limit.epsilon:g} for {name!r} "
+        f"the ledgers in {folder} have {format_epsilon(tightest.spent)} of {tightest.limit.epsilon:g} for {name!r} "
         f"({tightest.limit.unit}, {tightest.limit.accounting}), and will have {format_epsilon(tightest.will_be)} after "
         f"this plan, counted {tightest.limit.how}{less}"
     )
@@ -193,7 +193,7 @@ def _left(ledger: Ledger, dataset: str, limit: Limit) -> float:
     return limit.epsilon_of(max(limit.budget - spent.worst, 0.0))
 
 
-def _dataset(books: Path, ledgers: Sequence[Ledger], dataset: str | None) -> str:
+def _dataset(folder: Path, ledgers: Sequence[Ledger], dataset: str | None) -> str:
     """Return the dataset that has limits; where there are several, `dataset` must name one."""
     known = sorted({name for ledger in ledgers for name in ledger.datasets() if ledger.limits(name)})
     if dataset in known or (dataset is None and len(known) == 1):
@@ -201,7 +201,7 @@ def _dataset(books: Path, ledgers: Sequence[Ledger], dataset: str | None) -> str
     has = f"limits for {', '.join(known)}" if known else "no limits"
     how = "name one of them: --dataset NAME" if known else "set one: `pbmvfl ledger limit`"
     asked = "" if dataset is None else f", and dataset={dataset!r} is asked for"
-    raise LedgerError(f"ledger={str(books)!r} has {has}{asked}; {how}")
+    raise LedgerError(f"ledger={str(folder)!r} has {has}{asked}; {how}")
 
 
 def _largest(

@@ -88,7 +88,7 @@ def plan(
     ledger: Annotated[
         Path | None,
         typer.Option(
-            help="Plan within what the limits of these books leave: a folder, or one book.", rich_help_panel=_BUDGET
+            help="Plan within what the limits of these ledgers leave: a folder, or one ledger.", rich_help_panel=_BUDGET
         ),
     ] = None,
     dataset: Annotated[

@@ -78,7 +78,7 @@ _Uncharged = Annotated[
     bool,
     typer.Option(
         "--uncharged",
-        help="The owners' word that no ledger counts these predictions; ledgers note it.",
+        help="The owners permit predictions that no ledger counts; ledgers note it.",
         rich_help_panel=_BUDGET,
     ),
 ]

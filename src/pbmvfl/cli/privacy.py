@@ -172,7 +172,7 @@ def _show(
 ) -> None:
     run = plan.training_run() if result is None else result.training_run
     known = result is not None and result.noise_is_seeded
-    books = [] if ledgers is None or dataset is None else _books(ledgers, dataset, delta)
+    by_ledger = [] if ledgers is None or dataset is None else _spent_by_ledgers(ledgers, dataset, delta)
     counted = {str(unit): _as_ledgers_count(run, unit, delta) for unit in (Unit.CELL, Unit.RECORD)}
     splits = run.splits if run.charges_by_split else ()
     if as_json:
@@ -183,7 +183,7 @@ def _show(
                 for split in splits
             },
             "strict_as_ledgers_count": {unit: _written(value) for unit, value in counted.items()},
-            "ledgers": [{name: _written(value) for name, value in book.items()} for book in books],
+            "ledgers": [{name: _written(value) for name, value in each.items()} for each in by_ledger],
             "plan": plan.to_dict(),
         }
         print(json.dumps(shown, indent=2))
@@ -197,10 +197,10 @@ def _show(
     print_privacy_of_rows(console, run, delta=delta, title=title, noise_is_known=known)
     said = ", ".join(f"{format_epsilon(value)} for a {unit}" for unit, value in counted.items())
     console.print(f"as ledgers count (which holds also for what is not planned yet): {said}")
-    for book in books:
-        spent = ", ".join(f"{format_epsilon(value)} for a {unit}" for unit, value in book.items() if unit != "ledger")
+    for each in by_ledger:
+        spent = ", ".join(f"{format_epsilon(value)} for a {unit}" for unit, value in each.items() if unit != "ledger")
         console.print(
-            f"{book['ledger']}: {spent}, all runs of {dataset!r} in it together",
+            f"{each['ledger']}: {spent}, all runs of {dataset!r} in it together",
             markup=False,
             soft_wrap=True,
         )
@@ -250,7 +250,7 @@ def _losses(event: Event, unit: Unit) -> Losses:
     return event.losses() if isinstance(event, UpdateEvent) else NoLosses()
 
 
-def _books(folder: Path, dataset: str, delta: float) -> list[dict[str, Any]]:
+def _spent_by_ledgers(folder: Path, dataset: str, delta: float) -> list[dict[str, Any]]:
     from pbmvfl.ledger.ledger import Ledger
     from pbmvfl.ledger.ledger_folder import LABEL_HOLDER
     from pbmvfl.ledger.owner import file_name
@@ -258,13 +258,13 @@ def _books(folder: Path, dataset: str, delta: float) -> list[dict[str, Any]]:
 
     found = []
     for path in sorted(folder.glob("*.sqlite")):
-        with contextlib.closing(Ledger(path, read_only=True)) as book:
-            if dataset not in book.datasets():
+        with contextlib.closing(Ledger(path, read_only=True)) as ledger:
+            if dataset not in ledger.datasets():
                 continue
             units = (Unit.LABEL,) if path.name == file_name(LABEL_HOLDER) else (Unit.CELL, Unit.RECORD)
             spent = {
                 str(unit): fixed_plan_epsilon(
-                    book, dataset, unit=unit, accounting=Accounting.STRICT, colluding_parties=0, delta=delta
+                    ledger, dataset, unit=unit, accounting=Accounting.STRICT, colluding_parties=0, delta=delta
                 )
                 for unit in units
             }

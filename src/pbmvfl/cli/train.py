@@ -190,7 +190,7 @@ def train(
         bool,
         typer.Option(
             "--exact-metrics",
-            help="The owners' word that exact metrics of rows with a limit may be looked at; ledgers note it.",
+            help="The owners permit exact metrics of rows with a limit; ledgers note it.",
             rich_help_panel=_RUN,
         ),
     ] = False,

@@ -330,20 +330,20 @@ class FederatedModel:
         taken = self._taken(rows, label=label, label_data=label_data, id=id, dataset=dataset)
         release = self._release(options.epsilon, options.delta, options.unit) if not options.exact else None
         plan = self._serving_plan(len(taken.ids), release)
-        books = self._books(options)
+        folder = self._ledger_folder(options)
         if options.exact:
             look_exactly(self._parties, self._folder_of(options), taken.name, permitted=options.exact_metrics)
         elif options.uncharged:
             note_uncharged(self._parties, self._folder_of(options), taken.name, num_rows=len(taken.ids))
-        known = None if options.exact else self._known_by(plan, taken, options.data_version, charged=books is not None)
+        known = None if options.exact else self._known_by(plan, taken, options.data_version, charged=folder is not None)
         if known is not None and known in self._released:
             self._released.move_to_end(known)
             return replace(self._released[known], true_labels=taken.labels)
         started = time.perf_counter()
         with OpenLedgers(to_charge=True) as opened:  # each party's once: it is looked at, and then charged
-            setups = self._setups(plan, taken, books, opened, options.data_version)
-            if books is not None:
-                make_folder(books)
+            setups = self._setups(plan, taken, folder, opened, options.data_version)
+            if folder is not None:
+                make_folder(folder)
                 if not options.until_limit:
                     ahead = self._ahead(setups)
                     rounds = len(plan.schedule)
@@ -426,13 +426,13 @@ class FederatedModel:
         Returns:
             A forecast for each party; none where no ledger would count the rows.
         """
-        books = self._books(options)
-        if books is None:
+        folder = self._ledger_folder(options)
+        if folder is None:
             return []
         taken = self._taken(rows, label=None, label_data=None, id=id, dataset=dataset)
         plan = self.serving_plan_for(len(taken.ids), epsilon=options.epsilon, delta=options.delta, unit=options.unit)
         with OpenLedgers() as opened:
-            return self._ahead(self._setups(plan, taken, books, opened, options.data_version))
+            return self._ahead(self._setups(plan, taken, folder, opened, options.data_version))
 
     def prediction_words(
         self, *, epsilon: float | None = None, delta: float | None = None, unit: Unit | str = Unit.CELL
@@ -502,25 +502,26 @@ class FederatedModel:
         """Return the folder of the parties' ledgers."""
         return self.ledger if options.ledger is None else Path(options.ledger)
 
-    def _books(self, options: ReleaseOptions) -> Path | None:
+    def _ledger_folder(self, options: ReleaseOptions) -> Path | None:
         """Return the folder of the ledgers that are charged; None where none is."""
         if options.exact or options.uncharged:
             return None
-        books = self._folder_of(options)
-        if books is None and any(part.ledger_run for part in self._parties):
+        folder = self._folder_of(options)
+        if folder is None and any(part.ledger_run for part in self._parties):
             raise ModelError(
                 "training was charged to ledgers, and predictions are charged there, too: give their folder "
-                "(ledger=..., --ledger), or the owners' word that nobody counts these (uncharged=True, --uncharged)"
+                "(ledger=..., --ledger), or state that the owners permit uncharged predictions (uncharged=True, "
+                "--uncharged)"
             )
-        return books
+        return folder
 
     def _setups(
-        self, plan: Plan, rows: NewRows, books: Path | None, opened: OpenLedgers, data_version: str
+        self, plan: Plan, rows: NewRows, folder: Path | None, opened: OpenLedgers, data_version: str
     ) -> list[PartySetup]:
         """Make the parties' setups, or refuse rows and ledgers that cannot be charged for this model."""
         identities = [Identity.generate() for _ in self._parties]
         pinned = tuple(identity.public for identity in identities)
-        ledgers = None if books is None else ledger_files_for(books, rows, opened)
+        ledgers = None if folder is None else ledger_files_for(folder, rows, opened)
         if ledgers is not None:
             check_known(self._parties, ledgers, opened)
         return [

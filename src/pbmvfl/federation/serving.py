@@ -301,7 +301,7 @@ def test_rows(data: VerticalDataset) -> NewRows:
 # --- Checks of the parties' ledgers before rows are predicted, beside the charge itself ---
 
 
-def look_exactly(parts: Sequence[PartyPart], books: Path | None, dataset: str, *, permitted: bool) -> None:
+def look_exactly(parts: Sequence[PartyPart], folder: Path | None, dataset: str, *, permitted: bool) -> None:
     """Check that exact sums may be seen, which no limit counts, and note the owners' permission in their ledgers.
 
     Every owner whose ledger has a limit is asked, whatever the rows are called: under a name that the ledger does not
@@ -309,7 +309,7 @@ def look_exactly(parts: Sequence[PartyPart], books: Path | None, dataset: str, *
 
     Args:
         parts: The model's parts, whose parties are asked.
-        books: The folder of the parties' ledgers; None where it is not known.
+        folder: The folder of the parties' ledgers; None where it is not known.
         dataset: The name that the rows are given.
         permitted: Whether the owners permit it.
 
@@ -318,7 +318,7 @@ def look_exactly(parts: Sequence[PartyPart], books: Path | None, dataset: str, *
             is not here.
     """
     with OpenLedgers() as opened:
-        with_limit = limited(_ledgers(parts, books, dataset, permitted=permitted, opened=opened), opened)
+        with_limit = limited(_ledgers(parts, folder, dataset, permitted=permitted, opened=opened), opened)
     for path in with_limit:
         if not permitted:
             raise LedgerError(
@@ -330,10 +330,10 @@ def look_exactly(parts: Sequence[PartyPart], books: Path | None, dataset: str, *
             ledger.note_exact(dataset)
 
 
-def note_uncharged(parts: Sequence[PartyPart], books: Path | None, dataset: str, *, num_rows: int) -> None:
+def note_uncharged(parts: Sequence[PartyPart], folder: Path | None, dataset: str, *, num_rows: int) -> None:
     """Note in every ledger that its owner permits predictions without a charge: a later limit does not count them."""
     with OpenLedgers() as opened:
-        paths = _ledgers(parts, books, dataset, permitted=True, opened=opened)
+        paths = _ledgers(parts, folder, dataset, permitted=True, opened=opened)
         begun = [path for path in paths if opened.begun(path) is not None]
     for path in begun:
         with contextlib.closing(Ledger(path)) as ledger:
@@ -341,25 +341,29 @@ def note_uncharged(parts: Sequence[PartyPart], books: Path | None, dataset: str,
 
 
 def _ledgers(
-    parts: Sequence[PartyPart], books: Path | None, dataset: str, *, permitted: bool, opened: OpenLedgers
+    parts: Sequence[PartyPart], folder: Path | None, dataset: str, *, permitted: bool, opened: OpenLedgers
 ) -> list[Path]:
     """Return the ledger files of the model's parties; none where their folder is not known.
 
     Where training was charged, those are the ledgers that know of it. Only with the owners' permission, and where no
     folder is named in which it could be noted, nothing is looked at.
     """
-    if books is None and permitted:
+    if folder is None and permitted:
         return []
     for part in parts:
-        path = None if books is None else ledger_file_of(books, part.index, part.party, dataset=dataset, opened=opened)
+        path = (
+            None if folder is None else ledger_file_of(folder, part.index, part.party, dataset=dataset, opened=opened)
+        )
         if part.ledger_run and not (path is not None and _knows(path, part, opened)):
             raise LedgerError(
-                f"training of party={part.party!r} was charged to a ledger, which may have a limit, and that book is "
-                "not here; give its folder (ledger=..., --ledger), or leave the folder out and give the owners' word "
-                "for exact sums: --exact-metrics, exact_metrics=True"
+                f"training of party={part.party!r} was charged to a ledger, which may have a limit, and that ledger is "
+                "not here; give its folder (ledger=..., --ledger), or leave the folder out and state that "
+                "the owners permit exact sums: --exact-metrics, exact_metrics=True"
             )
     return (
-        [] if books is None else ledger_files_of(books, [part.party for part in parts], dataset=dataset, opened=opened)
+        []
+        if folder is None
+        else ledger_files_of(folder, [part.party for part in parts], dataset=dataset, opened=opened)
     )
 
 
@@ -379,9 +383,9 @@ def check_known(parts: Sequence[PartyPart], ledgers: Sequence[Path], opened: Ope
     for part, path in zip(parts, ledgers, strict=True):
         if part.ledger_run and not _knows(path, part, opened):
             raise LedgerError(
-                f"ledger={str(path)!r} does not know of this model's training: it is another book than that of "
-                f"party={part.party!r}, a new one, or an older copy, and what was spent would not count; put the book "
-                "back that training was charged to, or name its folder"
+                f"ledger={str(path)!r} does not know of this model's training: it is another ledger than that of "
+                f"party={part.party!r}, a new one, or an older copy, and what was spent would not count; put the "
+                "ledger back that training was charged to, or name its folder"
             )
 
 

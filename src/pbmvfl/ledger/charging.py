@@ -131,7 +131,7 @@ class Charging:
             self._load_limits()
         ahead = self._ahead(current)
         while True:
-            # From where the book stands: it has one number for a session, so rounds that were left out are charged too.
+            # From where the ledger stands: it has one number for a session, so rounds left out are charged too.
             numbers = range(self._charged_until, current.number + ahead)
             try:
                 self._charge_until(numbers.stop, partial(self._rounds, numbers, current))
@@ -220,7 +220,7 @@ class Charging:
                     (until, self._number, self._version),
                 ).rowcount
             except LedgerError:
-                self._version = -1  # what was reserved is not in the book: the next try starts from it
+                self._version = -1  # what was reserved is not in the ledger: the next try starts from it
                 raise
             if changed:
                 self._charged_until = until
@@ -231,7 +231,7 @@ class Charging:
         raise LedgerError("limits change faster than rounds can be charged")
 
     def _reserve(self, rounds: Sequence[Round]) -> None:
-        """Add the rounds to every limit's account; if one would be crossed, start over from the book and raise."""
+        """Add the rounds to every limit's account; if one would be crossed, start over from the ledger and raise."""
         for i, current in enumerate(rounds):
             rows = self._row_numbers(current)
             num_rows = len(rows)
@@ -293,7 +293,8 @@ def check_permitted(store: LedgerStore, dataset: str, has_limit: bool, shows_exa
         raise LedgerError(
             f"evaluation=simulator looks at exact metrics of dataset={dataset!r}, which has a limit in "
             f"ledger={str(store.path)!r}, and no limit counts them; plan with evaluation=none or "
-            "evaluation=released, or give the owner's word: --exact-metrics, Federation.fit(exact_metrics=True)"
+            "evaluation=released, or state that the owner permits them: --exact-metrics, "
+            "Federation.fit(exact_metrics=True)"
         )
     if not has_limit and store.has_limits:
         raise LedgerError(

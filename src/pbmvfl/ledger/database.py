@@ -19,7 +19,7 @@ OLDER_FORMATS = (1,)
 #: Seconds to wait for another process that writes, before giving up.
 _PATIENCE = 10.0
 _BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL)
-#: What a reader without the right to write may get for a moment, while another process closes a book or puts a killed
+#: What a reader without the right to write may get for a moment, while another process closes a ledger or puts a killed
 #: one's log in order.
 _PASSING = (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY)
 

@@ -34,7 +34,7 @@ class Forecast:
     #: Whose limit it is: the session's own dataset, or another one whose rows its first weights may know.
     dataset: str
     limit: Limit
-    #: Epsilon of the row that has most, over the whole dataset, as the book has it now.
+    #: Epsilon of the row that has most, over the whole dataset, as the ledger has it now.
     spent: float
     #: The same after the session's last round, as if the limit let it get there.
     will_be: float
@@ -149,29 +149,29 @@ def _forecast(
 # --- What people get to read of a ledger: notes beside the numbers, and the whole of it as plain values ---
 
 
-def notes_of(book: Ledger, dataset: str) -> list[str]:
+def notes_of(ledger: Ledger, dataset: str) -> list[str]:
     """Return what a reader should know beside a dataset's numbers."""
     notes: list[str] = []
     permitted: list[str] = []
-    sessions = book.sessions(dataset)
-    numbers, known = {entry.id for entry in sessions}, book.datasets()
+    sessions = ledger.sessions(dataset)
+    numbers, known = {entry.id for entry in sessions}, ledger.datasets()
     prints = {(compared_by(entry), entry.fingerprint) for entry in sessions if entry.fingerprint}
     found = max(Counter(rows for rows, _ in prints).values(), default=0)
     if found > 1:
         notes.append(
             f"its values changed between runs ({found} different fingerprints); rows keep what was spent on them"
         )
-    others = [entry for entry in book.charged_to(dataset) if entry.dataset != dataset]
+    others = [entry for entry in ledger.charged_to(dataset) if entry.dataset != dataset]
     if names := sorted({entry.dataset for entry in others if entry.charged_until > entry.first_round}):
         notes.append(
             f"what was released of {', '.join(map(repr, names))} with weights that may know its rows is counted for "
             "every one of them"
         )
-    for event in book.history():
+    for event in ledger.history():
         if event.what == "migrated" and numbers & set(event.values["sessions"]):
             notes.append("its runs before format 2 have no fingerprint any more: a change of values since is not seen")
         if event.what == "accepted":
-            notes.append(f"its owner accepted the book on {event.at}, which {event.values['why']}")
+            notes.append(f"its owner accepted the ledger on {event.at}, which {event.values['why']}")
         if event.what == "allowed" and event.values["dataset"] == dataset:
             notes.append(f"its owner said on {event.at} that it is about other people than data with equal values")
         if event.what == "opened" and event.values["session"] in numbers and event.values["exact_metrics"]:
@@ -235,23 +235,23 @@ def session_words(entry: LedgerEntry) -> str:
     return f"{rounds}{', '.join(dict.fromkeys(said))}{words}"
 
 
-def exported(book: Ledger) -> dict[str, Any]:
+def exported(ledger: Ledger) -> dict[str, Any]:
     """Return the whole ledger as plain values, with what each limit has left."""
     datasets: dict[str, Any] = {}
-    for dataset in book.datasets():
+    for dataset in ledger.datasets():
         limits = []
-        for limit in book.limits(dataset):
-            spent = spending(book, dataset, limit).epsilon
+        for limit in ledger.limits(dataset):
+            spent = spending(ledger, dataset, limit).epsilon
             order = limit.order if np.isfinite(limit.order) else None
             said = {"counting": limit.counting, "order": order, "spent_epsilon": spent if np.isfinite(spent) else "inf"}
             limits.append({**asdict(limit), **said})
-        sessions = [_session(entry) for entry in book.sessions(dataset)]
-        datasets[dataset] = {"limits": limits, "sessions": sessions, "notes": book.notes(dataset)}
+        sessions = [_session(entry) for entry in ledger.sessions(dataset)]
+        datasets[dataset] = {"limits": limits, "sessions": sessions, "notes": ledger.notes(dataset)}
     return {
         "format": FORMAT,
-        "owner": book.owner,
+        "owner": ledger.owner,
         "datasets": datasets,
-        "history": [asdict(event) for event in book.history()],
+        "history": [asdict(event) for event in ledger.history()],
     }
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from pbmvfl.ledger.database import Database, now
 from pbmvfl.ledger.schema import has_owner
 
-#: Events that begin anew: what the book holds then is taken as it is.
+#: Events that begin anew: what the ledger holds then is taken as it is.
 _SNAPSHOTS = ("migrated", "accepted")
 _SESSION = "id, dataset, fingerprint, run, session, plan, train_ids, test_ids, first_round, opened"
 _LIMIT = ("dataset", "unit", "accounting", "colluding_parties", "epsilon", "delta", "order")

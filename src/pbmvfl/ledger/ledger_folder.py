@@ -79,9 +79,9 @@ def ledger_file_of(
             return numbered
         if dataset is not None and older.sessions(dataset):
             raise LedgerError(
-                f"ledger={str(folder)!r} has two books of party={party!r} that know dataset={dataset!r}: {named.name} "
-                f"and {numbered.name}, which an earlier version named by number; move the one that is not to be gone "
-                "on with to another folder"
+                f"ledger={str(folder)!r} has two ledgers of party={party!r} that know dataset={dataset!r}: "
+                f"{named.name} and {numbered.name}, which an earlier version named by number; move the one that is not "
+                "to be used to another folder"
             )
     return named
 
@@ -237,21 +237,21 @@ def look_ahead(
 
 def check_reaches_end(found: Sequence[PartyForecast], *, dataset: str, rounds: int, way_out: str | None = None) -> None:
     """Refuse a run that some owner's limit would end before its plan does; `way_out` says what else could be done."""
-    ends = [(book, limit) for book in found if (limit := book.ends) is not None]
+    ends = [(each, limit) for each in found if (limit := each.ends) is not None]
     if not ends:
         return
-    book, limit = min(ends, key=lambda end: end[1].stops_at or 0)
+    first, limit = min(ends, key=lambda end: end[1].stops_at or 0)
     others = "" if len(ends) == 1 else " and of 1 other" if len(ends) == 2 else f" and of {len(ends) - 1} others"
     usual = (
-        f"Plan within what is left (`pbmvfl plan` with the data's own options and --ledger {book.path.parent}), or run "
-        "until the limit: --until-limit, Federation.fit(until_limit=True)"
+        f"Plan within what is left (`pbmvfl plan` with the data's own options and --ledger {first.path.parent}), or "
+        "run until the limit: --until-limit, Federation.fit(until_limit=True)"
     )
     raise BudgetExceeded(
-        f"the limit of party={book.party!r}{others} would end this run at round={limit.stops_at} of {rounds}: it would "
-        f"bring dataset {limit.dataset!r} from epsilon {format_epsilon(limit.spent)} to "
+        f"the limit of party={first.party!r}{others} would end this run at round={limit.stops_at} of {rounds}: it "
+        f"would bring dataset {limit.dataset!r} from epsilon {format_epsilon(limit.spent)} to "
         f"{format_epsilon(limit.will_be)}, and the owner's limit is {limit.limit}, counted {limit.limit.how}. Nothing "
         "was sent or written. "
-        + (book.way_out or way_out or usual if limit.dataset == dataset else why_charged(limit.dataset))
+        + (first.way_out or way_out or usual if limit.dataset == dataset else why_charged(limit.dataset))
     )
 
 

@@ -26,7 +26,7 @@ from pbmvfl.privacy.orders import ORDERS, Curve
 from pbmvfl.privacy.table import format_epsilon
 from pbmvfl.privacy.units import Accounting, Adversary, Unit
 
-#: What stands in a book where a limit by divergences has its order: an order that none of those can have.
+#: What stands in a ledger where a limit by divergences has its order: an order that none of those can have.
 GAUSSIAN_ORDER = math.inf
 
 

@@ -53,6 +53,6 @@ def check(db: Database, path: Path, owner: str) -> None:
     """Refuse another party's ledger."""
     if owner and (found := owner_of(db)) not in ("", owner):
         raise LedgerError(
-            f"ledger={str(path)!r} is the book of party={found!r}, not of party={owner!r}; name that party's own, or a "
-            "new file"
+            f"ledger={str(path)!r} is the ledger of party={found!r}, not of party={owner!r}; name that party's own, or "
+            "a new file"
         )

@@ -41,8 +41,8 @@ CREATE TABLE history (id INTEGER PRIMARY KEY, event TEXT NOT NULL, at TEXT NOT N
 """
 
 
-# What format 2 got later. A program that does not know of it can use the book and leaves it as it is. `row_values` has
-# the rows of one dataset as `values.row_digests` wrote them, once for each different content.
+# What format 2 got later. A program that does not know of it can use the ledger and leaves it as it is. `row_values`
+# has the rows of one dataset as `values.row_digests` wrote them, once for each different content.
 _ROW_VALUES = """
 CREATE TABLE row_values (
     hash TEXT NOT NULL, dataset TEXT NOT NULL, digests BLOB NOT NULL, PRIMARY KEY (hash, dataset)

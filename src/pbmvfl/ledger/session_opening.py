@@ -127,7 +127,7 @@ class Opening:
                 history.close_left_sessions(store.db)
                 terms, started = replace(self._terms(store), schedule=self._schedule), self._is_started(store)
                 number = self._insert(store, terms, values, train, test)
-            # So that a copy of the file without its log is never an empty book.
+            # So that a copy of the file without its log is never an empty ledger.
             store.db.rows("PRAGMA wal_checkpoint(PASSIVE)")
             return Charging(
                 store,
@@ -229,9 +229,9 @@ class Opening:
         if self.first_round > (known or 0):
             raise LedgerError(
                 f"ledger={str(store.path)!r} has {known or 'no'} rounds of run={self.run!r} on "
-                f"dataset={self.dataset!r}, which goes on at round={self.first_round}: the book was moved, replaced or "
-                "is another party's, and its epsilon would be too small. Put the run's own ledger back at this path, "
-                "or start a new run"
+                f"dataset={self.dataset!r}, which goes on at round={self.first_round}: the ledger was moved, replaced "
+                "or is another party's, and its epsilon would be too small. Put the run's own ledger back at this "
+                "path, or start a new run"
             )
 
     def _check_values(self, store: LedgerStore) -> _Values:

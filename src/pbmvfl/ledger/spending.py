@@ -295,7 +295,7 @@ def fixed_plan_epsilon(
     A limit never uses it. It is what the same releases would cost had nobody looked at results in between.
     """
     rows = RowNumbers(ledger, dataset)
-    orders = ORDERS[2::8]  # a subset gives a bound too, and the book is gone through once for each
+    orders = ORDERS[2::8]  # a subset gives a bound too, and the ledger is gone through once for each
     worst = np.zeros(len(orders))
     for i, order in enumerate(orders):
         limit = Limit(

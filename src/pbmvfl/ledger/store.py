@@ -169,7 +169,7 @@ class LedgerStore:
     def _prepare(self, durable: bool, owner: str) -> None:
         format_of(self.db, self.path)
         # Small pages: a round changes one number, and its page is what is written. Every so many pages the log is
-        # folded into the book, which waits for the disk; a log of 1 MB keeps that to microseconds a round.
+        # folded into the database, which waits for the disk; a log of 1 MB keeps that to microseconds a round.
         self.db.run("PRAGMA page_size = 512")
         self._keep_log()
         self.db.run(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
@@ -196,7 +196,7 @@ class LedgerStore:
             except LedgerError as error:
                 if error_code(error.__cause__) & 0xFF != sqlite3.SQLITE_BUSY:
                     raise
-            # Another process makes the same book. For a transaction SQLite waits, for this statement it does not.
+            # Another process makes the same ledger. For a transaction SQLite waits, for this statement it does not.
             with self.transaction():
                 pass
         raise LedgerError(f"ledger={str(self.path)!r} is busy: another process is writing; try again")
@@ -241,7 +241,7 @@ class LedgerStore:
             raise self._no_lock(error) from error
 
     def announce(self, lock: int) -> None:
-        """Only within a transaction: then nobody else does, and the file and the book agree after it."""
+        """Only within a transaction: then nobody else does, and the file and the ledger agree after it."""
         try:
             write_beside_lock(lock, mark(self.limits_version()), 0)
         except OSError as error:
@@ -343,7 +343,7 @@ class LedgerStore:
 
     @property
     def lock_file(self) -> Path:
-        path = self.path.resolve()  # one lock for one book, by whatever name it is opened
+        path = self.path.resolve()  # one lock for one ledger, by whatever name it is opened
         return path.with_name(path.name + ".lock")
 
     def _no_lock(self, error: OSError) -> LedgerError:

@@ -42,7 +42,7 @@ class EpsilonPath:
 class LimitPath:
     """Epsilon over rounds by one limit; ledgers with equal numbers share one path."""
 
-    books: tuple[str, ...]
+    ledgers: tuple[str, ...]
     limit: Limit
     points: tuple[tuple[int, float], ...]
     #: Epsilon in the ledger now; more than at the last point if the rows were used again since.
@@ -147,37 +147,37 @@ class _AsOf:
 
 
 def limit_paths(
-    books: Iterable[tuple[str, Ledger]], dataset: str, sessions: Sequence[ReleasedRounds], *, points: int = _POINTS
+    ledgers: Iterable[tuple[str, Ledger]], dataset: str, sessions: Sequence[ReleasedRounds], *, points: int = _POINTS
 ) -> tuple[LimitPath, ...]:
     """Return a path for each limit of the ledgers that have the run's sessions; equal paths are merged."""
     found: list[LimitPath] = []
-    for name, book in books:
-        for path in _paths_of_book(name, book, dataset, {each.session for each in sessions}, points):
+    for name, ledger in ledgers:
+        for path in _paths_of_ledger(name, ledger, dataset, {each.session for each in sessions}, points):
             for i, other in enumerate(found):
-                if replace(path, books=other.books) == other:
-                    found[i] = replace(other, books=(*other.books, name))
+                if replace(path, ledgers=other.ledgers) == other:
+                    found[i] = replace(other, ledgers=(*other.ledgers, name))
                     break
             else:
                 found.append(path)
     return tuple(found)
 
 
-def _paths_of_book(name: str, book: Ledger, dataset: str, own: set[str], points: int) -> Iterable[LimitPath]:
-    entries = book.charged_to(dataset)
+def _paths_of_ledger(name: str, ledger: Ledger, dataset: str, own: set[str], points: int) -> Iterable[LimitPath]:
+    entries = ledger.charged_to(dataset)
     mine = [entry for entry in entries if entry.session in own]
     if not mine:
         return
     # A session that was resumed for predictions alone may have a schedule of its own in the ledger.
     spans = [(entry.terms.schedule, entry.first_round, entry.charged_until) for entry in mine]
     moments = [0, *_moments(spans, points)]
-    rows = RowNumbers(book, dataset)
-    for limit in book.limits(dataset):
+    rows = RowNumbers(ledger, dataset)
+    for limit in ledger.limits(dataset):
         path = []
         for moment in moments:
             then = cast("Ledger", _AsOf(list(_as_of(entries, own, moment))))
             path.append((moment, spending(then, dataset, limit, rows=rows).epsilon))
-        now = spending(book, dataset, limit, rows=rows).epsilon
-        yield LimitPath(books=(name,), limit=limit, points=tuple(path), spent_now=now)
+        now = spending(ledger, dataset, limit, rows=rows).epsilon
+        yield LimitPath(ledgers=(name,), limit=limit, points=tuple(path), spent_now=now)
 
 
 def _as_of(entries: Sequence[LedgerEntry], own: set[str], moment: int) -> Iterator[LedgerEntry]:

@@ -103,7 +103,7 @@ class RunFacts:
             "epsilon_over_rounds": [{**asdict(path), "points": _number(path.points)} for path in self.paths],
             "limits": [
                 {
-                    "books": list(path.books),
+                    "books": list(path.ledgers),
                     "limit": _number(asdict(path.limit)),
                     "points": _number(path.points),
                     "spent_now": _number(path.spent_now),
@@ -152,9 +152,9 @@ def facts_of(
     delta = source.delta if delta is None else delta
     run, known = result.training_run, result.noise_is_seeded
     apart = splits_apart(run)
-    with _books(source) as books:
-        limits = limit_paths(books, data_name(source), result.sessions)
-        reads = bool(books)
+    with _opened_ledgers(source) as ledgers:
+        limits = limit_paths(ledgers, data_name(source), result.sessions)
+        reads = bool(ledgers)
     both = None
     if apart and not known:
         both = epsilon_bound(run.of_one_row(), Unit.CELL, Accounting.STRICT, delta=delta).epsilon
@@ -204,14 +204,14 @@ def _parties(source: RunSource) -> tuple[str, ...]:
 
 
 @contextlib.contextmanager
-def _books(source: RunSource) -> Iterator[list[tuple[str, Ledger]]]:
+def _opened_ledgers(source: RunSource) -> Iterator[list[tuple[str, Ledger]]]:
     """Open the parties' ledgers that can be read, by owner or file name; a page needs none of them."""
     with contextlib.ExitStack() as opened:
         found = []
         for path in [] if source.ledger is None else party_ledgers(Path(source.ledger)):
             with contextlib.suppress(LedgerError, OSError):
-                book = opened.enter_context(contextlib.closing(Ledger(path, read_only=True)))
-                found.append((book.owner or path.stem, book))
+                ledger = opened.enter_context(contextlib.closing(Ledger(path, read_only=True)))
+                found.append((ledger.owner or path.stem, ledger))
         yield found
 
 

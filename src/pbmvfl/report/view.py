@@ -333,9 +333,9 @@ class RunView:
         name = f"{limit.unit}, {limit.accounting}, {Adversary(colluding_parties=limit.colluding_parties)}"
         last = format_epsilon(path.points[-1][1])
         last += f", by now {format_epsilon(path.spent_now)}" if _grew(path) else ""
-        whose = f"ledger{'' if len(path.books) == 1 else 's'} of {', '.join(path.books)}"
-        if len(path.books) > _MOST_NAMES:
-            whose = f"ledgers of {len(path.books)} parties, which are alike"
+        whose = f"ledger{'' if len(path.ledgers) == 1 else 's'} of {', '.join(path.ledgers)}"
+        if len(path.ledgers) > _MOST_NAMES:
+            whose = f"ledgers of {len(path.ledgers)} parties, which are alike"
         return line_chart(
             f"By the {whose}",
             [Series(name=name, points=path.points, colour=0, steps=True, last=last)],
