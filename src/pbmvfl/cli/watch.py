@@ -36,9 +36,9 @@ def watch(
 ) -> None:
     """Watch this organisation's job until it is done (exit code 0) or has failed (1).
 
-    Ctrl-C leaves; the job goes on. At the label holder: rounds, speed, loss, traffic and who is connected. At a party: its own rounds, and what its
-    ledger has spent of its limits. Only this organisation's own files are read. A job whose process ended without a
-    word may be submitted again, and is waited for a minute.
+    Ctrl-C leaves; the job goes on. At the label holder: rounds, speed, loss, traffic and who is connected. At a party:
+    its own rounds, and what its ledger has spent of its limits. Only this organisation's own files are read. A job
+    whose process ended without a word may be submitted again, and is waited for a minute.
 
     [bold]Try[/]  pbmvfl watch --home clinic
 
