@@ -10,7 +10,7 @@ export OMP_NUM_THREADS ?= 1
 # Compiled modules are kept: without them every process that a test starts compiles the whole package again.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: demo deploy-demo test test-fast install lint bench wheel-check image-check release-check clean
+.PHONY: demo deploy-demo docs test test-fast install lint bench wheel-check image-check release-check clean
 
 # Both algorithms on one data set, and a table of what they cost. Half a minute at most.
 demo: $(STAMPS)/run
@@ -19,6 +19,10 @@ demo: $(STAMPS)/run
 # Four organisations as processes on this machine, from their keys to charged predictions. Two to four minutes.
 deploy-demo: $(STAMPS)/deploy
 	$(BIN)/python examples/four_organisations.py build/deploy-demo
+
+# The documentation site on http://127.0.0.1:8000, rebuilt when a page changes. A test builds it strictly.
+docs: $(STAMPS)/test
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs serve --dev-addr 127.0.0.1:8000
 
 # Three processes on two cores: tests of federations between processes wait more than they work. A file is one process's,
 # so that what its tests share is made once; tests/conftest.py has put slow files first.
@@ -78,7 +82,7 @@ $(STAMPS)/deploy: $(INPUTS)
 
 $(STAMPS)/test: $(INPUTS)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[test,deploy]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[test,deploy,docs]"
 	mkdir -p $(STAMPS) && touch $@ $(STAMPS)/run
 
 $(STAMPS)/release: $(INPUTS)
@@ -88,5 +92,5 @@ $(STAMPS)/release: $(INPUTS)
 
 $(STAMPS)/dev: $(INPUTS)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[test,deploy,dev]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[test,deploy,docs,dev]"
 	mkdir -p $(STAMPS) && touch $@ $(STAMPS)/run $(STAMPS)/test
