@@ -19,7 +19,6 @@ from pbmvfl import errors
 from pbmvfl.errors import PlanError
 
 SOURCE = Path(pbmvfl.__file__).parent
-README = Path(__file__).parents[2] / "README.md"
 PRIVACY = sorted(f"pbmvfl.privacy.{module.name}" for module in pkgutil.iter_modules(pbmvfl.privacy.__path__))
 
 
@@ -322,20 +321,3 @@ def test_commands_and_reports_are_never_imported_by_what_they_show():
 def test_pictures_import_no_command_and_no_study():
     for path in sorted((SOURCE / "report").glob("*.py")):
         assert not [n for n in imported(path) for p in ("cli", "research") if concerns(n, f"pbmvfl.{p}")], path
-
-
-# --- the first screen ---
-
-
-def readme_blocks() -> list[str]:
-    text = README.read_text() if README.exists() else ""
-    return re.findall(r"^```python\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
-
-
-@pytest.mark.slow
-def test_the_code_of_the_readme_runs(tmp_path, monkeypatch):
-    blocks = readme_blocks()
-    if not blocks:
-        pytest.skip("README.md has no block of Python code")
-    monkeypatch.chdir(tmp_path)
-    exec(compile("\n".join(blocks), "README.md", "exec"), {"__name__": "__main__"})

@@ -151,7 +151,7 @@ def test_the_goals_are_met_in_the_results_that_the_page_shows_but_for_one_compar
     above = [each for each in losses if each > page.GOAL_WORST]
     assert len(above) <= 1
     assert max(losses) < 3.5
-    text = (RESULTS.parent.parent.parent / "docs" / "explanation" / "planner.md").read_text()
+    text = (RESULTS.parent.parent.parent / "docs" / "evidence" / "planner.md").read_text()
     for found in records["compared"]:
         assert f"| {found['table']} |" in text
 
@@ -168,11 +168,11 @@ def test_the_page_is_made_from_results_and_keeps_what_people_wrote(tmp_path):
         "note": None,
         "seconds": 1.0,
     }
-    (tmp_path / "explanation").mkdir()
+    (tmp_path / "evidence").mkdir()
     (tmp_path / "images").mkdir()
-    (tmp_path / "explanation" / "planner.md").write_text(f"before\n{page.BEGIN}\nold\n{page.END}\nafter\n")
+    (tmp_path / "evidence" / "planner.md").write_text(f"before\n{page.BEGIN}\nold\n{page.END}\nafter\n")
     page.write({"compared": [found], "alone": []}, tmp_path)
-    text = (tmp_path / "explanation" / "planner.md").read_text()
+    text = (tmp_path / "evidence" / "planner.md").read_text()
     assert text.startswith("before\n")
     assert text.endswith("\nafter\n")
     assert "| made | .500 | 8 | .900 ± .010 | .880 ± .010 | +2.0 |" in text
