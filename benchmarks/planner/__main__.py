@@ -5,7 +5,7 @@
     python -m benchmarks.planner --page-only              # table and picture again
 
 Results go to benchmarks/results/planner.json after every table; a run that was stopped continues there. The page is
-docs/explanation/planner.md, of which the part between two marks is written anew, and docs/images/planner.png.
+docs/evidence/planner.md, of which the part between two marks is written anew, and docs/images/planner.png.
 """
 
 from __future__ import annotations

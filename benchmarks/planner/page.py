@@ -1,4 +1,4 @@
-"""Table and picture of docs/explanation/planner.md, from the results."""
+"""Table and picture of docs/evidence/planner.md, from the results."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def write(records: dict[str, list[Found]], docs: Path) -> None:
     """Write table and picture, if there are results."""
     if not records["compared"]:
         return
-    path = docs / "explanation" / "planner.md"
+    path = docs / "evidence" / "planner.md"
     text = path.read_text()
     before, rest = text.split(BEGIN)
     after = rest.split(END)[1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,31 +20,25 @@ unit is a cell, one party's values of one row, but where "whole row" is said: a 
 
 ![Accuracy against epsilon and against advantage](../images/utility.png)
 
-- **ours, strict**: `Plan.for_budget(epsilon=E, unit="cell")` and `Federation(plan).fit(data)` with nothing else said;
-  for whole rows `unit="record"`: the same bound on all parties' noisy updates of a row together.
-  Epsilon is a theorem (theory.md). Rows that are predicted are summed exactly; predictions with an epsilon of their own
-  are another matter.
-- **central DP-SGD**: one party has all columns: ours's features, whitening and softmax regression, trained jointly with
-  noisy steps. Its unit is the whole row, so it is to be compared with ours for whole rows. With a cell as unit each of
-  our parties has all of epsilon for itself, and central training has no way to use that. For every epsilon the best on
-  hold-outs of full batches and Poisson-sampled ones (a tenth of the rows, 100 steps, dp-accounting's losses) with
-  several step sizes, and full batches without whitening.
+- **ours, strict**: `Plan.for_budget(epsilon=E, unit="cell")` and `Federation(plan).fit(data)`, all else by default; for
+  whole rows `unit="record"`. Epsilon is a theorem ([theory](../explanation/theory.md)). Test rows are summed exactly;
+  [released predictions](../explanation/mechanisms.md#predictions) have an epsilon of their own.
+- **central DP-SGD**: one party has all columns: the same features, whitening and softmax regression, trained jointly
+  with noisy steps. Its unit is the whole row, so compare it with ours for whole rows. For every epsilon the best on
+  hold-outs of full batches and Poisson-sampled ones (a tenth of the rows, 100 steps, dp-accounting's losses), with
+  several step sizes, and of full batches without whitening.
 - **PBM-VFL, paper's epsilon**: the paper's algorithm, planned for the same epsilon by the paper's account, which is not
   a proof. By the strict account the same runs have the epsilons of the last table, and advantage 1.
 - **local DP**: each party releases each row once by k-ary randomised response, pure epsilon. Tried: every column by
   itself, two, three or six together, sums of columns (Phishing); 1 to 12 symbols of 1 to 9 signs of public projections,
   six draws of them (Activity). Seven tenths of the training rows make tables of counts by class; the other rows and
-  the test rows are released as symbols of the score (2, 4 or 16 steps of a probability, or the best class) that those
-  tables give them.
-- **local DP, exact at test**: the same tables from all training rows; test rows are looked up at home and summed
-  exactly, as ours are. Also tried: each row's gradient with noise of its own.
-- **no privacy**: ours's features and model without noise, columns pooled, or parties alone as in ours.
+  the test rows are released as symbols of the score that those tables give them.
+- **local DP, exact at test**: the same tables from all training rows; test rows are summed exactly, as ours are. Also
+  tried: each row's gradient with noise of its own.
+- **no privacy**: the same features and model without noise, columns pooled, or parties alone as in ours.
 
-What a baseline chooses, it chooses by mean accuracy on hold-outs of training rows (Phishing: four blocks of the file
-and two stretches that follow what is learned from; Activity: three groups of people), uncharged. The library's rules
-were set on such hold-outs of these two tables as well; hold-outs could not tell the last few variants of the step size
-apart, and test rows were seen more than once before one was kept: allow for a tenth or two of a point. Spread between
-splits is larger than that between seeds.
+Baselines choose by mean accuracy on hold-outs of training rows, uncharged
+([how figures were chosen](index.md#utility)).
 """
 
 
@@ -125,7 +120,7 @@ def _chosen(config: dict[str, Any], records: Records, dataset: str) -> Iterator[
                 at = "" if epsilon is None else f"{epsilon:g}: "
                 said.append(at + _in_words(record["choice"]))
         if said:
-            yield f"- {METHODS[name].label}: " + "; ".join(said)
+            yield textwrap.fill(f"- {METHODS[name].label}: " + "; ".join(said), 118, subsequent_indent="  ")
 
 
 def _in_words(choice: dict[str, Any]) -> str:
