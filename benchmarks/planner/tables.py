@@ -625,7 +625,10 @@ def _named(name: str) -> Table:
     kept = data.num_samples - data.num_samples // 5
     # Pictures as the planner's own plan for them takes them; other columns are as they are.
     plan = Plan.for_budget(epsilon=8, num_parties=2, num_samples=1, num_classes=2)
-    train, test = (tuple(mapped(plan, part) for part in parts) for parts in (data.train_features, data.test_features))
+    train, test = (
+        tuple(mapped(plan, part, index=index) for index, part in enumerate(parts))
+        for parts in (data.train_features, data.test_features)
+    )
     order = np.arange(data.num_samples)
     if name == "modelnet10":  # its rows are sorted by class
         order = np.random.default_rng(7).permutation(data.num_samples)

@@ -133,7 +133,8 @@ def scores(
 
 def _prepared(table: Table, plan: Plan, party: int, random: np.random.Generator) -> Iterable[Tensor]:
     """Return training, hold-out and test rows of a party as its network takes them, and a constant."""
-    parts = [torch.from_numpy(mapped(plan, split[party])) for split in (table.train, table.hold_out, table.test)]
+    splits = (table.train, table.hold_out, table.test)
+    parts = [torch.from_numpy(mapped(plan, split[party], index=party)) for split in splits]
     preparation = preparation_for(plan, index=party, rows=parts[0][:8])
     if plan.preparation != "none":
         for statistic in (MEAN.statistic, GRAM.statistic):

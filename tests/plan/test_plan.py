@@ -61,6 +61,7 @@ BAD = {
     "table_noise": ([-1.0, *NUMBER], "0 .no tables. or in|finite number"),
     "features": (["all", None, 1], "columns, pairs"),
     "column_values": ([1, 17, *WHOLE], "at least 2|at most 16"),
+    "shapes": (["2x4", "2u1", "1c", None, 1], "such as 2u16|features=shapes|text"),
     "start": (["ones", None, 1], "random, zero"),
     "preparation": (["scale", None, 1], "none, whiten"),
     "mean_noise": ([-1.0, *NUMBER], "above 0|finite number"),
@@ -108,6 +109,7 @@ OTHER = {
     "table_noise": 5.0,
     "features": "pairs",
     "column_values": 4,
+    "shapes": "2u4;1c;1c",
     "start": "zero",
     "preparation": "whiten",
     "mean_noise": 3.0,
@@ -123,6 +125,7 @@ NEEDS = {
     "nesterov": {"momentum": 0.5},
     "head": {"embedding_dim": 4, "num_classes": 4},
     "preparation": {"mean_noise": 1.0, "gram_noise": 1.0},
+    "shapes": {"features": "shapes", "shapes": "1c;1c;1c"},
     "vote": {**VOTING, "vote": "raw"},
     "vote_grades": {**VOTING, "vote": "top"},
 }

@@ -3,25 +3,35 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import tracemalloc
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 
 from pbmvfl.data.vertical import VerticalDataset
-from pbmvfl.errors import DataError
+from pbmvfl.errors import DataError, EncoderError
+from pbmvfl.federation.federation import Federation
 from pbmvfl.ledger.row_identity import keyed_digests, row_digests
+from pbmvfl.plan.plan import Plan
 from pbmvfl.plan.schedule import Split
 from pbmvfl.protocol.party_rows import PartyRows, check_rows
 from pbmvfl.training import features as lazy_rows
-from pbmvfl.training.features import LazyRows, is_mapped, mapped
+from pbmvfl.training.features import LazyRows, feature_shape, is_mapped, mapped
 from support.cohorts import Cohort, small_data, small_plan
 from support.local_plans import WHITENED, local_plan, voting_plan
 
 DATA = small_data(num_parties=3, num_samples=37, num_test_samples=13)
+#: Of three parties that have four columns each.
+SHAPES = "2u4+2c+p2;1c+3g5+p3;4u3"
 
 
 def in_a_file(folder: Path, rows: np.ndarray, name: str = "rows") -> np.memmap:
@@ -55,6 +65,7 @@ PLANS: dict[str, Any] = {
     "local, whitened": lambda: local_plan(DATA, noise_multiplier=3.0, **WHITENED),
     "local, pairs": lambda: local_plan(DATA, noise_multiplier=3.0, features="pairs"),
     "local, values": lambda: local_plan(DATA, noise_multiplier=3.0, features="values", column_values=3),
+    "local, shapes": lambda: local_plan(DATA, noise_multiplier=3.0, features="shapes", shapes=SHAPES, **WHITENED),
     "votes": lambda: voting_plan(DATA),
     "votes, whole": lambda: voting_plan(DATA, batch_size=37),
 }
@@ -92,18 +103,101 @@ def test_a_changed_row_changes_the_messages(tmp_path):
     assert mapped_rows.transcript != in_memory.transcript
 
 
-@pytest.mark.parametrize("features", ["columns", "pairs", "values"])
+@pytest.mark.parametrize("features", ["columns", "pairs", "values", "shapes"])
 def test_lazy_rows_are_the_mapped_ones(tmp_path, features, monkeypatch):
     monkeypatch.setattr(lazy_rows, "_PIECE_BYTES", 200)
-    plan = local_plan(DATA, features=features, **({"column_values": 3} if features == "values" else {}))
-    rows = in_a_file(tmp_path, DATA.train_features[0])
-    lazy, expected = LazyRows(plan, rows), mapped(plan, DATA.train_features[0])
+    more = {"values": {"column_values": 3}, "shapes": {"shapes": SHAPES}}
+    plan = local_plan(DATA, features=features, **more.get(features, {}))
+    rows = in_a_file(tmp_path, DATA.train_features[1])
+    lazy, expected = LazyRows(plan, rows, index=1), mapped(plan, DATA.train_features[1], index=1)
     assert (lazy.shape, lazy.dtype, len(lazy)) == (expected.shape, expected.dtype, len(expected))
     pieces = list(lazy.pieces())
     assert len(pieces) > 1
     np.testing.assert_array_equal(np.concatenate(pieces), expected)
     order = np.random.default_rng(3).permutation(37)[:20]
     np.testing.assert_array_equal(lazy.take(order), expected[order])
+
+
+# --- shapes ---
+
+
+def hats(values: Any, knots: Sequence[float]) -> npt.NDArray[np.float64]:
+    """Hat functions by numpy's interpolation of one peak each."""
+    peaks = np.eye(len(knots))
+    return np.stack([np.interp(values, knots, peak) for peak in peaks], axis=1)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    rows=arrays(np.float32, (5, 3), elements=st.floats(-1.25, 1.25, width=32)),
+    kinds=st.lists(st.sampled_from(["u5", "g6", "v3", "c"]), min_size=3, max_size=3),
+    products=st.sampled_from([0, 2, 3]),
+)
+def test_shapes_are_interpolated_peaks_and_their_products(rows, kinds, products):
+    text = "+".join([f"1{kind}" for kind in kinds] + ([f"p{products}"] if products else []))
+    plan = Plan.of(num_parties=2, num_samples=5, num_classes=2, features="shapes", shapes=f"7c;{text}")
+    found = mapped(plan, rows, index=1)
+    ends = {"u": (-1, 1), "v": (0, 1)}
+    parts, coarse = [], []
+    for column, kind in enumerate(kinds):
+        values = rows[:, column].astype(np.float64)
+        if kind == "c":
+            parts.append(values[:, None])
+            continue
+        for into, count in ((parts, int(kind[1:])), (coarse, products)):
+            if kind[0] == "g":
+                span = 100.0 ** (np.arange(count - 1) / max(1, count - 2)) / 100 if count > 2 else np.ones(1)
+                knots = np.concatenate([[-1], 2 * span - 1])
+            else:
+                knots = np.linspace(*ends[kind[0]], count)
+            if count:
+                into.append(hats(values, knots))
+    pairs = [(a[:, :, None] * b[:, None, :]).reshape(5, -1) for a, b in itertools.combinations(coarse, 2)]
+    np.testing.assert_allclose(found, np.concatenate([*parts, *pairs], axis=1), atol=2e-6)
+    assert found.dtype == np.float32
+    assert found.shape == (5, *feature_shape(plan, (3,), index=1))
+    if "c" not in kinds:
+        assert (np.linalg.norm(found, axis=1) <= plan.party_shapes[1].norm * (1 + 1e-6)).all()
+
+
+def test_shapes_are_defined_for_whatever_a_column_holds():
+    plan = Plan.of(num_parties=2, num_samples=5, num_classes=2, features="shapes", shapes="1u3+1g3;1c")
+    rows = np.array([[np.nan, np.nan], [np.inf, -np.inf], [1e9, -1e9]], dtype=np.float32)
+    expected = [[1, 0, 0, 1, 0, 0], [0, 0, 1, 1, 0, 0], [0, 0, 1, 1, 0, 0]]
+    np.testing.assert_array_equal(mapped(plan, rows, index=0), expected)
+
+
+def test_shapes_of_other_columns_or_of_no_party_are_refused():
+    plan = Plan.of(num_parties=2, num_samples=5, num_classes=2, features="shapes", shapes="2u3;1c")
+    with pytest.raises(EncoderError, match="party=0: shapes=2u3 are of 2 columns, but its rows have 3"):
+        mapped(plan, np.zeros((4, 3), np.float32), index=0)
+    with pytest.raises(EncoderError, match="index"):
+        mapped(plan, np.zeros((4, 2), np.float32))
+    wide = Plan.of(num_parties=2, num_samples=5, num_classes=2, features="shapes", shapes="9u3+p20;1c")
+    with pytest.raises(EncoderError, match="numbers a row"):
+        mapped(wide, np.zeros((4, 9), np.float32), index=0)
+
+
+def test_a_column_of_two_humps_is_learned_by_its_shape_and_not_by_a_line():
+    """The class is whether a column is far from 0, which no straight line tells."""
+    random = np.random.default_rng(2)
+    columns = [random.uniform(-1, 1, (3000, 1)).astype(np.float32) for _ in range(2)]
+    labels = (np.abs(columns[0][:, 0]) > 0.5).astype(np.int64)
+    data = VerticalDataset(
+        name="humps",
+        party_names=("a", "b"),
+        train_features=tuple(part[:2000] for part in columns),
+        test_features=tuple(part[2000:] for part in columns),
+        train_labels=labels[:2000],
+        test_labels=labels[2000:],
+        class_names=("near", "far"),
+        default_encoder="linear",
+    )
+    common = {"epsilon": 8, "data": data, "label_epsilon": None, "clip_norm": 3.0, "learning_rate": 0.5}
+    shapes = Plan.for_budget(**common, features="shapes", shapes="1u8;1u8", gram_clip=1.0)
+    lines = Plan.for_budget(**common, features="columns")
+    assert Federation(shapes).fit(data).metrics["test_accuracy"] > 0.95
+    assert Federation(lines).fit(data).metrics["test_accuracy"] < 0.7
 
 
 def test_only_read_only_maps_stay_in_their_file(tmp_path):
@@ -123,9 +217,9 @@ def test_a_row_that_is_no_number_is_named_wherever_it_stands(tmp_path, value):
     rows[[31, 35], [2, 0]] = value
     lazy = LazyRows(small_plan(DATA), in_a_file(tmp_path, rows))
     errors = []
-    for given in (rows, lazy):
+    for either in (rows, lazy):
         with pytest.raises(DataError, match=r"row 31 of its train rows, column \[2\]") as caught:
-            check_rows(given, index=0, split=Split.TRAIN)
+            check_rows(either, index=0, split=Split.TRAIN)
         errors.append(str(caught.value))
     assert errors[0] == errors[1]
 

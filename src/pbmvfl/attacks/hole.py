@@ -302,9 +302,9 @@ def staged_game(
     np.random.default_rng(seed).shuffle(coin_G)
     part = np.ascontiguousarray(data.train_features[party], dtype=np.float32)
     values = np.stack([part[row], cell.value_CD[0][: part.shape[1]]])
-    shape = feature_shape(plan, part.shape[1:])
-    rows_ND = torch.from_numpy(mapped(plan, part))
-    values_2D = torch.from_numpy(mapped(plan, values))
+    shape = feature_shape(plan, part.shape[1:], index=party)
+    rows_ND = torch.from_numpy(mapped(plan, part, index=party))
+    values_2D = torch.from_numpy(mapped(plan, values, index=party))
     response = plan.label_response
     entropy = MadeUpEntropy(seed)
     ratio_G = np.zeros(games)
@@ -333,14 +333,14 @@ def _staged_ratio(
     trainer = TotalTrainer(plan, encoder)
     grid = Grid(
         noise_multiplier=plan.noise_multiplier,
-        clip_norm=plan.clip_norm,
+        clip_norm=plan.clip_norm_of(weights_of(encoder)),
         num_weights=weights_of(encoder),
         largest_batch=plan.schedule.largest_batch,
         band=plan.update.band,
     )
     gradients = rows_of(encoder, grid)
     # In units of the grid's steps, as the noisy sums are.
-    variance = (plan.noise_multiplier * plan.clip_norm / grid.step) ** 2
+    variance = (plan.noise_multiplier * plan.clip_norm_of(weights_of(encoder)) / grid.step) ** 2
 
     prior_K = log_shares(labels, plan.num_classes, plan.label_response)
 

@@ -99,8 +99,8 @@ def staged_votes(plan: Plan, data: VerticalDataset, *, seed: int) -> StagedVotes
 def _votes_of(
     plan: Plan, index: int, train: Array, test: Array, labels: Array, entropy: MadeUpEntropy
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-    rows = torch.from_numpy(mapped(plan, train).astype(np.float32, copy=False))
-    encoder = build_encoder(plan, index=index, input_shape=feature_shape(plan, train.shape[1:]))
+    rows = torch.from_numpy(mapped(plan, train, index=index).astype(np.float32, copy=False))
+    encoder = build_encoder(plan, index=index, input_shape=feature_shape(plan, train.shape[1:], index=index))
     preparation = preparation_for(plan, index=index, rows=rows[:4])
     update = update_for(plan, encoder)
     labels_N = torch.from_numpy(labels)
@@ -115,7 +115,7 @@ def _votes_of(
         elif turn.kind.statistic and turn.kind != COUNTS:
             preparation.learn(turn.kind.statistic, [rows], entropy)
             prepared = preparation(rows)
-    later = preparation(torch.from_numpy(mapped(plan, test).astype(np.float32, copy=False)))
+    later = preparation(torch.from_numpy(mapped(plan, test, index=index).astype(np.float32, copy=False)))
     vote = plan.vote
     return tuple(vote(update.embed(part.contiguous(), for_training=False)) for part in (prepared, later))  # type: ignore[return-value]
 

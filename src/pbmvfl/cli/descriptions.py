@@ -216,6 +216,7 @@ def _local(plan: Plan) -> str:
         FeatureMap.COLUMNS: "own columns",
         FeatureMap.PAIRS: "own columns and their products",
         FeatureMap.VALUES: "the values of own columns and of every two together",
+        FeatureMap.SHAPES: f"shapes of own columns ({plan.shapes.replace(';', '; ')})",
     }[plan.features]
     prepared = ", whitened" if plan.preparation is PreparationName.WHITEN else ""
     counts = COUNTS in plan.schedule.kinds

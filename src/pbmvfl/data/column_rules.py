@@ -14,6 +14,7 @@ from pbmvfl.data.readers import Source, source_of, stem_of
 from pbmvfl.data.schema import ColumnRule, Schema, rule_of_entry
 from pbmvfl.data.text import is_text
 from pbmvfl.errors import DataError
+from pbmvfl.plan.shapes import kind_of_range
 
 __all__ = [
     "ColumnRule",
@@ -46,6 +47,14 @@ class PartyColumns:
     def width(self) -> int:
         """Return how many numbers one row becomes."""
         return sum(rule.width for rule in self.rules)
+
+    @property
+    def kinds(self) -> str:
+        """Return the kind of knots (`plan.shapes`) of every number of a row, a letter each, by public ranges alone."""
+        return "".join(
+            "c" * rule.width if rule.range is None else kind_of_range(*rule.range) + "c" * rule.missing
+            for rule in self.rules
+        )
 
     def encode(self, table: Any, where: str) -> Features:
         """Encode the rows of a pyarrow table.

@@ -378,9 +378,12 @@ class Federation:
             if mine != given:
                 raise PlanError(f"{name}={mine} in the plan, {given} in the data; make the plan with Plan.for_data")
         if self._encoders is None:
-            kinds = {(feature_shape(self.plan, part.shape[1:]), part.dtype): part for part in data.train_features}
-            for (shape, _), features in kinds.items():
-                _check_encoder_takes(self.plan, features, shape)
+            kinds = {
+                (feature_shape(self.plan, part.shape[1:], index=index), part.dtype): (index, part)
+                for index, part in enumerate(data.train_features)
+            }
+            for (shape, _), (index, features) in kinds.items():
+                _check_encoder_takes(self.plan, mapped(self.plan, features[:0], index=index), shape)
 
     # --- what a subclass may override ---
 
@@ -492,7 +495,7 @@ def newest_common_round(plan: Plan, checkpoints: Path, *, strict: bool = False) 
 
 def _check_encoder_takes(plan: Plan, features: npt.NDArray[Any], shape: tuple[int, ...]) -> None:
     """Build the plan's encoder and pass one row of zeros through it."""
-    kind = torch.from_numpy(mapped(plan, features[:0])).dtype
+    kind = torch.from_numpy(features).dtype
     try:
         with torch.no_grad():
             encoder = build_encoder(plan, index=0, input_shape=shape).eval()

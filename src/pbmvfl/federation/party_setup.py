@@ -101,7 +101,7 @@ class PartySetup:
 
     @property
     def _network_shape(self) -> tuple[int, ...]:
-        return feature_shape(self.plan, self.train_features.shape[1:])
+        return feature_shape(self.plan, self.train_features.shape[1:], index=self.index)
 
     def begins_publicly(self, encoder: nn.Module | None = None) -> bool:
         """Return whether the session's first weights know rows only by what was charged for them.
@@ -131,13 +131,15 @@ class PartySetup:
 
     def _rows(self, rows: Features) -> Features | LazyRows:
         """Return columns as the party is given them: those in a mapped file stay there."""
-        return LazyRows(self.plan, rows) if is_mapped(rows) else rows
+        return LazyRows(self.plan, rows, index=self.index) if is_mapped(rows) else rows
 
     def features(self, split: Split) -> npt.NDArray[np.float32] | npt.NDArray[np.uint8]:
         """Return the rows of a split as the network takes them; none where there are no test rows."""
         if split is Split.TRAIN:
-            return mapped(self.plan, self.train_features)
-        return mapped(self.plan, self.train_features[:0] if self.test_features is None else self.test_features)
+            return mapped(self.plan, self.train_features, index=self.index)
+        return mapped(
+            self.plan, self.train_features[:0] if self.test_features is None else self.test_features, index=self.index
+        )
 
     def _open_ledger(
         self, session: Session, first_round: int, public_start: bool, unanswered: npt.NDArray[np.int64] | None

@@ -45,6 +45,11 @@ def _model(plan: Plan) -> None:
 
 
 def _networks(plan: Plan) -> None:
+    if plan.party_shapes and len(plan.party_shapes) != plan.num_parties:
+        raise PlanError(
+            f"shapes={plan.shapes!r} are of {len(plan.party_shapes)} of num_parties={plan.num_parties} parties; give "
+            "those of each, separated by semicolons"
+        )
     if plan.first_weights and len(plan.first_weights) != plan.num_parties:
         raise PlanError(
             f"first_weights has {len(plan.first_weights)} digests for num_parties={plan.num_parties}; give one for "

@@ -93,6 +93,7 @@ class PlanOptions(TypedDict, total=False):
     activation: Activation | str
     features: FeatureMap | str
     column_values: int
+    shapes: str
     start: Start | str
     first_weights: Sequence[str]
     model: str

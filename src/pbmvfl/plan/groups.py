@@ -12,6 +12,7 @@ from pbmvfl.mechanisms.label_response import LabelResponse, check_label_epsilon
 from pbmvfl.mechanisms.vote_tables import LARGEST_DEVIATION, SMALLEST_DEVIATION, TABLE_DIAMETER
 from pbmvfl.mechanisms.votes import SYMBOLIC, Vote, VoteKind
 from pbmvfl.plan.schedule import COUNTS, GRAM, JOINT, LOCAL, MEAN, PREDICTION, Order, Phase
+from pbmvfl.plan.shapes import parse_shapes
 from pbmvfl.privacy.correlated import Band, banded_event
 from pbmvfl.privacy.events import PlainUpdate, RoundedGaussianSum, UpdateEvent
 from pbmvfl.wire.gradient_codecs import GradientCodecName
@@ -97,10 +98,11 @@ class FeatureMap(StrEnum):
     COLUMNS = "columns"  #: by themselves
     PAIRS = "pairs"  #: and the product of every two beside them
     VALUES = "values"  #: for each of a few values whether a column has it, and the same for every two columns together
+    SHAPES = "shapes"  #: hat functions of single columns and their products, for each party by `shapes`
 
 
 def feature_width(features: FeatureMap, columns: int, column_values: int) -> int:
-    """Return how many numbers a mapped row of so many columns has."""
+    """Return how many numbers a mapped row of so many columns has, by a map that is the same for all parties."""
     pairs = columns * (columns - 1) // 2
     match features:
         case FeatureMap.PAIRS:
@@ -479,6 +481,12 @@ class Network:
     column_values: int = setting(
         3, help="Of features=values: how many a column has, equally spaced from 0 to 1.", panel=TRAINING, later=True
     )
+    shapes: str = setting(
+        "",
+        help="Of features=shapes: knots of each party's columns, such as 2u16+5c+p4;3g16 (plan/shapes.py).",
+        panel=TRAINING,
+        later=True,
+    )
     start: Start = setting(Start.RANDOM, help=f"{words(Start)}: first weights.", panel=TRAINING, later=True)
     #: Of networks that are not built from the plan: for each party the digest of its public first weights, as
     #: `training.encoders.weights_digest` computes it. Whatever else a party starts with is charged as weights that know
@@ -503,6 +511,11 @@ class Network:
             raise PlanError(f"encoder={self.encoder!r} must be the name of an encoder, such as mlp")
         check_whole("column_values", self.column_values, least=2, most=16)
         object.__setattr__(self, "features", one_of("features", self.features, FeatureMap))
+        if not isinstance(self.shapes, str):
+            raise PlanError(f"shapes={self.shapes!r} must be text, such as 2u16+5c+p4;3g16")
+        parse_shapes(self.shapes)
+        if (self.features is FeatureMap.SHAPES) != bool(self.shapes):
+            raise PlanError(f"shapes={self.shapes!r} with features={self.features}: they go with features=shapes")
         object.__setattr__(self, "start", one_of("start", self.start, Start))
         why = f"; with {self.activation} the output can leave [-C, C], and the privacy account would not hold"
         object.__setattr__(self, "activation", one_of("activation", self.activation, Activation, why))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -45,6 +46,7 @@ from pbmvfl.plan.groups import (
     Voting,
 )
 from pbmvfl.plan.schedule import COUNTS, Order, Phase, RoundKind, RowUses, Schedule
+from pbmvfl.plan.shapes import PartyShapes, parse_shapes
 from pbmvfl.privacy.events import Event, ExactRelease, ReleaseEvent, UpdateEvent
 from pbmvfl.wire.gradient_codecs import GradientCodecName
 
@@ -160,6 +162,7 @@ class Plan:
     vote_grades = _In[int]("voting")
     features = _In[FeatureMap]("network")
     column_values = _In[int]("network")
+    shapes = _In[str]("network")
     start = _In[Start]("network")
     noise_multiplier = _In[float]("update")
     clip_norm = _In[float]("update")
@@ -208,6 +211,19 @@ class Plan:
     def label_kept(self) -> float:
         """Probability that a drawn label is the true one by itself; 1 if labels are used in clear."""
         return 1.0 if self.label_response is None else self.label_response.kept
+
+    @cached_property
+    def party_shapes(self) -> tuple[PartyShapes, ...]:
+        """Shapes of every party's columns; empty unless features=shapes."""
+        return parse_shapes(self.shapes)
+
+    def clip_norm_of(self, num_weights: int) -> float:
+        """Return what a party with so many weights clips a row's gradient to.
+
+        With shapes a party has as few or as many hats as its columns are worth. D prepared numbers and a constant have
+        a norm of about sqrt(D + 1), so that a narrow party needs no more; noise is a multiple of the party's own clip.
+        """
+        return min(self.clip_norm, math.sqrt(num_weights / self.embedding_dim)) if self.shapes else self.clip_norm
 
     @property
     def sends_labels(self) -> bool:

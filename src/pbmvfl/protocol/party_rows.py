@@ -121,7 +121,7 @@ class PartyRows:
             if isinstance(rows, LazyRows):
                 self._lazy[split] = rows
             elif rows is not None:
-                self.columns[split] = torch.from_numpy(mapped(plan, rows))
+                self.columns[split] = torch.from_numpy(mapped(plan, rows, index=index))
         self._preparation = preparation_for(plan, index=index, rows=self.first)
         #: Rows in memory, as the network takes them.
         self.features: dict[Split, Tensor] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from itertools import combinations
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -14,23 +15,26 @@ from pbmvfl.errors import EncoderError
 from pbmvfl.plan.groups import Algorithm, FeatureMap, feature_width
 from pbmvfl.plan.local_search import block_sides, dense_columns
 from pbmvfl.plan.plan import Plan
+from pbmvfl.plan.shapes import PartyShapes
 
 # --- Public maps of a party's columns to the inputs of its network; they depend on no rows ---
 #     columns   the columns by themselves
 #     pairs     and the product of every two beside them
 #     values    for every column and each of L values, equally spaced from 0 to 1, whether the column is nearest to it;
 #               and half as much for every two columns and each of L^2 pairs of values
+#     shapes    for every column hat functions at its public knots, and products of coarse ones of every two; which
+#               knots is up to each party's columns (`plan.shapes`)
 #
 # Pictures that parties learn from alone, by one dense layer, are made smaller first: blocks of points become their
 # mean, which is scaled from 0..255 to [-1, 1].
 #
-# With the latter two maps, one dense layer sees interactions of a party's columns. Rows of `values` all have the norm
+# With the latter three maps, one dense layer sees interactions of a party's columns. Rows of `values` all have the norm
 # of a row of as many ones.
 #
 # Every map is total on columns that are permitted (at most LARGEST_COLUMN in size), and so is what follows: results are
 # clipped to the same bound. Whether a row is accepted depends on its columns alone, by one rule for all maps.
 #
-# Shape suffixes: N rows, D columns, L values.
+# Shape suffixes: N rows, D columns, L values, H hats.
 
 
 #: Wider rows would make matrices that take minutes.
@@ -39,13 +43,21 @@ _PAIR_WEIGHT = 0.5
 _PICTURES_AT_A_TIME = 1024
 
 
-def feature_shape(plan: Plan, shape: Sequence[int]) -> tuple[int, ...]:
-    """Return the shape of a mapped row; refuse maps that would be too wide."""
+def feature_shape(plan: Plan, shape: Sequence[int], *, index: int | None = None) -> tuple[int, ...]:
+    """Return the shape of a mapped row; refuse maps that would be too wide, or are for other columns."""
     if _takes_pictures(plan, shape):
         return (dense_columns(shape),)
     if plan.features is FeatureMap.COLUMNS:
         return tuple(shape)
     width = feature_width(plan.features, math.prod(shape), plan.column_values)
+    if plan.features is FeatureMap.SHAPES:
+        shapes = _shapes_of(plan, index)
+        if len(shapes.columns) != math.prod(shape):
+            raise EncoderError(
+                f"party={index}: shapes={shapes} are of {len(shapes.columns)} columns, but its rows have "
+                f"{math.prod(shape)}; plan for these columns"
+            )
+        width = shapes.width
     if width > LARGEST_WIDTH:
         raise EncoderError(
             f"features={plan.features} of {math.prod(shape)} columns makes {width:,} numbers a row; permitted: at most "
@@ -54,14 +66,22 @@ def feature_shape(plan: Plan, shape: Sequence[int]) -> tuple[int, ...]:
     return (width,)
 
 
-def mapped(plan: Plan, rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return rows as the network takes them: columns by themselves, or what a map makes of them, within the bound."""
+def mapped(plan: Plan, rows: npt.NDArray[Any], *, index: int | None = None) -> npt.NDArray[Any]:
+    """Return rows as the network takes them: columns by themselves, or what a map makes of them, within the bound.
+
+    Args:
+        plan: The training plan.
+        rows: Columns of some rows.
+        index: The party's number, which maps that differ from party to party need.
+    """
     if _takes_pictures(plan, rows.shape[1:]):
         return _clipped(_points(rows))
     if plan.features is FeatureMap.COLUMNS:
         return rows
-    feature_shape(plan, rows.shape[1:])  # refuses what would be too wide
+    feature_shape(plan, rows.shape[1:], index=index)  # refuses what would be too wide
     rows_ND = rows.reshape(len(rows), math.prod(rows.shape[1:])).astype(np.float32, copy=False)
+    if plan.features is FeatureMap.SHAPES:
+        return _shaped(rows_ND, _shapes_of(plan, index))
     return _clipped(_pairs(rows_ND)) if plan.features is FeatureMap.PAIRS else _values(rows_ND, plan.column_values)
 
 
@@ -109,6 +129,43 @@ def _values(rows_ND: npt.NDArray[np.float32], column_values: int) -> npt.NDArray
     return found
 
 
+def _shapes_of(plan: Plan, index: int | None) -> PartyShapes:
+    if index is None:
+        raise EncoderError("features=shapes differ from party to party: say whose by index")
+    return plan.party_shapes[index]
+
+
+def _shaped(rows_ND: npt.NDArray[np.float32], shapes: PartyShapes) -> npt.NDArray[np.float32]:
+    """Map columns to their hats and products. Total: NaN counts as the lowest knot, values outside as an end."""
+    count, coarse, at = len(rows_ND), [], 0
+    found = np.zeros((count, shapes.width), dtype=np.float32)
+    for column, (knots, few) in enumerate(zip(shapes.knots(), shapes.coarse_knots(), strict=True)):
+        if knots:
+            _add_hats(rows_ND[:, column], knots, found[:, at : at + len(knots)])
+        else:
+            found[:, at] = np.clip(rows_ND[:, column], -LARGEST_COLUMN, LARGEST_COLUMN)
+        if few:
+            coarse.append(np.zeros((count, len(few)), dtype=np.float32))
+            _add_hats(rows_ND[:, column], few, coarse[-1])
+        at += max(1, len(knots))
+    for left, right in combinations(coarse, 2):
+        for hat in left.T:
+            np.multiply(hat[:, None], right, out=found[:, at : at + shapes.products])
+            at += shapes.products
+    return found
+
+
+def _add_hats(column_N: npt.NDArray[np.float32], knots: tuple[float, ...], out_NH: npt.NDArray[np.float32]) -> None:
+    """Set the two hats beside each value, which add up to 1; all others stay 0."""
+    knots_H = np.array(knots, dtype=np.float32)
+    value_N = np.nan_to_num(column_N, nan=knots[0], posinf=knots[-1], neginf=knots[0]).clip(knots_H[0], knots_H[-1])
+    lower_N = np.searchsorted(knots_H[1:-1], value_N, side="right")
+    share_N = (value_N - knots_H[lower_N]) / (knots_H[lower_N + 1] - knots_H[lower_N])
+    rows_N = np.arange(len(value_N))
+    out_NH[rows_N, lower_N] = 1 - share_N
+    out_NH[rows_N, lower_N + 1] = share_N
+
+
 # --- Rows that stay in a memory-mapped file: a batch is gathered, and mapped by the public map, when it is needed ---
 #
 # A party's columns may be larger than its memory, so computations over all rows go piece by piece.
@@ -128,13 +185,13 @@ def is_mapped(rows: object) -> TypeGuard[np.memmap[Any, Any]]:
 class LazyRows:
     """Rows of a memory-mapped file as `features.mapped` would return them, some at a time."""
 
-    def __init__(self, plan: Plan, rows: np.memmap[Any, Any]) -> None:
-        self._plan = plan
+    def __init__(self, plan: Plan, rows: np.memmap[Any, Any], *, index: int | None = None) -> None:
+        self._plan, self._index = plan, index
         #: The columns in their file, before the map: the same memory without memmap's bookkeeping, which would cost
         #: more than a small batch.
         self.raw: npt.NDArray[Any] = rows.view(np.ndarray)
-        self.shape = (len(rows), *feature_shape(plan, rows.shape[1:]))
-        self.dtype: np.dtype[Any] = mapped(plan, self.raw[:0]).dtype
+        self.shape = (len(rows), *feature_shape(plan, rows.shape[1:], index=index))
+        self.dtype: np.dtype[Any] = mapped(plan, self.raw[:0], index=index).dtype
         self.piece_rows = max(1, _PIECE_BYTES // max(1, math.prod(self.shape[1:]) * self.dtype.itemsize))
 
     def __len__(self) -> int:
@@ -142,9 +199,9 @@ class LazyRows:
 
     def take(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
         """Return these rows, in this order, as a new array."""
-        return mapped(self._plan, self.raw.take(rows, axis=0))
+        return mapped(self._plan, self.raw.take(rows, axis=0), index=self._index)
 
     def pieces(self) -> Iterator[npt.NDArray[Any]]:
         """Yield all rows in their order, piece by piece."""
         for start in range(0, len(self), self.piece_rows):
-            yield mapped(self._plan, np.array(self.raw[start : start + self.piece_rows]))
+            yield mapped(self._plan, np.array(self.raw[start : start + self.piece_rows]), index=self._index)

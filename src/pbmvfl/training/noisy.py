@@ -67,7 +67,7 @@ class Noisy:
         _check_quiet(encoder)
         self._grid = Grid(
             noise_multiplier=plan.noise_multiplier,
-            clip_norm=plan.clip_norm,
+            clip_norm=plan.clip_norm_of(weights_of(encoder)),
             num_weights=weights_of(encoder),
             largest_batch=plan.schedule.largest_batch,
             band=plan.update.band,

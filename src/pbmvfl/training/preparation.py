@@ -67,14 +67,16 @@ class AsTheyAre:
 class Whitening:
     """Map that subtracts the noisy mean and divides by the root of the noisy covariance."""
 
-    def __init__(self, plan: Plan, columns: int) -> None:
-        self._radius = plan.gram_clip * math.sqrt(columns)
+    def __init__(self, plan: Plan, columns: int, *, index: int = 0) -> None:
+        #: Shapes have small norms however many hats there are.
+        norm = plan.party_shapes[index].norm if plan.party_shapes else math.sqrt(columns)
+        self._radius = plan.gram_clip * norm
         noise = plan.gram_noise * self._radius**2 / plan.num_samples
         #: A symmetric matrix of such noise has a norm of about the deviation of an entry times sqrt(2 D).
         self._ridge = plan.ridge * noise * math.sqrt(2 * columns)
         self._mean_grid = Grid(
             noise_multiplier=plan.mean_noise,
-            clip_norm=plan.mean_clip * math.sqrt(columns),
+            clip_norm=plan.mean_clip * norm,
             num_weights=columns,
             largest_batch=plan.num_samples,
         )
@@ -151,4 +153,4 @@ def preparation_for(plan: Plan, *, index: int, rows: Tensor) -> ColumnPreparatio
             f"party={index}: preparation={plan.preparation} needs rows of 1 to {LARGEST_COLUMNS} numbers, got "
             f"shape={tuple(rows.shape[1:])} of {rows.dtype}; plan with preparation=none"
         )
-    return Whitening(plan, rows.shape[1])
+    return Whitening(plan, rows.shape[1], index=index)

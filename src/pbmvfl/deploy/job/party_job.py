@@ -187,7 +187,7 @@ class PartySite:
             return None
         module, _, function = policy.encoder.partition(":")
         make = getattr(importlib.import_module(module), function)
-        shape = feature_shape(setup.plan, setup.train_features.shape[1:])
+        shape = feature_shape(setup.plan, setup.train_features.shape[1:], index=setup.index)
         network: nn.Module = make(setup.plan, setup.index, shape)
         return network
 
