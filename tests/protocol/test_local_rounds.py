@@ -109,11 +109,12 @@ def test_whitening_is_the_inverse_root_of_the_clipped_rows_second_moments(monkey
         inside = clipped(rows - mean, radius)
         ridge = 0.5 * 5.0 * radius**2 / len(rows) * math.sqrt(2 * columns_of)
         root = fractional_matrix_power(inside.T @ inside / len(rows) + ridge * np.eye(columns_of), -0.5)
-        found = party.rows.features[rounds.Split.TRAIN].numpy()
+        (found,) = party.rows.pieces(rounds.Split.TRAIN)
         np.testing.assert_allclose(found, inside @ root, atol=1e-4)
         # and the rows that are predicted are prepared by what was learned of those that train
         test = clipped(DATA.test_features[party.index] - mean, radius) @ root
-        np.testing.assert_allclose(party.rows.features[rounds.Split.TEST].numpy(), test, atol=1e-4)
+        (found,) = party.rows.pieces(rounds.Split.TEST)
+        np.testing.assert_allclose(found, test, atol=1e-4)
 
 
 def test_counts_without_their_noise_are_the_votes_of_every_class(monkeypatch):
@@ -124,7 +125,7 @@ def test_counts_without_their_noise_are_the_votes_of_every_class(monkeypatch):
     tables = [message for way, _, message in cohort.transcript if way == "up" and message[5] == EMBEDDING]
     tables = [message[HEADER:] for message in tables if message[40] == COUNTS]
     for party, table in zip(cohort.parties, tables, strict=True):
-        votes = party.exact_embeddings(party.rows.columns[rounds.Split.TRAIN]).numpy().argmax(axis=1)
+        votes = party.exact_embeddings(rounds.Split.TRAIN).argmax(axis=1)
         expected = np.zeros((K, K), dtype=np.int64)
         np.add.at(expected, (DATA.train_labels, votes), int(2**28 / 5.0))
         assert np.array_equal(np.frombuffer(table, "<i8").reshape(K, K), expected)

@@ -153,7 +153,7 @@ class World:
 
     def votes(self) -> tuple[int, ...]:
         """Of both training rows and of the test row, with the weights as they are."""
-        both = [self.party.rows.features[split] for split in (Split.TRAIN, Split.TEST)]
+        both = [piece for split in (Split.TRAIN, Split.TEST) for piece in self.party.rows.pieces(split)]
         scores = self.party.network.update.embed(torch.cat(both), for_training=False)
         return tuple(self.plan.vote.symbol(scores).tolist())
 

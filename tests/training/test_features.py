@@ -25,7 +25,7 @@ from pbmvfl.plan.plan import Plan
 from pbmvfl.plan.schedule import Split
 from pbmvfl.protocol.party_rows import PartyRows, check_rows
 from pbmvfl.training import features as lazy_rows
-from pbmvfl.training.features import LazyRows, feature_shape, is_mapped, mapped
+from pbmvfl.training.features import LazyRows, feature_shape, following, is_mapped, mapped
 from support.cohorts import Cohort, small_data, small_plan
 from support.local_plans import WHITENED, local_plan, voting_plan
 
@@ -71,18 +71,18 @@ PLANS: dict[str, Any] = {
 }
 
 
-@pytest.mark.usefixtures("few_at_a_time")
 @pytest.mark.parametrize("name", PLANS)
-def test_every_message_is_the_same_to_the_byte(tmp_path, name):
+def test_every_message_is_the_same_to_the_byte(tmp_path, name, request):
     plan = PLANS[name]()
-    in_memory, mapped_rows = Cohort(plan, DATA), Cohort(plan, in_files(tmp_path, DATA))
-    for party in mapped_rows.parties:
-        assert not party.rows.features  # nothing was loaded
-        assert not party.rows.columns
+    in_memory = Cohort(plan, DATA)
+    request.getfixturevalue("few_at_a_time")
+    mapped_rows = Cohort(plan, in_files(tmp_path, DATA))
     in_memory.run()
     mapped_rows.run()
     assert len(in_memory.transcript) > 10
     assert mapped_rows.transcript == in_memory.transcript
+    for party in mapped_rows.parties:
+        assert party.rows._train_ND is None  # rows of a file are never kept
     for one, other in zip(in_memory.parties, mapped_rows.parties, strict=True):
         assert one.fault is None
         assert other.fault is None
@@ -113,7 +113,9 @@ def test_lazy_rows_are_the_mapped_ones(tmp_path, features, monkeypatch):
     assert (lazy.shape, lazy.dtype, len(lazy)) == (expected.shape, expected.dtype, len(expected))
     pieces = list(lazy.pieces())
     assert len(pieces) > 1
-    np.testing.assert_array_equal(np.concatenate(pieces), expected)
+    np.testing.assert_array_equal(np.concatenate([piece for _, piece in pieces]), expected)
+    for at, piece in pieces:
+        np.testing.assert_array_equal(piece, expected[at])
     order = np.random.default_rng(3).permutation(37)[:20]
     np.testing.assert_array_equal(lazy.take(order), expected[order])
 
@@ -200,6 +202,28 @@ def test_a_column_of_two_humps_is_learned_by_its_shape_and_not_by_a_line():
     assert Federation(lines).fit(data).metrics["test_accuracy"] < 0.7
 
 
+@given(st.lists(st.integers(0, 9), max_size=6) | st.builds(lambda a, n: [*range(a, a + n)], *[st.integers(0, 9)] * 2))
+def test_rows_are_a_slice_only_if_each_is_the_one_after_the_last(rows):
+    table = np.arange(30)
+    at = following(np.array(rows, dtype=np.int64))
+    assert (at is not None) == (bool(rows) and rows == list(range(rows[0], rows[0] + len(rows))))
+    if at is not None:
+        assert table[at].tolist() == rows
+
+
+@pytest.mark.parametrize("more", [{}, {"features": "pairs"}, WHITENED], ids=["as they are", "pairs", "whitened"])
+def test_rows_in_memory_are_prepared_once_and_anew_after_each_statistic(more, monkeypatch):
+    plan = local_plan(DATA, noise_multiplier=3.0, num_epochs=4, batch_size=10, **more)
+    prepared = []
+    original = PartyRows._prepared
+    monkeypatch.setattr(PartyRows, "_prepared", lambda rows, source: prepared.append(rows) or original(rows, source))
+    cohort = Cohort(plan, DATA)
+    cohort.run()
+    assert len(prepared) == plan.num_parties  # after both statistics, if there are any
+    for party in cohort.parties:
+        assert party.rows.batch(Split.TRAIN, np.arange(37)).data_ptr() == party.rows._train_ND.data_ptr()
+
+
 def test_only_read_only_maps_stay_in_their_file(tmp_path):
     np.save(tmp_path / "rows.npy", DATA.train_features[0])
     assert is_mapped(np.load(tmp_path / "rows.npy", mmap_mode="r"))
@@ -281,11 +305,13 @@ def test_a_step_over_pieces_is_the_step_over_the_batch_to_the_bit(choices):
     assert in_pieces.network.update.waiting_rows == 0
 
 
-def test_all_rows_as_one_batch_are_learned_from_piece_by_piece(tmp_path, monkeypatch):
-    """Rows are taken in the file's order, so sums of chunks in float32 are of other rows: equal to its rounding."""
-    monkeypatch.setattr(lazy_rows, "_PIECE_BYTES", 4 * 4 * 200)
+@pytest.mark.parametrize("held", ["memory", "file"])
+def test_all_rows_as_one_batch_are_learned_from_piece_by_piece(tmp_path, monkeypatch, held):
+    """Rows are taken in the table's order, so sums of chunks in float32 are of other rows: equal to its rounding."""
     plan = local_plan(MANY, noise_multiplier=3.0, batch_size=700, num_epochs=5, **WHITENED)
-    in_memory, mapped_rows = Cohort(plan, MANY), Cohort(plan, in_files(tmp_path, MANY))
+    at_once = Cohort(plan, MANY)
+    monkeypatch.setattr(lazy_rows, "_PIECE_BYTES", 4 * 4 * 200)
+    in_pieces = Cohort(plan, MANY if held == "memory" else in_files(tmp_path, MANY))
     largest: list[int] = []
     original = PartyRows.batch
 
@@ -293,11 +319,11 @@ def test_all_rows_as_one_batch_are_learned_from_piece_by_piece(tmp_path, monkeyp
         largest.append(len(rows))
         return original(self, split, rows)
 
-    in_memory.run()
+    at_once.run()
     monkeypatch.setattr(PartyRows, "batch", note)
-    mapped_rows.run()
+    in_pieces.run()
     assert max(largest) == 128
-    for one, other in zip(in_memory.parties, mapped_rows.parties, strict=True):
+    for one, other in zip(at_once.parties, in_pieces.parties, strict=True):
         assert one.fault is None
         assert other.fault is None
         state = other.part_state()

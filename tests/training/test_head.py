@@ -93,6 +93,26 @@ def test_gradients_of_drawn_labels_are_bounded_however_sure_the_scores_are(seed:
     assert slope.norm(dim=1).max() * len(labels) <= math.sqrt(2) / kept + 1e-5
 
 
+@pytest.mark.parametrize("kept", [1.0, 0.6])
+def test_scores_that_are_no_numbers_have_the_gradient_of_the_nearest_ones(kept: float) -> None:
+    inf, big, nan = math.inf, float(np.finfo(np.float32).max), math.nan
+    labels = torch.tensor([0, 1, 2, 0, 1])
+    odd = torch.tensor([[nan, 1, 2], [inf, 0, -inf], [inf, inf, nan], [nan, nan, nan], [-inf, -inf, -inf]])
+    near = torch.tensor([[0.0, 1, 2], [big, 0, -big], [big, big, 0], [0, 0, 0], [-big, -big, -big]])
+    shares = near.double().softmax(dim=1)
+    drawn = shares * (kept * nn.functional.one_hot(labels, 3) + (1 - kept) / 3)
+    certain = nn.functional.one_hot(labels, 3).double()  # where a share is 0 and labels are true, so is its posterior
+    goals = certain if kept == 1.0 else drawn / drawn.sum(dim=1, keepdim=True)
+    found = mean_loss_slope(odd, labels, Loss.CROSS_ENTROPY, rows=10, kept=kept)
+    assert torch.allclose(found.double(), (shares - goals) / (10 * kept), atol=1e-7)
+
+
+@pytest.mark.parametrize("labels", [[0, 3], [-1, 0], [0], [0, 1, 2]])
+def test_labels_that_are_no_classes_of_the_rows_are_refused(labels: list[int]) -> None:
+    with pytest.raises(ValueError, match="labels of 2 rows"):
+        mean_loss_slope(torch.zeros(2, 3), torch.tensor(labels), Loss.CROSS_ENTROPY)
+
+
 def test_shares_of_classes_are_those_of_true_labels() -> None:
     response = LabelResponse(num_classes=2, epsilon=1.0)
     true = np.array([700, 300])

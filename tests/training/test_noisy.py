@@ -642,6 +642,20 @@ def test_a_row_twice_in_a_batch_is_refused(data, make_plan):
         check_rows_once(current)
 
 
+@settings(max_examples=60, deadline=None)
+@given(rows=st.lists(st.integers(0, 60), min_size=1, max_size=50), far=st.sampled_from([0, 10**6]))
+def test_rows_are_put_in_order_and_a_repeated_one_is_found_whatever_the_batch(rows, far):
+    """Both ways: by counting, where a batch has a good part of the rows, and by sorting, where it has few."""
+    current = Round(0, JOINT, np.array([*rows, *([far] if far else [])]))
+    expected = sorted({*rows, *([far] if far else [])})
+    assert current.rising.tolist() == expected
+    if len(expected) == current.num_rows:
+        check_rows_once(current)
+    else:
+        with pytest.raises(WrongPlan, match="more than once"):
+            check_rows_once(current)
+
+
 def test_a_simulation_refuses_noisy_updates(data, make_plan):
     with pytest.raises(PlanError, match=r"noise_multiplier=1: the simulation has no noisy updates"):
         check_plan(make_plan(data, noise_multiplier=1.0))

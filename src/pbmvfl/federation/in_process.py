@@ -1,4 +1,4 @@
-"""Parties as objects of this process, and exact embeddings for a simulator's evaluation."""
+"""Parties as objects of this process."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch import nn
 
 from pbmvfl.federation.party_setup import PartySetup
@@ -15,29 +14,11 @@ from pbmvfl.plan.schedule import Split
 from pbmvfl.protocol.party import Party
 from pbmvfl.protocol.transport import Answers
 
-# --- Exact embeddings of one party's rows, for a simulator's evaluation ---
-
-
-#: Rows that are evaluated together.
-_ROWS_AT_ONCE = 1000
-
-
-def exact_embeddings(party: Party, rows: npt.NDArray[np.float32] | npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
-    """Return noise-free embeddings, which no role sees."""
-    whole = torch.from_numpy(rows)
-    starts = range(0, len(whole), _ROWS_AT_ONCE)
-    parts = [party.exact_embeddings(whole[start : start + _ROWS_AT_ONCE]).numpy() for start in starts]
-    return np.concatenate(parts) if parts else np.empty((0, party.plan.embedding_dim), dtype=np.float32)
-
-
-# --- All parties are objects of this process ---
-
 
 class InProcess:
     """Transport that calls one party after the other. A call cannot be cut, so there is no timeout."""
 
     def __init__(self, setups: Sequence[PartySetup], encoders: Sequence[nn.Module] | None = None) -> None:
-        self._setups = setups
         own = encoders if encoders is not None else [None] * len(setups)
         self.parties: list[Party] = []
         with contextlib.ExitStack() as made:  # if a later one cannot be made, the earlier ones hold nothing
@@ -58,8 +39,7 @@ class InProcess:
     # --- inspection, for a simulator ---
 
     def exact_embeddings(self, split: Split) -> list[npt.NDArray[np.float32]]:
-        pairs = zip(self.parties, self._setups, strict=True)
-        return [exact_embeddings(party, setup.features(split)) for party, setup in pairs]
+        return [party.exact_embeddings(split) for party in self.parties]
 
     def public_starts(self) -> list[bool]:
         return [party.public_start for party in self.parties]

@@ -21,12 +21,11 @@ from pbmvfl.ledger.ledger_folder import OpenLedgers, PartyForecast, look_ahead
 from pbmvfl.ledger.session_opening import Opening, SessionRows
 from pbmvfl.plan.plan import Plan
 from pbmvfl.plan.policy import Policy
-from pbmvfl.plan.schedule import Split
 from pbmvfl.protocol.party import Party, weights_are_charged
 from pbmvfl.protocol.party_rows import Features
 from pbmvfl.protocol.stored_answers import AnswersOf, StoredAnswers
 from pbmvfl.training.encoders import build_encoder, is_public_start
-from pbmvfl.training.features import LazyRows, feature_shape, is_mapped, mapped
+from pbmvfl.training.features import LazyRows, feature_shape, is_mapped
 
 #: Rounds that a party of a simulation has charged in one transaction. One by one a charge takes a tenth of a round, and
 #: all that a killed process can lose by more is some rounds that are charged and were not sent.
@@ -132,14 +131,6 @@ class PartySetup:
     def _rows(self, rows: Features) -> Features | LazyRows:
         """Return columns as the party is given them: those in a mapped file stay there."""
         return LazyRows(self.plan, rows, index=self.index) if is_mapped(rows) else rows
-
-    def features(self, split: Split) -> npt.NDArray[np.float32] | npt.NDArray[np.uint8]:
-        """Return the rows of a split as the network takes them; none where there are no test rows."""
-        if split is Split.TRAIN:
-            return mapped(self.plan, self.train_features, index=self.index)
-        return mapped(
-            self.plan, self.train_features[:0] if self.test_features is None else self.test_features, index=self.index
-        )
 
     def _open_ledger(
         self, session: Session, first_round: int, public_start: bool, unanswered: npt.NDArray[np.int64] | None

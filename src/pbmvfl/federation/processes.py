@@ -23,7 +23,6 @@ from safetensors.torch import load, save
 
 from pbmvfl import errors
 from pbmvfl.errors import PartyLost, PbmvflError
-from pbmvfl.federation.in_process import exact_embeddings
 from pbmvfl.federation.party_setup import PartySetup
 from pbmvfl.plan.schedule import Split
 from pbmvfl.protocol.party import Party
@@ -231,7 +230,7 @@ def _serve(pipe: Connection, setup: PartySetup, environment: dict[str, str]) -> 
         except PbmvflError as error:
             failure = error
         while (request := _received(pipe)) is not None:
-            reply = _handle(party, setup, failure, _Command(request[:1]), request[1:])
+            reply = _handle(party, failure, _Command(request[:1]), request[1:])
             with contextlib.suppress(OSError):  # The parent has closed the pipe; the next read finds that.
                 pipe.send_bytes(reply)
     finally:
@@ -248,15 +247,14 @@ def _received(pipe: Connection) -> bytes | None:
     return None if request[:1] == _Command.STOP.value else request
 
 
-def _handle(party: Party | None, setup: PartySetup, failure: Exception | None, command: _Command, body: bytes) -> bytes:
+def _handle(party: Party | None, failure: Exception | None, command: _Command, body: bytes) -> bytes:
     if party is None:
         return _error_text(failure)
     match command:
         case _Command.MESSAGE:
             return party.receive(body)
         case _Command.EMBEDDINGS:
-            exact = exact_embeddings(party, setup.features(Split(body.decode())))
-            return save({"embeddings": torch.from_numpy(exact)})
+            return save({"embeddings": torch.from_numpy(party.exact_embeddings(Split(body.decode())))})
         case _Command.LAST_ERROR:
             return _error_text(party.last_error or party.fault)
         case _Command.PUBLIC_START:

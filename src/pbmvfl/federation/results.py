@@ -154,7 +154,8 @@ class HistoryLog:
 def history_csv(history: Sequence[EpochLine]) -> str:
     """Return one line an epoch, with a column for each figure that any epoch recorded."""
     lines: Iterable[Mapping[str, Any]] = [line.to_dict() for line in history]
-    names = list(dict.fromkeys(name for row in lines for name in row))
+    recorded = {name for row in lines for name in row}
+    names = [each.name for each in fields(EpochLine) if each.name in recorded]
     text = io.StringIO()
     writer = csv.DictWriter(text, names, lineterminator="\n")
     writer.writeheader()

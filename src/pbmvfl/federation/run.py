@@ -19,6 +19,7 @@ from pbmvfl.federation.checkpoints import Checkpoints
 from pbmvfl.federation.metrics_summary import Figures, Labelled, divergence, what_to_change
 from pbmvfl.federation.release_log import ReleaseLog
 from pbmvfl.federation.results import TRAFFIC_KINDS, EpochLine, HistoryLog, Result
+from pbmvfl.plan.plan import Plan
 from pbmvfl.plan.schedule import Split
 from pbmvfl.protocol.server import ScoredRound, Server
 from pbmvfl.protocol.session import Meter, Tap, deliver, drive
@@ -26,6 +27,17 @@ from pbmvfl.protocol.transport import Inspection, Transport
 from pbmvfl.training.metrics import classification_metrics
 from pbmvfl.wire.refusals import RefusalCode
 from pbmvfl.wire.traffic import Traffic
+
+#: Rows that a simulator evaluates exactly in a run, about: more would take longer than the training of large tables.
+_MOST_EVALUATED = 1 << 21
+
+
+def evaluated_every(plan: Plan) -> int:
+    """Return how many epochs lie between two exact evaluations; the last epoch always has one.
+
+    It follows from public sizes: 1 while all epochs together evaluate no more rows than `_MOST_EVALUATED`.
+    """
+    return max(1, -(-plan.num_epochs * (plan.num_samples + plan.num_test_samples) // _MOST_EVALUATED))
 
 
 class _Diverged(Exception):
@@ -89,6 +101,7 @@ class Run:
             self._stop_early()
         except _Diverged as end:
             stopped, diverged = str(end), True
+            self._evaluate_last()
             self._give_up(self._server.completed_rounds)
         except NonFiniteError as error:
             if isinstance(error, ProtocolError) or not self._is_open:  # A message had it, not the server's own sums.
@@ -103,8 +116,7 @@ class Run:
                 sent = self._server.completed_rounds + 1
                 self._log.charge_until(min(sent, self._log.records[-1].charged_until))
             raise
-        is_evaluated = bool(self._history) and "train_accuracy" in self._history[-1].metrics
-        if self._inspection is not None and is_evaluated and not self._figures.has_measured:
+        if self._inspection is not None and self._is_evaluated and not self._figures.has_measured:
             # An earlier session evaluated the epoch: measure the same weights for what the history lacks.
             self._evaluate()
         return Result(
@@ -139,8 +151,11 @@ class Run:
         deliver(self._server, self._transport, self._meter, self._server.stop(), setup=False)
         if completed == 0:  # Nothing was trained, so there is nothing to evaluate.
             self._history.append(EpochLine(epoch=0))
-        elif completed < self._plan.schedule.trained_at and (self._losses or not self._history):
-            self._history.append(self._line(self._plan.schedule.epochs_before(completed)))
+        elif completed < self._plan.schedule.trained_at:
+            epoch = _shown(self._plan.schedule.epochs_before(completed))
+            if self._losses or not self._history or (self._history[-1].epoch < epoch and not self._is_evaluated):
+                self._history.append(self._line(epoch))
+            self._evaluate_last()
         if completed:
             self._save(min(completed, self._plan.schedule.trained_at))
         self._log.charge_until(sent)
@@ -246,13 +261,22 @@ class Run:
         return EpochLine(
             epoch=_shown(epoch),
             train_loss=loss if loss is None or math.isfinite(loss) else None,
-            **self._evaluate(),
+            **self._evaluate(exactly=epoch % evaluated_every(self._plan) == 0 or epoch >= self._plan.num_epochs),
             bytes_up=traffic.bytes_up,
             bytes_down=traffic.bytes_down,
             seconds=round(time.perf_counter() - self._started, 3),
         )
 
-    def _evaluate(self) -> dict[str, Any]:
+    @property
+    def _is_evaluated(self) -> bool:
+        return bool(self._history) and self._history[-1].train_accuracy is not None
+
+    def _evaluate_last(self) -> None:
+        """Evaluate the weights of the last line exactly, if it was passed over."""
+        if self._inspection is not None and self._history and not self._is_evaluated:
+            self._history[-1] = dataclasses.replace(self._history[-1], **self._evaluate())
+
+    def _evaluate(self, *, exactly: bool = True) -> dict[str, Any]:
         """Return metrics of the epoch, from the noisy sums that the server saw or from the simulator's exact ones."""
         metrics: dict[str, float] = {}
         if self._seen:
@@ -262,7 +286,7 @@ class Run:
                 metrics = classification_metrics(scores, labels, prefix="released_train")
             else:
                 metrics = self._figures.measure(scores, labels, "train")
-        if self._inspection is None:
+        if self._inspection is None or not exactly:
             return metrics
         for split, labels in ((Split.TRAIN, self._data.train_labels), (Split.TEST, self._data.test_labels)):
             if len(labels):

@@ -575,9 +575,9 @@ class Party:
 
     # --- beside the protocol ---
 
-    def exact_embeddings(self, features: Tensor) -> Tensor:
+    def exact_embeddings(self, split: Split) -> npt.NDArray[np.float32]:
         """Return noise-free embeddings, for a simulator's evaluation alone: no role of the protocol ever sees them."""
-        return self.network.exact_embeddings(features)
+        return self.network.exact_embeddings(split)
 
     @property
     def rows(self) -> PartyRows:

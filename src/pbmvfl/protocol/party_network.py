@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from pbmvfl.crypto.entropy import Entropy
 
 _log = logging.getLogger(__name__)
+#: Most rows that are evaluated together: networks may need much memory for each.
+_EVALUATED = 1000
 
 
 class PartyNetwork:
@@ -70,8 +72,7 @@ class PartyNetwork:
 
     def begins_publicly(self) -> bool:
         """Return whether the weights are those that anyone can compute from the plan."""
-        shape = self._rows.shape(Split.TRAIN)
-        return is_public_start(self.encoder, self._plan, index=self._index, input_shape=shape)
+        return is_public_start(self.encoder, self._plan, index=self._index, input_shape=self._rows.shape)
 
     def digest(self) -> str | None:
         """Return the weight digest, or None. Weights without one are never public."""
@@ -104,12 +105,16 @@ class PartyNetwork:
         except Exception:
             return np.zeros((1, self._plan.embedding_dim), dtype=np.float32)
 
-    def exact_embeddings(self, features: Tensor) -> Tensor:
-        """Return embeddings without noise, for a simulator's evaluation alone."""
+    def exact_embeddings(self, split: Split) -> npt.NDArray[np.float32]:
+        """Return embeddings of a split's rows without noise, for a simulator's evaluation alone."""
         self.encoder.eval()
         with torch.no_grad():
-            embedding_BP: Tensor = self.encoder(self._rows.for_network(features))
-        return embedding_BP
+            parts = [
+                self.encoder(piece[start : start + _EVALUATED]).numpy()
+                for piece in self._rows.pieces(split)
+                for start in range(0, len(piece), _EVALUATED)
+            ]
+        return np.concatenate(parts) if parts else np.empty((0, self._plan.embedding_dim), dtype=np.float32)
 
     # --- how it learns ---
 
@@ -153,11 +158,9 @@ class PartyNetwork:
     def local_step(self, current: Round, entropy: Entropy) -> None:
         """Take one step on a round's rows with the labels that the party holds."""
         split, update = current.kind.split, self.update
-        at_a_time = self._rows.piece_rows(split)
-        if at_a_time is not None and isinstance(update, Noisy) and current.num_rows > update.piece_rows(at_a_time):
-            # In the order of the file: gathering a large batch at random would read most of the file for each row.
-            in_order, size = np.sort(current.rows), update.piece_rows(at_a_time)
-            parts = (in_order[start : start + size] for start in range(0, len(in_order), size))
+        if isinstance(update, Noisy) and current.num_rows > (size := update.piece_rows(self._rows.piece_rows)):
+            # Sums do not depend on the order. In that of the table, pieces are read one after the other.
+            parts = (current.rising[start : start + size] for start in range(0, current.num_rows, size))
             pieces = ((self._rows.batch(split, part), partial(self._slope, part, current)) for part in parts)
             update.step_over(pieces, rows=current.num_rows, entropy=entropy)
             return

@@ -6,7 +6,7 @@ Shape suffixes: N rows, D columns.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,7 +19,7 @@ from pbmvfl.data.encoding import LARGEST_COLUMN
 from pbmvfl.errors import DataError, WrongPlan
 from pbmvfl.plan.plan import Plan
 from pbmvfl.plan.schedule import Round, Split
-from pbmvfl.training.features import LazyRows, mapped
+from pbmvfl.training.features import LazyRows, following
 from pbmvfl.training.preparation import preparation_for
 
 if TYPE_CHECKING:
@@ -65,8 +65,7 @@ def check_rows_once(current: Round) -> None:
 
     The noise of an update is for one gradient of a row; a row that is in a batch r times would cost r^2 times as much.
     """
-    in_order = np.sort(current.rows)
-    if (in_order[1:] == in_order[:-1]).any():
+    if len(current.rising) < current.num_rows:
         raise WrongPlan(f"round={current.number}: a row stands in its batch more than once, and updates are noisy")
 
 
@@ -113,19 +112,17 @@ class PartyRows:
             train: Columns of the training rows, before the public map.
             test: Columns of the test rows, likewise, or None.
         """
-        #: Columns in memory, after the public map and before preparation.
-        self.columns: dict[Split, Tensor] = {}
-        #: Columns that stay in their file.
-        self._lazy: dict[Split, LazyRows] = {}
-        for split, rows in ((Split.TRAIN, train), (Split.TEST, test)):
-            if isinstance(rows, LazyRows):
-                self._lazy[split] = rows
-            elif rows is not None:
-                self.columns[split] = torch.from_numpy(mapped(plan, rows, index=index))
+        #: Columns of each split, before the public map.
+        self._sources = {
+            split: rows if isinstance(rows, LazyRows) else LazyRows(plan, rows, index=index)
+            for split, rows in ((Split.TRAIN, train), (Split.TEST, test))
+            if rows is not None
+        }
+        #: Whether training rows are kept as the network takes them: those that are not in a file. Test rows are seldom
+        #: used, and never kept.
+        self._keeps_train = not isinstance(train, LazyRows)
+        self._train_ND: Tensor | None = None
         self._preparation = preparation_for(plan, index=index, rows=self.first)
-        #: Rows in memory, as the network takes them.
-        self.features: dict[Split, Tensor] = {}
-        self._prepare()
 
     @property
     def first(self) -> Tensor:
@@ -133,47 +130,52 @@ class PartyRows:
 
         Zeros where there are none any more, as in a plan that only predicts.
         """
-        lazy = self._lazy.get(Split.TRAIN)
-        columns = (
-            self.columns[Split.TRAIN][:8] if lazy is None else torch.from_numpy(lazy.take(np.arange(len(lazy))[:8]))
-        )
+        source = self._sources[Split.TRAIN]
+        columns = torch.from_numpy(source.take(np.arange(min(8, len(source)))))
         return columns if len(columns) else torch.zeros((8, *columns.shape[1:]), dtype=columns.dtype)
 
     # --- as the network takes them ---
 
-    def shape(self, split: Split) -> tuple[int, ...]:
+    @property
+    def shape(self) -> tuple[int, ...]:
         """Return the shape of one row."""
-        return tuple(self.features[split].shape[1:] if split in self.features else self.first.shape[1:])
+        return tuple(self.first.shape[1:])
 
     def batch(self, split: Split, rows: npt.NDArray[np.int64]) -> Tensor:
-        """Return these rows, in this order."""
-        if split in self.features:
-            return self.features[split].index_select(0, torch.from_numpy(rows))
-        return self._preparation(torch.from_numpy(self._lazy[split].take(rows)))
+        """Return these rows, in this order. They may be in memory that is kept, and must not be changed."""
+        if split is Split.TEST or not self._keeps_train:
+            return self._preparation(torch.from_numpy(self._sources[split].take(rows)))
+        if self._train_ND is None:
+            self._train_ND = self._prepared(self._sources[split])
+        at = following(rows)
+        return self._train_ND.index_select(0, torch.from_numpy(rows)) if at is None else self._train_ND[at]
+
+    def _prepared(self, source: LazyRows) -> Tensor:
+        if source.is_raw and not self._preparation.changes_rows:
+            return torch.from_numpy(source.raw)
+        found_ND = torch.empty(source.shape)
+        for at, columns in source.pieces():
+            found_ND[at] = self._preparation(torch.from_numpy(columns))
+        return found_ND
 
     def pieces(self, split: Split) -> Iterator[Tensor]:
-        """Yield all rows in their order: at once if they are in memory, else some at a time."""
-        if split in self.features:
-            yield self.features[split]
-            return
-        for start in range(0, len(self._lazy[split]), self._lazy[split].piece_rows):
-            rows = np.arange(start, min(start + self._lazy[split].piece_rows, len(self._lazy[split])))
-            yield self.batch(split, rows)
+        """Yield all rows of a split in their order, some at a time; none where there are no rows."""
+        count = len(self._sources[split]) if split in self._sources else 0
+        for start in range(0, count, self.piece_rows):
+            yield self.batch(split, np.arange(start, min(start + self.piece_rows, count)))
 
-    def piece_rows(self, split: Split) -> int | None:
-        """Return how many rows are read from a file at a time, or None where all are in memory."""
-        return self._lazy[split].piece_rows if split in self._lazy else None
+    @property
+    def piece_rows(self) -> int:
+        """How many rows are taken at a time."""
+        return self._sources[Split.TRAIN].piece_rows
 
     # --- what changes them ---
 
     def learn(self, statistic: str, split: Split, entropy: Entropy) -> None:
         """Learn a noisy statistic of all rows of a split, and prepare the columns by it."""
-        if split in self.columns:
-            pieces: Iterable[Tensor] = (self.columns[split],)
-        else:
-            pieces = map(torch.from_numpy, self._lazy[split].pieces())
+        pieces = (torch.from_numpy(columns) for _, columns in self._sources[split].pieces())
         self._preparation.learn(statistic, pieces, entropy)
-        self._prepare()
+        self._train_ND = None
 
     def state(self) -> dict[str, Tensor]:
         return self._preparation.state()
@@ -181,7 +183,7 @@ class PartyRows:
     def load_state(self, state: dict[str, Tensor]) -> None:
         """Take the rows' own entries out of a party's state."""
         self._preparation.load_state(state)
-        self._prepare()
+        self._train_ND = None
 
     @property
     def digest(self) -> bytes:
@@ -190,12 +192,3 @@ class PartyRows:
         for name, value in sorted(self._preparation.state().items()):
             digest.update(name.encode() + value.numpy().tobytes())
         return digest.digest()
-
-    def _prepare(self) -> None:
-        self.features = {split: self._preparation(columns) for split, columns in self.columns.items()}
-
-    # --- beside the protocol: for a simulator's evaluation alone ---
-
-    def for_network(self, columns_ND: Tensor) -> Tensor:
-        """Return other rows as the network would take them."""
-        return self._preparation(columns_ND)

@@ -166,9 +166,10 @@ def _add_hats(column_N: npt.NDArray[np.float32], knots: tuple[float, ...], out_N
     out_NH[rows_N, lower_N + 1] = share_N
 
 
-# --- Rows that stay in a memory-mapped file: a batch is gathered, and mapped by the public map, when it is needed ---
+# --- Rows before the public map: a batch is gathered, and mapped, when it is needed ---
 #
-# A party's columns may be larger than its memory, so computations over all rows go piece by piece.
+# A party's columns may be in a memory-mapped file, and larger than its memory, so computations over all rows go piece
+# by piece. Pieces also fit a processor's cache.
 #
 # Shape suffixes: N rows, D columns.
 
@@ -182,16 +183,27 @@ def is_mapped(rows: object) -> TypeGuard[np.memmap[Any, Any]]:
     return isinstance(rows, np.memmap) and not rows.flags.writeable
 
 
-class LazyRows:
-    """Rows of a memory-mapped file as `features.mapped` would return them, some at a time."""
+def following(rows: npt.NDArray[np.int64]) -> slice | None:
+    """Return the slice that rows are, if each is the one after the last; else None."""
+    count = len(rows)
+    if not count or rows[-1] - rows[0] != count - 1 or (rows[1:] - rows[:-1] != 1).any():
+        return None
+    return slice(int(rows[0]), int(rows[-1]) + 1)
 
-    def __init__(self, plan: Plan, rows: np.memmap[Any, Any], *, index: int | None = None) -> None:
+
+class LazyRows:
+    """Rows of an array, or of a memory-mapped file, as `features.mapped` would return them, some at a time."""
+
+    def __init__(self, plan: Plan, rows: npt.NDArray[Any], *, index: int | None = None) -> None:
         self._plan, self._index = plan, index
-        #: The columns in their file, before the map: the same memory without memmap's bookkeeping, which would cost
-        #: more than a small batch.
+        #: The columns before the map: of a file the same memory without memmap's bookkeeping, which would cost more
+        #: than a small batch.
         self.raw: npt.NDArray[Any] = rows.view(np.ndarray)
         self.shape = (len(rows), *feature_shape(plan, rows.shape[1:], index=index))
-        self.dtype: np.dtype[Any] = mapped(plan, self.raw[:0], index=index).dtype
+        none = self.raw[:0]
+        #: Whether the map leaves columns as they are.
+        self.is_raw = self._mapped(none) is none
+        self.dtype: np.dtype[Any] = self._mapped(none).dtype
         self.piece_rows = max(1, _PIECE_BYTES // max(1, math.prod(self.shape[1:]) * self.dtype.itemsize))
 
     def __len__(self) -> int:
@@ -199,9 +211,14 @@ class LazyRows:
 
     def take(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
         """Return these rows, in this order, as a new array."""
-        return mapped(self._plan, self.raw.take(rows, axis=0), index=self._index)
+        at = following(rows)
+        return self._mapped(self.raw.take(rows, axis=0) if at is None else np.array(self.raw[at]))
 
-    def pieces(self) -> Iterator[npt.NDArray[Any]]:
-        """Yield all rows in their order, piece by piece."""
+    def pieces(self) -> Iterator[tuple[slice, npt.NDArray[Any]]]:
+        """Yield all rows in their order, piece by piece, with their place."""
         for start in range(0, len(self), self.piece_rows):
-            yield mapped(self._plan, np.array(self.raw[start : start + self.piece_rows]), index=self._index)
+            at = slice(start, min(start + self.piece_rows, len(self)))
+            yield at, self._mapped(np.array(self.raw[at]))
+
+    def _mapped(self, columns: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        return mapped(self._plan, columns, index=self._index)

@@ -71,18 +71,15 @@ def mean_loss_slope(
         rows: Rows of the whole batch, if these are a piece of one.
         kept: Probability a that a label is the true one.
     """
-    scores_BK = scores_BK.nan_to_num(nan=0.0)
-    num_classes = scores_BK.shape[1]
+    count, num_classes = scores_BK.shape
+    rows = count if rows is None else rows
     if loss is not Loss.CROSS_ENTROPY:
-        goals_BK = _squared_goals(labels_B, num_classes, kept)
-    else:
-        scores_BK = scores_BK.softmax(dim=1)
-        goals_BK = functional.one_hot(labels_B, num_classes)
-        if kept < 1.0:
-            goals_BK = scores_BK * (kept * goals_BK + (1 - kept) / num_classes)
-            goals_BK = goals_BK / goals_BK.sum(dim=1, keepdim=True)
-            scores_BK, goals_BK = scores_BK / kept, goals_BK / kept
-    return (scores_BK - goals_BK) / (len(labels_B) if rows is None else rows)
+        return (scores_BK.nan_to_num(nan=0.0) - _squared_goals(labels_B, num_classes, kept)) / rows
+    if len(labels_B) != count or (count and not 0 <= int(labels_B.min()) <= int(labels_B.max()) < num_classes):
+        raise ValueError(f"{len(labels_B)} labels of {count} rows must each be in 0..{num_classes - 1}")
+    slope_BK = torch.empty_like(scores_BK)
+    entropy_slope(scores_BK.numpy(), labels_B.numpy(), float(kept), 1.0 / (rows * kept), slope_BK.numpy())
+    return slope_BK
 
 
 def _squared_goals(labels_B: Tensor, num_classes: int, kept: float) -> Tensor:
@@ -95,6 +92,10 @@ def _squared_goals(labels_B: Tensor, num_classes: int, kept: float) -> Tensor:
 # the rounding of float32.
 #
 # Shape suffixes: B rows of the batch, P embedding_dim, K classes.
+
+
+#: Infinite scores count as the ends of float32.
+_LOWEST, _HIGHEST = float(np.finfo(np.float32).min), float(np.finfo(np.float32).max)
 
 
 class HeadGradients(NamedTuple):
@@ -154,6 +155,31 @@ class HeadLoss:
         loss = cross_entropy(scores_BK.numpy(), labels_B.numpy(), at_scores_BK.numpy(), slope_K.numpy(), self._kept)
         slopes = [torch.mm(at_scores_BK.t(), sums_BP), slope_K]
         return HeadGradients(loss, scores_BK, torch.mm(at_scores_BK, weight_KP), slopes)
+
+
+@compiled
+def entropy_slope(scores: Any, labels: Any, kept: Any, weight: Any, slope: Any) -> None:
+    """Fill in the gradient of each row's cross-entropy at its scores, times `weight`; NaN scores count as 0."""
+    rows, classes = scores.shape
+    uniform = (1.0 - kept) / classes
+    weights = np.empty(classes)
+    for b in range(rows):
+        largest = -np.inf
+        for k in range(classes):
+            score = np.float64(scores[b, k])
+            weights[k] = min(max(score, _LOWEST), _HIGHEST) if score == score else 0.0
+            largest = max(largest, weights[k])
+        norm = 0.0
+        for k in range(classes):
+            below = weights[k] - largest
+            weights[k] = np.exp(below) if below < 0.0 else 1.0
+            norm += weights[k]
+        drawn = kept * weights[labels[b]] / norm + uniform
+        for k in range(classes):
+            share, goal = weights[k] / norm, np.float64(k == labels[b])
+            if kept != 1.0:
+                goal = share * (kept * goal + uniform) / drawn
+            slope[b, k] = weight * (share - goal)
 
 
 @compiled

@@ -40,6 +40,9 @@ class ColumnPreparation(Protocol):
     def learn(self, statistic: str, pieces: Iterable[Tensor], entropy: Entropy) -> None:
         """Learn a noisy statistic of all rows, which costs one use of each. Sums are exact: pieces change nothing."""
 
+    #: Whether it changes rows at all.
+    changes_rows: bool
+
     def __call__(self, rows_ND: Tensor) -> Tensor: ...
 
     def state(self) -> dict[str, Tensor]: ...
@@ -50,6 +53,8 @@ class ColumnPreparation(Protocol):
 
 class AsTheyAre:
     """Identity map of the columns."""
+
+    changes_rows = False
 
     def learn(self, statistic: str, pieces: Iterable[Tensor], entropy: Entropy) -> None:
         del statistic, pieces, entropy
@@ -66,6 +71,8 @@ class AsTheyAre:
 
 class Whitening:
     """Map that subtracts the noisy mean and divides by the root of the noisy covariance."""
+
+    changes_rows = True
 
     def __init__(self, plan: Plan, columns: int, *, index: int = 0) -> None:
         #: Shapes have small norms however many hats there are.
