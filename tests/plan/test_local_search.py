@@ -16,6 +16,8 @@ from pbmvfl.federation.federation import Federation
 from pbmvfl.mechanisms.label_response import LabelResponse
 from pbmvfl.plan.local_search import LocalRules, block_sides, dense_columns, label_note, learning_note
 from pbmvfl.plan.plan import Plan
+from pbmvfl.plan.search import plan_for_budget
+from pbmvfl.plan.shapes import PartyShapes
 
 SHIFT = 1.6
 
@@ -60,38 +62,16 @@ def test_rows_keep_their_usual_norm_where_there_are_many_of_them():
 
 
 def test_the_fewer_rows_and_the_more_columns_and_classes_the_harder_rows_are_clipped():
-    def share(rows: int, columns: int, classes: int) -> float:
-        return strength(rows, columns, classes)["clip_norm"] / math.sqrt(columns + 1)
-
-    assert share(20_000, 6, 2) > share(150, 6, 2) > share(30, 6, 2)
-    assert share(500, 6, 2) > share(500, 40, 2)
-    assert share(500, 6, 2) > share(500, 6, 8)
-    assert share(1, 1000, 50) == pytest.approx(0.05, rel=0.01)
-
-
-def test_harder_clipping_goes_with_longer_steps():
-    """A gradient that is clipped to a share of its norm needs steps that are longer by as much."""
-    few = strength(3750, 200)
-    share = few["clip_norm"] / math.sqrt(201)
-    assert share < 0.7
-    usual = 0.0019 * 2 * math.sqrt(SHIFT * 3750 / math.sqrt(200))
-    assert few["learning_rate"] * share == pytest.approx(usual, rel=0.01)
+    """0.1 sqrt(shift N / K) where that is below the usual norm."""
+    assert strength(2000, 100)["clip_norm"] == pytest.approx(0.1 * math.sqrt(1.6 * 2000 / 2), rel=0.01)
+    assert strength(500, 100)["clip_norm"] == pytest.approx(0.05 * math.sqrt(1.6 * 2000 / 2), rel=0.01)
+    assert strength(2000, 100, 8)["clip_norm"] == pytest.approx(0.05 * math.sqrt(1.6 * 2000 / 2), rel=0.01)
+    # Parties with shapes clip to the usual norm of their own widths: the plan has what none of them exceeds.
+    assert strength(20_000, 6, features="shapes")["clip_norm"] == pytest.approx(0.1 * math.sqrt(16_000), rel=0.01)
 
 
-def test_many_classes_in_much_noise_get_shorter_steps_and_a_stronger_ridge():
-    def step(classes: int, shift: float) -> float:
-        found = strength(1500, 16, classes, shift)
-        return found["learning_rate"] * found["clip_norm"] / math.sqrt(17)
-
-    assert step(10, 0.27) / step(10, 1.67) < 0.6 * step(2, 0.27) / step(2, 1.67)
-    assert rules(1500, 16, 10).settings(0.27)["ridge"] == 1.0
-    assert rules(1500, 16, 10).settings(1.67)["ridge"] == rules(1500, 16, 2).settings(0.27)["ridge"] == 0.5
-
-
-def test_products_with_few_rows_a_weight_get_shorter_steps():
-    few, many = (strength(rows, 8, features="pairs") for rows in (720, 2880))
-    assert few["learning_rate"] * few["clip_norm"] == pytest.approx(0.05 * math.sqrt(2) * math.sqrt(37 / 4), rel=0.01)
-    assert many["learning_rate"] * many["clip_norm"] > 2 * few["learning_rate"] * few["clip_norm"]
+def test_steps_grow_with_the_classes():
+    assert [strength(5000, 9, classes)["learning_rate"] for classes in (2, 4, 8)] == [0.25, 0.5, 1.0]
 
 
 def test_half_the_steps_go_twice_as_far_and_no_step_is_absurd():
@@ -118,16 +98,51 @@ def test_products_of_columns_are_looked_at_where_rows_pay_for_them():
     assert features(40_000, 10) == "pairs"
     assert features(100, 5) == "columns"  # too few rows for 15 numbers
     assert features(10_000, 30, 6) == "columns"  # too much noise for 465 numbers and 6 classes
-    assert features(10**7, 100) == "columns"  # 5,050 numbers take too long
+    assert features(10**7, 100) == features(10**7, 10) == "columns"  # too many numbers
     assert features(5000, 5, shift=0.01) == "columns"
     assert features(10**6, 1) == "columns"  # there are no two
 
 
-def test_columns_of_few_values_have_a_weight_for_every_two_of_them():
-    found = rules(8844, 6, column_values=3).settings(SHIFT)
-    assert (found["features"], found["column_values"]) == ("values", 3)
-    assert (found["gram_clip"], found["ridge"]) == (0.8, 1.0)
-    assert features(8844, 60, column_values=3) in ("pairs", "columns")
+def shapes(rows: int, *kinds: str, classes: int = 2, shift: float = SHIFT, **more: Any) -> str:
+    return str(rules(rows, max(map(len, kinds)), classes, kinds=kinds, **more).settings(shift).get("shapes", ""))
+
+
+def test_columns_with_ranges_have_as_many_knots_as_their_noise_permits():
+    assert shapes(20_000, "uuc", "gg") == "2u20+1c+p4;2g20+p4"
+    # 2 * 101 * 7 / (1.6 * 1000) is above 0.75 for 5 columns of 20 knots, and 2 * 81 * 7 / 1600 is below.
+    assert shapes(1000, "uuuuu", classes=7) == "5u16+p3"
+    assert shapes(400, "uuuuu", classes=7) == "5u6"
+    assert shapes(100, "uuuuu", classes=7) == "", "straight lines"
+    assert shapes(20_000, "ccc", "cc") == ""
+    found = rules(20_000, 2, kinds=("uu", "uc")).settings(SHIFT)
+    assert (found["features"], found["gram_clip"]) == ("shapes", 1.0)
+    assert rules(20_000, 2, kinds=("uu", "uc")).settings().get("features") is None, "before the shift is known"
+
+
+def test_every_party_has_shapes_by_its_own_width():
+    wide = "u" * 60
+    found = shapes(20_000, wide, "uu").split(";")
+    assert found[1] == "2u20+p4"
+    assert found[0] == "60u12"
+    assert shapes(20_000, "uu", wide).split(";") == found[::-1]
+
+
+def test_a_column_alone_at_its_party_has_few_knots():
+    assert shapes(200_000, "u", "cuc") == "1u8;1c+1u8+1c"
+
+
+def test_mapped_rows_of_many_stay_small():
+    """2^25 numbers a party: 64 of each of 521,000 rows."""
+    found = PartyShapes.parse(shapes(521_000, "uuuuu"))
+    assert found.width <= 64
+    assert str(found) == "5u12"
+
+
+def test_columns_of_few_values_have_a_knot_at_each_and_a_product_for_every_two():
+    assert shapes(8844, "v" * 6, column_values=3) == "6v3+p3"
+    sizes = {"num_parties": 5, "num_samples": 8844, "num_classes": 2, "columns": 6}
+    plan = plan_for_budget(Plan, epsilon=8, delta=None, unit="cell", accounting="strict", column_values=3, **sizes).plan
+    assert plan.shapes == ";".join(["6v3+p3"] * 5)
 
 
 def test_what_the_caller_fixes_stays_fixed():

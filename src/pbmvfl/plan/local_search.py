@@ -16,28 +16,27 @@ from typing import Any
 from pbmvfl.mechanisms.label_response import LabelResponse
 from pbmvfl.mechanisms.randomized_response import LARGEST_EPSILON
 from pbmvfl.plan.groups import FeatureMap, feature_width
+from pbmvfl.plan.shapes import PartyShapes, join_shapes
 
 #: Shares of the squared shift: of the columns' mean, of their Gram matrix, of counts of votes; the steps get the rest.
 _MEAN_SHARE, _GRAM_SHARE, _TABLE_SHARE = 0.04, 0.12, 0.05
 _STEPS = 40
-#: Up to so many numbers a row, a weight for every two values is worth its noise.
-_WIDEST_VALUES = 256
-#: Products of columns are looked at up to so many numbers a row, up to so much noise on a score, and from so many rows
-#: for each weight on: where nothing acts together they then cost about a point; where something does they bring ten.
-_WIDEST_PAIRS, _PAIRS_NOISE, _ROWS_PER_WEIGHT = 512, 0.5, 12.0
-#: Up to so much noise on a score, rows keep their usual norm; beyond it they are clipped, by this power of the excess.
-_UNCLIPPED_NOISE, _CLIP_POWER, _LEAST_CLIP_SHARE = 0.08, 0.75, 0.05
-#: The step size of gradients that are not clipped: for each class, and for the root of rows times shift over the root
-#: of the numbers in a row; the smallest, for the root of the classes; and the largest.
-_RATE, _LEAST_RATE, _LARGEST_RATE = 0.0019, 0.05, 1.5
-#: Where noise on a score is above the first, many classes get shorter steps, at ten times that by this power of half
-#: their number; where there are so many classes and so much noise, a stronger ridge.
-_NOISY, _NOISY_POWER = 0.1, 0.4
-_MANY_CLASSES, _RIDGE_NOISE = 6, 0.3
-#: Products with fewer rows a weight than this get shorter steps.
-_MANY_ROWS_PER_WEIGHT = 40.0
-#: Columns that are not prepared have a smaller norm than the largest they may have.
-_UNPREPARED_SHARE, _UNPREPARED_RATE = 0.3, 3.0
+#: Gradients are clipped to this times sqrt(shift N / K), on sums of N rows with noise of 2 clip norms over shift: less
+#: bends what is learned, and more drowns it. Within a factor of two on hold-outs of seven tables, at epsilon 8 and 1.
+_CLIP = 0.1
+#: Step size for each class: scores of K classes have gradients of about 1/K. Flat within a factor of four.
+_RATE = 1 / 8
+#: Knots of a column, the most first, up to so much noise on a score: a curve is worth more than its noise for long.
+_KNOTS, _KNOTS_NOISE = (20, 16, 12, 8, 6, 4, 3), 0.75
+#: A column that is alone at its party has no more than this: finer ones are not told apart by a party's symbol.
+_ALONE_KNOTS = 8
+#: Knots of columns in products of two, up to so much noise: most products are nearly always 0, and whitened away.
+_PRODUCTS: tuple[int, ...] = (4, 3)
+_PRODUCTS_NOISE = 1.5
+#: Products of columns without a range, up to this much: where nothing acts together they then cost about a point.
+_PAIRS_NOISE = 0.15
+#: All mapped rows of a party take at most so many numbers, 128 MiB, and no more than this of a row.
+_MOST_NUMBERS, _WIDEST = 1 << 25, 768
 #: Taken for the columns of a party where their number is not given.
 USUAL_COLUMNS = 16
 _SEARCH_STEPS = 40
@@ -83,14 +82,16 @@ class LocalRules:
     num_classes: int
     #: The most columns of any party; None if not given.
     columns: int | None = None
-    #: How many values every column has, equally spaced from 0 to 1; None if not given.
+    #: For each party the kinds of its columns (`plan.shapes`), a letter each; empty if no column has a range.
+    kinds: tuple[str, ...] = ()
+    #: How many values every column of kind v has; None if not given.
     column_values: int | None = None
     has_tables: bool = False
 
     def settings(self, shift: float | None = None) -> dict[str, Any]:
         """Names and values of a plan, but for noise. What rows are mapped to depends on the whole shift."""
-        features = self._features(shift)
-        few = features == "values"
+        shapes = self._shapes(shift)
+        features = {"features": "shapes", "shapes": join_shapes(shapes)} if shapes else self._pairs(shift)
         return {
             "training": "local",
             "labels": "parties",
@@ -98,15 +99,14 @@ class LocalRules:
             "mechanism": "none",
             "embedding_dim": self.num_classes,
             "encoder": "linear",
-            **({"features": features} if features != "columns" else {}),
-            **({"column_values": self.column_values} if few else {}),
+            **features,
             "activation": "none",
             "start": "zero",
             "preparation": "whiten",
             "mean_clip": 1.0,
-            # Chosen on hold-outs: rows of values all have one norm, and need more of it and a stronger ridge.
-            "gram_clip": 0.8 if few else 0.3,
-            "ridge": 1.0 if few or self._is_drowned(shift, features) else 0.5,
+            # Shapes have no larger norm than the one they are clipped to; columns rarely use all of their range.
+            "gram_clip": 1.0 if shapes else 0.3,
+            "ridge": 0.5,
             "batch_size": self.num_samples,
             "num_epochs": _STEPS,
             "optimizer": "sgd",
@@ -118,27 +118,41 @@ class LocalRules:
 
     # --- what a network sees of a row ---
 
-    def _features(self, shift: float | None) -> str:
-        """The public map: all that a party's columns say together, as far as it is worth its noise."""
-        if self.columns is None:
-            return "columns"
-        if self.column_values is not None and self._width_of("values") <= _WIDEST_VALUES:
-            return "values"
+    def _shapes(self, shift: float | None) -> tuple[PartyShapes, ...]:
+        """Return each party's shapes, by its own width; none where no party can afford any."""
+        found = tuple(self._shapes_of(kinds, shift) for kinds in self.kinds) if shift is not None else ()
+        return found if any(knots for shapes in found for _, knots in shapes.columns) else ()
+
+    def _shapes_of(self, kinds: str, shift: float | None) -> PartyShapes:
+        """Return the finest knots, and then the finest products, that their noise on a score permits."""
+        assert shift is not None
+
+        def permitted(shapes: PartyShapes, most: float) -> bool:
+            fits = shapes.width <= min(_WIDEST, _MOST_NUMBERS // self.num_samples)
+            return fits and self.score_noise(shift, shapes.width) <= most
+
+        most = _ALONE_KNOTS if len(kinds.replace("c", "")) == 1 else max(_KNOTS)
+        tried, products = [knots for knots in _KNOTS if knots <= most], _PRODUCTS
+        if self.column_values is not None and "v" in kinds:  # a knot at every value: more would say nothing
+            tried, products = [self.column_values], (self.column_values,)
+        for knots in tried:
+            shapes = PartyShapes.of_kinds(kinds, knots)
+            if permitted(shapes, _KNOTS_NOISE):
+                finer = (PartyShapes.of_kinds(kinds, knots, coarse) for coarse in products)
+                return next((each for each in finer if permitted(each, _PRODUCTS_NOISE)), shapes)
+        return PartyShapes.of_kinds(kinds, 0)
+
+    def _pairs(self, shift: float | None) -> dict[str, str]:
+        """Return products of a party's columns, where they have no ranges and rows pay for products."""
+        if self.columns is None or self.columns < 2 or shift is None:
+            return {}
         width = self._width_of("pairs")
-        affordable = (
-            self.columns > 1
-            and width <= _WIDEST_PAIRS
-            and self.num_samples >= _ROWS_PER_WEIGHT * width * self.num_classes
-            and shift is not None
-            and self.score_noise(shift, width) <= _PAIRS_NOISE
-        )
-        return "pairs" if affordable else "columns"
+        fits = width <= min(_WIDEST, _MOST_NUMBERS // self.num_samples)
+        return {"features": "pairs"} if fits and self.score_noise(shift, width) <= _PAIRS_NOISE else {}
 
     def _width_of(self, features: str) -> int:
-        """Numbers that a network sees of a row."""
-        columns = USUAL_COLUMNS if self.columns is None else self.columns
-        values = 3 if self.column_values is None else self.column_values
-        return feature_width(FeatureMap(features), columns, values)
+        """Numbers that a network sees of a row, where all parties have the same map."""
+        return feature_width(FeatureMap(features), USUAL_COLUMNS if self.columns is None else self.columns, 2)
 
     def score_noise(self, shift: float, width: int) -> float:
         """Return how far, to first order, all steps' noise moves a class score of a row of so many numbers of about 1.
@@ -149,41 +163,13 @@ class LocalRules:
 
     # --- steps ---
 
-    def _clip_norm(self, noise: float, width: int, *, prepared: bool) -> float:
-        """D whitened numbers and a constant have a norm of about sqrt(D + 1). Clipping below it bends what is learned
-        where classes are not equally frequent: the rare one is what is clipped (7 points of accuracy at 80/20, down to
-        the rate of the frequent class). Not clipping brings noise, which few rows of many columns cannot bear."""
-        share: float = max(_LEAST_CLIP_SHARE, min(1.0, (_UNCLIPPED_NOISE / noise) ** _CLIP_POWER))
-        return math.sqrt(width + 1) * (share if prepared else min(share, _UNPREPARED_SHARE))
-
-    def _is_drowned(self, shift: float | None, features: str) -> bool:
-        """Many classes and much noise: a Gram matrix that is mostly noise makes directions that are none."""
-        if shift is None or self.num_classes < _MANY_CLASSES:
-            return False
-        return self.score_noise(shift, self._width_of(features)) >= _RIDGE_NOISE
-
-    def _learning_rate(self, signal: float, clip_norm: float, features: str, noise: float, *, prepared: bool) -> float:
-        """Noise in the result grows with the step's size, and what is not learned yet falls with it. Flat within a
-        factor of 4; clipped gradients need steps that are longer by as much as they are shorter."""
-        width = self._width_of(features)
-        usual = _RATE * self.num_classes * math.sqrt(signal / math.sqrt(width))
-        rate: float = min(_LARGEST_RATE, max(usual, _LEAST_RATE * math.sqrt(self.num_classes)))
-        excess = min(1.0, max(0.0, math.log10(noise / _NOISY)))
-        rate *= (self.num_classes / 2) ** (-_NOISY_POWER * excess)
-        if features == "pairs":
-            rate *= math.sqrt(min(1.0, self.num_samples / (width * self.num_classes) / _MANY_ROWS_PER_WEIGHT))
-        if not prepared:
-            rate *= _UNPREPARED_RATE
-        return rate * math.sqrt(width + 1) / clip_norm
-
-    def _rate_of_values(self, signal: float, width: int) -> float:
-        """Rows of values all have one norm and are clipped far below it; chosen on hold-outs of one table."""
-        rate: float = 0.02 * self.num_classes**1.5 * signal**0.3
-        return min(rate, signal / (60 * math.sqrt(width + 1)))
-
     def can_prepare(self, shift: float, features: str = "columns") -> bool:
-        """Return whether preparing columns pays: the noise of their mean must be small beside their range."""
-        return shift * self.num_samples >= _LEAST_PREPARED * math.sqrt(self._width_of(features))
+        """Return whether preparing columns pays: the noise of their mean must be small beside their range.
+
+        Shapes are only chosen where it is.
+        """
+        width = 1 if features == "shapes" else self._width_of(features)
+        return shift * self.num_samples >= _LEAST_PREPARED * math.sqrt(width)
 
     def strength(self, shift: float, *, num_epochs: int, prepared: bool, features: str = "columns") -> dict[str, float]:
         """Return the noise of every part, and the steps that go with it.
@@ -197,18 +183,20 @@ class LocalRules:
             found |= {"mean_noise": 2 / math.sqrt(mean) / shift, "gram_noise": math.sqrt(2 / gram) / shift}
         if tables:
             found |= {"table_noise": math.sqrt(2 / tables) / shift}
-        found |= self._steps(shift, num_epochs, features, prepared=prepared)
+        found |= self._steps(shift, num_epochs, features)
         return {name: float(f"{value:.6g}") for name, value in found.items()}
 
-    def _steps(self, shift: float, num_epochs: int, features: str, *, prepared: bool) -> dict[str, float]:
-        """Clip norm and learning rate. Half the steps have to go twice as far."""
-        width, usual = self._width_of(features), _STEPS / num_epochs
-        if features == "values":
-            return {"clip_norm": 1.0, "learning_rate": self._rate_of_values(shift * self.num_samples, width)}
-        noise = self.score_noise(shift, width)
-        clip_norm = float(f"{self._clip_norm(noise, width, prepared=prepared):.3g}")
-        rate = self._learning_rate(shift * self.num_samples, clip_norm, features, noise, prepared=prepared)
-        return {"clip_norm": clip_norm, "learning_rate": float(f"{min(4.0, usual) * rate:.3g}")}
+    def _steps(self, shift: float, num_epochs: int, features: str) -> dict[str, float]:
+        """Clip norm and learning rate. Half the steps have to go twice as far.
+
+        D whitened numbers and a constant have a norm of about sqrt(D + 1), and need no larger clip norm; with shapes,
+        D is each party's own (`Plan.clip_norm_of`).
+        """
+        clip_norm = _CLIP * math.sqrt(shift * self.num_samples / self.num_classes)
+        if features != "shapes":
+            clip_norm = min(clip_norm, math.sqrt(self._width_of(features) + 1))
+        rate = min(4.0, _STEPS / num_epochs) * _RATE * self.num_classes
+        return {"clip_norm": float(f"{clip_norm:.3g}"), "learning_rate": float(f"{rate:.3g}")}
 
 
 def learning_note(

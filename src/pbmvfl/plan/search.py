@@ -9,7 +9,7 @@ learning, not about privacy: rules of thumb below, each of which a caller can ov
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from numbers import Real
 from typing import TYPE_CHECKING, Any
@@ -130,6 +130,7 @@ def plan_for_budget(
     largest_bytes: int | None = None,
     columns: int | None = None,
     column_values: int | None = None,
+    kinds: Sequence[str] = (),
     prediction_epsilon: float | None = None,
     same_rows: bool = False,
     serving_epsilon: float | None = USUAL_EPSILON,
@@ -143,12 +144,18 @@ def plan_for_budget(
     Args:
         plans: The class `Plan`, which imports this module.
         column_values: How many values each column has, where all have few; `data` says so itself.
+        kinds: For each party the kinds of its columns (`plan.shapes`), where they have ranges; `data` says so itself.
     """
     if data is not None:
         num_parties, num_samples, num_classes = data.num_parties, data.num_samples, data.num_classes
         num_test_samples = data.num_test_samples
         columns = max(dense_columns(part.shape[1:]) for part in data.train_features)
         column_values = data.column_values
+        kinds = tuple(part.kinds for part in data.columns or ())
+        if column_values is not None:
+            kinds = tuple("v" * dense_columns(part.shape[1:]) for part in data.train_features)
+    elif column_values is not None and columns is not None and num_parties is not None:
+        kinds = ("v" * columns,) * num_parties
     if num_parties is None or num_samples is None or num_classes is None:
         raise PlanError("give data, or num_parties, num_samples and num_classes")
     budget = Budget(
@@ -171,7 +178,8 @@ def plan_for_budget(
             prediction_epsilon = budget.epsilon if prediction_epsilon is None else prediction_epsilon
         served = None if prediction_epsilon is not None or not _VOTES.isdisjoint(choices) else serving_epsilon
         predicted = (prediction_epsilon, served, same_rows)
-        planned = _local(plans, budget, sizes, columns, column_values, predicted, choices)
+        about = {"columns": columns, "column_values": column_values, "kinds": tuple(kinds)}
+        planned = _local(plans, budget, sizes, about, predicted, choices)
         _check_bytes(planned, largest_bytes)
         return planned
     if data is not None:
@@ -224,12 +232,15 @@ def _local(
     plans: type[Plan],
     budget: Budget,
     sizes: dict[str, int],
-    columns: int | None,
-    column_values: int | None,
+    about: dict[str, Any],
     predicted: tuple[float | None, float | None, bool],
     choices: dict[str, Any],
 ) -> PlannedBudget:
-    """Plan local training. `predicted` is (prediction_epsilon, serving_epsilon, same_rows) of `Plan.for_budget`."""
+    """Plan local training.
+
+    `about` describes columns, as `LocalRules` takes them; `predicted` is (prediction_epsilon, serving_epsilon,
+    same_rows) of `Plan.for_budget`.
+    """
     budget.adversary.honest_parties(sizes["num_parties"])
     prediction_epsilon, serving_epsilon, same_rows = predicted
     choice = None if prediction_epsilon is None else _prediction(budget, sizes, prediction_epsilon)
@@ -242,8 +253,7 @@ def _local(
     rules = LocalRules(
         num_samples=sizes["num_samples"],
         num_classes=sizes["num_classes"],
-        columns=columns,
-        column_values=column_values,
+        **about,
         has_tables=bool(released.get("table_noise")),
     )
     settings = {**sizes, **rules.settings(), **released, **choices}

@@ -70,7 +70,9 @@ class PartyShapes:
         """Return shapes of columns of these kinds, one letter each; fewer than two knots leave columns as they are."""
         if knots < 2:
             return cls(tuple(("c", 0) for _ in kinds))
-        return cls(tuple((kind, 0 if kind == "c" else knots) for kind in kinds), products if products >= 2 else 0)
+        columns = tuple((kind, 0 if kind == "c" else knots) for kind in kinds)
+        shaped = sum(kind != "c" for kind in kinds)
+        return cls(columns, products if shaped > 1 and products > 1 else 0)
 
     @classmethod
     def parse(cls, text: str) -> PartyShapes:
