@@ -179,6 +179,7 @@ def test_plans_of_version_0_1_are_read_number_by_number() -> None:
             "vote_grades": 1,
             "table_noise": 0.0,
             "column_values": 3,
+            "shapes": "",
             "start": "random",
             "preparation": "none",
             "mean_noise": 0.0,
