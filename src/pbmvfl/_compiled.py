@@ -25,6 +25,15 @@ def compiled_sums(function: _Function) -> _Function:
     return _compiled(function, fastmath={"reassoc", "contract"})
 
 
+def load_compiler() -> None:
+    """Load Numba and what it loads at its first call, for processes that are forked from this one."""
+    compiled(_first)(0)
+
+
+def _first(value: int) -> int:
+    return value
+
+
 def _compiled(function: _Function, **options: Any) -> _Function:
     machine_code: Callable[..., Any] | None = None
 
