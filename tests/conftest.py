@@ -15,6 +15,8 @@ from support.memory_folder import temporary_folder
 
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["TMPDIR"] = temporary_folder()
+# pytest has asked for a temporary file before it loads this one, and Python keeps the answer.
+tempfile.tempdir = os.environ["TMPDIR"]
 # Ledgers keep a counter outside of them: in a folder of this test run alone, also in the processes that it starts.
 os.environ["PBMVFL_STATE"] = tempfile.mkdtemp(prefix="pbmvfl-state-")
 
