@@ -15,10 +15,8 @@ from support.memory_folder import temporary_folder
 
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["TMPDIR"] = temporary_folder()
-# pytest has asked for a temporary file before it loads this one, and Python keeps the answer.
-tempfile.tempdir = os.environ["TMPDIR"]
 # Ledgers keep a counter outside of them: in a folder of this test run alone, also in the processes that it starts.
-os.environ["PBMVFL_STATE"] = tempfile.mkdtemp(prefix="pbmvfl-state-")
+os.environ["PBMVFL_STATE"] = tempfile.mkdtemp(prefix="pbmvfl-state-", dir=os.environ["TMPDIR"])
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -43,6 +41,8 @@ from pbmvfl.report import plots
 from support.cohorts import Cohort, small_data, small_plan
 from support.command_line import run_command
 
+# pytest makes temporary files before it loads this one, and Python keeps the folder that it found then.
+tempfile.tempdir = os.environ["TMPDIR"]
 atexit.register(shutil.rmtree, os.environ["PBMVFL_STATE"], ignore_errors=True)
 torch.set_num_threads(1)
 # The tree of commands is the same at every call in a process, and takes longer to make than many a command to run.

@@ -50,6 +50,10 @@ ORDER = [
 ]
 
 
+#: Each module is read by several tests.
+parsed = functools.cache(ast.parse)
+
+
 def module_name(path: Path) -> str:
     parts = ("pbmvfl", *path.relative_to(SOURCE).with_suffix("").parts)
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
@@ -97,7 +101,7 @@ def parts_imported(sources: dict[str, str]) -> dict[str, set[str]]:
     """Which parts each part imports, from the modules' text."""
     graph: dict[str, set[str]] = {part(module): set() for module in sources}
     for module, text in sources.items():
-        graph[part(module)] |= {part(name) for name in imports(ast.parse(text), set(sources))} - {part(module)}
+        graph[part(module)] |= {part(name) for name in imports(parsed(text), set(sources))} - {part(module)}
     return graph
 
 
@@ -139,13 +143,13 @@ def test_the_account_imports_nothing_but_errors_and_settings() -> None:
 
 def test_a_plan_is_only_a_type_to_the_wire_and_to_the_planner() -> None:
     for module in ("pbmvfl.wire.traffic", "pbmvfl.plan.search", "pbmvfl.plan.checks"):
-        assert "pbmvfl.plan.plan" not in imports(ast.parse(SOURCES[module]), set(MODULES))
+        assert "pbmvfl.plan.plan" not in imports(parsed(SOURCES[module]), set(MODULES))
         assert "from pbmvfl.plan.plan import Plan" in SOURCES[module]
 
 
 def test_only_its_own_folder_imports_nvflare() -> None:
     """The line, policies and alignment are tested, and could be run, without it."""
-    importers = {module for module, text in SOURCES.items() if "nvflare" in foreign(ast.parse(text))}
+    importers = {module for module, text in SOURCES.items() if "nvflare" in foreign(parsed(text))}
     assert importers, "the folder that may import it does"
     assert {module for module in importers if not module.startswith("pbmvfl.deploy.nvflare.")} == set()
 
@@ -155,7 +159,7 @@ def test_of_a_deployment_only_the_command_line_imports_what_needs_nvflare() -> N
     known = set(MODULES)
     for module, text in SOURCES.items():
         if part(module) in ("deploy", "cli") and not module.startswith("pbmvfl.deploy.nvflare"):
-            found = {name for name in imports(ast.parse(text), known) if name.startswith("pbmvfl.deploy.nvflare")}
+            found = {name for name in imports(parsed(text), known) if name.startswith("pbmvfl.deploy.nvflare")}
             assert not found or part(module) == "cli", f"{module} imports {', '.join(sorted(found))}"
 
 
@@ -175,7 +179,7 @@ def foreign(tree: ast.Module) -> set[str]:
 
 def reached_into(text: str) -> list[str]:
     """Private names of other modules of the package that a module takes: `from x import _y`, or `x._y`."""
-    tree = ast.parse(text)
+    tree = parsed(text)
     found = []
     modules: set[str] = set()
     for node in ast.walk(tree):  # a type checker's imports too
