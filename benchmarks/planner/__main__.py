@@ -28,6 +28,7 @@ from benchmarks.planner.tables import FAMILIES, load
 _HERE = Path(__file__).parent
 _RESULTS = _HERE.parent / "results" / "planner.json"
 _DOCS = _HERE.parent.parent / "docs"
+_STUDIO = _HERE.parent.parent / "src" / "pbmvfl" / "cli" / "studio" / "assets" / "benchmark.json"
 #: Where little or nothing is left to learn: for what is said before training.
 _SMALL_EPSILONS = (0.3, 0.1, 0.03, 0.01)
 
@@ -53,6 +54,7 @@ def main() -> int:
         _measure([name for name in names if not given.tables or name in given.tables], records, given.results)
     if given.family == "held-out":
         page.write(records, given.docs)
+        _STUDIO.write_text(page.studio_records(records["compared"]))
     print(page.summary(records["compared"]))
     return 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -53,6 +54,13 @@ def write(records: dict[str, list[Found]], docs: Path) -> None:
     after = rest.split(END)[1]
     path.write_text(f"{before}{BEGIN}\n\n{_tables(records)}\n{END}{after}")
     _picture(records["compared"], docs / "images" / "planner.png")
+
+
+def studio_records(compared: Sequence[Found]) -> str:
+    """Return the text of the records from which `pbmvfl studio` estimates accuracy."""
+    names = ("rows", "columns", "classes", "epsilon", "majority")
+    kept = ({**{name: each[name] for name in names}, "accuracy": each["planned"]["accuracy"]} for each in compared)
+    return "[\n" + ",\n".join(f" {json.dumps(each)}" for each in kept) + "\n]\n"
 
 
 def _tables(records: dict[str, list[Found]]) -> str:

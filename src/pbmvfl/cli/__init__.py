@@ -24,6 +24,7 @@ from pbmvfl.cli.privacy import privacy
 from pbmvfl.cli.report import report
 from pbmvfl.cli.reproduce import reproduce
 from pbmvfl.cli.schema import schema
+from pbmvfl.cli.studio import studio
 from pbmvfl.cli.train import train
 from pbmvfl.cli.watch import logs, watch
 from pbmvfl.errors import PbmvflError
@@ -63,6 +64,7 @@ app.command()(predict)
 app.command()(evaluate)
 app.command()(reproduce)
 app.command()(plan)
+app.command()(studio)
 app.command()(privacy)
 app.command()(schema)
 app.command()(report)

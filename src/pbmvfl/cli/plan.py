@@ -25,6 +25,7 @@ from pbmvfl.cli.ledger_forecast import plan_within
 from pbmvfl.cli.options import (
     TRAINING_SETTINGS,
     AccountingName,
+    AskedBudget,
     Delta,
     Epsilon,
     PredictionEpsilon,
@@ -141,8 +142,42 @@ def plan(
         prediction_epsilon=prediction_epsilon,
     )
     assert budget is not None
+    planned = make_plan(
+        known,
+        budget,
+        choices,
+        delta=delta,
+        colluding_parties=colluding_parties,
+        max_bytes=max_bytes,
+        ledger=ledger,
+        dataset=dataset,
+    )
+    if picture is not None:  # before the plan file, which a second attempt would refuse to replace
+        from pbmvfl.report.plots import draw_budget
+
+        draw_budget(planned, picture)
+    if out is not None:
+        write_atomically(out, planned.plan.to_json())
+    if json_:
+        print(json.dumps(plan_to_dict(planned), indent=2))
+    else:
+        _show(planned, out, picture, known)
+
+
+def make_plan(
+    known: KnownData,
+    budget: AskedBudget,
+    choices: dict[str, Any],
+    *,
+    delta: float | None = None,
+    colluding_parties: int = 0,
+    max_bytes: int | None = None,
+    ledger: Path | None = None,
+    dataset: str | None = None,
+) -> PlannedBudget:
+    """Return the plan of a budget, with notes on what can be learned; the arguments are options of `pbmvfl plan`."""
     sizes = dict(known.sizes)
-    if prediction_epsilon is not None and not sizes.get("num_test_samples"):
+    if budget.prediction_epsilon is not None and not sizes.get("num_test_samples"):
         sizes["num_test_samples"] = 1  # the number of predicted rows does not change the cost of one
     chosen = {name: value for name, value in choices.items() if name not in (*sizes, "column_values")}
     about: dict[str, Any] = {**sizes, "columns": known.columns, "column_values": choices.get("column_values")}
@@ -156,7 +191,7 @@ def plan(
         accounting=budget.accounting,
         colluding_parties=colluding_parties,
         largest_bytes=max_bytes,
-        prediction_epsilon=prediction_epsilon,
+        prediction_epsilon=budget.prediction_epsilon,
         **about,
         **chosen,
     )
@@ -171,17 +206,7 @@ def plan(
             learning = [f"nobody said how many columns a party has: planned as for {USUAL_COLUMNS}; give --columns"]
     else:
         learning = learning_notes_for(planned.plan, known.data)
-    planned = replace(planned, words=(*planned.words, *learning))
-    if picture is not None:  # before the plan file, which a second attempt would refuse to replace
-        from pbmvfl.report.plots import draw_budget
-
-        draw_budget(planned, picture)
-    if out is not None:
-        write_atomically(out, planned.plan.to_json())
-    if json_:
-        print(json.dumps(_to_dict(planned), indent=2))
-    else:
-        _show(planned, out, picture, known)
+    return replace(planned, words=(*planned.words, *learning))
 
 
 def _notes(planned: PlannedBudget) -> list[str]:
@@ -195,7 +220,8 @@ def _costs(planned: PlannedBudget) -> PrivacyTable:
     return planned.plan.privacy(delta=planned.budget.delta, adversaries=dict.fromkeys(adversaries))
 
 
-def _to_dict(planned: PlannedBudget) -> dict[str, Any]:
+def plan_to_dict(planned: PlannedBudget) -> dict[str, Any]:
+    """Return what `pbmvfl plan --json` prints."""
     plan, traffic = planned.plan, planned.plan.traffic()
     return {
         "plan": plan.to_dict(),

@@ -380,7 +380,8 @@ def _new(
     # Check every setting before a long load or a download; sizes are placeholders until the data is loaded. A budget
     # plans the rounds of its algorithm, so that only the name of that can be checked.
     algorithm_of(chosen)
-    placeholders = {"num_samples": 1, "num_test_samples": 1, "num_classes": 2}
+    sizes = {"num_samples": 1, "num_test_samples": 1, "num_classes": 2}
+    placeholders = {name: planned.get(name, size) for name, size in sizes.items()}
     checked = {name: value for name, value in chosen.items() if budget is None or name != "algorithm"}
     Plan.from_dict({**placeholders, **checked, "num_parties": source.rows.num_parties or 2})
     data = source.rows.load()

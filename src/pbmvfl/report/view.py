@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -84,6 +84,59 @@ class Gauge:
         return "" if self.epsilon is None else format_epsilon(self.epsilon)
 
 
+#: Advantage and epsilon of one release of a predicted row.
+Released = tuple[float, float | None]
+
+
+def risk_gauges(train: PrivacyTable, predicted: Sequence[Released], *, detail: str = "from the server") -> list[Gauge]:
+    """Return the gauges of training rows, predicted rows and labels, the worst of them marked.
+
+    Args:
+        train: Bounds of training rows and of labels.
+        predicted: All that was released of predicted rows; the worst counts. Empty if nothing was.
+        detail: Says what `predicted` covers.
+    """
+    bound, label = train.bound(Unit.CELL, Accounting.STRICT), train.label
+    worst: tuple[float | None, float | None] = max(predicted, key=lambda pair: pair[0], default=(None, None))
+    in_clear = label is not None and not math.isfinite(label.epsilon)
+    found = [
+        Gauge(
+            title="Training rows",
+            about="one party's values of a training row",
+            advantage=bound.advantage_upper_bound,
+            epsilon=bound.epsilon,
+            detail="from the server",
+        ),
+        Gauge(
+            title="Predicted rows",
+            about="one party's values of a predicted row",
+            advantage=worst[0],
+            epsilon=worst[1],
+            detail=detail if predicted else "nothing released",
+        ),
+        Gauge(
+            title="Labels",
+            about="the label of a training row",
+            advantage=None if label is None else 1.0 if in_clear else label.advantage_upper_bound,
+            epsilon=None if label is None else label.epsilon,
+            detail="in clear to the parties" if in_clear else "from all parties together" if label else "not used",
+        ),
+    ]
+    highest = max(each.advantage or 0.0 for each in found)
+    index = next(i for i, each in enumerate(found) if (each.advantage or 0.0) == highest)
+    return [replace(each, is_worst=i == index) for i, each in enumerate(found)]
+
+
+def verdict(worst: Gauge) -> str:
+    """Return what the worst gauge means, in a sentence."""
+    if worst.right >= 100:
+        return f"Nothing that is proved here keeps an attack on {worst.about} from being always right."
+    return (
+        f"At worst, the best possible attack on {worst.about} is right in {worst.right} of 100 guesses; 50 is blind "
+        "guessing."
+    )
+
+
 def sentence(text: str) -> str:
     return text[:1].upper() + text[1:] + "."
 
@@ -102,47 +155,18 @@ class RunView:
 
     @cached_property
     def gauges(self) -> list[Gauge]:
-        """Training rows, predicted rows and labels; the worst is marked."""
-        found = [self._trained_gauge(), self._predicted_gauge(), self._label_gauge()]
-        worst = max(found, key=lambda each: -1.0 if each.advantage is None else each.advantage)
-        return [Gauge(**{**vars(each), "is_worst": each is worst and worst.advantage is not None}) for each in found]
-
-    def _trained_gauge(self) -> Gauge:
-        table = self.facts.tables[0][1]
-        bound = table.bound(Unit.CELL, Accounting.STRICT)
-        return Gauge(
-            title="Training rows",
-            about="one party's values of a training row",
-            advantage=bound.advantage_upper_bound,
-            epsilon=bound.epsilon,
-            detail="from the server",
-        )
-
-    def _predicted_gauge(self) -> Gauge:
-        """Return the largest advantage over what the run and later requests released of one predicted row."""
-        found = [(each.advantage, each.epsilon) for each in self.facts.asked if each.advantage is not None]
+        """Training rows, predicted rows (in the run or since) and labels; the worst is marked."""
+        asked = self.facts.asked
+        found = [(each.advantage, each.epsilon) for each in asked if each.advantage is not None]
         if any(use.kind.split == "test" and use.releases for use in self.result.row_uses):
             bound = self.facts.tables[-1][1].bound(Unit.CELL, Accounting.STRICT)
             found.append((bound.advantage_upper_bound, bound.epsilon))
-        advantage, epsilon = max(found, key=lambda pair: pair[0] or 0.0, default=(None, None))
-        later = "one release; the worst of those since" if self.facts.asked else "from the server"
-        detail = later if found else "nothing released yet"
-        about = "one party's values of a predicted row"
-        return Gauge(title="Predicted rows", about=about, advantage=advantage, epsilon=epsilon, detail=detail)
-
-    def _label_gauge(self) -> Gauge:
-        bound = self.facts.tables[0][1].label
-        about = "the label of a training row"
-        if bound is None:
-            return Gauge(title="Labels", about=about, advantage=None, detail="nothing is computed from them")
-        clear = not math.isfinite(bound.epsilon)
-        detail = "in clear to the parties" if clear else "from all parties together"
-        advantage = 1.0 if clear else bound.advantage_upper_bound
-        return Gauge(title="Labels", about=about, advantage=advantage, epsilon=bound.epsilon, detail=detail)
+        detail = "one release; the worst of those since" if asked else "from the server"
+        return risk_gauges(self.facts.tables[0][1], found, detail=detail)
 
     @property
     def worst(self) -> Gauge:
-        return next((each for each in self.gauges if each.is_worst), self.gauges[0])
+        return next(each for each in self.gauges if each.is_worst)
 
     @property
     def epsilon(self) -> float:
@@ -152,16 +176,9 @@ class RunView:
     @property
     def verdict(self) -> str:
         """Return the worst of the gauges in a sentence, and the accuracy in another."""
-        worst = self.worst
+        said = verdict(self.worst)
         if self.result.noise_is_seeded:
             said = "The noise was seeded for a test: it hides nothing, and no epsilon holds."
-        elif worst.right >= 100:
-            said = f"Nothing that is proved here keeps an attack on {worst.about} from being always right."
-        else:
-            said = (
-                f"At worst, the best possible attack on {worst.about} is right in {worst.right} of 100 guesses; 50 is "
-                "blind guessing."
-            )
         if self.facts.accuracy is None:
             return f"{said} Accuracy was not measured."
         rate = "" if self.majority is None else f"; always naming the most frequent class has {self.majority:.3f}"
@@ -538,7 +555,7 @@ class RunView:
             for name, each in lines
         ]
         chart = ruler("Bytes of all parties", rows, x_title="bytes", label=human_bytes)
-        return said, chart, Table(("", "set-up", "up", "down", "rounds"), numbers)
+        return said, chart, Table(("bytes", "set-up", "up", "down", "rounds"), numbers)
 
     @property
     def sections(self) -> list[tuple[str, str]]:
