@@ -400,8 +400,10 @@ def _answer(request: Request) -> tuple[int, bytes, bytes]:
 
 def server_of(app: Starlette) -> uvicorn.Server:
     """Return the server. The token is in every path, so no path is logged."""
-    quiet = {"log_level": "warning", "access_log": False, "server_header": False}
-    return uvicorn.Server(uvicorn.Config(app, ws="none", lifespan="off", proxy_headers=False, **quiet))
+    config = uvicorn.Config(
+        app, log_level="warning", access_log=False, server_header=False, ws="none", lifespan="off", proxy_headers=False
+    )
+    return uvicorn.Server(config)
 
 
 def serve(app: Starlette, listener: socket.socket) -> None:
