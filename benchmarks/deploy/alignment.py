@@ -14,7 +14,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.deploy.sites import LineSites
+from benchmarks.deploy.sites import LinkSites
 from pbmvfl.deploy.alignment.coordinator import LabelSideAlignment, PartySideAlignment
 from pbmvfl.deploy.alignment.row_ids import AgreedOrder, RowIds
 from pbmvfl.deploy.link.interface import Channel, Handler
@@ -54,13 +54,13 @@ class Aligns:
 
 def measure(count: int) -> dict[str, object]:
     ids = ids_of(0, count)
-    sites = LineSites([Aligns(count)])
+    sites = LinkSites([Aligns(count)])
     try:
         began = time.perf_counter()
-        found = LabelSideAlignment().align(sites.line, ids, name=NAME)
+        found = LabelSideAlignment().align(sites.link, ids, name=NAME)
         seconds = time.perf_counter() - began
-        at_party = json.loads(sites.line.ask({0: b""}, channel=Channel.SETUP).received[0])
-        traffic = sites.traffic
+        at_party = json.loads(sites.link.ask({0: b""}, channel=Channel.SETUP).received[0])
+        bytes_down, bytes_up = sites.bytes_on_sockets()
     finally:
         sites.close()
     assert found.count == at_party["common"] == count - count // 2
@@ -68,8 +68,8 @@ def measure(count: int) -> dict[str, object]:
         "ids": count,
         "common": found.count,
         "seconds": round(seconds, 2),
-        "bytes_down": traffic.socket_down,
-        "bytes_up": traffic.socket_up,
+        "bytes_down": bytes_down,
+        "bytes_up": bytes_up,
         "label_holder": {name: round(value, 1) for name, value in used().items()},
         "party": {name: round(float(value), 1) for name, value in at_party.items()},
         "cores": os.cpu_count(),

@@ -1,8 +1,10 @@
-"""TLS link on this machine, with its parties in processes of their own."""
+"""Link on this machine, with its parties in processes of their own."""
 
 from __future__ import annotations
 
 import multiprocessing
+import re
+import subprocess
 import sys
 import tempfile
 import threading
@@ -15,12 +17,13 @@ from typing import TYPE_CHECKING, Protocol
 # Certificates for a trial, and networks with a cable that can be cut, are the tests' own helpers.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 
+from benchmarks.deploy.relay import Relay
 from pbmvfl.crypto.key_exchange import Identity
+from pbmvfl.deploy.link.grpc_party import GrpcPartyLink
+from pbmvfl.deploy.link.grpc_server import GrpcServerLink
 from pbmvfl.deploy.link.interface import Channel, Handler
 from pbmvfl.deploy.link.message_auth import PartyMessageAuth, ServerMessageAuth
-from pbmvfl.deploy.link.tls import Credentials, party_context, server_context
-from pbmvfl.deploy.link.tls_client import TlsPartyLink
-from pbmvfl.deploy.link.tls_server import TlsServerLink, TlsTraffic
+from pbmvfl.deploy.link.tls import Credentials
 from pbmvfl.protocol.transport import Answers
 from support.certificates import Authority
 
@@ -72,9 +75,9 @@ class Site:
     work: Work
 
     def serve(self) -> None:
-        TlsPartyLink(
+        GrpcPartyLink(
             address=self.address,
-            tls=party_context(self.credentials),
+            credentials=self.credentials,
             auth=PartyMessageAuth(Identity.from_private_bytes(self.identity), self.server_pin, self.name, CONTEXT),
             server_name=SERVER,
             patience=PATIENCE,
@@ -90,24 +93,28 @@ def serve_all(sites: Sequence[Site]) -> None:
         thread.join()
 
 
-class LineSites:
-    """Transport over a TLS link, with several parties in each process."""
+class LinkSites:
+    """Transport over a link, with several parties in each process."""
 
-    def __init__(self, works: Sequence[Work], *, parties_a_process: int = 1, join_seconds: float = 180) -> None:
+    def __init__(
+        self, works: Sequence[Work], *, parties_a_process: int = 1, join_seconds: float = 180, delay: float = 0.0
+    ) -> None:
         self._folder = tempfile.TemporaryDirectory()
         authority = Authority(Path(self._folder.name))
         names = [f"party-{index}" for index in range(len(works))]
         server, parties = Identity.generate(), [Identity.generate() for _ in works]
         pins = {name: identity.public for name, identity in zip(names, parties, strict=True)}
-        self.line = TlsServerLink(
+        self.link = GrpcServerLink(
             listen=("127.0.0.1", 0),
-            tls=server_context(authority.issue(SERVER)),
+            credentials=authority.issue(SERVER),
             auth=ServerMessageAuth(server, pins, CONTEXT),
             parties=names,
             patience=PATIENCE,
         )
+        self._relay = Relay(self.link.address, delay) if delay else None
+        address = self._relay.address if self._relay else self.link.address
         sites = [
-            Site(name, identity.private_bytes(), server.public, self.line.address, authority.issue(name), work)
+            Site(name, identity.private_bytes(), server.public, address, authority.issue(name), work)
             for name, identity, work in zip(names, parties, works, strict=True)
         ]
         context = multiprocessing.get_context("spawn")
@@ -118,26 +125,31 @@ class LineSites:
                 process = context.Process(target=serve_all, args=(some,), daemon=True)
                 process.start()
                 self._processes.append(process)
-            self.line.join(timeout=join_seconds)
+            self.link.join(timeout=join_seconds)
         except BaseException:
             self.close()
             raise
 
-    @property
-    def traffic(self) -> TlsTraffic:
-        return self.line.traffic
+    def bytes_on_sockets(self) -> tuple[int, int]:
+        """Return bytes sent to and received from the parties, TLS and framing included, as the system counts them."""
+        port = self.link.address[1]
+        said = subprocess.run(["ss", "-tinH", f"sport = :{port}"], capture_output=True, text=True, check=True).stdout
+        down, up = (sum(map(int, re.findall(rf"\b{name}:(\d+)", said))) for name in ("bytes_acked", "bytes_received"))
+        return down, up
 
     def exchange(self, message: bytes, *, timeout: float | None = None) -> Answers:
-        return self.line.exchange(message, timeout=timeout)
+        return self.link.exchange(message, timeout=timeout)
 
     def close(self) -> None:
         processes, self._processes = self._processes, []
         if processes:
-            self.line.ask(dict.fromkeys(range(len(self.line.parties)), b""), channel=Channel.END, timeout=30)
-        self.line.close()
+            self.link.ask(dict.fromkeys(range(len(self.link.parties)), b""), channel=Channel.END, timeout=30)
+        self.link.close()
         for process in processes:
             process.join(timeout=30)
             if process.is_alive():
                 process.kill()
                 process.join()
+        if self._relay:
+            self._relay.close()
         self._folder.cleanup()

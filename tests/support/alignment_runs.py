@@ -44,6 +44,10 @@ class MemoryLink:
     def alive(self) -> Sequence[str]:
         return self.parties
 
+    @property
+    def first_lost(self) -> str:
+        return ""
+
     def join(self, *, timeout: float) -> None:
         del timeout
 

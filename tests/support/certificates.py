@@ -32,14 +32,20 @@ class Authority:
         self._key = ec.generate_private_key(ec.SECP256R1())
         self._write("rootCA.pem", self._signed(self.name, self._key.public_key(), is_authority=True))
 
-    def issue(self, common_name: str, *, first_day: int = -1, last_day: int = 30) -> Credentials:
-        """A certificate of this name and its key; days are counted from now."""
+    def issue(self, common_name: str, *, first_day: int = -1, last_day: int = 30, alternative: str = "") -> Credentials:
+        """A certificate of this name and its key; days are counted from now. NVFlare's have an alternative name."""
         key = ec.generate_private_key(ec.SECP256R1())
         stem = f"{common_name}-{x509.random_serial_number():x}"  # two of one name are two
         private = key.private_bytes(
             serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
         )
-        signed = self._signed(common_name, key.public_key(), first_day=first_day, last_day=last_day)
+        signed = self._signed(
+            common_name,
+            key.public_key(),
+            first_day=first_day,
+            last_day=last_day,
+            alternative=alternative,
+        )
         return Credentials(
             certificate=self._write(f"{stem}.crt", signed),
             private_key=self._write(f"{stem}.key", private),
@@ -59,6 +65,7 @@ class Authority:
         first_day: int = -1,
         last_day: int = 30,
         is_authority: bool = False,
+        alternative: str = "",
     ) -> bytes:
         now = datetime.datetime.now(datetime.UTC)
         own = x509.SubjectKeyIdentifier.from_public_key(public)
@@ -71,6 +78,7 @@ class Authority:
             .serial_number(x509.random_serial_number())
             .not_valid_before(now + first_day * _DAY)
             .not_valid_after(now + last_day * _DAY)
+            .add_extension(x509.SubjectAlternativeName([x509.DNSName(alternative or common_name)]), critical=False)
             .add_extension(own, critical=False)
             .add_extension(issuer, critical=False)
             .add_extension(x509.BasicConstraints(ca=is_authority, path_length=None), critical=is_authority)

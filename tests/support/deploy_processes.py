@@ -23,7 +23,7 @@ from pathlib import Path
 from pbmvfl.deploy.job import process
 from pbmvfl.deploy.job.party_job import PartySite
 from pbmvfl.deploy.job.process import PartyJob, ServerJob
-from pbmvfl.deploy.link.tls_server import TlsServerLink
+from pbmvfl.deploy.link.grpc_server import GrpcServerLink
 from pbmvfl.deploy.site.folder import SiteFolder
 from pbmvfl.deploy.site.job_spec import JobResult, JobSpec
 from support.deploy_homes import SERVER
@@ -132,7 +132,7 @@ def tap_parties(death: Death) -> Callable[..., bytes]:
 
 
 def _tap_server(death: Death) -> None:
-    exchange, count = TlsServerLink.exchange, 0
+    exchange, count = GrpcServerLink.exchange, 0
 
     def watched(self, message, *, timeout=None):
         nonlocal count
@@ -143,7 +143,7 @@ def _tap_server(death: Death) -> None:
                 _die()
         return answers
 
-    TlsServerLink.exchange = watched  # type: ignore[method-assign]
+    GrpcServerLink.exchange = watched  # type: ignore[method-assign]
 
 
 def _main() -> int:

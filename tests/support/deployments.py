@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 from pbmvfl.crypto.key_exchange import Identity
 from pbmvfl.deploy.site.federation_file import FILE
@@ -30,7 +31,7 @@ def federation_text(*, port: int = 8002, line_port: int = 8003, host: str = "127
     return federation_texts.federation_text(PARTIES, host=host, port=port, line_port=line_port, plan="epsilon = 8")
 
 
-def plain_home(folder: Path, name: str, authority: Authority, *, port: int = 8002, **days: int) -> SiteFolder:
+def plain_home(folder: Path, name: str, authority: Authority, *, port: int = 8002, **days: Any) -> SiteFolder:
     """An organisation's folder with a certificate of `authority` and its own identity; nothing of NVFlare."""
     folder.mkdir(parents=True)
     (folder / FILE).write_text(federation_text(port=port))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
+import queue
 import socket
 import subprocess
 import sys
@@ -15,13 +16,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import grpc
+
 from pbmvfl.crypto.key_exchange import Identity
-from pbmvfl.deploy.link.acceptor import Acceptor
+from pbmvfl.deploy.link import grpc_stream as streams
+from pbmvfl.deploy.link.grpc_party import GrpcPartyLink
+from pbmvfl.deploy.link.grpc_server import GrpcServerLink
 from pbmvfl.deploy.link.interface import Channel, Handler
 from pbmvfl.deploy.link.message_auth import PartyMessageAuth, ServerMessageAuth
-from pbmvfl.deploy.link.tls import Credentials, drop, party_context, server_context
-from pbmvfl.deploy.link.tls_client import TlsPartyLink
-from pbmvfl.deploy.link.tls_server import TlsServerLink
+from pbmvfl.deploy.link.tls import Credentials
 from pbmvfl.errors import LinkError
 from pbmvfl.protocol.transport import Answers
 from support.certificates import Authority
@@ -50,15 +53,15 @@ class Site:
     def auth(self) -> PartyMessageAuth:
         return PartyMessageAuth(identity_of(self.name), identity_of(SERVER).public, self.name, self.context)
 
-    def line(self, **choices: Any) -> TlsPartyLink:
+    def line(self, **choices: Any) -> GrpcPartyLink:
         usual = {
             "address": self.address,
-            "tls": party_context(self.credentials),
+            "credentials": self.credentials,
             "auth": self.auth(),
             "server_name": SERVER,
             "patience": self.patience,
         }
-        return TlsPartyLink(**{**usual, **choices})
+        return GrpcPartyLink(**{**usual, **choices})
 
 
 @dataclass
@@ -76,26 +79,21 @@ class Federation:
         self.auth = ServerMessageAuth(
             identity_of(SERVER), {name: identity_of(name).public for name in self.names}, CONTEXT
         )
-        self.line = TlsServerLink(
+        self.line = GrpcServerLink(
             listen=(self.host, 0),
-            tls=server_context(self.authority.issue(SERVER)),
+            credentials=self.authority.issue(SERVER),
             auth=self.auth,
             parties=self.names,
             patience=self.patience,
             **self.choices,
         )
-        self._ends: list[tuple[TlsPartyLink, threading.Thread]] = []
-
-    @property
-    def acceptor(self) -> Acceptor:
-        """What listens at the line's port, and counts who comes."""
-        return self.line._acceptor
+        self._ends: list[tuple[GrpcPartyLink, threading.Thread]] = []
 
     def site(self, name: str, **choices: Any) -> Site:
         choices.setdefault("credentials", self.authority.issue(name))
         return Site(name=name, **{"address": self.line.address, "patience": self.patience, **choices})
 
-    def dial(self, name: str, handle: Handler, **choices: Any) -> TlsPartyLink:
+    def dial(self, name: str, handle: Handler, **choices: Any) -> GrpcPartyLink:
         """A party as a thread of this process."""
         end = self.site(name).line(**choices)
 
@@ -165,6 +163,13 @@ class LineThreads:
             party.close()
 
 
+def drop(connection: socket.socket) -> None:
+    """Close a connection that other threads may use; they wake."""
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
+    connection.close()
+
+
 class Proxy:
     """A cable that can be cut: it passes bytes on between parties and a line, and counts connections."""
 
@@ -208,6 +213,45 @@ class Proxy:
     def close(self) -> None:
         drop(self._listener)
         self.cut()
+
+
+class Guest:
+    """A stream by hand: the right certificate, and then whatever a test wants."""
+
+    def __init__(self, site: Site) -> None:
+        self.auth = site.auth()
+        host, port = site.address
+        options = streams.options(message_limit=1 << 30, ssl_target_name_override=SERVER, use_local_subchannel_pool=1)
+        self._channel = grpc.secure_channel(f"{host}:{port}", streams.party_credentials(site.credentials), options)
+        self._said: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._stream = self._channel.stream_stream(streams.METHOD)(iter(self._said.get, None))
+
+    def hear(self) -> bytes:
+        return next(self._stream)
+
+    def say(self, body: bytes) -> None:
+        self._said.put(body)
+
+    def join(self) -> None:
+        self.say(self.auth.join(self.hear()))
+        assert self.hear() == b""
+
+    def is_sent_away(self) -> bool:
+        """Whether the server ends the stream, whatever it says before."""
+        with contextlib.suppress(grpc.RpcError):
+            while next(self._stream, None) is not None:
+                pass
+        return True
+
+    def close(self) -> None:
+        self._said.put(None)
+        self._channel.close()
+
+    def __enter__(self) -> Guest:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 class EchoProcess:

@@ -8,7 +8,8 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterator
-from pathlib import Path
+
+from pbmvfl.deploy.link.grpc_stream import run
 
 _CLONE_NEWNET = 0x40000000
 
@@ -60,20 +61,22 @@ class Networks:
 
     @contextlib.contextmanager
     def at_the_server(self) -> Iterator[None]:
-        """Sockets that this thread makes here belong to the server's network, and stay there."""
-        own = Path("/proc/thread-self/ns/net")
-        with own.open() as before, Path("/run/netns", self.server).open() as there:
-            _enter(there.fileno())
-            try:
-                yield
-            finally:
-                _enter(before.fileno())
+        """Sockets that the thread of all streams makes here belong to the server's network, and stay there."""
+        before = run(_enter(os.open(f"/run/netns/{self.server}", os.O_RDONLY)))
+        try:
+            yield
+        finally:
+            os.close(run(_enter(before)))
 
 
-def _enter(descriptor: int) -> None:
+async def _enter(network: int) -> int:
+    """Enter a network by its descriptor, which is closed, and return the descriptor of the one that was left."""
+    before = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
     library = ctypes.CDLL(None, use_errno=True)
-    if library.setns(descriptor, _CLONE_NEWNET) != 0:
+    if library.setns(network, _CLONE_NEWNET) != 0:
         raise OSError(ctypes.get_errno(), "the network cannot be entered")
+    os.close(network)
+    return before
 
 
 def _ip(*arguments: str) -> None:

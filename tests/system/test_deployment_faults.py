@@ -12,13 +12,11 @@ import threading
 import pytest
 from benchmarks.deploy.together import differing_tensors, train_together
 
-from pbmvfl.deploy.job.link_factory import party_message_auth
+from pbmvfl.deploy.job.link_factory import party_link
 from pbmvfl.deploy.job.party_job import PartySite
 from pbmvfl.deploy.job.process import PartyJob, ServerJob
 from pbmvfl.deploy.link import tls
-from pbmvfl.deploy.link.tls import Credentials, party_context
-from pbmvfl.deploy.link.tls_client import TlsPartyLink
-from pbmvfl.deploy.link.tls_server import TlsServerLink
+from pbmvfl.deploy.link.grpc_server import GrpcServerLink
 from pbmvfl.deploy.monitoring.status import read_status
 from pbmvfl.errors import FederationError, LedgerError
 from pbmvfl.federation.party_setup import ROUNDS_AHEAD
@@ -104,7 +102,7 @@ def test_a_server_that_stalls_loses_the_party_and_the_ledger_is_free_again(homes
     rows = aligned(homes)
     order = train_order(exact_plan(rows))
     home = homes["bank"]
-    exchange, stalls, goes_on = TlsServerLink.exchange, threading.Event(), threading.Event()
+    exchange, stalls, goes_on = GrpcServerLink.exchange, threading.Event(), threading.Event()
 
     def stall(self, message, *, timeout=None):
         asked = Message.from_bytes(message)
@@ -121,9 +119,9 @@ def test_a_server_that_stalls_loses_the_party_and_the_ledger_is_free_again(homes
         book.open_session(dataset=DATASET, plan=order.plan, run="other", session="other").close()
         book.close()
 
-    monkeypatch.setattr(TlsServerLink, "exchange", stall)
+    monkeypatch.setattr(GrpcServerLink, "exchange", stall)
     served = ServerJob(homes[SERVER], order, job="job")
-    lines = [_line(homes[name], "job") for name in PARTIES]
+    lines = [party_link(homes[name], "job") for name in PARTIES]
     parties = [PartyJob(homes[name], order, job="job", link=line) for name, line in zip(PARTIES, lines, strict=True)]
     server, *threads = [threading.Thread(target=each.run, daemon=True) for each in (served, *parties)]
     for thread in (server, *threads):
@@ -141,18 +139,6 @@ def test_a_server_that_stalls_loses_the_party_and_the_ledger_is_free_again(homes
     assert (served.result.ending, served.result.words) == (
         "failed",
         "lost bank: its process ended; shop: its process ended",
-    )
-
-
-def _line(home, job):
-    return TlsPartyLink(
-        address=(home.federation.host, home.federation.line_port),
-        tls=party_context(
-            Credentials(certificate=home.certificate, private_key=home.private_key, authority=home.authority)
-        ),
-        auth=party_message_auth(home, job),
-        server_name=home.federation.server,
-        patience=home.federation.patience,
     )
 
 

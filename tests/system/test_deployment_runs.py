@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import ssl
 import struct
 
 import numpy as np
@@ -11,6 +10,8 @@ import pytest
 from benchmarks.deploy.together import differing_tensors, train_together
 
 from pbmvfl.deploy.job.admission import PRIVATE_REASON
+from pbmvfl.deploy.link.grpc_stream import Outbox
+from pbmvfl.deploy.link.message_auth import PartyMessageAuth, ServerMessageAuth
 from pbmvfl.mechanisms.poisson_binomial import PoissonBinomial
 from pbmvfl.plan.plan import Plan
 from support.deploy_homes import PARTIES, SERVER, Tables, aligned, make_homes, run_job, train_order
@@ -60,16 +61,17 @@ def test_without_noise_weights_are_to_the_bit_those_of_one_process(tmp_path, tab
 
 @pytest.fixture
 def said(monkeypatch):
-    """Every byte that any role gives to TLS, in one piece for each call."""
+    """Every message that any role gives to gRPC: those before a stream is admitted, and all after."""
     heard: list[bytes] = []
-    original = ssl.SSLSocket.send
+    put, challenge, join = Outbox.put, ServerMessageAuth.challenge, PartyMessageAuth.join
 
-    def send(self, data, flags=0):
-        sent = original(self, data, flags)
-        heard.append(bytes(data)[:sent])
-        return sent
+    def heard_too(message):
+        heard.append(message)
+        return message
 
-    monkeypatch.setattr(ssl.SSLSocket, "send", send)
+    monkeypatch.setattr(Outbox, "put", lambda self, frame: put(self, heard_too(frame)))
+    monkeypatch.setattr(ServerMessageAuth, "challenge", lambda self: heard_too(challenge(self)))
+    monkeypatch.setattr(PartyMessageAuth, "join", lambda self, said: heard_too(join(self, said)))
     return heard
 
 

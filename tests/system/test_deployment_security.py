@@ -11,8 +11,6 @@ import os
 import re
 import signal
 import socket
-import ssl
-import struct
 import subprocess
 import sys
 import time
@@ -26,10 +24,12 @@ import pytest
 
 pytest.importorskip("nvflare")
 
+import grpc
+
 from pbmvfl.crypto.key_exchange import Identity
 from pbmvfl.deploy.alignment.aligned_rows import AlignedRows
 from pbmvfl.deploy.job.link_factory import link_context, party_message_auth, server_message_auth
-from pbmvfl.deploy.link import connection
+from pbmvfl.deploy.link import grpc_stream as streams
 from pbmvfl.deploy.link.interface import Channel
 from pbmvfl.deploy.link.message_auth import PartyMessageAuth
 from pbmvfl.deploy.link.tls import Credentials
@@ -51,6 +51,7 @@ from support.attacked_federation import (
     own_id,
     tls_talk,
 )
+from support.line_parties import Guest, Site
 
 pytestmark = pytest.mark.slow
 HERE = Path(__file__).parents[1]
@@ -462,22 +463,14 @@ def line_is_open(port: int, seconds: float) -> bool:
     return False
 
 
-def say_at_line(fed: Attacked, answer: Callable[[bytes], bytes]) -> bytes:
-    """With the bank's certificate: what the line says to an answer to its challenge."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False
-    bank = own_certificate(fed, "bank")
-    context.load_verify_locations(str(bank.authority))
-    context.load_cert_chain(str(bank.certificate), str(bank.private_key))
-    with (
-        socket.create_connection(("127.0.0.1", fed.line_port), timeout=20) as plain,
-        context.wrap_socket(plain, suppress_ragged_eofs=False) as line,
-    ):
-        buffer, deadline = connection.FrameBuffer(), time.monotonic() + 20
-        challenge = connection.receive(line, buffer, deadline=deadline)
-        assert challenge[:1] == b"C"
-        line.sendall(answer(challenge[1:]))
-        return connection.receive(line, buffer, deadline=deadline)
+def say_at_line(fed: Attacked, credentials: Credentials, answer: Callable[[bytes], bytes]) -> str:
+    """How the line refuses an answer to its challenge."""
+    with Guest(Site("bank", ("127.0.0.1", fed.line_port), credentials)) as guest:
+        try:
+            guest.say(answer(guest.hear()))
+            return f"heard {guest.hear()!r}"
+        except grpc.RpcError as error:
+            return f"{error.code().name}: {error.details()}"
 
 
 def _instead(noise: bytes, challenge: bytes) -> bytes:
@@ -492,27 +485,25 @@ def try_the_line(fed: Attacked) -> None:
         answer = tls_talk(fed.line_port, credentials, authority=authority)
         assert answer.startswith("refused: ") or answer == "closed", (kind, answer)
     for name in ("stranger", LEAD, SERVER):
-        answer = tls_talk(fed.line_port, fed.strangers.issue(name), authority=authority)
+        answer = say_at_line(fed, fed.strangers.issue(name), lambda _: b"")
         assert "is not of this federation" in answer, (name, answer)
 
     def posing_as(name: str, identity: Identity) -> Callable[[bytes], bytes]:
         home = fed.homes["bank"]
         job = fed.status(SERVER).job  # type: ignore[union-attr]
         auth = PartyMessageAuth(identity, home.pins().server, name, link_context(home, job))
-        return lambda challenge: connection.framed(auth.join(challenge))
+        return auth.join
 
-    bank = fed.homes["bank"].identity()
+    bank, own = fed.homes["bank"].identity(), own_certificate(fed, "bank")
     for answer_ in (posing_as("hospital", bank), posing_as("bank", Identity.generate())):
-        assert b"is not signed by its pinned identity" in say_at_line(fed, answer_)
-    with contextlib.suppress(OSError, EOFError):
-        assert say_at_line(fed, lambda _: struct.pack(">I", 0xFFFFFFFF))[:1] == b"R"
+        assert "is not signed by its pinned identity" in say_at_line(fed, own, answer_)
+    assert "RESOURCE_EXHAUSTED" in say_at_line(fed, own, lambda _: bytes(streams.LIMIT + 1))
     random = np.random.default_rng(7)
     for _ in range(60):
         noise = random.bytes(int(random.integers(1, 400)))
         with socket.create_connection(("127.0.0.1", fed.line_port), timeout=20) as plain, contextlib.suppress(OSError):
             plain.sendall(noise)
-        with contextlib.suppress(OSError, EOFError):
-            assert say_at_line(fed, partial(_instead, noise))[:1] == b"R"
+        assert "its join has" in say_at_line(fed, own, partial(_instead, noise))
 
 
 def test_a_run_completes_while_the_line_is_attacked(fed: Attacked) -> None:
@@ -530,7 +521,7 @@ def test_a_run_completes_while_the_line_is_attacked(fed: Attacked) -> None:
         try:
             try_the_line(fed)
             rounds += 1
-        except (AssertionError, OSError, EOFError):
+        except (AssertionError, OSError, grpc.RpcError):
             # The line closes when the work is over, in the middle of anything; and only then.
             if not wait_for(lambda: fed.status(SERVER).state.is_over, 10):  # type: ignore[union-attr]
                 raise
@@ -687,7 +678,7 @@ def test_nothing_in_the_library_unpickles() -> None:
     wrong = re.compile(
         r"\bpickle\b|\bmarshal\b|\bshelve\b|\bdill\b|cloudpickle|joblib|torch\.load\(|np\.load\(|\beval\(|\bexec\("
     )
-    source = Path(connection.__file__).parents[2]
+    source = Path(streams.__file__).parents[2]
     found = []
     for path in sorted((source / "deploy").rglob("*.py")):
         for number, line in enumerate(path.read_text().splitlines(), 1):

@@ -5,23 +5,23 @@ from __future__ import annotations
 import contextlib
 import socket
 import ssl
-import struct
 import threading
 import time
 from collections.abc import Iterator
 
+import grpc
 import numpy as np
 import pytest
 
-from pbmvfl.deploy.link import connection
-from pbmvfl.deploy.link.acceptor import MOST_NEWCOMERS
+from pbmvfl.deploy.link import grpc_server
+from pbmvfl.deploy.link import grpc_stream as streams
+from pbmvfl.deploy.link.grpc_server import GrpcServerLink
 from pbmvfl.deploy.link.interface import Channel
-from pbmvfl.deploy.link.message_auth import JOIN_BYTES, PartyMessageAuth, ServerMessageAuth
-from pbmvfl.deploy.link.tls import Credentials, party_context, server_context
-from pbmvfl.deploy.link.tls_server import TlsServerLink
+from pbmvfl.deploy.link.message_auth import PartyMessageAuth, ServerMessageAuth
+from pbmvfl.deploy.link.tls import Credentials, party_context
 from pbmvfl.errors import LinkError
 from support.certificates import Authority
-from support.line_parties import CONTEXT, SERVER, Federation, Site, echo, identity_of, until
+from support.line_parties import CONTEXT, SERVER, Federation, Guest, Site, echo, identity_of, until
 
 
 @pytest.fixture
@@ -43,41 +43,6 @@ def still_works(federation: Federation) -> bool:
     return federation.line.ask({0: b"x"}, channel=Channel.SETUP).received == {0: b"\1x"}
 
 
-class Guest:
-    """A connection by hand: the right certificate, and then whatever a test wants."""
-
-    def __init__(self, site: Site) -> None:
-        self.site, self.auth, self.buffer = site, site.auth(), connection.FrameBuffer()
-        raw = socket.create_connection(site.address, timeout=60)
-        self.connection = party_context(site.credentials).wrap_socket(raw)
-
-    def hear(self) -> bytes:
-        return connection.receive(self.connection, self.buffer, deadline=time.monotonic() + 60)
-
-    def say(self, body: bytes) -> None:
-        connection.send(self.connection, body, deadline=time.monotonic() + 60)
-
-    def join(self) -> None:
-        self.say(self.auth.join(self.hear()[1:]))
-        assert self.hear() == b"W"
-
-    def is_sent_away(self) -> bool:
-        """Whether the server ends the connection, whatever it says before."""
-        with contextlib.suppress(OSError, EOFError):
-            while True:
-                self.hear()
-        return True
-
-    def close(self) -> None:
-        self.connection.close()
-
-    def __enter__(self) -> Guest:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
 # --- certificates ---
 
 
@@ -87,9 +52,9 @@ def test_without_a_certificate_nobody_is_heard(federation):
     with (
         socket.create_connection(federation.line.address, timeout=60) as raw,
         context.wrap_socket(raw) as guest,
-        pytest.raises((ssl.SSLError, ConnectionResetError)),
+        contextlib.suppress(ssl.SSLError, ConnectionResetError),
     ):
-        assert guest.recv(1) == b"the server says nothing"
+        assert guest.recv(1) == b"", "the server says nothing"
     assert federation.line.alive == []
     assert still_works(federation)
 
@@ -111,7 +76,24 @@ def test_a_server_of_another_federation_is_refused(federation, tmp_path):
     mixed = Credentials(
         certificate=own.certificate, private_key=own.private_key, authority=tmp_path / "other" / "rootCA.pem"
     )
-    assert "server: its certificate is not accepted here" in refusal(federation.site("bank", credentials=mixed))
+    words = refusal(federation.site("bank", credentials=mixed))
+    assert "server: its certificate is not accepted here: it was not signed by this federation's authority" in words
+    assert "a proxy in between that inspects HTTPS" in words
+
+
+def test_a_servers_certificate_without_its_name_is_said_to_be_an_older_one(federation):
+    line = GrpcServerLink(
+        listen=("127.0.0.1", 0),
+        credentials=federation.authority.issue(SERVER, alternative="fed.clinic.example"),
+        auth=federation.auth,
+        parties=["bank"],
+        patience=60,
+    )
+    try:
+        words = refusal(federation.site("bank", address=line.address))
+        assert words.startswith("server: its certificate lacks the alternative name clinic: it was made by an older")
+    finally:
+        line.close()
 
 
 @pytest.mark.parametrize(("first_day", "last_day"), [(-30, -1), (1, 30)], ids=["expired", "not yet valid"])
@@ -149,9 +131,9 @@ def test_one_party_cannot_take_anothers_place(federation):
 
 
 def test_a_party_cannot_pose_as_the_server(federation):
-    line = TlsServerLink(
+    line = GrpcServerLink(
         listen=("127.0.0.1", 0),
-        tls=server_context(federation.authority.issue("hospital")),
+        credentials=federation.authority.issue("hospital"),
         auth=ServerMessageAuth(identity_of("hospital"), {"bank": identity_of("bank").public}, CONTEXT),
         parties=["bank"],
         patience=60,
@@ -165,30 +147,50 @@ def test_a_party_cannot_pose_as_the_server(federation):
         line.close()
 
 
-def test_nothing_older_than_tls_1_3_is_spoken(federation):
+#: HTTP/2 by hand: the preface, empty SETTINGS, and HEADERS of one call, each as a literal that is not indexed.
+_FIELDS = {
+    ":method": "POST",
+    ":scheme": "https",
+    ":path": streams.METHOD,
+    ":authority": SERVER,
+    "content-type": "application/grpc",
+    "te": "trailers",
+}
+_BLOCK = b"".join(
+    b"\x10" + bytes([len(name)]) + name.encode() + bytes([len(value)]) + value.encode()
+    for name, value in _FIELDS.items()
+)
+CALL = (
+    b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+    + len(_BLOCK).to_bytes(3, "big") + bytes([1, 4, 0, 0, 0, 1]) + _BLOCK
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("version", "words"),
+    [(ssl.TLSVersion.TLSv1_2, b"it does not speak TLS 1.3"), (ssl.TLSVersion.TLSv1_3, b"\0\2")],
+    ids=["1.2", "1.3, the control: a challenge"],
+)
+def test_nothing_older_than_tls_1_3_is_spoken(version, words, federation):
     context = party_context(federation.authority.issue("bank"))
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.maximum_version = ssl.TLSVersion.TLSv1_2
+    context.maximum_version = version
+    context.set_alpn_protocols(["h2"])
     with (
         socket.create_connection(federation.line.address, timeout=60) as raw,
-        pytest.raises((ssl.SSLError, ConnectionResetError)),
+        context.wrap_socket(raw) as guest,
     ):
-        context.wrap_socket(raw)
-
-
-def test_sessions_are_not_resumed(federation):
-    with Guest(federation.site("bank")) as guest:
-        guest.join()
-        assert guest.connection.version() == "TLSv1.3"
-        assert guest.connection.session is None or not guest.connection.session.has_ticket
-        assert guest.connection.compression() is None
+        guest.sendall(CALL)
+        heard = b""
+        while words not in heard and (more := guest.recv(10_000)):
+            heard += more
+    assert words in heard
+    assert federation.line.alive == []
 
 
 def test_the_systems_authorities_count_for_nothing(federation):
-    for context in (party_context(federation.authority.issue("bank")), server_context(federation.authority.issue("x"))):
-        assert [dict(each[0] for each in found["subject"])["commonName"] for found in context.get_ca_certs()] == [
-            "people"
-        ]
+    (found,) = party_context(federation.authority.issue("bank")).get_ca_certs()
+    assert dict(each[0] for each in found["subject"])["commonName"] == "people"
 
 
 # --- frames of somebody who is in ---
@@ -235,35 +237,34 @@ def test_a_changed_answer_ends_the_connection_and_the_third_one_the_party(federa
     assert lost == [{0: "a message that it did not seal, or that was changed on the way"}]
 
 
-def test_an_announced_length_above_the_limit_ends_the_connection(federation):
-    with Guest(federation.site("bank")) as guest:
-        guest.join()
-        asking = threading.Thread(target=lambda: _quietly(federation), daemon=True)
-        asking.start()
-        guest.hear()
-        guest.connection.sendall(struct.pack(">I", (64 << 20) + 1))
-        assert guest.is_sent_away()
-    federation.line.close()
-    asking.join(timeout=60)
+def test_a_message_above_the_limit_ends_the_stream(tmp_path):
+    with Federation(tmp_path, ["bank"], choices={"message_limit": 1000}) as federation:
+        for joins in (False, True):
+            with Guest(federation.site("bank")) as guest:
+                if joins:
+                    guest.join()
+                guest.say(bytes(1001))
+                assert guest.is_sent_away()
+        assert until(lambda: federation.line.alive == [])
 
 
-def _quietly(federation: Federation) -> None:
-    with contextlib.suppress(LinkError):
-        federation.line.ask({0: b"x"}, channel=Channel.SETUP)
+def test_one_name_has_few_streams_and_others_are_not_kept_out(federation):
+    site = federation.site("hospital")
+    with contextlib.ExitStack() as held:
+        for _ in range(grpc_server._MOST_JOINING):
+            held.enter_context(Guest(site)).hear()  # and does not join
+        refused = held.enter_context(Guest(site))
+        with pytest.raises(grpc.RpcError, match="4 of this name are joining"):
+            refused.hear()
+        assert still_works(federation)
 
 
-def test_before_it_is_in_nobody_may_announce_more_than_a_join(federation):
-    with Guest(federation.site("bank")) as guest:
-        guest.connection.sendall(struct.pack(">I", JOIN_BYTES + 1))
-        assert guest.is_sent_away()
-    assert still_works(federation)
-
-
-def test_a_party_lets_go_of_a_server_whose_frames_are_too_long(federation):
+def test_a_party_lets_go_of_a_server_whose_messages_are_too_long(federation):
     asking = threading.Thread(target=lambda: _ask_at_length(federation), daemon=True)
     asking.start()
-    words = refusal(federation.site("bank"), frame_limit=1000)
-    assert words == "a frame of 5,025 bytes is announced; permitted: at most 1,000"
+    words = refusal(federation.site("bank"), message_limit=1000)
+    assert words.startswith("a message is too long: ")
+    assert "(5025 vs. 1000)" in words
     federation.line.close()
     asking.join(timeout=60)
 
@@ -298,9 +299,7 @@ def test_a_million_made_up_frames_are_all_refused():
     random = np.random.default_rng(12)
     refused = 0
     for _ in range(20):
-        buffer = connection.FrameBuffer(limit=1 << 16)
-        buffer.feed(_made_up(random, 25_000, question))
-        while (frame := buffer.take()) is not None:
+        for frame in _made_up(random, 25_000, question):
             try:
                 party.respond(frame, _not_reached)
             except LinkError:
@@ -314,13 +313,13 @@ def test_a_million_made_up_frames_are_all_refused():
     assert channel.answer(answer) is not None
 
 
-def _made_up(random: np.random.Generator, count: int, known: bytes) -> bytes:
+def _made_up(random: np.random.Generator, count: int, known: bytes) -> Iterator[bytes]:
     """Frames of noise, and known ones with some bytes changed, one after the other."""
     lengths = random.integers(0, 60, count)
     noise = random.bytes(int(lengths.sum()))
     at = random.integers(0, len(known), count).tolist()
     change = random.integers(1, 256, count).tolist()
-    parts, start = [], 0
+    start = 0
     for index, length in enumerate(lengths.tolist()):
         if index % 2:
             body = bytearray(known)
@@ -328,75 +327,99 @@ def _made_up(random: np.random.Generator, count: int, known: bytes) -> bytes:
         else:
             body = bytearray(noise[start : start + length])
         start += length
-        parts.append(struct.pack(">I", len(body)) + body)
-    return b"".join(parts)
+        yield bytes(body)
 
 
 def _not_reached(*_: object) -> bytes:
     raise AssertionError("a made-up question was handled")
 
 
-def test_noise_instead_of_frames_on_the_socket_harms_nobody(federation):
+def test_noise_instead_of_messages_on_the_socket_harms_nobody(federation):
     random = np.random.default_rng(5)
     for _ in range(50):
         with contextlib.suppress(OSError), socket.create_connection(federation.line.address, timeout=60) as guest:
             guest.sendall(random.bytes(int(random.integers(1, 2000))))
-    with Guest(federation.site("bank")) as guest:
-        guest.connection.sendall(random.bytes(5000))
-        assert guest.is_sent_away()
+    context = party_context(federation.authority.issue("bank"))
+    context.set_alpn_protocols(["h2"])
+    for start in (b"", CALL):
+        with (
+            socket.create_connection(federation.line.address, timeout=60) as raw,
+            context.wrap_socket(raw) as guest,
+            contextlib.suppress(OSError),
+        ):
+            guest.sendall(start + random.bytes(5000))
+            while guest.recv(10_000):
+                pass
     assert still_works(federation)
 
 
 # --- many, and slow ones ---
 
 
-def test_a_flood_of_silent_connections_does_not_keep_a_party_out(federation):
+@pytest.fixture
+def crowded(tmp_path, monkeypatch) -> Iterator[Federation]:
+    """A server that few can connect to."""
+    monkeypatch.setattr(grpc_server, "MOST_CONNECTIONS", 20)
+    with Federation(tmp_path, ["bank", "hospital"], choices={"time_limit": 1.0}) as made:
+        yield made
+
+
+def test_a_flood_of_silent_connections_does_not_keep_a_party_out(crowded):
     with contextlib.ExitStack() as held:
-        for _ in range(5 * MOST_NEWCOMERS):
+        for _ in range(100):
             guest = socket.socket()
             held.callback(guest.close)
             guest.settimeout(60)
-            guest.connect(federation.line.address)
-        assert still_works(federation)
-        assert federation.acceptor.num_newcomers <= MOST_NEWCOMERS
+            guest.connect(crowded.line.address)
+        assert still_works(crowded)
 
 
-def test_connections_that_go_on_coming_do_not_keep_a_party_out(federation):
+def test_a_run_goes_on_through_a_flood_of_connections_and_unfinished_streams(crowded):
     over = threading.Event()
+    hospital = crowded.site("hospital")
+    for name in crowded.names:
+        crowded.dial(name, echo)
+    crowded.line.join(timeout=60)
 
-    def flood() -> None:
+    def connect() -> None:
         open_ones: list[socket.socket] = []
-        while not over.is_set():
+        while not over.wait(0.002):
             with contextlib.suppress(OSError):
-                open_ones.append(socket.create_connection(federation.line.address, timeout=1))
-            if len(open_ones) > 200:
+                open_ones.append(socket.create_connection(crowded.line.address, timeout=1))
+            if len(open_ones) > 100:
                 open_ones.pop(0).close()
-            over.wait(0.002)
         for each in open_ones:
             each.close()
 
-    thread = threading.Thread(target=flood, daemon=True)
-    thread.start()
+    def open_streams() -> None:
+        while not over.is_set():
+            with Guest(hospital) as guest, contextlib.suppress(grpc.RpcError):
+                guest.hear()
+
+    threads = [threading.Thread(target=each, daemon=True) for each in (connect, open_streams)]
+    for thread in threads:
+        thread.start()
     try:
-        assert still_works(federation)
+        for number in range(200):
+            body = b"%d" % number
+            answers = crowded.line.ask({0: body, 1: body}, channel=Channel.SETUP)
+            assert answers.received == {0: b"\1" + body, 1: b"\1" + body}
     finally:
         over.set()
-        thread.join(timeout=60)
+        for thread in threads:
+            thread.join(timeout=60)
+    assert crowded.line.num_redials == 0
 
 
-def test_whoever_is_slow_to_show_who_it_is_is_sent_away(tmp_path):
-    with Federation(tmp_path, ["bank"], choices={"time_limit": 0.5}) as federation:
-        with socket.create_connection(federation.line.address, timeout=60) as slow:
-            with contextlib.suppress(OSError):
-                for each in b"\x16\x03\x01\x02\x00\x01" * 100:  # the first bytes of a handshake, one at a time
-                    slow.sendall(bytes([each]))
-                    time.sleep(0.02)
-            slow.settimeout(60)
-            with contextlib.suppress(OSError):
-                while slow.recv(1000):
-                    pass
-        with Guest(federation.site("bank")) as slow_guest:  # the handshake is done, the join does not come
-            slow_guest.hear()
-            assert slow_guest.is_sent_away()
-        assert until(lambda: federation.acceptor.num_newcomers == 0)
-        assert still_works(federation)
+def test_whoever_is_slow_to_show_who_it_is_is_sent_away(crowded):
+    with socket.create_connection(crowded.line.address, timeout=60) as slow:
+        with contextlib.suppress(OSError):
+            for each in b"\x16\x03\x01\x02\x00\x01" * 20:  # the first bytes of a handshake, one at a time
+                slow.sendall(bytes([each]))
+                time.sleep(0.02)
+        with contextlib.suppress(ConnectionResetError):
+            assert slow.recv(1000) == b""
+    with Guest(crowded.site("bank")) as slow_guest:  # the handshake is done, the join does not come
+        slow_guest.hear()
+        assert slow_guest.is_sent_away()
+    assert still_works(crowded)

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import gc
-import select
-import socket
-import ssl
 import stat
-import struct
-import warnings
 from dataclasses import replace
 
 import pytest
 from cryptography.hazmat.primitives import serialization
 
-from pbmvfl.deploy.link.tls import party_context, server_context, wrap
+from pbmvfl.deploy.link.grpc_stream import party_credentials, server_credentials
 from pbmvfl.errors import LinkError
 from support.certificates import Authority
 
-BOTH = pytest.mark.parametrize("context", [party_context, server_context], ids=["party", "server"])
+BOTH = pytest.mark.parametrize("context", [party_credentials, server_credentials], ids=["party", "server"])
 
 
 @pytest.fixture
@@ -64,41 +58,3 @@ def test_what_is_no_certificate_is_refused_without_its_content(context, authorit
     with pytest.raises(LinkError) as refusal:
         context(credentials)
     assert "a private value" not in str(refusal.value)
-
-
-def _left_before_tls() -> socket.socket:
-    """The accepted end of a connection whose other end has reset it already."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        caller = socket.create_connection(listener.getsockname())
-        accepted, _ = listener.accept()
-    caller.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    caller.close()
-    poll = select.poll()
-    poll.register(accepted, select.POLLIN)
-    assert poll.poll(10_000), "the reset did not arrive"
-    return accepted
-
-
-def _left_open_by_wrapping(context: ssl.SSLContext) -> list[str]:
-    """What the collector has to close after a wrap that fails."""
-    accepted = _left_before_tls()
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        with pytest.raises(OSError):
-            wrap(context, accepted, server_side=True)
-        gc.collect()
-    return [str(each.message) for each in said if issubclass(each.category, ResourceWarning)]
-
-
-def test_a_connection_that_was_left_before_tls_began_is_closed(authority):
-    assert _left_open_by_wrapping(server_context(authority.issue("clinic"))) == []
-
-
-def test_the_standard_librarys_own_socket_is_left_to_the_collector(authority):
-    """The control. A Python that closes it has no need of `tls._Socket`."""
-    context = server_context(authority.issue("clinic"))
-    context.sslsocket_class = ssl.SSLSocket
-    left = _left_open_by_wrapping(context)
-    if not left:
-        pytest.skip("this Python closes it by itself")
-    assert any("unclosed" in words for words in left)

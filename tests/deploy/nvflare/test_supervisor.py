@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 
 import pytest
@@ -11,6 +12,7 @@ pytest.importorskip("nvflare")
 from pbmvfl.deploy.nvflare import supervisor
 from pbmvfl.deploy.nvflare.supervisor import Supervisor, Watched
 from pbmvfl.deploy.site.job_spec import Ending, JobResult, JobSpec, Work
+from pbmvfl.errors import FederationError
 from support.deploy_homes import PARTIES, SERVER, Tables, make_homes
 
 
@@ -140,6 +142,18 @@ def test_no_job_is_submitted_while_a_site_is_missing_and_the_site_is_named(serve
     assert outcome.ending == "failed"
     assert "not connected to the server: shop" in outcome.words
     assert not server.jobs
+
+
+def test_no_job_is_submitted_while_another_process_has_the_links_port(server, homes, monkeypatch):
+    monkeypatch.setattr(supervisor, "PORT_PATIENCE", 0.1)
+    port = homes[SERVER].federation.line_port
+    with socket.create_server(("127.0.0.1", port)), pytest.raises(FederationError, match=f"line_port={port} cannot be"):
+        supervise(homes)
+    assert server.jobs == {}
+    server.processes.add("earlier")  # a job of the server may have it: this one waits for that
+    server.on_submit = lambda job: write_end(homes, job)
+    with socket.create_server(("127.0.0.1", port)):
+        assert supervise(homes)[0].ending is Ending.DONE
 
 
 def test_jobs_that_never_get_further_are_given_up(server, homes):

@@ -86,6 +86,12 @@ def test_an_algorithm_that_cannot_be_planned_is_refused_in_words(lines: str, wor
         ('name = "hospital"', 'name = "hospital"\ncolumns = "age"', r"\[\[party\]\] has a name, and nothing else"),
         ('host = "127.0.0.1"', 'host = "a b"', r"\[server\] host='a b'"),
         ('host = "127.0.0.1"', 'host = "x.example."', r"\[server\] host='x.example.'"),
+        (
+            'host = "127.0.0.1"',
+            'host = "2001:db8::1"',
+            r"host='2001:db8::1' must be a name or an IPv4 address",
+        ),
+        ('host = "127.0.0.1"', 'host = "[::1]"', r"give a name that has an IPv4 address"),
         ("port = 8002", "port = 0", r"port=0 must be an integer in 1\.\.65535"),
         ("port = 8002", "port = true", r"port=True must be an integer"),
         ("port = 8002", "port = 8003", r"port=8003 and line_port=8003 must be different"),

@@ -1,11 +1,10 @@
-"""TLS links of an organisation's folder: its certificates, its identity, and the job that they are for."""
+"""Links of an organisation's folder: its certificates, its identity, and the job that they are for."""
 
 from __future__ import annotations
 
+from pbmvfl.deploy.link.grpc_party import GrpcPartyLink
+from pbmvfl.deploy.link.grpc_server import GrpcServerLink
 from pbmvfl.deploy.link.message_auth import PartyMessageAuth, ServerMessageAuth
-from pbmvfl.deploy.link.tls import Credentials, party_context, server_context
-from pbmvfl.deploy.link.tls_client import TlsPartyLink
-from pbmvfl.deploy.link.tls_server import TlsServerLink
 from pbmvfl.deploy.site.folder import SiteFolder
 
 
@@ -30,31 +29,25 @@ def party_message_auth(site_folder: SiteFolder, job: str) -> PartyMessageAuth:
     )
 
 
-def server_tls_link(site_folder: SiteFolder, job: str) -> TlsServerLink:
-    """Return the label holder's TLS link, listening."""
+def server_link(site_folder: SiteFolder, job: str) -> GrpcServerLink:
+    """Return the label holder's link, listening."""
     federation = site_folder.federation
-    return TlsServerLink(
+    return GrpcServerLink(
         listen=("", federation.line_port),
-        tls=server_context(_credentials(site_folder)),
+        credentials=site_folder.credentials,
         auth=server_message_auth(site_folder, job),
         parties=federation.parties,
         patience=federation.patience,
     )
 
 
-def party_tls_link(site_folder: SiteFolder, job: str) -> TlsPartyLink:
-    """Return a party's TLS link; it dials in `serve`."""
+def party_link(site_folder: SiteFolder, job: str) -> GrpcPartyLink:
+    """Return a party's link; it dials in `serve`."""
     federation = site_folder.federation
-    return TlsPartyLink(
+    return GrpcPartyLink(
         address=(federation.host, federation.line_port),
-        tls=party_context(_credentials(site_folder)),
+        credentials=site_folder.credentials,
         auth=party_message_auth(site_folder, job),
         server_name=federation.server,
         patience=federation.patience,
-    )
-
-
-def _credentials(site_folder: SiteFolder) -> Credentials:
-    return Credentials(
-        certificate=site_folder.certificate, private_key=site_folder.private_key, authority=site_folder.authority
     )

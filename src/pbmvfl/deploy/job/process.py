@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pbmvfl.data.vertical import VerticalDataset
-from pbmvfl.deploy.job.link_factory import party_tls_link, server_tls_link
+from pbmvfl.deploy.job.link_factory import party_link, server_link
 from pbmvfl.deploy.job.party_job import PartySite, public_error_text
 from pbmvfl.deploy.job.reporting import PartyReport, ServerReport
 from pbmvfl.deploy.job.server_job import Progress, ServerSite, result_folder
@@ -159,7 +159,7 @@ class PartyJob:
             site_folder: The party's folder.
             spec: The job spec.
             job: Id of the job.
-            link: An open link; None to open the TLS link.
+            link: An open link; None to open one.
         """
         self._site_folder, self._spec, self._job = site_folder, spec, job
         self._link = link
@@ -175,7 +175,7 @@ class PartyJob:
             if self._spec.plan is not None:
                 warm_up(self._spec.plan)
             if self._link is None:
-                self._link = party_tls_link(self._site_folder, self._job)
+                self._link = party_link(self._site_folder, self._job)
             if not self._stopped.is_set():
                 report.state("joining")
                 self._link.serve(site.handle)
@@ -213,7 +213,7 @@ class ServerJob:
         report = ServerReport(self._site_folder, self._spec, self._job)
         try:
             if self._link is None:  # first, so that parties which are ready sooner can connect
-                self._link = server_tls_link(self._site_folder, self._job)
+                self._link = server_link(self._site_folder, self._job)
             report.progress(Progress(state="warming up"))
             prepare_process()
             if self._spec.plan is not None and self._spec.work is not Work.ALIGN:
@@ -247,7 +247,7 @@ class ServerJob:
         if self._link is not None:
             here = self._link.alive
             gone = [name for name in self._link.parties if name not in here]
-            first = getattr(self._link, "first_lost", "")
+            first = self._link.first_lost
             words = f"lost {first or ', '.join(gone)}: its process ended"
             self._why_closed = words if first or gone else "NVFlare ended the job"
             self._link.close()

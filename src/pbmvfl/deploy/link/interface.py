@@ -8,7 +8,6 @@ protocol.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Protocol
 
@@ -38,6 +37,13 @@ class ServerLink(Protocol):
     @property
     def alive(self) -> Sequence[str]:
         """Names of the parties that are connected now."""
+
+    @property
+    def first_lost(self) -> str:
+        """Name of the first party that was lost and has not come back, or "".
+
+        When a job is ended, the others follow.
+        """
 
     def join(self, *, timeout: float) -> None:
         """Wait until every party is connected.
@@ -81,44 +87,3 @@ class PartyLink(Protocol):
         """
 
     def close(self) -> None: ...
-
-
-# --- Pending replies, common to all links ---
-
-
-@dataclass(eq=False, kw_only=True)
-class PendingReply:
-    """Reply that the server waits for, whatever link carries it.
-
-    Seconds of disconnection count against the patience for the connection, not against the deadline of the reply.
-    """
-
-    channel: Channel
-    body: bytes
-    #: Seconds that the answer may take, and the start of the wait.
-    limit: float
-    started: float
-    #: The question's number, once it was authenticated.
-    number: int | None = None
-    #: Seconds of disconnections that are over.
-    cut: float = 0.0
-    #: End of the wait while the party is connected.
-    deadline: float = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.deadline = self.started + self.limit
-
-    def count_cut(self, since: float, now: float) -> None:
-        """Extend the deadline by a disconnection that is over."""
-        seconds = now - max(since, self.started)
-        self.cut += seconds
-        self.deadline += seconds
-
-    @property
-    def no_answer(self) -> str:
-        return f"no answer within {self.limit:g} seconds"
-
-
-def missing_reason(words: str, refused: str) -> str:
-    """Return why a party did not join, with its last refusal if there was one."""
-    return f"{words}; it was last refused: {refused}" if refused else words

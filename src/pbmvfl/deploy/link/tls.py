@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import errno
 import hashlib
 import socket
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
@@ -24,10 +22,11 @@ from pbmvfl.errors import FederationError, LinkError
 # name is exactly its certificate's common name.
 
 
-#: Milliseconds after which unacknowledged bytes end a connection.
-_USER_TIMEOUT = 3000
-#: Keepalive of an idle connection: first probe and interval in seconds, and number of probes.
-_KEEPALIVE_IDLE, _KEEPALIVE_INTERVAL, _KEEPALIVE_COUNT = 2, 1, 3
+_TIMEOUT = 10.0
+#: TLS alerts for a refused certificate, besides all that begin with "certificate".
+_REFUSALS = ("UNKNOWN_CA", "BAD_CERTIFICATE", "UNSUPPORTED_CERTIFICATE", "ACCESS_DENIED", "HANDSHAKE_FAILURE")
+#: OpenSSL's numbers for what may be wrong with a certificate (x509_vfy.h).
+_NOT_YET, _EXPIRED = 9, 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,29 +37,22 @@ class Credentials:
     private_key: Path
     authority: Path
 
+    def contents(self) -> tuple[bytes, bytes, bytes]:
+        """Return private key, certificate and authority's certificate.
 
-class _Socket(ssl.SSLSocket):
-    """TLS socket that is closed if its peer left before TLS began.
-
-    The standard library asks for the peer's name while it constructs the socket. If the peer is gone, that may raise
-    without closing the half-made socket.
-    """
-
-    def getpeername(self) -> Any:
-        try:
-            return super().getpeername()
-        except OSError as error:
-            self.close()
-            raise ConnectionAbortedError(errno.ECONNABORTED, "the other end left before TLS began") from error
+        Raises:
+            LinkError: If the files cannot be used.
+        """
+        party_context(self)
+        return self.private_key.read_bytes(), self.certificate.read_bytes(), self.authority.read_bytes()
 
 
-def server_context(credentials: Credentials) -> ssl.SSLContext:
-    """Return the server's TLS context.
+class CertificateRefused(LinkError):
+    """One of two sites does not accept the other's certificate."""
 
-    Raises:
-        LinkError: If the files cannot be used.
-    """
-    return _context(ssl.PROTOCOL_TLS_SERVER, credentials)
+
+class HungUp(ConnectionResetError):
+    """The server closed the connection on receiving this site's certificate, without a reason."""
 
 
 def party_context(credentials: Credentials) -> ssl.SSLContext:
@@ -69,20 +61,11 @@ def party_context(credentials: Credentials) -> ssl.SSLContext:
     Raises:
         LinkError: If the files cannot be used.
     """
-    return _context(ssl.PROTOCOL_TLS_CLIENT, credentials)
-
-
-def _context(protocol: int, credentials: Credentials) -> ssl.SSLContext:
-    context = ssl.SSLContext(protocol)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_3
     # The name that a certificate must have is compared here, exactly: kits have it as the common name.
     context.check_hostname = False
     context.verify_mode = ssl.CERT_REQUIRED
-    context.sslsocket_class = _Socket
-    # Sessions are never resumed: every connection presents its certificate.
-    context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_TICKET
-    if protocol == ssl.PROTOCOL_TLS_SERVER:
-        context.num_tickets = 0
     try:
         context.load_verify_locations(cafile=str(credentials.authority))
         # A key with a passphrase would prompt for it at an unattended terminal.
@@ -95,65 +78,88 @@ def _context(protocol: int, credentials: Credentials) -> ssl.SSLContext:
     return context
 
 
-def wrap(context: ssl.SSLContext, connection: socket.socket, *, server_side: bool) -> ssl.SSLSocket:
-    """Return a TLS socket whose `do_handshake` is still to be called.
+def shake_hands(
+    address: tuple[str, int], credentials: Credentials, *, server_name: str, server_speaks_first: bool = True
+) -> None:
+    """Complete one TLS handshake with a server, to find out what is wrong.
 
-    An end without close_notify raises, so that it cannot be taken for an orderly one.
-    """
-    return context.wrap_socket(
-        connection, server_side=server_side, do_handshake_on_connect=False, suppress_ragged_eofs=False
-    )
-
-
-def prepare(connection: socket.socket) -> None:
-    """Set TCP options: no delay for small messages, and detection of a dead peer within seconds, also when idle."""
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in (
-        ("TCP_KEEPIDLE", _KEEPALIVE_IDLE),
-        ("TCP_KEEPINTVL", _KEEPALIVE_INTERVAL),
-        ("TCP_KEEPCNT", _KEEPALIVE_COUNT),
-        ("TCP_USER_TIMEOUT", _USER_TIMEOUT),
-    ):
-        if hasattr(socket, option):  # not on every system
-            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
-
-
-def common_name(connection: ssl.SSLSocket) -> str:
-    """Return the common name in the peer's verified certificate.
+    Args:
+        address: Host and port of the server.
+        credentials: The party's certificate and key, and the authority's certificate.
+        server_name: Common name that the server's certificate must have.
+        server_speaks_first: Whether the server sends something as soon as it accepted this site's certificate.
 
     Raises:
-        LinkError: If it has not exactly one.
+        CertificateRefused: If one side refuses the other.
+        HungUp: If the server closed the connection on receiving this site's certificate.
+        OSError: If the server cannot be reached.
     """
-    certificate = connection.getpeercert(binary_form=True)
-    if certificate is None:
-        raise LinkError("no certificate was shown")
-    try:
-        names = x509.load_der_x509_certificate(certificate).subject.get_attributes_for_oid(NameOID.COMMON_NAME)
-    except ValueError:
-        raise LinkError("a certificate that cannot be read") from None
-    if len(names) != 1 or not isinstance(names[0].value, str):
-        raise LinkError(f"a certificate with {len(names)} common names; permitted: 1")
-    return names[0].value
+    context = party_context(credentials)
+    context.set_alpn_protocols(["h2"] if server_speaks_first else [])
+    with (
+        socket.create_connection(address, timeout=_TIMEOUT) as plain,
+        context.wrap_socket(plain, do_handshake_on_connect=False, suppress_ragged_eofs=False) as connection,
+    ):
+        try:
+            connection.do_handshake()
+        except ssl.SSLCertVerificationError as error:
+            raise CertificateRefused(_refused(error)) from error
+        except ssl.SSLEOFError as error:  # for example, a server that is shutting down
+            raise ConnectionResetError("it hung up during the handshake") from error
+        except ssl.SSLError as error:
+            raise CertificateRefused(f"it speaks no TLS 1.3 that this kit understands: {error.reason}") from error
+        _check_name(connection.getpeercert(binary_form=True) or b"", server_name)
+        # With TLS 1.3 a server checks our certificate after the handshake is complete at this side.
+        try:
+            if not server_speaks_first:
+                # After our FIN it closes, or sends an alert. The TLS socket's own shutdown would drop the TLS state.
+                socket.socket.shutdown(connection, socket.SHUT_WR)
+            if not connection.recv(1) and server_speaks_first:
+                raise HungUp("it hung up")
+        except ssl.SSLError as error:
+            reason = (error.reason or "").partition("ALERT_")[2]
+            if reason in _REFUSALS or reason.startswith("CERTIFICATE"):
+                raise CertificateRefused(_REFUSED.format(reason.lower().replace("_", " "))) from error
+            if server_speaks_first:
+                raise HungUp("it hung up") from error
+        except TimeoutError:
+            pass  # it waits for data: the certificate was accepted
+        except OSError as error:
+            raise HungUp(str(error)) from error
 
 
-def hang_up(connection: socket.socket | None) -> None:
-    """Shut down a connection that another thread uses: that thread wakes with an error, and closes it.
-
-    Only the thread that uses a connection may close it. OpenSSL keeps the number of the descriptor, which may belong to
-    a file by then: it would read from that file, or write an alert into it.
-    """
-    if connection is not None:
-        with contextlib.suppress(OSError):
-            # Not the TLS socket's own: that one forgets its cipher first, and another thread could send in clear.
-            socket.socket.shutdown(connection, socket.SHUT_RDWR)
+#: What a refused site is told; the reason is the server's alert.
+_REFUSED = "it does not accept this site's certificate ({}); check its dates, and that it is of this federation"
+#: The same, of a server that closes the connection without one.
+REFUSED_SILENTLY = _REFUSED.format("it hung up when it had it")
 
 
-def drop(connection: socket.socket) -> None:
-    """Close a connection in any state, in the thread that uses it."""
-    hang_up(connection)
-    with contextlib.suppress(OSError):
-        connection.close()
+def _refused(error: ssl.SSLCertVerificationError) -> str:
+    if error.verify_code == _EXPIRED:
+        why = "it expired, by this machine's clock; tell its organisation, or set the clock"
+    elif error.verify_code == _NOT_YET:
+        why = "it is not valid yet, by this machine's clock; is the clock right?"
+    else:
+        why = (
+            f"it was not signed by this federation's authority ({error.verify_message}); it is of another federation's "
+            "server, of an impostor, or of a proxy in between that inspects HTTPS: exempt this address there"
+        )
+    return f"its certificate is not accepted here: {why}"
+
+
+def _check_name(certificate: bytes, server_name: str) -> None:
+    """Refuse a certificate that is not the server's, or that lacks its name where gRPC looks for it."""
+    found = x509.load_der_x509_certificate(certificate)
+    name = Certificate(Path("its certificate"), found).name
+    if name != server_name:
+        raise CertificateRefused(f"it has the certificate of {name}; permitted: {server_name}")
+    with contextlib.suppress(x509.ExtensionNotFound):
+        names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        if server_name not in names.get_values_for_type(x509.DNSName):
+            raise CertificateRefused(
+                f"its certificate lacks the alternative name {server_name}: it was made by an older version; approve "
+                "and package it again"
+            )
 
 
 # --- Certificates of a kit: their names, dates and issuer, and descriptions of what is wrong with them ---

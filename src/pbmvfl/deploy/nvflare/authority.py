@@ -149,8 +149,8 @@ def approve(
             federation=federation.digest,
             name=name,
             authority=root.path.read_text(),
-            site=_sign(folder, wanted.site, "server" if server else "client", days, federation.host),
-            lead=_sign(folder, wanted.lead, "lead", days, federation.host) if server else "",
+            site=_sign(folder, wanted.site, "server" if server else "client", days, federation),
+            lead=_sign(folder, wanted.lead, "lead", days, federation) if server else "",
             identities=identities,
         ).write(bundles[name])
     return Approval(bundles=bundles, missing=(), fingerprint=fingerprint(federation, root, identities))
@@ -253,7 +253,7 @@ def _csr(folder: Path, name: str, owner: str, kind: str) -> str:
     return path.read_text()
 
 
-def _sign(folder: Path, csr: str, kind: str, days: int, host: str) -> str:
+def _sign(folder: Path, csr: str, kind: str, days: int, federation: FederationFile) -> str:
     with _nvflare("a certificate"), tempfile.TemporaryDirectory() as scratch:
         path = Path(scratch) / "request.csr"
         path.write_text(csr)
@@ -263,8 +263,8 @@ def _sign(folder: Path, csr: str, kind: str, days: int, host: str) -> str:
             output_dir=str(Path(scratch) / "signed"),
             cert_type=kind,
             valid_days=days,
-            server_default_host=host if kind == "server" else None,
-            server_additional_hosts=[host] if kind == "server" else None,
+            server_default_host=federation.host if kind == "server" else None,
+            server_additional_hosts=[federation.server] if kind == "server" else None,
         )
         return Path(made["signed_cert"]).read_text()
 

@@ -6,7 +6,6 @@ import contextlib
 import datetime
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -24,7 +23,7 @@ from pbmvfl.deploy.nvflare import hardening, keeper
 from pbmvfl.deploy.nvflare.keeper import STARTING, birth, is_ready, read_record, take_lock
 from pbmvfl.deploy.site.folder import SiteFolder
 from pbmvfl.deploy.site.policy_file import PolicyFile
-from pbmvfl.deploy.site.preflight import check_server
+from pbmvfl.deploy.site.preflight import check_port, check_server
 from pbmvfl.errors import FederationError
 
 #: How many folders of old jobs a kit keeps.
@@ -67,8 +66,8 @@ def check_start(site_folder: SiteFolder, *, wait: float = 0.0) -> int:
     if site_folder.is_server:
         if site_folder.policy.exists():
             PolicyFile.read(site_folder)
-        _check_port(site_folder.federation.port, "port")
-        _check_port(site_folder.federation.line_port, "line_port")
+        check_port(site_folder.federation.port, "port")
+        check_port(site_folder.federation.line_port, "line_port")
         return days
     PolicyFile.read(site_folder)
     check_server(site_folder, wait=wait)
@@ -194,15 +193,6 @@ def _refuse_second(site_folder: SiteFolder) -> None:
             f"{site_folder.name} runs already: process {record.site} since {record.since}; to start it anew: "
             f"`pbmvfl {_role(site_folder)} stop`"
         )
-
-
-def _check_port(port: int, name: str) -> None:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("", port))
-        except OSError as error:
-            raise FederationError(f"{name}={port} cannot be used here: {error.strerror}; end what has it") from error
 
 
 def _signal(pid: int, born: str | None, number: signal.Signals) -> None:

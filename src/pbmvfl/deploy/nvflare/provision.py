@@ -69,7 +69,7 @@ def organisation(name: str) -> str:
 def _kits(federation: FederationFile, scratch: Path) -> Path:
     """Return the folder with NVFlare's kits by name."""
     ports = {"fed_learn_port": federation.port, "admin_port": federation.port}
-    hosts = {"default_host": federation.host, "host_names": [federation.host]}
+    hosts = {"default_host": federation.host, "host_names": [federation.host, federation.server]}
     owner = organisation(federation.server)
     said = io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):

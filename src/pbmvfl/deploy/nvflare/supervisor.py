@@ -24,6 +24,7 @@ from pbmvfl.deploy.nvflare.hardening import HEARTBEAT
 from pbmvfl.deploy.nvflare.job import write_job
 from pbmvfl.deploy.site.folder import SiteFolder
 from pbmvfl.deploy.site.job_spec import Ending, JobResult, JobSpec, final_result, last_result
+from pbmvfl.deploy.site.preflight import check_port
 from pbmvfl.errors import FederationError, PolicyError
 
 _log = logging.getLogger(__name__)
@@ -34,6 +35,8 @@ LOOK, SERVER_PATIENCE, LOST_AFTER, LOST_BY_RESTART = 0.5, 180.0, 15.0, 3.0
 _UNDER_WAY = ("DISPATCHED", "RUNNING")
 #: NVFlare's texts for a site that was lost while a job was sent to it; any other text is the site's own.
 _NO_REPLY = "no reply"
+#: Seconds that the process of an earlier job may take to release the port of the link.
+PORT_PATIENCE = 15.0
 #: Consecutive jobs without a new round before the run is given up.
 MOST_FRUITLESS = 6
 #: Consecutive jobs that a site refuses for a reason that may pass (a ledger in use, a full disk), before the same.
@@ -81,6 +84,7 @@ class Supervisor:
         """Submit, and wait for the end. With `keep_going` a lost job is followed by another."""
         fruitless, attempt, reached = 0, 0, self._watched.progress()
         try:
+            self._check_port()
             while True:
                 result = self._one_job(attempt)
                 if result.ending is not Ending.FAILED or not keep_going or not result.job:
@@ -95,6 +99,12 @@ class Supervisor:
                 self._say(f"{result.words or 'the job was lost'}; going on in a new job")
         finally:
             self._close()
+
+    def _check_port(self) -> None:
+        """Refuse at once if another process than a job of the server has the link's port: no party could join."""
+        found = self._call(lambda session: session.check_status("server")) or {}
+        if not found.get("jobs"):
+            check_port(self._site_folder.federation.line_port, "line_port", wait=PORT_PATIENCE)
 
     # --- one job ---
 

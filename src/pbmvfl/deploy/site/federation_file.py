@@ -87,7 +87,7 @@ class FederationFile:
             "name": self.name,
             "server": [self.server, self.host, self.port, self.line_port, self.lead],
             "parties": self.parties,
-            "carrier": "line",
+            "carrier": "grpc",
             "patience": self.patience,
             "plan": dict(self.plan),
         }
@@ -120,7 +120,7 @@ class _Reader:
         return FederationFile(
             name=self._text(federation, "federation", "name", _NAME),
             server=self._organisation(server, "server"),
-            host=self._text(server, "server", "host", _HOST),
+            host=self._host(server),
             port=port,
             line_port=line_port,
             lead=self._text(server, "server", "lead", _LEAD),
@@ -148,6 +148,15 @@ class _Reader:
         if not isinstance(value, str) or not form.fullmatch(value):
             raise self._fault(f"[{section}] {key}={value!r} must be a text of the form {form.pattern}")
         return value
+
+    def _host(self, server: dict[str, Any]) -> str:
+        host = server.get("host")
+        if isinstance(host, str) and ":" in host:
+            raise self._fault(
+                f"[server] host={host!r} must be a name or an IPv4 address, without a port: NVFlare listens at no IPv6 "
+                "address; give a name that has an IPv4 address"
+            )
+        return self._text(server, "server", "host", _HOST)
 
     def _organisation(self, table: dict[str, Any], section: str) -> str:
         name = self._text(table, section, "name", _NAME)

@@ -26,6 +26,7 @@ from pathlib import Path
 
 from pbmvfl._files import PRIVATE_FILE, read_object, write_atomically
 from pbmvfl.crypto.key_exchange import IDENTITY_BYTES, Identity
+from pbmvfl.deploy.link.tls import Credentials
 from pbmvfl.deploy.site.federation_file import FILE, FederationFile
 from pbmvfl.errors import FederationError
 
@@ -155,6 +156,10 @@ class SiteFolder:
     @property
     def lead_kit(self) -> Path:
         return self.path / "lead"
+
+    @property
+    def credentials(self) -> Credentials:
+        return Credentials(certificate=self.certificate, private_key=self.private_key, authority=self.authority)
 
     @property
     def certificate(self) -> Path:

@@ -1,24 +1,25 @@
-"""The line does what every transport must do; and what a link does besides."""
+"""The gRPC link does what every transport must do; and what a link does besides."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import threading
 from collections.abc import Iterator, Sequence
 
 import pytest
 
+from pbmvfl.deploy.link.grpc_server import GrpcServerLink
+from pbmvfl.deploy.link.grpc_stream import event_loop
 from pbmvfl.deploy.link.interface import Channel
-from pbmvfl.deploy.link.message_auth import ServerMessageAuth
-from pbmvfl.deploy.link.tls import server_context
-from pbmvfl.deploy.link.tls_server import TlsServerLink
+from pbmvfl.deploy.link.message_auth import PartyMessageAuth, ServerMessageAuth
 from pbmvfl.errors import LinkError, PartyLost
 from pbmvfl.federation.party_setup import PartySetup
 from support.line_parties import SERVER, Federation, LineThreads, Proxy, echo, identity_of, until
 from support.transport_conformance import TransportConformance
 
 
-class TestLine(TransportConformance):
+class TestGrpcLink(TransportConformance):
     @pytest.fixture(autouse=True)
     def _folder(self, tmp_path_factory):
         self.folder = tmp_path_factory
@@ -77,14 +78,10 @@ def test_long_questions_and_answers_of_all_parties_travel_at_the_same_time(feder
     long = bytes(range(256)) * 40_000  # more than all buffers on the way
     answers = federation.line.ask(dict.fromkeys(range(3), long), channel=Channel.SETUP)
     assert dict(answers.received) == dict.fromkeys(range(3), b"\1" + long)
-    traffic = federation.line.traffic
-    assert traffic.messages_down == 3 * len(long)
-    assert traffic.messages_up == 3 * (len(long) + 1)
-    assert traffic.messages_up < traffic.socket_up < 1.01 * traffic.messages_up
 
 
 def test_a_question_that_is_too_long_is_said_so_before_anything_is_sent(tmp_path):
-    with Federation(tmp_path, ["bank"], choices={"frame_limit": 1000}) as federation:
+    with Federation(tmp_path, ["bank"], choices={"message_limit": 1000}) as federation:
         federation.dial("bank", echo)
         with pytest.raises(LinkError, match="a question of 1,025 bytes; permitted: at most 1,000"):
             federation.line.ask({0: bytes(1000)}, channel=Channel.SETUP)
@@ -148,7 +145,7 @@ def test_a_party_that_redials_gets_the_same_question_and_sends_the_same_bytes(fe
     federation.dial("bank", handle, address=proxy.address)
     assert federation.line.ask({0: b"hello"}, channel=Channel.SETUP).received == {0: b"first"}
     assert federation.line.ask({0: b"cut"}, channel=Channel.SETUP).received == {0: b"second"}
-    assert federation.line.traffic.redials == 1
+    assert federation.line.num_redials == 1
     assert next(answers) == b"never"
 
 
@@ -161,7 +158,7 @@ def test_a_party_redials_while_it_works_so_that_nobody_takes_it_for_dead(tmp_pat
 
         def handle(_: Channel, body: bytes) -> bytes:
             proxy.cut()
-            connected_again.append(until(lambda: federation.line.traffic.redials > 0))
+            connected_again.append(until(lambda: federation.line.num_redials > 0))
             return body
 
         federation.dial("bank", handle, address=proxy.address)
@@ -176,7 +173,7 @@ def test_rounds_go_on_through_many_cuts(federation, proxy):
             proxy.cut()
         body = b"%d" % number
         assert federation.line.ask({0: body}, channel=Channel.SETUP).received == {0: b"\1" + body}
-    assert federation.line.traffic.redials >= 10
+    assert federation.line.num_redials >= 10
 
 
 def test_the_newest_connection_of_a_party_counts(federation, proxy):
@@ -188,13 +185,17 @@ def test_the_newest_connection_of_a_party_counts(federation, proxy):
     for line in (first, second):
         threads.append(threading.Thread(target=_served, args=(line,), daemon=True))
         threads[-1].start()
-        assert until(lambda: federation.line.traffic.redials == len(threads) - 1 and "bank" in federation.line.alive)
+        assert until(lambda: federation.line.num_redials == len(threads) - 1 and "bank" in federation.line.alive)
         if line is first:
             assert federation.line.ask({0: b"one"}, channel=Channel.SETUP).received == {0: b"\1one"}
-            first._dialer._closed = True  # it does not dial again
+            first._dial = _never  # it does not dial again
     assert federation.line.ask({0: b"two"}, channel=Channel.SETUP).received == {0: b"\1two"}
     for line in (first, second):
         line.close()
+
+
+async def _never() -> None:
+    await asyncio.Event().wait()
 
 
 def _served(line) -> None:
@@ -284,19 +285,30 @@ def test_a_party_that_cannot_reach_its_server_says_where_and_why(federation):
     assert words == f"server: not reached at {host}:{port} within 0.3 seconds: no process listens there"
 
 
-def test_a_party_waits_while_the_server_of_an_earlier_job_still_listens(federation):
+def test_a_party_waits_while_the_server_of_an_earlier_job_still_listens(federation, monkeypatch):
     """Its own server comes to the same port when the earlier one has let go of it."""
     before = federation.line
     pins = {name: identity_of(name).public for name in federation.names}
-    tls = server_context(federation.authority.issue(SERVER))
     site = federation.site("bank", context=b"federation, job 2")
-    end = site.line()
+    end, joins, join = site.line(), [0], PartyMessageAuth.join
+
+    def counted(self, challenge: bytes) -> bytes:
+        joins[0] += 1
+        return join(self, challenge)
+
+    monkeypatch.setattr(PartyMessageAuth, "join", counted)
     thread = threading.Thread(target=_served, args=(end,), daemon=True)
     thread.start()
-    assert until(lambda: federation.acceptor.num_accepted > 0)  # it came to the wrong one
+    assert until(lambda: joins[0] > 0)  # it came to the wrong one
     before.close()
     auth = ServerMessageAuth(identity_of(SERVER), pins, b"federation, job 2")
-    line = TlsServerLink(listen=before.address, tls=tls, auth=auth, parties=federation.names, patience=60)
+    line = GrpcServerLink(
+        listen=before.address,
+        credentials=federation.authority.issue(SERVER),
+        auth=auth,
+        parties=federation.names,
+        patience=60,
+    )
     try:
         assert line.ask({0: b"x"}, channel=Channel.SETUP).received == {0: b"\1x"}
     finally:
@@ -305,7 +317,12 @@ def test_a_party_waits_while_the_server_of_an_earlier_job_still_listens(federati
         thread.join(timeout=60)
 
 
-def test_closing_from_another_thread_ends_whoever_waits_and_every_thread(tmp_path):
+def _tasks() -> set[object]:
+    """What still runs in the streams' loop; it is its own between two of our steps."""
+    return asyncio.all_tasks(event_loop())
+
+
+def test_closing_from_another_thread_ends_whoever_waits_and_every_task(tmp_path):
     federation = Federation(tmp_path, ["bank"])
     held = threading.Event()
     end = federation.dial("bank", lambda *_: b"%d" % held.wait())
@@ -318,18 +335,18 @@ def test_closing_from_another_thread_ends_whoever_waits_and_every_thread(tmp_pat
     held.set()
     end.close()
     federation.close()
-    assert until(lambda: not [each for each in threading.enumerate() if each.name.startswith("pbmvfl-")])
+    assert until(lambda: not _tasks())
     with pytest.raises(LinkError, match="the line is closed"):
         federation.line.exchange(b"x")
 
 
 def test_a_port_that_is_taken_is_named(federation, monkeypatch):
-    monkeypatch.setattr("pbmvfl.deploy.link.acceptor.PORT_PATIENCE", 0.2)
+    monkeypatch.setattr("pbmvfl.deploy.link.grpc_server.PORT_PATIENCE", 0.2)
     host, port = federation.line.address
     with pytest.raises(LinkError, match=f"port={port} of {host} cannot be listened on"):
-        TlsServerLink(
+        GrpcServerLink(
             listen=(host, port),
-            tls=server_context(federation.authority.issue(SERVER)),
+            credentials=federation.authority.issue(SERVER),
             auth=federation.auth,
             parties=federation.names,
             patience=1,

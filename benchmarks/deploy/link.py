@@ -1,6 +1,6 @@
-"""`python -m benchmarks.deploy.line`: the TLS link against local processes, in the same run.
+"""`python -m benchmarks.deploy.link`: the gRPC link against local processes, in the same run.
 
-Rounds of both alternate, on the same machine and the same plan. Results go to benchmarks/results/line.json.
+Rounds of both alternate, on the same machine and the same plan. Results go to benchmarks/results/link.json.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import argparse
 import json
 import resource
+import statistics
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -23,8 +25,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.deploy.sites import LineSites, Trains
-from benchmarks.measure import Row, alternate
+from benchmarks.deploy.sites import LinkSites, Trains
+from benchmarks.measure import Row, alternate, seconds_per_call
 from pbmvfl.crypto.key_exchange import Identity
 from pbmvfl.federation.party_setup import PartySetup
 from pbmvfl.federation.processes import Processes
@@ -34,7 +36,7 @@ from pbmvfl.protocol.session import Meter, deliver
 from pbmvfl.protocol.transport import Transport
 from pbmvfl.wire.messages import Message, MessageKind
 
-RESULTS = Path(__file__).resolve().parents[1] / "results" / "line.json"
+RESULTS = Path(__file__).resolve().parents[1] / "results" / "link.json"
 LONG = 20_000
 
 
@@ -93,19 +95,21 @@ def rounds_and_bytes(blocks: int) -> Iterator[Row]:
     plan = plan_of()
     setups = setups_of(plan, columns=140)
     local = Processes(setups)
-    sites = LineSites([Trains(setup) for setup in setups])
+    sites = LinkSites([Trains(setup) for setup in setups])
     try:
-        by_line, by_processes = Rounds(plan, sites), Rounds(plan, local)
+        by_link, by_processes = Rounds(plan, sites), Rounds(plan, local)
         for _ in range(20):
-            by_line()
+            by_link()
             by_processes()
-        before = sites.traffic
-        ratio, line, processes = alternate(by_line, by_processes, calls=4, blocks=blocks)
-        after = sites.traffic
-        detail = f"{line * 1e3:.2f} against {processes * 1e3:.2f} ms a round, medians of {blocks} blocks of 4"
-        yield Row("a whole round on the line: times local processes", ratio, 1.5, "x", detail=detail)
-        down, up = after.socket_down - before.socket_down, after.socket_up - before.socket_up
-        said_down, said_up = after.messages_down - before.messages_down, after.messages_up - before.messages_up
+        said: Counter[str] = Counter()
+        by_link.meter.taps.append(lambda way, _, message: said.update({way: len(message)}))
+        before = sites.bytes_on_sockets()
+        ratio, link, processes = alternate(by_link, by_processes, calls=4, blocks=blocks)
+        after = sites.bytes_on_sockets()
+        detail = f"{link * 1e3:.2f} against {processes * 1e3:.2f} ms a round, medians of {blocks} blocks of 4"
+        yield Row("a whole round on the link: times local processes", ratio, 2.5, "x", detail=detail)
+        down, up = after[0] - before[0], after[1] - before[1]
+        said_down, said_up = said["down"], said["up"]
         detail = f"down {down / said_down:.3f}, up {up / said_up:.3f}; {said_down:,} and {said_up:,} bytes of messages"
         yield Row(
             "bytes on the sockets: times the messages", (down + up) / (said_down + said_up), 1.05, "x", detail=detail
@@ -115,10 +119,24 @@ def rounds_and_bytes(blocks: int) -> Iterator[Row]:
         local.close()
 
 
+def delayed(count: int) -> Iterator[Row]:
+    """Measure whole rounds with a round trip of 20 ms between the sites: one for the message, and nothing besides."""
+    plan = plan_of()
+    sites = LinkSites([Trains(setup) for setup in setups_of(plan, columns=140)], delay=0.01)
+    try:
+        rounds = Rounds(plan, sites)
+        for _ in range(5):
+            rounds()
+        seconds = statistics.median(seconds_per_call(rounds, 1) for _ in range(count))
+    finally:
+        sites.close()
+    yield Row("a whole round at a round trip of 20 ms", seconds * 1e3, 35, "ms", detail=f"median of {count} rounds")
+
+
 def memory(count: int) -> Iterator[Row]:
     """Measure the server's memory over many rounds of small batches: only state of rounds or messages could grow."""
     plan = plan_of(num_parties=2, num_samples=200, batch_size=10, embedding_dim=4, num_epochs=1 << 14)
-    sites = LineSites([Trains(setup) for setup in setups_of(plan, columns=4)])
+    sites = LinkSites([Trains(setup) for setup in setups_of(plan, columns=4)])
     try:
         rounds = Rounds(plan, sites)
         for _ in range(count // 10):
@@ -138,7 +156,7 @@ def many_parties(count: int) -> Iterator[Row]:
     """Run an epoch of many parties, each with its own certificate and connection; 25 share a process, as threads."""
     plan = plan_of(num_parties=count, num_samples=1000, batch_size=100, num_epochs=1)
     started = time.perf_counter()
-    sites = LineSites([Trains(setup) for setup in setups_of(plan, columns=11)], parties_a_process=25)
+    sites = LinkSites([Trains(setup) for setup in setups_of(plan, columns=11)], parties_a_process=25)
     try:
         joined = time.perf_counter() - started
         rounds = Rounds(plan, sites)
@@ -146,11 +164,11 @@ def many_parties(count: int) -> Iterator[Row]:
         for _ in range(10):
             rounds()
         seconds = (time.perf_counter() - began) / 10
-        here = len(sites.line.alive)
+        here = len(sites.link.alive)
     finally:
         sites.close()
     detail = f"started and joined in {joined:.1f} s, {seconds * 1e3:.0f} ms a round, 10 rounds of 100 rows"
-    yield Row(f"{count} parties on the line complete an epoch: there at its end", here, count, "parties", False, detail)
+    yield Row(f"{count} parties on the link complete an epoch: there at its end", here, count, "parties", False, detail)
 
 
 def resident_megabytes() -> float:
@@ -159,7 +177,7 @@ def resident_megabytes() -> float:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.deploy.line", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.deploy.link", description=__doc__)
     parser.add_argument("--blocks", type=int, default=151, help="of 4 rounds each, of either kind")
     parser.add_argument("--rounds", type=int, default=LONG, help="in which the server's memory is looked at")
     parser.add_argument("--parties", type=int, default=50, help="in the large federation")
@@ -169,10 +187,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     torch.set_flush_denormal(True)
     rows: list[Row] = []
     console = Console(highlight=False, width=170)
-    table = Table(title="The line, mutual TLS 1.3, on this machine", title_justify="left", box=None, padding=(0, 2))
+    table = Table(
+        title="The link, gRPC over mutual TLS 1.3, on this machine", title_justify="left", box=None, padding=(0, 2)
+    )
     for title in ("what", "measured", "goal", "", ""):
         table.add_column(title, no_wrap=True)
-    for group in (rounds_and_bytes(given.blocks), memory(given.rounds), many_parties(given.parties)):
+    for group in (
+        rounds_and_bytes(given.blocks),
+        delayed(given.blocks),
+        memory(given.rounds),
+        many_parties(given.parties),
+    ):
         for row in group:
             rows.append(row)
             sign = "<=" if row.at_most else ">="

@@ -1,0 +1,55 @@
+"""Relay that delays every byte, for networks with a delay where the kernel has no netem."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import multiprocessing
+from multiprocessing.connection import Connection
+
+
+class Relay:
+    """Process that passes bytes on to an address, in both ways, after a delay."""
+
+    def __init__(self, target: tuple[str, int], delay: float) -> None:
+        """Start it.
+
+        Args:
+            target: Host and port of the server.
+            delay: Seconds that every byte is held back in each direction.
+        """
+        context = multiprocessing.get_context("spawn")
+        here, there = context.Pipe()
+        self._process = context.Process(target=_serve, args=(there, target, delay), daemon=True)
+        self._process.start()
+        self.address = ("127.0.0.1", int(here.recv()))
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.join()
+
+
+def _serve(told: Connection, target: tuple[str, int], delay: float) -> None:
+    asyncio.run(_relay(told, target, delay))
+
+
+async def _relay(told: Connection, target: tuple[str, int], delay: float) -> None:
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            far_reader, far_writer = await asyncio.open_connection(*target)
+        except OSError:  # the server has ended
+            writer.close()
+            return
+        await asyncio.gather(_pass_on(reader, far_writer, delay), _pass_on(far_reader, writer, delay))
+
+    server = await asyncio.start_server(accept, "127.0.0.1", 0)
+    told.send(server.sockets[0].getsockname()[1])
+    await server.serve_forever()
+
+
+async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, delay: float) -> None:
+    loop = asyncio.get_running_loop()
+    with contextlib.suppress(OSError):
+        while data := await reader.read(1 << 16):
+            loop.call_later(delay, writer.write, data)
+    loop.call_later(delay, writer.close)
