@@ -7,6 +7,13 @@ from functools import wraps
 from typing import Any, TypeVar, cast
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
+#: Names of functions that are being compiled, in any thread.
+_compiling: list[str] = []
+
+
+def is_compiling() -> bool:
+    """Return whether a first call waits for Numba at this moment."""
+    return bool(_compiling)
 
 
 def compiled(function: _Function) -> _Function:
@@ -41,13 +48,17 @@ def _compiled(function: _Function, **options: Any) -> _Function:
     def call(*arguments: Any) -> Any:
         nonlocal machine_code
         if machine_code is None:
-            import numba
-
-            machine_code = numba.njit(cache=True, nogil=True, **options)(function)
+            _compiling.append(function.__name__)
             try:
+                import numba
+
+                machine_code = numba.njit(cache=True, nogil=True, **options)(function)
                 return machine_code(*arguments)
             except OSError:  # it cannot be kept, as on a full disk: these loops touch no files themselves
                 machine_code = numba.njit(nogil=True, **options)(function)
+                return machine_code(*arguments)
+            finally:
+                _compiling.remove(function.__name__)
         return machine_code(*arguments)
 
     return cast(_Function, call)

@@ -103,6 +103,7 @@ def attack(
 
 def _subject(source: str | None, plan_file: Path | None) -> tuple[Any, Any, Path | None]:
     """Return the rows, the plan if one is given, and the run folder if there is one."""
+    from pbmvfl._text import did_you_mean
     from pbmvfl.cli.train import read_plan
     from pbmvfl.data.datasets import DATASETS
     from pbmvfl.federation.run_folder import NamedSource, RunFolder
@@ -116,7 +117,8 @@ def _subject(source: str | None, plan_file: Path | None) -> tuple[Any, Any, Path
         return folder.read_source().rows.load(), plan or folder.read_plan(), Path(source)
     if source not in DATASETS:
         raise RunFolderError(
-            f"source={source!r} is neither a run folder nor a dataset; permitted: {', '.join(DATASETS)}"
+            f"source={source!r} is neither a run folder nor a dataset; permitted: {', '.join(DATASETS)}."
+            + did_you_mean(source, DATASETS)
         )
     parties = None if plan is None else plan.num_parties
     return NamedSource(dataset=source, num_parties=parties).load(), plan, None

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pbmvfl._text import did_you_mean
 from pbmvfl.cli.train import read_plan, rows_of_options
 from pbmvfl.errors import DataError, PlanError, RunFolderError
 from pbmvfl.federation.run_folder import NamedSource, TableSource
@@ -88,10 +89,11 @@ def known_data(
         return KnownData(sizes=_agreeing(sizes, given), columns=columns, plan_file=path)
     from pbmvfl.data.datasets import DATASETS
 
+    assert source is not None
     if source not in DATASETS:
         raise RunFolderError(
             f"source={source!r} is neither a run folder, nor a plan's file, nor a dataset ({', '.join(DATASETS)}); "
-            "give one of these, or --data TABLE"
+            f"give one of these, or --data TABLE.{did_you_mean(source, DATASETS)}"
         )
     if columns is not None:
         raise DataError(f"--columns goes with --data TABLE or with numbers: {source} has its own")

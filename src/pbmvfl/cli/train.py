@@ -202,6 +202,12 @@ def train(
         int | None,
         typer.Option(help="torch threads. Default: 1, or all cores for pictures.", min=1, rich_help_panel=_RUN),
     ] = None,
+    verbose: Annotated[
+        bool,
+        typer.Option(
+            "--verbose", "-v", help="Print the whole plan, every adversary, epochs and notes.", rich_help_panel=_RUN
+        ),
+    ] = False,
     json_: Annotated[
         bool, typer.Option("--json", help="Print result.json to stdout and nothing else.", rich_help_panel=_RUN)
     ] = False,
@@ -300,6 +306,7 @@ def train(
         until_limit=until_limit,
         redraw_labels=redraw_labels,
         notes=run.notes,
+        verbose=verbose,
         ledger=None if run.source.ledger is None else Path(run.source.ledger),
         delta=run.source.delta if delta is None else delta,
     )

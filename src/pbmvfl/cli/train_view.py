@@ -13,13 +13,16 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
+from pbmvfl._compiled import is_compiling
 from pbmvfl._files import not_written
 from pbmvfl._text import counted
 from pbmvfl.cli.descriptions import describe_plan, learning_notes_for, print_result
 from pbmvfl.cli.tables import print_notes, print_privacy_of_rows
+from pbmvfl.cli.train_summary import Paced, print_cost, print_few_notes, print_outcome, print_start
 from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.errors import LedgerError, ModelError, ProtocolError, TransportError
 from pbmvfl.federation.federation import Federation, Parties, newest_common_round
@@ -31,7 +34,7 @@ from pbmvfl.plan.plan import Plan
 from pbmvfl.plan.schedule import RowUses
 from pbmvfl.privacy.table import privacy_notes
 from pbmvfl.report.plots import draw_curves
-from pbmvfl.training.metrics import class_figures
+from pbmvfl.training.metrics import ClassFigures, class_figures
 from pbmvfl.wire.traffic import Traffic, human_bytes
 
 #: Exit codes of runs that ended early without an error: a party's ledger ended it, or training diverged.
@@ -60,6 +63,7 @@ class TrainingRun:
         until_limit: bool = False,
         redraw_labels: bool = False,
         notes: Sequence[str] = (),
+        verbose: bool = False,
     ) -> None:
         self._folder, self._plan, self._data = folder, plan, data
         self._parties = parties
@@ -69,7 +73,7 @@ class TrainingRun:
         self._resumed = resumed
         self._ledger, self._delta = ledger, delta
         self._exact_metrics, self._until_limit, self._notes = exact_metrics, until_limit, notes
-        self._redraw_labels = redraw_labels
+        self._redraw_labels, self._verbose = redraw_labels, verbose
         self._console = Console(stderr=json_only, quiet=json_only, highlight=False)
 
     def go(self) -> None:
@@ -97,15 +101,23 @@ class TrainingRun:
         if self._json_only:
             print(result.to_json(delta=self._delta), end="")
         else:
-            print_result(self._console, result, delta=self._delta, is_news=self._resumed or bool(result.stopped))
-            others = ", curves.png and model/" if self._folder.model.is_dir() else " and curves.png"
-            self._say(f"result.json, history.csv{others} are in {self._folder.path}")
-            if self._folder.model.is_dir():
-                run = shlex.quote(str(self._folder.path))
-                ask = f"evaluate {run}" if self._data.columns is None else f"predict {run} --data NEW.csv"
-                self._say(f"next: pbmvfl {ask} (one charged release a row), pbmvfl report {run}")
+            is_news = self._resumed or bool(result.stopped)
+            if self._verbose:
+                print_result(self._console, result, delta=self._delta, is_news=is_news)
+                others = ", curves.png and model/" if self._folder.model.is_dir() else " and curves.png"
+                self._say(f"result.json, history.csv{others} are in {self._folder.path}")
+            else:
+                print_outcome(self._console, result, delta=self._delta, is_news=is_news, folder=self._folder.path)
+            self._show_next()
         if result.stopped:
             raise SystemExit(DIVERGED if result.diverged else STOPPED_BY_LEDGER)
+
+    def _show_next(self) -> None:
+        """Print the commands that use the model."""
+        if self._folder.model.is_dir():
+            run = shlex.quote(str(self._folder.path))
+            ask = f"evaluate {run}" if self._data.columns is None else f"predict {run} --data NEW.csv"
+            self._say(f"next: pbmvfl {ask} (one charged release a row), pbmvfl report {run}")
 
     @contextlib.contextmanager
     def _saying_how_to_go_on(self) -> Iterator[None]:
@@ -146,21 +158,28 @@ class TrainingRun:
         rounds = len(plan.schedule)
         bar = Progress(
             BarColumn(bar_width=18),
-            TextColumn("round {task.completed}/{task.total}  {task.fields[shown]}"),
+            _Rounds(),
             TimeRemainingColumn(),
             console=self._console,
             disable=not self._console.is_terminal or self._json_only,
+            transient=not self._verbose,
         )
         with bar:
             task = bar.add_task("training", total=rounds, shown="")
             watch = _Watch(bar, task, plan)
+            paced = Paced(self._say)
 
             def on_epoch(line: EpochLine) -> None:
                 watch.on_epoch(line)
+                said = _describe_epoch(line, plan.num_epochs)
+                if not self._verbose:
+                    if bar.disable:
+                        paced(said)
+                    return
                 # One line per epoch, or per several if there are many; on a terminal the lines stay above the bar.
                 few = -(-plan.num_epochs // _MOST_LINES)
                 if line.epoch % few == 0 or line.epoch == plan.num_epochs:
-                    self._say(_describe_epoch(line, plan.num_epochs))
+                    self._say(said)
 
             return Federation(plan, parties=self._parties).fit(
                 self._data,
@@ -179,26 +198,40 @@ class TrainingRun:
 
     def _show_plan(self) -> None:
         plan, data = self._plan, self._data
+        run = plan.training_run()
+        released = self._released() if self._resumed else None
+        if released is not None:  # releases of earlier sessions count too
+            first_round, uses, public_start = released
+            run = plan.training_run(uses, public_start=public_start)
+        in_all = " in all" if released is not None else ""
+        classes = class_figures(data.class_names, data.train_labels, data.test_labels)
+        goes_on = "" if released is None else f"continues at round {first_round:,} of {len(plan.schedule):,}"
+        if self._verbose:
+            self._print_plan(classes)
+            if goes_on:
+                self._say(goes_on)
+            title = f"epsilon that this will cost{in_all}"
+            print_privacy_of_rows(self._console, run, delta=self._delta, title=title)
+            print_notes(self._console, self._warnings())
+        else:
+            print_start(self._console, plan, data)
+            if goes_on:
+                self._say(goes_on)
+            print_cost(self._console, run, delta=self._delta, title=f"cost{in_all}, at most")
+            print_few_notes(self._console, self._warnings())
+        print_notes(self._console, notes_on_classes(classes), kind="warning")
+
+    def _print_plan(self, classes: Sequence[ClassFigures]) -> None:
+        plan, data = self._plan, self._data
         table = Table(show_header=False, box=None, padding=(0, 2))
         rows = f"{counted(data.num_samples, 'training row')} and {counted(data.num_test_samples, 'test row')}"
         table.add_row("data", escape(f"{data.name}: {rows}, {data.num_classes} classes"))
-        classes = class_figures(data.class_names, data.train_labels, data.test_labels)
         table.add_row("classes", escape(describe_classes(classes)))
         table.add_row("parties", escape(_describe_parties(data)))
         for title, words in describe_plan(plan):
             table.add_row(title, escape(words))
         table.add_row("run folder", escape(str(self._folder.path)))
         self._console.print(table)
-        run = plan.training_run()
-        released = self._released() if self._resumed else None
-        if released is not None:  # releases of earlier sessions count too
-            first_round, uses, public_start = released
-            self._say(f"continues at round {first_round:,} of {len(plan.schedule):,}")
-            run = plan.training_run(uses, public_start=public_start)
-        title = "epsilon that this will cost" + (" in all" if released is not None else "")
-        print_privacy_of_rows(self._console, run, delta=self._delta, title=title)
-        print_notes(self._console, self._warnings())
-        print_notes(self._console, notes_on_classes(classes), kind="warning")
 
     def _released(self) -> tuple[int, tuple[RowUses, ...], bool] | None:
         """Return the state of a resumed run, or None if it released nothing.
@@ -255,6 +288,15 @@ def _describe_epoch(line: EpochLine, num_epochs: int) -> str:
 def _figure(value: float) -> str:
     """Format a metric; a value of a diverged training in short form."""
     return f"{value:.4f}" if abs(value) < 1e4 else f"{value:.3g}"
+
+
+class _Rounds(ProgressColumn):
+    """Rounds and figures; before the first round, what the wait is for."""
+
+    def render(self, task: Task) -> Text:
+        if not task.completed:
+            return Text("warm-up: compiling loops, once per machine" if is_compiling() else "warm-up")
+        return Text(f"round {task.completed:.0f}/{task.total:.0f}  {task.fields['shown']}")
 
 
 class _Watch:

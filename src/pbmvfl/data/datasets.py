@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pbmvfl._text import did_you_mean
 from pbmvfl.crypto.public_streams import SPLIT_STREAM, public_permutation
 from pbmvfl.data import images, sources, voxels
 from pbmvfl.data.vertical import (
@@ -106,7 +107,7 @@ def load_dataset(
     """
     if name not in _LOADERS:
         raise DataError(
-            f"name={name!r} is not a known data set; known are {', '.join(DATASETS)}. "
+            f"name={name!r} is not a known data set; known are {', '.join(DATASETS)}.{did_you_mean(name, DATASETS)} "
             "For a table of your own use --data FILE on the command line, or load_table in Python"
         )
     load, default_parties = _LOADERS[name]

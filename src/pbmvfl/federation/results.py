@@ -284,24 +284,25 @@ class Result:
         return [*notes_on_classes(self.classes), *found]
 
     @property
-    def _notes_on_the_run(self) -> list[str]:
-        notes = []
+    def how_measured(self) -> str:
+        """Note on what the metrics were measured on, or on why there are none."""
         if self.plan.evaluation is Evaluation.NONE:
             seen = "" if not self.metrics else f" but what training's own {self.measured_on} show"
-            notes.append(f"nothing was measured{seen}, as the plan has it: `pbmvfl evaluate RUN` does, by a release")
-        elif not self.metrics:
-            notes.append("nothing was measured: the run ended before it could be evaluated")
-        elif self.plan.evaluation is Evaluation.SIMULATOR:
-            notes.append("metrics come from exact sums that no role of the protocol sees; they are outside the epsilon")
-        else:
-            noisy = "noisy release" if self.plan.releases[-1].is_private else "release"
-            trained = f"train metrics come from the training rounds' own {self.plan.releases[0].reading}; test metrics "
-            trained += f"from one more {noisy}"
-            if self.plan.algorithm is Algorithm.STAGED:
-                trained = (
-                    f"there are no train metrics, as local rounds release nothing; test metrics come from one {noisy}"
-                )
-            notes.append(f"{trained} of every test row")
+            return f"nothing was measured{seen}, as the plan has it: `pbmvfl evaluate RUN` does, by a release"
+        if not self.metrics:
+            return "nothing was measured: the run ended before it could be evaluated"
+        if self.plan.evaluation is Evaluation.SIMULATOR:
+            return "metrics come from exact sums that no role of the protocol sees; they are outside the epsilon"
+        noisy = "noisy release" if self.plan.releases[-1].is_private else "release"
+        trained = f"train metrics come from the training rounds' own {self.plan.releases[0].reading}; test metrics "
+        trained += f"from one more {noisy}"
+        if self.plan.algorithm is Algorithm.STAGED:
+            trained = f"there are no train metrics, as local rounds release nothing; test metrics come from one {noisy}"
+        return f"{trained} of every test row"
+
+    @property
+    def _notes_on_the_run(self) -> list[str]:
+        notes = [self.how_measured]
         if self.diverged:
             notes.append(f"the run diverged and was ended early: {self.stopped}")
         elif self.stopped:
