@@ -183,7 +183,7 @@ def test_without_out_every_run_gets_a_new_folder(cli, tmp_path):
 
 def test_without_json_a_person_sees_plan_epsilon_result_and_where_it_is(cli, tmp_path):
     write_table(tmp_path / "people.csv")
-    done = cli("train", "--data", "people.csv", *TABLE, *QUICK, "--out", "run")
+    done = cli("train", "--data", "people.csv", *TABLE, *QUICK, "--out", "run", "-v")
     assert done.code == 0
     for words in ("epsilon that this will cost", "spent: epsilon", "accuracy", "AUPRC", "not a proof", "run"):
         assert words in done.out
@@ -600,7 +600,7 @@ def test_the_same_options_may_be_given_again_with_resume(cli, tmp_path):
     ("arguments", "words"),
     [
         (("train", "digits", "--beta", "0.5"), "beta=0.5 must be in [1/128, 63/128]"),
-        (("train", "digitz"), "name='digitz' is not a known data set"),
+        (("train", "digitz"), "Did you mean digits?"),
     ],
 )
 def test_bad_input_ends_a_process_with_code_2_a_message_and_no_traceback(arguments, words, in_a_process, tmp_path):
@@ -619,7 +619,7 @@ def test_a_message_is_not_broken_into_lines_where_no_terminal_shows_it(cli):
 
 def test_names_in_brackets_are_names_and_a_pipe_gets_a_line_an_epoch(cli, tmp_path):
     write_table(tmp_path / "people.csv")
-    done = cli("train", "--data", "people.csv", *TABLE, *QUICK, "--num-epochs", 3, "--out", "run [jan][/x]")
+    done = cli("train", "--data", "people.csv", *TABLE, *QUICK, "--num-epochs", 3, "--out", "run [jan][/x]", "-v")
     assert done.code == 0
     assert "are in run [jan][/x]" in done.out
     assert [line.split(" after")[0] for line in done.out.splitlines() if line.startswith("epoch ")] == [

@@ -258,13 +258,13 @@ def test_an_interrupted_run_says_how_to_continue(cli, monkeypatch):
 def test_a_resumed_run_prints_before_it_starts_what_it_will_have_cost_at_its_end(cli, monkeypatch):
     arguments = [word for word in command("--out", "run") if word != "--json"]
     interrupted_at(21, monkeypatch, cli, arguments)
-    code, out, _ = cli("train", "--resume", "run")
+    code, out, _ = cli("train", "--resume", "run", "-v")
     assert code == 0
     assert "continues at round 8 of" in out
     cells = [line.split() for line in out.splitlines() if line.split()[:2] == ["cell", "paper"]]
     assert len(cells) == 2
     assert cells[0] == cells[1]
-    fresh = cli(*(word if word != "run" else "other" for word in arguments))[1]
+    fresh = cli(*(word if word != "run" else "other" for word in arguments), "-v")[1]
     (planned, *_) = (line.split() for line in fresh.splitlines() if line.split()[:2] == ["cell", "paper"])
     assert planned != cells[0]
 

@@ -205,11 +205,12 @@ def executed(name: str, options: tuple[object, ...]) -> Done:
 
         patched.setattr(plots, "save_figure", saved)
         with counting() as drawn:
-            texts = {"train": said("train", *TABLE, *options, "--out", name), "curves": "\n".join(curves)}
+            texts = {"train": said("train", *TABLE, *options, "--out", name, "-v"), "curves": "\n".join(curves)}
         done.drawn = drawn
         if name in tuple(Algorithm):  # the two others are planned as the first
             texts["plan"] = said("plan", *TABLE, *options, "--picture", f"{name}.svg")
             texts["picture of the plan"] = "\n".join(curves)
+    texts["train, in short"] = said("train", "--resume", name)
     texts["privacy"] = said("privacy", name)
     said("report", name)
     texts["report"] = "\n".join(PageText((Path(name) / "report.html").read_text()).lines)

@@ -295,7 +295,7 @@ class _Rounds(ProgressColumn):
 
     def render(self, task: Task) -> Text:
         if not task.completed:
-            return Text("warm-up: compiling loops, once per machine" if is_compiling() else "warm-up")
+            return Text("warm-up: compiling loops" if is_compiling() else "warm-up")
         return Text(f"round {task.completed:.0f}/{task.total:.0f}  {task.fields['shown']}")
 
 

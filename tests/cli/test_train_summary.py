@@ -1,0 +1,129 @@
+"""What `pbmvfl train` prints by default: few lines, with the account's own numbers, at most one a second in a pipe."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import re
+from itertools import pairwise
+
+import pytest
+from rich.console import Console
+from rich.progress import Progress
+
+from pbmvfl import _compiled
+from pbmvfl.cli import train_view
+from pbmvfl.cli.train_summary import Paced, print_cost, print_few_notes
+from pbmvfl.plan.plan import Plan
+from pbmvfl.privacy.accounting import NOT_A_PROOF, epsilon_bound
+from pbmvfl.privacy.table import format_epsilon
+from pbmvfl.privacy.units import Accounting, Adversary, Unit
+from support.cohorts import small_data
+
+DELTA = 1e-5
+DATA = small_data()
+
+
+def shown(plan: Plan, *, columns: int = 80, **options: bool) -> str:
+    out = io.StringIO()
+    print_cost(Console(file=out, width=columns), plan.training_run(), delta=DELTA, title="cost", **options)
+    return out.getvalue()
+
+
+def row(text: str, name: str) -> list[str]:
+    (line,) = [line for line in text.splitlines() if line.startswith(name)]
+    return line.removeprefix(name).split()
+
+
+@pytest.mark.slow
+def test_a_run_prints_at_most_fifteen_lines_of_eighty_columns(run_main, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    clock = iter(range(1_000_000))
+    monkeypatch.setattr(train_view, "Paced", lambda say: Paced(say, clock=lambda: next(clock) / 8))  # 40 epochs in 5 s
+    code, out, err = run_main("train", "digits", "--out", "run")
+    assert (code, err) == (0, "")
+    lines = out.splitlines()
+    assert len(lines) <= 15
+    assert max(map(len, lines)) <= 80
+    assert lines[0] == "digits: 1,437 training rows, 360 test rows, 10 classes, 4 parties of 16 columns"
+    assert lines[1].startswith("staged: ")
+    assert 1 <= sum(line.startswith("epoch ") for line in lines) <= 3
+    assert out.count("best attack") == 1
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert f"test accuracy {result['metrics']['test_accuracy']:.4f}" in out
+    assert lines[-1] == "next: pbmvfl evaluate run (one charged release a row), pbmvfl report run"
+
+
+@pytest.mark.parametrize("released", [False, True])
+def test_the_table_has_the_account_s_numbers_of_training_rows_predicted_rows_and_labels(released):
+    plan = Plan.for_budget(epsilon=8, delta=DELTA, data=DATA, **({"prediction_epsilon": 4} if released else {}))
+    text, run = shown(plan), plan.training_run()
+    assert released or row(text, "predicted rows") == ["none", "none"]
+    for name, split in {"training rows": "train", **({"predicted rows": "test"} if released else {})}.items():
+        expected = []
+        for unit in (Unit.CELL, Unit.RECORD):
+            bound = epsilon_bound(run.of_split(split), unit, Accounting.STRICT, delta=DELTA)
+            expected += [format_epsilon(bound.epsilon), str(math.ceil(50 + 50 * bound.advantage_upper_bound))]
+        assert row(text, name) == expected
+    # Randomised response with k answers has advantage (e^eps - 1) / (e^eps + k - 1) between two labels.
+    odds = math.exp(plan.label_epsilon)
+    right = math.ceil(50 + 50 * (odds - 1) / (odds + plan.num_classes - 1))
+    assert row(text, "training labels") == [format_epsilon(plan.label_epsilon), str(right)]
+    assert "not a proof" not in text
+
+
+def test_joint_rounds_show_the_paper_s_count_and_who_learns_more_than_the_server():
+    plan = Plan.for_data(DATA, algorithm="pbm", label_epsilon=None, num_trials=16, beta=0.1, num_epochs=2)
+    text, run = shown(plan, columns=200), plan.training_run()
+    paper = epsilon_bound(run, Unit.CELL, Accounting.PAPER, delta=DELTA)
+    assert row(text, "as the paper counts *")[0] == format_epsilon(paper.epsilon)
+    assert f"* {NOT_A_PROOF}" in text
+    everyone = Adversary(server=True, colluding_parties=2)
+    worse = epsilon_bound(run, Unit.CELL, Accounting.STRICT, everyone, delta=DELTA)
+    assert f"attacked by {everyone}: cell epsilon {format_epsilon(worse.epsilon)}" in text
+    assert "training labels        in clear" in text
+
+
+def test_known_noise_hides_nothing():
+    plan = Plan.for_budget(epsilon=8, delta=DELTA, data=DATA)
+    assert row(shown(plan, noise_is_known=True), "training rows") == ["infinity", "100"] * 2
+
+
+def test_a_pipe_gets_fewer_lines_the_longer_a_run_takes():
+    now, said = 0.0, []
+    paced = Paced(lambda line: said.append((now, line)), clock=lambda: now)
+    for i in range(36_000):  # an hour, ten epochs a second
+        now = i / 10
+        paced(str(i))
+    times = [time for time, _ in said]
+    assert times[:3] == [2, 6, 14]
+    assert min(later - earlier for earlier, later in pairwise(times)) >= 1
+    assert 60 <= len(times) <= 70  # one a minute in the end
+
+
+def test_notes_beyond_the_third_are_counted():
+    out = io.StringIO()
+    print_few_notes(Console(file=out, width=80), ["a", "b", "c", "d", "e"])
+    assert out.getvalue().splitlines() == ["note: a", "note: b", "note: c", "2 more notes with --verbose"]
+
+
+def test_warm_up_is_named_while_it_lasts_and_compiling_only_while_it_happens(monkeypatch):
+    bar = Progress()
+    bar.add_task("training", total=3, shown="loss 1")
+    (task,) = bar.tasks
+    column = train_view._Rounds()
+    seen = []
+
+    def compiled_loop(value: int) -> int:
+        seen.append(column.render(task).plain)
+        return value
+
+    monkeypatch.setattr("numba.njit", lambda **_: lambda function: function)
+    assert column.render(task).plain == "warm-up"
+    loop = _compiled.compiled(compiled_loop)
+    assert [loop(1), loop(2)] == [1, 2]
+    assert seen == ["warm-up: compiling loops", "warm-up"]
+    bar.update(task.id, completed=1)
+    assert re.fullmatch(r"round 1/3  loss 1", column.render(task).plain)
