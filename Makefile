@@ -29,7 +29,7 @@ docs: $(STAMPS)/test
 test: $(STAMPS)/test
 	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
-# Without the tests that are marked slow: for a quick look while working, not instead of `make test`.
+# Without slow files (tests/support/slow_files.py): for a quick look while working, not instead of `make test`.
 test-fast: $(STAMPS)/test
 	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder -m "not slow"
 

@@ -40,6 +40,7 @@ from pbmvfl.plan.plan import Plan
 from pbmvfl.report import plots
 from support.cohorts import Cohort, small_data, small_plan
 from support.command_line import run_command
+from support.slow_files import SLOW_FILES, place
 
 # pytest makes temporary files before it loads this one, and Python keeps the folder that it found then.
 tempfile.tempdir = os.environ["TMPDIR"]
@@ -60,10 +61,12 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with the most slow tests first: a file is one process's (`--dist loadfile`), and the last one should be
-    short."""
+    """Mark the tests of slow files, and put those files first: a file is one process's (`--dist loadfile`)."""
+    for item in items:
+        if place(item.path) < len(SLOW_FILES):
+            item.add_marker(pytest.mark.slow)
     slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
-    items.sort(key=lambda item: -slow[item.path])
+    items.sort(key=lambda item: (place(item.path), -slow[item.path]))
 
 
 @pytest.fixture(autouse=True)
