@@ -154,6 +154,13 @@ def test_what_the_caller_fixes_stays_fixed():
         Plan.for_budget(epsilon=8, num_epochs=0, **sizes)
 
 
+def test_another_map_than_shapes_may_be_chosen_for_columns_with_ranges():
+    sizes = {"num_parties": 2, "num_samples": 5000, "num_classes": 2, "columns": 3, "kinds": ("uuu", "uuu")}
+    assert Plan.for_budget(epsilon=8, **sizes).features == "shapes"
+    plan = Plan.for_budget(epsilon=8, **sizes, features="columns")
+    assert (plan.features, plan.shapes) == ("columns", "")
+
+
 def test_pictures_are_counted_as_the_smaller_ones_that_they_become():
     assert dense_columns((7,)) == 7
     assert dense_columns((3, 16, 16)) == 768

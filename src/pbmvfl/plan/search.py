@@ -250,6 +250,8 @@ def _local(
         choice, evaluation = _serving(budget, sizes, serving_epsilon), Evaluation.SIMULATOR
     prediction = None if choice is None else choice.mechanism
     released = {} if choice is None else {**choice.vote_settings(), "evaluation": str(evaluation)}
+    if str(choices.get("features", "shapes")) != "shapes":
+        about = {**about, "kinds": ()}  # another map was chosen: knots would have nothing to belong to
     rules = LocalRules(
         num_samples=sizes["num_samples"],
         num_classes=sizes["num_classes"],
