@@ -143,7 +143,7 @@ def train(folder: Path, rows: int, columns: int) -> dict[str, Any]:
         for kind in plan.schedule.kinds:
             if kind in (MEAN, GRAM):
                 began = time.perf_counter()
-                party.rows.learn(kind.statistic, Split.TRAIN, party._entropy)
+                party.rows.learn(next(each for each in plan.schedule if each.kind == kind), party._entropy)
                 seconds[kind.statistic] = time.perf_counter() - began
         numbers = (number for number in range(len(plan.schedule)) if plan.schedule.kind(number) == LOCAL)
         current = plan.schedule[next(numbers)]

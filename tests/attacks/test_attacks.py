@@ -297,7 +297,7 @@ def test_an_attack_opens_no_role_and_no_ledger_and_draws_no_secret_bytes(monkeyp
     monkeypatch.setattr(pbmvfl.protocol.party.Party, "__init__", refuse)
     monkeypatch.setattr(pbmvfl.ledger.ledger.Ledger, "__init__", refuse)
     joint = attack_data(DATA, plan=small_plan(DATA), seed=0)
-    staged = attack_data(DATA, plan=Plan.for_budget(epsilon=8, data=DATA), seed=0)
+    staged = attack_data(DATA, plan=Plan.for_budget(epsilon=8, data=DATA, num_fusion_samples=20), seed=0)
     assert not joint.is_alarm
     assert not staged.is_alarm
     assert {score.setting for score in joint.scores} > {"labels from gradients"}

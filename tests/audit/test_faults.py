@@ -4,7 +4,7 @@ False alarms: a test of the sound build fails with a probability of at most (num
 1e-6 for all of this file together. Power: an alarm takes 6.5 deviations. Beta wrong by 1% moves a count by 20; noise 5%
 too small moves the variance of 25,000 draws by 10.9, noise 10% too small that of 9,600 draws by 13; a label that is not
 drawn stays unseen with a probability below 1e-10. All other faults move a statistic by more than 20 deviations, or are
-seen without any chance in it. A fusion row that trains has no test: there are no fusion rows in this version.
+seen without any chance in it.
 """
 
 from __future__ import annotations
@@ -49,6 +49,10 @@ def shifts() -> Iterable[Finding]:
     return training.shift_tests(PLAN, DATA)[0]
 
 
+def fusion_rows() -> Iterable[Finding]:
+    return training.fusion_tests(DATA)
+
+
 def label_uses() -> Iterable[Finding]:
     return sessions.label_use_tests(sessions.sessions_to_see(LEVEL))
 
@@ -78,6 +82,8 @@ FAULTS: list[tuple[str, faults.Plant, Findings, set[str]]] = [
     ("the same in whole trainings", faults.update_noise_times(0.9), noise_of_trainings, {"variance"}),
     ("clipping by batch", faults.clipping_by_batch, shifts, {"shift of one step"}),
     ("a row used twice", faults.row_used_twice, shifts, {"shift of the training", "uses of a row"}),
+    ("a fusion row that trains", faults.fusion_row_that_trains, fusion_rows, {"fusion rows train nothing"}),
+    ("statistics of all rows", faults.preparation_of_all_rows, fusion_rows, {"fusion rows train nothing"}),
     ("batch statistics", faults.batch_statistics, shifts, {"other rows stay"}),
     ("one gradient from a true label", faults.one_gradient_of_a_true_label, label_uses, {"one draw for all rounds"}),
     ("one label never drawn", faults.one_label_never_drawn, label_uses, {"each row is drawn"}),

@@ -159,7 +159,7 @@ def test_of_a_plan_all_that_is_random_is_audited() -> None:
     subject = Subject.of_plan(plan)
     assert [each.name for each in subject.mechanisms] == ["krr"]
     assert subject.label_response == plan.label_response
-    assert (subject.noise_multiplier, subject.table_noise) == (6.0, 5.0)
+    assert subject.noise_multiplier == 6.0
     assert Subject.of_plan(plan.replace(noise_multiplier=0.0)).noise_multiplier == 0.0
     assert any("in clear" in text for text in Subject.of_plan(plan.replace(label_epsilon=None)).not_tested)
 

@@ -71,8 +71,6 @@ def test_a_budget_alone_trains_and_its_noise_is_what_the_gaussian_s_curve_asks_f
     shifts = [plan.num_epochs * (2 / plan.noise_multiplier) ** 2]
     if plan.preparation == "whiten":
         shifts += [(2 / plan.mean_noise) ** 2, 2 / plan.gram_noise**2]
-    if plan.table_noise:  # votes are counted for later predictions
-        shifts += [2 / plan.table_noise**2]
     parties = plan.num_parties if unit == "record" else 1
     epsilon = gaussian_epsilon(math.sqrt(parties * sum(shifts)), 1e-5)
     assert 2.99 < epsilon <= 3

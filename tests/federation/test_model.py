@@ -61,8 +61,7 @@ def model(data) -> FederatedModel:
 def scores_from_files(folder: Path, data: VerticalDataset, plan: Plan) -> np.ndarray:
     """Exact class scores from the files alone, in numpy: centre, clip, whiten, a linear layer, a sum, shares."""
     server = load_file(folder / "server" / "weights.safetensors")
-    counts = server["classes.rows"]
-    total = np.log(counts / counts.sum())[None, :]
+    total = next(value for key, value in server.items() if key.endswith("prior_K"))[None, :]
     for name, rows in zip(data.party_names, data.test_features, strict=True):
         part = load_file(folder / name / "weights.safetensors")
         centred = rows.astype(np.float64) - part["preparation.mean"]
@@ -272,7 +271,7 @@ def test_a_model_that_a_limit_ended_early_can_still_be_asked(data, tmp_path):
         num_epochs=30,
         prediction_mechanism="krr",
         vote="top",
-        table_noise=5.0,
+        num_fusion_samples=4,
         prediction_symbols=3,
         prediction_response_epsilon=1.0,
     )
@@ -341,7 +340,7 @@ def test_predictions_are_written_for_people_and_machines(model, data, tmp_path):
 
 
 def test_a_plan_that_asks_a_model_trains_nothing_and_needs_its_parts(model, data):
-    release = release_for(model.plan, epsilon=None, delta=1e-5, has_tables=True)
+    release = release_for(model.plan, epsilon=None, delta=1e-5, has_fusion=True)
     plan = serving_plan(model.plan, model=model.digest, num_rows=30, release=release)
     assert [kind.name for kind in plan.schedule.kinds] == ["prediction"]
     assert Plan.from_json(plan.to_json()) == plan
@@ -371,22 +370,25 @@ def test_a_plan_that_asks_a_model_trains_nothing_and_needs_its_parts(model, data
         replace(setup, trained=wrong).build()
 
 
-def test_without_counts_of_votes_a_model_releases_votes_that_can_be_added(data):
-    """And a smaller budget than was planned gets such votes, too; a larger one gets what was planned, at its cost."""
-    for plan, epsilon in ((local_plan(data, noise_multiplier=3.0), 6.0), (voting_plan(data, evaluation="none"), 1.0)):
-        trained = Federation(plan).fit(data).model
-        assert trained is not None
-        found = trained.release(data, ReleaseOptions(epsilon=epsilon))
-        assert found.plan.prediction.name == "laplace"
-        assert found.privacy(delta=1e-5).bound("cell", "strict").epsilon <= epsilon
-        assert np.isfinite(found.scores_NK).all()
-        np.testing.assert_allclose(found.probabilities.sum(axis=1), 1, atol=1e-6)
-    assert any("counted in training for another epsilon" in note for note in trained.prediction_notes(epsilon=1.0))
-    more = trained.release(data, ReleaseOptions(epsilon=6.0))
+def test_without_a_fusion_model_predictions_are_votes_that_can_be_added(data):
+    """At any epsilon; a fusion model reads the law of its fusion rows, at its cost, and refuses less."""
+    trained = Federation(local_plan(data, noise_multiplier=3.0)).fit(data).model
+    assert trained is not None
+    found = trained.release(data, ReleaseOptions(epsilon=6.0))
+    assert found.plan.prediction.name == "laplace"
+    assert found.privacy(delta=1e-5).bound("cell", "strict").epsilon <= 6.0
+    assert np.isfinite(found.scores_NK).all()
+    np.testing.assert_allclose(found.probabilities.sum(axis=1), 1, atol=1e-6)
+    assert any("hardly better than the most frequent class" in note for note in trained.prediction_notes(epsilon=0.1))
+    plan = voting_plan(data, evaluation="none")
+    fused = Federation(plan).fit(data).model
+    assert fused is not None
+    more = fused.release(data, ReleaseOptions(epsilon=6.0))
     assert more.plan.prediction == plan.prediction
     assert more.privacy(delta=1e-5).bound("cell", "strict").epsilon <= 2.0
-    assert not trained.prediction_notes(epsilon=6.0)
-    assert any("hardly better than the most frequent class" in note for note in trained.prediction_notes(epsilon=0.1))
+    assert not fused.prediction_notes(epsilon=6.0)
+    with pytest.raises(PlanError, match=r"reads releases of epsilon 2\.00 alone"):
+        fused.release(data, ReleaseOptions(epsilon=1.0))
 
 
 def test_a_model_without_privacy_is_asked_exactly_or_not_at_all(data):
@@ -412,6 +414,11 @@ def test_a_model_with_a_trained_head_releases_as_it_was_trained(data):
 
 
 # --- the format is a promise ---
+
+
+def test_a_model_with_counts_of_votes_is_refused_with_words_to_train_again():
+    with pytest.raises(ModelError, match=r"counts votes, as plans of earlier versions did; .* train again"):
+        pbmvfl.load(Path(__file__).parents[1] / "data" / "model-with-counts" / "model")
 
 
 def test_a_model_of_format_1_is_read_and_computes_what_it_did(tmp_path):

@@ -55,7 +55,7 @@ def plan_for(data: VerticalDataset, **choices: object) -> Plan:
         "noise_multiplier": 4.0,
         "evaluation": "released",
         "vote": "top",
-        "table_noise": 5.0,
+        "num_fusion_samples": 4,
         "prediction_mechanism": "krr",
         "prediction_symbols": 3,
         "prediction_response_epsilon": 2.0,
@@ -169,7 +169,7 @@ def test_noise_on_sums_is_drawn_and_charged_anew(data: VerticalDataset, tmp_path
     plan = plan_for(
         data,
         vote="shares",
-        table_noise=0.0,
+        num_fusion_samples=0,
         prediction_mechanism="laplace",
         prediction_scale=64.0,
         prediction_bounded_total=True,

@@ -243,7 +243,7 @@ def test_totals_are_those_of_a_plain_count(
 
 def predicting_plan(training: Plan, run: str, rows: int = 10) -> Plan:
     """Predict rows with the model of a run, as the run released them."""
-    release = release_for(training, epsilon=None, delta=1e-5, has_tables=False)
+    release = release_for(training, epsilon=None, delta=1e-5, has_fusion=False)
     return serving_plan(training, model=model_digest(training, bytes.fromhex(run)), num_rows=rows, release=release)
 
 
@@ -319,7 +319,7 @@ def test_a_site_looks_ahead_at_the_limits_of_all_people_that_its_part_may_know(t
     home.model("monday").mkdir(parents=True)
     (home.model("monday") / "part.json").write_text(json.dumps({"model": model}))
     save_file({"run.public_start": np.zeros(1, np.uint8)}, home.model("monday") / "weights.safetensors")
-    release = release_for(training, epsilon=4.0, delta=1e-5, has_tables=False)
+    release = release_for(training, epsilon=4.0, delta=1e-5, has_fusion=False)
     plan = serving_plan(training, model=model, num_rows=10, release=release)
     order = train_order(plan, work=Work.PREDICT)
     ids = [f"person-{number}" for number in range(10)]

@@ -20,6 +20,7 @@ from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.ledger.limits import Counting, Limit
 from pbmvfl.ledger.spending import spending
 from pbmvfl.plan.plan import Plan
+from pbmvfl.plan.schedule import FUSION
 from pbmvfl.privacy.composition import AtomLosses, BitLosses, GaussianLosses, HullLosses, NoLosses
 from pbmvfl.privacy.gaussian_filter import (
     epsilon_in_turn,
@@ -142,21 +143,24 @@ def names(first: int, count: int) -> tuple[str, ...]:
 
 
 def test_a_book_counts_every_row_as_a_walk_over_its_uses_does(tmp_path):
-    """Rows are predicted, then trained on, then predicted again, in three runs that overlap."""
+    """Rows are predicted, then trained on or fused, then predicted again, in three runs that overlap."""
     plan = Plan.from_dict(LOCAL)
     path = tmp_path / "a.sqlite"
     people = [(0, 30), (20, 50), (30, 0)]
     for number, (train, test) in enumerate(people):
         choices = {"train_ids": names(train, 23), "test_ids": names(test, 7)}
         charge_all(Ledger(path), plan, run=str(number), **choices)
-    step, table, answer = (2 / 6.0) ** 2, (math.sqrt(2) / 5.0) ** 2, 1.5
+    step, answer = (2 / 6.0) ** 2, 1.5
+    fused = {row for current in plan.schedule if current.kind is FUSION for row in current.rows.tolist()}
+    assert len(fused) == 2
     converted = (2 * stats.norm.ppf(math.exp(answer) / (1 + math.exp(answer)))) ** 2
     squares: dict[str, float] = {}
     pures: dict[str, float] = {}
     for train, test in people:
-        for name in names(train, 23):
-            squares[name] = squares.get(name, 0.0) + 3 * step + table
-        for name in names(test, 7):
+        released = [name for row, name in enumerate(names(train, 23)) if row in fused]
+        for name in set(names(train, 23)).difference(released):
+            squares[name] = squares.get(name, 0.0) + 3 * step
+        for name in (*released, *names(test, 7)):
             if squares.get(name):
                 squares[name] += converted
             else:
@@ -186,7 +190,7 @@ def test_a_predicted_row_is_predicted_again_until_its_pure_epsilons_are_used_up(
     path = tmp_path / "a.sqlite"
     with contextlib.closing(Ledger(path)) as book:
         book.set_limit(NAME, strict_limit(4.0))
-    plan = Plan.from_dict({**LOCAL, "noise_multiplier": 40.0, "table_noise": 40.0})
+    plan = Plan.from_dict({**LOCAL, "noise_multiplier": 40.0})
     asked = [
         charge_all(Ledger(path), plan, run=str(i), train_ids=names(100 * i, 23), test_ids=names(50, 7))
         for i in (1, 2, 3)

@@ -14,7 +14,7 @@ import pbmvfl
 from pbmvfl import FederatedModel, Federation, ReleaseOptions
 from pbmvfl.data.new_rows import NewRows
 from pbmvfl.data.vertical import VerticalDataset
-from pbmvfl.errors import BudgetExceeded, LedgerError
+from pbmvfl.errors import BudgetExceeded, LedgerError, PlanError
 from pbmvfl.ledger import row_identity
 from pbmvfl.ledger.forecast import session_words
 from pbmvfl.ledger.ledger import Ledger
@@ -55,9 +55,7 @@ def model(tmp_path: Path) -> FederatedModel:
     for party in PARTIES:
         with contextlib.closing(Ledger(tmp_path / "books" / f"{party}.sqlite", owner=party)) as book:
             book.set_limit("people", LIMIT)
-    plan = voting_plan(
-        data, noise_multiplier=10.0, mean_noise=8.0, gram_noise=8.0, table_noise=10.0, evaluation="simulator"
-    )
+    plan = voting_plan(data, noise_multiplier=10.0, mean_noise=8.0, gram_noise=8.0, evaluation="simulator")
     found = Federation(plan).fit(data, ledger=tmp_path / "books", exact_metrics=True).model
     assert found is not None
     return pbmvfl.load(found.save(tmp_path / "model"))
@@ -88,17 +86,26 @@ def test_new_rows_have_a_budget_of_their_own_and_asking_again_costs_nothing(mode
     second = again.release(rows, ReleaseOptions(ledger=books))
     np.testing.assert_array_equal(first.scores_NK, second.scores_NK)
     trained, asked, repeated = charged(tmp_path)
-    assert "trained 3 epochs on 60 rows" in trained
+    assert "trained 3 epochs on 52 rows, 8 fusion rows released" in trained
     assert asked.startswith("30 rows predicted, randomised response")
     assert repeated == "nothing charged"
 
 
 def test_a_row_that_has_no_budget_left_is_refused_before_anything_is_released(model, tmp_path):
     rows, books = new_rows("new", 30), tmp_path / "books"
-    model.release(rows, ReleaseOptions(epsilon=2.0, ledger=books))
+    model.release(rows, ReleaseOptions(ledger=books))
     before = files(books)
     with pytest.raises(BudgetExceeded, match=r"from epsilon 2\.\d+ to .*Nothing was sent"):
-        model.release(rows, ReleaseOptions(epsilon=1.5, ledger=books))  # by another law, so it would tell something new
+        model.release(rows, ReleaseOptions(ledger=books, data_version="later"))  # so it would tell something new
+    assert files(books) == before
+
+
+def test_a_fusion_model_reads_one_epsilon_and_says_which(model, tmp_path):
+    books = tmp_path / "books"
+    before = files(books)
+    words = r"epsilon=1.5 for a cell: .* reads releases of epsilon 2.00 alone, .* train with --prediction-epsilon 1.5"
+    with pytest.raises(PlanError, match=words):
+        model.release(new_rows("new", 3), ReleaseOptions(epsilon=1.5, ledger=books))
     assert files(books) == before
 
 

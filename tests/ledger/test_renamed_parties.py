@@ -47,7 +47,7 @@ def books(data, tmp_path):
 
 def strong(data: VerticalDataset):
     """Most of 2 for each training row."""
-    return plan_of(data, noise_multiplier=5.0, mean_noise=20.0, gram_noise=20.0, table_noise=20.0)
+    return plan_of(data, noise_multiplier=5.0, mean_noise=20.0, gram_noise=20.0)
 
 
 @pytest.mark.parametrize("case", OTHER_NAMES)

@@ -19,12 +19,11 @@ from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.ledger.limits import Limit
 from pbmvfl.ledger.session_opening import Opening, SessionRows
 from pbmvfl.ledger.spending import RowNumbers, spending
-from pbmvfl.plan.plan import Plan
 from pbmvfl.plan.schedule import PREDICTION, Round
 from support.charged_rows import charged_predictions
-from support.ledger_books import LOCAL_NUMBERS, NAME, charge, charge_all, paper_limit, small_plan
+from support.ledger_books import LOCAL_NUMBERS, NAME, charge_all, paper_limit, small_plan
 
-#: Seven test rows in rounds of five, after counts of votes.
+#: Seven test rows in rounds of five, after training and fusion rows.
 PLAN = small_plan(**LOCAL_NUMBERS)
 PREDICTED_AT = len(PLAN.schedule) - 2
 NAMES = [f"t{row}" for row in range(7)]
@@ -34,15 +33,15 @@ RESPONSE = LOCAL_NUMBERS["prediction_response_epsilon"]
 
 
 def trained(path: Path, *, limit: Limit | None = None, **choices: Any) -> Ledger:
-    """A ledger that training was charged to, up to the counts of votes."""
+    """A ledger that training was charged to."""
     book = Ledger(path)
     if limit is not None:
         book.set_limit(NAME, limit)
-    assert charge_all(book, PLAN, rounds=PREDICTED_AT - 1, test_ids=NAMES, **choices) == PREDICTED_AT - 1
+    assert charge_all(book, PLAN, rounds=PREDICTED_AT, test_ids=NAMES, **choices) == PREDICTED_AT
     return Ledger(path)
 
 
-def opening(unanswered: Any = ALL, *, first_round: int = PREDICTED_AT - 1, **choices: Any) -> Opening:
+def opening(unanswered: Any = ALL, *, first_round: int = PREDICTED_AT, **choices: Any) -> Opening:
     usual: dict[str, Any] = {"dataset": NAME, "plan": PLAN, "run": "run", "session": "s", "public_start": True}
     chosen = None if unanswered is None else np.array(unanswered, dtype=np.int64)
     rows = SessionRows(test_ids=NAMES)
@@ -53,8 +52,7 @@ def predict(opened: Charging, number: int, rows: Any) -> None:
     opened.charge(Round(number, PREDICTION, np.array(rows, dtype=np.int64)), PLAN.events(PREDICTION))
 
 
-def predict_all(opened: Charging, unanswered: Any = ALL, plan: Plan = PLAN) -> None:
-    charge(opened, plan, PREDICTED_AT - 1)
+def predict_all(opened: Charging, unanswered: Any = ALL) -> None:
     for number, together in ((PREDICTED_AT, range(5)), (PREDICTED_AT + 1, range(5, 7))):
         if rows := [row for row in together if row in unanswered]:
             predict(opened, number, rows)
@@ -70,7 +68,7 @@ def test_all_rows_one_by_one_cost_what_their_rounds_cost(tmp_path, public_start)
     predict_all(opened)
     opened.close()
     whole = trained(tmp_path / "b.sqlite", public_start=public_start)
-    charge_all(whole, PLAN, first_round=PREDICTED_AT - 1, test_ids=NAMES, public_start=public_start)
+    charge_all(whole, PLAN, first_round=PREDICTED_AT, test_ids=NAMES, public_start=public_start)
     for accounting in ("strict", "paper"):
         for unit in UNITS:
             limit = paper_limit(unit=unit, accounting=accounting)
@@ -107,7 +105,6 @@ def test_only_the_rows_that_are_named_are_charged(chosen, tmp_path_factory):
 def test_a_part_of_the_rows_is_charged_as_far_as_it_was_asked_for(tmp_path):
     path = tmp_path / "a.sqlite"
     opened = trained(path).begin(opening([0, 2, 3, 6]))
-    charge(opened, PLAN, PREDICTED_AT - 1)
     assert charged_predictions(path) == Counter()
     predict(opened, PREDICTED_AT, [0, 2, 3])
     assert charged_predictions(path) == Counter(["t0", "t2", "t3"])
@@ -122,7 +119,6 @@ def test_a_part_of_the_rows_is_charged_as_far_as_it_was_asked_for(tmp_path):
 def test_rows_that_are_not_next_are_refused_and_nothing_is_charged(tmp_path, number, rows):
     path = tmp_path / "a.sqlite"
     opened = trained(path).begin(opening([0, 2, 3, 6]))
-    charge(opened, PLAN, PREDICTED_AT - 1)
     with pytest.raises(LedgerError, match="are not those that are next in the session's line"):
         predict(opened, PREDICTED_AT + number, rows)
     assert charged_predictions(path) == Counter()
@@ -149,8 +145,8 @@ def test_other_rows_than_the_plan_predicts_are_refused_before_anything_is_writte
 
 
 def test_rows_are_not_charged_one_by_one_before_training_has_ended(tmp_path):
-    with pytest.raises(LedgerError, match="nothing but whole passes comes before them"):
-        trained(tmp_path / "a.sqlite").begin(opening(first_round=PREDICTED_AT - 2))
+    with pytest.raises(LedgerError, match="where nothing else comes before them"):
+        trained(tmp_path / "a.sqlite").begin(opening(first_round=PREDICTED_AT - 1))
 
 
 def test_no_row_without_an_answer_is_nothing_to_charge(tmp_path):
@@ -164,11 +160,11 @@ def test_no_row_without_an_answer_is_nothing_to_charge(tmp_path):
 
 def test_a_limit_refuses_the_round_that_was_forecast_and_counts_new_rows_alone(tmp_path):
     """One prediction of each row: t5 has had its own, so its round is refused, where it is among the rows to charge."""
-    plan = PLAN.replace(noise_multiplier=300.0, table_noise=300.0)  # training costs little
+    plan = PLAN.replace(noise_multiplier=300.0)  # training costs little
     path = tmp_path / "a.sqlite"
     with contextlib.closing(Ledger(path)) as book:
         book.set_limit(NAME, Limit.choose(unit="cell", accounting="strict", epsilon=1.2 * RESPONSE, delta=1e-5))
-        charge_all(book, plan, rounds=PREDICTED_AT - 1, test_ids=NAMES)
+        charge_all(book, plan, rounds=PREDICTED_AT, test_ids=NAMES)
     for unanswered, stops_at in (([5], None), ([0, 1, 6], None), ([2, 3, 5], PREDICTED_AT + 1)):
         book = Ledger(path)
         session = opening(unanswered, plan=plan)
@@ -176,10 +172,10 @@ def test_a_limit_refuses_the_round_that_was_forecast_and_counts_new_rows_alone(t
         assert ahead.stops_at == stops_at
         opened = book.begin(session)
         if stops_at is None:
-            predict_all(opened, unanswered, plan)
+            predict_all(opened, unanswered)
         else:
             with pytest.raises(BudgetExceeded, match=f"round={stops_at} would bring dataset 'people' to epsilon 3"):
-                predict_all(opened, unanswered, plan)
+                predict_all(opened, unanswered)
         opened.close()
     assert charged_predictions(path) == Counter(["t5", "t0", "t1", "t6", "t2", "t3"])
     with contextlib.closing(Ledger(path, read_only=True)) as again:

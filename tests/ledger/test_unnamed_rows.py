@@ -123,7 +123,7 @@ def test_four_people_at_their_limit_are_not_test_rows_of_one_training_after_the_
     released = 0
     for number in range(4):
         data = load_people(train, id=None, test=write_people(tmp_path / f"four-{number}.csv", FOUR))
-        plan = plan_of(data, noise_multiplier=200.0, mean_noise=200.0, gram_noise=200.0, table_noise=200.0)
+        plan = plan_of(data, noise_multiplier=200.0, mean_noise=200.0, gram_noise=200.0)
         try:
             Federation(plan.replace(evaluation="released")).fit(data, ledger=tmp_path / "books")
         except LedgerError:

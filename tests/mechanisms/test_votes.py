@@ -117,12 +117,11 @@ def test_sums_of_votes_are_decoded_into_scores_of_the_classes() -> None:
     for kind in (VoteKind.SHARES, VoteKind.RAW, VoteKind.BALLOT):
         assert Vote(kind=kind).decode_sums(sums).tolist() == sums.tolist()
     for kind in SYMBOLIC:
-        with pytest.raises(PlanError, match="which tables decode"):
+        with pytest.raises(PlanError, match="which a fusion model reads"):
             Vote(kind=kind, grades=2).decode_sums(sums)
     for kind in set(VoteKind) - SYMBOLIC:
         assert Vote(kind=kind).symbols(3) is None
         if kind is not VoteKind.BALLOT:
-            assert Vote(kind=kind).counted(3) is None
             with pytest.raises(PlanError, match="is no symbol"):
                 Vote(kind=kind).symbol(sums)
 
@@ -132,7 +131,6 @@ def test_a_ballot_is_one_for_the_class_with_the_largest_score() -> None:
     scores = np.array([[0.1, 0.3, 0.2], [math.nan, -1.0, -2.0], [5.0, math.inf, 1.0], [1.0, 1.0, 1.0]])
     assert vote(scores).tolist() == [[0, 2, 0], [2, 0, 0], [0, 2, 0], [2, 0, 0]]
     assert vote.symbol(scores).tolist() == [1, 0, 1, 0]
-    assert vote.counted(3) == 3
     mechanism = PolyaLaplace(num_parties=2, embedding_dim=3, levels=1, bounded_total=True, bound=2.0)
     assert mechanism.integers(vote(scores)).tolist() == [[0, 1, 0], [1, 0, 0], [0, 1, 0], [1, 0, 0]]
 
@@ -196,42 +194,3 @@ def test_a_vote_has_a_plain_form() -> None:
     vote = Vote(kind=VoteKind.BINS, gain=2.0, grades=4)
     assert vote.to_dict() == {"kind": "bins", "gain": 2.0, "grades": 4, "bound": 1.0}
     assert Vote(**vote.to_dict()) == vote
-
-
-# --- sums, read with how frequent classes are ---
-
-
-@given(st.integers(2, 5), st.integers(2, 8), st.floats(0.01, 50), st.data())
-def test_equally_frequent_classes_leave_the_largest_sum_in_front(num_classes, num_parties, noise, drawn):
-    kind = drawn.draw(st.sampled_from([VoteKind.SHARES, VoteKind.BALLOT] + [VoteKind.MARGIN] * (num_classes == 2)))
-    vote = Vote(kind=kind)
-    sums = np.random.default_rng(drawn.draw(st.integers(0, 99))).normal(size=(20, vote.width(num_classes))) * 3
-    prior = np.log(np.full(num_classes, 1 / num_classes))
-    scores = vote.class_scores(sums.astype(np.float32), log_prior_K=prior, noise=noise, num_parties=num_parties)
-    plain = vote.decode_sums(sums.astype(np.float32))
-    assert scores.argmax(axis=1).tolist() == plain.argmax(axis=1).tolist()
-    np.testing.assert_allclose(np.exp(scores.astype(float)).sum(axis=1), 1, atol=1e-5)
-
-
-def test_noise_that_drowns_the_votes_leaves_what_was_known_before():
-    prior = np.log([0.9, 0.1])
-    sums = np.array([[4.0], [-4.0], [0.0]], dtype=np.float32)
-    for noise, expected in ((1e6, [[0.9, 0.1]] * 3), (0.0, None)):
-        scores = Vote(kind=VoteKind.MARGIN).class_scores(sums, log_prior_K=prior, noise=noise, num_parties=5)
-        if expected is None:
-            assert np.exp(scores)[0, 1] > 0.9  # five sure votes for the rare class
-            assert np.exp(scores)[2, 0] == pytest.approx(0.9, abs=1e-6)
-        else:
-            np.testing.assert_allclose(np.exp(scores), expected, atol=1e-4)
-
-
-def test_sums_that_follow_the_assumed_law_get_its_posterior():
-    """Margins of 4 parties as independent normal numbers, mean .5 for the right class and variance .4, with noise of
-    deviation 1 on the sum: the ratio of the two densities, in floats of its own."""
-    sums, prior = np.array([[1.3], [-0.2]], dtype=np.float32), np.log([0.7, 0.3])
-    found = Vote(kind=VoteKind.MARGIN).class_scores(sums, log_prior_K=prior, noise=1.0, num_parties=4)
-    variance = 4 * 0.4 + 1
-    for x, row in zip(sums[:, 0].tolist(), found, strict=True):
-        densities = [np.exp(-((x - mean) ** 2) / (2 * variance)) for mean in (-2.0, 2.0)]
-        posterior = np.array([0.7 * densities[0], 0.3 * densities[1]])
-        np.testing.assert_allclose(np.exp(row), posterior / posterior.sum(), rtol=1e-5)

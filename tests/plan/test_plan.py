@@ -58,7 +58,8 @@ BAD = {
     "vote": (["majority", None, 1], "raw, margin, shares"),
     "vote_gain": ([0, -1.0, 1e7, *NUMBER], r"\[1e-06, 1e\+06\]|finite number"),
     "vote_grades": ([0, 2, 257, *WHOLE], "at least 1|at most 1"),
-    "table_noise": ([-1.0, *NUMBER], "0 .no tables. or in|finite number"),
+    "num_fusion_samples": ([-1, *WHOLE], "at least 0"),
+    "fusion": (["mlp", None, 1], "auto, sum, logistic, boosted"),
     "features": (["all", None, 1], "columns, pairs"),
     "column_values": ([1, 17, *WHOLE], "at least 2|at most 16"),
     "shapes": (["2x4", "2u1", "1c", None, 1], "such as 2u16|features=shapes|text"),
@@ -106,7 +107,8 @@ OTHER = {
     "vote": "top",
     "vote_gain": 2.0,
     "vote_grades": 2,
-    "table_noise": 5.0,
+    "num_fusion_samples": 5,
+    "fusion": "sum",
     "features": "pairs",
     "column_values": 4,
     "shapes": "2u4;1c;1c",
@@ -128,6 +130,7 @@ NEEDS = {
     "shapes": {"features": "shapes", "shapes": "1c;1c;1c"},
     "vote": {**VOTING, "vote": "raw"},
     "vote_grades": {**VOTING, "vote": "top"},
+    "num_fusion_samples": VOTING,
 }
 
 

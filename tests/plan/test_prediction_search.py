@@ -61,7 +61,6 @@ def test_a_plan_uses_its_budget_and_no_more(
     assert choice.mechanism.embedding_dim == choice.vote.width(classes)
     assert choice.mechanism.bound == choice.vote.bound
     choice.vote.check_classes(classes)
-    assert (choice.table_deviation is not None) == (choice.vote.counted(classes) is not None)
     if isinstance(choice.mechanism, RandomisedSymbols):
         assert choice.vote.symbols(classes) == choice.mechanism.symbols
     assert f"epsilon {epsilon:g} for a {unit}" in choice.words
@@ -118,12 +117,6 @@ def test_more_budget_is_never_noisier() -> None:
 def test_scores_that_are_twice_as_large_get_half_the_gain(epsilon: float) -> None:
     once, twice = (planned(epsilon, typical_lead=lead).vote.gain for lead in (1.5, 3.0))
     assert once == pytest.approx(2 * twice)
-
-
-def test_tables_are_cheap_and_good_enough() -> None:
-    deviations = [planned(each, num_classes=6, num_rows=7352).table_deviation for each in (8.0, 4.0, 2.0, 1.0)]
-    assert all(each is not None and 5 <= each <= 30 for each in deviations)
-    assert planned(8.0, num_classes=10, num_rows=1437).table_deviation == 5
 
 
 BAD: list[tuple[dict[str, Any], str]] = [

@@ -83,13 +83,25 @@ def test_it_is_known_only_while_it_is_registered(plan: Plan) -> None:
         ({"name": "another", "code": 201, "answered": False}, "a release is an answer"),
         ({"name": "another", "code": 201, "carries_gradient": True}, "a gradient belongs to a release"),
         ({"name": "another", "code": 201, "told": True}, "told=True is about a statistic"),
+        ({"name": "another", "code": 201, "fuses": True, "updates": True}, "fusion rows are training rows"),
     ],
 )
 def test_a_kind_that_contradicts_itself_or_another_is_refused(changes: dict[str, Any], words: str) -> None:
     values = {name: getattr(REHEARSAL, name) for name in REHEARSAL.__dataclass_fields__}
     with pytest.raises(PlanError, match=words):
         register_kind(RoundKind(**{**values, **changes}))
-    assert list(KINDS) == ["joint", "prediction", "local", "mean", "gram", "counts", "symbols", "labels", "rehearsal"]
+    assert list(KINDS) == [
+        "joint",
+        "prediction",
+        "local",
+        "mean",
+        "gram",
+        "counts",
+        "symbols",
+        "labels",
+        "fusion",
+        "rehearsal",
+    ]
 
 
 def test_rounds_that_neither_release_nor_update_are_refused_by_a_party(data: VerticalDataset, make_cohort: Any) -> None:

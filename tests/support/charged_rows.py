@@ -26,7 +26,9 @@ def charged_predictions(book: Path, dataset: str = "people") -> Counter[str]:
             schedule, names, number = json.loads(terms)["schedule"], _names(db, reference), 0
             for phase in schedule["phases"]:
                 predicts = phase["kind"] == "prediction"
-                rows = schedule["num_test_samples" if predicts else "num_samples"]
+                fused = schedule.get("num_fusion_samples", 0)
+                sizes = {"prediction": schedule["num_test_samples"], "fusion": fused}
+                rows = sizes.get(phase["kind"], schedule["num_samples"] - fused)
                 each = rows if phase["kind"] in _WHOLE else schedule["batch_size"]
                 for start in [*range(0, rows, each)] * phase["passes"]:
                     if predicts and first <= number < until:

@@ -117,7 +117,7 @@ def kill_after(reports: int, work: Callable[[int], None]) -> int:
     return len(received) // 4
 
 
-#: Noisy steps at every party alone, counts of votes, and predictions of two classes with a pure epsilon.
+#: Noisy steps at every party alone, fusion rows, and predictions of two classes with a pure epsilon.
 LOCAL_NUMBERS: dict[str, Any] = {
     "training": "local",
     "labels": "parties",
@@ -130,7 +130,7 @@ LOCAL_NUMBERS: dict[str, Any] = {
     "noise_multiplier": 6.0,
     "evaluation": "released",
     "vote": "top",
-    "table_noise": 5.0,
+    "num_fusion_samples": 2,
     "prediction_mechanism": "krr",
     "prediction_symbols": 2,
     "prediction_response_epsilon": 1.5,

@@ -46,7 +46,7 @@ def load_people(
 
 def plan_of(data: VerticalDataset, **choices: Any) -> pbmvfl.Plan:
     """Training that costs its rows little, and predictions by randomised response with a pure epsilon of EACH."""
-    usual = {"noise_multiplier": 30.0, "mean_noise": 30.0, "gram_noise": 30.0, "table_noise": 30.0, "batch_size": 60}
+    usual = {"noise_multiplier": 30.0, "mean_noise": 30.0, "gram_noise": 30.0, "batch_size": 60}
     usual |= {"num_epochs": 1, "prediction_response_epsilon": EACH, "evaluation": "none", "encoder": "linear"}
     return voting_plan(data, **{**usual, **choices})
 

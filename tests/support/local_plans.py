@@ -12,7 +12,7 @@ from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.plan.plan import Plan
 
 Array = npt.NDArray[np.float64]
-LOCAL, MEAN, GRAM, COUNTS = 3, 4, 5, 6
+LOCAL, MEAN, GRAM, FUSION = 3, 4, 5, 9
 
 
 def local_plan(data: VerticalDataset, **choices: Any) -> Plan:
@@ -38,13 +38,13 @@ WHITENED = {"preparation": "whiten", "mean_noise": 4.0, "gram_noise": 5.0, "mean
 
 
 def voting_plan(data: VerticalDataset, **choices: Any) -> Plan:
-    """All there is: whitening, noisy local steps, counts of votes, predictions by randomised response."""
+    """All there is: whitening, noisy local steps, fusion rows, predictions by randomised response."""
     usual = {
         **WHITENED,
         "noise_multiplier": 6.0,
         "evaluation": "released",
         "vote": "top",
-        "table_noise": 5.0,
+        "num_fusion_samples": max(2, data.num_samples // 7),
         "prediction_mechanism": "krr",
         "prediction_symbols": data.num_classes,
         "prediction_response_epsilon": 2.0,

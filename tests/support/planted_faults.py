@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from pbmvfl.audit.constants import TRAINING_ROWS
 from pbmvfl.crypto import secure_sum
 from pbmvfl.crypto.entropy import keystream
 from pbmvfl.crypto.key_exchange import KeyExchange
@@ -144,6 +145,29 @@ def row_used_twice(patch: pytest.MonkeyPatch) -> None:
         return rows
 
     patch.setattr(schedule, "_epoch_permutation", twice)
+
+
+def fusion_row_that_trains(patch: pytest.MonkeyPatch) -> None:
+    """One fusion row takes the place of a row that trains."""
+    parts = schedule.divided_rows
+
+    def with_one(count: int, num_fusion: int, seed: int) -> Any:
+        fused, network = parts(count, num_fusion, seed)
+        network = network.copy()
+        network[0] = fused[0]
+        return fused, network
+
+    patch.setattr(schedule, "divided_rows", with_one)
+
+
+def preparation_of_all_rows(patch: pytest.MonkeyPatch) -> None:
+    """The columns' mean and Gram matrix are taken over fusion rows as well."""
+    learn = PartyRows.learn
+
+    def of_all(rows: PartyRows, current: Any, entropy: Any) -> None:
+        learn(rows, schedule.Round(current.number, current.kind, np.arange(TRAINING_ROWS)), entropy)
+
+    patch.setattr(PartyRows, "learn", of_all)
 
 
 def batch_statistics(patch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from pbmvfl.plan.plan import Plan
+from pbmvfl.plan.schedule import FUSION
 from support.cohorts import Cohort, small_data
 from support.local_plans import voting_plan
 
@@ -34,7 +35,9 @@ def pbm_plan() -> Plan:
 
 
 def staged_plan() -> Plan:
-    return voting_plan(DATA, label_epsilon=EPSILON)
+    """Row 0 is a fusion row: its true label teaches the fusion model, and never leaves."""
+    plans = (voting_plan(DATA, label_epsilon=EPSILON, num_fusion_samples=1, seed=seed) for seed in range(99))
+    return next(plan for plan in plans if plan.schedule.part_of(FUSION).tolist() == [0])
 
 
 def draw_probability(true: tuple[int, ...], drawn: tuple[int, ...]) -> Fraction:
@@ -102,6 +105,12 @@ def test_one_use_of_a_true_label_is_caught(make_plan: Callable[[], Plan]) -> Non
     assert largest_ratio(*faulty) == math.inf
 
 
+def test_the_true_label_of_a_fusion_row_moves_no_transcript() -> None:
+    plan = staged_plan()
+    seen = {sent_to_parties(plan, (true, *rest)) for true in (0, 1) for rest in ((0, 1), (1, 1))}
+    assert len(seen) == 2  # one for each pair of labels that do leave
+
+
 def test_labels_in_clear_give_every_label_away() -> None:
     plan = pbm_plan().replace(label_epsilon=None)
     seen = [sent_to_parties(plan, world) for world in (WORLD, NEIGHBOUR)]
@@ -116,8 +125,8 @@ def test_the_server_keeps_nothing_but_drawn_labels() -> None:
     drawn = torch.tensor([1, 0, 1])
     cohort = Cohort(staged_plan(), replace(DATA, train_labels=drawn.numpy()))
     cohort.run()
-    state = {name: value for name, value in cohort.server.part_state().items() if name == "classes.rows"}
+    (prior,) = [value for name, value in cohort.server.part_state().items() if name.endswith("prior_K")]
     response = staged_plan().label_response
     assert response is not None
-    expected = np.rint(response.corrected_counts(np.array([1, 2])))
-    assert state["classes.rows"].tolist() == expected.tolist()
+    expected = np.maximum(response.corrected_counts(np.array([1, 1])), 0.5)  # of the two rows that train
+    np.testing.assert_allclose(prior.numpy(), np.log(expected / expected.sum()), rtol=1e-6)

@@ -1,6 +1,6 @@
 """Neighbouring worlds of local training: what leaves a party is the same, whatever its columns are.
 
-In training nothing about a row leaves: every answer must be the same bytes in all worlds. Counts of votes and released
+In local rounds nothing about a row leaves: every answer must be the same bytes in all worlds. Released fusion rows and
 predictions have numbers in them, which noise covers; of those the header and the length must be the same.
 """
 
@@ -35,7 +35,7 @@ DATA = small_data(num_parties=2, num_samples=24, num_test_samples=5)
 COLUMNS = DATA.train_features[0]
 N, D = COLUMNS.shape
 #: Answers of these kinds of rounds have released numbers in them.
-COUNTED, PREDICTED = 6, 2
+FUSED, PREDICTED = 9, 2
 
 
 @pytest.fixture(autouse=True)
@@ -82,7 +82,7 @@ def leaves(
         for index, party in enumerate(parties):
             answer = party.receive(message)
             if index == 0:
-                numbers = len(answer) > 40 and answer[5] == 6 and answer[40] in (COUNTED, PREDICTED)
+                numbers = len(answer) > 40 and answer[5] == 6 and answer[40] in (FUSED, PREDICTED)
                 seen.append((answer[:HEADER], len(answer)) if numbers else answer)
             if answer:
                 server.receive(answer, sender=index)
@@ -125,7 +125,7 @@ def test_what_leaves_in_local_training_is_the_same_whatever_the_columns_are(name
     answers = [answer for answer in first[:-1] if isinstance(answer, bytes) and answer and answer[5] == 6]
     assert len(answers) == plan.schedule.num_rounds(plan.schedule.kinds[0]) * (
         2 if plan.preparation == "whiten" else 0
-    ) + plan.num_epochs * -(-N // plan.batch_size)
+    ) + plan.num_epochs * -(-plan.num_network_samples // plan.batch_size)
     assert {len(answer) for answer in answers} == {HEADER}
     for what, columns in neighbours():
         other, party = leaves(plan, columns)
@@ -149,7 +149,7 @@ class Guarded(torch.nn.Module):
 @pytest.mark.parametrize("cells", [[(9, 77.0)], [(9, 78.0)], [(row, 77.0) for row in range(8, N)]])
 @pytest.mark.parametrize("noise_multiplier", [0.0, 6.0])
 def test_a_network_that_fails_is_answered_for(cells, noise_multiplier):
-    """In local steps, in counts of votes and in predictions; the owner alone is told."""
+    """In local steps, of fusion rows and in predictions; the owner alone is told."""
     plan = voting_plan(DATA, preparation="none", noise_multiplier=noise_multiplier, num_epochs=2, batch_size=12)
     columns, test = COLUMNS.copy(), DATA.test_features[0].copy()
     for row, value in cells:
@@ -163,24 +163,6 @@ def test_a_network_that_fails_is_answered_for(cells, noise_multiplier):
     assert found[0][0] == found[1][0]
     assert found[0][1].fault is None
     assert found[1][1].fault is not None
-
-
-def test_votes_that_fail_are_counted_all_the_same(monkeypatch):
-    """A table always leaves, of the same length."""
-    plan = voting_plan(DATA)
-    first, _ = leaves(plan, COLUMNS)
-
-    def fails(*_: Any) -> Any:
-        raise RuntimeError("no votes")
-
-    monkeypatch.setattr("pbmvfl.mechanisms.votes.Vote.symbol", fails)
-    monkeypatch.setattr(
-        "pbmvfl.mechanisms.votes.Vote.__call__", lambda _, scores: np.zeros((len(scores), 1), dtype=np.float32)
-    )
-    second, party = leaves(plan, COLUMNS)
-    assert first == second
-    assert isinstance(party.fault, RuntimeError)
-    assert len(second[-1]) == len(plan.schedule)
 
 
 # --- statistics ---

@@ -449,7 +449,7 @@ def test_a_partys_columns_that_changed_are_told_when_its_owner_says_so_and_not_b
         encoder="linear",
         noise_multiplier=6.0,
         vote="top",
-        table_noise=5.0,
+        num_fusion_samples=4,
         prediction_mechanism="krr",
         prediction_symbols=2,
         prediction_response_epsilon=2.0,
@@ -469,7 +469,7 @@ def test_a_partys_columns_that_changed_are_told_when_its_owner_says_so_and_not_b
         pairs = zip(after, before, strict=True)
         return [sum(releases for _, releases in now[len(then) :]) for now, then in pairs]
 
-    assert ask("people") == [ROWS, ROWS]
+    assert ask("people") == [ROWS - 4, ROWS - 4]  # fusion rows were answered in training, by the same law
     rows = homes["bank"].path / "rows.csv"
     header, *lines = rows.read_text().splitlines()
     rows.write_text("\n".join([header, *(f"{line.split(',')[0]},-7,9" for line in lines)]) + "\n")

@@ -63,10 +63,10 @@ NAMINGS = {
     "second ones": {"bank-2": WHO["bank"], "shop-2": WHO["shop"]},
     "regrouped": {"bank": ["debt"], "shop": ["basket"], "all": ["income", "visits"]},
 }
-PREDICTION, LOCAL, MEAN, GRAM, COUNTS = 2, 3, 4, 5, 6
-#: (distance between neighbours / deviation)^2 of one round of training, which uses every row once. A clipped row can be
-#: replaced by its opposite: distance 2; a row of a noisy sum of products or of counts by another: sqrt(2).
-SHIFTS = {LOCAL: (2 / NOISE) ** 2, MEAN: (2 / NOISE) ** 2, GRAM: 2 / NOISE**2, COUNTS: 2 / NOISE**2}
+PREDICTION, LOCAL, MEAN, GRAM, FUSION = 2, 3, 4, 5, 9
+#: (distance between neighbours / deviation)^2 of one round of training, which uses every row once but fusion rows. A
+#: clipped row can be replaced by its opposite: distance 2; a row of a noisy sum of products by another: sqrt(2).
+SHIFTS = {LOCAL: (2 / NOISE) ** 2, MEAN: (2 / NOISE) ** 2, GRAM: 2 / NOISE**2}
 
 
 # --- the oracle ---
@@ -181,8 +181,13 @@ def table(naming: str, dataset: str, named: bool = True) -> VerticalDataset:
 
 @functools.cache
 def plan(naming: str, evaluation: str) -> Plan:
-    noises = dict.fromkeys(("noise_multiplier", "mean_noise", "gram_noise", "table_noise"), NOISE)
+    noises = dict.fromkeys(("noise_multiplier", "mean_noise", "gram_noise"), NOISE)
     return plan_of(table(naming, "people"), batch_size=TRAINED, evaluation=evaluation, **noises)
+
+
+def used_in(kind: int) -> list[int]:
+    """Persons whose rows a round of training uses: every plan here has one batch, and the same public draw."""
+    return next(each for each in plan("as they are", "none").schedule if each.kind.code == kind).rows.tolist()
 
 
 def rows_of(naming: str, dataset: str, people: Sequence[int]) -> NewRows:
@@ -252,7 +257,8 @@ class Machine(RuleBasedStateMachine):
             name, columns = parties[party]
             kind = message[40]
             if kind != PREDICTION:
-                left.append((name, dataset, columns, range(TRAINED), Total(shift=SHIFTS[kind])))
+                what = Total(answers=1) if kind == FUSION else Total(shift=SHIFTS[kind])
+                left.append((name, dataset, columns, used_in(kind), what))
                 return
             bits = np.unpackbits(np.frombuffer(message[44:], dtype=np.uint8), bitorder="little")
             new = []

@@ -48,7 +48,7 @@ def first_of(plan: Plan, name: str) -> int:
     return next(current.number for current in plan.schedule if current.kind.name == name)
 
 
-CASES = [(staged, name) for name in ("mean", "gram", "local", "counts", "prediction")]
+CASES = [(staged, name) for name in ("mean", "gram", "local", "fusion", "prediction")]
 CASES += [(make, name) for make in (in_clear, masked) for name in ("joint", "prediction")]
 
 
@@ -172,8 +172,10 @@ def test_a_round_that_fails_after_its_charge_is_sent_as_it_was_drawn(
     cohort = Attacked(plan, tmp_path, answers=tmp_path / "answers")
     twin = Attacked(plan, tmp_path / "twin", answers=tmp_path / "twin" / "answers")
     cohort.drive_to(number - 1)
-    request = cohort.server.advance()
+    ended, request = cohort.server.advance(), cohort.server.advance()  # the end of the fusion round, and the request
+    assert ended is not None
     assert request is not None
+    assert [party.receive(ended) for party in cohort.parties] == [b""] * len(cohort.parties)
     left = [failures]
 
     put = StoredAnswers.put
@@ -228,7 +230,7 @@ class Forgetful(Party):
 
 
 @pytest.mark.releases_uncharged
-@pytest.mark.parametrize("name", ["mean", "gram", "local", "counts", "prediction"])
+@pytest.mark.parametrize("name", ["mean", "gram", "local", "fusion", "prediction"])
 def test_the_monitor_sees_the_attack_on_a_party_as_it_was(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -248,9 +250,9 @@ def test_the_monitor_sees_the_attack_on_a_party_as_it_was(
         cohort.party.receive(cohort.stop(first_of(plan, name) + 1))
         assert cohort.party.receive(request)[5] == EMBEDDING
     found = release_monitor.violations()
-    if name in ("counts", "prediction"):
+    if name in ("fusion", "prediction"):
         assert any("two different payloads" in each for each in found)
-    if name != "prediction":
+    else:
         assert any("took its own step twice" in each for each in found)
     cohort.party.close()
 

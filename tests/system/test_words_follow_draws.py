@@ -27,7 +27,7 @@ from matplotlib.text import Text
 from pbmvfl.cli import app, main
 from pbmvfl.crypto.secure_sum import Masks
 from pbmvfl.federation.federation import Federation
-from pbmvfl.mechanisms import MECHANISMS, label_response, vote_tables
+from pbmvfl.mechanisms import MECHANISMS, label_response
 from pbmvfl.mechanisms.votes import Vote
 from pbmvfl.plan.groups import Algorithm
 from pbmvfl.plan.plan import Plan
@@ -56,7 +56,6 @@ def counting() -> Iterator[Counter[str]]:
         (Grid, "with_noise", "steps"),
         (Vote, "symbol", "votes"),
         (Vote, "__call__", "votes"),
-        (vote_tables, "rounded_normal", "counts"),
         (label_response, "randomised_symbols", "labels"),
         *((mechanism, "randomize", name) for name, mechanism in zip(MECHANISMS, MECHANISMS.values(), strict=True)),
     ]
@@ -87,7 +86,6 @@ CLAIMS: dict[str, tuple[str, tuple[str, ...]]] = {
     "Laplace": (r"\bLaplace\b", ("laplace",)),
     "local Gaussian": (r"local Gaussian|noisy embeddings", ("ldp",)),
     "votes": (r"\bvotes?\b|\bballots?\b", ("votes",)),
-    "noisy counts": (r"noisy counts", ("counts",)),
     "noisy steps": (r"noisy steps?|noise [\d.e+-]+ a step|row may add to a step", ("steps",)),
 }
 
@@ -227,10 +225,10 @@ def executed(name: str, options: tuple[object, ...]) -> Done:
 def test_the_algorithms_draw_what_they_are_named_after(runs):
     """The counters themselves: a fault in them would let every word pass, or none."""
     staged, pbm, released, summed = (runs[name].drawn for name in RUNS)
-    assert {name for name, count in staged.items() if count} == {"steps", "votes", "counts", "labels"}
+    assert {name for name, count in staged.items() if count} == {"steps", "votes", "krr", "labels"}
     assert {name for name, count in pbm.items() if count} == {"masks", "pbm"}
     assert pbm["masks"] == pbm["pbm"]
-    assert {name for name, count in released.items() if count} == {"steps", "votes", "counts", "krr", "labels"}
+    assert {name for name, count in released.items() if count} == {"steps", "votes", "krr", "labels"}
     assert {"masks", "laplace", "steps"} <= {name for name, count in summed.items() if count}
     assert not summed["krr"]
     assert runs["staged"].later_drawn["krr"]
@@ -255,9 +253,9 @@ def test_what_happened_is_said(name, runs):
     assert re.search(rf"algorithm +{algorithm}: ", text)
     assert f"{algorithm}: " in runs[name].texts["curves"]
     expected = {
-        "staged": (("noisy counts", "noisy steps", "votes", "drawn labels"), ("symbols",)),
+        "staged": (("symbols", "noisy steps", "votes", "drawn labels"), ("symbols",)),
         "pbm": (("Poisson binomial", "noisy sums"), ()),
-        "released": (("noisy counts", "noisy steps", "randomised response"), ()),
+        "released": (("noisy steps", "randomised response"), ()),
         "summed": (("Laplace", "noisy sums", "noisy steps"), ()),
     }[name]
     for words, wanted in zip((text, later), expected, strict=True):
@@ -274,8 +272,7 @@ PLANTED = {
     "drawn labels": "labels of training rows: epsilon 4.00 against all parties together",
     "Laplace": "Laplace noise on the secure sum",
     "local Gaussian": "local Gaussian, b=16",
-    "votes": "only noisy counts of its votes leave it",
-    "noisy counts": "only noisy counts of its votes leave it",
+    "votes": "of every party's vote (top)",
     "noisy steps": "parties alone, noise 8.542 a step",
 }
 

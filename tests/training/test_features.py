@@ -269,8 +269,7 @@ def test_a_party_with_many_mapped_rows_takes_little_memory(tmp_path):
     try:
         cohort = Cohort(plan, data)
         party = cohort.parties[0]
-        kind = plan.schedule.kinds[0].statistic
-        party.rows.learn(kind, Split.TRAIN, party.noise)
+        party.rows.learn(plan.schedule[0], party.noise)
         for number in range(20):
             assert party.rows.batch(Split.TRAIN, np.arange(number, number + 100)).shape == (100, columns)
         peak = tracemalloc.get_traced_memory()[1]

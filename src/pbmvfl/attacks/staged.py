@@ -1,6 +1,6 @@
 """Attacks on staged training: rows that are predicted, from the private votes that leave for them.
 
-Nothing about a training row leaves a party in local rounds but noisy counts, so what is attacked is the prediction.
+Nothing about a row leaves a party in local rounds, so what is attacked is the release of a fusion or predicted row.
 Parties train with made-up noise by their own updates; votes are drawn by the mechanism's own sampler on made-up bytes.
 
 Shape suffixes: N rows, M parties, K classes, W coordinates of a vote.
@@ -23,7 +23,7 @@ from pbmvfl.mechanisms import Mechanism
 from pbmvfl.mechanisms.randomized_response import RandomisedSymbols
 from pbmvfl.plan.groups import Training
 from pbmvfl.plan.plan import Plan
-from pbmvfl.plan.schedule import COUNTS
+from pbmvfl.plan.schedule import LOCAL
 from pbmvfl.privacy.accounting import Activity, EpsilonBound, TrainingRun, epsilon_bound
 from pbmvfl.privacy.events import ReleaseEvent
 from pbmvfl.privacy.units import Accounting, Unit
@@ -104,7 +104,9 @@ def _votes_of(
     preparation = preparation_for(plan, index=index, rows=rows[:4])
     update = update_for(plan, encoder)
     labels_N = torch.from_numpy(labels)
-    prior_K = log_shares(labels_N, plan.num_classes, plan.label_response)
+    prior_K = log_shares(
+        labels_N[torch.from_numpy(plan.schedule.part_of(LOCAL))], plan.num_classes, plan.label_response
+    )
     prepared = rows
     for turn in plan.schedule:
         if turn.kind.trains:
@@ -112,8 +114,8 @@ def _votes_of(
             scores = torch.from_numpy(update.embed(prepared[at].contiguous(), for_training=True)) + prior_K
             slope = mean_loss_slope(scores, labels_N[at], plan.loss, kept=plan.label_kept)
             update.apply(slope.clamp(-plan.gradient_bound, plan.gradient_bound).numpy(), entropy)
-        elif turn.kind.statistic and turn.kind != COUNTS:
-            preparation.learn(turn.kind.statistic, [rows], entropy)
+        elif turn.kind.statistic:
+            preparation.learn(turn.kind.statistic, [rows[torch.from_numpy(turn.rows)]], entropy)
             prepared = preparation(rows)
     later = preparation(torch.from_numpy(mapped(plan, test, index=index).astype(np.float32, copy=False)))
     vote = plan.vote

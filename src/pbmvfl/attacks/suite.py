@@ -178,5 +178,5 @@ def _notes(joint: dict[str, Plan], staged: Plan | None) -> tuple[str, ...]:
             "Own releases are bounded by the paper's count; a replayed training only by the strict one (--show-hole)."
         )
     if staged is not None:
-        notes.append("Of training rows nothing leaves a staged federation but noisy counts of votes.")
+        notes.append("Of training rows nothing leaves a staged federation but one release of each fusion row.")
     return tuple(notes)

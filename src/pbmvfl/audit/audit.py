@@ -31,12 +31,10 @@ from pbmvfl.errors import PlanError
 from pbmvfl.mechanisms import MECHANISMS, Mechanism, PoissonBinomial
 from pbmvfl.mechanisms.label_response import USUAL_LABEL_EPSILON, LabelResponse
 from pbmvfl.plan.plan import Plan
-from pbmvfl.plan.schedule import COUNTS
 
 #: Fewer would make the tests of tails and of single steps empty.
 SMALLEST_TRIALS = 20_000
-_MADE_UP_PARTIES, _MADE_UP_TABLE_NOISE, _MADE_UP_CLASSES = 4, 5.0, 3
-
+_MADE_UP_PARTIES, _MADE_UP_CLASSES = 4, 3
 ALWAYS_OPEN = (
     "whether random bytes are secret: a generator that somebody else can compute passes every test of a law",
     "rows, labels and ledgers of any run: an audit reads none of them",
@@ -54,7 +52,6 @@ class Subject:
         label_response: Law of drawn labels; None if labels are used in clear.
         noise_multiplier: Noise of updates, in clip norms; 0 if updates have none.
         clip_norm: Largest norm of a row's gradient.
-        table_noise: Deviation of the noise on counts of votes, in rows; 0 if none are counted.
         not_tested: What of it no test covers, in words.
     """
 
@@ -63,7 +60,6 @@ class Subject:
     label_response: LabelResponse | None = None
     noise_multiplier: float = 0.0
     clip_norm: float = 1.0
-    table_noise: float = 0.0
     not_tested: tuple[str, ...] = ()
 
     @classmethod
@@ -79,7 +75,6 @@ class Subject:
             label_response=plan.label_response,
             noise_multiplier=plan.noise_multiplier if noisy else 0.0,
             clip_norm=plan.clip_norm,
-            table_noise=plan.table_noise if COUNTS in kinds else 0.0,
             not_tested=_open_of(plan),
         )
 
@@ -99,7 +94,6 @@ class Subject:
             mechanisms=(*small, *(each for each in usual if each.is_private)),
             label_response=LabelResponse(num_classes=_MADE_UP_CLASSES, epsilon=USUAL_LABEL_EPSILON),
             noise_multiplier=training.noise_multiplier_for(20),
-            table_noise=_MADE_UP_TABLE_NOISE,
         )
 
 
@@ -251,12 +245,11 @@ def _parts(subject: Subject, *, trials: int | None, sessions: int) -> Iterator[P
     if subject.label_response is not None:
         yield "drawn labels", _adds(partial(laws.label_tests, subject.label_response, SystemEntropy(), draws))
         yield "labels in gradients", _adds(partial(_label_uses, LEVEL))
-    if subject.table_noise:
-        yield "tables of votes", _adds(partial(laws.table_tests, subject.table_noise, SystemEntropy(), draws))
     if subject.noise_multiplier:
         yield "noise of updates", _adds(partial(laws.noise_tests, SystemEntropy(), draws))
         yield "noise of steps", _adds(partial(_step_noise, subject, draws))
         yield "noise after a restart", _adds(training.fresh_step_tests)
+        yield "fusion rows", _adds(partial(training.fusion_tests, training.training_data()))
         yield "trainings with one cell at two extremes", partial(_train, sessions)
     for mechanism in subject.mechanisms:
         if games.can_play(mechanism):

@@ -20,7 +20,7 @@ from pbmvfl.audit.constants import DEVIATIONS, LARGEST_DRAWS
 from pbmvfl.audit.evidence import Finding, IntegerLaw, count_test, law_tests, normal_tests, of_case
 from pbmvfl.crypto import rounded_normal as noise
 from pbmvfl.crypto.entropy import Entropy
-from pbmvfl.mechanisms import Mechanism, vote_tables
+from pbmvfl.mechanisms import Mechanism
 from pbmvfl.mechanisms.label_response import LabelResponse
 from pbmvfl.mechanisms.laplace import PolyaLaplaceRelease, PolyaLaplaceSharesRelease
 from pbmvfl.mechanisms.randomized_response import RandomisedResponse
@@ -151,14 +151,3 @@ def noise_tests(entropy: Entropy, trials: int) -> Sequence[Finding]:
     drawn = noise.rounded_normal(entropy, trials)
     # floor(X) + 1/2 is X up to half a step of 2^-28 deviations, which no test here can see.
     return normal_tests("noise of updates, rounded normal", (drawn.astype(np.float64) + 0.5) / 2.0**28)
-
-
-def table_tests(deviation: float, entropy: Entropy, trials: int) -> Sequence[Finding]:
-    """Count votes of made-up rows with noise, and hold the noise against the normal law that is charged."""
-    classes, symbols = 2, max(2, trials // 2)
-    labels = np.zeros(4, dtype=np.int64)
-    votes = np.arange(4, dtype=np.int64) % symbols
-    table = vote_tables.noisy_counts(votes, labels, classes, symbols, deviation, entropy).astype(np.float64)
-    table[labels, votes] -= vote_tables.steps_per_row(deviation)
-    # Counts are in steps, of which the charged deviation is 2^28, whatever it is in rows.
-    return normal_tests(f"table of votes, noise {deviation:g} rows", (table.reshape(-1) + 0.5) / 2.0**28)

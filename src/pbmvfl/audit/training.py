@@ -43,7 +43,7 @@ from pbmvfl.crypto.key_exchange import Identity
 from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.federation.party_setup import PartySetup
 from pbmvfl.plan.plan import Plan
-from pbmvfl.plan.schedule import LOCAL, Round
+from pbmvfl.plan.schedule import FUSION, LOCAL, Round
 from pbmvfl.privacy.accounting import charges
 from pbmvfl.privacy.composition import GaussianLosses
 from pbmvfl.privacy.events import UpdateEvent
@@ -168,10 +168,10 @@ class World:
         return np.asarray(slopes.T @ inputs)
 
 
-def world(plan: Plan, data: VerticalDataset, sign: float) -> World:
+def world(plan: Plan, data: VerticalDataset, sign: float, row: int = _ROW) -> World:
     """Build the party with the cell of one row at an extreme, through the set-up that runs use."""
     columns = data.train_features[0].copy()
-    columns[_ROW] = sign * _EXTREME
+    columns[row] = sign * _EXTREME
     identities = [Identity.generate() for _ in range(plan.num_parties)]
     setup = PartySetup(
         plan=plan,
@@ -182,7 +182,7 @@ def world(plan: Plan, data: VerticalDataset, sign: float) -> World:
         test_features=data.test_features[0],
     )
     party = setup.build()
-    party.network.hold(torch.from_numpy(data.train_labels))
+    party.network.hold(torch.from_numpy(data.train_labels[plan.schedule.part_of(LOCAL)]))
     inputs = np.hstack((columns.astype(np.float64), np.ones((len(columns), 1))))
     return World(party, inputs, data.train_labels)
 
@@ -308,6 +308,40 @@ def shift_tests(plan: Plan, data: VerticalDataset) -> tuple[list[Finding], float
         ),
     ]
     return findings, math.sqrt(squares)
+
+
+def fusion_tests(data: VerticalDataset) -> Iterator[Finding]:
+    """Train with a fusion row's cell at two extremes and the same noise: whatever the party learns must be the same.
+
+    Args:
+        data: Made-up rows; some of them are fusion rows.
+    """
+    plan = training_plan(
+        data,
+        num_fusion_samples=data.num_samples // 4,
+        preparation="whiten",
+        mean_noise=1.0,
+        gram_noise=1.0,
+        vote="top",
+        prediction_mechanism="krr",
+        prediction_symbols=_CLASSES,
+        prediction_secure_aggregation=False,
+    )
+    fused = plan.schedule.part_of(FUSION)
+    learning = [current for current in plan.schedule if current.kind.updates]
+    uses = sum(int(np.isin(current.rows, fused).sum()) for current in learning)
+    here, there = (world(plan, data, sign, int(fused[0])) for sign in (1.0, -1.0))
+    moved = 0
+    for current in learning:
+        entropy = Replayed()
+        here.party.network.learn_alone(current, entropy)
+        entropy.again()
+        there.party.network.learn_alone(current, entropy)
+        states = [each.party.network.state() for each in (here, there)]
+        moved += sum(not torch.equal(value, states[1][name]) for name, value in states[0].items())
+    what = "a fusion row's cell at two extremes"
+    text = f"{moved:,} of a party's tensors moved in {len(learning)} rounds; {uses:,} uses of fusion rows"
+    yield certain(what, "fusion rows train nothing", len(learning), holds=not moved and not uses, statistic=text)
 
 
 def step_noise_tests(plan: Plan, data: VerticalDataset, draws: int) -> Iterator[Finding]:

@@ -11,13 +11,12 @@ from rich.console import Console
 
 from pbmvfl._text import counted
 from pbmvfl.cli.tables import plain_table, print_notes, print_privacy_of_rows
-from pbmvfl.federation.results import EXACT, Result
+from pbmvfl.federation.results import EXACT, SIMULATED, Result
 from pbmvfl.mechanisms import Mechanism
 from pbmvfl.mechanisms.votes import VoteKind
 from pbmvfl.plan.groups import Algorithm, Evaluation, FeatureMap, PreparationName, feature_width
 from pbmvfl.plan.local_search import dense_columns, label_note, learning_note
 from pbmvfl.plan.plan import Plan
-from pbmvfl.plan.schedule import COUNTS
 from pbmvfl.privacy.accounting import NOT_A_PROOF, EpsilonBound, TrainingRun, epsilon_bound
 from pbmvfl.privacy.table import format_epsilon
 from pbmvfl.privacy.units import Accounting, Unit
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
 # --- Results: every figure with the rows it was measured on, and the privacy budget spent ---
 
 
-_EXACT = "exact sums, simulator only"
 _UNMEASURED = "-"
 
 
@@ -62,8 +60,8 @@ def _print_metrics(console: Console, result: Result) -> None:
     if result.plan.num_classes == 2:
         names += ["train_auprc", "test_auprc"]
     table = plain_table("measured on", *(name.replace("_", "\n").replace("auprc", "AUPRC") for name in names))
-    if result.measured_on == EXACT:
-        table.add_row(_EXACT, *_cells(names, result.metrics))
+    if result.measured_on in (EXACT, SIMULATED):
+        table.add_row(f"{result.measured_on}, simulator only", *_cells(names, result.metrics))
     released = _cells(names, result.released)
     if result.released:
         readings = dict.fromkeys(mechanism.reading for mechanism in result.plan.releases)
@@ -75,7 +73,9 @@ def _print_metrics(console: Console, result: Result) -> None:
         said = ", ".join(map(repr, commonest))
         table.add_row(f"majority rate, {said}", *_cells(names, rates, missing=""))
     console.print(table)
-    if _UNMEASURED in released and result.measured_on == EXACT:
+    if result.fusion is not None:
+        console.print(f"fusion model: {result.fusion.description}", markup=False)
+    if _UNMEASURED in released and result.measured_on in (EXACT, SIMULATED):
         what = _UNMEASURED if result.released else "what the server sees of predictions:"
         console.print(f"{what} not measured, needs a release ({_ways_to_release(result.plan)})", style="dim")
     if result.positive_class is not None:
@@ -219,9 +219,8 @@ def _local(plan: Plan) -> str:
         FeatureMap.SHAPES: f"shapes of own columns ({plan.shapes.replace(';', '; ')})",
     }[plan.features]
     prepared = ", whitened" if plan.preparation is PreparationName.WHITEN else ""
-    counts = COUNTS in plan.schedule.kinds
-    leaves = "only noisy counts of its votes leave a party" if counts else "nothing leaves a party"
-    return f"on {seen}{prepared}; {leaves}; {_steps(plan)}"
+    rows = f"of {plan.num_network_samples:,} rows; " if plan.num_fusion_samples else ""
+    return f"on {seen}{prepared}; {rows}nothing leaves a party; {_steps(plan)}"
 
 
 def _noise(plan: Plan) -> str:
@@ -233,11 +232,19 @@ def _noise(plan: Plan) -> str:
 
 
 def _prediction(plan: Plan) -> Iterator[tuple[str, str]]:
+    if plan.num_fusion_samples:
+        law = (plan.prediction or plan.release).describe()
+        yield (
+            "fusion rows",
+            f"{plan.num_fusion_samples:,} of {plan.num_samples:,} rows train no network: each is released once "
+            f"({law}{_of_votes(plan)}) and teaches the fusion model ({plan.fusion}), which stays with the label holder",
+        )
     if plan.evaluation is not Evaluation.RELEASED:
         if plan.evaluation is Evaluation.NONE:
             yield "predictions", "none in training: nothing is measured"
         else:
-            yield "predictions", "exact sums, which only the simulator sees; outside the epsilon"
+            seen = "simulated releases" if plan.num_fusion_samples else "exact sums"
+            yield "predictions", f"{seen}, which only the simulator sees; outside the epsilon"
         if plan.prediction is not None:
             yield "later rows", f"{plan.prediction.describe()}{_of_votes(plan)}, when the trained model is asked"
         return

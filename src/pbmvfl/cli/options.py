@@ -237,7 +237,7 @@ Command = Callable[..., None]
 #: Settings of training, the same in every command that makes a plan to train by.
 TRAINING_SETTINGS = (
     *("algorithm", "label_epsilon"),
-    *("mechanism", "embedding_dim", "bound", "secure_aggregation", "evaluation"),
+    *("mechanism", "embedding_dim", "bound", "secure_aggregation", "num_fusion_samples", "fusion", "evaluation"),
     *("labels", "num_epochs", "batch_size", "learning_rate", "optimizer", "momentum"),
     *("encoder", "activation", "features", "gradient_codec", "noise_multiplier", "clip_norm", "seed"),
 )

@@ -81,8 +81,7 @@ def print_privacy_of_rows(
         if not chosen.has_joint_rounds:  # the paper counts otherwise only in joint rounds
             table = PrivacyTable(tuple(row for row in table.bounds if row.accounting is Accounting.STRICT))
         print_privacy(console, table, title=title + of_rows, legend=legend and first, explained=explained)
-    told = any(part.told_rows for part in run.activities)
-    if not run.releases and not told and not noise_is_known:
+    if not run.releases and not noise_is_known:
         console.print("nothing is released here: a party's 0 covers neither predictions nor weights", style="dim")
     if apart and not noise_is_known:
         both = epsilon_bound(run.of_one_row(), Unit.CELL, Accounting.STRICT, delta=delta)

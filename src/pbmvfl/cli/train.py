@@ -389,7 +389,8 @@ def _new(
     algorithm_of(chosen)
     sizes = {"num_samples": 1, "num_test_samples": 1, "num_classes": 2}
     placeholders = {name: planned.get(name, size) for name, size in sizes.items()}
-    checked = {name: value for name, value in chosen.items() if budget is None or name != "algorithm"}
+    unchecked = () if budget is None else ("algorithm", "num_fusion_samples")
+    checked = {name: value for name, value in chosen.items() if name not in unchecked}
     Plan.from_dict({**placeholders, **checked, "num_parties": source.rows.num_parties or 2})
     data = source.rows.load()
     for name in _SHARED_SIZES:

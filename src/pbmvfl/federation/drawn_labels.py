@@ -40,7 +40,8 @@ from pbmvfl.ledger.store import LedgerEntry
 from pbmvfl.mechanisms.label_response import LabelResponse
 from pbmvfl.mechanisms.randomized_response import RandomisedResponse
 from pbmvfl.plan.label_draws import LabelDraws
-from pbmvfl.plan.schedule import LABELS
+from pbmvfl.plan.plan import Plan
+from pbmvfl.plan.schedule import FUSION, LABELS
 from pbmvfl.protocol.stored_answers import StoredAnswers
 
 if TYPE_CHECKING:
@@ -348,6 +349,15 @@ def _notes(response: LabelResponse, true_N: _Labels, stored_N: _Labels) -> tuple
         "stored labels agree with the true ones much less often than their law says: they were drawn for other rows "
         "under the same names, or most labels were changed since; nothing was drawn anew",
     )
+
+
+def with_true_labels(plan: Plan, labels_N: _Labels, true_N: _Labels) -> _Labels:
+    """Return the labels that a server works with: drawn ones, but for fusion rows, whose true labels never leave it."""
+    if not plan.num_fusion_samples:
+        return labels_N
+    found, fused = labels_N.copy(), plan.schedule.part_of(FUSION)
+    found[fused] = true_N[fused]
+    return found
 
 
 def keep_draw(folder: Path, labels_N: _Labels, *, resumes: bool) -> None:

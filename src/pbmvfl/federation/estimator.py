@@ -35,7 +35,7 @@ from pbmvfl.federation.federation import Federation
 from pbmvfl.federation.predictions import Predictions
 from pbmvfl.federation.serving import ReleaseOptions
 from pbmvfl.mechanisms.label_response import USUAL_LABEL_EPSILON
-from pbmvfl.plan.groups import Algorithm, feature_width
+from pbmvfl.plan.groups import Algorithm, FusionName, feature_width
 from pbmvfl.plan.local_search import label_note, learning_note
 from pbmvfl.plan.plan import Plan
 from pbmvfl.privacy.composition import epsilon_by_losses
@@ -233,6 +233,8 @@ class VerticalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
         prediction_epsilon: Privacy budget of each later prediction of a row. With "pbm" a row is released as in
             training, and the budget must hold that.
         label_epsilon: Pure epsilon of each training label, against all parties together. None: labels in clear.
+        fusion: Model by which predictions are read: "auto", "sum", "logistic", "boosted", or an own scikit-learn
+            classifier. It learns from fusion rows, which there are where `prediction_epsilon` is at most `epsilon`.
         schema: Public facts about columns (see `load_table`), for frames; arrays have columns "0", "1", ...
         ledger: Folder of the parties' ledgers, which training and predictions are charged to. None: nothing is charged.
         dataset: The owners' name of these people in the ledgers.
@@ -251,6 +253,7 @@ class VerticalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
         unit: Unit | str = "cell",
         prediction_epsilon: float = 8.0,
         label_epsilon: float | None = USUAL_LABEL_EPSILON,
+        fusion: Any = "auto",
         schema: Mapping[str, Any] | str | Path | None = None,
         ledger: Path | str | None = None,
         dataset: str = "frame",
@@ -265,6 +268,7 @@ class VerticalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
         self.unit = unit
         self.prediction_epsilon = prediction_epsilon
         self.label_epsilon = label_epsilon
+        self.fusion = fusion
         self.schema = schema
         self.ledger = ledger
         self.dataset = dataset
@@ -302,13 +306,17 @@ class VerticalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] 
             label_epsilon=self.label_epsilon,
             evaluation="none",
             seed=self.seed,
+            fusion=self.fusion if isinstance(self.fusion, str) else FusionName.AUTO,
         )
         delta = usual_delta(data.num_samples) if self.delta is None else self.delta
         self._check_prediction(plan, delta)
         for note in _learning_notes(plan, data):
             warnings.warn(f"{type(self).__name__}: {note}", UserWarning, stacklevel=2)
-        result = Federation(plan).fit(data, ledger=self.ledger)
+        own_fusion = None if isinstance(self.fusion, str) else self.fusion
+        result = Federation(plan).fit(data, ledger=self.ledger, fusion=own_fusion)
         assert result.model is not None
+        for note in result.warnings if result.fusion is not None else ():
+            warnings.warn(f"{type(self).__name__}: {note}", UserWarning, stacklevel=2)
         self._fixed = {name: getattr(self, name) for name in _FIXED_BY_FIT}
         self.result_, self.model_ = result, result.model
         self.privacy_ = result.privacy(delta=delta)

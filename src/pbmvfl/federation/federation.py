@@ -26,7 +26,7 @@ from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.errors import CheckpointError, EncoderError, LedgerError, ModelError, PlanError
 from pbmvfl.federation.checkpoints import Checkpoints
 from pbmvfl.federation.drawn_labels import FOLDER as DRAWN_LABELS
-from pbmvfl.federation.drawn_labels import LabelHolder, keep_draw
+from pbmvfl.federation.drawn_labels import LabelHolder, keep_draw, with_true_labels
 from pbmvfl.federation.in_process import InProcess
 from pbmvfl.federation.model import FederatedModel
 from pbmvfl.federation.model_files import PartyPart, ServerPart, model_digest
@@ -131,6 +131,7 @@ class Federation:
         exact_metrics: bool = False,
         until_limit: bool = False,
         redraw_labels: bool = False,
+        fusion: Any = None,
         on_round: OnRound | None = None,
         on_epoch: OnEpoch | None = None,
     ) -> Result:
@@ -148,6 +149,8 @@ class Federation:
                 anything is released.
             redraw_labels: The label holder permits that labels whose stored draws were lost are drawn, and charged, a
                 second time.
+            fusion: The label holder's own scikit-learn classifier, as its fusion model; a copy of it is fitted. A saved
+                model needs it again (`pbmvfl.load`). None: the plan's fusion model.
             on_round: Called after every round with (completed rounds, last loss, traffic so far).
             on_epoch: Called after every epoch with its line of the history.
 
@@ -166,6 +169,7 @@ class Federation:
             None if folder is None else Path(folder) for folder in (checkpoints, sessions or checkpoints, ledger)
         )
         self.check(data)
+        check_own_fusion(self.plan, fusion)
         if isinstance(checkpoint_every, bool) or not isinstance(checkpoint_every, int) or checkpoint_every < 1:
             raise PlanError(f"checkpoint_every={checkpoint_every!r} must be an integer of at least 1, in epochs")
         keeper = None
@@ -200,7 +204,8 @@ class Federation:
             self.labels = labels.labels_N
             server = Server(
                 self.plan,
-                train_labels=labels.labels_N,
+                train_labels=with_true_labels(self.plan, labels.labels_N, data.train_labels),
+                estimator=fusion,
                 run_id=(None if keeper is None else keeper.run_id) or self.new_run_id(),
                 keeper=keeper,
             )
@@ -221,7 +226,7 @@ class Federation:
                 on_epoch=on_epoch,
             )
             result = run.finish()
-            model = self._trained(data, server, transport, checkpoints, ledger)
+            model = self._trained(data, server, transport, checkpoints, ledger, own_fusion=fusion)
             self.model = model
             return replace(result, model=model)
 
@@ -271,6 +276,8 @@ class Federation:
         transport: InProcess | Processes,
         checkpoints: Path | None,
         ledger: Path | None,
+        *,
+        own_fusion: Any,
     ) -> FederatedModel | None:
         """Return the trained model, or None.
 
@@ -308,11 +315,18 @@ class Federation:
             )
             for index, state in enumerate(states)
         ]
-        kept = server.part_state()
-        names = (data.party_names, data.class_names)
+        server_part = ServerPart(
+            **shared,
+            party_names=data.party_names,
+            class_names=data.class_names,
+            state=server.part_state(),
+            label=data.label,
+            own_fusion=own_fusion is not None and server.fusion is not None and server.fusion.beats_majority,
+        )
         return FederatedModel(
-            ServerPart(**shared, party_names=names[0], class_names=names[1], state=kept, label=data.label),
+            server_part,
             parts,
+            fusion=own_fusion if server_part.own_fusion else None,
             encoders=None if self._encoders is None else [copy.deepcopy(encoder) for encoder in self._encoders],
             ledger=ledger,
             checkpoints=checkpoints,
@@ -507,6 +521,18 @@ def _check_encoder_takes(plan: Plan, features: npt.NDArray[Any], shape: tuple[in
             f"encoder={plan.encoder} cannot take rows of shape={tuple(shape)} and type {kind}: {error}; "
             "choose another encoder"
         ) from error
+
+
+def check_own_fusion(plan: Plan, fusion: Any) -> None:
+    """Refuse an own fusion model that cannot be one, before anything is released."""
+    if fusion is None:
+        return
+    if not plan.num_fusion_samples:
+        raise PlanError("fusion=...: this plan has no fusion rows to teach it; plan with num_fusion_samples above 0")
+    if not all(hasattr(fusion, name) for name in ("fit", "predict_proba", "get_params")):
+        raise PlanError(
+            f"fusion={type(fusion).__name__} must be a scikit-learn classifier with fit, predict_proba and get_params"
+        )
 
 
 def check_ledgers(folder: Path, data: VerticalDataset, *, released: bool, draws_labels: bool) -> None:

@@ -16,6 +16,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,8 +53,10 @@ from pbmvfl.privacy.conversion import usual_delta
 from pbmvfl.privacy.table import PrivacyTable, privacy_table
 from pbmvfl.privacy.units import Unit
 from pbmvfl.protocol.party import weights_are_charged
+from pbmvfl.protocol.server import fusion_of, has_fusion
 from pbmvfl.protocol.session import Tap
 from pbmvfl.protocol.stored_answers import share_answers
+from pbmvfl.training.fusion import FusionModel
 from pbmvfl.wire.traffic import Traffic
 
 if TYPE_CHECKING:
@@ -80,6 +83,7 @@ class FederatedModel:
         parties: Sequence[PartyPart],
         *,
         encoders: Sequence[nn.Module] | None = None,
+        fusion: Any = None,
         ledger: Path | str | None = None,
         folder: Path | None = None,
         checkpoints: Path | None = None,
@@ -92,6 +96,7 @@ class FederatedModel:
             server: The label holder's part.
             parties: A part for each party.
             encoders: The owners' own networks, where training had such: their weights come from the parts.
+            fusion: The label holder's own classifier, where it was the fusion model: it is fitted again.
             ledger: Folder of the parties' ledgers, which predictions are charged to.
             folder: Where the parts are; each party keeps its answers beside them.
             checkpoints: Where the answers are that training gave, before there is a `folder`.
@@ -110,6 +115,14 @@ class FederatedModel:
                 if encoders is None
                 else "this model has the plan's networks; leave encoders out"
             )
+        if server.own_fusion != (fusion is not None):
+            raise ModelError(
+                "this model was trained with the label holder's own classifier as its fusion model; give it again: "
+                "pbmvfl.load(folder, fusion=...)"
+                if fusion is None
+                else "this model has the plan's fusion model; leave fusion out"
+            )
+        self._own_fusion = fusion
         self._encoders, self._folder, self._checkpoints = encoders, folder, checkpoints
         self._setup_kind, self._noise_is_seeded = setup_kind, noise_is_seeded
         #: The folder of the parties' ledgers; None where there are none.
@@ -194,6 +207,7 @@ class FederatedModel:
         folder: Path | str,
         *,
         encoders: Sequence[nn.Module] | None = None,
+        fusion: Any = None,
         ledger: Path | str | None = None,
     ) -> FederatedModel:
         """Load what `save` wrote, to the bit, or name the part that is missing, damaged or of another model."""
@@ -213,7 +227,7 @@ class FederatedModel:
                 f"folder={str(folder)!r} lacks the part of {', '.join(missing)}; ask its owner for it. A model can be "
                 "asked only with all of its parties"
             )
-        return cls(server, found, encoders=encoders, ledger=ledger, folder=folder)
+        return cls(server, found, encoders=encoders, fusion=fusion, ledger=ledger, folder=folder)
 
     # --- predictions ---
 
@@ -373,6 +387,7 @@ class FederatedModel:
         return serve(
             plan,
             trained=dict(self._server.state),
+            fusion=self.fusion if plan.num_fusion_samples else None,
             transport=transport,
             owners=transport,
             taps=self.taps,
@@ -446,19 +461,12 @@ class FederatedModel:
     ) -> list[str]:
         """Return what to know before a row is paid for: whether noise leaves anything of the votes."""
         release = self._release(epsilon, delta, unit)
-        notes = []
-        if self._has_tables and release.voting != self.plan.voting:
-            notes.append(
-                "votes were counted in training for another epsilon than this one, and are only added up here: less "
-                "accurate, most of all where a class is rare; train with --prediction-epsilon for the one you mean"
-            )
         noise = release.mechanism.variance_upper_bound**0.5 / release.mechanism.bound
         parties = self.plan.num_parties
         if release.mechanism.stands_alone or noise < _DROWNED * parties:
-            return notes
+            return []
         what = "embeddings" if release.voting.vote is VoteKind.RAW else "votes"
         return [
-            *notes,
             f"noise of {noise:.2g} on sums of {parties} {what}: expect predictions hardly better than the most "
             "frequent class, however good the model is; a larger epsilon for each row would help, more training would "
             "not",
@@ -471,15 +479,18 @@ class FederatedModel:
         """Return whether all that weights know of training rows was charged in training."""
         return all(weights_are_charged(part.state) for part in self._parties)
 
-    @property
-    def _has_tables(self) -> bool:
-        return any(name.startswith("votes.table.") for name in self._server.state)
+    @cached_property
+    def fusion(self) -> FusionModel | None:
+        """Model that reads releases, learned again from the server's part; None if training had no fusion rows."""
+        return fusion_of(self.plan, self._server.state, self._own_fusion)
 
     def _delta(self, delta: float | None) -> float:
         return usual_delta(self.plan.num_samples) if delta is None else delta
 
     def _release(self, epsilon: float | None, delta: float | None, unit: Unit | str) -> Release:
-        return release_for(self.plan, epsilon=epsilon, delta=self._delta(delta), unit=unit, has_tables=self._has_tables)
+        return release_for(
+            self.plan, epsilon=epsilon, delta=self._delta(delta), unit=unit, has_fusion=has_fusion(self._server.state)
+        )
 
     def _serving_plan(self, num_rows: int, release: Release | None) -> Plan:
         if release is None:  # exact sums: whatever would release them is not asked
@@ -589,10 +600,14 @@ class FederatedModel:
 
 
 def load(
-    folder: Path | str, *, encoders: Sequence[nn.Module] | None = None, ledger: Path | str | None = None
+    folder: Path | str,
+    *,
+    encoders: Sequence[nn.Module] | None = None,
+    fusion: Any = None,
+    ledger: Path | str | None = None,
 ) -> FederatedModel:
     """Load a saved model: `FederatedModel.load`."""
-    return FederatedModel.load(folder, encoders=encoders, ledger=ledger)
+    return FederatedModel.load(folder, encoders=encoders, fusion=fusion, ledger=ledger)
 
 
 def _check_parts(server: ServerPart, parties: Sequence[PartyPart]) -> None:

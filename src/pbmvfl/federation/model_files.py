@@ -188,9 +188,12 @@ class ServerPart(Part):
     class_names: tuple[str, ...]
     #: The label's column in the training table, if it came from one.
     label: str | None = None
+    #: Whether the fusion model is the label holder's own classifier: then it must be given again.
+    own_fusion: bool = False
 
     def _own(self) -> dict[str, Any]:
-        return {"party_names": list(self.party_names), "class_names": list(self.class_names), "label": self.label}
+        said = {"party_names": list(self.party_names), "class_names": list(self.class_names), "label": self.label}
+        return {**said, "own_fusion": True} if self.own_fusion else said
 
     @classmethod
     def _read_own(cls, said: dict[str, Any], path: Path) -> dict[str, Any]:
@@ -199,6 +202,7 @@ class ServerPart(Part):
                 "party_names": tuple(map(str, said["party_names"])),
                 "class_names": tuple(map(str, said["class_names"])),
                 "label": said["label"],
+                "own_fusion": said.get("own_fusion") is True,
             }
         except (KeyError, TypeError) as error:
             raise _of_another_version(path, error) from error

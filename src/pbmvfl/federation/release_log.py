@@ -159,7 +159,7 @@ class ReleaseLog:
 
     def uses_after(self, plan: Plan, *, first_round: int) -> tuple[RowUses, ...]:
         """Return what `uses` will be if one more session runs from this round to the plan's end."""
-        rest = (min(first_round, plan.schedule.trained_at), len(plan.schedule))
+        rest = (min(first_round, plan.schedule.settled_at), len(plan.schedule))
         return plan.schedule.uses([*self._spans, rest])
 
     def uses(self, plan: Plan) -> tuple[RowUses, ...]:

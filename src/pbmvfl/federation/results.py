@@ -30,6 +30,7 @@ from pbmvfl.wire.traffic import Traffic
 
 if TYPE_CHECKING:
     from pbmvfl.federation.model import FederatedModel
+    from pbmvfl.training.fusion import FusionModel
 
 
 # --- History by epoch, and its append-only file ---
@@ -173,7 +174,7 @@ OWN_WEIGHTS = (
 #: The version of result.json. Version 1 had no number, and counted uses of train and test rows without saying which;
 #: version 2 had figures without the classes, the majority rate and what the protocol itself saw.
 VERSION = 3
-EXACT, NOTHING = "exact sums", "nothing"
+EXACT, SIMULATED, NOTHING = "exact sums", "simulated releases", "nothing"
 TRAFFIC_KINDS: Kinds = dict.fromkeys(("bytes_setup", "bytes_up", "bytes_down", "rounds"), int)
 _KINDS: Kinds = {
     "plan": dict,
@@ -195,6 +196,29 @@ _CLASS: Kinds = {
     "train_recall": int | float | None,
     "test_recall": int | float | None,
 }
+
+
+@dataclass(frozen=True, kw_only=True)
+class FusionFigures:
+    """The fusion model in words, and its accuracy on fusion rows that were held out from it."""
+
+    name: str
+    description: str
+    accuracy: float
+    #: Accuracy of the most frequent class on the same rows.
+    majority: float
+    beats_majority: bool
+
+    @classmethod
+    def of(cls, model: FusionModel) -> FusionFigures:
+        """Return the figures of a fitted model."""
+        return cls(
+            name=str(model.name),
+            description=model.description,
+            accuracy=model.held_out["accuracy"],
+            majority=model.majority,
+            beats_majority=model.beats_majority,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,6 +245,8 @@ class Result:
     largest_score: float | None = None
     #: Whether training diverged, which ended the run; `stopped` says how.
     diverged: bool = False
+    #: The model that reads releases; None where there are no fusion rows, or the run ended before they were released.
+    fusion: FusionFigures | None = None
     #: The trained model, as `Federation.fit` gives it; a result that was read from a file has none.
     model: FederatedModel | None = field(default=None, repr=False, compare=False)
 
@@ -248,15 +274,15 @@ class Result:
 
     @property
     def measured_on(self) -> str:
-        """Source of `metrics`: exact sums, which only a simulator sees, or what the server itself reads."""
+        """Source of `metrics`: sums or releases that only a simulator sees, or what the server itself reads."""
         if self.plan.evaluation is Evaluation.SIMULATOR:
-            return EXACT
+            return EXACT if self.fusion is None else SIMULATED
         return self.plan.releases[-1].reading if self.plan.releases else NOTHING
 
     @property
     def released(self) -> dict[str, float]:
         """Metrics from what the protocol itself saw. One that is missing was not measured, and needs a release."""
-        if self.measured_on != EXACT:
+        if self.measured_on not in (EXACT, SIMULATED):
             return {name: value for name, value in self.metrics.items() if name != "train_loss"}
         return self.history[-1].released if self.history else {}
 
@@ -281,6 +307,11 @@ class Result:
         found = notes_on_predictions(
             self.classes, self.metrics, largest_score=self.largest_score, plan=self.plan, diverged=self.diverged
         )
+        if self.fusion is not None and not self.fusion.beats_majority:
+            found.append(
+                f"the fusion model is not better than the most frequent class ({self.fusion.majority:.4f}) on fusion "
+                "rows that were held out from it: it predicts shares of classes; more rows or a larger epsilon may help"
+            )
         return [*notes_on_classes(self.classes), *found]
 
     @property
@@ -292,7 +323,9 @@ class Result:
         if not self.metrics:
             return "nothing was measured: the run ended before it could be evaluated"
         if self.plan.evaluation is Evaluation.SIMULATOR:
-            return "metrics come from exact sums that no role of the protocol sees; they are outside the epsilon"
+            return (
+                f"metrics come from {self.measured_on} that no role of the protocol sees; they are outside the epsilon"
+            )
         noisy = "noisy release" if self.plan.releases[-1].is_private else "release"
         trained = f"train metrics come from the training rounds' own {self.plan.releases[0].reading}; test metrics "
         trained += f"from one more {noisy}"
@@ -339,6 +372,7 @@ class Result:
             **({"scores": self.scores} if self.scores else {}),
             "largest_score": _written(self.largest_score),
             "diverged": self.diverged,
+            **({} if self.fusion is None else {"fusion": asdict(self.fusion)}),
             "traffic": self.traffic.to_dict(),
             "seconds": round(self.seconds, 3),
             "row_uses": {use.kind.name: use.to_dict() for use in self.row_uses},
@@ -404,6 +438,7 @@ def _read_figures(values: dict[str, Any], path: Path) -> dict[str, Any]:
         "scores": _read_scores(values.get("scores", {}), path),
         "largest_score": math.inf if largest == "inf" else largest,
         "diverged": values["diverged"],
+        "fusion": None if "fusion" not in values else _read_fusion(values["fusion"], path),
     }
 
 
@@ -419,6 +454,12 @@ def _read_scores(value: object, path: Path) -> dict[str, dict[str, Any]]:
 
 def _are_numbers(values: list[Any]) -> bool:
     return all(isinstance(value, _NUMBER) and not isinstance(value, bool) for value in values)
+
+
+def _read_fusion(value: object, path: Path) -> FusionFigures:
+    kinds: Kinds = {"name": str, "description": str, "accuracy": _NUMBER, "majority": _NUMBER, "beats_majority": bool}
+    said = checked_object(value, kinds, path, RunFolderError)
+    return FusionFigures(**{name: said[name] for name in kinds})
 
 
 def _read_uses(values: dict[str, Any], plan: Plan, path: Path) -> tuple[RowUses, ...]:

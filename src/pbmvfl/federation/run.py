@@ -14,13 +14,15 @@ import torch
 from torch import Tensor
 
 from pbmvfl._files import checked_object
+from pbmvfl.crypto.entropy import Entropy, SystemEntropy
 from pbmvfl.errors import CheckpointError, EncoderError, NonFiniteError, PartyRefused, PbmvflError, ProtocolError
 from pbmvfl.federation.checkpoints import Checkpoints
 from pbmvfl.federation.metrics_summary import Figures, Labelled, divergence, what_to_change
 from pbmvfl.federation.release_log import ReleaseLog
-from pbmvfl.federation.results import TRAFFIC_KINDS, EpochLine, HistoryLog, Result
+from pbmvfl.federation.results import TRAFFIC_KINDS, EpochLine, FusionFigures, HistoryLog, Result
+from pbmvfl.mechanisms.votes import VoteKind
 from pbmvfl.plan.plan import Plan
-from pbmvfl.plan.schedule import Split
+from pbmvfl.plan.schedule import PREDICTION, Round, Split
 from pbmvfl.protocol.server import ScoredRound, Server
 from pbmvfl.protocol.session import Meter, Tap, deliver, drive
 from pbmvfl.protocol.transport import Inspection, Transport
@@ -61,8 +63,13 @@ class Run:
         taps: Sequence[Tap],
         on_round: Callable[[int, float, Traffic], None] | None,
         on_epoch: Callable[[EpochLine], None] | None,
+        entropy: Entropy | None = None,
     ) -> None:
-        """Prepare a run. `inspection` gives exact sums, `owners` the parties' logs; a deployment has neither."""
+        """Prepare a run. `inspection` gives exact sums, `owners` the parties' logs; a deployment has neither.
+
+        `entropy` is what the simulator draws releases from that no role sees; None for the system's.
+        """
+        self._entropy = entropy or SystemEntropy()
         self._server, self._transport, self._data = server, transport, data
         self._plan = server.plan
         self._log, self._keeper = log, keeper
@@ -116,9 +123,11 @@ class Run:
                 sent = self._server.completed_rounds + 1
                 self._log.charge_until(min(sent, self._log.records[-1].charged_until))
             raise
-        if self._inspection is not None and self._is_evaluated and not self._figures.has_measured:
-            # An earlier session evaluated the epoch: measure the same weights for what the history lacks.
-            self._evaluate()
+        fusion = self._server.fusion
+        lacking = fusion is not None or not self._figures.has_measured
+        if self._inspection is not None and self._is_evaluated and lacking:
+            # The fusion model is there; or an earlier session evaluated the epoch, and the history lacks some figures.
+            self._history[-1] = dataclasses.replace(self._history[-1], **self._evaluate())
         return Result(
             plan=self._plan,
             metrics=self._history[-1].metrics if self._history else {},
@@ -133,6 +142,7 @@ class Run:
             scores=self._figures.scores,
             largest_score=self._figures.largest_score,
             diverged=diverged,
+            fusion=None if fusion is None else FusionFigures.of(fusion),
         )
 
     def _stopped_by(self, refusal: PartyRefused) -> str:
@@ -157,7 +167,7 @@ class Run:
                 self._history.append(self._line(epoch))
             self._evaluate_last()
         if completed:
-            self._save(min(completed, self._plan.schedule.trained_at))
+            self._save(min(completed, self._plan.schedule.settled_at))
         self._log.charge_until(sent)
 
     def _give_up(self, sent: int) -> None:
@@ -203,8 +213,12 @@ class Run:
     def _next_boundary(self) -> int:
         """Return the round after which the next checkpoint comes; releases are charged ahead up to it."""
         every = 1 if self._keeper is None else self._keeper.every
-        epoch = int(self._plan.schedule.epochs_before(self._server.completed_rounds))
-        return self._plan.schedule.end_of_epoch(epoch + every - epoch % every)
+        schedule, completed = self._plan.schedule, self._server.completed_rounds
+        if schedule.trained_at <= completed < schedule.settled_at:
+            return completed + 1  # every fusion round has one
+        epoch = int(schedule.epochs_before(completed))
+        end = schedule.end_of_epoch(epoch + every - epoch % every)
+        return min(end, schedule.trained_at) if completed < schedule.trained_at < schedule.settled_at else end
 
     def _take_scores(self, scored: ScoredRound) -> None:
         """Keep a joint round's loss and scores for its epoch; measure a whole pass over the test rows."""
@@ -235,6 +249,9 @@ class Run:
     def _epoch_end(self) -> None:
         self._raise_faults()
         completed = self._server.completed_rounds
+        if completed > self._plan.schedule.trained_at:  # a fusion round: no epoch
+            self._save(completed)
+            return
         mean_loss = float(np.mean(self._losses)) if self._losses else None
         line = self._line(self._plan.schedule.epochs_before(completed))
         self._history.append(line)
@@ -277,7 +294,10 @@ class Run:
             self._history[-1] = dataclasses.replace(self._history[-1], **self._evaluate())
 
     def _evaluate(self, *, exactly: bool = True) -> dict[str, Any]:
-        """Return metrics of the epoch, from the noisy sums that the server saw or from the simulator's exact ones."""
+        """Return metrics of the epoch, from the noisy sums that the server saw or from the simulator's exact ones.
+
+        Once there is a fusion model, the simulator draws releases as a deployment would, and the model reads them.
+        """
         metrics: dict[str, float] = {}
         if self._seen:
             scores = torch.cat([scores for _, scores in self._seen]).numpy()
@@ -290,13 +310,19 @@ class Run:
             return metrics
         for split, labels in ((Split.TRAIN, self._data.train_labels), (Split.TEST, self._data.test_labels)):
             if len(labels):
-                exact, *others = self._inspection.exact_embeddings(split)
-                with np.errstate(over="ignore", invalid="ignore"):  # NaN is reported at the end.
-                    for other in others:
-                        exact = exact + other
-                scores = self._server.predict(torch.from_numpy(exact)).numpy()
+                scores = self._scores(self._inspection.exact_embeddings(split)).numpy()
                 metrics |= self._figures.measure(scores, labels, split.value)
         return metrics
+
+    def _scores(self, embeddings: Sequence[npt.NDArray[np.float32]]) -> Tensor:
+        """Return class scores of every party's exact embeddings of some rows, for the simulator alone."""
+        if self._server.fusion is not None:
+            return self._server.read(drawn_release(self._server, embeddings, self._entropy))
+        exact, *others = embeddings
+        with np.errstate(over="ignore", invalid="ignore"):  # NaN is reported at the end.
+            for other in others:
+                exact = exact + other
+        return self._server.predict(torch.from_numpy(exact))
 
     def _save(self, completed_rounds: int) -> None:
         """Write the server's own checkpoint; every party has written its own."""
@@ -312,6 +338,14 @@ class Run:
 
     def _traffic(self) -> Traffic:
         return self._earlier + self._meter.traffic()
+
+
+def drawn_release(server: Server, embeddings: Sequence[npt.NDArray[np.float32]], entropy: Entropy) -> npt.NDArray[Any]:
+    """Return what the server would read of rows that the parties released as predictions: no role sees this draw."""
+    plan, rows = server.plan, Round(0, PREDICTION, np.arange(len(embeddings[0])))
+    mechanism, vote = plan.mechanism_for(PREDICTION), plan.vote
+    made = (each if vote.kind is VoteKind.RAW else vote(each) for each in embeddings)
+    return server.values_of([mechanism.payload.encode(mechanism.randomize(each, entropy)) for each in made], rows)
 
 
 def _shown(epoch: float) -> float:

@@ -30,10 +30,12 @@ from pbmvfl.plan.plan import Plan
 from pbmvfl.plan.prediction_search import plan_prediction
 from pbmvfl.plan.schedule import PREDICTION, Order, Phase
 from pbmvfl.privacy.composition import epsilon_by_losses
+from pbmvfl.privacy.table import format_epsilon
 from pbmvfl.privacy.units import SERVER, Unit, column_unit
 from pbmvfl.protocol.server import Server
 from pbmvfl.protocol.session import Meter, Tap, deliver, drive
 from pbmvfl.protocol.transport import Inspection, Transport
+from pbmvfl.training.fusion import FusionModel
 from pbmvfl.wire.refusals import RefusalCode
 from pbmvfl.wire.traffic import Traffic
 
@@ -82,14 +84,18 @@ class ReleaseOptions:
 
 
 def release_for(
-    training: Plan, *, epsilon: float | None, delta: float, unit: Unit | str = Unit.CELL, has_tables: bool
+    training: Plan, *, epsilon: float | None, delta: float, unit: Unit | str = Unit.CELL, has_fusion: bool
 ) -> Release:
     """Choose the release of a row's prediction within `epsilon`; without one as training planned it, or within 8.
 
-    `has_tables` says whether the server has counts of votes: symbols can be read only by them.
+    `has_fusion` says whether the server has a fusion model. It reads the law that it was taught with, and no other.
+
+    Raises:
+        PlanError: The fusion model's law costs more than `epsilon`, or nothing can be released within it.
+        ModelError: Nothing in training protects a row.
     """
     unit = column_unit(unit)
-    own = _planned(training, has_tables)
+    own = _planned(training, has_fusion)
     if epsilon is None and own is not None:
         return own
     if training.head is not Head.FIXED:
@@ -103,10 +109,15 @@ def release_for(
             "exact; ask for them by name: exact=True, or --exact"
         )
     wanted = DEFAULT_EPSILON if epsilon is None else epsilon
-    if own is not None and unit == Unit.CELL:
-        cost = epsilon_by_losses([(1, own.mechanism.event.losses(Unit.CELL, SERVER))], delta, 1e4)
-        if cost <= wanted:
-            return own  # read by counts, it is the better one at less than what it may cost
+    if own is not None and training.num_fusion_samples:
+        cost = epsilon_by_losses([(1, own.mechanism.event.losses(unit, SERVER))], delta, 1e4)
+        if cost > wanted:
+            raise PlanError(
+                f"epsilon={wanted:g} for a {unit}: the fusion model of this training reads releases of epsilon "
+                f"{format_epsilon(cost)} alone, as its fusion rows were released; leave epsilon out, or train with "
+                f"--prediction-epsilon {wanted:g} (prediction_epsilon={wanted:g})"
+            )
+        return own
     choice = plan_prediction(
         epsilon=wanted,
         delta=delta,
@@ -114,17 +125,17 @@ def release_for(
         num_parties=training.num_parties,
         num_classes=training.num_classes,
         num_rows=training.num_samples,
-        tables=False,
+        fused=False,
     )
     voting = Voting(vote=choice.vote.kind, vote_gain=choice.vote.gain, vote_grades=choice.vote.grades)
     return Release(mechanism=choice.mechanism, voting=voting, words=choice.words)
 
 
-def _planned(training: Plan, has_tables: bool) -> Release | None:
-    """Return the release of the training's plan; None if nothing in it protects a row, or its tables of votes are
-    missing."""
+def _planned(training: Plan, has_fusion: bool) -> Release | None:
+    """Return the release of the training's plan; None if nothing in it protects a row, or its fusion model is missing:
+    training ended before the fusion rows were released."""
     mechanism = training.prediction or training.release
-    if not mechanism.is_private or (training.voting.has_tables and not has_tables):
+    if not mechanism.is_private or (training.num_fusion_samples and not has_fusion):
         return None
     return Release(mechanism=mechanism, voting=training.voting, words="as it was planned with training")
 
@@ -167,13 +178,14 @@ def serve(
     plan: Plan,
     *,
     trained: dict[str, Tensor],
+    fusion: FusionModel | None = None,
     transport: Transport,
     owners: Inspection | None,
     taps: Sequence[Tap] = (),
     on_round: Callable[[int], None] | None = None,
 ) -> Served:
     """Predict all rows of a serving plan. A limit that ends it leaves what was released before."""
-    server = Server(plan, trained=trained)
+    server = Server(plan, trained=trained, fusion=fusion)
     meter = Meter(taps=list(taps))
     scores_NK = np.full((plan.num_test_samples, plan.num_classes), np.nan, dtype=np.float32)
 

@@ -150,28 +150,27 @@ class Charging:
     def _charge_in_turn(self, current: Round, one_by_one: RowByRow) -> None:
         """Charge the rows of a round that are next in the line of the session's rows."""
         part = one_by_one.charged_part(current.number)
-        same = part.kind.split is Split.TRAIN or np.array_equal(one_by_one.rows[part.rows], current.rows)
-        first, until = one_by_one.span(part) if part.num_rows else (0, 0)
-        if not same or first != self._charged_until:
+        same = part.num_rows and np.array_equal(one_by_one.rows[part.rows], current.rows)
+        if not same or int(part.rows[0]) != self._charged_until:
             raise LedgerError(
                 f"round={current.number}: its {current.num_rows} rows without a stored answer are not those that are "
                 "next in the session's line; a row is charged once: to predict others open another session"
             )
         self._check_files(current.number)
         try:
-            self._charge_until(until, lambda: [part])
+            self._charge_until(int(part.rows[-1]) + 1, lambda: [part])
         except BudgetExceeded as refusal:
             self._write_refusal(current.number, str(refusal))
             raise
-        self._sent_until = until
+        self._sent_until = self._charged_until
 
     def _ahead(self, current: Round) -> int:
         """Return how many rounds are charged together, from this one on.
 
-        Rounds that predict rows are charged one at a time: a row that was charged and not sent would pay again.
+        Rounds that only release rows are charged one at a time: a row that was charged and not sent would pay again.
         """
         ahead = min(self._rounds_ahead, len(self._schedule) - current.number)
-        while ahead > 1 and self._schedule.kind(current.number + ahead - 1).split is Split.TEST:
+        while ahead > 1 and not self._schedule.kind(current.number + ahead - 1).updates:
             ahead -= 1
         return ahead
 

@@ -219,15 +219,17 @@ def session_words(entry: LedgerEntry) -> str:
     uses = {kind: count for kind, count in schedule.total_uses(first, until).items() if count}
     for kind, count in uses.items():
         if kind.trains:
-            passes = count / schedule.rows_of(kind.split)
+            passes = count / schedule.size_of_part(kind)
             epochs = f"{passes:.4g} epoch" + ("" if passes == 1 else "s")
-            said.append(f"trained {epochs} on {counted(schedule.num_samples, 'row')}")
+            said.append(f"trained {epochs} on {counted(schedule.size_of_part(kind), 'row')}")
         elif kind.split is Split.TEST:
             said.append(f"{counted(count, 'row')} predicted")
         elif kind.statistic:
             said.append(f"noisy {kind.statistic} told" if kind.told else "columns prepared")
         else:
-            said.append(f"{kind.name} of {counted(count, 'row')}")
+            said.append(
+                f"{counted(count, 'fusion row')} released" if kind.fuses else f"{kind.name} of {counted(count, 'row')}"
+            )
     words = f", {entry.terms.words}" if any(kind.releases for kind in uses) else ""
     rounds = f"round {first}: " if until == first + 1 else f"rounds {first} to {until - 1}: "
     if all(kind.split is Split.TEST for kind in uses):

@@ -1,8 +1,8 @@
 """Charging of predicted rows one by one, where a party answers some of them from its store.
 
 A ledger has one number for a session: how many rounds of its schedule are charged. A session that charges rows one by
-one therefore has a schedule of its own in the ledger: the rounds before its predictions, and then one round for each
-row that is charged, in the order in which rows are predicted. Rows with stored answers are not in it.
+one therefore has a schedule of its own in the ledger: one round for each row that is charged, in the order in which
+rows are predicted. Rows with stored answers are not in it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pbmvfl.plan.schedule import Order, Phase, Round, Schedule, Split
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RowByRow:
-    """The rounds of a session as they are charged: whole ones, and then predicted rows one by one."""
+    """The rounds of a session as they are charged: predicted rows one by one."""
 
     #: The schedule of the session's plan, and the session's first round.
     planned: Schedule
@@ -30,16 +30,15 @@ class RowByRow:
 
     def __post_init__(self) -> None:
         """Refuse other rows than those that the remaining rounds predict, and other rounds than can be counted so."""
-        kinds = [self.planned.kind(number) for number in self._numbers]
-        before, after = kinds[: self._whole_rounds], kinds[self._whole_rounds :]
-        countable = all(kind.whole for kind in before) and len(set(after)) == 1
-        rounds = [self.planned[number].rows for number in self._numbers[self._whole_rounds :]]
+        kinds = {self.planned.kind(number) for number in self._numbers}
+        countable = len(kinds) == 1 and all(kind.split is Split.TEST for kind in kinds)
+        rounds = [self.planned[number].rows for number in self._numbers]
         predicted = np.concatenate(rounds) if countable else self.rows[:0]
         if not len(self.rows) or not np.array_equal(predicted[np.isin(predicted, self.rows)], self.rows):
             raise LedgerError(
                 f"unanswered={len(self.rows)} rows from round={self.first_round} on; permitted: test rows that the "
                 "plan predicts from there on, at least one, each once and in the order of their rounds, where nothing "
-                "but whole passes comes before them"
+                "else comes before them"
             )
 
     @property
@@ -54,32 +53,17 @@ class RowByRow:
         return places
 
     @cached_property
-    def _whole_rounds(self) -> int:
-        """The number of rounds before those that predict."""
-        return sum(self.planned.kind(number).split is Split.TRAIN for number in self._numbers)
-
-    @cached_property
     def schedule(self) -> Schedule:
         """The schedule of the session's line in the ledger."""
-        first_prediction = self.first_round + self._whole_rounds
-        kinds = [self.planned.kind(number) for number in range(self.first_round, first_prediction + 1)]
-        phases = tuple(Phase(kind=kind, passes=1, order=Order.AS_GIVEN) for kind in kinds)
-        return replace(self.planned, num_test_samples=len(self.rows), batch_size=1, phases=phases)
+        phase = Phase(kind=self.planned.kind(self.first_round), passes=1, order=Order.AS_GIVEN)
+        return replace(self.planned, num_test_samples=len(self.rows), batch_size=1, phases=(phase,))
 
     def charged_part(self, number: int) -> Round:
         """Return what is charged of one of the plan's rounds; a row's number is then its place among the charged."""
         current = self.planned[number]
-        if current.kind.split is Split.TRAIN:
-            return current
         places = self._places[current.rows]
         return Round(number, current.kind, places[places >= 0])
 
     def charged_parts(self) -> Iterator[Round]:
         """Yield what is charged of every round, where that is anything."""
         return (part for number in self._numbers if (part := self.charged_part(number)).num_rows)
-
-    def span(self, part: Round) -> tuple[int, int]:
-        """Return the rounds of the line, first and after the last, that stand for a charged part of a round."""
-        if part.kind.split is Split.TRAIN:
-            return part.number - self.first_round, part.number - self.first_round + 1
-        return self._whole_rounds + int(part.rows[0]), self._whole_rounds + int(part.rows[-1]) + 1

@@ -283,6 +283,8 @@ def _add_session(spent: Spent, entry: LedgerEntry, rates: Rates, rows: RowNumber
         used = numbers[kind.split] if own.amount else _NO_ROWS
         if len(used) and (number, stop) != (first, end):
             used = used[schedule.rows_between(number, stop)]
+        elif len(used) > count:  # a pass over one part of the rows
+            used = used[schedule.part_of(kind)]
         spent.add(used, own, everywhere)
         number = stop
 

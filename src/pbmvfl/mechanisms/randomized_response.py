@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 WEIGHT_ONE = 1 << 32
 LARGEST_SYMBOLS = 256
 SMALLEST_EPSILON, LARGEST_EPSILON = 0.01, 16.0
-NO_NOISE_OF_OTHERS = "every symbol hides behind its own noise alone: no secure sum and no honest party is assumed"
+NO_NOISE_OF_OTHERS = "every symbol hides behind its own noise alone: nothing is assumed of other parties"
 _PANEL = "Privacy mechanism"
 
 

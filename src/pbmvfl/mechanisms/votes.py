@@ -10,7 +10,7 @@
 
 `top` and `ranks` may have `grades`: so many equal bins of tanh(gain/2 (largest - second largest score)), and as many
 times as many symbols. The federation's score of a class is the sum over the parties, so margins, shares and ballots may
-be added up; symbols are read party by party (`symbol_tables`). A vote is public and is computed from one row's scores
+be added up; symbols are read party by party, by a fusion model. A vote is public and is computed from one row's scores
 alone. It never fails: what is no number counts as 0 and infinity as a large number, because whether a party answers
 must not depend on its columns.
 
@@ -34,11 +34,6 @@ _LARGEST_SCORE = 1e30
 SMALLEST_GAIN, LARGEST_GAIN = 1e-6, 1e6
 #: Largest number of symbols, the values of a byte; mechanisms with symbols have the same limit.
 LARGEST_SYMBOLS = 256
-
-
-#: Assumed votes of a party: mean margin of the right class, mean share of the right class, and variance.
-_RIGHT_LEAD, _RIGHT_SHARE, _VOTE_VARIANCE = 0.5, 0.55, 0.4
-_SMALLEST_SHARE = 1e-30
 
 
 class VoteKind(StrEnum):
@@ -110,13 +105,6 @@ class Vote:
                 return num_classes * (num_classes - 1) * self.grades
         return None
 
-    def counted(self, num_classes: int) -> int | None:
-        """Return how many columns a table of this vote has (`vote_tables`).
-
-        Its symbols, or the classes of a ballot.
-        """
-        return num_classes if self.kind is VoteKind.BALLOT else self.symbols(num_classes)
-
     # --- at a party ---
 
     def __call__(self, scores_BK: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
@@ -181,31 +169,7 @@ class Vote:
                 return np.concatenate([-half, half], axis=1)
             case VoteKind.RAW | VoteKind.SHARES | VoteKind.BALLOT:
                 return estimated
-        raise PlanError(f"vote={self.kind} is a symbol of each party, which tables decode; sums say nothing about it")
-
-    def class_scores(
-        self,
-        estimated: npt.NDArray[np.float32],
-        *,
-        log_prior_K: npt.NDArray[np.float64],
-        noise: float,
-        num_parties: int,
-    ) -> npt.NDArray[np.float32]:
-        """Return ln P(class | the sums), (B, K), for votes that are added up.
-
-        The prior, and the sums weighted by their worth.
-
-        A normal law for sums of votes of a party that is right three times in four, whose spread adds to that of the
-        noise: the more noise there is, the less a sum says beside how frequent the classes are. Nothing is learned
-        here; votes that are read by tables (`vote_tables`) need no such guess.
-        """
-        sums_BK = self.decode_sums(estimated).astype(np.float64) / self.bound
-        num_classes = sums_BK.shape[1]
-        spread = num_parties * _VOTE_VARIANCE + (noise / self.bound) ** 2
-        of_shares = _RIGHT_SHARE - (1 - _RIGHT_SHARE) / (num_classes - 1)
-        apart = 2 * _RIGHT_LEAD if self.kind is VoteKind.MARGIN else of_shares
-        scores_BK = log_prior_K + (num_parties * apart / spread) * sums_BK
-        return np.log(np.maximum(_softmax(scores_BK), _SMALLEST_SHARE)).astype(np.float32)
+        raise PlanError(f"vote={self.kind} is a symbol of each party, which a fusion model reads; sums say nothing")
 
     def to_dict(self) -> dict[str, Any]:
         return {**asdict(self), "kind": str(self.kind)}

@@ -10,13 +10,17 @@ from typing import TYPE_CHECKING
 from pbmvfl.errors import PlanError
 from pbmvfl.mechanisms.votes import VoteKind
 from pbmvfl.plan.groups import Activation, Evaluation, Head, Labels, PreparationName
-from pbmvfl.plan.schedule import COUNTS, GRAM, LABELS, MEAN, SYMBOLS
+from pbmvfl.plan.schedule import COUNTS, FUSION, GRAM, LABELS, MEAN, SYMBOLS
 from pbmvfl.privacy.correlated import check_band
 
 if TYPE_CHECKING:
     from pbmvfl.plan.plan import Plan
 
 #: Why a plan of an earlier version is refused.
+NO_COUNTS = (
+    "this plan counts votes, as plans of earlier versions did; a fusion model reads them now: train again, with a plan "
+    "that is made anew"
+)
 NO_INTERACTIONS = (
     "the plan has interactions, by which parties released symbols of training rows: this version does not train so; "
     "make a plan with `pbmvfl plan`, and train again"
@@ -30,6 +34,7 @@ def check_together(plan: Plan) -> None:
             raise PlanError(f"num_parties={plan.num_parties} in the plan, {release.num_parties} in its release")
     _model(plan)
     _prediction(plan)
+    _fusion(plan)
     _schedule(plan)
     _learning(plan)
     _networks(plan)
@@ -68,7 +73,9 @@ def _prediction(plan: Plan) -> None:
     release = plan.prediction or plan.release
     kind = plan.voting.vote
     if kind is VoteKind.RAW:
-        if (release.embedding_dim, release.bound) != (plan.release.embedding_dim, plan.release.bound):
+        numbers = (release.embedding_dim, release.bound), (plan.release.embedding_dim, plan.release.bound)
+        # Scores without a bound of their own are clipped to that of the mechanism, whatever it is.
+        if numbers[0] != numbers[1] and (plan.activation is not Activation.NONE or numbers[0][0] != numbers[1][0]):
             raise PlanError(
                 f"predictions have embedding_dim={release.embedding_dim}, bound={release.bound:g}, training has "
                 f"{plan.release.embedding_dim} and {plan.release.bound:g}; one network makes both"
@@ -94,22 +101,39 @@ def _prediction(plan: Plan) -> None:
             f"vote={kind} makes one of {symbols} symbols, which the server reads party by party: give "
             f"prediction_mechanism=krr, prediction_symbols={symbols} and no secure aggregation"
         )
-    counted = any(phase.kind == COUNTS for phase in plan.rounds.phases)
-    if symbols is not None and not ((counted or plan.model) and plan.voting.has_tables):
+    if symbols is not None and not plan.num_fusion_samples:
         raise PlanError(
-            f"vote={kind} is read by counts of votes by class: give table_noise above 0, which is "
-            f"{plan.table_noise:g}, and a round of counts before predictions"
+            f"vote={kind} is read by a fusion model, which learns from fusion rows: give num_fusion_samples above 0, "
+            "which is 0, or a vote that can be added up"
         )
+
+
+def _fusion(plan: Plan) -> None:
+    """Refuse fusion rows that the rest of the plan does not fit."""
+    phases = [phase for phase in plan.rounds.phases if phase.kind.fuses]
+    if plan.model:
+        return
+    if bool(phases) != bool(plan.num_fusion_samples) or sum(phase.passes for phase in phases) > 1:
+        raise PlanError(
+            f"num_fusion_samples={plan.num_fusion_samples} with {len(phases)} phases of {FUSION.name} rounds: fusion "
+            "rows are released once; give their number without phases"
+        )
+    if phases and (plan.prediction is None or plan.head is not Head.FIXED or plan.couples_rows):
+        raise PlanError(
+            f"num_fusion_samples={plan.num_fusion_samples}, head={plan.head}, encoder={plan.encoder}: fusion rows are "
+            "released by the mechanism of predictions after local training, and each by itself; give "
+            "prediction_mechanism, head=fixed and an encoder that couples no rows, or no fusion rows"
+        )
+    kinds = [phase.kind for phase in plan.rounds.phases]
+    if phases and any(kind.updates for kind in kinds[kinds.index(FUSION) :]):
+        raise PlanError(f"{FUSION.name} rounds before the last round that trains: they release what networks end with")
+    if phases and any(kind.releases and not kind.updates for kind in kinds[: kinds.index(FUSION)]):
+        raise PlanError(f"predictions before {FUSION.name} rounds: the fusion model that reads them comes after these")
 
 
 def _learning(plan: Plan) -> None:
     """Refuse rounds that the rest of the plan does not fit."""
     kinds = plan.schedule.kinds
-    if COUNTS in kinds and not plan.voting.has_tables:
-        raise PlanError(
-            f"vote={plan.voting.vote}, table_noise={plan.table_noise:g} with a round of counts: it counts votes "
-            "that are symbols or ballots, with noise; give such a vote and table_noise above 0, or no such round"
-        )
     local = [kind.name for kind in kinds if kind.needs_labels]
     if local and plan.labels is not Labels.PARTIES:
         raise PlanError(
@@ -143,6 +167,8 @@ def _learning(plan: Plan) -> None:
 def _schedule(plan: Plan) -> None:
     if any(phase.kind == SYMBOLS for phase in plan.rounds.phases):
         raise PlanError(NO_INTERACTIONS)
+    if any(phase.kind == COUNTS for phase in plan.rounds.phases):
+        raise PlanError(NO_COUNTS)
     if any(phase.kind == LABELS for phase in plan.rounds.phases):
         raise PlanError(
             "a phase of labels rounds: the label holder draws labels by itself, before a run; give label_epsilon"

@@ -14,6 +14,7 @@ from pbmvfl.plan.groups import (
     Algorithm,
     Evaluation,
     FeatureMap,
+    FusionName,
     Head,
     Labels,
     Loss,
@@ -59,7 +60,8 @@ class PlanOptions(TypedDict, total=False):
     vote: VoteKind | str
     vote_gain: float
     vote_grades: int
-    table_noise: float
+    num_fusion_samples: int
+    fusion: FusionName | str
     # Rounds.
     batch_size: int
     num_epochs: int

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 #: Prefix of the names of a mechanism's numbers, where they are those of predictions.
 PREDICTION_PREFIX = "prediction_"
 #: Names that fit any plan: with these alone, the rest is still planned.
-NEUTRAL = frozenset({"algorithm", "seed", "evaluation", "label_epsilon"})
+NEUTRAL = frozenset({"algorithm", "seed", "evaluation", "label_epsilon", "num_fusion_samples", "fusion"})
 _REQUIRED = ("num_parties", "num_samples", "num_classes")
 _PLAIN_GROUPS: dict[str, type] = {
     "learning": Learning,
@@ -157,7 +157,7 @@ def groups_of(values: Mapping[str, Any], prediction: Mechanism | None = None) ->
             values.get("num_epochs", 10),
             training=Training.JOINT if algorithm is None else algorithm.training,
             prepared=values.get("preparation", PreparationName.NONE) != PreparationName.NONE,
-            counted=voting.has_tables,
+            fused=voting.num_fusion_samples > 0,
             # Noise that is correlated over steps is for rows that keep their places from pass to pass.
             order=Order.SHUFFLED if values.get("noise_band", 1) == 1 else Order.FIXED,
             released=evaluation is Evaluation.RELEASED,

@@ -9,9 +9,8 @@ from enum import StrEnum
 from pbmvfl._settings import check_whole, finite, one_of, setting
 from pbmvfl.errors import PlanError
 from pbmvfl.mechanisms.label_response import LabelResponse, check_label_epsilon
-from pbmvfl.mechanisms.vote_tables import LARGEST_DEVIATION, SMALLEST_DEVIATION, TABLE_DIAMETER
-from pbmvfl.mechanisms.votes import SYMBOLIC, Vote, VoteKind
-from pbmvfl.plan.schedule import COUNTS, GRAM, JOINT, LOCAL, MEAN, PREDICTION, Order, Phase
+from pbmvfl.mechanisms.votes import Vote, VoteKind
+from pbmvfl.plan.schedule import FUSION, GRAM, JOINT, LOCAL, MEAN, PREDICTION, Order, Phase
 from pbmvfl.plan.shapes import parse_shapes
 from pbmvfl.privacy.correlated import Band, banded_event
 from pbmvfl.privacy.events import PlainUpdate, RoundedGaussianSum, UpdateEvent
@@ -202,7 +201,7 @@ class Rounds:
             self.num_epochs,
             training=self.training,
             prepared=GRAM.name in kinds,
-            counted=COUNTS.name in kinds,
+            fused=FUSION.name in kinds,
             released=self.is_released,
             order=self.order,
         )
@@ -214,7 +213,7 @@ def usual_phases(
     released: bool,
     training: Training = Training.JOINT,
     prepared: bool = False,
-    counted: bool = False,
+    fused: bool = False,
     order: Order = Order.SHUFFLED,
 ) -> tuple[Phase, ...]:
     """Return the phases of a usual run, in their order.
@@ -224,14 +223,14 @@ def usual_phases(
         released: Whether a pass of predictions over the test rows ends the run.
         training: Kind of the rounds that train.
         prepared: Whether columns are prepared.
-        counted: Whether votes are counted.
+        fused: Whether fusion rows are released, for a fusion model to learn from.
         order: Order of the rows in rounds that train.
     """
     check_whole("num_epochs", num_epochs, least=1)
     phases = [Phase(kind=kind, passes=1, order=Order.AS_GIVEN) for kind in ((MEAN, GRAM) if prepared else ())]
     phases.append(Phase(kind=LOCAL if training is Training.LOCAL else JOINT, passes=num_epochs, order=order))
-    if counted:
-        phases.append(Phase(kind=COUNTS, passes=1, order=Order.AS_GIVEN))
+    if fused:
+        phases.append(Phase(kind=FUSION, passes=1, order=Order.AS_GIVEN))
     if released:
         phases.append(Phase(kind=PREDICTION, passes=1, order=Order.AS_GIVEN))
     return tuple(phases)
@@ -374,7 +373,7 @@ class Preparation:
 
 @dataclass(frozen=True, kw_only=True)
 class Voting:
-    """Votes that a party makes of its class scores for a prediction, and how the server reads them."""
+    """What a party releases of its class scores for a prediction, and the model by which the label holder reads it."""
 
     vote: VoteKind = setting(VoteKind.RAW, help=words(VoteKind), panel=MECHANISM, later=True)
     vote_gain: float = setting(1.0, help="Scores are multiplied by it before a vote.", panel=MECHANISM, later=True)
@@ -384,36 +383,26 @@ class Voting:
         panel=MECHANISM,
         later=True,
     )
-    table_noise: float = setting(
-        0.0,
-        help="Standard deviation, in rows, of the noise on counts of votes by class, by which symbols are read.",
+    num_fusion_samples: int = setting(
+        0,
+        help="Of the training rows: those that train no network, are released once and teach the fusion model.",
         panel=MECHANISM,
         later=True,
+    )
+    fusion: FusionName = setting(
+        FusionName.AUTO, help=f"{words(FusionName)}: model that reads releases.", panel=MECHANISM, later=True
     )
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "vote", one_of("vote", self.vote, VoteKind))
-        for name in ("vote_gain", "table_noise"):
-            object.__setattr__(self, name, finite(name, getattr(self, name)))
-        if self.table_noise and not SMALLEST_DEVIATION <= self.table_noise <= LARGEST_DEVIATION:
-            raise PlanError(
-                f"table_noise={self.table_noise:g} must be 0 (no tables) or in [{SMALLEST_DEVIATION:g}, "
-                f"{LARGEST_DEVIATION:g}]"
-            )
+        object.__setattr__(self, "fusion", one_of("fusion", self.fusion, FusionName))
+        object.__setattr__(self, "vote_gain", finite("vote_gain", self.vote_gain))
+        check_whole("num_fusion_samples", self.num_fusion_samples, least=0)
         self.as_vote(1.0)
 
     def as_vote(self, bound: float) -> Vote:
         """Return the vote as a map of scores."""
         return Vote(kind=self.vote, gain=self.vote_gain, grades=self.vote_grades, bound=bound)
-
-    @property
-    def has_tables(self) -> bool:
-        return self.vote in (*SYMBOLIC, VoteKind.BALLOT) and self.table_noise > 0
-
-    @property
-    def event(self) -> UpdateEvent:
-        """Event of one party's counts: replacing a row moves two counts by one."""
-        return RoundedGaussianSum(clip_norm=1.0, noise_multiplier=self.table_noise, diameter=TABLE_DIAMETER)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,8 +18,8 @@ from pbmvfl.mechanisms.randomized_response import LARGEST_EPSILON
 from pbmvfl.plan.groups import FeatureMap, feature_width
 from pbmvfl.plan.shapes import PartyShapes, join_shapes
 
-#: Shares of the squared shift: of the columns' mean, of their Gram matrix, of counts of votes; the steps get the rest.
-_MEAN_SHARE, _GRAM_SHARE, _TABLE_SHARE = 0.04, 0.12, 0.05
+#: Shares of the squared shift: of the columns' mean and of their Gram matrix; the steps get the rest.
+_MEAN_SHARE, _GRAM_SHARE = 0.04, 0.12
 _STEPS = 40
 #: Gradients are clipped to this times sqrt(shift N / K), on sums of N rows with noise of 2 clip norms over shift: less
 #: bends what is learned, and more drowns it. Within a factor of two on hold-outs of seven tables, at epsilon 8 and 1.
@@ -86,7 +86,6 @@ class LocalRules:
     kinds: tuple[str, ...] = ()
     #: How many values every column of kind v has; None if not given.
     column_values: int | None = None
-    has_tables: bool = False
 
     def settings(self, shift: float | None = None) -> dict[str, Any]:
         """Names and values of a plan, but for noise. What rows are mapped to depends on the whole shift."""
@@ -177,12 +176,9 @@ class LocalRules:
         `shift` is the whole one: the root of the sum of the parts' squared shifts.
         """
         mean, gram = (_MEAN_SHARE, _GRAM_SHARE) if prepared else (0.0, 0.0)
-        tables = _TABLE_SHARE if self.has_tables else 0.0
-        found = {"noise_multiplier": 2 * math.sqrt(num_epochs / (1 - mean - gram - tables)) / shift}
+        found = {"noise_multiplier": 2 * math.sqrt(num_epochs / (1 - mean - gram)) / shift}
         if prepared:
             found |= {"mean_noise": 2 / math.sqrt(mean) / shift, "gram_noise": math.sqrt(2 / gram) / shift}
-        if tables:
-            found |= {"table_noise": math.sqrt(2 / tables) / shift}
         found |= self._steps(shift, num_epochs, features)
         return {name: float(f"{value:.6g}") for name, value in found.items()}
 

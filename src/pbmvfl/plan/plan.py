@@ -19,9 +19,8 @@ from pbmvfl.crypto.protocol_version import PROTOCOL_VERSION
 from pbmvfl.errors import PlanError
 from pbmvfl.mechanisms import Mechanism
 from pbmvfl.mechanisms.label_response import USUAL_LABEL_EPSILON, LabelResponse
-from pbmvfl.mechanisms.vote_tables import table_bytes
 from pbmvfl.mechanisms.votes import Vote
-from pbmvfl.plan.checks import NO_INTERACTIONS, check_together
+from pbmvfl.plan.checks import NO_COUNTS, NO_INTERACTIONS, check_together
 from pbmvfl.plan.choices import PlanChoices, PlanOptions
 from pbmvfl.plan.flat_names import PREDICTION_PREFIX, data_sizes, groups_of, is_planned, names_with_words
 from pbmvfl.plan.groups import (
@@ -29,6 +28,7 @@ from pbmvfl.plan.groups import (
     Algorithm,
     Evaluation,
     FeatureMap,
+    FusionName,
     Head,
     Labels,
     Learning,
@@ -45,7 +45,7 @@ from pbmvfl.plan.groups import (
     UpdateNoise,
     Voting,
 )
-from pbmvfl.plan.schedule import COUNTS, Order, Phase, RoundKind, RowUses, Schedule
+from pbmvfl.plan.schedule import Order, Phase, RoundKind, RowUses, Schedule
 from pbmvfl.plan.shapes import PartyShapes, parse_shapes
 from pbmvfl.privacy.events import Event, ExactRelease, ReleaseEvent, UpdateEvent
 from pbmvfl.wire.gradient_codecs import GradientCodecName
@@ -157,7 +157,8 @@ class Plan:
     gram_noise = _In[float]("preparing")
     gram_clip = _In[float]("preparing")
     ridge = _In[float]("preparing")
-    table_noise = _In[float]("voting")
+    num_fusion_samples = _In[int]("voting")
+    fusion = _In[FusionName]("voting")
     vote_gain = _In[float]("voting")
     vote_grades = _In[int]("voting")
     features = _In[FeatureMap]("network")
@@ -202,10 +203,20 @@ class Plan:
         """The map of a party's class scores to what it releases for a prediction."""
         return self.voting.as_vote((self.prediction or self.release).bound)
 
+    @property
+    def num_symbols(self) -> int | None:
+        """Symbols of which a party releases one for a prediction; None where votes are numbers, which are added up."""
+        return self.vote.symbols(self.num_classes)
+
     @cached_property
     def label_response(self) -> LabelResponse | None:
         """Law by which training labels are drawn; None if they are used in clear."""
         return self.supervision.label_response(self.num_classes)
+
+    @property
+    def num_network_samples(self) -> int:
+        """Training rows that train networks: all but the fusion rows."""
+        return self.num_samples - self.num_fusion_samples
 
     @property
     def label_kept(self) -> float:
@@ -239,6 +250,7 @@ class Plan:
             batch_size=self.batch_size,
             seed=self.seed,
             phases=self.rounds.phases,
+            num_fusion_samples=self.num_fusion_samples,
         )
 
     def mechanism_for(self, kind: RoundKind) -> Mechanism:
@@ -263,14 +275,14 @@ class Plan:
         if kind.releases:
             mechanism = self.mechanism_for(kind)
             return mechanism.payload.num_bytes(rows * mechanism.embedding_dim)
-        return table_bytes(self.num_classes, self.vote.counted(self.num_classes) or 0) if kind == COUNTS else 0
+        return 0
 
     def update_event(self, kind: RoundKind) -> UpdateEvent | None:
         """Return the event by which a use of a row changes what its party keeps; None if it changes nothing."""
         if not kind.updates:
             return None
         if kind.statistic:
-            return self.voting.event if kind == COUNTS else self.preparing.event(kind.statistic)
+            return self.preparing.event(kind.statistic)
         return self.update.event
 
     def events(self, kind: RoundKind) -> tuple[Event, ...]:
@@ -309,12 +321,12 @@ class Plan:
         activities = tuple(
             Activity(
                 split=use.kind.split,
+                part=use.kind.part,
                 release=self.mechanism_for(use.kind).event if use.kind.releases else None,
                 update=self.update_event(use.kind),
                 row_releases=use.releases,
                 row_updates=use.updates,
                 total_releases=use.total_releases,
-                told_rows=self.schedule.rows_of(use.kind.split) if use.kind.told else 0,
             )
             for use in (self.schedule.uses() if uses is None else uses)
         )
@@ -442,8 +454,8 @@ class Plan:
             prediction_epsilon: Budget of each test row, whose predictions are then released; None: test rows are
                 evaluated exactly, outside of any epsilon.
             same_rows: Whether `epsilon` is the total of a row that is trained on and predicted.
-            serving_epsilon: What the trained model may spend on a row that it predicts later. Votes for it are counted
-                in training, within `epsilon`. None: no votes are counted.
+            serving_epsilon: What the trained model may spend on a row that it predicts later. Fusion rows are released
+                by the same law: where it is above `epsilon`, or None, there are none.
             label_epsilon: Pure epsilon of each training label, against all parties together. None: labels are used in
                 clear.
             **choices: Any other flat name, fixed, as in `of`.
@@ -485,7 +497,7 @@ class Plan:
             PlanError: As in `of`.
         """
         kept = self.flat()
-        anew = {"num_epochs", "evaluation", "algorithm", "training", "preparation", "noise_band"}
+        anew = {"num_epochs", "evaluation", "algorithm", "training", "preparation", "noise_band", "num_fusion_samples"}
         if not anew.isdisjoint(changes):
             kept.pop("phases", None)
         if "algorithm" in changes:
@@ -556,6 +568,8 @@ class Plan:
             raise PlanError(f"format={values['format']!r}: this version reads plans of format {FORMAT}; update it")
         if "interactions" in values:
             raise PlanError(NO_INTERACTIONS)
+        if isinstance(values.get("voting"), dict) and "table_noise" in values["voting"]:
+            raise PlanError(NO_COUNTS)
         known = {"format", *(each.name for each in fields(cls))}
         later = set(_LATER_GROUPS)
         if not known - later <= set(values) <= known:

@@ -1,4 +1,4 @@
-"""From a budget for one row's prediction to a mechanism, a vote and, where votes are read by tables, their noise.
+"""From a budget for one row's prediction to a mechanism, a vote and how many rows teach the model that reads it.
 
 The rules use public numbers alone: epsilon, whose it is, who looks, how many parties, classes and training rows there
 are. They were chosen on held-out training rows of four tables (docs/explanation/privacy.md, "Predictions"):
@@ -43,11 +43,8 @@ _GRADE_GAIN, _MANY_BINS_GAIN, _FEW_BINS_GAIN = 1.3, 1.2, 0.8
 _SHARES_GAIN, _MARGIN_GAIN = 4.0, 2.4
 #: What (votes, grades) are tried for many classes, the one that says most first.
 _SYMBOLS = ((VoteKind.RANKS, 3), (VoteKind.RANKS, 2), (VoteKind.TOP, 4), (VoteKind.RANKS, 1), (VoteKind.TOP, 2))
-#: Noise of a table in rows: least, most, and what it is at an epsilon of 1. A table then takes about a hundredth of
-#: what Gaussian noise of the same epsilon allows.
-_LEAST_DEVIATION, _MOST_DEVIATION, _DEVIATION_AT_ONE = 5.0, 30.0, 56.0
-#: A table may have noise of so much of the rows that an entry has.
-_DEVIATION_SHARE = 1 / 10
+#: Share of the training rows that are fusion rows, and the fewest of them for each class: below, there are none.
+_FUSION_SHARE, _LEAST_FUSION = 0.2, 20
 #: Up to here a vote is a ballot: noise is so large that how sure a party is does not matter.
 _BALLOT_EPSILON = 3.0
 #: Fewer levels have a little less noise, and lose as much to rounding.
@@ -62,21 +59,25 @@ _Made = TypeVar("_Made", bound=Mechanism)
 
 @dataclass(frozen=True, kw_only=True)
 class PredictionChoice:
-    """Mechanism and vote of predictions, and the reason. `table_deviation` is None where votes are added up."""
+    """Mechanism and vote of predictions, and the reason."""
 
     mechanism: Mechanism
     vote: Vote
-    table_deviation: float | None
     words: str
 
     def vote_settings(self) -> dict[str, str | float | int]:
-        """Return the vote and its tables by their flat names."""
+        """Return the vote by its flat names."""
         return {
             "vote": str(self.vote.kind),
             "vote_gain": self.vote.gain,
             "vote_grades": self.vote.grades,
-            "table_noise": self.table_deviation or 0.0,
         }
+
+
+def fusion_rows(num_samples: int, num_classes: int) -> int:
+    """Return how many of the training rows are fusion rows; 0 where there are too few to learn from."""
+    found = int(_FUSION_SHARE * num_samples)
+    return found if found >= _LEAST_FUSION * num_classes else 0
 
 
 def plan_prediction(
@@ -89,7 +90,7 @@ def plan_prediction(
     num_classes: int,
     num_rows: int,
     secure_sum: bool = True,
-    tables: bool = True,
+    fused: bool = True,
     typical_lead: float = TYPICAL_LEAD,
 ) -> PredictionChoice:
     """Choose mechanism and vote for one release of each row to be predicted.
@@ -101,10 +102,9 @@ def plan_prediction(
         adversary: Whom the budget holds against.
         num_parties: M.
         num_classes: Classes of the label.
-        num_rows: Training rows, from which tables are counted. A table costs its cells one use of its own beside
-            training (`symbol_tables`); it is no part of this budget.
+        num_rows: Training rows.
         secure_sum: Whether only sums are readable.
-        tables: Whether votes were counted in training; otherwise the votes are those that can be added up.
+        fused: Whether a fusion model reads votes; otherwise they are such as can be added up.
         typical_lead: Usual distance of the two largest class scores of a row.
 
     Raises:
@@ -139,9 +139,9 @@ def plan_prediction(
     response = _response_noise(cell_epsilon, num_parties, num_classes)
     laplace = _laplace_noise(epsilon, cells, num_parties / honest, num_classes)
     factor = _TWO_CLASSES_FACTOR if num_classes == 2 else _MANY_CLASSES_FACTOR
-    if not secure_sum and not tables:
-        raise PlanError("secure_sum=False needs tables=True: symbols that are read party by party are read by tables")
-    if tables and (not secure_sum or factor * response <= laplace):
+    if not secure_sum and not fused:
+        raise PlanError("secure_sum=False needs fused=True: symbols are read party by party, by a fusion model")
+    if fused and (not secure_sum or factor * response <= laplace):
         vote = _symbols(cell_epsilon, num_classes, num_rows, typical_lead)
         symbols = vote.symbols(num_classes)
         assert symbols is not None
@@ -158,10 +158,8 @@ def plan_prediction(
         return PredictionChoice(
             mechanism=mechanism,
             vote=vote,
-            table_deviation=_deviation(cell_epsilon, num_classes, symbols, num_rows),
             words=f"{said}: randomised response with {symbols} symbols ({vote.kind}), as {why}",
         )
-    ballot = tables and num_classes > 2 and cell_epsilon <= _BALLOT_EPSILON
     vote, levels = _votes(cell_epsilon, num_classes, typical_lead)
     _check_least(epsilon, unit, adversary, 2 * cells / LARGEST_SCALE)
     levels = min(levels, int(epsilon * LARGEST_SCALE / (2 * cells)))
@@ -176,12 +174,10 @@ def plan_prediction(
             secure_aggregation=True,
         )
     )
-    deviation = _deviation(cell_epsilon, num_classes, num_classes, num_rows) if ballot else None
-    why = "its noise is the smaller one here" if tables else "votes were not counted in training"
+    why = "its noise is the smaller one here" if fused else "there are no fusion rows"
     return PredictionChoice(
         mechanism=shared,
         vote=vote,
-        table_deviation=deviation,
         words=f"{said}: Laplace noise on the secure sum of votes ({vote.kind}), as {why}",
     )
 
@@ -212,7 +208,7 @@ def _laplace_noise(epsilon: float, cells: int, surplus: float, num_classes: int)
 
 
 def _symbols(cell_epsilon: float, num_classes: int, num_rows: int, lead: float) -> Vote:
-    """The vote whose symbol says most, of those that the budget sends truly enough and the tables can learn."""
+    """The vote whose symbol says most, of those that the budget sends truly enough and a model can learn."""
     most = math.exp(cell_epsilon) / _SYMBOL_RATIO
     if num_classes == 2:
         bins = max(2, min(_MOST_BINS, 2 ** int(math.log2(max(most, 2)))))
@@ -235,10 +231,3 @@ def _votes(cell_epsilon: float, num_classes: int, lead: float) -> tuple[Vote, in
             return Vote(kind=VoteKind.BALLOT), 1
         return Vote(kind=VoteKind.SHARES, gain=_SHARES_GAIN / lead), _LEVELS
     return Vote(kind=VoteKind.MARGIN, gain=_MARGIN_GAIN / math.sqrt(cell_epsilon) / lead), _LEVELS
-
-
-def _deviation(cell_epsilon: float, num_classes: int, columns: int, num_rows: int) -> float:
-    """Noise of a table: little beside the rows of an entry, and cheap beside training at the same epsilon."""
-    cheap = min(_DEVIATION_AT_ONE / cell_epsilon, _MOST_DEVIATION)
-    good = num_rows / (num_classes * columns) * _DEVIATION_SHARE
-    return max(_LEAST_DEVIATION, min(cheap, good))

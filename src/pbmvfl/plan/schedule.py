@@ -1,15 +1,16 @@
 """Rows of each round and what it does with them: public, the same at every role, and exact in its counts.
 
 The schedule is the only counter: rounds, their kinds, epochs, batches, and how often each row was released and updated
-between two rounds. Every training row is used exactly once in a pass, so the number of releases about a row is a fact
-and not an expectation, and a row is never twice in one batch. Each role computes the schedule for itself from the
+between two rounds. A public draw puts every training row into one of two parts: fusion rows, which train no network,
+and network rows. Every row of a kind's part is used exactly once in a pass, so the number of releases about a row is a
+fact and not an expectation, and a row is never twice in one batch. Each role computes the schedule for itself from the
 public seed; a server cannot ask for other rows.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property, lru_cache
@@ -28,6 +29,8 @@ MOST_ROUNDS = (1 << 32) - 1
 _KEPT = (1 << 48) - 1
 #: Batches of fewer than one row in so many are put in order by sorting.
 _SORTED_SHARE = 16
+#: The index of the permutation that divides the training rows into their parts, likewise.
+_PARTS = (1 << 48) - 2
 
 
 class Split(StrEnum):
@@ -69,6 +72,8 @@ class RoundKind:
     whole: bool = False
     #: The statistic is told to the server. All others stay with their party.
     told: bool = False
+    #: The rows are the fusion rows, which train no network. Those of other kinds are the network rows.
+    fuses: bool = False
 
     def __post_init__(self) -> None:
         if not 1 <= self.code <= 255:
@@ -81,6 +86,8 @@ class RoundKind:
             raise PlanError(f"round kind {self.name!r}: a statistic is charged as an update; it needs updates=True")
         if self.told and not (self.statistic and self.answered):
             raise PlanError(f"round kind {self.name!r}: told=True is about a statistic, and is an answer")
+        if self.fuses and (self.updates or self.split is not Split.TRAIN):
+            raise PlanError(f"round kind {self.name!r}: fusion rows are training rows, and move no weights")
 
     # Written out, because every role asks several times a round: different codes decide at once.
     def __eq__(self, other: object) -> bool:
@@ -95,6 +102,13 @@ class RoundKind:
     def trains(self) -> bool:
         """True if the rows move weights."""
         return self.updates and not self.statistic
+
+    @property
+    def part(self) -> str:
+        """Part of the training rows that it uses; no row is in two. Test rows are not divided."""
+        if self.split is Split.TEST:
+            return ""
+        return "fusion" if self.fuses else "network"
 
 
 KINDS: Registry[RoundKind] = Registry("round kind", PlanError)
@@ -156,7 +170,7 @@ def _statistic(name: str, code: int, *, needs_labels: bool = False, told: bool =
 MEAN = _statistic("mean", 4)
 #: Likewise the Gram matrix of its columns, with the mean taken off.
 GRAM = _statistic("gram", 5)
-#: Every party counts its votes on the training rows by class, with noise, and tells the server, to read votes by.
+#: Every party told noisy counts of its votes by class. Ledgers of earlier versions have such rounds, and no plan does.
 COUNTS = _statistic("counts", 6, needs_labels=True, told=True)
 #: Every party released a symbol of each training row. Ledgers of earlier versions have such rounds, and no plan does.
 SYMBOLS = register_kind(
@@ -177,11 +191,24 @@ LABELS = register_kind(
         whole=True,
     )
 )
+#: Embeddings of fusion rows up, as predictions release them: the label holder's fusion model learns from them.
+FUSION = register_kind(
+    RoundKind(
+        name="fusion",
+        code=9,
+        split=Split.TRAIN,
+        releases=True,
+        updates=False,
+        answered=True,
+        carries_gradient=False,
+        fuses=True,
+    )
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Phase:
-    """Passes over the rows of a kind's split, one after the other."""
+    """Passes over the rows of a kind's part, one after the other."""
 
     kind: RoundKind
     passes: int
@@ -245,6 +272,13 @@ def _epoch_permutation(count: int, seed: int, epoch: int) -> npt.NDArray[np.int6
     return public_permutation(count, seed=seed, stream=SCHEDULE_STREAM, index=epoch)
 
 
+@lru_cache(maxsize=2)
+def divided_rows(count: int, num_fusion: int, seed: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Return the fusion rows and the network rows, each in rising order. Every row is in one of them."""
+    drawn = public_permutation(count, seed=seed, stream=SCHEDULE_STREAM, index=_PARTS)
+    return np.sort(drawn[:num_fusion]), np.sort(drawn[num_fusion:])
+
+
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
     """All rounds of a run, phase after phase. A value: roles that agree on these numbers agree on every row."""
@@ -254,29 +288,46 @@ class Schedule:
     batch_size: int
     seed: int
     phases: tuple[Phase, ...]
+    #: Training rows that train no network.
+    num_fusion_samples: int = 0
 
     def __post_init__(self) -> None:
+        if not 0 <= self.num_fusion_samples < max(1, self.num_samples):
+            raise PlanError(
+                f"num_fusion_samples={self.num_fusion_samples} must be in 0..{max(1, self.num_samples) - 1}: fusion "
+                f"rows are some of num_samples={self.num_samples}, and networks need the others"
+            )
         for phase in self.phases:
-            if not self.rows_of(phase.kind.split):
-                raise PlanError(
-                    f"{phase.kind.name} rounds need rows: num_{'test_' if phase.kind.split is Split.TEST else ''}"
-                    "samples must be at least 1"
-                )
+            if not self.size_of_part(phase.kind):
+                which = "fusion_" if phase.kind.fuses else "test_" if phase.kind.split is Split.TEST else ""
+                raise PlanError(f"{phase.kind.name} rounds need rows: num_{which}samples must be at least 1")
         if self._num_rounds > MOST_ROUNDS:
             raise PlanError(f"the phases make {self._num_rounds} rounds; at most 2^32-1 can be numbered")
 
     # --- sizes ---
 
     def rows_of(self, split: Split) -> int:
-        """Return the number of rows of a split."""
+        """Return the number of rows of a split, of all its parts together."""
         return self.num_samples if split is Split.TRAIN else self.num_test_samples
+
+    def size_of_part(self, kind: RoundKind) -> int:
+        """Return the number of rows that a pass of a kind uses."""
+        if kind.fuses:
+            return self.num_fusion_samples
+        return self.num_test_samples if kind.split is Split.TEST else self.num_samples - self.num_fusion_samples
+
+    def part_of(self, kind: RoundKind) -> npt.NDArray[np.int64]:
+        """Return the rows that a pass of a kind uses, in rising order, as numbers of its split's rows."""
+        if kind.split is Split.TEST or not self.num_fusion_samples:
+            return np.arange(self.size_of_part(kind), dtype=np.int64)
+        return divided_rows(self.num_samples, self.num_fusion_samples, self.seed)[0 if kind.fuses else 1]
 
     def rows_per_round(self, kind: RoundKind) -> int:
         """Return the number of rows of a full batch."""
-        return self.rows_of(kind.split) if kind.whole else self.batch_size
+        return self.size_of_part(kind) if kind.whole else self.batch_size
 
     def rounds_per_pass(self, kind: RoundKind) -> int:
-        return -(-self.rows_of(kind.split) // self.rows_per_round(kind))
+        return -(-self.size_of_part(kind) // self.rows_per_round(kind))
 
     @property
     def largest_batch(self) -> int:
@@ -293,7 +344,7 @@ class Schedule:
     def batches(self, phase: Phase) -> tuple[tuple[int, int], ...]:
         """(rows, how many rounds of the phase have so many): full batches, and a last one of each pass if short."""
         each = self.rows_per_round(phase.kind)
-        whole, rest = divmod(self.rows_of(phase.kind.split), each)
+        whole, rest = divmod(self.size_of_part(phase.kind), each)
         sizes = [(each, whole * phase.passes)] if whole else []
         return (*sizes, (rest, phase.passes)) if rest else tuple(sizes)
 
@@ -312,7 +363,7 @@ class Schedule:
         phase, offset, _ = self._phase_at(number)
         each = self.rows_per_round(phase.kind)
         start = offset % self.rounds_per_pass(phase.kind) * each
-        return min(each, self.rows_of(phase.kind.split) - start)
+        return min(each, self.size_of_part(phase.kind) - start)
 
     def __getitem__(self, number: int) -> Round:
         # All roles of a process ask for one round after the other: the last one is kept.
@@ -329,13 +380,15 @@ class Schedule:
         phase, offset, earlier = self._phase_at(first)
         # Algorithm 2, line 3: every row once in a pass, in an order that all roles derive from the public seed.
         passed, position = divmod(offset, self.rounds_per_pass(phase.kind))
-        count, each = self.rows_of(phase.kind.split), self.rows_per_round(phase.kind)
+        count, each = self.size_of_part(phase.kind), self.rows_per_round(phase.kind)
         start, end = position * each, min((position + until - first) * each, count)
-        if phase.order is Order.SHUFFLED:
-            return _epoch_permutation(count, self.seed, earlier + passed)[start:end]
-        if phase.order is Order.FIXED:
-            return _epoch_permutation(count, self.seed, _KEPT)[start:end]
-        return np.arange(start, end, dtype=np.int64)
+        if phase.order is Order.AS_GIVEN:
+            places = np.arange(start, end, dtype=np.int64)
+        else:
+            index = _KEPT if phase.order is Order.FIXED else earlier + passed
+            places = _epoch_permutation(count, self.seed, index)[start:end]
+        divided = self.num_fusion_samples and phase.kind.split is Split.TRAIN
+        return self.part_of(phase.kind)[places] if divided else places
 
     def __iter__(self) -> Iterator[Round]:
         return (self[number] for number in range(len(self)))
@@ -407,10 +460,23 @@ class Schedule:
     @cached_property
     def trained_at(self) -> int:
         """The number of the first round after the last one that moves weights; 0 if none does."""
+        return self._after([phase for phase in self.phases if phase.kind.trains])
+
+    def may_keep(self, number: int) -> bool:
+        """Return whether roles may keep a checkpoint after the round: it ends an epoch, or is a fusion round."""
+        return self.ends_epoch(number) or self.kind(number).fuses
+
+    @cached_property
+    def settled_at(self) -> int:
+        """The number of the first round after the last one that moves weights or teaches the fusion model."""
+        return self._after([phase for phase in self.phases if phase.kind.trains or phase.kind.fuses])
+
+    def _after(self, phases: Sequence[Phase]) -> int:
+        """Return the number of the first round after all of these phases; 0 for none."""
         ends = [
             first + phase.passes * self.rounds_per_pass(phase.kind)
             for first, phase, _ in self._phase_starts
-            if phase.kind.trains
+            if phase in phases
         ]
         return max(ends, default=0)
 
@@ -439,7 +505,7 @@ class Schedule:
         return uses
 
     def _rows_before(self, phase: Phase, offset: int) -> int:
-        count = self.rows_of(phase.kind.split)
+        count = self.size_of_part(phase.kind)
         passes, rest = divmod(offset, self.rounds_per_pass(phase.kind))
         return passes * count + min(rest * self.rows_per_round(phase.kind), count)
 
@@ -503,6 +569,8 @@ class Schedule:
             "batch_size": self.batch_size,
             "seed": self.seed,
             "phases": [phase.to_dict() for phase in self.phases],
+            # Schedules without fusion rows keep the text that they had.
+            **({"num_fusion_samples": self.num_fusion_samples} if self.num_fusion_samples else {}),
         }
 
     @classmethod

@@ -8,6 +8,7 @@ learning, not about privacy: rules of thumb below, each of which a caller can ov
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +22,7 @@ from pbmvfl.mechanisms.label_response import USUAL_LABEL_EPSILON
 from pbmvfl.plan.flat_names import algorithm_of, groups_of, mechanism_numbers
 from pbmvfl.plan.groups import Algorithm, Evaluation
 from pbmvfl.plan.local_search import LocalRules, dense_columns, largest_shift
-from pbmvfl.plan.prediction_search import PredictionChoice, plan_prediction
+from pbmvfl.plan.prediction_search import PredictionChoice, fusion_rows, plan_prediction
 from pbmvfl.plan.schedule import Split
 from pbmvfl.privacy.accounting import TrainingRun, epsilon_bound, rdp_curve
 from pbmvfl.privacy.conversion import check_delta, epsilon_from_rdp, usual_delta
@@ -43,7 +44,7 @@ _BATCHES = (8, 16, 25, 32, 50, 64, 100, 128, 200, 256)
 #: Enough for a search, and what a ledger's whole count is taken at.
 FEW_ORDERS = ORDERS[2::8]
 #: Numbers of a plan that say what predictions release.
-_VOTES = frozenset({"vote", "table_noise", "prediction_mechanism"})
+_VOTES = frozenset({"vote", "prediction_mechanism"})
 #: Names that plan joint rounds where no algorithm is given.
 _OF_JOINT_ROUNDS = frozenset({"phases", "mechanism", "encoder", "num_trials", "beta"})
 #: So small a shift is as good as no information.
@@ -243,20 +244,29 @@ def _local(
     """
     budget.adversary.honest_parties(sizes["num_parties"])
     prediction_epsilon, serving_epsilon, same_rows = predicted
-    choice = None if prediction_epsilon is None else _prediction(budget, sizes, prediction_epsilon)
-    words = () if choice is None else (f"predictions within {choice.words}",)
-    evaluation = Evaluation.RELEASED
-    if serving_epsilon is not None:
-        choice, evaluation = _serving(budget, sizes, serving_epsilon), Evaluation.SIMULATOR
+    epsilon = serving_epsilon if prediction_epsilon is None else prediction_epsilon
+    fused = choices.get("num_fusion_samples", fusion_rows(sizes["num_samples"], sizes["num_classes"]))
+    # A fusion row is released once, by the law of predictions, and is a training row: the budget holds for it, too.
+    fused = fused if epsilon is not None and epsilon * (1 + same_rows) <= budget.epsilon else 0
+    choice: PredictionChoice | None = None
+    words: tuple[str, ...] = ()
+    evaluation = Evaluation.SIMULATOR if prediction_epsilon is None else Evaluation.RELEASED
+    if prediction_epsilon is not None:
+        choice = _prediction(budget, sizes, prediction_epsilon, fused=fused > 0)
+        words = (f"predictions within {choice.words}",)
+    elif epsilon is not None and fused:
+        with contextlib.suppress(PlanError):  # a budget too small for any release
+            choice = _prediction(budget, sizes, epsilon)
     prediction = None if choice is None else choice.mechanism
-    released = {} if choice is None else {**choice.vote_settings(), "evaluation": str(evaluation)}
+    released: dict[str, Any] = {}
+    if choice is not None:
+        released = {**choice.vote_settings(), "num_fusion_samples": fused, "evaluation": str(evaluation)}
     if str(choices.get("features", "shapes")) != "shapes":
         about = {**about, "kinds": ()}  # another map was chosen: knots would have nothing to belong to
     rules = LocalRules(
-        num_samples=sizes["num_samples"],
+        num_samples=sizes["num_samples"] - {**released, **choices}.get("num_fusion_samples", 0),
         num_classes=sizes["num_classes"],
         **about,
-        has_tables=bool(released.get("table_noise")),
     )
     settings = {**sizes, **rules.settings(), **released, **choices}
     check_whole("num_epochs", settings["num_epochs"], least=1)
@@ -289,7 +299,7 @@ def _local(
     return PlannedBudget(plan=found, budget=budget, epsilon=spent(shift), alternatives=(), words=words)
 
 
-def _prediction(budget: Budget, sizes: dict[str, int], epsilon: float) -> PredictionChoice:
+def _prediction(budget: Budget, sizes: dict[str, int], epsilon: float, *, fused: bool = True) -> PredictionChoice:
     """Choose the mechanism and the vote by which predicted rows are released."""
     return plan_prediction(
         epsilon=epsilon,
@@ -299,16 +309,8 @@ def _prediction(budget: Budget, sizes: dict[str, int], epsilon: float) -> Predic
         num_parties=sizes["num_parties"],
         num_classes=sizes["num_classes"],
         num_rows=sizes["num_samples"],
+        fused=fused,
     )
-
-
-def _serving(budget: Budget, sizes: dict[str, int], epsilon: float) -> PredictionChoice | None:
-    """Choose the same for rows predicted after training, which only counts their votes; None without counts."""
-    try:
-        choice = _prediction(budget, sizes, epsilon)
-    except PlanError:  # More classes than symbols, or too small a budget: such votes can be planned with the rows.
-        return None
-    return None if choice.table_deviation is None else choice
 
 
 def _check_bytes(planned: PlannedBudget, largest_bytes: int | None) -> None:

@@ -46,6 +46,10 @@ OWN_START = (
     "batches, their order, the number of rows and scaling do not depend on private columns; initial weights may, so "
     "the strict count charges every release to everybody"
 )
+PARTS_APART = (
+    "a public draw puts each training row into one part: fusion rows are released once and train no network, the "
+    "others train networks and are not released; a row has the epsilon of its own part, and the larger one is stated"
+)
 ROW_ONCE = "a row is at most once in a batch and exactly once in an epoch"
 IDEAL_RANDOMNESS = "randomness is ideal: the program's guarantee is computational"
 FIXED_PLAN = "the plan was fixed before the first release"
@@ -67,11 +71,11 @@ class Activity:
     """The most updates with any one row."""
     total_releases: int
     """Releases of all rows together; at least row_releases."""
-    told_rows: int = 0
-    """Where the update is a noisy sum over rows that leaves its party: of how many rows it is. 0 if it stays."""
+    part: str = ""
+    """Rows of different parts of one split are different rows; "" for rounds that use rows of every part."""
 
     def __post_init__(self) -> None:
-        for name in ("row_releases", "row_updates", "total_releases", "told_rows"):
+        for name in ("row_releases", "row_updates", "total_releases"):
             if getattr(self, name) < 0:
                 raise PlanError(f"{name}={getattr(self, name)}; permitted: 0 or more.")
         if self.total_releases < self.row_releases:
@@ -115,6 +119,12 @@ class TrainingRun:
         return tuple(dict.fromkeys(part.split for part in self.activities))
 
     @property
+    def sorts_of_rows(self) -> tuple[tuple[str, str], ...]:
+        """Pairs of split and part: a row is of one sort, and is charged for what is done with that sort alone."""
+        found = dict.fromkeys((each.split, each.part) for each in self.activities)
+        return tuple((split, part) for split, part in found if part or not any(of == split and p for of, p in found))
+
+    @property
     def has_joint_rounds(self) -> bool:
         """Return whether rounds both release rows and learn from them: only there the paper's count is another one."""
         return any(part.release is not None and part.update is not None for part in self.activities)
@@ -136,7 +146,7 @@ class TrainingRun:
         return replace(self, activities=chosen, label=self.label if uses_labels else None)
 
     def of_one_row(self) -> TrainingRun:
-        """Return the run as it is charged to a row that is in every split: all that is done with any."""
+        """Return the run as it is charged to a row that is in every split: all that is done with its part of each."""
         return replace(self, activities=tuple(replace(part, split=self.splits[0]) for part in self.activities))
 
     @property
@@ -168,48 +178,44 @@ def charges(run: TrainingRun, unit: Unit, accounting: Accounting, adversary: Adv
     """
     if unit is Unit.PARTY:
         # Every row holds the party's values, so there is nothing that only the strict count would add.
-        return (_all_releases(run, parties=1, untouched=0),)
-    parties = adversary.honest_parties(run.num_parties) if unit is Unit.RECORD else 1
+        return (_all_releases(run, untouched=0),)
     if accounting is Accounting.STRICT and not run.public_start:
         # The weights may know every row from the beginning, and noise on later updates cannot change that.
-        return (_all_releases(run, parties=parties, untouched=0),)
+        return (_all_releases(run, untouched=0),)
     if accounting is Accounting.STRICT and run.has_plain_updates:
         # In its first round only the unit's own release depends on it; then the weights do, and with them every row.
         untouched = run.first_batch - 1 if run.rows_together == 1 else 0
-        return (_all_releases(run, parties=parties, untouched=untouched),)
-    splits = dict.fromkeys(part.split for part in run.activities)
-    return tuple(_own_charges(run, split, unit, accounting, adversary) for split in splits)
+        return (_all_releases(run, untouched=untouched),)
+    return tuple(_own_charges(run, sort, unit, accounting, adversary) for sort in run.sorts_of_rows)
 
 
-def _all_releases(run: TrainingRun, *, parties: int, untouched: int) -> Charges:
-    """Return every release of every row, but those of the first round that cannot depend on the unit yet.
-
-    In a noisy sum over n rows that leaves its party all n may then be others. It moves n times as far as for one row,
-    and a Gaussian's divergence grows with the square of that.
-    """
+def _all_releases(run: TrainingRun, *, untouched: int) -> Charges:
+    """Return every release of every row, but those of the first round that cannot depend on the unit yet."""
     counted: list[tuple[int, Event]] = []
     for part in run.activities:
         if part.release is not None:
             left_out = min(untouched, part.total_releases)
             counted.append((part.total_releases - left_out, part.release))
             untouched -= left_out
-        if part.update is not None and part.told_rows:
-            counted.append((part.row_updates * parties * part.told_rows**2, part.update))
     return tuple(counted)
 
 
-def _own_charges(run: TrainingRun, split: str, unit: Unit, accounting: Accounting, adversary: Adversary) -> Charges:
+def _own_charges(
+    run: TrainingRun, sort: tuple[str, str], unit: Unit, accounting: Accounting, adversary: Adversary
+) -> Charges:
     """Return releases that depend on the row with the most of them, and its updates at every party it stands for."""
     counted: list[tuple[int, Event]] = []
     parties = adversary.honest_parties(run.num_parties) if unit is Unit.RECORD else 1
     for part in run.activities:
-        if part.split == split and part.release is not None:
+        if part.split != sort[0] or part.part not in ("", sort[1]):
+            continue
+        if part.release is not None:
             counted.append((part.row_releases * run.rows_together, part.release))
         # The paper counts releases alone. Rounds that release nothing are not the paper's, and count with all they do;
         # a step without noise has no count of its own anywhere: what it costs is in the releases that follow.
         plain = part.update is not None and not part.update.is_noisy
         counts = accounting is Accounting.STRICT or (part.release is None and not plain)
-        if part.split == split and part.update is not None and counts:
+        if part.update is not None and counts:
             counted.append((part.row_updates * parties, part.update))
     return tuple(counted)
 
@@ -333,6 +339,8 @@ def _conditions(run: TrainingRun, unit: Unit, accounting: Accounting) -> tuple[s
         said.append(OWN_ROW)
     elif unit is not Unit.PARTY:
         said.append(COUPLED_ROWS)
+    if len(run.sorts_of_rows) > len(run.splits) and run.charges_by_split and unit is not Unit.PARTY:
+        said.append(PARTS_APART)
     start = PUBLIC_SCHEDULE if run.public_start else OWN_START
     labels = LABELS_PUBLIC if run.label is None or isinstance(run.label, ExactRelease) else LABELS_APART
     said += [IDEAL_RANDOMNESS, start, ROW_ONCE, labels, FIXED_PLAN]

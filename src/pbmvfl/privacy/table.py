@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from pbmvfl.errors import PlanError
 from pbmvfl.privacy.accounting import (
     NOT_A_PROOF,
+    PARTS_APART,
     EpsilonBound,
     TrainingRun,
     epsilon_bound,
@@ -100,6 +101,8 @@ class PrivacyTable:
                 f"{format_advantage(row.advantage_upper_bound):>11}  {row.delta:g} ({row.method})"
             )
         lines += textwrap.wrap(attack_in_words(rows[0]), 80) if rows else []
+        if any(PARTS_APART in row.conditions for row in rows):
+            lines += textwrap.wrap(PARTS_APART, 80)
         if any(NOT_A_PROOF in row.conditions for row in rows):
             lines.append(f"* {NOT_A_PROOF}")
         return "\n".join(lines)

@@ -379,7 +379,9 @@ class Party:
             raise WrongPlan(f"labels={self.plan.labels}: this plan sends no labels to parties")
         if self.network.labels is not None:
             raise OutOfOrder(f"party={self.index}: labels come once in a session")
-        labels = decode_labels(message.payload, num_samples=self.plan.num_samples, num_classes=self.plan.num_classes)
+        labels = decode_labels(
+            message.payload, num_samples=self.plan.num_network_samples, num_classes=self.plan.num_classes
+        )
         self.network.hold(torch.from_numpy(labels))
         return b""
 
@@ -435,8 +437,10 @@ class Party:
             have = "waits for" if self._answered is not None else "does not wait for"
             raise OutOfOrder(f"round={number}: this party {have} a gradient")
         if self._answered is None:
-            if update and (self._schedule.kind(number).carries_gradient or not self._schedule.ends_epoch(number)):
-                raise OutOfOrder("an update carries a gradient, or ends an epoch of rounds without one")
+            if update and (self._schedule.kind(number).carries_gradient or not self._schedule.may_keep(number)):
+                raise OutOfOrder(
+                    "an update carries a gradient, or ends an epoch of rounds without one or a fusion round"
+                )
             if len(message.payload):
                 raise TruncatedMessage(f"payload of {len(message.payload)} bytes where none belongs")
             return None
@@ -488,8 +492,8 @@ class Party:
             self._guard.charge(current, self.plan.events(current.kind))
         # Before anything is drawn: a step that is interrupted is not taken a second time.
         self._next_round = self._weights_of = current.number + 1
-        payload = self.network.learn_alone(current, self._entropy)
-        return self._reply(MessageKind.EMBEDDING, payload, current)
+        self.network.learn_alone(current, self._entropy)
+        return self._reply(MessageKind.EMBEDDING, b"", current)
 
     def _reply(self, kind: MessageKind, payload: bytes, current: Round | None = None) -> bytes:
         session = self._handshake.session
@@ -531,8 +535,8 @@ class Party:
                 f"{self.completed_rounds} completed rounds"
             )
         if self._keeper is not None:
-            # Rounds after the last one that trains change no weights, and are all run again.
-            kept = min(message.round_number, self._schedule.trained_at)
+            # Rounds after the last one that trains or teaches the fusion model are all run again.
+            kept = min(message.round_number, self._schedule.settled_at)
             self._keeper.save(self._handshake.run_id, kept, self._kept_state())
         self._stopped = True
         return b""

@@ -18,11 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from pbmvfl.errors import EncoderError
-from pbmvfl.mechanisms.vote_tables import encode_table, noisy_counts
 from pbmvfl.mechanisms.votes import VoteKind
 from pbmvfl.plan.groups import Loss
 from pbmvfl.plan.plan import Plan
-from pbmvfl.plan.schedule import COUNTS, Round, Split
+from pbmvfl.plan.schedule import LOCAL, Round, Split
 from pbmvfl.protocol.party_rows import PartyRows
 from pbmvfl.training.encoders import check_encoder, is_public_start, weights_digest
 from pbmvfl.training.head import log_shares, mean_loss_slope
@@ -44,17 +43,19 @@ class PartyNetwork:
         self.encoder = check_encoder(encoder, plan, index=index, rows=rows.first)
         self.update = update_for(plan, self.encoder, rows=rows.first, on_fault=self.note_fault)
         self._votes = plan.vote.kind is not VoteKind.RAW
-        #: Labels of the training rows, if the plan sends them to the parties.
+        #: Labels of the training rows, if the plan sends them to the parties; -1 for fusion rows, whose labels stay.
         self.labels: Tensor | None = None
         self._prior_K = torch.zeros(plan.num_classes)
         #: The first failure. The party answered all the same, and the owner should know.
         self.fault: Exception | None = None
 
-    def hold(self, labels_N: Tensor) -> None:
-        """Take the classes of the training rows."""
-        self.labels = labels_N
-        if self._plan.loss is Loss.CROSS_ENTROPY:
-            self._prior_K = log_shares(labels_N, self._plan.num_classes, self._plan.label_response)
+    def hold(self, labels: Tensor) -> None:
+        """Take the classes of the training rows that train networks, in rising order of the rows."""
+        plan = self._plan
+        self.labels = torch.full((plan.num_samples,), -1, dtype=torch.int64)
+        self.labels[torch.from_numpy(plan.schedule.part_of(LOCAL))] = labels
+        if plan.loss is Loss.CROSS_ENTROPY:
+            self._prior_K = log_shares(labels, plan.num_classes, plan.label_response)
 
     def note_fault(self, error: Exception) -> None:
         _log.error("party=%d: its network failed, and the round goes on without it", self._index, exc_info=error)
@@ -125,35 +126,15 @@ class PartyNetwork:
         except Exception as error:
             self.note_fault(error)
 
-    def learn_alone(self, current: Round, entropy: Entropy) -> bytes:
-        """Learn from own columns and labels; return the noisy table that the round publishes, or no bytes."""
+    def learn_alone(self, current: Round, entropy: Entropy) -> None:
+        """Learn from own columns and labels."""
         try:
-            if current.kind == COUNTS:
-                return self._count_votes(current, entropy)
             if current.kind.statistic:
-                self._rows.learn(current.kind.statistic, current.kind.split, entropy)
+                self._rows.learn(current, entropy)
             else:
                 self.local_step(current, entropy)
         except Exception as error:
             self.note_fault(error)
-        return b""
-
-    def _count_votes(self, current: Round, entropy: Entropy) -> bytes:
-        """Return how often each class has each vote over all training rows, with noise.
-
-        A table always leaves: whether one did is no secret that noise would cover.
-        """
-        assert self.labels is not None
-        plan, labels_N = self._plan, self.labels.numpy()
-        num_symbols = plan.vote.counted(plan.num_classes)
-        assert num_symbols is not None
-        try:
-            pieces = self._rows.pieces(current.kind.split)
-            symbols_N = np.concatenate([plan.vote.symbol(self.embed(piece, current)) for piece in pieces])
-        except Exception as error:
-            self.note_fault(error)
-            symbols_N = np.zeros(len(labels_N), dtype=np.int64)
-        return encode_table(noisy_counts(symbols_N, labels_N, plan.num_classes, num_symbols, plan.table_noise, entropy))
 
     def local_step(self, current: Round, entropy: Entropy) -> None:
         """Take one step on a round's rows with the labels that the party holds."""

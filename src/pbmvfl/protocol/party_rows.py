@@ -171,11 +171,16 @@ class PartyRows:
 
     # --- what changes them ---
 
-    def learn(self, statistic: str, split: Split, entropy: Entropy) -> None:
-        """Learn a noisy statistic of all rows of a split, and prepare the columns by it."""
-        pieces = (torch.from_numpy(columns) for _, columns in self._sources[split].pieces())
-        self._preparation.learn(statistic, pieces, entropy)
+    def learn(self, current: Round, entropy: Entropy) -> None:
+        """Learn the noisy statistic of a round's rows, and of no others, and prepare all columns by it."""
+        self._preparation.learn(current.kind.statistic, self._columns_of(current), entropy)
         self._train_ND = None
+
+    def _columns_of(self, current: Round) -> Iterator[Tensor]:
+        """Yield a round's rows before preparation, some at a time. Sums do not depend on their order."""
+        source, rows = self._sources[current.kind.split], current.rising
+        for start in range(0, len(rows), source.piece_rows):
+            yield torch.from_numpy(source.take(rows[start : start + source.piece_rows]))
 
     def state(self) -> dict[str, Tensor]:
         return self._preparation.state()

@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,28 +27,18 @@ from pbmvfl.errors import (
     DuplicateMessage,
     OutOfOrder,
     PartyRefused,
-    PlanError,
     ProtocolError,
     TruncatedMessage,
     WrongPlan,
     WrongSender,
     WrongSession,
 )
-from pbmvfl.mechanisms import Mechanism, PolyaLaplace, RandomisedSymbols
-from pbmvfl.mechanisms.vote_tables import (
-    ballot_scores,
-    class_scores,
-    decode_table,
-    log_prior,
-    sent_log_likelihoods,
-    symbol_shares,
-)
-from pbmvfl.mechanisms.votes import VoteKind
 from pbmvfl.plan.groups import Loss
 from pbmvfl.plan.plan import Plan
-from pbmvfl.plan.schedule import COUNTS, Round
+from pbmvfl.plan.schedule import FUSION, LOCAL, Round
 from pbmvfl.protocol.party import Keeper
 from pbmvfl.training.encoders import SumsAsScores, build_head
+from pbmvfl.training.fusion import FusionModel, fit_fusion
 from pbmvfl.training.head import HeadLoss, log_shares
 from pbmvfl.training.optimizer import WEIGHTS, Trainer
 from pbmvfl.wire.bodies import Hello, encode_labels
@@ -55,56 +46,10 @@ from pbmvfl.wire.gradient_codecs import codec_for
 from pbmvfl.wire.messages import NO_SESSION, SERVER, Message, MessageKind
 from pbmvfl.wire.refusals import Refusal
 
-# --- Reading votes by every party's noisy counts: symbols one by one, or ballots as noisy sums ---
-
-
-class VoteReader:
-    """Class scores from all parties' votes, computed only from what was released."""
-
-    def __init__(
-        self, plan: Plan, tables_MKS: Sequence[npt.NDArray[np.int64]], rows_of_class_K: npt.NDArray[np.int64]
-    ) -> None:
-        """Prepare to read votes by the parties' noisy counts.
-
-        Args:
-            plan: The plan; its prediction mechanism is krr or laplace.
-            tables_MKS: Each party's noisy counts of its votes by class, as `decode_table` gives them.
-            rows_of_class_K: How many training rows each class has.
-
-        Raises:
-            PlanError: The mechanism or the shape of a table does not fit the plan.
-        """
-        mechanism = plan.prediction
-        if not isinstance(mechanism, RandomisedSymbols | PolyaLaplace):
-            raise PlanError(f"vote={plan.vote.kind}: counts read votes of mechanism=krr and mechanism=laplace alone")
-        self._mechanism = mechanism
-        symbols = plan.vote.counted(plan.num_classes)
-        for party, table_KS in enumerate(tables_MKS):
-            if table_KS.shape != (plan.num_classes, symbols):
-                raise PlanError(
-                    f"party={party}: its counts have shape={table_KS.shape}, vote={plan.vote.kind} makes "
-                    f"{(plan.num_classes, symbols)}"
-                )
-        self.tables_MKS = tuple(tables_MKS)
-        self._log_prior_K = log_prior(rows_of_class_K)
-        self._shares_MKS = [symbol_shares(table_KS, rows_of_class_K, plan.table_noise) for table_KS in tables_MKS]
-
-    def scores(self, payloads: Sequence[bytes | memoryview], rows: int) -> npt.NDArray[np.float32]:
-        """Return ln P(class | all votes) of each row, (B, K)."""
-        mechanism = self._mechanism
-        if isinstance(mechanism, RandomisedSymbols):
-            tables_MKS = [sent_log_likelihoods(shares_KS, mechanism.kept) for shares_KS in self._shares_MKS]
-            return class_scores(mechanism.payload.each(payloads, rows), tables_MKS, self._log_prior_K)
-        shape = (rows, mechanism.embedding_dim)
-        ballots_BK = mechanism.estimate(mechanism.payload.total(payloads, shape[0] * shape[1])).reshape(shape)
-        return ballot_scores(ballots_BK / mechanism.bound, self._shares_MKS, mechanism.scale, self._log_prior_K)
-
-
-# --- server ---
-
-
-#: State keys, beside the head in the server's part of a model: rows of each class, and each party's counts of votes.
-_CLASS_COUNTS, _TABLE = "classes.rows", "votes.table."
+#: State key, beside the head of a checkpoint, of what was released of the fusion rows.
+_RELEASED = "run.fusion"
+#: Prefix of the fusion model's names in the server's part of a model.
+_FUSION = "fusion."
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,19 +74,23 @@ class Server:
         run_id: bytes | None = None,
         keeper: Keeper | None = None,
         trained: Mapping[str, Tensor] | None = None,
+        estimator: Any = None,
+        fusion: FusionModel | None = None,
     ) -> None:
         """Check what the label holder gives against the plan.
 
         Args:
             plan: The plan that the session follows.
-            train_labels: Class of each training row, for plans that train: the drawn one, if the plan has a label
-                epsilon. Nothing else of labels is ever used, so all that leaves the server is computed from these.
-            head: The fusion model h_0; None builds the plan's.
+            train_labels: Class of each training row, for plans that train. Of rows that train networks, the drawn one
+                if the plan has a label epsilon: all that leaves the server is computed from these. Of fusion rows the
+                true one: it teaches the fusion model, which stays here.
+            head: The head h_0 of sums; None builds the plan's.
             run_id: The run to start or resume; None draws a new one.
             keeper: Storage for checkpoints.
             trained: The server's part of a model, as `part_state` gives it, for plans that only predict; then there are
-                no
-                labels of training rows.
+                no labels of training rows.
+            estimator: The label holder's own scikit-learn classifier, as its fusion model.
+            fusion: The fusion model of `trained`, if it was learned again already.
 
         Raises:
             WrongPlan: Labels or the part of a model do not fit the plan.
@@ -154,15 +103,16 @@ class Server:
         elif len(train_labels) != plan.num_samples:
             raise WrongPlan(f"the server has {len(train_labels)} labels, the plan has {plan.num_samples} rows")
         self.plan = plan
+        network_labels = train_labels[plan.schedule.part_of(LOCAL)] if trained is None else train_labels
         self.head = head if head is not None else build_head(plan)
         if isinstance(self.head, SumsAsScores) and plan.loss is Loss.CROSS_ENTROPY and trained is None:
-            self.head.prior_K = log_shares(torch.from_numpy(train_labels), plan.num_classes, plan.label_response)
+            self.head.prior_K = log_shares(torch.from_numpy(network_labels), plan.num_classes, plan.label_response)
         joint = [kind for kind in plan.schedule.kinds if kind.carries_gradient]
         self._trainer = Trainer(plan, self.head, num_steps=sum(map(plan.schedule.num_rounds, joint)))
         self._head_loss = HeadLoss(self._trainer, train_labels, plan.loss, kept=plan.label_kept)
         self._codec = codec_for(plan.gradient_codec)
         self._schedule = plan.schedule
-        self._labels = torch.from_numpy(train_labels)
+        self._labels, self._network_labels = torch.from_numpy(train_labels), network_labels
         self._labels_sent = not plan.sends_labels
         self.run_id = run_id if run_id is not None else os.urandom(RUN_ID_BYTES)
         self.session: Session | None = None
@@ -174,13 +124,13 @@ class Server:
         self.first_round = 0
         self._next_round = 0
         self._gradient: bytes | None = None  # of the last round, not sent yet
-        #: Number of training rows of each class; estimated if labels are drawn.
-        self.rows_of_class_K = self._of_true_labels(np.bincount(train_labels, minlength=plan.num_classes))
-        self._reader: VoteReader | None = None  # once the parties' counts of votes are known
+        self._estimator = estimator
+        self._fusion: FusionModel | None = None
+        self._released_FV: npt.NDArray[Any] | None = None  # of the fusion rows, as far as they have come
         #: Scores of the last finished round; None where it had none.
         self.scored: ScoredRound | None = None
         if trained is not None:
-            self._begin_with(trained)
+            self._begin_with(trained, fusion)
 
     # --- in ---
 
@@ -270,11 +220,11 @@ class Server:
             return self._send_keys()
         if self._expected is MessageKind.EMBEDDING:
             self._finish_round()
-            if self._schedule.ends_epoch(self._next_round - 1):
+            if self._schedule.may_keep(self._next_round - 1):
                 return self._send_update()
         if not self._labels_sent:
             self._labels_sent = True
-            return self._message(MessageKind.LABELS, encode_labels(self._labels.numpy(), self.plan.num_classes))
+            return self._message(MessageKind.LABELS, encode_labels(self._network_labels, self.plan.num_classes))
         if self._next_round >= len(self._schedule):
             return None
         return self._request_round()
@@ -301,8 +251,8 @@ class Server:
 
     @property
     def at_epoch_end(self) -> bool:
-        """Return whether every network has taken the last step of an epoch."""
-        return self._expected is None and self.round is not None and self._schedule.ends_epoch(self.round.number)
+        """Return whether every role was just told that an epoch or a fusion round is over: time for checkpoints."""
+        return self._expected is None and self.round is not None and self._schedule.may_keep(self.round.number)
 
     def _take_inbox(self) -> list[bytes | memoryview]:
         """Return the payloads in the order of the parties: sums of floats must not depend on the order of arrival."""
@@ -329,11 +279,16 @@ class Server:
         """Return the newest round that all roles can resume from, or 0: the first weights are always there."""
         mine = set() if self._keeper is None else set(self._keeper.rounds(self.run_id))
         common = mine.intersection(*(hello.rounds for hello in hellos))
-        return max((number for number in common if number <= self._schedule.trained_at), default=0)
+        return max((number for number in common if number <= self._schedule.settled_at), default=0)
 
     def _go_to(self, first_round: int) -> None:
         if first_round and self._keeper is not None:
             self.load_state(self._keeper.load(self.run_id, first_round))
+        if first_round > self._schedule.trained_at and self._released_FV is None:
+            raise CheckpointError(
+                f"the checkpoint of round {first_round} has no released fusion rows; restore it from a copy, or start "
+                "a new run"
+            )
         self.first_round = self._next_round = first_round
 
     def _send_keys(self) -> bytes:
@@ -350,7 +305,7 @@ class Server:
 
     def _send_update(self) -> bytes:
         self._expected = None
-        # Algorithm 2, line 11: after the last round of an epoch the gradient goes by itself.
+        # Algorithm 2, line 11: after the last round of an epoch the gradient goes by itself, if there is one.
         gradient, self._gradient = self._gradient, None
         return self._message(MessageKind.UPDATE, gradient)
 
@@ -372,54 +327,64 @@ class Server:
 
     def _finish_round(self) -> None:
         assert self.round is not None
-        payloads = self._take_inbox()
+        payloads, current = self._take_inbox(), self.round
         self.scored = None
-        if self.round.kind == COUNTS:
-            sent_MKS = (decode_table(payload, self.plan.num_classes) for payload in payloads)
-            tables_MKS = [self._of_true_labels(table_KS) for table_KS in sent_MKS]
-            self._reader = VoteReader(self.plan, tables_MKS, self.rows_of_class_K)
-        elif self.round.kind.releases and not self.round.kind.carries_gradient and self._reader is not None:
-            self.scored = ScoredRound(self.round, torch.from_numpy(self._reader.scores(payloads, self.round.num_rows)))
-        elif self.round.kind.releases:  # otherwise a party's answer says no more than that it is done
-            self._take_sums(payloads)
-        self._next_round = self.round.number + 1
+        if current.kind.releases:  # otherwise a party's answer says no more than that it is done
+            values_BV = self.values_of(payloads, current)
+            if current.kind.carries_gradient:
+                labels_B = self._labels.index_select(0, torch.from_numpy(current.rows))
+                self._learn(torch.from_numpy(values_BV), labels_B)
+            elif current.kind.fuses:
+                self._take_fusion_rows(current, values_BV)
+            else:
+                self.scored = ScoredRound(current, self.read(values_BV))
+        self._next_round = current.number + 1
         self._expected = None
 
-    def _of_true_labels(self, counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Return counts by true class from counts by the class of `train_labels`, which may be drawn."""
-        response = self.plan.label_response
-        if response is None:
-            return counts
-        return np.rint(response.corrected_counts(counts)).astype(np.int64)
-
-    def _take_sums(self, payloads: list[bytes | memoryview]) -> None:
-        assert self.round is not None
-        mechanism = self.plan.mechanism_for(self.round.kind)
-        shape = (self.round.num_rows, mechanism.embedding_dim)
-        quantized_sum = self._payload.total(payloads, shape[0] * shape[1])  # Algorithm 2, line 9
+    def values_of(self, payloads: Sequence[bytes | memoryview], current: Round) -> npt.NDArray[Any]:
+        """Return what parties released of a round's rows: each party's symbol, (B, M), or estimated sums, (B, P)."""
+        mechanism = self.plan.mechanism_for(current.kind)
+        if not current.kind.trains and self.plan.num_symbols is not None:
+            return mechanism.payload.each(payloads, current.num_rows).T.astype(np.int64)
+        shape = (current.num_rows, mechanism.embedding_dim)
+        quantized_sum = mechanism.payload.total(payloads, shape[0] * shape[1])  # Algorithm 2, line 9
         if mechanism.largest_sum is not None and int(quantized_sum.max()) > mechanism.largest_sum:
             raise ProtocolError(
-                f"round={self.round.number}: a sum is {int(quantized_sum.max())}, and honest parties make at most "
+                f"round={current.number}: a sum is {int(quantized_sum.max())}, and honest parties make at most "
                 f"{mechanism.largest_sum}: a party does not follow the protocol, or its masks are another session's"
             )
-        estimated = mechanism.estimate(quantized_sum).reshape(shape)  # Algorithm 2, line 10
-        if self.round.kind.carries_gradient:
-            self._learn(torch.from_numpy(estimated), self._labels.index_select(0, torch.from_numpy(self.round.rows)))
-        elif self.plan.vote.kind is VoteKind.RAW:
-            self.scored = ScoredRound(self.round, self.predict(torch.from_numpy(estimated)))
-        else:
-            self.scored = ScoredRound(self.round, torch.from_numpy(self._scores_of_votes(estimated, mechanism)))
+        return mechanism.estimate(quantized_sum).reshape(shape)  # Algorithm 2, line 10
 
-    def _scores_of_votes(self, estimated: npt.NDArray[np.float32], mechanism: Mechanism) -> npt.NDArray[np.float32]:
-        vote = self.plan.vote
-        if self.plan.loss is not Loss.CROSS_ENTROPY:  # such scores know already how frequent classes are
-            return vote.decode_sums(estimated)
-        return vote.class_scores(
-            estimated,
-            log_prior_K=log_prior(self.rows_of_class_K),
-            noise=mechanism.variance_upper_bound**0.5,
-            num_parties=self.plan.num_parties,
-        )
+    def read(self, values_BV: npt.NDArray[Any]) -> Tensor:
+        """Return class scores, (B, K), of rows that were released as predictions are (`values_of`)."""
+        if self.fusion is not None:
+            return torch.from_numpy(self.fusion.log_probabilities(values_BV))
+        return self.predict(torch.from_numpy(self.plan.vote.decode_sums(values_BV)))
+
+    # --- the fusion model ---
+
+    def _take_fusion_rows(self, current: Round, values_BV: npt.NDArray[Any]) -> None:
+        if self._released_FV is None:
+            shape = (self.plan.num_fusion_samples, values_BV.shape[1])
+            self._released_FV = np.zeros(shape, dtype=values_BV.dtype)
+        self._released_FV[np.searchsorted(self._schedule.part_of(FUSION), current.rows)] = values_BV
+
+    @property
+    def fusion(self) -> FusionModel | None:
+        """Model of classes from what is released of a row; None until all fusion rows are released, or without such.
+
+        It is learned when it is first asked for: post-processing, with true labels that stay here.
+        """
+        if self._fusion is None and self._released_FV is not None and self._next_round >= self._schedule.settled_at:
+            self._fusion = fit_fusion(
+                self._released_FV,
+                self._labels.numpy()[self._schedule.part_of(FUSION)],
+                num_classes=self.plan.num_classes,
+                num_symbols=self.plan.num_symbols,
+                choice=self.plan.fusion,
+                estimator=self._estimator,
+            )
+        return self._fusion
 
     def _learn(self, estimated_sum_BP: Tensor, labels_B: Tensor) -> None:
         assert self.round is not None
@@ -442,33 +407,42 @@ class Server:
     # --- beside the protocol ---
 
     def part_state(self) -> dict[str, Tensor]:
-        """Return the server's part of the model.
-
-        Its head, the frequency of classes, and the counts that votes are read by.
-        """
+        """Return the server's part of the model: its head, and what the fusion model was learned from."""
         state = {name: value for name, value in self._trainer.state().items() if name.startswith(WEIGHTS)}
-        state[_CLASS_COUNTS] = torch.from_numpy(self.rows_of_class_K.copy())
-        tables = () if self._reader is None else self._reader.tables_MKS
-        return {**state, **{f"{_TABLE}{party}": torch.from_numpy(table.copy()) for party, table in enumerate(tables)}}
+        return state if self.fusion is None else {**state, **self.fusion.state()}
 
-    def _begin_with(self, trained: Mapping[str, Tensor]) -> None:
-        state = dict(trained)
-        counts = state.pop(_CLASS_COUNTS, None)
-        if counts is None or tuple(counts.shape) != (self.plan.num_classes,):
-            raise CheckpointError(f"the model has no counts of num_classes={self.plan.num_classes} classes")
-        self.rows_of_class_K = counts.numpy()
-        tables = [state.pop(f"{_TABLE}{party}", None) for party in range(self.plan.num_parties)]
+    def _begin_with(self, trained: Mapping[str, Tensor], fusion: FusionModel | None) -> None:
+        state = {name: value for name, value in trained.items() if name.startswith(WEIGHTS)}
         self._trainer.load_state(state)
-        if self.plan.voting.has_tables:
-            if any(table is None for table in tables):
-                raise CheckpointError("the model has no counts of votes, and the plan reads votes by them")
-            self._reader = VoteReader(
-                self.plan, [table.numpy() for table in tables if table is not None], self.rows_of_class_K
-            )
+        self._fusion = fusion if fusion is not None else fusion_of(self.plan, trained)
 
     def state(self) -> dict[str, Tensor]:
-        """Return the state of a checkpoint."""
-        return self._trainer.state()
+        """Return the state of a checkpoint, with what was released of fusion rows: they are released once."""
+        state = self._trainer.state()
+        return state if self._released_FV is None else {**state, _RELEASED: torch.from_numpy(self._released_FV.copy())}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
+        state = dict(state)
+        kept = state.pop(_RELEASED, None)
         self._trainer.load_state(state)
+        self._released_FV = None if kept is None else kept.numpy()
+
+
+def has_fusion(state: Mapping[str, Tensor]) -> bool:
+    """Return whether a server's part of a model has a fusion model: its training came to release the fusion rows."""
+    return any(name.startswith(_FUSION) for name in state)
+
+
+def fusion_of(plan: Plan, state: Mapping[str, Tensor], estimator: Any = None) -> FusionModel | None:
+    """Return the fusion model of a server's part, learned again; None if it has none.
+
+    Args:
+        plan: The plan that the model was trained by, or one that predicts with it.
+        state: The server's part, as `Server.part_state` gives it.
+        estimator: The label holder's own classifier, if it was trained with one.
+    """
+    if not plan.num_fusion_samples or not has_fusion(state):
+        return None
+    return FusionModel.from_state(
+        state, num_classes=plan.num_classes, num_symbols=plan.num_symbols, estimator=estimator
+    )

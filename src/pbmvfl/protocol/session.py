@@ -56,7 +56,7 @@ def drive(
         meter: Counts bytes and rounds.
         on_open: Called before the first release.
         on_round: Called after each round.
-        on_epoch_end: Called after each epoch.
+        on_epoch_end: Called after each epoch and each fusion round, when roles keep checkpoints.
         timeout: Seconds to wait for the answers to one message; None waits without limit.
 
     Raises:

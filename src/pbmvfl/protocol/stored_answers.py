@@ -349,11 +349,10 @@ class PartyAnswers:
             or last.passes != 1
             or last.kind.split is not Split.TEST
             or not self._plan.stores_answers(last.kind)
-            # A statistic that is told to the server moves neither weights nor columns.
-            or not all(schedule.kind(number).told for number in range(first_round, predicted_at))
+            or first_round < predicted_at
         ):
             return None
-        rounds = (schedule[number] for number in range(max(first_round, predicted_at), len(schedule)))
+        rounds = (schedule[number] for number in range(first_round, len(schedule)))
         found = [self.new_rows(current, self.keys(current)) for current in rounds]
         return np.concatenate([np.zeros(0, dtype=np.int64), *found])
 

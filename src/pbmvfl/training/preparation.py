@@ -78,20 +78,20 @@ class Whitening:
         #: Shapes have small norms however many hats there are.
         norm = plan.party_shapes[index].norm if plan.party_shapes else math.sqrt(columns)
         self._radius = plan.gram_clip * norm
-        noise = plan.gram_noise * self._radius**2 / plan.num_samples
+        noise = plan.gram_noise * self._radius**2 / plan.num_network_samples
         #: A symmetric matrix of such noise has a norm of about the deviation of an entry times sqrt(2 D).
         self._ridge = plan.ridge * noise * math.sqrt(2 * columns)
         self._mean_grid = Grid(
             noise_multiplier=plan.mean_noise,
             clip_norm=plan.mean_clip * norm,
             num_weights=columns,
-            largest_batch=plan.num_samples,
+            largest_batch=plan.num_network_samples,
         )
         self._gram_grid = Grid(
             noise_multiplier=plan.gram_noise,
             clip_norm=self._radius**2,
             num_weights=columns**2,
-            largest_batch=plan.num_samples,
+            largest_batch=plan.num_network_samples,
             diameter=GRAM_DIAMETER,
         )
         self._mean_D = torch.zeros(columns)

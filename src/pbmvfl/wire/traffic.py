@@ -58,7 +58,9 @@ def predicted_traffic(plan: Plan) -> Traffic:
                 down += times * codec.num_bytes(rows, plan.embedding_dim)
         if phase.kind.trains:
             down += phase.passes * HEADER_BYTES  # the end of a pass, with its last gradient if there is one
-    labels = HEADER_BYTES + label_bytes(plan.num_samples, plan.num_classes) if plan.sends_labels else 0
+        if phase.kind.fuses:
+            down += phase.passes * schedule.rounds_per_pass(phase.kind) * HEADER_BYTES  # the end of each round
+    labels = HEADER_BYTES + label_bytes(plan.num_network_samples, plan.num_classes) if plan.sends_labels else 0
     return Traffic(
         bytes_setup=parties * (start + hello + nonces + key + keys + labels),
         bytes_up=parties * up,

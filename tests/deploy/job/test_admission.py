@@ -291,7 +291,7 @@ def asking(home: SiteFolder, *, digest: str | None = None, **changes: Any) -> Jo
     folder.mkdir(parents=True, exist_ok=True)
     (folder / INDEX).write_text(json.dumps({"model": model}))
     save_file({"run.public_start": np.ones(1, np.uint8)}, folder / WEIGHTS_FILE)
-    release = release_for(training, epsilon=4.0, delta=1e-5, has_tables=False)
+    release = release_for(training, epsilon=4.0, delta=1e-5, has_fusion=False)
     plan = serving_plan(training, model=digest or model, num_rows=10, release=release)
     return train_order(plan, work=Work.PREDICT, **changes)
 

@@ -154,9 +154,9 @@ def test_the_count_is_that_of_one_answer_or_of_all_of_them(public: bool) -> None
     """Oracle: binomial probabilities, of one response where weights are charged and of all twelve where not."""
     training = small_plan(
         evaluation="released", num_test_samples=12, prediction_mechanism="krr", prediction_symbols=2, vote="top",
-        table_noise=5.0, prediction_response_epsilon=1.0, prediction_secure_aggregation=False,
+        num_fusion_samples=2, prediction_response_epsilon=1.0, prediction_secure_aggregation=False,
     )  # fmt: skip
-    release = release_for(training, epsilon=None, delta=1e-5, has_tables=True)
+    release = release_for(training, epsilon=None, delta=1e-5, has_fusion=True)
     plan = serving_plan(training, model="ab" * 32, num_rows=12, release=release)
     expected = epsilon_of_responses(1.0, 1 if public else 12, 1e-5)
     Policy(largest_epsilon=expected * 1.001).check(plan, public_start=public)
@@ -197,7 +197,7 @@ def order_to_predict(home: SiteFolder, **flags: Any) -> JobSpec:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / INDEX).write_text(f'{{"model": "{model}"}}')
     save_file({"model.weight": np.zeros(3, np.float32), **flags}, folder / WEIGHTS_FILE)
-    release = release_for(training, epsilon=4.0, delta=1e-5, has_tables=False)
+    release = release_for(training, epsilon=4.0, delta=1e-5, has_fusion=False)
     return train_order(serving_plan(training, model=model, num_rows=10, release=release), work=Work.PREDICT)
 
 
@@ -244,8 +244,9 @@ def test_an_own_network_at_a_site_is_held_against_both_counts(home: SiteFolder) 
     """Whether its weights are public is known to the job's process alone."""
     rules = "[plan]\nlargest_epsilon = 8\n"
     quiet = train_order(small_plan(noise_multiplier=1.0))
-    counted = train_order(small_plan(table_noise=5.0, vote="top", prediction_mechanism="krr", prediction_symbols=2,
-                                     prediction_response_epsilon=1.0, prediction_secure_aggregation=False))  # fmt: skip
+    releases = {"vote": "top", "prediction_mechanism": "krr", "prediction_symbols": 2, "num_fusion_samples": 10}
+    law = {"prediction_response_epsilon": 1.0, "prediction_secure_aggregation": False}
+    counted = train_order(small_plan(**releases, **law))
     write_policy(home.path, PARTY_POLICY + rules)
     admit(home, replace(counted, run="tuesday"), NOON)
     write_policy(home.path, PARTY_POLICY + '[encoder]\nown = "mine:network"\n' + rules)

@@ -29,7 +29,7 @@ def strict(**choices: Any) -> Plan:
 
 def predicting() -> Plan:
     plan = strict()
-    release = release_for(plan, epsilon=8.0, delta=1e-5, has_tables=True)
+    release = release_for(plan, epsilon=8.0, delta=1e-5, has_fusion=True)
     return serving_plan(plan, model="0" * 64, num_rows=50, release=release)
 
 

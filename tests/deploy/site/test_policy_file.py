@@ -399,7 +399,7 @@ def test_a_mechanism_that_releases_nothing_is_no_reason_to_refuse() -> None:
         Policy(mechanisms=private).check(joint_plan(mechanism="none"))
     told = small_plan(
         evaluation="released", num_test_samples=10, prediction_mechanism="krr", prediction_symbols=2, vote="top",
-        table_noise=5.0, prediction_response_epsilon=2.0, prediction_secure_aggregation=False,
+        num_fusion_samples=2, prediction_response_epsilon=2.0, prediction_secure_aggregation=False,
     )  # fmt: skip
     with pytest.raises(PolicyError, match="mechanism=krr: the policy permits pbm"):
         Policy(mechanisms=frozenset({"pbm"})).check(told)

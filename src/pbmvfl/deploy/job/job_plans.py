@@ -16,6 +16,7 @@ from pbmvfl.plan.groups import Evaluation
 from pbmvfl.plan.plan import Plan
 from pbmvfl.privacy.conversion import usual_delta
 from pbmvfl.privacy.units import Unit
+from pbmvfl.protocol.server import has_fusion
 
 DEFAULT_EPSILON = 8.0
 
@@ -73,9 +74,8 @@ def read_plan(path: Path, federation: FederationFile, rows: LabelRows) -> Plan:
 
 def release_of(part: ServerPart, *, epsilon: float | None, delta: float | None, unit: Unit | str) -> Release:
     """Return how the label holder's part of a model has a row released."""
-    tables = any(name.startswith("votes.table.") for name in part.state)
     delta = usual_delta(part.plan.num_samples) if delta is None else delta
-    return release_for(part.plan, epsilon=epsilon, delta=delta, unit=unit, has_tables=tables)
+    return release_for(part.plan, epsilon=epsilon, delta=delta, unit=unit, has_fusion=has_fusion(part.state))
 
 
 def prediction_plan(

@@ -246,7 +246,7 @@ class PartySite:
         run_id = bytes.fromhex(self._spec.run_id)
         assert setup.checkpoints is not None
         keeper = Checkpoints(folder=setup.checkpoints, plan=plan, strict=True)
-        kept = [number for number in keeper.rounds(run_id) if number <= min(completed, plan.schedule.trained_at)]
+        kept = [number for number in keeper.rounds(run_id) if number <= min(completed, plan.schedule.settled_at)]
         if not kept:
             raise AlignmentError("there is no checkpoint of this run to make a model of")
         PartyPart(

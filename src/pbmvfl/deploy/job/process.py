@@ -31,7 +31,7 @@ from pbmvfl.federation.federation import Federation
 from pbmvfl.federation.in_process import InProcess
 from pbmvfl.plan.groups import Evaluation, Head, Labels, PreparationName
 from pbmvfl.plan.plan import Plan
-from pbmvfl.plan.schedule import COUNTS, JOINT, LOCAL, PREDICTION, Order, Phase
+from pbmvfl.plan.schedule import FUSION, JOINT, LOCAL, PREDICTION, Order, Phase
 from pbmvfl.protocol.server import Server
 from pbmvfl.protocol.session import Meter, drive
 from pbmvfl.training.encoders import own_generator
@@ -70,6 +70,7 @@ def train_tiny(plan: Plan) -> None:
             holder = LabelHolder(dataset=rows.name, class_names=rows.class_names)
             server = Server(small, train_labels=holder.draw(small.label_response, rows.train_labels).labels_N)
             drive(server, transport, Meter(), on_open=_nothing, on_round=_nothing, on_epoch_end=_nothing)
+            assert (server.fusion is None) == (not small.num_fusion_samples)  # it is learned when it is asked for
         finally:
             transport.close()
 
@@ -87,11 +88,13 @@ def tiny_plan(plan: Plan) -> Plan:
     # Correlated noise needs as many steps between two uses of a row as its band is wide.
     rows = max(2, plan.noise_band) * _BATCH
     predicted = phases[-1].kind == PREDICTION
+    fused = _BATCH if plan.num_fusion_samples else 0
     return Plan.of(
         **{
             **values,
             "num_parties": _PARTIES,
-            "num_samples": max(rows, plan.num_classes),
+            "num_samples": max(rows, plan.num_classes) + fused,
+            "num_fusion_samples": fused,
             "num_test_samples": _BATCH if predicted else 0,
             "batch_size": _BATCH,
             "phases": phases,
@@ -110,7 +113,7 @@ def _tiny_phases(plan: Plan) -> tuple[Phase, ...]:
     phases = [Phase(kind=phase.kind, passes=1, order=phase.order) for phase in plan.rounds.phases]
     if plan.model:
         learns = LOCAL if plan.head is Head.FIXED else JOINT
-        before = [learns, COUNTS] if plan.voting.has_tables else [learns]
+        before = [learns, FUSION] if plan.num_fusion_samples else [learns]
         phases = [*(Phase(kind=kind, passes=1, order=Order.AS_GIVEN) for kind in before), *phases]
     return tuple(phases)
 

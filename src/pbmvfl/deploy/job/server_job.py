@@ -41,7 +41,7 @@ from pbmvfl.errors import (
     PolicyFileError,
 )
 from pbmvfl.federation.checkpoints import Checkpoints
-from pbmvfl.federation.drawn_labels import LabelHolder, keep_draw
+from pbmvfl.federation.drawn_labels import LabelHolder, keep_draw, with_true_labels
 from pbmvfl.federation.model_files import ServerPart, model_digest
 from pbmvfl.federation.predictions import Predictions
 from pbmvfl.federation.release_log import ReleaseLog
@@ -255,7 +255,7 @@ class ServerSite:
             self._save_model(result, server, rows)
         ending = Ending.STOPPED if result.stopped else Ending.DONE
         job_result = self._job_result(ending, result.stopped)
-        completed = plan.schedule.trained_at if not result.stopped else len(plan.schedule)
+        completed = plan.schedule.settled_at if not result.stopped else len(plan.schedule)
         faults = self._send_end(job_result, completed=completed)
         if faults:
             return self._job_result(Ending.FAILED, "trained, but not kept by " + "; ".join(faults))
@@ -313,7 +313,7 @@ class ServerSite:
             raise FederationError(f"{self._site_folder.name}: {PRIVATE_REASON}") from error
         if drawn.notes:
             _log.warning("stored labels are like other rows', or most labels were changed since they were drawn")
-        return drawn.labels_N
+        return with_true_labels(self._spec.plan, drawn.labels_N, rows.train_labels)
 
     def _save_model(self, result: Result, server: Server, rows: LabelRows) -> None:
         """Save the label holder's part of the model, then the result, which marks training as complete."""
