@@ -15,6 +15,7 @@ import pytest
 
 from pbmvfl.deploy.link import grpc_server
 from pbmvfl.deploy.link import grpc_stream as streams
+from pbmvfl.deploy.link.grpc_party import MOST_WAITING
 from pbmvfl.deploy.link.grpc_server import GrpcServerLink
 from pbmvfl.deploy.link.interface import Channel
 from pbmvfl.deploy.link.message_auth import PartyMessageAuth, ServerMessageAuth
@@ -272,6 +273,30 @@ def test_a_party_lets_go_of_a_server_whose_messages_are_too_long(federation):
 def _ask_at_length(federation: Federation) -> None:
     with contextlib.suppress(LinkError):
         federation.line.ask({0: bytes(5000)}, channel=Channel.SETUP)
+
+
+def test_a_server_that_floods_a_party_with_questions_fills_no_memory(federation):
+    """Read are few; the rest waits at the server, whose library is held back."""
+    work, seen = threading.Event(), threading.Event()
+
+    def handle(channel: Channel, body: bytes) -> bytes:
+        seen.set()
+        work.wait(60)
+        return echo(channel, body)
+
+    end = federation.dial("bank", handle)
+    asking = threading.Thread(target=lambda: _ask_at_length(federation), daemon=True)
+    asking.start()
+    assert seen.wait(60)
+    outbox = federation.line._peers[0].stream.outbox
+    for _ in range(100):
+        streams.event_loop().call_soon_threadsafe(outbox.put, bytes(100_000))
+    assert until(lambda: end._inbox.qsize() == MOST_WAITING)
+    assert not until(lambda: end._inbox.qsize() > MOST_WAITING, 3 * streams.HEARTBEAT)
+    assert len(outbox._frames) > 20
+    work.set()
+    federation.line.close()
+    asking.join(timeout=60)
 
 
 def test_what_a_server_says_in_a_refusal_cannot_move_a_terminal(federation, monkeypatch):

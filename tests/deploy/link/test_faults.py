@@ -75,6 +75,7 @@ def test_a_killed_process_is_named_as_such_and_others_are_not(tmp_path):
 
 
 @needs_networks
+@pytest.mark.slow
 def test_a_cut_of_three_seconds_is_not_seen_and_a_kill_behind_it_is(networks, tmp_path):
     with networks.at_the_server():
         federation = Federation(tmp_path, ["bank"], host=networks.host, choices={"ended_after": 3.0})
@@ -95,6 +96,7 @@ def test_a_cut_of_three_seconds_is_not_seen_and_a_kill_behind_it_is(networks, tm
 
 
 @needs_networks
+@pytest.mark.slow
 def test_a_stopped_process_and_a_cut_are_no_ended_process(networks, tmp_path):
     with networks.at_the_server():
         federation = Federation(tmp_path, ["bank"], patience=4.0, host=networks.host)

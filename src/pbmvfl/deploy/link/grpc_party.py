@@ -19,7 +19,7 @@ import grpc
 from pbmvfl.deploy.link import grpc_stream as streams
 from pbmvfl.deploy.link.grpc_stream import Outbox, event_loop, run
 from pbmvfl.deploy.link.interface import Channel, Handler
-from pbmvfl.deploy.link.message_auth import OtherJob, PartyMessageAuth
+from pbmvfl.deploy.link.message_auth import MOST_UNANSWERED, OtherJob, PartyMessageAuth
 from pbmvfl.deploy.link.tls import REFUSED_SILENTLY, CertificateRefused, Credentials, HungUp, shake_hands
 from pbmvfl.errors import LinkError
 
@@ -30,6 +30,8 @@ _FIRST_PAUSE, _LONGEST_PAUSE, _LONGEST_PAUSE_UNREACHED = 0.05, 1.0, 0.25
 _MOST_HANG_UPS = 3
 #: Seconds after the last answer in which the server may request it again.
 _LINGER = 2.0
+#: Largest number of questions that wait for the handler; an honest server has `MOST_UNANSWERED`, maybe sent twice.
+MOST_WAITING = 2 * MOST_UNANSWERED
 #: Consecutive invalid messages before the party gives up.
 _MOST_FAULTS = 3
 _CLOSED = "server: the line was closed at this side"
@@ -165,6 +167,8 @@ class GrpcPartyLink:
         try:
             while (frame := await call.read()) is not grpc.aio.EOF:
                 self._inbox.put(frame)
+                while self._inbox.qsize() >= MOST_WAITING:  # the library's flow control then holds the server back
+                    await asyncio.sleep(streams.HEARTBEAT)
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
                 self._inbox.put(LinkError(f"a message is too long: {_printable(error.details())}"))
