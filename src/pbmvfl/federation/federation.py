@@ -259,6 +259,9 @@ class Federation:
     def save(self, folder: Path | str) -> Path:
         """Write the model of the last `fit`, every part in a folder of its own; `pbmvfl.load` reads it back.
 
+        Args:
+            folder: A new folder, or an empty one.
+
         Returns:
             The folder.
 
@@ -382,6 +385,9 @@ class Federation:
     def check(self, data: VerticalDataset) -> None:
         """Refuse a plan that cannot be trained on this data, before anything is written.
 
+        Args:
+            data: The rows to train on.
+
         Raises:
             PlanError: A size of the plan is not that of the data.
             EncoderError: The plan's encoder does not take a party's rows.
@@ -410,7 +416,11 @@ class Federation:
         return SystemEntropy()
 
     def new_identity(self, index: int) -> Identity:
-        """Return a party's key pair. Here it is new for each run; at an organisation it is long-lived."""
+        """Return a party's key pair. Here it is new for each run; at an organisation it is long-lived.
+
+        Args:
+            index: The party's number.
+        """
         del index
         return Identity.generate()
 
@@ -423,7 +433,15 @@ class Federation:
         *,
         exact_metrics: bool = False,
     ) -> list[PartySetup]:
-        """Return every party's own side of a run, with new identities."""
+        """Return every party's own side of a run, with new identities.
+
+        Args:
+            data: The rows to train on.
+            ledger: Folder of the parties' ledgers, or None: nothing is charged.
+            checkpoints: Folder of the run's checkpoints, or None.
+            checkpoint_every: Epochs from one checkpoint to the next.
+            exact_metrics: Whether the owners permit exact metrics of rows with a limit.
+        """
         setups = self._setups_without_identity(data, ledger, checkpoints, checkpoint_every, exact_metrics=exact_metrics)
         identities = [self.new_identity(setup.index) for setup in setups]
         pinned = tuple(identity.public for identity in identities)

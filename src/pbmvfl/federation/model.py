@@ -187,6 +187,15 @@ class FederatedModel:
         """Write every part into a folder of its own inside `folder`, which must not hold another model.
 
         Answers that a party has given are known there, too: those to test rows that training released among them.
+
+        Args:
+            folder: A new folder, or an empty one.
+
+        Returns:
+            The folder.
+
+        Raises:
+            ModelError: The folder holds something.
         """
         folder = Path(folder)
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -210,7 +219,20 @@ class FederatedModel:
         fusion: Any = None,
         ledger: Path | str | None = None,
     ) -> FederatedModel:
-        """Load what `save` wrote, to the bit, or name the part that is missing, damaged or of another model."""
+        """Load what `save` wrote, to the bit, or name the part that is missing, damaged or of another model.
+
+        Args:
+            folder: The folder that `save` wrote.
+            encoders: The owners' own networks, where training had such, one for each party.
+            fusion: The label holder's own classifier, where it was the fusion model: it is fitted again.
+            ledger: Folder of the parties' ledgers, which predictions are charged to.
+
+        Returns:
+            The model, equal to the bit.
+
+        Raises:
+            ModelError: A part is missing, damaged or of another model.
+        """
         folder = Path(folder)
         if not folder.is_dir():
             raise ModelError(f"folder={str(folder)!r} does not exist; give the folder that a model was saved in")
@@ -407,7 +429,14 @@ class FederatedModel:
         delta: float | None = None,
         unit: Unit | str = Unit.CELL,
     ) -> Plan:
-        """Return the plan of a session that predicts so many rows."""
+        """Return the plan of a session that predicts so many rows.
+
+        Args:
+            num_rows: Rows that are predicted.
+            epsilon: Privacy budget of one predicted row; None: that of the plan.
+            delta: Its delta; None: the default of `Plan.privacy`.
+            unit: What the epsilon protects: cell, record or party.
+        """
         return self._serving_plan(num_rows, self._release(epsilon, delta, unit))
 
     def prediction_privacy(
@@ -420,8 +449,12 @@ class FederatedModel:
     ) -> PrivacyTable:
         """Return what `release` will cost a row, before anything is released.
 
-        `num_rows` matter where weights know rows that were trained on without noise: then each release is about all of
-        those.
+        Args:
+            epsilon: Privacy budget of one predicted row; None: that of the plan.
+            delta: Its delta; None: the default of `Plan.privacy`.
+            unit: What the epsilon protects: cell, record or party.
+            num_rows: Rows that are predicted. They matter where weights know rows that were trained on without noise:
+                then each release is about all of those.
         """
         plan = self.serving_plan_for(num_rows, epsilon=epsilon, delta=delta, unit=unit)
         run = plan.training_run(public_start=self._weights_are_charged)
@@ -452,14 +485,29 @@ class FederatedModel:
     def prediction_words(
         self, *, epsilon: float | None = None, delta: float | None = None, unit: Unit | str = Unit.CELL
     ) -> str:
-        """Describe the law by which a row is released, and why."""
+        """Describe the law by which a row is released, and why.
+
+        Args:
+            epsilon: Privacy budget of one predicted row; None: that of the plan.
+            delta: Its delta; None: the default of `Plan.privacy`.
+            unit: What the epsilon protects: cell, record or party.
+
+        Returns:
+            A sentence's beginning, without a full stop.
+        """
         release = self._release(epsilon, delta, unit)
         return f"{release.mechanism.describe()}: {release.words}"
 
     def prediction_notes(
         self, *, epsilon: float | None = None, delta: float | None = None, unit: Unit | str = Unit.CELL
     ) -> list[str]:
-        """Return what to know before a row is paid for: whether noise leaves anything of the votes."""
+        """Return what to know before a row is paid for: whether noise leaves anything of the votes.
+
+        Args:
+            epsilon: Privacy budget of one predicted row; None: that of the plan.
+            delta: Its delta; None: the default of `Plan.privacy`.
+            unit: What the epsilon protects: cell, record or party.
+        """
         release = self._release(epsilon, delta, unit)
         noise = release.mechanism.variance_upper_bound**0.5 / release.mechanism.bound
         parties = self.plan.num_parties
@@ -606,7 +654,20 @@ def load(
     fusion: Any = None,
     ledger: Path | str | None = None,
 ) -> FederatedModel:
-    """Load a saved model: `FederatedModel.load`."""
+    """Load a saved model: `FederatedModel.load`.
+
+    Args:
+        folder: The folder that `save` wrote.
+        encoders: The owners' own networks, where training had such, one for each party.
+        fusion: The label holder's own classifier, where it was the fusion model: it is fitted again.
+        ledger: Folder of the parties' ledgers, which predictions are charged to.
+
+    Returns:
+        The model.
+
+    Raises:
+        ModelError: As in `FederatedModel.load`.
+    """
     return FederatedModel.load(folder, encoders=encoders, fusion=fusion, ledger=ledger)
 
 

@@ -79,7 +79,17 @@ class Predictions:
         return totals
 
     def metrics(self, labels: npt.NDArray[np.int64] | None = None) -> dict[str, float]:
-        """Accuracy, and AUPRC for two classes, of the rows that have a prediction."""
+        """Return accuracy, and AUPRC for two classes, of the rows that have a prediction.
+
+        Args:
+            labels: (N,) class numbers to compare with; None: the labels that came with the rows.
+
+        Returns:
+            Figures by name; none where no row has a prediction.
+
+        Raises:
+            DataError: There are no labels, or not one for each row.
+        """
         labels = self.true_labels if labels is None else labels
         if labels is None:
             raise DataError("there are no labels to compare with; give the label's column (label=..., --label)")
@@ -110,7 +120,7 @@ class Predictions:
     # --- files ---
 
     def table(self) -> Any:
-        """A pyarrow table: id, prediction, a probability for each class, and the true label if there is one."""
+        """Return a pyarrow table: id, prediction, a probability for each class, and the true label if there is one."""
         import pyarrow as pa
 
         columns: dict[str, Any] = {
@@ -125,7 +135,14 @@ class Predictions:
         return pa.table(columns)
 
     def write(self, path: Path | str) -> None:
-        """Write a .parquet or .csv file."""
+        """Write a .parquet or .csv file.
+
+        Args:
+            path: A file that ends in .parquet or .csv.
+
+        Raises:
+            DataError: The path has another ending.
+        """
         path = check_predictions_file(path)
         import pyarrow.csv
         import pyarrow.parquet

@@ -360,7 +360,11 @@ class Result:
         return sum(max(0, session.charged_until - following.first_round) for session, following in pairs)
 
     def to_dict(self, *, delta: float | None = None) -> dict[str, Any]:
-        """Return plain values for JSON, with epsilons at this delta, or at the default of `Plan.privacy`."""
+        """Return plain values for JSON, with epsilons at this delta, or at the default of `Plan.privacy`.
+
+        Args:
+            delta: Delta of the epsilons; None: the default of `Plan.privacy`.
+        """
         return {
             "version": VERSION,
             "metrics": self.metrics,
@@ -388,12 +392,22 @@ class Result:
         }
 
     def to_json(self, *, delta: float | None = None) -> str:
-        """Return the text of result.json, with epsilons at this delta, or at the default of `Plan.privacy`."""
+        """Return the text of result.json, with epsilons at this delta, or at the default of `Plan.privacy`.
+
+        Args:
+            delta: Delta of the epsilons; None: the default of `Plan.privacy`.
+        """
         return json.dumps(self.to_dict(delta=delta), indent=2) + "\n"
 
     @classmethod
     def read(cls, path: Path | str) -> Result:
         """Read a result.json.
+
+        Args:
+            path: A result.json.
+
+        Returns:
+            The result.
 
         Raises:
             RunFolderError: The file is missing, damaged or of a newer version.

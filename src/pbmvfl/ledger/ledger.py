@@ -83,6 +83,9 @@ class Ledger:
     def check_owner(self, owner: str) -> None:
         """Refuse another party's ledger.
 
+        Args:
+            owner: The party that uses it.
+
         Raises:
             LedgerError: It has another owner.
         """
@@ -104,6 +107,13 @@ class Ledger:
 
         A limit that replaces another counts at the other's order, and is returned so: an order that was chosen after
         releases were seen is not one that the filter's theorem is about.
+
+        Args:
+            dataset: The owner's name for the data.
+            limit: The limit to keep.
+
+        Returns:
+            The limit as it is counted.
         """
         values = (dataset, str(limit.unit), str(limit.accounting), limit.colluding_parties)
         with self._store.changed():
@@ -156,23 +166,40 @@ class Ledger:
             )
 
     def allow(self, dataset: str) -> None:
-        """Note that the owner says `dataset` is about other people, although its values are known by another name."""
+        """Note that the owner says `dataset` is about other people, although its values are known by another name.
+
+        Args:
+            dataset: The owner's name for the data.
+        """
         with self._store.changed():
             self._store.db.run("INSERT OR REPLACE INTO allowed VALUES (?, ?)", (dataset, now()))
             history.append(self._store.db, "allowed", dataset=dataset)
 
     def note_exact(self, dataset: str) -> None:
-        """Note that the owner permits exact predictions of these rows, which are outside of every epsilon."""
+        """Note that the owner permits exact predictions of these rows, which are outside of every epsilon.
+
+        Args:
+            dataset: The owner's name for the data.
+        """
         with self._store.changed():
             history.append(self._store.db, "exact", dataset=dataset)
 
     def note_uncharged(self, dataset: str, *, num_rows: int) -> None:
-        """Note that the owner permits a release of so many rows that no limit counts."""
+        """Note that the owner permits a release of so many rows that no limit counts.
+
+        Args:
+            dataset: The owner's name for the data.
+            num_rows: Rows of the release.
+        """
         with self._store.changed():
             history.append(self._store.db, "uncharged", dataset=dataset, rows=num_rows)
 
     def limits(self, dataset: str) -> list[Limit]:
-        """Return the limits of a dataset."""
+        """Return the limits of a dataset.
+
+        Args:
+            dataset: The owner's name for the data.
+        """
         return self.all_limits().get(dataset, [])
 
     def all_limits(self) -> dict[str, list[Limit]]:
@@ -231,18 +258,32 @@ class Ledger:
         return [name for (name,) in found]
 
     def sessions(self, dataset: str) -> list[LedgerEntry]:
-        """Return the sessions of a dataset, in their order."""
+        """Return the sessions of a dataset, in their order.
+
+        Args:
+            dataset: The owner's name for the data.
+        """
         return self._store.sessions(dataset)
 
     def charged_to(self, dataset: str) -> list[LedgerEntry]:
         """Return the sessions that a dataset's limits count, in their order.
 
         Those are its own, and those of other datasets whose first weights may know its rows.
+
+        Args:
+            dataset: The owner's name for the data.
         """
         return self._store.charged_to(dataset)
 
     def refusals(self, session: int) -> list[tuple[int, str, str]]:
-        """(round, reason, when) of the rounds that a session was refused."""
+        """Return the rounds that a session was refused.
+
+        Args:
+            session: The session's number in this ledger.
+
+        Returns:
+            (round, reason, when) of each.
+        """
         return self._store.db.rows("SELECT round, reason, at FROM refusals WHERE session = ?", (session,))
 
     def history(self) -> list[history.Event]:
@@ -250,7 +291,11 @@ class Ledger:
         return history.events(self._store.db)
 
     def notes(self, dataset: str) -> list[str]:
-        """Return what a reader should know beside the numbers."""
+        """Return what a reader should know beside the numbers.
+
+        Args:
+            dataset: The owner's name for the data.
+        """
         return notes_of(self, dataset)
 
     def export(self) -> dict[str, Any]:
@@ -258,18 +303,33 @@ class Ledger:
         return exported(self)
 
     def read_ids(self, reference: str) -> Sequence[str] | range:
-        """Return the rows that a session's line refers to."""
+        """Return the rows that a session's line refers to.
+
+        Args:
+            reference: The reference in the session's line.
+        """
         return self._store.read_ids(reference)
 
     # --- charging ---
 
     def begin(self, opening: Opening) -> Charging:
-        """Begin to charge a session; `open_session` explains its values."""
+        """Begin to charge a session; `open_session` explains its values.
+
+        Args:
+            opening: What the session is about.
+
+        Returns:
+            The open session, which charges rounds.
+        """
         self._store.check_writable()
         return opening.begin(self._store)
 
     def foresee(self, opening: Opening) -> tuple[Forecast, ...]:
-        """Return what each limit would say to a session; `forecast` explains its values."""
+        """Return what each limit would say to a session; `forecast` explains its values.
+
+        Args:
+            opening: What the session is about.
+        """
         return opening.forecast(self._store)
 
     def open_session(
@@ -288,14 +348,26 @@ class Ledger:
         test_ids: Sequence[str] | range | None = None,
         rounds_ahead: int = 1,
     ) -> Charging:
-        """Begin to charge a session. Row ids default to the rows' numbers, test rows after training rows.
+        """Begin to charge a session.
 
-        `public_start` says that the run began with weights that depend on no row; without it every release of the
-        session is charged as one that may be about any row. With `exact_metrics` the owner permits exact metrics of
-        rows with a limit. Of the values only digests under the ledger's own key are kept.
+        Args:
+            dataset: The owner's name for the data.
+            plan: The plan of the session.
+            run: Id of the run.
+            session: Id of the session.
+            first_round: Number of the first round that it may charge.
+            public_start: Whether the run began with weights that depend on no row. Without it every release of the
+                session is charged as one that may be about any row.
+            exact_metrics: Whether the owner permits exact metrics of rows with a limit.
+            train_values: (N, D) the party's training rows. Only digests under the ledger's own key are kept.
+            test_values: (T, D) its test rows, likewise.
+            train_ids: Ids of the training rows; None: their numbers.
+            test_ids: Ids of the test rows; None: numbers after those of the training rows.
+            rounds_ahead: How many rounds are written in one transaction. Those that were not used are given back when
+                the session is closed or the owner changes a limit, and stay charged if the process is killed.
 
-        With `rounds_ahead` above 1 so many rounds are written in one transaction; what was not used of them is given
-        back when the session is closed or the owner changes a limit, and stays charged if the process is killed.
+        Returns:
+            The open session, which charges rounds.
         """
         return self.begin(
             Opening(
@@ -330,6 +402,19 @@ class Ledger:
         """Return each limit's answer to such a session; whatever `open_session` refuses is refused.
 
         Nothing is written. A reader may ask, and the names are those of `open_session`.
+
+        Args:
+            dataset: The owner's name for the data.
+            plan: The plan of the session.
+            run: Id of the run.
+            first_round: Number of the first round that it may charge.
+            public_start: Whether the run began with weights that depend on no row. Without it every release of the
+                session is charged as one that may be about any row.
+            exact_metrics: Whether the owner permits exact metrics of rows with a limit.
+            train_values: (N, D) the party's training rows. Only digests under the ledger's own key are kept.
+            test_values: (T, D) its test rows, likewise.
+            train_ids: Ids of the training rows; None: their numbers.
+            test_ids: Ids of the test rows; None: numbers after those of the training rows.
         """
         return self.foresee(
             Opening(

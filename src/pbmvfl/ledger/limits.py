@@ -144,19 +144,33 @@ class Limit:
         return self.left_beside(0.0)
 
     def left_beside(self, pure: float) -> float:
-        """Return how much may add up beside a pure epsilon of the row; below 0 if that alone is too much."""
+        """Return how much may add up beside a pure epsilon of the row; below 0 if that alone is too much.
+
+        Args:
+            pure: The pure epsilon of a row's releases.
+        """
         if self.counting is Counting.GAUSSIAN:
             return largest_square(self.epsilon - pure, self.delta)
         return divergence_budget(self.epsilon, self.delta, self.order)
 
     def epsilon_of(self, amount: float, pure: float = 0.0) -> float:
-        """The epsilon of what has added up on a row, beside a pure one before it."""
+        """Return the epsilon of what has added up on a row, beside a pure one before it.
+
+        Args:
+            amount: Divergence, or squared shift, that has added up on a row.
+            pure: The pure epsilon of its other releases.
+        """
         if self.counting is Counting.GAUSSIAN:
             return pure + gaussian_epsilon(amount, self.delta)
         return epsilon_at(amount, self.delta, self.order)
 
     def cost_of(self, event: ReleaseEvent | UpdateEvent, colluding_parties: int) -> Cost:
-        """Return the cost of one event."""
+        """Return the cost of one event.
+
+        Args:
+            event: What a round of a session does to a row.
+            colluding_parties: Parties on the server's side.
+        """
         adversary = Adversary(colluding_parties=colluding_parties)
         if self.counting is Counting.RENYI:
             orders = (self.order,)

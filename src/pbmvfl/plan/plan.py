@@ -233,6 +233,9 @@ class Plan:
 
         With shapes a party has as few or as many hats as its columns are worth. D prepared numbers and a constant have
         a norm of about sqrt(D + 1), so that a narrow party needs no more; noise is a multiple of the party's own clip.
+
+        Args:
+            num_weights: Weights of the network whose updates are clipped.
         """
         return min(self.clip_norm, math.sqrt(num_weights / self.embedding_dim)) if self.shapes else self.clip_norm
 
@@ -254,13 +257,20 @@ class Plan:
         )
 
     def mechanism_for(self, kind: RoundKind) -> Mechanism:
-        """Return the mechanism by which rounds of a kind release: `release` if they train, else `prediction`."""
+        """Return the mechanism by which rounds of a kind release: `release` if they train, else `prediction`.
+
+        Args:
+            kind: A kind of round.
+        """
         return self.release if kind.updates or self.prediction is None else self.prediction
 
     def stores_answers(self, kind: RoundKind) -> bool:
         """Return whether a party can send its answers of this kind again without a charge.
 
         That holds where an answer needs no other party's noise, and no weight moves.
+
+        Args:
+            kind: A kind of round.
         """
         mechanism = self.mechanism_for(kind)
         return kind.releases and not kind.trains and mechanism.stands_alone and not mechanism.secure_aggregation
@@ -271,14 +281,23 @@ class Plan:
         return tuple(dict.fromkeys(self.mechanism_for(kind) for kind in self.schedule.kinds if kind.releases))
 
     def answer_bytes(self, kind: RoundKind, rows: int) -> int:
-        """Return the bytes of each party's answer to a round of so many rows, without its header."""
+        """Return the bytes of each party's answer to a round of so many rows, without its header.
+
+        Args:
+            kind: A kind of round.
+            rows: Rows of the round.
+        """
         if kind.releases:
             mechanism = self.mechanism_for(kind)
             return mechanism.payload.num_bytes(rows * mechanism.embedding_dim)
         return 0
 
     def update_event(self, kind: RoundKind) -> UpdateEvent | None:
-        """Return the event by which a use of a row changes what its party keeps; None if it changes nothing."""
+        """Return the event by which a use of a row changes what its party keeps; None if it changes nothing.
+
+        Args:
+            kind: A kind of round.
+        """
         if not kind.updates:
             return None
         if kind.statistic:
@@ -286,7 +305,11 @@ class Plan:
         return self.update.event
 
     def events(self, kind: RoundKind) -> tuple[Event, ...]:
-        """Return all events that one use of a row in a round of this kind is charged for."""
+        """Return all events that one use of a row in a round of this kind is charged for.
+
+        Args:
+            kind: A kind of round.
+        """
         found = self._events.get(kind)
         if found is None:
             released: tuple[Event, ...] = (self.mechanism_for(kind).event,) if kind.releases else ()
@@ -306,7 +329,11 @@ class Plan:
         return hashlib.sha256(text.encode()).digest()
 
     def model_digest(self, run_id: bytes) -> str:
-        """Return the digest that the parts of one training run share, and those of no other run."""
+        """Return the digest that the parts of one training run share, and those of no other run.
+
+        Args:
+            run_id: Id of the training run.
+        """
         return hashlib.sha256(b"pbmvfl model\0" + self.hash + run_id).hexdigest()
 
     def training_run(self, uses: Iterable[RowUses] | None = None, *, public_start: bool = True) -> TrainingRun:
@@ -493,6 +520,9 @@ class Plan:
     def replace(self, **changes: Unpack[PlanChoices]) -> Plan:
         """Return this plan with some flat names changed, checked again. A new mechanism brings its own defaults.
 
+        Args:
+            **changes: Flat names, as `of` takes them.
+
         Raises:
             PlanError: As in `of`.
         """
@@ -505,7 +535,11 @@ class Plan:
         return Plan.of(**{**kept, **changes})
 
     def with_release(self, release: Mechanism) -> Plan:
-        """Return this plan with another mechanism, or other numbers of it, in training rounds."""
+        """Return this plan with another mechanism, or other numbers of it, in training rounds.
+
+        Args:
+            release: The mechanism of training rounds.
+        """
         groups = {each.name: getattr(self, each.name) for each in fields(self)}
         return Plan(**{**groups, "release": release})
 
@@ -559,6 +593,12 @@ class Plan:
     def from_dict(cls, values: dict[str, Any]) -> Plan:
         """Read what `to_dict` wrote, or flat names as version 0.1 wrote them.
 
+        Args:
+            values: What `to_dict` returned.
+
+        Returns:
+            The plan.
+
         Raises:
             PlanError: The values are no plan, or one of a newer format.
         """
@@ -594,6 +634,12 @@ class Plan:
     @classmethod
     def from_json(cls, text: str) -> Plan:
         """Read the text of a plan file.
+
+        Args:
+            text: What `to_json` returned.
+
+        Returns:
+            The plan.
 
         Raises:
             PlanError: The text is not JSON, or no plan.
