@@ -6,6 +6,7 @@ fractions and mpmath, that share no code with it or with the account.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator
 from fractions import Fraction
@@ -87,6 +88,7 @@ def divergence(flips: int, parties: int, order: float) -> mpmath.mpf:
         )
 
 
+@functools.cache
 def epsilon_of_bits(flips: int, count: int, delta: float) -> float:
     """The least epsilon of so many bits that are turned over, by its definition and by halving."""
     kept = mpmath.mpf(256 - flips) / 256

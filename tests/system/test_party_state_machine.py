@@ -55,7 +55,7 @@ from support.local_plans import voting_plan
 
 DATA = small_data(num_samples=12, num_test_samples=6)
 SECONDS = float(os.environ.get("PBMVFL_STATE_MACHINE_SECONDS", "0"))
-EXAMPLES, STEPS = 60, 40
+EXAMPLES, STEPS = 40, 40
 RUN = b"run-0001"
 KIND_AT, HEADER = 5, 44
 EMBEDDING, REFUSAL = int(MessageKind.EMBEDDING), int(MessageKind.REFUSAL)
