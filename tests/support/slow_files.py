@@ -13,10 +13,7 @@ _TESTS = Path(__file__).parents[1]
 SLOW_FILES = (
     "system/test_deployment_*.py",
     "deploy/nvflare/*.py",
-    "deploy/link/test_faults.py",
-    "deploy/link/test_attacks.py",
-    "deploy/link/test_connection.py",
-    "deploy/link/test_tls_transport.py",
+    "deploy/link/*.py",
     "deploy/job/*.py",
     "deploy/site/test_supervision.py",
     "deploy/alignment/test_runner.py",
