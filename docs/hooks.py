@@ -42,6 +42,12 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     return _LINK.sub(outside, markdown)
 
 
+def on_post_page(output: str, **_: Any) -> str:
+    """Name the search dialog, which the theme leaves without a name."""
+    dialog = 'data-md-component="search" role="dialog"'
+    return output.replace(dialog, f'{dialog} aria-label="Search"')
+
+
 def commands() -> Iterator[str]:
     """Yield the sections of the command line's reference, one for each command."""
     import typer
