@@ -19,6 +19,7 @@ SLOW_FILES = (
     "deploy/alignment/test_runner.py",
     "federation/test_processes.py",
     "federation/test_transports.py",
+    "cli/test_studio.py",
     "cli/test_privacy.py",
     "system/test_*_state_machine.py",
     "research/simulation/*.py",
