@@ -67,6 +67,8 @@ def walk(schedule: Schedule) -> list[Walked]:
             elif phase.order is Order.FIXED:
                 kept = 2**48 - 1  # frozen: plans of this order mean these rows
                 rows = public_permutation(count, seed=schedule.seed, stream=SCHEDULE_STREAM, index=kept).tolist()
+            if not phase.kind.releases and schedule.batch_size >= count:
+                rows.sort()  # all at once, and nothing about a row leaves
             while rows:
                 batch, rows = rows[: schedule.batch_size], rows[schedule.batch_size :]
                 rounds.append(Walked(phase.kind, tuple(batch), passed, not rows))

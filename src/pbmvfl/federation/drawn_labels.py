@@ -136,9 +136,11 @@ class LabelHolder:
 
     def forecast(self, response: LabelResponse, num_rows: int, *, resumes: bool = False) -> PartyForecast:
         """Return what the ledger will say to a draw, or refuse it as `draw` would; nothing is written or drawn."""
-        is_new = isinstance(self.store, Path) and not self.store.is_dir()
-        with contextlib.closing(StoredAnswers()) if is_new else self._opened() as store:
-            found = self._look_up(store, response, num_rows)
+        if isinstance(self.store, Path) and not self.store.is_dir():
+            found = _none_known(self._names(num_rows), [], charges=self.ledger is not None)
+        else:
+            with self._opened() as store:
+                found = self._look_up(store, response, num_rows)
         if not found.known_N.all():
             self._check_not_lost(response, found, resumes=resumes)
         if found.to_charge_N.any():
@@ -195,6 +197,8 @@ class LabelHolder:
         names = self._names(num_rows)
         release = {"dataset": self.dataset, "what": self._what.to_json(), "event": response.event.to_dict()}
         keys = store.keys(release, names)
+        if not len(store):
+            return _none_known(names, keys, charges=self.ledger is not None)
         known_N = store.known(keys)
         charged: set[str] = set()
         if self.ledger is not None and known_N.any():
@@ -296,6 +300,11 @@ class _Found(NamedTuple):
     known_N: _Mask
     #: Rows that the ledger is to be charged for.
     to_charge_N: _Mask
+
+
+def _none_known(names: list[str], keys: list[bytes], *, charges: bool) -> _Found:
+    """Return rows of which the store has no label."""
+    return _Found(names, keys, np.zeros(len(names), dtype=np.bool_), np.full(len(names), charges))
 
 
 class _What(NamedTuple):

@@ -8,6 +8,7 @@ import json
 import math
 import zlib
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,8 @@ Digests = npt.NDArray[np.uint32]
 _ROW_BYTES = 4
 #: So many are in memory at once.
 _ROWS_AT_A_TIME = 1 << 14
+#: Lists of ids that are remembered: a simulation's parties all name the same training, test and other rows.
+_LISTS = 4
 #: A table is taken for known if it shares more rows than chance explains, by so many standard deviations and rows.
 _DEVIATIONS, _ROWS = 4.0, 3.0
 
@@ -46,19 +49,24 @@ def keyed_digests(
     parts = [(rows, ids) for rows, ids in both if rows is not None and len(rows)]
     if not parts:
         return ()
-    named = [(rows, None if isinstance(ids, range) else list(map(str, ids))) for rows, ids in parts]
+    named = [(rows, None if isinstance(ids, range) else tuple(map(str, ids))) for rows, ids in parts]
     found = [_digest(key, rows, names) for rows, names in named]
     if len(parts) > 1:
         whole = np.concatenate([rows for rows, _ in parts])
-        all_names = [name for _, names in named for name in names or ()]
+        all_names = tuple(name for _, names in named for name in names or ())
         found.insert(0, _digest(key, whole, all_names if len(all_names) == len(whole) else None))
     return tuple(dict.fromkeys(found))
 
 
-def _digest(key: bytes, rows: _Rows, names: list[str] | None) -> str:
+@lru_cache(maxsize=_LISTS)
+def _order_of(names: tuple[str, ...]) -> npt.NDArray[np.int64]:
+    return np.argsort(np.array(names), kind="stable")
+
+
+def _digest(key: bytes, rows: _Rows, names: tuple[str, ...] | None) -> str:
     """In the order of names, if there are any; some rows at a time, since they may be in a file larger than memory."""
     code = hmac.new(key, f"{rows.dtype.str} {rows.shape}\0".encode(), "sha256")
-    order = None if names is None else np.argsort(np.array(names), kind="stable")
+    order = None if names is None else _order_of(names)
     for start in range(0, len(rows), _ROWS_AT_A_TIME):
         some = slice(start, start + _ROWS_AT_A_TIME)
         code.update(np.ascontiguousarray(rows[some] if order is None else rows[order[some]]).data)
@@ -123,11 +131,16 @@ def keep_ids(db: Database, ids: Sequence[str] | range) -> str:
     check_ids(ids)
     if isinstance(ids, range):
         return f"range:{ids.start}:{ids.stop}"
-    names = [each if type(each) is str else _name(each) for each in ids]
-    text = json.dumps(names).encode()
-    digest = hashlib.sha256(text).hexdigest()
-    db.run("INSERT OR IGNORE INTO row_ids VALUES (?, ?)", (digest, zlib.compress(text)))
+    digest, packed = _packed(_names(ids))
+    db.run("INSERT OR IGNORE INTO row_ids VALUES (?, ?)", (digest, packed))
     return f"list:{digest}"
+
+
+@lru_cache(maxsize=_LISTS)
+def _packed(names: tuple[str, ...]) -> tuple[str, bytes]:
+    """Return the digest of a list and its bytes in the file."""
+    text = json.dumps(names).encode()
+    return hashlib.sha256(text).hexdigest(), zlib.compress(text)
 
 
 def check_ids(ids: Sequence[str] | range) -> None:
@@ -138,8 +151,20 @@ def check_ids(ids: Sequence[str] | range) -> None:
                 f"row ids {ids!r}; permitted: a range from 0 or above, without a step, or a list of names"
             )
         return
-    if len({each if type(each) is str else _name(each) for each in ids}) != len(ids):
+    if not _all_differ(_names(ids)):
         raise LedgerError("row ids must be different from each other: one row twice would be counted as two")
+
+
+@lru_cache(maxsize=_LISTS)
+def _all_differ(names: tuple[str, ...]) -> bool:
+    return len(set(names)) == len(names)
+
+
+def _names(ids: Sequence[str]) -> tuple[str, ...]:
+    """Return a list's ids as text."""
+    if type(ids) is tuple and all(type(each) is str for each in ids):
+        return ids
+    return tuple(each if type(each) is str else _name(each) for each in ids)
 
 
 def read_ids(db: Database, reference: str) -> Sequence[str] | range:
@@ -157,7 +182,12 @@ def read_ids(db: Database, reference: str) -> Sequence[str] | range:
             f"ledger={str(db.path)!r} was changed by something else than this program: the row ids {rest!r} are not "
             "what was written; put a whole copy of it back"
         )
-    return [each if type(each) is str else _name(each) for each in json.loads(text)]
+    return _unpacked_names(text)
+
+
+@lru_cache(maxsize=_LISTS)
+def _unpacked_names(text: bytes) -> tuple[str, ...]:
+    return _names(json.loads(text))
 
 
 def _unpacked(data: bytes) -> bytes:

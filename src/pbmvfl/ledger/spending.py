@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -36,7 +37,7 @@ class RowNumbers:
     def __init__(self, ledger: Records, dataset: str) -> None:
         self._ledger = ledger
         self._known: dict[str, int] = {}  # named rows, in the order in which they were named first
-        self._decimal: list[int] = []  # of each of them the number that it is a name for, or -1
+        self._decimal = _NO_ROWS  # of each of them the number that it is a name for, or -1
         self._lists: dict[str, _Numbers] = {}  # by reference: which of the known rows a list names
         self._placed: dict[str, _Numbers] = {}  # by reference: where those rows stand, until a larger range comes
         self._largest_range = 0
@@ -85,16 +86,20 @@ class RowNumbers:
     def _indices(self, ids: Sequence[str]) -> _Numbers:
         known, before = self._known, len(self._known)
         found = [known.setdefault(name, len(known)) for name in ids]
-        self._decimal.extend(map(_number_named, islice(known, before, None)))
+        self._decimal = np.concatenate((self._decimal, _numbers_named(tuple(islice(known, before, None)))))
         return np.array(found, dtype=np.int64)
 
     def _is_numbered(self) -> npt.NDArray[np.bool_]:
-        decimal = np.array(self._decimal, dtype=np.int64)
-        return (decimal >= 0) & (decimal < self._largest_range)
+        return (self._decimal >= 0) & (self._decimal < self._largest_range)
 
     def _places(self) -> _Numbers:
         numbered = self._is_numbered()
         return np.where(numbered, self._decimal, self._largest_range - 1 + np.cumsum(~numbered))
+
+
+@lru_cache(maxsize=4)  # parties of a simulation name the same rows
+def _numbers_named(names: tuple[str, ...]) -> _Numbers:
+    return _kept(np.array(list(map(_number_named, names)), dtype=np.int64))
 
 
 def _number_named(name: str) -> int:

@@ -41,7 +41,7 @@ class Split(StrEnum):
 
 
 class Order(StrEnum):
-    """Order in which a pass goes through the rows."""
+    """Order in which a pass goes through the rows; a batch of all rows of which nothing leaves is in rising order."""
 
     SHUFFLED = "shuffled"  #: a new public permutation in every pass
     AS_GIVEN = "as-given"  #: as the rows stand
@@ -382,7 +382,8 @@ class Schedule:
         passed, position = divmod(offset, self.rounds_per_pass(phase.kind))
         count, each = self.size_of_part(phase.kind), self.rows_per_round(phase.kind)
         start, end = position * each, min((position + until - first) * each, count)
-        if phase.order is Order.AS_GIVEN:
+        unseen = each >= count and not phase.kind.releases  # all rows at once, and none of them leaves: no order shows
+        if phase.order is Order.AS_GIVEN or unseen:
             places = np.arange(start, end, dtype=np.int64)
         else:
             index = _KEPT if phase.order is Order.FIXED else earlier + passed
