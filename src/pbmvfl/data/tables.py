@@ -85,6 +85,7 @@ def load_table(
         ids.append(_row_ids(found.splits[1], of=_prefix(source, test)))
     else:
         features, labels, ids = _cut(features[0], labels[0], ids[0], test_fraction, seed)
+    _forget_tables()
     return VerticalDataset(
         name=default_name(source) if name is None else name,
         party_names=tuple(part.party for part in found.columns),
@@ -171,6 +172,13 @@ def _prefix(source: Any, test: Any) -> str:
         return ""
     are_files = isinstance(source, str | Path) and isinstance(test, str | Path)
     return "" if are_files and os.path.samefile(source, test) else f"{stem_of(test)}:"
+
+
+def _forget_tables() -> None:
+    """Give back the memory that reading took: training needs it."""
+    import pyarrow as pa
+
+    pa.default_memory_pool().release_unused()
 
 
 def _cut(

@@ -36,7 +36,8 @@ class RowNumbers:
 
     def __init__(self, ledger: Records, dataset: str) -> None:
         self._ledger = ledger
-        self._known: dict[str, int] = {}  # named rows, in the order in which they were named first
+        self._names: list[str] = []  # named rows, in the order in which they were named first
+        self._known: dict[str, int] | None = {}  # which of them a name is
         self._decimal = _NO_ROWS  # of each of them the number that it is a name for, or -1
         self._lists: dict[str, _Numbers] = {}  # by reference: which of the known rows a list names
         self._placed: dict[str, _Numbers] = {}  # by reference: where those rows stand, until a larger range comes
@@ -44,6 +45,7 @@ class RowNumbers:
         for entry in ledger.sessions(dataset):
             for reference in (entry.train_ids, entry.test_ids):
                 self.numbers(reference)
+        self._known = None  # larger than all the rest, and seldom needed again
 
     @property
     def count(self) -> int:
@@ -84,9 +86,13 @@ class RowNumbers:
             self._placed = {}
 
     def _indices(self, ids: Sequence[str]) -> _Numbers:
+        if self._known is None:
+            self._known = {name: number for number, name in enumerate(self._names)}
         known, before = self._known, len(self._known)
         found = [known.setdefault(name, len(known)) for name in ids]
-        self._decimal = np.concatenate((self._decimal, _numbers_named(tuple(islice(known, before, None)))))
+        new = tuple(islice(known, before, None))
+        self._names += new
+        self._decimal = np.concatenate((self._decimal, _numbers_named(new)))
         return np.array(found, dtype=np.int64)
 
     def _is_numbered(self) -> npt.NDArray[np.bool_]:
