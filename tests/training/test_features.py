@@ -265,6 +265,7 @@ def test_a_party_with_many_mapped_rows_takes_little_memory(tmp_path):
         test_features=(np.empty((0, columns), np.float32),) * 2,
     )
     plan = local_plan(data, noise_multiplier=3.0, batch_size=100, num_epochs=1, **WHITENED)
+    Cohort(local_plan(DATA, noise_multiplier=3.0, **WHITENED), DATA).run()  # loads compiled loops, which take memory
     tracemalloc.start()
     try:
         cohort = Cohort(plan, data)
