@@ -70,7 +70,7 @@ def test_the_key_comes_from_the_operating_system(monkeypatch, counter_mode):
 def test_a_key_is_replaced_before_its_stream_is_exhausted(monkeypatch, counter_mode):
     keys = iter([b"1" * 32, b"2" * 32])
     monkeypatch.setattr(door.os, "urandom", lambda _: next(keys))
-    monkeypatch.setattr(door, "_BYTES_PER_KEY", 100)
+    monkeypatch.setattr(door, "BYTES_PER_KEY", 100)
     source = SystemEntropy()
     assert drawn(source, 60) == counter_mode(b"1" * 32, 60, first_block=2)
     assert drawn(source, 60) == counter_mode(b"2" * 32, 60, first_block=2)
@@ -78,7 +78,7 @@ def test_a_key_is_replaced_before_its_stream_is_exhausted(monkeypatch, counter_m
 
 def test_the_limit_of_a_key_is_below_what_its_block_counter_allows():
     # GCM counts blocks in 32 bits and starts at 2: after 2**32 - 2 blocks the stream would begin again.
-    assert door._BYTES_PER_KEY <= 16 * (2**32 - 2)
+    assert door.BYTES_PER_KEY <= 16 * (2**32 - 2)
 
 
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])

@@ -174,7 +174,7 @@ def test_activity_is_the_official_split_without_the_last_column() -> None:
 
 def test_a_changed_activity_value_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     local_copy("activity/har_train.parquet")
-    monkeypatch.setitem(datasets._ACTIVITY_SHA256, "test", "0" * 64)
+    monkeypatch.setitem(datasets.ACTIVITY_SHA256, "test", "0" * 64)
     with pytest.raises(DataError, match="test features differ"):
         load_dataset("activity")
 

@@ -250,7 +250,7 @@ def test_no_network_and_no_copy_says_what_to_put_where(monkeypatch: pytest.Monke
 
 
 def activity_rows(order: slice = slice(None)) -> tuple[np.ndarray, np.ndarray]:
-    counts = datasets._ACTIVITY_COUNTS
+    counts = datasets.ACTIVITY_COUNTS
     labels = np.concatenate([np.repeat(np.arange(1, 7), counts[split]) for split in ("train", "test")])[order]
     features = np.zeros((len(labels), 561))
     features[:, 0] = np.arange(len(labels))

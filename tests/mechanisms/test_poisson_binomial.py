@@ -56,7 +56,7 @@ def program_probabilities(values: list[float], beta: float, bound: float) -> lis
     beta_16 = math.floor(Fraction(beta) * 65536)
     counts = np.zeros(len(values), dtype=np.uint16)
     words = np.repeat(np.arange(65536, dtype=np.uint16), len(values))
-    assert len(values) <= binomial_trials._TILE
+    assert len(values) <= binomial_trials.TILE
     binomial_trials.count_successes(x, np.float32(beta_16 / bound), beta_16, 65536, words, counts)
     return counts.tolist()
 

@@ -44,7 +44,7 @@ ALWAYS_OPEN = (
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """What is audited: everything random that a plan uses.
+    """Subject of an audit: everything random that a plan uses.
 
     Args:
         name: For the report.

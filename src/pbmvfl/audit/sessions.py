@@ -109,7 +109,7 @@ class Restarted(Federation):
 
 @dataclass(frozen=True)
 class Transcript:
-    """What the parties sent in one session, (M, rounds * values), and the sums of it that the server reads."""
+    """Messages of the parties in one session, (M, rounds * values), and the sums of it that the server reads."""
 
     sent_MV: Integers
     totals_V: Integers

@@ -94,7 +94,7 @@ def show(
     delta: Annotated[float, typer.Option(help="For totals of data without a limit.")] = 1e-5,
     json_: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
 ) -> None:
-    """What was spent on each dataset, what its limits leave, and every session behind it."""
+    """Show what was spent on each dataset, what its limits leave, and every session behind it."""
     if json_:
         print(_exported(path))
         return

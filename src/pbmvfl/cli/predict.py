@@ -196,7 +196,7 @@ def evaluate(
     rows: _AlignedRows = None,
     json_: _Json = False,
 ) -> None:
-    """How well a trained model predicts rows whose labels are known. Every row is one release, as for `predict`.
+    """Measure how well a trained model predicts rows whose labels are known. Every row is one release.
 
     [bold]Try[/]  pbmvfl evaluate runs/people-001 --data test.csv
     """

@@ -56,13 +56,13 @@ def server_stop(home: HomeFolder = Path()) -> None:
 
 @party.command(name="status")
 def party_status(home: HomeFolder = Path(), json_: AsJson = False) -> None:
-    """Whether it runs, since when, and how long its certificate is valid. Exit code 1 if it does not run."""
+    """Show whether it runs, since when, and how long its certificate is valid. Exit code 1 if it does not run."""
     _status(home, json_=json_, server_wanted=False)
 
 
 @server.command(name="status")
 def server_status(home: HomeFolder = Path(), json_: AsJson = False) -> None:
-    """Whether it runs, since when, and how long its certificate is valid. Exit code 1 if it does not run."""
+    """Show whether it runs, since when, and how long its certificate is valid. Exit code 1 if it does not run."""
     _status(home, json_=json_, server_wanted=True)
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # imported at the first use: a simulation draws no secret byt
     from cryptography.hazmat.primitives.ciphers import CipherContext
 
 #: A key is replaced after this many bytes: half of what GCM's 32-bit block counter allows.
-_BYTES_PER_KEY = 1 << 35
+BYTES_PER_KEY = 1 << 35
 
 _generation = 0
 
@@ -97,7 +97,7 @@ class SystemEntropy:
     def _rekey(self) -> None:
         self._stream = fast_keystream(os.urandom(32))
         self._generation = _generation
-        self._left = _BYTES_PER_KEY
+        self._left = BYTES_PER_KEY
 
     def fill(self, buffer: npt.NDArray[Any]) -> None:
         raw = buffer.data.cast("B")

@@ -45,7 +45,7 @@ _PRECISION = 32 + _MORE_BITS
 #: Attempts at a time: their words and all that is made of them stay in the second-level cache.
 _BLOCK = 8192
 #: And those that the loop passes over together, in the first-level cache.
-_TILE = 1024
+TILE = 1024
 _REFUSED, _ACCEPTED, _UNDECIDED = 0, 1, 2
 
 
@@ -105,10 +105,10 @@ def _short_thresholds() -> npt.NDArray[np.uint32]:
 @compiled
 def attempt(words: Any, thresholds: Any, values: Any, states: Any) -> None:
     """Set values[i] and whether it is accepted (1), refused (0) or undecided (2), from the five words[:, i]."""
-    above = np.empty(_TILE, np.uint32)
-    tied = np.empty(_TILE, np.uint32)
-    for start in range(0, values.size, _TILE):
-        width = min(_TILE, values.size - start)
+    above = np.empty(TILE, np.uint32)
+    tied = np.empty(TILE, np.uint32)
+    for start in range(0, values.size, TILE):
+        width = min(TILE, values.size - start)
         end = start + width
         first, second, third = words[0, start:end], words[1, start:end], words[2, start:end]
         fourth, fifth = words[3, start:end], words[4, start:end]

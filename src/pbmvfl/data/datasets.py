@@ -34,8 +34,8 @@ _PHISHING_SHA256 = "ea433e32d8e2e43f2879a7093cb3a5bd5d225d5b4612e5543c39df028150
 
 _ACTIVITY_COLUMNS, _ACTIVITY_USED = 561, 560
 _ACTIVITY_CLASSES = ("walking", "walking_upstairs", "walking_downstairs", "sitting", "standing", "laying")
-_ACTIVITY_COUNTS = {"train": (1226, 1073, 986, 1286, 1374, 1407), "test": (496, 471, 420, 491, 532, 537)}
-_ACTIVITY_SHA256 = {
+ACTIVITY_COUNTS = {"train": (1226, 1073, 986, 1286, 1374, 1407), "test": (496, 471, 420, 491, 532, 537)}
+ACTIVITY_SHA256 = {
     "train": "05c0b0d01eec9531b05eb931a989c87a7ea908f4c04e91316f465d08550a4580",
     "test": "006a94bb93df77cb331d30f63940419167081235ed5eb40809bba7c84e512e1d",
 }
@@ -238,7 +238,7 @@ def _load_activity(request: _Request) -> VerticalDataset:
             data[split] = (matrix[:, :_ACTIVITY_COLUMNS].copy(), matrix[:, -1].astype(np.int64) - 1)
         _check_activity(data, path.parent)
         for split, (features, _) in data.items():
-            if _sha256(features) != _ACTIVITY_SHA256[split]:
+            if _sha256(features) != ACTIVITY_SHA256[split]:
                 raise DataError(f"{path.parent}: the {split} features differ from the known ones; copy them again")
         notes = (
             "488 of the 561 features are recomputed from raw signals; the official rows that are public agree to 3e-5.",
@@ -261,7 +261,7 @@ def _fetch_activity() -> dict[str, tuple[npt.NDArray[Any], npt.NDArray[Any]]]:
     files = "activity/har_train.parquet and activity/har_test.parquet"
     features, target = sources.fetch_openml_table("activity", data_id=1478, files=files)
     matrix, labels = features.astype(np.float32), target - 1
-    num_train = sum(_ACTIVITY_COUNTS["train"])
+    num_train = sum(ACTIVITY_COUNTS["train"])
     data = {
         "train": (matrix[:num_train], labels[:num_train]),
         "test": (matrix[num_train:], labels[num_train:]),
@@ -275,7 +275,7 @@ def _fetch_activity() -> dict[str, tuple[npt.NDArray[Any], npt.NDArray[Any]]]:
 def _check_activity(data: dict[str, tuple[npt.NDArray[Any], npt.NDArray[Any]]], source: object) -> None:
     for split, (features, labels) in data.items():
         counts = tuple(np.bincount(labels, minlength=6).tolist()) if len(labels) and labels.min() >= 0 else ()
-        expected = _ACTIVITY_COUNTS[split]
+        expected = ACTIVITY_COUNTS[split]
         if features.shape != (sum(expected), _ACTIVITY_COLUMNS) or counts != expected:
             raise DataError(
                 f"{source}: {split} has shape={features.shape} and rows per class {counts}; the official split has "

@@ -81,7 +81,7 @@ class Figures:
 
     @property
     def scores(self) -> dict[str, dict[str, Any]]:
-        """What a page draws of each split's predictions."""
+        """Figures that a page draws of each split's predictions."""
         return {str(split): score_figures(*each) for split, each in self._newest.items()}
 
     @property

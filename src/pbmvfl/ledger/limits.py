@@ -135,7 +135,7 @@ class Limit:
 
     @property
     def counting(self) -> Counting:
-        """How costs add up."""
+        """Ways of adding up costs."""
         return Counting.GAUSSIAN if self.order == GAUSSIAN_ORDER else Counting.RENYI
 
     @property

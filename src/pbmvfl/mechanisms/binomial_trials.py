@@ -122,7 +122,7 @@ class Trials(Mechanism):
 
 
 #: Values handled together: thresholds and counts stay in the first-level cache while the trials pass over them.
-_TILE = 2048
+TILE = 2048
 
 
 @compiled
@@ -134,14 +134,14 @@ def count_successes(values: Any, scale: Any, beta_16: Any, num_trials: Any, rand
     vectorises over values (the slices matter: an index that could be negative would stop that). NaN counts as 0 and
     infinity as an end, by selecting and not by branching: odd values take no other time than others.
     """
-    probabilities = np.empty(_TILE, np.uint16)
-    tallies = np.empty(_TILE, np.uint16)
+    probabilities = np.empty(TILE, np.uint16)
+    tallies = np.empty(TILE, np.uint16)
     limit = np.float32(beta_16)
     half = np.float32(0.5)
     lowest = np.int32(32768 - beta_16)
     highest = np.int32(32768 + beta_16)
-    for start in range(0, values.size, _TILE):
-        width = min(_TILE, values.size - start)
+    for start in range(0, values.size, TILE):
+        width = min(TILE, values.size - start)
         tile = values[start : start + width]
         tally = tallies[:width]
         target = counts[start : start + width]

@@ -373,7 +373,7 @@ class Preparation:
 
 @dataclass(frozen=True, kw_only=True)
 class Voting:
-    """What a party releases of its class scores for a prediction, and the model by which the label holder reads it."""
+    """Release of a party's class scores for a prediction, and the model by which the label holder reads it."""
 
     vote: VoteKind = setting(VoteKind.RAW, help=words(VoteKind), panel=MECHANISM, later=True)
     vote_gain: float = setting(1.0, help="Scores are multiplied by it before a vote.", panel=MECHANISM, later=True)

@@ -166,7 +166,7 @@ class PartyRows:
 
     @property
     def piece_rows(self) -> int:
-        """How many rows are taken at a time."""
+        """Number of rows that are taken at a time."""
         return self._sources[Split.TRAIN].piece_rows
 
     # --- what changes them ---

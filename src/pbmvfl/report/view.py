@@ -1,4 +1,4 @@
-"""What a page says about a run: its verdict, gauges, tables and charts, in the order of the page."""
+"""Contents of a run's page: its verdict, gauges, tables and charts, in the order of the page."""
 
 from __future__ import annotations
 
@@ -537,7 +537,7 @@ class RunView:
 
     @property
     def traffic(self) -> tuple[str, Ruler, Table]:
-        """What was moved beside the plan's prediction and the paper's NPQ: in words, as marks and as numbers."""
+        """Describe the traffic beside the plan's prediction and the paper's NPQ: in words, as marks and as numbers."""
         measured, predicted, npq = self.result.traffic, self.plan.traffic(), self.facts.npq
         said = f"Measured {human_bytes(measured.total)}, as the plan predicted, to the byte."
         if measured != predicted:

@@ -284,7 +284,7 @@ def _classifier(rows: _Rows, reader: _Sums | _Tables, name: FusionName, strength
 
 
 class _Tables:
-    """How often each party sends each symbol for each class, and what models read of symbols."""
+    """Tables of each party's symbols by class, and the inputs that models take from them."""
 
     def __init__(self, rows: _Rows) -> None:
         assert rows.symbols is not None

@@ -252,7 +252,7 @@ def test_a_message_above_the_limit_ends_the_stream(tmp_path):
 def test_one_name_has_few_streams_and_others_are_not_kept_out(federation):
     site = federation.site("hospital")
     with contextlib.ExitStack() as held:
-        for _ in range(grpc_server._MOST_JOINING):
+        for _ in range(grpc_server.MOST_JOINING):
             held.enter_context(Guest(site)).hear()  # and does not join
         refused = held.enter_context(Guest(site))
         with pytest.raises(grpc.RpcError, match="4 of this name are joining"):

@@ -29,7 +29,7 @@ from pbmvfl.protocol.transport import Answers
 #: Invalid messages before a party is given up.
 _MOST_FAULTS = 3
 #: Largest number of streams of one party that are not authenticated yet.
-_MOST_JOINING = 4
+MOST_JOINING = 4
 #: Largest number of connections, whoever opens them: the files of a run need descriptors, too.
 MOST_CONNECTIONS = 400
 #: Seconds of silence after which the end of a stream is the network's; below what ends an unacknowledged connection.
@@ -267,8 +267,8 @@ class GrpcServerLink:
                 raise LinkError(f"party={name}: it does not speak TLS 1.3")
             if peer is None:
                 raise LinkError(f"party={name}: it is not of this federation, which has {', '.join(self._by_name)}")
-            if peer.num_joining >= _MOST_JOINING:  # not for good: another holder of the certificate may be at work
-                await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{_MOST_JOINING} of this name are joining")
+            if peer.num_joining >= MOST_JOINING:  # not for good: another holder of the certificate may be at work
+                await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{MOST_JOINING} of this name are joining")
             stream = await self._admit(peer, context)
         except (LinkError, TimeoutError) as error:
             if peer is not None and isinstance(error, LinkError):
@@ -356,7 +356,7 @@ class GrpcServerLink:
         while True:
             server = grpc.aio.server(
                 handlers=(grpc.method_handlers_generic_handler(streams.SERVICE, method),),
-                maximum_concurrent_rpcs=(_MOST_JOINING + 2) * len(self._peers),
+                maximum_concurrent_rpcs=(MOST_JOINING + 2) * len(self._peers),
                 options=streams.options(
                     message_limit=self._message_limit,
                     so_reuseport=0,

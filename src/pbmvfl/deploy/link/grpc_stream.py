@@ -1,4 +1,4 @@
-"""What both ends of a gRPC link share: event loop, options of the connection, and frames that wait to be sent.
+"""Parts that both ends of a gRPC link share: event loop, options of the connection, and frames that wait to be sent.
 
 One bidirectional stream carries the messages of one party. The server sends a challenge, the party its JOIN, the server
 an empty message; from then on the server sends questions and the party answers, all of them authenticated by
