@@ -32,7 +32,7 @@ def shown(plan: Plan, *, columns: int = 80, **options: bool) -> str:
 
 
 def row(text: str, name: str) -> list[str]:
-    (line,) = [line for line in text.splitlines() if line.startswith(name)]
+    (line,) = [line for line in text.splitlines() if line.startswith(f"{name} ")]
     return line.removeprefix(name).split()
 
 

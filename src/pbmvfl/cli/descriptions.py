@@ -150,7 +150,10 @@ def describe_plan(plan: Plan) -> Iterator[tuple[str, str]]:
 def describe_algorithm(plan: Plan) -> str:
     """Return the name of a plan's algorithm and, in one clause, what its rounds do."""
     if plan.algorithm is Algorithm.STAGED:
-        return f"{plan.algorithm}: every party trains alone; later each row that is predicted is released once"
+        if plan.num_fusion_samples:
+            rows = f"{plan.num_network_samples:,} rows train every party alone, {plan.num_fusion_samples:,} fusion rows"
+            return f"{plan.algorithm}: {rows} are released once"
+        return f"{plan.algorithm}: every party trains alone; each row that is predicted is released once"
     other = "" if plan.mechanism == plan.algorithm else f" with mechanism {plan.mechanism}"
     return f"{plan.algorithm}{other}: joint rounds, each a release of its rows and one gradient back"
 

@@ -14,7 +14,7 @@ from pbmvfl._text import counted
 from pbmvfl.cli.descriptions import describe_algorithm, describe_widths
 from pbmvfl.cli.tables import plain_table, print_notes
 from pbmvfl.data.vertical import VerticalDataset
-from pbmvfl.federation.results import EXACT, Result
+from pbmvfl.federation.results import EXACT, SIMULATED, Result
 from pbmvfl.plan.plan import Plan
 from pbmvfl.privacy.accounting import NOT_A_PROOF, EpsilonBound, TrainingRun
 from pbmvfl.privacy.table import PrivacyTable, format_epsilon, privacy_table
@@ -144,13 +144,13 @@ def print_outcome(console: Console, result: Result, *, delta: float, is_news: bo
 
 def _figures(result: Result) -> str:
     """Return accuracy, or accuracy and AUPRC of two classes, with what they were measured on."""
-    exact = result.measured_on == EXACT
-    metrics = result.metrics if exact else result.released
+    simulated = result.measured_on in (EXACT, SIMULATED)
+    metrics = result.metrics if simulated else result.released
     titles = {"test_accuracy": "test accuracy", "train_accuracy": "train", "test_auprc": "test AUPRC"}
     values = {name: f"{title} {metrics[name]:.4f}" for name, title in titles.items() if name in metrics}
     if result.positive_class is None:
         values.pop("test_auprc", None)
     if "test_accuracy" in values and (guess := result.majority.get("test")) is not None:
         values["test_accuracy"] += f" (always {guess.name!r}: {guess.rate:.4f})"
-    source = "simulator's exact sums" if exact else "released predictions"
+    source = f"simulator's {result.measured_on.removeprefix('simulated ')}" if simulated else "released predictions"
     return f"{', '.join(values.values())}; {source}" if values else ""

@@ -229,7 +229,7 @@ class RandomisedSymbols(Mechanism):
     @property
     def notes(self) -> tuple[str, ...]:
         shown = 1 - (self.symbols - 1) * self.event.other_weight / WEIGHT_ONE
-        return (f"mechanism krr: the server reads every symbol, and it is the true one with probability {shown:.3g}",)
+        return (f"mechanism krr: the server reads each symbol, true with probability {shown:.3g}",)
 
 
 def symbol_sum(mechanism: RandomisedSymbols, *, seed: int, device: torch.device) -> NoisySum:

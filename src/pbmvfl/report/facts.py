@@ -80,7 +80,8 @@ class RunFacts:
     def measured_on(self) -> str:
         """Source of the accuracy figures."""
         if self.result.plan.evaluation is Evaluation.SIMULATOR:
-            return "exact sums of the simulator, which no role of the protocol sees; outside the epsilon"
+            found = self.result.measured_on
+            return f"{found} of the simulator, which no role of the protocol sees; outside the epsilon"
         return f"{self.result.measured_on}, as the label holder sees them; inside the epsilon"
 
     @property

@@ -124,7 +124,8 @@ def _draw_scores(axis: Any, result: Result) -> None:
             marker = "o" if len(points) < 3 else None
             axis.plot(x, y, line_style, color=colour, marker=marker, label=f"{label} {y[-1]:.3f}")
     exact = result.plan.evaluation == "simulator"
-    title = "By exact sums (simulator)" if exact else f"By {result.measured_on}, released"
+    last = ", at last simulated releases" if exact and result.fusion is not None else ""
+    title = f"By exact sums{last} (simulator)" if exact else f"By {result.measured_on}, released"
     title = title if exact or axis.lines else "Nothing was measured"
     axis.set(xlabel="epoch", ylim=(0, 1.04), title=title)
     if axis.lines:  # there are none if the first round was refused and nothing was evaluated

@@ -228,7 +228,8 @@ class RunView:
 
     @property
     def measured(self) -> str:
-        return "exact sums, outside the epsilon" if self.is_exact else f"by {self.result.measured_on}, released"
+        found = self.result.measured_on
+        return f"{found}, outside the epsilon" if self.is_exact else f"by {found}, released"
 
     # --- What was trained, and what left ---
 
@@ -241,6 +242,7 @@ class RunView:
             ("parties", ", ".join(facts.parties) if facts.parties else f"{plan.num_parties}"),
             ("classes", self._classes()),
             *facts.plan_words,
+            *([] if self.result.fusion is None else [("fusion model", self.result.fusion.description)]),
             ("public seed", f"{plan.seed}: order of rows and first weights; never the noise"),
             ("plan", plan.hash.hex()[:16]),
         ]
