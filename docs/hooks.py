@@ -59,14 +59,21 @@ def commands() -> Iterator[str]:
 
 def _section(command: Any, name: str) -> Iterator[str]:
     yield f"## {name}"
-    yield _text(command.help or "")
+    for paragraph in (command.help or "").split("\n\n"):
+        title, _, rest = paragraph.removeprefix("[bold]").partition("[/]")
+        if not paragraph.startswith("[bold]"):
+            yield _text(paragraph)
+        elif rest.strip().startswith("pbmvfl "):
+            yield f"```text\n{_text(rest)}\n```"
+        else:
+            yield f"**{title}**: {_text(rest)}"
     positional = [each for each in command.params if each.param_type_name == "argument"]
     options = [each for each in command.params if each.param_type_name == "option"]
     children = getattr(command, "commands", {})
     usage = " ".join([name, *(f"[{(each.metavar or each.name).upper()}]" for each in positional)])
     yield f"```text\n{usage} {'COMMAND' if children else '[OPTIONS]'}\n```"
     if options:
-        yield "| option | | default |\n|---|---|---|\n" + "\n".join(map(_row, options))
+        yield "| option | meaning | default |\n|---|---|---|\n" + "\n".join(map(_row, options))
     for child in sorted(children):
         if not children[child].hidden:
             yield from _section(children[child], f"{name} {child}")

@@ -1,0 +1,14 @@
+document.addEventListener("DOMContentLoaded", () => {
+  // Typeset what pymdownx.arithmatex has marked. KaTeX is beside this file: nothing is loaded from another host.
+  for (const element of document.querySelectorAll(".arithmatex")) {
+    const display = element.tagName === "DIV";
+    const text = element.textContent.trim().slice(2, -2);
+    katex.render(text, element, { displayMode: display, throwOnError: false });
+  }
+  // Names for screen readers that the theme leaves out.
+  document.querySelector(".md-search")?.setAttribute("aria-label", "Search");
+});
+window.addEventListener("load", () => {
+  document.querySelectorAll(".md-code__nav").forEach((nav, i) => nav.setAttribute("aria-label", `Code block ${i + 1}`));
+  document.querySelectorAll("pre > code").forEach((code) => code.setAttribute("tabindex", "0"));
+});
