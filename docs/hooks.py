@@ -87,4 +87,4 @@ def _row(option: Any) -> str:
 
 
 def _text(text: str) -> str:
-    return re.sub(r"\s+", " ", text.replace("<", "&lt;")).strip()
+    return re.sub(r"\s+", " ", re.sub(r"\[bold\]|\[/\]", "", text).replace("<", "&lt;")).strip()
