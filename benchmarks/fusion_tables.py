@@ -6,8 +6,8 @@
     python -m benchmarks.fusion_tables --page                                    (the table, in Markdown)
 
 Results go to benchmarks/results/fusion.jsonl, one line for each run; a run that was stopped continues there. Tables
-are read from PBMVFL_DATA: `tables/NAME.csv`, `NAME_test.csv` and `NAME.schema.json`, and the named sets. Only public API
-is used here, and no setting but the budgets.
+are read from PBMVFL_DATA: `tables/NAME.csv`, `NAME_test.csv` and `NAME.schema.json`, and the named sets. Only public
+API is used here, and no setting but the budgets.
 """
 
 from __future__ import annotations

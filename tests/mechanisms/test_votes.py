@@ -105,7 +105,7 @@ def test_shares_and_margins_are_what_they_say() -> None:
         assert found == pytest.approx([math.exp(0.7 * each) / total for each in row], rel=1e-6)
     pairs = np.array([[0.2, 0.9], [1.0, -1.0]])
     margin = Vote(kind=VoteKind.MARGIN, gain=0.5, bound=2.0)(pairs)[:, 0].tolist()
-    assert margin == pytest.approx([2 * math.tanh(0.35) ** 3, -2 * math.tanh(1.0) ** 3], rel=1e-6)
+    assert margin == pytest.approx([2 * 0.35, -2], rel=1e-6)
 
 
 def test_sums_of_votes_are_decoded_into_scores_of_the_classes() -> None:
@@ -117,7 +117,7 @@ def test_sums_of_votes_are_decoded_into_scores_of_the_classes() -> None:
     for kind in (VoteKind.SHARES, VoteKind.RAW, VoteKind.BALLOT):
         assert Vote(kind=kind).decode_sums(sums).tolist() == sums.tolist()
     for kind in SYMBOLIC:
-        with pytest.raises(PlanError, match="which a fusion model reads"):
+        with pytest.raises(PlanError, match="read party by party"):
             Vote(kind=kind, grades=2).decode_sums(sums)
     for kind in set(VoteKind) - SYMBOLIC:
         assert Vote(kind=kind).symbols(3) is None
@@ -142,7 +142,7 @@ def test_exact_sums_of_three_parties_survive_a_mechanism_with_hardly_any_noise()
     mechanism = PolyaLaplace(num_parties=3, embedding_dim=1, levels=4096, scale=1 / 16, secure_aggregation=True)
     sent = [mechanism.payload.encode(mechanism.randomize(vote(part), SystemEntropy())) for part in parts]
     estimated = mechanism.estimate(mechanism.payload.total(sent, 50)).reshape(50, 1)
-    exact = (np.tanh(0.5 * (parts[:, :, 1] - parts[:, :, 0])) ** 3).sum(axis=0)
+    exact = np.clip(0.5 * (parts[:, :, 1] - parts[:, :, 0]), -1, 1).sum(axis=0)
     assert np.abs(estimated[:, 0] - exact).max() < 0.002
 
 
@@ -194,3 +194,44 @@ def test_a_vote_has_a_plain_form() -> None:
     vote = Vote(kind=VoteKind.BINS, gain=2.0, grades=4)
     assert vote.to_dict() == {"kind": "bins", "gain": 2.0, "grades": 4, "bound": 1.0}
     assert Vote(**vote.to_dict()) == vote
+
+
+# --- symbols as the scores that they stand for ---
+
+
+@pytest.mark.parametrize(
+    ("vote", "num_classes"),
+    [
+        (Vote(kind=VoteKind.BINS, gain=0.6, grades=16), 2),
+        (Vote(kind=VoteKind.TOP, gain=0.6), 3),
+        (Vote(kind=VoteKind.TOP, gain=0.6, grades=4), 5),
+        (Vote(kind=VoteKind.RANKS, gain=0.6, grades=3), 4),
+    ],
+    ids=str,
+)
+def test_a_symbol_stands_for_scores_that_become_this_symbol_again(vote: Vote, num_classes: int) -> None:
+    scores = vote.symbol_scores(num_classes)
+    assert scores.shape == (vote.symbols(num_classes), num_classes)
+    assert vote.symbol(scores).tolist() == list(range(len(scores)))
+
+
+def test_only_symbols_stand_for_scores() -> None:
+    with pytest.raises(PlanError, match="vote=shares is no symbol; permitted: bins, ranks, top"):
+        Vote(kind=VoteKind.SHARES).symbol_scores(3)
+
+
+def test_symbols_are_read_as_bayes_would_where_each_party_is_believed_as_often_as_it_is_shown() -> None:
+    """By enumeration: a party's symbol is its own with probability a, and else says nothing."""
+    vote, a = Vote(kind=VoteKind.TOP, gain=1.0, grades=2), 0.8
+    rows = np.array([[0, 5], [3, 2], [-1, 6]])
+    found = np.exp(vote.read_symbols(rows, 3, kept=a).astype(np.float64))
+    for row, each in zip(rows.tolist(), found, strict=True):
+        expected = [1.0, 1.0, 1.0]
+        for symbol in row:
+            # Bins of tanh(lead / 2): 1/4 and 3/4 in the middle.
+            lead = 2 * math.atanh([0.25, 0.75][symbol % 2])
+            odds = [math.exp(lead) if symbol // 2 == k else 1.0 for k in range(3)]
+            none = not 0 <= symbol < 6
+            shares = [1 / 3 if none else a * each / sum(odds) + (1 - a) / 3 for each in odds]
+            expected = [one * other for one, other in zip(expected, shares, strict=True)]
+        assert (each / each.sum()).tolist() == pytest.approx([one / sum(expected) for one in expected], rel=1e-5)

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from sklearn.linear_model import LogisticRegression
 
 from pbmvfl.errors import ModelError, PlanError
+from pbmvfl.mechanisms.votes import Vote, VoteKind
 from pbmvfl.plan.groups import FusionName
 from pbmvfl.training.fusion import FusionModel, fit_fusion
 
@@ -106,6 +107,24 @@ def test_what_two_parties_both_know_counts_once() -> None:
     # The share of 3,000 rows that are right has a deviation of .0084: 6 of them are not reached once in 1e8 runs.
     assert abs(shares(model, [[1, 1, 1, 1]])[0, 1] - 0.7) < 0.05
     assert shares(fit_fusion(values, labels, num_classes=2, num_symbols=2, choice="sum"), [[1] * 4])[0, 1] > 0.9
+
+
+def test_few_rows_are_read_by_the_scores_that_symbols_stand_for() -> None:
+    """Sixteen bins of a margin and 120 rows: tables have four rows an entry, and the scores need none."""
+    random = np.random.default_rng(11)
+    labels = random.integers(0, 2, 2120)
+    margins = 1.2 * (2 * labels[:, None] - 1) + 1.5 * random.normal(size=(2120, 4))  # log odds of 1.07 times these
+    vote = Vote(kind=VoteKind.BINS, gain=0.6, grades=16)
+    values = np.stack([vote.symbol(np.stack([-each / 2, each / 2], axis=1)) for each in margins.T], axis=1)
+    train, test = (values[:120], labels[:120]), (values[120:], labels[120:])
+
+    def loss(scores: npt.NDArray[np.float64] | None) -> float:
+        model = fit_fusion(*train, num_classes=2, num_symbols=16, scores_SK=scores)
+        again = FusionModel.from_state(model.state(), num_classes=2, num_symbols=16, scores_SK=scores)
+        assert np.array_equal(again.log_probabilities(values), model.log_probabilities(values))
+        return -float(model.log_probabilities(test[0])[np.arange(2000), test[1]].mean())
+
+    assert loss(vote.symbol_scores(2)) < loss(None) - 0.01
 
 
 def test_no_model_is_used_where_the_majority_class_is_more_accurate() -> None:

@@ -1,7 +1,7 @@
 """Votes: what a party makes of its own class scores before a mechanism takes them, and how sums become scores again.
 
     raw       the scores themselves, K coordinates
-    margin    two classes: tanh(gain (s1 - s0)) to the third power, one coordinate: small differences hardly count
+    margin    two classes: gain (s1 - s0), clipped to [-1, 1], one coordinate
     shares    softmax(gain s), K coordinates, none negative, together at most one
     ballot    1 for the class with the largest score and 0 for the others, K coordinates
     bins      two classes: one symbol, the bin of the logistic of gain (s1 - s0) among `grades` equal ones
@@ -118,7 +118,7 @@ class Vote:
             scores = _numbers(scores_BK)
             match self.kind:
                 case VoteKind.MARGIN:
-                    unit = np.tanh(self.gain * (scores[:, 1:2] - scores[:, 0:1])) ** 3
+                    unit = np.clip(self.gain * (scores[:, 1:2] - scores[:, 0:1]), -1, 1)
                 case VoteKind.SHARES:
                     unit = _softmax(self.gain * scores)
                 case VoteKind.BALLOT:
@@ -165,11 +165,48 @@ class Vote:
         """Return class scores (B, K) from the estimated sums (B, width) over the parties of what `__call__` gave."""
         match self.kind:
             case VoteKind.MARGIN:
-                half = estimated[:, :1] / np.float32(2)
+                half = estimated[:, :1] / np.float32(2 * self.gain)
                 return np.concatenate([-half, half], axis=1)
             case VoteKind.RAW | VoteKind.SHARES | VoteKind.BALLOT:
                 return estimated
-        raise PlanError(f"vote={self.kind} is a symbol of each party, which a fusion model reads; sums say nothing")
+        raise PlanError(f"vote={self.kind} is a symbol of each party, which is read party by party; sums say nothing")
+
+    def symbol_scores(self, num_classes: int) -> npt.NDArray[np.float64]:
+        """Return the class scores that each symbol stands for, (S, K): those in the middle of its bin.
+
+        Of classes that a symbol does not tell apart, all have the same score.
+        """
+        symbols = self.symbols(num_classes)
+        if symbols is None:
+            raise PlanError(f"vote={self.kind} is no symbol; permitted: {', '.join(sorted(SYMBOLIC))}")
+        middle_G = (np.arange(self.grades) + 0.5) / self.grades
+        if self.kind is VoteKind.BINS:
+            margin_G = np.log(middle_G / (1 - middle_G)) / self.gain
+            return np.stack([-margin_G / 2, margin_G / 2], axis=1)
+        lead_S = np.tile(2 * np.arctanh(middle_G) / self.gain, symbols // self.grades)
+        named_S = np.arange(symbols) // self.grades
+        scores_SK = np.zeros((symbols, num_classes))
+        if self.kind is VoteKind.RANKS:
+            top_S, second_S = np.divmod(named_S, num_classes - 1)
+            second_S = second_S + (second_S >= top_S)
+            scores_SK -= lead_S[:, None]
+            scores_SK[np.arange(symbols), second_S] = 0
+            named_S = top_S
+        scores_SK[np.arange(symbols), named_S] = lead_S
+        return scores_SK
+
+    def read_symbols(self, symbols_BM: npt.NDArray[Any], num_classes: int, *, kept: float) -> npt.NDArray[np.float32]:
+        """Return the sum over parties of what their symbols say of each class, (B, K), where no model was learned.
+
+        Args:
+            symbols_BM: Released symbols; a number that is none says nothing.
+            num_classes: K.
+            kept: Probability that a released symbol is the party's own; else it is uniform over all.
+        """
+        shares_SK = kept * _softmax(self.symbol_scores(num_classes)) + (1 - kept) / num_classes
+        logs_SK = np.log(np.concatenate([shares_SK, np.full((1, num_classes), 1 / num_classes)]))
+        known_BM = (symbols_BM >= 0) & (symbols_BM < len(shares_SK))
+        return logs_SK[np.where(known_BM, symbols_BM, len(shares_SK))].sum(axis=1).astype(np.float32)
 
     def to_dict(self) -> dict[str, Any]:
         return {**asdict(self), "kind": str(self.kind)}

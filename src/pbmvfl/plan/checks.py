@@ -101,11 +101,6 @@ def _prediction(plan: Plan) -> None:
             f"vote={kind} makes one of {symbols} symbols, which the server reads party by party: give "
             f"prediction_mechanism=krr, prediction_symbols={symbols} and no secure aggregation"
         )
-    if symbols is not None and not plan.num_fusion_samples:
-        raise PlanError(
-            f"vote={kind} is read by a fusion model, which learns from fusion rows: give num_fusion_samples above 0, "
-            "which is 0, or a vote that can be added up"
-        )
 
 
 def _fusion(plan: Plan) -> None:

@@ -22,7 +22,7 @@ from pbmvfl.errors import PlanError
 from pbmvfl.mechanisms import Mechanism, PolyaLaplace, RandomisedSymbols
 from pbmvfl.mechanisms.laplace import LARGEST_SCALE, SMALLEST_SCALE
 from pbmvfl.mechanisms.randomized_response import LARGEST_EPSILON, SMALLEST_EPSILON
-from pbmvfl.mechanisms.votes import Vote, VoteKind
+from pbmvfl.mechanisms.votes import LARGEST_SYMBOLS, Vote, VoteKind
 from pbmvfl.privacy.composition import epsilon_by_losses
 from pbmvfl.privacy.conversion import check_delta, epsilon_from_rdp
 from pbmvfl.privacy.units import SERVER, Adversary, Unit, column_unit
@@ -32,17 +32,15 @@ from pbmvfl.privacy.units import SERVER, Adversary, Unit, column_unit
 _MANY_CLASSES_FACTOR, _TWO_CLASSES_FACTOR = 1.6, 1.2
 #: A symbol is the true one at least so many times as often as all others together would be by guessing: e^epsilon / k.
 _SYMBOL_RATIO = 9.0
-#: Fewer training rows than this for each entry of a table make finer symbols worse.
-_ROWS_PER_ENTRY = 30.0
+#: Fewer training rows than this for each symbol and class, a fifth of them fusion rows, make finer symbols worse.
+_ROWS_PER_ENTRY = 20.0
 _MOST_BINS = 16
 #: How far the best score of a row is typically above the second. Too small a value costs less than too large a one.
 TYPICAL_LEAD = 2.0
-#: Gains at a typical lead of 1: of the grades of `top` and `ranks`, of many bins and of few, of shares, and of margins
-#: at an epsilon of 1; the latter fall with the root of epsilon.
-_GRADE_GAIN, _MANY_BINS_GAIN, _FEW_BINS_GAIN = 1.3, 1.2, 0.8
-_SHARES_GAIN, _MARGIN_GAIN = 4.0, 2.4
+#: Gains at a typical lead of 1: of bins and grades, of shares, and of margins, of which noise leaves little but signs.
+_SYMBOL_GAIN, _SHARES_GAIN, _MARGIN_GAIN = 1.2, 4.0, 2.8
 #: What (votes, grades) are tried for many classes, the one that says most first.
-_SYMBOLS = ((VoteKind.RANKS, 3), (VoteKind.RANKS, 2), (VoteKind.TOP, 4), (VoteKind.RANKS, 1), (VoteKind.TOP, 2))
+_SYMBOLS = ((VoteKind.RANKS, 3), (VoteKind.RANKS, 2), (VoteKind.TOP, 2), (VoteKind.TOP, 1))
 #: Share of the training rows that are fusion rows, and the fewest of them for each class: below, there are none.
 _FUSION_SHARE, _LEAST_FUSION = 0.2, 20
 #: Up to here a vote is a ballot: noise is so large that how sure a party is does not matter.
@@ -104,7 +102,7 @@ def plan_prediction(
         num_classes: Classes of the label.
         num_rows: Training rows.
         secure_sum: Whether only sums are readable.
-        fused: Whether a fusion model reads votes; otherwise they are such as can be added up.
+        fused: Whether a fusion model reads votes; otherwise they are read as the scores that they stand for.
         typical_lead: Usual distance of the two largest class scores of a row.
 
     Raises:
@@ -139,10 +137,10 @@ def plan_prediction(
     response = _response_noise(cell_epsilon, num_parties, num_classes)
     laplace = _laplace_noise(epsilon, cells, num_parties / honest, num_classes)
     factor = _TWO_CLASSES_FACTOR if num_classes == 2 else _MANY_CLASSES_FACTOR
-    if not secure_sum and not fused:
-        raise PlanError("secure_sum=False needs fused=True: symbols are read party by party, by a fusion model")
-    if fused and (not secure_sum or factor * response <= laplace):
-        vote = _symbols(cell_epsilon, num_classes, num_rows, typical_lead)
+    # What a symbol stands for is far from what a party knows of many classes: without a model, shares are added up.
+    readable = fused or num_classes == 2
+    if not secure_sum or (readable and factor * response <= laplace):
+        vote = _symbols(cell_epsilon, num_classes, num_rows if fused else 0, typical_lead)
         symbols = vote.symbols(num_classes)
         assert symbols is not None
         _check_least(epsilon, unit, adversary, cells * SMALLEST_EPSILON)
@@ -174,11 +172,10 @@ def plan_prediction(
             secure_aggregation=True,
         )
     )
-    why = "its noise is the smaller one here" if fused else "there are no fusion rows"
     return PredictionChoice(
         mechanism=shared,
         vote=vote,
-        words=f"{said}: Laplace noise on the secure sum of votes ({vote.kind}), as {why}",
+        words=f"{said}: Laplace noise on the secure sum of votes ({vote.kind}), as its noise is the smaller one here",
     )
 
 
@@ -208,18 +205,19 @@ def _laplace_noise(epsilon: float, cells: int, surplus: float, num_classes: int)
 
 
 def _symbols(cell_epsilon: float, num_classes: int, num_rows: int, lead: float) -> Vote:
-    """The vote whose symbol says most, of those that the budget sends truly enough and a model can learn."""
-    most = math.exp(cell_epsilon) / _SYMBOL_RATIO
+    """The vote whose symbol says most, of those that the budget sends truly enough and a model can learn.
+
+    Without rows for a model, as with few, symbols are read as the scores that they stand for.
+    """
+    most, gain = math.exp(cell_epsilon) / _SYMBOL_RATIO, _SYMBOL_GAIN / lead
     if num_classes == 2:
-        bins = max(2, min(_MOST_BINS, 2 ** int(math.log2(max(most, 2)))))
-        gain = _MANY_BINS_GAIN if bins == _MOST_BINS else _FEW_BINS_GAIN
-        return Vote(kind=VoteKind.BINS, gain=gain / lead, grades=bins)
+        return Vote(kind=VoteKind.BINS, gain=gain, grades=max(2, min(_MOST_BINS, 2 ** int(math.log2(max(most, 2))))))
     for kind, grades in _SYMBOLS:
-        vote = Vote(kind=kind, gain=_GRADE_GAIN / lead, grades=grades)
+        vote = Vote(kind=kind, gain=gain, grades=grades)
         symbols = vote.symbols(num_classes) or 0
-        if symbols <= most and num_rows / (num_classes * symbols) >= _ROWS_PER_ENTRY:
-            return vote
-    vote = Vote(kind=VoteKind.TOP)
+        enough = kind is VoteKind.TOP or num_rows >= _ROWS_PER_ENTRY * num_classes * symbols
+        if symbols <= min(most, LARGEST_SYMBOLS) and enough:
+            break
     vote.check_classes(num_classes)
     return vote
 
@@ -230,4 +228,4 @@ def _votes(cell_epsilon: float, num_classes: int, lead: float) -> tuple[Vote, in
         if cell_epsilon <= _BALLOT_EPSILON:
             return Vote(kind=VoteKind.BALLOT), 1
         return Vote(kind=VoteKind.SHARES, gain=_SHARES_GAIN / lead), _LEVELS
-    return Vote(kind=VoteKind.MARGIN, gain=_MARGIN_GAIN / math.sqrt(cell_epsilon) / lead), _LEVELS
+    return Vote(kind=VoteKind.MARGIN, gain=_MARGIN_GAIN / lead), _LEVELS

@@ -33,9 +33,10 @@ from pbmvfl.errors import (
     WrongSender,
     WrongSession,
 )
+from pbmvfl.mechanisms import RandomisedSymbols
 from pbmvfl.plan.groups import Loss
 from pbmvfl.plan.plan import Plan
-from pbmvfl.plan.schedule import FUSION, LOCAL, Round
+from pbmvfl.plan.schedule import FUSION, LOCAL, PREDICTION, Round
 from pbmvfl.protocol.party import Keeper
 from pbmvfl.training.encoders import SumsAsScores, build_head
 from pbmvfl.training.fusion import FusionModel, fit_fusion
@@ -359,7 +360,11 @@ class Server:
         """Return class scores, (B, K), of rows that were released as predictions are (`values_of`)."""
         if self.fusion is not None:
             return torch.from_numpy(self.fusion.log_probabilities(values_BV))
-        return self.predict(torch.from_numpy(self.plan.vote.decode_sums(values_BV)))
+        vote, mechanism = self.plan.vote, self.plan.mechanism_for(PREDICTION)
+        if self.plan.num_symbols is not None and isinstance(mechanism, RandomisedSymbols):
+            sums_BK = vote.read_symbols(values_BV, self.plan.num_classes, kept=mechanism.kept)
+            return self.predict(torch.from_numpy(sums_BK))
+        return self.predict(torch.from_numpy(vote.decode_sums(values_BV)))
 
     # --- the fusion model ---
 
@@ -381,6 +386,7 @@ class Server:
                 self._labels.numpy()[self._schedule.part_of(FUSION)],
                 num_classes=self.plan.num_classes,
                 num_symbols=self.plan.num_symbols,
+                scores_SK=symbol_scores(self.plan),
                 choice=self.plan.fusion,
                 estimator=self._estimator,
             )
@@ -428,6 +434,11 @@ class Server:
         self._released_FV = None if kept is None else kept.numpy()
 
 
+def symbol_scores(plan: Plan) -> npt.NDArray[np.float64] | None:
+    """Return the class scores that a party's symbol stands for, by the public vote; None where votes are numbers."""
+    return None if plan.num_symbols is None else plan.vote.symbol_scores(plan.num_classes)
+
+
 def has_fusion(state: Mapping[str, Tensor]) -> bool:
     """Return whether a server's part of a model has a fusion model: its training came to release the fusion rows."""
     return any(name.startswith(_FUSION) for name in state)
@@ -444,5 +455,9 @@ def fusion_of(plan: Plan, state: Mapping[str, Tensor], estimator: Any = None) ->
     if not plan.num_fusion_samples or not has_fusion(state):
         return None
     return FusionModel.from_state(
-        state, num_classes=plan.num_classes, num_symbols=plan.num_symbols, estimator=estimator
+        state,
+        num_classes=plan.num_classes,
+        num_symbols=plan.num_symbols,
+        scores_SK=symbol_scores(plan),
+        estimator=estimator,
     )

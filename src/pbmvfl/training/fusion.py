@@ -4,8 +4,10 @@ Every fusion row releases its private embedding once, by the mechanism that pred
 row's true label. Whatever is learned from the two is post-processing, and so are the choice of a model and of its
 settings, which held-out fusion rows decide by log loss:
 
-    sum        naive Bayes: a table of symbols for each party and class, or normal laws of the sums' coordinates
-    logistic   logistic regression on indicators of symbols and on what the tables say of them, or on sums
+    sum        naive Bayes: a table of symbols for each party and class, or the class scores that symbols stand for, or
+               normal laws of the sums' coordinates
+    logistic   logistic regression on indicators of symbols, on what the tables say of them and on the sum of the scores
+               that they stand for; or on sums
     boosted    boosted trees on the symbols and on what the tables say of them, or on sums
 
 A model that is less accurate than the majority class on held-out rows is not used; classes are then predicted by their
@@ -35,12 +37,14 @@ if TYPE_CHECKING:
 _Values = npt.NDArray[Any]
 _Reals = npt.NDArray[np.float64]
 
-#: Models and inverse strengths that are tried, in the order by which a state names one. A thousandth leaves little but
-#: the classes' shares. The last is an own classifier, which takes the others' place.
+#: Models that are tried, in the order by which a state names one, with a number: of sums, how far the scores that
+#: symbols stand for are believed, 0 for tables; of logistic regression, its inverse strength, of which a thousandth
+#: leaves little but the classes' shares. The last is an own classifier, which takes the others' place.
+_SUM = tuple((FusionName.SUM, believed) for believed in (0.0, 0.4, 0.7, 1.0))
 _LOGISTIC = tuple((FusionName.LOGISTIC, strength) for strength in (0.001, 0.01, 0.1, 1.0))
-_CANDIDATES = ((FusionName.SUM, 0.0), *_LOGISTIC, (FusionName.BOOSTED, 0.0), (FusionName.AUTO, 0.0))
+_CANDIDATES = (*_SUM, *_LOGISTIC, (FusionName.BOOSTED, 0.0), (FusionName.AUTO, 0.0))
 #: Up to so many rows are cross-validated in so many folds; of more, one fold is held out, of at most so many rows.
-_FEW_ROWS, _FOLDS, _MOST_HELD_OUT = 4000, 5, 20_000
+_FEW_ROWS, _FOLDS, _MOST_HELD_OUT = 4000, 4, 20_000
 #: From fewer rows for each class, five leaves of 20, trees learn nothing that logistic regression does not know.
 _ROWS_OF_TREES = 100
 #: A table's row for a class begins with so many rows that have symbols as often as all classes together.
@@ -116,7 +120,13 @@ class FusionModel:
 
     @classmethod
     def from_state(
-        cls, state: Mapping[str, Tensor], *, num_classes: int, num_symbols: int | None, estimator: Any = None
+        cls,
+        state: Mapping[str, Tensor],
+        *,
+        num_classes: int,
+        num_symbols: int | None,
+        scores_SK: _Reals | None = None,
+        estimator: Any = None,
     ) -> FusionModel:
         """Return the model of a state, learned again from its rows without a new choice.
 
@@ -124,6 +134,7 @@ class FusionModel:
             state: As `state()` returns it; other entries are left alone.
             num_classes: As in `fit_fusion`.
             num_symbols: As in `fit_fusion`.
+            scores_SK: As in `fit_fusion`.
             estimator: The own classifier, if the model was fitted with one.
 
         Raises:
@@ -133,7 +144,7 @@ class FusionModel:
             values, labels, places, figures = (
                 state[f"fusion.{name}"].numpy() for name in ("values", "labels", "choice", "figures")
             )
-            rows = _Rows(values, labels, num_classes, num_symbols, estimator)
+            rows = _Rows(values, labels, num_classes, num_symbols, estimator, scores_SK)
             (place,), held_out = places.tolist(), dict(zip(_FIGURES, figures.tolist(), strict=True))
             candidate = _CANDIDATES[place] if place >= 0 else None
         except (KeyError, IndexError, ValueError) as error:
@@ -152,6 +163,7 @@ def fit_fusion(
     *,
     num_classes: int,
     num_symbols: int | None,
+    scores_SK: _Reals | None = None,
     choice: FusionName | str = FusionName.AUTO,
     estimator: Any = None,
 ) -> FusionModel:
@@ -162,6 +174,7 @@ def fit_fusion(
         labels_F: Classes of these rows, 0..K-1.
         num_classes: K.
         num_symbols: S, or None for sums.
+        scores_SK: The class scores that each symbol stands for by the public vote, (S, K), if it does for any.
         choice: The model, or `auto` for the one with the least log loss on held-out fusion rows.
         estimator: An own scikit-learn classifier with `predict_proba`, in place of the choice. It is cloned, and fitted
             to the values as they are; a symbol out of range is S to it.
@@ -172,15 +185,17 @@ def fit_fusion(
     choice = one_of("fusion", choice, FusionName)
     if estimator is not None and not callable(getattr(estimator, "predict_proba", None)):
         raise PlanError(f"fusion={estimator!r} has no predict_proba; give a scikit-learn classifier that has one")
-    rows = _Rows(values_FV, labels_F, num_classes, num_symbols, estimator)
+    rows = _Rows(values_FV, labels_F, num_classes, num_symbols, estimator, scores_SK)
 
-    def is_tried(name: FusionName) -> bool:
+    def is_tried(name: FusionName, number: float) -> bool:
+        if name is FusionName.SUM and number and scores_SK is None:
+            return False
         if estimator is not None or choice is not FusionName.AUTO:
             return name is (choice if estimator is None else FusionName.AUTO)
         few = len(rows.labels) < _ROWS_OF_TREES * num_classes
         return name is not FusionName.AUTO and not (few and name is FusionName.BOOSTED)
 
-    places = [place for place, (name, _) in enumerate(_CANDIDATES) if is_tried(name)]
+    places = [place for place, (name, number) in enumerate(_CANDIDATES) if is_tried(name, number)]
     majority, accuracies, losses = rows.held_out([_CANDIDATES[place] for place in places])
     good = [(loss, accuracy, place) for loss, accuracy, place in zip(losses, accuracies, places, strict=True)]
     good = [each for each in good if each[1] >= majority]
@@ -192,7 +207,15 @@ def fit_fusion(
 class _Rows:
     """Fusion rows, whose models are learned and tried."""
 
-    def __init__(self, values: _Values, labels: _Values, classes: int, symbols: int | None, estimator: Any) -> None:
+    def __init__(
+        self,
+        values: _Values,
+        labels: _Values,
+        classes: int,
+        symbols: int | None,
+        estimator: Any,
+        scores_SK: _Reals | None,
+    ) -> None:
         values, labels = np.asarray(values), np.asarray(labels)
         if values.ndim != 2 or labels.shape != values.shape[:1] or not np.issubdtype(labels.dtype, np.integer):
             raise PlanError(
@@ -201,7 +224,7 @@ class _Rows:
             )
         if len(labels) and not 0 <= labels.min() <= labels.max() < classes:
             raise PlanError(f"labels={labels.min()} to {labels.max()} of fusion rows; permitted: 0 to {classes - 1}")
-        self.classes, self.symbols, self.estimator = classes, symbols, estimator
+        self.classes, self.symbols, self.estimator, self.scores_SK = classes, symbols, estimator, scores_SK
         self.values, self.labels = self.read(values), labels.astype(np.int64)
 
     def read(self, values: _Values) -> _Values:
@@ -223,7 +246,7 @@ class _Rows:
             if not len(asked) or not len(learned):
                 continue
             own, true = self.values[learned], self.labels[learned]
-            some = _Rows(own, true, self.classes, self.symbols, self.estimator)
+            some = _Rows(own, true, self.classes, self.symbols, self.estimator, self.scores_SK)
             count += len(asked)
             by_majority += int((self.labels[asked] == np.bincount(true).argmax()).sum())
             for index, candidate in enumerate(candidates):
@@ -246,7 +269,8 @@ class _Rows:
         if candidate[0] is not FusionName.SUM:
             inner = _classifier(self, reader, *candidate)
             return lambda asked: weight * inner(asked) + (1 - weight) * prior_K
-        return lambda asked: weight * _bayes(prior_K, reader.evidence(asked)) + (1 - weight) * prior_K
+        believed = candidate[1]
+        return lambda asked: weight * _bayes(prior_K, reader.evidence(asked, believed)) + (1 - weight) * prior_K
 
 
 def _bayes(prior_K: _Reals, evidence_BVK: _Reals) -> _Reals:
@@ -266,8 +290,8 @@ def _classifier(rows: _Rows, reader: _Sums | _Tables, name: FusionName, strength
     if name is FusionName.LOGISTIC:
         model, inputs = LogisticRegression(C=strength, max_iter=200), reader.linear
     elif name is FusionName.BOOSTED:
-        model, inputs = HistGradientBoostingClassifier(max_leaf_nodes=15, early_stopping=False), reader.ordered
-        model.set_params(l2_regularization=1.0, random_state=0)
+        model, inputs = HistGradientBoostingClassifier(max_iter=60, learning_rate=0.15), reader.ordered
+        model.set_params(max_leaf_nodes=15, l2_regularization=1.0, early_stopping=False, random_state=0)
     else:
         model, inputs = clone(rows.estimator), np.asarray
     with warnings.catch_warnings():
@@ -297,10 +321,16 @@ class _Tables:
         ]
         totals_M1K = counts_MSK.sum(axis=1, keepdims=True) + _PRIOR_ROWS
         logs_MSK = np.log((counts_MSK + _PRIOR_ROWS * usual_MS1) / totals_M1K)
+        #: What is no symbol says nothing.
+        self._scores_SK = (
+            None if rows.scores_SK is None else np.concatenate([rows.scores_SK, np.zeros((1, rows.classes))])
+        )
         self._logs_MSK = np.concatenate([logs_MSK, np.zeros((parties, 1, rows.classes))], axis=1)  # S says nothing
 
-    def evidence(self, symbols_BM: _Values) -> _Reals:
-        """Return ln P(symbol | class) of every party, (B, M, K)."""
+    def evidence(self, symbols_BM: _Values, believed: float = 0.0) -> _Reals:
+        """Return ln P(symbol | class) of every party, (B, M, K), by tables or by the scores that symbols stand for."""
+        if believed and self._scores_SK is not None:
+            return np.asarray(believed * self._scores_SK[symbols_BM])
         return self._logs_MSK[np.arange(symbols_BM.shape[1]), symbols_BM]
 
     def _leanings(self, symbols_BM: _Values) -> _Reals:
@@ -310,15 +340,16 @@ class _Tables:
         return np.asarray(found_BMK.reshape(len(found_BMK), math.prod(found_BMK.shape[1:])))
 
     def linear(self, symbols_BM: _Values) -> Any:
-        """Return a sparse matrix: indicators of every party's symbol, and the tables' leanings."""
+        """Return a sparse matrix: indicators of every party's symbol, the tables' leanings, and the sum of scores."""
         from scipy.sparse import csr_matrix, hstack
 
         rows_B, parties_M = np.nonzero(symbols_BM < self._symbols)
         places = parties_M * self._symbols + symbols_BM[rows_B, parties_M]
         shape = (len(symbols_BM), symbols_BM.shape[1] * self._symbols)
-        return hstack(
-            [csr_matrix((np.ones(len(places)), (rows_B, places)), shape=shape), self._leanings(symbols_BM)], "csr"
-        )
+        parts = [csr_matrix((np.ones(len(places)), (rows_B, places)), shape=shape), self._leanings(symbols_BM)]
+        if self._scores_SK is not None:
+            parts.append(self._scores_SK[symbols_BM].sum(axis=1))
+        return hstack(parts, "csr")
 
     def ordered(self, symbols_BM: _Values) -> _Reals:
         """Return symbols as numbers, NaN for what is none, and the tables' leanings."""
@@ -345,7 +376,8 @@ class _Sums:
 
     ordered = linear
 
-    def evidence(self, sums_BW: _Values) -> _Reals:
+    def evidence(self, sums_BW: _Values, believed: float = 0.0) -> _Reals:
         """Return ln P(coordinate | class), but for what is the same for all classes, (B, W, K)."""
+        del believed
         apart_BWK = self.linear(sums_BW)[:, :, None] - self._mean_WK
         return np.asarray(-(apart_BWK**2) / (2 * self._variance_W[:, None]))
