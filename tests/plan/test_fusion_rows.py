@@ -133,7 +133,6 @@ def test_plans_without_fusion_rows_say_nothing_of_them() -> None:
     ("changes", "words"),
     [
         ({"num_fusion_samples": 40}, r"num_fusion_samples=40 must be in 0\.\.39"),
-        ({"num_fusion_samples": 0, "evaluation": "released"}, "give num_fusion_samples above 0"),
         ({"head": "trained"}, "head=fixed"),
         ({"encoder": "resnet18-batchnorm", "noise_multiplier": 0.0}, "an encoder that couples no rows"),
         (

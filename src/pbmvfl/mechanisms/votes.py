@@ -206,7 +206,8 @@ class Vote:
         shares_SK = kept * _softmax(self.symbol_scores(num_classes)) + (1 - kept) / num_classes
         logs_SK = np.log(np.concatenate([shares_SK, np.full((1, num_classes), 1 / num_classes)]))
         known_BM = (symbols_BM >= 0) & (symbols_BM < len(shares_SK))
-        return logs_SK[np.where(known_BM, symbols_BM, len(shares_SK))].sum(axis=1).astype(np.float32)
+        sums_BK = logs_SK[np.where(known_BM, symbols_BM, len(shares_SK))].sum(axis=1)
+        return np.asarray(sums_BK, dtype=np.float32)
 
     def to_dict(self) -> dict[str, Any]:
         return {**asdict(self), "kind": str(self.kind)}

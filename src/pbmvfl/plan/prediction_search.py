@@ -137,10 +137,8 @@ def plan_prediction(
     response = _response_noise(cell_epsilon, num_parties, num_classes)
     laplace = _laplace_noise(epsilon, cells, num_parties / honest, num_classes)
     factor = _TWO_CLASSES_FACTOR if num_classes == 2 else _MANY_CLASSES_FACTOR
-    # What a symbol stands for is far from what a party knows of many classes: without a model, shares are added up.
-    readable = fused or num_classes == 2
-    if not secure_sum or (readable and factor * response <= laplace):
-        vote = _symbols(cell_epsilon, num_classes, num_rows if fused else 0, typical_lead)
+    if not secure_sum or factor * response <= laplace:
+        vote = _symbols(cell_epsilon, num_classes, num_rows if fused else math.inf, typical_lead)
         symbols = vote.symbols(num_classes)
         assert symbols is not None
         _check_least(epsilon, unit, adversary, cells * SMALLEST_EPSILON)
@@ -204,10 +202,10 @@ def _laplace_noise(epsilon: float, cells: int, surplus: float, num_classes: int)
     return surplus * 2 * q / (1 - q) ** 2
 
 
-def _symbols(cell_epsilon: float, num_classes: int, num_rows: int, lead: float) -> Vote:
+def _symbols(cell_epsilon: float, num_classes: int, num_rows: float, lead: float) -> Vote:
     """The vote whose symbol says most, of those that the budget sends truly enough and a model can learn.
 
-    Without rows for a model, as with few, symbols are read as the scores that they stand for.
+    Without a model there is nothing to learn: symbols are read as the scores that they stand for.
     """
     most, gain = math.exp(cell_epsilon) / _SYMBOL_RATIO, _SYMBOL_GAIN / lead
     if num_classes == 2:
