@@ -370,15 +370,16 @@ def test_a_plan_that_asks_a_model_trains_nothing_and_needs_its_parts(model, data
         replace(setup, trained=wrong).build()
 
 
-def test_without_a_fusion_model_predictions_are_votes_that_can_be_added(data):
+def test_without_a_fusion_model_votes_are_read_as_the_scores_that_they_stand_for(data):
     """At any epsilon; a fusion model reads the law of its fusion rows, at its cost, and refuses less."""
     trained = Federation(local_plan(data, noise_multiplier=3.0)).fit(data).model
     assert trained is not None
-    found = trained.release(data, ReleaseOptions(epsilon=6.0))
-    assert found.plan.prediction.name == "laplace"
-    assert found.privacy(delta=1e-5).bound("cell", "strict").epsilon <= 6.0
-    assert np.isfinite(found.scores_NK).all()
-    np.testing.assert_allclose(found.probabilities.sum(axis=1), 1, atol=1e-6)
+    for epsilon, mechanism in ((6.0, "krr"), (0.5, "laplace")):
+        found = trained.release(data, ReleaseOptions(epsilon=epsilon))
+        assert found.plan.prediction.name == mechanism
+        assert found.privacy(delta=1e-5).bound("cell", "strict").epsilon <= epsilon
+        assert np.isfinite(found.scores_NK).all()
+        np.testing.assert_allclose(found.probabilities.sum(axis=1), 1, atol=1e-6)
     assert any("hardly better than the most frequent class" in note for note in trained.prediction_notes(epsilon=0.1))
     plan = voting_plan(data, evaluation="none")
     fused = Federation(plan).fit(data).model
