@@ -1,9 +1,13 @@
-"""Counts in words and nearby names, for messages that people read."""
+"""Counts in words, nearby names, and short descriptions of objects for consoles and notebooks."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from html import escape
+
+#: Longest `repr` of a public object.
+_LONGEST = 300
 
 
 def counted(number: int, noun: str, plural: str | None = None) -> str:
@@ -15,3 +19,20 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return a question with the known name that is nearest to `name`, or "" if none is near."""
     near = difflib.get_close_matches(name.lower(), list(known), n=1)
     return f" Did you mean {near[0]}?" if near else ""
+
+
+def short_repr(name: str, *parts: str) -> str:
+    """Return `Name(part, part)` in at most 300 characters."""
+    text = f"{name}({', '.join(part for part in parts if part)})"
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 4]}...)"
+
+
+def html_table(title: str, rows: Iterable[Sequence[object]], *, header: Sequence[str] = ()) -> str:
+    """Return an HTML table for a notebook; every text is escaped."""
+    head = "".join(f"<th>{escape(name)}</th>" for name in header)
+    body = "".join(f"<tr>{''.join(f'<td>{escape(str(cell))}</td>' for cell in row)}</tr>" for row in rows)
+    return (
+        f"<table><caption>{escape(title)}</caption>"
+        + (f"<thead><tr>{head}</tr></thead>" if header else "")
+        + f"<tbody>{body}</tbody></table>"
+    )

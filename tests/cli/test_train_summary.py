@@ -113,7 +113,7 @@ def test_warm_up_is_named_while_it_lasts_and_compiling_only_while_it_happens(mon
     bar = Progress()
     bar.add_task("training", total=3, shown="loss 1")
     (task,) = bar.tasks
-    column = train_view._Rounds()
+    column = train_view.RoundsColumn()
     seen = []
 
     def compiled_loop(value: int) -> int:

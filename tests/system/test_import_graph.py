@@ -137,8 +137,8 @@ def test_a_part_imports_only_what_stands_below_it(name: str) -> None:
     assert not graph()[name].intersection(above)
 
 
-def test_the_account_imports_nothing_but_errors_and_settings() -> None:
-    assert graph()["privacy"] <= {"errors", "_settings"}
+def test_the_account_imports_nothing_but_errors_settings_and_words() -> None:
+    assert graph()["privacy"] <= {"errors", "_settings", "_text"}
 
 
 def test_a_plan_is_only_a_type_to_the_wire_and_to_the_planner() -> None:

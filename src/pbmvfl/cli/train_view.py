@@ -158,7 +158,7 @@ class TrainingRun:
         rounds = len(plan.schedule)
         bar = Progress(
             BarColumn(bar_width=18),
-            _Rounds(),
+            RoundsColumn(),
             TimeRemainingColumn(),
             console=self._console,
             disable=not self._console.is_terminal or self._json_only,
@@ -290,7 +290,7 @@ def _figure(value: float) -> str:
     return f"{value:.4f}" if abs(value) < 1e4 else f"{value:.3g}"
 
 
-class _Rounds(ProgressColumn):
+class RoundsColumn(ProgressColumn):
     """Rounds and figures; before the first round, what the wait is for."""
 
     def render(self, task: Task) -> Text:

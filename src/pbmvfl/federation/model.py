@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import nn
 
+from pbmvfl._text import html_table, short_repr
 from pbmvfl.crypto.key_exchange import Identity
 from pbmvfl.data.new_rows import NewRows
 from pbmvfl.errors import DataError, ModelError
@@ -170,10 +171,20 @@ class FederatedModel:
         return None if any(each is None for each in found) else tuple(each for each in found if each is not None)
 
     def __repr__(self) -> str:
-        return (
-            f"FederatedModel(dataset={self.dataset!r}, parties={', '.join(self.party_names)}, "
-            f"classes={', '.join(self.class_names)}, digest={self.digest[:8]})"
-        )
+        return short_repr("FederatedModel", *(f"{name}={value}" for name, value in self._described.items()))
+
+    def _repr_html_(self) -> str:
+        return html_table("federated model", [*self._described.items(), ("ledgers", self.ledger or "none")])
+
+    @property
+    def _described(self) -> dict[str, str]:
+        return {
+            "dataset": repr(self.dataset),
+            "algorithm": str(self.plan.algorithm),
+            "parties": ", ".join(self.party_names),
+            "classes": ", ".join(self.class_names),
+            "digest": self.digest[:8],
+        }
 
     def __reduce__(self) -> str:
         raise ModelError(

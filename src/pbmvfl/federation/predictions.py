@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from pbmvfl._text import counted, html_table, short_repr
 from pbmvfl.errors import DataError
 from pbmvfl.plan.plan import Plan
 from pbmvfl.plan.schedule import Split
@@ -19,6 +21,8 @@ from pbmvfl.training.metrics import classification_metrics
 from pbmvfl.wire.traffic import Traffic
 
 FORMATS = (".parquet", ".csv")
+#: Rows in a notebook.
+_SHOWN = 10
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -48,8 +52,18 @@ class Predictions:
     true_labels: npt.NDArray[np.int64] | None = None
 
     def __repr__(self) -> str:
+        return short_repr("Predictions", *self._sizes)
+
+    def _repr_html_(self) -> str:
+        table = self.table().slice(0, _SHOWN)
+        rows = zip(*(map(_cell, column.to_pylist()) for column in table.columns), strict=True)
+        first = f"; the first {_SHOWN}" if len(self) > _SHOWN else ""
+        return html_table(f"{', '.join(self._sizes)}{first}", rows, header=table.column_names)
+
+    @property
+    def _sizes(self) -> tuple[str, ...]:
         kind = "exact" if self.exact else "released"
-        return f"Predictions({len(self)} rows, {kind}, classes={', '.join(self.class_names)})"
+        return counted(len(self), "row"), kind, f"classes={', '.join(self.class_names)}"
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -134,6 +148,16 @@ class Predictions:
             columns["label"] = pa.array([self.class_names[k] for k in self.true_labels], type=pa.string())
         return pa.table(columns)
 
+    def to_pandas(self) -> Any:
+        """Return `table` as a pandas DataFrame.
+
+        Raises:
+            DataError: pandas is not installed.
+        """
+        if find_spec("pandas") is None:
+            raise DataError("pandas is not installed; pip install pandas, or use table(), a pyarrow table")
+        return self.table().to_pandas()
+
     def write(self, path: Path | str) -> None:
         """Write a .parquet or .csv file.
 
@@ -155,6 +179,10 @@ class Predictions:
         except OSError as error:
             temporary.unlink(missing_ok=True)
             raise DataError(f"out={str(path)!r} cannot be written: {error}; give another file") from error
+
+
+def _cell(value: object) -> str:
+    return "" if value is None else f"{value:.4f}" if isinstance(value, float) else str(value)
 
 
 def check_predictions_file(path: Path | str) -> Path:

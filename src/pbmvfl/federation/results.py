@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pbmvfl._files import Kinds, append_durably, checked_object, make_private_folder, not_written, read_object
-from pbmvfl._text import counted
+from pbmvfl._text import counted, html_table, short_repr
 from pbmvfl.errors import CheckpointError, PbmvflError, RunFolderError
 from pbmvfl.federation.metrics_summary import notes_on_classes, notes_on_predictions
 from pbmvfl.federation.release_log import ReleasedRounds
@@ -26,7 +26,7 @@ from pbmvfl.privacy.conversion import usual_delta
 from pbmvfl.privacy.table import PrivacyTable, privacy_table
 from pbmvfl.privacy.units import Adversary
 from pbmvfl.training.metrics import ClassFigures, Majority, majority
-from pbmvfl.wire.traffic import Traffic
+from pbmvfl.wire.traffic import Traffic, human_bytes
 
 if TYPE_CHECKING:
     from pbmvfl.federation.model import FederatedModel
@@ -249,6 +249,18 @@ class Result:
     fusion: FusionFigures | None = None
     #: The trained model, as `Federation.fit` gives it; a result that was read from a file has none.
     model: FederatedModel | None = field(default=None, repr=False, compare=False)
+
+    def __repr__(self) -> str:
+        figures = (f"{name}={value:.4f}" for name, value in self.metrics.items())
+        ended = "diverged" if self.diverged else "stopped early" if self.stopped else ""
+        return short_repr("Result", str(self.plan.algorithm), *figures, f"{self.seconds:.1f} s", ended)
+
+    def _repr_html_(self) -> str:
+        figures = [(name.replace("_", " "), f"{value:.4f}") for name, value in self.metrics.items()]
+        moved = human_bytes(self.traffic.bytes_up + self.traffic.bytes_down)
+        rows = [*figures, ("rounds", f"{self.traffic.rounds:,} in {self.seconds:.1f} s, {moved}")]
+        rows += [("note", note) for note in self.notes]
+        return html_table(f"training by {self.plan.algorithm}", rows) + self.privacy()._repr_html_()
 
     def privacy(self, *, delta: float | None = None, adversaries: Iterable[Adversary] | None = None) -> PrivacyTable:
         """Return the epsilon that the run spent, for every unit, adversary and accounting.

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
 
+from pbmvfl._text import counted, html_table, short_repr
 from pbmvfl.errors import LedgerError
 from pbmvfl.ledger import history
 from pbmvfl.ledger import owner as owners
@@ -30,6 +31,7 @@ from pbmvfl.ledger.session_lock import check_free
 from pbmvfl.ledger.session_opening import Opening, SessionRows
 from pbmvfl.ledger.store import LedgerEntry, LedgerStore
 from pbmvfl.ledger.tamper_evidence import Outside, known_outside
+from pbmvfl.privacy.table import format_epsilon
 from pbmvfl.privacy.units import Accounting, Unit
 
 if TYPE_CHECKING:
@@ -95,6 +97,27 @@ class Ledger:
     def owner(self) -> str:
         """Return the party that owns it; none for a ledger that an earlier version made."""
         return owners.owner_of(self._store.db)
+
+    def __repr__(self) -> str:
+        return short_repr("Ledger", repr(str(self.path)), *self._described())
+
+    def _repr_html_(self) -> str:
+        from pbmvfl.ledger.spending import spending
+
+        rows = []
+        for dataset in self.datasets():
+            runs = counted(len(self.sessions(dataset)), "session")
+            for limit in self.limits(dataset) or (None,):
+                spent = "" if limit is None else format_epsilon(spending(self, dataset, limit).epsilon)
+                rows.append((dataset, runs, "none" if limit is None else str(limit), spent))
+        title = f"ledger {self.path}; {', '.join(self._described())}"
+        return html_table(title, rows, header=("dataset", "sessions", "limit", "epsilon spent"))
+
+    def _described(self) -> list[str]:
+        try:
+            return [f"owner={self.owner!r}" if self.owner else "", f"datasets={', '.join(self.datasets())}"]
+        except LedgerError:
+            return ["closed"]
 
     def close(self) -> None:
         """Close the file."""

@@ -15,6 +15,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack, cast, overload
 
 from pbmvfl._settings import one_of, vars_of, written
+from pbmvfl._text import html_table, short_repr
 from pbmvfl.crypto.protocol_version import PROTOCOL_VERSION
 from pbmvfl.errors import PlanError
 from pbmvfl.mechanisms import Mechanism
@@ -186,6 +187,22 @@ class Plan:
     def mechanism(self) -> str:
         """The name of the training rounds' mechanism."""
         return self.release.name
+
+    def __repr__(self) -> str:
+        return short_repr("Plan", *(f"{name}={value}" for name, value in self._described.items()))
+
+    def _repr_html_(self) -> str:
+        return html_table("plan", self._described.items())
+
+    @property
+    def _described(self) -> dict[str, object]:
+        names = ("algorithm", "num_parties", "num_samples", "num_classes", "num_epochs", "batch_size", "mechanism")
+        return {
+            **{name: getattr(self, name) for name in names},
+            "noise_multiplier": f"{self.noise_multiplier:.4g}",
+            "label_epsilon": self.label_epsilon,
+            "hash": self.hash.hex()[:8],
+        }
 
     @property
     def algorithm(self) -> Algorithm:

@@ -13,6 +13,7 @@ from decimal import ROUND_CEILING, Decimal
 from enum import StrEnum
 from typing import Any, TypeVar
 
+from pbmvfl._text import html_table, short_repr
 from pbmvfl.errors import PlanError
 from pbmvfl.privacy.accounting import (
     NOT_A_PROOF,
@@ -106,6 +107,28 @@ class PrivacyTable:
         if any(NOT_A_PROOF in row.conditions for row in rows):
             lines.append(f"* {NOT_A_PROOF}")
         return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        of_server = [row for row in self._worth_printing() if row.adversary == SERVER or row.unit is Unit.LABEL]
+        said = [f"{row.unit} {format_epsilon(row.epsilon)} ({row.accounting})" for row in of_server]
+        return short_repr("PrivacyTable", *said, f"delta {self.bounds[0].delta:g}" if self.bounds else "")
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (
+                row.unit,
+                f"{row.accounting}{' *' if NOT_A_PROOF in row.conditions else ''}",
+                row.adversary,
+                format_epsilon(row.epsilon),
+                format_advantage(row.advantage_upper_bound),
+                math.ceil(50 + 50 * row.advantage_upper_bound),
+            )
+            for row in self._worth_printing()
+        ]
+        header = ("unit", "accounting", "adversary", "epsilon", "advantage", "right guesses of 100")
+        star = f"; * {NOT_A_PROOF}" if any("*" in str(row[1]) for row in rows) else ""
+        delta = f"delta {self.bounds[0].delta:g}; " if self.bounds else ""
+        return html_table(f"{delta}{UNITS_LEGEND}{star}", rows, header=header)
 
     def _worth_printing(self) -> tuple[EpsilonBound, ...]:
         """Return all rows; or the theorems alone, if the paper's count, which is no proof, is smaller nowhere."""
