@@ -25,16 +25,12 @@ from pbmvfl.cli.options import (
 )
 from pbmvfl.errors import PlanError, RunFolderError
 from pbmvfl.federation.run_folder import NamedSource, TableSource
+from pbmvfl.ledger.spending import epsilon_of_run
 from pbmvfl.mechanisms import MECHANISMS
 from pbmvfl.plan.flat_names import algorithm_of, plan_settings
 from pbmvfl.plan.groups import Algorithm
 from pbmvfl.plan.plan import Plan
-from pbmvfl.plan.search import FEW_ORDERS
-from pbmvfl.privacy.accounting import TrainingRun, charges, rdp_curve
-from pbmvfl.privacy.composition import Losses, NoLosses
-from pbmvfl.privacy.conversion import check_delta, epsilon_from_rdp, usual_delta
-from pbmvfl.privacy.events import Event, ReleaseEvent, UpdateEvent
-from pbmvfl.privacy.gaussian_filter import epsilon_in_turn
+from pbmvfl.privacy.conversion import check_delta, usual_delta
 from pbmvfl.privacy.table import format_epsilon, privacy_notes, privacy_table
 from pbmvfl.privacy.units import SERVER, Accounting, Adversary, Unit
 
@@ -173,7 +169,7 @@ def _show(
     run = plan.training_run() if result is None else result.training_run
     known = result is not None and result.noise_is_seeded
     by_ledger = [] if ledgers is None or dataset is None else _spent_by_ledgers(ledgers, dataset, delta)
-    counted = {str(unit): _as_ledgers_count(run, unit, delta) for unit in (Unit.CELL, Unit.RECORD)}
+    counted = {str(unit): epsilon_of_run(run, unit, delta=delta) for unit in (Unit.CELL, Unit.RECORD)}
     splits = run.splits if run.charges_by_split else ()
     if as_json:
         shown: dict[str, Any] = {
@@ -233,21 +229,6 @@ def _name_of(rows: NamedSource | TableSource) -> str:
     if isinstance(rows, NamedSource):
         return rows.dataset
     return rows.name
-
-
-def _as_ledgers_count(run: TrainingRun, unit: Unit, delta: float) -> float:
-    by_order = epsilon_from_rdp(rdp_curve(run, unit, Accounting.STRICT, orders=FEW_ORDERS), delta, FEW_ORDERS)[0]
-    in_turn = [
-        epsilon_in_turn([(count, _losses(event, unit)) for count, event in counted], delta)
-        for counted in charges(run, unit, Accounting.STRICT)
-    ]
-    return min(by_order, max(in_turn, default=0.0))
-
-
-def _losses(event: Event, unit: Unit) -> Losses:
-    if isinstance(event, ReleaseEvent):
-        return event.losses(unit)
-    return event.losses() if isinstance(event, UpdateEvent) else NoLosses()
 
 
 def _spent_by_ledgers(folder: Path, dataset: str, delta: float) -> list[dict[str, Any]]:

@@ -24,6 +24,7 @@ from pbmvfl.crypto.entropy import Entropy, SystemEntropy
 from pbmvfl.crypto.key_exchange import Identity
 from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.errors import CheckpointError, EncoderError, LedgerError, ModelError, PlanError
+from pbmvfl.federation.callbacks import Callback
 from pbmvfl.federation.checkpoints import Checkpoints
 from pbmvfl.federation.drawn_labels import FOLDER as DRAWN_LABELS
 from pbmvfl.federation.drawn_labels import LabelHolder, keep_draw, with_true_labels
@@ -134,6 +135,7 @@ class Federation:
         fusion: Any = None,
         on_round: OnRound | None = None,
         on_epoch: OnEpoch | None = None,
+        callbacks: Sequence[Callback] = (),
     ) -> Result:
         """Train to the end of the plan, from the newest checkpoint that all roles have.
 
@@ -153,6 +155,7 @@ class Federation:
                 model needs it again (`pbmvfl.load`). None: the plan's fusion model.
             on_round: Called after every round with (completed rounds, last loss, traffic so far).
             on_epoch: Called after every epoch with its line of the history.
+            callbacks: Observers, such as the trackers of `pbmvfl.federation.trackers`.
 
         Returns:
             Metrics, history, measured costs and, where there is one, the model. `stopped` says why a run ended early.
@@ -185,6 +188,8 @@ class Federation:
             )
             if not until_limit:
                 check_reaches_end(ahead, dataset=data.name, rounds=len(self.plan.schedule))
+        for callback in callbacks:
+            callback.on_start(self.plan)
         with contextlib.ExitStack() as opened:
             log = ReleaseLog(sessions, plan_hash=self.plan.hash.hex(), moved_from=checkpoints)
             opened.callback(log.close)
@@ -224,11 +229,15 @@ class Federation:
                 taps=self.taps,
                 on_round=on_round,
                 on_epoch=on_epoch,
+                callbacks=callbacks,
             )
             result = run.finish()
             model = self._trained(data, server, transport, checkpoints, ledger, own_fusion=fusion)
             self.model = model
-            return replace(result, model=model)
+            result = replace(result, model=model)
+        for callback in callbacks:
+            callback.on_end(result)
+        return result
 
     def _label_holder(
         self, data: VerticalDataset, ledger: Path | None, checkpoints: Path | None, *, redraw: bool

@@ -162,6 +162,11 @@ class ReleaseLog:
         rest = (min(first_round, plan.schedule.settled_at), len(plan.schedule))
         return plan.schedule.uses([*self._spans, rest])
 
+    def uses_until(self, plan: Plan, completed_rounds: int) -> tuple[RowUses, ...]:
+        """Return what `uses` would be if the session under way ended after these rounds."""
+        *earlier, (first_round, _) = self._spans
+        return plan.schedule.uses([*earlier, (first_round, completed_rounds)])
+
     def uses(self, plan: Plan) -> tuple[RowUses, ...]:
         """Return the largest number of releases of any one row, and of updates with it, over all sessions."""
         return plan.schedule.uses(self._spans)

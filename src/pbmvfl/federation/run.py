@@ -16,6 +16,7 @@ from torch import Tensor
 from pbmvfl._files import checked_object
 from pbmvfl.crypto.entropy import Entropy, SystemEntropy
 from pbmvfl.errors import CheckpointError, EncoderError, NonFiniteError, PartyRefused, PbmvflError, ProtocolError
+from pbmvfl.federation.callbacks import Callback
 from pbmvfl.federation.checkpoints import Checkpoints
 from pbmvfl.federation.metrics_summary import Figures, Labelled, divergence, what_to_change
 from pbmvfl.federation.release_log import ReleaseLog
@@ -64,6 +65,7 @@ class Run:
         on_round: Callable[[int, float, Traffic], None] | None,
         on_epoch: Callable[[EpochLine], None] | None,
         entropy: Entropy | None = None,
+        callbacks: Sequence[Callback] = (),
     ) -> None:
         """Prepare a run. `inspection` gives exact sums, `owners` the parties' logs; a deployment has neither.
 
@@ -76,7 +78,7 @@ class Run:
         self._epochs = None if keeper is None else HistoryLog(keeper.folder / "history.jsonl")
         self._inspection, self._owners = inspection, owners
         self._noise_is_seeded = noise_is_seeded
-        self._on_round, self._on_epoch = on_round, on_epoch
+        self._on_round, self._on_epoch, self._callbacks = on_round, on_epoch, callbacks
         self._meter = Meter(taps=list(taps))
         self._started = time.perf_counter()
         self._earlier = Traffic()
@@ -260,6 +262,11 @@ class Run:
             self._save(completed)
         if self._on_epoch is not None:
             self._on_epoch(line)
+        if self._callbacks:
+            uses = self._log.uses_until(self._plan, completed)
+            spent = self._plan.training_run(uses, public_start=self._log.public_start)
+            for callback in self._callbacks:
+                callback.on_epoch(line, spent)
         if (words := divergence(self._plan, mean_loss, line.epoch)) is not None:
             raise _Diverged(words)
 

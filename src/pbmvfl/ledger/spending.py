@@ -14,7 +14,11 @@ import numpy.typing as npt
 
 from pbmvfl.ledger.limits import GAUSSIAN_ORDER, Cost, Limit, Rates
 from pbmvfl.plan.schedule import Split
+from pbmvfl.privacy.accounting import TrainingRun, charges, rdp_curve
+from pbmvfl.privacy.composition import Losses, NoLosses
 from pbmvfl.privacy.conversion import epsilon_from_rdp
+from pbmvfl.privacy.events import Event, ReleaseEvent, UpdateEvent
+from pbmvfl.privacy.gaussian_filter import epsilon_in_turn
 from pbmvfl.privacy.orders import ORDERS
 from pbmvfl.privacy.units import Accounting, Unit
 
@@ -23,6 +27,8 @@ if TYPE_CHECKING:
     from pbmvfl.ledger.store import LedgerEntry, Records
 
 _Numbers = npt.NDArray[np.int64]
+#: A subset of the orders gives a bound too, and a ledger is gone through once for each.
+_FEW_ORDERS = ORDERS[2::8]
 #: Rounds kept aside before they are added to the rows.
 _MANY = 256
 _NO_ROWS: _Numbers = np.zeros(0, dtype=np.int64)
@@ -308,13 +314,34 @@ def fixed_plan_epsilon(
     A limit never uses it. It is what the same releases would cost had nobody looked at results in between.
     """
     rows = RowNumbers(ledger, dataset)
-    orders = ORDERS[2::8]  # a subset gives a bound too, and the ledger is gone through once for each
-    worst = np.zeros(len(orders))
-    for i, order in enumerate(orders):
+    worst = np.zeros(len(_FEW_ORDERS))
+    for i, order in enumerate(_FEW_ORDERS):
         limit = Limit(
             unit=unit, accounting=accounting, colluding_parties=colluding_parties, epsilon=1.0, delta=delta, order=order
         )
         worst[i] = spending(ledger, dataset, limit, rows=rows).worst
     # Squared shifts of Gaussian noise are a bound too, and mostly the better one where there is nothing else.
     as_gaussian = spending(ledger, dataset, replace(limit, order=GAUSSIAN_ORDER), rows=rows)
-    return min(epsilon_from_rdp(worst, delta, orders)[0], as_gaussian.epsilon)
+    return min(epsilon_from_rdp(worst, delta, _FEW_ORDERS)[0], as_gaussian.epsilon)
+
+
+def epsilon_of_run(run: TrainingRun, unit: Unit, *, delta: float) -> float:
+    """Return the strict epsilon that a ledger counts for a run against the server, if it has no other.
+
+    Args:
+        run: The releases and updates.
+        unit: A cell or a record.
+        delta: Above 0 and below 1.
+    """
+    curve = rdp_curve(run, unit, Accounting.STRICT, orders=_FEW_ORDERS)
+    in_turn = [
+        epsilon_in_turn([(count, _losses(event, unit)) for count, event in counted], delta)
+        for counted in charges(run, unit, Accounting.STRICT)
+    ]
+    return min(epsilon_from_rdp(curve, delta, _FEW_ORDERS)[0], max(in_turn, default=0.0))
+
+
+def _losses(event: Event, unit: Unit) -> Losses:
+    if isinstance(event, ReleaseEvent):
+        return event.losses(unit)
+    return event.losses() if isinstance(event, UpdateEvent) else NoLosses()
