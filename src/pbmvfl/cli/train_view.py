@@ -258,7 +258,7 @@ class TrainingRun:
         notes = [*self._notes, *self._data.notes]
         if all(mechanism.is_private for mechanism in plan.releases):
             notes += privacy_notes(plan.training_run(), num_samples=plan.num_samples, delta=self._delta)
-        for mechanism in plan.releases:
+        for mechanism in plan.releases if self._verbose else ():  # the table has what follows from them
             notes += mechanism.notes
         notes += learning_notes_for(plan, self._data)
         if plan.sends_labels and plan.label_epsilon is None:
