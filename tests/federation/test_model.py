@@ -374,12 +374,14 @@ def test_without_a_fusion_model_votes_are_read_as_the_scores_that_they_stand_for
     """At any epsilon; a fusion model reads the law of its fusion rows, at its cost, and refuses less."""
     trained = Federation(local_plan(data, noise_multiplier=3.0)).fit(data).model
     assert trained is not None
-    for epsilon, mechanism in ((6.0, "krr"), (0.5, "laplace")):
+    mechanisms = set()
+    for epsilon in (6.0, 2.5, 0.5):
         found = trained.release(data, ReleaseOptions(epsilon=epsilon))
-        assert found.plan.prediction.name == mechanism
+        mechanisms.add(found.plan.prediction.name)
         assert found.privacy(delta=1e-5).bound("cell", "strict").epsilon <= epsilon
         assert np.isfinite(found.scores_NK).all()
         np.testing.assert_allclose(found.probabilities.sum(axis=1), 1, atol=1e-6)
+    assert mechanisms == {"krr"}, "two parties add little noise each"
     assert any("hardly better than the most frequent class" in note for note in trained.prediction_notes(epsilon=0.1))
     plan = voting_plan(data, evaluation="none")
     fused = Federation(plan).fit(data).model
