@@ -96,7 +96,7 @@ def test_predictions_are_charged_under_the_names_of_the_rows(cli, place):
         book = Ledger(ledger_file_of(place / "books", index, party), read_only=True)
         entry = book.sessions("people")[-1]
         assert entry.row_releases == 5
-        assert book.read_ids(entry.test_ids) == [f"p{row}" for row in range(1000, 1005)]
+        assert list(book.read_ids(entry.test_ids)) == [f"p{row}" for row in range(1000, 1005)]
         book.close()
     assert sorted(path.name for path in (place / "run").glob("predictions-*")) == ["predictions-001.parquet"]
     noted = json.loads((place / "run" / "released.jsonl").read_text())
@@ -116,7 +116,7 @@ def test_what_was_asked_stands_on_the_runs_page(cli, place):
     assert asked["accuracy"] == pytest.approx(right)
     assert cli("report", "run", "--out", "page.html")[0] == 0
     page = (place / "page.html").read_text()
-    assert "Asked since" in page
+    assert "Predictions since" in page
     assert f">{right:.4f}<" in page
     (place / "run" / "released.jsonl").write_text("{")
     code, _, err = cli("report", "run", "--json")
