@@ -311,7 +311,7 @@ QUICK = ("--encoder", "linear", "--batch-size", 10, "--embedding-dim", 1, "--num
 
 
 def test_a_person_sees_what_figures_were_measured_on_and_what_was_spent_once(cli):
-    code, out, err = cli(*TABLE, *QUICK, "--num-epochs", 1, "--out", "run")
+    code, out, err = cli(*TABLE, *QUICK, "--num-epochs", 1, "--out", "run", "--verbose")
     assert code == 0, err
     words = " ".join(out.split())
     for part in ("exact sums, simulator only", "noisy sums, as the server saw", "majority rate, '"):
@@ -327,14 +327,16 @@ def test_a_person_sees_what_figures_were_measured_on_and_what_was_spent_once(cli
 
 
 def test_a_strict_budget_is_spent_as_planned_and_its_figures_are_the_simulators(cli):
-    code, out, err = cli(*TABLE, "--epsilon", 8, "--num-epochs", 1, "--out", "run")
+    code, out, err = cli(*TABLE, "--epsilon", 8, "--num-epochs", 1, "--out", "run", "--verbose")
     assert code == 0, err
     words = " ".join(out.split())
     assert "spent: epsilon 8.00 (cell, strict, server)" in words
     assert "as the server saw" not in words  # it saw nothing
     needs = "not measured, needs a release (--prediction-epsilon E, or pbmvfl evaluate RUN)"
     assert f"what the server sees of predictions: {needs}" in words
-    code, out, err = cli(*TABLE, "--epsilon", 8, "--prediction-epsilon", 4, "--num-epochs", 1, "--out", "other")
+    code, out, err = cli(
+        *TABLE, "--epsilon", 8, "--prediction-epsilon", 4, "--num-epochs", 1, "--out", "other", "--verbose"
+    )
     assert code == 0, err
     words = " ".join(out.split())
     assert "spent: epsilon 8.00 of training rows, 4.00 of predicted rows (cell, strict, server)" in words
@@ -344,7 +346,7 @@ def test_a_strict_budget_is_spent_as_planned_and_its_figures_are_the_simulators(
 def test_epoch_lines_stay_on_a_terminal_and_of_many_epochs_there_are_some(cli, monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")  # a terminal, as far as what is printed goes
     code, out, err = cli(
-        *TABLE, *QUICK, "--num-epochs", 31, "--batch-size", 48, "--checkpoint-every", 99, "--out", "run"
+        *TABLE, *QUICK, "--num-epochs", 31, "--batch-size", 48, "--checkpoint-every", 99, "--out", "run", "-v"
     )
     assert code == 0, err
     shown = [line for line in out.replace("\r", "\n").split("\n") if "epoch " in line and " of 31 after" in line]
@@ -354,7 +356,7 @@ def test_epoch_lines_stay_on_a_terminal_and_of_many_epochs_there_are_some(cli, m
 
 
 def test_a_run_that_diverges_returns_4_and_is_not_continued(cli, tmp_path):
-    command = (*TABLE, *QUICK, "--num-epochs", 5, "--learning-rate", 1e9, "--out", "run")
+    command = (*TABLE, *QUICK, "--num-epochs", 5, "--learning-rate", 1e9, "--out", "run", "--verbose")
     code, out, err = cli(*command)
     assert (code, err) == (4, "")
     words = " ".join(out.split())
