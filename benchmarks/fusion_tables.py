@@ -4,6 +4,7 @@
     PYTHONPATH=OLDER/src python benchmarks/fusion_tables.py --version before     (any earlier source, by its own rules)
     python -m benchmarks.fusion_tables --version pooled                          (scikit-learn on all columns together)
     python -m benchmarks.fusion_tables --page                                    (the table, in Markdown)
+    python -m benchmarks.fusion_tables --hold-out --results FILE                 (to choose rules: no test row is read)
 
 Results go to benchmarks/results/fusion.jsonl, one line for each run; a run that was stopped continues there. Tables
 are read from PBMVFL_DATA: `tables/NAME.csv`, `NAME_test.csv` and `NAME.schema.json`, and the named sets. Only public
@@ -20,6 +21,7 @@ import sys
 import time
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -55,9 +57,30 @@ SEEDS = range(5)
 POOLED = ("logistic regression", "boosted trees", "DP-EBM")
 
 
+#: Share of the training rows, the last ones of the file, that are judged on where rules are chosen.
+_HELD_OUT = 0.2
+_choosing = False
+
+
 @cache
 def load(name: str) -> VerticalDataset:
-    """Load a table with its test rows, or a named set."""
+    """Load a table with its test rows, or a named set; to choose rules, training rows alone, the last as test rows."""
+    data = _load(name)
+    if not _choosing:
+        return data
+    kept = int((1 - _HELD_OUT) * data.num_samples)
+    return replace(
+        data,
+        train_features=tuple(part[:kept] for part in data.train_features),
+        test_features=tuple(part[kept:] for part in data.train_features),
+        train_labels=data.train_labels[:kept],
+        test_labels=data.train_labels[kept:],
+        train_ids=None if data.train_ids is None else data.train_ids[:kept],
+        test_ids=None if data.train_ids is None else data.train_ids[kept:],
+    )
+
+
+def _load(name: str) -> VerticalDataset:
     if name in NAMED:
         return load_dataset(name)
     label, identity, columns = TABLES[name]
@@ -189,7 +212,11 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=len(SEEDS), help="so many runs of each")
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--page", action="store_true", help="print the table of what there is")
+    parser.add_argument("--hold-out", action="store_true", help="judge on the last fifth of the training rows")
     given = parser.parse_args()
+    globals()["_choosing"] = given.hold_out
+    if given.hold_out and given.results == RESULTS:
+        parser.error("--hold-out goes with --results FILE: figures of held-out training rows are no results")
     if given.page:
         print(page(given.results))
     else:
