@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack, cast, overload
@@ -472,6 +472,7 @@ class Plan:
         num_test_samples: int = 0,
         largest_bytes: int | None = None,
         columns: int | None = None,
+        kinds: Sequence[str] = (),
         prediction_epsilon: float | None = None,
         same_rows: bool = False,
         serving_epsilon: float | None = 8.0,
@@ -495,6 +496,8 @@ class Plan:
             num_test_samples: Test rows, if there is no `data`.
             largest_bytes: Limit of the whole run's traffic; None for any.
             columns: The most columns that a party has, if there is no `data`.
+            kinds: For each party what is public of its columns, a letter each (`pbmvfl.plan.shapes`), such as "uugc",
+                if there is no `data`; columns then get shapes where rows pay for them.
             prediction_epsilon: Budget of each test row, whose predictions are then released; None: test rows are
                 evaluated exactly, outside of any epsilon.
             same_rows: Whether `epsilon` is the total of a row that is trained on and predicted.
@@ -527,6 +530,7 @@ class Plan:
             num_test_samples=num_test_samples,
             largest_bytes=largest_bytes,
             columns=columns,
+            kinds=kinds,
             prediction_epsilon=prediction_epsilon,
             same_rows=same_rows,
             serving_epsilon=serving_epsilon,

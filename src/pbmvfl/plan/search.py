@@ -157,6 +157,11 @@ def plan_for_budget(
             kinds = tuple("v" * dense_columns(part.shape[1:]) for part in data.train_features)
     elif column_values is not None and columns is not None and num_parties is not None:
         kinds = ("v" * columns,) * num_parties
+    if kinds and (len(kinds) != num_parties or not all(part and not part.strip("cuvg") for part in kinds)):
+        raise PlanError(
+            f"kinds={list(kinds)} with num_parties={num_parties}; permitted: one text for each party, with one of the "
+            "letters c, u, v and g for each of its columns"
+        )
     if num_parties is None or num_samples is None or num_classes is None:
         raise PlanError("give data, or num_parties, num_samples and num_classes")
     budget = Budget(

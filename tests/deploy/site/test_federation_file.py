@@ -58,9 +58,17 @@ def test_the_plan_s_table_names_the_algorithm(lines: str, algorithm: str) -> Non
     )
 
 
+def test_kinds_of_columns_in_the_plan_s_table_give_them_shapes() -> None:
+    federation = FederationFile.parse(changed("epsilon = 8", 'epsilon = 8\nkinds = ["uuc", "gguc"]'))
+    assert training_plan(federation, aligned()).shapes == "2u20+1c+p4;2g20+1u20+1c+p4"
+    assert training_plan(FederationFile.parse(TEXT), aligned()).shapes == ""
+
+
 @pytest.mark.parametrize(
     ("lines", "words"),
     [
+        ('epsilon = 8\nkinds = ["uu", "gguc"]', "the parties' rows have [3, 4] numbers"),
+        ('epsilon = 8\nkinds = ["uux", "gguc"]', "one of the letters c, u, v and g"),
         ('epsilon = 8\nalgorithm = "both"', "algorithm='both' is not one of pbm, staged"),
         ('epsilon = 8\nalgorithm = "staged"\nbeta = 0.1', "beta=0.1 with algorithm=staged"),
     ],

@@ -37,6 +37,12 @@ def training_plan(federation: FederationFile, rows: LabelRows, **choices: Any) -
         asked["label_epsilon"] = None
     if asked.get("label_epsilon") == "none":  # TOML has no null
         asked["label_epsilon"] = None
+    kinds = asked.get("kinds", ())
+    if kinds and tuple(map(len, kinds)) != tuple(rows.widths):
+        raise PlanError(
+            f"[plan] of {FILE} has kinds={list(kinds)}, and the parties' rows have {list(rows.widths)} numbers: give a "
+            "letter for each"
+        )
     try:
         return Plan.for_budget(
             **{
