@@ -247,7 +247,7 @@ def test_labels_are_read_in_clear_and_not_beyond_their_epsilon() -> None:
 
 def test_votes_are_told_apart_as_often_as_their_epsilon_permits() -> None:
     data = small_data(num_parties=2, num_samples=200, num_test_samples=100, num_classes=2)
-    votes = staged_votes(Plan.for_budget(epsilon=20, data=data), data, seed=0)
+    votes = staged_votes(Plan.for_budget(epsilon=20, data=data, num_fusion_samples=40), data, seed=0)
     assert votes.test_MNW.std() > 0  # they learned something to vote by
     loud, quiet = (vote_pair_score(votes.with_epsilon(e), setting="", seed=1) for e in (10.0, 0.1))
     assert loud is not None

@@ -10,7 +10,7 @@ import pytest
 from pbmvfl.errors import PlanError
 from pbmvfl.mechanisms import PolyaLaplace, RandomisedSymbols
 from pbmvfl.mechanisms.votes import VoteKind
-from pbmvfl.plan.prediction_search import PredictionChoice, plan_prediction
+from pbmvfl.plan.prediction_search import PredictionChoice, fusion_rows, plan_prediction
 from pbmvfl.privacy.composition import epsilon_by_losses
 from pbmvfl.privacy.units import Adversary, Unit
 
@@ -141,3 +141,19 @@ BAD: list[tuple[dict[str, Any], str]] = [
 def test_bad_numbers_are_named(numbers: dict[str, Any], words: str) -> None:
     with pytest.raises(PlanError, match=words):
         plan_prediction(**{**USUAL, "epsilon": 1.0, **numbers})
+
+
+@pytest.mark.parametrize(
+    ("rows", "classes", "epsilon", "fused"),
+    [
+        (4999, 2, 8.0, 0),  # symbols of two classes are scores already
+        (5000, 2, 8.0, 1000),
+        (5000, 2, 3.0, 1000),
+        (200, 2, 3.0, 40),  # noisy sums need a model, however few rows there are
+        (199, 2, 3.0, 0),
+        (1000, 10, 8.0, 200),
+        (999, 10, 8.0, 0),
+    ],
+)
+def test_a_fifth_of_enough_rows_are_fusion_rows(rows: int, classes: int, epsilon: float, fused: int) -> None:
+    assert fusion_rows(rows, classes, epsilon) == fused

@@ -112,7 +112,7 @@ def untrue(text: str, drawn: Mapping[str, int]) -> list[str]:
 
 TABLE = ("--data", "people.csv", "--label", "y", "--columns", "one=a,b;two=c,d", "--id", "who")
 RUNS: dict[str, tuple[object, ...]] = {
-    "staged": (),
+    "staged": ("--num-fusion-samples", 40),
     "pbm": ("--algorithm", "pbm", "--accounting", "paper", "--label-epsilon", "none"),
     "released": ("--prediction-epsilon", 8),
     "summed": ("--prediction-epsilon", 1),

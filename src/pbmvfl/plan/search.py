@@ -250,7 +250,8 @@ def _local(
     budget.adversary.honest_parties(sizes["num_parties"])
     prediction_epsilon, serving_epsilon, same_rows = predicted
     epsilon = serving_epsilon if prediction_epsilon is None else prediction_epsilon
-    fused = choices.get("num_fusion_samples", fusion_rows(sizes["num_samples"], sizes["num_classes"]))
+    usual = 0 if epsilon is None else fusion_rows(sizes["num_samples"], sizes["num_classes"], epsilon)
+    fused = choices.get("num_fusion_samples", usual)
     # A fusion row is released once, by the law of predictions, and is a training row: the budget holds for it, too.
     fused = fused if epsilon is not None and epsilon * (1 + same_rows) <= budget.epsilon else 0
     choice: PredictionChoice | None = None
