@@ -20,6 +20,7 @@ from pbmvfl.plan.shapes import PartyShapes, join_shapes
 
 #: Shares of the squared shift: of the columns' mean and of their Gram matrix; the steps get the rest.
 _MEAN_SHARE, _GRAM_SHARE = 0.04, 0.12
+#: Steps over all rows: relative noise does not depend on their number, and so many arrive.
 _STEPS = 40
 #: Gradients are clipped to this times sqrt(shift N / K), on sums of N rows with noise of 2 clip norms over shift: less
 #: bends what is learned, and more drowns it. Within a factor of two on hold-outs of seven tables, at epsilon 8 and 1.
@@ -39,6 +40,7 @@ _PAIRS_NOISE = 0.15
 _MOST_NUMBERS, _WIDEST = 1 << 25, 768
 #: Taken for the columns of a party where their number is not given.
 USUAL_COLUMNS = 16
+#: Halvings of an interval of shifts: it is far below a ten-thousandth after these.
 _SEARCH_STEPS = 40
 #: Rows times shift, for each root of the numbers in a row: preparation pays from here on.
 _LEAST_PREPARED = 20.0

@@ -29,8 +29,7 @@ from typing import ClassVar
 
 from pbmvfl.errors import PlanError
 
-#: Kinds that have knots.
-_WITH_KNOTS = "uvg"
+#: Far more than noise permits.
 LARGEST_KNOTS = 64
 #: How far below the largest knot the smallest geometric one is.
 _SPAN = 100.0
