@@ -47,20 +47,33 @@ def test_a_party_speaks_for_itself_alone_whatever_token_it_has(tmp_path: Path) -
 
 @pytest.mark.slow
 def test_without_the_guard_all_of_it_is_heard(tmp_path: Path) -> None:
-    """The control: NVFlare itself lets through what the test above tries."""
-    said = tried(tmp_path, "open")
-    for words in (
+    """The control: NVFlare itself lets through what the test above tries.
+
+    A message may be overtaken by the end of a run on a busy machine, so what is not heard is tried again.
+    """
+    forged = (
         "hospital heard as the server of server",
         "hospital heard as its own job of hospital.job",
         "server heard as the server's job of server.job",
         "server heard as the lead of _admin_x",
         "hospital heard as itself of bank",
         "server heard listed as the server of bank",
-    ):
-        assert words in said["heard"]
-    assert any("heard as an admin of _admin_" in each for each in said["heard"])
-    assert said["files"] == 1
-    assert said["held"] >= 1
+        "heard as an admin of _admin_",
+    )
+    heard: list[str] = []
+    files = held = 0
+    for number in range(3):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        said = tried(folder, "open")
+        heard += said["heard"]
+        files, held = max(files, said["files"]), max(held, said["held"])
+        missing = [words for words in forged if not any(words in each for each in heard)]
+        if not missing and files and held:
+            break
+    assert missing == []
+    assert files == 1
+    assert held >= 1
 
 
 # --- the table ---
