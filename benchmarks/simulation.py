@@ -10,7 +10,7 @@ import torch
 from benchmarks.measure import Row, alternate
 from benchmarks.steps import PlainLoop, activity_plan
 from pbmvfl.data.vertical import VerticalDataset
-from pbmvfl.plan.schedule import JOINT
+from pbmvfl.plan.round_kinds import JOINT
 from pbmvfl.research.simulation import Simulation
 
 PARTIES, COLUMNS, ROWS, CLASSES = 5, 112, 7352, 6

@@ -34,7 +34,7 @@ from pbmvfl.deploy.alignment.row_ids import AgreedOrder, order_digest
 from pbmvfl.deploy.alignment.tables import read_party_table
 from pbmvfl.federation.party_setup import PartySetup
 from pbmvfl.plan.plan import Plan
-from pbmvfl.plan.schedule import GRAM, LOCAL, MEAN, Split
+from pbmvfl.plan.round_kinds import GRAM, LOCAL, MEAN, Split
 from pbmvfl.protocol.party import Party
 
 BATCH, BATCHES = 100, 3_000

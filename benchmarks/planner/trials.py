@@ -21,7 +21,7 @@ from torch import Tensor
 from benchmarks.planner.tables import Floats, Table
 from pbmvfl.plan.local_search import LocalRules
 from pbmvfl.plan.plan import Plan
-from pbmvfl.plan.schedule import GRAM, MEAN
+from pbmvfl.plan.round_kinds import GRAM, MEAN
 from pbmvfl.plan.search import plan_for_budget
 from pbmvfl.training.features import mapped
 from pbmvfl.training.head import log_shares

@@ -25,7 +25,8 @@ from pbmvfl.errors import AnswersError, BudgetExceeded, LedgerError, PlanError
 from pbmvfl.ledger.charging import Charging
 from pbmvfl.mechanisms.label_response import LabelResponse
 from pbmvfl.plan.plan import Plan
-from pbmvfl.plan.schedule import LABELS, Phase
+from pbmvfl.plan.round_kinds import LABELS
+from pbmvfl.plan.schedule import Phase
 from pbmvfl.protocol import stored_answers
 from pbmvfl.protocol.stored_answers import StoredAnswers
 from support.label_draws import CLASSES, LEDGER, NAME, STORE, charged, holder_in, law, made, true_labels

@@ -22,7 +22,7 @@ from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.ledger.limits import Limit
 from pbmvfl.ledger.spending import spending
 from pbmvfl.plan.plan import Plan
-from pbmvfl.plan.schedule import FUSION
+from pbmvfl.plan.round_kinds import FUSION
 from pbmvfl.wire.messages import MessageKind
 from support.known_randomness import known_federation
 from support.local_plans import voting_plan

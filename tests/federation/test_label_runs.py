@@ -17,7 +17,7 @@ from pbmvfl import Federation, Ledger, Limit
 from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.errors import BudgetExceeded, CheckpointError, LedgerError
 from pbmvfl.plan.plan import Plan
-from pbmvfl.plan.schedule import LOCAL
+from pbmvfl.plan.round_kinds import LOCAL
 from support.cohorts import small_data, small_plan
 from support.known_randomness import known_federation
 from support.label_draws import LEDGER, STORE, charged, made

@@ -26,7 +26,7 @@ from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.errors import BudgetExceeded, LedgerError, ModelError
 from pbmvfl.ledger.ledger_folder import ledger_file_of
 from pbmvfl.ledger.spending import RowNumbers, spending
-from pbmvfl.plan.schedule import FUSION
+from pbmvfl.plan.round_kinds import FUSION
 from support.federation_runs import EMBEDDING, forget_answers
 from support.ledger_books import kill_after
 from support.local_plans import local_plan, voting_plan

@@ -33,7 +33,7 @@ from pbmvfl.federation.in_process import InProcess
 from pbmvfl.federation.party_setup import ROUNDS_AHEAD
 from pbmvfl.federation.processes import Processes
 from pbmvfl.ledger.ledger import Ledger
-from pbmvfl.plan.schedule import JOINT, Split
+from pbmvfl.plan.round_kinds import JOINT, Split
 from support.federation_runs import (
     Killed,
     counted_uses,

@@ -15,7 +15,7 @@ from pbmvfl import Federation, Limit, Plan, load
 from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.errors import AnswersError
 from pbmvfl.ledger.ledger import Ledger
-from pbmvfl.plan.schedule import PREDICTION as PREDICTED
+from pbmvfl.plan.round_kinds import PREDICTION as PREDICTED
 from pbmvfl.protocol.stored_answers import StoredAnswers
 from support.charged_rows import charged_predictions
 from support.ledger_books import kill_after

@@ -11,7 +11,7 @@ import pytest
 
 from pbmvfl.ledger.limits import Limit, Rates
 from pbmvfl.ledger.session_terms import SessionTerms
-from pbmvfl.plan.schedule import COUNTS, LOCAL
+from pbmvfl.plan.round_kinds import COUNTS, LOCAL
 
 #: As version 0.1 wrote it: three local epochs, then noisy counts of votes over all 23 rows, deviation 5 rows.
 TERMS: dict[str, Any] = {

@@ -17,7 +17,8 @@ from pbmvfl.errors import PlanError
 from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.ledger.spending import spending
 from pbmvfl.plan.plan import Plan
-from pbmvfl.plan.schedule import SYMBOLS, Order, Phase
+from pbmvfl.plan.round_kinds import SYMBOLS
+from pbmvfl.plan.schedule import Order, Phase
 
 DATA = Path(__file__).parents[1] / "data"
 SYMBOL_COUNT, SYMBOL_EPSILON, NOISE_MULTIPLIER, ORDER = 4, 2.0, 6.0, 4.0

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from pbmvfl.plan.plan import Plan
-from pbmvfl.plan.schedule import JOINT, PREDICTION, Order, Phase
+from pbmvfl.plan.round_kinds import JOINT, PREDICTION
+from pbmvfl.plan.schedule import Order, Phase
 from pbmvfl.plan.search import noise_deviation, plan_for_budget
 
 DATA = Path(__file__).parents[1] / "data"

@@ -20,7 +20,7 @@ from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.ledger.limits import Counting, Limit
 from pbmvfl.ledger.spending import spending
 from pbmvfl.plan.plan import Plan
-from pbmvfl.plan.schedule import FUSION
+from pbmvfl.plan.round_kinds import FUSION
 from pbmvfl.privacy.composition import AtomLosses, BitLosses, GaussianLosses, HullLosses, NoLosses
 from pbmvfl.privacy.gaussian_filter import (
     epsilon_in_turn,

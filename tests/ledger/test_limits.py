@@ -15,7 +15,7 @@ from pbmvfl.ledger import store as ledger_store
 from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.ledger.limits import Limit, divergence_budget, epsilon_at
 from pbmvfl.ledger.spending import fixed_plan_epsilon, spending
-from pbmvfl.plan.schedule import JOINT
+from pbmvfl.plan.round_kinds import JOINT
 from pbmvfl.privacy.renyi import cell_rdp
 from pbmvfl.privacy.units import Accounting, Unit
 from pbmvfl.wire.messages import MessageKind

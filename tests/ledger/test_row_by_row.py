@@ -19,7 +19,8 @@ from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.ledger.limits import Limit
 from pbmvfl.ledger.session_opening import Opening, SessionRows
 from pbmvfl.ledger.spending import RowNumbers, spending
-from pbmvfl.plan.schedule import PREDICTION, Round
+from pbmvfl.plan.round_kinds import PREDICTION
+from pbmvfl.plan.schedule import Round
 from support.charged_rows import charged_predictions
 from support.ledger_books import LOCAL_NUMBERS, NAME, charge_all, paper_limit, small_plan
 

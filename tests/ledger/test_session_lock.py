@@ -13,7 +13,7 @@ from pbmvfl.ledger import database as ledger_file
 from pbmvfl.ledger.charging import Charging
 from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.ledger.limits import epsilon_at
-from pbmvfl.plan.schedule import JOINT
+from pbmvfl.plan.round_kinds import JOINT
 from pbmvfl.privacy.renyi import cell_rdp
 from support.ledger_books import DELTA, NAME, charge, charge_all, paper_limit, small_plan
 

@@ -11,7 +11,8 @@ from pbmvfl.errors import PlanError
 from pbmvfl.plan.flat_names import is_planned, plan_settings
 from pbmvfl.plan.groups import Algorithm, Training
 from pbmvfl.plan.plan import Plan
-from pbmvfl.plan.schedule import JOINT, LOCAL, PREDICTION, Phase
+from pbmvfl.plan.round_kinds import JOINT, LOCAL, PREDICTION
+from pbmvfl.plan.schedule import Phase
 
 SIZES = {"num_parties": 3, "num_samples": 2000, "num_classes": 2, "num_test_samples": 100}
 BUDGET = {"epsilon": 8, **SIZES}

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from pbmvfl.errors import PlanError
 from pbmvfl.ledger.session_terms import SessionTerms
 from pbmvfl.plan.plan import Plan
-from pbmvfl.plan.schedule import FUSION, GRAM, LOCAL, MEAN, PREDICTION, Order, Phase, Schedule
+from pbmvfl.plan.round_kinds import FUSION, GRAM, LOCAL, MEAN, PREDICTION
+from pbmvfl.plan.schedule import Order, Phase, Schedule
 from pbmvfl.privacy.accounting import PARTS_APART, epsilon_bound
 from pbmvfl.privacy.units import Accounting, Adversary, Unit
 

@@ -17,7 +17,8 @@ from pbmvfl.errors import PlanError
 from pbmvfl.mechanisms import MECHANISMS, LocalGaussian, PoissonBinomial
 from pbmvfl.plan.flat_names import plan_settings
 from pbmvfl.plan.plan import Plan
-from pbmvfl.plan.schedule import JOINT, PREDICTION, Order, Phase
+from pbmvfl.plan.round_kinds import JOINT, PREDICTION
+from pbmvfl.plan.schedule import Order, Phase
 
 GOOD = {"num_parties": 3, "num_samples": 100, "num_classes": 4, "num_test_samples": 20, "num_trials": 8}
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from pbmvfl.crypto.public_streams import public_bits, public_permutation
 from pbmvfl.plan.plan import Plan
-from pbmvfl.plan.schedule import JOINT, PREDICTION
+from pbmvfl.plan.round_kinds import JOINT, PREDICTION
 
 
 def plan_of(num_samples: int, batch_size: int, num_epochs: int = 3, tests: int = 0, seed: int = 0) -> Plan:

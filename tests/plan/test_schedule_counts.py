@@ -17,15 +17,12 @@ from hypothesis import strategies as st
 
 from pbmvfl.crypto.public_streams import SCHEDULE_STREAM, public_permutation
 from pbmvfl.errors import PlanError
-from pbmvfl.plan.schedule import JOINT, PREDICTION, Order, Phase, RoundKind, Schedule, Split
+from pbmvfl.plan.round_kinds import JOINT, PREDICTION, RoundKind, Split
+from pbmvfl.plan.schedule import Order, Phase, Schedule
 
 #: Kinds that nobody registered: a schedule only asks them what they do.
-REHEARSAL = RoundKind(
-    name="rehearsal", code=200, split=Split.TRAIN, releases=True, updates=False, answered=True, carries_gradient=False
-)
-LOCAL = RoundKind(
-    name="local", code=201, split=Split.TRAIN, releases=False, updates=True, answered=False, carries_gradient=False
-)
+REHEARSAL = RoundKind(name="rehearsal", code=200, releases=True)
+LOCAL = RoundKind(name="local", code=201, updates=True, answered=False)
 KINDS = (JOINT, PREDICTION, REHEARSAL, LOCAL)
 
 phases = st.lists(

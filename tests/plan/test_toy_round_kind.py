@@ -20,13 +20,12 @@ from pbmvfl import Federation, Ledger, Limit, Plan, VerticalDataset
 from pbmvfl.errors import BudgetExceeded, LedgerError, PlanError, WrongPlan
 from pbmvfl.ledger.limits import epsilon_at
 from pbmvfl.ledger.session_terms import SessionTerms
-from pbmvfl.plan.schedule import JOINT, KINDS, PREDICTION, Order, Phase, RoundKind, Split, register_kind
+from pbmvfl.plan.round_kinds import JOINT, KINDS, PREDICTION, RoundKind, Split, register_kind
+from pbmvfl.plan.schedule import Order, Phase
 from pbmvfl.privacy.accounting import rdp_curve
 from pbmvfl.privacy.units import Accounting, Unit
 
-REHEARSAL = RoundKind(
-    name="rehearsal", code=200, split=Split.TRAIN, releases=True, updates=False, answered=True, carries_gradient=False
-)
+REHEARSAL = RoundKind(name="rehearsal", code=200, releases=True)
 DELTA = 1e-5
 HEADER, EMBEDDING = 44, 6
 
@@ -105,9 +104,7 @@ def test_a_kind_that_contradicts_itself_or_another_is_refused(changes: dict[str,
 
 
 def test_rounds_that_neither_release_nor_update_are_refused_by_a_party(data: VerticalDataset, make_cohort: Any) -> None:
-    silent = RoundKind(
-        name="silent", code=201, split=Split.TRAIN, releases=False, updates=False, answered=True, carries_gradient=False
-    )
+    silent = RoundKind(name="silent", code=201)
     register_kind(silent)
     try:
         plan = Plan.for_data(data, phases=(Phase(kind=JOINT, passes=1), Phase(kind=silent, passes=1)))

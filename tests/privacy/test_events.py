@@ -23,7 +23,7 @@ from pbmvfl.ledger.limits import Limit, epsilon_at
 from pbmvfl.ledger.session_terms import SessionTerms
 from pbmvfl.ledger.spending import fixed_plan_epsilon, spending
 from pbmvfl.plan.plan import Plan
-from pbmvfl.plan.schedule import JOINT
+from pbmvfl.plan.round_kinds import JOINT
 from pbmvfl.plan.search import _least_multiplier
 from pbmvfl.privacy.accounting import Activity, EpsilonBound, TrainingRun, epsilon_bound, rdp_curve
 from pbmvfl.privacy.advantage import randomised_response

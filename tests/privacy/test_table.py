@@ -19,7 +19,8 @@ from pbmvfl.federation.federation import Federation
 from pbmvfl.federation.predictions import Predictions
 from pbmvfl.federation.results import Result
 from pbmvfl.plan.plan import Plan
-from pbmvfl.plan.schedule import JOINT, PREDICTION, RowUses
+from pbmvfl.plan.round_kinds import JOINT, PREDICTION
+from pbmvfl.plan.schedule import RowUses
 from pbmvfl.privacy.table import (
     PrivacyTable,
     attack_in_words,

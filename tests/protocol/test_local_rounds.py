@@ -16,7 +16,7 @@ from pbmvfl.federation.federation import Federation
 from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.ledger.limits import Limit, epsilon_at
 from pbmvfl.ledger.spending import spending
-from pbmvfl.plan import schedule as rounds
+from pbmvfl.plan import round_kinds as rounds
 from pbmvfl.plan.plan import Plan
 from pbmvfl.plan.schedule import Order, Phase
 from pbmvfl.privacy.accounting import epsilon_bound, rdp_curve

@@ -17,7 +17,8 @@ from pbmvfl.errors import AnswersError
 from pbmvfl.mechanisms import RandomisedSymbols
 from pbmvfl.mechanisms.votes import Vote, VoteKind
 from pbmvfl.plan.plan import Plan
-from pbmvfl.plan.schedule import JOINT, PREDICTION, Order, Phase
+from pbmvfl.plan.round_kinds import JOINT, PREDICTION
+from pbmvfl.plan.schedule import Order, Phase
 from pbmvfl.protocol.stored_answers import PartyAnswers, StoredAnswers
 
 VOTE = Vote(kind=VoteKind.TOP)

@@ -24,7 +24,7 @@ from pbmvfl.errors import LedgerError, PlanError
 from pbmvfl.mechanisms import MECHANISMS, Mechanism, Scratch
 from pbmvfl.plan.flat_names import plan_settings
 from pbmvfl.plan.plan import Plan
-from pbmvfl.plan.schedule import JOINT
+from pbmvfl.plan.round_kinds import JOINT
 from pbmvfl.privacy.events import EVENTS, ReleaseEvent, event_from_dict
 from pbmvfl.privacy.orders import ORDERS
 from pbmvfl.privacy.units import CURIOUS_PARTY, SERVER, Adversary, Unit

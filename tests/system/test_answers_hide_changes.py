@@ -28,7 +28,7 @@ from pbmvfl.data.new_rows import NewRows
 from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.errors import BudgetExceeded, DataError
 from pbmvfl.federation.party_setup import PartySetup
-from pbmvfl.plan.schedule import KINDS
+from pbmvfl.plan.round_kinds import KINDS
 from pbmvfl.protocol.stored_answers import StoredAnswers
 from pbmvfl.training.encoders import build_encoder, weights_digest
 from pbmvfl.training.preparation import preparation_for

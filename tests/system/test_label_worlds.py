@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from pbmvfl.plan.plan import Plan
-from pbmvfl.plan.schedule import FUSION
+from pbmvfl.plan.round_kinds import FUSION
 from support.cohorts import Cohort, small_data
 from support.local_plans import voting_plan
 

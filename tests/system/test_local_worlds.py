@@ -20,7 +20,7 @@ from hypothesis.extra import numpy as arrays
 
 from pbmvfl.crypto.key_exchange import Identity
 from pbmvfl.plan.plan import Plan
-from pbmvfl.plan.schedule import Split
+from pbmvfl.plan.round_kinds import Split
 from pbmvfl.protocol.server import Server
 from pbmvfl.training.encoders import Bounded
 from pbmvfl.training.fixed_point_grid import Grid

@@ -37,7 +37,8 @@ from pbmvfl.errors import WrongPlan
 from pbmvfl.federation.federation import Federation
 from pbmvfl.mechanisms import RandomisedSymbols
 from pbmvfl.plan.plan import Plan
-from pbmvfl.plan.schedule import FUSION, LOCAL, Round, Split
+from pbmvfl.plan.round_kinds import FUSION, LOCAL, Split
+from pbmvfl.plan.schedule import Round
 from pbmvfl.privacy.accounting import TrainingRun, epsilon_bound
 from pbmvfl.privacy.units import Accounting, Unit
 from pbmvfl.protocol.party import Party

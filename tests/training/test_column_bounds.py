@@ -18,7 +18,7 @@ from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.errors import DataError
 from pbmvfl.federation.party_setup import PartySetup
 from pbmvfl.plan.plan import Plan
-from pbmvfl.plan.schedule import Split
+from pbmvfl.plan.round_kinds import Split
 from pbmvfl.training.features import LazyRows, mapped
 from support.cohorts import Cohort, small_data
 from support.local_plans import WHITENED, local_plan, voting_plan

@@ -20,7 +20,8 @@ from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.ledger.limits import Limit
 from pbmvfl.ledger.spending import spending
 from pbmvfl.plan.plan import Plan
-from pbmvfl.plan.schedule import JOINT, PREDICTION, Order, Phase, Schedule
+from pbmvfl.plan.round_kinds import JOINT, PREDICTION
+from pbmvfl.plan.schedule import Order, Phase, Schedule
 from pbmvfl.privacy.accounting import rdp_curve
 from pbmvfl.privacy.correlated import COEFFICIENT_BITS, LARGEST_BAND, Band
 from pbmvfl.privacy.units import Accounting, Unit

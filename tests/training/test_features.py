@@ -22,7 +22,7 @@ from pbmvfl.errors import DataError, EncoderError
 from pbmvfl.federation.federation import Federation
 from pbmvfl.ledger.row_identity import keyed_digests, row_digests
 from pbmvfl.plan.plan import Plan
-from pbmvfl.plan.schedule import Split
+from pbmvfl.plan.round_kinds import Split
 from pbmvfl.protocol.party_rows import PartyRows, check_rows
 from pbmvfl.training import features as lazy_rows
 from pbmvfl.training.features import LazyRows, feature_shape, following, is_mapped, mapped

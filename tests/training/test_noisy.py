@@ -21,7 +21,8 @@ from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.ledger.limits import Limit
 from pbmvfl.ledger.spending import spending
 from pbmvfl.plan.plan import Plan
-from pbmvfl.plan.schedule import JOINT, Round
+from pbmvfl.plan.round_kinds import JOINT
+from pbmvfl.plan.schedule import Round
 from pbmvfl.privacy.accounting import rdp_curve
 from pbmvfl.privacy.units import Accounting, Unit
 from pbmvfl.protocol.party_rows import check_rows_once

@@ -30,7 +30,7 @@ from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.errors import PlanError
 from pbmvfl.mechanisms.poisson_binomial import PoissonBinomial
 from pbmvfl.plan.plan import Plan
-from pbmvfl.plan.schedule import JOINT
+from pbmvfl.plan.round_kinds import JOINT
 from pbmvfl.privacy.accounting import EpsilonBound, epsilon_bound
 from pbmvfl.privacy.units import Accounting, Unit
 from pbmvfl.training.encoders import build_encoder, build_head

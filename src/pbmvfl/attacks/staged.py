@@ -23,7 +23,7 @@ from pbmvfl.mechanisms import Mechanism
 from pbmvfl.mechanisms.randomized_response import RandomisedSymbols
 from pbmvfl.plan.groups import Training
 from pbmvfl.plan.plan import Plan
-from pbmvfl.plan.schedule import LOCAL
+from pbmvfl.plan.round_kinds import LOCAL
 from pbmvfl.privacy.accounting import Activity, EpsilonBound, TrainingRun, epsilon_bound
 from pbmvfl.privacy.events import ReleaseEvent
 from pbmvfl.privacy.units import Accounting, Unit

@@ -20,7 +20,7 @@ from pbmvfl.attacks.made_up import MadeUpEntropy
 from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.errors import PlanError
 from pbmvfl.plan.plan import Plan
-from pbmvfl.plan.schedule import JOINT
+from pbmvfl.plan.round_kinds import JOINT
 from pbmvfl.training.encoders import build_encoder, build_head
 from pbmvfl.training.head import HeadLoss
 from pbmvfl.training.optimizer import Trainer

@@ -43,7 +43,8 @@ from pbmvfl.crypto.key_exchange import Identity
 from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.federation.party_setup import PartySetup
 from pbmvfl.plan.plan import Plan
-from pbmvfl.plan.schedule import FUSION, LOCAL, Round
+from pbmvfl.plan.round_kinds import FUSION, LOCAL
+from pbmvfl.plan.schedule import Round
 from pbmvfl.privacy.accounting import charges
 from pbmvfl.privacy.composition import GaussianLosses
 from pbmvfl.privacy.events import UpdateEvent

@@ -326,7 +326,7 @@ class _Shown:
 
     def prediction(self, plan: Plan, rows: LabelRows, run: str, name: str) -> None:
         from pbmvfl.cli.tables import print_privacy
-        from pbmvfl.plan.schedule import Split
+        from pbmvfl.plan.round_kinds import Split
         from pbmvfl.privacy.conversion import usual_delta
         from pbmvfl.privacy.table import privacy_table
 

@@ -21,7 +21,7 @@ from pbmvfl.ledger.ledger_folder import LABEL_HOLDER, check_folder, ledger_file_
 from pbmvfl.ledger.limits import Limit, unit_and_accounting
 from pbmvfl.ledger.owner import ENDING, file_name
 from pbmvfl.ledger.spending import fixed_plan_epsilon, spending
-from pbmvfl.plan.schedule import LABELS
+from pbmvfl.plan.round_kinds import LABELS
 from pbmvfl.privacy.table import format_epsilon
 from pbmvfl.privacy.units import Accounting, Unit
 

@@ -41,7 +41,7 @@ from pbmvfl.mechanisms.label_response import LabelResponse
 from pbmvfl.mechanisms.randomized_response import RandomisedResponse
 from pbmvfl.plan.label_draws import LabelDraws
 from pbmvfl.plan.plan import Plan
-from pbmvfl.plan.schedule import FUSION, LABELS
+from pbmvfl.plan.round_kinds import FUSION, LABELS
 from pbmvfl.protocol.stored_answers import StoredAnswers
 
 if TYPE_CHECKING:

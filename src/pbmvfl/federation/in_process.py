@@ -10,7 +10,7 @@ import numpy.typing as npt
 from torch import nn
 
 from pbmvfl.federation.party_setup import PartySetup
-from pbmvfl.plan.schedule import Split
+from pbmvfl.plan.round_kinds import Split
 from pbmvfl.protocol.party import Party
 from pbmvfl.protocol.transport import Answers
 

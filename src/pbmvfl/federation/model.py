@@ -49,7 +49,7 @@ from pbmvfl.federation.serving import (
 from pbmvfl.ledger.ledger_folder import OpenLedgers, PartyForecast, check_reaches_end, ledger_files_for, make_folder
 from pbmvfl.mechanisms.votes import VoteKind
 from pbmvfl.plan.plan import Plan
-from pbmvfl.plan.schedule import Split
+from pbmvfl.plan.round_kinds import Split
 from pbmvfl.privacy.conversion import usual_delta
 from pbmvfl.privacy.table import PrivacyTable, privacy_table
 from pbmvfl.privacy.units import Unit

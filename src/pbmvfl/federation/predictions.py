@@ -13,7 +13,7 @@ import numpy.typing as npt
 from pbmvfl._text import counted, html_table, short_repr
 from pbmvfl.errors import DataError
 from pbmvfl.plan.plan import Plan
-from pbmvfl.plan.schedule import Split
+from pbmvfl.plan.round_kinds import Split
 from pbmvfl.privacy.accounting import TrainingRun
 from pbmvfl.privacy.conversion import usual_delta
 from pbmvfl.privacy.table import PrivacyTable, privacy_table

@@ -24,7 +24,7 @@ from safetensors.torch import load, save
 from pbmvfl import errors
 from pbmvfl.errors import PartyLost, PbmvflError
 from pbmvfl.federation.party_setup import PartySetup
-from pbmvfl.plan.schedule import Split
+from pbmvfl.plan.round_kinds import Split
 from pbmvfl.protocol.party import Party
 from pbmvfl.protocol.transport import Answers
 

@@ -23,7 +23,8 @@ from pbmvfl.federation.release_log import ReleaseLog
 from pbmvfl.federation.results import TRAFFIC_KINDS, EpochLine, FusionFigures, HistoryLog, Result
 from pbmvfl.mechanisms.votes import VoteKind
 from pbmvfl.plan.plan import Plan
-from pbmvfl.plan.schedule import PREDICTION, Round, Split
+from pbmvfl.plan.round_kinds import PREDICTION, Split
+from pbmvfl.plan.schedule import Round
 from pbmvfl.protocol.server import ScoredRound, Server
 from pbmvfl.protocol.session import Meter, Tap, deliver, drive
 from pbmvfl.protocol.transport import Inspection, Transport

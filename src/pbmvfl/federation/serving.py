@@ -28,7 +28,8 @@ from pbmvfl.mechanisms import Mechanism
 from pbmvfl.plan.groups import Evaluation, Head, Labels, Learning, Rounds, UpdateNoise, Voting
 from pbmvfl.plan.plan import Plan
 from pbmvfl.plan.prediction_search import plan_prediction
-from pbmvfl.plan.schedule import PREDICTION, Order, Phase
+from pbmvfl.plan.round_kinds import PREDICTION
+from pbmvfl.plan.schedule import Order, Phase
 from pbmvfl.privacy.composition import epsilon_by_losses
 from pbmvfl.privacy.table import format_epsilon
 from pbmvfl.privacy.units import SERVER, Unit, column_unit

@@ -21,7 +21,8 @@ from pbmvfl.ledger.session_terms import SessionTerms
 from pbmvfl.ledger.spending import Account, RowNumbers, accounts
 from pbmvfl.ledger.store import LedgerEntry, LedgerStore
 from pbmvfl.ledger.tamper_evidence import Known, Outside
-from pbmvfl.plan.schedule import Round, Split
+from pbmvfl.plan.round_kinds import Split
+from pbmvfl.plan.schedule import Round
 from pbmvfl.privacy.events import Event
 
 

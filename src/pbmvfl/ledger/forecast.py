@@ -20,7 +20,8 @@ from pbmvfl.ledger.database import FORMAT
 from pbmvfl.ledger.limits import Limit, Rates
 from pbmvfl.ledger.session_terms import SessionTerms
 from pbmvfl.ledger.spending import RowNumbers, Spent, accounts, spending
-from pbmvfl.plan.schedule import Round, Schedule, Split
+from pbmvfl.plan.round_kinds import Split
+from pbmvfl.plan.schedule import Round, Schedule
 
 if TYPE_CHECKING:
     from pbmvfl.ledger.ledger import Ledger

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from pbmvfl.errors import PlanError
 from pbmvfl.ledger.session_terms import SessionTerms
-from pbmvfl.plan.schedule import LABELS, RoundKind
+from pbmvfl.plan.round_kinds import LABELS, RoundKind
 from pbmvfl.privacy.conversion import check_delta
 from pbmvfl.privacy.events import ReleaseEvent, UpdateEvent
 from pbmvfl.privacy.gaussian_filter import gaussian_epsilon, largest_square, pure_epsilon, squared_shift

@@ -15,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pbmvfl.errors import LedgerError
-from pbmvfl.plan.schedule import Order, Phase, Round, Schedule, Split
+from pbmvfl.plan.round_kinds import Split
+from pbmvfl.plan.schedule import Order, Phase, Round, Schedule
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -30,7 +30,8 @@ from pbmvfl.ledger.tamper_evidence import Outside, key_of
 from pbmvfl.plan.groups import Evaluation
 from pbmvfl.plan.label_draws import LabelDraws
 from pbmvfl.plan.plan import Plan
-from pbmvfl.plan.schedule import Round, Schedule, Split
+from pbmvfl.plan.round_kinds import Split
+from pbmvfl.plan.schedule import Round, Schedule
 
 
 @dataclass(frozen=True, eq=False)

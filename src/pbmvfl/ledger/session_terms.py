@@ -15,7 +15,8 @@ import pbmvfl.mechanisms  # noqa: F401  (each mechanism brings the event that a 
 from pbmvfl._settings import check_whole
 from pbmvfl.errors import LedgerError, PbmvflError
 from pbmvfl.plan.label_draws import LabelDraws
-from pbmvfl.plan.schedule import KINDS, RoundKind, Schedule
+from pbmvfl.plan.round_kinds import KINDS, RoundKind
+from pbmvfl.plan.schedule import Schedule
 from pbmvfl.privacy.events import Event, ReleaseEvent, UpdateEvent, event_from_dict
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pbmvfl.ledger.limits import GAUSSIAN_ORDER, Cost, Limit, Rates
-from pbmvfl.plan.schedule import Split
+from pbmvfl.plan.round_kinds import Split
 from pbmvfl.privacy.accounting import TrainingRun, charges, rdp_curve
 from pbmvfl.privacy.composition import Losses, NoLosses
 from pbmvfl.privacy.conversion import epsilon_from_rdp

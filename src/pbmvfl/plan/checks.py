@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from pbmvfl.errors import PlanError
 from pbmvfl.mechanisms.votes import VoteKind
 from pbmvfl.plan.groups import Activation, Evaluation, Head, Labels, PreparationName
-from pbmvfl.plan.schedule import COUNTS, FUSION, GRAM, LABELS, MEAN, SYMBOLS
+from pbmvfl.plan.round_kinds import COUNTS, FUSION, GRAM, LABELS, MEAN, SYMBOLS
 from pbmvfl.privacy.correlated import check_band
 
 if TYPE_CHECKING:

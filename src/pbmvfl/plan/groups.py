@@ -10,7 +10,8 @@ from pbmvfl._settings import check_whole, finite, one_of, setting
 from pbmvfl.errors import PlanError
 from pbmvfl.mechanisms.label_response import LabelResponse, check_label_epsilon
 from pbmvfl.mechanisms.votes import Vote, VoteKind
-from pbmvfl.plan.schedule import FUSION, GRAM, JOINT, LOCAL, MEAN, PREDICTION, Order, Phase
+from pbmvfl.plan.round_kinds import FUSION, GRAM, JOINT, LOCAL, MEAN, PREDICTION
+from pbmvfl.plan.schedule import Order, Phase
 from pbmvfl.plan.shapes import parse_shapes
 from pbmvfl.privacy.correlated import Band, banded_event
 from pbmvfl.privacy.events import PlainUpdate, RoundedGaussianSum, UpdateEvent

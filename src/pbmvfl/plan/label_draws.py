@@ -12,7 +12,8 @@ from typing import Any, ClassVar
 from pbmvfl.crypto.protocol_version import PROTOCOL_VERSION
 from pbmvfl.mechanisms.randomized_response import WEIGHT_ONE, RandomisedResponse
 from pbmvfl.plan.groups import Evaluation
-from pbmvfl.plan.schedule import LABELS, Order, Phase, RoundKind, Schedule
+from pbmvfl.plan.round_kinds import LABELS, RoundKind
+from pbmvfl.plan.schedule import Order, Phase, Schedule
 from pbmvfl.privacy.events import Event
 
 

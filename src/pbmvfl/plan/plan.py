@@ -46,7 +46,8 @@ from pbmvfl.plan.groups import (
     UpdateNoise,
     Voting,
 )
-from pbmvfl.plan.schedule import Order, Phase, RoundKind, RowUses, Schedule
+from pbmvfl.plan.round_kinds import RoundKind
+from pbmvfl.plan.schedule import Order, Phase, RowUses, Schedule
 from pbmvfl.plan.shapes import PartyShapes, parse_shapes
 from pbmvfl.privacy.events import Event, ExactRelease, ReleaseEvent, UpdateEvent
 from pbmvfl.wire.gradient_codecs import GradientCodecName

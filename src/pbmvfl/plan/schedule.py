@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pbmvfl._settings import Registry
 from pbmvfl.crypto.public_streams import SCHEDULE_STREAM, public_permutation
 from pbmvfl.errors import PlanError
+from pbmvfl.plan.round_kinds import KINDS, RoundKind, Split
 
 #: Rounds of a whole run: their numbers are 32-bit fields of every message.
 MOST_ROUNDS = (1 << 32) - 1
@@ -33,177 +33,12 @@ _SORTED_SHARE = 16
 _PARTS = (1 << 48) - 2
 
 
-class Split(StrEnum):
-    """Rows that a round uses."""
-
-    TRAIN = "train"
-    TEST = "test"
-
-
 class Order(StrEnum):
     """Order in which a pass goes through the rows; a batch of all rows of which nothing leaves is in rising order."""
 
     SHUFFLED = "shuffled"  #: a new public permutation in every pass
     AS_GIVEN = "as-given"  #: as the rows stand
     FIXED = "fixed"  #: one public permutation, the same in every pass of every phase of this order
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class RoundKind:
-    """Properties of one kind of round. Roles act on these and never compare names."""
-
-    name: str
-    #: The number that travels in the header of a message.
-    code: int
-    split: Split
-    #: Every party sends a release of every row, and is charged for it.
-    releases: bool
-    #: The rows move what every party keeps: its weights, or numbers that prepare its columns. Charged as updates.
-    updates: bool
-    #: Parties answer the request for the round.
-    answered: bool
-    #: The server sends the gradient of the round's sums back.
-    carries_gradient: bool
-    #: Every party computes with labels that it holds itself.
-    needs_labels: bool = False
-    #: Which noisy statistic of its rows every party takes, instead of moving weights; "" for none.
-    statistic: str = ""
-    #: A pass is one round over all rows, whatever the batch size is.
-    whole: bool = False
-    #: The statistic is told to the server. All others stay with their party.
-    told: bool = False
-    #: The rows are the fusion rows, which train no network. Those of other kinds are the network rows.
-    fuses: bool = False
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.code <= 255:
-            raise PlanError(f"code={self.code} of round kind {self.name!r} must be in 1..255: it is one byte")
-        if self.releases and not self.answered:
-            raise PlanError(f"round kind {self.name!r}: a release is an answer, so releases=True needs answered=True")
-        if self.carries_gradient and not (self.releases and self.updates):
-            raise PlanError(f"round kind {self.name!r}: a gradient belongs to a release and moves weights")
-        if self.statistic and not self.updates:
-            raise PlanError(f"round kind {self.name!r}: a statistic is charged as an update; it needs updates=True")
-        if self.told and not (self.statistic and self.answered):
-            raise PlanError(f"round kind {self.name!r}: told=True is about a statistic, and is an answer")
-        if self.fuses and (self.updates or self.split is not Split.TRAIN):
-            raise PlanError(f"round kind {self.name!r}: fusion rows are training rows, and move no weights")
-
-    # Written out, because every role asks several times a round: different codes decide at once.
-    def __eq__(self, other: object) -> bool:
-        if self is other:
-            return True
-        return isinstance(other, RoundKind) and self.code == other.code and vars(self) == vars(other)
-
-    def __hash__(self) -> int:
-        return self.code
-
-    @property
-    def trains(self) -> bool:
-        """True if the rows move weights."""
-        return self.updates and not self.statistic
-
-    @property
-    def part(self) -> str:
-        """Part of the training rows that it uses; no row is in two. Test rows are not divided."""
-        if self.split is Split.TEST:
-            return ""
-        return "fusion" if self.fuses else "network"
-
-
-KINDS: Registry[RoundKind] = Registry("round kind", PlanError)
-
-
-def register_kind(kind: RoundKind) -> RoundKind:
-    """Add a kind of round; its name and its code must be new."""
-    if any(other.code == kind.code for other in KINDS.values()):
-        raise PlanError(f"code={kind.code} of round kind {kind.name!r} is taken; choose another")
-    return KINDS.add(kind.name, kind)
-
-
-#: Embeddings up, gradient down, every network takes a step.
-JOINT = register_kind(
-    RoundKind(
-        name="joint", code=1, split=Split.TRAIN, releases=True, updates=True, answered=True, carries_gradient=True
-    )
-)
-#: Embeddings of test rows up, nothing down: an evaluation that is released and charged.
-PREDICTION = register_kind(
-    RoundKind(
-        name="prediction", code=2, split=Split.TEST, releases=True, updates=False, answered=True, carries_gradient=False
-    )
-)
-#: Every network takes a step with labels that its party holds; nothing about any row leaves.
-LOCAL = register_kind(
-    RoundKind(
-        name="local",
-        code=3,
-        split=Split.TRAIN,
-        releases=False,
-        updates=True,
-        answered=True,
-        carries_gradient=False,
-        needs_labels=True,
-    )
-)
-
-
-def _statistic(name: str, code: int, *, needs_labels: bool = False, told: bool = False) -> RoundKind:
-    return register_kind(
-        RoundKind(
-            name=name,
-            code=code,
-            split=Split.TRAIN,
-            releases=False,
-            updates=True,
-            answered=True,
-            carries_gradient=False,
-            needs_labels=needs_labels,
-            statistic=name,
-            whole=True,
-            told=told,
-        )
-    )
-
-
-#: Every party takes the noisy mean of its own columns, over all rows at once; nothing about any row leaves.
-MEAN = _statistic("mean", 4)
-#: Likewise the Gram matrix of its columns, with the mean taken off.
-GRAM = _statistic("gram", 5)
-#: Every party told noisy counts of its votes by class. Ledgers of earlier versions have such rounds, and no plan does.
-COUNTS = _statistic("counts", 6, needs_labels=True, told=True)
-#: Every party released a symbol of each training row. Ledgers of earlier versions have such rounds, and no plan does.
-SYMBOLS = register_kind(
-    RoundKind(
-        name="symbols", code=7, split=Split.TRAIN, releases=True, updates=False, answered=True, carries_gradient=False
-    )
-)
-#: The label holder draws labels of training rows, all at once. Only its own ledger has such rounds, and no plan does.
-LABELS = register_kind(
-    RoundKind(
-        name="labels",
-        code=8,
-        split=Split.TRAIN,
-        releases=True,
-        updates=False,
-        answered=True,
-        carries_gradient=False,
-        whole=True,
-    )
-)
-#: Embeddings of fusion rows up, as predictions release them: the label holder's fusion model learns from them.
-FUSION = register_kind(
-    RoundKind(
-        name="fusion",
-        code=9,
-        split=Split.TRAIN,
-        releases=True,
-        updates=False,
-        answered=True,
-        carries_gradient=False,
-        fuses=True,
-    )
-)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,7 +23,7 @@ from pbmvfl.plan.flat_names import algorithm_of, groups_of, mechanism_numbers
 from pbmvfl.plan.groups import Algorithm, Evaluation
 from pbmvfl.plan.local_search import LocalRules, dense_columns, largest_shift
 from pbmvfl.plan.prediction_search import PredictionChoice, fusion_rows, plan_prediction
-from pbmvfl.plan.schedule import Split
+from pbmvfl.plan.round_kinds import Split
 from pbmvfl.privacy.accounting import TrainingRun, epsilon_bound, rdp_curve
 from pbmvfl.privacy.conversion import check_delta, epsilon_from_rdp, usual_delta
 from pbmvfl.privacy.orders import ORDERS

@@ -37,7 +37,8 @@ from pbmvfl.errors import (
 )
 from pbmvfl.mechanisms import Scratch
 from pbmvfl.plan.plan import Plan
-from pbmvfl.plan.schedule import Round, RoundKind, Split
+from pbmvfl.plan.round_kinds import RoundKind, Split
+from pbmvfl.plan.schedule import Round
 from pbmvfl.privacy.events import Event
 from pbmvfl.protocol.handshake import Handshake
 from pbmvfl.protocol.party_network import PartyNetwork

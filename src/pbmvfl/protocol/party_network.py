@@ -21,7 +21,8 @@ from pbmvfl.errors import EncoderError
 from pbmvfl.mechanisms.votes import VoteKind
 from pbmvfl.plan.groups import Loss
 from pbmvfl.plan.plan import Plan
-from pbmvfl.plan.schedule import LOCAL, Round, Split
+from pbmvfl.plan.round_kinds import LOCAL, Split
+from pbmvfl.plan.schedule import Round
 from pbmvfl.protocol.party_rows import PartyRows
 from pbmvfl.training.encoders import check_encoder, is_public_start, weights_digest
 from pbmvfl.training.head import log_shares, mean_loss_slope

@@ -18,7 +18,8 @@ from pbmvfl.crypto.key_exchange import IDENTITY_BYTES
 from pbmvfl.data.encoding import LARGEST_COLUMN
 from pbmvfl.errors import DataError, WrongPlan
 from pbmvfl.plan.plan import Plan
-from pbmvfl.plan.schedule import Round, Split
+from pbmvfl.plan.round_kinds import Split
+from pbmvfl.plan.schedule import Round
 from pbmvfl.training.features import LazyRows, following
 from pbmvfl.training.preparation import preparation_for
 

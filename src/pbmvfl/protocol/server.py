@@ -36,7 +36,8 @@ from pbmvfl.errors import (
 from pbmvfl.mechanisms import RandomisedSymbols
 from pbmvfl.plan.groups import Loss
 from pbmvfl.plan.plan import Plan
-from pbmvfl.plan.schedule import FUSION, LOCAL, PREDICTION, Round
+from pbmvfl.plan.round_kinds import FUSION, LOCAL, PREDICTION
+from pbmvfl.plan.schedule import Round
 from pbmvfl.protocol.party import Keeper
 from pbmvfl.training.encoders import SumsAsScores, build_head
 from pbmvfl.training.fusion import FusionModel, fit_fusion

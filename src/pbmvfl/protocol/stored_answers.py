@@ -43,7 +43,8 @@ from pbmvfl._files import PRIVATE_FILE, make_private_folder, sync_folder
 from pbmvfl.crypto.entropy import SystemEntropy
 from pbmvfl.errors import AnswersError
 from pbmvfl.plan.plan import Plan
-from pbmvfl.plan.schedule import Round, Split
+from pbmvfl.plan.round_kinds import Split
+from pbmvfl.plan.schedule import Round
 from pbmvfl.protocol.party_network import PartyNetwork
 from pbmvfl.protocol.party_rows import PartyRows
 from pbmvfl.training.encoders import weights_digest

@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from pbmvfl.plan.schedule import Split
+from pbmvfl.plan.round_kinds import Split
 
 
 @dataclass(frozen=True)

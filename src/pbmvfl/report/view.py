@@ -263,8 +263,7 @@ class RunView:
         for use in self.result.row_uses:
             if use.releases or use.updates:
                 kind = use.kind
-                law = self.plan.mechanism_for(kind).describe() if kind.releases else ""
-                left = law or (f"noisy {kind.statistic}" if kind.told else "nothing")
+                left = self.plan.mechanism_for(kind).describe() if kind.releases else "nothing"
                 rows.append((kind.name, str(kind.split), f"{use.releases or use.updates:,}", left))
         return Table(("rounds", "rows", "uses of a row", "what left a party"), rows, 9)
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from pbmvfl.errors import CheckpointError, EncoderError
 from pbmvfl.plan.groups import GRAM_DIAMETER, PreparationName
 from pbmvfl.plan.plan import Plan
-from pbmvfl.plan.schedule import MEAN
+from pbmvfl.plan.round_kinds import MEAN
 from pbmvfl.training.fixed_point_grid import Grid
 from pbmvfl.training.per_row_gradients import add_clipped, gram_sum
 

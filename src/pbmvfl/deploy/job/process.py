@@ -31,7 +31,8 @@ from pbmvfl.federation.federation import Federation
 from pbmvfl.federation.in_process import InProcess
 from pbmvfl.plan.groups import Evaluation, Head, Labels, PreparationName
 from pbmvfl.plan.plan import Plan
-from pbmvfl.plan.schedule import FUSION, JOINT, LOCAL, PREDICTION, Order, Phase
+from pbmvfl.plan.round_kinds import FUSION, JOINT, LOCAL, PREDICTION
+from pbmvfl.plan.schedule import Order, Phase
 from pbmvfl.protocol.server import Server
 from pbmvfl.protocol.session import Meter, drive
 from pbmvfl.training.encoders import own_generator

@@ -49,7 +49,7 @@ from pbmvfl.federation.results import Result
 from pbmvfl.federation.run import Run
 from pbmvfl.federation.run_folder import RunFolder
 from pbmvfl.federation.serving import serve
-from pbmvfl.plan.schedule import Split
+from pbmvfl.plan.round_kinds import Split
 from pbmvfl.protocol.server import Server
 from pbmvfl.wire.refusals import RefusalCode
 from pbmvfl.wire.traffic import Traffic

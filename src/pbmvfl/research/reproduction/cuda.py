@@ -24,7 +24,7 @@ from torch.nn import functional
 
 from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.plan.plan import Plan
-from pbmvfl.plan.schedule import JOINT
+from pbmvfl.plan.round_kinds import JOINT
 from pbmvfl.research.reproduction.records import SCREEN_MARGIN
 from pbmvfl.research.reproduction.runner import OnProgress, Run, StudyRunner
 from pbmvfl.research.reproduction.studies import read_study

@@ -25,7 +25,7 @@ from pbmvfl.errors import PlanError
 from pbmvfl.mechanisms import NoisySum
 from pbmvfl.plan.groups import Evaluation
 from pbmvfl.plan.plan import Plan
-from pbmvfl.plan.schedule import JOINT
+from pbmvfl.plan.round_kinds import JOINT
 from pbmvfl.research.simulation.networks import DENSE, DenseStack, Everything, Networks, stacked_features
 from pbmvfl.training.encoders import Bounded, build_head
 from pbmvfl.training.metrics import classification_metrics
