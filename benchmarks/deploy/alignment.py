@@ -42,7 +42,7 @@ class Aligns:
     def begin(self) -> Handler:
         kept: list[AgreedOrder] = []
         ids = ids_of(self.count // 2, self.count)
-        side = PartySideAlignment(party="party-0", name=NAME, ids=ids, width=10, keep=kept.append)
+        side = PartySideAlignment(party="party-0", name=NAME, ids=ids, kinds="u" * 10, keep=kept.append)
 
         def handle(channel: Channel, body: bytes) -> bytes:
             if channel is Channel.ALIGN:

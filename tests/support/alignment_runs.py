@@ -92,7 +92,7 @@ class AlignmentRun:
                 party=party,
                 name=NAME,
                 ids=ids,
-                width=3,
+                kinds="ucg",
                 keep=keep or functools.partial(self.kept.__setitem__, party),
                 limits=AlignmentLimits(**limits),
             )

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import shutil
 import struct
+from contextlib import closing
 
 import numpy as np
 import pytest
 from benchmarks.deploy.together import differing_tensors, train_together
 
 from pbmvfl.deploy.job.admission import PRIVATE_REASON
+from pbmvfl.deploy.job.job_plans import prediction_plan
 from pbmvfl.deploy.link.grpc_stream import Outbox
 from pbmvfl.deploy.link.message_auth import PartyMessageAuth, ServerMessageAuth
+from pbmvfl.deploy.site.job_spec import Work
+from pbmvfl.federation.results import Result
+from pbmvfl.ledger.ledger import Ledger
+from pbmvfl.ledger.spending import spending
 from pbmvfl.mechanisms.poisson_binomial import PoissonBinomial
 from pbmvfl.plan.plan import Plan
+from pbmvfl.plan.round_kinds import FUSION
 from support.deploy_homes import PARTIES, SERVER, Tables, aligned, make_homes, run_job, train_order
 from support.label_draws import charged, made
 
@@ -155,6 +164,16 @@ def staged_plan(rows, **choices):
     )
 
 
+FUSED = {
+    "num_fusion_samples": 20,
+    "vote": "top",
+    "prediction_mechanism": "krr",
+    "prediction_symbols": 2,
+    "prediction_response_epsilon": 4.0,
+    "prediction_secure_aggregation": False,
+}
+
+
 def policy_of_labels(home, text):
     home.policy.write_text('[data]\nfile = "labels.csv"\nid = "id"\nlabel = "label"\n' + text)
     home.policy.chmod(0o600)
@@ -197,3 +216,35 @@ def test_drawn_labels_cross_the_line_and_true_ones_never_whatever_is_trained(tmp
     policy_of_labels(clinic, 'version = "2"\n[[limit]]\nepsilon = 2.5\ndelta = 1e-5\n')
     assert run_job(homes, train_order(staged_plan(rows), run="second")).ending == "done"
     assert charged(clinic.path, "ledger.sqlite").total() == 120
+
+
+def test_fusion_rows_teach_a_model_that_only_the_label_holder_has(tmp_path, tables, said):
+    homes = make_homes(tmp_path, tables, limit=1e6)
+    rows = aligned(homes)
+    plan = staged_plan(rows, **FUSED, label_epsilon=None)
+    taught = plan.schedule.part_of(FUSION)
+    before = len(said)
+    training = train_order(plan)
+    assert run_job(homes, training).ending == "done"
+    everything = b"".join(said[before:])
+    of_networks = np.delete(rows.train_labels, taught).astype(np.uint8)
+    assert everything.count(of_networks.tobytes()) == len(PARTIES)  # the control: labels that are sent are found
+    assert rows.train_labels[taught].astype(np.uint8).tobytes() not in everything
+    figures = Result.read(homes[SERVER].run("run-001") / "result.json").fusion
+    assert figures is not None
+    assert 0 <= figures.accuracy <= 1
+    for party in PARTIES:
+        kept = [path for path in homes[party].path.rglob("*") if path.is_file()]
+        assert not [path for path in kept if b"fusion.labels" in path.read_bytes()]
+        assert not [path for path in kept if figures.description.encode() in path.read_bytes()]
+
+    serving = prediction_plan(homes[SERVER], "run-001", rows)
+    outcome = run_job(homes, dataclasses.replace(training, work=Work.PREDICT, plan=serving))
+    assert outcome.ending == "done", outcome.words
+    summary = json.loads((homes[SERVER].run("run-001") / "asked-people" / "summary.json").read_text())
+    assert (summary["rows"], summary["predicted"]) == (60, 60)
+    for party in PARTIES:
+        with closing(Ledger(homes[party].ledger, must_exist=True, read_only=True)) as ledger:
+            (limit,) = ledger.limits("people")
+            spent = spending(ledger, "people", limit).epsilon
+        assert spent >= 8.0  # of a fusion row: released by a law of epsilon 4, and once more to be predicted

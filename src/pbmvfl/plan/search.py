@@ -24,6 +24,7 @@ from pbmvfl.plan.groups import Algorithm, Evaluation
 from pbmvfl.plan.local_search import LocalRules, dense_columns, largest_shift
 from pbmvfl.plan.prediction_search import PredictionChoice, fusion_rows, plan_prediction
 from pbmvfl.plan.round_kinds import Split
+from pbmvfl.plan.shapes import KINDS
 from pbmvfl.privacy.accounting import TrainingRun, epsilon_bound, rdp_curve
 from pbmvfl.privacy.conversion import check_delta, epsilon_from_rdp, usual_delta
 from pbmvfl.privacy.orders import ORDERS
@@ -157,7 +158,7 @@ def plan_for_budget(
             kinds = tuple("v" * dense_columns(part.shape[1:]) for part in data.train_features)
     elif column_values is not None and columns is not None and num_parties is not None:
         kinds = ("v" * columns,) * num_parties
-    if kinds and (len(kinds) != num_parties or not all(part and not part.strip("cuvg") for part in kinds)):
+    if kinds and (len(kinds) != num_parties or not all(part and not part.strip(KINDS) for part in kinds)):
         raise PlanError(
             f"kinds={list(kinds)} with num_parties={num_parties}; permitted: one text for each party, with one of the "
             "letters c, u, v and g for each of its columns"

@@ -29,6 +29,8 @@ from typing import ClassVar
 
 from pbmvfl.errors import PlanError
 
+#: Kinds of knots, as above.
+KINDS = "cuvg"
 #: Far more than noise permits.
 LARGEST_KNOTS = 64
 #: How far below the largest knot the smallest geometric one is.

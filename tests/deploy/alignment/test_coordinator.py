@@ -55,7 +55,7 @@ def test_the_result_is_what_sets_would_give_and_all_have_it_in_one_order(lists, 
         assert [ids[row] for row in run.kept[party].rows] == order
         assert (run.kept[party].key, run.kept[party].digest) == (alignment.key, alignment.digest)
         record = alignment.parties[party]
-        assert (record.count, record.width, record.common) == (len(ids), 3, len(set(own) & set(ids)))
+        assert (record.count, record.kinds, record.common) == (len(ids), "ucg", len(set(own) & set(ids)))
 
 
 def test_lists_of_many_chunks_are_aligned(monkeypatch):

@@ -76,7 +76,7 @@ def test_every_organisation_has_its_own_rows_in_one_order(tmp_path):
     federation = Federation(tmp_path, bank=table_of(BANK), shop=table_of(SHOP))
     found = federation.align()
     assert sorted(found.ids) == ["person-4", "person-7", "person-9"]
-    assert found.widths == (1, 1)
+    assert (found.kinds, found.widths) == (("c", "c"), (1, 1))
     bank, shop = federation.rows("bank"), federation.rows("shop")
     assert bank.ids == shop.ids == found.ids
     np.testing.assert_array_equal(bank.features[:, 0], np.float32([BANK[each] for each in found.ids]))

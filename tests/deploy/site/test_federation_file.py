@@ -35,9 +35,10 @@ def test_the_file_says_who_is_in_it_and_where_the_server_is() -> None:
     assert [federation.index_of(name) for name in PARTIES] == [0, 1]
 
 
-def aligned(rows: int = 2000) -> Any:
-    """Public counts of aligned rows, which are all that a plan needs of them."""
-    return SimpleNamespace(num_rows=rows, class_names=("no", "yes"), widths=(3, 4))
+def aligned(*kinds: str) -> Any:
+    """Public facts of aligned rows, which are all that a plan needs of them."""
+    kinds = kinds or ("ccc", "cccc")
+    return SimpleNamespace(num_rows=2000, class_names=("no", "yes"), kinds=kinds, widths=tuple(map(len, kinds)))
 
 
 @pytest.mark.parametrize(
@@ -58,17 +59,17 @@ def test_the_plan_s_table_names_the_algorithm(lines: str, algorithm: str) -> Non
     )
 
 
-def test_kinds_of_columns_in_the_plan_s_table_give_them_shapes() -> None:
-    federation = FederationFile.parse(changed("epsilon = 8", 'epsilon = 8\nkinds = ["uuc", "gguc"]'))
-    assert training_plan(federation, aligned()).shapes == "2u20+1c+p4;2g20+1u20+1c+p4"
-    assert training_plan(FederationFile.parse(TEXT), aligned()).shapes == ""
+def test_kinds_of_aligned_columns_give_them_shapes() -> None:
+    federation = FederationFile.parse(TEXT)
+    assert training_plan(federation, aligned("uuc", "gguc")).shapes == "2u20+1c+p4;2g20+1u20+1c+p4"
+    assert training_plan(federation, aligned()).shapes == ""
 
 
 @pytest.mark.parametrize(
     ("lines", "words"),
     [
-        ('epsilon = 8\nkinds = ["uu", "gguc"]', "the parties' rows have [3, 4] numbers"),
-        ('epsilon = 8\nkinds = ["uux", "gguc"]', "one of the letters c, u, v and g"),
+        ('epsilon = 8\nkinds = ["uuc", "gguc"]', "the aligned rows give: "),
+        ("epsilon = 8\nrows = 5", "unknown plan field 'rows'"),
         ('epsilon = 8\nalgorithm = "both"', "algorithm='both' is not one of pbm, staged"),
         ('epsilon = 8\nalgorithm = "staged"\nbeta = 0.1', "beta=0.1 with algorithm=staged"),
     ],

@@ -55,7 +55,8 @@ class PartyRecord:
     """Facts that the label holder learned of a party."""
 
     count: int
-    width: int
+    #: Of its columns, as in `PartyFacts`.
+    kinds: str
     form: IdForm
     #: Number of the label holder's ids that the party has.
     common: int
@@ -154,7 +155,7 @@ class _Work:
         setups = self._setups(facts)
         has = self._intersect(chunks, requests, setups)
         records = {
-            party: PartyRecord(count=fact.count, width=fact.width, form=fact.form, common=int(mine.sum()))
+            party: PartyRecord(count=fact.count, kinds=fact.kinds, form=fact.form, common=int(mine.sum()))
             for party, fact, mine in zip(self._names, facts, has, strict=True)
         }
         common = np.flatnonzero(np.logical_and.reduce(has))

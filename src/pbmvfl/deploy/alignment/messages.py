@@ -1,7 +1,7 @@
 """The messages of an alignment, in one exact form, and the key under which the order travels.
 
 question                     body                                          answer
-BEGIN                        name, number of ids, their form, key share    number of ids, width, form, key share
+BEGIN                        name, number of ids, their form, key share    number of ids, width, form, key share, kinds
 SETUP     chunk              -                                             points
 REQUEST   chunk              points                                        points
 ORDER     part               sealed: a keyed digest of each common id      -
@@ -30,8 +30,9 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from pbmvfl.deploy.alignment.row_ids import KEY_BYTES, IdForm
 from pbmvfl.deploy.site.folder import NAME
 from pbmvfl.errors import AlignmentError
+from pbmvfl.plan.shapes import KINDS
 
-VERSION = 1
+VERSION = 2
 #: Length of an id's keyed digest. Among 10 million ids, two share one with probability below 2^-80.
 TAG_BYTES = 16
 #: Digests in one message.
@@ -116,25 +117,30 @@ class PartyFacts:
     """A party's opening facts. All of them are public in a federation."""
 
     count: int
-    #: Number of values that a row becomes.
-    width: int
     form: IdForm
     share: bytes
+    #: For each value that a row becomes the kind of its knots, a letter by public ranges alone (`plan.shapes`).
+    kinds: str
 
     def to_body(self) -> bytes:
-        return _STATE.pack(self.count, self.width, self.form, self.share)
+        return _STATE.pack(self.count, len(self.kinds), self.form, self.share) + self.kinds.encode()
 
     @classmethod
     def from_body(cls, body: bytes) -> PartyFacts:
-        if len(body) != _STATE.size:
-            raise AlignmentError(f"it answered BEGIN with {len(body)} bytes; permitted: {_STATE.size}")
-        count, width, form, share = _STATE.unpack(body)
+        if len(body) < _STATE.size:
+            raise AlignmentError(f"it answered BEGIN with {len(body)} bytes; permitted: at least {_STATE.size}")
+        count, width, form, share = _STATE.unpack_from(body)
         if not 1 <= count <= LARGEST_COUNT or not 1 <= width <= LARGEST_WIDTH or form not in tuple(IdForm):
             raise AlignmentError(
                 f"it says count={count}, width={width}, form={form}; permitted: 1..{LARGEST_COUNT}, "
                 f"1..{LARGEST_WIDTH}, 1..3"
             )
-        return cls(count=count, width=width, form=IdForm(form), share=share)
+        kinds = body[_STATE.size :].decode("ascii", errors="replace")
+        if len(kinds) != width:
+            raise AlignmentError(f"it says width={width}, and the kinds of {len(kinds)} columns; permitted: of {width}")
+        if kinds.strip(KINDS):
+            raise AlignmentError(f"it says that its columns are of kinds other than the letters {', '.join(KINDS)}")
+        return cls(count=count, form=IdForm(form), share=share, kinds=kinds)
 
 
 def agree_body(count: int, key: bytes) -> bytes:

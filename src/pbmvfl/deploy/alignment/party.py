@@ -62,16 +62,17 @@ class PartySideAlignment:
         party: str,
         name: str,
         ids: RowIds,
-        width: int,
+        kinds: str,
         keep: Callable[[AgreedOrder], None],
         limits: AlignmentLimits | None = None,
         workers: int = WORKERS,
     ) -> None:
         """Store the parameters.
 
-        `name` is the alignment that the owner expects; `keep` writes the rows in their order, once all agree.
+        `name` is the alignment that the owner expects, `kinds` those of its columns (`plan.shapes`); `keep` writes the
+        rows in their order, once all agree.
         """
-        self._party, self._name, self._ids, self._width, self._keep = party, name, ids, width, keep
+        self._party, self._name, self._ids, self._kinds, self._keep = party, name, ids, kinds, keep
         self._limits, self._workers = limits or AlignmentLimits(), workers
         self._begin: Begin | None = None
         self._psi: PsiServer | None = None
@@ -161,7 +162,7 @@ class PartySideAlignment:
         self._places = secret_order(len(self._ids))
         self._begin = begin
         self._prepare_setup(0)
-        return PartyFacts(count=len(self._ids), width=self._width, form=self._ids.form, share=own.share).to_body()
+        return PartyFacts(count=len(self._ids), form=self._ids.form, share=own.share, kinds=self._kinds).to_body()
 
     def _prepare_setup(self, first: int) -> None:
         assert self._psi is not None

@@ -41,7 +41,7 @@ def party_alignment(site_folder: SiteFolder, name: str, policy: PolicyFile) -> P
         party=site_folder.name,
         name=name,
         ids=table.ids,
-        width=table.width,
+        kinds=table.columns.kinds,
         keep=keep,
         limits=AlignmentLimits(most_ids=policy.runs.largest_alignment, least_rows=policy.runs.smallest_alignment),
     )
@@ -97,8 +97,8 @@ class LabelRows:
 
     aligned: AlignedLabels
     label: str | None
-    #: Number of values that a row becomes at each party, in federation.toml's order.
-    widths: tuple[int, ...]
+    #: Kinds of the values that a row becomes at each party (`plan.shapes`), in federation.toml's order.
+    kinds: tuple[str, ...]
 
     @classmethod
     def load(cls, site_folder: SiteFolder, name: str) -> LabelRows:
@@ -109,9 +109,16 @@ class LabelRows:
                 f"alignment={name!r} is not there; make it with `pbmvfl align {name}`. There are: "
                 f"{', '.join(known) or 'none'}"
             )
-        facts = read_object(folder / _FACTS, {"widths": dict, "label": str | None}, FederationError)
-        widths = tuple(int(facts["widths"][party]) for party in site_folder.federation.parties)
-        return cls(aligned=AlignedLabels.load(folder), label=facts["label"], widths=widths)
+        facts = read_object(folder / _FACTS, {"label": str | None}, FederationError)
+        # Alignments of version 0.1 know how many columns there are, and not of which kind.
+        kinds_of: dict[str, str] = facts.get("kinds") or {name: "c" * width for name, width in facts["widths"].items()}
+        kinds = tuple(kinds_of[party] for party in site_folder.federation.parties)
+        return cls(aligned=AlignedLabels.load(folder), label=facts["label"], kinds=kinds)
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Number of values that a row becomes at each party."""
+        return tuple(map(len, self.kinds))
 
     @property
     def num_rows(self) -> int:
@@ -171,7 +178,7 @@ def align_labels(
     folder = site_folder.alignment(name)
     _put_aside(folder)
     materialise_labels(table, found.order, folder)
-    widths = {party: record.width for party, record in found.parties.items()}
-    said: dict[str, Any] = {"widths": widths, "label": request.label}
+    kinds = {party: record.kinds for party, record in found.parties.items()}
+    said: dict[str, Any] = {"kinds": kinds, "label": request.label}
     write_atomically(folder / _FACTS, json.dumps(said) + "\n", mode=PRIVATE_FILE)
     return LabelRows.load(site_folder, name)

@@ -35,27 +35,19 @@ def training_plan(federation: FederationFile, rows: LabelRows, **choices: Any) -
     asked = {"epsilon": DEFAULT_EPSILON, **federation.plan, **choices}
     if asked.get("label_epsilon") == "none":  # TOML has no other word for it
         asked["label_epsilon"] = None
-    if asked.get("label_epsilon") == "none":  # TOML has no null
-        asked["label_epsilon"] = None
-    kinds = asked.get("kinds", ())
-    if kinds and tuple(map(len, kinds)) != tuple(rows.widths):
-        raise PlanError(
-            f"[plan] of {FILE} has kinds={list(kinds)}, and the parties' rows have {list(rows.widths)} numbers: give a "
-            "letter for each"
-        )
     try:
         return Plan.for_budget(
-            **{
-                "num_parties": len(federation.parties),
-                "num_samples": rows.num_rows,
-                "num_classes": len(rows.class_names),
-                "columns": max(rows.widths),
-                "evaluation": str(Evaluation.NONE),
-                **asked,
-            }
+            num_parties=len(federation.parties),
+            num_samples=rows.num_rows,
+            num_classes=len(rows.class_names),
+            columns=max(rows.widths),
+            kinds=rows.kinds,
+            **{"evaluation": str(Evaluation.NONE), **asked},
         )
     except TypeError as error:
-        raise PlanError(f"[plan] of {FILE} has a name that no plan has: {error}") from error
+        raise PlanError(
+            f"[plan] of {FILE} has a name that no plan has, or that the aligned rows give: {error}"
+        ) from error
 
 
 def read_plan(path: Path, federation: FederationFile, rows: LabelRows) -> Plan:
