@@ -2,8 +2,9 @@
 
 Results go to benchmarks/results/labels.jsonl, one line for each dataset, algorithm, label epsilon and seed; a run that
 was stopped continues there. Everything is planned by default commands: epsilon 8, strict for `staged`, the paper's
-count for `pbm`. Nothing is chosen on test rows. `paper` is the paper's own Activity setting, in epochs up to a train
-accuracy of 80%.
+count for `pbm`. Nothing is chosen on test rows. `staged` has two figures: predictions as they are released by default,
+and sums of party networks that all training rows have trained. `paper` is the paper's own Activity setting, in epochs
+up to a train accuracy of 80%.
 """
 
 from __future__ import annotations
@@ -28,7 +29,12 @@ _HERE = Path(__file__).parent
 RESULTS = _HERE.parent / "results" / "labels.jsonl"
 _DOCS = _HERE.parent.parent / "docs"
 DATASETS = ("phishing", "activity", "digits")
-ALGORITHMS = ("staged", "pbm")
+#: Methods in the results, with what of a row is read at test time and what is chosen beside the budget.
+METHODS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "staged": ("staged", "released at 8", {"accounting": "strict"}),
+    "staged, exact sums": ("staged", "exact sums", {"accounting": "strict", "num_fusion_samples": 0}),
+    "pbm": ("pbm", "exact sums", {"accounting": "paper"}),
+}
 #: None: labels in clear.
 LABEL_EPSILONS = (None, 4.0, 2.0, 1.0)
 SEEDS = range(5)
@@ -52,27 +58,27 @@ def main() -> int:
 
 def _measure(records: Records) -> None:
     todo = [
-        (dataset, algorithm, epsilon, seed)
+        (dataset, method, epsilon, seed)
         for seed in SEEDS
         for dataset in DATASETS
-        for algorithm in ALGORITHMS
+        for method in METHODS
         for epsilon in LABEL_EPSILONS
     ]
     todo += [("activity", "paper", epsilon, seed) for seed in SEEDS for epsilon in LABEL_EPSILONS[:2]]
-    for number, (dataset, algorithm, epsilon, seed) in enumerate(todo, start=1):
-        if records.find(dataset, algorithm, epsilon, seed) is not None:
+    for number, (dataset, method, epsilon, seed) in enumerate(todo, start=1):
+        if records.find(dataset, method, epsilon, seed) is not None:
             continue
         started = time.perf_counter()
-        found = _paper_epochs(epsilon, seed) if algorithm == "paper" else _accuracy(dataset, algorithm, epsilon, seed)
-        key = {"dataset": dataset, "method": algorithm, "epsilon": epsilon, "seed": seed}
+        found = _paper_epochs(epsilon, seed) if method == "paper" else _accuracy(dataset, method, epsilon, seed)
+        key = {"dataset": dataset, "method": method, "epsilon": epsilon, "seed": seed}
         records.add({**key, **found, "seconds": round(time.perf_counter() - started, 2)})
         print(f"{number} of {len(todo)}: {key} {found}", flush=True)
 
 
-def _accuracy(dataset: str, algorithm: str, epsilon: float | None, seed: int) -> dict[str, float]:
+def _accuracy(dataset: str, method: str, epsilon: float | None, seed: int) -> dict[str, float]:
     data = pbmvfl.load_dataset(dataset)
-    accounting = "strict" if algorithm == "staged" else "paper"
-    plan = Plan.for_budget(epsilon=EPSILON, data=data, accounting=accounting, label_epsilon=epsilon, seed=seed)
+    _, _, choices = METHODS[method]
+    plan = Plan.for_budget(epsilon=EPSILON, data=data, label_epsilon=epsilon, seed=seed, **choices)
     result = pbmvfl.Federation(plan).fit(data)
     wanted = ("test_accuracy", "test_auprc")
     return {name: round(result.metrics[name], 5) for name in wanted if name in result.metrics}
@@ -115,14 +121,14 @@ def write(records: Records, docs: Path) -> None:
     draw(records, docs / "images" / "label-utility.png")
 
 
-def _figures(records: Records, dataset: str, algorithm: str, epsilon: float | None, name: str) -> list[float]:
-    found = (records.find(dataset, algorithm, epsilon, seed) for seed in SEEDS)
+def _figures(records: Records, dataset: str, method: str, epsilon: float | None, name: str) -> list[float]:
+    found = (records.find(dataset, method, epsilon, seed) for seed in SEEDS)
     return [record[name] for record in found if record is not None and name in record]
 
 
-def _cell(records: Records, dataset: str, algorithm: str, epsilon: float | None) -> str:
-    accuracy = _figures(records, dataset, algorithm, epsilon, "test_accuracy")
-    auprc = _figures(records, dataset, algorithm, epsilon, "test_auprc")
+def _cell(records: Records, dataset: str, method: str, epsilon: float | None) -> str:
+    accuracy = _figures(records, dataset, method, epsilon, "test_accuracy")
+    auprc = _figures(records, dataset, method, epsilon, "test_auprc")
     if not accuracy:
         return ""
     shown = f"{np.mean(accuracy):.4f}"
@@ -137,15 +143,19 @@ def section(records: Records) -> str:
         "",
         "Test accuracy (and AUPRC, for two classes) against the label epsilon: means of 5 seeds, default plans at",
         "epsilon 8, `staged` by the strict count, `pbm` by the paper's (`python -m benchmarks.utility.labels`).",
-        "Figures of `staged` are of simulated releases, read by the fusion model; those of `pbm` are of exact sums.",
         "",
-        f"| dataset | algorithm | {' | '.join(titles)} |",
-        "|---|---|" + "---|" * len(titles),
+        "- **released at 8**: what a default run prints: some training rows are fusion rows and train no network; test",
+        "  rows are released as predictions at epsilon 8 are (simulated), and read by the fusion model.",
+        "- **exact sums**: all training rows train the party networks (`num_fusion_samples=0`), and test rows are",
+        "  summed without noise. It shows what label privacy costs in training alone.",
+        "",
+        f"| dataset | algorithm | test rows | {' | '.join(titles)} |",
+        "|---|---|---|" + "---|" * len(titles),
     ]
     for dataset in DATASETS:
-        for algorithm in ALGORITHMS:
-            cells = [_cell(records, dataset, algorithm, epsilon) for epsilon in LABEL_EPSILONS]
-            lines.append(f"| {dataset} | `{algorithm}` | {' | '.join(cells)} |")
+        for method, (algorithm, read, _) in METHODS.items():
+            cells = [_cell(records, dataset, method, epsilon) for epsilon in LABEL_EPSILONS]
+            lines.append(f"| {dataset} | `{algorithm}` | {read} | {' | '.join(cells)} |")
     clear, drawn = (_figures(records, "activity", "paper", epsilon, "epochs") for epsilon in LABEL_EPSILONS[:2])
     if clear and drawn:
         lines += [
@@ -163,17 +173,19 @@ def draw(records: Records, path: Path) -> None:
     mpl.use("Agg")
     import matplotlib.pyplot as plt
 
-    styles = {"staged": ("#0072B2", "o"), "pbm": ("#D55E00", "^")}
+    styles = {"staged": ("#0072B2", "o"), "staged, exact sums": ("#56B4E9", "s"), "pbm": ("#D55E00", "^")}
     plt.rcParams.update({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False})
     figure, axes = plt.subplots(1, len(DATASETS), figsize=(9.5, 3.0), layout="constrained")
     places = range(len(LABEL_EPSILONS))
     for axis, dataset in zip(axes, DATASETS, strict=True):
-        for algorithm in ALGORITHMS:
-            colour, mark = styles[algorithm]
-            found = [_figures(records, dataset, algorithm, epsilon, "test_accuracy") for epsilon in LABEL_EPSILONS]
+        for method, (algorithm, read, _) in METHODS.items():
+            colour, mark = styles[method]
+            found = [_figures(records, dataset, method, epsilon, "test_accuracy") for epsilon in LABEL_EPSILONS]
             means = [np.mean(each) if each else np.nan for each in found]
             spread = [np.std(each, ddof=1) if len(each) > 1 else 0.0 for each in found]
-            axis.errorbar(places, means, yerr=spread, color=colour, marker=mark, capsize=3, label=algorithm)
+            axis.errorbar(
+                places, means, yerr=spread, color=colour, marker=mark, capsize=3, label=f"{algorithm}, {read}"
+            )
         axis.set_title(dataset)
         axis.set_xticks(places, ["in clear" if each is None else f"{each:g}" for each in LABEL_EPSILONS])
         axis.set_xlabel("label epsilon")
