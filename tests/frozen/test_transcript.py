@@ -14,6 +14,7 @@ import torch
 
 from pbmvfl.crypto.key_exchange import Identity
 from pbmvfl.data.vertical import VerticalDataset
+from pbmvfl.plan.groups import Head
 from pbmvfl.plan.plan import Plan
 from pbmvfl.protocol.server import Server
 from pbmvfl.training.encoders import Bounded
@@ -25,6 +26,21 @@ SESSIONS = {
     "transcript-2-pbm": {"evaluation": "released"},
     "transcript-2-predictions": {"evaluation": "released", "prediction_num_trials": 300, "prediction_beta": 0.125},
     "transcript-2-clear": {"mechanism": "none"},
+    "transcript-2-fusion": {
+        "training": "local",
+        "labels": "parties",
+        "head": "fixed",
+        "mechanism": "none",
+        "activation": "none",
+        "noise_multiplier": 1.0,
+        "num_fusion_samples": 2,
+        "vote": "top",
+        "prediction_mechanism": "krr",
+        "prediction_symbols": 2,
+        "prediction_response_epsilon": 1.0,
+        "prediction_secure_aggregation": False,
+        "evaluation": "released",
+    },
 }
 
 
@@ -70,7 +86,8 @@ def session(choices: dict[str, object]) -> list[str]:
     )
     identities = [Identity.from_private_bytes(bytes([10 + index]) * 32) for index in range(3)]
     pinned = tuple(identity.public for identity in identities)
-    server = Server(plan, train_labels=data.train_labels, run_id=b"run-0001", head=sixteenths(torch.nn.Linear(2, 2)))
+    head = sixteenths(torch.nn.Linear(2, 2)) if plan.head is Head.TRAINED else None
+    server = Server(plan, train_labels=data.train_labels, run_id=b"run-0001", head=head)
     parties = [
         TwinSetup(
             plan=plan,
