@@ -1,20 +1,24 @@
-"""`python forging_party.py FOLDER guarded|open`: one party's cell, with its own certificate, and what it tries.
+"""`python forging_party.py FOLDER`: one party's cell, with its own certificate, and what it tries.
 
 Server, bank and hospital are NVFlare's own cells in this process, over mutual TLS; the server checks and signs tokens
-by NVFlare's own methods. What came through is printed as JSON. "open" is the same without our guards: the control.
+by NVFlare's own methods. Each attack is tried under all rules of the guard, and again with one of them taken away: the
+control. What came of it is printed as JSON.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import logging
 import os
+import socket
 import sys
-import threading
 import time
 import traceback
 import uuid
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +45,11 @@ from pbmvfl.deploy.nvflare.provision import provision
 from pbmvfl.deploy.site.folder import SiteFolder
 from support.deployments import PARTIES, SERVER, federation_text, free_ports
 
-FOLDER, MODE = Path(sys.argv[1]), sys.argv[2]
+FOLDER = Path(sys.argv[1])
 WAIT = 20.0
 _TOKEN = (CellMessageHeaderKeys.CLIENT_NAME, CellMessageHeaderKeys.TOKEN, CellMessageHeaderKeys.TOKEN_SIGNATURE)
 heard: list[str] = []
+refused: Counter[str] = Counter()
 
 
 class Tokens:
@@ -117,19 +122,38 @@ def held_threads() -> int:
     return sum(any(call.name == "get_certificate" for call in stack) for stack in stacks)
 
 
+def watched(rule: guard.Rule) -> guard.Rule:
+    """The same rule, which counts what it refuses."""
+    refuses = rule.refuses
+    if refuses is None:
+        return rule
+
+    def count(arrival: guard.Arrival, members: guard.Members) -> bool:
+        found = refuses(arrival, members)
+        refused[rule.name] += found
+        return found
+
+    return dataclasses.replace(rule, refuses=count)
+
+
 def main() -> None:
     port, line_port = free_ports()
     (FOLDER / "federation.toml").write_text(federation_text(port=port, line_port=line_port))
     homes = provision(FOLDER / "federation.toml", FOLDER / "homes")
     ConfigService.initialize(section_files={}, config_path=[str(homes["bank"].kit)])
-    if MODE == "guarded":
-        guard.install(PARTIES, homes[SERVER].federation.lead)
+    guard.RULES = tuple(watched(rule) for rule in guard.RULES)
+    guard.install(PARTIES, homes[SERVER].federation.lead)
     with contextlib.suppress(Exception):
         fobs_initialize()
     datums = FOLDER / "datums"
-    if MODE == "open":
-        lobs.get_datum_dir = lambda: str(datums)
     datums.mkdir()
+    no_files = lobs.get_datum_dir
+
+    def refuse_file() -> str:
+        refused["files in messages"] += 1
+        return str(no_files())
+
+    lobs.get_datum_dir = refuse_file
 
     server: Any = Tokens(homes[SERVER])
     server.cell = opened("server", homes[SERVER], f"tcp://127.0.0.1:{port}?admin_listener=true")
@@ -145,13 +169,12 @@ def main() -> None:
         token = f"token-{party}"
         server.client_manager.clients[token] = Client(party, token)
         set_add_auth_headers_filters(cells[party], party, token, server.sign_auth_token(party, token), "session")
-    for channel in (CellChannel.CLIENT_MAIN, CellChannel.CLIENT_COMMAND):
-        cells["hospital"].register_request_cb(channel, "*", note("hospital"))
     assert until(lambda: all(each in core.agents for each in PARTIES))
     bank = cells["bank"].core_cell
-
-    def honest(topic: str) -> Message:
-        return bank.send_request(CellChannel.SERVER_MAIN, topic, "server", Message({}, "x"), timeout=WAIT)
+    answer = bank.send_request(CellChannel.SERVER_MAIN, "honest", "server", Message({}, "x"), timeout=WAIT)
+    # The server's own token stands in every answer of its.
+    stolen = {key: answer.headers[key] for key in _TOKEN}
+    assert stolen[CellMessageHeaderKeys.TOKEN] == "server"
 
     def send(origin: str, to: str, channel: str, topic: str, payload: bytes = b"x", **more: Any) -> None:
         """As it is, past everything of NVFlare's that would write the true name."""
@@ -169,50 +192,143 @@ def main() -> None:
         }
         bank._send_to_endpoint(bank.agents["server"].endpoint, Message({**headers, **stolen, **more}, payload))
 
-    # The server's own token stands in every answer of its.
-    answer = honest("first")
-    stolen = {key: answer.headers[key] for key in _TOKEN}
-    assert stolen[CellMessageHeaderKeys.TOKEN] == "server"
-    send("server", "hospital", CellChannel.CLIENT_MAIN, "as the server")
-    send("hospital.job", "hospital", CellChannel.CLIENT_COMMAND, "as its own job")
-    send("server.job", "server", CellChannel.SERVER_PARENT_LISTENER, "as the server's job")
-    send("_admin_x", "server", CellChannel.HCI, "as the lead")
-    send("bank", "hospital", CellChannel.CLIENT_MAIN, "as itself")
-    send("bank", "server", CellChannel.SERVER_MAIN, "listed as the server")
-
-    # A reply that nobody asked for, with a file in it; and one that says that it is encrypted.
+    # A reply that nobody asked for, with a file in it.
     main_part, content = msgpack.packb("x"), b"written by another site's process"
-    file = uuid.uuid4()
     with_file = (
         lobs.HEADER_STRUCT.pack(lobs.MARKER_MAIN, 0, len(main_part))
         + main_part
         + lobs.HEADER_STRUCT.pack(lobs.MARKER_DATUM_FILE, 0, 16 + len(content))
-        + file.bytes
+        + uuid.uuid4().bytes
         + content
     )
-    reply = {Key.MSG_TYPE: MessageType.REPLY, Key.PAYLOAD_ENCODING: Encoding.FOBS}
-    send("bank", "hospital", CellChannel.SERVER_MAIN, "register", with_file, **reply)
-    bank.add_incoming_filter("credential_manager", "*", cb=lambda _: make_reply("ok"))
-    send("bank", "hospital", CellChannel.SERVER_MAIN, "register", **{**reply, Key.SECURE: True, Key.ENCRYPTED: True})
+    reply = {Key.MSG_TYPE: MessageType.REPLY}
+    bank.add_incoming_filter("credential_manager", "*", cb=lambda _: make_reply("ok"))  # it never answers
+    listener = socket.create_server(("127.0.0.1", 0))
+    listener.setblocking(False)
+
+    def is_dialled() -> bool:
+        with contextlib.suppress(BlockingIOError):
+            listener.accept()[0].close()
+            return True
+        return False
 
     # The bank's certificate, and a name as only leads have.
     admin = opened(f"_admin_{uuid.uuid4()}", homes["bank"], f"tcp://127.0.0.1:{port}")
     set_add_auth_headers_filters(admin, "server", "server", stolen[CellMessageHeaderKeys.TOKEN_SIGNATURE], "session")
     assert until(lambda: admin.get_fqcn() in core.agents)
-    asked = threading.Thread(
-        target=lambda: admin.core_cell.send_request(
-            CellChannel.HCI, "as an admin", "server", Message({}, "x"), timeout=3
+
+    # The server asks both; the bank answers for the hospital, which waits until that was dealt with.
+    replies: dict[str, Message] = {}
+
+    def answer_for_another(message: Message) -> Message:
+        headers = {Key.DESTINATION: "hospital", Key.CHANNEL: CellChannel.CLIENT_MAIN, Key.TOPIC: "both"}
+        more = {Key.MSG_TYPE: MessageType.RETURN, Key.REQ_ID: message.get_header(Key.REQ_ID)}
+        send("bank", "server", "", "both", b"forged", **{Key.ORIGINAL_HEADERS: headers, **more})
+        return make_reply("ok")
+
+    def answer_late(message: Message) -> Message:
+        before = refused["foreign return"]
+        waiter = core.waiters.get(message.get_header(Key.REQ_ID))
+        until(lambda: refused["foreign return"] > before or (waiter is not None and waiter.is_set()))
+        return make_reply("ok")
+
+    cells["bank"].register_request_cb(CellChannel.CLIENT_MAIN, "both", answer_for_another)
+    cells["hospital"].register_request_cb(CellChannel.CLIENT_MAIN, "both", answer_late)
+    for channel in (CellChannel.CLIENT_MAIN, CellChannel.CLIENT_COMMAND):
+        cells["hospital"].register_request_cb(channel, "*", note("hospital"))
+
+    def ask_both() -> None:
+        asked = Message({}, "x")
+        replies.update(core.broadcast_request(CellChannel.CLIENT_MAIN, "both", list(PARTIES), asked, timeout=WAIT))
+
+    def is_heard(words: str) -> Callable[[], bool]:
+        return lambda: any(words in each for each in heard)
+
+    Attack = tuple[str, str, Callable[[], object], Callable[[], bool]]
+    attacks: list[Attack] = [
+        (
+            "forged origin",
+            "the server",
+            lambda: send("server", "hospital", CellChannel.CLIENT_MAIN, "as the server"),
+            is_heard("hospital heard as the server of server"),
         ),
-        daemon=True,
-    )
-    asked.start()
-    # With the guard the admin's request waits for three seconds; all that was sent before it is dealt with by then.
-    if MODE == "open":
-        until(lambda: len(heard) >= 8 and any(datums.iterdir()) and held_threads())
-    asked.join(WAIT)
-    last = honest("last").get_header(Key.RETURN_CODE)
-    said = {"heard": sorted(heard), "files": len(list(datums.iterdir())), "held": held_threads(), "last": str(last)}
-    print(json.dumps(said), flush=True)
+        (
+            "forged origin",
+            "another's job",
+            lambda: send("hospital.job", "hospital", CellChannel.CLIENT_COMMAND, "as its own job"),
+            is_heard("hospital heard as its own job of hospital.job"),
+        ),
+        (
+            "forged origin",
+            "the server's job",
+            lambda: send("server.job", "server", CellChannel.SERVER_PARENT_LISTENER, "as the server's job"),
+            is_heard("server heard as the server's job of server.job"),
+        ),
+        (
+            "closed channel",
+            "an order",
+            lambda: send("bank", "server", CellChannel.SERVER_PARENT_LISTENER, "an order"),
+            is_heard("server heard an order of bank"),
+        ),
+        (
+            "closed channel",
+            "an admin",
+            lambda: admin.core_cell.fire_and_forget(CellChannel.HCI, "as an admin", "server", Message({}, "x")),
+            is_heard("server heard as an admin of _admin_"),
+        ),
+        (
+            "foreign name",
+            "listed",
+            lambda: send("bank", "server", CellChannel.SERVER_MAIN, "listed as the server"),
+            is_heard("server heard listed as the server of bank"),
+        ),
+        (
+            "files in messages",
+            "a file",
+            lambda: send("bank", "server", "x", "x", with_file, **reply, **{Key.PAYLOAD_ENCODING: Encoding.FOBS}),
+            lambda: any(datums.iterdir()),
+        ),
+        (
+            "unused header",
+            "an address",
+            lambda: send(
+                "bank",
+                "server",
+                "x",
+                "x",
+                **{**reply, Key.FROM_CELL: "x", Key.CONN_URL: f"tcp://127.0.0.1:{listener.getsockname()[1]}"},
+            ),
+            is_dialled,
+        ),
+        (
+            "unused header",
+            "encrypted",
+            lambda: send("bank", "server", "x", "x", **reply, **{Key.SECURE: True, Key.ENCRYPTED: True}),
+            lambda: held_threads() > 0,
+        ),
+        (
+            "foreign return",
+            "for another",
+            ask_both,
+            lambda: "hospital" in replies and replies["hospital"].payload == b"forged",
+        ),
+    ]
+    all_rules = guard.RULES
+    found = []
+    for rule, what, attack, has_effect in attacks:
+        before = refused[rule]
+        attack()
+        is_refused = until(lambda rule=rule, before=before: refused[rule] > before)
+        guarded = has_effect()
+        guard.RULES = tuple(each for each in all_rules if each.name != rule)
+        if rule == "files in messages":
+            lobs.get_datum_dir = lambda: str(datums)
+        attack()
+        control = until(has_effect)
+        guard.RULES, lobs.get_datum_dir = all_rules, refuse_file
+        said = {"rule": rule, "attack": what, "refused": is_refused, "guarded": guarded, "control": control}
+        found.append(said)
+    print(json.dumps(found), flush=True)
     os._exit(0)  # cells have threads that would wait
 
 
