@@ -20,6 +20,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from socketserver import TCPServer
 from typing import Any
 
 import msgpack
@@ -30,6 +31,7 @@ from nvflare.fuel.f3.cellnet.defs import CellChannel, Encoding, MessageType
 from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey as Key
 from nvflare.fuel.f3.cellnet.utils import make_reply
 from nvflare.fuel.f3.drivers.driver_params import DriverParams
+from nvflare.fuel.f3.drivers.tcp_driver import TcpStreamServer
 from nvflare.fuel.f3.message import Message
 from nvflare.fuel.sec.authn import set_add_auth_headers_filters
 from nvflare.fuel.utils.config_service import ConfigService
@@ -40,6 +42,7 @@ from nvflare.private.fed.server.fed_server import FederatedServer
 from nvflare.private.fed.utils.fed_utils import fobs_initialize
 from nvflare.private.fed.utils.identity_utils import IdentityAsserter
 
+from pbmvfl.deploy.link.tls import Credentials, party_context
 from pbmvfl.deploy.nvflare import guard
 from pbmvfl.deploy.nvflare.provision import provision
 from pbmvfl.deploy.site.folder import SiteFolder
@@ -120,6 +123,11 @@ def held_threads() -> int:
     """Those that wait for somebody's certificate."""
     stacks = (traceback.extract_stack(frame) for frame in sys._current_frames().values())
     return sum(any(call.name == "get_certificate" for call in stack) for stack in stacks)
+
+
+def accept_as_nvflare(server: Any) -> Any:
+    server.socket.do_handshake_on_connect = True
+    return TCPServer.get_request(server)
 
 
 def watched(rule: guard.Rule) -> guard.Rule:
@@ -217,6 +225,22 @@ def main() -> None:
     set_add_auth_headers_filters(admin, "server", "server", stolen[CellMessageHeaderKeys.TOKEN_SIGNATURE], "session")
     assert until(lambda: admin.get_fqcn() in core.agents)
 
+    # A connection that says nothing, and a party that comes after it.
+    silent: list[socket.socket] = []
+    bank_home = homes["bank"]
+    own = Credentials(
+        certificate=bank_home.certificate, private_key=bank_home.private_key, authority=bank_home.authority
+    )
+
+    def is_kept_out() -> bool:
+        with socket.create_connection(("127.0.0.1", port), timeout=3) as raw:
+            try:
+                with party_context(own).wrap_socket(raw):
+                    refused["handshakes"] += 1
+                    return False
+            except TimeoutError:
+                return True
+
     # The server asks both; the bank answers for the hospital, which waits until that was dealt with.
     replies: dict[str, Message] = {}
 
@@ -307,13 +331,19 @@ def main() -> None:
             lambda: held_threads() > 0,
         ),
         (
+            "handshakes",
+            "a silent connection",
+            lambda: (silent.append(socket.create_connection(("127.0.0.1", port))), is_kept_out()),
+            is_kept_out,
+        ),
+        (
             "foreign return",
             "for another",
             ask_both,
             lambda: "hospital" in replies and replies["hospital"].payload == b"forged",
         ),
     ]
-    all_rules = guard.RULES
+    all_rules, guarded_server = guard.RULES, (TcpStreamServer.get_request, TcpStreamServer.finish_request)
     found = []
     for rule, what, attack, has_effect in attacks:
         before = refused[rule]
@@ -323,9 +353,14 @@ def main() -> None:
         guard.RULES = tuple(each for each in all_rules if each.name != rule)
         if rule == "files in messages":
             lobs.get_datum_dir = lambda: str(datums)
+        elif rule == "handshakes":
+            TcpStreamServer.get_request, TcpStreamServer.finish_request = accept_as_nvflare, TCPServer.finish_request
         attack()
         control = until(has_effect)
         guard.RULES, lobs.get_datum_dir = all_rules, refuse_file
+        TcpStreamServer.get_request, TcpStreamServer.finish_request = guarded_server
+        for each in silent:
+            each.close()
         said = {"rule": rule, "attack": what, "refused": is_refused, "guarded": guarded, "control": control}
         found.append(said)
     print(json.dumps(found), flush=True)

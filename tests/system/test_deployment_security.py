@@ -13,13 +13,16 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
 pytest.importorskip("nvflare")
@@ -35,6 +38,7 @@ from pbmvfl.deploy.link.message_auth import PartyMessageAuth
 from pbmvfl.deploy.link.tls import Credentials
 from pbmvfl.deploy.monitoring.status import State
 from pbmvfl.deploy.nvflare import processes
+from pbmvfl.deploy.nvflare.keeper import read_record
 from pbmvfl.deploy.site.job_spec import Ending
 from pbmvfl.errors import LinkError
 from support.attacked_federation import (
@@ -507,10 +511,66 @@ def try_the_line(fed: Attacked) -> None:
         assert "its join has" in say_at_line(fed, own, partial(_instead, noise))
 
 
+def open_ports(fed: Attacked) -> set[int]:
+    """Every port at which a process of a kit listens, as the system counts them."""
+    found = set()
+    for home in fed.homes.values():
+        keeper = psutil.Process(read_record(home).pid)  # type: ignore[union-attr]
+        for process in (keeper, *keeper.children(recursive=True)):
+            with contextlib.suppress(psutil.Error):
+                found |= {each.laddr.port for each in process.net_connections("tcp") if each.status == "LISTEN"}
+    return found
+
+
+@contextlib.contextmanager
+def flood(ports: set[int]) -> Iterator[Counter[int]]:
+    """Silent connections and unfinished handshakes, 60 of them open at a time at each port; how many there were."""
+    over, made = threading.Event(), Counter[int]()
+
+    def connect() -> None:
+        held: deque[socket.socket] = deque()
+        while not over.wait(0.005):
+            for port in ports:
+                with contextlib.suppress(OSError):
+                    held.append(socket.create_connection(("127.0.0.1", port), timeout=1))
+                    made[port] += 1
+                    if made[port] % 2:
+                        held[-1].sendall(b"\x16\x03\x01\x02\x00\x01")
+            while len(held) > 60 * len(ports):
+                held.popleft().close()
+        for each in held:
+            each.close()
+
+    thread = threading.Thread(target=connect, daemon=True)
+    thread.start()
+    try:
+        yield made
+    finally:
+        over.set()
+        thread.join(timeout=30)
+
+
 def test_a_run_completes_while_the_line_is_attacked(fed: Attacked) -> None:
+    """With strangers at every open port since before it began."""
     order = fed.training("run", num_epochs=200)
-    thread, found = in_thread(lambda: fed.supervise(order, fed.clinic.run("run")))
-    assert line_is_open(fed.line_port, 120)
+    kits = open_ports(fed)
+    with flood(kits) as connected:
+        assert wait_for(lambda: all(connected[port] > 60 for port in kits))
+        thread, found = in_thread(lambda: fed.supervise(order, fed.clinic.run("run")))
+        assert line_is_open(fed.line_port, 120)
+        with flood(open_ports(fed) - kits) as connected_to_jobs:
+            _attack_the_line(fed, thread)
+        thread.join(timeout=60)
+    assert found, "the run did not end"
+    assert getattr(found[0], "ending", found[0]) is Ending.DONE, found
+    assert fed.port in connected
+    assert connected_to_jobs[fed.line_port] > 60
+    for name in PARTIES:
+        assert (fed.homes[name].model("run") / "part.json").is_file()
+
+
+def _attack_the_line(fed: Attacked, thread: threading.Thread) -> None:
+    """For as long as a run goes on."""
     states, rounds = set(), 0
     until = time.monotonic() + 200
     while thread.is_alive() and time.monotonic() < until:
@@ -526,13 +586,8 @@ def test_a_run_completes_while_the_line_is_attacked(fed: Attacked) -> None:
             # The line closes when the work is over, in the middle of anything; and only then.
             if not wait_for(lambda: fed.status(SERVER).state.is_over, 10):  # type: ignore[union-attr]
                 raise
-    thread.join(timeout=60)
-    assert found, "the run did not end"
-    assert getattr(found[0], "ending", found[0]) is Ending.DONE, found
     assert rounds >= 1
     assert states & {State.WARMING_UP, State.JOINING, State.HANDSHAKE, State.TRAINING}
-    for name in PARTIES:
-        assert (fed.homes[name].model("run") / "part.json").is_file()
 
 
 def test_frames_that_are_replayed_reordered_or_of_another_job_do_nothing(fed: Attacked) -> None:

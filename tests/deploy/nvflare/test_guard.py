@@ -77,7 +77,7 @@ def test_a_kit_has_the_file_of_every_rule_that_needs_one(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_each_rule_on_messages_alone_stops_its_attack(tmp_path: Path) -> None:
+def test_each_rule_alone_stops_its_attack(tmp_path: Path) -> None:
     """Over TLS between cells of NVFlare. The control of each rule: without it, and with all others, it succeeds."""
     done = subprocess.run(
         [sys.executable, str(HERE / "support" / "forging_party.py"), str(tmp_path)],
@@ -90,7 +90,7 @@ def test_each_rule_on_messages_alone_stops_its_attack(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     found: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
-    own = test_each_rule_on_messages_alone_stops_its_attack.__name__
+    own = test_each_rule_alone_stops_its_attack.__name__
     assert {each["rule"] for each in found} == {rule.name for rule in RULES if rule.test == own}
     assert {rule.name for rule in RULES if rule.refuses} <= {each["rule"] for each in found}
     for each in found:

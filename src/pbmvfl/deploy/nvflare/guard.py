@@ -11,12 +11,16 @@ Every process of a kit installs this before it has a connection: `local/resource
 
 from __future__ import annotations
 
+import contextlib
 import io
 import logging
 import re
 import shutil
+import socket
+import ssl
 import threading
 import zipfile
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -28,6 +32,7 @@ from nvflare.apis.job_def import JobMetaKey
 from nvflare.fuel.f3.cellnet.core_cell import CoreCell
 from nvflare.fuel.f3.cellnet.defs import CellChannel, CellChannelTopic, MessageHeaderKey, MessageType
 from nvflare.fuel.f3.drivers.driver_params import DriverParams
+from nvflare.fuel.f3.drivers.tcp_driver import TcpStreamServer
 from nvflare.fuel.f3.streaming.stream_const import STREAM_CHANNEL, STREAM_DATA_TOPIC, StreamHeaderKey
 from nvflare.fuel.utils.fobs import lobs
 from nvflare.private.admin_defs import MsgHeader, error_reply
@@ -188,7 +193,7 @@ def closed_channel(arrival: Arrival, members: Members) -> bool:
     if channel not in table.get(sender, frozenset()):
         return True
     if channel == _CONNECTION:  # a bundle of messages would not be checked one by one, and none is used
-        return topic != CellChannelTopic.Bye
+        return topic != str(CellChannelTopic.Bye)
     if channel == CellChannel.SERVER_COMMAND:
         return sender is Who.PARTY and topic not in PARTYS_COMMANDS
     return channel == _AUX and sender in (Who.PARTY, Who.SERVER) and topic not in JOB_TOPICS
@@ -252,7 +257,7 @@ def too_large(packed: object) -> str:
     return ""
 
 
-class WholeDeployment(DeployProcessor):  # type: ignore[misc]
+class WholeDeployment(DeployProcessor):
     """Delivery of a job's files: once, under the job's own id, bounded, and whole, or nothing of them stays.
 
     NVFlare empties the folder of the job's name, whatever that is, and unpacks into it before the files are validated.
@@ -303,6 +308,48 @@ def _no_files() -> str:
     raise ValueError("a message brings a file; permitted: none")
 
 
+# --- rule on connections ---
+
+#: Seconds that a connection has for its TLS handshake, and how many may be in one at a time.
+_HANDSHAKE, _MOST_HANDSHAKES = 10.0, 100
+
+
+def shake_hands_apart() -> None:
+    """Let each connection's TLS handshake be in a thread of its own, for a bounded time.
+
+    NVFlare's is in the thread that accepts connections, and has no end.
+    """
+    accept, serve = TcpStreamServer.get_request, TcpStreamServer.finish_request
+    pending: deque[ssl.SSLSocket] = deque()
+
+    def accept_only(server: Any) -> Any:
+        listener: Any = server.socket
+        if not isinstance(listener, ssl.SSLSocket):
+            raise OSError("a port without TLS; permitted: none")
+        listener.do_handshake_on_connect = False  # type: ignore[attr-defined]
+        accepted = accept(server)
+        pending.append(accepted[0])
+        if len(pending) > _MOST_HANDSHAKES:
+            with contextlib.suppress(IndexError, OSError):
+                # Its own thread closes it: a descriptor that is closed here could be another file's there.
+                socket.socket.shutdown(pending.popleft(), socket.SHUT_RDWR)
+        return accepted
+
+    def shake_hands(server: Any, request: Any, address: Any) -> None:
+        try:
+            request.settimeout(_HANDSHAKE)
+            request.do_handshake()
+            request.settimeout(None)
+        except OSError:
+            return  # whoever it was has shown no certificate
+        finally:
+            with contextlib.suppress(ValueError, IndexError):
+                pending.remove(request)
+        serve(server, request, address)
+
+    TcpStreamServer.get_request, TcpStreamServer.finish_request = accept_only, shake_hands
+
+
 # --- the table ---
 
 
@@ -319,7 +366,7 @@ class Rule:
     file: str = ""
 
 
-_FORGED = "test_each_rule_on_messages_alone_stops_its_attack"
+_FORGED = "test_each_rule_alone_stops_its_attack"
 RULES = (
     Rule(
         name="forged origin",
@@ -358,6 +405,12 @@ RULES = (
         attack="a message writes files into a folder of the machine that all users share",
         test=_FORGED,
         install=refuse_files,
+    ),
+    Rule(
+        name="handshakes",
+        attack="anyone who reaches a port, without a certificate, keeps all others out by one silent connection",
+        test=_FORGED,
+        install=shake_hands_apart,
     ),
     Rule(
         name="commands",
@@ -407,7 +460,8 @@ def install(parties: Iterable[str], lead: str) -> None:
         return
     members = Members(parties=tuple(parties), lead=lead)
     # What no longer exists must not pass for guarded.
-    for owner, name in ((CoreCell, "_process_received_msg"), (lobs, "get_datum_dir"), (DeployProcessor, "process")):
+    replaced = ((CoreCell, "_process_received_msg"), (lobs, "get_datum_dir"), (DeployProcessor, "process"))
+    for owner, name in replaced:
         if not callable(getattr(owner, name, None)):
             raise RuntimeError(f"{name} is not there to be guarded; permitted: nvflare==2.9.0")
     _installed.append(members)
