@@ -74,6 +74,11 @@ class Strangers:
         private.chmod(0o600)
         return Credentials(certificate=certificate, private_key=private, authority=self._folder / "rootCA.pem")
 
+    def key_file(self, path: Path) -> Path:
+        form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        path.write_bytes(self._key.private_bytes(*form))
+        return path
+
     def _sign(
         self, name: str, public: Any, first_day: int, last_day: int, *, role: str = "", is_authority: bool = False
     ) -> bytes:

@@ -52,6 +52,11 @@ class Authority:
             authority=self.folder / "rootCA.pem",
         )
 
+    def key_file(self) -> Path:
+        """The authority's private key, for what it signs besides certificates."""
+        form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        return self._write("rootCA.key", self._key.private_bytes(*form))
+
     def _write(self, name: str, content: bytes) -> Path:
         path = self.folder / name
         path.write_bytes(content)

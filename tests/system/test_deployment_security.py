@@ -6,6 +6,7 @@ Every attack is tried, and beside it something that shows that it is one: the ho
 from __future__ import annotations
 
 import contextlib
+import datetime
 import json
 import os
 import re
@@ -35,7 +36,8 @@ from pbmvfl.deploy.job.link_factory import link_context, party_message_auth, ser
 from pbmvfl.deploy.link import grpc_stream as streams
 from pbmvfl.deploy.link.interface import Channel
 from pbmvfl.deploy.link.message_auth import PartyMessageAuth
-from pbmvfl.deploy.link.tls import Credentials
+from pbmvfl.deploy.link.revocation import Revoked, sign_list
+from pbmvfl.deploy.link.tls import Certificate, Credentials
 from pbmvfl.deploy.monitoring.status import State
 from pbmvfl.deploy.nvflare import processes
 from pbmvfl.deploy.nvflare.keeper import read_record
@@ -135,6 +137,23 @@ def test_nvflares_port_hears_a_party(fed: Attacked) -> None:
     """The control: it is the certificate that the others are refused for."""
     bank = own_certificate(fed, "bank")
     assert tls_talk(fed.port, bank, authority=bank.authority, seconds=1).startswith("heard")
+
+
+def test_nvflares_port_refuses_a_revoked_certificate_by_name_and_no_other(fed: Attacked, tmp_path: Path) -> None:
+    stolen, server = fed.strangers.issue("bank"), fed.homes[SERVER]
+    assert tls_talk(fed.port, stolen, authority=stolen.authority, seconds=1).startswith("heard")
+    serial = Certificate.read(stolen.certificate).value.serial_number
+    entries = [Revoked(serial=serial, since=datetime.datetime.now(datetime.UTC))]
+    key = fed.strangers.key_file(tmp_path / "rootCA.key")
+    found = sign_list(tmp_path / "revoked.pem", server.authority, key, entries, number=1, days=1)
+    for home in fed.homes.values():
+        home.install_revocations(found.path)
+
+    def answer(site: Credentials) -> str:
+        return tls_talk(fed.port, site, authority=site.authority, seconds=1)
+
+    assert wait_for(lambda: "revoked" in answer(stolen).lower())
+    assert answer(own_certificate(fed, "bank")).startswith("heard")
 
 
 # --- one site to another ---

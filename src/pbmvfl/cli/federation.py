@@ -73,6 +73,9 @@ def _console() -> Console:
 def init(
     federation: Annotated[Path, _FILE],
     authority: Annotated[Path, typer.Option(help="A new folder for the authority's key.")] = Path("authority"),
+    update: Annotated[
+        bool, typer.Option("--update", help="Keep the authority's key, and take a changed federation.toml.")
+    ] = False,
 ) -> None:
     """The authority: a key that signs everybody's certificates. One of you runs this, once.
 
@@ -82,7 +85,7 @@ def init(
     need_nvflare()
     from pbmvfl.deploy.nvflare import authority as nvflare_authority
 
-    made = nvflare_authority.init(federation, authority)
+    made = nvflare_authority.init(federation, authority, update=update)
     console = _console()
     console.print(f"authority of {made.name} in {authority}: keep it where few can read it", markup=False)
     console.print(
@@ -97,16 +100,19 @@ def request(
     federation: Annotated[Path, _FILE],
     name: Annotated[str, typer.Option(help="Your organisation, as federation.toml has it.", show_default=False)],
     home: HomeFolder = Path(),
+    new_keys: Annotated[
+        bool, typer.Option("--new-keys", help="Replace the keys, as after a theft, when the old ones were revoked.")
+    ] = False,
     json_: AsJson = False,
 ) -> None:
     """Your organisation's keys, made here, and a file for the authority that has no secret in it.
 
-    Asking again keeps the keys.
+    Asking again keeps the keys, unless --new-keys replaces them.
     """
     need_nvflare()
     from pbmvfl.deploy.nvflare import authority as nvflare_authority
 
-    parcel = nvflare_authority.request(federation, name, home)
+    parcel = nvflare_authority.request(federation, name, home, new_keys=new_keys)
     if json_:
         print(json.dumps({"name": name, "home": str(home.resolve()), "request": str(parcel)}))
         return
@@ -143,6 +149,60 @@ def approve(
         console.print(f"for {name}: {path}", markup=False)
     _show_fingerprint(console, made.fingerprint)
     console.print("next: send each its file; each runs `pbmvfl federation package FILE --home FOLDER`", markup=False)
+
+
+@app.command()
+def revoke(
+    name: Annotated[
+        str | None, typer.Argument(help="The organisation. Without one the same list is issued for longer.")
+    ] = None,
+    authority: Annotated[Path, typer.Option(help="The authority's folder.")] = Path("authority"),
+    old: Annotated[
+        bool, typer.Option("--old", help="Revoke all its certificates but the newest, as after a renewal.")
+    ] = False,
+    days: Annotated[int, typer.Option(help="How long the list is valid.", min=1, max=3650)] = 365,
+    json_: AsJson = False,
+) -> None:
+    """The authority: write a list of certificates that no site accepts any more, to send to every organisation.
+
+    [bold]Try[/]  pbmvfl federation revoke bank --authority authority
+
+    Without --old the organisation's identity is revoked too: no site takes part in a job with it, until it has new keys
+    or is no longer in federation.toml.
+    """
+    need_nvflare()
+    from pbmvfl.deploy.nvflare import authority as nvflare_authority
+
+    made = nvflare_authority.revoke(authority, name, old=old, days=days)
+    if json_:
+        print(json.dumps({"list": str(made.path), "number": made.number, "revoked": len(made.entries)}))
+        return
+    console = _console()
+    console.print(f"revocation list {made.number}, {len(made.entries)} certificates: {made.path}", markup=False)
+    console.print(
+        "next: send it to every organisation; each runs `pbmvfl federation install-list FILE --home FOLDER`",
+        markup=False,
+    )
+
+
+@app.command()
+def install_list(
+    file: Annotated[Path, typer.Argument(help="The authority's revocation list.", show_default=False)],
+    home: HomeFolder = Path(),
+    json_: AsJson = False,
+) -> None:
+    """Use a revocation list of the authority from now on. A running site notices it within a minute.
+
+    A list that the authority did not sign, that is stale, or older than the one here is refused.
+    """
+    from pbmvfl.deploy.site.folder import SiteFolder
+
+    here = SiteFolder.at(home)
+    found = here.install_revocations(file)
+    if json_:
+        print(json.dumps({"name": here.name, "number": found.number, "revoked": len(found.entries)}))
+    else:
+        print(f"{here.name} uses revocation list {found.number}, valid until {found.until:%Y-%m-%d}")
 
 
 @app.command()

@@ -69,6 +69,7 @@ def admit(site_folder: SiteFolder, spec: JobSpec, now: datetime, *, row_ids: Row
     """
     with _redact_other_errors():
         _check_federation(site_folder, spec)
+        check_members(site_folder)
         policy = PolicyFile.read(site_folder)
         _check_hours(policy, now)
         if spec.plan is not None:
@@ -164,6 +165,26 @@ def _check_federation(site_folder: SiteFolder, spec: JobSpec) -> None:
     if spec.plan is not None and spec.plan.num_parties != there:
         raise OrderError(
             f"num_parties={spec.plan.num_parties}: federation {federation.name} has {there} parties; plan with so many"
+        )
+
+
+def check_members(site_folder: SiteFolder) -> None:
+    """Refuse to work with an organisation whose identity was revoked.
+
+    Raises:
+        FederationError: If the revocation list is stale, older than one before, or not the authority's.
+        PolicyError: If an organisation was revoked. The message is public.
+    """
+    revoked = site_folder.revocations()
+    if revoked is None:
+        return
+    revoked.check_fresh()
+    federation, pins = site_folder.federation, site_folder.pins()
+    names = zip((federation.server, *federation.parties), (pins.server, *pins.parties), strict=True)
+    if gone := [name for name, identity in names if identity in revoked.identities]:
+        raise PolicyError(
+            f"{', '.join(gone)} was revoked, by list {revoked.number} of the authority; remove it from federation.toml,"
+            " or let it make new keys"
         )
 
 

@@ -29,6 +29,7 @@ _WORDS = {
     "protocol": "protocol version",
     "federation": "digest of federation.toml",
     "identities": "digest of all pinned identities",
+    "revoked": "number of the revocation list",
     "plan": "plan hash",
     "rows": "number of aligned rows",
 }
@@ -42,13 +43,14 @@ def facts(site_folder: SiteFolder, spec: JobSpec, *, rows: int) -> dict[str, str
         spec: The job spec.
         rows: Number of aligned rows.
     """
-    pins = site_folder.pins()
+    pins, revoked = site_folder.pins(), site_folder.revocations()
     identities = hashlib.sha256(b"".join((pins.server, *pins.parties))).hexdigest()
     return {
         "version": pbmvfl.__version__,
         "protocol": str(PROTOCOL_VERSION),
         "federation": site_folder.federation.digest[:16],
         "identities": identities[:16],
+        "revoked": "0" if revoked is None else str(revoked.number),
         "plan": "" if spec.plan is None else spec.plan.hash.hex()[:16],
         "rows": str(rows),
     }

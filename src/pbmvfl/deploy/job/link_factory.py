@@ -38,6 +38,7 @@ def server_link(site_folder: SiteFolder, job: str) -> GrpcServerLink:
         auth=server_message_auth(site_folder, job),
         parties=federation.parties,
         patience=federation.patience,
+        revocations=site_folder.revocation_watch(),
     )
 
 
@@ -50,4 +51,5 @@ def party_link(site_folder: SiteFolder, job: str) -> GrpcPartyLink:
         auth=party_message_auth(site_folder, job),
         server_name=federation.server,
         patience=federation.patience,
+        revocations=site_folder.revocation_watch(),
     )

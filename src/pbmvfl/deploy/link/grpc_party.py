@@ -20,7 +20,8 @@ from pbmvfl.deploy.link import grpc_stream as streams
 from pbmvfl.deploy.link.grpc_stream import Outbox, event_loop, run
 from pbmvfl.deploy.link.interface import Channel, Handler
 from pbmvfl.deploy.link.message_auth import MOST_UNANSWERED, OtherJob, PartyMessageAuth
-from pbmvfl.deploy.link.tls import REFUSED_SILENTLY, CertificateRefused, Credentials, HungUp, shake_hands
+from pbmvfl.deploy.link.revocation import LOOK_SECONDS, RevocationWatch
+from pbmvfl.deploy.link.tls import REFUSED_SILENTLY, REVOKED, CertificateRefused, Credentials, HungUp, shake_hands
 from pbmvfl.errors import LinkError
 
 _CONNECT_SECONDS = 1.0
@@ -48,6 +49,7 @@ class GrpcPartyLink:
         auth: PartyMessageAuth,
         server_name: str,
         patience: float,
+        revocations: RevocationWatch | None = None,
         idle: float | None = None,
         ended_after: float = 5.0,
         message_limit: int = streams.LIMIT,
@@ -60,6 +62,7 @@ class GrpcPartyLink:
             auth: Message authentication of this process.
             server_name: Common name that the server's certificate must have.
             patience: Seconds that a disconnection may last.
+            revocations: Revocation list, which is checked at connect and every minute; None accepts all certificates.
             idle: Longest silence of the server in seconds; by default three times the patience.
             ended_after: Seconds of refused connections after which the server's process is taken for ended.
             message_limit: Longest message in bytes.
@@ -79,6 +82,9 @@ class GrpcPartyLink:
         self._was_welcome = False
         self._hang_ups = 0
         self._closed = False
+        self._revocations = revocations
+        #: Serial number of the server's certificate; None if there was no list to compare it with.
+        self._serial: int | None = None
 
     def serve(self, handle: Handler) -> None:
         """Answer questions until the server ends the work.
@@ -97,6 +103,11 @@ class GrpcPartyLink:
         """End `serve` with an error."""
         self._closed = True
         self._inbox.put(LinkError(_CLOSED))
+
+    def check_revocations(self) -> None:
+        """End `serve` with an error if the server's certificate was revoked since it was reached."""
+        if self._serial is not None and self._revocations is not None and self._revocations.revokes(self._serial):
+            self._inbox.put(LinkError(f"server: {REVOKED}"))
 
     # --- answering ---
 
@@ -182,8 +193,12 @@ class GrpcPartyLink:
 
     async def _beat(self) -> None:
         """Send signs of life while there is nothing else to send."""
+        looked = time.monotonic()
         while True:
             await asyncio.sleep(streams.HEARTBEAT)
+            if time.monotonic() - looked >= LOOK_SECONDS:
+                looked = time.monotonic()
+                self.check_revocations()
             if self._outbox is not None and not self._outbox.is_busy:
                 self._outbox.put(b"")
 
@@ -208,6 +223,7 @@ class GrpcPartyLink:
                 if refused_since is not None and time.monotonic() - refused_since >= self._ended_after:
                     raise LinkError("server: its process ended, and another job is there") from error
             except OSError as error:
+                self._count_hang_up(error)
                 reason, refused_since, longest = _reason(error), None, _LONGEST_PAUSE_UNREACHED
             except grpc.aio.AioRpcError as error:
                 reason, refused_since, longest = await self._failure(error), None, _LONGEST_PAUSE
@@ -223,6 +239,15 @@ class GrpcPartyLink:
             _, writer = await asyncio.open_connection(*self._address)
         host, port = writer.get_extra_info("peername")[:2]
         writer.close()
+        if self._revocations is not None and self._revocations.current() is not None:
+            # The library does not show the server's certificate to a party.
+            try:
+                shown = await asyncio.to_thread(shake_hands, (host, port), self._files, server_name=self._server_name)
+            except CertificateRefused as reason:
+                raise LinkError(f"server: {reason}") from reason
+            self._serial = shown.value.serial_number
+            if self._revocations.revokes(self._serial):
+                raise LinkError(f"server: {REVOKED}")
         target = f"ipv6:[{host}]:{port}" if ":" in host else f"ipv4:{host}:{port}"
         channel = grpc.aio.secure_channel(
             target,
@@ -254,16 +279,19 @@ class GrpcPartyLink:
         if not self._was_welcome:
             try:
                 await asyncio.to_thread(shake_hands, self._address, self._files, server_name=self._server_name)
-            except HungUp as reason:
-                self._hang_ups += 1
-                if self._hang_ups >= _MOST_HANG_UPS:
-                    raise LinkError(f"server: {REFUSED_SILENTLY}") from reason
             except CertificateRefused as reason:
                 raise LinkError(f"server: {reason}") from reason
             except OSError as reason:
+                self._count_hang_up(reason)
                 return _reason(reason)
         is_broken = error.code() is grpc.StatusCode.UNAVAILABLE
         return "the connection was closed during the handshake" if is_broken else _printable(error.details())
+
+    def _count_hang_up(self, error: OSError) -> None:
+        """Raise for a server that closed several connections on receiving this site's certificate."""
+        self._hang_ups += isinstance(error, HungUp) and not self._was_welcome
+        if self._hang_ups >= _MOST_HANG_UPS:
+            raise LinkError(f"server: {REFUSED_SILENTLY}") from error
 
 
 async def _message(call: Any) -> bytes:

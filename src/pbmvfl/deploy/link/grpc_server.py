@@ -17,11 +17,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
+from cryptography import x509
 
 from pbmvfl.deploy.link import grpc_stream as streams
 from pbmvfl.deploy.link.grpc_stream import Outbox, event_loop, run
 from pbmvfl.deploy.link.interface import Channel
 from pbmvfl.deploy.link.message_auth import OVERHEAD, PartyChannel, ProcessReplaced, ServerMessageAuth
+from pbmvfl.deploy.link.revocation import LOOK_SECONDS, RevocationWatch
 from pbmvfl.deploy.link.tls import Credentials
 from pbmvfl.errors import LinkError, PartyLost
 from pbmvfl.protocol.transport import Answers
@@ -37,6 +39,8 @@ _SILENT = 2.0
 #: Seconds that an earlier process may take to release the port.
 PORT_PATIENCE = 15.0
 _PAUSE = 0.1
+#: Reason for a party whose certificate was revoked.
+REVOKED = "its certificate was revoked by the federation's authority; renew it, or remove the party"
 
 
 @dataclass(eq=False)
@@ -45,6 +49,8 @@ class _Stream:
 
     task: asyncio.Task[Any]
     outbox: Outbox
+    #: Serial number of the certificate.
+    serial: int
     heard: float = field(default_factory=time.monotonic)
 
 
@@ -129,6 +135,7 @@ class GrpcServerLink:
         auth: ServerMessageAuth,
         parties: Sequence[str],
         patience: float,
+        revocations: RevocationWatch | None = None,
         ended_after: float = 3.0,
         time_limit: float = streams.TIME_LIMIT,
         message_limit: int = streams.LIMIT,
@@ -141,6 +148,7 @@ class GrpcServerLink:
             auth: Message authentication of this process.
             parties: Names of the parties, in the order of their indices.
             patience: Seconds that a disconnection may last.
+            revocations: Revocation list, which is checked at connect and every minute; None accepts all certificates.
             ended_after: Seconds after which a party that closed its stream is taken for ended.
             time_limit: Seconds that a new connection has to authenticate.
             message_limit: Longest message in bytes.
@@ -149,6 +157,7 @@ class GrpcServerLink:
             LinkError: If the port cannot be listened on within `PORT_PATIENCE` seconds, or a file cannot be used.
         """
         self._auth, self._patience, self._ended_after = auth, patience, ended_after
+        self._revocations = revocations
         self._time_limit, self._message_limit = time_limit, message_limit
         self._peers = [_Peer(index, name) for index, name in enumerate(parties)]
         self._by_name = {peer.name: peer for peer in self._peers}
@@ -196,6 +205,10 @@ class GrpcServerLink:
 
     def close(self) -> None:
         run(self._close())
+
+    def check_revocations(self) -> None:
+        """End the streams of parties whose certificates were revoked since they connected."""
+        run(self._check_revocations())
 
     # --- asking, in the streams' loop ---
 
@@ -269,7 +282,10 @@ class GrpcServerLink:
                 raise LinkError(f"party={name}: it is not of this federation, which has {', '.join(self._by_name)}")
             if peer.num_joining >= MOST_JOINING:  # not for good: another holder of the certificate may be at work
                 await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{MOST_JOINING} of this name are joining")
-            stream = await self._admit(peer, context)
+            serial = x509.load_pem_x509_certificate(properties["x509_pem_cert"][0]).serial_number
+            if self._is_revoked(serial):
+                raise LinkError(f"party={name}: {REVOKED}")
+            stream = await self._admit(peer, context, serial)
         except (LinkError, TimeoutError) as error:
             if peer is not None and isinstance(error, LinkError):
                 peer.last_refusal = str(error)
@@ -293,12 +309,14 @@ class GrpcServerLink:
         except asyncio.CancelledError:
             if peer.stream is not stream:
                 await context.abort(grpc.StatusCode.ABORTED, "a newer stream of this party is here")
+            if self._is_revoked(stream.serial):
+                await context.abort(grpc.StatusCode.PERMISSION_DENIED, f"party={peer.name}: {REVOKED}")
             if not self._closed:  # otherwise it ends with the status OK, by which a party knows an orderly end
                 raise
         finally:
             self._lose(peer, stream)
 
-    async def _admit(self, peer: _Peer, context: Any) -> _Stream:
+    async def _admit(self, peer: _Peer, context: Any, serial: int) -> _Stream:
         challenge = self._auth.challenge()
         peer.num_joining += 1
         try:
@@ -313,7 +331,7 @@ class GrpcServerLink:
         again = admission.channel.again(admission.last)  # now: a question may have gone to the old stream meanwhile
         task = asyncio.current_task()
         assert task is not None
-        stream, old = _Stream(task, Outbox(context.write)), peer.stream
+        stream, old = _Stream(task, Outbox(context.write), serial), peer.stream
         if old is not None:
             old.task.cancel()
         self.num_redials += peer.channel is not None
@@ -345,6 +363,21 @@ class GrpcServerLink:
             self.first_lost = self.first_lost or peer.name
             self._changed.set()
 
+    def _is_revoked(self, serial: int) -> bool:
+        return self._revocations is not None and self._revocations.revokes(serial)
+
+    async def _check_revocations(self) -> None:
+        for peer in self._peers:
+            if peer.stream is not None and self._is_revoked(peer.stream.serial):
+                peer.lost_reason = REVOKED
+                peer.stream.task.cancel()
+                self._changed.set()
+
+    async def _look_at_revocations(self) -> None:
+        while not self._closed:
+            await asyncio.sleep(LOOK_SECONDS)
+            await self._check_revocations()
+
     # --- start and end ---
 
     async def _listen(self, listen: tuple[str, int], credentials: Any) -> tuple[Any, int]:
@@ -369,6 +402,7 @@ class GrpcServerLink:
             try:
                 found = server.add_secure_port(f"{host or '[::]'}:{port}", credentials)
                 await server.start()
+                self._looking = asyncio.create_task(self._look_at_revocations())
                 return server, found
             except RuntimeError:
                 if time.monotonic() >= until:
@@ -380,6 +414,7 @@ class GrpcServerLink:
 
     async def _close(self) -> None:
         self._closed = True
+        self._looking.cancel()
         self._changed.set()
         for peer in self._peers:
             if peer.stream is not None:

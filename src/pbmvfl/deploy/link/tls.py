@@ -80,8 +80,8 @@ def party_context(credentials: Credentials) -> ssl.SSLContext:
 
 def shake_hands(
     address: tuple[str, int], credentials: Credentials, *, server_name: str, server_speaks_first: bool = True
-) -> None:
-    """Complete one TLS handshake with a server, to find out what is wrong.
+) -> Certificate:
+    """Complete one TLS handshake with a server, to find out what is wrong, and return its certificate.
 
     Args:
         address: Host and port of the server.
@@ -108,7 +108,7 @@ def shake_hands(
             raise ConnectionResetError("it hung up during the handshake") from error
         except ssl.SSLError as error:
             raise CertificateRefused(f"it speaks no TLS 1.3 that this kit understands: {error.reason}") from error
-        _check_name(connection.getpeercert(binary_form=True) or b"", server_name)
+        shown = _check_name(connection.getpeercert(binary_form=True) or b"", server_name)
         # With TLS 1.3 a server checks our certificate after the handshake is complete at this side.
         try:
             if not server_speaks_first:
@@ -126,6 +126,7 @@ def shake_hands(
             pass  # it waits for data: the certificate was accepted
         except OSError as error:
             raise HungUp(str(error)) from error
+        return shown
 
 
 #: What a refused site is told; the reason is the server's alert.
@@ -147,12 +148,16 @@ def _refused(error: ssl.SSLCertVerificationError) -> str:
     return f"its certificate is not accepted here: {why}"
 
 
-def _check_name(certificate: bytes, server_name: str) -> None:
+#: What a server with a revoked certificate is refused for.
+REVOKED = "its certificate was revoked by the federation's authority; call its organisation before you go on"
+
+
+def _check_name(certificate: bytes, server_name: str) -> Certificate:
     """Refuse a certificate that is not the server's, or that lacks its name where gRPC looks for it."""
     found = x509.load_der_x509_certificate(certificate)
-    name = Certificate(Path("its certificate"), found).name
-    if name != server_name:
-        raise CertificateRefused(f"it has the certificate of {name}; permitted: {server_name}")
+    shown = Certificate(Path("its certificate"), found)
+    if shown.name != server_name:
+        raise CertificateRefused(f"it has the certificate of {shown.name}; permitted: {server_name}")
     with contextlib.suppress(x509.ExtensionNotFound):
         names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         if server_name not in names.get_values_for_type(x509.DNSName):
@@ -160,6 +165,7 @@ def _check_name(certificate: bytes, server_name: str) -> None:
                 f"its certificate lacks the alternative name {server_name}: it was made by an older version; approve "
                 "and package it again"
             )
+    return shown
 
 
 # --- Certificates of a kit: their names, dates and issuer, and descriptions of what is wrong with them ---

@@ -1,8 +1,10 @@
 """Enrolment: each organisation generates its own keys, requests certificates, and receives only public texts.
 
-init      the authority: a certificate that signs those of all others; its operator keeps its folder request   every
-organisation: its own keys, and a request to send approve   the authority: all requests of a federation become bundles
-to send back package   every organisation: a kit from its own keys and what came back
+init      the authority: a certificate that signs those of all others; its operator keeps its folder
+request   every organisation: its own keys, and a request to send
+approve   the authority: all requests of a federation become bundles to send back
+package   every organisation: a kit from its own keys and what came back
+revoke    the authority: a list of certificates that no site accepts any more
 
 NVFlare makes keys, requests and certificates (its distributed provisioning); what is sent is ours, since it also
 carries identities, and the kit's other files are written by `hardening` at the organisation.
@@ -11,7 +13,9 @@ carries identities, and the kit's other files are written by `hardening` at the 
 from __future__ import annotations
 
 import contextlib
+import datetime
 import io
+import json
 import shutil
 import tempfile
 from argparse import Namespace
@@ -24,16 +28,19 @@ from nvflare.tool.cert.cert_commands import generate_csr_files, handle_cert_init
 
 from pbmvfl._files import PRIVATE_FILE, make_private_folder, read_object, write_atomically
 from pbmvfl.deploy.link import tls
+from pbmvfl.deploy.link.revocation import RevocationList, Revoked, sign_list
 from pbmvfl.deploy.link.tls import Certificate
 from pbmvfl.deploy.nvflare.hardening import harden
 from pbmvfl.deploy.nvflare.provision import make_home, organisation
-from pbmvfl.deploy.site.enrolment import Request, Signed, check_distinct
+from pbmvfl.deploy.site.enrolment import Request, Signed, check_distinct, read_zip_bundle
 from pbmvfl.deploy.site.federation_file import FILE, FederationFile
 from pbmvfl.deploy.site.fingerprint import check_fingerprint, fingerprint
-from pbmvfl.deploy.site.folder import PINS, WHO, SiteFolder
+from pbmvfl.deploy.site.folder import IDENTITY, PINS, WHO, SiteFolder
 from pbmvfl.errors import FederationError
 
 AUTHORITY_DAYS, CERTIFICATE_DAYS = 3650, 365
+#: The authority's newest revocation list, and its folder of all certificates that it issued.
+REVOKED, _ISSUED = "revoked.pem", "issued"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,9 +55,19 @@ class Approval:
     fingerprint: str
 
 
-def init(federation_toml: Path, folder: Path) -> FederationFile:
-    """Create an authority in a folder of its own. Its holder can admit any organisation: keep it off line."""
+def init(federation_toml: Path, folder: Path, *, update: bool = False) -> FederationFile:
+    """Create an authority in a folder of its own. Its holder can admit any organisation: keep it off line.
+
+    With `update` an authority that exists takes a changed federation.toml, as when a party comes or goes: all have to
+    request and package again, with the keys that they have.
+    """
     federation = FederationFile.read(federation_toml)
+    if update:
+        before = FederationFile.read(folder / FILE)
+        if before.name != federation.name:
+            raise FederationError(f"{folder} is the authority of {before.name!r}, not of {federation.name!r}")
+        write_atomically(folder / FILE, _text(federation_toml))
+        return federation
     if folder.exists() and any(folder.iterdir()):
         raise FederationError(f"{folder} is not empty and was not touched; choose another folder")
     make_private_folder(folder)
@@ -72,16 +89,22 @@ def init(federation_toml: Path, folder: Path) -> FederationFile:
     return federation
 
 
-def request(federation_toml: Path, name: str, path: Path) -> Path:
-    """Create an organisation's folder with its own keys, and return the file to send. Existing keys are kept."""
+def request(federation_toml: Path, name: str, path: Path, *, new_keys: bool = False) -> Path:
+    """Create an organisation's folder with its own keys, and return the file to send.
+
+    Existing keys are kept, unless `new_keys` replaces them: after a theft, when the old ones were revoked.
+    """
     federation = FederationFile.read(federation_toml)
     if name != federation.server:
         federation.index_of(name)
     if (path / WHO).exists() and SiteFolder.at(path).name != name:
         raise FederationError(f"{path} is the folder of {SiteFolder.at(path).name}, not of {name}; choose another")
     site_folder = make_home(path, name, _text(federation_toml))
-    identity = site_folder.make_identity()
     folder = site_folder.path / "request"
+    if new_keys:
+        shutil.rmtree(folder, ignore_errors=True)
+        (site_folder.path / IDENTITY).unlink(missing_ok=True)
+    identity = site_folder.make_identity()
     make_private_folder(folder)
     wanted = Request(
         federation=federation.digest,
@@ -129,6 +152,13 @@ def approve(
             old = Request.read(path, federation)
             accepted.setdefault(old.name, (path, old))
     everybody = {name: accepted[name][1] for name in names if name in accepted}
+    revoked = _revoked(folder)
+    for name, wanted in everybody.items():
+        if revoked is not None and wanted.identity in revoked.identities:
+            raise FederationError(
+                f"{accepted[name][0]}: the identity of {name} was revoked; let them make new keys with "
+                "`pbmvfl federation request --new-keys`, and compare fingerprints"
+            )
     check_distinct({name: each.identity for name, each in everybody.items()}, "requests")
     keys = {name: each.keys(federation, accepted[name][0]) for name, each in everybody.items()}
     check_distinct({f"{name} ({place})": key for name in keys for place, key in enumerate(keys[name])}, "requests")
@@ -152,8 +182,69 @@ def approve(
             site=_sign(folder, wanted.site, "server" if server else "client", days, federation),
             lead=_sign(folder, wanted.lead, "lead", days, federation) if server else "",
             identities=identities,
+            revoked="" if revoked is None else revoked.path.read_text(),
         ).write(bundles[name])
     return Approval(bundles=bundles, missing=(), fingerprint=fingerprint(federation, root, identities))
+
+
+def revoke(folder: Path, name: str | None = None, *, old: bool = False, days: int = CERTIFICATE_DAYS) -> RevocationList:
+    """Write the next revocation list, and return it.
+
+    Args:
+        folder: The authority's folder.
+        name: Organisation whose certificates are revoked, and with them its identity: it lost its keys, or leaves. None
+            to issue the same list for longer.
+        old: Revoke all certificates of the organisation but the newest, and keep its identity.
+        days: Validity of the list.
+
+    Raises:
+        FederationError: If no certificate of that name was issued.
+    """
+    federation, before = FederationFile.read(folder / FILE), _revoked(folder)
+    entries = {} if before is None else dict(before.entries)
+    if name is not None:
+        names = {name, federation.lead} if name == federation.server else {name}
+        issued = [each for each in map(Certificate.read, (folder / _ISSUED).glob("*.pem")) if each.name in names]
+        if not issued:
+            raise FederationError(
+                f"name={name!r}: {folder} has issued no certificate of that name; nothing was revoked"
+            )
+        newest = {each.name: each for each in sorted(issued, key=_moment_of_issue)}
+        if old:
+            issued = [each for each in issued if each is not newest[each.name]]
+        request_of = folder / "requests" / f"{name}.request.zip"
+        identity = b"" if old else _identity_in(request_of)
+        now = datetime.datetime.now(datetime.UTC)
+        for serial in (each.value.serial_number for each in issued):
+            if serial not in entries or (identity and not entries[serial].identity):
+                entries[serial] = Revoked(serial=serial, since=now, identity=identity)
+        if not old:
+            request_of.unlink(missing_ok=True)  # no certificate is made for these keys again
+    return sign_list(
+        folder / REVOKED,
+        folder / "rootCA.pem",
+        folder / "rootCA.key",
+        entries.values(),
+        number=1 + (0 if before is None else before.number),
+        days=days,
+    )
+
+
+def _moment_of_issue(certificate: Certificate) -> tuple[datetime.datetime, int]:
+    """Return when a certificate was made; its own date has whole seconds."""
+    return certificate.not_before, certificate.path.stat().st_mtime_ns
+
+
+def _revoked(folder: Path) -> RevocationList | None:
+    return RevocationList.read(folder / REVOKED, folder / "rootCA.pem") if (folder / REVOKED).exists() else None
+
+
+def _identity_in(request_of: Path) -> bytes:
+    """Return the identity of a request, which may be of an earlier federation.toml; empty if there is none."""
+    if not request_of.exists():
+        return b""
+    text = read_zip_bundle(request_of, {"request.json", "request.sig"})["request.json"]
+    return bytes.fromhex(json.loads(text)["identity"])
 
 
 def package(
@@ -191,6 +282,10 @@ def package(
         check_fingerprint(fingerprint_said, found)
     _check_pins(site_folder, signed, replace)
     _write_kit(site_folder, signed)
+    if signed.revoked:
+        with tempfile.TemporaryDirectory(prefix=".package-", dir=site_folder.path) as scratch, _named(scratch, bundle):
+            (Path(scratch) / REVOKED).write_text(signed.revoked)
+            site_folder.install_revocations(Path(scratch) / REVOKED)
     return found
 
 
@@ -266,7 +361,10 @@ def _sign(folder: Path, csr: str, kind: str, days: int, federation: FederationFi
             server_default_host=federation.host if kind == "server" else None,
             server_additional_hosts=[federation.server] if kind == "server" else None,
         )
-        return Path(made["signed_cert"]).read_text()
+        signed = Certificate.read(Path(made["signed_cert"]))
+        make_private_folder(folder / _ISSUED)
+        write_atomically(folder / _ISSUED / f"{signed.value.serial_number:x}.pem", signed.path.read_text())
+        return signed.path.read_text()
 
 
 @contextlib.contextmanager

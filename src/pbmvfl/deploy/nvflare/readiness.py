@@ -11,7 +11,7 @@ from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_component import FLComponent
 from nvflare.apis.fl_context import FLContext
 
-from pbmvfl.deploy.nvflare import guard
+from pbmvfl.deploy.nvflare import guard, revocation
 from pbmvfl.deploy.nvflare.keeper import note_ready
 from pbmvfl.deploy.site.folder import SiteFolder
 
@@ -21,8 +21,10 @@ class Readiness(FLComponent):
 
     def __init__(self) -> None:
         super().__init__()
-        federation = SiteFolder.at(Path.cwd().parent).federation  # NVFlare works in the kit's folder
+        site_folder = SiteFolder.at(Path.cwd().parent)  # NVFlare works in the kit's folder
+        federation = site_folder.federation
         guard.install(federation.parties, federation.lead)
+        revocation.install(site_folder.revocation_watch())
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:  # noqa: ARG002
         if event_type == EventType.SYSTEM_START:

@@ -49,12 +49,13 @@ def write_zip_bundle(path: Path, members: Mapping[str, bytes]) -> None:
         raise not_written(path, error) from error
 
 
-def read_zip_bundle(path: Path, names: set[str]) -> dict[str, bytes]:
+def read_zip_bundle(path: Path, names: set[str], *, optional: Collection[str] = ()) -> dict[str, bytes]:
     """Read a received zip file in memory, with bounded sizes.
 
     Args:
         path: The file.
         names: Exact set of member names.
+        optional: Names of members that may be missing.
 
     Returns:
         Content by name.
@@ -68,7 +69,7 @@ def read_zip_bundle(path: Path, names: set[str]) -> dict[str, bytes]:
         with zipfile.ZipFile(path) as bundle:
             infos = bundle.infolist()
             found = [info.filename for info in infos]
-            if len(found) != len(names) or set(found) != names:
+            if len(found) != len(set(found)) or not names <= set(found) <= names | set(optional):
                 raise FederationError(
                     f"{path} has {len(found)} files; permitted: exactly {', '.join(sorted(names))}; ask for it again"
                 )
@@ -99,6 +100,7 @@ def _read(bundle: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
 FORMAT = 1
 _LABEL = b"pbmvfl request for a certificate\0"
 _SMALLEST_RSA = 2048
+_REVOKED = "revoked.pem"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,6 +175,8 @@ class Signed:
     site: str  #: the site's certificate (PEM)
     lead: str
     identities: Mapping[str, bytes]
+    #: The newest revocation list (PEM); empty if there is none.
+    revoked: str = ""
 
     def write(self, path: Path) -> None:
         """Write the reply as a zip file."""
@@ -185,7 +189,8 @@ class Signed:
             "lead": self.lead,
             "identities": {name: key.hex() for name, key in self.identities.items()},
         }
-        write_zip_bundle(path, {"signed.json": json.dumps(said, sort_keys=True, indent=1).encode()})
+        lists = {_REVOKED: self.revoked.encode()} if self.revoked else {}
+        write_zip_bundle(path, {"signed.json": json.dumps(said, sort_keys=True, indent=1).encode(), **lists})
 
     @classmethod
     def read(cls, path: Path, federation: FederationFile) -> Signed:
@@ -194,7 +199,8 @@ class Signed:
         Raises:
             FederationError: If it has another form, or is for another federation.
         """
-        text = read_zip_bundle(path, {"signed.json"})["signed.json"]
+        bundle = read_zip_bundle(path, {"signed.json"}, optional={_REVOKED})
+        text, revoked = bundle["signed.json"], bundle.get(_REVOKED, b"").decode(errors="replace")
         names = {"federation", "name", "authority", "site", "lead"}
         said = _texts(text, names, path, tables={"identities"})
         if said["federation"] != federation.digest:
@@ -203,7 +209,7 @@ class Signed:
             raise FederationError(f"{path} does not have exactly the identities of all organisations; ask for it again")
         identities = {name: _hex(key, path) for name, key in said["identities"].items()}
         check_distinct(identities, path)
-        return cls(**{name: said[name] for name in names}, identities=identities)
+        return cls(**{name: said[name] for name in names}, identities=identities, revoked=revoked)
 
 
 def check_distinct(identities: Mapping[str, bytes], where: Path | str) -> None:

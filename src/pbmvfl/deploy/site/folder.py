@@ -2,6 +2,7 @@
 
 federation.toml    what all agree on                     public
 pins.json          everybody's identity                  public, compared by phone
+revoked.pem        revoked certificates, if there are    public, signed by the authority
 identity.key       this organisation's own               secret, made here, never leaves
 request/           NVFlare's key and request             secret, made here
 kit/               NVFlare's startup kit: startup/ has certificates, local/ this site's rules
@@ -24,8 +25,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from pbmvfl._files import PRIVATE_FILE, read_object, write_atomically
+from pbmvfl._files import PRIVATE_FILE, make_private_folder, read_object, write_atomically
 from pbmvfl.crypto.key_exchange import IDENTITY_BYTES, Identity
+from pbmvfl.deploy.link.revocation import RevocationList, RevocationWatch
 from pbmvfl.deploy.link.tls import Credentials
 from pbmvfl.deploy.site.federation_file import FILE, FederationFile
 from pbmvfl.errors import FederationError
@@ -44,6 +46,13 @@ def check_name(name: str, what: str) -> str:
     if not isinstance(name, str) or not NAME.fullmatch(name):
         raise FederationError(f"{what}={name!r} must be 1 to 60 small letters, digits and hyphens, no hyphen first")
     return name
+
+
+def _older(found: RevocationList, newest: int) -> FederationError:
+    return FederationError(
+        f"{found.path} has number={found.number}; permitted: {newest} and more, since number {newest} was here; get "
+        "the newest list from the authority"
+    )
 
 
 @dataclass(frozen=True)
@@ -146,6 +155,49 @@ class SiteFolder:
     def write_pins(self, server: bytes, parties: dict[str, bytes]) -> None:
         said = {"server": server.hex(), "parties": {name: key.hex() for name, key in parties.items()}}
         write_atomically(self.path / PINS, json.dumps(said, indent=1) + "\n")
+
+    # --- revoked certificates ---
+
+    @property
+    def revoked(self) -> Path:
+        return self.path / "revoked.pem"
+
+    def revocation_watch(self) -> RevocationWatch:
+        return RevocationWatch(self.revoked, self.authority)
+
+    def revocations(self) -> RevocationList | None:
+        """Read the revocation list; None before the first.
+
+        Raises:
+            FederationError: If it is not the authority's, or older than one that was here.
+        """
+        seen = self._newest_list.read_text().strip() if self._newest_list.exists() else "0"
+        if seen == "0" and not self.revoked.exists():
+            return None
+        found = RevocationList.read(self.revoked, self.authority)
+        if found.number < int(seen):
+            raise _older(found, int(seen))
+        return found
+
+    def install_revocations(self, source: Path) -> RevocationList:
+        """Verify a received revocation list, and use it from now on.
+
+        Raises:
+            FederationError: If it is not the authority's, stale, or older than the one here. Nothing is written then.
+        """
+        found, current = RevocationList.read(source, self.authority), self.revocations()
+        found.check_fresh()
+        if current is not None and found.number < current.number:
+            raise _older(found, current.number)
+        make_private_folder(self._newest_list.parent)
+        write_atomically(self.revoked, source.read_text())
+        write_atomically(self._newest_list, f"{found.number}\n")
+        return found
+
+    @property
+    def _newest_list(self) -> Path:
+        """Number of the newest list that was here, in case that an older copy of the folder is restored over it."""
+        return self.path / "state" / "revoked.number"
 
     # --- places ---
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import socket
 import time
 
-from pbmvfl.deploy.link.tls import REFUSED_SILENTLY, CertificateRefused, HungUp, shake_hands
+from pbmvfl.deploy.link.tls import REFUSED_SILENTLY, REVOKED, CertificateRefused, HungUp, shake_hands
 from pbmvfl.deploy.site.folder import SiteFolder
 from pbmvfl.errors import FederationError, LinkError
 
@@ -31,10 +31,15 @@ def check_server(site_folder: SiteFolder, *, wait: float = 0.0) -> None:
     federation = site_folder.federation
     address = federation.host, federation.port
     until = time.monotonic() + wait
+    revocations = site_folder.revocation_watch()
     hung_up = 0
     while True:
         try:
-            shake_hands(address, site_folder.credentials, server_name=federation.server, server_speaks_first=False)
+            shown = shake_hands(
+                address, site_folder.credentials, server_name=federation.server, server_speaks_first=False
+            )
+            if revocations.revokes(shown.value.serial_number):
+                raise CertificateRefused(REVOKED)
             return
         except CertificateRefused as error:
             raise FederationError(f"{federation.host}:{federation.port}: {error}") from error
