@@ -42,6 +42,7 @@ SLOW_FILES = (
     "frozen/test_plans.py",
     "privacy/test_table.py",
     "privacy/test_advantage.py",
+    "system/test_notebooks.py",
     "system/test_examples.py",
     "system/test_answers_hide_changes.py",
     "federation/test_learning.py",

@@ -95,6 +95,8 @@ def test_every_block_runs_and_prints_what_is_shown(page, run_main, monkeypatch, 
     shutil.copytree(EXAMPLES, folder)
     monkeypatch.chdir(folder)
     monkeypatch.setenv("COLUMNS", "100")
+    for variable in ("MLFLOW_ALLOW_FILE_STORE", "MLFLOW_DISABLE_TELEMETRY"):  # a page sets them for its process
+        monkeypatch.setenv(variable, "true")
     names: dict[str, object] = {"__name__": "__main__"}
     for block in runnable(page):
         if block.kind == "python":

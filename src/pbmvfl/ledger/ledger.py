@@ -99,7 +99,7 @@ class Ledger:
         return owners.owner_of(self._store.db)
 
     def __repr__(self) -> str:
-        return short_repr("Ledger", repr(str(self.path)), *self._described())
+        return short_repr("Ledger", repr(self.path.name), *self._described())
 
     def _repr_html_(self) -> str:
         from pbmvfl.ledger.spending import spending
@@ -110,7 +110,7 @@ class Ledger:
             for limit in self.limits(dataset) or (None,):
                 spent = "" if limit is None else format_epsilon(spending(self, dataset, limit).epsilon)
                 rows.append((dataset, runs, "none" if limit is None else str(limit), spent))
-        title = f"ledger {self.path}; {', '.join(self._described())}"
+        title = f"ledger {self.path.name}; {', '.join(self._described())}"
         return html_table(title, rows, header=("dataset", "sessions", "limit", "epsilon spent"))
 
     def _described(self) -> list[str]:
