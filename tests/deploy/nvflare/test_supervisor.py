@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import subprocess
+import tempfile
 import time
 
 import pytest
 
 pytest.importorskip("nvflare")
 
-from pbmvfl.deploy.nvflare import supervisor
+from pbmvfl.deploy.nvflare import keeper, supervisor
 from pbmvfl.deploy.nvflare.supervisor import Supervisor, Watched
 from pbmvfl.deploy.site.job_spec import Ending, JobResult, JobSpec, Work
 from pbmvfl.errors import FederationError
@@ -179,3 +182,104 @@ def test_without_keep_going_one_loss_is_the_end(server, homes):
     server.on_submit = lambda job: write_end(homes, job, Ending.FAILED, "lost bank: its process ended")
     assert supervise(homes, keep_going=False)[0].ending == "failed"
     assert list(server.jobs) == ["job-1"]
+
+
+# --- a server that is not there ---
+
+
+class Clock:
+    """Time that passes by sleeping alone."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def time(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch, homes):
+    """No server answers; every attempt to reach it takes as long as the longest."""
+    made = Clock()
+
+    def unreached(home):  # noqa: ARG001
+        made.sleep(supervisor._CONNECT)
+        raise ConnectionRefusedError
+
+    monkeypatch.setattr(supervisor, "time", made)
+    monkeypatch.setattr(supervisor, "_connect", unreached)
+    (homes[SERVER].path / "state").mkdir()
+    return made
+
+
+def ended_process() -> int:
+    with subprocess.Popen(["true"]) as process:
+        return process.pid
+
+
+@pytest.mark.parametrize("keeper_lives", [True, False])
+def test_a_killed_keeper_is_told_within_fifteen_seconds(clock, homes, keeper_lives):
+    record = keeper.write_record(homes[SERVER], ended_process())
+    assert record.alive  # this process stands for the keeper
+    if not keeper_lives:
+        path = homes[SERVER].path / "state" / "process.json"
+        path.write_text(path.read_text().replace(record.birth, "another"))
+    began = clock.now
+    with pytest.raises(FederationError, match=r"no answer of the server for .*: the process of clinic ended"):
+        supervise(homes, keep_going=False)
+    assert clock.now - began <= 18.0
+    told = []
+    said = []
+
+    def say(words):
+        said.append(words)
+        told.append(clock.now)
+
+    began = clock.now
+    order = JobSpec(work=Work.ALIGN, federation="people", alignment="people")
+    watched = Watched(folder=homes[SERVER].request("people"), progress=lambda: 0)
+    with pytest.raises(FederationError, match="start it with `pbmvfl server start`"):
+        Supervisor(homes[SERVER], order, watched, token="token", say=say).run(keep_going=True)
+    ending = "its keeper lives" if keeper_lives else "its keeper too"
+    assert said[-1] == (
+        f"waiting for the server: the process of clinic ended, and {ending}; start it with `pbmvfl server start`"
+    )
+    assert told[-1] - began <= 15.0
+    assert clock.now - began >= supervisor.SERVER_PATIENCE  # it may be started again: nothing is given up before
+
+
+def test_a_server_that_was_never_started_is_told_so(clock, homes):
+    with pytest.raises(FederationError, match="clinic was not started"):
+        supervise(homes, keep_going=False)
+    assert clock.now < 1020
+
+
+def test_a_server_that_lives_and_does_not_answer_is_waited_for(clock, homes):
+    keeper.write_record(homes[SERVER], os.getpid())
+    began = clock.now
+    with pytest.raises(FederationError, match=r"no answer of the server for 18\d seconds: it is at 127"):
+        supervise(homes, keep_going=False)
+    assert clock.now - began >= supervisor.SERVER_PATIENCE
+
+
+def test_a_full_disk_of_the_label_holder_is_told_as_what_it_is(server, clock, homes, monkeypatch):
+    """On a file system that has no room, not by an error that is made up."""
+    del server, clock
+    state = homes[SERVER].path / "state"
+    real = tempfile.TemporaryFile
+    monkeypatch.setattr(tempfile, "TemporaryFile", lambda dir: open("/dev/full", "wb") if dir == state else real())  # noqa: SIM115
+    with pytest.raises(FederationError, match=r"clinic cannot write to .*state: No space left on device; make room"):
+        supervise(homes)
+
+
+def test_a_job_that_a_full_disk_ended_without_a_word_names_the_disk(server, homes, monkeypatch):
+    server.on_submit = lambda job: server.jobs[job].update(status="FINISHED:EXECUTION_EXCEPTION")
+    monkeypatch.setattr(tempfile, "TemporaryFile", lambda dir: open("/dev/full", "wb"))  # noqa: SIM115, ARG005
+    with pytest.raises(FederationError, match="No space left on device"):
+        supervise(homes, keep_going=False)

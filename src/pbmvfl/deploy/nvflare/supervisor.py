@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pbmvfl._files import make_private_folder
 from pbmvfl.deploy.monitoring.redaction import printable
 from pbmvfl.deploy.nvflare import keeper
 from pbmvfl.deploy.nvflare.hardening import HEARTBEAT
@@ -31,6 +32,9 @@ _log = logging.getLogger(__name__)
 #: Seconds between two looks; without a server until it is given up; that a job which NVFlare calls running may be
 #: missing from the server's process; and the same if the server was restarted meanwhile.
 LOOK, SERVER_PATIENCE, LOST_AFTER, LOST_BY_RESTART = 0.5, 180.0, 15.0, 3.0
+#: Seconds without a server until the operator is told that its process is gone; and until a request that is not to be
+#: repeated gives up for that reason.
+TOLD_AFTER, GONE_PATIENCE = 5.0, 12.0
 #: NVFlare's states of a job that has, or is about to get, processes. A restarted server never resumes one.
 _UNDER_WAY = ("DISPATCHED", "RUNNING")
 #: NVFlare's texts for a site that was lost while a job was sent to it; any other text is the site's own.
@@ -42,6 +46,9 @@ MOST_FRUITLESS = 6
 #: Consecutive jobs that a site refuses for a reason that may pass (a ledger in use, a full disk), before the same.
 MOST_REFUSALS = 2
 _REFUSED = " refused: "
+_WAITING = "waiting for the server"
+#: Bytes that are written to find out whether a disk is full: more than a job's description has.
+_PROBE = 1 << 20
 _CONNECT = 5.0
 #: Longest refusal text of a site in characters; it is printed in the lead's terminal, and its author is not trusted.
 LONGEST_DETAIL = 600
@@ -79,9 +86,11 @@ class Supervisor:
         self._site_folder, self._spec, self._watched = site_folder, spec, watched
         self._say, self._token = say, token
         self._session: Any = None
+        self._keep_going = False
 
     def run(self, *, keep_going: bool) -> JobResult:
         """Submit, and wait for the end. With `keep_going` a lost job is followed by another."""
+        self._keep_going = keep_going
         fruitless, attempt, reached = 0, 0, self._watched.progress()
         try:
             self._check_port()
@@ -165,6 +174,7 @@ class Supervisor:
         refused = [each for each in details if each not in lost]
         if refused and "FAILED_TO_RUN" in status:
             return JobResult(job=job, ending=Ending.REFUSED, words="; ".join(map(_without_prefix, refused)))
+        self._check_disk()
         code = status.removeprefix("FINISHED:").lower()
         words = "; ".join(lost) or f"lost {self._site_folder.name}: its process ended without a word ({code})"
         return JobResult(job=job, ending=Ending.FAILED, words=words)
@@ -227,8 +237,8 @@ class Supervisor:
         """Call the server, through its restarts, within `SERVER_PATIENCE`."""
         from nvflare.fuel.flare_api.api_spec import AuthorizationError, InvalidJobDefinition, JobNotFound
 
-        deadline = time.monotonic() + SERVER_PATIENCE
-        said = False
+        began = time.monotonic()
+        said = ""
         while True:
             try:
                 if self._session is None:
@@ -240,16 +250,45 @@ class Supervisor:
                 return None
             except Exception as error:
                 self._close()
-                if time.monotonic() > deadline:
+                self._check_disk()
+                waited = time.monotonic() - began
+                gone = self._gone() if waited >= TOLD_AFTER else ""
+                if waited > (GONE_PATIENCE if gone and not self._keep_going else SERVER_PATIENCE):
                     federation = self._site_folder.federation
+                    reason = gone or f"it is at {federation.host}:{federation.port} ({type(error).__name__})"
                     raise FederationError(
-                        f"no answer of the server at {federation.host}:{federation.port} for "
-                        f"{SERVER_PATIENCE:g} seconds ({type(error).__name__}); start it with `pbmvfl server start`"
+                        f"no answer of the server for {waited:.0f} seconds: {reason}; start it with "
+                        "`pbmvfl server start`"
                     ) from error
-                if not said:
-                    self._say("waiting for the server")
-                    said = True
+                words = f"waiting for the server: {gone}; start it with `pbmvfl server start`" if gone else _WAITING
+                if words != said and (gone or not said):
+                    self._say(words)
+                    said = words
                 time.sleep(LOOK)
+
+    def _gone(self) -> str:
+        """Describe how the server's process on this machine is missing, or return ""."""
+        record = keeper.read_record(self._site_folder)
+        if record is None:
+            return f"{self._site_folder.name} was not started"
+        if record.site_alive:
+            return ""
+        return f"the process of {self._site_folder.name} ended, and its keeper {'lives' if record.alive else 'too'}"
+
+    def _check_disk(self) -> None:
+        """Refuse to wait for a server that cannot write: it would neither take a job nor say why."""
+        folder = self._site_folder.path / "state"
+        try:
+            make_private_folder(folder)
+            with tempfile.TemporaryFile(dir=folder) as probe:
+                probe.write(bytes(_PROBE))
+                probe.flush()
+                os.fsync(probe.fileno())
+        except OSError as error:
+            raise FederationError(
+                f"{self._site_folder.name} cannot write to {folder}: {error.strerror}; make room there, then go on: "
+                "what was trained is in the last checkpoint"
+            ) from error
 
     def _close(self) -> None:
         session, self._session = self._session, None
