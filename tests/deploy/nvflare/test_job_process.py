@@ -12,12 +12,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 pytest.importorskip("nvflare")
 
 from nvflare.apis.event_type import EventType
-from nvflare.apis.fl_constant import FLContextKey
+from nvflare.apis.fl_constant import FLContextKey, JobConstants
 from nvflare.apis.job_launcher_spec import JobProcessArgs, JobReturnCode
 from nvflare.apis.workspace import Workspace
 from nvflare.app_common.job_launcher.process_launcher import ProcessJobLauncher
@@ -25,6 +26,8 @@ from nvflare.app_common.job_launcher.process_launcher import ProcessJobLauncher
 from pbmvfl.deploy.monitoring.status import State, StatusFile
 from pbmvfl.deploy.nvflare import job_process, launcher
 from pbmvfl.deploy.site.folder import SiteFolder
+from support.certificates import Authority
+from support.deployments import POLICY, plain_home
 from support.federation_texts import federation_text
 
 #: As the module, but without loading anything; NVFlare's program is one that writes down what it was given.
@@ -244,3 +247,40 @@ def test_a_job_works_when_its_own_status_says_so(tmp_path, monkeypatch, state: S
         status.state(state)
     assert works_now("job-1") is works
     assert not works_now("job-2")
+
+
+# --- whether a process waits ---
+
+
+@pytest.mark.parametrize(("memory", "chosen", "kept"), [
+    (1 << 30, None, False),
+    (2 << 30, None, True),
+    (1 << 30, True, True),
+    (8 << 30, False, False),
+])  # fmt: skip
+def test_a_process_waits_if_the_policy_says_so_or_there_is_memory(started, monkeypatch, tmp_path, memory, chosen, kept):
+    rule = "" if chosen is None else f"waiting_worker = {str(chosen).lower()}\n"
+    home = policy_home(tmp_path, rule)
+    monkeypatch.chdir(home.kit)
+    monkeypatch.setattr(launcher, "memory", lambda: memory)
+    site = launcher.PartyLauncher()
+    site.handle_event(EventType.SYSTEM_START, Context())
+    assert len(started) == int(kept)
+    handle = site.launch_job({JobConstants.JOB_ID: "a-job"}, Context())
+    assert len(started) == 1  # the job's own
+    handle.wait()
+    site.handle_event(EventType.SYSTEM_END, Context())
+    for process in started:
+        with process:
+            assert process.wait(60) == 0  # nothing of an ended job is left
+
+
+def policy_home(folder: Path, rule: str) -> SiteFolder:
+    home = plain_home(folder / "bank", "bank", Authority(folder / "ca"))
+    home.policy.write_text(POLICY + "[runs]\n" + rule)
+    home.policy.chmod(0o600)
+    return home
+
+
+def test_memory_is_this_machines_or_less() -> None:
+    assert 0 < launcher.memory() <= psutil.virtual_memory().total

@@ -6,6 +6,7 @@ would also put a folder of the job on the import path.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import subprocess
@@ -16,6 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import psutil
 from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_constant import FLContextKey, JobConstants
 from nvflare.apis.fl_context import FLContext
@@ -28,6 +30,8 @@ from nvflare.utils.job_launcher_utils import get_client_job_args, get_credential
 from pbmvfl.deploy.monitoring.status import State, read_status
 from pbmvfl.deploy.nvflare import job_process
 from pbmvfl.deploy.site.folder import SiteFolder
+from pbmvfl.deploy.site.policy_file import PolicyFile
+from pbmvfl.errors import PbmvflError
 
 _log = logging.getLogger(__name__)
 #: Seconds between two looks at a starting job, and the longest start.
@@ -36,6 +40,26 @@ _LOOK, _LONGEST_START = 0.5, 600.0
 _TO_END = 5.0
 #: States of a starting job; until it works, no other worker is prepared beside it.
 _STARTING = frozenset({State.WARMING_UP, State.JOINING, State.HANDSHAKE})
+
+
+#: Memory in bytes below which no worker waits unless the policy says so; it takes some 400 MB.
+LEAST_MEMORY = 2 << 30
+
+
+def memory() -> int:
+    """Return this machine's memory in bytes, or its container's if that has less."""
+    total = int(psutil.virtual_memory().total)
+    with contextlib.suppress(OSError, ValueError):  # no container, or one without a limit
+        total = min(total, int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    return total
+
+
+def keeps_worker() -> bool:
+    """Return whether a worker waits for the next job: the policy's choice, else if there is memory for it."""
+    chosen = None
+    with contextlib.suppress(PbmvflError):  # admission reports a faulty policy
+        chosen = PolicyFile.read(SiteFolder.at(Path.cwd().parent)).runs.waiting_worker
+    return memory() >= LEAST_MEMORY if chosen is None else chosen
 
 
 class PrewarmedWorker:
@@ -116,7 +140,7 @@ class _PrewarmedLauncher(ProcessJobLauncher):
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         super().handle_event(event_type, fl_ctx)
-        if event_type == EventType.SYSTEM_START:
+        if event_type == EventType.SYSTEM_START and keeps_worker():
             self._worker.prepare()
         elif event_type == EventType.SYSTEM_END:
             self._worker.close()
@@ -128,7 +152,8 @@ class _PrewarmedLauncher(ProcessJobLauncher):
             raise ValueError(f"job={job}: not a job's command, or another job's")
         process = self._worker.give(job_process.job_line(command, {**os.environ, **get_credential_env(given)}))
         handle = ProcessHandle(process=process)
-        self._worker.prepare_after(lambda: handle.poll() == JobReturnCode.UNKNOWN and not _works(job))
+        if keeps_worker():
+            self._worker.prepare_after(lambda: handle.poll() == JobReturnCode.UNKNOWN and not _works(job))
         return handle
 
 

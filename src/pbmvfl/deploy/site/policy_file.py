@@ -48,7 +48,7 @@ _PLAN = (
 _LABEL_PLAN = ("largest_label_epsilon", "labels_in_clear")
 #: Name that the label holder's ledger counts under, if its policy has none.
 _USUAL_LABELS = "labels"
-_RUNS = ("sessions", "hours", "alignments", "largest_alignment", "smallest_alignment", "until_limit")
+_RUNS = ("sessions", "hours", "alignments", "largest_alignment", "smallest_alignment", "until_limit", "waiting_worker")
 _HOURS = re.compile(r"([01][0-9]|2[0-3]):([0-5][0-9])-([01][0-9]|2[0-3]):([0-5][0-9])")
 _FUNCTION = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Za-z0-9_]*")
 _DATASET = re.compile(r"[A-Za-z0-9][A-Za-z0-9_. -]{0,79}")
@@ -115,6 +115,8 @@ class RunRules:
     smallest_alignment: int = 1
     #: Whether a run is begun although a limit will end it.
     until_limit: bool = False
+    #: Whether a loaded process waits for the next job, which then starts some seconds sooner; None: if there is memory.
+    waiting_worker: bool | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -402,6 +404,7 @@ class _Reader:
                 "runs", table, "smallest_alignment", usual.smallest_alignment, least=1, most=10**9
             ),
             until_limit=self._switch("runs", table, "until_limit"),
+            waiting_worker=self._switch("runs", table, "waiting_worker") if "waiting_worker" in table else None,
         )
 
     def _hours(self, table: Mapping[str, Any]) -> Hours | None:

@@ -166,7 +166,10 @@ _WATCH: _Lines = [
     "# [watch]",
     ("# metrics_port = 9108", "Prometheus text, on 127.0.0.1 alone"),
 ]
-_HOURS: _Lines = [('# hours = "07:00-19:00"', 'by this machine\'s clock; over midnight: "22:00-06:00"')]
+_HOURS: _Lines = [
+    ('# hours = "07:00-19:00"', 'by this machine\'s clock; over midnight: "22:00-06:00"'),
+    ("# waiting_worker = false", "keep no process (400 MB) for the next job; the default below 2 GB of memory"),
+]
 
 
 def party_template(*, name: str, home: str, num_parties: int, file: str, id: str, dataset: str) -> str:
