@@ -411,3 +411,11 @@ def test_settings_of_the_starter_do_not_reach_a_kit(monkeypatch: pytest.MonkeyPa
     found = keeper.environment()
     assert not [name for name in found if name.startswith(("NVFL", "FL_LOG"))]
     assert found["OMP_NUM_THREADS"] == "1"
+
+
+@pytest.mark.parametrize("found", ["2.8.3", "2.9.1", "3.0.0"])
+def test_another_version_of_nvflare_is_refused_with_what_to_do(found, monkeypatch):
+    processes.check_nvflare()  # the control: the version that is installed
+    monkeypatch.setattr("importlib.metadata.version", lambda name: {"nvflare": found}[name])
+    with pytest.raises(FederationError, match=rf"nvflare={found}; permitted: 2\.9\.0.*pip install"):
+        processes.check_start(SiteFolder(Path("nowhere")))

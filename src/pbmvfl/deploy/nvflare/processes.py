@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import importlib.metadata
 import os
 import signal
 import subprocess
@@ -26,6 +27,8 @@ from pbmvfl.deploy.site.policy_file import PolicyFile
 from pbmvfl.deploy.site.preflight import check_port, check_server
 from pbmvfl.errors import FederationError
 
+#: The only version of NVFlare that kits are started with.
+NVFLARE = "2.9.0"
 #: How many folders of old jobs a kit keeps.
 KEPT_JOBS = 5
 _POLL = 0.05
@@ -50,6 +53,20 @@ class KitStatus:
     last_error: str | None
 
 
+def check_nvflare() -> None:
+    """Refuse another version of NVFlare: guards of a kit rest on names inside of this one.
+
+    Raises:
+        FederationError: If another one is installed.
+    """
+    found = importlib.metadata.version("nvflare")
+    if found != NVFLARE:
+        raise FederationError(
+            f"nvflare={found}; permitted: {NVFLARE}, whose weaknesses this version knows and closes; install it with "
+            f'`pip install "nvflare=={NVFLARE}"`'
+        )
+
+
 def check_start(site_folder: SiteFolder, *, wait: float = 0.0) -> int:
     """Run the preflight checks of a kit, and return the days that its certificate has left.
 
@@ -60,6 +77,7 @@ def check_start(site_folder: SiteFolder, *, wait: float = 0.0) -> int:
     Raises:
         PbmvflError: If the kit cannot work, with what to do.
     """
+    check_nvflare()
     hardening.check(site_folder)
     days = tls.check(site_folder.certificate, site_folder.private_key, site_folder.authority, name=site_folder.name)
     site_folder.pins()
