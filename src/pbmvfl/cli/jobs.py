@@ -42,6 +42,9 @@ def align(
             help="File with the label holder's rows. Default: [data] file of policy.toml.", show_default=False
         ),
     ] = None,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Align a name again, if no run has released anything of its rows.")
+    ] = False,
     keep_going: KeepGoing = True,
     json_: Json = False,
 ) -> None:
@@ -53,10 +56,16 @@ def align(
     how many rows it has; a party learns how many ids the label holder asked for, and which of its own rows are common.
     """
     from pbmvfl.deploy.alignment.runner import LabelRows, Request
+    from pbmvfl.deploy.job.admission import free_alignment
     from pbmvfl.deploy.site.job_spec import JobSpec, Work, forget
 
     place = _server_home(home)
     folder = place.request(name)
+    if place.alignment(name).exists() and not replace:
+        raise FederationError(
+            f"alignment={name!r} is there already; align under another name: `pbmvfl align "
+            f"{free_alignment(place, name)}`, or use --replace if no run has released anything of its rows"
+        )
     Request.of(place, ids).write(folder)
     forget(folder)
     order = JobSpec(work=Work.ALIGN, federation=place.federation.name, alignment=name)
@@ -73,7 +82,7 @@ def align(
             }
         )
         shown.say(f"{rows.num_rows:,} rows in common, in one order at every site: alignments/{name}")
-    shown.end(outcome, again=f"pbmvfl align {name} --home {home}")
+    shown.end(outcome, again=f"pbmvfl align {name} --home {home} --replace")
 
 
 def submit(

@@ -218,8 +218,15 @@ def test_rows_that_a_run_stands_on_are_not_aligned_anew(home: SiteFolder) -> Non
     """It would go on with other rows, and nobody would see it."""
     admit(home, align_order(), NOON)
     accept_job(home, train_order(), NOON)
+    admit(home, align_order(), NOON)  # no ledger knows of a release
+    with own_ledger(home, PolicyFile.read(home)) as book:
+        book.open_session(dataset="people", plan=small_plan(), run=RUN_ID, session="0" * 16).close()
     said = refused(home, align_order())
-    assert said == "alignment=first: run=monday was begun here with these rows; choose another name"
+    assert said == (
+        "alignment=first: run=monday was begun here with these rows; align under another name: `pbmvfl align first-2`"
+    )
+    home.alignment("first-2").mkdir()
+    assert refused(home, align_order()).endswith("`pbmvfl align first-3`")
     admit(home, align_order(alignment="second"), NOON)
 
 

@@ -40,6 +40,8 @@ MODEL_INDEX = "part.json"
 #: `federation.model_files.WEIGHTS_FILE`, and the flag in it that `protocol.party.weights_are_charged` reads, for the
 #: same reason.
 WEIGHTS_FILE, PUBLIC_START = "weights.safetensors", "run.public_start"
+#: `federation.release_log`'s file, which the label holder's run folder has from its first session on.
+RELEASES = "sessions.json"
 #: Folder beside it with a party's stored answers.
 ANSWERS = "answers"
 #: Longest run that is forecast, which takes seconds. A longer run is ended by the limit itself when it is reached.
@@ -277,14 +279,35 @@ def _alignments_made(site_folder: SiteFolder) -> int:
 def _check_alignments(site_folder: SiteFolder, spec: JobSpec, policy: PolicyFile) -> None:
     for folder in sorted((site_folder.path / "runs").glob("*")):
         known = _read_binding(folder)
-        if known is not None and known["alignment"] == spec.alignment:  # the run would resume with other rows
+        if known is None or known["alignment"] != spec.alignment:
+            continue
+        if _is_released(site_folder, folder, known["run_id"], policy):  # the run would resume with other rows
             raise OrderError(
-                f"alignment={spec.alignment}: run={folder.name} was begun here with these rows; choose another name"
+                f"alignment={spec.alignment}: run={folder.name} was begun here with these rows; align under another "
+                f"name: `pbmvfl align {free_alignment(site_folder, spec.alignment)}`"
             )
     if not site_folder.is_server and (made := _alignments_made(site_folder)) >= policy.runs.alignments:
         raise PolicyError(
             f"alignments={made} were made here: the policy permits {policy.runs.alignments}; use one that is there"
         )
+
+
+def _is_released(site_folder: SiteFolder, run: Path, run_id: str, policy: PolicyFile) -> bool:
+    """Return whether a run released anything: by a party's ledger, or by the label holder's log of releases."""
+    if site_folder.is_server:
+        return (run / RELEASES).exists()
+    with own_ledger(site_folder, policy) as ledger:
+        return any(entry.run == run_id for name in ledger.datasets() for entry in ledger.sessions(name))
+
+
+def free_alignment(site_folder: SiteFolder, name: str) -> str:
+    """Return the next name, such as people-2, that no alignment at this site has."""
+    stem, _, number = name.rpartition("-")
+    if not stem or not number.isdecimal():
+        stem, number = name, "1"
+    while site_folder.alignment(name := f"{stem}-{int(number) + 1}").exists():
+        number = str(int(number) + 1)
+    return name
 
 
 # --- checks of the label holder ---
