@@ -6,6 +6,7 @@ so that its last file is a short one. Every package keeps quick tests.
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 _TESTS = Path(__file__).parents[1]
@@ -85,6 +86,7 @@ SLOW_FILES = (
 )
 
 
+@cache  # once for each file, not for each of its tests
 def place(path: Path) -> int:
     """Return the place of a file in the list, from 0; the length of the list if it is not slow."""
     own = path.relative_to(_TESTS)
