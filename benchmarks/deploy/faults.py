@@ -28,7 +28,7 @@ import pandas as pd
 from benchmarks.deploy.phishing import PARTIES, SERVER, Trial, environment, wait_for
 from pbmvfl.deploy.alignment.runner import LabelRows
 from pbmvfl.deploy.job.job_plans import training_plan
-from pbmvfl.federation.model import FederatedModel
+from pbmvfl.federation.model import load
 from pbmvfl.federation.serving import ReleaseOptions
 
 EPOCHS = 160
@@ -199,7 +199,7 @@ def accuracy(trial: Trial, run: str) -> float:
             shutil.copytree(home.model(run), Path(folder) / ("server" if site == SERVER else site))
             if site != SERVER:
                 rows = rows.merge(pd.read_csv(home.path / "rows.csv"), on="id")
-        model = FederatedModel.load(folder)
+        model = load(folder)
         found = model.evaluate(rows, ReleaseOptions(exact=True, exact_metrics=True), label="label", id="id")
     return round(found["test_accuracy"], 4)
 

@@ -20,7 +20,7 @@ from pbmvfl.federation.federation import Federation
 from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.ledger.limits import Limit
 from pbmvfl.ledger.spending import spending
-from support.ledger_books import NAME, charge_all, paper_limit, small_plan
+from support.ledger_books import NAME, charge_all, opening, paper_limit, small_plan
 
 Main = Callable[..., tuple[int, str, str]]
 COLUMNS = "bank=income,debt;shop=visits,basket"
@@ -99,9 +99,9 @@ def test_data_under_another_name_is_allowed_by_its_owner(main, tmp_path):
     values = np.zeros((plan.num_samples, 2), dtype=np.float32)
     charge_all(Ledger(path), plan, rounds=1, train_values=values)
     with pytest.raises(LedgerError, match=re.escape(f"pbmvfl ledger allow {path} --dataset folk")):
-        Ledger(path).open_session(dataset="folk", plan=plan, run="2", session="s", train_values=values)
+        Ledger(path).open_session(opening(dataset="folk", plan=plan, run="2", session="s", train_values=values))
     assert "folk is about other people; noted" in main("ledger", "allow", path, "--dataset", "folk")[1]
-    Ledger(path).open_session(dataset="folk", plan=plan, run="2", session="s", train_values=values).close()
+    Ledger(path).open_session(opening(dataset="folk", plan=plan, run="2", session="s", train_values=values)).close()
     assert main("ledger", "allow", tmp_path / "none.sqlite", "--dataset", "folk")[0] == 2
 
 
@@ -247,7 +247,9 @@ def test_a_plan_within_books_without_limits_is_refused(options, words, main, tmp
 
 def test_a_second_session_on_a_ledger_leaves_nothing_behind(planned, tmp_path):
     path = tmp_path / "books/shop.sqlite"
-    session = Ledger(path, owner="shop").open_session(dataset="people", plan=small_plan(), run="r", session="s")
+    session = Ledger(path, owner="shop").open_session(
+        opening(dataset="people", plan=small_plan(), run="r", session="s")
+    )
     before = folder(tmp_path)
     code, _, err = planned(*strict_train("run"))
     assert code == 2
@@ -263,7 +265,9 @@ def test_a_session_that_comes_in_between_leaves_nothing_behind_either(planned, m
     fit = Federation.fit
 
     def late(*arguments: Any, **named: Any) -> Any:
-        opened.append(Ledger(path, owner="shop").open_session(dataset="x", plan=small_plan(), run="r", session="s"))
+        opened.append(
+            Ledger(path, owner="shop").open_session(opening(dataset="x", plan=small_plan(), run="r", session="s"))
+        )
         return fit(*arguments, **named)
 
     monkeypatch.setattr(Federation, "fit", late)
@@ -290,7 +294,7 @@ def test_sessions_are_shown_in_words(main, tmp_path):
     plan = small_plan(evaluation="released", num_epochs=1)
     charge_all(Ledger(path, owner="bank"), plan, run="1")
     charge_all(Ledger(path, owner="bank"), plan, run="2", rounds=1)
-    Ledger(path, owner="bank").open_session(dataset=NAME, plan=plan, run="3", session="s").close()
+    Ledger(path, owner="bank").open_session(opening(dataset=NAME, plan=plan, run="3", session="s")).close()
     _, out, _ = main("ledger", "show", path)
     assert "a.sqlite, the ledger of bank" in out
     assert "people: 3 runs, 3 sessions, 35 row releases" in out

@@ -22,6 +22,7 @@ from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.plan.flat_names import plan_settings
 from pbmvfl.plan.plan import Plan
 from pbmvfl.plan.search import plan_for_budget
+from support.ledger_books import opening
 
 
 @pytest.fixture
@@ -497,11 +498,13 @@ def charged_book(path: Path, *fingerprints: str) -> Path:
     plan = Plan.from_dict({"num_parties": 3, "num_samples": 20, "num_classes": 2, "batch_size": 5, "num_epochs": 1})
     for run, fingerprint in enumerate(fingerprints):
         session = Ledger(path).open_session(
-            dataset="people",
-            plan=plan,
-            run=str(run),
-            session="s",
-            train_values=np.frombuffer(fingerprint.ljust(20).encode(), dtype=np.uint8),
+            opening(
+                dataset="people",
+                plan=plan,
+                run=str(run),
+                session="s",
+                train_values=np.frombuffer(fingerprint.ljust(20).encode(), dtype=np.uint8),
+            )
         )
         first = plan.schedule[0]
         session.charge(first, plan.events(first.kind))

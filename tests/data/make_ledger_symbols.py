@@ -13,8 +13,7 @@ from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.ledger.limits import Limit
 from pbmvfl.ledger.spending import spending
 from pbmvfl.plan.plan import Plan
-from pbmvfl.plan.round_kinds import SYMBOLS
-from pbmvfl.plan.schedule import Order, Phase
+from pbmvfl.plan.schedule import SYMBOLS, Order, Phase
 
 BOOK = Path(__file__).parent / "ledger-symbols.sqlite"
 SIZES = {"num_parties": 2, "num_samples": 23, "num_test_samples": 7, "num_classes": 2, "batch_size": 10}

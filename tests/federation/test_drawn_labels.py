@@ -61,7 +61,7 @@ def _patched(patch: pytest.MonkeyPatch, where: Any, name: str, end: Callable[[],
 
 #: Steps of a draw: (what is called, whether the process ends after it and not before it).
 STEPS: dict[str, tuple[Any, str, bool]] = {
-    "before the session": (Ledger, "begin", False),
+    "before the session": (Ledger, "open_session", False),
     "before the draw": (LabelResponse, "draw", False),
     "after the draw": (LabelResponse, "draw", True),
     "before the store": (StoredAnswers, "settle", False),

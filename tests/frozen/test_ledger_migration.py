@@ -28,7 +28,7 @@ from pbmvfl.mechanisms import MECHANISMS
 from pbmvfl.plan.plan import Plan
 from pbmvfl.privacy import events, printed_formulas
 from pbmvfl.privacy.renyi import cell_rdp
-from support.ledger_books import charge, on_disk
+from support.ledger_books import charge, on_disk, opening
 
 DATA = Path(__file__).parents[1] / "data"
 SAID: dict[str, Any] = json.loads((DATA / "ledger-format-1.json").read_text())
@@ -111,7 +111,7 @@ def test_a_reader_says_what_the_old_version_said_and_leaves_every_byte(may_write
     book = Ledger(path, read_only=True)
     assert_says_the_same(book)
     with pytest.raises(LedgerError, match="read_only=True"):
-        book.open_session(dataset="people", plan=Plan.of(**SMALL), run="r", session="s", exact_metrics=True)
+        book.open_session(opening(dataset="people", plan=Plan.of(**SMALL), run="r", session="s", exact_metrics=True))
     book.close()
     assert on_disk(path.parent) == before
     path.parent.chmod(0o700)
@@ -212,7 +212,7 @@ def test_a_migrated_book_is_charged_further_and_keeps_what_was_spent(path):
     rate = plan.embedding_dim * cell_rdp(plan.num_trials, plan.beta_16, plan.num_parties, (limit.order,))[0]
     for run, first in (("aa" * 8, 4), ("new", 0)):  # the book has rounds 0 to 9 of the first, and goes on with it
         opened = Ledger(path).open_session(
-            dataset="people", plan=plan, run=run, session=run, exact_metrics=True, first_round=first
+            opening(dataset="people", plan=plan, run=run, session=run, exact_metrics=True, first_round=first)
         )
         for number in range(first, first + 3):
             charge(opened, plan, number)
@@ -226,7 +226,7 @@ def test_a_migrated_book_is_charged_further_and_keeps_what_was_spent(path):
 
 def test_a_migrated_limit_still_refuses_the_round_that_would_cross_it(path):
     plan = Plan.of(**SMALL)
-    opened = Ledger(path).open_session(dataset="tight", plan=plan, run="new", session="s", exact_metrics=True)
+    opened = Ledger(path).open_session(opening(dataset="tight", plan=plan, run="new", session="s", exact_metrics=True))
     with pytest.raises(BudgetExceeded, match="its owner's limit is cell, paper"):
         _charge_all(opened, plan)
     opened.close()
@@ -243,7 +243,7 @@ def test_a_run_of_the_old_version_that_goes_on_elsewhere_is_refused(path):
     plan = Plan.of(**SMALL)
     with pytest.raises(LedgerError, match="goes on at round=5"):
         Ledger(path).open_session(
-            dataset="people", plan=plan, run="ff" * 8, session="s", exact_metrics=True, first_round=5
+            opening(dataset="people", plan=plan, run="ff" * 8, session="s", exact_metrics=True, first_round=5)
         )
 
 
@@ -274,12 +274,12 @@ def test_the_same_plan_with_other_releases_later_is_kept_beside_the_old_one(path
     stronger = plan.replace(beta=0.125)
     with contextlib.closing(Ledger(path)) as book:
         book.set_limit("new", Limit.choose(unit="cell", accounting="paper", epsilon=1000, delta=1e-5))
-    opened = Ledger(path).open_session(dataset="new", plan=plan, run="1", session="s", exact_metrics=True)
+    opened = Ledger(path).open_session(opening(dataset="new", plan=plan, run="1", session="s", exact_metrics=True))
     charge(opened, plan, 0)
     opened.close()
     with monkeypatch.context() as later:
         later.setattr(Plan, "events", lambda *_: (stronger.release.event, stronger.update.event))
-        opened = Ledger(path).open_session(dataset="new", plan=plan, run="2", session="t", exact_metrics=True)
+        opened = Ledger(path).open_session(opening(dataset="new", plan=plan, run="2", session="t", exact_metrics=True))
         charge(opened, plan, 0)
         opened.close()
     before, after = Ledger(path).sessions("new")
@@ -366,7 +366,7 @@ def test_a_session_whose_terms_are_unknown_cannot_be_followed_by_another(path):
     for words in ("was changed by something else", "event='quantum'"):
         with pytest.raises(LedgerError, match=words):
             Ledger(path).open_session(
-                dataset="tight", plan=Plan.of(**SMALL), run="new", session="s", exact_metrics=True
+                opening(dataset="tight", plan=Plan.of(**SMALL), run="new", session="s", exact_metrics=True)
             )
         Ledger(path).accept()
 
@@ -424,7 +424,7 @@ def test_migrated_sessions_keep_the_price_of_public_weights_and_new_ones_must_as
     with contextlib.closing(Ledger(path)) as book:
         old = [entry for name in book.datasets() for entry in book.sessions(name)]
         assert all(entry.terms.public_start for entry in old)
-        book.open_session(dataset="people", plan=plan, run="new", session="s", exact_metrics=True).close()
+        book.open_session(opening(dataset="people", plan=plan, run="new", session="s", exact_metrics=True)).close()
     (*_, new) = Ledger(path).sessions("people")
     assert not new.terms.public_start
 
@@ -446,9 +446,9 @@ def test_a_migrated_limit_that_is_removed_and_set_again_keeps_its_order(path):
 
 def test_a_book_of_format_1_put_back_over_a_migrated_one_is_refused(path):
     plan = Plan.of(**SMALL)
-    opened = Ledger(path).open_session(dataset="people", plan=plan, run="new", session="s", exact_metrics=True)
+    opened = Ledger(path).open_session(opening(dataset="people", plan=plan, run="new", session="s", exact_metrics=True))
     charge(opened, plan, 0)
     opened.close()
     shutil.copy(DATA / "ledger-format-1.sqlite", path)
     with pytest.raises(LedgerError, match="pbmvfl ledger accept"):
-        Ledger(path).open_session(dataset="people", plan=plan, run="other", session="s", exact_metrics=True)
+        Ledger(path).open_session(opening(dataset="people", plan=plan, run="other", session="s", exact_metrics=True))

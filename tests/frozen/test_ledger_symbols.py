@@ -19,6 +19,7 @@ from pbmvfl.ledger.spending import spending
 from pbmvfl.plan.plan import Plan
 from pbmvfl.plan.round_kinds import SYMBOLS
 from pbmvfl.plan.schedule import Order, Phase
+from support.ledger_books import opening
 
 DATA = Path(__file__).parents[1] / "data"
 SYMBOL_COUNT, SYMBOL_EPSILON, NOISE_MULTIPLIER, ORDER = 4, 2.0, 6.0, 4.0
@@ -67,7 +68,9 @@ def test_a_later_session_adds_what_it_costs_by_itself(path: Path, tmp_path: Path
         book.set_limit("trained", *old.limits("trained"))
     for book in (Ledger(path), Ledger(new)):
         opened = book.open_session(
-            dataset="trained", plan=plan, run="ab" * 8, session="cd" * 16, public_start=True, exact_metrics=True
+            opening(
+                dataset="trained", plan=plan, run="ab" * 8, session="cd" * 16, public_start=True, exact_metrics=True
+            )
         )
         with contextlib.closing(opened):
             opened.charge(plan.schedule[0], plan.events(plan.schedule.kind(0)))

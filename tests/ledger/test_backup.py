@@ -16,7 +16,7 @@ from pbmvfl.errors import LedgerError
 from pbmvfl.ledger.backup import REPLACED, back_up, restore
 from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.ledger.spending import spending
-from support.ledger_books import NAME, charge, charge_all, paper_limit, small_plan
+from support.ledger_books import NAME, charge, charge_all, opening, paper_limit, small_plan
 
 PLAN, LIMIT = small_plan(), paper_limit()
 
@@ -53,7 +53,7 @@ def test_a_copy_taken_between_two_rounds_of_a_session_has_the_rounds_so_far(tmp_
     before = releases(path)
     with contextlib.closing(Ledger(path)) as ledger:
         opened = ledger.open_session(
-            dataset=NAME, plan=PLAN, run="second", session="s", public_start=True, exact_metrics=True
+            opening(dataset=NAME, plan=PLAN, run="second", session="s", public_start=True, exact_metrics=True)
         )
         charge(opened, PLAN, 0)
         made = back_up(path, tmp_path / "copies.sqlite")
@@ -125,7 +125,7 @@ def test_a_ledger_that_is_being_charged_is_not_replaced(tmp_path: Path) -> None:
     back_up(path, copy)
     with contextlib.closing(Ledger(path)) as ledger:
         opened = ledger.open_session(
-            dataset=NAME, plan=PLAN, run="third", session="s", public_start=True, exact_metrics=True
+            opening(dataset=NAME, plan=PLAN, run="third", session="s", public_start=True, exact_metrics=True)
         )
         with pytest.raises(LedgerError, match="another session"):
             restore(copy, path)

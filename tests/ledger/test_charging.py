@@ -16,7 +16,7 @@ from pbmvfl.plan.plan import Plan
 from pbmvfl.privacy.accounting import rdp_curve
 from pbmvfl.privacy.renyi import cell_rdp
 from pbmvfl.privacy.units import COLUMN_UNITS, SERVER, Accounting
-from support.ledger_books import NAME, charge, charge_all, paper_limit, small_plan
+from support.ledger_books import NAME, charge, charge_all, opening, paper_limit, small_plan
 
 
 def test_a_whole_run_costs_what_the_account_of_its_plan_says(tmp_path):
@@ -93,7 +93,7 @@ def test_an_earlier_round_is_refused_and_stays_charged(rounds_ahead, tmp_path):
     plan = small_plan()
     ledger = Ledger(tmp_path / "a.sqlite")
     session = ledger.open_session(
-        dataset=NAME, plan=plan, run="r", session="s", exact_metrics=True, rounds_ahead=rounds_ahead
+        opening(dataset=NAME, plan=plan, run="r", session="s", exact_metrics=True, rounds_ahead=rounds_ahead)
     )
     for number in range(6):
         charge(session, plan, number)
@@ -109,7 +109,7 @@ def test_a_round_before_the_session_s_first_is_refused(tmp_path):
     schedule = plan.schedule
     charge_all(Ledger(tmp_path / "a.sqlite"), plan, rounds=8)
     session = Ledger(tmp_path / "a.sqlite").open_session(
-        dataset=NAME, plan=plan, run="run", session="t", exact_metrics=True, first_round=5
+        opening(dataset=NAME, plan=plan, run="run", session="t", exact_metrics=True, first_round=5)
     )
     with pytest.raises(LedgerError, match=f"round=4 .* permitted: 5 to {len(schedule) - 1}"):
         charge(session, plan, 4)
@@ -123,7 +123,7 @@ def test_a_round_before_the_session_s_first_is_refused(tmp_path):
 def test_a_round_with_other_events_than_the_session_was_opened_with_is_refused(changes, tmp_path):
     plan = small_plan()
     session = Ledger(tmp_path / "a.sqlite").open_session(
-        dataset=NAME, plan=plan, run="run", session="s", exact_metrics=True
+        opening(dataset=NAME, plan=plan, run="run", session="s", exact_metrics=True)
     )
     first = plan.schedule[0]
     for events in (plan.replace(**changes).events(first.kind), ()):
@@ -139,7 +139,9 @@ def test_charging_no_round_at_a_time_is_refused(rounds_ahead, tmp_path):
     ledger = Ledger(tmp_path / "a.sqlite")
     with pytest.raises(LedgerError, match=f"rounds_ahead={rounds_ahead}; permitted: 1 or more"):
         ledger.open_session(
-            dataset=NAME, plan=small_plan(), run="r", session="s", exact_metrics=True, rounds_ahead=rounds_ahead
+            opening(
+                dataset=NAME, plan=small_plan(), run="r", session="s", exact_metrics=True, rounds_ahead=rounds_ahead
+            )
         )
 
 
@@ -153,7 +155,7 @@ def test_changed_values_keep_what_was_spent_and_are_noticed(tmp_path):
     ledger = Ledger(tmp_path / "a.sqlite")
     before = spending(ledger, NAME, paper_limit()).worst
     session = ledger.open_session(
-        dataset=NAME, plan=plan, run="2", session="t", exact_metrics=True, train_values=values + 1
+        opening(dataset=NAME, plan=plan, run="2", session="t", exact_metrics=True, train_values=values + 1)
     )
     assert any("other values" in note for note in session.notes)
     session.close()
@@ -175,11 +177,13 @@ def test_row_ids_must_differ_and_fit_the_plan(tmp_path):
     ledger = Ledger(tmp_path / "a.sqlite")
     with pytest.raises(LedgerError, match="different"):
         ledger.open_session(
-            dataset=NAME, plan=plan, run="r", session="s", exact_metrics=True, train_ids=["a", "a"], test_ids=[]
+            opening(
+                dataset=NAME, plan=plan, run="r", session="s", exact_metrics=True, train_ids=["a", "a"], test_ids=[]
+            )
         )
     with pytest.raises(LedgerError, match="has 1 rows, the plan has 2"):
         Ledger(tmp_path / "b.sqlite").open_session(
-            dataset=NAME, plan=plan, run="r", session="s", train_ids=["a"], test_ids=[]
+            opening(dataset=NAME, plan=plan, run="r", session="s", train_ids=["a"], test_ids=[])
         )
 
 
@@ -195,7 +199,9 @@ def test_a_run_that_goes_on_is_refused_by_a_book_without_its_earlier_rounds(mist
     if mistake == "another run's book":
         charge_all(Ledger(path), plan, run="other")
     elif mistake == "another dataset's":
-        session = Ledger(path).open_session(dataset="places", plan=plan, run="run", session="s", exact_metrics=True)
+        session = Ledger(path).open_session(
+            opening(dataset="places", plan=plan, run="run", session="s", exact_metrics=True)
+        )
         for number in range(9):
             charge(session, plan, number)
         session.close()

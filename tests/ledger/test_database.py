@@ -21,6 +21,7 @@ from support.ledger_books import (
     charge_all,
     kill_after,
     on_disk,
+    opening,
     paper_limit,
     release_until_killed,
     small_plan,
@@ -129,7 +130,9 @@ def test_a_book_is_read_without_a_trace(state, tmp_path):
     if state == "killed":
         sent = kill_after(3, partial(release_until_killed, plan, path, 0, "s"))
     else:
-        session = Ledger(path).open_session(dataset=NAME, plan=plan, run="run", session="s", exact_metrics=True)
+        session = Ledger(path).open_session(
+            opening(dataset=NAME, plan=plan, run="run", session="s", exact_metrics=True)
+        )
         for number in range(3):
             charge(session, plan, number)
         if state == "closed":
@@ -145,7 +148,7 @@ def test_a_book_is_read_without_a_trace(state, tmp_path):
     for change in (
         lambda: book.set_limit(NAME, paper_limit(50.0)),
         lambda: book.remove_limit(NAME, Unit.CELL, Accounting.PAPER, 0),
-        lambda: book.open_session(dataset=NAME, plan=plan, run="other", session="t", exact_metrics=True),
+        lambda: book.open_session(opening(dataset=NAME, plan=plan, run="other", session="t", exact_metrics=True)),
     ):
         with pytest.raises(LedgerError, match="read_only=True"):
             change()
@@ -156,7 +159,7 @@ def test_a_book_is_read_without_a_trace(state, tmp_path):
 def test_a_reader_sees_the_rounds_of_a_run_under_way(tmp_path):
     plan = small_plan()
     session = Ledger(tmp_path / "a.sqlite").open_session(
-        dataset=NAME, plan=plan, run="r", session="s", exact_metrics=True
+        opening(dataset=NAME, plan=plan, run="r", session="s", exact_metrics=True)
     )
     reader = Ledger(tmp_path / "a.sqlite", read_only=True)
     for number in range(3):

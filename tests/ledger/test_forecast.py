@@ -19,7 +19,7 @@ from pbmvfl.ledger.limits import Limit
 from pbmvfl.ledger.spending import spending
 from pbmvfl.plan.plan import Plan
 from support.federation_runs import limit_of, make_ledgers, set_limit
-from support.ledger_books import DELTA, LOCAL_NUMBERS, NAME, charge_all, on_disk, paper_limit, small_plan
+from support.ledger_books import DELTA, LOCAL_NUMBERS, NAME, charge_all, on_disk, opening, paper_limit, small_plan
 
 ROWS, TEST_ROWS = 23, 7
 #: Plans of every sort of count: releases alone, noisy steps, pure predictions, and all of them on one another's rows.
@@ -77,10 +77,10 @@ def test_a_run_ends_where_the_forecast_says(earlier, sort, choices, share, round
         whole = Limit.choose(**{**usual, "epsilon": 1e7})
         with contextlib.closing(Ledger(path)) as book:
             book.set_limit(NAME, whole)
-            (all_of_it,) = book.forecast(**ask)
+            (all_of_it,) = book.forecast(opening(**ask))
             limit = book.set_limit(NAME, Limit.choose(**{**usual, "epsilon": max(share * all_of_it.will_be, 5.0)}))
             spent = spending(book, NAME, limit).epsilon
-            (said,) = book.forecast(**ask)
+            (said,) = book.forecast(opening(**ask))
         assert said.limit == limit
         assert said.spent == spent
         done = charge_all(Ledger(path), plan, run="new", rounds_ahead=rounds_ahead, **rows)
@@ -104,11 +104,11 @@ def test_a_resumed_run_ends_where_its_forecast_says(sort, tmp_path):
         ask = {"dataset": NAME, "plan": plan, "public_start": True, "exact_metrics": True, "run": "r", "first_round": 3}
         with contextlib.closing(Ledger(path)) as book:
             book.set_limit(NAME, Limit.choose(unit="cell", accounting="strict", epsilon=1e7, delta=DELTA))
-            (whole,) = book.forecast(**ask)
+            (whole,) = book.forecast(opening(**ask))
             book.set_limit(
                 NAME, Limit.choose(unit="cell", accounting="strict", epsilon=room * whole.will_be, delta=DELTA)
             )
-            (said,) = book.forecast(**ask)
+            (said,) = book.forecast(opening(**ask))
         done = charge_all(Ledger(path), plan, run="r", first_round=3)
         assert done + 3 == (len(plan.schedule) if said.stops_at is None else said.stops_at)
         assert (said.stops_at is None) == (room > 1)
@@ -120,7 +120,7 @@ def test_a_forecast_writes_nothing_and_needs_no_right_to(tmp_path):
         book.set_limit(NAME, paper_limit(4.5))
     before = on_disk(tmp_path)
     with contextlib.closing(Ledger(path, read_only=True)) as book:
-        (said,) = book.forecast(dataset=NAME, plan=small_plan(), public_start=True, exact_metrics=True)
+        (said,) = book.forecast(opening(dataset=NAME, plan=small_plan(), public_start=True, exact_metrics=True))
     assert said.stops_at is not None
     assert on_disk(tmp_path) == before
 
@@ -140,19 +140,19 @@ def test_whatever_a_session_is_refused_for_its_forecast_is_refused_for(ask, word
         book.set_limit(NAME, paper_limit())
         usual = {"dataset": NAME, "plan": small_plan(), "exact_metrics": True}
         with pytest.raises(LedgerError, match=words):
-            book.forecast(**{**usual, **ask})
+            book.forecast(opening(**{**usual, **ask}))
         with pytest.raises(LedgerError, match=words):
-            book.open_session(**{"run": "r", "session": "s", **usual, **ask})
+            book.open_session(opening(**{"run": "r", "session": "s", **usual, **ask}))
 
 
 def test_a_book_that_is_being_charged_has_no_forecast(tmp_path):
     plan = small_plan()
-    session = Ledger(tmp_path / "a.sqlite").open_session(dataset=NAME, plan=plan, run="r", session="s")
+    session = Ledger(tmp_path / "a.sqlite").open_session(opening(dataset=NAME, plan=plan, run="r", session="s"))
     with (
         contextlib.closing(Ledger(tmp_path / "a.sqlite", read_only=True)) as book,
         pytest.raises(LedgerError, match="being charged by another session"),
     ):
-        book.forecast(dataset=NAME, plan=plan)
+        book.forecast(opening(dataset=NAME, plan=plan))
     session.close()
 
 

@@ -31,7 +31,7 @@ from pbmvfl.ledger.spending import spending
 from pbmvfl.plan.plan import Plan
 from pbmvfl.privacy.units import COLUMN_UNITS, SERVER, Accounting, Unit
 from pbmvfl.training.encoders import build_encoder
-from support.ledger_books import charge, paper_limit, small_plan
+from support.ledger_books import charge, opening, paper_limit, small_plan
 from support.policy_homes import PARTY_POLICY, RUN_ID, make_home, train_order, write_policy
 from support.policy_homes import small_plan as site_plan
 
@@ -92,7 +92,7 @@ def run_session(
     """Charge rounds of a session from the first one on, until a limit refuses; the number that went through."""
     plan = small_plan() if plan is None else plan
     session = Ledger(path).open_session(
-        dataset=dataset, plan=plan, run=run, session=run, public_start=public_start, exact_metrics=True
+        opening(dataset=dataset, plan=plan, run=run, session=run, public_start=public_start, exact_metrics=True)
     )
     done = 0
     try:
@@ -167,7 +167,9 @@ def test_it_does_not_matter_when_the_limit_is_set_or_who_comes_first(tmp_path: P
 def test_a_limit_that_is_set_while_such_a_session_is_open_holds_from_its_next_round(tmp_path: Path) -> None:
     path, plan = tmp_path / "a.sqlite", small_plan()
     session = Ledger(path).open_session(
-        dataset="others", plan=plan, run="a", session="a", public_start=False, exact_metrics=True, rounds_ahead=8
+        opening(
+            dataset="others", plan=plan, run="a", session="a", public_start=False, exact_metrics=True, rounds_ahead=8
+        )
     )
     charge(session, plan, 0)
     set_limits(path, others=1e6, patients=STRICT.epsilon_of(price(plan) * (releases(plan, 2) + 0.5)))
@@ -182,11 +184,11 @@ def test_a_forecast_names_the_round_and_the_name_that_charging_refuses(tmp_path:
     path, plan = tmp_path / "a.sqlite", small_plan()
     set_limits(path, others=1e6, patients=STRICT.epsilon_of(price(plan) * (releases(plan, 7) + 0.5)))
     with opened(path, read_only=True) as ledger:
-        found = ledger.forecast(dataset="others", plan=plan, public_start=False, exact_metrics=True)
+        found = ledger.forecast(opening(dataset="others", plan=plan, public_start=False, exact_metrics=True))
     assert [(each.dataset, each.stops_at) for each in found] == [("others", None), ("patients", 7)]
     assert run_session(path, "others", public_start=False, run="a") == 7
     with opened(path, read_only=True) as ledger:
-        (known,) = ledger.forecast(dataset="others", plan=plan, public_start=True, exact_metrics=True)
+        (known,) = ledger.forecast(opening(dataset="others", plan=plan, public_start=True, exact_metrics=True))
     assert (known.dataset, known.stops_at) == ("others", None)
 
 

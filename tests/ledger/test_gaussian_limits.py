@@ -31,7 +31,7 @@ from pbmvfl.privacy.gaussian_filter import (
     squared_shift,
 )
 from pbmvfl.privacy.pure_pairs import pure_losses
-from support.ledger_books import DELTA, LOCAL_NUMBERS, NAME, charge_all, small_plan
+from support.ledger_books import DELTA, LOCAL_NUMBERS, NAME, charge_all, opening, small_plan
 
 
 def delta_of(epsilon: float, shift: float) -> float:
@@ -180,7 +180,7 @@ def test_a_strict_plan_for_an_epsilon_runs_to_its_end_under_a_limit_of_it(epsilo
         path = tmp_path / f"{counting}.sqlite"
         with contextlib.closing(Ledger(path)) as book:
             book.set_limit(NAME, strict_limit(epsilon, counting=counting))
-            (said,) = book.forecast(dataset=NAME, plan=plan, public_start=True)
+            (said,) = book.forecast(opening(dataset=NAME, plan=plan, public_start=True))
         assert (said.stops_at is None) is reaches_end
         assert (charge_all(Ledger(path), plan) == len(plan.schedule)) is reaches_end
     assert said.will_be > 1.02 * epsilon

@@ -25,6 +25,7 @@ from support.ledger_books import (
     charge_all,
     kill_after,
     on_disk,
+    opening,
     paper_limit,
     release_until_killed,
     small_plan,
@@ -35,7 +36,7 @@ def test_a_charge_is_on_disk_when_it_returns(tmp_path):
     """Another process's view, through its own connection, without the first one closing anything."""
     plan = small_plan()
     session = Ledger(tmp_path / "a.sqlite").open_session(
-        dataset=NAME, plan=plan, run="r", session="s", exact_metrics=True
+        opening(dataset=NAME, plan=plan, run="r", session="s", exact_metrics=True)
     )
     for number in range(3):
         charge(session, plan, number)
@@ -48,7 +49,9 @@ def test_a_charge_is_on_disk_when_it_returns(tmp_path):
 def test_rounds_charged_ahead_are_given_back_at_a_clean_end_only(tmp_path):
     plan = small_plan()
     ledger = Ledger(tmp_path / "a.sqlite", durable=True)
-    session = ledger.open_session(dataset=NAME, plan=plan, run="r", session="s", exact_metrics=True, rounds_ahead=8)
+    session = ledger.open_session(
+        opening(dataset=NAME, plan=plan, run="r", session="s", exact_metrics=True, rounds_ahead=8)
+    )
     charge(session, plan, 0)
     assert Ledger(tmp_path / "a.sqlite").sessions(NAME)[0].charged_until == 8  # what a killed process would leave
     charge(session, plan, 1)
@@ -127,7 +130,7 @@ def test_a_limit_set_between_kills_stops_the_party_before_it_is_crossed(tmp_path
 def test_a_copy_of_the_file_alone_knows_of_the_session_that_was_open(tmp_path):
     plan = small_plan()
     opened = Ledger(tmp_path / "a.sqlite").open_session(
-        dataset=NAME, plan=plan, run="run", session="s", exact_metrics=True
+        opening(dataset=NAME, plan=plan, run="run", session="s", exact_metrics=True)
     )
     shutil.copy(tmp_path / "a.sqlite", tmp_path / "copy.sqlite")  # as after kill -9, without the log beside it
     opened.close()
@@ -154,7 +157,7 @@ def test_rounds_in_a_log_without_an_index_are_never_overlooked(may_write, monkey
 def test_a_forked_copy_of_a_session_neither_charges_nor_gives_back(tmp_path):
     plan = small_plan()
     opened = Ledger(tmp_path / "a.sqlite").open_session(
-        dataset=NAME, plan=plan, run="run", session="s", rounds_ahead=len(plan.schedule)
+        opening(dataset=NAME, plan=plan, run="run", session="s", rounds_ahead=len(plan.schedule))
     )
     charge(opened, plan, 0)
     child = os.fork()

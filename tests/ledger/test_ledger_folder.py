@@ -20,7 +20,7 @@ from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.ledger.ledger_folder import ledger_file_of
 from pbmvfl.ledger.owner import file_name
 from pbmvfl.ledger.row_identity import row_digests, shared_rows
-from support.ledger_books import NAME, charge_all, small_plan
+from support.ledger_books import NAME, charge_all, opening, small_plan
 
 # --- names of files ---
 
@@ -102,7 +102,7 @@ def test_a_book_from_before_owners_is_read_gone_on_with_and_belongs_to_whoever_f
     with contextlib.closing(Ledger(path, owner="bank", read_only=True)) as book:
         assert book.owner == ""
         assert len(book.sessions(NAME)) == 1
-        assert book.forecast(dataset=NAME, plan=small_plan(), train_values=VALUES) == ()
+        assert book.forecast(opening(dataset=NAME, plan=small_plan(), train_values=VALUES)) == ()
     charge_all(Ledger(path, owner="bank"), small_plan(), run="2", train_values=VALUES)
     charge_all(Ledger(path, owner="party-0"), small_plan(), run="3")  # as the folder was used for named datasets too
     with contextlib.closing(Ledger(path, read_only=True)) as book:
@@ -171,7 +171,7 @@ OTHERS = {
 def open_under(path: Path, name: str, rows: npt.NDArray[Any], ids: tuple[str, ...] | None = None) -> None:
     plan = small_plan(num_samples=len(rows))
     values = {"train_values": rows, "train_ids": ids}
-    session = Ledger(path).open_session(dataset=name, plan=plan, run=name, session="s", **values)
+    session = Ledger(path).open_session(opening(dataset=name, plan=plan, run=name, session="s", **values))
     session.charge(plan.schedule[0], plan.events(plan.schedule[0].kind))
     session.close()
 
@@ -186,7 +186,7 @@ def test_rows_that_were_released_under_another_name_are_known_again(case, tmp_pa
         assert book.datasets() == ["people"]
         plan = small_plan(num_samples=len(RENAMED[case]))
         with pytest.raises(LedgerError, match="pbmvfl ledger allow"):
-            book.forecast(dataset="folk", plan=plan, train_values=RENAMED[case])
+            book.forecast(opening(dataset="folk", plan=plan, train_values=RENAMED[case]))
         book.allow("folk")
     open_under(path, "folk", RENAMED[case])
     open_under(path, "people", RENAMED[case])  # under its own name anything may change
@@ -233,7 +233,7 @@ def test_rows_of_which_nothing_was_asked_are_not_known(tmp_path):
 def test_values_that_nothing_was_released_of_are_nobody_s_yet(tmp_path):
     path = tmp_path / "a.sqlite"
     plan = small_plan(num_samples=ROWS)
-    Ledger(path).open_session(dataset="people", plan=plan, run="r", session="s", train_values=TABLE).close()
+    Ledger(path).open_session(opening(dataset="people", plan=plan, run="r", session="s", train_values=TABLE)).close()
     open_under(path, "folk", TABLE)
 
 

@@ -20,7 +20,7 @@ from pbmvfl.privacy.renyi import cell_rdp
 from pbmvfl.privacy.units import Accounting, Unit
 from pbmvfl.wire.messages import MessageKind
 from support.federation_runs import make_ledgers
-from support.ledger_books import DELTA, NAME, charge, charge_all, paper_limit, small_plan, store_of
+from support.ledger_books import DELTA, NAME, charge, charge_all, opening, paper_limit, small_plan, store_of
 
 
 def test_the_round_that_would_cross_a_limit_is_refused_and_the_one_before_is_not(tmp_path):
@@ -46,7 +46,7 @@ def test_another_limit_that_still_has_room_is_not_charged_for_a_refused_round(tm
     rate = plan.embedding_dim * cell_rdp(plan.num_trials, plan.beta_16, plan.num_parties, (4.0,))[0]
     ledger.set_limit(NAME, paper_limit(10_000.0, accounting="strict"))
     ledger.set_limit(NAME, paper_limit(epsilon_at(rate * 1.0001, DELTA, 4.0)))
-    session = ledger.open_session(dataset=NAME, plan=plan, run="r", session="s", exact_metrics=True)
+    session = ledger.open_session(opening(dataset=NAME, plan=plan, run="r", session="s", exact_metrics=True))
     for number in range(plan.schedule.rounds_per_pass(JOINT)):
         charge(session, plan, number)
 
@@ -71,7 +71,7 @@ def test_rounds_that_were_left_out_are_charged_and_counted_against_the_limit(rou
     ledger = Ledger(tmp_path / "a.sqlite")
     ledger.set_limit(NAME, paper_limit(epsilon_at(2.5 * rate, DELTA, 4.0)))
     session = ledger.open_session(
-        dataset=NAME, plan=plan, run="r", session="s", exact_metrics=True, rounds_ahead=rounds_ahead
+        opening(dataset=NAME, plan=plan, run="r", session="s", exact_metrics=True, rounds_ahead=rounds_ahead)
     )
     charge(session, plan, 0)
     with pytest.raises(BudgetExceeded):
@@ -108,7 +108,7 @@ def test_a_limit_set_while_a_session_runs_holds_from_its_next_round(rounds_ahead
     charging = Ledger(tmp_path / "a.sqlite")
     owner = charging if same_connection else Ledger(tmp_path / "a.sqlite")
     session = charging.open_session(
-        dataset=NAME, plan=plan, run="r", session="s", exact_metrics=True, rounds_ahead=rounds_ahead
+        opening(dataset=NAME, plan=plan, run="r", session="s", exact_metrics=True, rounds_ahead=rounds_ahead)
     )
     charge(session, plan, 0)
     owner.set_limit(NAME, paper_limit(epsilon_at(1e-9, DELTA, 4.0) * 1.0001))
@@ -129,7 +129,9 @@ def test_rounds_ahead_make_no_difference_to_where_a_limit_set_under_way_ends_a_r
     rate = plan.embedding_dim * cell_rdp(plan.num_trials, plan.beta_16, plan.num_parties, (4.0,))[0]
     schedule = plan.schedule
     ledger, owner = Ledger(tmp_path / "a.sqlite"), Ledger(tmp_path / "a.sqlite")
-    session = ledger.open_session(dataset=NAME, plan=plan, run="r", session="s", exact_metrics=True, rounds_ahead=8)
+    session = ledger.open_session(
+        opening(dataset=NAME, plan=plan, run="r", session="s", exact_metrics=True, rounds_ahead=8)
+    )
     uses, sent = np.zeros(plan.num_samples), 0
     with contextlib.suppress(BudgetExceeded):
         for number in range(len(plan.schedule)):
@@ -148,7 +150,9 @@ def test_a_limit_that_was_announced_and_never_set_changes_nothing_and_hides_no_l
     """As if the owner's process had been killed just before its transaction ended."""
     plan = small_plan()
     ledger, owner = Ledger(tmp_path / "a.sqlite"), Ledger(tmp_path / "a.sqlite")
-    session = ledger.open_session(dataset=NAME, plan=plan, run="r", session="s", exact_metrics=True, rounds_ahead=8)
+    session = ledger.open_session(
+        opening(dataset=NAME, plan=plan, run="r", session="s", exact_metrics=True, rounds_ahead=8)
+    )
     charge(session, plan, 0)
     with monkeypatch.context() as killed:
         killed.setattr(ledger_store, "Outside", lambda *_, **__: 1 / 0)
@@ -165,7 +169,9 @@ def test_a_limit_that_was_announced_and_never_set_changes_nothing_and_hides_no_l
 def test_a_round_that_may_have_left_stays_charged_when_a_limit_changes(tmp_path):
     plan = small_plan()
     ledger, owner = Ledger(tmp_path / "a.sqlite"), Ledger(tmp_path / "a.sqlite")
-    session = ledger.open_session(dataset=NAME, plan=plan, run="r", session="s", exact_metrics=True, rounds_ahead=8)
+    session = ledger.open_session(
+        opening(dataset=NAME, plan=plan, run="r", session="s", exact_metrics=True, rounds_ahead=8)
+    )
     for number in range(3):
         charge(session, plan, number)
     owner.set_limit(NAME, paper_limit(epsilon_at(1e-9, DELTA, 4.0) * 1.0001))

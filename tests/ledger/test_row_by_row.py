@@ -65,7 +65,7 @@ UNITS = ("cell", "record", "party")
 @pytest.mark.parametrize("public_start", [True, False])
 def test_all_rows_one_by_one_cost_what_their_rounds_cost(tmp_path, public_start):
     one_by_one = trained(tmp_path / "a.sqlite", public_start=public_start)
-    opened = one_by_one.begin(opening(public_start=public_start))
+    opened = one_by_one.open_session(opening(public_start=public_start))
     predict_all(opened)
     opened.close()
     whole = trained(tmp_path / "b.sqlite", public_start=public_start)
@@ -86,7 +86,7 @@ def test_all_rows_one_by_one_cost_what_their_rounds_cost(tmp_path, public_start)
 def test_only_the_rows_that_are_named_are_charged(chosen, tmp_path_factory):
     path = tmp_path_factory.mktemp("book") / "a.sqlite"
     with contextlib.closing(trained(path)) as book:
-        opened = book.begin(opening(sorted(chosen)))
+        opened = book.open_session(opening(sorted(chosen)))
         predict_all(opened, chosen)
         opened.close()
     assert charged_predictions(path) == Counter(NAMES[row] for row in chosen)
@@ -105,7 +105,7 @@ def test_only_the_rows_that_are_named_are_charged(chosen, tmp_path_factory):
 
 def test_a_part_of_the_rows_is_charged_as_far_as_it_was_asked_for(tmp_path):
     path = tmp_path / "a.sqlite"
-    opened = trained(path).begin(opening([0, 2, 3, 6]))
+    opened = trained(path).open_session(opening([0, 2, 3, 6]))
     assert charged_predictions(path) == Counter()
     predict(opened, PREDICTED_AT, [0, 2, 3])
     assert charged_predictions(path) == Counter(["t0", "t2", "t3"])
@@ -119,7 +119,7 @@ def test_a_part_of_the_rows_is_charged_as_far_as_it_was_asked_for(tmp_path):
 )
 def test_rows_that_are_not_next_are_refused_and_nothing_is_charged(tmp_path, number, rows):
     path = tmp_path / "a.sqlite"
-    opened = trained(path).begin(opening([0, 2, 3, 6]))
+    opened = trained(path).open_session(opening([0, 2, 3, 6]))
     with pytest.raises(LedgerError, match="are not those that are next in the session's line"):
         predict(opened, PREDICTED_AT + number, rows)
     assert charged_predictions(path) == Counter()
@@ -139,23 +139,23 @@ def test_other_rows_than_the_plan_predicts_are_refused_before_anything_is_writte
     with pytest.raises(
         LedgerError, match=r"unanswered=\d rows from round=.*each once and in the order of their rounds"
     ):
-        book.begin(opening(unanswered))
+        book.open_session(opening(unanswered))
     with pytest.raises(LedgerError, match="unanswered="):
-        book.foresee(opening(unanswered))
+        book.forecast(opening(unanswered))
     assert len(book.sessions(NAME)) == before
 
 
 def test_rows_are_not_charged_one_by_one_before_training_has_ended(tmp_path):
     with pytest.raises(LedgerError, match="where nothing else comes before them"):
-        trained(tmp_path / "a.sqlite").begin(opening(first_round=PREDICTED_AT - 1))
+        trained(tmp_path / "a.sqlite").open_session(opening(first_round=PREDICTED_AT - 1))
 
 
 def test_no_row_without_an_answer_is_nothing_to_charge(tmp_path):
     path = tmp_path / "a.sqlite"
     book = trained(path, limit=Limit.choose(unit="cell", accounting="strict", epsilon=50.0, delta=1e-5))
-    (ahead,) = book.foresee(opening([]))
+    (ahead,) = book.forecast(opening([]))
     assert (ahead.stops_at, ahead.will_be) == (None, ahead.spent)
-    book.begin(opening([])).close()
+    book.open_session(opening([])).close()
     assert charged_predictions(path) == Counter()
 
 
@@ -169,9 +169,9 @@ def test_a_limit_refuses_the_round_that_was_forecast_and_counts_new_rows_alone(t
     for unanswered, stops_at in (([5], None), ([0, 1, 6], None), ([2, 3, 5], PREDICTED_AT + 1)):
         book = Ledger(path)
         session = opening(unanswered, plan=plan)
-        (ahead,) = book.foresee(session)
+        (ahead,) = book.forecast(session)
         assert ahead.stops_at == stops_at
-        opened = book.begin(session)
+        opened = book.open_session(session)
         if stops_at is None:
             predict_all(opened, unanswered)
         else:

@@ -15,7 +15,7 @@ from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.ledger.limits import epsilon_at
 from pbmvfl.plan.round_kinds import JOINT
 from pbmvfl.privacy.renyi import cell_rdp
-from support.ledger_books import DELTA, NAME, charge, charge_all, paper_limit, small_plan
+from support.ledger_books import DELTA, NAME, charge, charge_all, opening, paper_limit, small_plan
 
 
 def opened_files(path):
@@ -46,10 +46,12 @@ def writing(path):
 def test_only_one_session_at_a_time_may_charge_a_book(tmp_path):
     plan = small_plan()
     session = Ledger(tmp_path / "a.sqlite").open_session(
-        dataset=NAME, plan=plan, run="r", session="s", exact_metrics=True
+        opening(dataset=NAME, plan=plan, run="r", session="s", exact_metrics=True)
     )
     with pytest.raises(LedgerError, match="another session"):
-        Ledger(tmp_path / "a.sqlite").open_session(dataset=NAME, plan=plan, run="r", session="t", exact_metrics=True)
+        Ledger(tmp_path / "a.sqlite").open_session(
+            opening(dataset=NAME, plan=plan, run="r", session="t", exact_metrics=True)
+        )
     session.close()
     charge_all(Ledger(tmp_path / "a.sqlite"), plan)
 
@@ -57,12 +59,12 @@ def test_only_one_session_at_a_time_may_charge_a_book(tmp_path):
 def test_one_book_under_two_names_has_one_session_at_a_time(tmp_path):
     plan = small_plan()
     opened = Ledger(tmp_path / "a.sqlite").open_session(
-        dataset=NAME, plan=plan, run="run", session="s", exact_metrics=True
+        opening(dataset=NAME, plan=plan, run="run", session="s", exact_metrics=True)
     )
     (tmp_path / "alias.sqlite").symlink_to(tmp_path / "a.sqlite")
     with pytest.raises(LedgerError, match="being charged by another session"):
         Ledger(tmp_path / "alias.sqlite").open_session(
-            dataset=NAME, plan=plan, run="other", session="t", exact_metrics=True
+            opening(dataset=NAME, plan=plan, run="other", session="t", exact_metrics=True)
         )
     opened.close()
 
@@ -72,12 +74,14 @@ def test_a_session_that_could_not_be_opened_keeps_nobody_out(tmp_path, monkeypat
     ledger = Ledger(tmp_path / "a.sqlite")
     with pytest.raises(LedgerError, match="different"):
         ledger.open_session(
-            dataset=NAME, plan=plan, run="r", session="s", exact_metrics=True, train_ids=["a", "a"], test_ids=[]
+            opening(
+                dataset=NAME, plan=plan, run="r", session="s", exact_metrics=True, train_ids=["a", "a"], test_ids=[]
+            )
         )
     with monkeypatch.context() as broken:
         broken.setattr(Charging, "_load_limits", lambda _: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            ledger.open_session(dataset=NAME, plan=plan, run="r", session="s", exact_metrics=True)
+            ledger.open_session(opening(dataset=NAME, plan=plan, run="r", session="s", exact_metrics=True))
     charge_all(Ledger(tmp_path / "a.sqlite"), plan)
     assert charge_all(ledger, plan, run="2") == len(plan.schedule)
 
@@ -106,7 +110,7 @@ def test_a_busy_book_is_a_ledger_error_that_says_to_try_again(tmp_path):
     with writing(path):
         for attempt in (
             lambda: ledger.set_limit(NAME, paper_limit()),
-            lambda: ledger.open_session(dataset=NAME, plan=plan, run="r", session="s", exact_metrics=True),
+            lambda: ledger.open_session(opening(dataset=NAME, plan=plan, run="r", session="s", exact_metrics=True)),
             lambda: Ledger(path),
         ):
             with pytest.raises(LedgerError, match=busy):
@@ -125,7 +129,7 @@ def test_a_round_that_could_not_be_written_is_charged_once_when_it_is_asked_for_
     ledger = Ledger(path)
     ledger.set_limit(NAME, paper_limit(epsilon_at(1.5 * rate, DELTA, 4.0)))  # each row once, and not twice
     session = ledger.open_session(
-        dataset=NAME, plan=plan, run="r", session="s", exact_metrics=True, rounds_ahead=rounds_ahead
+        opening(dataset=NAME, plan=plan, run="r", session="s", exact_metrics=True, rounds_ahead=rounds_ahead)
     )
     with writing(path):
         for _ in range(3):
@@ -142,7 +146,9 @@ def test_rounds_that_could_not_be_given_back_stay_charged_and_the_book_is_free_a
     plan = small_plan()
     path = tmp_path / "a.sqlite"
     ledger = Ledger(path)
-    session = ledger.open_session(dataset=NAME, plan=plan, run="r", session="s", exact_metrics=True, rounds_ahead=8)
+    session = ledger.open_session(
+        opening(dataset=NAME, plan=plan, run="r", session="s", exact_metrics=True, rounds_ahead=8)
+    )
     charge(session, plan, 0)
     with writing(path), pytest.raises(LedgerError, match="try again"):
         session.close()

@@ -38,6 +38,7 @@ from support.ledger_books import (
     charge,
     charge_all,
     kill_after,
+    opening,
     paper_limit,
     release_until_killed,
     small_plan,
@@ -67,7 +68,7 @@ def state(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_p
 
 def opened(path: Path, **choices: Any) -> Charging:
     usual: dict[str, Any] = {"dataset": NAME, "plan": PLAN, "run": "r", "session": "s", "exact_metrics": True}
-    return Ledger(path).open_session(**{**usual, **choices})
+    return Ledger(path).open_session(opening(**{**usual, **choices}))
 
 
 # --- one session at a time ---

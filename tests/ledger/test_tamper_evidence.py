@@ -24,7 +24,7 @@ from pbmvfl.errors import LedgerError
 from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.ledger.spending import spending
 from pbmvfl.plan.plan import Plan
-from support.ledger_books import NAME, charge_all, paper_limit, small_plan
+from support.ledger_books import NAME, charge_all, opening, paper_limit, small_plan
 from support.local_plans import voting_plan
 
 DATA = Path(__file__).parents[1] / "data"
@@ -111,7 +111,7 @@ def test_an_edited_plan_or_its_terms_are_noticed(edit: Callable[[Path], None], p
     with pytest.raises(LedgerError, match="was changed by something else than this program"):
         charge_all(Ledger(path), NOISY, run="4")
     with pytest.raises(LedgerError, match="was changed by something else"):
-        Ledger(path, read_only=True).forecast(dataset=NAME, plan=NOISY, exact_metrics=True)
+        Ledger(path, read_only=True).forecast(opening(dataset=NAME, plan=NOISY, exact_metrics=True))
     with pytest.raises(LedgerError, match="was changed by something else"):
         Ledger(path).set_limit(NAME, STRICT)
     if edit is not no_plan:

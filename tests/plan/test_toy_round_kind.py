@@ -24,6 +24,7 @@ from pbmvfl.plan.round_kinds import JOINT, KINDS, PREDICTION, RoundKind, Split, 
 from pbmvfl.plan.schedule import Order, Phase
 from pbmvfl.privacy.accounting import rdp_curve
 from pbmvfl.privacy.units import Accounting, Unit
+from support.ledger_books import opening
 
 REHEARSAL = RoundKind(name="rehearsal", code=200, releases=True)
 DELTA = 1e-5
@@ -193,7 +194,7 @@ def charged_rounds(plan: Plan, path: Path, limit: Limit) -> int:
     """Rounds that a book with this limit lets through."""
     book = Ledger(path)
     book.set_limit("small", limit)
-    session = book.open_session(dataset="small", plan=plan, run="run", session="session", public_start=True)
+    session = book.open_session(opening(dataset="small", plan=plan, run="run", session="session", public_start=True))
     done = 0
     try:
         for current in plan.schedule:

@@ -35,6 +35,7 @@ from support.federation_runs import (
     spans_of,
     weights,
 )
+from support.ledger_books import opening
 from support.local_plans import FUSION, GRAM, LOCAL, MEAN, WHITENED, local_plan, trained_in_numpy, voting_plan
 
 HEADER = 44
@@ -399,14 +400,16 @@ def test_the_ledger_counts_local_plans_as_the_account_does(noise, unit, accounti
         limit = Limit(unit=unit, accounting=accounting, colluding_parties=0, epsilon=1.0, delta=1e-5, order=4.0)
         book = Ledger(tmp_path / f"{number}.sqlite")
         opened = book.open_session(
-            dataset="d",
-            plan=plan,
-            run="run",
-            session="s",
-            exact_metrics=True,
-            public_start=True,
-            train_ids=[f"train {row}" for row in range(37)],
-            test_ids=[f"test {row}" for row in range(13)],
+            opening(
+                dataset="d",
+                plan=plan,
+                run="run",
+                session="s",
+                exact_metrics=True,
+                public_start=True,
+                train_ids=[f"train {row}" for row in range(37)],
+                test_ids=[f"test {row}" for row in range(13)],
+            )
         )
         for current in plan.schedule:
             opened.charge(current, plan.events(current.kind))

@@ -13,6 +13,7 @@ from pbmvfl.errors import BudgetExceeded
 from pbmvfl.ledger.charging import Charging
 from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.ledger.limits import Limit
+from pbmvfl.ledger.session_opening import Opening, SessionRows
 from pbmvfl.ledger.store import LedgerStore
 from pbmvfl.plan.plan import Plan
 
@@ -28,6 +29,14 @@ def small_plan(**choices: Any) -> Plan:
 def paper_limit(epsilon: float = 1000.0, **choices: Any) -> Limit:
     usual: dict[str, Any] = {"unit": "cell", "accounting": "paper", "delta": DELTA, "order": 4.0}
     return Limit.choose(**{**usual, "epsilon": epsilon, **choices})
+
+
+def opening(**values: Any) -> Opening:
+    """Return a session to open or to forecast; values and ids of its rows are flat names among the others."""
+    rows = {
+        name: values.pop(name) for name in ("train_values", "test_values", "train_ids", "test_ids") if name in values
+    }
+    return Opening(rows=SessionRows(**rows), **values)
 
 
 def store_of(ledger: Ledger) -> LedgerStore:
@@ -53,12 +62,14 @@ def charge_all(
 ) -> int:
     """Charge rounds until the end or a refusal; the number that went through."""
     opened = ledger.open_session(
-        dataset=NAME,
-        plan=plan,
-        run=run,
-        session=session,
-        first_round=first_round,
-        **{"public_start": True, "exact_metrics": True, **choices},
+        opening(
+            dataset=NAME,
+            plan=plan,
+            run=run,
+            session=session,
+            first_round=first_round,
+            **{"public_start": True, "exact_metrics": True, **choices},
+        )
     )
     last = len(plan.schedule) if rounds is None else first_round + rounds
     done = 0
@@ -86,7 +97,7 @@ def on_disk(folder: Path) -> dict[str, bytes]:
 def release_until_killed(plan: Plan, path: Path, first: int, session: str, pipe: int) -> None:
     """A party reduced to its ledger, as fast as it can: charge a round, then let its bytes leave."""
     opened = Ledger(path).open_session(
-        dataset=NAME, plan=plan, run="run", session=session, exact_metrics=True, first_round=first
+        opening(dataset=NAME, plan=plan, run="run", session=session, exact_metrics=True, first_round=first)
     )
     for number in range(first, len(plan.schedule)):
         charge(opened, plan, number)

@@ -21,6 +21,7 @@ from pbmvfl.protocol.transport import Transport
 from pbmvfl.wire.messages import Message, MessageKind
 from support.cohorts import small_data, small_plan
 from support.known_randomness import TwinSetup
+from support.ledger_books import opening
 
 DATA = small_data(num_samples=23, num_test_samples=7)
 
@@ -129,7 +130,9 @@ class TransportConformance:
             transport.close()
         for index in range(3):  # closing lets the ledgers go: they can be opened and charged again
             again = Ledger(tmp_path / f"party-{index}.sqlite")
-            again.open_session(dataset="people", exact_metrics=True, plan=plan, run="ab" * 8, session="cd" * 16).close()
+            again.open_session(
+                opening(dataset="people", exact_metrics=True, plan=plan, run="ab" * 8, session="cd" * 16)
+            ).close()
 
     def test_bytes_that_are_no_message_are_refused_by_every_party(self, plan):
         transport = self.open(setups(plan))

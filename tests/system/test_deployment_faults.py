@@ -26,6 +26,7 @@ from pbmvfl.wire.messages import Message, MessageKind
 from support.certificates import Authority
 from support.deploy_homes import DATASET, PARTIES, SERVER, Tables, aligned, make_homes, run_job, train_order
 from support.deploy_processes import Death, charged, released, run_with_death, tap_parties
+from support.ledger_books import opening
 
 pytestmark = pytest.mark.slow
 PER_EPOCH, EPOCHS = 3, 8
@@ -116,7 +117,7 @@ def test_a_server_that_stalls_loses_the_party_and_the_ledger_is_free_again(homes
 
     def open_book():
         book = Ledger(home.ledger)
-        book.open_session(dataset=DATASET, plan=order.plan, run="other", session="other").close()
+        book.open_session(opening(dataset=DATASET, plan=order.plan, run="other", session="other")).close()
         book.close()
 
     monkeypatch.setattr(GrpcServerLink, "exchange", stall)

@@ -36,6 +36,7 @@ from pbmvfl.wire.messages import SERVER, Message, MessageKind
 from pbmvfl.wire.refusals import Refusal
 from support.alignment_runs import MemoryLink
 from support.federation_texts import federation_text
+from support.ledger_books import opening
 
 PARTIES = ("bank", "hospital")
 ROWS = 40
@@ -252,12 +253,12 @@ def test_two_jobs_at_the_same_time_do_not_both_charge_one_book(homes: dict[str, 
         assert order.plan is not None
         ids = tuple(f"p{i:03d}" for i in range(ROWS))
         asked: dict[str, Any] = {"dataset": "people", "plan": order.plan, "run": "a", "train_ids": ids}
-        first = book.open_session(session="1", **asked)
+        first = book.open_session(opening(session="1", **asked))
         with (
             contextlib.closing(Ledger(home.ledger, owner="bank", durable=True)) as other,
             pytest.raises(LedgerError, match="another session"),
         ):
-            other.open_session(session="2", **asked)
+            other.open_session(opening(session="2", **asked))
         first.close()
 
 

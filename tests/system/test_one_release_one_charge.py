@@ -25,6 +25,7 @@ from pbmvfl.wire.messages import Message, MessageKind
 from support import release_monitor
 from support.cohorts import Cohort, small_data, small_plan
 from support.known_randomness import TwinSetup
+from support.ledger_books import opening
 from support.local_plans import voting_plan
 
 DATA = small_data()
@@ -202,7 +203,9 @@ def test_the_ledger_refuses_a_round_below_what_was_charged(tmp_path: Path) -> No
     plan = masked()
     ledger = Ledger(tmp_path / "party-0.sqlite", owner="party-0")
     session = ledger.open_session(
-        dataset=DATA.name, plan=plan, run="run", session="s", public_start=True, exact_metrics=True, rounds_ahead=8
+        opening(
+            dataset=DATA.name, plan=plan, run="run", session="s", public_start=True, exact_metrics=True, rounds_ahead=8
+        )
     )
     for number in (0, 1, 5):
         session.charge(plan.schedule[number], plan.events(plan.schedule[number].kind))

@@ -481,12 +481,12 @@ class _Asked:
 
 def _read_model(path: Path) -> tuple[RunFolder | None, FederatedModel, Path | None]:
     """Return a run's folder, model and folder of ledgers; the first and last are None for a model alone."""
-    from pbmvfl.federation.model import FederatedModel
+    from pbmvfl.federation.model import load
     from pbmvfl.federation.model_files import INDEX, SERVER
     from pbmvfl.federation.run_folder import RunFolder
 
     if (path / SERVER / INDEX).is_file():
-        return None, FederatedModel.load(path), None
+        return None, load(path), None
     if not (path / "plan.json").is_file():
         raise RunFolderError(
             f"run={str(path)!r} is neither a run folder (no plan.json) nor a model (no {SERVER}/{INDEX})"
@@ -498,7 +498,7 @@ def _read_model(path: Path) -> tuple[RunFolder | None, FederatedModel, Path | No
             f"continue it with `pbmvfl train --resume {path}`"
         )
     ledger = folder.read_source().ledger
-    return folder, FederatedModel.load(folder.model), None if ledger is None else Path(ledger)
+    return folder, load(folder.model), None if ledger is None else Path(ledger)
 
 
 def _try_to_write(path: Path) -> None:

@@ -273,7 +273,7 @@ class LabelHolder:
             yield lambda: None
             return
         with contextlib.closing(Ledger(self.ledger, owner=self.owner, durable=self.durable)) as ledger:
-            charging = ledger.begin(opening)
+            charging = ledger.open_session(opening)
             current = opening.plan.schedule[0]
             with contextlib.closing(charging):
                 yield lambda: charging.charge(current, opening.plan.events(current.kind))

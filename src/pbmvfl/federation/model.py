@@ -221,47 +221,6 @@ class FederatedModel:
         self._folder = folder
         return folder
 
-    @classmethod
-    def load(
-        cls,
-        folder: Path | str,
-        *,
-        encoders: Sequence[nn.Module] | None = None,
-        fusion: Any = None,
-        ledger: Path | str | None = None,
-    ) -> FederatedModel:
-        """Load what `save` wrote, to the bit, or name the part that is missing, damaged or of another model.
-
-        Args:
-            folder: The folder that `save` wrote.
-            encoders: The owners' own networks, where training had such, one for each party.
-            fusion: The label holder's own classifier, where it was the fusion model: it is fitted again.
-            ledger: Folder of the parties' ledgers, which predictions are charged to.
-
-        Returns:
-            The model, equal to the bit.
-
-        Raises:
-            ModelError: A part is missing, damaged or of another model.
-        """
-        folder = Path(folder)
-        if not folder.is_dir():
-            raise ModelError(f"folder={str(folder)!r} does not exist; give the folder that a model was saved in")
-        server = ServerPart.load(folder / SERVER)
-        found, missing = [], []
-        for name in server.party_names:
-            path = folder / folder_name(name)
-            if (path / INDEX).is_file():
-                found.append(PartyPart.load(path))
-            else:
-                missing.append(f"{name} ({path})")
-        if missing:
-            raise ModelError(
-                f"folder={str(folder)!r} lacks the part of {', '.join(missing)}; ask its owner for it. A model can be "
-                "asked only with all of its parties"
-            )
-        return cls(server, found, encoders=encoders, fusion=fusion, ledger=ledger, folder=folder)
-
     # --- predictions ---
 
     def predict(
@@ -665,7 +624,7 @@ def load(
     fusion: Any = None,
     ledger: Path | str | None = None,
 ) -> FederatedModel:
-    """Load a saved model: `FederatedModel.load`.
+    """Load what `FederatedModel.save` wrote, to the bit, or name the part that is missing, damaged or of another model.
 
     Args:
         folder: The folder that `save` wrote.
@@ -674,12 +633,28 @@ def load(
         ledger: Folder of the parties' ledgers, which predictions are charged to.
 
     Returns:
-        The model.
+        The model, equal to the bit.
 
     Raises:
-        ModelError: As in `FederatedModel.load`.
+        ModelError: A part is missing, damaged or of another model.
     """
-    return FederatedModel.load(folder, encoders=encoders, fusion=fusion, ledger=ledger)
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise ModelError(f"folder={str(folder)!r} does not exist; give the folder that a model was saved in")
+    server = ServerPart.load(folder / SERVER)
+    found, missing = [], []
+    for name in server.party_names:
+        path = folder / folder_name(name)
+        if (path / INDEX).is_file():
+            found.append(PartyPart.load(path))
+        else:
+            missing.append(f"{name} ({path})")
+    if missing:
+        raise ModelError(
+            f"folder={str(folder)!r} lacks the part of {', '.join(missing)}; ask its owner for it. A model can be "
+            "asked only with all of its parties"
+        )
+    return FederatedModel(server, found, encoders=encoders, fusion=fusion, ledger=ledger, folder=folder)
 
 
 def _check_parts(server: ServerPart, parties: Sequence[PartyPart]) -> None:

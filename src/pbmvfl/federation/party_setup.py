@@ -143,7 +143,7 @@ class PartySetup:
             ledger = Ledger(self.ledger, owner=self.owner, durable=self.durable)
         try:
             ledger.prepare(owner=self.owner, durable=self.durable)
-            return ledger.begin(
+            return ledger.open_session(
                 self._opening(
                     run=session.run_id.hex(),
                     session=session.id.hex(),

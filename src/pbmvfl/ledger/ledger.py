@@ -17,8 +17,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy.typing as npt
-
 from pbmvfl._text import counted, html_table, short_repr
 from pbmvfl.errors import LedgerError
 from pbmvfl.ledger import history
@@ -28,14 +26,14 @@ from pbmvfl.ledger.database import now
 from pbmvfl.ledger.forecast import Forecast, exported, notes_of
 from pbmvfl.ledger.limits import Limit
 from pbmvfl.ledger.session_lock import check_free
-from pbmvfl.ledger.session_opening import Opening, SessionRows
+from pbmvfl.ledger.session_opening import Opening
 from pbmvfl.ledger.store import LedgerEntry, LedgerStore
 from pbmvfl.ledger.tamper_evidence import Outside, known_outside
 from pbmvfl.privacy.table import format_epsilon
 from pbmvfl.privacy.units import Accounting, Unit
 
 if TYPE_CHECKING:
-    from pbmvfl.plan.plan import Plan
+    pass
 
 
 class Ledger:
@@ -335,11 +333,11 @@ class Ledger:
 
     # --- charging ---
 
-    def begin(self, opening: Opening) -> Charging:
-        """Begin to charge a session; `open_session` explains its values.
+    def open_session(self, opening: Opening) -> Charging:
+        """Begin to charge a session.
 
         Args:
-            opening: What the session is about.
+            opening: What the session is about: data set, plan, run, rows and where it begins.
 
         Returns:
             The open session, which charges rounds.
@@ -347,108 +345,12 @@ class Ledger:
         self._store.check_writable()
         return opening.begin(self._store)
 
-    def foresee(self, opening: Opening) -> tuple[Forecast, ...]:
-        """Return what each limit would say to a session; `forecast` explains its values.
+    def forecast(self, opening: Opening) -> tuple[Forecast, ...]:
+        """Return each limit's answer to such a session; whatever `open_session` refuses is refused.
+
+        Nothing is written, and a reader may ask.
 
         Args:
             opening: What the session is about.
         """
         return opening.forecast(self._store)
-
-    def open_session(
-        self,
-        *,
-        dataset: str,
-        plan: Plan,
-        run: str,
-        session: str,
-        first_round: int = 0,
-        public_start: bool = False,
-        exact_metrics: bool = False,
-        train_values: npt.NDArray[Any] | None = None,
-        test_values: npt.NDArray[Any] | None = None,
-        train_ids: Sequence[str] | range | None = None,
-        test_ids: Sequence[str] | range | None = None,
-        rounds_ahead: int = 1,
-    ) -> Charging:
-        """Begin to charge a session.
-
-        Args:
-            dataset: The owner's name for the data.
-            plan: The plan of the session.
-            run: Id of the run.
-            session: Id of the session.
-            first_round: Number of the first round that it may charge.
-            public_start: Whether the run began with weights that depend on no row. Without it every release of the
-                session is charged as one that may be about any row.
-            exact_metrics: Whether the owner permits exact metrics of rows with a limit.
-            train_values: (N, D) the party's training rows. Only digests under the ledger's own key are kept.
-            test_values: (T, D) its test rows, likewise.
-            train_ids: Ids of the training rows; None: their numbers.
-            test_ids: Ids of the test rows; None: numbers after those of the training rows.
-            rounds_ahead: How many rounds are written in one transaction. Those that were not used are given back when
-                the session is closed or the owner changes a limit, and stay charged if the process is killed.
-
-        Returns:
-            The open session, which charges rounds.
-        """
-        return self.begin(
-            Opening(
-                dataset=dataset,
-                plan=plan,
-                run=run,
-                session=session,
-                first_round=first_round,
-                public_start=public_start,
-                exact_metrics=exact_metrics,
-                rows=SessionRows(
-                    train_values=train_values, test_values=test_values, train_ids=train_ids, test_ids=test_ids
-                ),
-                rounds_ahead=rounds_ahead,
-            )
-        )
-
-    def forecast(
-        self,
-        *,
-        dataset: str,
-        plan: Plan,
-        run: str = "",
-        first_round: int = 0,
-        public_start: bool = False,
-        exact_metrics: bool = False,
-        train_values: npt.NDArray[Any] | None = None,
-        test_values: npt.NDArray[Any] | None = None,
-        train_ids: Sequence[str] | range | None = None,
-        test_ids: Sequence[str] | range | None = None,
-    ) -> tuple[Forecast, ...]:
-        """Return each limit's answer to such a session; whatever `open_session` refuses is refused.
-
-        Nothing is written. A reader may ask, and the names are those of `open_session`.
-
-        Args:
-            dataset: The owner's name for the data.
-            plan: The plan of the session.
-            run: Id of the run.
-            first_round: Number of the first round that it may charge.
-            public_start: Whether the run began with weights that depend on no row. Without it every release of the
-                session is charged as one that may be about any row.
-            exact_metrics: Whether the owner permits exact metrics of rows with a limit.
-            train_values: (N, D) the party's training rows. Only digests under the ledger's own key are kept.
-            test_values: (T, D) its test rows, likewise.
-            train_ids: Ids of the training rows; None: their numbers.
-            test_ids: Ids of the test rows; None: numbers after those of the training rows.
-        """
-        return self.foresee(
-            Opening(
-                dataset=dataset,
-                plan=plan,
-                run=run,
-                first_round=first_round,
-                public_start=public_start,
-                exact_metrics=exact_metrics,
-                rows=SessionRows(
-                    train_values=train_values, test_values=test_values, train_ids=train_ids, test_ids=test_ids
-                ),
-            ),
-        )

@@ -227,7 +227,7 @@ def look_ahead(
         if (ledger := ledgers.begun(path)) is None:
             return PartyForecast(party=party, path=path, runs=0, limits=(), way_out=way_out, charged_rows=charged_rows)
         ledger.check_owner(party)
-        limits = ledger.foresee(opening)
+        limits = ledger.forecast(opening)
         past = ledger.sessions(opening.dataset)
     runs = {entry.run for entry in past if entry.charged_until > entry.first_round}
     return PartyForecast(

@@ -46,6 +46,7 @@ class _Values:
 class SessionRows:
     """Values and ids of a session's rows. They are digested once for a forecast and its session."""
 
+    #: (N, D) the party's training rows, and (T, D) its test rows. Only digests under the ledger's own key are kept.
     train_values: npt.NDArray[Any] | None = None
     test_values: npt.NDArray[Any] | None = None
     #: None for the rows' numbers, test rows after training rows.
@@ -96,19 +97,26 @@ class SessionRows:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Opening:
-    """A session that a party asks its ledger for; `Ledger.open_session` explains the names."""
+    """A session that a party asks its ledger for."""
 
+    #: The owner's name for the data.
     dataset: str
     plan: Plan | LabelDraws
     #: All rows of the plan.
-    rows: SessionRows
+    rows: SessionRows = field(default_factory=SessionRows)
     #: Numbers of the test rows that have no stored answer, if only those are charged, one by one; none: nothing is.
     unanswered: npt.NDArray[np.int64] | None = None
     run: str = ""
     session: str = ""
+    #: The first round that it may charge.
     first_round: int = 0
+    #: The run began with weights that depend on no row. Without it every release of the session is charged as one that
+    #: may be about any row.
     public_start: bool = False
+    #: The owner permits exact metrics of rows with a limit.
     exact_metrics: bool = False
+    #: How many rounds are written in one transaction. Those that were not used are given back when the session is
+    #: closed or the owner changes a limit, and stay charged if the process is killed.
     rounds_ahead: int = 1
 
     def begin(self, store: LedgerStore) -> Charging:

@@ -29,6 +29,7 @@ from pbmvfl.federation.model_files import INDEX, WEIGHTS_FILE, model_digest
 from pbmvfl.federation.serving import release_for, serving_plan
 from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.plan.plan import Plan
+from support.ledger_books import opening
 from support.policy_homes import (
     PARTY_POLICY,
     RUN_ID,
@@ -196,7 +197,9 @@ def test_sessions_of_a_run_are_counted_by_the_book_and_by_what_was_taken_up(home
     (home.run("monday") / "bound.json").unlink()
     for number in range(2):
         with own_ledger(home, PolicyFile.read(home)) as book:
-            book.open_session(dataset="people", plan=small_plan(), run=RUN_ID, session=f"{number:016x}").close()
+            book.open_session(
+                opening(dataset="people", plan=small_plan(), run=RUN_ID, session=f"{number:016x}")
+            ).close()
     assert "has had 2 sessions: the policy permits 2" in refused(home, train_order())
 
 
@@ -347,7 +350,7 @@ def test_what_rows_have_spent_before_counts_and_other_rows_have_their_own(home: 
     ids = first_rows()(home, order)[0]
     with own_ledger(home, PolicyFile.read(home)) as book:
         charging = book.open_session(
-            dataset="people", plan=plan, run="a" * 16, session="b" * 16, public_start=True, train_ids=ids
+            opening(dataset="people", plan=plan, run="a" * 16, session="b" * 16, public_start=True, train_ids=ids)
         )
         for current in plan.schedule:
             charging.charge(current, plan.events(current.kind))
@@ -368,7 +371,7 @@ def test_rows_that_are_asked_about_are_looked_at_by_their_own_ids(home: SiteFold
         admit(home, order, NOON, row_ids=own_row_ids)
         with own_ledger(home, PolicyFile.read(home)) as book:
             charging = book.open_session(
-                dataset="people", plan=plan, run=f"{number:016x}", session="", public_start=True, test_ids=ids
+                opening(dataset="people", plan=plan, run=f"{number:016x}", session="", public_start=True, test_ids=ids)
             )
             for current in plan.schedule:
                 charging.charge(current, plan.events(current.kind))
@@ -422,6 +425,7 @@ from pathlib import Path
 from pbmvfl.deploy.job.admission import admit, own_row_ids
 from pbmvfl.deploy.site.folder import SiteFolder
 from pbmvfl.deploy.site.job_spec import JobSpec
+from support.ledger_books import opening
 admit(SiteFolder.at({str(home.path)!r}), JobSpec.from_text(sys.stdin.read()), datetime.now(), row_ids=own_row_ids)
 print(sorted({{"torch", "numba", "nvflare", "private_set_intersection"}} & set(sys.modules)))
 """

@@ -26,6 +26,7 @@ from pbmvfl.deploy.site.policy_file import PolicyFile, own_ledger
 from pbmvfl.errors import FederationError, ModelError, OrderError, PbmvflError, PolicyError
 from pbmvfl.ledger.ledger import Ledger
 from pbmvfl.ledger.ledger_folder import PartyForecast, check_reaches_end
+from pbmvfl.ledger.session_opening import Opening, SessionRows
 from pbmvfl.plan.groups import Evaluation
 from pbmvfl.plan.plan import Plan
 
@@ -376,14 +377,14 @@ def _look_ahead(site_folder: SiteFolder, spec: JobSpec, policy: PolicyFile, ledg
     if rounds > FORESEEN_ROUNDS:
         return
     train, test = row_ids(site_folder, spec)
-    found = ledger.forecast(
+    opening = Opening(
         dataset=policy.data.dataset,
         plan=plan,
+        rows=SessionRows(train_ids=train, test_ids=test),
         run="" if spec.work is Work.PREDICT else spec.run_id,  # each prediction is a run of its own
         public_start=begins_publicly(policy, plan, site_folder.model(spec.run)) is True,
-        train_ids=train,
-        test_ids=test,
     )
+    found = ledger.forecast(opening)
     forecast = PartyForecast(party=site_folder.name, path=site_folder.ledger, runs=0, limits=found)
     try:
         check_reaches_end([forecast], dataset=policy.data.dataset, rounds=rounds, way_out="[runs] until_limit = true")
