@@ -12,6 +12,7 @@ FOREIGN = {
     "_add_auth_headers",  # NVFlare, as the rest up to `_validate_auth_headers`
     "_config_loaded",
     "_do_command",
+    "_process_received_msg",
     "_process_request",
     "_send_to_endpoint",
     "_validate_auth_headers",
