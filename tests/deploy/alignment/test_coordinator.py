@@ -335,7 +335,7 @@ def test_a_second_request_for_the_same_chunk_is_refused_and_ends_the_alignment()
 
     def also_guess(party, data):
         if party == "bank" and data[1] == Kind.ORDER:
-            guess = Question(Kind.REQUEST, 0, client.request([f"guess-{n}" for n in range(60)]).result())
+            guess = Question(Kind.REQUEST, 0, client.request(lambda: [f"guess-{n}" for n in range(60)]).result())
             asked.append(bank.receive(guess.to_bytes()))
         return data
 
@@ -485,3 +485,27 @@ def test_a_secret_order_is_a_uniform_permutation():
 def test_rows_keep_their_type():
     run = AlignmentRun({"bank": PEOPLE, "shop": PEOPLE})
     assert run.align(PEOPLE).rows.dtype == np.int64
+
+
+@given(st.lists(st.binary(min_size=3, max_size=3), min_size=1), st.lists(st.binary(min_size=3, max_size=3)))
+def test_an_index_finds_what_a_dictionary_finds(held, asked):
+    """Also strings that end in zero bytes, which arrays of text do not show."""
+    first = {}
+    for place, each in enumerate(held):
+        first.setdefault(each, place)
+    asked = [*asked, *held, b"\0\0\0", b"a\0\0"]
+    found = psi.Index(b"".join(held), 3).places_of(b"".join(asked))
+    assert found.tolist() == [first.get(each, -1) for each in asked]
+
+
+def test_a_match_needs_the_whole_coordinate():
+    """The index is of all 32 bytes: a point that differs from one of the setup in its last bit alone is another."""
+    client, server = psi.PsiClient(workers=1), psi.PsiServer(workers=1)
+    points = psi.points_of(client.request(lambda: PEOPLE).result(), len(PEOPLE))
+    response = psi.points_of(server.response(points), len(PEOPLE))
+    setup = server.setup(lambda: PEOPLE[::2]).result()
+    near = b"".join(p[:-1] + bytes([p[-1] ^ 1]) for p in psi.points_of(setup, len(PEOPLE[::2])))
+    assert client.matches(client.whole_setup([setup]), response).result().tolist() == list(range(0, len(PEOPLE), 2))
+    assert not len(client.matches(client.whole_setup([near]), response).result())
+    client.close()
+    server.close()

@@ -13,9 +13,11 @@ alignment's key, with which each proves the order at every later handshake.
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -31,7 +33,16 @@ from pbmvfl.deploy.alignment.messages import (
     read_answer,
 )
 from pbmvfl.deploy.alignment.party import AlignmentLimits, PartySideAlignment
-from pbmvfl.deploy.alignment.psi import CHUNK, WORKERS, PsiClient, chunk_size, num_chunks, points_of, secret_order
+from pbmvfl.deploy.alignment.psi import (
+    CHUNK,
+    WORKERS,
+    Index,
+    PsiClient,
+    chunk_size,
+    num_chunks,
+    points_of,
+    secret_order,
+)
 from pbmvfl.deploy.alignment.row_ids import KEY_BYTES, AgreedOrder, IdForm, RowIds, Rows, order_digest, order_proof
 from pbmvfl.deploy.link.interface import Channel, ServerLink
 from pbmvfl.deploy.site.folder import check_name
@@ -48,6 +59,8 @@ __all__ = [
 
 #: Called with the steps done and their total.
 Progress = Callable[[int, int], None]
+#: Responses of each party that wait while later ones travel.
+_BEHIND = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,7 +162,8 @@ class _Work:
     def run(self) -> Alignment:
         places = secret_order(len(self._ids))
         chunks = [places[start : start + CHUNK] for start in range(0, len(places), CHUNK)]
-        requests = [self._psi.request(self._ids.take(rows)) for rows in chunks]  # while parties make their setups
+        # While parties make their setups. Ids are taken when their turn comes: as objects they need much memory.
+        requests = [self._psi.request(partial(self._ids.take, rows)) for rows in chunks]
         facts, shared = self._begin()
         self._total = max(num_chunks(each.count) for each in facts) + len(chunks) + 2
         setups = self._setups(facts)
@@ -225,15 +239,20 @@ class _Work:
             shared.append(key)
         return facts, shared
 
-    def _setups(self, facts: Sequence[PartyFacts]) -> list[object]:
+    def _setups(self, facts: Sequence[PartyFacts]) -> list[Index]:
         """Fetch all setups chunk by chunk, from the parties that have another chunk."""
-        found: list[list[list[bytes]]] = [[] for _ in facts]
+        found: list[list[bytes]] = [[] for _ in facts]
         for chunk in range(max(num_chunks(each.count) for each in facts)):
             asked = {i: Question(Kind.SETUP, chunk) for i, each in enumerate(facts) if chunk < num_chunks(each.count)}
             for index, body in self._ask_all(asked).items():
-                found[index].append(self._points(index, body, chunk_size(facts[index].count, chunk)))
+                self._points(index, body, chunk_size(facts[index].count, chunk))
+                found[index].append(body)
             self._step()
-        return [self._psi.whole_setup(chunks) for chunks in found]
+        setups = []
+        for chunks in found:
+            setups.append(self._psi.whole_setup(chunks))
+            chunks.clear()
+        return setups
 
     def _points(self, index: int, body: bytes, count: int) -> list[bytes]:
         try:
@@ -242,29 +261,28 @@ class _Work:
             raise self._fault(index, error) from None
 
     def _intersect(
-        self, chunks: Sequence[Rows], requests: Sequence[Future[bytes]], setups: Sequence[object]
+        self, chunks: Sequence[Rows], requests: Sequence[Future[bytes]], setups: Sequence[Index]
     ) -> list[np.ndarray]:
-        """Find each party's share of the own rows; a response is processed while the next one travels."""
+        """Find each party's share of the own rows; responses are processed while the next ones travel."""
         has = [np.zeros(len(self._ids), dtype=bool) for _ in setups]
-        working: list[tuple[int, Rows, Future[list[int]]]] = []
+        working: deque[tuple[int, Rows, Future[Rows]]] = deque()
         for chunk, (rows, request) in enumerate(zip(chunks, requests, strict=True)):
             asked = Question(Kind.REQUEST, chunk, request.result())
-            answers = self._ask_all(dict.fromkeys(range(len(setups)), asked))
-            self._note(working, has)
-            working = [
-                (index, rows, self._psi.matches(setups[index], self._points(index, body, len(rows))))
-                for index, body in answers.items()
-            ]
+            for index, body in self._ask_all(dict.fromkeys(range(len(setups)), asked)).items():
+                found = self._psi.matches(setups[index], self._points(index, body, len(rows)))
+                working.append((index, rows, found))
+            while len(working) > _BEHIND * len(setups):
+                self._note(*working.popleft(), has)
             self._step()
-        self._note(working, has)
+        while working:
+            self._note(*working.popleft(), has)
         return has
 
-    def _note(self, working: Sequence[tuple[int, Rows, Future[list[int]]]], has: Sequence[np.ndarray]) -> None:
-        for index, rows, future in working:
-            try:
-                has[index][rows[future.result()]] = True
-            except AlignmentError as error:
-                raise self._fault(index, error) from None
+    def _note(self, index: int, rows: Rows, found: Future[Rows], has: Sequence[np.ndarray]) -> None:
+        try:
+            has[index][rows[found.result()]] = True
+        except AlignmentError as error:
+            raise self._fault(index, error) from None
 
     def _check(self, records: Mapping[str, PartyRecord], count: int) -> None:
         none = [name for name, record in records.items() if not record.common]

@@ -13,9 +13,9 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
-import numpy.typing as npt
 
 from pbmvfl.deploy.alignment.messages import (
     ORDER_CHUNK,
@@ -30,7 +30,16 @@ from pbmvfl.deploy.alignment.messages import (
     read_agree,
     refused,
 )
-from pbmvfl.deploy.alignment.psi import CHUNK, WORKERS, PsiServer, chunk_size, num_chunks, points_of, secret_order
+from pbmvfl.deploy.alignment.psi import (
+    CHUNK,
+    WORKERS,
+    Index,
+    PsiServer,
+    chunk_size,
+    num_chunks,
+    points_of,
+    secret_order,
+)
 from pbmvfl.deploy.alignment.row_ids import AgreedOrder, RowIds, Rows, order_digest
 from pbmvfl.deploy.link.interface import Channel
 from pbmvfl.errors import AlignmentError
@@ -80,7 +89,7 @@ class PartySideAlignment:
         self._places = np.zeros(0, np.int64)  # of own rows in the setup
         self._setups: dict[int, Future[bytes]] = {}
         self._asked: set[tuple[Kind, int]] = set()
-        self._tags: _Tags | None = None
+        self._tags: Index | None = None  # of all own rows, by the keyed digest of their id
         self._rows: list[Rows] = []
         self._agreed: AgreedOrder | None = None
         self._over = False
@@ -169,7 +178,7 @@ class PartySideAlignment:
         for chunk in range(first, min(first + 1 + _AHEAD, num_chunks(len(self._ids)))):
             if chunk not in self._setups:
                 rows = self._places[chunk * CHUNK : (chunk + 1) * CHUNK]
-                self._setups[chunk] = self._psi.setup(self._ids.take(rows))
+                self._setups[chunk] = self._psi.setup(partial(self._ids.take, rows))
 
     def _receive_setup(self, question: Question) -> bytes:
         if question.number >= num_chunks(len(self._ids)) or question.body:
@@ -196,8 +205,9 @@ class PartySideAlignment:
         if rest or not 1 <= count <= ORDER_CHUNK or named > min(begin.count, len(self._ids)):
             raise AlignmentError(f"ORDER names {named:,} rows with {len(body)} bytes, more than both sides can share")
         if self._tags is None:
-            self._tags = _Tags(b"".join(self._shared.tag(each) for piece in self._ids.pieces() for each in piece))
-        rows = self._tags.rows_of(body)
+            tags = b"".join(self._shared.tag(each) for piece in self._ids.pieces() for each in piece)
+            self._tags = Index(tags, TAG_BYTES)
+        rows = self._tags.places_of(body)
         if (rows < 0).any():  # their number would answer more than one guess
             raise AlignmentError("the order has rows that this party lacks; nothing was kept")
         self._rows.append(rows)
@@ -227,33 +237,3 @@ class PartySideAlignment:
             raise AlignmentError(_FAULT) from error
         self.kept = True
         return b""
-
-
-class _Tags:
-    """Index of all own rows by the keyed digest of their id."""
-
-    def __init__(self, tags: bytes) -> None:
-        high, low = _halves(tags)
-        self._rows = np.argsort(high, kind="stable")
-        self._high, self._low = high[self._rows], low[self._rows]
-
-    def rows_of(self, tags: bytes) -> Rows:
-        """Return the row of each digest; -1 where there is none."""
-        high, low = _halves(tags)
-        found = np.full(len(high), -1, np.int64)
-        places, last = np.searchsorted(self._high, high), len(self._high) - 1
-        open_ = np.arange(len(high))
-        while len(open_):  # once, unless two ids share half of their digests
-            open_ = open_[places[open_] <= last]
-            open_ = open_[self._high[places[open_]] == high[open_]]
-            same = self._low[places[open_]] == low[open_]
-            found[open_[same]] = self._rows[places[open_[same]]]
-            open_ = open_[~same]
-            places[open_] += 1
-        return found
-
-
-def _halves(tags: bytes) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
-    """Return digests as pairs of integers, which sort quickly."""
-    pairs = np.frombuffer(tags, dtype="<u8").reshape(-1, TAG_BYTES // 8)
-    return pairs[:, 0].copy(), pairs[:, 1].copy()

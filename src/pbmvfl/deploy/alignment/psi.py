@@ -6,8 +6,9 @@ The label holder (PSI's client, key a) and a party (PSI's server, key b) each ha
     request    label holder -> party    a H(x) of every own id x, in random order
     response   party -> label holder    b a H(x), in the request's order
 
-The label holder takes a off again and looks whether b H(x) is in the setup. The setup is sent as it is, point by point,
-not as a filter: so there are no false matches, at 33 bytes an id.
+The label holder takes a off again and looks whether b H(x) is in the setup: it multiplies by the inverse of a, and
+searches a sorted array. The library's own search would copy the whole setup for every response. The setup is sent as it
+is, point by point, not as a filter: so there are no false matches, at 33 bytes an id.
 
 Lists go in chunks by places of a secret random order. Chunks by a hash of the id would let each side count the other's
 ids in every bucket; these show nothing but how many ids there are. Chunks also keep messages short and let threads
@@ -18,7 +19,7 @@ thread has its own.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -33,6 +34,8 @@ POINT_BYTES = 33
 #: Ids in one message: 264 KiB of points.
 CHUNK = 8_192
 WORKERS = 2
+#: The number of points of P-256.
+_CURVE_ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
 
 
 def library() -> Any:
@@ -69,27 +72,56 @@ def points_of(data: bytes, count: int) -> list[bytes]:
     return [data[start : start + POINT_BYTES] for start in range(0, len(data), POINT_BYTES)]
 
 
+class Index:
+    """Sorted byte strings of one length, and the place of each in the list that they came in."""
+
+    def __init__(self, values: bytes, length: int) -> None:
+        self._kind = np.dtype(f"S{length}")
+        found = np.frombuffer(values, self._kind)
+        self._places = np.argsort(found, kind="stable")
+        self._sorted = found[self._places]
+
+    def places_of(self, values: bytes) -> npt.NDArray[np.int64]:
+        """Return the place of each of these strings; -1 where it is not in the list."""
+        wanted = np.frombuffer(values, self._kind)
+        at = np.searchsorted(self._sorted, wanted).clip(max=len(self._sorted) - 1)
+        return np.where(self._sorted[at] == wanted, self._places[at], -1)
+
+
 class _PerThread:
     """Objects with one key, one for each thread."""
 
-    def __init__(self, kind: Any, workers: int) -> None:
-        self._kind = kind
-        self._key = self._new_key(kind)
+    def __init__(self, kind: Any, key: bytes) -> None:
+        self._kind, self._key = kind, key
         self._local = threading.local()
-        self.pool = ThreadPoolExecutor(workers, thread_name_prefix="psi")
 
     @staticmethod
     def _new_key(kind: Any) -> bytes:
         key: bytes = kind.CreateWithNewKey(True).GetPrivateKeyBytes()
         return key
 
+    @classmethod
+    def with_new_key(cls, kind: Any) -> _PerThread:
+        return cls(kind, cls._new_key(kind))
+
+    def inverse(self, kind: Any) -> _PerThread:
+        """Return objects whose key takes this one off again."""
+        key = pow(int.from_bytes(self._key, "big"), -1, _CURVE_ORDER)
+        return _PerThread(kind, key.to_bytes(len(self._key), "big"))
+
     def object(self) -> Any:
         if not hasattr(self._local, "object"):
             self._local.object = self._kind.CreateFromKey(self._key, True)
         return self._local.object
 
-    def close(self) -> None:
-        self.pool.shutdown(wait=True, cancel_futures=True)
+
+def _multiplied(psi: Any, server: Any, points: Sequence[bytes], what: str) -> bytes:
+    """Return the key of a PSI server times each point, in the same order."""
+    request = psi.Request(reveal_intersection=True, encrypted_elements=points)
+    try:
+        return b"".join(server.ProcessRequest(request).encrypted_elements)
+    except RuntimeError:
+        raise AlignmentError(f"a {what} has a point that is not on the curve") from None
 
 
 class PsiServer:
@@ -97,33 +129,30 @@ class PsiServer:
 
     def __init__(self, *, workers: int = WORKERS) -> None:
         self._psi = library()
-        self._each, self._workers = _PerThread(self._psi.server, workers), workers
+        self._each, self._workers = _PerThread.with_new_key(self._psi.server), workers
+        self._pool = ThreadPoolExecutor(workers, thread_name_prefix="psi")
 
-    def setup(self, ids: Sequence[str]) -> Future[bytes]:
+    def setup(self, ids: Callable[[], Sequence[str]]) -> Future[bytes]:
         """Return b H(y) of these ids, sorted, so that their order reveals nothing."""
-        return self._each.pool.submit(self._setup, ids)
+        return self._pool.submit(self._setup, ids)
 
-    def _setup(self, ids: Sequence[str]) -> bytes:
-        raw = self._psi.DataStructure.RAW
+    def _setup(self, ids: Callable[[], Sequence[str]]) -> bytes:
+        raw, named = self._psi.DataStructure.RAW, list(ids())
         # The rate of false matches applies to filters, which are not used.
-        made = self._each.object().CreateSetupMessage(1e-9, max(1, len(ids)), list(ids), raw)
+        made = self._each.object().CreateSetupMessage(1e-9, max(1, len(named)), named, raw)
         return b"".join(made.raw.encrypted_elements)
 
     def response(self, points: Sequence[bytes]) -> bytes:
         """Return b times each point, in the same order."""
         share = -(-len(points) // self._workers) or 1
         parts = [points[start : start + share] for start in range(0, len(points), share)]
-        return b"".join(self._each.pool.map(self._response, parts))
+        return b"".join(self._pool.map(self._response, parts))
 
     def _response(self, points: Sequence[bytes]) -> bytes:
-        request = self._psi.Request(reveal_intersection=True, encrypted_elements=points)
-        try:
-            return b"".join(self._each.object().ProcessRequest(request).encrypted_elements)
-        except RuntimeError:
-            raise AlignmentError("a request has a point that is not on the curve") from None
+        return _multiplied(self._psi, self._each.object(), points, "request")
 
     def close(self) -> None:
-        self._each.close()
+        self._pool.shutdown(wait=True, cancel_futures=True)
 
 
 class PsiClient:
@@ -131,31 +160,33 @@ class PsiClient:
 
     def __init__(self, *, workers: int = WORKERS) -> None:
         self._psi = library()
-        self._each = _PerThread(self._psi.client, workers)
+        self._each = _PerThread.with_new_key(self._psi.client)
+        self._back = self._each.inverse(self._psi.server)
+        self._pool = ThreadPoolExecutor(workers, thread_name_prefix="psi")
 
-    def request(self, ids: Sequence[str]) -> Future[bytes]:
+    def request(self, ids: Callable[[], Sequence[str]]) -> Future[bytes]:
         """Return a H(x) of these ids, in their order."""
-        return self._each.pool.submit(self._request, ids)
+        return self._pool.submit(self._request, ids)
 
-    def _request(self, ids: Sequence[str]) -> bytes:
-        return b"".join(self._each.object().CreateRequest(list(ids)).encrypted_elements)
+    def _request(self, ids: Callable[[], Sequence[str]]) -> bytes:
+        return b"".join(self._each.object().CreateRequest(list(ids())).encrypted_elements)
 
-    def whole_setup(self, chunks: Iterable[Sequence[bytes]]) -> Any:
-        """Join the chunks of a party's setup; the library looks points up in a sorted list."""
-        whole = self._psi.ServerSetup()
-        whole.raw.encrypted_elements.extend(sorted(point for chunk in chunks for point in chunk))
-        return whole
+    def whole_setup(self, chunks: Iterable[bytes]) -> Index:
+        """Join the chunks of a party's setup."""
+        return Index(_across(b"".join(chunks)), POINT_BYTES - 1)
 
-    def matches(self, setup: Any, points: Sequence[bytes]) -> Future[list[int]]:
+    def matches(self, setup: Index, points: Sequence[bytes]) -> Future[npt.NDArray[np.int64]]:
         """Return the places in a response whose ids the party has."""
-        return self._each.pool.submit(self._matches, setup, points)
+        return self._pool.submit(self._matches, setup, points)
 
-    def _matches(self, setup: Any, points: Sequence[bytes]) -> list[int]:
-        try:
-            found = self._each.object().GetIntersection(setup, self._psi.Response(encrypted_elements=points))
-        except RuntimeError:
-            raise AlignmentError("a response has a point that is not on the curve") from None
-        return [int(place) for place in found]
+    def _matches(self, setup: Index, points: Sequence[bytes]) -> npt.NDArray[np.int64]:
+        back = _multiplied(self._psi, self._back.object(), points, "response")
+        return np.flatnonzero(setup.places_of(_across(back)) >= 0)
 
     def close(self) -> None:
-        self._each.close()
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _across(points: bytes) -> bytes:
+    """Return each point's coordinate x, which it shares with its negative alone."""
+    return np.frombuffer(points, np.uint8).reshape(-1, POINT_BYTES)[:, 1:].tobytes()
