@@ -16,6 +16,7 @@ import pytest
 
 from pbmvfl.crypto.entropy import SystemEntropy
 from pbmvfl.errors import PolicyError
+from pbmvfl.federation import in_process
 from pbmvfl.federation.federation import Federation
 from pbmvfl.federation.in_process import InProcess
 from pbmvfl.federation.party_setup import PartySetup
@@ -32,7 +33,20 @@ class TestInProcess(TransportConformance):
     can_time_out = False
 
     def open(self, parties: Sequence[PartySetup]) -> InProcess:
-        return InProcess(parties)
+        transport = InProcess(parties)
+        assert not transport.at_the_same_time
+        return transport
+
+
+class TestInProcessAtTheSameTime(TestInProcess):
+    """As with large batches: every answer is what it is one after the other."""
+
+    def open(self, parties: Sequence[PartySetup]) -> InProcess:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(in_process, "_LARGE_BATCH", 1)
+            transport = InProcess(parties)
+        assert transport.at_the_same_time
+        return transport
 
 
 @pytest.mark.slow

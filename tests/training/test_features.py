@@ -22,7 +22,8 @@ from pbmvfl.errors import DataError, EncoderError
 from pbmvfl.federation.federation import Federation
 from pbmvfl.ledger.row_identity import keyed_digests, row_digests
 from pbmvfl.plan.plan import Plan
-from pbmvfl.plan.round_kinds import Split
+from pbmvfl.plan.round_kinds import FUSION, LOCAL, Split
+from pbmvfl.protocol import party_rows
 from pbmvfl.protocol.party_rows import PartyRows, check_rows
 from pbmvfl.training import features as lazy_rows
 from pbmvfl.training.features import LazyRows, feature_shape, following, is_mapped, mapped
@@ -30,6 +31,7 @@ from support.cohorts import Cohort, small_data, small_plan
 from support.local_plans import WHITENED, local_plan, voting_plan
 
 DATA = small_data(num_parties=3, num_samples=37, num_test_samples=13)
+PLAIN = {"mean_noise": 0.0, "gram_noise": 0.0}
 #: Of three parties that have four columns each.
 SHAPES = "2u4+2c+p2;1c+3g5+p3;4u3"
 
@@ -71,18 +73,22 @@ PLANS: dict[str, Any] = {
 }
 
 
+@pytest.mark.parametrize("kept", [False, True], ids=["made again", "kept"])
 @pytest.mark.parametrize("name", PLANS)
-def test_every_message_is_the_same_to_the_byte(tmp_path, name, request):
+def test_every_message_is_the_same_to_the_byte(tmp_path, name, kept, request, monkeypatch):
     plan = PLANS[name]()
     in_memory = Cohort(plan, DATA)
-    request.getfixturevalue("few_at_a_time")
+    if not kept:
+        monkeypatch.setattr(party_rows, "_MOST_KEPT", 0)
+        request.getfixturevalue("few_at_a_time")
     mapped_rows = Cohort(plan, in_files(tmp_path, DATA))
     in_memory.run()
     mapped_rows.run()
     assert len(in_memory.transcript) > 10
     assert mapped_rows.transcript == in_memory.transcript
     for party in mapped_rows.parties:
-        assert party.rows._train_ND is None  # rows of a file are never kept
+        few = party.rows.batch(Split.TRAIN, np.arange(3))
+        assert kept or few.untyped_storage().nbytes() == few.nbytes  # a part of nothing that is kept
     for one, other in zip(in_memory.parties, mapped_rows.parties, strict=True):
         assert one.fault is None
         assert other.fault is None
@@ -111,11 +117,7 @@ def test_lazy_rows_are_the_mapped_ones(tmp_path, features, monkeypatch):
     rows = in_a_file(tmp_path, DATA.train_features[1])
     lazy, expected = LazyRows(plan, rows, index=1), mapped(plan, DATA.train_features[1], index=1)
     assert (lazy.shape, lazy.dtype, len(lazy)) == (expected.shape, expected.dtype, len(expected))
-    pieces = list(lazy.pieces())
-    assert len(pieces) > 1
-    np.testing.assert_array_equal(np.concatenate([piece for _, piece in pieces]), expected)
-    for at, piece in pieces:
-        np.testing.assert_array_equal(piece, expected[at])
+    np.testing.assert_array_equal(lazy.take(np.arange(37)), expected)
     order = np.random.default_rng(3).permutation(37)[:20]
     np.testing.assert_array_equal(lazy.take(order), expected[order])
 
@@ -215,14 +217,39 @@ def test_rows_are_a_slice_only_if_each_is_the_one_after_the_last(rows):
 def test_rows_in_memory_are_prepared_once_and_anew_after_each_statistic(more, monkeypatch):
     plan = local_plan(DATA, noise_multiplier=3.0, num_epochs=4, batch_size=10, **more)
     prepared = []
-    original = PartyRows._prepared
-    monkeypatch.setattr(PartyRows, "_prepared", lambda rows, source: prepared.append(rows) or original(rows, source))
+    original = PartyRows._all_kept
+    monkeypatch.setattr(PartyRows, "_all_kept", lambda rows: prepared.append(rows) or original(rows))
     cohort = Cohort(plan, DATA)
     cohort.run()
     assert len(prepared) == plan.num_parties  # after both statistics, if there are any
     for party in cohort.parties:
         one, other = (party.rows.batch(Split.TRAIN, np.arange(37)) for _ in range(2))
         assert one.data_ptr() == other.data_ptr()  # of one memory: no batch is a copy
+
+
+@pytest.mark.parametrize(
+    "more", [{"preparation": "none"}, {"features": "pairs"}, {}], ids=["plain", "pairs", "whitened"]
+)
+def test_rows_that_train_are_kept_and_all_others_are_made(more):
+    """Whatever is asked for, in whatever order, and after the last step too: the same rows as one by one."""
+    plan = voting_plan(DATA, num_fusion_samples=11, **more)
+    rows_of, other_rows = (Cohort(plan, DATA).parties[0].rows for _ in range(2))
+    learned = {name: torch.randn_like(value) for name, value in rows_of.state().items()}
+    for each in (rows_of, other_rows):
+        each.load_state(dict(learned))
+    other_rows.train_no_more()
+    alone = torch.cat([other_rows.batch(Split.TRAIN, np.array([row])) for row in range(37)])
+    network, fusion = plan.schedule.part_of(LOCAL), plan.schedule.part_of(FUSION)
+    draw = np.random.default_rng(1)
+    asked = [network, fusion, network[3:9], network[::-1].copy(), np.arange(37), draw.permutation(37), fusion[:0]]
+    one, other = (rows_of.batch(Split.TRAIN, network[5:]) for _ in range(2))
+    if "preparation" not in more:
+        assert one.data_ptr() == other.data_ptr()  # no copy, although fusion rows lie between them
+        assert one.untyped_storage().nbytes() == plan.num_network_samples * one[0].nbytes  # no memory for the others
+    for _ in range(2):
+        for rows in asked:
+            torch.testing.assert_close(rows_of.batch(Split.TRAIN, rows), alone[torch.from_numpy(rows)])
+        rows_of.train_no_more()
 
 
 def test_only_read_only_maps_stay_in_their_file(tmp_path):

@@ -22,7 +22,7 @@ from pbmvfl.errors import DataError
 class Prepared:
     """Encoded rows of the training table and, if there is one, of the test table."""
 
-    splits: Sequence[Aligned]
+    splits: list[Aligned]
     columns: tuple[PartyColumns, ...]
     features: list[tuple[Features, ...]]
     class_names: tuple[str, ...]

@@ -78,13 +78,16 @@ def load_table(
         raise DataError("test must be given as the training data is: one table for all, or one for each party")
     tables = [source] if test is None else [source, test]
     found = prepare(tables, held=held, label=label, id=id, label_data=label_data, schema=schema)
-    features, labels = found.features, found.labels
+    features, labels = list(found.features), found.labels
     assert labels is not None
     ids = [_row_ids(found.splits[0])]
     if test is not None:
         ids.append(_row_ids(found.splits[1], of=_prefix(source, test)))
     else:
         features, labels, ids = _cut(features[0], labels[0], ids[0], test_fraction, seed)
+    own_notes = [note for split in found.splits for note in split.notes]
+    found.splits.clear()  # the tables, which are in memory beside the rows that they became
+    found.features.clear()
     _forget_tables()
     return VerticalDataset(
         name=default_name(source) if name is None else name,
@@ -98,7 +101,7 @@ def load_table(
         layout="assigned",
         notes=(
             *_unscaled(found.columns),
-            *(note for split in found.splits for note in split.notes),
+            *own_notes,
             *classes_of_test_rows_alone(found.class_names, labels[0], labels[1]),
         ),
         train_ids=ids[0],

@@ -87,6 +87,8 @@ class PartyNetwork:
 
     def released_numbers(self, current: Round) -> npt.NDArray[np.float32]:
         """Return the numbers that a round releases of each of its rows, before they are randomised."""
+        if current.number >= self._plan.schedule.trained_at:
+            self._rows.train_no_more()
         embedding_BP = self.embed(self._rows.batch(current.kind.split, current.rows), current)
         return self._plan.vote(embedding_BP) if not current.kind.trains and self._votes else embedding_BP
 
@@ -110,13 +112,13 @@ class PartyNetwork:
     def exact_embeddings(self, split: Split) -> npt.NDArray[np.float32]:
         """Return embeddings of a split's rows without noise, for a simulator's evaluation alone."""
         self.encoder.eval()
+        found_NP, at = np.empty((self._rows.count(split), self._plan.embedding_dim), dtype=np.float32), 0
         with torch.no_grad():
-            parts = [
-                self.encoder(piece[start : start + _EVALUATED]).numpy()
-                for piece in self._rows.pieces(split)
-                for start in range(0, len(piece), _EVALUATED)
-            ]
-        return np.concatenate(parts) if parts else np.empty((0, self._plan.embedding_dim), dtype=np.float32)
+            for piece in self._rows.pieces(split):
+                for some in torch.split(piece, _EVALUATED):
+                    found_NP[at : at + len(some)] = self.encoder(some).numpy()
+                    at += len(some)
+        return found_NP
 
     # --- how it learns ---
 

@@ -18,9 +18,9 @@ from pbmvfl.crypto.key_exchange import IDENTITY_BYTES
 from pbmvfl.data.encoding import LARGEST_COLUMN
 from pbmvfl.errors import DataError, WrongPlan
 from pbmvfl.plan.plan import Plan
-from pbmvfl.plan.round_kinds import Split
+from pbmvfl.plan.round_kinds import LOCAL, Split
 from pbmvfl.plan.schedule import Round
-from pbmvfl.training.features import LazyRows, following
+from pbmvfl.training.features import LazyRows, following, run_of
 from pbmvfl.training.preparation import preparation_for
 
 if TYPE_CHECKING:
@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 Features = npt.NDArray[np.float32] | npt.NDArray[np.uint8]
 #: Bytes of columns that are checked together: they may be in a file larger than memory.
 _PIECE_BYTES = 4 << 20
+#: Bytes of rows that a party whose columns are in a file keeps as its network takes them: to make them again in every
+#: step takes several times as long as the step.
+_MOST_KEPT = 512 << 20
 
 
 def check_identities(identities: Sequence[bytes], plan: Plan, *, index: int, own: bytes) -> None:
@@ -119,11 +122,16 @@ class PartyRows:
             for split, rows in ((Split.TRAIN, train), (Split.TEST, test))
             if rows is not None
         }
-        #: Whether training rows are kept as the network takes them: those that are not in a file. Test rows are seldom
-        #: used, and never kept.
-        self._keeps_train = not isinstance(train, LazyRows)
-        self._train_ND: Tensor | None = None
         self._preparation = preparation_for(plan, index=index, rows=self.first)
+        source = self._sources[Split.TRAIN]
+        self._unchanged = source.is_raw and not self._preparation.changes_rows
+        #: Numbers of the training rows that are kept as the network takes them, rising; None for all. Fusion rows and
+        #: test rows are seldom used.
+        self._kept_rows = None if self._unchanged or not plan.num_fusion_samples else plan.schedule.part_of(LOCAL)
+        self._kept_ND: Tensor | None = None
+        #: Rows in a file are kept if the network takes other numbers than are there, and these fit.
+        fit = not self._unchanged and plan.num_network_samples * source.row_bytes <= _MOST_KEPT
+        self._keeps = fit or not isinstance(train, LazyRows)
 
     @property
     def first(self) -> Tensor:
@@ -144,24 +152,48 @@ class PartyRows:
 
     def batch(self, split: Split, rows: npt.NDArray[np.int64]) -> Tensor:
         """Return these rows, in this order. They may be in memory that is kept, and must not be changed."""
-        if split is Split.TEST or not self._keeps_train:
-            return self._preparation(torch.from_numpy(self._sources[split].take(rows)))
-        if self._train_ND is None:
-            self._train_ND = self._prepared(self._sources[split])
-        at = following(rows)
-        return self._train_ND.index_select(0, torch.from_numpy(rows)) if at is None else self._train_ND[at]
+        if split is Split.TEST or not self._keeps:
+            return self._made(split, rows)
+        if self._kept_ND is None:
+            self._kept_ND = self._all_kept()
+        at = following(rows) if self._kept_rows is None else run_of(rows, self._kept_rows)
+        if at is not None:
+            return self._kept_ND[at]
+        if self._kept_rows is None:
+            return self._kept_ND.index_select(0, torch.from_numpy(rows))
+        places = np.searchsorted(self._kept_rows, rows).clip(max=len(self._kept_rows) - 1)
+        found_BD = self._kept_ND.index_select(0, torch.from_numpy(places))
+        others = np.flatnonzero(self._kept_rows[places] != rows)
+        if len(others):
+            found_BD[torch.from_numpy(others)] = self._made(split, rows[others])
+        return found_BD
 
-    def _prepared(self, source: LazyRows) -> Tensor:
-        if source.is_raw and not self._preparation.changes_rows:
+    def _made(self, split: Split, rows: npt.NDArray[np.int64]) -> Tensor:
+        """Return these rows from their columns."""
+        return self._preparation(torch.from_numpy(self._sources[split].take(rows)))
+
+    def _all_kept(self) -> Tensor:
+        source = self._sources[Split.TRAIN]
+        if self._unchanged:
             return torch.from_numpy(source.raw)
-        found_ND = torch.empty(source.shape)
-        for at, columns in source.pieces():
-            found_ND[at] = self._preparation(torch.from_numpy(columns))
+        rows = np.arange(len(source)) if self._kept_rows is None else self._kept_rows
+        found_ND = torch.empty((len(rows), *source.shape[1:]))
+        for start in range(0, len(rows), source.piece_rows):
+            at = slice(start, start + source.piece_rows)
+            found_ND[at] = self._made(Split.TRAIN, rows[at])
         return found_ND
+
+    def train_no_more(self) -> None:
+        """Free the memory of rows that are kept for training. Rows are made again where they are asked for."""
+        self._keeps, self._kept_ND = self._keeps and self._unchanged, None
+
+    def count(self, split: Split) -> int:
+        """Return the number of rows of a split."""
+        return len(self._sources[split]) if split in self._sources else 0
 
     def pieces(self, split: Split) -> Iterator[Tensor]:
         """Yield all rows of a split in their order, some at a time; none where there are no rows."""
-        count = len(self._sources[split]) if split in self._sources else 0
+        count = self.count(split)
         for start in range(0, count, self.piece_rows):
             yield self.batch(split, np.arange(start, min(start + self.piece_rows, count)))
 
@@ -175,7 +207,7 @@ class PartyRows:
     def learn(self, current: Round, entropy: Entropy) -> None:
         """Learn the noisy statistic of a round's rows, and of no others, and prepare all columns by it."""
         self._preparation.learn(current.kind.statistic, self._columns_of(current), entropy)
-        self._train_ND = None
+        self._kept_ND = None
 
     def _columns_of(self, current: Round) -> Iterator[Tensor]:
         """Yield a round's rows before preparation, some at a time. Sums do not depend on their order."""
@@ -189,7 +221,7 @@ class PartyRows:
     def load_state(self, state: dict[str, Tensor]) -> None:
         """Take the rows' own entries out of a party's state."""
         self._preparation.load_state(state)
-        self._train_ND = None
+        self._kept_ND = None
 
     @property
     def digest(self) -> bytes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import combinations
 from typing import Any, TypeGuard
 
@@ -191,6 +191,13 @@ def following(rows: npt.NDArray[np.int64]) -> slice | None:
     return slice(int(rows[0]), int(rows[-1]) + 1)
 
 
+def run_of(rows: npt.NDArray[np.int64], rising: npt.NDArray[np.int64]) -> slice | None:
+    """Return the slice of a rising list that rows are, if they are one; else None."""
+    start = int(np.searchsorted(rising, rows[0])) if len(rows) else 0
+    at = slice(start, start + len(rows))
+    return at if np.array_equal(rising[at], rows) else None
+
+
 class LazyRows:
     """Rows of an array, or of a memory-mapped file, as `features.mapped` would return them, some at a time."""
 
@@ -204,7 +211,9 @@ class LazyRows:
         #: Whether the map leaves columns as they are.
         self.is_raw = self._mapped(none) is none
         self.dtype: np.dtype[Any] = self._mapped(none).dtype
-        self.piece_rows = max(1, _PIECE_BYTES // max(1, math.prod(self.shape[1:]) * self.dtype.itemsize))
+        #: Size of a mapped row.
+        self.row_bytes = math.prod(self.shape[1:]) * self.dtype.itemsize
+        self.piece_rows = max(1, _PIECE_BYTES // max(1, self.row_bytes))
 
     def __len__(self) -> int:
         return int(self.shape[0])
@@ -213,12 +222,6 @@ class LazyRows:
         """Return these rows, in this order, as a new array."""
         at = following(rows)
         return self._mapped(self.raw.take(rows, axis=0) if at is None else np.array(self.raw[at]))
-
-    def pieces(self) -> Iterator[tuple[slice, npt.NDArray[Any]]]:
-        """Yield all rows in their order, piece by piece, with their place."""
-        for start in range(0, len(self), self.piece_rows):
-            at = slice(start, min(start + self.piece_rows, len(self)))
-            yield at, self._mapped(np.array(self.raw[at]))
 
     def _mapped(self, columns: npt.NDArray[Any]) -> npt.NDArray[Any]:
         return mapped(self._plan, columns, index=self._index)
