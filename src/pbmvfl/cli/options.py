@@ -116,7 +116,8 @@ def table_files(option: str, given: Sequence[str | Path] | None) -> str | dict[s
     """
     if not given:
         return None
-    texts = [str(each) for each in given]
+    texts, repeated = [str(each) for each in given], f"{option} " if option.startswith("-") else ""
+    example = f"{repeated}bank=bank.csv {repeated}shop=shop.csv"
     if len(texts) == 1 and ("=" not in texts[0] or Path(texts[0]).is_file()):
         return str(Path(texts[0]).resolve())
     files: dict[str, str] = {}
@@ -125,7 +126,7 @@ def table_files(option: str, given: Sequence[str | Path] | None) -> str | dict[s
         if not equals or not party.strip() or not file:
             raise DataError(
                 f"{option}={text!r} is not of the form PARTY=FILE; give one file for all parties, or name the party of "
-                f"each, as in {option} bank=bank.csv {option} shop=shop.csv"
+                f"each: {example}"
             )
         if party.strip() in files:
             raise DataError(f"{option} names party={party.strip()!r} twice; a party has one file")

@@ -341,6 +341,14 @@ def rows_of_options(
     return _rows(dataset, {**unsaid, **given}, num_parties, None, seed)
 
 
+#: What an option says that a table cannot do without.
+_NEEDED = {
+    "label": "the column of classes",
+    "id": "the column that names a row in every party's table",
+    "columns": 'which party holds which columns, as in --columns "bank=age,income;shop=visits,basket"',
+}
+
+
 def _rows(
     dataset: str | None, table: dict[str, Any], num_parties: int | None, root: Path | None, seed: int
 ) -> NamedSource | TableSource:
@@ -355,7 +363,7 @@ def _rows(
     # Separate files per party determine the columns by themselves, and need an id to match their rows.
     for option in ("label", "id" if isinstance(table["data"], dict) else "columns"):
         if table[option] is None:
-            raise DataError(f"--data needs --{option}")
+            raise DataError(f"--data needs --{option}: {_NEEDED[option]}")
     given = {name: value for name, value in table.items() if value is not None}
     return TableSource(**given, seed=seed, num_parties=num_parties)
 

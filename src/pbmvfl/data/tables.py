@@ -23,6 +23,9 @@ from pbmvfl.data.readers import column_names, feature_names, source_of, stem_of
 from pbmvfl.data.vertical import VerticalDataset
 from pbmvfl.errors import DataError
 
+#: Columns that a note names; it counts the others.
+_MOST_NAMES = 5
+
 
 def load_table(
     source: Any,
@@ -206,8 +209,9 @@ def _unscaled(columns: Sequence[PartyColumns]) -> list[str]:
     for part in columns:
         names = [rule.name for rule in part.rules if rule.vocabulary is None and rule.range is None]
         if names:
+            more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
             notes.append(
-                f"Party {part.party}: {', '.join(names)} {'has' if len(names) == 1 else 'have'} no range in the "
-                "schema, so the values are unscaled, as they stand in the table."
+                f"Party {part.party}: {', '.join(names[:_MOST_NAMES])}{more} {'has' if len(names) == 1 else 'have'} no "
+                "range in the schema, so the values are unscaled, as they stand in the table."
             )
     return notes
