@@ -76,6 +76,12 @@ def response_losses(symbols: int, weight: int) -> LossDistribution:
     return LossDistribution(np.array(losses), np.array(weights, dtype=np.float64) / WEIGHT_ONE)
 
 
+@lru_cache(maxsize=256)
+def _response_curve(symbols: int, weight: int, orders: tuple[float, ...]) -> Curve:
+    """Return the Renyi curve of one symbol. A plan's account asks for the same one dozens of times."""
+    return atoms_rdp(response_losses(symbols, weight), orders)
+
+
 @register_event
 @dataclass(frozen=True, kw_only=True)
 class RandomisedResponse(ReleaseEvent):
@@ -102,7 +108,8 @@ class RandomisedResponse(ReleaseEvent):
         return response_losses(self.symbols, self.other_weight)
 
     def rdp(self, unit: Unit, adversary: Adversary = SERVER, orders: tuple[float, ...] = ORDERS) -> Curve:
-        return self.copies(unit, adversary) * atoms_rdp(self._atoms(adversary), orders)
+        self._atoms(adversary)  # names numbers that make no sense
+        return self.copies(unit, adversary) * _response_curve(self.symbols, self.other_weight, orders)
 
     def losses(self, unit: Unit, adversary: Adversary = SERVER) -> Losses:
         return AtomLosses(atoms=self._atoms(adversary), copies=self.copies(unit, adversary))

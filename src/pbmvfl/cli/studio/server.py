@@ -7,6 +7,7 @@ import json
 import math
 import secrets
 import socket
+import threading
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import cache, lru_cache
@@ -407,5 +408,6 @@ def server_of(app: Starlette) -> uvicorn.Server:
 
 
 def serve(app: Starlette, listener: socket.socket) -> None:
-    """Serve until the process is interrupted."""
+    """Serve until the process is interrupted. The answer that the page opens with is made while it loads."""
+    threading.Thread(target=answer, args=(read_settings([]),), daemon=True).start()
     server_of(app).run(sockets=[listener])
