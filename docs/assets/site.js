@@ -10,5 +10,6 @@ document.addEventListener("DOMContentLoaded", () => {
 });
 window.addEventListener("load", () => {
   document.querySelectorAll(".md-code__nav").forEach((nav, i) => nav.setAttribute("aria-label", `Code block ${i + 1}`));
-  document.querySelectorAll("pre > code").forEach((code) => code.setAttribute("tabindex", "0"));
+  // What scrolls sideways can be reached by keyboard.
+  document.querySelectorAll("pre > code, .md-typeset__scrollwrap").forEach((each) => each.setAttribute("tabindex", "0"));
 });
