@@ -144,3 +144,15 @@ def test_identities_and_run_ids_are_new_every_time(monkeypatch: pytest.MonkeyPat
     for _ in range(2):
         train_tiny(PLANS["none"]())
     assert len(set(seen)) == 4
+
+
+def test_a_party_learns_no_fusion_model_and_a_label_holder_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does it load scikit-learn, which takes a quarter of a party's memory."""
+    learned: list[object] = []
+    monkeypatch.setattr("pbmvfl.protocol.server.fit_fusion", lambda *_, **__: learned.append(1) or object())
+    plan = strict(num_samples=5000)
+    assert plan.num_fusion_samples
+    train_tiny(plan, fuses=False)
+    assert learned == []
+    train_tiny(plan)
+    assert learned == [1]

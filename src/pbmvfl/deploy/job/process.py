@@ -50,18 +50,22 @@ _PICTURE = (1, 16, 16)
 _PICTURE_ENCODERS = frozenset({"multiview-conv", "resnet18", "resnet18-batchnorm"})
 
 
-def warm_up(plan: Plan) -> float:
+def warm_up(plan: Plan, *, fuses: bool = True) -> float:
     """Load and compile what rounds of this plan need, and return the seconds that it took.
 
     It fails no job: what has no tiny version stays cold, and the first round takes longer.
+
+    Args:
+        plan: The plan of the job.
+        fuses: Whether this process may learn a fusion model, as the label holder's does: scikit-learn takes memory.
     """
     began = time.perf_counter()
     with contextlib.suppress(PbmvflError, ArithmeticError, RuntimeError):
-        train_tiny(plan)
+        train_tiny(plan, fuses=fuses)
     return time.perf_counter() - began
 
 
-def train_tiny(plan: Plan) -> None:
+def train_tiny(plan: Plan, *, fuses: bool = True) -> None:
     """Run all rounds of the tiny plan with local parties and a local server."""
     small = tiny_plan(plan)
     rows = _made_up_rows(small)
@@ -71,7 +75,8 @@ def train_tiny(plan: Plan) -> None:
             holder = LabelHolder(dataset=rows.name, class_names=rows.class_names)
             server = Server(small, train_labels=holder.draw(small.label_response, rows.train_labels).labels_N)
             drive(server, transport, Meter(), on_open=_nothing, on_round=_nothing, on_epoch_end=_nothing)
-            assert (server.fusion is None) == (not small.num_fusion_samples)  # it is learned when it is asked for
+            # It is learned when it is asked for.
+            assert not fuses or (server.fusion is None) == (not small.num_fusion_samples)
         finally:
             transport.close()
 
@@ -177,7 +182,7 @@ class PartyJob:
             report.state("warming up")
             prepare_process()
             if self._spec.plan is not None:
-                warm_up(self._spec.plan)
+                warm_up(self._spec.plan, fuses=False)
             if self._link is None:
                 self._link = party_link(self._site_folder, self._job)
             if not self._stopped.is_set():
