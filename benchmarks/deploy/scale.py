@@ -107,13 +107,15 @@ def main() -> int:
     parser.add_argument("--parties", type=int, default=2, help="beside the label holder")
     parser.add_argument("--columns", type=int, default=10, help="of each party")
     parser.add_argument("--align-only", action="store_true", help="do not train")
-    parser.add_argument("--json", type=Path, help="add the figures to this list of runs")
+    parser.add_argument("--json", type=Path, help="put the figures into this list of runs")
     given = parser.parse_args()
     found = measure(given.rows, given.parties, given.columns, trains=not given.align_only)
     print(json.dumps(found, indent=1))
     if given.json:
+        size = ("rows", "parties", "columns")
         before = json.loads(given.json.read_text()) if given.json.is_file() else []
-        given.json.write_text(json.dumps([*before, found], indent=1) + "\n")
+        others = [each for each in before if any(each[name] != found[name] for name in size)]
+        given.json.write_text(json.dumps([*others, found], indent=1) + "\n")
     return 0
 
 
