@@ -8,6 +8,7 @@ end by itself, no ledger may have less than what left the party, and the model m
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -24,10 +25,12 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import psutil
 
 from benchmarks.deploy.phishing import PARTIES, SERVER, Trial, environment, wait_for
 from pbmvfl.deploy.alignment.runner import LabelRows
 from pbmvfl.deploy.job.job_plans import training_plan
+from pbmvfl.deploy.nvflare.keeper import read_record
 from pbmvfl.federation.model import load
 from pbmvfl.federation.serving import ReleaseOptions
 
@@ -35,6 +38,8 @@ EPOCHS = 160
 RESTART_AFTER = 3.0
 LONGEST_RUN = 300.0
 TARGETS = ("party job", "party parent", "server job", "server parent")
+#: Beside them, by --target: the process that keeps NVFlare's, and everything of a site at once, as in a power cut.
+MORE_TARGETS = ("party keeper", "server keeper", "party power", "server power")
 RESULTS = Path(__file__).parent.parent / "results" / "faults.json"
 
 
@@ -161,21 +166,33 @@ def _kill(trial, told, name, target, site, when, submitter):
         wait_for(lambda: time.monotonic() - began >= amount or not alive(), 60)
     else:
         wait_for(lambda: status(trial, name).get("round", 0) >= amount or not alive(), 120, 0.01)
-    find = trial.job if "job" in target else trial.parent
-    process = wait_for(lambda: find(site) or (None if alive() else "none"), 60)
-    if process in (None, "none"):
+    processes = wait_for(lambda: _victims(trial, target, site) or (None if alive() else "none"), 60)
+    if processes in (None, "none"):
         told.words.append("there was nothing to kill any more")
         return None, None
     seen = status(trial, name)
-    process.kill()
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):  # it ended with the one before
+            process.kill()
     killed_at = time.time()
     told.killed, told.site = target, site
     told.state, told.round = seen.get("state", "before the job"), seen.get("round", 0)
     restart = None
-    if "parent" in target:
+    if "job" not in target:
         restart = threading.Timer(RESTART_AFTER, trial.start, [site])
         restart.start()
     return restart, killed_at
+
+
+def _victims(trial: Trial, target: str, site: str) -> list[psutil.Process]:
+    if "job" in target or "parent" in target:
+        found = trial.job(site) if "job" in target else trial.parent(site)
+        return [] if found is None else [found]
+    record = read_record(trial.homes[site])
+    if record is None or not record.alive:
+        return []
+    keeper = psutil.Process(record.pid)
+    return [keeper, *(keeper.children(recursive=True) if "power" in target else [])]
 
 
 def _until_rounds(trial: Trial, killed_at: float) -> float | None:
@@ -243,7 +260,7 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--unharmed", type=int, default=5)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--target", choices=TARGETS, help="always this one")
+    parser.add_argument("--target", choices=TARGETS + MORE_TARGETS, nargs="+", default=TARGETS, help="in turn")
     parser.add_argument("--folder", type=Path, help="where the organisations live; default: a temporary folder")
     parser.add_argument("--port", type=int, default=38002)
     parser.add_argument("--first", type=int, default=0, help="number of the first run, in a folder that has some")
@@ -269,7 +286,7 @@ def _all(trial: Trial, plan: Path, given: argparse.Namespace) -> list[Told]:
         target, site, when = None, "", ("seconds", 0.0)
         if number >= given.first + given.unharmed:
             # Each kind as often as the others, a third of them before the first round.
-            target = given.target or TARGETS[number % len(TARGETS)]
+            target = given.target[number % len(given.target)]
             site = SERVER if "server" in target else chance.choice(PARTIES)
             early, late = ("seconds", chance.uniform(0, 12)), ("round", float(chance.randrange(rounds)))
             when = chance.choice((early, late, late))

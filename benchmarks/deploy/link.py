@@ -11,6 +11,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import argparse
 import json
+import math
 import resource
 import statistics
 import sys
@@ -119,18 +120,28 @@ def rounds_and_bytes(blocks: int) -> Iterator[Row]:
         local.close()
 
 
-def delayed(count: int) -> Iterator[Row]:
-    """Measure whole rounds with a round trip of 20 ms between the sites: one for the message, and nothing besides."""
+#: Slow networks: name, seconds of delay in each direction, bytes a second of each party's line, longest median in ms.
+SLOW = (
+    ("at a round trip of 20 ms", 0.01, math.inf, 35.0),
+    ("at a round trip of 100 ms", 0.05, math.inf, 120.0),
+    ("over lines of 1 Mbit/s", 0.0, 1e6 / 8, 90.0),
+)
+
+
+def slow_networks(count: int) -> Iterator[Row]:
+    """Measure whole rounds over slow lines between the sites: one delay for the message, and nothing besides."""
     plan = plan_of()
-    sites = LinkSites([Trains(setup) for setup in setups_of(plan, columns=140)], delay=0.01)
-    try:
-        rounds = Rounds(plan, sites)
-        for _ in range(5):
-            rounds()
-        seconds = statistics.median(seconds_per_call(rounds, 1) for _ in range(count))
-    finally:
-        sites.close()
-    yield Row("a whole round at a round trip of 20 ms", seconds * 1e3, 35, "ms", detail=f"median of {count} rounds")
+    for name, delay, rate, longest in SLOW:
+        sites = LinkSites([Trains(setup) for setup in setups_of(plan, columns=140)], delay=delay, rate=rate)
+        try:
+            rounds = Rounds(plan, sites)
+            for _ in range(5):
+                rounds()
+            seconds = statistics.median(seconds_per_call(rounds, 1) for _ in range(count))
+        finally:
+            sites.close()
+        detail = f"{1 / seconds:.1f} rounds a second, median of {count} rounds"
+        yield Row(f"a whole round {name}", seconds * 1e3, longest, "ms", detail=detail)
 
 
 def memory(count: int) -> Iterator[Row]:
@@ -194,7 +205,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         table.add_column(title, no_wrap=True)
     for group in (
         rounds_and_bytes(given.blocks),
-        delayed(given.blocks),
+        slow_networks(given.blocks),
         memory(given.rounds),
         many_parties(given.parties),
     ):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import re
 import subprocess
@@ -97,7 +98,13 @@ class LinkSites:
     """Transport over a link, with several parties in each process."""
 
     def __init__(
-        self, works: Sequence[Work], *, parties_a_process: int = 1, join_seconds: float = 180, delay: float = 0.0
+        self,
+        works: Sequence[Work],
+        *,
+        parties_a_process: int = 1,
+        join_seconds: float = 180,
+        delay: float = 0.0,
+        rate: float = math.inf,
     ) -> None:
         self._folder = tempfile.TemporaryDirectory()
         authority = Authority(Path(self._folder.name))
@@ -111,7 +118,8 @@ class LinkSites:
             parties=names,
             patience=PATIENCE,
         )
-        self._relay = Relay(self.link.address, delay) if delay else None
+        is_slow = delay > 0 or rate < math.inf
+        self._relay = Relay(self.link.address, delay=delay, rate=rate) if is_slow else None
         address = self._relay.address if self._relay else self.link.address
         sites = [
             Site(name, identity.private_bytes(), server.public, address, authority.issue(name), work)

@@ -664,6 +664,7 @@ def files_under(*folders: Path) -> Iterator[Path]:
 
 def test_keys_and_private_files_are_their_owners_alone(fed: Attacked) -> None:
     public = {"federation.toml", "pins.json", "organisation.json", "rows.csv", "schema.json", "labels.csv"}
+    public |= {"revoked.pem"}
     seen = set()
     for home in fed.homes.values():
         assert home.path.stat().st_mode & 0o077 == 0
