@@ -244,18 +244,18 @@ def test_a_folder_that_is_no_home_is_named(tmp_path: Path, run_main: Main) -> No
 def test_logs_are_lines_in_words_filtered_by_level_and_run(home: SiteFolder, run_main: Main) -> None:
     with open_logs(home, run="first") as log:
         log.event(Event.STARTED)
-        log.error(Event.CUT, LinkError("[red]cut"), peer="clinic")
+        log.error(Event.FAILED, LinkError("[red]cut"))
     with open_logs(home, run="second") as log:
         log.event(Event.DONE, rounds=12)
     code, out, _ = run_main("logs", "--home", home.path)
     assert code == 0
-    assert [line.split("  ", 1)[1].split(None, 1)[0] for line in out.splitlines()] == ["info", "warning", "info"]
-    assert "the line is cut to clinic, dialling again: LinkError: [red]cut  (first)" in out
+    assert [line.split("  ", 1)[1].split(None, 1)[0] for line in out.splitlines()] == ["info", "error", "info"]
+    assert "failed: LinkError: [red]cut  (first)" in out
     assert run_main("logs", "--home", home.path, "--level", "warning")[1].count("\n") == 1
     assert "done after 12 rounds" in run_main("logs", "--home", home.path, "--run", "second")[1]
     assert run_main("logs", "--home", home.path, "--lines", "1")[1].count("\n") == 1
     found = run_main("logs", "--home", home.path, "--json")[1].splitlines()
-    assert [json.loads(line)["event"] for line in found] == ["started", "cut", "done"]
+    assert [json.loads(line)["event"] for line in found] == ["started", "failed", "done"]
     code, _, err = run_main("logs", "--home", home.path, "--level", "loud")
     assert code == 2
     assert "level='loud'; permitted: debug, info, warning, error" in err

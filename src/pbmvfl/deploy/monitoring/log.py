@@ -136,7 +136,6 @@ class SiteLog:
         site: str,
         job: str = "",
         run: str = "",
-        names: Collection[str] = (),
         level: int = logging.INFO,
     ) -> None:
         """Open the log.
@@ -146,10 +145,8 @@ class SiteLog:
             site: Name of the site.
             job: Id of the job, if any.
             run: Name of the run, if any.
-            names: Names of the federation's organisations, which fields may hold.
             level: Lowest level that is written.
         """
-        self._names = frozenset(names)
         self._fixed = {name: _short(value) for name, value in {"site": site, "job": job, "run": run}.items()}
         self._level = level
         #: Redacted error of the last write; empty if it succeeded.
@@ -196,7 +193,7 @@ class SiteLog:
     def _write(self, event: object, error: BaseException | None, fields: Mapping[str, Any]) -> None:
         known = Event(event) if isinstance(event, str) and event in tuple(Event) else Event.UNKNOWN
         level = LEVELS.get(known, logging.INFO if error is None else logging.ERROR)
-        kept = permitted_fields(fields, self._names)
+        kept = permitted_fields(fields)
         words = sentence(known, kept)
         if error is not None:
             words = f"{words}: {redacted_error(error)}" if words else redacted_error(error)
@@ -309,15 +306,7 @@ def open_logs(site_folder: SiteFolder, job: str = "", *, run: str = "", level: i
     Returns:
         The log; close it at the end of the job.
     """
-    federation = site_folder.federation
-    log = SiteLog(
-        site_folder.logs / FILE,
-        site=site_folder.name,
-        job=job,
-        run=run,
-        names=(federation.server, *federation.parties),
-        level=level,
-    )
+    log = SiteLog(site_folder.logs / FILE, site=site_folder.name, job=job, run=run, level=level)
     log.capture_library()
     return log
 
