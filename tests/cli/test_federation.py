@@ -92,7 +92,7 @@ def test_sites_are_started_by_their_own_command(cli: Cli) -> None:
             assert f"is the folder of {home}, a {'party' if command == 'server' else 'server'}" in err
     code, out, _ = cli("server", "status", "--home", f"trial/{SERVER}")
     assert code == 1
-    assert out.splitlines() == ["clinic does not run", "certificate valid for 359 more days"]
+    assert out.splitlines() == ["clinic does not run", "certificate valid for 364 more days"]
     assert cli("server", "stop", "--home", f"trial/{SERVER}")[1] == "clinic was not running\n"
 
 

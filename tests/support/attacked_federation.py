@@ -30,9 +30,11 @@ from cryptography.x509.oid import NameOID
 from pbmvfl.deploy.alignment.runner import LabelRows, Request
 from pbmvfl.deploy.link.tls import Credentials
 from pbmvfl.deploy.monitoring.status import Status, read_status
-from pbmvfl.deploy.nvflare import processes, provision
+from pbmvfl.deploy.nvflare import authority, processes
 from pbmvfl.deploy.nvflare.job import write_job
+from pbmvfl.deploy.nvflare.provision import provision
 from pbmvfl.deploy.nvflare.supervisor import Supervisor, Watched
+from pbmvfl.deploy.site.federation_file import FederationFile
 from pbmvfl.deploy.site.folder import SiteFolder
 from pbmvfl.deploy.site.job_spec import JobResult, JobSpec, Work
 from pbmvfl.plan.plan import Plan
@@ -219,18 +221,16 @@ class Attacked:
 def _provision(file: Path, out: Path) -> tuple[dict[str, SiteFolder], tuple[bytes, bytes]]:
     """The homes, and the authority that `provision` would forget."""
     kept: list[tuple[bytes, bytes]] = []
-    kits = provision._kits
+    init = authority.init
 
-    def keep(federation: Any, scratch: Path) -> Path:
-        found = kits(federation, scratch)
-        (state,) = scratch.rglob("cert.json")
-        said = json.loads(state.read_text())
-        kept.append((said["root_cert"].encode(), said["root_pri_key"].encode()))
+    def keep(federation_toml: Path, folder: Path) -> FederationFile:
+        found = init(federation_toml, folder)
+        kept.append(((folder / "rootCA.pem").read_bytes(), (folder / "rootCA.key").read_bytes()))
         return found
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(provision, "_kits", keep)
-        homes = provision.provision(file, out)
+        patch.setattr(authority, "init", keep)
+        homes = provision(file, out)
     return homes, kept[0]
 
 

@@ -31,7 +31,6 @@ from pbmvfl.deploy.link import tls
 from pbmvfl.deploy.link.revocation import RevocationList, Revoked, sign_list
 from pbmvfl.deploy.link.tls import Certificate
 from pbmvfl.deploy.nvflare.hardening import harden
-from pbmvfl.deploy.nvflare.provision import make_home, organisation
 from pbmvfl.deploy.site.enrolment import Request, Signed, check_distinct, read_zip_bundle
 from pbmvfl.deploy.site.federation_file import FILE, FederationFile
 from pbmvfl.deploy.site.fingerprint import check_fingerprint, fingerprint
@@ -99,7 +98,7 @@ def request(federation_toml: Path, name: str, path: Path, *, new_keys: bool = Fa
         federation.index_of(name)
     if (path / WHO).exists() and SiteFolder.at(path).name != name:
         raise FederationError(f"{path} is the folder of {SiteFolder.at(path).name}, not of {name}; choose another")
-    site_folder = make_home(path, name, _text(federation_toml))
+    site_folder = _make_home(path, name, _text(federation_toml))
     folder = site_folder.path / "request"
     if new_keys:
         shutil.rmtree(folder, ignore_errors=True)
@@ -328,6 +327,14 @@ def _check_pins(site_folder: SiteFolder, signed: Signed, replace: bool) -> None:
         )
 
 
+def _make_home(path: Path, name: str, federation_toml: str) -> SiteFolder:
+    """Create an organisation's folder with its public files; nothing of another organisation is read."""
+    make_private_folder(path)
+    write_atomically(path / FILE, federation_toml)
+    SiteFolder(path.resolve()).write_name(name)
+    return SiteFolder.at(path)
+
+
 @contextlib.contextmanager
 def _named(scratch: str, bundle: Path) -> Iterator[None]:
     """Name the bundle in errors, not a temporary file that is gone when they are read."""
@@ -343,7 +350,7 @@ def _csr(folder: Path, name: str, owner: str, kind: str) -> str:
     if not (path.exists() and key.exists()):
         key.unlink(missing_ok=True)
         with _nvflare(f"the request of {name}"):
-            generate_csr_files(name=name, org=organisation(owner), cert_type=kind, output_dir=str(folder))
+            generate_csr_files(name=name, org=owner.replace("-", "_"), cert_type=kind, output_dir=str(folder))
         key.chmod(PRIVATE_FILE)
     return path.read_text()
 
