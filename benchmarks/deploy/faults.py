@@ -36,7 +36,7 @@ from pbmvfl.federation.serving import ReleaseOptions
 
 EPOCHS = 160
 RESTART_AFTER = 3.0
-LONGEST_RUN = 300.0
+LONGEST_RUN = 600.0
 TARGETS = ("party job", "party parent", "server job", "server parent")
 #: Beside them, by --target: the process that keeps NVFlare's, and everything of a site at once, as in a power cut.
 MORE_TARGETS = ("party keeper", "server keeper", "party power", "server power")
@@ -179,9 +179,18 @@ def _kill(trial, told, name, target, site, when, submitter):
     told.state, told.round = seen.get("state", "before the job"), seen.get("round", 0)
     restart = None
     if "job" not in target:
-        restart = threading.Timer(RESTART_AFTER, trial.start, [site])
+        restart = threading.Timer(RESTART_AFTER, _start_again, [trial, site])
         restart.start()
     return restart, killed_at
+
+
+def _start_again(trial: Trial, site: str) -> None:
+    """Start a site as systemd does: again, if it failed."""
+    for _ in range(5):
+        with contextlib.suppress(subprocess.SubprocessError):
+            trial.start(site)
+            return
+        time.sleep(RESTART_AFTER)
 
 
 def _victims(trial: Trial, target: str, site: str) -> list[psutil.Process]:

@@ -25,6 +25,7 @@ from pbmvfl.deploy.link.tls import Credentials
 from pbmvfl.deploy.nvflare import keeper, processes
 from pbmvfl.deploy.nvflare.processes import start, status, stop
 from pbmvfl.deploy.nvflare.provision import provision
+from pbmvfl.deploy.site import preflight
 from pbmvfl.deploy.site.folder import SiteFolder
 from pbmvfl.deploy.site.preflight import check_server
 from pbmvfl.errors import FederationError, LinkError, PbmvflError
@@ -116,6 +117,26 @@ def test_a_port_that_another_program_has_is_named(homes: dict[str, SiteFolder]) 
         taken.listen()
         with pytest.raises(FederationError, match=r"port=\d+ cannot be used here: Address already in use"):
             start(homes[SERVER])
+
+
+def test_a_port_that_a_killed_start_still_has_is_waited_for(
+    homes: dict[str, SiteFolder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = homes[SERVER]
+    dead = keeper.Record(pid=1, birth="another boot", site=1, site_birth="another boot", since="")
+    monkeypatch.setattr(processes, "read_record", lambda _: dead)
+    with socket.socket() as taken:
+        taken.bind(("", home.federation.line_port))
+        taken.listen()
+        looks: list[float] = []
+
+        def release(seconds: float) -> None:
+            looks.append(seconds)
+            taken.close()
+
+        monkeypatch.setattr(preflight.time, "sleep", release)
+        assert processes.check_start(home) > 0
+    assert len(looks) == 1
 
 
 # --- one handshake ---

@@ -85,8 +85,10 @@ def check_start(site_folder: SiteFolder, *, wait: float = 0.0) -> int:
     if site_folder.is_server:
         if site_folder.policy.exists():
             PolicyFile.read(site_folder)
-        check_port(site_folder.federation.port, "port")
-        check_port(site_folder.federation.line_port, "line_port")
+        # What a killed start left behind ends by itself, and has the ports until then.
+        left = _GRACE if read_record(site_folder) is not None else 0.0
+        check_port(site_folder.federation.port, "port", wait=left)
+        check_port(site_folder.federation.line_port, "line_port", wait=left)
         return days
     PolicyFile.read(site_folder)
     check_server(site_folder, wait=wait)
