@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 import itertools
 import json
@@ -19,7 +20,7 @@ pytest.importorskip("nvflare")
 
 from nvflare.fuel.f3.cellnet.defs import MessageType
 
-from pbmvfl.deploy.nvflare import guard
+from pbmvfl.deploy.nvflare import guard, readiness
 from pbmvfl.deploy.nvflare.guard import RULES, Arrival, Members, Who, too_large
 from pbmvfl.deploy.nvflare.provision import provision
 from support.federation_texts import SERVER, federation_text
@@ -54,12 +55,14 @@ CHANNELS = (
 def test_every_rule_has_a_test_of_its_name_and_a_row_in_the_documentation() -> None:
     tests = "\n".join(path.read_text() for path in (HERE / "deploy" / "nvflare").glob("test_*.py"))
     tests += (HERE / "system" / "test_deployment_security.py").read_text()
+    installed = inspect.getsource(readiness.Readiness.__init__)
     page = (HERE.parent / "docs" / "explanation" / "known-vulnerabilities.md").read_text()
     assert len({rule.name for rule in RULES}) == len(RULES)
     for rule in RULES:
         assert re.search(rf"^def {rule.test}\(", tests, re.MULTILINE), rule
         assert f"| {rule.name} | {rule.attack} | `{rule.test}` |" in page, rule
-        assert sum(map(bool, (rule.refuses, rule.install, rule.file))) == 1, rule
+        assert sum(map(bool, (rule.refuses, rule.install, rule.file, rule.module))) == 1, rule
+        assert not rule.module or f"{rule.module}.install(" in installed, rule
 
 
 def test_a_kit_has_the_file_of_every_rule_that_needs_one(tmp_path: Path) -> None:

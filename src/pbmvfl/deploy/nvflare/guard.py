@@ -355,7 +355,7 @@ def shake_hands_apart() -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """One rule: on messages (`refuses`), on a process (`install`), or in a file of a kit (`file`)."""
+    """One rule: on messages (`refuses`), on a process (`install`), in a file of a kit (`file`), or in a `module`."""
 
     name: str
     attack: str
@@ -364,6 +364,7 @@ class Rule:
     refuses: Callable[[Arrival, Members], bool] | None = None
     install: Callable[[], None] | None = None
     file: str = ""
+    module: str = ""
 
 
 _FORGED = "test_each_rule_alone_stops_its_attack"
@@ -411,6 +412,12 @@ RULES = (
         attack="anyone who reaches a port, without a certificate, keeps all others out by one silent connection",
         test=_FORGED,
         install=shake_hands_apart,
+    ),
+    Rule(
+        name="revoked certificates",
+        attack="a removed party, or a thief of its key, goes on with a certificate that has not expired",
+        test="test_nvflares_port_refuses_a_revoked_certificate_by_name_and_no_other",
+        module="revocation",
     ),
     Rule(
         name="commands",

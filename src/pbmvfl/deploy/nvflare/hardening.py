@@ -15,13 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from pbmvfl._files import PRIVATE_FILE, PRIVATE_FOLDER, make_private_folder, write_atomically
+from pbmvfl.deploy.nvflare.job import PARTY_CLASS, SERVER_CLASS
 from pbmvfl.deploy.site.federation_file import LARGEST_NUM_PARTIES
 from pbmvfl.deploy.site.folder import SiteFolder
 from pbmvfl.errors import FederationError
 
-#: The only classes that a job can name, at a party and at the server.
-EXECUTOR = "pbmvfl.deploy.nvflare.executor.PartyExecutor"
-CONTROLLER = "pbmvfl.deploy.nvflare.controller.ServerController"
 VALIDATOR = "pbmvfl.deploy.nvflare.validator.JobValidator"
 LAUNCHERS = "pbmvfl.deploy.nvflare.launcher"
 READINESS = "pbmvfl.deploy.nvflare.readiness.Readiness"
@@ -158,7 +156,7 @@ def resources(site_folder: SiteFolder) -> dict[str, Any]:
     common = {
         "format_version": 2,
         "class_list_enforcement_mode": "enforce",
-        "class_allow_list": [CONTROLLER if site_folder.is_server else EXECUTOR],
+        "class_allow_list": [SERVER_CLASS if site_folder.is_server else PARTY_CLASS],
         "app_validator": {"path": VALIDATOR, "args": {}},
     }
     ready = {"id": "readiness", "path": READINESS, "args": {}}

@@ -20,6 +20,7 @@ from pbmvfl.errors import OrderError
 SERVER_APP, PARTY_APP = "server", "party"
 #: NVFlare's fixed name of the server's site.
 SERVER_SITE = "server"
+#: The only classes that a job can name.
 SERVER_CLASS = "pbmvfl.deploy.nvflare.controller.ServerController"
 PARTY_CLASS = "pbmvfl.deploy.nvflare.executor.PartyExecutor"
 CONFIG_FOLDER = "config"

@@ -23,8 +23,8 @@ class Readiness(FLComponent):
         super().__init__()
         site_folder = SiteFolder.at(Path.cwd().parent)  # NVFlare works in the kit's folder
         federation = site_folder.federation
-        guard.install(federation.parties, federation.lead)
         revocation.install(site_folder.revocation_watch())
+        guard.install(federation.parties, federation.lead)  # last: it sees a message first
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:  # noqa: ARG002
         if event_type == EventType.SYSTEM_START:

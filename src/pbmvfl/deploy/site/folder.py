@@ -191,7 +191,7 @@ class SiteFolder:
             raise _older(found, current.number)
         make_private_folder(self._newest_list.parent)
         write_atomically(self.revoked, source.read_text())
-        write_atomically(self._newest_list, f"{found.number}\n")
+        write_atomically(self._newest_list, f"{found.number}\n", mode=PRIVATE_FILE)
         return found
 
     @property
