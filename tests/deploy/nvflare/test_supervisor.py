@@ -209,7 +209,7 @@ def clock(monkeypatch, homes):
     made = Clock()
 
     def unreached(home):  # noqa: ARG001
-        made.sleep(supervisor._CONNECT)
+        made.sleep(5.0)
         raise ConnectionRefusedError
 
     monkeypatch.setattr(supervisor, "time", made)
