@@ -73,10 +73,15 @@ def make_homes(
     pins = {name: homes[name].identity().public for name in parties}
     for home in homes.values():
         home.write_pins(homes[SERVER].identity().public, pins)
-    for place, name in enumerate(parties):
+    write_data(homes, tables, limit=limit)
+    return homes
+
+
+def write_data(homes: Mapping[str, SiteFolder], tables: Tables, *, limit: float | None = 50) -> None:
+    """Everybody's table and policy."""
+    for place, name in enumerate(name for name in homes if name != SERVER):
         _write_party(homes[name], tables, name, seed=place, limit=limit)
     _write_labels(homes[SERVER], tables)
-    return homes
 
 
 def _write_policy(home: SiteFolder, text: str) -> None:

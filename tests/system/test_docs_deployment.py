@@ -14,7 +14,7 @@ from pbmvfl.deploy.site.policy_file import PolicyFile
 from pbmvfl.plan.plan import Plan
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "how-to" / "two-organisations.md").read_text()
+PAGE = (ROOT / "docs" / "how-to" / "operate.md").read_text()
 EXAMPLE = (ROOT / "examples" / "four_organisations.py").read_text()
 
 

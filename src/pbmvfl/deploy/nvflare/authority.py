@@ -140,7 +140,7 @@ def approve(
             raise FederationError(f"{twice[0]} and {each} are both of {wanted.name}, with different keys; ask them")
         accepted[wanted.name] = (each, wanted)
         before = known / f"{wanted.name}.request.zip"
-        if before.exists() and Request.read(before, federation) != wanted and not replace:
+        if before.exists() and _keys_in(before) != _keys_in(each) and not replace:
             raise FederationError(
                 f"{each}: {wanted.name} has asked before with another key; call them, and if it is true that they made "
                 "a new one: --replace"
@@ -212,7 +212,7 @@ def revoke(folder: Path, name: str | None = None, *, old: bool = False, days: in
         if old:
             issued = [each for each in issued if each is not newest[each.name]]
         request_of = folder / "requests" / f"{name}.request.zip"
-        identity = b"" if old else _identity_in(request_of)
+        identity = b"" if old or not request_of.exists() else bytes.fromhex(_keys_in(request_of)[0])
         now = datetime.datetime.now(datetime.UTC)
         for serial in (each.value.serial_number for each in issued):
             if serial not in entries or (identity and not entries[serial].identity):
@@ -238,12 +238,10 @@ def _revoked(folder: Path) -> RevocationList | None:
     return RevocationList.read(folder / REVOKED, folder / "rootCA.pem") if (folder / REVOKED).exists() else None
 
 
-def _identity_in(request_of: Path) -> bytes:
-    """Return the identity of a request, which may be of an earlier federation.toml; empty if there is none."""
-    if not request_of.exists():
-        return b""
-    text = read_zip_bundle(request_of, {"request.json", "request.sig"})["request.json"]
-    return bytes.fromhex(json.loads(text)["identity"])
+def _keys_in(path: Path) -> tuple[str, str, str]:
+    """Return identity and certificate requests of a request that was checked, of an earlier federation.toml or not."""
+    said = json.loads(read_zip_bundle(path, {"request.json", "request.sig"})["request.json"])
+    return said["identity"], said["site"], said["lead"]
 
 
 def package(
