@@ -223,7 +223,7 @@ def test_rows_that_a_run_stands_on_are_not_aligned_anew(home: SiteFolder) -> Non
     accept_job(home, train_order(), NOON)
     admit(home, align_order(), NOON)  # no ledger knows of a release
     with own_ledger(home, PolicyFile.read(home)) as book:
-        book.open_session(dataset="people", plan=small_plan(), run=RUN_ID, session="0" * 16).close()
+        book.open_session(opening(dataset="people", plan=small_plan(), run=RUN_ID, session="0" * 16)).close()
     said = refused(home, align_order())
     assert said == (
         "alignment=first: run=monday was begun here with these rows; align under another name: `pbmvfl align first-2`"
