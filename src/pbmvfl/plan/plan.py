@@ -503,7 +503,8 @@ class Plan:
                 evaluated exactly, outside of any epsilon.
             same_rows: Whether `epsilon` is the total of a row that is trained on and predicted.
             serving_epsilon: What the trained model may spend on a row that it predicts later. Fusion rows are released
-                by the same law: where it is above `epsilon`, or None, there are none.
+                by the same law: where it is above `epsilon`, or None, there are none, and a prediction has the epsilon
+                that it is given, 8 by default.
             label_epsilon: Pure epsilon of each training label, against all parties together. None: labels are used in
                 clear.
             **choices: Any other flat name, fixed, as in `of`.
